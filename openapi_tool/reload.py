@@ -38,7 +38,7 @@ class Reloader:
         """Add the runner of a kernel, which may be connected long after the last reload."""
         self.runners.append(runner)
         if self._latest is not None:
-            runner.use(self._latest.authorizer, self._latest.secrets)
+            runner.reload(self._latest.authorizer, self._latest.secrets)
 
     async def run(self, requested: asyncio.Event) -> None:
         """Reload whenever `requested` is set or a file changed, until cancelled."""
@@ -71,7 +71,7 @@ class Reloader:
         self._latest = fresh
         self.use_keys(fresh.secrets)
         for runner in self.runners:
-            runner.use(fresh.authorizer, fresh.secrets)
+            runner.reload(fresh.authorizer, fresh.secrets)
         log.info(
             "reloaded policy and keys",
             extra={"action": "reload.done", "missing": fresh.secrets.missing(), "need_restart": self._differ(fresh)},

@@ -48,9 +48,11 @@ def conformance() -> str:
     lines = [
         "# Conformance",
         "",
-        "Every requirement, its source, and the test modules below `tests/` that show it; the tests carry its id.",
-        "Written by `make docs` from `tests/requirements.py`; the suite fails for a requirement without a test and for",
-        "a test of an unknown requirement.",
+        "Every requirement, and the test modules below `tests/` that show it; the tests carry its id. The headings",
+        "are the sources: the kernel's protocol, Jina's API and the design of the tools for models (tool-design),",
+        "each with its section, or else the design of this service. Written by `make docs` from",
+        "`tests/requirements.py`; the suite fails for a requirement without a test and for a test of an unknown",
+        "requirement.",
     ]
     source = ""
     for requirement in sorted(REQUIREMENTS, key=lambda requirement: requirement.source):

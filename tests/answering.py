@@ -1,4 +1,4 @@
-"""An upstream answer on its way from bytes to what is stored, in this process, and how long the loop stood still."""
+"""Run calls in this process from the bytes of a response to the result to store, and measure event-loop lag."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def _page(content: bytes) -> bytes:
 
 
 def _filled(unit: str | bytes, behind: str = "") -> Callable[[], bytes]:
-    """A page whose text is one unit again and again, and something behind."""
+    """Return a page whose text is one unit repeated, then a tail."""
     raw = unit.encode() if isinstance(unit, str) else unit
     return lambda: _page(raw * (SIZE // len(raw)) + behind.encode())
 
@@ -177,7 +177,7 @@ def _links() -> bytes:
 
 
 def _hidden_links() -> bytes:
-    """Texts in which each character must be looked at."""
+    """Return texts of which every character has to be examined."""
     text = "a\u200b" * 4_000
     pairs = [[text[:1_000], f"https://a.example/{text}"]] * 550
     return json.dumps({"data": {"content": "x", "links": pairs}}, ensure_ascii=False).encode()

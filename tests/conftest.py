@@ -43,7 +43,7 @@ settings.load_profile("suite")
 
 
 def pytest_collection_finish() -> None:
-    """Exclude what collection has made from garbage collection, which would look through it again and again."""
+    """Exclude the objects that collection made from garbage collection, which would traverse them in every run."""
     gc.collect()
     gc.freeze()
 
@@ -86,7 +86,7 @@ def stack() -> Iterator[EmbeddedStack]:
 
 
 def _fast_folder() -> Path | None:
-    """Memory, where there is plenty: a new database is 300 small files."""
+    """Return a folder in memory if there is plenty: a new database is 300 small files."""
     memory = Path("/dev/shm")  # noqa: S108 - the stack makes a folder of its own in it
     return memory if memory.is_dir() and shutil.disk_usage(memory).free > _PLENTY_BYTES else None
 
@@ -111,7 +111,7 @@ def v1r3_template(stack: EmbeddedStack) -> str:
 
 @pytest.fixture
 async def v1r3_database(stack: EmbeddedStack, v1r3_template: str) -> AsyncIterator[str]:
-    """A database of protocol v1r3."""
+    """Create a database of protocol v1r3; yield its name."""
     name = f"test_{uuid.uuid4().hex}"
     await prepare_database(stack.postgres.dsn(), name, None, v1r3_template)
     yield name
@@ -147,7 +147,7 @@ StartExecutor = Callable[..., ExecutorProcess]
 
 @pytest.fixture
 def start_executor(stack: EmbeddedStack, database: str, caller: Caller) -> Iterator[StartExecutor]:
-    """Starts `serve` as a process of its own; every one must drain cleanly in the end."""
+    """Return a function that starts a `serve` process; each must drain cleanly at the end of the test."""
     started: list[ExecutorProcess] = []
 
     def start(settings: Mapping[str, str] | None = None) -> ExecutorProcess:

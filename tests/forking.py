@@ -115,7 +115,7 @@ def _fork_from(ours: socket.socket) -> None:
 
 
 def serve(number: int, model: str) -> None:
-    """Be the template: import everything, then fork a child for each request on this socket."""
+    """Run as template: import everything, then fork a child for each request on this socket."""
     for module in _PRELOADED:
         __import__(module)
     copy_clusters(Path(model))

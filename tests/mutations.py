@@ -95,7 +95,7 @@ IDENTITY = (
         "protocol/v1r3.py",
         'agent_id=_id(body, "agent_id")',
         'agent_id=read.id(header.AGENT) or _id(body, "agent_id")',
-        "tests/unit/test_v1r3.py::test_headers_of_v1r4_name_nobody",
+        "tests/unit/test_v1r3.py::test_identity_headers_of_v1r4_are_ignored",
     ),
     Mutation(
         "protocol/v1r3.py",

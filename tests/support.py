@@ -87,7 +87,7 @@ def identity(**changes: Any) -> CallIdentity:
 
 
 def owner(**changes: Any) -> CallOwner:
-    """The owner of the call with this identity."""
+    """Return the owner of the call with this identity."""
     who = identity(**changes)
     return CallOwner(who.project_id, who.agent_id, placeholder_values(who))
 
@@ -155,12 +155,12 @@ async def dead_letters(caller: Caller) -> list[dict[str, Any]]:
 
 
 def memory_limit(kept_bytes: int, concurrency: int) -> int:
-    """Bytes that a process may take: as the chart computes them from the budgets and the calls at once."""
+    """Return the bytes that a process may use, as the chart computes them from the budgets and the concurrent calls."""
     return 128 * 2**20 + kept_bytes * 5 // 4 + concurrency * 2**20
 
 
 def each(names: str | tuple[str, ...], cases: Iterable[Any]) -> Callable[[Callable[..., Any]], Any]:
-    """Loop over a corpus inside one test, where `parametrize` would make a test of each case.
+    """Run one test for all cases of a corpus, in a loop; `parametrize` would make a test of each case.
 
     All cases are run. Raises an ExceptionGroup of those that failed, each with a note that names its case.
     """
@@ -227,7 +227,7 @@ def peak_growth() -> Iterator[Callable[[], int]]:
 
 
 def resident_bytes() -> int:
-    """The resident size of this process."""
+    """Return the resident size of this process."""
     return _bytes("VmRSS")
 
 

@@ -1,4 +1,4 @@
-"""The upstream's answers as the client sees them, and what every sentence about a failure has to keep."""
+"""Upstream responses as the client gets them, and the rules for every message about a failure."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def fetched(
 
 
 def assert_for_a_model(error: ToolError) -> None:
-    """A short sentence that says what to do, without tags, class names, or a line break."""
+    """Assert that a message is a short sentence that says what to do, without tags, class names, or a line break."""
     assert re.match(r"[A-Z][^\"]{20,200}[.]( The service says: \"[^\"]+\")?$", error.message), error.message
     assert _REMEDY.search(error.message.partition(" The service says: ")[0]), error.message
     assert error.message.isprintable()
@@ -56,5 +56,5 @@ def assert_for_a_model(error: ToolError) -> None:
 
 
 def retry(error: ToolError) -> str:
-    """The word of the error table for what is to be done with it."""
+    """Return the word of the error table for the retries of an error."""
     return next(word for word, decision in RETRIES.items() if decision == (error.retryable, error.repeats))

@@ -228,7 +228,7 @@ class Account:
         return ledger.encode(self.allowance.record, self.id.labels())
 
     async def _journals_of_dead(self) -> dict[str, Amount]:
-        dead = ledger.dead(self.allowance.record, self.allowance.name, self._now())
+        dead = ledger.dead_replicas(self.allowance.record, self.allowance.name, self._now())
         return {name: await self._replica.journal.read(name, self.name) for name in dead}
 
     def _decide(self, waiting: list[_Waiter], planned: Planned) -> None:
@@ -302,7 +302,8 @@ class Account:
         self._log_first_refusal(detail)
         return BudgetExceeded(
             f"The budget {owner} does not cover this call, so nothing was sent: {used:,} of {maximum:,} {kind} are "
-            f"used or reserved, and it needs {needed:,}. {renews} Do not call again {until}; go on with what you have.",
+            f"used or reserved, and it needs {needed:,}. {renews} Do not call again {until}; "
+            "continue with what you have.",
             detail=detail,
         )
 

@@ -1,8 +1,8 @@
 """Shared record of one account: the used part of its budget, and the share that each replica holds.
 
-Pure: no I/O, server time in seconds. A replica holds `reserved`, the estimates of its running requests, and `idle`, a
-block from which further requests reserve without a write. Both expire at `until`. The replica's next report adds its
-uses; those of a dead replica (killed, or unreachable for `LEASE_S`) come from its journal.
+Pure: no I/O, server time in seconds. A replica holds `reserved`, the estimates of its running requests, and `idle`, its
+idle block, from which further requests reserve without a write. Both expire at `until`. The replica's next report adds
+its uses; those of a dead replica (killed, or unreachable for `LEASE_S`) come from its journal.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ LEASE_S = 60.0
 """Seconds after its last report until a replica counts as dead and loses its share."""
 
 RETURN_S = 2.0
-"""Seconds for which a request waits for unused blocks of other replicas."""
+"""Seconds for which a request waits for idle blocks of other replicas."""
 
 _KEEP_EMPTY_S = 600.0
 """Seconds for which the empty share of a replica is stored, so that none of its uses is added twice."""
 
 _BLOCKS_PERCENT = 90
-"""Used percentage of a budget up to which replicas take blocks; above it each request reserves for itself."""
+"""Used percentage of a budget up to which replicas take idle blocks; above it each request reserves for itself."""
 
 _WARN_PERCENT = 80
 """Used percentage at which a warning is logged."""
@@ -146,7 +146,7 @@ class Record:
         return total
 
     def idle(self, now: float, excluding: str = "") -> Amount:
-        """Return the sum of the blocks that replicas hold, without that of `excluding`."""
+        """Return the sum of the idle blocks of replicas, without that of `excluding`."""
         total = NOTHING
         for name, share in self.shares.items():
             if name != excluding and share.until > now:
@@ -166,7 +166,7 @@ class Record:
 class Report:
     """Report of a replica: uses since its start (`total`) and since its last report (`spent`).
 
-    `reserved`, `needs`: estimates of running and of waiting requests; `ahead`: the block that it wants beyond them.
+    `reserved`, `needs`: estimates of running and of waiting requests; `ahead`: the idle block that it wants.
     """
 
     total: Amount = NOTHING
@@ -178,14 +178,14 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """Outcome of a report: which of the `needs` are reserved, the block, and whether to log the warning."""
+    """Outcome of a report: which of the `needs` are reserved, the idle block, and whether to log the warning."""
 
     granted: tuple[bool, ...]
     idle: Amount
     warns: bool
 
 
-def dead(record: Record, name: str, now: float) -> list[str]:
+def dead_replicas(record: Record, name: str, now: float) -> list[str]:
     """Return the replicas other than `name` whose shares expired while they held something."""
     return [other for other, share in record.shares.items() if share.until <= now and share.holds and other != name]
 
@@ -195,10 +195,11 @@ def apply_report(
 ) -> Grant:
     """Apply a replica's report to a record, and the uses of dead replicas from their `journals`.
 
-    A need is granted if the budget covers it. A block is at most half of a fair share of the rest below 90 % of the
-    budget. No block is granted above 90 %, or while a request waits for idle blocks.
+    A need is granted if the budget covers it. An idle block is at most half of the replica's fair share of what is left
+    below 90 % of the budget. None is granted above 90 %, or while a request waits for those of other replicas.
     """
     _free_dead_shares(record, now, journals)
+    # A replica without a share lost at most an empty one: all uses before the last report are in the record.
     share = record.shares.setdefault(name, Share(total=report.total.minus(report.spent)))
     _add_missing(record, share, report.total)
     taken = record.used.plus(record.held(now, excluding=name)).plus(report.reserved)
@@ -211,7 +212,7 @@ def apply_report(
             taken, share.reserved = taken.plus(need), share.reserved.plus(need)
     share.short_until = 0.0 if all(granted) else now + RETURN_S
     share.idle = NOTHING if record.is_request_waiting(now) else _block(record, name, report.ahead, limit, taken, now)
-    share.until = now + LEASE_S if share.holds else now
+    share.until = now + LEASE_S if share.holds else now  # one that holds nothing does not reduce others' blocks
     warns = not record.warned and limit.reached(record.used, _WARN_PERCENT)
     record.warned |= warns
     return Grant(tuple(granted), share.idle, warns)
@@ -272,7 +273,7 @@ def is_readable(stored: bytes) -> bool:
     return _parsed(stored) is not None
 
 
-def amount(value: Any) -> Amount:
+def parse_amount(value: Any) -> Amount:
     """Return a stored amount. Raises TypeError or ValueError for values that a budget cannot have."""
     requests, tokens = value
     for number in (requests, tokens):
@@ -284,7 +285,7 @@ def amount(value: Any) -> Amount:
 def _parsed(stored: bytes | None) -> Record | None:
     try:
         value: Any = orjson.loads(stored or b"null")
-        if value["version"] != VERSION or (used := amount(value["used"])).minimum(NOTHING) != NOTHING:
+        if value["version"] != VERSION or (used := parse_amount(value["used"])).minimum(NOTHING) != NOTHING:
             return None
         return Record(
             used, {str(name): _share(share) for name, share in value["shares"].items()}, bool(value["warned"])
@@ -294,5 +295,5 @@ def _parsed(stored: bytes | None) -> Record | None:
 
 
 def _share(value: Mapping[str, Any]) -> Share:
-    reserved, idle, total = (amount(value[name]) for name in ("reserved", "idle", "total"))
+    reserved, idle, total = (parse_amount(value[name]) for name in ("reserved", "idle", "total"))
     return Share(reserved, idle, float(value["until"]), total, float(value["short_until"]))

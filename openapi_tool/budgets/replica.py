@@ -13,7 +13,7 @@ from typing import Protocol
 import orjson
 
 from openapi_tool.budgets.allowance import Allowance
-from openapi_tool.budgets.ledger import NOTHING, Amount, amount
+from openapi_tool.budgets.ledger import NOTHING, Amount, parse_amount
 from openapi_tool.limits.permits import Store
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.shielding import in_background
@@ -97,7 +97,7 @@ class Journal:
         """Return the uses of an account that a replica wrote since its start. Raises Unavailable."""
         _, value = await self._store.read(_journal_key(replica))
         try:
-            return amount(orjson.loads(value or b"{}").get(account, NOTHING))
+            return parse_amount(orjson.loads(value or b"{}").get(account, NOTHING))
         except (TypeError, ValueError, AttributeError):
             return NOTHING
 

@@ -40,8 +40,8 @@ _MAX_WRITE_ATTEMPTS = 8  # of a compare-and-set
 _MAX_EVENTS = 20
 
 
-class RunEvent(StrEnum):
-    """Event of a run, as stored in the record of its command."""
+class EventKind(StrEnum):
+    """Kind of a `RunEvent`."""
 
     BEGAN = auto()
     HANDED_BACK = auto()
@@ -49,8 +49,8 @@ class RunEvent(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
-    """Event of a run, for `openapi-tool inspect`: delivery number, executor, seconds since the epoch."""
+class RunEvent:
+    """Event of a run, for `openapi-tool inspect`: `EventKind`, delivery number, executor, seconds since the epoch."""
 
     event: str
     delivery: int
@@ -70,7 +70,7 @@ class Record:
     owner: str = ""
     lost: int = 0
     expires_at: float = 0.0
-    runs: tuple[Run, ...] = ()
+    runs: tuple[RunEvent, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,7 @@ class Leases:
         await self._change(
             lease.key,
             lambda record: self._with_event(
-                self._owned(replace(record, lost=record.lost + 1)), RunEvent.BEGAN, lease.delivery
+                self._owned(replace(record, lost=record.lost + 1)), EventKind.BEGAN, lease.delivery
             ),
         )
 
@@ -136,7 +136,7 @@ class Leases:
         await self._change(lease.key, lambda record: self._owned(record) if record.owner == self._owner else None)
 
     async def release(self, lease: Lease) -> None:
-        """Release the lease of a command whose run did not begin."""
+        """Release a lease that was just taken, as the run does not begin; nobody else can have taken it meanwhile."""
         await self._change(lease.key, _without_owner)
 
     async def hand_back(self, delivery: Delivery, *, forgive: bool) -> None:
@@ -144,7 +144,7 @@ class Leases:
 
         def released(record: Record) -> Record:
             record = _without_owner(replace(record, lost=max(0, record.lost - forgive)))
-            return self._with_event(record, RunEvent.HANDED_BACK, delivery.attempt)
+            return self._with_event(record, EventKind.HANDED_BACK, delivery.attempt)
 
         await self._change(_key(delivery), released)
 
@@ -154,13 +154,13 @@ class Leases:
         def released(record: Record) -> Record | None:
             if record.owner != self._owner:
                 return None
-            return self._with_event(_without_owner(replace(record, lost=0)), RunEvent.SETTLED, lease.delivery)
+            return self._with_event(_without_owner(replace(record, lost=0)), EventKind.SETTLED, lease.delivery)
 
         await self._change(lease.key, released)
 
-    def _with_event(self, record: Record, event: RunEvent, delivery: int) -> Record:
-        run = Run(event, delivery, INSTANCE, round(self._clock(), 3))
-        return replace(record, runs=(*record.runs, run)[-_MAX_EVENTS:])
+    def _with_event(self, record: Record, kind: EventKind, delivery: int) -> Record:
+        event = RunEvent(kind, delivery, INSTANCE, round(self._clock(), 3))
+        return replace(record, runs=(*record.runs, event)[-_MAX_EVENTS:])
 
     def _owned(self, record: Record) -> Record:
         return replace(record, owner=self._owner, expires_at=self._clock() + self.duration_s)
@@ -175,9 +175,9 @@ class Leases:
         raise LeaseLost(key)
 
     async def _read(self, key: str, attempt: int = 2) -> tuple[int, Record]:
-        """Return revision and record. Without a record the first run, which writes none, counts as lost.
+        """Return revision and record. Without a record, the first run counts as lost, because it writes none.
 
-        So an `attempt` of 1, which only `take` passes, has no lost run.
+        Not if `attempt` is 1: `take` also gets commands that were never run, if they arrive after a stall.
         """
         unwritten = Record(lost=min(attempt - 1, 1))
         try:
@@ -185,7 +185,7 @@ class Leases:
         except KeyNotFoundError as missing:
             return (missing.entry.revision or 0) if missing.entry else 0, unwritten
         except (nats.errors.NoRespondersError, ServiceUnavailableError):
-            self._bucket = None  # it may have been recreated without direct reads
+            self._bucket = None  # nothing responds to direct reads if the bucket was created again without them
             raise
         return entry.revision or 0, _decoded(entry.value) or unwritten
 
@@ -236,7 +236,7 @@ def _without_owner(record: Record) -> Record:
 def _decoded(value: bytes | None) -> Record | None:
     try:
         fields = orjson.loads(value or b"null")
-        record = Record(**fields | {"runs": tuple(Run(**run) for run in fields.get("runs", ()))})
+        record = Record(**fields | {"runs": tuple(RunEvent(**event) for event in fields.get("runs", ()))})
     except (AttributeError, TypeError, ValueError):
         return None
     return record if record.version == _VERSION else None

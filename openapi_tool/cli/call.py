@@ -24,7 +24,7 @@ from openapi_tool.cli.nats_connection import connected_once
 from openapi_tool.entry import INTERRUPTED
 from openapi_tool.kernel.failures import DSN_SETTING, located, translate_connection_errors
 from openapi_tool.local.caller import ERRORS, Caller, PlacedCall, ResultRows, open_database
-from openapi_tool.local.dev import DevError, RequestedCall, find_target, running_dev
+from openapi_tool.local.dev import DevError, RequestedCall, resolve_call, running_dev
 from openapi_tool.protocol.cards import as_model_reads
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.protocol.subject import default_durable, parse_command_subject
@@ -172,17 +172,17 @@ async def _call(addresses: _Addresses, requested: RequestedCall, arguments: Any,
     """Publish the call and wait for its result. Raises DevError before anything is written."""
     try:
         async with _connected(addresses) as caller:
-            target = await find_target(caller, requested)
-            await caller.listen(target.doorbell)
+            resolved = await resolve_call(caller, requested)
+            await caller.listen(resolved.doorbell)
             async with caller.database.transaction():  # rolled back if the database refuses anything
                 placed = await caller.place(
-                    target.project_id,
-                    target.agent_id,
-                    target.tool_name,
+                    resolved.project_id,
+                    resolved.agent_id,
+                    resolved.tool_name,
                     arguments,
-                    subject=target.subject,
-                    after_execution=target.after_execution,
-                    channel_id=target.channel_id,
+                    subject=resolved.subject,
+                    after_execution=resolved.after_execution,
+                    channel_id=resolved.channel_id,
                     publish=False,
                 )
             return await _outcome(caller, placed, timeout_s)

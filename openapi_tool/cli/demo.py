@@ -33,7 +33,7 @@ from openapi_tool.telemetry.printable import printable_lines
 from openapi_tool.tools.problems import counted
 
 if TYPE_CHECKING:
-    from openapi_tool.local.demo import Journey
+    from openapi_tool.local.demo import CompletedCall
 
 _DOUBLE_NOTE = (
     "The upstream is a double on loopback that answers with recorded real responses. For the real one: "
@@ -51,17 +51,17 @@ def demo(
 
     Exit codes: 0 every call succeeded, 1 one did not, 2 a server cannot start or a key is missing.
     """
-    journeys = _run(upstream, protocol or ProtocolVersion.V1R4, quiet=as_json)
+    calls = _run(upstream, protocol or ProtocolVersion.V1R4, quiet=as_json)
     if as_json:
-        for journey in journeys:
-            sys.stdout.write(json.dumps(asdict(journey), default=json_default) + "\n")
+        for call in calls:
+            sys.stdout.write(json.dumps(asdict(call), default=json_default) + "\n")
     else:
-        _show(journeys, upstream)
-    if any(journey.status != "success" for journey in journeys):
+        _show(calls, upstream)
+    if any(call.status != "success" for call in calls):
         raise typer.Exit(1)
 
 
-def _run(upstream: Upstream, protocol: ProtocolVersion, *, quiet: bool) -> list[Journey]:
+def _run(upstream: Upstream, protocol: ProtocolVersion, *, quiet: bool) -> list[CompletedCall]:
     with extra_needed("the demo"):
         from openapi_tool.local.demo import (  # noqa: PLC0415 - needs the extra [local]
             DATABASE,
@@ -85,38 +85,38 @@ def _run(upstream: Upstream, protocol: ProtocolVersion, *, quiet: bool) -> list[
         raise typer.Exit(INTERRUPTED) from None
 
 
-def _show(journeys: list[Journey], upstream: Upstream) -> None:
+def _show(calls: list[CompletedCall], upstream: Upstream) -> None:
     console = Console(highlight=False)
-    for journey in journeys:
-        console.print(Panel(_table(journey), title=cell(f"{journey.tool_name}: {journey.status}"), title_align="left"))
+    for call in calls:
+        console.print(Panel(_table(call), title=cell(f"{call.tool_name}: {call.status}"), title_align="left"))
         console.print(
-            Panel(Text(printable_lines(journey.content or json.dumps(journey.error))), title="what the model reads")
+            Panel(Text(printable_lines(call.content or json.dumps(call.error))), title="what the model reads")
         )
     if upstream is Upstream.DOUBLE:
         console.print(_DOUBLE_NOTE)
 
 
-def _table(journey: Journey) -> Table:
+def _table(call: CompletedCall) -> Table:
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
-    output = journey.tool_output
+    output = call.tool_output
     rows: dict[str, Any] = {
-        "arguments": dict(journey.arguments),
-        "command": journey.command["subject"],
-        "headers": journey.command["headers"],
-        "body": journey.command["body"],
-        **_upstream_rows(journey.upstream_requests),
+        "arguments": dict(call.arguments),
+        "command": call.command["subject"],
+        "headers": call.command["headers"],
+        "body": call.command["body"],
+        **_upstream_rows(call.upstream_requests),
         "cost": ", ".join(counted(output["usage"][f"{noun}s"], noun) for noun in ("token", "request")),
         "cut": f"yes, {counted(output['artifact_ref']['chars'], 'character')} in all"
         if output.get("truncated")
         else "no",
-        "inbox row": _select(journey.inbox_row, "inbox_id", "message_type", "status", "payload"),
-        "doorbell": journey.doorbell["subject"],
-        "  headers ": journey.doorbell["headers"],
-        "  body ": journey.doorbell["data"],
-        "trace id": journey.trace_id,
-        "time": ", ".join(f"{name} {ms} ms" for name, ms in {"placed": 0, **journey.steps}.items()),
+        "inbox row": _select(call.inbox_row, "inbox_id", "message_type", "status", "payload"),
+        "doorbell": call.doorbell["subject"],
+        "  headers ": call.doorbell["headers"],
+        "  body ": call.doorbell["data"],
+        "trace id": call.trace_id,
+        "time": ", ".join(f"{name} {ms} ms" for name, ms in {"placed": 0, **call.steps}.items()),
     }
     for name, value in rows.items():
         text = value if isinstance(value, str) or value is None else json.dumps(value, default=json_default)

@@ -41,8 +41,8 @@ from openapi_tool.local.dev import (
     announce,
     claimed_state,
     database_of,
-    kept_folder,
     log_entries,
+    persistent_folder,
     prepare,
     state_path,
     tools_of,
@@ -155,17 +155,17 @@ class _Kernel:
 
     @property
     def database(self) -> str:
-        """Return the name of its database."""
+        """Return the name of the kernel's database."""
         return database_of(self.version)
 
     @property
     def dsn(self) -> str:
-        """Return the connection string of its database."""
+        """Return the connection string of the kernel's database."""
         return self.stack.postgres.dsn(self.database)
 
     @property
     def variables(self) -> list[str]:
-        """Return the variables by which other commands find it, as a shell assigns them."""
+        """Return the variables by which other commands find the kernel, as shell assignments."""
         named = {"PG_DSN": self.dsn, "NATS_SERVERS": self.stack.nats.url}
         if self.version is not ProtocolVersion.V1R4:
             named[f"{PREFIX}PROTOCOL__VERSION"] = self.version.value
@@ -179,7 +179,7 @@ def _started(options: _DevOptions, settings: DevSettings) -> Iterator[tuple[_Ker
     from openapi_tool.local.stack import EmbeddedStack, kernel_schema  # noqa: PLC0415 - see _run
 
     with ExitStack() as exits:
-        folder = exits.enter_context(kept_folder(options.keep)) if options.keep else None
+        folder = exits.enter_context(persistent_folder(options.keep)) if options.keep else None
         state = exits.enter_context(claimed_state())
         hold = [descriptor for descriptor in (folder, state) if descriptor is not None]
         stack = EmbeddedStack(
@@ -233,13 +233,15 @@ async def _watch(kernel: _Kernel, executors: Sequence[ExecutorProcess], notes: S
         for line in (*(f"export {address}" for address in kernel.variables), *stack_lines, *notes, "Ctrl-C stops it."):
             print_line(line)
         logs = [parts.enter_context(executor.process.log.open("rb")) for executor in executors]
-        await _follow(logs, Feed(caller, statistics.record_result), lambda: _run_on(stack, executors, stopping))
+        await _follow(
+            logs, Feed(caller, statistics.record_result), lambda: _should_continue(stack, executors, stopping)
+        )
     if not stopping.is_set():
         tail = next((executor for executor in executors if not executor.process.alive), executors[0]).process.log_tail()
         fail(f"{stack.ended() or 'the executor'} ended unexpectedly:\n{tail}", _FAILED)
 
 
-def _run_on(stack: EmbeddedStack, executors: Sequence[ExecutorProcess], stopping: asyncio.Event) -> bool:
+def _should_continue(stack: EmbeddedStack, executors: Sequence[ExecutorProcess], stopping: asyncio.Event) -> bool:
     """Return whether to continue: False once all executors have ended, or one of them or a server unexpectedly."""
     alive = [executor.process.alive for executor in executors]
     return any(alive) if stopping.is_set() else all(alive) and stack.ended() is None
@@ -264,11 +266,11 @@ def _stop_on_signals(executors: Sequence[ExecutorProcess]) -> asyncio.Event:
     return stopping
 
 
-async def _follow(logs: Sequence[BinaryIO], feed: Feed, runs: Callable[[], bool]) -> None:
+async def _follow(logs: Sequence[BinaryIO], feed: Feed, should_continue: Callable[[], bool]) -> None:
     """Print the events in the logs, until the executors have ended and the logs are read to their ends."""
     more = True
     while more:
-        more = runs()
+        more = should_continue()
         for entry in chain.from_iterable(map(log_entries, logs)):
             async for line in feed.lines(entry):
                 typer.secho(line, fg=_COLOURS.get(line.split()[1]))

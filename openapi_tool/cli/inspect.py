@@ -56,7 +56,7 @@ class _Attempt(BaseModel):
 _ATTEMPTS = TypeAdapter(list[_Attempt])
 
 
-class _Run(BaseModel):
+class _RunEvent(BaseModel):
     """Event of a run in a lease record."""
 
     event: Annotated[str, Field(max_length=32)]
@@ -65,7 +65,7 @@ class _Run(BaseModel):
     at: Annotated[float, Field(ge=0, le=_MAX_EPOCH_S)]
 
 
-_RUNS = TypeAdapter(list[_Run])
+_RUN_EVENTS = TypeAdapter(list[_RunEvent])
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,9 +167,12 @@ def _events(records: CallRecords) -> Iterator[Event]:
         yield Event(edge["created_at"], f"{edge['edge_phase']} edge", about)
     for command in records.commands:
         yield Event(command.published_at, "command", f"message {command.sequence} on {command.subject}")
-        for run in _runs(command):
-            what = f"run {run.event.replace('_', ' ')}"
-            yield Event(datetime.fromtimestamp(run.at, UTC), what, f"delivery {run.delivery}, executor {run.executor}")
+        for event in _run_events(command):
+            what, about = (
+                f"run {event.event.replace('_', ' ')}",
+                f"delivery {event.delivery}, executor {event.executor}",
+            )
+            yield Event(datetime.fromtimestamp(event.at, UTC), what, about)
     for doorbell in records.doorbells:
         yield Event(doorbell.published_at, "doorbell", f"message {doorbell.sequence} on {doorbell.subject}")
     for letter in records.dead_letters:
@@ -179,10 +182,10 @@ def _events(records: CallRecords) -> Iterator[Event]:
         yield from _card_events(card)
 
 
-def _runs(command: CommandState) -> list[_Run]:
-    """Return the runs that the lease record lists; none for a command that was settled in its first delivery."""
+def _run_events(command: CommandState) -> list[_RunEvent]:
+    """Return the events in the lease record; none for a command that was settled in its first delivery."""
     try:
-        return _RUNS.validate_python((command.lease or {}).get("runs", []))
+        return _RUN_EVENTS.validate_python((command.lease or {}).get("runs", []))
     except ValidationError:  # written by another version
         return []
 
@@ -212,7 +215,7 @@ def _card_events(card: Mapping[str, Any]) -> Iterator[Event]:
 
 
 def _attempts(card: Mapping[str, Any]) -> list[_Attempt]:
-    """Return the card's upstream requests; none if another author wrote something else there."""
+    """Return the card's upstream requests; none if another author's card has another form."""
     try:
         return _ATTEMPTS.validate_json(card["attempts"] or "[]")
     except ValidationError:
@@ -234,7 +237,7 @@ def conclusion(records: CallRecords) -> str:
         letter = records.dead_letters[-1]
         return f"no result: dead-lettered as {letter['reason']}: {letter['message']}"
     if not records.commands:
-        return "no result: the stream holds no command of this call, so the kernel never sent it or it expired"
+        return "no result: the stream has no command of this call, so the kernel never sent it or it expired"
     return f"no result: {_waiting(records.commands[-1])}"
 
 
@@ -248,7 +251,7 @@ def _waiting(command: CommandState) -> str:
         return f"the durable has not delivered it; it has {waiting} to deliver, see `openapi-tool top`"
     lease = command.lease or {}
     if lease.get("owner"):
-        executors = [run.executor for run in _runs(command)] or [lease["owner"]]
+        executors = [event.executor for event in _run_events(command)] or [lease["owner"]]
         return f"executor {executors[-1]} runs it; lost runs so far: {lease.get('lost', 0)}"
     if command.ack_floor is not None and command.sequence <= command.ack_floor:
         return "its command is settled without a result; `openapi-tool deadletters list --abandoned` finds it"

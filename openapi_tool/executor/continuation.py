@@ -209,7 +209,7 @@ class Continuation:
         position = Position(artifact.card_id, place.start, place.opening)
         cursor = self._cursors.issue(owner.project_id, owner.agent_id, position)
         next_call = "call this tool again" if takes_cursor(definition) else "call the tool that reads one page"
-        note = f'[{missing} To go on at no cost, {next_call}, with only cursor "{cursor}".]'
+        note = f'[{missing} To continue at no cost, {next_call}, with only cursor "{cursor}".]'
         return RenderedResult(f"{text}\n\n{note}", truncated=True, artifact_ref=reference, next_cursor=cursor)
 
 
@@ -229,7 +229,7 @@ def _storable(items: Sequence[Item]) -> Steps[Sequence[Item]]:
 def _cost_note(output: ToolOutput, above: int) -> str:
     """Return a line about the cost of a result that cost more than `above` tokens, else an empty text."""
     tokens = output.usage.tokens
-    return f"\n\n[This result cost {tokens:,} tokens.{output.cheaper}]" if tokens > above else ""
+    return f"\n\n[This result cost {tokens:,} tokens.{output.cost_advice}]" if tokens > above else ""
 
 
 def _shorter_result_advice(definition: ToolDefinition) -> str:

@@ -75,7 +75,7 @@ class ToolRunner:
         self._switches = Switches()
         self._logged = Once()
 
-    def use(self, authorizer: Authorizer, read_secret: SecretSource) -> None:
+    def reload(self, authorizer: Authorizer, read_secret: SecretSource) -> None:
         """Replace policy and secrets for all calls that start from now on (SIGHUP)."""
         self._options = replace(self._options, authorizer=authorizer, read_secret=read_secret)
 
@@ -95,17 +95,24 @@ class ToolRunner:
         """
         started = time.monotonic()
         definition, session = request.definition, None
-        tool = definition.built_in.name
+        built_in = definition.built_in.name
         try:
             arguments = self._arguments(request)
             session = arguments.session_id
             output, rendered, full_text = await self._run(request, arguments, context)
-            took_ms = _ms_since(started)
-            facts = took_ms, context.attempts, tool, session, _remaining_budget(context)
-            return success(output, rendered, definition.result_format, *facts), full_text
+            return success(
+                output,
+                rendered,
+                definition.result_format,
+                latency_ms=_ms_since(started),
+                attempts=context.attempts,
+                tool=built_in,
+                session=session,
+                budget=_remaining_budget(context),
+            ), full_text
         except Exception as cause:  # noqa: BLE001 - failure_result logs defects
             return self.failure_result(
-                request.owner, definition.tool_name, cause, context, started, tool, session
+                request.owner, definition.tool_name, cause, context, started, built_in, session
             ), None
 
     def failure_result(
@@ -115,12 +122,12 @@ class ToolRunner:
         cause: Exception,
         context: CallContext,
         started: float,
-        tool: str = "",
+        built_in: str = "",
         session: str | None = None,
     ) -> ResultFields:
         """Return the result of a failed call; `started` is its start on the monotonic clock, in seconds.
 
-        `tool` (the built-in tool) is empty and `session` (the argument `session_id`) None if unknown.
+        The name of the built-in tool is empty and `session` (the argument `session_id`) None if unknown.
 
         Raises `cause` if it is Unavailable, and CancelledError if the call was cancelled.
         """
@@ -130,7 +137,7 @@ class ToolRunner:
         error.tokens, error.requests = context.spent.tokens, context.spent.requests
         if isinstance(error, ToolMisconfigured):
             self._log_misconfigured(owner, tool_name, error)
-        fields = failure(error, _ms_since(started), context.attempts, tool, session, _remaining_budget(context))
+        fields = failure(error, _ms_since(started), context.attempts, built_in, session, _remaining_budget(context))
         redact = self._options.redact
         return replace(fields, result=redact(fields.result), error=redact(fields.error))
 
@@ -155,7 +162,7 @@ class ToolRunner:
         cursor, max_result_tokens = requested_cursor(definition, arguments), requested_tokens(arguments)
         search = requested_search(definition, arguments, cursor)
         if cursor is not None:
-            if search is not None:
+            if search is not None:  # reads the whole text and may take seconds, so only this is limited
                 output, rendered = await self._find(search, cursor, request, max_result_tokens)
             else:
                 output, rendered = await self._continuation.resume(cursor, definition, owner, max_result_tokens)

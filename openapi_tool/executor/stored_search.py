@@ -81,7 +81,7 @@ def requested_search(definition: ToolDefinition, arguments: Arguments, cursor: s
 def _problem(name: str, value: object, cursor: str | None) -> str | None:
     if cursor is None:
         return (
-            f"{name}: looks through an earlier result that was cut, and needs the {CURSOR} that it named; "
+            f"{name}: searches an earlier truncated result, and needs the {CURSOR} that it named; "
             f"call without {name} first"
         )
     if not isinstance(value, str) or not value.strip() or len(value) > _MAX_CHARS[name]:

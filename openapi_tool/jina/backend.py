@@ -28,7 +28,7 @@ from openapi_tool.jina.parameter_mapping import (
     with_checked_url,
     with_max_tokens,
 )
-from openapi_tool.jina.remarks import cheaper
+from openapi_tool.jina.remarks import cost_advice
 from openapi_tool.jina.request import UpstreamRequest, build_request
 from openapi_tool.jina.retry import Sleep, with_retries
 from openapi_tool.jina.transport import on_connected
@@ -135,7 +135,7 @@ class JinaBackend:
         one = item_arguments(definition, arguments, items[0]) if items else arguments
         parameters = resolve_parameters(definition, one).parameters
         may_suggest = partial(_may_suggest, definition, arguments)
-        return replace(output, cheaper=cheaper(parameters, tokens, max(1, len(items)), may_suggest))
+        return replace(output, cost_advice=cost_advice(parameters, tokens, max(1, len(items)), may_suggest))
 
     async def _run_item(
         self, definition: ToolDefinition, arguments: Arguments, deadline: Deadline, context: JinaCallContext

@@ -28,7 +28,7 @@ from openapi_tool.protocol.attempts import MAX_ATTEMPTS, Attempt
 from openapi_tool.tools.result import NO_USAGE, Usage
 
 _CALL_NUMBERS = count()
-_ASCII, _TWO_BYTES, _FOUR_BYTES = 6, 8, 14
+_ASCII_FACTOR, _TWO_BYTE_FACTOR, _FOUR_BYTE_FACTOR = 6, 8, 14
 """Bytes of memory per byte of a body until the result is committed: parsed, rendered, as JSON, in the driver.
 
 Python stores a string with one, two or four bytes per character, depending on its widest: one emoji makes 40 MB of a
@@ -48,13 +48,14 @@ def memory_of(body: bytes | bytearray, values: int = 0) -> int:
 
 def _bytes_per_byte(body: bytes | bytearray) -> int:
     if body.isascii() and rb"\u" not in body:
-        return _ASCII
-    return _FOUR_BYTES if any(mark in body for mark in (*_FOUR_BYTE_LEADS, *_SURROGATE_ESCAPES)) else _TWO_BYTES
+        return _ASCII_FACTOR
+    has_four_bytes = any(mark in body for mark in (*_FOUR_BYTE_LEADS, *_SURROGATE_ESCAPES))
+    return _FOUR_BYTE_FACTOR if has_four_bytes else _TWO_BYTE_FACTOR
 
 
 def max_call_memory(max_response_bytes: int) -> int:
     """Return the maximum memory of one call's responses in bytes."""
-    return max_response_bytes * _FOUR_BYTES + MAX_VALUES * _BYTES_PER_VALUE
+    return max_response_bytes * _FOUR_BYTE_FACTOR + MAX_VALUES * _BYTES_PER_VALUE
 
 
 @dataclass(slots=True, eq=False)
@@ -68,7 +69,7 @@ class ByteSemaphore:
     """Memory of `total_bytes` for the process; `reserve_bytes` of them are for one call that already holds memory.
 
     FIFO with two exceptions: calls that hold memory come before those that hold none, since they release it sooner; and
-    no call waits behind calls of a project that has used up its share.
+    no call waits behind calls of a project that has used up its share. While a call has the reserve, its `held` is 0.
     """
 
     def __init__(self, total_bytes: int, reserve_bytes: int = 0) -> None:
@@ -99,7 +100,7 @@ class ByteSemaphore:
             return
         waiter = _Waiter(call, size, asyncio.get_running_loop().create_future())
         self._waiting.append(waiter)
-        self._serve()
+        self._serve()  # it may get the reserve
         try:
             await waiter.granted
         except asyncio.CancelledError:
@@ -157,7 +158,7 @@ class ByteSemaphore:
         self._move(call, -call.held)
 
     def _next_waiter(self) -> _Waiter | None:
-        """Return the next waiter whose project is within its share; None if there is not enough free memory."""
+        """Return the waiter to serve next; None if it must wait for free memory. Skip projects at their share."""
         blocked_projects: set[str | None] = set()
         for waiter in self._in_order():
             call = waiter.call
@@ -233,7 +234,7 @@ class JinaCallContext:
 
     @property
     def holds(self) -> bool:
-        """Return whether another call may wait for memory of this one."""
+        """Return whether the call holds the reserve or memory, for which others may wait."""
         return self.has_reserve or self.held > 0
 
     def __enter__(self) -> Self:

@@ -71,7 +71,7 @@ class UpstreamConnection(ResponseHandler):
             self._parse(data[start : start + _PIECE_BYTES])
 
     def _parse(self, piece: bytes) -> None:
-        before = self._body_bytes() if self._has_head else 0  # else it is the previous response's
+        before = self._body_bytes() if self._has_head else 0  # without a head the body is the previous response's
         super().data_received(piece)
         if self._is_idle():
             return

@@ -168,12 +168,12 @@ def cut_page(max_tokens: int, offers: Offers = offers_all) -> str:
     }
     ways = ", or ".join(way for argument, way in remedies.items() if offers(argument))
     more = f"To see more, {ways}." if ways else "This tool cannot show it."
-    return f"[The page goes on: it was cut at max_tokens = {max_tokens:,}, and the rest is not stored. {more}]"
+    return f"[The page is longer: it was cut at max_tokens = {max_tokens:,}, and the rest is not stored. {more}]"
 
 
 def cut_result(max_tokens: int) -> str:
     """Return the remark about a search result whose page the upstream cut."""
-    return f"[This page goes on: it was cut at max_tokens = {max_tokens:,}. To see more, read it by its address.]"
+    return f"[This page is longer: it was cut at max_tokens = {max_tokens:,}. To see more, read it by its address.]"
 
 
 def other_search(names: Mapping[str, str]) -> str:
@@ -184,7 +184,7 @@ def other_search(names: Mapping[str, str]) -> str:
     return f"Use other or fewer words{drop}.{end}"
 
 
-def cheaper(parameters: Mapping[str, Any], tokens: int, items: int, offers: Offers = offers_all) -> str:
+def cost_advice(parameters: Mapping[str, Any], tokens: int, items: int, offers: Offers = offers_all) -> str:
     """Return how a model could lower the cost of a call, empty if it cannot.
 
     `parameters` are the upstream's, `tokens` is the charge for `items` queries or addresses together.

@@ -15,8 +15,8 @@ from itertools import accumulate
 from openapi_tool.limits import ledger
 from openapi_tool.limits.ledger import Report, Use
 from openapi_tool.limits.record import (
-    BUCKET_S,
     CONTENDER_S,
+    INTERVAL_S,
     MAX_PAUSE_S,
     REQUESTS,
     TOKENS,
@@ -96,7 +96,7 @@ class Allowance:
 
     @property
     def limited(self) -> bool:
-        """True if anything is limited."""
+        """Return whether anything is limited."""
         return self.rates.limited or self.record.adaptive is not None or self._own_pause_until > 0
 
     def in_force(self, now: float) -> Rates:
@@ -108,7 +108,7 @@ class Allowance:
         return min(max(0.0, self.record.paused_until - now, self._own_pause_until - now), MAX_PAUSE_S)
 
     def pause(self, retry_after_s: float | None, now: float) -> float:
-        """Pause after a 429 that this replica got, whether or not others can be told; return when the pause ends."""
+        """Pause after a 429 that this replica got, also if the record cannot be written; return when the pause ends."""
         self._own_pause_until = max(self._own_pause_until, ledger.pause_end(retry_after_s, now))
         return self._own_pause_until
 
@@ -153,7 +153,7 @@ class Allowance:
 
     def sent_late(self, use: Use, now: float) -> Use:
         """Count a use from `now` on, if it was sent that much later than permitted; return the one for `settle`."""
-        if now - use.at < BUCKET_S:
+        if now - use.at < INTERVAL_S:
             return use
         sent = Use(now, use.requests, use.tokens)
         moved = Use(use.at, -use.requests, -use.tokens), sent
@@ -162,7 +162,7 @@ class Allowance:
             self._fallback_uses += moved
         return sent
 
-    def learn_cost(self, tokens: int) -> None:
+    def record_cost(self, tokens: int) -> None:
         """Adapt the estimate of a request's tokens to one that has ended."""
         limit, mean = self.rates.tokens, self.tokens_per_request
         if limit is not None and tokens:
@@ -345,22 +345,22 @@ class Forecast:
 
 
 class _ResourceForecast:
-    """Forecast of one resource, whose permits become free as uses and blocks expire, but no faster than its pace."""
+    """Forecast of one resource: permits become free as uses and blocks expire, at most at the token bucket's rate."""
 
     def __init__(self, record: Record, resource: str, limit: int, each: int, now: float) -> None:
         window = record.window(resource)
-        free = [(expires(bucket), amount) for bucket, amount in window.used.items()]
+        free = [(expires(interval), amount) for interval, amount in window.used.items()]
         free += [(replica.until, replica.block(resource)) for replica in record.replicas.values()]
         free = sorted((at, amount) for at, amount in free if at > now)
         self._limit, self._each = limit, each
         self._times = [at - now for at, _ in free] or [USE_COUNTS_S]
         self._sums = list(accumulate(amount for _, amount in free))
         self._free = limit - (self._sums[-1] if self._sums else 0)
-        self._credit = window.credit(limit, now, each)
+        self._available = window.available(limit, now, each)
 
     def wait_s(self, count: float) -> float:
         wanted = count * self._each
-        paced_s = (wanted - self._credit) * WINDOW_S / self._limit
+        paced_s = (wanted - self._available) * WINDOW_S / self._limit
         # Beyond the limit, whole windows have to pass.
         windows, rest = divmod(wanted, self._limit) if wanted > self._limit else (0, wanted)
         missing = rest - self._free

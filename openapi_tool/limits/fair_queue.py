@@ -44,7 +44,7 @@ class _Project(Generic[T]):
 
 
 def _expected_calls(project: _Project[Any], now: float) -> float:
-    """Return how many calls of a project will be served before later ones of others; infinite if it goes on waiting."""
+    """Return how many calls of a project will be served before later ones of others; infinite if it keeps waiting."""
     return math.inf if now - project.waiting_since >= _BACKLOG_S else project.length
 
 

@@ -179,7 +179,7 @@ class KeyLimiter:
         allowance.settle(use, tokens)
         if tokens is not None:
             self._durations.append(self._now() - use.at)
-            allowance.learn_cost(tokens)
+            allowance.record_cost(tokens)
         if self.waiting:
             self.group.wake()
         elif allowance.has_surplus(self._now()):

@@ -70,7 +70,7 @@ class Report:
 
 def apply_report(record: Record, name: str, report: Report, rates: Rates, now: float) -> Replica:
     """Count a replica's report and assign it a block; return its share, which is valid once the record is written."""
-    record.forget(now)
+    record.drop_expired(now)
     mine = record.replicas.setdefault(name, Replica())
     _add_to_adaptive(record, mine, report, now)
     in_force = record.effective(rates, now)
@@ -97,15 +97,15 @@ def _take(record: Record, name: str, report: Report, resource: str, limit: int |
     setattr(mine, resource, 0)
     if limit is None:
         return 0
-    window.pace(limit, min(0, keep + used - before), now, unit)  # put unused ones back, but no corrections
+    window.take(limit, min(0, keep + used - before), now, unit)  # put unused ones back, but no corrections
     want, free = report.want.get(resource, 0), limit - record.counted(resource, now) - keep
     taken = 0
     if record.paused_until <= now:
-        usable = max(0, min(free, int(window.credit(limit, now, unit) + _ROUNDING)))
+        usable = max(0, min(free, int(window.available(limit, now, unit) + _ROUNDING)))
         taken = min(want, _share(record, name, limit / unit, usable, now, unit))
     if keep + taken < unit:
         taken = 0  # less than a request needs
-    window.pace(limit, taken, now, unit)
+    window.take(limit, taken, now, unit)
     setattr(mine, resource, keep + taken)
     mine.served += taken // unit
     if want > taken and free - taken < unit:
@@ -153,7 +153,7 @@ def _take_concurrent(record: Record, name: str, report: Report, rates: Rates, no
     if others := record.others(now, name):
         _start_equal(mine, others)
     if now - report.steady_since >= CONTENDER_S:
-        _forget_open_requests(record, now)
+        _free_open_requests(record, now)
     wanted = report.running + report.want_running
     mine.may_open = may_open(record, name, wanted, rates.concurrent, now)
     mine.concurrent = max(mine.may_open, report.running)
@@ -182,8 +182,8 @@ def shares(limit: int, demands: Mapping[str, Demand]) -> dict[str, int]:
     return found
 
 
-def _forget_open_requests(record: Record, now: float) -> None:
-    """Free the requests of replicas that have ended: they reported nothing while this one reported all the time.
+def _free_open_requests(record: Record, now: float) -> None:
+    """Free the open requests of dead replicas: they reported nothing while this one reported all the time.
 
     After an outage of the store all are late, so a replica that begins to report waits for the others' reports.
     """
@@ -211,7 +211,7 @@ def pause_end(retry_after_s: float | None, now: float) -> float:
 
 def lower_adaptive(record: Record, now: float) -> None:
     """Lower the adaptive limit after a 429, or create it; the requests of each replica are added by `apply_report`."""
-    record.forget(now)
+    record.drop_expired(now)
     if record.adaptive is None:
         record.adaptive = Adaptive(0, now, now, now + ADAPTIVE_S)
     elif now - record.adaptive.changed >= _STEP_S:  # one step for all 429s of a burst

@@ -28,14 +28,16 @@ MARGIN_S = 0.5
 USE_COUNTS_S = WINDOW_S + MARGIN_S
 """Seconds for which a used permit counts against the limit."""
 
-BUCKET_S = 0.5  # resolution of the window
+INTERVAL_S = 0.5
+"""Resolution of the window: uses are counted by intervals of this length, numbered from the epoch on."""
+
 BLOCK_S = 4.0
 """Seconds within which a block must be used."""
 
 CONTENDER_S = 4.0
 """Seconds for which a replica's unmet demand counts; then a killed one loses its share."""
 
-REPLICA_S = 60.0  # from its last report until a replica is forgotten
+REPLICA_S = 60.0  # from its last report until a replica is removed from the record
 MAX_REPLICAS = 1_000
 """Replicas in a record. Beyond that the least recently seen ones without permits are removed: they still get permits,
 but their demand does not lower the shares of others."""
@@ -43,7 +45,8 @@ but their demand does not lower the shares of others."""
 MAX_PAUSE_S = 120.0
 ADAPTIVE_S = 3600.0
 MIN_ADAPTIVE, MAX_ADAPTIVE = 10, 1_000_000
-"""Bounds of the adaptive limit. A 429 of a hardly used key was caused by other users of the key."""
+"""Bounds of the adaptive limit. Without the lower one, a 429 that other users of the key caused would stop a service
+that hardly uses it."""
 
 REQUESTS, TOKENS = RESOURCES = "requests", "tokens"
 
@@ -69,35 +72,35 @@ class Rates:
     @property
     def limited(self) -> bool:
         """Return whether anything is limited."""
-        return not self.requests == self.tokens == self.concurrent is None
+        return self.requests is not None or self.tokens is not None or self.concurrent is not None
 
 
 @dataclass(slots=True)
 class Window:
-    """Uses of a resource by time bucket, and its token bucket (pace), which is full again at `paced_until`."""
+    """Uses of a resource by number of their interval, and its token bucket, which is full again at `paced_until`."""
 
     used: dict[Number, Number] = field(default_factory=dict)
     paced_until: Time = 0.0
 
     def add(self, at: float, amount: int) -> None:
         """Count a use; a negative amount corrects an estimate."""
-        bucket = math.ceil(at / BUCKET_S)
-        self.used[bucket] = self.used.get(bucket, 0) + amount
+        interval = math.ceil(at / INTERVAL_S)
+        self.used[interval] = self.used.get(interval, 0) + amount
 
     def correct(self, now: float) -> None:
         """Drop uses of the future."""
         latest = now + _CLOCK_S + USE_COUNTS_S
-        self.used = {bucket: amount for bucket, amount in self.used.items() if expires(bucket) < latest}
+        self.used = {interval: amount for interval, amount in self.used.items() if expires(interval) < latest}
 
-    def forget(self, now: float) -> None:
+    def drop_expired(self, now: float) -> None:
         """Drop uses that no longer count."""
-        self.used = {bucket: amount for bucket, amount in self.used.items() if expires(bucket) > now}
+        self.used = {interval: amount for interval, amount in self.used.items() if expires(interval) > now}
 
-    def credit(self, limit: int, now: float, unit: int = 1) -> float:
-        """Return what is in the token bucket; below `unit`, the need of a request, if requests have to wait."""
+    def available(self, limit: int, now: float, unit: int = 1) -> float:
+        """Return the content of the token bucket. Requests wait while it is less than `unit`, the need of one."""
         return (now - self._paced(limit, now, unit)) * limit / WINDOW_S + _burst(limit, unit)
 
-    def pace(self, limit: int, amount: int, now: float, unit: int = 1) -> None:
+    def take(self, limit: int, amount: int, now: float, unit: int = 1) -> None:
         """Take an amount from the token bucket; put a negative one back."""
         self.paced_until = self._paced(limit, now, unit) + amount * WINDOW_S / limit
 
@@ -116,19 +119,20 @@ def _burst(limit: int, unit: int) -> float:
     return max(float(min(limit, max(_MIN_BURST, unit))), limit * _BURST_SHARE)
 
 
-def expires(bucket: int) -> float:
-    """Return the time from which the uses of a bucket no longer count."""
-    return bucket * BUCKET_S + USE_COUNTS_S
+def expires(interval: int) -> float:
+    """Return the time from which the uses of an interval no longer count."""
+    return interval * INTERVAL_S + USE_COUNTS_S
 
 
 @dataclass(slots=True)
 class Replica:
     """Share of one replica: a block of `requests` and `tokens`, valid until `until`; `concurrent` requests may be open.
 
-    `want` is its unmet demand, `seen` its last report. `served` counts its permits since it began to want more than it
-    has; a replica that is ahead of the others takes none. `serial` is that of its last report, to see whether one with
-    an unknown outcome was written. `adaptive_since` is the start of the last adaptive limit that it has reported to.
-    Of `concurrent` requests it may have only `may_open` open once some have ended; that is not stored.
+    `want` is its unmet demand, `seen` the time of its last report. `served` counts the permits that it got; while
+    permits are scarce, a replica that got more than the others gets none. `serial` is the number of its last report:
+    it shows whether a report was stored whose write had an unknown outcome. `adaptive_since` is the start of the last
+    adaptive limit that it has reported to. `concurrent` includes open requests above its share: until they have ended,
+    it opens no more than `may_open`, which is not stored.
     """
 
     seen: Time = 0.0
@@ -171,7 +175,7 @@ class Adaptive:
         self.until = min(self.until, now + ADAPTIVE_S)
 
 
-_STORED_FIELDS = Replica.__slots__[:-1]
+_STORED_FIELDS = Replica.__slots__[:-1]  # all but `may_open`
 
 
 def _replica_fields(row: object) -> object:
@@ -195,7 +199,7 @@ class Record:
 
     def counted(self, resource: str, now: float) -> int:
         """Return what counts against the limit: uses and whole blocks."""
-        used = sum(amount for bucket, amount in self.window(resource).used.items() if expires(bucket) > now)
+        used = sum(amount for interval, amount in self.window(resource).used.items() if expires(interval) > now)
         return used + sum(
             replica.block(resource) for replica in self.replicas.values() if replica.until + USE_COUNTS_S > now
         )
@@ -237,11 +241,11 @@ class Record:
         if self.adaptive is not None:
             self.adaptive.correct(now)
 
-    def forget(self, now: float) -> None:
+    def drop_expired(self, now: float) -> None:
         """Correct the record, and drop what no longer counts."""
         self.correct(now)
         for resource in RESOURCES:
-            self.window(resource).forget(now)
+            self.window(resource).drop_expired(now)
         active = {
             name: replica
             for name, replica in self.replicas.items()
@@ -252,7 +256,7 @@ class Record:
             for _, name in idle[:surplus]:
                 del active[name]
         for replica in active.values():
-            if replica.seen <= now - REPLICA_S:
+            if replica.seen <= now - REPLICA_S:  # only its block still counts
                 replica.concurrent = 0
         self.replicas = active
         if self.adaptive is not None and self.adaptive.until <= now:

@@ -22,7 +22,7 @@ PROJECT, AGENT, DATABASE = "proj_demo", "agent_demo", "demo"
 MAX_RESULT_CHARS = 2_000
 """Low, so that an ordinary page is truncated."""
 
-_ANSWER_S = 60.0
+_RESULT_TIMEOUT_S = 60.0
 _SITE = "http://site.fixture.test:8099"
 CALLS: Mapping[Upstream, tuple[tuple[str, dict[str, Any]], ...]] = {
     "double": (
@@ -39,7 +39,7 @@ CALLS: Mapping[Upstream, tuple[tuple[str, dict[str, Any]], ...]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Journey:
+class CompletedCall:
     """Rows and messages of one call; `steps` are milliseconds since its command was published."""
 
     tool_name: str
@@ -58,14 +58,14 @@ class Journey:
 
 async def play(
     stack: EmbeddedStack, executor: ExecutorProcess, upstream: Upstream, version: str = VERSION
-) -> list[Journey]:
+) -> list[CompletedCall]:
     """Register the tools, run the calls, and read the second part of the last one, whose page is long."""
     async with Caller.connect(stack.postgres.dsn(DATABASE), stack.nats.url, version) as caller:
         await caller.set_up_project(PROJECT, AGENT, demo_tools(version))
-        journeys = [await _follow(caller, executor, *call) for call in CALLS[upstream]]
-        if cursor := journeys[-1].tool_output.get("next_cursor"):
-            journeys.append(await _follow(caller, executor, "jina_read", {"cursor": cursor}))
-        return journeys
+        completed = [await _run_call(caller, executor, *call) for call in CALLS[upstream]]
+        if cursor := completed[-1].tool_output.get("next_cursor"):
+            completed.append(await _run_call(caller, executor, "jina_read", {"cursor": cursor}))
+        return completed
 
 
 async def prepare(stack: EmbeddedStack, version: str = VERSION) -> None:
@@ -79,25 +79,27 @@ def demo_tools(version: str = VERSION) -> Iterator[dict[str, Any]]:
         yield {**row, "target_subject": subject_in_version(row["target_subject"], version)}
 
 
-async def _follow(caller: Caller, executor: ExecutorProcess, tool_name: str, arguments: dict[str, Any]) -> Journey:
+async def _run_call(
+    caller: Caller, executor: ExecutorProcess, tool_name: str, arguments: dict[str, Any]
+) -> CompletedCall:
     with executor.process.log.open("rb") as log:
         log.seek(0, os.SEEK_END)
         call = await caller.place(PROJECT, AGENT, tool_name, arguments, suffix=tool_name)
-        answer = await caller.result(call, _ANSWER_S)
-        return _journey(call, tool_name, arguments, answer, list(log_entries(log)))
+        rows = await caller.result(call, _RESULT_TIMEOUT_S)
+        return _completed(call, tool_name, arguments, rows, list(log_entries(log)))
 
 
-def _journey(
+def _completed(
     call: PlacedCall,
     tool_name: str,
     arguments: Mapping[str, Any],
-    answer: ResultRows,
+    rows: ResultRows,
     lines: Sequence[Mapping[str, Any]],
-) -> Journey:
-    content = answer.card["content"]
+) -> CompletedCall:
+    content = rows.card["content"]
     result = content["result"]
     requests = [line for line in lines if line["action"] == "upstream.request"]
-    return Journey(
+    return CompletedCall(
         tool_name=tool_name,
         arguments=arguments,
         command={"subject": call.subject, "headers": dict(call.headers), "body": dict(call.body)},
@@ -106,22 +108,22 @@ def _journey(
         ],
         status=content["status"],
         content=result if isinstance(result, str) else "",
-        tool_output=answer.card["metadata"]["tool_output"],
+        tool_output=rows.card["metadata"]["tool_output"],
         error=content["error"],
-        inbox_row=answer.inbox_row,
-        doorbell=answer.doorbell or {},
+        inbox_row=rows.inbox_row,
+        doorbell=rows.doorbell or {},
         trace_id=call.trace_id,
-        steps=_steps(call, answer, lines),
+        steps=_steps(call, rows, lines),
     )
 
 
-def _steps(call: PlacedCall, answer: ResultRows, lines: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+def _steps(call: PlacedCall, rows: ResultRows, lines: Sequence[Mapping[str, Any]]) -> dict[str, int]:
     requested, responded = (_logged(lines, action) for action in ("upstream.request", "upstream.response"))
     moments = {
         "upstream asked": requested[0] if requested else None,
         "upstream answered": responded[-1] if responded else None,
-        "result committed": answer.inbox_row["created_at"].timestamp(),
-        "doorbell received": answer.doorbell_at,
+        "result committed": rows.inbox_row["created_at"].timestamp(),
+        "doorbell received": rows.doorbell_at,
     }
     return {name: round((at - call.placed_at) * 1000) for name, at in moments.items() if at is not None}
 

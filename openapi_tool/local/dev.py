@@ -78,7 +78,7 @@ def locked(path: Path) -> Iterator[int]:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if not os.path.samestat(path.stat(), os.fstat(descriptor)):
             # The path was deleted or replaced after it was opened, so this lock protects nothing.
-            raise BlockingIOError(f"{path} was just given up")
+            raise BlockingIOError(f"{path} was just deleted or replaced")
         yield descriptor
     finally:
         os.close(descriptor)
@@ -98,8 +98,8 @@ def claimed_state() -> Iterator[int | None]:
 
 
 def _open_private(path: Path, flags: int) -> int:
-    """Open a regular file of this user; refuse anything that another user put in its place."""
-    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
+    """Open a regular file of this user; refuse anything that another user put in its place, such as a link or FIFO."""
+    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)  # to open a FIFO could block
     status = os.fstat(descriptor)
     if status.st_uid == os.geteuid() and stat.S_ISREG(status.st_mode):
         return descriptor
@@ -114,7 +114,7 @@ def write(descriptor: int, text: str) -> None:
 
 
 @contextmanager
-def kept_folder(folder: Path) -> Iterator[int]:
+def persistent_folder(folder: Path) -> Iterator[int]:
     """Create the folder of `--keep` if it is missing, lock it, and yield the descriptor. Raises DevError."""
     with ExitStack() as exits:
         try:
@@ -188,7 +188,7 @@ async def prepare(stack: EmbeddedStack, version: str, schema: str, tools: Iterab
             return
         await server.database.execute(f"drop database if exists {database} with (force)")
         await prepare_database(stack.postgres.dsn(), database, schema)
-        async with Caller.open(stack.postgres.dsn(database), servers=stack.nats.url) as caller:
+        async with Caller.open(stack.postgres.dsn(database), version, servers=stack.nats.url) as caller:
             await caller.set_up_project(PROJECT, AGENT, tools)
         await server.database.execute(f"comment on database {database} is '{MARK}'")
 
@@ -224,7 +224,7 @@ class RequestedCall:
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class ResolvedCall:
     """Call whose project, agent, tool and stream exist; `doorbell` is the subject of its doorbell."""
 
     project_id: str
@@ -236,7 +236,7 @@ class Target:
     doorbell: str
 
 
-async def find_target(caller: Caller, requested: RequestedCall) -> Target:
+async def resolve_call(caller: Caller, requested: RequestedCall) -> ResolvedCall:
     """Check that project, agent, tool and stream exist. Raises DevError, which names the existing ones."""
     created_by_dev = await _comment(caller) == MARK
     if not created_by_dev and not requested.anywhere:
@@ -250,7 +250,7 @@ async def find_target(caller: Caller, requested: RequestedCall) -> Target:
     stream = await _stream(caller, subject)
     if not requested.anywhere and not await _is_dev_stream(caller, stream):
         raise DevError(_not_of_dev("stream"))
-    return Target(
+    return ResolvedCall(
         **values,
         tool_name=requested.tool_name,
         subject=subject,

@@ -45,9 +45,12 @@ _MAX_REQUEST_BYTES = 1_000_000
 class Rule:
     """Response rule for requests whose query or url contains `match` (any if empty); with `key` only for that key.
 
-    `answer` names the recording for requests that have none. `statuses` are used up one per request; then responses
-    are normal. `drop` ends the connection `before` or `half` through the body, or lets it `stall` there. `body`
-    replaces the text of the response. Times are in seconds.
+    `answer` names the recording for requests that have none. The response comes after `delay_s` seconds, or never
+    (`hang`). `statuses` are used up one per request; then responses are normal. Above `rate_per_minute` requests in any
+    60 s the status is 429. Both kinds of error have `retry_after` as header, if it is given. `body` replaces the text
+    of the response, `body_bytes` pads its content to this size, `echo_headers` adds the request's headers to it. `drop`
+    ends the connection `before` or `half` through the body, or lets it `stall` there. `recent` is internal: the times
+    of the last requests.
     """
 
     match: str = ""

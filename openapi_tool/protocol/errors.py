@@ -79,7 +79,7 @@ class BadRequest(ToolError):
 
 
 class NotFound(ToolError):
-    """Object of the call that does not exist in its project."""
+    """An object that the call names does not exist in its project."""
 
     code = "not_found"
 

@@ -20,9 +20,9 @@ from openapi_tool.settings.sources import (
     PREFIX,
     SHORT_NAMES,
     SourceUnreadable,
+    file_ignored,
     file_sources,
     origin,
-    skipping,
 )
 from openapi_tool.tools.problems import counted
 
@@ -72,7 +72,7 @@ def _validated(flags: Mapping[str, Any]) -> tuple[Settings | None, list[str]]:
     except ValidationError as error:
         return None, _problems(error, flags)
     except SourceUnreadable as error:
-        with skipping(error.variable):
+        with file_ignored(error.variable):
             _, others = _validated(flags)
         # A setting that the unreadable file may contain is not missing.
         return None, [str(error), *(problem for problem in others if ": is missing" not in problem)]
@@ -98,7 +98,7 @@ def _merged(values: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any
 
 
 def _unknown_variables(environment: Mapping[str, str]) -> Iterator[str]:
-    """Yield variables with the prefix and an unknown section; pydantic checks the keys inside a section."""
+    """Yield a problem for each variable with the prefix and an unknown section; pydantic checks keys of known ones."""
     known = _by_folded_name()
     for variable in sorted(environment):
         section = variable.removeprefix(PREFIX).split("__")[0].lower()
@@ -112,9 +112,10 @@ def _unknown_variables(environment: Mapping[str, str]) -> Iterator[str]:
 
 
 def _misread_variables(environment: Mapping[str, str]) -> Iterator[str]:
-    """Yield variables that set nothing but look like it: `OPENAPI_TOOL_EXECUTOR_CONCURRENCY`, an empty NATS_SERVERS.
+    """Yield a problem for each variable that looks like a setting and sets none, and for an empty NATS_SERVERS.
 
-    Not those that Kubernetes sets for a Service of this name (`OPENAPI_TOOL_SERVICE_HOST`, `OPENAPI_TOOL_PORT`).
+    For example `OPENAPI_TOOL_EXECUTOR_CONCURRENCY`, but not what Kubernetes sets for a Service of this name
+    (`OPENAPI_TOOL_SERVICE_HOST`, `OPENAPI_TOOL_PORT`).
     """
     yield from empty_servers(environment)
     known = _by_folded_name()
@@ -162,7 +163,7 @@ def _by_folded_name() -> Mapping[str, str]:
 
 @cache
 def _variables() -> frozenset[str]:
-    """Return every variable that sets something, of sections at any depth; entries of a mapping have any name."""
+    """Return the variables of all sections and settings; not those of a mapping's entries, which have any name."""
     return frozenset({CONFIG_VARIABLE, *_variables_of(Settings, PREFIX)})
 
 
@@ -179,11 +180,11 @@ def _folded(variable: str) -> str:
 
 
 def _invalid_json(environment: Mapping[str, str]) -> Iterator[str]:
-    """Yield variables of a whole section or mapping, which must be JSON, that are not."""
+    """Yield a problem for each variable that sets a whole section or mapping and is not JSON."""
     for variable in sorted(environment):
         path = variable.removeprefix(PREFIX).lower().split("__")
         kind = _type_of(path) if variable.startswith(PREFIX) else None
-        if get_origin(kind) is dict or (fields_of(kind)):
+        if get_origin(kind) is dict or fields_of(kind):
             try:
                 json.loads(environment[variable])
             except ValueError:

@@ -42,7 +42,7 @@ _KERNEL_CERTIFICATES = {"ca_file": "ca.crt", "cert_file": "client.crt", "key_fil
 
 
 _skipped: ContextVar[frozenset[str]] = ContextVar("skipped", default=frozenset())
-"""Variables whose files are not read, while `skipping` is entered."""
+"""Variables whose files are not read, within `file_ignored`."""
 
 
 class SourceUnreadable(Exception):
@@ -54,8 +54,8 @@ class SourceUnreadable(Exception):
 
 
 @contextmanager
-def skipping(variable: str) -> Iterator[None]:
-    """Skip the file that a variable names, so that mistakes elsewhere can be listed."""
+def file_ignored(variable: str) -> Iterator[None]:
+    """Do not read the file that a variable names, so that mistakes elsewhere can be listed."""
     token = _skipped.set(_skipped.get() | {variable})
     try:
         yield
@@ -70,7 +70,7 @@ def file_sources(settings_class: type[BaseSettings]) -> tuple[PydanticBaseSettin
 
 
 def origin(path: Sequence[str], flags: Mapping[str, Any]) -> str:
-    """Return the variable or file that gave a setting, as words; empty for a flag or a default."""
+    """Return the variable that gave a setting, or "in FILE"; empty for a flag or a default."""
     if _contains(flags, path):
         return ""
     names = {name.upper() for name, value in os.environ.items() if value.strip()}

@@ -51,7 +51,7 @@ class _Arguments(BaseModel):
 
 class _Options(_Arguments):
     max_result_tokens: ShownTokens | LeftOut = Field(
-        None, description="Most tokens of the answer; only lowers its limit."
+        None, description="Most tokens of the result; only lowers its limit."
     )
 
 
@@ -110,7 +110,7 @@ class _ReadOptions(_Options):
         None, description="Images in the text: all (the default), only their descriptions, or none."
     )
     link_style: Literal["inlined", "referenced", "discarded"] | LeftOut = Field(
-        None, description="How links are written; discarded keeps their text and saves much room."
+        None, description="How links are written; discarded keeps only their text, much shorter."
     )
     max_tokens: Tokens | LeftOut = Field(
         None, description="Cut the page to about so many tokens, which also costs less."
@@ -127,7 +127,7 @@ class ReadArguments(_ReadOptions):
     )
     cursor: Cursor | LeftOut = Field(
         None,
-        description="Goes on with a result that was cut, from the cursor that it named; costs nothing. "
+        description="Continues a truncated result from the cursor that it named; costs nothing. "
         "Give exactly one of url and cursor.",
     )
     pdf_page: PdfPage | LeftOut = Field(None, description="Read only this page of a PDF, from 1; costs less.")
@@ -273,8 +273,8 @@ CATALOGUE: Mapping[str, BuiltInTool] = catalogue(
         operation=READER,
         api_name="readPage",
         title="Read a page",
-        description="Reads a web page or PDF as text: title, address, date, warnings, body. A result that was cut says "
-        "so at its end and names a cursor: call again with only that cursor to go on.",
+        description="Reads a web page or PDF as text: title, address, date, warnings, body. A truncated result says so "
+        "at its end and names a cursor: call again with only that cursor for the next part.",
         arguments=ReadArguments,
         tags=_READ,
         suspend_timeout_s=90,

@@ -202,5 +202,5 @@ def _denied(definition: ToolDefinition, owner: CallOwner, by: str, reason: str) 
         },
     )
     return ToolNotAvailable(
-        f"The tool {short(definition.tool_name)!r} is not available for this call: {reason}. Go on without it."
+        f"The tool {short(definition.tool_name)!r} is not available for this call: {reason}. Continue without it."
     )

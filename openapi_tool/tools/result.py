@@ -90,7 +90,7 @@ class ToolOutput:
     """Output of a tool: text for the model in items, `state` for what a UI renders.
 
     `may_store` permits to store the whole text if it is truncated. `cached` means that no request was sent, so `usage`
-    is zero. `cheaper` is advice on how to lower a high cost, or empty.
+    is zero. `cost_advice` says how to lower a high cost; empty if the model cannot.
     """
 
     items: tuple[Item, ...]
@@ -98,7 +98,7 @@ class ToolOutput:
     usage: Usage = NO_USAGE
     cached: bool = False
     may_store: bool = True
-    cheaper: str = ""
+    cost_advice: str = ""
 
     @property
     def content(self) -> str:

@@ -71,7 +71,7 @@ class Switches:
         for scope in ((project_id, tool_name), (project_id, ALL), (ALL, tool_name), (ALL, ALL)):
             if (switch := self._by_scope.get(scope)) is not None:
                 raise ToolNotAvailable(
-                    f"An operator disabled this tool: {switch.reason} Do not call it again; go on without it."
+                    f"An operator disabled this tool: {switch.reason} Do not call it again; continue without it."
                 )
 
     def disabled(self, switch: Switch) -> Switches:

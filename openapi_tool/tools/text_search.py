@@ -33,15 +33,16 @@ _FOLDED_CHARS = {
     "\u03c2": "\u03c3",  # the sigma at the end of a word
 }
 
-_MAX_BLANKS = 16  # of a run that counts as one blank
+_MAX_BLANKS = 16  # of a run that counts as one blank; limits the overlap of two windows, see `Phrase`
 _RUN = re.compile(f" {{2,{_MAX_BLANKS}}}")
 
+# Combining marks, which \w does not match, and scripts that put no blanks between words.
 _MARKS = "\u0300-\u036f\u0483-\u0489\u0591-\u05c7\u0610-\u061a\u064b-\u065f\u0670\u06d6-\u06ed\u0900-\u0dff"
 _UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005-\u3007\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff"
 _UNSPACED += "\uac00-\ud7a3\uf900-\ufaff\U00020000-\U0003ffff"
 _WORD = re.compile(rf"[{_UNSPACED}]++|(?:[^\W_{_UNSPACED}]|[{_MARKS}])++")
 _IS_UNSPACED = re.compile(rf"[{_UNSPACED}]")
-_MIN_PLURAL = 4
+_MIN_PLURAL_CHARS = 4
 _MAX_TERMS = 64
 _MIN_SCORE_SHARE = 0.25  # of the best score; passages below it have only common words of the question
 _K1, _B = 1.2, 0.75  # the usual parameters of BM25
@@ -79,7 +80,8 @@ def folded(text: str) -> str:
 def _squeeze(text: str) -> tuple[str, list[int], list[int]]:
     """Return a text with each run of blanks as one, and two lists that map its positions to those of `text`.
 
-    The first has the position after each run, the second the number of characters removed up to there, after a 0.
+    `ends` has the position after each run in the new text. `removed[n]` is the number of characters that were removed
+    up to the end of the first n runs.
     """
     ends, removed = list[int](), [0]
     for run in _RUN.finditer(text):
@@ -96,16 +98,19 @@ class Phrase:
 
     def __init__(self, phrase: str, start: int) -> None:
         self._phrase = " ".join(folded(phrase).split())
+        # The longest match less one character: a match may begin in one window or slice and end in the next.
         self._overlap = len(self._phrase) - 1 + (_MAX_BLANKS - 1) * self._phrase.count(" ")
         self._start = start
         self._min_next = 0
-        self._found: tuple[list[int], list[int]] = ([], [])  # before and after `start`
+        self._found_before: list[int] = []
+        self._found_after: list[int] = []
         self.before = self.after = 0
 
     def scan(self, text: str, at: int, *, last: bool) -> Steps[int]:
         """Search a window; see `Search`."""
         for begin in range(0, len(text), _SLICE_CHARS):
             part = folded(text[begin : begin + _SLICE_CHARS + self._overlap])
+            # `_min_next` skips matches in the overlap that the slice or window before has found.
             for found in self._matches(part, max(0, self._min_next - at - begin)):
                 self._add(at + begin + found)
             yield
@@ -118,7 +123,7 @@ class Phrase:
         ends, removed = list[int](), [0]
         if " " in self._phrase and "  " in text:
             text, ends, removed = _squeeze(text)
-        at = max(0, start - removed[-1])
+        at = max(0, start - removed[-1])  # at or before `start`, whatever was removed before it
         while (at := text.find(self._phrase, at)) >= 0:
             shift = removed[bisect_right(ends, at)]
             if at + shift >= start:
@@ -128,16 +133,17 @@ class Phrase:
 
     def _add(self, at: int) -> None:
         self._min_next = at + _MIN_DISTANCE_CHARS
-        is_after = at >= self._start
-        self.after += is_after
-        self.before += not is_after
-        if len(self._found[is_after]) <= MAX_SHOWN:
-            self._found[is_after].append(at)
+        if at >= self._start:
+            self.after, found = self.after + 1, self._found_after
+        else:
+            self.before, found = self.before + 1, self._found_before
+        if len(found) <= MAX_SHOWN:
+            found.append(at)
 
     def spans(self) -> Steps[list[Span]]:
         """Return the first matches, one more than can be shown, in the order of the text."""
         yield
-        found = self._found[bool(self.after)]
+        found = self._found_after or self._found_before
         nexts = [*found[1:], math.inf]
         return [
             Span(at, int(min(_AFTER_CHARS, following - at)), _BEFORE_CHARS)
@@ -201,7 +207,7 @@ def terms(text: str) -> Iterator[str]:
     """
     for word in _WORD.findall(text.lower()):
         if not _IS_UNSPACED.match(word):
-            yield word[:-1] if word.endswith("s") and len(word) >= _MIN_PLURAL else word
+            yield word[:-1] if word.endswith("s") and len(word) >= _MIN_PLURAL_CHARS else word
         elif len(word) == 1:
             yield word
         else:

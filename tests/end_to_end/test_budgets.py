@@ -218,7 +218,7 @@ async def test_usage_and_budgets_equal_the_doubles_count_while_executors_are_kil
     assert total["requests"] <= account.used.requests <= len(log)
     assert total["tokens"] <= account.used.tokens <= tokens(log)
     assert account.held(time.time()) == ledger.NOTHING
-    assert not ledger.dead(account, "", time.time())
+    assert not ledger.dead_replicas(account, "", time.time())
 
 
 async def kill_at_each_point(three: Fleet, random_: random.Random) -> None:

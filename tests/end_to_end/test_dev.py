@@ -39,8 +39,8 @@ from openapi_tool.local.dev import (
     DevError,
     announce,
     claimed_state,
-    kept_folder,
     locked,
+    persistent_folder,
     running_dev,
     state_path,
 )
@@ -397,7 +397,7 @@ async def test_kept_data_is_used_again(start_dev: StartDev, environment: dict[st
     await again.stop(signal.SIGKILL)
     vanished(parts, folder, spaced / state_path().name)
     assert sorted(path.name for path in keep.iterdir()) == ["dev.lock", "nats", "password", "postgres"]
-    with kept_folder(keep):
+    with persistent_folder(keep):
         """Free again."""
 
 
@@ -458,7 +458,7 @@ def entry(action: str, placed: PlacedCall | None, **more: Any) -> dict[str, Any]
 
 
 async def lines(feed: Feed, logged: dict[str, Any]) -> list[str]:
-    """Without the time."""
+    """Return the lines without their times."""
     return [line.split(" ", 1)[1] async for line in feed.lines(logged)]
 
 

@@ -155,7 +155,7 @@ def _values(name: str, before: float | None, during: float | None) -> str:
 
 @pytest.fixture
 async def scenes(stack: EmbeddedStack, caller: Caller, database: str, tmp_path: Path) -> Callable[..., Any]:
-    """Starts an executor with these settings, on which no alert fires."""
+    """Return a function that starts an executor with these settings, without any firing alert."""
     await caller.add_tool(PROJECT, search_tool())
 
     @asynccontextmanager

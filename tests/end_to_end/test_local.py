@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 
 from openapi_tool.cli import app, demo
 from openapi_tool.local import server
-from openapi_tool.local.demo import Journey
+from openapi_tool.local.demo import CompletedCall
 from openapi_tool.local.guard import Guard
 from openapi_tool.local.postgres import reachable_by_all
 from openapi_tool.local.server import free_port
@@ -60,7 +60,7 @@ def environment(folder: Path) -> dict[str, str]:
 
 @pytest.fixture
 def spaced(tmp_path: Path) -> Path:
-    """A folder with a space in its name that every user can reach."""
+    """Return a folder with a space in its name that every user can reach."""
     folder = tmp_path / "with a space"
     folder.mkdir()
     for part in (folder, *folder.parents):
@@ -147,16 +147,16 @@ def test_the_demo_shows_a_search_a_batch_and_a_long_page_in_two_parts(spaced: Pa
         timeout=60,
     )
     assert done.returncode == 0, done.stderr
-    journeys: list[Mapping[str, Any]] = [json.loads(line) for line in done.stdout.splitlines()]
-    names = [journey["tool_name"] for journey in journeys]
+    calls: list[Mapping[str, Any]] = [json.loads(line) for line in done.stdout.splitlines()]
+    names = [call["tool_name"] for call in calls]
     assert names == ["jina_search", "jina_read_many", "jina_read", "jina_read"]
-    for journey in journeys:
-        assert journey["status"] == "success"
-        assert all(request["headers"]["Accept"] == "application/json" for request in journey["upstream_requests"])
-        assert journey["doorbell"]["headers"]["traceparent"].split("-")[1] == journey["trace_id"]
-        steps = list(journey["steps"].values())
+    for call in calls:
+        assert call["status"] == "success"
+        assert all(request["headers"]["Accept"] == "application/json" for request in call["upstream_requests"])
+        assert call["doorbell"]["headers"]["traceparent"].split("-")[1] == call["trace_id"]
+        steps = list(call["steps"].values())
         assert steps == sorted(steps)
-    _, batch, first, second = journeys
+    _, batch, first, second = calls
     assert len(batch["upstream_requests"]) >= 3
     assert "2 of 3 succeeded" in batch["content"]
     assert "Failed (upstream_rejected): " in batch["content"]
@@ -188,7 +188,7 @@ def test_the_demo_says_that_a_double_answers_and_how_to_use_the_real_one(spaced:
 
 @requirement("local.demo")
 def test_the_demo_fails_when_a_call_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    failed = Journey("t", {}, {}, [], "failed", "", {}, {"code": "x", "message": "y"}, {}, {}, "", {})
+    failed = CompletedCall("t", {}, {}, [], "failed", "", {}, {"code": "x", "message": "y"}, {}, {}, "", {})
     monkeypatch.setattr(demo, "_run", lambda *_, **__: [failed])
     assert CliRunner().invoke(app, ["demo", "--json"]).exit_code == 1
 

@@ -43,7 +43,7 @@ _LONGEST_DRAIN_S = 40.0  # drain_timeout_s, and some seconds for requests to a s
 
 @pytest.fixture(scope="module")
 def fragile() -> Iterator[EmbeddedStack]:
-    """A stack of our own, because its servers are stopped."""
+    """Stack of this module's own, because its tests stop the servers."""
     with EmbeddedStack() as stack:
         yield stack
 
@@ -70,7 +70,7 @@ class Served:
         return shown
 
     def scraped(self, line: str) -> str:
-        """All metrics, once `line` is among them: a call is counted a moment after its result is there."""
+        """Return all metrics once `line` is among them: a call is counted a moment after its result is committed."""
         give_up = time.monotonic() + _TIMEOUT_S
         while line not in (metrics := self.get("/metrics")[1]):
             assert time.monotonic() < give_up, metrics
@@ -115,7 +115,7 @@ async def _placed(served: Served) -> PlacedCall:
         return await caller.place(PROJECT, AGENT, "jina_search", HELLO, publish=False)
 
 
-async def _answered(served: Served, call: PlacedCall) -> dict[str, Any]:
+async def _result_content(served: Served, call: PlacedCall) -> dict[str, Any]:
     dsn = served.stack.postgres.dsn(served.executor.process.name)
     async with Caller.connect(dsn, served.stack.nats.url) as caller:
         give_up = time.monotonic() + _TIMEOUT_S
@@ -140,7 +140,7 @@ async def test_health_metrics_and_readiness(served: Served) -> None:
     call = await _placed(served)
     async with Caller.connect(served.stack.postgres.dsn(served.executor.process.name), served.stack.nats.url) as caller:
         await caller.publish(call)
-    assert (await _answered(served, call))["status"] == "success"
+    assert (await _result_content(served, call))["status"] == "success"
     metrics = served.scraped('openapi_tool_calls_total{status="success",tool="jina.search"} 1.0')
     assert "openapi_tool_event_loop_lag_seconds_bucket" in metrics
     assert float(metrics.partition("\nopenapi_tool_event_loop_tasks ")[2].partition("\n")[0]) >= 1
@@ -168,14 +168,14 @@ async def test_without_the_database_nothing_is_fetched_and_afterwards_everything
     assert await _deliveries(served, lambda info: info.num_pending == 1) == delivered
     assert served.stack.upstream.requests() == []
     served.stack.postgres.start()
-    assert (await _answered(served, call))["status"] == "success"
+    assert (await _result_content(served, call))["status"] == "success"
     served.wait(lambda shown: shown["ready"])
     assert len(served.stack.upstream.requests()) == 1
 
 
 @requirement("outage")
 async def test_servers_may_come_up_after_the_executor(served: Served) -> None:
-    """One after the other; it says on /readyz what it waits for, and stops at once while it waits."""
+    """PostgreSQL, then NATS; meanwhile /readyz names what the executor waits for."""
     port, stack = free_port(), served.stack
     early = stack.executor("early", served.executor.process.name, {"OPENAPI_TOOL__HEALTH__PORT": str(port)})
     waiting = Served(stack, early, port)
@@ -217,11 +217,11 @@ async def test_nats_may_restart_while_a_call_runs(served: Served) -> None:
     served.stack.nats.stop()
     served.wait(lambda shown: not shown["dependencies"]["nats"]["ok"])
     served.stack.nats.start()
-    assert (await _answered(served, call))["status"] == "success"
+    assert (await _result_content(served, call))["status"] == "success"
     served.wait(lambda shown: shown["ready"])
     again = await _placed(served)
     await _publish(served, again)
-    assert (await _answered(served, again))["status"] == "success"
+    assert (await _result_content(served, again))["status"] == "success"
     assert len(served.stack.upstream.requests()) == 2
 
 
@@ -236,8 +236,7 @@ async def _deliveries(served: Served, condition: Callable[[Any], bool]) -> int:
 
 
 async def _publish(served: Served, call: PlacedCall) -> None:
-    """Check NATS only: the database may be unavailable."""
-
+    """Publish a command without the database, which may be unavailable."""
     client = await nats.connect(served.stack.nats.url)
     await client.jetstream().publish(call.subject, json.dumps(call.body).encode(), headers=dict(call.headers))
     await client.close()
@@ -257,7 +256,7 @@ async def test_a_silent_nats_makes_readyz_fail_and_loses_nothing(served: Served)
     served.wait(lambda shown: shown["ready"])
     assert time.monotonic() - began < REACTION_S
     await _publish(served, call)
-    assert (await _answered(served, call))["status"] == "success"
+    assert (await _result_content(served, call))["status"] == "success"
 
 
 @pytest.mark.parametrize("noticed", [False, True])
@@ -266,9 +265,9 @@ async def test_sigterm_while_nats_is_silent_ends_the_process_cleanly(
     served: Served,
     noticed: bool,  # noqa: FBT001 - a parameter of the test
 ) -> None:
-    """At once, and when a new connection is being tried; a call runs."""
+    """A call is running; SIGTERM comes before or after the executor has noticed the silence and tries to reconnect."""
     served.wait(lambda shown: shown["ready"])
-    served.stack.upstream.rules({"delay_s": 1.5 + 6.0 * noticed})
+    served.stack.upstream.rules({"delay_s": 1.5 + 6.0 * noticed})  # the call still runs when SIGTERM comes
     call = await _placed(served)
     await _publish(served, call)
     served.stack.upstream.requests(1)
@@ -281,7 +280,7 @@ async def test_sigterm_while_nats_is_silent_ends_the_process_cleanly(
     assert '"service.stopped"' in log
     assert "Traceback" not in log
     served.executor.start()
-    assert (await _answered(served, call))["status"] == "success"
+    assert (await _result_content(served, call))["status"] == "success"
 
 
 @contextmanager
@@ -396,13 +395,13 @@ async def test_a_new_key_is_masked_before_its_first_use() -> None:
     )
     used: list[str] = []
 
-    class NotedRunner:
-        def use(self, authorizer: Authorizer, secret: Secrets) -> None:
+    class RecordingRunner:
+        def reload(self, authorizer: Authorizer, secret: Secrets) -> None:
             del authorizer
             used.append(bootstrap.redactor.text(secret("JINA_API_KEY").get_secret_value()))
 
     environment = {"JINA_API_KEY": "the-second-key"}
-    runner = cast("ToolRunner", NotedRunner())
+    runner = cast("ToolRunner", RecordingRunner())
 
     def use_keys(secrets: Secrets) -> None:
         used.extend(map(bootstrap.redactor.text, secrets.values().values()))

@@ -58,7 +58,7 @@ class Block:
 
     @property
     def commands(self) -> list[str]:
-        """The commands of a block for a shell, lines that continue joined, without comments."""
+        """Return the commands of a shell block: continued lines joined, comments removed."""
         lines = self.text.replace("\\\n", " ").splitlines()
         return [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
 
@@ -225,7 +225,7 @@ def test_every_reason_belongs_to_a_command_of_a_document() -> None:
 
 
 def _lints(text: str) -> None:
-    """Lint a definition, or what is to be added to the options of one."""
+    """Lint a definition, or a fragment of the options of one."""
     document = yaml.safe_load(text)
     if "tool_name" not in document:
         document = {**search_tool(), "after_execution": "suspend", "options": {"jina": {"mode": "search"}, **document}}

@@ -236,7 +236,7 @@ def test_a_daily_budget_renews_and_each_refusal_contains_its_numbers(caplog: pyt
         assert refusal.message == (
             "The budget of this agent for today does not cover this call, so nothing was sent: 5 of 5 requests are "
             "used or reserved, and it needs 1. It renews at 2030-03-18T00:00:00+01:00. Do not call again before that; "
-            "go on with what you have."
+            "continue with what you have."
         )
         assert refusal.detail == {
             "budget": "agent_day_requests",

@@ -101,7 +101,7 @@ hopeful = st.sampled_from(
 
 @st.composite
 def calls(draw: st.DrawFn) -> tuple[ToolDefinition, dict[str, Any]]:
-    """A definition and arguments: mostly a query or address, and few others."""
+    """Draw a definition and arguments: mostly a query or address, and few others."""
     found = draw(definitions)
     arguments: dict[str, Any] = dict(draw(st.lists(hopeful, max_size=2)))
     if draw(st.integers(0, 2)) == 0:
@@ -155,7 +155,7 @@ def test_arguments_make_an_allowed_request_or_a_refusal(call: tuple[ToolDefiniti
 
 
 def keys(request: UpstreamRequest) -> set[str]:
-    """Names of the parameters in a request's body and query."""
+    """Return the names of the parameters in a request's body and query."""
     body = json.loads(request.body or b"{}")
     nested = {f"markdown.{name}" for name in body.pop("markdown", {})}
     return {*body, *nested, *(name for name, _ in parse_qsl(urlsplit(request.target).query))}
@@ -208,13 +208,13 @@ SLACK_BYTES = 8_000_000
 
 
 def filled(value: dict[str, Any]) -> dict[str, Any]:
-    """A schema whose description fills the row up to its limit."""
+    """Return a schema whose description fills the row up to its limit."""
     space = MAX_ROW_BYTES - row_bytes({**value, "description": ""}, OPTIONS)
     return {**value, "description": "é" * (space // 2)}
 
 
 def of_members(make: Callable[[int], Any], weight: int) -> dict[str, Any]:
-    """As many branches as are allowed, each with this number of values."""
+    """Return as many branches as are allowed, each with this number of values."""
     return {"anyOf": [make(n) for n in range((MAX_VALUES - 40) // weight)]}
 
 
@@ -243,7 +243,7 @@ def record(parameters: Any, options: Any = OPTIONS) -> DefinitionRecord:
 
 @pytest.fixture(scope="module")
 def measured() -> dict[str, tuple[float, float]]:
-    """Measured and estimated memory of each kind of compiled schema, in bytes.
+    """Return the measured and the estimated memory of each kind of compiled schema, in bytes.
 
     In a process of its own: Rust's memory shows only in the resident size, where this one's own noise is larger.
     """

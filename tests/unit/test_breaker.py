@@ -27,12 +27,12 @@ SLOW = Contended("statement timeout")
 both_loops = pytest.mark.parametrize(
     "new_loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"]
 )
-Test = Callable[["Bench"], Coroutine[Any, Any, None]]
+Test = Callable[["BreakerHarness"], Coroutine[Any, Any, None]]
 
 
 @dataclass
-class Bench:
-    """A breaker with a clock that is moved by hand, and how often it reported a change."""
+class BreakerHarness:
+    """Breaker with a clock that the test sets, and how often it reported a change."""
 
     now: float = 1000.0
     changes: int = 0
@@ -52,7 +52,7 @@ class Bench:
         *,
         retry: bool = False,
     ) -> None:
-        """Try, end as said, and only when `until` is set."""
+        """Attempt an operation that ends when `until` is set, if given, with `error` or successfully."""
         with self.breaker.attempt(operation, retry=retry) as succeeded:
             if until is not None:
                 await until.wait()
@@ -68,7 +68,7 @@ class Bench:
 def on(new_loop: Callable[[], asyncio.AbstractEventLoop], test: Test) -> None:
     async def limited() -> None:
         async with asyncio.timeout(10):
-            await test(Bench())
+            await test(BreakerHarness())
 
     with asyncio.Runner(loop_factory=new_loop) as runner:
         runner.run(limited())
@@ -77,13 +77,13 @@ def on(new_loop: Callable[[], asyncio.AbstractEventLoop], test: Test) -> None:
 @both_loops
 @requirement("breaker")
 def test_a_failure_opens_it_with_its_reason_and_the_first_success_closes_it(new_loop: Any) -> None:
-    async def test(bench: Bench) -> None:
-        assert bench.breaker.reason == ""
-        await bench.fail()
-        await bench.fail()
-        assert (bench.breaker.reason, bench.changes) == ("unavailable", 1)
-        await bench.attempt()
-        assert (bench.breaker.reason, bench.changes) == ("", 2)
+    async def test(harness: BreakerHarness) -> None:
+        assert harness.breaker.reason == ""
+        await harness.fail()
+        await harness.fail()
+        assert (harness.breaker.reason, harness.changes) == ("unavailable", 1)
+        await harness.attempt()
+        assert (harness.breaker.reason, harness.changes) == ("", 2)
 
     on(new_loop, test)
 
@@ -91,12 +91,12 @@ def test_a_failure_opens_it_with_its_reason_and_the_first_success_closes_it(new_
 @both_loops
 @requirement("breaker")
 def test_a_defect_of_one_call_never_opens_it_and_never_closes_it(new_loop: Any) -> None:
-    async def test(bench: Bench) -> None:
-        await bench.fail(error=ValueError("22P02"))
-        assert bench.breaker.reason == ""
-        await bench.fail()
-        await bench.fail(error=ValueError("22P02"))
-        assert bench.breaker.reason == "unavailable"
+    async def test(harness: BreakerHarness) -> None:
+        await harness.fail(error=ValueError("22P02"))
+        assert harness.breaker.reason == ""
+        await harness.fail()
+        await harness.fail(error=ValueError("22P02"))
+        assert harness.breaker.reason == "unavailable"
 
     on(new_loop, test)
 
@@ -104,28 +104,28 @@ def test_a_defect_of_one_call_never_opens_it_and_never_closes_it(new_loop: Any) 
 @both_loops
 @requirement("breaker")
 def test_loads_that_succeed_do_not_hide_commits_that_fail(new_loop: Any) -> None:
-    async def test(bench: Bench) -> None:
-        await bench.fail("commit")
-        await bench.attempt("load")
-        assert bench.breaker.reason == "unavailable"
-        await bench.fail("load", DENIED)
-        await bench.attempt("commit")
-        assert bench.breaker.reason == "denied. grant it"
-        await bench.attempt("load")
-        assert bench.breaker.reason == ""
+    async def test(harness: BreakerHarness) -> None:
+        await harness.fail("commit")
+        await harness.attempt("load")
+        assert harness.breaker.reason == "unavailable"
+        await harness.fail("load", DENIED)
+        await harness.attempt("commit")
+        assert harness.breaker.reason == "denied. grant it"
+        await harness.attempt("load")
+        assert harness.breaker.reason == ""
 
     on(new_loop, test)
 
 
 @both_loops
 @requirement("breaker")
-def test_what_only_an_operator_can_mend_replaces_the_reason_and_another_outage_does_not(new_loop: Any) -> None:
-    async def test(bench: Bench) -> None:
-        await bench.fail()
-        await bench.fail(error=Unavailable("away in other words"))
-        assert bench.breaker.reason == "unavailable"
-        await bench.fail(error=DENIED)
-        assert bench.breaker.reason == "denied. grant it"
+def test_an_error_for_the_operator_replaces_the_reason_and_another_outage_does_not(new_loop: Any) -> None:
+    async def test(harness: BreakerHarness) -> None:
+        await harness.fail()
+        await harness.fail(error=Unavailable("unavailable in other words"))
+        assert harness.breaker.reason == "unavailable"
+        await harness.fail(error=DENIED)
+        assert harness.breaker.reason == "denied. grant it"
 
     on(new_loop, test)
 
@@ -133,14 +133,14 @@ def test_what_only_an_operator_can_mend_replaces_the_reason_and_another_outage_d
 @both_loops
 @requirement("breaker")
 def test_a_success_from_before_the_outage_does_not_close_it(new_loop: Any) -> None:
-    async def test(bench: Bench) -> None:
+    async def test(harness: BreakerHarness) -> None:
         late = asyncio.Event()
-        old = asyncio.create_task(bench.attempt(until=late))
+        old = asyncio.create_task(harness.attempt(until=late))
         await asyncio.sleep(0)
-        await bench.fail()
+        await harness.fail()
         late.set()
         await old
-        assert bench.breaker.reason == "unavailable"
+        assert harness.breaker.reason == "unavailable"
 
     on(new_loop, test)
 
@@ -148,37 +148,36 @@ def test_a_success_from_before_the_outage_does_not_close_it(new_loop: Any) -> No
 @both_loops
 @requirement("breaker")
 def test_an_attempt_that_hung_in_the_outage_does_not_open_it_again(new_loop: Any) -> None:
-    async def test(bench: Bench) -> None:
+    async def test(harness: BreakerHarness) -> None:
         late = asyncio.Event()
-        hung = asyncio.create_task(bench.attempt(error=OUTAGE, until=late))
+        hung = asyncio.create_task(harness.attempt(error=OUTAGE, until=late))
         await asyncio.sleep(0)
-        await bench.fail()
-        await bench.attempt()
+        await harness.fail()
+        await harness.attempt()
         late.set()
         with pytest.raises(Unavailable):
             await hung
-        assert bench.breaker.reason == ""
+        assert harness.breaker.reason == ""
 
     on(new_loop, test)
 
 
 @both_loops
 @requirement("breaker")
-def test_results_that_are_tried_again_are_the_probes_and_a_command_is_one_only_where_none_is(new_loop: Any) -> None:
-    async def test(bench: Bench) -> None:
-        await bench.fail()
-        bench.now += MAX_PROBE_INTERVAL_S
-        retried, waiting = asyncio.Event(), asyncio.Event()
-        waiting_result = asyncio.create_task(bench.attempt(error=OUTAGE, until=retried))
+def test_retried_commits_are_probes_and_a_command_is_one_only_without_them(new_loop: Any) -> None:
+    async def test(harness: BreakerHarness) -> None:
+        await harness.fail()
+        harness.now += MAX_PROBE_INTERVAL_S
+        retried = asyncio.Event()
+        waiting_result = asyncio.create_task(harness.attempt(error=OUTAGE, until=retried))
         await asyncio.sleep(0)
-        assert not bench.breaker.may_probe
+        assert not harness.breaker.may_probe
         retried.set()
         with pytest.raises(Unavailable):
             await waiting_result
-        assert not bench.breaker.may_probe
-        bench.now += MAX_PROBE_INTERVAL_S
-        assert bench.breaker.may_probe
-        assert not waiting.is_set()
+        assert not harness.breaker.may_probe
+        harness.now += MAX_PROBE_INTERVAL_S
+        assert harness.breaker.may_probe
 
     on(new_loop, test)
 
@@ -186,14 +185,14 @@ def test_results_that_are_tried_again_are_the_probes_and_a_command_is_one_only_w
 @both_loops
 @requirement("breaker")
 def test_the_first_probe_comes_soon_and_later_ones_every_five_seconds(new_loop: Any) -> None:
-    async def test(bench: Bench) -> None:
+    async def test(harness: BreakerHarness) -> None:
         pauses = []
         for _ in range(8):
-            await bench.fail("load")
-            began = bench.now
-            while not bench.breaker.may_probe:
-                bench.now += 0.1
-            pauses.append(round(bench.now - began, 1))
+            await harness.fail("load")
+            began = harness.now
+            while not harness.breaker.may_probe:
+                harness.now += 0.1
+            pauses.append(round(harness.now - began, 1))
         assert pauses[0] <= 0.3
         assert pauses == sorted(pauses)
         assert pauses[-2:] == pytest.approx([MAX_PROBE_INTERVAL_S] * 2, abs=0.2)
@@ -203,15 +202,15 @@ def test_the_first_probe_comes_soon_and_later_ones_every_five_seconds(new_loop: 
 
 @both_loops
 @requirement("breaker")
-def test_a_look_that_succeeds_again_brings_the_next_probe_forward(new_loop: Any) -> None:
-    async def test(bench: Bench) -> None:
+def test_a_health_check_that_succeeds_again_brings_the_next_probe_forward(new_loop: Any) -> None:
+    async def test(harness: BreakerHarness) -> None:
         watch = DatabaseMonitor(Health())
-        watch.breaker = bench.breaker
+        watch.breaker = harness.breaker
         watch.mark_unavailable(OUTAGE)
         for _ in range(8):
-            await bench.fail("load")
-        bench.now += 1
-        assert not bench.breaker.may_probe
+            await harness.fail("load")
+        harness.now += 1
+        assert not harness.breaker.may_probe
         watch.mark_available()
         assert watch.fetch_mode() is FetchMode.PROBE
 
@@ -223,9 +222,9 @@ def test_a_look_that_succeeds_again_brings_the_next_probe_forward(new_loop: Any)
 def test_one_fault_is_logged_once_whether_a_call_or_a_check_met_it(
     new_loop: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The check's reason named host and database and the call's did not, so one fault was two lines."""
+    """Without the same form of both reasons (the check's names host and database) one fault would be two lines."""
 
-    async def test(_: Bench) -> None:
+    async def test(_: BreakerHarness) -> None:
         watch = DatabaseMonitor(Health(), "db.example:5432 (database kernel)")
         watch.mark_available()
         with pytest.raises(NeedsOperator), watch.breaker.attempt("commit"):
@@ -241,14 +240,14 @@ def test_one_fault_is_logged_once_whether_a_call_or_a_check_met_it(
 
 @both_loops
 @requirement("breaker")
-def test_it_says_so_when_a_probe_is_due(new_loop: Any) -> None:
-    async def test(bench: Bench) -> None:
-        said = asyncio.Event()
-        breaker = CircuitBreaker(lambda: said.set() if breaker.may_probe else None)
+def test_it_reports_a_change_when_a_probe_is_due(new_loop: Any) -> None:
+    async def test(harness: BreakerHarness) -> None:
+        due = asyncio.Event()
+        breaker = CircuitBreaker(lambda: due.set() if breaker.may_probe else None)
         with pytest.raises(Unavailable), breaker.attempt("load"):
             raise OUTAGE
-        assert not said.is_set()
-        await said.wait()
+        assert not due.is_set()
+        await due.wait()
 
     on(new_loop, test)
 
@@ -256,66 +255,66 @@ def test_it_says_so_when_a_probe_is_due(new_loop: Any) -> None:
 @both_loops
 @requirement("breaker")
 def test_a_probe_that_proves_nothing_is_followed_by_the_next_one_at_once(new_loop: Any) -> None:
-    """Commands whose calls are answered by now are loaded and never committed."""
+    """A command whose call already has a result is loaded and not committed."""
 
-    async def test(bench: Bench) -> None:
-        await bench.fail("commit")
-        bench.now += MAX_PROBE_INTERVAL_S
-        await bench.attempt("load")
-        assert bench.breaker.reason == "unavailable"
-        assert bench.breaker.may_probe
+    async def test(harness: BreakerHarness) -> None:
+        await harness.fail("commit")
+        harness.now += MAX_PROBE_INTERVAL_S
+        await harness.attempt("load")
+        assert harness.breaker.reason == "unavailable"
+        assert harness.breaker.may_probe
 
     on(new_loop, test)
 
 
 @both_loops
 @requirement("breaker")
-def test_it_is_forgotten_only_after_a_while_in_which_nothing_was_tried(new_loop: Any) -> None:
-    async def test(bench: Bench) -> None:
-        await bench.fail()
-        bench.now += MAX_PROBE_INTERVAL_S
-        bench.breaker.close_if_quiet()
-        assert bench.breaker.reason == "unavailable"
-        bench.now += MAX_PROBE_INTERVAL_S
+def test_without_attempts_it_closes_only_after_a_while(new_loop: Any) -> None:
+    async def test(harness: BreakerHarness) -> None:
+        await harness.fail()
+        harness.now += MAX_PROBE_INTERVAL_S
+        harness.breaker.close_if_quiet()
+        assert harness.breaker.reason == "unavailable"
+        harness.now += MAX_PROBE_INTERVAL_S
         held = asyncio.Event()
-        trying = asyncio.create_task(bench.attempt("load", until=held))
+        trying = asyncio.create_task(harness.attempt("load", until=held))
         await asyncio.sleep(0)
-        bench.breaker.close_if_quiet()
-        assert bench.breaker.reason == "unavailable"
+        harness.breaker.close_if_quiet()
+        assert harness.breaker.reason == "unavailable"
         held.set()
         await trying
-        bench.breaker.close_if_quiet()
-        assert bench.breaker.reason == ""
+        harness.breaker.close_if_quiet()
+        assert harness.breaker.reason == ""
 
     on(new_loop, test)
 
 
 @both_loops
 @requirement("breaker")
-def test_an_attempt_that_is_cancelled_says_nothing(new_loop: Any) -> None:
-    async def test(bench: Bench) -> None:
+def test_an_attempt_that_is_cancelled_changes_nothing(new_loop: Any) -> None:
+    async def test(harness: BreakerHarness) -> None:
         for before in ("", "unavailable"):
-            attempt = asyncio.create_task(bench.attempt(until=asyncio.Event()))
+            attempt = asyncio.create_task(harness.attempt(until=asyncio.Event()))
             await asyncio.sleep(0)
             attempt.cancel()
             await asyncio.wait([attempt])
-            assert bench.breaker.reason == before
-            await bench.fail()
+            assert harness.breaker.reason == before
+            await harness.fail()
 
     on(new_loop, test)
 
 
 @both_loops
 @requirement("breaker")
-def test_one_call_whose_commit_is_slow_again_and_again_never_opens_it(new_loop: Any) -> None:
-    async def test(bench: Bench) -> None:
-        await bench.fail(error=SLOW)
+def test_one_call_whose_commit_is_slow_repeatedly_never_opens_it(new_loop: Any) -> None:
+    async def test(harness: BreakerHarness) -> None:
+        await harness.fail(error=SLOW)
         for _ in range(50):
-            await bench.fail(error=SLOW, retry=True)
-        assert (bench.breaker.reason, bench.changes) == ("", 0)
-        await bench.attempt()
-        await bench.fail(error=SLOW)  # another such call, later
-        assert bench.breaker.reason == ""
+            await harness.fail(error=SLOW, retry=True)
+        assert (harness.breaker.reason, harness.changes) == ("", 0)
+        await harness.attempt()
+        await harness.fail(error=SLOW)  # another such call, later
+        assert harness.breaker.reason == ""
 
     on(new_loop, test)
 
@@ -325,23 +324,23 @@ def test_one_call_whose_commit_is_slow_again_and_again_never_opens_it(new_loop: 
 def test_two_calls_in_a_row_whose_commits_are_slow_open_it_and_another_call_closes_it_for_good(new_loop: Any) -> None:
     """Their retries neither open it again, nor put the probe off."""
 
-    async def test(bench: Bench) -> None:
-        await bench.fail(error=SLOW)
-        await bench.fail(error=SLOW)
-        assert bench.breaker.reason == "statement timeout"
-        bench.now += 0.2
+    async def test(harness: BreakerHarness) -> None:
+        await harness.fail(error=SLOW)
+        await harness.fail(error=SLOW)
+        assert harness.breaker.reason == "statement timeout"
+        harness.now += 0.2
         waiting = asyncio.Event()
-        retried = asyncio.create_task(bench.attempt(error=SLOW, until=waiting, retry=True))
+        retried = asyncio.create_task(harness.attempt(error=SLOW, until=waiting, retry=True))
         await asyncio.sleep(0)
-        assert bench.breaker.may_probe  # a result that waits is no probe of anything but its own rows
+        assert harness.breaker.may_probe  # a result that waits is no probe of anything but its own rows
         waiting.set()
         with pytest.raises(Contended):
             await retried
-        assert bench.breaker.may_probe
-        await bench.attempt()
-        assert bench.breaker.reason == ""
-        await bench.fail(error=SLOW, retry=True)
-        assert bench.breaker.reason == ""
+        assert harness.breaker.may_probe
+        await harness.attempt()
+        assert harness.breaker.reason == ""
+        await harness.fail(error=SLOW, retry=True)
+        assert harness.breaker.reason == ""
 
     on(new_loop, test)
 
@@ -349,11 +348,11 @@ def test_two_calls_in_a_row_whose_commits_are_slow_open_it_and_another_call_clos
 @both_loops
 @requirement("breaker")
 def test_a_waiting_result_that_is_slow_no_more_closes_it(new_loop: Any) -> None:
-    async def test(bench: Bench) -> None:
-        await bench.fail(error=SLOW)
-        await bench.fail(error=SLOW)
-        await bench.attempt(retry=True)
-        assert bench.breaker.reason == ""
+    async def test(harness: BreakerHarness) -> None:
+        await harness.fail(error=SLOW)
+        await harness.fail(error=SLOW)
+        await harness.attempt(retry=True)
+        assert harness.breaker.reason == ""
 
     on(new_loop, test)
 
@@ -361,18 +360,18 @@ def test_a_waiting_result_that_is_slow_no_more_closes_it(new_loop: Any) -> None:
 @both_loops
 @requirement("breaker")
 def test_a_slow_commit_neither_hides_an_outage_nor_ends_its_probes(new_loop: Any) -> None:
-    async def test(bench: Bench) -> None:
-        await bench.fail()
-        await bench.fail(error=SLOW)
-        assert bench.breaker.reason == "unavailable"
-        bench.now += MAX_PROBE_INTERVAL_S
+    async def test(harness: BreakerHarness) -> None:
+        await harness.fail()
+        await harness.fail(error=SLOW)
+        assert harness.breaker.reason == "unavailable"
+        harness.now += MAX_PROBE_INTERVAL_S
         held = asyncio.Event()
-        waiting = asyncio.create_task(bench.attempt(until=held, retry=True))
+        waiting = asyncio.create_task(harness.attempt(until=held, retry=True))
         await asyncio.sleep(0)
-        assert not bench.breaker.may_probe  # that of an outage is one
+        assert not harness.breaker.may_probe  # that of an outage is one
         held.set()
         await waiting
-        assert bench.breaker.reason == ""
+        assert harness.breaker.reason == ""
 
     on(new_loop, test)
 
@@ -380,15 +379,15 @@ def test_a_slow_commit_neither_hides_an_outage_nor_ends_its_probes(new_loop: Any
 @both_loops
 @requirement("breaker")
 def test_an_outage_takes_the_place_of_slow_commits_and_a_retry_finds_it_too(new_loop: Any) -> None:
-    async def test(bench: Bench) -> None:
-        await bench.fail(error=SLOW)
-        await bench.fail(error=OUTAGE, retry=True)
-        assert bench.breaker.reason == "unavailable"
-        await bench.attempt()
-        await bench.fail(error=SLOW)
-        await bench.fail(error=SLOW)
-        await bench.fail(error=DENIED)
-        assert bench.breaker.reason == "denied. grant it"
+    async def test(harness: BreakerHarness) -> None:
+        await harness.fail(error=SLOW)
+        await harness.fail(error=OUTAGE, retry=True)
+        assert harness.breaker.reason == "unavailable"
+        await harness.attempt()
+        await harness.fail(error=SLOW)
+        await harness.fail(error=SLOW)
+        await harness.fail(error=DENIED)
+        assert harness.breaker.reason == "denied. grant it"
 
     on(new_loop, test)
 
@@ -396,12 +395,12 @@ def test_an_outage_takes_the_place_of_slow_commits_and_a_retry_finds_it_too(new_
 @both_loops
 @requirement("breaker")
 def test_commits_that_are_slow_say_nothing_of_loads(new_loop: Any) -> None:
-    async def test(bench: Bench) -> None:
-        await bench.fail("commit", SLOW)
-        await bench.fail("load", SLOW)
-        assert bench.breaker.reason == ""
-        await bench.fail("load", SLOW)
-        assert bench.breaker.reason == "statement timeout"
+    async def test(harness: BreakerHarness) -> None:
+        await harness.fail("commit", SLOW)
+        await harness.fail("load", SLOW)
+        assert harness.breaker.reason == ""
+        await harness.fail("load", SLOW)
+        assert harness.breaker.reason == "statement timeout"
 
     on(new_loop, test)
 
@@ -424,17 +423,17 @@ class _Store:
 @both_loops
 @requirement("breaker")
 def test_a_commit_that_wrote_nothing_proves_nothing(new_loop: Any) -> None:
-    async def test(bench: Bench) -> None:
+    async def test(harness: BreakerHarness) -> None:
         given: Any = (None, None)
-        store = GuardedStore(cast("KernelStore", _Store([OUTAGE, False, True, True])), bench.breaker)
+        store = GuardedStore(cast("KernelStore", _Store([OUTAGE, False, True, True])), harness.breaker)
         with pytest.raises(Unavailable):
             await store.commit(*given)
         assert not await store.commit(*given)
-        assert bench.breaker.reason == "unavailable"
+        assert harness.breaker.reason == "unavailable"
         assert await store.report(*given)
-        assert bench.breaker.reason == "unavailable"
+        assert harness.breaker.reason == "unavailable"
         assert await store.commit(*given)
-        assert bench.breaker.reason == ""
+        assert harness.breaker.reason == ""
 
     on(new_loop, test)
 

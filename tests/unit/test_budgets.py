@@ -25,7 +25,7 @@ ONE = Amount(1)
 
 @dataclass
 class Pod:
-    """A replica with requests that wait (`asked`) and that run (`running`)."""
+    """Replica with requests that wait (`asked`) and that run (`running`), and the total in its journal (`noted`)."""
 
     allowance: Allowance
     asked: int = 0
@@ -54,7 +54,7 @@ class World:
         self.pods.append(Pod(Allowance(f"pod-{self.born}", Limit(self.limit))))
 
     def plan(self, pod: Pod) -> None:
-        """Read the record and work out its change."""
+        """Read the record and compute its change."""
         record = ledger.decode(self.value)
         pod.allowance.adopt(record, self.revision)
         if (own := record.shares.get(pod.allowance.name)) is not None:
@@ -63,13 +63,13 @@ class World:
         pod.planned = pod.allowance.plan(self.value, needs, self.now, journals=journals), self.revision
 
     def journals_of_dead(self, pod: Pod) -> dict[str, Amount]:
-        """Read the journals of those that are dead, and of the living that did not report in time."""
+        """Return the journals of replicas that count as dead: killed ones, and those that did not report in time."""
         journals = {each.allowance.name: each.noted for each in self.pods} | self.journals
         record, name = ledger.decode(self.value), pod.allowance.name
-        return {dead: journals[dead] for dead in ledger.dead(record, name, self.now)}
+        return {dead: journals[dead] for dead in ledger.dead_replicas(record, name, self.now)}
 
     def write(self, pod: Pod, *, answered: bool = True) -> None:
-        """Write what was planned unless another was first; without an answer the replica does not know."""
+        """Write the planned change unless another replica was first; without an answer its outcome is unknown."""
         if pod.planned is None:
             return
         planned, revision = pod.planned

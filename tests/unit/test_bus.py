@@ -87,7 +87,7 @@ def test_any_bytes_are_messages_or_a_protocol_error(data: bytes) -> None:
 
 
 @requirement("command.any")
-def test_a_control_line_without_an_end_is_not_kept_for_ever() -> None:
+def test_a_control_line_without_an_end_is_a_protocol_error() -> None:
     with pytest.raises(ProtocolError):
         parsed([b"x" * 30_000] * 10)
 
@@ -187,7 +187,7 @@ def held(project: str, agent: str = "agent", size: int = 0, more: Mapping[str, s
 
 
 def run(scheduler: FairScheduler, calls: int) -> list[str]:
-    """Projects of the next calls."""
+    """Run the next calls; return their projects."""
     return [work.flow[0] for work in islice(iter(scheduler.next, None), calls)]
 
 
@@ -227,7 +227,7 @@ def test_a_project_that_may_not_begin_a_command_is_passed_over_and_keeps_its_tur
 
 
 @requirement("hostile.neighbour")
-def test_agents_whose_commands_were_all_evicted_are_forgotten() -> None:
+def test_agents_whose_commands_were_all_evicted_are_removed() -> None:
     scheduler = FairScheduler()
     for number in range(2_000):
         scheduler.offer(held("flood", f"agent {number}"))
@@ -409,7 +409,7 @@ def test_every_command_leaves_once_and_those_of_an_agent_in_order(steps: list[An
 
 
 @requirement("intake")
-def test_names_that_are_made_up_are_forgotten() -> None:
+def test_projects_that_are_not_seen_again_are_removed() -> None:
     scheduler = FairScheduler()
     for number in range(20_000):
         scheduler.offer(work := held(f"project{number}"))

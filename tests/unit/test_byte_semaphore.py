@@ -29,7 +29,7 @@ LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
 
 @pytest.fixture(params=LOOPS)
 def run(request: pytest.FixtureRequest) -> Callable[[Coroutine[Any, Any, None]], None]:
-    """Runs a coroutine on each of the two event loops."""
+    """Return a function that runs a coroutine on one of the two event loops."""
 
     def run(work: Coroutine[Any, Any, None]) -> None:
         with asyncio.Runner(loop_factory=LOOPS[request.param]) as runner:

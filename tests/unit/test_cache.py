@@ -137,7 +137,7 @@ async def test_values_that_jsonb_rejects_are_cached_as_the_result_shows_them() -
 
 @requirement("cache")
 def test_every_field_of_an_output_is_either_cached_or_reset() -> None:
-    cached, reset = {"items", "state"}, {"usage", "cached", "may_store", "cheaper"}
+    cached, reset = {"items", "state"}, {"usage", "cached", "may_store", "cost_advice"}
     assert {field.name for field in fields(ToolOutput)} == cached | reset
 
 

@@ -216,7 +216,7 @@ def test_no_variable_of_the_executor_is_passed_to_tools(variable: str) -> None:
 
 
 def configured(config: dict[str, Any]) -> Settings:
-    """The settings that an executor reads from the rendered ConfigMap."""
+    """Return the settings that an executor reads from the rendered ConfigMap."""
     (config_map,) = objects_of({"config": config})["ConfigMap"]
     return Settings.model_validate({**POSTGRES, **tomllib.loads(config_map["data"]["openapi-tool.toml"])})
 
@@ -259,7 +259,7 @@ def test_keda_asks_for_the_stream_and_durable_of_the_settings(config: dict[str, 
 
 
 def limit_of(**sections: Any) -> str:
-    """The pod's memory limit that settings ask for."""
+    """Return the pod's memory limit for these settings."""
     settings = Settings.model_validate({**POSTGRES, **sections})
     budget = settings.egress.body_budget_bytes + settings.cache.max_bytes
     return f"{-(-memory_limit(budget, settings.executor.concurrency) // 2**20)}Mi"
@@ -452,7 +452,7 @@ def test_a_release_name_that_no_service_can_have_needs_an_override(release: str)
 
 
 def pods_of(deployment: str) -> list[str]:
-    """Names of pods of a Deployment, cut as Kubernetes does (k8s.io/apiserver names.SimpleNameGenerator)."""
+    """Return the names of its pods, truncated as by Kubernetes (k8s.io/apiserver names.SimpleNameGenerator)."""
     return [f"{f'{deployment}-{digest}-'[:58]}{suffix}" for digest, suffix in PODS.items()]
 
 
@@ -536,7 +536,7 @@ def test_no_manifest_contains_what_looks_like_a_key(values: dict[str, Any]) -> N
 
 
 def job_secrets(values: dict[str, Any]) -> set[str]:
-    """Names of the Secrets that the Job's pod refers to."""
+    """Return the names of the Secrets that the Job's pod refers to."""
     (job,) = objects_of(values)["Job"]
     text = json.dumps(job["spec"]["template"]["spec"])
     assert "envFrom" not in text

@@ -25,11 +25,11 @@ from tests.requirements import requirement
 from tests.unit.test_http import fetch
 
 LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
-PATIENCE_S = 10
+TIMEOUT_S = 10
 
 
-def answer(content: str = "c", *, headers: bytes = b"") -> bytes:
-    """A complete response."""
+def response(content: str = "c", *, headers: bytes = b"") -> bytes:
+    """Return a complete response."""
     body = json.dumps({"code": 200, "data": content}).encode()
     return b"HTTP/1.1 200 OK\r\n%bContent-Length: %d\r\n\r\n%b" % (headers, len(body), body)
 
@@ -51,7 +51,7 @@ class Peer:
         self._writer.close()
 
     async def request(self) -> None:
-        """Wait for one more request."""
+        """Wait for one more request, with the body that `fetch` sends."""
         await self._reader.readuntil(b'\r\n\r\n{"q":"x"}')
 
 
@@ -80,7 +80,7 @@ class Upstream:
     async def __aexit__(self, *_: object) -> None:
         await self.client.aclose()
         self._server.close()
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(TIMEOUT_S):
             await asyncio.gather(*(peer.gone.wait() for peer in self.peers))
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -94,17 +94,17 @@ class Upstream:
         writer.transport.abort()
 
     async def request(self) -> Any:
-        """Return the body of the answer to one more request."""
-        return (await fetch(self.client, seconds=PATIENCE_S))["data"]
+        """Send one more request; return the content of its response."""
+        return (await fetch(self.client, seconds=TIMEOUT_S))["data"]
 
 
 @pytest.fixture(params=LOOPS)
 def run(request: pytest.FixtureRequest) -> Callable[[Coroutine[Any, Any, None]], None]:
-    """Runs a coroutine on each of the two event loops."""
+    """Return a function that runs a coroutine on one of the two event loops."""
 
     def run(work: Coroutine[Any, Any, None]) -> None:
         with asyncio.Runner(loop_factory=LOOPS[request.param]) as runner:
-            runner.run(asyncio.wait_for(work, 2 * PATIENCE_S))
+            runner.run(asyncio.wait_for(work, 2 * TIMEOUT_S))
 
     return run
 
@@ -119,11 +119,11 @@ def test_a_request_counts_from_when_it_has_a_connection(run: Run, tmp_path: Path
     async def script(peer: Peer) -> None:
         for number in ("first", "second"):
             events.append("received")
-            peer.send(answer(number))
+            peer.send(response(number))
             await peer.request()
 
     async def send(upstream: Upstream, number: int) -> Any:
-        on_connected.set(lambda: lambda: events.append(f"{number} sent"))
+        on_connected.set(lambda: lambda: events.append(f"{number} sent"))  # stands for a weak reference to a callback
         return await upstream.request()
 
     async def check() -> None:
@@ -136,22 +136,22 @@ def test_a_request_counts_from_when_it_has_a_connection(run: Run, tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    "unsolicited", [answer("smuggled"), b"HTTP/1.1 200", b"\r\n"], ids=["whole", "started", "blank"]
+    "unsolicited", [response("smuggled"), b"HTTP/1.1 200", b"\r\n"], ids=["whole", "started", "blank"]
 )
-@pytest.mark.parametrize("seen_by", ["the loop", "the system"])
+@pytest.mark.parametrize("received_by", ["the client", "its socket only"])
 @requirement("egress.response")
 def test_unsolicited_response_reaches_no_later_request(
-    unsolicited: bytes, seen_by: str, run: Run, tmp_path: Path
+    unsolicited: bytes, received_by: str, run: Run, tmp_path: Path
 ) -> None:
     async def once(peer: Peer) -> None:
-        peer.send(answer(f"of connection {len(upstream.peers)}"))
+        peer.send(response(f"of connection {len(upstream.peers)}"))
 
     async def check() -> None:
         async with upstream:
             assert await upstream.request() == "of connection 1"
             upstream.peers[0].send(unsolicited)
-            if seen_by == "the loop":
-                async with asyncio.timeout(PATIENCE_S):
+            if received_by == "the client":
+                async with asyncio.timeout(TIMEOUT_S):
                     await upstream.peers[0].gone.wait()
             assert await upstream.request() == "of connection 2"
 
@@ -162,10 +162,10 @@ def test_unsolicited_response_reaches_no_later_request(
 @requirement("egress.response")
 def test_surplus_response_in_the_same_read_reaches_no_later_request(run: Run, tmp_path: Path) -> None:
     async def twice(peer: Peer) -> None:
-        head, _, body = answer(f"of connection {len(upstream.peers)}").partition(b"\r\n\r\n")
+        head, _, body = response(f"of connection {len(upstream.peers)}").partition(b"\r\n\r\n")
         peer.send(head + b"\r\n\r\n" + body[:5])
-        await asyncio.sleep(0)
-        peer.send(body[5:] + answer("smuggled"))
+        await asyncio.sleep(0)  # so that the end and the surplus are sent together, but apart from the beginning
+        peer.send(body[5:] + response("smuggled"))
 
     async def check() -> None:
         async with upstream:
@@ -179,10 +179,10 @@ def test_surplus_response_in_the_same_read_reaches_no_later_request(run: Run, tm
 @requirement("egress.response")
 def test_well_behaved_connection_is_reused(run: Run, tmp_path: Path) -> None:
     async def always(peer: Peer) -> None:
-        peer.send(answer("0", headers=b"X: y\r\n"))
+        peer.send(response("0", headers=b"X: y\r\n"))
         for number in range(1, 4):
             await peer.request()
-            peer.send(b"HTTP/1.1 103 Early Hints\r\nLink: <x>\r\n\r\n" + answer(str(number)))
+            peer.send(b"HTTP/1.1 103 Early Hints\r\nLink: <x>\r\n\r\n" + response(str(number)))
 
     async def check() -> None:
         async with upstream:
@@ -200,7 +200,7 @@ HINT = b"HTTP/1.1 103 Early Hints\r\nLink: <x>\r\n\r\n"
 @requirement("egress.response")
 def test_eight_informational_responses_may_come_before_an_answer(number: int, run: Run, tmp_path: Path) -> None:
     async def hint(peer: Peer) -> None:
-        peer.send(HINT * number + answer())
+        peer.send(HINT * number + response())
 
     async def check() -> None:
         async with upstream:
@@ -214,14 +214,14 @@ def test_eight_informational_responses_may_come_before_an_answer(number: int, ru
     run(check())
 
 
-@pytest.mark.parametrize("before", [b"", answer()[:-5]], ids=["instead of an answer", "after one"])
+@pytest.mark.parametrize("before", [b"", response()[:-5]], ids=["instead of an answer", "after one"])
 @requirement("egress.response")
 def test_endless_informational_responses_are_parsed_in_small_pieces_and_aborted(
     before: bytes, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def flood(peer: Peer) -> None:
         peer.send(before)
-        peer.send((answer()[-5:] if before else b"") + HINT * 50_000)
+        peer.send((response()[-5:] if before else b"") + HINT * 50_000)
 
     parsed: list[int] = []
 
@@ -236,7 +236,7 @@ def test_endless_informational_responses_are_parsed_in_small_pieces_and_aborted(
             else:
                 with pytest.raises(UpstreamUnavailable):
                     await upstream.request()
-            async with asyncio.timeout(PATIENCE_S):
+            async with asyncio.timeout(TIMEOUT_S):
                 await upstream.peers[0].gone.wait()
             assert max(parsed) <= 16_384
             assert sum(parsed) <= 3 * 16_384
@@ -248,11 +248,11 @@ def test_endless_informational_responses_are_parsed_in_small_pieces_and_aborted(
 
 
 @requirement("egress.response")
-def test_an_answer_of_many_pieces_arrives_whole_however_slowly_it_is_read(run: Run, tmp_path: Path) -> None:
+def test_a_response_larger_than_the_read_buffer_arrives_whole(run: Run, tmp_path: Path) -> None:
     text = "abcdefghij" * 80_000
 
     async def whole(peer: Peer) -> None:
-        peer.send(answer(text))
+        peer.send(response(text))
 
     async def chunked(peer: Peer) -> None:
         body = json.dumps({"code": 200, "data": text}).encode()
@@ -260,7 +260,7 @@ def test_an_answer_of_many_pieces_arrives_whole_however_slowly_it_is_read(run: R
         peer.send(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + parts + b"0\r\n\r\n")
 
     async def closed(peer: Peer) -> None:
-        peer.send(answer(text, headers=b"Connection: close\r\n"))
+        peer.send(response(text, headers=b"Connection: close\r\n"))
         peer.end()
 
     async def check(script: Script) -> None:
@@ -273,8 +273,8 @@ def test_an_answer_of_many_pieces_arrives_whole_however_slowly_it_is_read(run: R
 
 LINE = b"X: " + b"h" * 8_000 + b"\r\n"
 LARGE: dict[str, tuple[bytes, bool]] = {
-    "a head of 24 kB": (answer(headers=3 * LINE), True),
-    "a head of 96 kB": (answer(headers=12 * LINE), False),
+    "a head of 24 kB": (response(headers=3 * LINE), True),
+    "a head of 96 kB": (response(headers=12 * LINE), False),
     "a head of 96 kB that does not end": (b"HTTP/1.1 200 OK\r\n" + 12 * LINE, False),
     "trailers of 96 kB that do not end": (
         b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n" + 12 * LINE,
@@ -312,7 +312,7 @@ def test_non_body_bytes_of_a_response_are_limited_together(case: str, run: Run, 
 @pytest.mark.parametrize("piece", [b"1\r\n \r\n", b"8;" + b"x" * 200 + b"\r\n        \r\n"], ids=["tiny", "extended"])
 @requirement("egress.response")
 def test_body_in_chunks_that_are_mostly_framing_is_aborted(piece: bytes, run: Run, tmp_path: Path) -> None:
-    """500,000 chunks of one byte blocked the event loop for a second."""
+    """Parsing 500,000 chunks of one byte would block the event loop for a second."""
     head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 
     async def in_chunks(peer: Peer) -> None:
@@ -345,12 +345,14 @@ def test_a_body_in_many_chunks_of_a_usual_size_is_read(run: Run, tmp_path: Path)
 
 @requirement("egress.response")
 def test_a_small_answer_after_a_large_one_on_the_same_connection_is_read(run: Run, tmp_path: Path) -> None:
+    """The body of the first must not count for the second: its head would then look like 500 kB of chunk framing."""
+
     async def large_then_small(peer: Peer) -> None:
-        peer.send(answer("l" * 500_000))
+        peer.send(response("l" * 500_000))
         await peer.request()
-        peer.send(answer("s", headers=b"X-Padding: " + b"x" * 4_000 + b"\r\n")[:-10])
+        peer.send(response("s", headers=b"X-Padding: " + b"x" * 4_000 + b"\r\n")[:-10])
         await asyncio.sleep(0.1)
-        peer.send(answer("s")[-10:])
+        peer.send(response("s")[-10:])
 
     async def check() -> None:
         async with Upstream(tmp_path, large_then_small) as upstream:

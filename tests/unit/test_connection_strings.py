@@ -353,7 +353,7 @@ SCHEMES = ("nats", "tls", "http", "https")
 
 
 def assert_read_alike_urls(url: str) -> ServerUrl:
-    """The standard library, which the drivers use, must read an accepted URL alike."""
+    """Assert that the standard library, which the drivers use, parses an accepted URL alike."""
     parsed, parts = parse_url(url, SCHEMES), urlsplit(url)
     assert parsed.scheme == parts.scheme
     assert parsed.host.strip("[]").lower() == parts.hostname

@@ -78,14 +78,14 @@ def normal(text: str) -> str:
 
 
 def blocks(name: str) -> list[tuple[dict[str, Any], list[str]]]:
-    """Each result of a search with the lines that show it."""
+    """Return each result of a search with the lines that show it."""
     envelope = without_page_text(successes()[name])
     parts = re.split(r"^(?=\d+\. )", output(envelope).content, flags=re.MULTILINE)[1:]
     return [(item, part.splitlines()) for item, part in zip(envelope["data"], parts, strict=True)]
 
 
 def pair_lines(value: Any) -> Iterator[str]:
-    """The lines for links or images in the plain form, by text."""
+    """Return the lines for links or images in the plain form, by text."""
     for text, url in (value or {}).items():
         yield f"- {text}: {url}"
 
@@ -197,7 +197,7 @@ def test_a_page_keeps_its_head_body_and_lists(name: str) -> None:
 
 
 def assert_told(warning: str, error: ToolError) -> None:
-    """A page's own lines are quoted; the upstream's warnings about its options are reworded for the model."""
+    """Assert that a page's own lines are quoted, and that warnings about upstream options are reworded."""
     lines = warning.splitlines()
     own = " ".join(line for line in lines if not upstream_warning_type(line))
     assert not own or f'"{normal(own)}"' in error.message
@@ -285,7 +285,7 @@ def test_case_15_every_item_is_in_its_own_frame(name: str) -> None:
 
 
 def _planted(value: Any, text: str) -> Any:
-    """A text at the end of every text, names of links included."""
+    """Append a text to every text, names of links included."""
     if isinstance(value, dict):
         named = value and all(isinstance(inner, str) for inner in value.values()) and "title" not in value
         return {(f"{key} {text}" if named else key): _planted(inner, text) for key, inner in value.items()}
@@ -638,7 +638,7 @@ items_truncation = st.builds(
 
 
 def read_on(found: Sequence[Item], chars: int, tokens: int = 10_000_000) -> Iterator[str]:
-    """All parts of an output as shown to a model, in order."""
+    """Return all parts of an output as shown to a model, in order."""
     limit = Limit(chars, tokens)
     parts = uncut_parts(found, limit)
     if parts is not None:

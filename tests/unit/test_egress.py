@@ -413,7 +413,7 @@ class StaticResolver(AbstractResolver):
         ]
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: the resolver holds no resources."""
 
 
 NOT_PUBLIC = [

@@ -31,9 +31,9 @@ NO_LIMITS = LimitOptions()
 
 @dataclass
 class Replicas:
-    """Limiters over one store in memory; `down` while it is unavailable, `full` while it can only be read.
+    """Limiters of several replicas with one clock (`now`) and one store in memory.
 
-    `now` is the time of all.
+    The store is unavailable while `down`, and can only be read while `full`.
     """
 
     options: LimitOptions = NO_LIMITS
@@ -149,7 +149,7 @@ async def test_faults_of_a_call_and_single_refusals_never_block_a_key(statuses: 
 
 
 @requirement("keys.blocked")
-async def test_refusals_of_the_items_of_one_call_count_once_and_are_forgotten() -> None:
+async def test_refusals_of_the_items_of_one_call_count_once_and_expire() -> None:
     async with replicas(1) as world:
         [limiter] = world.limiters
         for _ in range(3):
@@ -160,18 +160,18 @@ async def test_refusals_of_the_items_of_one_call_count_once_and_are_forgotten() 
         await world.done(limiter)
 
 
-@pytest.mark.parametrize("forgotten", [False, True])
+@pytest.mark.parametrize("record_lost", [False, True])
 @requirement("keys.tried_again")
-async def test_one_call_of_all_replicas_tries_a_blocked_key_again(forgotten: bool) -> None:  # noqa: FBT001
+async def test_one_call_of_all_replicas_tries_a_blocked_key_again(record_lost: bool) -> None:  # noqa: FBT001
     async with replicas() as world:
         one, two = world.limiters
         for limiter in (one, two):
             await world.refused(limiter, 40201)
         world.now += RETRY_S
-        if forgotten:
+        if record_lost:
             world.records.clear()
         trial = await world.permit(two)
-        if not forgotten:
+        if not record_lost:
             with pytest.raises(BudgetExceeded):
                 await world.permit(one)
             trial.failed(refusal(40201))
@@ -205,7 +205,7 @@ async def test_a_new_value_is_not_blocked_by_refusals_of_the_old_one() -> None:
 
 
 @requirement("keys.blocked")
-async def test_without_the_store_a_replica_goes_by_its_own_calls() -> None:
+async def test_without_the_store_a_replica_uses_the_outcomes_of_its_own_calls() -> None:
     async with replicas() as world:
         one, two = world.limiters
         world.down = True
@@ -220,7 +220,7 @@ async def test_without_the_store_a_replica_goes_by_its_own_calls() -> None:
 
 
 @requirement("keys.blocked")
-async def test_calls_that_wait_for_a_key_are_answered_once_it_is_blocked() -> None:
+async def test_calls_that_wait_for_a_key_fail_once_it_is_blocked() -> None:
     async with replicas(1, LimitOptions(search_requests_per_minute=10)) as world:
         [limiter] = world.limiters
         permits = [await world.permit(limiter) for _ in range(10)]
@@ -234,7 +234,7 @@ async def test_calls_that_wait_for_a_key_are_answered_once_it_is_blocked() -> No
 
 @pytest.mark.parametrize("ending", ["refused for its own reasons", "cancelled", "cancelled while it waited"])
 @requirement("keys.tried_again")
-async def test_a_trial_that_says_nothing_about_the_key_is_followed_by_the_next_call(ending: str) -> None:
+async def test_after_a_trial_that_does_not_depend_on_the_key_the_next_call_tries_it(ending: str) -> None:
     async with replicas(1, LimitOptions(search_requests_per_minute=10)) as world:
         [limiter] = world.limiters
         for _ in range(2):
@@ -242,7 +242,7 @@ async def test_a_trial_that_says_nothing_about_the_key_is_followed_by_the_next_c
         world.now += RETRY_S
         if ending == "cancelled while it waited":
             trial = asyncio.create_task(world.permit(limiter))
-            while not limiter.snapshot()[0]["running"]:  # noqa: ASYNC110 - no event tells
+            while not limiter.snapshot()[0]["running"]:  # noqa: ASYNC110 - there is no event for it
                 await asyncio.sleep(0)
             trial.cancel()
             await asyncio.wait([trial])

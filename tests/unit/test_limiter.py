@@ -1,4 +1,4 @@
-"""Limits that one call, one replica or one damaged record could make useless for all others."""
+"""Limits under outliers: one call, one replica or one damaged record must not stop all others."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ RECORD = "limit.A.search"
 
 
 @dataclass
-class Opening:
+class ConcurrentLoad:
     """Replicas that always want to open more requests, each of which takes `request_s` seconds."""
 
     world: World
@@ -37,7 +37,7 @@ class Opening:
     most: int = 0
 
     def run(self, seconds: float) -> list[int]:
-        """Return how many requests each replica has opened."""
+        """Run for `seconds`; return how many requests each replica has opened."""
         opened = dict.fromkeys(map(id, self.world.pods), 0)
         end, chance = self.world.now + seconds, random.Random(3)  # noqa: S311
         while self.world.now < end:
@@ -69,14 +69,14 @@ def test_a_replica_that_starts_later_gets_its_share_of_concurrent_requests(limit
     world = World(Rates(concurrent=limit))
     world.start()
     world.pods[0].waiting = 12
-    opening = Opening(world)
-    [alone] = opening.run(20)
+    load = ConcurrentLoad(world)
+    [alone] = load.run(20)
     for _ in range(3):
         world.start()
         world.pods[-1].waiting = 12
-    opening.run(10)
-    opened = opening.run(80)
-    assert opening.most <= limit
+    load.run(10)
+    opened = load.run(80)
+    assert load.most <= limit
     assert max(opened) <= 1.5 * min(opened)
     assert sum(opened) >= 0.5 * 4 * alone  # with one request at a time, a replica waits for its turn
 
@@ -86,13 +86,13 @@ def test_concurrent_requests_of_a_killed_replica_are_free_after_seconds() -> Non
     world = World(Rates(concurrent=4))
     world.start()
     world.pods[0].waiting = 12
-    opening = Opening(world, request_s=30)
-    assert opening.run(2) == [4]
+    load = ConcurrentLoad(world, request_s=30)
+    assert load.run(2) == [4]
     world.pods.clear()
-    opening.open.clear()
+    load.open.clear()
     world.start()
     world.pods[0].waiting = 12
-    assert opening.run(6) == [4]
+    assert load.run(6) == [4]
 
 
 @requirement("limits.shared")
@@ -102,7 +102,7 @@ def test_no_replica_takes_the_concurrent_requests_of_others_after_an_outage() ->
         world.start()
         world.pods[-1].waiting = 2
     one, two = world.pods
-    assert Opening(world, request_s=100).run(0.25) == [2, 2]
+    assert ConcurrentLoad(world, request_s=100).run(0.25) == [2, 2]
     one.waiting = two.waiting = 12
     world.now += 20  # no report gets through
     for _ in range(3):
@@ -124,10 +124,10 @@ def test_a_limit_of_fewer_concurrent_requests_than_replicas_is_used(limit: int) 
     for _ in range(4):
         world.start()
         world.pods[-1].waiting = 12
-    opening = Opening(world, request_s=0.3, step_s=0.05)
-    opening.run(5)
-    opened = opening.run(60)
-    assert opening.most <= limit
+    load = ConcurrentLoad(world, request_s=0.3, step_s=0.05)
+    load.run(5)
+    opened = load.run(60)
+    assert load.most <= limit
     assert sum(opened) >= 0.85 * limit * 60 / 0.3
     assert max(opened) <= 1.4 * min(opened)
 
@@ -172,7 +172,7 @@ async def test_a_forged_change_with_a_huge_revision_holds_calls_back_for_seconds
 
 
 def forge(world: Replicas, part: dict[str, object]) -> None:
-    """Replace parts of the stored record, and tell all replicas."""
+    """Replace parts of the stored record, and notify all replicas."""
     revision, value = world.records[RECORD]
     forged = orjson.dumps(orjson.loads(value) | part)
     world.records[RECORD] = revision + 1, forged
@@ -181,7 +181,7 @@ def forge(world: Replicas, part: dict[str, object]) -> None:
 
 
 IN_2096 = 4_000_000_000
-GREEDY = [IN_2096, 1_000_000, IN_2096, 1_000_000, 0, 1_000_000, 0, 1, 0]
+GREEDY = [IN_2096, 1_000_000, IN_2096, 1_000_000, 0, 1_000_000, 0, 1, 0]  # the stored fields of a `Replica`
 
 
 @pytest.mark.parametrize(
@@ -247,19 +247,17 @@ async def test_a_replica_pauses_after_a_429_although_the_store_refuses_writes(op
 
 
 @requirement("limits.shared")
-async def test_a_429_during_a_write_of_the_record_is_not_forgotten() -> None:
+async def test_a_429_during_a_write_of_the_record_is_not_lost() -> None:
     async with replicas(1, LimitOptions(search_requests_per_minute=60)) as world:
         [limiter] = world.limiters
         permit = await world.permit(limiter)
         write = world.write
-        writing, go_on, end = asyncio.Event(), asyncio.Event(), asyncio.Event()
-
-        def started() -> asyncio.Event:
-            writing.set()
-            return go_on
+        writing, end_first, end_second = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
         async def slow(name: str, value: bytes, revision: int) -> int | None:
-            await (end if writing.is_set() else started()).wait()
+            end = end_second if writing.is_set() else end_first
+            writing.set()
+            await end.wait()
             return await write(name, value, revision)
 
         world.write = slow  # type: ignore[method-assign]
@@ -269,15 +267,15 @@ async def test_a_429_during_a_write_of_the_record_is_not_forgotten() -> None:
         error = refusal(42901)
         error.retry_after = 90
         permit.failed(error)
-        go_on.set()
+        end_first.set()
         await asyncio.sleep(0.1)  # the first write is confirmed; that of the pause is under way
         paused_s = limiter.snapshot()[0]["paused_s"]
-        end.set()
+        end_second.set()
         assert paused_s > 80
 
 
 @requirement("limits.window")
-async def test_a_defect_of_the_limiter_is_logged_and_calls_go_through_afterwards(
+async def test_a_defect_of_the_limiter_is_logged_and_later_calls_get_permits(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.ERROR)
@@ -366,7 +364,7 @@ async def test_slow_requests_of_one_project_do_not_end_the_wait_of_quick_ones() 
 
 
 @requirement("limits.waiting")
-async def test_a_call_that_gets_no_permit_is_told_when_to_come_again() -> None:
+async def test_a_call_without_a_permit_gets_retry_after() -> None:
     async with replicas(1, LimitOptions(search_concurrent=1)) as world:
         [limiter] = world.limiters
         held = await world.permit(limiter)

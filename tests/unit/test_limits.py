@@ -30,7 +30,7 @@ STEP_S = 0.25
 
 @dataclass
 class Store:
-    """The shared record; `revision` counts its changes."""
+    """Shared record; `revision` counts its changes."""
 
     value: bytes | None = None
     revision: int = 0
@@ -38,10 +38,14 @@ class Store:
 
 @dataclass
 class Pod:
-    """A replica with calls that wait; its clock is off by `error_s`."""
+    """Replica with `waiting` calls, whose clock is ahead by `clock_error_s`.
+
+    `planned` is a change that is not written yet, with the revision that it is based on, `unsure` one whose write had
+    an unknown outcome. The next change is made at `due`.
+    """
 
     allowance: Allowance
-    error_s: float = 0.0
+    clock_error_s: float = 0.0
     waiting: int = 0
     planned: tuple[Planned, int] | None = None
     unsure: Planned | None = None
@@ -59,28 +63,28 @@ class World:
     sent: list[float] = field(default_factory=list)
     born: int = 0
 
-    def start(self, error_s: float = 0.0) -> None:
+    def start(self, clock_error_s: float = 0.0) -> None:
         self.born += 1
-        self.pods.append(Pod(Allowance(f"pod-{self.born}", self.rates), error_s))
+        self.pods.append(Pod(Allowance(f"pod-{self.born}", self.rates), clock_error_s))
 
-    def send(self, pod: Pod, most: int) -> int:
+    def send(self, pod: Pod, maximum: int) -> int:
         done = 0
-        while done < most and (use := pod.allowance.take(self.now + pod.error_s)) is not None:
+        while done < maximum and (use := pod.allowance.take(self.now + pod.clock_error_s)) is not None:
             pod.allowance.settle(use, None)
             self.sent.append(self.now)
             done += 1
         return done
 
     def plan(self, pod: Pod) -> None:
-        """Read the record and work out its change."""
+        """Read the record and compute its change."""
         if pod.unsure is not None and pod.allowance.is_written(pod.unsure, self.store.value):
             pod.allowance.confirm(pod.unsure, self.store.revision)
         pod.unsure = None
-        planned = pod.allowance.plan(self.store.value, pod.waiting, self.now + pod.error_s)
+        planned = pod.allowance.plan(self.store.value, pod.waiting, self.now + pod.clock_error_s)
         pod.planned = planned, self.store.revision
 
     def write(self, pod: Pod, *, answered: bool = True) -> bool:
-        """Write what was planned unless another was first; without an `answer` the replica does not know."""
+        """Write the planned change unless another replica was first; without an answer its outcome is unknown."""
         if pod.planned is None:
             return False
         planned, revision = pod.planned
@@ -112,7 +116,7 @@ class World:
         elif act == "crash":
             self.pods.remove(pod)
 
-    def most_in_a_window(self) -> int:
+    def max_in_a_window(self) -> int:
         most = first = 0
         for at, time in enumerate(self.sent):
             while self.sent[first] <= time - WINDOW_S:
@@ -135,8 +139,8 @@ def test_no_interleaving_sends_more_than_the_limit(
 ) -> None:
     """Conflicts, writes of unknown outcome, crashes, restarts, and clocks that differ by up to the margin."""
     world = World(Rates(limit))
-    for error_s in errors[:2]:
-        world.start(error_s)
+    for clock_error_s in errors[:2]:
+        world.start(clock_error_s)
     for act, which, seconds in acts:
         if act == "pass":
             world.now += seconds
@@ -144,18 +148,18 @@ def test_no_interleaving_sends_more_than_the_limit(
             world.start(errors[len(world.pods)])
         elif world.pods:
             world.do(act, world.pods[which % len(world.pods)], which)
-    assert world.most_in_a_window() <= limit
+    assert world.max_in_a_window() <= limit
 
 
 def overload(world: World, seconds: float, seed: int = 1) -> list[int]:
-    """Let every replica have more calls than it may send; return how many each has sent."""
+    """Give every replica more calls than it may send; return how many each has sent."""
     chance, end = random.Random(seed), world.now + seconds  # noqa: S311
     done = {id(pod): 0 for pod in world.pods}
     while world.now < end:
         world.now += STEP_S
         for pod in chance.sample(world.pods, len(world.pods)):
             pod.waiting = 100
-            if world.now >= pod.due and pod.allowance.free_in_s(world.now + pod.error_s) <= 0:
+            if world.now >= pod.due and pod.allowance.free_in_s(world.now + pod.clock_error_s) <= 0:
                 world.change(pod)
                 pod.due = world.now + chance.uniform(0.75, 1.25)
             done[id(pod)] = done.get(id(pod), 0) + world.send(pod, 100)
@@ -165,13 +169,13 @@ def overload(world: World, seconds: float, seed: int = 1) -> list[int]:
 @requirement("limits.shared", "limits.window")
 def test_replicas_use_the_limit_in_equal_shares_whatever_their_clocks() -> None:
     world = World(Rates(600))
-    for error_s in (-0.2, -0.1, 0.1, 0.2):
-        world.start(error_s)
+    for clock_error_s in (-0.2, -0.1, 0.1, 0.2):
+        world.start(clock_error_s)
     sent = overload(world, 300)
     assert sum(sent) >= 0.95 * 5 * 600
     mean = sum(sent) / len(sent)
     assert all(0.8 * mean <= share <= 1.2 * mean for share in sent)
-    assert world.most_in_a_window() <= 600
+    assert world.max_in_a_window() <= 600
 
 
 @requirement("limits.shared")
@@ -188,7 +192,7 @@ def test_the_others_get_the_share_of_a_killed_replica_and_new_ones_get_theirs() 
     overload(world, 10)
     sent = overload(world, 60)
     assert max(sent) <= 1.2 * min(sent)
-    assert world.most_in_a_window() <= 600
+    assert world.max_in_a_window() <= 600
 
 
 @requirement("limits.window")
@@ -203,7 +207,7 @@ def test_without_the_store_a_replica_uses_its_share_of_what_was_left() -> None:
         world.now += STEP_S
         for pod in world.pods:
             world.send(pod, 100)
-    assert 50 <= world.most_in_a_window() <= 60
+    assert 50 <= world.max_in_a_window() <= 60
 
 
 @requirement("limits.shared")
@@ -278,7 +282,7 @@ def test_a_record_keeps_a_thousand_replicas_and_every_block_that_counts() -> Non
     stored = records.encode(record)
     assert len(stored) < MAX_VALUE_BYTES
     assert records.decode(stored) == record
-    record.forget(START + 20)
+    record.drop_expired(START + 20)
     assert len(record.replicas) == records.MAX_REPLICAS
     assert sum(one.requests for one in record.replicas.values()) == records.MAX_REPLICAS
 
@@ -307,7 +311,7 @@ def test_replicas_share_a_limit_of_a_few_requests_worth_of_tokens() -> None:
     sent = overload(world, 1_200)
     assert sum(sent) >= 0.9 * 20 * 3
     assert max(sent) <= 1.5 * min(sent)
-    assert world.most_in_a_window() <= 3
+    assert world.max_in_a_window() <= 3
 
 
 @requirement("limits.shared")

@@ -38,7 +38,7 @@ def prepared(tool: str, values: dict[str, Any], schema: dict[str, Any] | None = 
 
 
 def refusal(tool: str, values: dict[str, Any], schema: dict[str, Any] | None = None) -> str:
-    """The message about a call that is refused before anything is sent."""
+    """Return the error message of a call that is refused before anything is sent."""
     found = definition({"tool": tool}, parameters=CATALOGUE[tool].schema() if schema is None else schema)
     with pytest.raises(BadRequest) as failed:
         resolve_parameters(found, prepared(tool, values, schema))

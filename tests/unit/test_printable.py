@@ -24,7 +24,7 @@ from openapi_tool.bus.dead_letter_record import DeadLetter, dead_letter
 from openapi_tool.cli import app, common, deadletters, demo, dev, tools_apply, tools_files, tools_registry
 from openapi_tool.cli import call as call_command
 from openapi_tool.local.caller import PlacedCall, ResultRows
-from openapi_tool.local.demo import Journey
+from openapi_tool.local.demo import CompletedCall
 from openapi_tool.telemetry.logs import ConsoleFormatter
 from openapi_tool.telemetry.printable import printable_json, printable_line, printable_lines
 from openapi_tool.telemetry.redact import Redactor
@@ -44,7 +44,7 @@ UNSAFE = (
 
 
 def assert_text(written: str) -> None:
-    """The markup as it is, the rest escaped, and no line that begins like one of ours."""
+    """Assert that markup is unchanged, the rest escaped, and that no line begins like one of ours."""
     assert UNSAFE & set(written) <= {"\n"}
     assert "[/bold][link=https://evil.example]here[/link] :smile:" in written.replace("\n", "")
     assert not [line for line in written.splitlines() if line.startswith("openapi-tool: forged")]
@@ -245,7 +245,7 @@ def test_output_of_demo_is_escaped(monkeypatch: pytest.MonkeyPatch, capsys: pyte
         "data": HOSTILE,
     }
     request: dict[str, Any] = {"method": "GET", "host": HOSTILE, "target": HOSTILE, "headers": {}, "body": None}
-    journey = Journey(
+    journey = CompletedCall(
         HOSTILE,
         {HOSTILE: HOSTILE},
         of_call,

@@ -403,7 +403,7 @@ TABLE: dict[str, Bound] = {
 
 
 def patterns() -> Iterator[str]:
-    """`file name` of every pattern; an unnamed one is shown itself."""
+    """Return `file name` of every pattern; for one without a name the pattern itself."""
     for path in sorted(PACKAGE.rglob("*.py")):
         names = _patterns(path.read_text(encoding="utf-8"))
         yield from (f"{path.relative_to(PACKAGE).as_posix()} {name}" for name in names)

@@ -291,7 +291,7 @@ def test_the_kernels_config_has_lower_precedence_than_our_file(tmp_path: Path, m
 
 
 def kernel_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> Settings:
-    """The settings with this `config.toml` of the kernel."""
+    """Return the settings with this `config.toml` of the kernel."""
     file = tmp_path / "config.toml"
     file.write_text(text)
     monkeypatch.setenv(KERNEL_CONFIG_VARIABLE, str(file))

@@ -433,10 +433,10 @@ async def test_case_11_a_search_ends_with_the_time_of_its_call() -> None:
 @pytest.mark.parametrize(
     ("values", "says"),
     [
-        ({"find": "x"}, "find: looks through an earlier result that was cut, and needs the cursor that it named"),
-        ({"find": "x", "url": "https://a.example/"}, "find: looks through an earlier result that was cut"),
-        ({"find": "x", "question": "y"}, "find: looks through an earlier result that was cut"),
-        ({"question": "x", "cursor": None}, "question: looks through an earlier result that was cut"),
+        ({"find": "x"}, "find: searches an earlier truncated result, and needs the cursor that it named"),
+        ({"find": "x", "url": "https://a.example/"}, "find: searches an earlier truncated result"),
+        ({"find": "x", "question": "y"}, "find: searches an earlier truncated result"),
+        ({"question": "x", "cursor": None}, "question: searches an earlier truncated result"),
         ({"find": "x", "question": "y", "cursor": "C"}, "find: cannot be given together with question"),
         ({"find": " \n", "cursor": "C"}, "find: must be a text of 1 to 200 characters"),
         ({"find": "x" * 201, "cursor": "C"}, "find: must be a text of 1 to 200 characters"),

@@ -38,7 +38,7 @@ PARENT = SpanContext(TRACE_ID, "b7ad6b7169203331", "01")
 
 
 def facts(**changes: Any) -> CallFacts:
-    """A call of three seconds."""
+    """Return the record of a call of three seconds."""
     known: dict[str, Any] = {
         "ids": {"project_id": "p", "tool_call_id": "c"},
         "trace_id": TRACE_ID,

@@ -40,7 +40,7 @@ Run = Callable[..., ToolResult]
 
 
 def defined(mode: str = "reader", **options: Any) -> dict[str, Any]:
-    """A custom definition, as in a file."""
+    """Return a custom definition, as in a file."""
     jina = {"mode": mode, **options.pop("jina", {})}
     return {
         "tool_name": "own",
@@ -172,7 +172,7 @@ def test_a_definition_that_may_not_be_applied_is_refused_with_its_place(tmp_path
 
 @pytest.fixture
 def openapi_tool_settings() -> Mapping[str, Any]:
-    """Of the tests below."""
+    """Settings of the tests below."""
     return {
         "secrets": {"allowed_env": ["DOCS_KEY"], "env_parameters": ["tenant_token"]},
         "policy": {"projects": {"proj_quiet": {"deny": ["*"]}}},

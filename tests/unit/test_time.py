@@ -154,7 +154,7 @@ SERVER_S = 1_800_000_000.0
 
 @pytest.fixture
 def local(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
-    """Both local clocks, to be moved by hand; the wall clock is 28 s ahead."""
+    """Both local clocks, set by the test; the wall clock is 28 s ahead."""
     clocks = {"monotonic": 1000.0, "time": SERVER_S + 28}
     for name in ("monotonic", "time"):
         monkeypatch.setattr(time, name, lambda name=name: clocks[name])

@@ -39,7 +39,7 @@ SCHEMA = {
 
 
 def nested(depth: int) -> Any:
-    """A text nested in this number of lists."""
+    """Return a text nested in this number of lists."""
     value: Any = "x"
     for _ in range(depth):
         value = [value]

@@ -271,7 +271,7 @@ LENGTH = MAX_URL_CHARS
 
 
 def filled(piece: str, head: str = "", tail: str = "") -> str:
-    """As many pieces as fit between head and tail in a text of maximum length."""
+    """Return head, as many pieces as fit in a text of maximum length, and tail."""
     return head + piece * ((LENGTH - len(head) - len(tail)) // len(piece)) + tail
 
 
@@ -470,7 +470,7 @@ def part_spellings(value: int) -> list[str]:
 
 @st.composite
 def v4_hosts(draw: st.DrawFn, networks: tuple[str, ...]) -> str:
-    """One address of the networks, in one to four parts, each in one of its spellings, then disguised."""
+    """Draw an address of the networks in one to four parts, each in one of its notations, then disguise it."""
     address = draw(st.one_of([st.ip_addresses(network=network) for network in networks]))
     data = address.packed
     front = draw(st.integers(0, 3))

@@ -102,7 +102,7 @@ def test_control_fields_are_allowed_and_ignored(field: str) -> None:
 
 
 @requirement("v1r3.command")
-def test_headers_of_v1r4_name_nobody() -> None:
+def test_identity_headers_of_v1r4_are_ignored() -> None:
     claimed = V1R3.decode(command_message(HEADERS | {"CG-Agent-Id": "other", "CG-Tool-Call-Id": "other"})).identity
     assert (claimed.agent_id, claimed.tool_call_id) == ("agent", "call")
 
@@ -142,7 +142,7 @@ def test_missing_ids_are_taken_from_the_call_card() -> None:
 
 @pytest.mark.parametrize("data", [b"", b"[1,2]", b"{", b"null", b"\xff"])
 @requirement("v1r3.command")
-def test_a_body_that_names_nobody_cannot_be_answered(data: bytes) -> None:
+def test_a_body_without_identity_is_unanswerable(data: bytes) -> None:
     command = V1R3.decode(command_message(data=data))
     with pytest.raises(Unanswerable):
         identify(command.identity, None)

@@ -47,7 +47,7 @@ OTHERS = "cg.v1r4.others.public.cmd.tool.jina.search"
 WITHIN_S = 10.0
 
 
-class Bench:
+class ConsumerHarness:
     """Consumer with a fetch mode set by the test, and the deliveries that it handled; `release` ends handlers."""
 
     def __init__(self, world: World, client: BusClient, mode: FetchMode, durable: DurableOptions) -> None:
@@ -89,69 +89,70 @@ class Bench:
 
 
 @asynccontextmanager
-async def running(world: World, mode: FetchMode, durable: DurableOptions = OPTIONS) -> AsyncIterator[Bench]:
+async def running(world: World, mode: FetchMode, durable: DurableOptions = OPTIONS) -> AsyncIterator[ConsumerHarness]:
     bootstrap = build_bootstrap(Settings(postgres=DSN, nats={"servers": world.stack.nats.url}), {})
     async with connected(bootstrap.bus) as client:
-        bench = Bench(world, client, mode, durable)
-        bench.consumer.start()
-        yield bench
-        bench.release.set()
-        await bench.consumer.stop(1.0)
+        harness = ConsumerHarness(world, client, mode, durable)
+        harness.consumer.start()
+        yield harness
+        harness.release.set()
+        await harness.consumer.stop(1.0)
 
 
 @requirement("outage")
 async def test_in_fetch_mode_none_no_request_is_open_and_nothing_is_delivered(idle_world: World) -> None:
-    async with running(idle_world, FetchMode.UNLIMITED) as bench:
-        await bench.info(lambda info: info.num_waiting == 1)
-        bench.set_mode(FetchMode.NONE)
-        await bench.info(lambda info: info.num_waiting == 0)
-        await bench.publish(3)
-        info = await bench.info(lambda info: info.num_pending == 3)
-        assert (info.delivered.consumer_seq, info.num_waiting, bench.handled) == (0, 0, [])
-        bench.release.set()
-        bench.set_mode(FetchMode.UNLIMITED)
-        info = await bench.info(lambda info: info.ack_floor.consumer_seq == 3)
+    async with running(idle_world, FetchMode.UNLIMITED) as harness:
+        await harness.info(lambda info: info.num_waiting == 1)
+        harness.set_mode(FetchMode.NONE)
+        await harness.info(lambda info: info.num_waiting == 0)
+        await harness.publish(3)
+        info = await harness.info(lambda info: info.num_pending == 3)
+        assert (info.delivered.consumer_seq, info.num_waiting, harness.handled) == (0, 0, [])
+        harness.release.set()
+        harness.set_mode(FetchMode.UNLIMITED)
+        info = await harness.info(lambda info: info.ack_floor.consumer_seq == 3)
         assert info.delivered.consumer_seq == 3
-        assert [delivery.attempt for delivery in bench.handled] == [1, 1, 1]
+        assert [delivery.attempt for delivery in harness.handled] == [1, 1, 1]
 
 
 @requirement("outage")
 async def test_messages_in_transit_are_handed_back_at_once_and_need_no_lease(idle_world: World) -> None:
-    async with running(idle_world, FetchMode.NONE) as bench:
-        await bench.info(lambda _: True)
-        await bench.publish(6)
+    async with running(idle_world, FetchMode.NONE) as harness:
+        await harness.info(lambda _: True)
+        await harness.publish(6)
         stopped = False
 
-        def until_the_first() -> FetchMode:
+        def none_once_one_runs() -> FetchMode:
             nonlocal stopped
-            stopped = stopped or bool(bench.consumer.running)
+            stopped = stopped or bool(harness.consumer.running)
             return FetchMode.NONE if stopped else FetchMode.UNLIMITED
 
-        bench.mode = until_the_first
-        bench.consumer.wake()
-        await bench.info(lambda info: info.delivered.stream_seq == 6 and info.num_waiting == 0)
-        assert len(bench.handled) == 1
-        bench.release.set()
-        bench.set_mode(FetchMode.UNLIMITED)
-        await bench.info(lambda info: info.ack_floor.stream_seq == 6)
-        assert [delivery.attempt for delivery in bench.handled] == [1] * 6
+        harness.mode = none_once_one_runs
+        harness.consumer.wake()
+        await harness.info(lambda info: info.delivered.stream_seq == 6 and info.num_waiting == 0)
+        assert len(harness.handled) == 1
+        harness.release.set()
+        harness.set_mode(FetchMode.UNLIMITED)
+        await harness.info(lambda info: info.ack_floor.stream_seq == 6)
+        assert [delivery.attempt for delivery in harness.handled] == [1] * 6
     with pytest.raises((NoKeysError, BucketNotFoundError)):
         await (await idle_world.caller.client.jetstream().key_value("openapi_tool_leases")).keys()
 
 
 @requirement("intake")
 async def test_a_command_behind_the_backlog_of_another_project_runs_next(idle_world: World) -> None:
-    async with running(idle_world, FetchMode.UNLIMITED) as bench:
-        await bench.info(lambda info: info.num_waiting == 1)
-        await bench.publish(700)
-        await bench.info(lambda info: info.delivered.consumer_seq >= 700)
-        await bench.publish(1, OTHERS)
-        await bench.info(lambda info: info.delivered.stream_seq == 701)
-        running_before = len(bench.handled)
-        bench.release.set()
-        info = await bench.info(lambda info: info.ack_floor.stream_seq == 701)
-        assert OTHERS in {delivery.subject for delivery in bench.handled[: running_before + 2]}
-        assert len(bench.handled) == 701
+    async with running(idle_world, FetchMode.UNLIMITED) as harness:
+        await harness.info(lambda info: info.num_waiting == 1)
+        await harness.publish(700)
+        await harness.info(lambda info: info.delivered.consumer_seq >= 700)
+        await harness.publish(1, OTHERS)
+        await harness.info(lambda info: info.delivered.stream_seq == 701)
+        running_before = len(harness.handled)
+        harness.release.set()
+        info = await harness.info(lambda info: info.ack_floor.stream_seq == 701)
+        # The next command to run, or the one after it.
+        assert OTHERS in {delivery.subject for delivery in harness.handled[: running_before + 2]}
+        assert len(harness.handled) == 701
         assert info.delivered.consumer_seq < 701 * 2  # handed back commands were redelivered about once
 
 
@@ -159,22 +160,22 @@ async def test_a_command_behind_the_backlog_of_another_project_runs_next(idle_wo
 async def test_a_flood_beyond_max_ack_pending_does_not_stop_other_projects(idle_world: World) -> None:
     """With three times `max_ack_pending` the server would deliver nothing behind the flood."""
     few = replace(OPTIONS, max_ack_pending=100)
-    async with running(idle_world, FetchMode.UNLIMITED, few) as bench:
-        await bench.info(lambda info: info.num_waiting == 1)
-        await bench.publish(300)
-        await bench.info(lambda info: info.num_ack_pending == 100)
-        await bench.publish(5, OTHERS)
-        monitor = DurableMonitor(bench.client, few, bench.consumer, ServerClock(), Health())
+    async with running(idle_world, FetchMode.UNLIMITED, few) as harness:
+        await harness.info(lambda info: info.num_waiting == 1)
+        await harness.publish(300)
+        await harness.info(lambda info: info.num_ack_pending == 100)
+        await harness.publish(5, OTHERS)
+        monitor = DurableMonitor(harness.client, few, harness.consumer, ServerClock(), Health())
         await monitor.check()
-        await bench.info(lambda info: info.delivered.stream_seq == 305)
-        running_before = len(bench.handled)
-        bench.release.set()
-        info = await bench.info(lambda info: info.ack_floor.stream_seq == 305)
-        served = [delivery.subject for delivery in bench.handled]
-        assert served[: running_before + 10].count(OTHERS) == 5
+        await harness.info(lambda info: info.delivered.stream_seq == 305)
+        running_before = len(harness.handled)
+        harness.release.set()
+        info = await harness.info(lambda info: info.ack_floor.stream_seq == 305)
+        served = [delivery.subject for delivery in harness.handled]
+        assert served[: running_before + 10].count(OTHERS) == 5  # both projects get every second slot
         assert (len(served), info.num_redelivered) == (305, 0)
         await monitor.check()
-        assert (await bench.info(lambda _: True)).config.max_ack_pending == 100
+        assert (await harness.info(lambda _: True)).config.max_ack_pending == 100
 
 
 @requirement("intake.lease")
@@ -197,17 +198,18 @@ async def test_commands_that_one_replica_hands_back_unrun_need_no_lease_at_anoth
 
 @requirement("intake.lease")
 async def test_a_command_that_was_run_needs_a_lease_whatever_a_notice_says(idle_world: World) -> None:
-    async with running(idle_world, FetchMode.UNLIMITED) as bench:
-        await bench.info(lambda info: info.num_waiting == 1)
+    async with running(idle_world, FetchMode.UNLIMITED) as harness:
+        await harness.info(lambda info: info.num_waiting == 1)
         subject = notice_subject(STREAM, DURABLE)
+        # Pairs of stream sequence and delivery: wrong types, no pairs, too large; then one for another durable.
         for body in (b"[[1,0]]", b"[[1,1.0]]", b'[["1",1]]', b"[[1,1,1]]", b"{}", b"[", b"[[1,1]]" * 2_000, b"\xff"):
-            await bench.client.publish(subject, body)
-        await bench.client.publish(f"{subject}.other", b"[[1,1]]")
-        await bench.publish(1)
-        await bench.info(lambda _: len(bench.handled) == 1)
-        bench.set_mode(FetchMode.NONE)
-        bench.consumer.stalled(OPTIONS.ack_wait_s)
-        message = next(iter(bench.consumer._running.values())).message  # noqa: SLF001
+            await harness.client.publish(subject, body)
+        await harness.client.publish(f"{subject}.other", b"[[1,1]]")
+        await harness.publish(1)
+        await harness.info(lambda _: len(harness.handled) == 1)
+        harness.set_mode(FetchMode.NONE)
+        harness.consumer.stalled(OPTIONS.ack_wait_s)
+        message = next(iter(harness.consumer._running.values())).message  # noqa: SLF001
         await message.nak()
         async with running(idle_world, FetchMode.UNLIMITED) as other:
             await other.info(lambda _: len(other.handled) == 1)
@@ -234,14 +236,14 @@ async def test_a_busy_executor_takes_no_command_from_one_with_free_slots(idle_wo
 
 @requirement("breaker")
 async def test_probes_are_fetched_one_at_a_time(idle_world: World) -> None:
-    async with running(idle_world, FetchMode.PROBE) as bench:
-        await bench.info(lambda info: info.num_waiting == 1)
-        await bench.publish(4)
-        await bench.info(lambda info: info.delivered.consumer_seq == 1 and info.num_waiting == 0)
-        assert len(bench.handled) == 1
-        bench.release.set()
-        await bench.info(lambda info: info.ack_floor.consumer_seq == 4)
-        assert len(bench.handled) == 4
+    async with running(idle_world, FetchMode.PROBE) as harness:
+        await harness.info(lambda info: info.num_waiting == 1)
+        await harness.publish(4)
+        await harness.info(lambda info: info.delivered.consumer_seq == 1 and info.num_waiting == 0)
+        assert len(harness.handled) == 1
+        harness.release.set()
+        await harness.info(lambda info: info.ack_floor.consumer_seq == 4)
+        assert len(harness.handled) == 4
 
 
 NO_SPACE = """
@@ -430,29 +432,30 @@ async def pulling(stack: EmbeddedStack) -> AsyncIterator[Pulling]:
             await jetstream.add_stream(name=STREAM_PULL, subjects=[STREAM_PULL])
             durable = ConsumerConfig(durable_name=DURABLE_PULL, ack_policy=AckPolicy.EXPLICIT, max_ack_pending=1000)
             await jetstream.add_consumer(STREAM_PULL, durable)
-            found = Pulling(client)
-            task = asyncio.create_task(found.pull.run())
-            await found.waiting(1)
-            yield found
+            puller = Pulling(client)
+            task = asyncio.create_task(puller.pull.run())
+            await puller.waiting(1)
+            yield puller
             task.cancel()
             await asyncio.wait([task])
 
 
 @requirement("run.concurrency")
 async def test_a_doorbell_does_not_reveal_the_inbox_of_the_pull_request(stack: EmbeddedStack) -> None:
-    async with pulling(stack) as found:
+    async with pulling(stack) as puller:
         doorbells: list[Msg] = []
 
         async def record(message: Msg) -> None:
             doorbells.append(message)
 
-        await found.client.subscribe(STREAM_PULL, cb=record)
+        await puller.client.subscribe(STREAM_PULL, cb=record)
         for _ in range(2):
-            await found.jetstream.publish(STREAM_PULL)
+            await puller.jetstream.publish(STREAM_PULL)
         await until(lambda: len(doorbells) == 2)
         prefix, first, second = INBOX.count(".") + 1, doorbells[0].reply.split("."), doorbells[1].reply.split(".")
-        inbox = found.pull._inbox.split(".")  # noqa: SLF001 - not visible elsewhere
+        inbox = puller.pull._inbox.split(".")  # noqa: SLF001 - not visible elsewhere
         assert inbox[:prefix] == first[:prefix]
+        # nats-py's own tokens share their beginning, so that one reveals the others.
         for token in (*first[prefix:], *second[prefix:]):
             assert token[:8] != inbox[prefix][:8]
         assert first[-1][:8] != second[-1][:8]
@@ -460,18 +463,18 @@ async def test_a_doorbell_does_not_reveal_the_inbox_of_the_pull_request(stack: E
 
 @requirement("run.concurrency")
 async def test_renewing_the_pull_leaves_one_request_open(stack: EmbeddedStack) -> None:
-    async with pulling(stack) as found:
+    async with pulling(stack) as puller:
         for _ in range(3):
-            await found.renewed()
-        assert await found.fetched_of(6 * SLOTS) == SLOTS
+            await puller.renewed()
+        assert await puller.fetched_of(6 * SLOTS) == SLOTS
 
 
 @requirement("run.concurrency")
 async def test_a_reconnect_leaves_one_pull_request_open(stack: EmbeddedStack) -> None:
-    async with pulling(stack) as found:
+    async with pulling(stack) as puller:
         for _ in range(3):
-            await found.reconnected()
-        assert await found.fetched_of(6 * SLOTS) == SLOTS
+            await puller.reconnected()
+        assert await puller.fetched_of(6 * SLOTS) == SLOTS
 
 
 @requirement("run.concurrency")
@@ -479,24 +482,24 @@ async def test_sending_another_request_does_not_end_the_silence(
     stack: EmbeddedStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise a silent server would look alive for 30 s, because a new request is sent after 13 s."""
-    async with pulling(stack) as found:
+    async with pulling(stack) as puller:
         monkeypatch.setattr(pull_module, "_MAX_SILENCE_S", 0.05)
         silences: list[float] = []
-        publish = found.client.publish
+        publish = puller.client.publish
 
         async def drop_pull_requests(subject: str, *message: Any, **options: Any) -> None:
-            silences.append(found.pull.silence_s)
+            silences.append(puller.pull.silence_s)
             if "MSG.NEXT" not in subject:
                 await publish(subject, *message, **options)
 
-        monkeypatch.setattr(found.client, "publish", drop_pull_requests)
-        found.pull.renew()
+        monkeypatch.setattr(puller.client, "publish", drop_pull_requests)
+        puller.pull.renew()
         async with asyncio.timeout(10):
             while len(silences) < 4:
-                found.pull.wake()
+                puller.pull.wake()
                 await asyncio.sleep(0.02)
         assert silences == sorted(silences)
-        assert found.pull.silence_s > silences[-1] > 0.05
+        assert puller.pull.silence_s > silences[-1] > 0.05
 
 
 @requirement("subject.durable")
@@ -505,17 +508,17 @@ async def test_a_pull_request_is_limited_in_bytes(
 ) -> None:
     """The server ends such a request without a warning, and the rest is requested at once."""
     monkeypatch.setattr(pull_module, "_MAX_BYTES", 1)
-    async with pulling(stack) as it:
+    async with pulling(stack) as puller:
         requests: list[Msg] = []
 
         async def count(request: Msg) -> None:
             requests.append(request)
 
-        await it.client.subscribe(f"$JS.API.CONSUMER.MSG.NEXT.{STREAM_PULL}.{DURABLE_PULL}", cb=count)
-        sent = [number.to_bytes() * (it.client.max_payload - 200) for number in range(SLOTS)]
+        await puller.client.subscribe(f"$JS.API.CONSUMER.MSG.NEXT.{STREAM_PULL}.{DURABLE_PULL}", cb=count)
+        sent = [number.to_bytes() * (puller.client.max_payload - 200) for number in range(SLOTS)]
         for data in sent:
-            await it.jetstream.publish(STREAM_PULL, data)
-        await until(lambda: len(it.received) == SLOTS)
-        assert sorted(message.data for message in it.received) == sent
+            await puller.jetstream.publish(STREAM_PULL, data)
+        await until(lambda: len(puller.received) == SLOTS)
+        assert sorted(message.data for message in puller.received) == sent
         assert requests
         assert not caplog.records

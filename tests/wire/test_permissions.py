@@ -67,7 +67,7 @@ def config(executor: str, operator: str = "") -> str:
 
 @pytest.fixture(scope="module")
 def strict(stack: EmbeddedStack) -> Iterator[NatsServer]:
-    """Server whose users have the printed permissions."""
+    """Server whose users have only the printed permissions."""
     operator = printed("--format", "server-config", "--for", "deadletters")
     with server(stack, config(printed("--format", "server-config"), operator)) as nats_server:
         yield nats_server

@@ -56,7 +56,7 @@ async def test_a_disabled_tool_is_refused_at_no_cost_until_it_is_enabled(
     await run_ok(world, "disable", "jina_search", "--project", PROJECT, *WHY)
     assert await error_of_call(world) == (
         "tool_not_available",
-        "An operator disabled this tool: it costs too much. Do not call it again; go on without it.",
+        "An operator disabled this tool: it costs too much. Do not call it again; continue without it.",
     )
     assert requests(world) == before
     await run_ok(world, "enable", "jina_search", "--project", PROJECT, "--reason", "cheap again", "--by", "another")
