@@ -74,7 +74,7 @@ def _value(rule: Mapping[str, Any]) -> str:
 
 def _operator() -> str:
     rows = [f"| `{entry.name}` | {_header(entry)} | {_hosts(entry)} |" for entry in _operator_parameters()]
-    return "\n".join(["| parameter | header | of |", "| --- | --- | --- |", *rows])
+    return "\n".join(["| parameter | header | operation |", "| --- | --- | --- |", *rows])
 
 
 def _operator_parameters() -> Iterator[Parameter]:

@@ -110,8 +110,8 @@ def _problems(replica: Mapping[str, Any]) -> Iterator[str]:
         yield f"{name}: {replica['waiting_for_memory']:g} responses wait for memory: raise egress.body_budget_bytes"
     yield from _limit_problems(replica)
     for kernel in replica.get("kernels") or ():
-        most, unsettled = kernel["max_unacknowledged"], kernel["unacknowledged"]
-        if 0 < most <= unsettled:
+        maximum, unsettled = kernel["max_unacknowledged"], kernel["unacknowledged"]
+        if 0 < maximum <= unsettled:
             about = f"the durable of {kernel['protocol']} has {unsettled} unsettled commands"
             yield f"{about}, its maximum: see durable.full in the log"
     phases = replica.get("phases_p95_ms") or {}

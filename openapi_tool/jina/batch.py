@@ -73,16 +73,16 @@ def batch_output(
     items: Sequence[str], outcomes: Mapping[str, ToolOutput | ToolError], redactor: Redactor
 ) -> ToolOutput:
     """Combine all items into one output, secrets masked in their names. Raises ToolError if no item succeeded."""
-    good = {item: outcome for item, outcome in outcomes.items() if isinstance(outcome, ToolOutput)}
+    outputs = {item: outcome for item, outcome in outcomes.items() if isinstance(outcome, ToolOutput)}
     errors = {item: outcome for item, outcome in outcomes.items() if isinstance(outcome, ToolError)}
-    if not good:
+    if not outputs:
         raise _all_failed(items, errors)
-    succeeded = sum(item in good for item in items)
+    succeeded = sum(item in outputs for item in items)
     shown = (
         [Item(caption=f"{succeeded} of {len(items)} succeeded; the errors of the others are below.")] if errors else []
     )
     for item, outcome in outcomes.items():
-        label = f"{_numbers(items, item)} of {len(items)}"
+        label = f"{_positions(items, item)} of {len(items)}"
         caption = f"## {label}: {redactor.head(one_line(item), _SHOWN_CHARS)}"
         first, *others = (item._replace(label=label) for item in _items(outcome))
         shown += [first._replace(caption=f"{caption}\n{first.caption}".rstrip()), *others]
@@ -91,12 +91,12 @@ def batch_output(
         tuple(shown),
         {"succeeded": succeeded, "failed": len(items) - succeeded, "results": results},
         sum(map(cost, outcomes.values()), Usage()),
-        cached=not errors and all(output.cached for output in good.values()),
-        may_store=all(output.may_store for output in good.values()),
+        cached=not errors and all(output.cached for output in outputs.values()),
+        may_store=all(output.may_store for output in outputs.values()),
     )
 
 
-def _numbers(items: Sequence[str], item: str) -> str:
+def _positions(items: Sequence[str], item: str) -> str:
     """Return the positions of an item in the call, such as `1 and 3`: a repeated item is requested only once."""
     return " and ".join(str(number) for number, given in enumerate(items, start=1) if given == item)
 
@@ -118,7 +118,7 @@ def _all_failed(items: Sequence[str], errors: Mapping[str, ToolError]) -> ToolEr
     first = next(iter(errors.values()))
     reasons: dict[str, list[str]] = {}
     for item, error in errors.items():
-        reasons.setdefault(error.message, []).append(f"{_numbers(items, item)} ({_short(item)})")
+        reasons.setdefault(error.message, []).append(f"{_positions(items, item)} ({_short(item)})")
     message = (
         first.message
         if len(reasons) == 1

@@ -141,7 +141,7 @@ def _no_results(query: str, usage: Usage, context: RenderContext, *, with_pages:
 def _masked(output: ToolOutput, redactor: Redactor) -> Steps[ToolOutput]:
     """Mask secrets in an output before it is truncated: the redactor does not recognize half a key.
 
-    A small output is searched as one text, which nearly always holds none.
+    A small output is searched as one text, which nearly always contains none.
     """
     if items_chars(output.items) <= SMALL and not redactor.finds_in(output.content):
         return ToolOutput(output.items, redactor.value(output.state), output.usage)

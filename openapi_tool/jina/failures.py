@@ -126,7 +126,7 @@ _EDGE_BLOCK = Rule(
     reason=False,
 )
 _OTHER = Rule(errors.UpstreamRejected, "The service refused the request; change it or use another source.")
-_NO_ANSWER = Rule(
+_PAGE_UNREACHABLE = Rule(
     errors.UpstreamUnavailable, "The page did not answer; try again later or use another source.", repeats=ONCE
 )
 
@@ -224,7 +224,7 @@ def _rule(http_status: int, envelope: Mapping[str, Any], table: FailureTable) ->
     if HTTPStatus.MULTIPLE_CHOICES <= http_status < HTTPStatus.BAD_REQUEST:
         return _REDIRECT
     if http_status == HTTPStatus.UNPROCESSABLE_ENTITY and _is_transient(envelope):
-        return _NO_ANSWER
+        return _PAGE_UNREACHABLE
     return table.by_http.get(http_status, _SERVER if http_status >= HTTPStatus.INTERNAL_SERVER_ERROR else _OTHER)
 
 

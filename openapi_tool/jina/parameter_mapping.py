@@ -122,6 +122,8 @@ def with_max_tokens(resolved: ResolvedParameters, max_tokens: int) -> ResolvedPa
 
 
 class _ParameterResolver:
+    """Parameters of one call; its sources set them one after the other, the lowest precedence first."""
+
     def __init__(self, definition: ToolDefinition) -> None:
         self.findings = Findings([], [], [])
         self._definition = definition
@@ -196,7 +198,7 @@ class _ParameterResolver:
         return ResolvedParameters(parameters, secrets, self._timeout_s, self._main_parameter_option, self._names)
 
     def _log_unknown(self) -> None:
-        """Log once per definition: two calls of a definition with 20,000 unknown names wrote 53 MB of log."""
+        """Log once per definition: 20,000 unknown names would make 26 MB of log for each call."""
         names = tuple(listed(sorted(map(shown_path, self.findings.unknown))))
         if _logged.first(self._definition.tool_name, names):
             log.warning(

@@ -44,15 +44,15 @@ class _Project(Generic[T]):
 
 
 def _expected_calls(project: _Project[Any], now: float) -> float:
-    """Return how many calls of a project will be served before later ones of others; infinite if it keeps waiting."""
+    """Return how many calls a forecast counts for a project: those that wait, infinite if it has a lasting backlog."""
     return math.inf if now - project.waiting_since >= _BACKLOG_S else project.length
 
 
-class _Expected:
-    """Calls that all projects together are expected to have served, by the progress of weighted fair queueing.
+class _ServedCalls:
+    """Forecast of the calls that are served for all projects together, by the progress of weighted fair queueing.
 
-    Of a project these are its weight times `progress`, at most its expected calls. The sum is piecewise linear, so each
-    value takes a binary search, not a loop over the projects.
+    For a project these are its weight times `progress`, at most its expected calls. The sum is piecewise linear, so
+    each value takes a binary search, not a loop over the projects.
     """
 
     def __init__(self, projects: Iterable[_Project[Any]], now: float) -> None:
@@ -61,12 +61,12 @@ class _Expected:
         self._ends = [end for end, _, _ in ends]
         self._ended_calls = [0.0, *accumulate(calls for _, calls, _ in ends)]
         self._ended_weights = [0.0, *accumulate(weight for _, _, weight in ends)]
-        self._weights = sum(weight for _, weight in pairs)
+        self._total_weight = sum(weight for _, weight in pairs)
 
     def calls(self, progress: float) -> float:
         """Return the calls of all projects at this progress."""
         ended = bisect_right(self._ends, progress)
-        return self._ended_calls[ended] + progress * (self._weights - self._ended_weights[ended])
+        return self._ended_calls[ended] + progress * (self._total_weight - self._ended_weights[ended])
 
 
 class FairQueue(Generic[T]):
@@ -127,11 +127,12 @@ class FairQueue(Generic[T]):
         its project and as many calls of every other project, by their weights. A project that began to wait less than
         `_BACKLOG_S` ago counts only with the calls that wait now: it may send no more.
         """
-        total, found = _Expected(self._projects.values(), now), []
+        served, found = _ServedCalls(self._projects.values(), now), []
         for project in self._projects.values():
             maximum, position = _expected_calls(project, now), 1
             for waiter in _in_order(project):
-                needed_s = wait_s(position + total.calls(position / project.weight) - min(position, maximum))
+                # `served` includes `position` calls of this project itself, at most its `maximum`.
+                needed_s = wait_s(position + served.calls(position / project.weight) - min(position, maximum))
                 if now + needed_s > waiter.latest:
                     found.append((waiter, max(1.0, needed_s)))
                 else:
@@ -149,7 +150,7 @@ class FairQueue(Generic[T]):
             del self._projects[name]
             self._tags[name] = project.tag
         if not self._projects:
-            self._tags.clear()  # without waiting calls nobody is ahead of others
+            self._tags.clear()  # without waiting calls there is nothing to be fair to
         elif len(self._tags) > _MAX_TAGS:
             self._tags = {key: tag for key, tag in self._tags.items() if tag > self._virtual_time}
 

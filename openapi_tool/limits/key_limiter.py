@@ -38,7 +38,7 @@ _MIN_WRITE_INTERVAL_S = 0.5  # of one replica, while the record has no free perm
 _MAX_WRITES_PER_S = 4.0  # of all replicas together, likewise
 
 _REPORT_INTERVAL_S = 20.0
-"""Seconds between reports of a replica that sends nothing; the others forget it after 60 s."""
+"""Seconds between reports of a replica that sends nothing; without one it is removed from the record after 60 s."""
 
 _POLL_S = 0.25  # between steps while calls wait
 _RETRY_S, _RETRY_WITHOUT_LIMIT_S = 1.0, 60.0  # after an outage of the store, with and without a limit
@@ -71,7 +71,7 @@ class KeyLimiter:
         self._unconfirmed: Planned | None = None  # of unknown outcome
         self._next_write_at = self._next_refill_at = 0.0
         self._written_at = -_REPORT_INTERVAL_S
-        self._unwritten_pause = self._logged_pause = 0.0  # their ends
+        self._unwritten_pause = self._logged_pause = 0.0  # ends of the pauses to be written, and last logged
         self._durations: deque[float] = deque(maxlen=_DURATIONS)
         group.limiters.append(self)
         self._export()

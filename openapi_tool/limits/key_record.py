@@ -87,7 +87,7 @@ def end_trial(record: KeyRecord, now: float) -> bool:
 
 
 def unblock(record: KeyRecord) -> bool:
-    """Unblock a working key, and forget its refusals."""
+    """Unblock a working key, and clear its refusals."""
     changed = bool(record.status or record.refusals)
     record.status, record.refusals = 0, {}
     return changed

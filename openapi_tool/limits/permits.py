@@ -67,7 +67,7 @@ class Permit(Protocol):
         """Key that the request is sent with: that of the `Need`, or another of its pool."""
 
     def connected(self) -> None:
-        """Note that the request is sent now only, because a connection had to be opened."""
+        """Record that the request is sent only now, after a wait for its connection."""
 
     def done(self, tokens: int) -> None:
         """End the request; `tokens` is its cost."""

@@ -69,7 +69,7 @@ _SEARCH_PATHS = ("/", "/search")
 
 
 class UnknownRequest(Exception):
-    """The double does not know this request; the message names the unknown part."""
+    """Request that no client should send; the message names the unknown part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class RequestContent:
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """One recorded answer."""
+    """One recorded response."""
 
     name: str
     status: int

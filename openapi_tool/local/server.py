@@ -27,7 +27,7 @@ _random = random.SystemRandom()  # forked processes choose differently
 
 
 class ServerFailed(Exception):
-    """An embedded server did not come up; the message ends with the last lines of its log."""
+    """An embedded server did not start; the message ends with the last lines of its log."""
 
 
 class ServerProcess:

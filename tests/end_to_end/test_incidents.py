@@ -76,7 +76,7 @@ class Scene:
         """Send a call."""
         return await self.caller.place(PROJECT, AGENT, "jina_search", arguments)
 
-    async def answered(self, arguments: Mapping[str, Any] = HELLO) -> PlacedCall:
+    async def finished_call(self, arguments: Mapping[str, Any] = HELLO) -> PlacedCall:
         """Send a call, and wait for its result."""
         call = await self.place(arguments)
         await until(lambda: self._has_result(call))
@@ -105,8 +105,8 @@ class Scene:
         result = await asyncio.to_thread(CliRunner().invoke, app, list(arguments), env=dict(self.environment))
         return " ".join(result.output.split())
 
-    async def names(self, *parts: str, command: tuple[str, ...] = ("top", "--once")) -> None:
-        """Wait until the output of a command has these texts."""
+    async def prints(self, *parts: str, command: tuple[str, ...] = ("top", "--once")) -> None:
+        """Wait until a command prints these texts."""
 
         output = ""
 
@@ -118,12 +118,12 @@ class Scene:
         try:
             await until(all_named)
         except TimeoutError:
-            pytest.fail(f"{command} does not say {parts}: {output}")
+            pytest.fail(f"{command} does not print {parts}: {output}")
 
-    async def inspected(self, call: PlacedCall, *parts: str) -> None:
-        await self.names(*parts, command=("inspect", call.tool_call_id, "--project", PROJECT))
+    async def inspect_prints(self, call: PlacedCall, *parts: str) -> None:
+        await self.prints(*parts, command=("inspect", call.tool_call_id, "--project", PROJECT))
 
-    async def owner(self, statement: str) -> None:
+    async def run_as_owner(self, statement: str) -> None:
         """Run a statement as the owner of the tables."""
         await self.caller.database.execute(statement)
 
@@ -189,7 +189,7 @@ async def scenes(stack: EmbeddedStack, caller: Caller, database: str, tmp_path: 
 
 
 def _expected(settings: Mapping[str, str]) -> set[str]:
-    """The clock is shifted from the start."""
+    """Return the alerts that the settings alone cause: a shifted clock is one from the start."""
     return {"OpenapiToolClockOffset"} if OFFSET_VARIABLE in settings else set()
 
 
@@ -201,10 +201,10 @@ async def _ready(scene: Scene) -> bool:
 @requirement("chart.metrics", "cli.top", "cli.inspect")
 async def test_a_dead_key(scenes: Any) -> None:
     async with scenes(JINA_API_KEY="refused-by-the-double") as scene:
-        call = await scene.answered()
+        call = await scene.finished_call()
         await scene.fires("OpenapiToolKeyRefused", "OpenapiToolCallsFail")
-        await scene.names("auth_failed", "key.refused", "JINA_API_KEY")
-        await scene.inspected(call, "HTTP 401", "auth_failed")
+        await scene.prints("auth_failed", "key.refused", "JINA_API_KEY")
+        await scene.inspect_prints(call, "HTTP 401", "auth_failed")
 
 
 @pytest.mark.parametrize(("status", "code"), [(503, "upstream_unavailable"), (429, "rate_limited")])
@@ -212,46 +212,48 @@ async def test_a_dead_key(scenes: Any) -> None:
 async def test_a_storm_of_upstream_errors(scenes: Any, status: int, code: str) -> None:
     async with scenes() as scene:
         scene.stack.upstream.rules({"statuses": [status] * 10, "retry_after": "0"})
-        call = await scene.answered()
+        call = await scene.finished_call()
         await scene.fires("OpenapiToolUpstreamFails", "OpenapiToolCallsFail")
-        await scene.names(code)
-        await scene.inspected(call, f"HTTP {status}", code)
+        await scene.prints(code)
+        await scene.inspect_prints(call, f"HTTP {status}", code)
 
 
 @requirement("chart.metrics", "cli.top")
 async def test_a_slow_database(scenes: Any) -> None:
     async with scenes() as scene:
-        await scene.owner(
+        await scene.run_as_owner(
             "create function slow() returns trigger language plpgsql as "
             "'begin perform pg_sleep(1.5); return new; end'; "
             "create trigger slow before insert on cards for each row when (new.metadata ->> 'type' = 'tool.result') "
             "execute function slow()"
         )
-        await scene.answered()
+        await scene.finished_call()
         await scene.fires("OpenapiToolDatabaseSlow")
-        await scene.names("the database is slow: commit takes")
+        await scene.prints("the database is slow: commit takes")
 
 
 @requirement("chart.metrics", "cli.top", "cli.check")
 async def test_a_primary_that_became_read_only(scenes: Any) -> None:
     async with scenes() as scene:
-        await scene.owner(f'alter role "{ROLE}" in database "{_name(scene)}" set default_transaction_read_only = on')
-        await scene.owner(f"select pg_terminate_backend(pid) from pg_stat_activity where usename = '{ROLE}'")  # noqa: S608 - our own name
+        await scene.run_as_owner(
+            f'alter role "{ROLE}" in database "{_name(scene)}" set default_transaction_read_only = on'
+        )
+        await scene.run_as_owner(f"select pg_terminate_backend(pid) from pg_stat_activity where usename = '{ROLE}'")  # noqa: S608 - our own name
         await scene.place()
         await scene.fires("OpenapiToolDependencyDown")
-        await scene.names("postgres is unavailable", "read-only")
-        await scene.names("postgres:", "read-only", command=("check",))
+        await scene.prints("postgres is unavailable", "read-only")
+        await scene.prints("postgres:", "read-only", command=("check",))
 
 
 @requirement("chart.metrics", "cli.top", "cli.check")
 async def test_a_missing_grant(scenes: Any) -> None:
     async with scenes() as scene:
-        await scene.owner(f'revoke insert on state.agent_inbox from "{ROLE}"')
+        await scene.run_as_owner(f'revoke insert on state.agent_inbox from "{ROLE}"')
         call = await scene.place()
         await scene.fires("OpenapiToolDependencyDown")
-        await scene.names("postgres is unavailable", "agent_inbox", "openapi-tool sql grants")
-        await scene.names("agent_inbox", "openapi-tool sql grants", command=("check",))
-        await scene.inspected(call, "no result")
+        await scene.prints("postgres is unavailable", "agent_inbox", "openapi-tool sql grants")
+        await scene.prints("agent_inbox", "openapi-tool sql grants", command=("check",))
+        await scene.inspect_prints(call, "no result")
 
 
 @requirement("chart.metrics", "cli.top", "cli.inspect", "cli.check")
@@ -262,9 +264,9 @@ async def test_a_paused_durable(scenes: Any) -> None:
         await scene.caller.client.request(f"$JS.API.CONSUMER.PAUSE.{STREAM}.{DURABLE}", request)
         calls = [await scene.place() for _ in range(101)]
         await scene.fires("OpenapiToolDependencyDown", "OpenapiToolBacklog")
-        await scene.names("consumer is unavailable", "paused until")
-        await scene.names("paused until", command=("check",))
-        await scene.inspected(calls[0], "the durable is paused")
+        await scene.prints("consumer is unavailable", "paused until")
+        await scene.prints("paused until", command=("check",))
+        await scene.inspect_prints(calls[0], "the durable is paused")
 
 
 @requirement("chart.metrics", "cli.top", "cli.inspect")
@@ -277,8 +279,8 @@ async def test_a_durable_at_its_maximum(scenes: Any) -> None:
         scene.stack.upstream.rules({"hang": True})
         calls = [await scene.place({"query": f"hello {number}"}) for number in range(4)]
         await scene.fires("OpenapiToolDurableFull")
-        await scene.names("its maximum: see durable.full in the log")
-        await scene.inspected(calls[-1], "the durable has not delivered it")
+        await scene.prints("its maximum: see durable.full in the log")
+        await scene.inspect_prints(calls[-1], "the durable has not delivered it")
 
 
 @pytest.mark.parametrize("stream", [DEAD_LETTERS, f"KV_{LEASES}"])
@@ -290,7 +292,7 @@ async def test_a_full_stream_or_bucket_of_the_executor(scenes: Any, stream: str)
         config.max_bytes = 1
         await jetstream.update_stream(config)
         await scene.fires("OpenapiToolDependencyDown")
-        await scene.names("jetstream is unavailable", f"{stream} is full")
+        await scene.prints("jetstream is unavailable", f"{stream} is full")
 
 
 @requirement("chart.metrics", "cli.top")
@@ -301,9 +303,9 @@ async def test_a_full_command_stream_takes_no_doorbell(scenes: Any) -> None:
         config: StreamConfig = (await jetstream.stream_info(STREAM)).config
         config.max_msgs, config.discard = 1, DiscardPolicy.NEW
         await jetstream.update_stream(config)
-        await scene.answered()
+        await scene.finished_call()
         await scene.fires("OpenapiToolWorkersNotWoken")
-        await scene.names("doorbell.missed")
+        await scene.prints("doorbell.missed")
 
 
 @requirement("chart.metrics", "cli.top")
@@ -314,7 +316,7 @@ async def test_a_flood_of_one_project(scenes: Any) -> None:
         for number in range(20):
             await scene.place({"query": f"hello {number}"})
         await scene.fires("OpenapiToolFlood", "OpenapiToolSaturated")
-        await scene.names("intake.full", f"project {PROJECT}", "wait for one of 1 slots")
+        await scene.prints("intake.full", f"project {PROJECT}", "wait for one of 1 slots")
 
 
 @requirement("chart.metrics", "cli.top")
@@ -329,7 +331,7 @@ async def test_responses_that_fill_the_memory(scenes: Any) -> None:
         for number in range(4):
             await scene.place({"query": f"large {number}"})
         await scene.fires("OpenapiToolResponseMemory")
-        await scene.names("wait for memory: raise egress.body_budget_bytes")
+        await scene.prints("wait for memory: raise egress.body_budget_bytes")
 
 
 @requirement("chart.metrics", "cli.top")
@@ -337,7 +339,7 @@ async def test_a_clock_that_is_wrong(scenes: Any, tmp_path: Path) -> None:
     shifted = {OFFSET_VARIABLE: "-28", JUMP_VARIABLE: str(tmp_path / "never"), FOLDER_VARIABLE: str(tmp_path)}
     async with scenes("tests.chaos.shifted", **shifted) as scene:
         await scene.fires("OpenapiToolClockOffset")
-        await scene.names("the local clock is -28.0 s off that of NATS", "clock.offset")
+        await scene.prints("the local clock is -28.0 s off that of NATS", "clock.offset")
 
 
 @requirement("chart.metrics", "cli.inspect")
@@ -350,7 +352,7 @@ async def test_a_command_that_kills_its_executor(scenes: Any, tmp_path: Path) ->
         assert "no replica answers" in await scene.run("top", "--once")
         await asyncio.to_thread(scene.executor.start)
         await scene.fires("OpenapiToolDeadLetters", once=True)
-        await scene.inspected(call, "dead letter", "attempts_exhausted")
+        await scene.inspect_prints(call, "dead letter", "attempts_exhausted")
 
 
 @requirement("chart.metrics", "cli.check")
@@ -360,7 +362,7 @@ async def test_a_silent_nats_server(scenes: Any) -> None:
         os.kill(process.pid, signal.SIGSTOP)
         try:
             await scene.fires("OpenapiToolDependencyDown")
-            await scene.names("cannot connect to NATS at", "no answer in time", command=("check",))
+            await scene.prints("cannot connect to NATS at", "no answer in time", command=("check",))
         finally:
             os.kill(process.pid, signal.SIGCONT)
 

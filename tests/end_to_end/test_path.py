@@ -26,7 +26,9 @@ DURABLE = default_durable("v1r4", "jina")
 KNOWN = {"query": "hello world", "count": 3}
 
 
-async def answered(caller: Caller, arguments: Any, tool: str = "jina_search", suffix: str = "search") -> ResultRows:
+async def result_of_call(
+    caller: Caller, arguments: Any, tool: str = "jina_search", suffix: str = "search"
+) -> ResultRows:
     call = await caller.place(PROJECT, AGENT, tool, arguments, suffix=suffix)
     return await caller.result(call, 10)
 
@@ -49,8 +51,8 @@ async def settled(caller: Caller) -> Any:
 async def test_a_search_is_answered_from_command_to_doorbell(caller: Caller, start_executor: StartExecutor) -> None:
     await caller.add_tool(PROJECT, search_tool())
     start_executor()
-    answer = await answered(caller, KNOWN)
-    content = answer.card["content"]
+    rows = await result_of_call(caller, KNOWN)
+    content = rows.card["content"]
     assert (content["status"], content["error"]) == ("success", None)
     assert "1. Result 1 for hello world" in content["result"]
     info = await settled(caller)
@@ -62,9 +64,9 @@ async def test_a_search_is_answered_from_command_to_doorbell(caller: Caller, sta
 async def test_an_object_result_is_one_object(caller: Caller, start_executor: StartExecutor) -> None:
     await caller.add_tool(PROJECT, reader_tool(result_format="object"))
     start_executor()
-    answer = await answered(caller, {"url": "http://site.fixture.test:8099/article"}, "jina_reader", "read")
-    assert "A Fixture Article" in answer.card["content"]["result"]["content"]
-    assert list(answer.card["metadata"]["tool_output"]) == ["retries", "attempts"]
+    rows = await result_of_call(caller, {"url": "http://site.fixture.test:8099/article"}, "jina_reader", "read")
+    assert "A Fixture Article" in rows.card["content"]["result"]["content"]
+    assert list(rows.card["metadata"]["tool_output"]) == ["retries", "attempts"]
 
 
 SHORT_TIMEOUTS = {
@@ -81,9 +83,9 @@ async def test_an_upstream_that_hangs_is_a_timeout_before_the_worker_gives_up(
     await caller.add_tool(PROJECT, search_tool())
     stack.upstream.rules({"hang": True})
     start_executor({**SHORT_TIMEOUTS, "OPENAPI_TOOL__EXECUTOR__COMMIT_MARGIN_S": "2.5"})
-    answer = await answered(caller, KNOWN)
-    assert answer.card["content"]["status"] == "timeout"
-    assert answer.card["content"]["error"]["code"] == "tool_timeout"
+    rows = await result_of_call(caller, KNOWN)
+    assert rows.card["content"]["status"] == "timeout"
+    assert rows.card["content"]["error"]["code"] == "tool_timeout"
 
 
 @requirement("answer.time")
@@ -94,8 +96,8 @@ async def test_a_command_that_waited_too_long_is_not_begun(
     call = await caller.place(PROJECT, AGENT, "jina_search", KNOWN)
     await asyncio.sleep(1.2)
     start_executor({**SHORT_TIMEOUTS, "OPENAPI_TOOL__EXECUTOR__COMMIT_MARGIN_S": "2"})
-    answer = await caller.result(call, 10)
-    assert answer.card["content"]["status"] == "timeout"
+    rows = await caller.result(call, 10)
+    assert rows.card["content"]["status"] == "timeout"
     assert stack.upstream.requests() == []
 
 
@@ -103,9 +105,9 @@ async def test_a_command_that_waited_too_long_is_not_begun(
 async def test_the_definitions_after_execution_wins(caller: Caller, start_executor: StartExecutor) -> None:
     await caller.add_tool(PROJECT, {**search_tool(), "after_execution": "terminate"})
     executor = start_executor()
-    answer = await answered(caller, KNOWN)
-    assert answer.card["content"]["after_execution"] == "terminate"
-    assert answer.inbox_row["payload"]["after_execution"] == "terminate"
+    rows = await result_of_call(caller, KNOWN)
+    assert rows.card["content"]["after_execution"] == "terminate"
+    assert rows.inbox_row["payload"]["after_execution"] == "terminate"
     assert "after_execution.differs" in executor.log_text()
 
 
@@ -158,8 +160,8 @@ async def test_an_unreported_result_is_reported_without_another_upstream_request
     await _result_card(caller, call, "tool.openapi", content)
     start_executor()
     await caller.publish(call)
-    answer = await caller.result(call, 10)
-    assert answer.inbox_row["payload"] == {
+    rows = await caller.result(call, 10)
+    assert rows.inbox_row["payload"] == {
         "status": "success",
         "after_execution": "terminate",
         "tool_result_card_id": "earlier",
@@ -231,10 +233,10 @@ async def test_calls_run_concurrently_up_to_the_limit(
 async def test_single_calls_wait_for_no_batch(caller: Caller, start_executor: StartExecutor) -> None:
     await caller.add_tool(PROJECT, search_tool())
     start_executor()
-    await answered(caller, KNOWN)
+    await result_of_call(caller, KNOWN)
     for _ in range(5):
         began = time.monotonic()
-        await answered(caller, KNOWN)
+        await result_of_call(caller, KNOWN)
         assert time.monotonic() - began < 2.0
         await asyncio.sleep(0.1)
 
@@ -263,7 +265,7 @@ async def test_a_call_longer_than_the_ack_wait_is_delivered_once(
     await caller.add_tool(PROJECT, search_tool())
     stack.upstream.rules({"delay_s": 2.5})
     start_executor({"OPENAPI_TOOL__NATS__ACK_WAIT_S": "1"})
-    await answered(caller, KNOWN)
+    await result_of_call(caller, KNOWN)
     info = await settled(caller)
     assert info.delivered.consumer_seq == 1
     assert len(stack.upstream.requests()) == 1

@@ -1,3 +1,5 @@
+"""Response cache: scope of entries, single-flight, memory."""
+
 from __future__ import annotations
 
 import asyncio

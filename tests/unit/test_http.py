@@ -1,3 +1,5 @@
+"""Requests and responses of the upstream client, with httpx's transport mocked."""
+
 from __future__ import annotations
 
 import asyncio

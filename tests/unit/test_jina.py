@@ -1,3 +1,5 @@
+"""Upstream requests of a call, and rendering of recorded responses."""
+
 from __future__ import annotations
 
 import json

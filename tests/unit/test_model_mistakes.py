@@ -304,7 +304,7 @@ def test_problem_appears_once_in_the_text_for_the_model(
         (definition(batch), {"urls": []}, "urls: must be"),
         (definition(batch), {"urls": [A, "http://10.0.0.1/"]}, "2 (http://10.0.0.1/): urls: '10.0.0.1' is"),
         (definition(batch), {"urls": [A, B]}, "Of law."),
-        (definition({"tool": "jina.read"}), {"url": A, "find": "x", "question": "y"}, "looks through"),
+        (definition({"tool": "jina.read"}), {"url": A, "find": "x", "question": "y"}, "searches an earlier"),
     ):
         result = run_tool(tool, values)
         assert result.status == "failed"

@@ -1,3 +1,5 @@
+"""Formats of the kernel: subjects, identity, command, cards, errors."""
+
 from __future__ import annotations
 
 import re

@@ -1,3 +1,5 @@
+"""Settings: sources, precedence, error messages, reference and command-line help."""
+
 from __future__ import annotations
 
 import os

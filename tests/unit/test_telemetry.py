@@ -1,3 +1,5 @@
+"""Logs, spans and metrics: their form, and that they show no secret."""
+
 from __future__ import annotations
 
 import json

@@ -1,3 +1,5 @@
+"""Time limits: deadlines, upstream timeouts, clocks."""
+
 from __future__ import annotations
 
 import asyncio

@@ -1,3 +1,5 @@
+"""Definitions, arguments, templates and results of tools."""
+
 from __future__ import annotations
 
 from typing import Any

@@ -1,3 +1,5 @@
+"""Page addresses: unchanged, repaired, malformed, and internal ones in every notation."""
+
 from __future__ import annotations
 
 import sys
