@@ -70,7 +70,7 @@ MONEY = (
     ),
     Mutation(
         "jina/retry.py",
-        "min(error.repeats, options.max_retries)",
+        "min(error.max_retries, options.max_retries)",
         "options.max_retries",
         "tests/wire/test_reliability.py::test_upstream_errors_are_retried_as_often_as_configured",
     ),

@@ -20,7 +20,7 @@ from openapi_tool.protocol.errors import ToolError
 from openapi_tool.tools.deadline import Deadline
 
 RETRIES = {"no": (False, 0), "once": (True, ONCE), "yes": (True, SOME), "later": (True, 0)}
-"""`retryable` and `repeats` by the words of the error table; `later` is not within the call."""
+"""`retryable` and `max_retries` by the words of the error table; `later` is not within the call."""
 
 _REQUEST = UpstreamRequest("POST", "r.jina.ai", "/", {"Accept": "application/json"}, b"{}")
 _REMEDY = re.compile(r"\b(try|use|call|ask|read|shorten|correct|wait|change|check|operator)\b")
@@ -38,7 +38,10 @@ async def fetched(
     client = JinaClient(EgressTransport(transport), max_response_bytes=1_000_000)
     try:
         return await client.fetch(
-            request, SecretStr("a-key-of-the-test"), Deadline.after(5), ByteSemaphore(10_000_000).for_call().grant()
+            request,
+            SecretStr("a-key-of-the-test"),
+            Deadline.after(5),
+            ByteSemaphore(10_000_000).for_call().for_request(),
         )
     finally:
         await client.aclose()
@@ -57,4 +60,4 @@ def assert_for_a_model(error: ToolError) -> None:
 
 def retry(error: ToolError) -> str:
     """Return the word of the error table for the retries of an error."""
-    return next(word for word, decision in RETRIES.items() if decision == (error.retryable, error.repeats))
+    return next(word for word, decision in RETRIES.items() if decision == (error.retryable, error.max_retries))

@@ -16,7 +16,7 @@ from pydantic import SecretStr
 from openapi_tool.budgets.budgets import Budgets, Spender
 from openapi_tool.cooperative import TimeSlicer
 from openapi_tool.jina.batch import batch_items, batch_output, item_arguments, without_secrets
-from openapi_tool.jina.byte_semaphore import ByteSemaphore, JinaCallContext, MemoryGrant, max_call_memory
+from openapi_tool.jina.byte_semaphore import ByteSemaphore, JinaCallContext, RequestContext, max_call_memory
 from openapi_tool.jina.cache import ResponseCache, cache_key
 from openapi_tool.jina.client import JinaClient
 from openapi_tool.jina.content import RenderContext, usage_of
@@ -181,12 +181,14 @@ class JinaBackend:
 
         async def request_output(meter: Meter) -> ToolOutput:
             with context:  # keeps the memory if this call ends while another one waits for the shared request
-                return await self._request(definition, resolved, request, arguments, deadline, context.grant(), meter)
+                return await self._request(
+                    definition, resolved, request, arguments, deadline, context.for_request(), meter
+                )
 
         if resolved.parameters.get("noCache") or resolved.parameters.get("doNotTrack"):
             return await request_output(spent)
         return await self._cache.get(
-            cache_key(definition, arguments, request), deadline, request_output, context.grant(), spent
+            cache_key(definition, arguments, request), deadline, request_output, context.for_request(), spent
         )
 
     async def _request(
@@ -196,21 +198,21 @@ class JinaBackend:
         request: UpstreamRequest,
         arguments: Arguments,
         deadline: Deadline,
-        grant: MemoryGrant,
+        context: RequestContext,
         meter: Meter,
     ) -> ToolOutput:
         """Send the request, with retries, and render the response; `meter` counts each attempt, also failed ones.
 
         Each attempt sends `request` with the remaining time as the upstream's `timeout`.
         """
-        endpoint, tool, project = endpoint_of(definition), definition.built_in.name, project_label(grant.project)
+        endpoint, tool, project = endpoint_of(definition), definition.built_in.name, project_label(context.project)
         requests, tokens = metrics.UPSTREAM_REQUESTS.labels(tool), metrics.UPSTREAM_TOKENS.labels(tool, project)
         has_own_limit = resolved.timeout_s is not None or definition.timeout_s is not None
         key, variable = arguments.api_key, arguments.key_variable
-        need = Need(variable, endpoint.operation.name, grant.flow, deadline, key, grant.slot, grant.call_number)
+        need = Need(variable, endpoint.operation.name, context.flow, deadline, key, context.slot, context.call_number)
 
         async def fetch() -> dict[str, Any]:
-            return await self._send_within_limits(grant, endpoint.min_tokens(resolved.parameters), need, send)
+            return await self._send_within_limits(context, endpoint.min_tokens(resolved.parameters), need, send)
 
         async def send() -> dict[str, Any]:
             timed = endpoint.timeouts.within(resolved.parameters, deadline.remaining(), has_own_limit=has_own_limit)
@@ -220,31 +222,31 @@ class JinaBackend:
                 else build_request(definition, replace(resolved, parameters=timed))
             )
             attempt = Attempt(time.monotonic(), sent.method, sent.host, meter.usage.requests)
-            grant.record_attempt(attempt)
+            context.record_attempt(attempt)
             need.slot.sending()
             meter.add(_ONE_REQUEST)
             requests.inc()
             try:
-                envelope = await self._client.fetch(sent, need.key, deadline, grant)
+                envelope = await self._client.fetch(sent, need.key, deadline, context)
             except ToolError as error:
-                _record_end(attempt, grant, error.code)
-                grant.clear()  # before the wait for a retry
+                _record_end(attempt, context, error.code)
+                context.clear()  # before the wait for a retry
                 raise _without_frames(error) from None
-            _record_end(attempt, grant)
+            _record_end(attempt, context)
             return envelope
 
         may_suggest = partial(_may_suggest, definition, arguments)
         try:
             min_s = endpoint.timeouts.min_s(resolved.parameters)
-            sleep = _without_slot(self._sleep, grant.slot)
+            sleep = _without_slot(self._sleep, context.slot)
             envelope = await with_retries(fetch, self._options.retry, deadline, min_s, sleep)
             redactor = _response_redactor(arguments, need.key)
-            context = RenderContext(redactor, self._redactor, may_suggest, resolved.names)
-            rendering = endpoint.render(envelope, resolved.parameters, context)
+            rendering_context = RenderContext(redactor, self._redactor, may_suggest, resolved.names)
+            rendering = endpoint.render(envelope, resolved.parameters, rendering_context)
             del envelope
-            output = await self._slicer.run(rendering, grant.body_bytes)
+            output = await self._slicer.run(rendering, context.body_bytes)
         except ToolError as error:
-            grant.clear()
+            context.clear()
             meter.add(Usage(tokens=error.tokens))
             tokens.inc(error.tokens)
             raise _without_frames(error) from None
@@ -254,18 +256,20 @@ class JinaBackend:
             output = replace(output, state={**output.state, "format": "markdown"})
         return replace(output, may_store=False) if resolved.parameters.get("doNotTrack") else output
 
-    async def _send_within_limits(self, grant: MemoryGrant, min_tokens: int, need: Need, send: Send) -> dict[str, Any]:
+    async def _send_within_limits(
+        self, context: RequestContext, min_tokens: int, need: Need, send: Send
+    ) -> dict[str, Any]:
         """Wait for a permit and send a request.
 
         Before that, reserve the estimated cost, at least `min_tokens`, in the call's budget; afterwards charge the
         actual cost.
         """
-        budget = grant.budget
+        budget = context.budget
         if budget is None:
-            return await self._send_with_permit(await self._acquire(grant, need), need, send)
+            return await self._send_with_permit(await self._acquire(context, need), need, send)
         reservation = await budget.reserve(min_tokens, need.deadline)
         try:
-            permit = await self._acquire(grant, need)
+            permit = await self._acquire(context, need)
         except BaseException:
             reservation.unsent()
             raise
@@ -279,15 +283,15 @@ class JinaBackend:
         budget.record_cost(tokens)
         return envelope
 
-    async def _acquire(self, grant: MemoryGrant, need: Need) -> Permit:
+    async def _acquire(self, context: RequestContext, need: Need) -> Permit:
         """Wait for a permit; then check again that the tool was not disabled meanwhile. Raises ToolError."""
         begin = time.monotonic()
         try:
             permit = await self._permits.acquire(need)
         finally:
-            grant.record_permit_wait(begin, time.monotonic())
+            context.record_permit_wait(begin, time.monotonic())
         try:
-            grant.recheck()
+            context.recheck()
         except BaseException:
             permit.cancelled()
             raise
@@ -345,8 +349,8 @@ def _without_slot(sleep: Sleep, slot: Slot) -> Sleep:
     return wait
 
 
-def _record_end(attempt: Attempt, grant: MemoryGrant, error_code: str | None = None) -> None:
-    attempt.http_status = grant.http_status
+def _record_end(attempt: Attempt, context: RequestContext, error_code: str | None = None) -> None:
+    attempt.http_status = context.http_status
     attempt.end(time.monotonic(), error_code)
     metrics.UPSTREAM_SECONDS.labels(attempt.host, error_code or "").observe(attempt.seconds or 0.0)
 

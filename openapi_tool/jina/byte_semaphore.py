@@ -1,7 +1,7 @@
 """Limit of the memory that upstream responses use: a FIFO byte semaphore with a reserve.
 
-A `JinaCallContext` holds the memory of a call from its first large response until its commit, a `MemoryGrant` that of
-one response. Responses of up to 64 kB take no memory from the semaphore, so they never wait behind large ones.
+A `JinaCallContext` holds the memory of a call from its first large response until its commit, a `RequestContext` the
+part for one response. Responses of up to 64 kB take no memory from the semaphore, so they never wait behind large ones.
 
 Deadlock: two calls that hold memory and need more could wait for each other. So the reserve, as much as any call may
 need, goes to one such call at a time. That call never waits for memory again, so it ends and releases the reserve.
@@ -252,17 +252,20 @@ class JinaCallContext:
         """Add the cost of an item of the call, also of a failed one."""
         self.spent += usage
 
-    def grant(self) -> MemoryGrant:
-        """Return the part for one more response."""
-        return MemoryGrant(self, self._semaphore)
+    def for_request(self) -> RequestContext:
+        """Return a context for one more upstream request of the call."""
+        return RequestContext(self, self._semaphore)
 
     def release_all_but(self, size: int) -> None:
         """Release all but `size` bytes, once the responses are rendered."""
         self._semaphore.release_all_but(self, size)
 
 
-class MemoryGrant:
-    """Memory of one response; `http_status` is the response's, None before it arrives."""
+class RequestContext:
+    """One upstream request of a call, retries included: memory of its response, and what it takes from the call.
+
+    `http_status` is that of the response, None before it arrives.
+    """
 
     def __init__(self, call: JinaCallContext, semaphore: ByteSemaphore) -> None:
         self._call = call

@@ -13,7 +13,7 @@ from typing import Any
 from cachetools import TTLCache
 
 from openapi_tool.cooperative import SMALL, Steps, TimeSlicer
-from openapi_tool.jina.byte_semaphore import MemoryGrant, memory_of
+from openapi_tool.jina.byte_semaphore import RequestContext, memory_of
 from openapi_tool.jina.request import UpstreamRequest
 from openapi_tool.options import CacheOptions
 from openapi_tool.protocol.errors import ToolTimeout
@@ -78,19 +78,19 @@ class ResponseCache:
         key: bytes,
         deadline: Deadline,
         fetch: Fetch,
-        grant: MemoryGrant,
+        context: RequestContext,
         spent: Meter,
     ) -> ToolOutput:
         """Return the cached response, that of an identical request in flight, or that of `fetch`. Raises its ToolError.
 
-        `grant` holds the memory of a cached or shared response; `fetch` takes its own. `spent` receives the cost. If
+        `context` holds the memory of a cached or shared response; `fetch` takes its own. `spent` receives the cost. If
         calls share a request, the first one to end reports its cost so far, so each request is reported once.
         """
         if not self._options.ttl_s > 0:
             return await fetch(spent)
         if (cached := self._responses.get(key)) is not None:
             # Small responses are not counted: reserving memory would cost more than they occupy.
-            await _hold(grant, memory_of(cached) if len(cached) > SMALL else 0, deadline)
+            await _hold(context, memory_of(cached) if len(cached) > SMALL else 0, deadline)
             metrics.CACHE_HITS.inc()
             return await self._slicer.run(_deserialize(cached), len(cached))
         pending = self._in_flight.get(key)
@@ -104,13 +104,13 @@ class ResponseCache:
             if not joined or deadline.remaining() <= 0:
                 raise
             # The call that started the request had an earlier deadline than this one: try again.
-            return await self.get(key, deadline, fetch, grant, spent)
+            return await self.get(key, deadline, fetch, context, spent)
         if not joined:
             return output
-        if not grant.try_hold(needed := _commit_memory(output)):
+        if not context.try_hold(needed := _commit_memory(output)):
             del output, pending  # its memory belongs to the call that started it; look it up again after the wait
-            await _hold(grant, needed, deadline)
-            return await self.get(key, deadline, fetch, grant, spent)
+            await _hold(context, needed, deadline)
+            return await self.get(key, deadline, fetch, context, spent)
         metrics.CACHE_HITS.inc()
         return replace(output, cached=True, usage=NO_USAGE)
 
@@ -154,10 +154,10 @@ class ResponseCache:
                 pending.task.cancel()
 
 
-async def _hold(grant: MemoryGrant, size: int, deadline: Deadline) -> None:
+async def _hold(context: RequestContext, size: int, deadline: Deadline) -> None:
     try:
         async with deadline.limit():
-            await grant.hold(size)
+            await context.hold(size)
     except TimeoutError:
         raise _too_late() from None
 

@@ -13,7 +13,7 @@ from pydantic import SecretStr
 
 from openapi_tool.cooperative import SMALL, TimeSlicer
 from openapi_tool.jina.answer_json import count_values, parse
-from openapi_tool.jina.byte_semaphore import MemoryGrant, memory_of
+from openapi_tool.jina.byte_semaphore import RequestContext, memory_of
 from openapi_tool.jina.failures import NO_SECRETS, ONCE, SOME, is_empty_search, upstream_failure
 from openapi_tool.jina.request import UpstreamRequest
 from openapi_tool.jina.transport import PROJECT, CertificateRefused, ResponseRefused
@@ -56,11 +56,11 @@ class JinaClient:
         self._large_reads = asyncio.Semaphore(_LARGE_READS)
 
     async def fetch(
-        self, request: UpstreamRequest, api_key: SecretStr, deadline: Deadline, grant: MemoryGrant
+        self, request: UpstreamRequest, api_key: SecretStr, deadline: Deadline, context: RequestContext
     ) -> dict[str, Any]:
         """Send a request and return the success envelope, `{code, status, data, meta}`, unchanged.
 
-        Afterwards `grant` holds the memory that the response needs until its commit.
+        Afterwards `context` holds the memory that the response needs until its commit.
 
         Raises ToolError for a failure of the upstream or the network, a response that is too large, and the deadline.
         """
@@ -68,7 +68,7 @@ class JinaClient:
             _log_request(request)
         try:
             async with deadline.limit():
-                outcome = await self._outcome(*await self._exchange(request, api_key, grant), request, grant)
+                outcome = await self._outcome(*await self._exchange(request, api_key, context), request, context)
         except TimeoutError:
             raise ToolTimeout(
                 "The service did not answer within the time of this call; try again, ask for less, or use another page."
@@ -88,12 +88,12 @@ class JinaClient:
         await response.aclose()
 
     async def _exchange(
-        self, request: UpstreamRequest, api_key: SecretStr, grant: MemoryGrant
+        self, request: UpstreamRequest, api_key: SecretStr, context: RequestContext
     ) -> tuple[int, str | None, bytearray]:
-        response = await self._transport.handle_async_request(_outgoing(request, api_key, grant.project or ""))
-        grant.http_status = response.status_code
+        response = await self._transport.handle_async_request(_outgoing(request, api_key, context.project or ""))
+        context.http_status = response.status_code
         try:
-            body = await self._read(response, grant)
+            body = await self._read(response, context)
         finally:
             await response.aclose()
         return response.status_code, response.headers.get("retry-after"), body
@@ -105,13 +105,13 @@ class JinaClient:
             return self.max_response_bytes
         return min(int(declared[:_MAX_LENGTH_DIGITS]), self.max_response_bytes)
 
-    async def _read(self, response: httpx.Response, grant: MemoryGrant) -> bytearray:
+    async def _read(self, response: httpx.Response, context: RequestContext) -> bytearray:
         encoding = response.headers.get("content-encoding", "identity")
         if encoding != "identity":
             raise UpstreamUnavailable("The service answered in an encoding that was not asked for; try again later.")
         body = bytearray()
         try:
-            await self._fill(body, response, grant)
+            await self._fill(body, response, context)
         except TimeoutError:
             body.clear()
             raise UpstreamUnavailable(
@@ -122,7 +122,7 @@ class JinaClient:
             raise
         return body
 
-    async def _fill(self, body: bytearray, response: httpx.Response, grant: MemoryGrant) -> None:
+    async def _fill(self, body: bytearray, response: httpx.Response, context: RequestContext) -> None:
         """Read the body into `body`; reserve memory in doubling steps as bytes arrive.
 
         Reserving the declared size at once would let an upstream block memory by a header alone. For the same reason a
@@ -132,22 +132,22 @@ class JinaClient:
         """
         chunks = aiter(cast("httpx.AsyncByteStream", response.stream))
         async for chunk in chunks:
-            self._check_size(grant.add_body_bytes(len(chunk)))
-            if grant.body_bytes > SMALL:  # smaller ones reserve nothing, so they never wait behind large ones
-                await self._fill_large(body, chunk, chunks, self._max_body_bytes(response), grant)
+            self._check_size(context.add_body_bytes(len(chunk)))
+            if context.body_bytes > SMALL:  # smaller ones reserve nothing, so they never wait behind large ones
+                await self._fill_large(body, chunk, chunks, self._max_body_bytes(response), context)
             else:
                 body += chunk
 
     async def _fill_large(
-        self, body: bytearray, chunk: bytes, chunks: AsyncIterator[bytes], max_bytes: int, grant: MemoryGrant
+        self, body: bytearray, chunk: bytes, chunks: AsyncIterator[bytes], max_bytes: int, context: RequestContext
     ) -> None:
         held, next_check_bytes, now = SMALL, 0, asyncio.get_running_loop().time
         async with asyncio.timeout(None) as pace:
             while chunk:
-                if grant.body_bytes > held:
-                    held, next_check_bytes = max(min(2 * held, max_bytes), grant.body_bytes), 0
+                if context.body_bytes > held:
+                    held, next_check_bytes = max(min(2 * held, max_bytes), context.body_bytes), 0
                     pace.reschedule(None)  # do not count the wait for memory against the upstream
-                    await grant.hold(held)
+                    await context.hold(held)
                 body += chunk
                 if len(body) >= next_check_bytes:
                     next_check_bytes = len(body) + _PACE_BYTES
@@ -155,7 +155,7 @@ class JinaClient:
                 async with self._large_reads:  # at most _LARGE_READS responses continue in one iteration
                     await asyncio.sleep(0)
                 chunk = await anext(chunks, b"")
-                self._check_size(grant.add_body_bytes(len(chunk)))
+                self._check_size(context.add_body_bytes(len(chunk)))
 
     def _check_size(self, size: int) -> None:
         if size > self.max_response_bytes:
@@ -165,7 +165,7 @@ class JinaClient:
             )
 
     async def _outcome(
-        self, status: int, retry_after: str | None, body: bytearray, request: UpstreamRequest, grant: MemoryGrant
+        self, status: int, retry_after: str | None, body: bytearray, request: UpstreamRequest, context: RequestContext
     ) -> dict[str, Any] | ToolError:
         log.debug(
             "response of the upstream",
@@ -173,7 +173,7 @@ class JinaClient:
         )
         try:
             values = await self._slicer.run(count_values(body), len(body))
-            await grant.hold(memory_of(body, values) if len(body) > SMALL else 0)
+            await context.hold(memory_of(body, values) if len(body) > SMALL else 0)
             value = await self._slicer.run(parse(body), len(body))
         except ResponseTooLarge as error:
             return error if status == _OK else _outcome_of(status, retry_after, None, request, self._redactor)
@@ -231,12 +231,12 @@ def _network_failure(error: httpx.TransportError) -> ToolError:
         return UpstreamUnavailable(
             "The service's answer was refused: its headers or framing are too large; try again or use another page.",
             detail={"kind": type(error).__name__},
-            repeats=ONCE,
+            max_retries=ONCE,
         )
     return UpstreamUnavailable(
         "The service could not be reached, or the connection broke; try again in a moment.",
         detail={"kind": type(error).__name__},
-        repeats=SOME,
+        max_retries=SOME,
     )
 
 
@@ -252,7 +252,9 @@ def _outcome_of(
     if status != _OK:
         return upstream_failure(status, value, retry_after, redactor, request.failures, request.names)
     if not isinstance(value, dict):
-        return UpstreamUnavailable("The service's answer was not the JSON that was asked for; try again.", repeats=ONCE)
+        return UpstreamUnavailable(
+            "The service's answer was not the JSON that was asked for; try again.", max_retries=ONCE
+        )
     code = value.get("code", _OK)
     if isinstance(code, int) and code != _OK:
         code = code if code in _STATUSES else _BAD_GATEWAY  # the body may hold any number

@@ -37,13 +37,13 @@ _ERROR_NAME = re.compile(r"\b(?:[A-Z]\w*)?Error(?:\((?P<path>[^()]*)\))?(?:: |$)
 class Rule:
     """One kind of error response; `message` is the one for the model, `reason` adds the upstream's text.
 
-    `repeats` is the number of retries within the call. A `retryable` error without them may succeed
+    `max_retries` limits the retries within the call. A `retryable` error without them may succeed
     later, or with a smaller request.
     """
 
     error: type[ToolError]
     message: str
-    repeats: int = 0
+    max_retries: int = 0
     retryable: bool = False
     reason: bool = True
 
@@ -52,7 +52,7 @@ _BUSY = "The service is overloaded or restarting; try again in a moment."
 _ACCOUNT = "The operator's account does not allow this request; it will not work until an operator acts."
 
 BY_STATUS: Mapping[int, Rule] = {
-    40003: Rule(errors.UpstreamUnavailable, "The page's transfer broke off; try again.", repeats=ONCE),
+    40003: Rule(errors.UpstreamUnavailable, "The page's transfer broke off; try again.", max_retries=ONCE),
     40004: Rule(errors.UpstreamRejected, "The page is of a type that cannot be read; use another source."),
     40104: Rule(
         errors.AuthFailed, "The account of this tool's key is not verified; an operator must verify it.", reason=False
@@ -66,8 +66,8 @@ BY_STATUS: Mapping[int, Rule] = {
     40902: Rule(errors.TargetRefused, "The site's robots.txt forbids reading this page; use another source."),
     40904: Rule(errors.BudgetExceeded, "The page costs more than the token budget; read a smaller page or part."),
     41302: Rule(errors.UpstreamRejected, "The target file is too large to be read; use another source."),
-    42204: Rule(errors.UpstreamUnavailable, "A service behind the search failed; try again.", repeats=SOME),
-    42205: Rule(errors.UpstreamUnavailable, "A service behind the search failed; try again.", repeats=SOME),
+    42204: Rule(errors.UpstreamUnavailable, "A service behind the search failed; try again.", max_retries=SOME),
+    42205: Rule(errors.UpstreamUnavailable, "A service behind the search failed; try again.", max_retries=SOME),
     45102: Rule(errors.TargetRefused, "This address may not be read (private, local or blocked); use a public page."),
 }
 """Rules by the five-digit `status` of an error body, if they differ from those of its HTTP status."""
@@ -79,15 +79,15 @@ BY_HTTP: Mapping[int, Rule] = {
     403: Rule(errors.AuthFailed, _ACCOUNT),
     404: Rule(errors.UpstreamRejected, "The service has no such route; an operator must check the tool's definition."),
     405: Rule(errors.UpstreamRejected, "The service has no such route; an operator must check the tool's definition."),
-    408: Rule(errors.UpstreamUnavailable, "The page took too long; try again or use another source.", repeats=SOME),
-    409: Rule(errors.UpstreamUnavailable, _BUSY, repeats=SOME),
+    408: Rule(errors.UpstreamUnavailable, "The page took too long; try again or use another source.", max_retries=SOME),
+    409: Rule(errors.UpstreamUnavailable, _BUSY, max_retries=SOME),
     412: Rule(errors.BadRequest, "The request holds too many items; ask for fewer."),
     413: Rule(errors.BadRequest, "The request is too large; shorten it."),
     422: Rule(errors.UpstreamRejected, "The page could not be read; check the address or use another source."),
-    429: Rule(errors.RateLimited, "The rate limit is reached; wait, then call again.", repeats=SOME, reason=False),
+    429: Rule(errors.RateLimited, "The rate limit is reached; wait, then call again.", max_retries=SOME, reason=False),
     431: Rule(errors.BadRequest, "The address is too long; use a shorter one."),
     451: Rule(errors.TargetRefused, "This target is blocked for legal reasons; use another source."),
-    500: Rule(errors.UpstreamUnavailable, _BUSY, repeats=ONCE, reason=False),
+    500: Rule(errors.UpstreamUnavailable, _BUSY, max_retries=ONCE, reason=False),
     501: Rule(errors.UpstreamRejected, "The service cannot do this; use another source.", reason=False),
     524: Rule(
         errors.UpstreamUnavailable,
@@ -118,16 +118,16 @@ _REDIRECT = Rule(
     "The service answered with a redirect, which is not followed; an operator must check the tool's definition.",
     reason=False,
 )
-_SERVER = Rule(errors.UpstreamUnavailable, _BUSY, repeats=SOME, reason=False)
+_SERVER = Rule(errors.UpstreamUnavailable, _BUSY, max_retries=SOME, reason=False)
 _EDGE_BLOCK = Rule(
     errors.UpstreamUnavailable,
     "The service's own protection refused this request; try again in a moment.",
-    repeats=ONCE,
+    max_retries=ONCE,
     reason=False,
 )
 _OTHER = Rule(errors.UpstreamRejected, "The service refused the request; change it or use another source.")
 _PAGE_UNREACHABLE = Rule(
-    errors.UpstreamUnavailable, "The page did not answer; try again later or use another source.", repeats=ONCE
+    errors.UpstreamUnavailable, "The page did not answer; try again later or use another source.", max_retries=ONCE
 )
 
 _SELECTORS = ("targetSelector", "waitForSelector", "removeSelector")
@@ -172,8 +172,8 @@ def upstream_failure(
     )
     error = rule.error(
         f"{rule.message} The service says: {quoted(reason)}" if reason else rule.message,
-        retryable=rule.retryable or rule.repeats > 0,
-        repeats=rule.repeats,
+        retryable=rule.retryable or rule.max_retries > 0,
+        max_retries=rule.max_retries,
         retry_after=_retry_after(envelope, retry_after),
         http_status=http_status,
     )

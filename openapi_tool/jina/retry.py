@@ -41,7 +41,7 @@ async def with_retries(
     def should_stop(state: RetryCallState) -> bool:
         error = _error(state)
         return (
-            state.attempt_number > min(error.repeats, options.max_retries)
+            state.attempt_number > min(error.max_retries, options.max_retries)
             or (state.upcoming_sleep or 0.0) + min_s >= deadline.remaining()
         )
 

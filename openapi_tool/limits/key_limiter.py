@@ -169,7 +169,7 @@ class KeyLimiter:
             return
         need.refused_by |= {self.variable}
         if any(limiter.variable not in need.refused_by and not limiter.paused_s for limiter in self.group.usable()):
-            error.repeats, error.retry_after = max(1, error.repeats), 0.0  # retry with another key
+            error.max_retries, error.retry_after = max(1, error.max_retries), 0.0  # retry with another key
 
     def end_request(self, use: Use | None, tokens: int | None) -> None:
         """Settle the use of a request; `tokens` is its cost, None if unknown."""

@@ -75,7 +75,7 @@ class Permit(Protocol):
     def failed(self, error: ToolError) -> None:
         """End the request with an error: a 429 pauses the key for all replicas, a refused key may be blocked.
 
-        Sets `repeats` of the error if another key of the pool may serve the request.
+        Sets `max_retries` of the error if another key of the pool may serve the request.
         """
 
     def cancelled(self) -> None:

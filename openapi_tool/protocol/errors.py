@@ -28,7 +28,7 @@ class ToolError(ExecutorError):
     """Failed call that gets a result card (protocol section 8).
 
     The model sees only `message` (protocol section 7): what happened and what to do instead. `retryable` means that the
-    same request may work later, `retry_after` when (seconds); `repeats` is how often this call may retry it. `tokens`
+    same request may work later, after `retry_after` seconds; `max_retries` limits its retries within the call. `tokens`
     and `requests` are its cost upstream. `upstream_status` is the five-digit status of the upstream's response,
     `key_variable` the environment variable of the key that it refused.
     """
@@ -48,7 +48,7 @@ class ToolError(ExecutorError):
         detail: object = None,
         retryable: bool | None = None,
         retry_after: float | None = None,
-        repeats: int = 0,
+        max_retries: int = 0,
         http_status: int | None = None,
     ) -> None:
         super().__init__(message)
@@ -56,7 +56,7 @@ class ToolError(ExecutorError):
         self.detail = detail
         self.retryable = self.retryable_by_default if retryable is None else retryable
         self.retry_after = retry_after
-        self.repeats = repeats
+        self.max_retries = max_retries
         self.http_status = http_status
 
     def as_error(self) -> ErrorObject:

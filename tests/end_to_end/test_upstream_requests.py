@@ -222,7 +222,7 @@ def search(**changes: Any) -> UpstreamRequest:
 async def ask(client: JinaClient, stack: EmbeddedStack, request: UpstreamRequest | None = None) -> dict[str, Any]:
     key = SecretStr(stack.upstream.keys["JINA_API_KEY"])
     return await client.fetch(
-        request or search(), key, Deadline.after(10), ByteSemaphore(10_000_000).for_call().grant()
+        request or search(), key, Deadline.after(10), ByteSemaphore(10_000_000).for_call().for_request()
     )
 
 

@@ -104,7 +104,7 @@ def _fetched(request: UpstreamRequest, status: int, headers: Mapping[str, str], 
     answer = httpx.Response(status, headers=httpx.Headers(dict(headers), encoding="utf-8"), stream=_Body(body))
     client = JinaClient(httpx.MockTransport(lambda _: answer), _MAX_BYTES, _CONTEXT.error_redactor)
     fetching = client.fetch(
-        request, SecretStr(SECRET), Deadline.after(5), ByteSemaphore(10 * _MAX_BYTES).for_call().grant()
+        request, SecretStr(SECRET), Deadline.after(5), ByteSemaphore(10 * _MAX_BYTES).for_call().for_request()
     )
     return _loop().run_until_complete(fetching)
 

@@ -14,7 +14,7 @@ import uvloop
 from pydantic import SecretStr
 
 from openapi_tool.jina.answer_json import MAX_VALUES
-from openapi_tool.jina.byte_semaphore import ByteSemaphore, JinaCallContext, MemoryGrant, max_call_memory, memory_of
+from openapi_tool.jina.byte_semaphore import ByteSemaphore, JinaCallContext, RequestContext, max_call_memory, memory_of
 from openapi_tool.jina.client import JinaClient
 from openapi_tool.jina.request import UpstreamRequest
 from openapi_tool.options import CacheOptions
@@ -48,12 +48,12 @@ async def _soon() -> None:
 async def test_call_waits_until_another_releases_memory() -> None:
     semaphore = ByteSemaphore(100)
     with semaphore.for_call() as first, semaphore.for_call() as second:
-        grant = first.grant()
-        await grant.hold(70)
-        waiting = asyncio.create_task(second.grant().hold(60))
+        context = first.for_request()
+        await context.hold(70)
+        waiting = asyncio.create_task(second.for_request().hold(60))
         await _soon()
         assert not waiting.done()
-        await grant.hold(40)
+        await context.hold(40)
         await waiting
         assert semaphore.free_bytes == 0
     assert semaphore.free_bytes == 100
@@ -65,16 +65,16 @@ async def test_small_request_does_not_overtake_a_large_one() -> None:
 
     async def hold(name: str, size: int) -> None:
         with semaphore.for_call() as memory:
-            await memory.grant().hold(size)
+            await memory.for_request().hold(size)
             order.append(name)
 
     with semaphore.for_call() as memory:
-        await memory.grant().hold(60)
+        await memory.for_request().hold(60)
         large = asyncio.create_task(hold("large", 90))
         await _soon()
         small = asyncio.create_task(hold("small", 10))
         await _soon()
-        assert not memory.grant().try_hold(1_000)
+        assert not memory.for_request().try_hold(1_000)
         assert order == []
     await asyncio.gather(large, small)
     assert order == ["large", "small"]
@@ -85,12 +85,12 @@ async def test_small_request_does_not_overtake_a_large_one() -> None:
 async def test_call_that_holds_memory_is_served_before_one_that_holds_none() -> None:
     semaphore, order = ByteSemaphore(100), []
     with semaphore.for_call() as first, semaphore.for_call() as second, semaphore.for_call() as third:
-        held, growing = first.grant(), second.grant()
+        held, growing = first.for_request(), second.for_request()
         await held.hold(60)
         await growing.hold(30)
 
         async def hold(name: str, memory: JinaCallContext, size: int) -> None:
-            await memory.grant().hold(size)
+            await memory.for_request().hold(size)
             order.append(name)
 
         newcomer = asyncio.create_task(hold("newcomer", third, 50))
@@ -109,9 +109,9 @@ async def test_calls_that_hold_memory_and_need_more_do_not_deadlock() -> None:
 
     async def call(name: int) -> None:
         with semaphore.for_call() as memory:
-            await memory.grant().hold(20)
+            await memory.for_request().hold(20)
             await asyncio.sleep(0)
-            await asyncio.gather(*(memory.grant().hold(40) for _ in range(2)))
+            await asyncio.gather(*(memory.for_request().hold(40) for _ in range(2)))
             await asyncio.sleep(0)
             ended.append(name)
 
@@ -128,10 +128,10 @@ def test_cancelled_wait_takes_nothing_and_blocks_no_other(
     async def check() -> None:
         semaphore = ByteSemaphore(100)
         with semaphore.for_call() as first, semaphore.for_call() as second, semaphore.for_call() as third:
-            held = first.grant()
+            held = first.for_request()
             await held.hold(60)
-            cancelled = asyncio.create_task(second.grant().hold(90))
-            waiting = asyncio.create_task(third.grant().hold(40))
+            cancelled = asyncio.create_task(second.for_request().hold(90))
+            waiting = asyncio.create_task(third.for_request().hold(40))
             await _soon()
             cancelled.cancel()
             await asyncio.wait([cancelled])
@@ -154,7 +154,7 @@ def test_nothing_is_lost_if_holder_and_waiter_end_in_one_iteration_of_the_loop(
         async def hold(sizes: tuple[int, ...]) -> None:
             with semaphore.for_call() as memory:
                 for size in sizes:
-                    await memory.grant().hold(size)
+                    await memory.for_request().hold(size)
                 await never.wait()
 
         for sizes in ((60,), (30, 30)):
@@ -168,7 +168,7 @@ def test_nothing_is_lost_if_holder_and_waiter_end_in_one_iteration_of_the_loop(
             assert all(task.cancelled() for task in [holder, *waiters]), "one of them failed instead"
             assert semaphore.free_bytes == 60
             with semaphore.for_call() as memory:
-                assert memory.grant().try_hold(60)
+                assert memory.for_request().try_hold(60)
 
     run(check())
 
@@ -184,12 +184,12 @@ def test_all_memory_is_released_whichever_calls_are_cancelled(
         async def call() -> None:
             with semaphore.for_call() as memory:
                 for _ in range(dice.randint(1, 3)):
-                    grant = memory.grant()
-                    await grant.hold(dice.randint(1, 20))
+                    context = memory.for_request()
+                    await context.hold(dice.randint(1, 20))
                     await asyncio.sleep(0)
-                    await grant.hold(dice.randint(0, 40))
+                    await context.hold(dice.randint(0, 40))
                     if dice.random() < 0.3:
-                        grant.clear()
+                        context.clear()
 
         for _ in range(60):
             tasks = [asyncio.create_task(call()) for _ in range(dice.randint(1, 30))]
@@ -214,13 +214,13 @@ async def test_project_holds_at_most_half_and_does_not_block_others() -> None:
         semaphore.for_call("a") as three,
         semaphore.for_call("b") as other,
     ):
-        await one.grant().hold(40)
-        waiting = asyncio.create_task(two.grant().hold(20))
+        await one.for_request().hold(40)
+        waiting = asyncio.create_task(two.for_request().hold(20))
         await _soon()
-        assert not three.grant().try_hold(5), "a call overtakes another one of its project"
-        assert other.grant().try_hold(30)
+        assert not three.for_request().try_hold(5), "a call overtakes another one of its project"
+        assert other.for_request().try_hold(30)
         async with asyncio.timeout(5):
-            await other.grant().hold(20)
+            await other.for_request().hold(20)
         assert not waiting.done()
         semaphore.give_all(one)
         await waiting
@@ -230,7 +230,7 @@ async def test_project_holds_at_most_half_and_does_not_block_others() -> None:
 @requirement("hostile.neighbour")
 async def test_a_project_that_holds_nothing_may_take_more_than_its_share_for_one_answer() -> None:
     with ByteSemaphore(100).for_call("a") as memory:
-        assert memory.grant().try_hold(90)
+        assert memory.for_request().try_hold(90)
 
 
 @requirement("hostile.neighbour", "memory.limit")
@@ -239,9 +239,9 @@ async def test_projects_take_turns_with_the_reserve() -> None:
 
     async def call(project: str) -> None:
         with semaphore.for_call(project) as memory:
-            await memory.grant().hold(8)
+            await memory.for_request().hold(8)
             await asyncio.sleep(0)
-            await memory.grant().hold(90)
+            await memory.for_request().hold(90)
             order.append(project)
             await _soon()
 
@@ -257,12 +257,12 @@ async def test_call_with_the_reserve_is_served_before_all_others() -> None:
     semaphore, ended = ByteSemaphore(110, reserve_bytes=100), []
 
     async def hold(memory: JinaCallContext, size: int) -> None:
-        await memory.grant().hold(size)
+        await memory.for_request().hold(size)
         ended.append(memory)
 
     with semaphore.for_call() as first, semaphore.for_call() as one, semaphore.for_call() as two:
         for memory, size in ((first, 2), (one, 3), (two, 5), (first, 50)):  # the last one gets the reserve
-            await memory.grant().hold(size)
+            await memory.for_request().hold(size)
         tasks = [asyncio.create_task(hold(memory, 50)) for memory in (one, two, one)]
         await _soon()
         assert ended == []
@@ -278,7 +278,7 @@ async def test_memory_is_held_until_the_last_user_exits() -> None:
     semaphore = ByteSemaphore(100)
     memory = semaphore.for_call()
     with memory:
-        await memory.grant().hold(30)
+        await memory.for_request().hold(30)
         with memory:
             pass
         assert semaphore.free_bytes == 70
@@ -377,9 +377,9 @@ class _Paced:
         answer = httpx.Response(200, stream=_Chunks(parts, pause))
         self._client = JinaClient(httpx.MockTransport(lambda _: answer), MAX_BYTES, pace_s=0.05)
 
-    async def fetch(self, grant: MemoryGrant) -> Any:
+    async def fetch(self, context: RequestContext) -> Any:
         request = UpstreamRequest("POST", "r.jina.ai", "/", {}, b"{}")
-        return await self._client.fetch(request, SecretStr("a-key"), Deadline.after(20), grant)
+        return await self._client.fetch(request, SecretStr("a-key"), Deadline.after(20), context)
 
 
 @requirement("memory.limit")
@@ -390,8 +390,8 @@ async def test_stalled_response_that_holds_memory_is_aborted() -> None:
     semaphore = ByteSemaphore(1_000_000)
     with semaphore.for_call() as memory:
         with pytest.raises(UpstreamUnavailable, match="too slowly") as failed:
-            await _Paced([b"x" * 60_000] * 3, hang).fetch(memory.grant())
-        assert (failed.value.repeats, failed.value.retryable) == (0, True)
+            await _Paced([b"x" * 60_000] * 3, hang).fetch(memory.for_request())
+        assert (failed.value.max_retries, failed.value.retryable) == (0, True)
     assert_for_a_model(failed.value)
 
 
@@ -401,7 +401,7 @@ async def test_a_small_answer_may_come_as_slowly_as_its_call_allows() -> None:
         await asyncio.sleep(0.1)
 
     with ByteSemaphore(1_000_000).for_call() as memory:
-        assert await _Paced([b'{"data":', b"{}}"], slowly).fetch(memory.grant()) == {"data": {}}
+        assert await _Paced([b'{"data":', b"{}}"], slowly).fetch(memory.for_request()) == {"data": {}}
 
 
 @requirement("memory.limit")
@@ -412,12 +412,12 @@ async def test_wait_for_memory_does_not_count_as_a_slow_upstream() -> None:
     text = b"x" * 70_000
     semaphore = ByteSemaphore(1_000_000)
     with semaphore.for_call() as other, semaphore.for_call() as memory:
-        grant = other.grant()
-        await grant.hold(1_000_000)
-        fetching = asyncio.create_task(_Paced([b'{"data":"', text, b'"}'], never).fetch(memory.grant()))
+        context = other.for_request()
+        await context.hold(1_000_000)
+        fetching = asyncio.create_task(_Paced([b'{"data":"', text, b'"}'], never).fetch(memory.for_request()))
         await asyncio.sleep(0.2)
         assert not fetching.done()
-        await grant.hold(0)
+        await context.hold(0)
         assert await fetching == {"data": text.decode()}
 
 
@@ -425,8 +425,8 @@ async def test_wait_for_memory_does_not_count_as_a_slow_upstream() -> None:
 async def test_a_small_answer_never_waits_behind_large_ones() -> None:
     small = Answering(serving(json.dumps({"data": {"content": "y" * 60_000}}).encode()))
     with small.tools.call_context("proj") as all_of_it, small.tools.call_context("proj") as waiting:
-        await all_of_it.grant().hold(small.tools.semaphore.free_bytes)
-        large = asyncio.create_task(waiting.grant().hold(1))
+        await all_of_it.for_request().hold(small.tools.semaphore.free_bytes)
+        large = asyncio.create_task(waiting.for_request().hold(1))
         await _soon()
         async with asyncio.timeout(5):
             await small.card()
@@ -474,15 +474,15 @@ async def test_cached_and_shared_responses_take_memory_too() -> None:
 
     answering = Answering(answer, options={"cache": CacheOptions(60.0)})
     whole = answering.tools.semaphore.free_bytes
-    grants = [answering.tools.call_context("proj") for _ in range(4)]
-    for memory in grants:
+    contexts = [answering.tools.call_context("proj") for _ in range(4)]
+    for memory in contexts:
         memory.__enter__()
-    outputs = await asyncio.gather(*(answering.output(context=memory) for memory in grants[:3]))
-    outputs.append(await answering.output(context=grants[3]))
+    outputs = await asyncio.gather(*(answering.output(context=memory) for memory in contexts[:3]))
+    outputs.append(await answering.output(context=contexts[3]))
     assert requests == 1
-    assert all(memory.held >= 5 * len(body) - 1_000 for memory in grants)
+    assert all(memory.held >= 5 * len(body) - 1_000 for memory in contexts)
     assert len({output.content for output in outputs}) == 1
-    for memory in grants:
+    for memory in contexts:
         memory.__exit__(None, None, None)
     assert answering.tools.semaphore.free_bytes == whole
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from prometheus_client import REGISTRY
 from pydantic import SecretStr
 
-from openapi_tool.jina.byte_semaphore import ByteSemaphore, MemoryGrant
+from openapi_tool.jina.byte_semaphore import ByteSemaphore, RequestContext
 from openapi_tool.jina.cache import ResponseCache, cache_key
 from openapi_tool.jina.request import UpstreamRequest
 from openapi_tool.options import CacheOptions
@@ -51,8 +51,8 @@ def long(characters: int) -> ToolOutput:
     return replace(OUTPUT, items=(Item("x" * characters),))
 
 
-def grant() -> MemoryGrant:
-    return ByteSemaphore(1_000_000_000).for_call().grant()
+def request_context() -> RequestContext:
+    return ByteSemaphore(1_000_000_000).for_call().for_request()
 
 
 def definition(name: str = "search") -> ToolDefinition:
@@ -66,10 +66,12 @@ def arguments(project: str, agent: str, alias: str | None) -> Arguments:
 @requirement("cache")
 async def test_cached_response_costs_nothing_and_is_marked_as_cached() -> None:
     cache, log = ResponseCache(CacheOptions(60, 100_000)), list[str]()
-    assert await cache.get(b"key", Deadline.after(1), upstream_request(OUTPUT, log), grant(), Meter()) == OUTPUT
-    assert await cache.get(b"key", Deadline.after(1), upstream_request(OUTPUT, log), grant(), Meter()) == replace(
-        OUTPUT, cached=True, usage=Usage()
+    assert (
+        await cache.get(b"key", Deadline.after(1), upstream_request(OUTPUT, log), request_context(), Meter()) == OUTPUT
     )
+    assert await cache.get(
+        b"key", Deadline.after(1), upstream_request(OUTPUT, log), request_context(), Meter()
+    ) == replace(OUTPUT, cached=True, usage=Usage())
     assert log == ["sent"]
 
 
@@ -81,14 +83,15 @@ async def test_hits_misses_and_memory_are_counted() -> None:
     cache, log = ResponseCache(CacheOptions(60, 100_000)), list[str]()
     hits, misses = metric("hits_total"), metric("misses_total")
     together = [
-        cache.get(b"key", Deadline.after(1), upstream_request(OUTPUT, log, 0.01), grant(), Meter()) for _ in range(3)
+        cache.get(b"key", Deadline.after(1), upstream_request(OUTPUT, log, 0.01), request_context(), Meter())
+        for _ in range(3)
     ]
     await asyncio.gather(*together)
-    await cache.get(b"key", Deadline.after(1), upstream_request(OUTPUT, log), grant(), Meter())
+    await cache.get(b"key", Deadline.after(1), upstream_request(OUTPUT, log), request_context(), Meter())
     assert (metric("hits_total"), metric("misses_total")) == (hits + 3, misses + 1)
     assert 600 < metric("bytes") < 1_000  # OUTPUT has a few bytes, the overhead of an entry is about 700
     await ResponseCache(CacheOptions(0, 0)).get(
-        b"key", Deadline.after(1), upstream_request(OUTPUT, log), grant(), Meter()
+        b"key", Deadline.after(1), upstream_request(OUTPUT, log), request_context(), Meter()
     )
     assert metric("misses_total") == misses + 1, "a disabled cache counted a miss"
 
@@ -97,21 +100,21 @@ async def test_hits_misses_and_memory_are_counted() -> None:
 async def test_expired_too_large_or_failed_responses_are_not_cached() -> None:
     log: list[str] = []
     brief = ResponseCache(CacheOptions(0.01, 100_000))
-    await brief.get(b"key", Deadline.after(1), upstream_request(OUTPUT, log), grant(), Meter())
+    await brief.get(b"key", Deadline.after(1), upstream_request(OUTPUT, log), request_context(), Meter())
     await asyncio.sleep(0.02)
-    await brief.get(b"key", Deadline.after(1), upstream_request(OUTPUT, log), grant(), Meter())
+    await brief.get(b"key", Deadline.after(1), upstream_request(OUTPUT, log), request_context(), Meter())
     small = ResponseCache(CacheOptions(60, 2_000))
     for characters in (1_800, 1_800, 3_000, 3_000):
         await small.get(
             b"key",
             Deadline.after(1),
             upstream_request(replace(OUTPUT, items=(Item("x" * characters),)), log),
-            grant(),
+            request_context(),
             Meter(),
         )
     none = ResponseCache(CacheOptions(0, 100_000))
     for _ in range(2):
-        await none.get(b"key", Deadline.after(1), upstream_request(OUTPUT, log), grant(), Meter())
+        await none.get(b"key", Deadline.after(1), upstream_request(OUTPUT, log), request_context(), Meter())
     failing = ResponseCache(CacheOptions(60, 100_000))
     for _ in range(2):
         with pytest.raises(UpstreamUnavailable):
@@ -119,7 +122,7 @@ async def test_expired_too_large_or_failed_responses_are_not_cached() -> None:
                 b"key",
                 Deadline.after(1),
                 upstream_request(UpstreamUnavailable("connection refused"), log),
-                grant(),
+                request_context(),
                 Meter(),
             )
     assert len(log) == 10  # 2 + 4 + 2 + 2: each call sent a request
@@ -129,8 +132,8 @@ async def test_expired_too_large_or_failed_responses_are_not_cached() -> None:
 async def test_values_that_jsonb_rejects_are_cached_as_the_result_shows_them() -> None:
     cache, log = ResponseCache(CacheOptions(60, 100_000)), list[str]()
     output = replace(OUTPUT, items=(Item("half \ud800", "a pair"),), state={"results": [{"pages": 2**70}]})
-    await cache.get(b"key", Deadline.after(1), upstream_request(output, log), grant(), Meter())
-    cached = await cache.get(b"key", Deadline.after(1), upstream_request(output, log), grant(), Meter())
+    await cache.get(b"key", Deadline.after(1), upstream_request(output, log), request_context(), Meter())
+    cached = await cache.get(b"key", Deadline.after(1), upstream_request(output, log), request_context(), Meter())
     assert cached == ToolOutput(
         (Item("half \N{REPLACEMENT CHARACTER}", "a pair"),), {"results": [{"pages": str(2**70)}]}, cached=True
     )
@@ -154,7 +157,7 @@ async def test_full_cache_uses_its_memory_limit_within_15_percent(characters: in
             results = [{"title": f"title {number}", "url": f"https://example.com/{number}"}]
             output = replace(OUTPUT, items=(Item(f"{number} " + "x" * characters),), state={"results": results})
             await cache.get(
-                f"{number:032}".encode(), Deadline.after(1), upstream_request(output, log), grant(), Meter()
+                f"{number:032}".encode(), Deadline.after(1), upstream_request(output, log), request_context(), Meter()
             )
             log.clear()
 
@@ -172,12 +175,15 @@ async def test_full_cache_uses_its_memory_limit_within_15_percent(characters: in
 async def test_identical_calls_in_flight_share_one_request_and_its_failure() -> None:
     cache, log = ResponseCache(CacheOptions(60, 100_000)), list[str]()
     request = upstream_request(OUTPUT, log, 0.01)
-    outputs = await asyncio.gather(*(cache.get(b"key", Deadline.after(1), request, grant(), Meter()) for _ in range(5)))
+    outputs = await asyncio.gather(
+        *(cache.get(b"key", Deadline.after(1), request, request_context(), Meter()) for _ in range(5))
+    )
     assert log == ["sent"]
     assert sorted(output.cached for output in outputs) == [False, True, True, True, True]
     failing = upstream_request(UpstreamUnavailable("connection refused"), log, 0.01)
     errors = await asyncio.gather(
-        *(cache.get(b"x", Deadline.after(1), failing, grant(), Meter()) for _ in range(3)), return_exceptions=True
+        *(cache.get(b"x", Deadline.after(1), failing, request_context(), Meter()) for _ in range(3)),
+        return_exceptions=True,
     )
     assert [type(error) for error in errors] == [UpstreamUnavailable] * 3
     assert log == ["sent"] * 2
@@ -187,14 +193,16 @@ async def test_identical_calls_in_flight_share_one_request_and_its_failure() -> 
 async def test_cancelling_one_call_keeps_the_shared_request_and_cancelling_the_last_ends_it() -> None:
     cache, log = ResponseCache(CacheOptions(60, 100_000)), list[str]()
     first = asyncio.create_task(
-        cache.get(b"key", Deadline.after(1), upstream_request(OUTPUT, log, 0.05), grant(), Meter())
+        cache.get(b"key", Deadline.after(1), upstream_request(OUTPUT, log, 0.05), request_context(), Meter())
     )
-    second = asyncio.create_task(cache.get(b"key", Deadline.after(1), upstream_request(OUTPUT, log), grant(), Meter()))
+    second = asyncio.create_task(
+        cache.get(b"key", Deadline.after(1), upstream_request(OUTPUT, log), request_context(), Meter())
+    )
     await asyncio.sleep(0)
     first.cancel()
     assert (await second).content == "text"
     alone = asyncio.create_task(
-        cache.get(b"other", Deadline.after(1), upstream_request(OUTPUT, log, 60), grant(), Meter())
+        cache.get(b"other", Deadline.after(1), upstream_request(OUTPUT, log, 60), request_context(), Meter())
     )
     await asyncio.sleep(0.01)
     alone.cancel()
@@ -207,12 +215,14 @@ async def test_cancelling_one_call_keeps_the_shared_request_and_cancelling_the_l
 async def test_cancelled_request_is_not_joined() -> None:
     cache, log = ResponseCache(CacheOptions(60, 100_000)), list[str]()
     cancelled = asyncio.create_task(
-        cache.get(b"key", Deadline.after(1), upstream_request(OUTPUT, log, 60), grant(), Meter())
+        cache.get(b"key", Deadline.after(1), upstream_request(OUTPUT, log, 60), request_context(), Meter())
     )
     await asyncio.sleep(0.01)
     cancelled.cancel()
     await asyncio.sleep(0)  # the call has ended; its request is cancelled, but still running
-    assert await cache.get(b"key", Deadline.after(1), upstream_request(OUTPUT, log), grant(), Meter()) == OUTPUT
+    assert (
+        await cache.get(b"key", Deadline.after(1), upstream_request(OUTPUT, log), request_context(), Meter()) == OUTPUT
+    )
     assert log == ["sent"] * 2
 
 
@@ -220,9 +230,9 @@ async def test_cancelled_request_is_not_joined() -> None:
 async def test_call_with_a_later_deadline_retries_after_the_shared_request_timed_out() -> None:
     cache, log = ResponseCache(CacheOptions(60, 100_000)), list[str]()
     hurried = cache.get(
-        b"key", Deadline.after(0.05), upstream_request(ToolTimeout("too late"), log, 0.02), grant(), Meter()
+        b"key", Deadline.after(0.05), upstream_request(ToolTimeout("too late"), log, 0.02), request_context(), Meter()
     )
-    patient = cache.get(b"key", Deadline.after(5), upstream_request(OUTPUT, log), grant(), Meter())
+    patient = cache.get(b"key", Deadline.after(5), upstream_request(OUTPUT, log), request_context(), Meter())
     outcomes = await asyncio.gather(hurried, patient, return_exceptions=True)
     assert isinstance(outcomes[0], ToolTimeout)
     assert outcomes[1] == OUTPUT

@@ -81,7 +81,7 @@ def test_chunks_of_many_large_responses_are_not_read_in_one_iteration(run: Run) 
         async def fetch() -> None:
             request = UpstreamRequest("POST", "r.jina.ai", "/", {}, b"{}")
             with memory.for_call() as reservation, pytest.raises(ToolError):
-                await client.fetch(request, SecretStr("a-key"), Deadline.after(20), reservation.grant())
+                await client.fetch(request, SecretStr("a-key"), Deadline.after(20), reservation.for_request())
 
         watching = asyncio.create_task(watch())
         await asyncio.gather(*(fetch() for _ in range(calls)))

@@ -302,7 +302,7 @@ def test_non_body_bytes_of_a_response_are_limited_together(case: str, run: Run, 
                 return
             with pytest.raises(UpstreamUnavailable) as refused:
                 await upstream.request()
-            assert refused.value.repeats == ONCE, "each retry would be billed, too"
+            assert refused.value.max_retries == ONCE, "each retry would be billed, too"
             assert "refused" in refused.value.message
 
     upstream = Upstream(tmp_path, send)

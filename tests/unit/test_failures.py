@@ -521,7 +521,7 @@ BODIES = (
 def test_any_refusal_is_a_typed_error_with_a_sentence(http: int, body: Any, header: str | None) -> None:
     error = upstream_failure(http, body, header)
     assert error.message.isprintable()
-    assert error.retryable >= bool(error.repeats)
+    assert error.retryable >= bool(error.max_retries)
     assert error.retry_after is None or error.retry_after >= 0
 
 

@@ -50,7 +50,7 @@ async def client(jina: respx.Router) -> AsyncIterator[JinaClient]:
 
 
 async def fetch(client: JinaClient, request: UpstreamRequest = SEARCH, seconds: float = 5) -> Any:
-    return await client.fetch(request, KEY, Deadline.after(seconds), ByteSemaphore(20_000_000).for_call().grant())
+    return await client.fetch(request, KEY, Deadline.after(seconds), ByteSemaphore(20_000_000).for_call().for_request())
 
 
 async def test_a_request_leaves_as_it_was_built_with_the_key_as_bearer(jina: respx.Router, client: JinaClient) -> None:
@@ -350,7 +350,7 @@ async def test_a_certificate_that_is_refused_is_for_the_operator_and_not_tried_a
     client = origin.client()
     with pytest.raises(UpstreamUnavailable) as failed:
         await fetch(client)
-    assert (failed.value.repeats, failed.value.retryable) == (0, False)
+    assert (failed.value.max_retries, failed.value.retryable) == (0, False)
     assert "an operator must act" in failed.value.message
     assert_for_a_model(failed.value)
     [record] = [record for record in caplog.records if getattr(record, "action", "") == "egress.certificate_refused"]

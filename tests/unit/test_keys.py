@@ -304,13 +304,13 @@ async def test_a_refused_or_paused_key_is_passed_over_and_its_request_repeated(s
             error = refusal(status)
             if permit.key.get_secret_value() == ENVIRONMENT["A"]:
                 permit.failed(error)
-                assert (error.repeats >= 1, error.retry_after) == (True, 0.0)
+                assert (error.max_retries >= 1, error.retry_after) == (True, 0.0)
             else:
                 permit.done(1)
             await world.settled()
         assert [await world.done(limiter, "P") for _ in range(4)] == [ENVIRONMENT["B"]] * 4
         for _ in range(2 if status // 100 != 429 else 0):
-            assert (await world.refused(limiter, status, "P")).repeats == 0
+            assert (await world.refused(limiter, status, "P")).max_retries == 0
         if status // 100 != 429:
             with pytest.raises(ToolError) as refused:
                 await world.permit(limiter, "P")

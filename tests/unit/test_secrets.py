@@ -475,7 +475,9 @@ async def test_a_secret_is_masked_before_a_text_is_cut(status: int) -> None:
         client = JinaClient(transport, 10_000, Redactor([VALUE]))
         request = UpstreamRequest("POST", "s.jina.ai", "/", {}, b"{}")
         with pytest.raises(ToolError) as failed:
-            await client.fetch(request, Secret("a-key"), Deadline.after(5), ByteSemaphore(20_000).for_call().grant())
+            await client.fetch(
+                request, Secret("a-key"), Deadline.after(5), ByteSemaphore(20_000).for_call().for_request()
+            )
         assert VALUE[:6] not in failed.value.message
         assert before > 290 or MASK in failed.value.message
 
