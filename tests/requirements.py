@@ -66,7 +66,7 @@ REQUIREMENTS = (
     Requirement("answer.time", "protocol 7", "After the worker's time limit the result is `timeout`; no request is sent that cannot end in time."),
     Requirement("answer.errors", "protocol 8", "A failure is a typed error whose message says what to do instead."),
     Requirement("answer.parked", "design", "A paid result that cannot be committed is stored for its call and committed later without another upstream request."),
-    Requirement("v1r3.command", "protocol 2", "A v1r3 command carries its identity in the body, which the call card completes; subject and headers give the rest, and control fields are no violation."),
+    Requirement("v1r3.command", "protocol 2", "A v1r3 command carries its identity in the body, which the call card completes; subject and headers give the rest, and identity fields that v1r4 forbids there are allowed."),
     Requirement("v1r3.report", "protocol 6", "A v1r3 report has the inbox and edge columns of that version, the step of the call card, and the depth of the request edge, which is filled in where it is missing."),
     Requirement("v1r3.doorbell", "protocol 6", "A v1r3 doorbell names the agent in its body and carries the headers of the command with the report's trace."),
     Requirement("dialects.recognised", "design", "A database of another protocol version than the configured one is recognised at the start and named."),

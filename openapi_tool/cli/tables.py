@@ -78,7 +78,7 @@ class Rows:
         """Yield the widest form that fits."""
         for padding in (1, 0):
             heads = [head if padding else "\n".join(head.replace("_", " ").split()) for head in self._heads]
-            widths = [self._width(place, head) for place, head in enumerate(heads)]
+            widths = [self._width(column, head) for column, head in enumerate(heads)]
             if sum(widths) + (2 * padding + 1) * len(widths) + 1 <= options.max_width:
                 yield self._table(heads, padding)
                 return
@@ -87,23 +87,23 @@ class Rows:
         for row in self._rows:
             yield Text("\n".join(f"{head}: {value}" for head, value in zip(self._heads, row, strict=True)) + "\n")
 
-    def _width(self, place: int, head: str) -> int:
-        longest = self._longest(place)
+    def _width(self, column: int, head: str) -> int:
+        longest = self._longest(column)
         words = head.split() if longest > _FOLD_ABOVE else head.split("\n")
         return max(min(longest, _FOLD_ABOVE), *map(cell_len, words))
 
-    def _longest(self, place: int) -> int:
-        return max((cell_len(row[place]) for row in self._rows), default=0)
+    def _longest(self, column: int) -> int:
+        return max((cell_len(row[column]) for row in self._rows), default=0)
 
     def _table(self, heads: list[str], padding: int) -> Table:
         columns = (
             Column(
                 Text(head),
-                justify="right" if place >= len(heads) - self._numbers else "left",
-                no_wrap=self._longest(place) <= _FOLD_ABOVE,
+                justify="right" if column >= len(heads) - self._numbers else "left",
+                no_wrap=self._longest(column) <= _FOLD_ABOVE,
                 overflow="fold",
             )
-            for place, head in enumerate(heads)
+            for column, head in enumerate(heads)
         )
         table = Table(*columns, title=self._title and Text(self._title), padding=(0, padding))
         for number, row in enumerate(self._rows, 1):

@@ -22,7 +22,7 @@ from openapi_tool.cli.tools_registry import (
     ApiOption,
     DatabaseOption,
     JsonOption,
-    Place,
+    RegistryOptions,
     YesOption,
     confirmed,
     kernel_version,
@@ -76,14 +76,14 @@ def apply(
     if as_json and not (yes or dry_run):
         fail("--json cannot ask for confirmation: add --yes or --dry-run", USAGE)
     projects = _projects(project or [], projects_file)
-    definitions, place = load_definitions(files), Place(api, db, protocol)
-    version = kernel_version(place)
+    definitions, options = load_definitions(files), RegistryOptions(api, db, protocol)
+    version = kernel_version(options)
     rows = [_of_version(definition.row, version) for definition in definitions]
 
     async def work(registry: Registry) -> list[Result]:
         return await _apply(registry, projects, rows, ask=not yes, dry_run=dry_run, quiet=as_json)
 
-    results = run_with(place, work)
+    results = run_with(options, work)
     if as_json:
         for result in results:
             print_json(asdict(result))
@@ -115,8 +115,8 @@ async def _apply(
         _show_differences(changes)
     if dry_run or not changes:
         return compared
-    places = len({result.project_id for result in changes})
-    if ask and not confirmed(f"Write {counted(len(changes), 'definition')} (projects: {places})?"):
+    project_count = len({result.project_id for result in changes})
+    if ask and not confirmed(f"Write {counted(len(changes), 'definition')} (projects: {project_count})?"):
         fail("nothing was changed", FAILED)
     by_pair = {(result.project_id, result.tool_name): result for result in compared}
     todo = [(by_pair[project, row["tool_name"]], row) for project, row in pairs]

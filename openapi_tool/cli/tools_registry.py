@@ -55,8 +55,8 @@ YesOption = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Store of definitions, chosen by the options --api, --db and --protocol; see `run_with`."""
+class RegistryOptions:
+    """Options --api, --db and --protocol, which choose the store of definitions; see `run_with`."""
 
     api: str | None
     db: bool
@@ -75,8 +75,8 @@ def list_(
 
     Exit codes: 0, 2 there is no such project, usage or settings, or the kernel cannot be reached.
     """
-    place = Place(api, db, protocol)
-    stored, version = run_with(place, lambda registry: registry.rows(project)), kernel_version(place)
+    options = RegistryOptions(api, db, protocol)
+    stored, version = run_with(options, lambda registry: registry.rows(project)), kernel_version(options)
     masked, check = _masking(), stored_check(settings_without_database())
     rows = [masked({**row, **judge(row, check, version)}) for row in stored]
     if as_json:
@@ -108,7 +108,7 @@ def show(
     async def read(registry: Registry) -> dict[str, Any]:
         return await registry.row(project, tool) or await _no_such_tool(registry, project, tool)
 
-    row = _masking()(run_with(Place(api, db, protocol), read))
+    row = _masking()(run_with(RegistryOptions(api, db, protocol), read))
     sys.stdout.write(printable_json(row) + "\n" if as_json else as_yaml(row))
 
 
@@ -136,7 +136,7 @@ def delete(
             fail("nothing was changed", FAILED)
         return [await _deleted(registry, project, tool) for tool in tools]
 
-    outcomes = run_with(Place(api, db, protocol), delete_all)
+    outcomes = run_with(RegistryOptions(api, db, protocol), delete_all)
     for outcome in outcomes:
         line = f"{outcome['tool_name']}: {outcome['outcome']}" + (f", {outcome['reason']}" if outcome["reason"] else "")
         if as_json:
@@ -172,14 +172,14 @@ def confirmed(question: str) -> bool:
     return answer.strip().lower() in ("y", "yes")
 
 
-def run_with(place: Place, work: Callable[[Registry], Coroutine[Any, Any, T]]) -> T:
+def run_with(options: RegistryOptions, work: Callable[[Registry], Coroutine[Any, Any, T]]) -> T:
     """Run `work` with the chosen registry; on a failure print it in one line and exit."""
 
     async def open_and_work() -> T:
-        async with _registry(place) as registry:
+        async with _registry(options) as registry:
             return await work(registry)
 
-    if place.api is not None and place.db:
+    if options.api is not None and options.db:
         fail(_CHOOSE_REGISTRY, USAGE)
     try:
         return asyncio.run(open_and_work())
@@ -191,26 +191,26 @@ def run_with(place: Place, work: Callable[[Registry], Coroutine[Any, Any, T]]) -
         raise typer.Exit(INTERRUPTED) from None
 
 
-def kernel_version(place: Place) -> str | None:
+def kernel_version(options: RegistryOptions) -> str | None:
     """Return the protocol version of the kernel with these definitions; None if unknown (--api). Exits with 2."""
-    if place.api is not None:
-        return place.protocol
-    if not place.db:
-        return _running_dev(place.protocol).protocol
-    return settings_without_database().of_version(place.protocol).protocol.version
+    if options.api is not None:
+        return options.protocol
+    if not options.db:
+        return _running_dev(options.protocol).protocol
+    return settings_without_database().of_version(options.protocol).protocol.version
 
 
 @asynccontextmanager
-async def _registry(place: Place) -> AsyncIterator[Registry]:
-    if place.api is not None:
-        async with ManagementApi.open(place.api) as client:
+async def _registry(options: RegistryOptions) -> AsyncIterator[Registry]:
+    if options.api is not None:
+        async with ManagementApi.open(options.api) as client:
             yield client
         return
-    if place.db:
-        settings = load_settings().of_version(place.protocol)
+    if options.db:
+        settings = load_settings().of_version(options.protocol)
         version: str = settings.protocol.version
     else:
-        stack = _running_dev(place.protocol)
+        stack = _running_dev(options.protocol)
         settings, version = load_settings({"postgres": {"dsn": stack.pg_dsn}}), stack.protocol
     try:
         async with ToolRows.open(database_dsn(settings, os.environ), settings.postgres.timeout_s, version) as rows:

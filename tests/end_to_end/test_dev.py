@@ -1,4 +1,4 @@
-"""`openapi-tool dev`: runs until it is stopped, prints one line per event, and leaves only kept data."""
+"""`openapi-tool dev`: runs until it is stopped, prints one line per event, and leaves only the data of `--keep`."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Dev:
                     return line.strip()
         raise AssertionError(f"no line with {parts} in:\n{self.output}")
 
-    async def up(self) -> dict[str, str]:
+    async def addresses(self) -> dict[str, str]:
         """Return its addresses, once it serves."""
         await self.line("Ctrl-C")
         exports = [shlex.split(line)[1] for line in self.output.splitlines() if line.startswith("export ")]
@@ -82,7 +82,7 @@ class Dev:
         return psutil.Process(self.process.pid).children(recursive=True)
 
     def folder(self) -> Path:
-        """Folder of the servers' temporary data."""
+        """Return the folder of the servers' temporary data."""
         command = next(part.cmdline() for part in self.parts() if "nats-server" in part.name())
         return Path(command[-1]).parent.parent
 
@@ -150,8 +150,8 @@ def read_on_page(dev: Dev) -> dict[str, Any]:
         time.sleep(0.05)
 
 
-def vanished(parts: list[psutil.Process], *paths: Path) -> None:
-    """Fail unless all processes and paths vanish within some seconds."""
+def assert_vanished(parts: list[psutil.Process], *paths: Path) -> None:
+    """Wait until all processes and paths have vanished; fail after 15 s."""
     give_up = time.monotonic() + 15
     while not test_local.have_ended([part.pid for part in parts]) or any(path.exists() for path in paths):
         assert time.monotonic() < give_up, "something stayed behind"
@@ -163,7 +163,7 @@ async def test_dev_prints_calls_and_leaves_nothing_behind(
     start_dev: StartDev, environment: dict[str, str], spaced: Path
 ) -> None:
     dev = await start_dev()
-    variables = await dev.up()
+    variables = await dev.addresses()
     pasted = next(line for line in dev.output.splitlines() if " call jina_search " in line)
     words = shlex.split(pasted)
 
@@ -193,7 +193,7 @@ async def test_dev_prints_calls_and_leaves_nothing_behind(
     assert await dev.stop(signal.SIGTERM) == 0
     assert "Stopping after running calls end" in dev.output
     assert "lost the connection to NATS" not in dev.output, "closing the connection on exit is not an outage"
-    vanished(parts, folder)
+    assert_vanished(parts, folder)
     assert os.listdir(spaced) == []  # noqa: PTH208 - blocking is harmless here
 
 
@@ -202,7 +202,7 @@ async def test_several_executors_share_the_calls(
     start_dev: StartDev, environment: dict[str, str], spaced: Path
 ) -> None:
     dev = await start_dev("--replicas", "2")
-    variables = await dev.up()
+    variables = await dev.addresses()
     async with Caller.open(variables["PG_DSN"], servers=variables["NATS_SERVERS"]) as caller:
         # Forked from one process, all have its name.
         answers = 0
@@ -216,7 +216,7 @@ async def test_several_executors_share_the_calls(
     parts, folder = dev.parts(), dev.folder()
     assert await dev.stop(signal.SIGTERM) == 0
     assert dev.output.count("← jina_search success") == 20, "the events of both are printed"
-    vanished(parts, folder)
+    assert_vanished(parts, folder)
 
 
 @requirement("dialects.commands")
@@ -224,7 +224,7 @@ async def test_a_kernel_of_the_older_protocol_is_simulated_and_found(
     start_dev: StartDev, environment: dict[str, str], tmp_path: Path
 ) -> None:
     dev = await start_dev("--protocol", "v1r3")
-    variables = await dev.up()
+    variables = await dev.addresses()
     assert variables["OPENAPI_TOOL__PROTOCOL__VERSION"] == "v1r3"
     called = await asyncio.to_thread(call, environment, "jina_search", "--args", json.dumps(SEARCH))
     assert called.returncode == 0, called.stderr
@@ -246,7 +246,7 @@ async def test_dev_can_be_stopped_while_it_starts(
     dev = await start_dev()
     await dev.line("Starting PostgreSQL")
     assert await dev.stop(signal.SIGTERM) == 0
-    vanished([], *(spaced / name for name in os.listdir(spaced)))  # noqa: PTH208 - blocking is harmless here
+    assert_vanished([], *(spaced / name for name in os.listdir(spaced)))  # noqa: PTH208 - blocking is harmless here
 
 
 CONFIG = """
@@ -277,7 +277,7 @@ async def test_settings_of_file_and_environment_take_effect(
     dev = await start_dev()
     unused = "nats.password, nats.user, postgres.dsn, SSL_CERT_FILE"
     assert (await dev.line("Not used")) == f"Not used by this stack, which has its own: {unused}"
-    variables = await dev.up()
+    variables = await dev.addresses()
     async with httpx.AsyncClient(trust_env=False) as client:
         assert (await client.get(f"http://127.0.0.1:{port}/livez")).status_code == 200
     async with Caller.open(variables["PG_DSN"], servers=variables["NATS_SERVERS"]) as caller:
@@ -371,7 +371,7 @@ def test_dev_reads_the_kernels_config_and_reports_ignored_keys(monkeypatch: pyte
 async def test_kept_data_is_used_again(start_dev: StartDev, environment: dict[str, str], spaced: Path) -> None:
     keep = spaced / "kept data"
     dev = await start_dev("--keep", str(keep))
-    variables = await dev.up()
+    variables = await dev.addresses()
     second = await start_dev("--keep", str(keep))
     assert await second.ended() == 2
     assert f"in use by another dev (process {dev.process.pid})" in second.output
@@ -385,7 +385,7 @@ async def test_kept_data_is_used_again(start_dev: StartDev, environment: dict[st
     assert (keep / "password").stat().st_mode & 0o777 == 0o600
 
     again = await start_dev("--keep", str(keep))
-    found_again = await again.up()
+    found_again = await again.addresses()
     assert _password(found_again) == _password(variables)
     async with Caller.open(found_again["PG_DSN"], servers=found_again["NATS_SERVERS"]) as caller:
         assert (await caller.read_result(placed)).card["content"]["status"] == "success"
@@ -395,7 +395,7 @@ async def test_kept_data_is_used_again(start_dev: StartDev, environment: dict[st
 
     parts, folder = again.parts(), again.folder()
     await again.stop(signal.SIGKILL)
-    vanished(parts, folder, spaced / state_path().name)
+    assert_vanished(parts, folder, spaced / state_path().name)
     assert sorted(path.name for path in keep.iterdir()) == ["dev.lock", "nats", "password", "postgres"]
     with persistent_folder(keep):
         """Free again."""
@@ -418,7 +418,7 @@ def _password(variables: dict[str, str]) -> str:
 async def test_dev_names_a_server_that_ended_unexpectedly(start_dev: StartDev, spaced: Path) -> None:
     with locked(spaced / state_path().name):  # so this is the second one, which `call` does not find
         dev = await start_dev()
-        variables = await dev.up()
+        variables = await dev.addresses()
     (prefix,) = {line.split(" call ")[0] for line in dev.output.splitlines() if " call " in line}
     assert f"PG_DSN={variables['PG_DSN']} NATS_SERVERS={variables['NATS_SERVERS']} " in prefix
     parts, folder = dev.parts(), dev.folder()
@@ -426,7 +426,7 @@ async def test_dev_names_a_server_that_ended_unexpectedly(start_dev: StartDev, s
     async with asyncio.timeout(20):
         assert await dev.ended() == 1
     assert "nats-server ended unexpectedly" in dev.output
-    vanished(parts, folder)
+    assert_vanished(parts, folder)
     assert os.listdir(spaced) == [state_path().name], "the other one's"  # noqa: PTH208 - blocking is harmless here
 
 
@@ -523,7 +523,7 @@ async def test_the_five_commands_of_the_readme_run_an_own_tool(
     planned = await output_of(install.partition(" && ")[0] + " --dry-run", tmp_path / "clone", environment)
     assert "venv --clear .venv" in planned
     assert dev == "openapi-tool dev"
-    await (await start_dev()).up()
+    await (await start_dev()).addresses()
     with_venv = {**environment, "PATH": f"{Path(sys.executable).parent}:{environment['PATH']}"}
     printed = [await output_of(command, tmp_path / "clone", with_venv) for command in others]
     assert "product_docs" in printed[1]

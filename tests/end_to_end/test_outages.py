@@ -320,8 +320,8 @@ class Reloaded:
             while self.executor.log_text().count(f'"{action}"') == before:  # noqa: ASYNC110 - a log file has no event
                 await asyncio.sleep(0.05)
 
-    async def answer(self) -> dict[str, Any]:
-        """Return the content of the result of a new call."""
+    async def call(self) -> dict[str, Any]:
+        """Make a call; return the content of its result."""
         call: PlacedCall = await self.caller.place(PROJECT, AGENT, "jina_search", {"query": "hello world", "count": 3})
         async with asyncio.timeout(RELOAD_TIMEOUT_S):
             while not (answer := await self.caller.read_result(call)).card:  # noqa: ASYNC110 - nor has a table
@@ -354,20 +354,20 @@ async def reloaded(stack: EmbeddedStack, caller: Caller, database: str, tmp_path
 
 @requirement("reload")
 async def test_sighup_reloads_policy_and_keys_without_ending_calls(reloaded: Reloaded) -> None:
-    assert (await reloaded.answer())["status"] == "success"
+    assert (await reloaded.call())["status"] == "success"
     reloaded.key.write_text(reloaded.stack.upstream.keys["SEARCH_API_KEY"])
     await reloaded.hang_up("reload.done")
-    assert (await reloaded.answer())["status"] == "success"
+    assert (await reloaded.call())["status"] == "success"
     assert await reloaded.keys_used() == ["JINA_API_KEY", "SEARCH_API_KEY"]
     reloaded.config.write_text('[policy]\ndeny = ["jina.*"]\n')
     await reloaded.hang_up("reload.done")
-    assert (await reloaded.answer())["error"]["code"] == "tool_not_available"
+    assert (await reloaded.call())["error"]["code"] == "tool_not_available"
 
 
 @requirement("reload")
 async def test_files_that_change_are_read_again_without_a_signal(reloaded: Reloaded) -> None:
     await reloaded.logged("reload.done", lambda: reloaded.config.write_text('[policy]\ndeny = ["jina.*"]\n'))
-    assert (await reloaded.answer())["error"]["code"] == "tool_not_available"
+    assert (await reloaded.call())["error"]["code"] == "tool_not_available"
 
 
 @requirement("reload")
@@ -416,7 +416,7 @@ async def test_invalid_settings_change_nothing_and_are_logged(reloaded: Reloaded
     reloaded.config.write_text('[policy]\ndeny = ["jina.*"]\n')
     await reloaded.hang_up("reload.failed")
     assert "JINA_API_KEY_FILE: the file that it names cannot be read" in reloaded.executor.log_text()
-    assert (await reloaded.answer())["status"] == "success"
+    assert (await reloaded.call())["status"] == "success"
     assert await reloaded.keys_used() == ["JINA_API_KEY"]
 
 
@@ -428,7 +428,7 @@ async def test_sections_that_need_a_restart_are_logged(reloaded: Reloaded) -> No
 
 
 @requirement("reload")
-def test_every_redactor_learns_new_secrets_and_masks_old_ones() -> None:
+def test_new_secrets_reach_every_redactor_and_old_ones_stay_masked() -> None:
     redactor = Redactor(["the-old-secret"])
     elsewhere = redactor.at("error")
     redactor.add(["the-new-secret"])

@@ -178,5 +178,5 @@ async def test_a_call_that_the_watchdog_answered_sends_no_request_and_gets_no_se
         assert turn.head == "timed out"
         async with world.executor():
             outcome = await world.outcome(turn.calls[0])
-    assert outcome.answer.card["metadata"]["author_id"] == "worker.watchdog"
-    assert (outcome.answer.inbox_row, outcome.upstream_requests, outcome.doorbells) == ({}, [], [])
+    assert outcome.rows.card["metadata"]["author_id"] == "worker.watchdog"
+    assert (outcome.rows.inbox_row, outcome.upstream_requests, outcome.doorbells) == ({}, [], [])

@@ -39,8 +39,8 @@ HEADING = re.compile(
 FILLER = "Nothing of interest is in this sentence of the page. "
 
 
-class Stored:
-    """One stored text; `reads` are the positions and lengths that were read."""
+class StoredText:
+    """Kernel with one stored text; `reads` are the positions and lengths that were read."""
 
     def __init__(self, text: str = "", items: Any = None) -> None:
         self.text, self.items = text, items
@@ -54,10 +54,10 @@ class Stored:
 
 
 class StoredResult:
-    """A truncated result, and a model that searches its stored text."""
+    """Truncated result, and the calls of a model that searches its stored text."""
 
     def __init__(self, *items: Item, max_chars: int = 4_000) -> None:
-        self.kernel = Stored()
+        self.kernel = StoredText()
         self.items = items
         self.limited_to(max_chars)
 
@@ -414,7 +414,7 @@ async def test_case_11_a_search_in_nine_megabytes_does_not_block_the_event_loop(
 
 @requirement("content.find")
 async def test_case_11_a_search_ends_with_the_time_of_its_call() -> None:
-    class Slow(Stored):
+    class Slow(StoredText):
         async def artifact(self, *_: Any) -> Artifact | None:
             await asyncio.Event().wait()
             return None
@@ -450,7 +450,7 @@ async def test_case_11_a_search_ends_with_the_time_of_its_call() -> None:
 )
 async def test_case_11_invalid_arguments_are_refused_with_the_remedy(values: dict[str, Any], says: str) -> None:
     tools = Tools(AssertionError())
-    one = runner(Stored(), tools)
+    one = runner(StoredText(), tools)
     fields, _ = await one.run(request(**values), one.call_context("proj"))
     assert fields.error is not None
     assert fields.error["message"].count(says) == 1

@@ -132,7 +132,7 @@ async def test_a_valid_after_execution_of_the_definition_overrides_the_commands(
     await world.caller.add_tool(PROJECT, {**search_tool(), "after_execution": stored})
     outcome = await world.send(await world.place(), body={"after_execution": sent})
     assert outcome.content["after_execution"] == expected
-    assert outcome.answer.inbox_row["payload"]["after_execution"] == expected
+    assert outcome.rows.inbox_row["payload"]["after_execution"] == expected
 
 
 # An earlier result of the same call (protocol section 6).
@@ -160,8 +160,8 @@ async def test_our_earlier_reported_result_gets_another_doorbell(world: World) -
     call = await world.place()
     first = await world.send(call)
     again = await world.send(call)
-    assert again.answer.card == first.answer.card
-    assert again.answer.inbox_row == first.answer.inbox_row
+    assert again.rows.card == first.rows.card
+    assert again.rows.inbox_row == first.rows.inbox_row
     assert next(bell.headers for bell in again.doorbells)["CG-Turn-Id"] == call.agent_turn_id  # type: ignore[index]
     assert len(again.doorbells) == 2
     assert len(again.upstream_requests) == 1
@@ -172,12 +172,12 @@ async def test_our_earlier_unreported_result_is_reported_with_a_doorbell(world: 
     call = await world.place()
     await _save_result(world, call, "tool.openapi")
     outcome = await world.send(call)
-    assert outcome.answer.inbox_row["payload"] == {
+    assert outcome.rows.inbox_row["payload"] == {
         "status": "success",
         "after_execution": "terminate",
         "tool_result_card_id": "earlier",
     }
-    assert outcome.answer.edge["metadata"]["inbox_id"] == outcome.answer.inbox_row["inbox_id"]
+    assert outcome.rows.edge["metadata"]["inbox_id"] == outcome.rows.inbox_row["inbox_id"]
     assert len(outcome.doorbells) == 1
     assert outcome.upstream_requests == []
 
@@ -189,7 +189,7 @@ async def test_our_earlier_result_without_a_waiting_turn_is_dead_lettered(world:
     await world.caller.database.execute("delete from state.agent_inbox")
     outcome = await world.send(call)
     assert [letter["reason"] for letter in outcome.dead_letters] == ["stale_turn"]
-    assert outcome.answer.inbox_row == {}
+    assert outcome.rows.inbox_row == {}
 
 
 @pytest.mark.parametrize("author", ["worker.watchdog", "worker.dispatcher", "tool.other"])
@@ -198,8 +198,8 @@ async def test_an_earlier_result_of_another_author_is_left_alone(world: World, a
     call = await world.place()
     await _save_result(world, call, author)
     outcome = await world.send(call)
-    assert (outcome.answer.inbox_row, outcome.doorbells, outcome.dead_letters) == ({}, [], [])
-    assert outcome.answer.card["card_id"] == "earlier"
+    assert (outcome.rows.inbox_row, outcome.doorbells, outcome.dead_letters) == ({}, [], [])
+    assert outcome.rows.card["card_id"] == "earlier"
     assert outcome.upstream_requests == []
     assert_settled_once(outcome)
 
@@ -210,7 +210,7 @@ async def test_a_deleted_earlier_result_prevents_another_and_is_left_alone(world
     await _save_result(world, call, "tool.openapi")
     await world.caller.database.execute("update cards set deleted_at = now() where card_id = 'earlier'")
     outcome = await world.send(call)
-    assert (outcome.answer.inbox_row, outcome.doorbells, outcome.dead_letters) == ({}, [], [])
+    assert (outcome.rows.inbox_row, outcome.doorbells, outcome.dead_letters) == ({}, [], [])
     assert_settled_once(outcome)
 
 
@@ -230,8 +230,8 @@ async def test_a_result_that_the_watchdog_writes_during_the_call_stays(world: Wo
     async with running(world, call):
         await _save_result(world, call, "worker.watchdog")
     outcome = await world.outcome(call)
-    assert outcome.answer.card["card_id"] == "earlier"
-    assert (outcome.answer.inbox_row, outcome.doorbells, outcome.dead_letters) == ({}, [], [])
+    assert outcome.rows.card["card_id"] == "earlier"
+    assert (outcome.rows.inbox_row, outcome.doorbells, outcome.dead_letters) == ({}, [], [])
 
 
 @pytest.mark.parametrize("statement", ["delete from state.agent_inbox", "delete from state.execution_edges"])
@@ -241,7 +241,7 @@ async def test_a_commit_whose_report_is_refused_writes_no_card(world: World, sta
     async with running(world, call):
         await world.caller.database.execute(statement)
     outcome = await world.outcome(call)
-    assert (outcome.answer.card, outcome.answer.inbox_row, outcome.doorbells) == ({}, {}, [])
+    assert (outcome.rows.card, outcome.rows.inbox_row, outcome.doorbells) == ({}, {}, [])
     assert len(outcome.dead_letters) == 1
     assert outcome.terminated == 0
 
@@ -260,7 +260,7 @@ async def _stray_row(world: World, call: PlacedCall) -> None:
 def _assert_already_reported(outcome: Outcome, requests: int) -> None:
     """Assert one dead letter after one acknowledged delivery, and that the stray row is unchanged."""
     assert [letter["reason"] for letter in outcome.dead_letters] == ["already_reported"]
-    assert (outcome.answer.card, outcome.answer.inbox_row["inbox_id"], outcome.doorbells) == ({}, "stray", [])
+    assert (outcome.rows.card, outcome.rows.inbox_row["inbox_id"], outcome.doorbells) == ({}, "stray", [])
     assert outcome.terminated == 0
     assert len(outcome.upstream_requests) == requests
     assert_settled_once(outcome)
@@ -309,8 +309,8 @@ async def test_the_session_alias_is_only_in_result_metadata_and_the_session_iden
     await world.caller.add_tool(PROJECT, search_tool(args={"fixed": {"session_id": "the-alias-{agent_id}"}}))
     outcome = await world.send(await world.place())
     assert outcome.content["status"] == "success"
-    assert outcome.answer.card["metadata"]["tool_output"].pop("session") == f"the-alias-{AGENT}"
-    everything = json.dumps([outcome.upstream_requests, outcome.answer.card, outcome.answer.inbox_row], default=str)
+    assert outcome.rows.card["metadata"]["tool_output"].pop("session") == f"the-alias-{AGENT}"
+    everything = json.dumps([outcome.upstream_requests, outcome.rows.card, outcome.rows.inbox_row], default=str)
     assert "the-alias" not in everything + caplog.text
     assert not re.search(r'[^0-9a-f][0-9a-f]{64}"', everything), "the identity, which has 64 hex digits"
     assert "session" not in json.dumps([record.__dict__ for record in caplog.records], default=str).lower()
@@ -354,7 +354,7 @@ async def _call(world: World, tool: dict[str, Any], arguments: dict[str, Any]) -
 
 
 def tool_output(outcome: Outcome) -> dict[str, Any]:
-    found: dict[str, Any] = outcome.answer.card["metadata"]["tool_output"]
+    found: dict[str, Any] = outcome.rows.card["metadata"]["tool_output"]
     return found
 
 
@@ -484,7 +484,7 @@ async def test_a_repeated_call_is_answered_from_the_cache(idle_world: World) -> 
         first, second = await _search(world), await _search(world)
     assert len(second.upstream_requests) == 1
     assert framed_items(second.content["result"]) == framed_items(first.content["result"]) != []
-    outputs = [outcome.answer.card["metadata"]["tool_output"] for outcome in (first, second)]
+    outputs = [outcome.rows.card["metadata"]["tool_output"] for outcome in (first, second)]
     assert [(entry["cached"], entry["usage"]["requests"]) for entry in outputs] == [(False, 1), (True, 0)]
 
 

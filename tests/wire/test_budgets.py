@@ -21,7 +21,7 @@ async def test_uses_survive_a_restart_and_a_cached_response_costs_nothing(idle_w
         async with world.executor(budgets={"session_requests": 3}, cache={"ttl_s": 300}):
             await world.send(await world.place())
             outcome = await world.send(await world.place())
-        output = outcome.answer.card["metadata"]["tool_output"]
+        output = outcome.rows.card["metadata"]["tool_output"]
         assert (output["cached"], output["budget"]) == (True, {"session": {"requests": 3, "requests_left": 3 - number}})
         bucket = await world.caller.client.jetstream().key_value(BUDGETS.bucket)
         values = [(await bucket.get(name)).value or b"" for name in await bucket.keys()]
@@ -34,6 +34,6 @@ async def test_uses_survive_a_restart_and_a_cached_response_costs_nothing(idle_w
 @requirement("budgets.calls")
 async def test_without_budgets_nothing_is_stored(world: World) -> None:
     outcome = await world.send(await world.place())
-    assert "budget" not in outcome.answer.card["metadata"]["tool_output"]
+    assert "budget" not in outcome.rows.card["metadata"]["tool_output"]
     with pytest.raises(NotFoundError):
         await world.caller.client.jetstream().stream_info(f"KV_{BUDGETS.bucket}")

@@ -49,7 +49,7 @@ async def read(world: World, arguments: Mapping[str, Any], agent: str | None = N
 
 
 def tool_output(outcome: Outcome) -> dict[str, Any]:
-    found: dict[str, Any] = outcome.answer.card["metadata"]["tool_output"]
+    found: dict[str, Any] = outcome.rows.card["metadata"]["tool_output"]
     return found
 
 
@@ -104,7 +104,7 @@ async def test_the_whole_text_is_stored_as_an_expiring_card_of_the_caller(world:
     world.stack.upstream.rules(LONG)
     outcome = await read(world, URL)
     (artifact,) = await artifacts(world)
-    call, result = outcome.answer.card["metadata"], artifact["metadata"]
+    call, result = outcome.rows.card["metadata"], artifact["metadata"]
     for name in ("project_id", "author_id", "agent_turn_id", "tool_call_id", "step_id", "trace_id"):
         assert result[name] == call[name]
     assert result["agent_id"] == agent_of(outcome)
@@ -116,7 +116,7 @@ async def test_the_whole_text_is_stored_as_an_expiring_card_of_the_caller(world:
 
 
 def agent_of(outcome: Outcome) -> str:
-    agent: str = outcome.answer.inbox_row["agent_id"]
+    agent: str = outcome.rows.inbox_row["agent_id"]
     return agent
 
 
@@ -172,7 +172,7 @@ async def test_a_cursor_works_in_another_session_of_its_agent(world: World) -> N
     session = {"defaults": {"session_id": "{agent_turn_id}"}}  # a session per turn
     outcome = await read(world, URL, args=session)
     rest = await read(world, {"cursor": tool_output(outcome)["next_cursor"]}, args=session)
-    assert rest.answer.inbox_row["agent_turn_id"] != outcome.answer.inbox_row["agent_turn_id"]
+    assert rest.rows.inbox_row["agent_turn_id"] != outcome.rows.inbox_row["agent_turn_id"]
     assert rest.content["status"] == "success"
     assert len(rest.upstream_requests) == 1
 
@@ -319,7 +319,7 @@ async def test_stored_text_contains_no_key(world: World) -> None:
     key = world.stack.upstream.keys["JINA_API_KEY"]
     outcome = await read(world, {"urls": [URL["url"], f"https://a.example/{key}"]}, jina=BATCH)
     (artifact,) = await artifacts(world)
-    for text in (artifact["content"]["text"], json.dumps(outcome.answer.card, default=str)):
+    for text in (artifact["content"]["text"], json.dumps(outcome.rows.card, default=str)):
         assert key not in text
         assert "[redacted]" in text
 

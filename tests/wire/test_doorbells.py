@@ -103,7 +103,7 @@ async def test_a_doorbell_is_given_up_logged_and_counted_once_no_worker_waits(
     async with world.executor(**settings(world)):
         outcome = await world.send(await world.place())
     await capture(world, ALL_COMMANDS)
-    assert outcome.answer.inbox_row["payload"]["status"] == "success"
+    assert outcome.rows.inbox_row["payload"]["status"] == "success"
     assert len(outcome.upstream_requests) == 1
     assert missed() == before + 1
     found = [record for record in caplog.records if getattr(record, "action", "") == "doorbell.missed"]

@@ -79,7 +79,7 @@ async def test_the_trace_of_a_call_continues_the_kernels_and_has_its_phases(idle
     assert (found["gen_ai.operation.name"], found["gen_ai.tool.name"]) == ("execute_tool", "jina_search")
     assert (found["gen_ai.tool.call.id"], found["openapi_tool.protocol"]) == (call.tool_call_id, "v1r4")
     assert (found["openapi_tool.requests"], found["openapi_tool.cached"], found["openapi_tool.truncated"]) == (2, 0, 0)
-    assert found["openapi_tool.tokens"] == outcome.answer.card["metadata"]["tool_output"]["usage"]["tokens"]
+    assert found["openapi_tool.tokens"] == outcome.rows.card["metadata"]["tool_output"]["usage"]["tokens"]
     failed, answered = map(attributes, children[2:4])
     assert (failed["http.response.status_code"], failed["error.type"]) == (503, "upstream_unavailable")
     assert (answered["http.response.status_code"], answered["http.request.resend_count"]) == (200, 1)
@@ -139,7 +139,7 @@ async def test_metrics_and_the_log_line_of_a_call_show_its_time_and_tokens(
     before = [counted(name) for name in names]
     call = await world.place()
     outcome = await world.send(call)
-    tool_output = outcome.answer.card["metadata"]["tool_output"]
+    tool_output = outcome.rows.card["metadata"]["tool_output"]
     tokens = tool_output["usage"]["tokens"]
     assert [counted(name) - was for name, was in zip(names, before, strict=True)] == [1, 1, 1, 1, tokens, 2, 1]
     assert [(attempt["http_status"], attempt.get("error_code")) for attempt in tool_output["attempts"]] == [

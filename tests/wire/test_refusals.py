@@ -26,18 +26,18 @@ CONTROL_FIELDS = (  # protocol section 2, name by name
 
 def assert_answered(outcome: Outcome, code: str, *names: str, name: str = "jina_search") -> None:
     """Assert a failed result with this code, its report, one doorbell, one acknowledgement and no upstream request."""
-    content, row = outcome.content, outcome.answer.inbox_row
+    content, row = outcome.content, outcome.rows.inbox_row
     assert (content["status"], content["error"]["code"]) == ("failed", code)
     assert all(word in content["error"]["message"] for word in names), content["error"]["message"]
     assert content["result"]["error_message"] == content["error"]["message"]
-    assert outcome.answer.card["metadata"]["function_name"] == name
+    assert outcome.rows.card["metadata"]["function_name"] == name
     assert row["payload"] == {
         "status": "failed",
         "after_execution": "suspend",
-        "tool_result_card_id": outcome.answer.card["card_id"],
+        "tool_result_card_id": outcome.rows.card["card_id"],
     }
     assert row["status"] == "pending"
-    assert outcome.answer.edge["primitive"] == "report"
+    assert outcome.rows.edge["primitive"] == "report"
     assert [bell.subject for bell in outcome.doorbells] == [f"cg.v1r4.{PROJECT}.public.cmd.agent.worker_generic.wakeup"]
     assert_settled_once(outcome)
     assert (outcome.terminated, outcome.dead_letters) == (0, [])
@@ -47,7 +47,7 @@ def assert_answered(outcome: Outcome, code: str, *names: str, name: str = "jina_
 def assert_dead_lettered(outcome: Outcome, reason: str, *, terminated: bool) -> None:
     """Assert one dead letter after one delivery, without card, row, doorbell or upstream request."""
     assert [letter["reason"] for letter in outcome.dead_letters] == [reason]
-    assert (outcome.answer.card, outcome.answer.inbox_row, outcome.answer.edge) == ({}, {}, {})
+    assert (outcome.rows.card, outcome.rows.inbox_row, outcome.rows.edge) == ({}, {}, {})
     assert outcome.doorbells == []
     assert_settled_once(outcome)
     assert outcome.terminated == int(terminated)
@@ -55,7 +55,7 @@ def assert_dead_lettered(outcome: Outcome, reason: str, *, terminated: bool) -> 
 
 
 def assert_settled_once(outcome: Outcome) -> None:
-    assert (outcome.deliveries, outcome.given_back) == (1, 0)
+    assert (outcome.deliveries, outcome.handed_back) == (1, 0)
 
 
 async def _send_without(world: World, field: str) -> Outcome:
@@ -170,7 +170,7 @@ async def test_a_malformed_epoch_is_refused(world: World, value: str) -> None:
 async def test_a_missing_epoch_is_taken_from_the_inbox_row(world: World) -> None:
     outcome = await world.send(await world.place(), headers={"CG-Turn-Epoch": None})
     assert outcome.content["status"] == "success"
-    assert outcome.answer.inbox_row["turn_epoch"] == 1
+    assert outcome.rows.inbox_row["turn_epoch"] == 1
 
 
 @requirement("identity.headers")
@@ -223,8 +223,8 @@ async def test_a_malformed_depth_is_refused(world: World) -> None:
 @requirement("identity.headers")
 async def test_the_depth_of_the_inbox_row_takes_precedence(world: World) -> None:
     outcome = await world.send(await world.place(), headers={"CG-Recursion-Depth": "7"})
-    assert outcome.answer.edge["recursion_depth"] == 0
-    assert outcome.answer.inbox_row["context_headers"]["CG-Recursion-Depth"] == "0"
+    assert outcome.rows.edge["recursion_depth"] == 0
+    assert outcome.rows.inbox_row["context_headers"]["CG-Recursion-Depth"] == "0"
 
 
 @pytest.mark.parametrize("header", ["CG-Project-Id", "CG-Channel-Id"])
@@ -245,7 +245,7 @@ async def test_header_names_are_case_insensitive(world: World) -> None:
     lower = dict.fromkeys(call.headers) | {name.lower(): value for name, value in call.headers.items()}
     outcome = await world.send(call, headers=lower)
     assert outcome.content["status"] == "success"
-    assert outcome.answer.inbox_row["context_headers"]["CG-Agent-Id"] == AGENT
+    assert outcome.rows.inbox_row["context_headers"]["CG-Agent-Id"] == AGENT
 
 
 @pytest.mark.parametrize("value", ["nonsense", f"00-{'0' * 32}-{'1' * 16}-01", f"ff-{'1' * 32}-{'1' * 16}-01"])
@@ -254,7 +254,7 @@ async def test_a_malformed_traceparent_is_refused(world: World, value: str) -> N
     call = await world.place()
     outcome = await world.send(call, headers={"traceparent": value})
     assert_answered(outcome, "bad_request", "traceparent")
-    assert outcome.answer.inbox_row["context_headers"]["traceparent"].split("-")[1] == call.trace_id
+    assert outcome.rows.inbox_row["context_headers"]["traceparent"].split("-")[1] == call.trace_id
 
 
 @pytest.mark.parametrize("value", [None, f"00-{'a' * 32}-{'b' * 16}-01"])
@@ -262,10 +262,10 @@ async def test_a_malformed_traceparent_is_refused(world: World, value: str) -> N
 async def test_a_foreign_or_missing_trace_keeps_the_trace_of_the_turn(world: World, value: str | None) -> None:
     call = await world.place()
     outcome = await world.send(call, headers={"traceparent": value, "tracestate": "vendor=1"})
-    headers = outcome.answer.inbox_row["context_headers"]
+    headers = outcome.rows.inbox_row["context_headers"]
     assert outcome.content["status"] == "success"
     assert headers["traceparent"].split("-")[1] == call.trace_id
-    assert outcome.answer.edge["trace_id"] == call.trace_id
+    assert outcome.rows.edge["trace_id"] == call.trace_id
     assert "tracestate" not in headers
     assert (outcome.doorbells[0].headers or {})["traceparent"] == headers["traceparent"]
 
@@ -273,7 +273,7 @@ async def test_a_foreign_or_missing_trace_keeps_the_trace_of_the_turn(world: Wor
 @requirement("answer.trace")
 async def test_the_tracestate_is_passed_on(world: World) -> None:
     outcome = await world.send(await world.place(), headers={"tracestate": "vendor=1"})
-    assert outcome.answer.inbox_row["context_headers"]["tracestate"] == "vendor=1"
+    assert outcome.rows.inbox_row["context_headers"]["tracestate"] == "vendor=1"
     assert (outcome.doorbells[0].headers or {})["tracestate"] == "vendor=1"
 
 
@@ -342,7 +342,7 @@ async def test_an_id_with_the_md5_of_an_answered_one_is_refused_before_anything_
     second = await _place_with_id(world, other)
     outcome = await world.send(second, headers={"CG-Tool-Call-Id": other})
     assert [letter["reason"] for letter in outcome.dead_letters] == ["id_collision"]
-    assert (outcome.answer.card, outcome.deliveries) == ({}, 2)
+    assert (outcome.rows.card, outcome.deliveries) == ({}, 2)
     assert len(outcome.upstream_requests) == 1
 
 
@@ -371,8 +371,8 @@ async def test_a_depth_just_below_the_limit_is_answered(world: World) -> None:
     call = await world.place()
     await _set_depth(world, 19)
     outcome = await world.send(call)
-    assert outcome.answer.edge["recursion_depth"] == 19
-    assert outcome.answer.edge["metadata"]["cg_ctx"]["recursion_depth"] == 19
+    assert outcome.rows.edge["recursion_depth"] == 19
+    assert outcome.rows.edge["metadata"]["cg_ctx"]["recursion_depth"] == 19
 
 
 async def _set_depth(world: World, depth: int) -> None:
@@ -390,7 +390,7 @@ async def test_an_agent_missing_in_the_roster_gets_a_result_without_doorbell(
     assert outcome.content["status"] == "failed"
     assert "resource.project_agents" in outcome.content["error"]["message"]
     assert outcome.upstream_requests == []
-    assert outcome.answer.inbox_row["agent_id"] == "unlisted"
+    assert outcome.rows.inbox_row["agent_id"] == "unlisted"
     assert outcome.doorbells == []
     assert_settled_once(outcome)
     assert "doorbell.impossible" in [getattr(record, "action", "") for record in caplog.records]
@@ -412,7 +412,7 @@ async def test_an_invalid_worker_target_only_prevents_the_doorbell(
 ) -> None:
     await world.caller.add_agent(PROJECT, "odd", "a b.*")
     outcome = await world.send(await world.place(agent="odd"))
-    assert outcome.answer.inbox_row["payload"]["status"] == "success"
+    assert outcome.rows.inbox_row["payload"]["status"] == "success"
     assert outcome.doorbells == []
     assert_settled_once(outcome)
     assert "doorbell.impossible" in [getattr(record, "action", "") for record in caplog.records]
@@ -460,7 +460,7 @@ async def test_a_card_of_another_call_is_refused(world: World) -> None:
     other, call = await world.place(), await world.place()
     outcome = await world.send(call, body={"tool_call_card_id": other.card_id})
     assert_answered(outcome, "bad_request", "another tool call")
-    assert outcome.answer.card["metadata"]["step_id"] == call.step_id
+    assert outcome.rows.card["metadata"]["step_id"] == call.step_id
 
 
 @requirement("card.read")

@@ -137,11 +137,11 @@ async def test_only_one_of_many_concurrent_executors_gets_a_lease(idle_world: Wo
 async def test_runs_that_did_not_end_are_counted_and_those_handed_back_are_not(idle_world: World) -> None:
     leases = Leases(idle_world.caller.client, 5)
     lost = []
-    for attempt, given_back in ((2, True), (3, False), (4, False), (5, True), (6, False)):
+    for attempt, handed_back in ((2, True), (3, False), (4, False), (5, True), (6, False)):
         lease = await taken(leases, delivery(3, attempt))
         lost.append(lease.lost)
         await leases.begin(lease)
-        if given_back:
+        if handed_back:
             await leases.hand_back(delivery(3, attempt), forgive=True)
     assert lost == [1, 1, 2, 3, 3]  # the first delivery, without a record, counts as lost; then attempts 3 and 4
 

@@ -30,7 +30,7 @@ async def test_a_secret_that_the_model_repeats_is_masked_in_a_result(world: Worl
     key = world.stack.upstream.keys["JINA_API_KEY"]
     outcome = await world.send(await world.place({"query": key}))
     assert outcome.content["result"].startswith("No results for '[redacted]'")
-    assert key not in str(outcome.answer)
+    assert key not in str(outcome.rows)
 
 
 @requirement("secrets.output")
@@ -38,7 +38,7 @@ async def test_a_secret_that_the_model_repeats_is_masked_in_an_error(world: Worl
     await world.caller.add_tool(PROJECT, reader_tool())
     outcome = await world.send(await world.place({"url": f"https://{SECRET}/"}, "jina_reader"))
     assert "'[redacted]' has no dot" in outcome.content["error"]["message"]
-    assert SECRET not in str(outcome.answer)
+    assert SECRET not in str(outcome.rows)
 
 
 NO_PLACE_FOR_A_KEY = [

@@ -68,9 +68,9 @@ async def test_a_call_reads_only_rows_of_its_project(
     async with world.executor():
         outcome = await world.send(call, headers=dict.fromkeys(missing))
     assert [bell.subject for bell in outcome.doorbells] == [f"cg.v1r4.{PROJECT}.public.cmd.agent.worker_generic.wakeup"]
-    row = outcome.answer.inbox_row
+    row = outcome.rows.inbox_row
     assert (row["project_id"], row["turn_epoch"], row["context_headers"]["CG-Recursion-Depth"]) == (PROJECT, 1, "0")
-    assert outcome.answer.card["metadata"]["trace_id"] == call.trace_id
+    assert outcome.rows.card["metadata"]["trace_id"] == call.trace_id
     if "CG-Agent-Id" in missing:
         assert_answered(outcome, "bad_request", "CG-Agent-Id")
     else:
@@ -129,7 +129,7 @@ async def test_a_result_of_the_same_call_id_in_another_project_is_ignored(tenant
     await save_result(tenants, call.tool_call_id, author)
     async with tenants.executor():
         outcome = await tenants.send(call)
-    assert (outcome.content["status"], outcome.answer.card["tenant_id"]) == ("success", PROJECT)
+    assert (outcome.content["status"], outcome.rows.card["tenant_id"]) == ("success", PROJECT)
     assert len(outcome.upstream_requests) == 1
     assert len(outcome.doorbells) == 1
 
@@ -147,8 +147,8 @@ async def test_a_report_of_the_same_call_id_in_another_project_is_ignored(tenant
         ):
             await tenants.caller.database.execute(moved.format(table, which), OTHER, call.tool_call_id)
         outcome = await tenants.send(call)
-    assert outcome.answer.inbox_row["payload"]["tool_result_card_id"] == outcome.answer.card["card_id"]
-    assert outcome.answer.edge["project_id"] == PROJECT
+    assert outcome.rows.inbox_row["payload"]["tool_result_card_id"] == outcome.rows.card["card_id"]
+    assert outcome.rows.edge["project_id"] == PROJECT
     assert (len(outcome.upstream_requests), len(outcome.doorbells)) == (1, 2)
 
 

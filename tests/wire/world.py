@@ -36,17 +36,17 @@ SETTLED_S = 10.0
 class Outcome:
     """Rows and messages of one call, after its command was settled."""
 
-    answer: ResultRows
+    rows: ResultRows
     doorbells: list[Msg]
     dead_letters: list[dict[str, Any]]
     terminated: int
-    given_back: int
+    handed_back: int
     deliveries: int
     upstream_requests: list[dict[str, Any]]
 
     @property
     def content(self) -> Mapping[str, Any]:
-        content: Mapping[str, Any] = self.answer.card["content"]
+        content: Mapping[str, Any] = self.rows.card["content"]
         return content
 
 
@@ -106,11 +106,11 @@ class World:
         await self.caller.client.flush()
         kinds = [advisory["type"].rpartition(".")[2] for advisory in self.advisories]
         return Outcome(
-            answer=await self.caller.read_result(call),
+            rows=await self.caller.read_result(call),
             doorbells=list(self.doorbells),
             dead_letters=await dead_letters(self.caller),
             terminated=kinds.count("terminated"),
-            given_back=kinds.count("nak"),
+            handed_back=kinds.count("nak"),
             deliveries=info.delivered.consumer_seq,
             upstream_requests=await asyncio.to_thread(self.stack.upstream.requests),
         )
