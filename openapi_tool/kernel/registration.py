@@ -9,6 +9,7 @@ from typing import Any
 import asyncpg
 
 from openapi_tool.kernel.failures import describe_connection_error
+from openapi_tool.kernel.fragments import fits
 from openapi_tool.kernel.inspection import refuse_other_version
 from openapi_tool.kernel.statements import STATEMENTS
 from openapi_tool.protocol.errors import NeedsOperator
@@ -20,8 +21,8 @@ _CONNECTIONS = 4
 _EXTERNAL_SUBJECT = ".cmd.tool."
 _MAX_JSON_BYTES = 1_000_000
 _COLUMNS_IN_BOUNDS = ", ".join(
-    f"case when octet_length({name}::text) <= {_MAX_JSON_BYTES} then {name} "
-    f"else to_jsonb(format('%s bytes: too large to show', octet_length({name}::text))) end as {name}"
+    f"case when {fits(name, _MAX_JSON_BYTES)} then {name} "
+    f"else to_jsonb(format('%s bytes as stored: too large to show', pg_column_size({name}))) end as {name}"
     if name in ("parameters", "options")
     else name
     for name in COLUMNS

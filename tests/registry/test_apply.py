@@ -336,9 +336,14 @@ async def test_a_write_to_an_unknown_project_is_refused(
 @requirement("definition.apply")
 async def test_an_unparsable_row_hides_no_other(caller: Caller, tools: Tools) -> None:
     await caller.set_up_project(
-        PROJECT, "agent_1", [{**search_tool(), "tool_name": name} for name in ("deep", "huge", "whole")]
+        PROJECT, "agent_1", [{**search_tool(), "tool_name": name} for name in ("deep", "huge", "numbers", "whole")]
     )
-    for name, parameters in {"deep": "[" * 3_000 + "]" * 3_000, "huge": json.dumps({"a": "x" * 2_000_000})}.items():
+    odd = {
+        "deep": "[" * 3_000 + "]" * 3_000,
+        "huge": json.dumps({"a": "x" * 2_000_000}),
+        "numbers": f"[{','.join(['1e131071'] * 10_000)}]",  # 1.3 GB as text, more than PostgreSQL can return
+    }
+    for name, parameters in odd.items():
         await caller.database.execute(
             "update resource.tools set parameters = $3::text::jsonb where project_id = $1 and tool_name = $2",
             PROJECT,
@@ -349,12 +354,13 @@ async def test_an_unparsable_row_hides_no_other(caller: Caller, tools: Tools) ->
     assert listed.exit_code == 0, listed.output
     problems = {row["tool_name"]: row["problems"] for row in map(json.loads, listed.output.splitlines())}
     assert problems["deep"], listed.output[:1_000]
-    assert "parameters" in " ".join(problems["huge"])
     assert problems["whole"] == []
-    shown = await tools("show", "huge", "--project", PROJECT, "--db")
-    assert "too large to show" in shown.output
-    assert len(shown.output) < 10_000
-    assert (await tools("delete", "deep", "huge", "--project", PROJECT, "--db", "--yes")).exit_code == 0
+    for name in ("huge", "numbers"):
+        assert "parameters" in " ".join(problems[name])
+        shown = await tools("show", name, "--project", PROJECT, "--db")
+        assert "too large to show" in shown.output
+        assert len(shown.output) < 10_000
+    assert (await tools("delete", *odd, "--project", PROJECT, "--db", "--yes")).exit_code == 0
 
 
 @requirement("definition.apply")
