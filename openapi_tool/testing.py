@@ -33,7 +33,7 @@ from openapi_tool.local.recordings import (
     error_classes,
     load_recordings,
     parse_request,
-    recorded_answers,
+    recorded_responses,
 )
 from openapi_tool.protocol.cards import StoredText, ToolCall, as_model_reads
 from openapi_tool.protocol.jsonvalue import ErrorObject, UsageObject
@@ -290,7 +290,7 @@ def _recording_of(request: httpx.Request) -> Recording | None:
         question = parse_request(request.url.host, request.method, target, headers, request.content)
     except UnknownRequest:
         return None
-    return recorded_answers().get(question) or recorded_answers().get(question.without_time_limits())
+    return recorded_responses().get(question) or recorded_responses().get(question.without_time_limits())
 
 
 def _unanswered(request: httpx.Request) -> UnansweredRequest:

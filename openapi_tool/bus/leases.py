@@ -136,7 +136,7 @@ class Leases:
         await self._change(lease.key, lambda record: self._owned(record) if record.owner == self._owner else None)
 
     async def release(self, lease: Lease) -> None:
-        """Release a lease that was just taken, as the run does not begin; nobody else can have taken it meanwhile."""
+        """Release a lease that was just taken, because the run does not begin; no other executor can have it yet."""
         await self._change(lease.key, _without_owner)
 
     async def hand_back(self, delivery: Delivery, *, forgive: bool) -> None:

@@ -31,7 +31,7 @@ from openapi_tool.local.recordings import (
     error_bodies,
     load_recordings,
     parse_request,
-    recorded_answers,
+    recorded_responses,
 )
 
 KEYS_VARIABLE = "OPENAPI_TOOL_DOUBLE_KEYS"
@@ -198,7 +198,7 @@ class Double:
 
     def _recording(self, content: RequestContent, rule: Rule) -> Recording:
         """Return the recording of the same request, else the rule's, else a fallback's."""
-        recording = recorded_answers().get(content) or recorded_answers().get(content.without_time_limits())
+        recording = recorded_responses().get(content) or recorded_responses().get(content.without_time_limits())
         named = (each.answer for each in (rule, *self._fallbacks) if each.answer and each.match in content.subject)
         if recording is None and (name := next(named, None)):
             recording = load_recordings()[name]

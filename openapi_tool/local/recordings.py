@@ -163,13 +163,13 @@ def load_recordings() -> Mapping[str, Recording]:
 
 
 @cache
-def recorded_answers() -> Mapping[RequestContent, Recording]:
+def recorded_responses() -> Mapping[RequestContent, Recording]:
     """Return the responses by recorded request; of several for one request, the first by name."""
-    answers: dict[RequestContent, Recording] = {}
-    for recording, question in _parsed():
-        if question is not None:
-            answers.setdefault(question, recording)
-    return answers
+    responses: dict[RequestContent, Recording] = {}
+    for recording, request in _parsed():
+        if request is not None:
+            responses.setdefault(request, recording)
+    return responses
 
 
 @cache

@@ -134,10 +134,10 @@ async def test_commands_report_a_database_of_the_other_version(environment: dict
 
 @requirement("dialects.commands", "start.reasons")
 def test_an_error_of_the_older_kernel_names_its_own_settings() -> None:
-    nobody = "127.0.0.1:1"
-    main = {"PG_DSN": f"postgresql://main@{nobody}/main", "NATS_SERVERS": f"nats://{nobody}"}
-    older = {f"{PREFIX}POSTGRES__DSN": f"postgresql://older@{nobody}/older"}
-    elsewhere = {**older, f"{PREFIX}NATS__SERVERS": f"nats://{nobody}"}
+    unreachable = "127.0.0.1:1"
+    main = {"PG_DSN": f"postgresql://main@{unreachable}/main", "NATS_SERVERS": f"nats://{unreachable}"}
+    older = {f"{PREFIX}POSTGRES__DSN": f"postgresql://older@{unreachable}/older"}
+    elsewhere = {**older, f"{PREFIX}NATS__SERVERS": f"nats://{unreachable}"}
     own_dsn = f"connection refused; check dialects.v1r3.postgres.dsn ({PREFIX}POSTGRES__DSN)"
     main_dsn = "connection refused; check postgres.dsn (PG_DSN)"
     own_servers = f"connection refused; check dialects.v1r3.nats.servers ({PREFIX}NATS__SERVERS)"

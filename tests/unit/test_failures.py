@@ -125,7 +125,7 @@ def test_error_that_an_operator_must_correct_names_the_remedy(error: type[asyncp
 def test_lost_prepared_statements_are_named_in_the_same_words_each_time(
     error: type[asyncpg.PostgresError], statement: str
 ) -> None:
-    """Whatever differs between two of them would be another line of the log."""
+    """Each different text would be logged as another reason."""
     with pytest.raises(NeedsOperator) as raised, translate_statement_errors():
         raise error(f'prepared statement "__asyncpg_stmt_{statement}__"')
     assert str(raised.value) == (
@@ -183,14 +183,14 @@ PAGE = b"<!DOCTYPE html><html><head><title>Attention Required! | Cloudflare</tit
 
 @dataclass(frozen=True)
 class Row:
-    """A row of the table for one `status`; `does` is the remedy, `words` whether the upstream's text may be shown."""
+    """Row of the table for one `status`; `quoted` says whether the message may quote the upstream's text."""
 
     http: int
     status: int
     code: str
     retry: str
-    does: str
-    words: bool = True
+    remedy: str
+    quoted: bool = True
 
 
 # fmt: off
@@ -198,9 +198,9 @@ TABLE = (
     Row(400, 40001, "bad_request", "no", "correct the arguments"),
     Row(400, 40003, UNAVAILABLE, "once", "try again"),
     Row(400, 40004, "upstream_rejected", "no", "use another source"),
-    Row(401, 40102, "auth_failed", "no", "an operator must set a valid one", words=False),
-    Row(401, 40103, "auth_failed", "no", "an operator must set a valid one", words=False),
-    Row(401, 40104, "auth_failed", "no", "an operator must verify it", words=False),
+    Row(401, 40102, "auth_failed", "no", "an operator must set a valid one", quoted=False),
+    Row(401, 40103, "auth_failed", "no", "an operator must set a valid one", quoted=False),
+    Row(401, 40104, "auth_failed", "no", "an operator must verify it", quoted=False),
     Row(402, 40201, "budget_exceeded", "no", "until an operator acts"),
     Row(402, 40202, "auth_failed", "no", "call without it"),
     Row(402, 40203, "budget_exceeded", "no", "until an operator acts"),
@@ -228,28 +228,28 @@ TABLE = (
     Row(422, 42204, "upstream_unavailable", "yes", "try again"),
     Row(422, 42205, "upstream_unavailable", "yes", "try again"),
     Row(422, 42206, "upstream_rejected", "no", "use another source"),
-    Row(429, 42901, "rate_limited", "yes", "wait, then call again", words=False),
-    Row(429, 42902, "rate_limited", "yes", "wait, then call again", words=False),
-    Row(429, 42903, "rate_limited", "yes", "wait, then call again", words=False),
+    Row(429, 42901, "rate_limited", "yes", "wait, then call again", quoted=False),
+    Row(429, 42902, "rate_limited", "yes", "wait, then call again", quoted=False),
+    Row(429, 42903, "rate_limited", "yes", "wait, then call again", quoted=False),
     Row(451, 45101, "target_refused", "no", "use another source"),
     Row(451, 45102, "target_refused", "no", "use a public page"),
     Row(451, 45103, "target_refused", "no", "use another source"),
     Row(451, 45104, "target_refused", "no", "use another source"),
     Row(451, 45105, "target_refused", "no", "use another source"),
-    Row(500, 50000, "upstream_unavailable", "once", "try again", words=False),
-    Row(500, 50001, "upstream_unavailable", "once", "try again", words=False),
-    Row(500, 50002, "upstream_unavailable", "once", "try again", words=False),
-    Row(500, 50003, "upstream_unavailable", "once", "try again", words=False),
-    Row(500, 50004, "upstream_unavailable", "once", "try again", words=False),
-    Row(500, 50005, "upstream_unavailable", "once", "try again", words=False),
-    Row(500, 50006, "upstream_unavailable", "once", "try again", words=False),
-    Row(501, 50101, "upstream_rejected", "no", "use another source", words=False),
-    Row(501, 50102, "upstream_rejected", "no", "use another source", words=False),
-    Row(503, 50301, "upstream_unavailable", "yes", "try again", words=False),
-    Row(503, 50302, "upstream_unavailable", "yes", "try again", words=False),
-    Row(503, 50303, "upstream_unavailable", "yes", "try again", words=False),
-    Row(503, 50304, "upstream_unavailable", "yes", "try again", words=False),
-    Row(503, 50305, "upstream_unavailable", "yes", "try again", words=False),
+    Row(500, 50000, "upstream_unavailable", "once", "try again", quoted=False),
+    Row(500, 50001, "upstream_unavailable", "once", "try again", quoted=False),
+    Row(500, 50002, "upstream_unavailable", "once", "try again", quoted=False),
+    Row(500, 50003, "upstream_unavailable", "once", "try again", quoted=False),
+    Row(500, 50004, "upstream_unavailable", "once", "try again", quoted=False),
+    Row(500, 50005, "upstream_unavailable", "once", "try again", quoted=False),
+    Row(500, 50006, "upstream_unavailable", "once", "try again", quoted=False),
+    Row(501, 50101, "upstream_rejected", "no", "use another source", quoted=False),
+    Row(501, 50102, "upstream_rejected", "no", "use another source", quoted=False),
+    Row(503, 50301, "upstream_unavailable", "yes", "try again", quoted=False),
+    Row(503, 50302, "upstream_unavailable", "yes", "try again", quoted=False),
+    Row(503, 50303, "upstream_unavailable", "yes", "try again", quoted=False),
+    Row(503, 50304, "upstream_unavailable", "yes", "try again", quoted=False),
+    Row(503, 50305, "upstream_unavailable", "yes", "try again", quoted=False),
 )
 
 WITHOUT_ENVELOPE: tuple[tuple[int, Mapping[str, str], bytes, str, str, str], ...] = (
@@ -310,8 +310,8 @@ async def failure(status: int, headers: Mapping[str, str], body: object) -> Tool
 async def test_each_status_of_the_table(row: Row) -> None:
     error = await failure(row.http, JSON, _body(row))
     assert (error.code, retry(error), error.http_status) == (row.code, row.retry, row.http)
-    assert row.does in error.message
-    assert (f'The service says: "{WORDS}"' in error.message) == row.words
+    assert row.remedy in error.message
+    assert (f'The service says: "{WORDS}"' in error.message) == row.quoted
 
 
 @each(("http", "headers", "body", "code", "again", "does"), WITHOUT_ENVELOPE)

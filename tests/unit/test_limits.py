@@ -303,7 +303,7 @@ def test_tokens_are_settled_by_what_a_request_cost() -> None:
 
 @requirement("limits.shared", "limits.window")
 def test_replicas_share_a_limit_of_a_few_requests_worth_of_tokens() -> None:
-    """A part of the tokens that one request needs would help nobody."""
+    """Parts smaller than the tokens of one request would let no request through."""
     world = World(Rates(tokens=30_000))
     for _ in range(4):
         world.start()

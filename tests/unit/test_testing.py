@@ -78,7 +78,7 @@ def test_a_request_without_a_route_is_answered_by_its_recording(run_tool: Run) -
 
 @requirement("testing.runner")
 @pytest.mark.parametrize("name", ["o-compound-json", "InsufficientBalanceError"])
-def test_recorded_answers_are_found_by_name(name: str, jina: respx.Router, run_tool: Run) -> None:
+def test_recorded_responses_are_found_by_name(name: str, jina: respx.Router, run_tool: Run) -> None:
     jina.post("https://r.jina.ai/").mock(recorded(name))
     result = run_tool(READ, {"url": PAGE})
     if name in load_recordings():
