@@ -316,7 +316,13 @@ class CommandConsumer:
         """Run waiting commands in free slots; hand them back while calls cannot be committed."""
         if self._mode() is not FetchMode.UNLIMITED:
             self._intake.hand_back_waiting()
-        while self._free > 0 and not self._draining and (work := self._intake.next(self._slots.may_begin)):
+        # Slots that a project holds beyond its part count as free for others; no further command is fetched for them,
+        # except by look-ahead.
+        while (
+            (self._free > 0 or self._free + self._slots.excess > 0)
+            and not self._draining
+            and (work := self._intake.next(self._slots.may_begin))
+        ):
             self._run(work)
         if self._look_ahead is not None and self._busy:
             self._look_ahead.wake()

@@ -14,9 +14,9 @@ _RESERVED_SHARE = 1 / 8
 class Slots:
     """Slots of running calls, and the number of their upstream requests, by the command's sequence in the stream.
 
-    Once calls of two projects have run, no project may take all `limit` slots. A call may give up its slot in two ways:
-    released for good while its result is delayed (ADR 8), at most `limit` calls at once; or parked while it waits for a
-    permit, at most `max_parked` calls at once. Further calls keep their slots.
+    Once calls of two projects have run, no project may begin a call in its last eighth of the `limit` slots. A call may
+    give up its slot in two ways: released for good while its result is delayed (ADR 8), at most `limit` calls at once; or
+    parked while it waits for a permit or a retry, at most `max_parked` calls at once. Further calls keep their slots.
     """
 
     def __init__(self, limit: int, max_parked: int = 0) -> None:
@@ -46,7 +46,15 @@ class Slots:
 
     def may_begin(self, project: str) -> bool:
         """Return whether a project may have one more slot, if one is free."""
-        return not self._several_projects or self._in_use[project] < self._max_of_project
+        return self._in_use[project] < (self._max_of_project if self._several_projects else self._limit)
+
+    @property
+    def excess(self) -> int:
+        """Number of slots that projects hold beyond 7/8 of all; other projects may begin as many calls without a slot.
+
+        A project exceeds its part if its parked calls resume, or if it had all slots before a second project came.
+        """
+        return sum(max(0, held - self._max_of_project) for held in self._in_use.values())
 
     def begin(self, sequence: int, project: str) -> None:
         """Count a call that begins to run in a slot."""

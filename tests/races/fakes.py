@@ -325,6 +325,7 @@ class Scene:
     max_lost_runs: int = 3
     max_run_s: float = 3600.0
     max_held: int = 512
+    max_parked: int = 0
     mode: FetchMode = FetchMode.UNLIMITED
     min_answer_s: float = 0
     tools: Any = None
@@ -337,8 +338,8 @@ class Scene:
             FakePublisher(self.schedule),
         )
         self.tools, self.letters = self.tools or FakeTools(self.schedule), FakeLetters()
-        slots = Slots(self.concurrency)
-        self.pipeline = pipeline(self.kernel, self.tools, self.publisher, slots, self.min_answer_s)
+        self.slots = Slots(self.concurrency, self.max_parked)
+        self.pipeline = pipeline(self.kernel, self.tools, self.publisher, self.slots, self.min_answer_s)
         self.consumer = CommandConsumer(
             cast("BusClient", self.bus),
             ConsumerOptions(
@@ -349,7 +350,7 @@ class Scene:
             cast("DeadLetters", self.letters),
             self.handle or self.pipeline.handle,
             lambda: self.mode,
-            slots=slots,
+            slots=self.slots,
         )
 
     def deliver(self, sequence: int = 1, attempt: int = 1) -> asyncio.Task[None]:

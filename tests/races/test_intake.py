@@ -33,9 +33,17 @@ class BlockingHandler:
         return [delivery.stream_sequence for delivery in self.ran]
 
 
-def scene_with(concurrency: int = 2, max_held: int = 512, ack_wait_s: float = 60.0) -> tuple[Scene, BlockingHandler]:
+def scene_with(
+    concurrency: int = 2, max_held: int = 512, ack_wait_s: float = 60.0, max_parked: int = 0
+) -> tuple[Scene, BlockingHandler]:
     handling = BlockingHandler()
-    scene = Scene(concurrency=concurrency, max_held=max_held, ack_wait_s=ack_wait_s, handle=handling.handle)
+    scene = Scene(
+        concurrency=concurrency,
+        max_held=max_held,
+        ack_wait_s=ack_wait_s,
+        max_parked=max_parked,
+        handle=handling.handle,
+    )
     scene.consumer.start()
     return scene, handling
 
@@ -122,6 +130,56 @@ def test_look_ahead_fetches_past_a_project_at_its_limit_although_slots_are_free(
         handling.go.set()
         await iterate_loop(300)
         assert not scene.consumer._look_ahead_batch()  # noqa: SLF001 - as LookAhead asks
+        await scene.consumer.stop(1)
+
+    run(check())
+
+
+@requirement("hostile.neighbour")
+def test_first_call_of_a_second_project_runs_beside_calls_that_have_all_slots(run: Run) -> None:
+    async def check() -> None:
+        scene, handling = scene_with(concurrency=16)
+        for number in range(1, 41):
+            scene.offer(scene.bus.message(number))
+        await iterate_loop(10)
+        assert len(handling.numbers) == 16
+        for number in (101, 102, 103):
+            scene.offer(scene.bus.message(number, project="other"))
+        await iterate_loop(10)
+        assert handling.numbers[16:] == [101, 102]  # an eighth of the slots
+        handling.go.set()
+        await iterate_loop(3_000)
+        assert len(handling.numbers) == 43
+        await scene.consumer.stop(1)
+
+    run(check())
+
+
+@requirement("hostile.neighbour")
+def test_parked_calls_that_resume_take_no_slots_from_other_projects(run: Run) -> None:
+    """A project's calls may park at any time: they wait for a retry if the upstream is busy, as a page may be."""
+
+    async def check() -> None:
+        scene, handling = scene_with(concurrency=16, max_parked=64)
+        slots = scene.slots
+        scene.offer(scene.bus.message(100, project="other"))
+        for number in range(1, 61):
+            scene.offer(scene.bus.message(number))
+        await iterate_loop(10)
+        for number in range(1, 61):  # each makes place for the next
+            slots.park(number)
+            await iterate_loop(10)
+        assert len(handling.numbers) == 61
+        for number in range(1, 61):
+            slots.resume(number)
+        scene.offer(scene.bus.message(61))
+        for number in range(101, 104):
+            scene.offer(scene.bus.message(number, project="other"))
+        await iterate_loop(10)
+        assert handling.numbers[61:] == [101], "one of its two slots was in use"
+        handling.go.set()
+        await iterate_loop(3_000)
+        assert sorted(handling.numbers) == [*range(1, 62), *range(100, 104)]
         await scene.consumer.stop(1)
 
     run(check())
