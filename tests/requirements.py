@@ -110,7 +110,7 @@ REQUIREMENTS = (
     Requirement("intake.lease", "design", "A command that no replica has run needs no lease; one that was run needs one."),
     Requirement("intake.full", "design", "A backlog larger than max_ack_pending does not stop the delivery of commands behind it."),
     Requirement("fair.weights", "design", "Projects share slots and held commands by weight, charged with their upstream requests; an idle share goes to others."),
-    Requirement("fair.projects", "design", "Database connections and TLS handshakes are shared fairly by project: none waits behind another's queue."),
+    Requirement("fair.projects", "design", "Connections to database and upstream and TLS handshakes are shared fairly by project: none waits behind another's queue."),
     Requirement("run.replicas", "design", "Replicas on one durable share the load, and each call gets one result."),
     Requirement("run.heartbeat", "protocol 10", "A call longer than AckWait is not redelivered while it runs."),
     Requirement("run.stop", "protocol 10", "SIGTERM finishes running calls within a limited time and exits with 0."),

@@ -280,6 +280,14 @@ class CommandConsumer:
         return self._free <= 0 or self._intake.waiting > 0
 
     @property
+    def _may_run(self) -> bool:
+        """Return whether a command may begin: a slot is free, or one that a project holds beyond its part.
+
+        For the latter only look-ahead fetches commands, since another executor could run them at once.
+        """
+        return self._free > 0 or self._free + self._slots.excess > 0
+
+    @property
     def _may_probe(self) -> bool:
         """Return whether a command may be run as a test of the database: one at a time."""
         return self._free > 0 and not any(work.probe for work in self._running.values())
@@ -316,13 +324,7 @@ class CommandConsumer:
         """Run waiting commands in free slots; hand them back while calls cannot be committed."""
         if self._mode() is not FetchMode.UNLIMITED:
             self._intake.hand_back_waiting()
-        # Slots that a project holds beyond its part count as free for others; no further command is fetched for them,
-        # except by look-ahead.
-        while (
-            (self._free > 0 or self._free + self._slots.excess > 0)
-            and not self._draining
-            and (work := self._intake.next(self._slots.may_begin))
-        ):
+        while self._may_run and not self._draining and (work := self._intake.next(self._slots.may_begin)):
             self._run(work)
         if self._look_ahead is not None and self._busy:
             self._look_ahead.wake()

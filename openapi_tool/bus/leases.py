@@ -140,10 +140,15 @@ class Leases:
         await self._change(lease.key, _without_owner)
 
     async def hand_back(self, delivery: Delivery, *, forgive: bool) -> None:
-        """Release the lease of a command that is not settled; `forgive` takes its run off the lost ones."""
+        """Release the lease of a command that is not settled, unless another executor has it.
+
+        `forgive` takes its run off the lost ones. A first run has no lease.
+        """
 
         def released(record: Record) -> Record:
-            record = _without_owner(replace(record, lost=max(0, record.lost - forgive)))
+            record = replace(record, lost=max(0, record.lost - forgive))
+            if record.owner in ("", self._owner):
+                record = _without_owner(record)
             return self._with_event(record, EventKind.HANDED_BACK, delivery.attempt)
 
         await self._change(_key(delivery), released)

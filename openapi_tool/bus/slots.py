@@ -14,9 +14,9 @@ _RESERVED_SHARE = 1 / 8
 class Slots:
     """Slots of running calls, and the number of their upstream requests, by the command's sequence in the stream.
 
-    Once calls of two projects have run, no project may begin a call in its last eighth of the `limit` slots. A call may
-    give up its slot in two ways: released for good while its result is delayed (ADR 8), at most `limit` calls at once; or
-    parked while it waits for a permit or a retry, at most `max_parked` calls at once. Further calls keep their slots.
+    Once calls of two projects have run, no project may begin a call in the last eighth of the `limit` slots. A call may
+    give up its slot in two ways: released for good while its result is delayed (ADR 8), at most `limit` calls at once;
+    or parked while it waits for a permit or a retry, at most `max_parked` calls at once. Further calls keep theirs.
     """
 
     def __init__(self, limit: int, max_parked: int = 0) -> None:

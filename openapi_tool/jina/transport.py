@@ -36,7 +36,7 @@ __all__ = ["ERRORS", "AiohttpTransport", "CertificateRefused", "PublicResolver",
 log = logging.getLogger(__name__)
 
 PROJECT = "project"
-"""Name of the httpx request extension with the project id, for fair shares of TLS handshakes."""
+"""Name of the httpx request extension with the project id, for fair shares of connections."""
 
 HANDSHAKES = 16
 """Maximum concurrent connection attempts; their TLS handshakes take up to 10 ms of one iteration of the event loop."""
@@ -151,8 +151,9 @@ class PublicResolver(Resolver):
 
 
 class _Connector(aiohttp.TCPConnector):
-    """Connector that shares HANDSHAKES concurrent connection attempts fairly among projects.
+    """Connector that shares its connections, and HANDSHAKES concurrent attempts to open one, fairly among projects.
 
+    Batches of one project may need all connections for as long as their slowest pages take.
     A TLS handshake takes 0.5 ms of CPU. Without the limit, 300 of one project in one iteration of the event loop
     delayed the calls of all other projects by their sum.
     """
@@ -162,6 +163,9 @@ class _Connector(aiohttp.TCPConnector):
         self._handshakes = handshakes = FairSemaphore(HANDSHAKES)
         metrics.PERMITS_USED.set_function(lambda: handshakes.used, "tls_handshakes")
         metrics.PERMITS_WAITING.set_function(lambda: handshakes.waiting, "tls_handshakes")
+        self._in_use = in_use = FairSemaphore(self.limit)
+        metrics.PERMITS_USED.set_function(lambda: in_use.used, "upstream_connections")
+        metrics.PERMITS_WAITING.set_function(lambda: in_use.waiting, "upstream_connections")
 
     async def _create_connection(
         self,
@@ -179,7 +183,14 @@ class _Connector(aiohttp.TCPConnector):
         timeout: aiohttp.ClientTimeout,  # noqa: ASYNC109 - aiohttp's
     ) -> Connection:
         """Return an open connection, after a wait if all are in use, and report that the request is sent now."""
-        connection = await super().connect(req, traces, timeout)
+        project = _project.get()
+        await self._in_use.take(project)
+        try:
+            connection = await super().connect(req, traces, timeout)
+        except BaseException:
+            self._in_use.give(project)
+            raise
+        connection.add_callback(partial(self._in_use.give, project))
         if connected := on_connected.get()():
             connected()
         return connection

@@ -23,7 +23,7 @@ from functools import partial
 from typing import Literal
 
 from openapi_tool.frozen import frozen
-from openapi_tool.kernel.failures import Contended
+from openapi_tool.kernel.failures import Contended, PoolShareUsed
 from openapi_tool.kernel.store import KernelStore
 from openapi_tool.protocol.cards import ArtifactCard, Card
 from openapi_tool.protocol.command import Command
@@ -90,8 +90,8 @@ class CircuitBreaker:
     def attempt(self, operation: Operation, *, retry: bool = False) -> Iterator[Callable[[], None]]:
         """Yield a function to call when an attempt, or a `retry` of a failed one, has succeeded.
 
-        An attempt that raises Unavailable has failed. One that ends otherwise changes nothing: a defect of the call or
-        a cancellation does not show the state of the database.
+        An attempt that raises Unavailable has failed. One that ends otherwise changes nothing: a defect of the call, a
+        cancellation or a project's use of its own connections does not show the state of the database.
         """
         self._last_number += 1
         number = self._last_number
@@ -99,6 +99,8 @@ class CircuitBreaker:
         self._retries += retry
         try:
             yield partial(self._record, operation, _Outcome(number))
+        except PoolShareUsed:
+            raise
         except Contended as failure:
             if not retry:
                 self._record_contention(operation, _Outcome(number, str(failure), "contention"))

@@ -61,6 +61,10 @@ class ReadOnly(Unavailable):
         )
 
 
+class PoolShareUsed(Unavailable):
+    """The other calls of a project used its share of the connections; this says nothing about the database."""
+
+
 class Contended(Unavailable):
     """A statement failed at a lock, a conflict or its timeout.
 

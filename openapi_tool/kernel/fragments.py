@@ -28,6 +28,7 @@ _SMALL_BYTES = 1_024
 _MAX_UNCOUNTED_BYTES = 16_384  # of an uncompressed value; its text has at most 28 MB
 _MAX_DIGITS = 4_300  # Python converts no more
 _LONG_DIGITS = 500  # of a number that is counted against the size of a definition
+_MAX_CARDS = 20  # of a call id, one of them the tool.call card; the kernel writes two
 _MAX_EDGES = 100  # of a call, of which the oldest is used; the kernel writes two
 
 
@@ -78,19 +79,29 @@ def _has_many_long_numbers(columns: Sequence[str], max_bytes: int) -> str:
     return f"case when {total} > {_MAX_UNCOUNTED_BYTES} then ({count}) > {max_bytes // _LONG_DIGITS} end"
 
 
-_CALL_CARD = f"""
+def _call_card(source: str) -> str:
+    """Return the SQL that selects cards from `source`, each column measured before it is read."""
+    return f"""
     select
         card_id, left(tool_call_id, {MAX_HEADER_BYTES}) as tool_call_id,
         measured.content_fits and measured.metadata_fit as fits,
         case when measured.content_fits then content end as content,
         case when measured.metadata_fit then metadata end as metadata
-    from cards
+    from {source}
     cross join lateral (
         select
             {fits("content", MAX_CONTENT_BYTES)} as content_fits,
             {fits("metadata", MAX_HEADER_BYTES)} as metadata_fit
     ) as measured
 """  # noqa: S608 - constants only
+
+
+# The limit bounds the cost of an id with thousands of cards, whose metadata must be read to find the tool.call card.
+_CARDS_OF_ID = f"""(
+        select card_id, tool_call_id, content, metadata from cards
+        where $2::text is null and tool_call_id = $3 and tenant_id = $1 and deleted_at is null
+        limit {_MAX_CARDS}
+    ) as cards"""  # noqa: S608 - constants only
 
 # A definition is measured in the same way, but by the sum of two columns. With at most MAX_VALUES values (tools/bounds)
 # jsonb is less than 64 kB larger than its text; with any number, at most four times as large (12 bytes for "0, ").
@@ -121,12 +132,11 @@ _READS_CONTENT = f"reported.inbox_id is null and pg_column_size(content) <= {_MA
 # while a table is small joins all rows of the project, and a session keeps its plan while the table grows.
 CALL = f"""
 left join lateral (
-    {_CALL_CARD}
+    {_call_card("cards")}
     where card_id = $2 and tenant_id = $1 and deleted_at is null
     union all
-    {_CALL_CARD}
-    where $2::text is null and tool_call_id = $3 and tenant_id = $1 and deleted_at is null
-        and metadata ->> 'type' = 'tool.call'
+    {_call_card(_CARDS_OF_ID)}
+    where metadata ->> 'type' = 'tool.call'
     limit 1
 ) as c on true
 cross join lateral (

@@ -11,11 +11,18 @@ from typing import Any
 import asyncpg
 
 from openapi_tool.fair_semaphore import FairSemaphore
-from openapi_tool.kernel.failures import DSN_SETTING, ReadOnly, translate_connection_errors, translate_statement_errors
+from openapi_tool.kernel.failures import (
+    DSN_SETTING,
+    PoolShareUsed,
+    ReadOnly,
+    translate_connection_errors,
+    translate_statement_errors,
+)
 from openapi_tool.kernel.inspection import check_access, inspect
 from openapi_tool.kernel.statements import STATEMENTS, Statements
 from openapi_tool.protocol.cards import ArtifactCard, Card
 from openapi_tool.protocol.command import Command
+from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.protocol.jsontext import dumps, loads
 from openapi_tool.protocol.records import Artifact, CallRecords
 from openapi_tool.protocol.report import Report
@@ -158,14 +165,19 @@ class KernelStore:
         return _PooledConnection(self, project_id, timeout_s or self._timeout_s)
 
     async def _acquire(self, project_id: str, timeout_s: float) -> asyncpg.Connection:
-        with translate_connection_errors():
-            async with asyncio.timeout(timeout_s):
-                await self._permits.take(project_id)
-                try:
+        permitted = False
+        try:
+            with translate_connection_errors():
+                async with asyncio.timeout(timeout_s):
+                    await self._permits.take(project_id)
+                    permitted = True
                     return await self._from_pool()
-                except BaseException:
-                    self._permits.give(project_id)
-                    raise
+        except BaseException as error:
+            if permitted:
+                self._permits.give(project_id)
+            elif isinstance(error, Unavailable):
+                raise PoolShareUsed("PostgreSQL: other calls use the project's share of the connections") from None
+            raise
 
     async def _from_pool(self) -> asyncpg.Connection:
         """Return a connection; if the server refuses another one, wait for one of the pool to become idle."""

@@ -79,7 +79,7 @@ DEAD_LETTERS_DISCARDED = Counter(
 )  # fmt: skip
 DOORBELLS_MISSED = Counter("doorbells_missed", "Results without a doorbell; the kernel's scan of the inbox finds them.")
 
-PERMITS_USED = Gauge("permits_used", "Permits in use: connections of the database pool, TLS handshakes.", ("of",))
+PERMITS_USED = Gauge("permits_used", "Permits in use: connections to database and upstream, TLS handshakes.", ("of",))
 PERMITS_WAITING = Gauge("permits_waiting", "Calls that wait for such a permit.", ("of",))
 RESPONSE_BYTES = Gauge("response_memory_free_bytes", "Memory for large responses that is free; calls wait for it.")
 RESPONSE_WAITING = Gauge("response_memory_waiting", "Responses that wait for that memory (egress.body_budget_bytes).")

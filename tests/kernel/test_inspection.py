@@ -10,6 +10,8 @@ from urllib.parse import urlsplit
 import asyncpg
 import pytest
 
+from openapi_tool.kernel.breaker import CircuitBreaker
+from openapi_tool.kernel.failures import PoolShareUsed
 from openapi_tool.kernel.inspection import NEEDED_INDEXES, unique_index
 from openapi_tool.kernel.store import KernelStore, PoolOptions
 from openapi_tool.local.caller import Caller
@@ -206,6 +208,20 @@ async def test_a_connection_goes_to_the_next_project_before_the_rest_of_a_queue(
         await asyncio.sleep(0)
     await store.aclose()
     assert order == ["large", "small", "large", "large"]
+
+
+@requirement("fair.projects")
+async def test_a_project_that_waits_for_its_own_statements_does_not_open_the_breaker(options: PoolOptions) -> None:
+    """Slow statements of one project would otherwise stop the fetching of all projects' commands."""
+    store = await KernelStore.open(replace(options, size=1, timeout_s=0.2))
+    breaker = CircuitBreaker(lambda: None)
+    async with store._connection("large"):  # noqa: SLF001 - blocks the pool like a long statement
+        for _ in range(3):
+            with pytest.raises(PoolShareUsed), breaker.attempt("load"):
+                await store.has_result("large", "call")
+    assert breaker.reason == ""
+    assert not await store.has_result("large", "call"), "the permit was not lost"
+    await store.aclose()
 
 
 @requirement("postgres.failures")

@@ -106,6 +106,25 @@ async def test_a_plan_cached_for_small_tables_reads_no_more_after_they_grow(call
     assert await blocks_read(caller.database, command) <= blocks_before + 10
 
 
+@requirement("hostile.neighbour")
+async def test_a_load_reads_few_of_the_cards_of_a_call_id(caller: Caller, store: KernelStore) -> None:
+    """A load without a card id looks for a tool.call card; the metadata of each card may take megabytes."""
+    call = await caller.place(PROJECT, AGENT, "jina_search", {}, publish=False)
+    await caller.database.execute("delete from cards")
+    await caller.database.execute(f"prepare load(text, text, text, text, text, bigint, text, text) as {LOAD}")
+    command = replace(command_of(call), card_id=None)
+    blocks_before = await blocks_read(caller.database, command)
+    await caller.database.execute(
+        "insert into cards (card_id, tenant_id, content, tool_call_id, metadata) "
+        "select 'more' || n, $1, '{}', $2, jsonb_build_object('type', 'other', 'note', repeat('x', 4000000)) "
+        "from generate_series(1, 300) as n",
+        PROJECT,
+        call.tool_call_id,
+    )
+    assert await blocks_read(caller.database, command) < blocks_before + 600
+    assert (await store.load(command)).card is None
+
+
 @requirement("run.turn_deadline")
 async def test_the_newest_result_of_a_step_is_found_by_an_index(caller: Caller, store: KernelStore) -> None:
     assert await store.last_result_age_s(PROJECT, "turn", "step") is None
@@ -157,7 +176,7 @@ async def blocks_read(database: asyncpg.Connection, command: Command) -> int:
     values = (identity.project_id, command.card_id, identity.tool_call_id, identity.agent_id, identity.agent_turn_id)
     explained = await database.fetchval(
         "explain (analyze, buffers, format json) execute load("
-        + ", ".join(f"'{value}'" for value in values)
+        + ", ".join("null" if value is None else f"'{value}'" for value in values)
         + f", {identity.turn_epoch or 0}, '{command.tool_name}', null)"
     )
     plan = json.loads(explained)[0]["Plan"]

@@ -334,6 +334,21 @@ async def awaits_of(attempt: Callable[[Buckets], Any]) -> int:
     return len(buckets.schedule.seen)
 
 
+@requirement("lease.owner")
+def test_a_run_that_is_handed_back_late_releases_no_lease_of_another_executor(run: Run) -> None:
+    """A first run has no lease; it may have stalled until its command was redelivered elsewhere."""
+
+    async def check() -> None:
+        buckets = Buckets(Schedule())
+        buckets.make()
+        other, stalled = leases_on(buckets), leases_on(buckets)
+        assert isinstance(await other.take(redelivered()), Lease)
+        await stalled.hand_back(delivery(), forgive=True)
+        assert not isinstance(await leases_on(buckets).take(replace(redelivered(), attempt=3)), Lease)
+
+    run(check())
+
+
 @requirement("nats.storage")
 def test_a_bucket_deleted_at_any_await_costs_at_most_one_delivery(run: Run) -> None:
     """Otherwise a cached handle would fail until a restart."""

@@ -7,6 +7,7 @@ import json
 import ssl
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -15,14 +16,16 @@ import trustme
 import uvloop
 from aiohttp.client_proto import ResponseHandler
 
+from openapi_tool.jina.byte_semaphore import ByteSemaphore
 from openapi_tool.jina.client import JinaClient
 from openapi_tool.jina.egress import ALLOWED_HOSTS, EgressTransport, tls_context
 from openapi_tool.jina.failures import ONCE
 from openapi_tool.jina.transport import AiohttpTransport, on_connected
 from openapi_tool.local.executor import LoopbackResolver
 from openapi_tool.protocol.errors import UpstreamUnavailable
+from openapi_tool.tools.deadline import Deadline
 from tests.requirements import requirement
-from tests.unit.test_http import fetch
+from tests.unit.test_http import KEY, SEARCH, fetch
 
 LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
 TIMEOUT_S = 10
@@ -269,6 +272,33 @@ def test_a_response_larger_than_the_read_buffer_arrives_whole(run: Run, tmp_path
 
     for script in (whole, chunked, closed):
         run(check(script))
+
+
+@requirement("fair.projects")
+def test_requests_of_one_project_leave_connections_for_another(run: Run, tmp_path: Path) -> None:
+    """Batches may need more connections than there are, for as long as a page takes."""
+    connections, waiting = 16, asyncio.Semaphore(0)
+
+    async def only_the_last(peer: Peer) -> None:
+        if len(upstream.peers) == connections - 1:
+            peer.send(response())
+        waiting.release()
+
+    async def check() -> None:
+        async with upstream:
+            request = partial(upstream.client.fetch, SEARCH, KEY, Deadline.after(TIMEOUT_S))
+            budget = ByteSemaphore(20_000_000)
+            held = [asyncio.create_task(request(budget.for_call("large").for_request())) for _ in range(20)]
+            for _ in range(connections * 7 // 8):
+                await waiting.acquire()
+            assert (await request(budget.for_call("small").for_request()))["data"] == "c"
+            for task in held:
+                task.cancel()
+            await asyncio.gather(*held, return_exceptions=True)
+            assert upstream.client._transport._inner._session.connector._in_use.used == 0  # type: ignore[attr-defined]  # noqa: SLF001
+
+    upstream = Upstream(tmp_path, only_the_last, connections)
+    run(check())
 
 
 LINE = b"X: " + b"h" * 8_000 + b"\r\n"
