@@ -44,7 +44,7 @@ def each(computations: Iterable[Steps[T]]) -> Steps[list[T]]:
 class TimeSlicer:
     """Runs one large computation at a time, and yields to the event loop every 4 ms.
 
-    Without the lock, 64 concurrent computations would take 64 slices in each iteration of the loop.
+    Without the lock, 64 concurrent computations would take 64 slices in each iteration.
     """
 
     def __init__(self) -> None:

@@ -491,8 +491,8 @@ LOSS = (
     ),
     Mutation(
         "bus/slots.py",
-        "< self._max_of_project",
-        "< self._limit",
+        "(self._max_of_project if self._several_projects else self._limit)",
+        "self._limit",
         "tests/races/test_intake.py::test_calls_of_one_project_that_never_end_leave_slots_for_others",
     ),
     Mutation(

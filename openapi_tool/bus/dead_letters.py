@@ -39,7 +39,7 @@ _LAST_DELIVERY = 5
 """During an outage the command is requeued until this delivery; then it is settled without a record."""
 
 _MAX_CONCURRENT = 2
-"""Limit of records that are stored concurrently, shared fairly by projects: a flood of them must not take the CPU from
+"""Limit of records that are stored concurrently, shared fairly by projects: a flood must not take the CPU from
 calls and from the receipt of other commands."""
 
 _STORE_FAILED = 10077  # error code of a full stream

@@ -50,10 +50,7 @@ class Slots:
 
     @property
     def excess(self) -> int:
-        """Number of slots that projects hold beyond 7/8 of all; other projects may begin as many calls without a slot.
-
-        A project exceeds its part if its parked calls resume, or if it had all slots before a second project came.
-        """
+        """Number of slots that projects hold beyond 7/8 of all; others may begin as many calls besides (ADR 6)."""
         return sum(max(0, held - self._max_of_project) for held in self._in_use.values())
 
     def begin(self, sequence: int, project: str) -> None:

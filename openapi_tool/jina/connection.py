@@ -86,7 +86,7 @@ class UpstreamConnection(ResponseHandler):
             self._abort_now()
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        """Fail the pending request, with ResponseAborted if the connection was aborted here."""
+        """Fail the pending request."""
         super().connection_lost(ResponseAborted() if self._aborted else exc)
 
     def _body_bytes(self) -> int:

@@ -58,7 +58,7 @@ class CertificateRefused(httpx.ConnectError):
 
 
 class ResponseRefused(httpx.RemoteProtocolError):
-    """The response exceeds a limit of `UpstreamConnection`; a retry seldom helps, and costs as much again."""
+    """The response exceeds a limit of `UpstreamConnection`; a retry is billed, and seldom helps."""
 
 
 ERRORS: tuple[tuple[type[BaseException], type[httpx.TransportError]], ...] = (
@@ -153,7 +153,7 @@ class PublicResolver(Resolver):
 class _Connector(aiohttp.TCPConnector):
     """Connector that shares its connections, and HANDSHAKES concurrent attempts to open one, fairly among projects.
 
-    Batches of one project may need all connections for as long as their slowest pages take.
+    Batches of one project may need all connections while slow pages load.
     A TLS handshake takes 0.5 ms of CPU. Without the limit, 300 of one project in one iteration of the event loop
     delayed the calls of all other projects by their sum.
     """

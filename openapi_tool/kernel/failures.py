@@ -62,7 +62,7 @@ class ReadOnly(Unavailable):
 
 
 class PoolShareUsed(Unavailable):
-    """The other calls of a project used its share of the connections; this says nothing about the database."""
+    """The other calls of a project use its share of the connections."""
 
 
 class Contended(Unavailable):

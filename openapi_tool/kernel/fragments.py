@@ -96,7 +96,7 @@ def _call_card(source: str) -> str:
 """  # noqa: S608 - constants only
 
 
-# The limit bounds the cost of an id with thousands of cards, whose metadata must be read to find the tool.call card.
+# An id may have thousands of cards, and their metadata is read to find the tool.call card.
 _CARDS_OF_ID = f"""(
         select card_id, tool_call_id, content, metadata from cards
         where $2::text is null and tool_call_id = $3 and tenant_id = $1 and deleted_at is null

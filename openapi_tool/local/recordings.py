@@ -1,5 +1,7 @@
 """Recorded requests to Jina's open-source server with its exact responses, looked up by request content.
 
+The server is jina-ai/reader of May 2026; pages are fixtures. `error-bodies.json` holds its errors; 429 is synthetic.
+
 Each line of `data/jina/exchanges.jsonl.xz` contains one exchange as text. GET and POST forms of the same content (host,
 subject, that is query or url, and options under their body names) have the same response. Requests are parsed
 independently of the executor's code, so that mistakes there are detected.
