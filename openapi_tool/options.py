@@ -79,7 +79,7 @@ class ExecutorOptions(Options):
 
     concurrency: Annotated[
         int,
-        Field(ge=1, le=512, description="Maximum concurrent calls of a process; one of several projects: at most 7/8."),
+        Field(ge=1, le=512, description="Slots of a process for calls; one of several projects begins in at most 7/8."),
     ] = 64
     max_held: Annotated[
         int, Field(ge=1, le=10_000, description="Commands that wait in one process for a free slot.")

@@ -281,7 +281,7 @@ class CommandConsumer:
 
     @property
     def _may_run(self) -> bool:
-        """Return whether a command may begin: a slot is free, or a project holds one beyond its part (ADR 6)."""
+        """Return whether a command may begin: a slot is free, or a project holds one beyond 7/8 (ADR 6)."""
         return self._free > 0 or self._free + self._slots.excess > 0
 
     @property
