@@ -14,6 +14,8 @@ _M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD, _LARGE_BYTES = -3, -1, 4 * 2**20  # mallop
 _OTHER_FILES = 128
 """Descriptors for NATS, traces, DNS, files, pipes."""
 
+_YOUNG_OBJECTS = 20_000
+
 
 def raise_file_limit() -> int:
     """Raise the soft limit of open files to the hard limit, and return the limit."""
@@ -56,7 +58,10 @@ def set_malloc_thresholds() -> None:
 
 
 def collect_garbage_rarely() -> None:
-    """Exclude long-lived objects from garbage collection and run it less often: calls create hardly any cycles."""
+    """Exclude long-lived objects from garbage collection and run it less often: calls create hardly any cycles.
+
+    A collection blocks the event loop for about 0.8 us per young object.
+    """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(50_000, 20, 50)
+    gc.set_threshold(_YOUNG_OBJECTS, 50, 50)

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
-from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_never
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_never
 
 T = TypeVar("T")
 
@@ -34,7 +34,11 @@ async def retried(
             raise failed.pop()
         return await attempt()
 
+    is_retryable = retry_if_exception(lambda error: isinstance(error, on))  # retry_if_exception_type refers to itself
     retrying = AsyncRetrying(
-        retry=retry_if_exception_type(on), sleep=sleep, wait=wait, stop=stop, before_sleep=before_sleep, reraise=True
+        retry=is_retryable, sleep=sleep, wait=wait, stop=stop, before_sleep=before_sleep, reraise=True
     )
-    return await retrying(again)
+    try:
+        return await retrying(again)
+    finally:
+        retrying.iter_state.reset()  # its actions refer to `retrying`, a cycle that only garbage collection would free

@@ -16,7 +16,6 @@ from nats.aio.msg import Msg
 
 from openapi_tool.bus.client import BusClient
 from openapi_tool.bus.dead_letters import DeadLetters
-from openapi_tool.bus.delivery import ForeignMessage
 from openapi_tool.bus.durable_state import observe
 from openapi_tool.bus.heartbeats import Heartbeats
 from openapi_tool.bus.held import FetchMode, Held
@@ -28,6 +27,7 @@ from openapi_tool.bus.scheduler import FairScheduler
 from openapi_tool.bus.server_clock import ServerClock
 from openapi_tool.bus.slots import Slots
 from openapi_tool.bus.streams import Durable, DurableOptions, ensure_durable
+from openapi_tool.bus.wire import ForeignMessage
 from openapi_tool.bus.worker import Handler, Worker
 from openapi_tool.options import ExecutorOptions, FairnessOptions
 from openapi_tool.telemetry import metrics

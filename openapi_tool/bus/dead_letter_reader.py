@@ -21,9 +21,8 @@ from nats.js.errors import APIError, NotFoundError
 from openapi_tool.bus.client import Denied
 from openapi_tool.bus.dead_letter_record import DeadLetter, decode
 from openapi_tool.bus.dead_letters import STREAM
-from openapi_tool.bus.delivery import delivery_of
 from openapi_tool.bus.streams import DurableOptions
-from openapi_tool.bus.wire import Headers, parse_headers, shown_subject
+from openapi_tool.bus.wire import Headers, delivery_of, parse_headers, shown_subject
 from openapi_tool.protocol.command import BodyDigest, Delivery
 
 UNREADABLE = "unreadable"

@@ -13,10 +13,10 @@ from dataclasses import replace
 
 from nats.aio.msg import Msg
 
-from openapi_tool.bus.delivery import delivery_of, metadata_of
 from openapi_tool.bus.held import Held, ids_of, project_of
 from openapi_tool.bus.returns import Publish, ReturnDelays, Returns
 from openapi_tool.bus.scheduler import Scheduler
+from openapi_tool.bus.wire import delivery_of, metadata_of
 from openapi_tool.options import ExecutorOptions
 from openapi_tool.telemetry import metrics
 

@@ -1,4 +1,4 @@
-"""NATS client protocol parser that accepts any bytes another client may publish.
+"""NATS client protocol parser that accepts any bytes another client may publish; messages as deliveries.
 
 Replaces nats-py's parser, because one published message could end its read loop: it splits control lines at any white
 space, although a subject may contain vertical tabs and form feeds, and it decodes bytes that need not be UTF-8.
@@ -13,10 +13,18 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import orjson
-from nats.errors import BadHeaderError, ProtocolError
+from nats.aio.msg import Msg
+from nats.errors import BadHeaderError, Error, ProtocolError
 from nats.js.api import Header
 
-from openapi_tool.protocol.command import MAX_HEADER_BYTES, MAX_HEADER_LINES
+from openapi_tool.protocol.command import (
+    HEAD_BYTES,
+    MAX_BODY_BYTES,
+    MAX_HEADER_BYTES,
+    MAX_HEADER_LINES,
+    BodyDigest,
+    Delivery,
+)
 from openapi_tool.protocol.identity import TOPOLOGY, TRACEPARENT, TRACESTATE
 
 _MAX_LINE_BYTES = 256 * 1024
@@ -211,3 +219,43 @@ def _status(head: bytes) -> dict[str, str]:
         return {}
     found = {Header.STATUS.value: status.decode()}
     return found | {Header.DESCRIPTION.value: description.decode("utf-8", "replace")} if description else found
+
+
+class ForeignMessage(Exception):
+    """Message in this process's inbox that JetStream did not send, so it cannot be settled.
+
+    Any client with permission to publish to our inbox can send one. JetStream's own messages carry stream sequence and
+    delivery count in the reply subject.
+    """
+
+
+def metadata_of(message: Msg) -> Msg.Metadata:
+    """Return stream sequence and delivery count of a message. Raises ForeignMessage."""
+    try:
+        message.reply.encode()  # lone surrogates cannot be published to
+        metadata = message.metadata
+    except (Error, ValueError, OverflowError, OSError) as error:
+        raise ForeignMessage from error
+    return metadata
+
+
+def delivery_of(message: Msg) -> Delivery:
+    """Return the delivery of a message. Raises ForeignMessage.
+
+    Empties body and headers of the message: it is held until settled, and would double the memory.
+    """
+    metadata = metadata_of(message)
+    data, headers = message.data, message.headers
+    message.data, message.headers = b"", None
+    too_large = len(data) > MAX_BODY_BYTES
+    return Delivery(
+        subject=message.subject,
+        headers=headers or {},
+        data=data[:HEAD_BYTES] if too_large else data,
+        published_at=metadata.timestamp,
+        attempt=metadata.num_delivered,
+        stream_sequence=metadata.sequence.stream,
+        stream=metadata.stream,
+        truncated_body=BodyDigest.of(data) if too_large else None,
+        headers_complete=getattr(headers, "complete", True),
+    )

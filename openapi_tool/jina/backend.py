@@ -155,13 +155,17 @@ class JinaBackend:
             output = await self._cached_or_requested(definition, arguments, deadline, context, spent)
         except ToolError as error:
             failed = _error_with_cost(error, spent.usage)
+            _without_frames(error)
             if isinstance(failed, ToolTimeout) and _TIMEOUT in arguments.by_model:
                 failed.message += f" A longer {_TIMEOUT} may help."
         else:
             return _output_with_cost(output, spent.usage)
         finally:
             context.charge(spent.usage)
-        raise failed  # outside of `except`: else its context would keep the original error and its frames alive
+        try:
+            raise failed  # outside of `except`: else its context would keep the original error alive
+        finally:
+            del failed  # its traceback refers to this frame
 
     async def _cached_or_requested(
         self,
@@ -372,7 +376,8 @@ def _error_with_cost(error: ToolError, usage: Usage) -> ToolError:
 def _without_frames(error: ToolError) -> ToolError:
     """Remove the traceback, whose frames keep the response alive.
 
-    Error, traceback, task and waiting calls form a cycle, which is only freed by garbage collection.
+    Error, traceback, task and waiting calls form a cycle, which is only freed by garbage collection: of many refused
+    responses it would block the event loop for most of a second.
     """
     error.__context__ = error.__cause__ = None
     return error.with_traceback(None)

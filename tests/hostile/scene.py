@@ -219,9 +219,18 @@ class Scene:
         return scene
 
     async def begin_round(self) -> None:
-        """Reset dead letters and log: earlier rounds may have filled this project's share."""
+        """Reset dead letters and log: earlier rounds may have filled this project's share. Delete settled commands.
+
+        Otherwise a flood of large commands fills gigabytes of page cache, and a virtual machine that must get memory
+        from its host for each page measures that: the server takes twice the CPU time.
+        """
+        jetstream = self.caller.client.jetstream()
         with suppress(NotFoundError):
-            await self.caller.client.jetstream().purge_stream(DEAD_LETTERS)
+            await jetstream.purge_stream(DEAD_LETTERS)
+        stream, durable = self._durable
+        with suppress(NotFoundError):
+            if floor := (await jetstream.consumer_info(stream, durable)).ack_floor:
+                await jetstream.purge_stream(stream, seq=floor.stream_seq + 1)
         self._letters_from = await self.last_letter()
         self._log_from = len(self.stage.log_text())
 
@@ -314,10 +323,16 @@ class Scene:
 
     # Observations
 
+    @property
+    def _durable(self) -> tuple[str, str]:
+        """Return the names of the command stream and of the executor's durable."""
+        version = self.caller.version
+        return command_stream(version)[0], default_durable(version, "jina")
+
     async def settled(self) -> None:
         """Wait until all current commands are settled. Raises TimeoutError."""
-        jetstream, version = self.caller.client.jetstream(), self.caller.version
-        stream, durable = command_stream(version)[0], default_durable(version, "jina")
+        jetstream = self.caller.client.jetstream()
+        stream, durable = self._durable
         last = (await jetstream.stream_info(stream)).state.last_seq
         async with asyncio.timeout(ANSWER_S):
             while True:

@@ -11,10 +11,10 @@ import orjson
 import pytest
 
 from openapi_tool.bus.client import BusClient
-from openapi_tool.bus.delivery import delivery_of
 from openapi_tool.bus.heartbeats import _MAX_CONCURRENT, Heartbeats
 from openapi_tool.bus.held import Held
 from openapi_tool.bus.leases import Lease, Leases, lease_key
+from openapi_tool.bus.wire import delivery_of
 from openapi_tool.protocol.command import Acknowledge, Delivery, Settlement
 from tests.races.fakes import FakeBus, Run, Scene, Schedule, iterate_loop
 from tests.requirements import requirement

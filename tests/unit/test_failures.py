@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import gc
 import itertools
 import json
 import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -28,7 +32,9 @@ from openapi_tool.kernel.failures import (
     translate_statement_errors,
 )
 from openapi_tool.local.recordings import error_classes, load_recordings
+from openapi_tool.options import CacheOptions, RetryOptions
 from openapi_tool.protocol.errors import NeedsOperator, ToolError, Unavailable, UpstreamRejected
+from tests.answering import Answering, serving
 from tests.requirements import requirement
 from tests.support import each
 from tests.upstream import assert_for_a_model, fetched, retry
@@ -536,3 +542,34 @@ def test_long_message_is_parsed_in_linear_time(pump: str) -> None:
     error = upstream_failure(422, body, None)
     assert time.process_time() - began < 0.5  # some 1 ms; a quadratic pattern takes hours
     assert len(error.message) < 550
+
+
+@pytest.mark.parametrize("status", [503, 422])
+@pytest.mark.parametrize("ttl_s", [0, 60])
+@pytest.mark.parametrize(
+    "asked", [{"url": "https://a.example/"}, {"urls": ["https://a.example/", "https://b.example/"]}]
+)
+@requirement("loop.answers")
+async def test_failed_calls_leave_nothing_for_the_garbage_collector(
+    asked: dict[str, Any], ttl_s: int, status: int
+) -> None:
+    """Some hundred objects for each refused response made one collection block the event loop for 0.7 s."""
+    options = {"retry": RetryOptions(1, 0.001, 0.001), "cache": CacheOptions(ttl_s=ttl_s)}
+    answering = Answering(serving(b"{}", status), options=options)
+
+    async def call() -> None:
+        with contextlib.suppress(ToolError):
+            await answering.output(**asked)
+        await asyncio.sleep(0.005)
+
+    await call()
+    gc.collect()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        await call()
+        gc.collect()
+        left = Counter(type(found).__qualname__ for found in gc.garbage)
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+    assert not left
