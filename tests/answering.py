@@ -6,7 +6,7 @@ import asyncio
 import gc
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -36,7 +36,7 @@ MAX_BYTES = 10_000_000
 OWNER = CallOwner("proj", "agent", {})
 QUESTIONS: Mapping[str, Mapping[str, Any]] = {"search": {"q": "a query"}, "reader": {"url": "https://a.example/"}}
 
-Answer = Callable[[httpx.Request], httpx.Response]
+Answer = Callable[[httpx.Request], httpx.Response | Awaitable[httpx.Response]]
 
 
 @dataclass(slots=True)
@@ -110,6 +110,7 @@ class Answering:
         key: str = KEY,
         sent: tuple[str, ...] = (),
         context: JinaCallContext | None = None,
+        seconds: float = 60,
         **values: Any,
     ) -> ToolOutput:
         """Return the output of the tool for the answer to a question."""
@@ -121,7 +122,7 @@ class Answering:
         secrets = {f"tenant_token{place}": SecretStr(secret) for place, secret in enumerate(sent)}
         arguments = Arguments(given, frozenset(given), secrets, SecretStr(key), "session")
         return await self.tools.run(
-            definition, arguments, Deadline.after(60), context or self.tools.call_context("proj")
+            definition, arguments, Deadline.after(seconds), context or self.tools.call_context("proj")
         )
 
     async def card(

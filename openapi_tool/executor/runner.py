@@ -25,6 +25,7 @@ from openapi_tool.protocol.errors import (
     ToolMisconfigured,
     ToolTimeout,
     Unavailable,
+    without_traceback,
 )
 from openapi_tool.shielding import raise_if_cancelled
 from openapi_tool.telemetry.logs import Once
@@ -134,6 +135,7 @@ class ToolRunner:
         if isinstance(cause, Unavailable):
             raise cause
         error = cause if isinstance(cause, ToolError) else _defect(owner, cause)
+        without_traceback(cause)
         error.tokens, error.requests = context.spent.tokens, context.spent.requests
         if isinstance(error, ToolMisconfigured):
             self._log_misconfigured(owner, tool_name, error)

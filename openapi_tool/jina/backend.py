@@ -37,7 +37,7 @@ from openapi_tool.limits.keys import RefusedKeys
 from openapi_tool.limits.permits import Need, Permit, Permits, Slot, Unlimited
 from openapi_tool.options import CacheOptions, RetryOptions, ToolOptions
 from openapi_tool.protocol.attempts import Attempt
-from openapi_tool.protocol.errors import ToolError, ToolTimeout
+from openapi_tool.protocol.errors import ToolError, ToolTimeout, without_traceback
 from openapi_tool.shielding import shielded
 from openapi_tool.telemetry import metrics
 from openapi_tool.telemetry.metrics import project_label
@@ -155,7 +155,7 @@ class JinaBackend:
             output = await self._cached_or_requested(definition, arguments, deadline, context, spent)
         except ToolError as error:
             failed = _error_with_cost(error, spent.usage)
-            _without_frames(error)
+            without_traceback(error)
             if isinstance(failed, ToolTimeout) and _TIMEOUT in arguments.by_model:
                 failed.message += f" A longer {_TIMEOUT} may help."
         else:
@@ -235,7 +235,7 @@ class JinaBackend:
             except ToolError as error:
                 _record_end(attempt, context, error.code)
                 context.clear()  # before the wait for a retry
-                raise _without_frames(error) from None
+                raise without_traceback(error) from None
             _record_end(attempt, context)
             return envelope
 
@@ -253,7 +253,7 @@ class JinaBackend:
             context.clear()
             meter.add(Usage(tokens=error.tokens))
             tokens.inc(error.tokens)
-            raise _without_frames(error) from None
+            raise without_traceback(error) from None
         meter.add(Usage(tokens=output.usage.tokens))
         tokens.inc(output.usage.tokens)
         if resolved.parameters.get("respondWith") == "markdown":
@@ -371,16 +371,6 @@ def _error_with_cost(error: ToolError, usage: Usage) -> ToolError:
     charged = copy.copy(error)
     charged.tokens, charged.requests = usage.tokens, usage.requests
     return charged
-
-
-def _without_frames(error: ToolError) -> ToolError:
-    """Remove the traceback, whose frames keep the response alive.
-
-    Error, traceback, task and waiting calls form a cycle, which is only freed by garbage collection: of many refused
-    responses it would block the event loop for most of a second.
-    """
-    error.__context__ = error.__cause__ = None
-    return error.with_traceback(None)
 
 
 def _may_suggest(definition: ToolDefinition, arguments: Arguments, name: str) -> bool:

@@ -11,9 +11,11 @@ ExecutorError
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, TypeVar
 
 from openapi_tool.protocol.jsonvalue import ErrorObject
+
+E = TypeVar("E", bound=BaseException)
 
 Status = Literal["success", "failed", "timeout"]
 _IN_MESSAGE = frozenset({"problems", "results"})
@@ -196,3 +198,17 @@ class NeedsOperator(Unavailable):
     def problem(self) -> str:
         """Return what is wrong, without the remedy."""
         return self._problem
+
+
+def without_traceback(error: E) -> E:
+    """Remove tracebacks and causes, whose frames keep the response alive, and return the error.
+
+    Error, traceback, task and waiting calls form a cycle, which is only freed by garbage collection: of many refused
+    responses it would block the event loop for most of a second.
+    """
+    link: BaseException | None = error
+    while link is not None:
+        link.__traceback__ = None
+        cause, link.__cause__, link.__context__ = link.__cause__ or link.__context__, None, None
+        link = cause
+    return error

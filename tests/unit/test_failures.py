@@ -17,6 +17,7 @@ from http import HTTPStatus
 from typing import Any
 
 import asyncpg
+import httpx
 import pytest
 from asyncpg.exceptions import _base
 from hypothesis import example, given
@@ -34,7 +35,7 @@ from openapi_tool.kernel.failures import (
 from openapi_tool.local.recordings import error_classes, load_recordings
 from openapi_tool.options import CacheOptions, RetryOptions
 from openapi_tool.protocol.errors import NeedsOperator, ToolError, Unavailable, UpstreamRejected
-from tests.answering import Answering, serving
+from tests.answering import Answer, Answering, serving
 from tests.requirements import requirement
 from tests.support import each
 from tests.upstream import assert_for_a_model, fetched, retry
@@ -544,22 +545,31 @@ def test_long_message_is_parsed_in_linear_time(pump: str) -> None:
     assert len(error.message) < 550
 
 
-@pytest.mark.parametrize("status", [503, 422])
+async def _never(_: httpx.Request) -> httpx.Response:
+    await asyncio.sleep(3_600)
+    raise AssertionError
+
+
+@pytest.mark.parametrize("answer", [serving(b"{}", 503), serving(b"{}", 422), _never], ids=["503", "422", "never"])
 @pytest.mark.parametrize("ttl_s", [0, 60])
-@pytest.mark.parametrize(
-    "asked", [{"url": "https://a.example/"}, {"urls": ["https://a.example/", "https://b.example/"]}]
-)
+@pytest.mark.parametrize("asked", [{"url": "https://a.example/"}, {"urls": ["https://a.example/", "https://b.example/"]}])
 @requirement("loop.answers")
 async def test_failed_calls_leave_nothing_for_the_garbage_collector(
-    asked: dict[str, Any], ttl_s: int, status: int
+    asked: dict[str, Any], ttl_s: int, answer: Answer
 ) -> None:
     """Some hundred objects for each refused response made one collection block the event loop for 0.7 s."""
     options = {"retry": RetryOptions(1, 0.001, 0.001), "cache": CacheOptions(ttl_s=ttl_s)}
-    answering = Answering(serving(b"{}", status), options=options)
+    answering = Answering(answer, options=options)
 
     async def call() -> None:
-        with contextlib.suppress(ToolError):
-            await answering.output(**asked)
+        for cancel_after_s in (0.1, 0.01):
+            ends, _ = await asyncio.wait(
+                [calling := asyncio.create_task(answering.output(**asked, seconds=0.05))], timeout=cancel_after_s
+            )
+            calling.cancel()
+            await asyncio.wait([calling])
+            assert ends or cancel_after_s < 0.05
+            del calling
         await asyncio.sleep(0.005)
 
     await call()
