@@ -6,7 +6,7 @@ import asyncio
 import gc
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -36,7 +36,7 @@ MAX_BYTES = 10_000_000
 OWNER = CallOwner("proj", "agent", {})
 QUESTIONS: Mapping[str, Mapping[str, Any]] = {"search": {"q": "a query"}, "reader": {"url": "https://a.example/"}}
 
-Answer = Callable[[httpx.Request], httpx.Response | Awaitable[httpx.Response]]
+Answer = Callable[[httpx.Request], httpx.Response] | Callable[[httpx.Request], Coroutine[None, None, httpx.Response]]
 
 
 @dataclass(slots=True)

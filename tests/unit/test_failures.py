@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
 import itertools
 import json
@@ -552,7 +551,9 @@ async def _never(_: httpx.Request) -> httpx.Response:
 
 @pytest.mark.parametrize("answer", [serving(b"{}", 503), serving(b"{}", 422), _never], ids=["503", "422", "never"])
 @pytest.mark.parametrize("ttl_s", [0, 60])
-@pytest.mark.parametrize("asked", [{"url": "https://a.example/"}, {"urls": ["https://a.example/", "https://b.example/"]}])
+@pytest.mark.parametrize(
+    "asked", [{"url": "https://a.example/"}, {"urls": ["https://a.example/", "https://b.example/"]}]
+)
 @requirement("loop.answers")
 async def test_failed_calls_leave_nothing_for_the_garbage_collector(
     asked: dict[str, Any], ttl_s: int, answer: Answer
