@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from openapi_tool.local.caller import ERRORS
-from openapi_tool.telemetry.health import Health
 from openapi_tool.telemetry.health_server import health_server
 
 _UPDATE_S = 1.0
@@ -59,7 +58,7 @@ async def dev_page(ask: Ask, port: int, statistics: DevStatistics) -> AsyncItera
     """Serve the page on loopback; yields its URL. Raises OSError if it cannot listen."""
     following = asyncio.create_task(statistics.follow(ask), name="page")
     try:
-        async with health_server("127.0.0.1", port, Health(), statistics) as bound_port:
+        async with health_server("127.0.0.1", port, None, statistics) as bound_port:
             yield f"http://127.0.0.1:{bound_port}/"
     finally:
         following.cancel()

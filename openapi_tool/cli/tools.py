@@ -19,6 +19,8 @@ from openapi_tool.tools.catalogue import CATALOGUE
 from openapi_tool.tools.exports import DuplicateName, ShownTool, defined
 from openapi_tool.tools.problems import counted
 
+_MAX_SHOWN = 1_000  # problems
+
 app = typer.Typer(no_args_is_help=True, help="Lint, apply, list, export, disable … tool definitions.")
 
 
@@ -50,11 +52,13 @@ def lint(
     Exit codes: 0 no errors, 1 errors, 2 a file cannot be read.
     """
     problems = lint_files(files, config)
-    for located in problems:
+    for located in problems[:_MAX_SHOWN]:
         if as_json:
             print_json(located.as_object())
         else:
             print_line(str(located))
+    if len(problems) > _MAX_SHOWN:
+        print_status(f"only the first {_MAX_SHOWN:,} are shown")
     errors = sum(not located.problem.warning for located in problems)
     counts = (file_count(files), "file"), (errors, "error"), (len(problems) - errors, "warning")
     print_status(", ".join(counted(*count) for count in counts), quiet=as_json)

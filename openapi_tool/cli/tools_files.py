@@ -16,8 +16,10 @@ from openapi_tool.bootstrap import lint_limits
 from openapi_tool.cli.common import USAGE, fail, print_status
 from openapi_tool.jina.definition_lint import source_problems
 from openapi_tool.settings import CONFIG_VARIABLE, Settings, SettingsError, load_settings
+from openapi_tool.telemetry.redact import MASK
 from openapi_tool.tools.definition import ToolDefinition, parse_definition, stored_record
 from openapi_tool.tools.exports import complete
+from openapi_tool.tools.pasted_keys import PREFIXED_KEY
 from openapi_tool.tools.problems import Problem
 from openapi_tool.tools.source import MAX_BYTES, Source, read_sources
 
@@ -41,14 +43,15 @@ class LocatedProblem:
     problem: Problem
 
     def __str__(self) -> str:
-        kind = "warning" if self.problem.warning else "error"
-        return f"{self.file}:{self.line}:{self.column}: {kind}: {self.problem.where}: {self.problem.message}"
+        shown = self.as_object()
+        return f"{self.file}:{self.line}:{self.column}: {shown['severity']}: {shown['path']}: {shown['message']}"
 
     def as_object(self) -> dict[str, Any]:
-        """Return the JSON form."""
+        """Return the JSON form, with likely keys masked: one may stand in the place of a name."""
         severity = "warning" if self.problem.warning else "error"
         place = {"file": self.file, "line": self.line, "column": self.column}
-        return {**place, "severity": severity, "path": self.problem.where, "message": self.problem.message}
+        texts = {"path": self.problem.where, "message": self.problem.message}
+        return {**place, "severity": severity} | {name: PREFIXED_KEY.sub(MASK, text) for name, text in texts.items()}
 
 
 @dataclass(frozen=True, slots=True)

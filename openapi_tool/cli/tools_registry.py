@@ -28,12 +28,13 @@ from openapi_tool.settings import Settings, SettingsError, load_settings
 from openapi_tool.settings.secret_values import likely_secrets
 from openapi_tool.telemetry.printable import printable_json, printable_line
 from openapi_tool.telemetry.redact import MASK, Redactor
+from openapi_tool.tools.bounds import MAX_ROW_BYTES
 from openapi_tool.tools.definition import stored_record
 from openapi_tool.tools.exports import as_yaml
 from openapi_tool.tools.lint import object_at
 from openapi_tool.tools.pasted_keys import without_keys
 from openapi_tool.tools.problems import did_you_mean, short
-from openapi_tool.tools.registry import NoSuchProject, Registry, RegistryError, RegistryUnreachable
+from openapi_tool.tools.registry import TOO_LARGE, NoSuchProject, Registry, RegistryError, RegistryUnreachable
 
 if TYPE_CHECKING:
     from openapi_tool.local.dev import StackAddress
@@ -253,6 +254,9 @@ def judge(row: dict[str, Any], check: StoredCheck, version: str | None) -> dict[
     target = row.get("target_subject")
     if isinstance(target, str) and f".cmd.tool.{check.target}." not in target:
         return {"is": "not ours", "problems": []}
+    if too_large := [name for name in ("parameters", "options") if str(row.get(name)).endswith(TOO_LARGE)]:
+        why = f"{too_large[0]}: is too large; a definition may have at most {MAX_ROW_BYTES:,} bytes"
+        return {"is": "unusable", "problems": [why]}
     definition, problems = check.check(stored_record(row))
     if version and isinstance(target, str) and not target.startswith(f"cg.{version}."):
         why = f"target_subject: must begin with cg.{version}., or no executor of this kernel gets a call"

@@ -14,7 +14,14 @@ from openapi_tool.kernel.inspection import refuse_other_version
 from openapi_tool.kernel.statements import STATEMENTS
 from openapi_tool.protocol.errors import NeedsOperator
 from openapi_tool.protocol.jsontext import dumps, loads
-from openapi_tool.tools.registry import COLUMNS, NoSuchProject, RegistryError, RegistryUnreachable, stored_row
+from openapi_tool.tools.registry import (
+    COLUMNS,
+    TOO_LARGE,
+    NoSuchProject,
+    RegistryError,
+    RegistryUnreachable,
+    stored_row,
+)
 from openapi_tool.tools.tool_names import RESERVED_NAMES
 
 _CONNECTIONS = 4
@@ -22,7 +29,7 @@ _EXTERNAL_SUBJECT = ".cmd.tool."
 _MAX_JSON_BYTES = 1_000_000
 _COLUMNS_IN_BOUNDS = ", ".join(
     f"case when {fits(name, _MAX_JSON_BYTES)} then {name} "
-    f"else to_jsonb(format('%s bytes as stored: too large to show', pg_column_size({name}))) end as {name}"
+    f"else to_jsonb(format('%s{TOO_LARGE}', pg_column_size({name}))) end as {name}"
     if name in ("parameters", "options")
     else name
     for name in COLUMNS

@@ -10,17 +10,22 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from ipaddress import ip_address
+from itertools import accumulate
 from typing import Any, Protocol, cast
 from urllib.parse import urlsplit
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
+from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, generate_latest
+from prometheus_client.core import Metric as Exposed
+from prometheus_client.registry import Collector
 
-from openapi_tool.telemetry.exposition import CONTENT_TYPE, exposition
 from openapi_tool.telemetry.health import Health
+from openapi_tool.telemetry.instruments import Distribution, Metric
+from openapi_tool.telemetry.metrics import ALL
 from openapi_tool.telemetry.page import HEADERS, PAGE
 
 MAX_CONNECTIONS = 64
@@ -44,14 +49,15 @@ class Statistics(Protocol):
 
 @asynccontextmanager
 async def health_server(
-    host: str, port: int, health: Health, snapshots: Statistics | None = None
+    host: str, port: int, health: Health | None, snapshots: Statistics | None = None
 ) -> AsyncIterator[int]:
-    """Serve /livez, /readyz and /metrics, with `snapshots` also a page; yields the port.
+    """Serve with `health` /livez, /readyz and /metrics, with `snapshots` a page; yields the port.
 
     Raises OSError when it cannot listen.
     """
     app = web.Application(middlewares=[_close_afterwards])
-    app.add_routes([web.get(path, handler) for path, handler in _handlers(health).items()])
+    if health is not None:
+        app.add_routes([web.get(path, handler) for path, handler in _handlers(health).items()])
     if snapshots is not None:
         app.add_routes([web.get(path, handler) for path, handler in _page_handlers(snapshots).items()])
     runner = web.AppRunner(app, access_log=None, handle_signals=False, **_LIMITS)
@@ -154,7 +160,7 @@ def _handlers(health: Health) -> dict[str, Callable[[web.Request], Any]]:
 
     async def scrape(request: web.Request) -> web.Response:
         del request
-        return web.Response(body=metrics.text(), headers={"Content-Type": CONTENT_TYPE})
+        return web.Response(body=metrics.text(), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     return {"/livez": live, "/readyz": ready, "/metrics": scrape}
 
@@ -191,3 +197,37 @@ def _page_handlers(snapshots: Statistics) -> dict[str, Callable[[web.Request], A
         return web.json_response(snapshots.now(), headers=HEADERS)
 
     return {"/": page, "/stats.json": stats}
+
+
+class _Collector(Collector):
+    """Converts the instruments when they are scraped; without `_created` series, which nothing here reads."""
+
+    def collect(self) -> Iterator[Exposed]:
+        return map(_exposed, ALL)
+
+
+def _exposed(metric: Metric) -> Exposed:
+    exposed = Exposed(metric.name, metric.text, metric.kind)
+    for labels, child in metric.children():
+        if isinstance(child, Distribution):
+            _add_distribution(exposed, labels, child)
+        else:
+            exposed.add_sample(metric.name + ("_total" if metric.kind == "counter" else ""), labels, child.number)
+    return exposed
+
+
+def _add_distribution(exposed: Exposed, labels: dict[str, str], child: Distribution) -> None:
+    bounds = [*map(str, child.bounds), "+Inf"]
+    counts = list(accumulate(child.counts))
+    for bound, count in zip(bounds, counts, strict=True):
+        exposed.add_sample(f"{exposed.name}_bucket", {**labels, "le": bound}, count)
+    exposed.add_sample(f"{exposed.name}_sum", labels, child.total)
+    exposed.add_sample(f"{exposed.name}_count", labels, counts[-1])
+
+
+REGISTRY.register(_Collector())
+
+
+def exposition() -> bytes:
+    """Return the text of /metrics, in Prometheus' format; it takes milliseconds."""
+    return generate_latest(REGISTRY)

@@ -11,6 +11,9 @@ from openapi_tool.protocol.jsonvalue import JsonValue
 COLUMNS = ("tool_name", "description", "target_subject", "after_execution", "parameters", "options")
 """Columns of a definition except its project."""
 
+TOO_LARGE = " bytes as stored: too large to show"
+"""End of the text that takes the place of a column of more than a megabyte."""
+
 
 class RegistryError(ExecutorError):
     """A definition could not be read or changed; a command for several projects continues with the next one."""

@@ -135,6 +135,31 @@ def test_legacy_forms_have_no_problems(options: dict[str, Any]) -> None:
 
 
 @requirement("definition.lint")
+def test_a_key_in_the_place_of_a_name_is_not_shown(tmp_path: Path) -> None:
+    file = tmp_path / "tool.yaml"
+    options = {"jina": {"mode": "search"}, "args": {"fixed": {KEY: 1}}}
+    file.write_text(json.dumps({**SEARCH, "options": options}), encoding="utf-8")
+    for flags in ([], ["--json"]):
+        done = run("lint", str(file), *flags)
+        assert done.exit_code == 1
+        assert "options.args.fixed.[redacted]" in done.output
+        assert KEY[5:] not in done.output
+
+
+@requirement("definition.lint")
+def test_a_file_of_mistakes_prints_a_thousand_lines_at_most(tmp_path: Path) -> None:
+    unknown = {f"unknown_{number}": 1 for number in range(1_500)}
+    file = tmp_path / "tool.yaml"
+    file.write_text(
+        json.dumps({**SEARCH, "options": {"jina": {"mode": "search"}, "args": {"fixed": unknown}}}), encoding="utf-8"
+    )
+    done = run("lint", str(file))
+    assert done.exit_code == 1
+    assert "only the first 1,000 are shown" in done.output
+    assert len(done.output.splitlines()) < 1_010
+
+
+@requirement("definition.lint")
 @pytest.mark.parametrize("where", ["envs", "auth_env", "params", "description", "name"])
 def test_a_pasted_key_is_refused_and_never_shown(where: str, tmp_path: Path) -> None:
     jina: dict[str, Any] = {"mode": "search"}

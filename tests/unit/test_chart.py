@@ -293,7 +293,7 @@ def test_a_changed_config_starts_new_pods() -> None:
 
 @requirement("chart.metrics")
 def test_alerts_and_dashboard_name_metrics_that_exist() -> None:
-    importlib.import_module("openapi_tool.telemetry.exposition")  # registers them
+    importlib.import_module("openapi_tool.telemetry.health_server")  # registers them
     text = (CHART / "files" / "alerts.yaml").read_text() + (CHART / "files" / "dashboard.json").read_text()
     known = {
         f"{family.name}{suffix}"

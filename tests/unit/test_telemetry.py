@@ -23,7 +23,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from openapi_tool.protocol.attempts import Attempt
 from openapi_tool.protocol.trace import SpanContext, TraceLink, parse_traceparent
-from openapi_tool.telemetry import calls, exposition, instruments, metrics, otlp
+from openapi_tool.telemetry import calls, health_server, instruments, metrics, otlp
 from openapi_tool.telemetry.calls import CALL_FIELDS, CallFacts
 from openapi_tool.telemetry.logs import ConsoleFormatter, JsonFormatter, configure_logging, without_details
 from openapi_tool.telemetry.otlp import ExportingTracer
@@ -396,7 +396,7 @@ def test_metrics_of_both_exporters_are_the_same() -> None:
             facts(ids=ids, tool="a.tool", status="failed", error_code="bad_request", attempts=ATTEMPTS)
         )
     metrics.list_projects([])
-    text = exposition.exposition().decode()
+    text = health_server.exposition().decode()
     series = 'openapi_tool_calls_total{error_code="bad_request",status="failed",tool="a.tool"'
     assert f"{series}}} 1.0\n" in text.replace(',project="listed"', ",PROJECT")
     assert 'project="listed"' in text
