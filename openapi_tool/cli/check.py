@@ -78,7 +78,8 @@ def check(
         **asyncio.run(_outcomes(bootstrap, project or _own_project(bootstrap), upstream)),
     }
     failed = any(outcome.problem for outcome in outcomes.values())
-    remarks = [*bootstrap.settings.remarks, *ignored_variables(os.environ)]
+    weak = [f"{name} is too short or too common a word to be masked; set another one" for name in bootstrap.unmasked]
+    remarks = [*bootstrap.settings.remarks, *ignored_variables(os.environ), *weak]
     if as_json:
         _print_json(outcomes, remarks)
     else:

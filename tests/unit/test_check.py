@@ -55,6 +55,14 @@ def test_a_setting_without_effect_is_a_remark() -> None:
     assert json.loads(CliRunner().invoke(app, ["check", "--json"], env=environment).stdout)["remarks"] == [remark]
 
 
+@requirement("cli.check")
+def test_a_key_that_cannot_be_masked_is_a_remark() -> None:
+    result = CliRunner().invoke(app, ["check", "--json"], env={**UNREACHABLE, "JINA_API_KEY": "ab"})
+    assert json.loads(result.stdout)["remarks"] == [
+        "JINA_API_KEY is too short or too common a word to be masked; set another one"
+    ]
+
+
 @pytest.mark.parametrize(("variable", "value"), [("PG_DSN", ""), ("OPENAPI_TOOL__EXECUTOR__CONCURENCY", "8")])
 @requirement("cli.check")
 def test_invalid_settings_are_reported_without_connecting(variable: str, value: str) -> None:
