@@ -6,6 +6,7 @@ import asyncio
 import os
 import sys
 import unicodedata
+import uuid
 from itertools import count
 
 import orjson
@@ -95,9 +96,8 @@ async def definitions_with_terminal_sequences(scene: Scene) -> None:
 @CASES.case("14")
 async def dead_letters_that_break_a_replay(scene: Scene) -> None:
     """Dead letters with headers that the NATS server would obey, then one without."""
-    blocks = [
-        f"NATS/1.0\r\n{name}: 0\r\n\r\n".encode() for name in ("Nats-Expected-Last-Subject-Sequence", "Nats-Msg-Id")
-    ]
+    headers = "Nats-Expected-Last-Subject-Sequence: 0", f"Nats-Msg-Id: {uuid.uuid4()}"  # the server drops repeated ids
+    blocks = [f"NATS/1.0\r\n{header}\r\n\r\n".encode() for header in headers]
     subject = scene.subject.encode() + b".%d" % next(_NUMBERS)
     await scene.publish_raw(*(hpub(subject + b".%d" % number, block) for number, block in enumerate((*blocks, None))))
     await scene.letters(3)
