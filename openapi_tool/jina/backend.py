@@ -54,6 +54,7 @@ _TIMEOUT = "timeout"
 Send = Callable[[], Awaitable[dict[str, Any]]]
 """Sends one request; returns the response envelope."""
 
+_MIN_WAIT_S = 0.001  # of a recorded wait for a permit that was granted
 _CANCEL_GRACE_S = 1.0
 """Seconds that the items of a cancelled call may take to end."""
 
@@ -292,8 +293,11 @@ class JinaBackend:
         begin = time.monotonic()
         try:
             permit = await self._permits.acquire(need)
-        finally:
-            context.record_permit_wait(begin, time.monotonic())
+        except BaseException:
+            context.record_permit_wait(begin, time.monotonic())  # however short, so that each refused call has one
+            raise
+        if (end := time.monotonic()) - begin >= _MIN_WAIT_S:
+            context.record_permit_wait(begin, end)
         try:
             context.recheck()
         except BaseException:

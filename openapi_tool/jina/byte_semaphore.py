@@ -38,7 +38,6 @@ _FOUR_BYTE_LEADS = tuple(bytes([first]) for first in range(0xF0, 0xF5))  # of su
 _SURROGATE_ESCAPES = (rb"\ud", rb"\uD")
 _BYTES_PER_VALUE = 250
 """Memory of a value beside its text: the object, and its slot in a list or dictionary."""
-_MIN_WAIT_S = 0.001  # of a recorded wait
 
 
 def memory_of(body: bytes | bytearray, values: int = 0) -> int:
@@ -311,8 +310,8 @@ class RequestContext:
             self._call.attempts.append(attempt)
 
     def record_permit_wait(self, begin: float, end: float) -> None:
-        """Record begin and end of the wait for a permit of the rate limit, if it took noticeable time."""
-        if end - begin >= _MIN_WAIT_S and len(self._call.permit_waits) < MAX_ATTEMPTS:
+        """Record begin and end of a wait for a permit of the rate limit."""
+        if len(self._call.permit_waits) < MAX_ATTEMPTS:
             self._call.permit_waits.append((begin, end))
 
     async def hold(self, size: int) -> None:

@@ -88,10 +88,7 @@ async def test_calls_over_the_rate_limit_are_answered_early_and_not_sent(
     assert took_s < 27
     lines = [record for record in caplog.records if getattr(record, "action", "") == "call.answered"]
     waits_ms = [record.permit_ms for record in lines if record.permit_ms is not None]  # type: ignore[attr-defined]
-    assert len(waits_ms) <= len(lines) == 3 * LIMIT
-    # A call that is refused at once, because those before it already wait too long, has no wait to log.
-    at_once = [record for record in lines if record.permit_ms is None and record.error_code]  # type: ignore[attr-defined]
-    assert len(at_once) <= len(refused) / 10
+    assert len(refused) <= len(waits_ms) <= len(lines) == 3 * LIMIT
     assert (REGISTRY.get_sample_value(*phase) or 0) == waits + len(waits_ms)
     assert max(waits_ms) < took_s * 1000
     assert stats["phases_p95_ms"]["permit"] > 0
