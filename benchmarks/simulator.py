@@ -171,7 +171,7 @@ class Simulation:
 
     def _end(self, replica: Replica, command: Command, duration_s: float) -> None:
         replica.free += 1
-        replica.delays.finished(duration_s)
+        replica.delays.finished(command.flow[0], duration_s)
         replica.scheduler.finished(cast("Held", command), int(duration_s == _CALL_S))
         held = replica.scheduler.next()
         if held is not None:
@@ -187,7 +187,8 @@ class Simulation:
         while received < requested and (command := self._next_delivery()):
             received += 1
             if (back := replica.hold(command)) is not None:
-                self._at(replica.delays.next(back.flow[0], len(replica.scheduler)), self._redeliver, back)
+                ahead = replica.scheduler.ahead_of(back.flow[0])
+                self._at(replica.delays.next(back.flow[0], ahead), self._redeliver, back)
         self._at(
             0.0 if requested and received == requested else PAUSE_S * self._random.uniform(*JITTER), self._look, replica
         )

@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 
 from openapi_tool.budgets import ledger
 from openapi_tool.budgets.allowance import Allowance, Planned
-from openapi_tool.budgets.ledger import NOTHING, RETURN_S, Amount, Limit
-from openapi_tool.budgets.periods import Period
+from openapi_tool.budgets.ledger import NOTHING, RETURN_S, Amount, Limit, Period
 from openapi_tool.budgets.replica import Replica
 from openapi_tool.protocol.errors import BudgetExceeded, ToolTimeout, Unavailable
 from openapi_tool.shielding import in_background

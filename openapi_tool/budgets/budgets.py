@@ -12,8 +12,7 @@ from itertools import chain, islice
 from typing import Any, NamedTuple
 
 from openapi_tool.budgets.account import SCOPES, Account, AccountId
-from openapi_tool.budgets.ledger import NOTHING, Amount, Limit
-from openapi_tool.budgets.periods import ALWAYS, Period, Periods
+from openapi_tool.budgets.ledger import ALWAYS, NOTHING, Amount, Limit, Period, Periods
 from openapi_tool.budgets.replica import AccountStore, Journal, Outage, Replica, record_key
 from openapi_tool.options import BudgetLimits, BudgetOptions, time_zone
 from openapi_tool.protocol.errors import Unavailable

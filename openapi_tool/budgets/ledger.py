@@ -1,4 +1,4 @@
-"""Shared record of one account: the used part of its budget, and the share that each replica holds.
+"""Shared record of one account: the used part of its budget for a day or month, and the share that each replica holds.
 
 Pure: no I/O, server time in seconds. A replica holds `reserved`, the estimates of its running requests, and `idle`, its
 idle block, from which further requests reserve without a write. Both expire at `until`. The replica's next report adds
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import date, datetime, timedelta, tzinfo
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -297,3 +298,45 @@ def _parsed(stored: bytes | None) -> Record | None:
 def _share(value: Mapping[str, Any]) -> Share:
     reserved, idle, total = (parse_amount(value[name]) for name in ("reserved", "idle", "total"))
     return Share(reserved, idle, float(value["until"]), total, float(value["short_until"]))
+
+
+class Period(NamedTuple):
+    """Day (`2026-11-22`), month (`2026-11`) or no period (empty), with its bounds in seconds since the epoch.
+
+    `renews` is its end in ISO 8601, empty without an end.
+    """
+
+    name: str = ""
+    start: float = 0.0
+    end: float = float("inf")
+    renews: str = ""
+
+
+ALWAYS = Period()
+
+
+class Periods:
+    """Current day and month of the operator's time zone."""
+
+    def __init__(self, zone: tzinfo) -> None:
+        self._zone = zone
+        self._day = self._month = Period(end=0.0)
+
+    def day(self, now: float) -> Period:
+        """Return the day at `now`."""
+        if not self._day.start <= now < self._day.end:
+            today = datetime.fromtimestamp(now, self._zone).date()
+            self._day = self._between(today.isoformat(), today, today + timedelta(days=1))
+        return self._day
+
+    def month(self, now: float) -> Period:
+        """Return the month at `now`."""
+        if not self._month.start <= now < self._month.end:
+            first = datetime.fromtimestamp(now, self._zone).date().replace(day=1)
+            following = (first + timedelta(days=31)).replace(day=1)
+            self._month = self._between(first.strftime("%Y-%m"), first, following)
+        return self._month
+
+    def _between(self, name: str, first: date, following: date) -> Period:
+        start, end = (datetime(day.year, day.month, day.day, tzinfo=self._zone) for day in (first, following))
+        return Period(name, start.timestamp(), end.timestamp(), end.isoformat())

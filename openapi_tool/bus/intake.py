@@ -111,7 +111,7 @@ class Intake:
     def finished(self, work: Held, duration_s: float, requests: int) -> None:
         """Release a command that ran for `duration_s` seconds, and charge its project with its upstream requests."""
         self.release(work)
-        self._delays.finished(duration_s)
+        self._delays.finished(work.flow[0], duration_s)
         self._scheduler.finished(work, cost=requests)
 
     def release(self, work: Held) -> None:
@@ -135,7 +135,8 @@ class Intake:
     def _hand_back_surplus(self, message: Msg, project: str, work: Held | None, *, never_run: bool) -> None:
         metrics.RETURNED.inc()
         self._log_surplus(project)
-        self.returns.add(message, work, self._delays.next(project, self.waiting), never_run=never_run)
+        delay_s = self._delays.next(project, self._scheduler.ahead_of(project))
+        self.returns.add(message, work, delay_s, never_run=never_run)
 
     def _log_surplus(self, project: str) -> None:
         if time.monotonic() - self._logged_at < _LOG_EVERY_S:

@@ -18,6 +18,7 @@ from typing import Annotated, Any
 
 import nats.errors
 import orjson
+from cachetools import LRUCache
 from nats.aio.msg import Msg
 from pydantic import Field, TypeAdapter, ValidationError
 
@@ -41,9 +42,10 @@ _MAX_NOTICE_BYTES = 64 * _BATCH
 
 _BATCH_TIMEOUT_S = 2.0
 
-_MIN_DELAY_S, _MAX_DELAY_S = 0.1, 30.0
+_MIN_DELAY_S, _MAX_DELAY_S = 0.1, 10.0  # well below a worker's wait, if a project's calls become faster
 _MEAN_WEIGHT = 64
 """Weight of the moving average of call durations, in calls."""
+_MAX_MEANS = 4_096  # projects
 
 
 def notice_subject(stream: str, durable: str) -> str:
@@ -159,26 +161,27 @@ def _ids(message: Msg, work: Held | None) -> dict[str, Any]:
 
 
 class ReturnDelays:
-    """Computes redelivery delays: each command after those of its project that wait or were handed back before it.
+    """Computes redelivery delays: each command after those that run before it, or were handed back before it.
 
-    The assumed rate is `slots` divided by the mean duration of a call. A command that is redelivered too early is
-    handed back again.
+    The assumed rate is `slots` divided by the mean duration of its project's calls. A command that is redelivered too
+    early is handed back again.
     """
 
     def __init__(self, slots: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._slots = slots
         self._clock = clock
-        self._mean_s = 0.1
+        self._mean_s: LRUCache[str, float] = LRUCache(_MAX_MEANS)
         self._next_at: dict[str, float] = {}
 
-    def finished(self, duration_s: float) -> None:
-        """Add the duration of a call in seconds to the moving average."""
-        self._mean_s += (duration_s - self._mean_s) / _MEAN_WEIGHT
+    def finished(self, project: str, duration_s: float) -> None:
+        """Add the duration of a call in seconds to the moving average of its project."""
+        mean_s = self._mean_s.get(project, duration_s)
+        self._mean_s[project] = mean_s + (duration_s - mean_s) / _MEAN_WEIGHT
 
-    def next(self, project: str, waiting: int) -> float:
-        """Return the redelivery delay in seconds for the next command of a project; `waiting` commands wait here."""
-        now, each_s = self._clock(), self._mean_s / self._slots
-        at = max(self._next_at.get(project, 0.0), now + waiting * each_s) + each_s
+    def next(self, project: str, ahead: int) -> float:
+        """Return the redelivery delay in seconds for the next command of a project; `ahead` commands run before it."""
+        now, each_s = self._clock(), self._mean_s.get(project, 0.1) / self._slots
+        at = max(self._next_at.get(project, 0.0), now + ahead * each_s) + each_s
         self._next_at[project] = min(at, now + _MAX_DELAY_S)
         if len(self._next_at) > _MAX_REMEMBERED:
             self._next_at = {name: due for name, due in self._next_at.items() if due > now}

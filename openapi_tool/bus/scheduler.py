@@ -33,6 +33,9 @@ class Scheduler(Protocol):
     def __len__(self) -> int:
         """Return the number of waiting commands."""
 
+    def ahead_of(self, project: str) -> int:
+        """Return the number of commands that run before a further one of a project."""
+
     def offer(self, work: Held) -> None:
         """Enqueue a command."""
 
@@ -67,6 +70,10 @@ class FairScheduler:
 
     def __len__(self) -> int:
         return self._length
+
+    def ahead_of(self, project: str) -> int:
+        """Return about how many commands run before a further one of a project: its own, and those at its turns."""
+        return min(self._projects.ahead_of(project), self._length)
 
     def offer(self, work: Held) -> None:
         """Enqueue a command."""
@@ -128,18 +135,19 @@ class _Fifo:
 class _Flow:
     """Flow of a fair queue: one project, or one agent of it.
 
-    `memory_bytes` is that of its waiting commands, 0 only without any, `start` the virtual time at which the next of
-    them is due, `step` the virtual time of one request (1 / weight). `entry_number` is that of its valid entry in the
-    fair queue's heap, 0 without one.
+    `memory_bytes` is that of its `length` waiting commands, 0 only without any, `start` the virtual time at which the
+    next of them is due, `step` the virtual time of one request (1 / weight). `entry_number` is that of its valid entry
+    in the fair queue's heap, 0 without one.
     """
 
-    __slots__ = ("entry_number", "memory_bytes", "queue", "start", "step")
+    __slots__ = ("entry_number", "length", "memory_bytes", "queue", "start", "step")
 
     def __init__(self, queue: _Fifo | _FairQueue, start: float, weight: float) -> None:
         self.queue = queue
         self.start = start
         self.step = 1 / weight
         self.memory_bytes = 0
+        self.length = 0
         self.entry_number = 0
 
 
@@ -170,6 +178,7 @@ class _FairQueue:
             flow = self._flows[name] = _Flow(queue, self._virtual_time, self._weights.get(name, 1.0))
         flow.queue.push(path[1:], work)
         flow.memory_bytes += work.memory_bytes
+        flow.length += 1
         if not flow.entry_number:
             flow.start = max(flow.start, self._virtual_time)
             self._enqueue(name, flow)
@@ -182,6 +191,7 @@ class _FairQueue:
         flow, name = due
         self._virtual_time = max(self._virtual_time, flow.start)  # a flow that was passed over starts earlier
         flow.memory_bytes -= work.memory_bytes
+        flow.length -= 1
         flow.start += flow.step
         if flow.memory_bytes:
             self._enqueue(name, flow)
@@ -194,10 +204,15 @@ class _FairQueue:
         flow = self._flows[name]
         work = flow.queue.drop()
         flow.memory_bytes -= work.memory_bytes
+        flow.length -= 1
         if not flow.memory_bytes and flow.start <= self._virtual_time:  # a later start is a charge to remember
             del self._flows[name]
             self._drop_stale_entries()
         return work
+
+    def ahead_of(self, name: str) -> int:
+        flow = self._flows.get(name)
+        return flow.length * len(self._due) if flow else 0
 
     def largest(self) -> str:
         return max((name for _, _, name in self._due), key=self._weighted_size)

@@ -401,15 +401,17 @@ def test_redelivery_of_a_held_command_is_ignored(run: Run) -> None:
 
 
 @requirement("intake")
-def test_redelivery_delays_follow_the_mean_duration_of_calls_within_bounds() -> None:
+def test_redelivery_delays_follow_the_mean_duration_of_a_projects_calls_within_bounds() -> None:
     now = 0.0
     delays = ReturnDelays(slots=10, clock=lambda: now)
     for _ in range(1_000):
-        delays.finished(1.0)  # ten calls a second
+        delays.finished("a", 1.0)  # ten calls a second
+        delays.finished("slow", 12.0)
     first, second = delays.next("a", 50), delays.next("a", 50)  # behind 50 waiting commands; 0.1 s later
     assert (round(first, 2), round(second - first, 2)) == (5.1, 0.1)
     assert delays.next("b", 0) == 0.1
-    assert max(delays.next("a", 50) for _ in range(1_000)) == 30.0
+    assert delays.next("c", 300) < 5  # the calls of others do not delay it
+    assert max(delays.next("a", 50) for _ in range(1_000)) == delays.next("slow", 50) == 10.0
     now = 60.0
     assert round(delays.next("a", 50), 1) == 5.1
 

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from openapi_tool.budgets import ledger
 from openapi_tool.budgets.allowance import Allowance, Planned
-from openapi_tool.budgets.ledger import LEASE_S, NOTHING, Amount, Limit
-from openapi_tool.budgets.periods import Periods
+from openapi_tool.budgets.ledger import LEASE_S, NOTHING, Amount, Limit, Periods
 from openapi_tool.cli.budgets import combined
 from openapi_tool.jina.endpoints import ENDPOINTS
 from openapi_tool.options import BudgetLimits, BudgetOptions, time_zone

@@ -402,6 +402,9 @@ def test_every_command_leaves_once_and_those_of_an_agent_in_order(steps: list[An
             if step == "next":
                 left.append(work)
         assert (len(scheduler), scheduler.memory_bytes) == (len(inside), sum(work.memory_bytes for work in inside))
+        for project in {work.flow[0] for work in inside + left}:
+            own = sum(work.flow[0] == project for work in inside)
+            assert own <= scheduler.ahead_of(project) <= (len(inside) if own else 0)
     rest = scheduler.withdraw()
     assert sorted(rest, key=id) == sorted(inside, key=id)
     assert scheduler.next() is None
