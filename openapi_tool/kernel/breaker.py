@@ -7,10 +7,10 @@ back-off up to every MAX_PROBE_INTERVAL_S seconds.
 The attempt that began last counts, not the one that ended last: one that hung through an outage does not show the
 state after it.
 
-A statement that failed at a lock or its timeout (Contended) may have failed because of its own rows only. So the first
-such call does not open the breaker; the second in a row does. While the breaker is open only because of contention,
-retried commits do not count as probes: they neither open the breaker nor delay the next probe. Otherwise one locked row
-would stop the fetching of all calls.
+A statement that failed at a lock or its timeout (Contended) may have failed because of its project's rows only. So such
+calls open the breaker only if those of two projects fail in a row. While the breaker is open only because of
+contention, retried commits do not count as probes: they neither open the breaker nor delay the next probe. Otherwise a
+project that locks its own rows would stop the fetching of all calls.
 """
 
 from __future__ import annotations
@@ -47,13 +47,14 @@ _MAX_DOUBLINGS = 10
 class _Outcome:
     """Outcome of the latest attempt; `reason` is empty if it succeeded.
 
-    `number` orders attempts by their start. `suspected`: it met contention; a second one in a row opens the breaker.
+    `number` orders attempts by their start. `suspect` is the project that met contention; a second one in a row opens
+    the breaker.
     """
 
     number: int = 0
     reason: str = ""
     cause: Cause = "outage"
-    suspected: bool = False
+    suspect: str = ""
 
 
 class CircuitBreaker:
@@ -87,8 +88,8 @@ class CircuitBreaker:
         return all(outcome.cause == "contention" for outcome in self._latest.values() if outcome.reason)
 
     @contextmanager
-    def attempt(self, operation: Operation, *, retry: bool = False) -> Iterator[Callable[[], None]]:
-        """Yield a function to call when an attempt, or a `retry` of a failed one, has succeeded.
+    def attempt(self, operation: Operation, project_id: str, *, retry: bool = False) -> Iterator[Callable[[], None]]:
+        """Yield a function to call when an attempt for a project, or a `retry` of a failed one, has succeeded.
 
         An attempt that raises Unavailable has failed. One that ends otherwise changes nothing: a defect of the call, a
         cancellation or a project's use of its own connections does not show the state of the database.
@@ -103,7 +104,7 @@ class CircuitBreaker:
             raise
         except Contended as failure:
             if not retry:
-                self._record_contention(operation, _Outcome(number, str(failure), "contention"))
+                self._record_contention(operation, _Outcome(number, str(failure), "contention", project_id))
             raise
         except Unavailable as failure:
             cause: Cause = "operator" if isinstance(failure, NeedsOperator) else "outage"
@@ -129,12 +130,12 @@ class CircuitBreaker:
             self._changed()
 
     def _record_contention(self, operation: Operation, outcome: _Outcome) -> None:
-        """Record contention as a failure only if the previous call met it, too."""
+        """Record contention as a failure only if the previous call, of another project, met it, too."""
         latest = self._latest[operation]
-        if latest.reason or latest.suspected:
+        if latest.reason or latest.suspect not in ("", outcome.suspect):
             self._record(operation, outcome)
         elif outcome.number > latest.number:
-            self._latest[operation] = _Outcome(outcome.number, suspected=True)
+            self._latest[operation] = _Outcome(outcome.number, suspect=outcome.suspect)
 
     def _record(self, operation: Operation, outcome: _Outcome) -> None:
         latest, reason_before = self._latest[operation], self.reason
@@ -175,7 +176,7 @@ class GuardedStore:
 
     async def load(self, command: Command) -> CallRecords:
         """Load the records of a call; report the outcome to the breaker."""
-        with self._breaker.attempt("load") as succeeded:
+        with self._breaker.attempt("load", command.identity.project_id) as succeeded:
             records = await self._store.load(command)
             succeeded()
         return records
@@ -191,7 +192,7 @@ class GuardedStore:
 
         A commit that wrote nothing is not reported as a success: it would succeed with a full disk, too.
         """
-        with self._breaker.attempt("commit", retry=retry) as succeeded:
+        with self._breaker.attempt("commit", report.project_id, retry=retry) as succeeded:
             written = await self._store.commit(card, report, artifact)
             if written:
                 succeeded()
@@ -199,10 +200,10 @@ class GuardedStore:
 
     async def report(self, card_id: str, report: Report) -> bool:
         """Report an existing result card. Only a failure is reported to the breaker: it writes less than a commit."""
-        with self._breaker.attempt("commit"):
+        with self._breaker.attempt("commit", report.project_id):
             return await self._store.report(card_id, report)
 
     async def artifact(self, project_id: str, agent_id: str, card_id: str, start: int, chars: int) -> Artifact | None:
         """Return a part of a stored text; report a failure to the breaker."""
-        with self._breaker.attempt("load"):
+        with self._breaker.attempt("load", project_id):
             return await self._store.artifact(project_id, agent_id, card_id, start, chars)

@@ -217,7 +217,7 @@ async def test_a_project_that_waits_for_its_own_statements_does_not_open_the_bre
     breaker = CircuitBreaker(lambda: None)
     async with store._connection("large"):  # noqa: SLF001 - blocks the pool like a long statement
         for _ in range(3):
-            with pytest.raises(PoolShareUsed), breaker.attempt("load"):
+            with pytest.raises(PoolShareUsed), breaker.attempt("load", "proj"):
                 await store.has_result("large", "call")
     assert breaker.reason == ""
     assert not await store.has_result("large", "call"), "the permit was not lost"

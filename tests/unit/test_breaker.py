@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
@@ -50,19 +51,27 @@ class BreakerHarness:
         error: Exception | None = None,
         until: asyncio.Event | None = None,
         *,
+        project: str = "proj",
         retry: bool = False,
     ) -> None:
         """Attempt an operation that ends when `until` is set, if given, with `error` or successfully."""
-        with self.breaker.attempt(operation, retry=retry) as succeeded:
+        with self.breaker.attempt(operation, project, retry=retry) as succeeded:
             if until is not None:
                 await until.wait()
             if error is not None:
                 raise error
             succeeded()
 
-    async def fail(self, operation: Operation = "commit", error: Exception = OUTAGE, *, retry: bool = False) -> None:
+    async def fail(
+        self,
+        operation: Operation = "commit",
+        error: Exception = OUTAGE,
+        *,
+        project: str = "proj",
+        retry: bool = False,
+    ) -> None:
         with pytest.raises(type(error)):
-            await self.attempt(operation, error, retry=retry)
+            await self.attempt(operation, error, project=project, retry=retry)
 
 
 def on(new_loop: Callable[[], asyncio.AbstractEventLoop], test: Test) -> None:
@@ -227,7 +236,7 @@ def test_one_fault_is_logged_once_whether_a_call_or_a_check_met_it(
     async def test(_: BreakerHarness) -> None:
         watch = DatabaseMonitor(Health(), "db.example:5432 (database kernel)")
         watch.mark_available()
-        with pytest.raises(NeedsOperator), watch.breaker.attempt("commit"):
+        with pytest.raises(NeedsOperator), watch.breaker.attempt("commit", "proj"):
             raise NeedsOperator("PostgreSQL: no such column", "migrate")
         watch.mark_unavailable(NeedsOperator("PostgreSQL: no such column", "migrate"))
 
@@ -244,7 +253,7 @@ def test_it_reports_a_change_when_a_probe_is_due(new_loop: Any) -> None:
     async def test(harness: BreakerHarness) -> None:
         due = asyncio.Event()
         breaker = CircuitBreaker(lambda: due.set() if breaker.may_probe else None)
-        with pytest.raises(Unavailable), breaker.attempt("load"):
+        with pytest.raises(Unavailable), breaker.attempt("load", "proj"):
             raise OUTAGE
         assert not due.is_set()
         await due.wait()
@@ -306,11 +315,10 @@ def test_an_attempt_that_is_cancelled_changes_nothing(new_loop: Any) -> None:
 
 @both_loops
 @requirement("breaker")
-def test_one_call_whose_commit_is_slow_repeatedly_never_opens_it(new_loop: Any) -> None:
+def test_one_project_whose_commits_are_slow_repeatedly_never_opens_it(new_loop: Any) -> None:
     async def test(harness: BreakerHarness) -> None:
-        await harness.fail(error=SLOW)
-        for _ in range(50):
-            await harness.fail(error=SLOW, retry=True)
+        for number in range(50):
+            await harness.fail(error=SLOW, retry=bool(number % 2))
         assert (harness.breaker.reason, harness.changes) == ("", 0)
         await harness.attempt()
         await harness.fail(error=SLOW)  # another such call, later
@@ -321,12 +329,14 @@ def test_one_call_whose_commit_is_slow_repeatedly_never_opens_it(new_loop: Any) 
 
 @both_loops
 @requirement("breaker")
-def test_two_calls_in_a_row_whose_commits_are_slow_open_it_and_another_call_closes_it_for_good(new_loop: Any) -> None:
+def test_calls_of_two_projects_in_a_row_whose_commits_are_slow_open_it_and_another_call_closes_it_for_good(
+    new_loop: Any,
+) -> None:
     """Their retries neither open it again, nor put the probe off."""
 
     async def test(harness: BreakerHarness) -> None:
         await harness.fail(error=SLOW)
-        await harness.fail(error=SLOW)
+        await harness.fail(error=SLOW, project="other")
         assert harness.breaker.reason == "statement timeout"
         harness.now += 0.2
         waiting = asyncio.Event()
@@ -350,7 +360,7 @@ def test_two_calls_in_a_row_whose_commits_are_slow_open_it_and_another_call_clos
 def test_a_waiting_result_that_is_slow_no_more_closes_it(new_loop: Any) -> None:
     async def test(harness: BreakerHarness) -> None:
         await harness.fail(error=SLOW)
-        await harness.fail(error=SLOW)
+        await harness.fail(error=SLOW, project="other")
         await harness.attempt(retry=True)
         assert harness.breaker.reason == ""
 
@@ -385,7 +395,7 @@ def test_an_outage_takes_the_place_of_slow_commits_and_a_retry_finds_it_too(new_
         assert harness.breaker.reason == "unavailable"
         await harness.attempt()
         await harness.fail(error=SLOW)
-        await harness.fail(error=SLOW)
+        await harness.fail(error=SLOW, project="other")
         await harness.fail(error=DENIED)
         assert harness.breaker.reason == "denied. grant it"
 
@@ -399,7 +409,7 @@ def test_commits_that_are_slow_say_nothing_of_loads(new_loop: Any) -> None:
         await harness.fail("commit", SLOW)
         await harness.fail("load", SLOW)
         assert harness.breaker.reason == ""
-        await harness.fail("load", SLOW)
+        await harness.fail("load", SLOW, project="other")
         assert harness.breaker.reason == "statement timeout"
 
     on(new_loop, test)
@@ -424,7 +434,7 @@ class _Store:
 @requirement("breaker")
 def test_a_commit_that_wrote_nothing_proves_nothing(new_loop: Any) -> None:
     async def test(harness: BreakerHarness) -> None:
-        given: Any = (None, None)
+        given: Any = (None, SimpleNamespace(project_id="proj"))
         store = GuardedStore(cast("KernelStore", _Store([OUTAGE, False, True, True])), harness.breaker)
         with pytest.raises(Unavailable):
             await store.commit(*given)

@@ -168,6 +168,7 @@ async def test_a_flood_beyond_max_ack_pending_does_not_stop_other_projects(idle_
         monitor = DurableMonitor(harness.client, few, harness.consumer, ServerClock(), Health())
         await monitor.check()
         await harness.info(lambda info: info.delivered.stream_seq == 305)
+        await until(lambda: len(harness.consumer.work()["waiting"]) + harness.consumer.running == 305)  # received
         running_before = len(harness.handled)
         harness.release.set()
         info = await harness.info(lambda info: info.ack_floor.stream_seq == 305)
