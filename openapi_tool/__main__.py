@@ -1,5 +1,20 @@
-"""`python -m openapi_tool`."""
+"""Entry point of the command line; imports the rest later, because that takes a second."""
 
-from openapi_tool.entry import main
+from __future__ import annotations
 
-main()
+import signal
+import sys
+
+
+def main() -> None:
+    """Run the command line; Ctrl-C ends it without a traceback, also during the import."""
+    try:
+        from openapi_tool.cli import main as run  # noqa: PLC0415 - takes a second, during which Ctrl-C may come
+
+        run()
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)  # `INTERRUPTED` of `cli.common`, which may not be imported yet
+
+
+if __name__ == "__main__":
+    main()

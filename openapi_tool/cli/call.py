@@ -18,10 +18,9 @@ import typer
 from openapi_tool.bootstrap import NAME, build_bootstrap
 from openapi_tool.bus.connection import BusOptions
 from openapi_tool.bus.dead_letters import STREAM as DEAD_LETTERS
-from openapi_tool.cli.common import fail, json_default, print_status
+from openapi_tool.cli.common import INTERRUPTED, fail, json_default, print_status
 from openapi_tool.cli.kernel_option import ProtocolOption, ProtocolVersion
 from openapi_tool.cli.nats_connection import connected_once
-from openapi_tool.entry import INTERRUPTED
 from openapi_tool.kernel.failures import DSN_SETTING, located, translate_connection_errors
 from openapi_tool.local.caller import ERRORS, Caller, PlacedCall, ResultRows, open_database
 from openapi_tool.local.dev import DevError, RequestedCall, resolve_call, running_dev

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from openapi_tool.local.stack import EmbeddedStack
 
 USAGE = 2
+INTERRUPTED = 130
+"""Exit code after Ctrl-C: 128 plus the number of SIGINT, as in shells."""
+
 OUTPUT_CLOSED = 141
 """Exit code for a closed pipe: 128 plus the number of SIGPIPE, as in shells."""
 

@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from openapi_tool.cli.common import (
+    INTERRUPTED,
     Upstream,
     UpstreamOption,
     cell,
@@ -27,7 +28,6 @@ from openapi_tool.cli.common import (
     running,
 )
 from openapi_tool.cli.kernel_option import ProtocolOption, ProtocolVersion
-from openapi_tool.entry import INTERRUPTED
 from openapi_tool.settings import PREFIX
 from openapi_tool.telemetry.printable import printable_lines
 from openapi_tool.tools.problems import counted

@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
 import typer
 
 from openapi_tool.bootstrap import database_dsn, operator_envs, tool_secrets
-from openapi_tool.cli.common import USAGE, cell, fail, print_json, print_line, print_status
+from openapi_tool.cli.common import INTERRUPTED, USAGE, cell, fail, print_json, print_line, print_status
 from openapi_tool.cli.kernel_option import ProtocolOption, ProtocolVersion
 from openapi_tool.cli.management_api import ManagementApi
 from openapi_tool.cli.tables import Rows, output
 from openapi_tool.cli.tools_files import settings_failed, settings_without_database
-from openapi_tool.entry import INTERRUPTED
 from openapi_tool.jina.stored_check import StoredCheck
 from openapi_tool.kernel.failures import located
 from openapi_tool.kernel.registration import ToolRows

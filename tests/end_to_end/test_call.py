@@ -23,8 +23,7 @@ from nats.aio.msg import Msg
 from typer.testing import CliRunner, Result
 
 from openapi_tool.cli import app
-from openapi_tool.cli.common import OUTPUT_CLOSED
-from openapi_tool.entry import INTERRUPTED
+from openapi_tool.cli.common import INTERRUPTED, OUTPUT_CLOSED
 from openapi_tool.local.caller import Caller, PlacedCall
 from openapi_tool.local.dev import MARK
 from openapi_tool.local.stack import EmbeddedStack
@@ -451,7 +450,7 @@ class Interrupting:
             raise KeyboardInterrupt
 
 sys.meta_path.insert(0, Interrupting())
-from openapi_tool.entry import main
+from openapi_tool.__main__ import main
 main()
 """
 
