@@ -1,10 +1,10 @@
 """Recorded requests to Jina's open-source server with its exact responses, looked up by request content.
 
-The server is jina-ai/reader of May 2026; pages are fixtures. `error-bodies.json` holds its errors; 429 is synthetic.
+The server is jina-ai/reader of May 2026; pages are fixtures, and its error 429 is synthetic.
 
-Each line of `data/jina/exchanges.jsonl.xz` contains one exchange as text. GET and POST forms of the same content (host,
-subject, that is query or url, and options under their body names) have the same response. Requests are parsed
-independently of the executor's code, so that mistakes there are detected.
+Each line of `data/jina/recordings.jsonl.xz` contains one exchange as text; the last one contains all error classes.
+GET and POST forms of the same content (host, subject, that is query or url, and options under their body names) have
+the same response. Requests are parsed independently of the executor's code, so that mistakes there are detected.
 """
 
 from __future__ import annotations
@@ -181,7 +181,12 @@ def _parsed() -> tuple[tuple[Recording, RequestContent | None], ...]:
 
 def exchanges() -> list[dict[str, str]]:
     """Return all exchanges as stored: `name`, and the texts of request and response as `http`."""
-    stored = (files(__package__) / "data" / "jina" / "exchanges.jsonl.xz").read_bytes()
+    return _stored_lines()[:-1]
+
+
+@cache
+def _stored_lines() -> list[Any]:
+    stored = (files(__package__) / "data" / "jina" / "recordings.jsonl.xz").read_bytes()
     return [json.loads(line) for line in lzma.decompress(stored).splitlines()]
 
 
@@ -205,12 +210,9 @@ def _message(text: str) -> tuple[str, dict[str, str], str]:
     return first, dict(line.split(": ", 1) for line in lines if ": " in line), body
 
 
-@cache
 def error_classes() -> Mapping[str, Mapping[str, Any]]:
     """Return the server's error classes by name: `http`, `body`, and `headers` if it sets any."""
-    classes: Mapping[str, Mapping[str, Any]] = json.loads(
-        (files(__package__) / "data" / "jina" / "error-bodies.json").read_text(encoding="utf-8")
-    )
+    classes: Mapping[str, Mapping[str, Any]] = _stored_lines()[-1]
     return classes
 
 
