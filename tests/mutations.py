@@ -57,13 +57,13 @@ MONEY = (
         "tests/races/test_usage.py::test_every_request_is_in_exactly_one_result_on_each_loop",
     ),
     Mutation(
-        "executor/pipeline.py",
-        "result.parked or await self._parked.park(call.identity, result)",
+        "executor/committer.py",
+        "result.parked or await self.parked.park(identity, result)",
         "result.parked",
         "tests/wire/test_continuation.py::test_a_paid_result_is_not_requested_again",
     ),
     Mutation(
-        "executor/pipeline.py",
+        "executor/committer.py",
         "except (Exception, asyncio.CancelledError) as failure:",
         "except (Unavailable, asyncio.CancelledError) as failure:",
         "tests/wire/test_continuation.py::test_a_result_that_the_database_refuses_is_billed_once",
@@ -442,7 +442,7 @@ LOSS = (
         "tests/wire/test_reliability.py::test_only_one_of_many_concurrent_executors_gets_a_lease",
     ),
     Mutation(
-        "executor/pipeline.py",
+        "executor/committer.py",
         "stop=stop_after_delay(for_s)",
         "stop=stop_after_delay(0)",
         "tests/wire/test_reliability.py::test_a_result_waits_for_an_unavailable_database",

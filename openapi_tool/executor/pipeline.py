@@ -13,9 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tenacity import RetryCallState, stop_after_delay, wait_exponential_jitter
-
 from openapi_tool.budgets.budgets import Charge
+from openapi_tool.executor.committer import ResultCommitter
 from openapi_tool.executor.ids import ids
 from openapi_tool.executor.parking import CallResult, ParkedResults
 from openapi_tool.executor.ports import CallContext, Clock, Kernel, Publisher, Slots, Span, Tracer
@@ -47,7 +46,6 @@ from openapi_tool.protocol.errors import (
 from openapi_tool.protocol.identity import CallIdentity, identify
 from openapi_tool.protocol.records import CallRecords, EarlierResult
 from openapi_tool.protocol.report import Acceptance, Report, reportable_content, trace_link
-from openapi_tool.retrying import retried
 from openapi_tool.shielding import raise_if_cancelled, shielded
 from openapi_tool.telemetry import metrics
 from openapi_tool.telemetry.calls import CALL_FIELDS, CallFacts, record_finished
@@ -63,11 +61,7 @@ log = logging.getLogger(__name__)
 _FINISH_GRACE_S = 2.0
 """Seconds that commit and doorbell may still take after the call was cancelled."""
 
-_PARK_AFTER_S = 10.0
-"""Seconds of failed commits until the result is parked for another executor; workers wait at least 30 s."""
-
 _COPIES_OF_COMMIT = 5  # of an artifact's text in memory: JSON, jsonb encoding, buffers of driver and transport
-_COMMIT_BACKOFF = wait_exponential_jitter(multiplier=0.1, max=2.0, jitter=0.1)
 _NOT_IN_ROSTER = (
     "The calling agent is not in the project's roster, so no worker can be woken; an operator must add it to "
     "resource.project_agents."
@@ -120,6 +114,7 @@ class Pipeline:
         self._tracer = tracer
         self._clock = clock
         self._parked = parked
+        self._committer = ResultCommitter(kernel, parked, options.executor.commit_retry_timeout_s)
         self._slots = slots
         self._result_delay = ResultDelay(options.executor.min_answer_s, clock, slots)
 
@@ -151,9 +146,14 @@ class Pipeline:
         records = await self._kernel.load(command)
         identity = identify(command.identity, records.card)
         if records.earlier is not None:
+            await self._delete_parked(delivery, identity)
             return await self._settle_existing_result(delivery, identity, records, records.earlier)
 
-        acceptance = self._dialect.accept(identity, records)
+        try:
+            acceptance = self._dialect.accept(identity, records)
+        except Unanswerable:
+            await self._delete_parked(delivery, identity)
+            raise
         self._result_delay.record_command(delivery, identity)
         function_name, age_s = short(command.function_name), max(0.0, self._age_s(delivery))
         link = trace_link(identity, acceptance.waiting_turn)
@@ -189,12 +189,12 @@ class Pipeline:
         if budget is not None:
             await budget.wait_until_written()
         facts, began = call.facts, time.monotonic()
-        written = await self._commit_or_park(call, result, card, report)
+        written = await self._committer.commit(call.identity, result, card, report)
         facts.commit = (began, time.monotonic())
-        if result.parked:
-            await self._parked.delete(call.identity)
         if not written:
-            return await self._settle_refused_commit(call)
+            return await self._settle_refused_commit(call, result)
+        if result.parked or call.delivery.exhausted:
+            await self._parked.delete(call.identity)
         began = time.monotonic()
         await self._wakeup.send(call.delivery, call.identity, call.records, report.wakeup)
         if report.wakeup is not None:
@@ -213,46 +213,10 @@ class Pipeline:
         delivery = call.delivery
         return None if delivery.attempt == 1 or delivery.exhausted else await self._parked.find(call.identity)
 
-    async def _commit_or_park(self, call: _Call, result: CallResult, card: Card, report: Report) -> bool:
-        """Commit the result; if that fails, park it for the next delivery and raise the failure.
-
-        Parked after `_PARK_AFTER_S` of failed commits: another executor may still reach the database. A result that is
-        too large to park is retried here for all of `commit_retry_timeout_s`.
-        """
-        limit_s = self._options.executor.commit_retry_timeout_s
-        early_s = min(_PARK_AFTER_S, limit_s)
-        try:
-            return await self._commit(card, report, result.artifact, early_s)
-        except (Exception, asyncio.CancelledError) as failure:
-            parked = result.parked or await self._parked.park(call.identity, result)
-            if parked or not isinstance(failure, Unavailable) or limit_s <= early_s:
-                raise
-        try:
-            return await self._commit(card, report, result.artifact, limit_s - early_s, retry=True)
-        except (Exception, asyncio.CancelledError):
-            await self._parked.park(call.identity, result)
-            raise
-
-    async def _commit(
-        self, card: Card, report: Report, artifact: ArtifactCard | None, for_s: float, *, retry: bool = False
-    ) -> bool:
-        """Commit, with retries for `for_s` seconds while the database is unavailable.
-
-        `retry` means that a commit of this result failed before; the circuit breaker needs to know.
-        """
-
-        async def attempt() -> bool:
-            nonlocal retry
-            failed_before, retry = retry, True
-            return await self._kernel.commit(card, report, artifact, retry=failed_before)
-
-        return await retried(
-            attempt,
-            on=Unavailable,
-            wait=_COMMIT_BACKOFF,
-            stop=stop_after_delay(for_s),
-            before_sleep=_log_commit_retry,
-        )
+    async def _delete_parked(self, delivery: Delivery, identity: CallIdentity) -> None:
+        """Delete the result that an earlier run may have parked: the call gets none, or has one."""
+        if delivery.attempt > 1 and await self._parked.find(identity):
+            await self._parked.delete(identity)
 
     async def _run_to_result(self, call: _Call, context: CallContext) -> CallResult:
         """Run the call; every failure, also a defect, becomes a result."""
@@ -361,13 +325,26 @@ class Pipeline:
             await self._kernel.report(earlier.card_id, report)
         await self._wakeup.send(delivery, identity, records, report.wakeup)
 
-    async def _settle_refused_commit(self, call: _Call) -> Settlement:
-        """Settle a call whose commit wrote nothing: another result was first, or the turn no longer waits."""
+    async def _settle_refused_commit(self, call: _Call, result: CallResult) -> Settlement:
+        """Settle a call whose commit wrote nothing; if that stays unexplained, park its result."""
+        try:
+            settlement = await self._explain_refused_commit(call)
+        except (Exception, asyncio.CancelledError) as failure:
+            if isinstance(failure, Unanswerable) or call.delivery.exhausted:  # no later delivery would commit it
+                await self._delete_parked(call.delivery, call.identity)
+            elif not result.parked:
+                await self._parked.park(call.identity, result)
+            raise
+        await self._delete_parked(call.delivery, call.identity)
+        return settlement
+
+    async def _explain_refused_commit(self, call: _Call) -> Settlement:
+        """Settle a call that has another result. Raises Unanswerable if its turn no longer waits, else a defect."""
         records = await self._kernel.load(call.command)
         if records.earlier is not None:
             return await self._settle_existing_result(call.delivery, call.identity, records, records.earlier)
         self._dialect.accept(call.identity, records)
-        # A defect counts as a lost run; treated as an outage, it would be retried, and billed, forever.
+        # Counts as a lost run; treated as an outage, it would be retried forever.
         raise InternalError("the result was not written, and neither another result nor a stale turn explains it")
 
 
@@ -378,11 +355,6 @@ def _record_outcome(facts: CallFacts, result: CallResult, context: CallContext) 
     facts.tool, facts.status, facts.error_code = fields.tool, fields.status, fields.error_code
     facts.tokens = usage["tokens"] if usage else context.spent.tokens
     facts.cached, facts.truncated = fields.cached, fields.truncated
-
-
-def _log_commit_retry(state: RetryCallState) -> None:
-    outage = state.outcome and state.outcome.exception()
-    log.debug("commit failed; retrying: %s", outage, extra={"action": "commit.retried"})
 
 
 def _after_execution(call: _Call) -> AfterExecution:

@@ -12,10 +12,9 @@ from typing import Any
 
 import asyncpg
 import pytest
-from nats.js.errors import NoKeysError
 
 from openapi_tool.bus.parked_results import BUCKET
-from openapi_tool.executor import parking, pipeline
+from openapi_tool.executor import committer, parking
 from openapi_tool.kernel.store import KernelStore
 from openapi_tool.local.caller import PlacedCall
 from openapi_tool.protocol.cards import Card
@@ -448,9 +447,69 @@ async def test_a_paid_result_is_not_requested_again(
     assert outcome.content["status"] == "success"
     assert len(outcome.upstream_requests) == 1
     assert len(outcome.doorbells) == 1
+    await world.assert_no_result_is_parked()
+
+
+@requirement("answer.parked")
+async def test_a_result_whose_commit_wrote_nothing_is_parked(
+    idle_world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the ids of the call's own rows change during the commit."""
+    world, commit, refused = idle_world, KernelStore.commit, list[bool]()
+
+    async def write_nothing_once(*given: Any, **named: Any) -> bool:
+        if not refused:
+            refused.append(True)
+            return False
+        return await commit(*given, **named)
+
+    monkeypatch.setattr(KernelStore, "commit", write_nothing_once)
+    call = await world.place()
+    async with world.executor(executor={"requeue_delay_s": 0.05}, cache={"ttl_s": 0}):
+        await world.caller.publish(call)
+        outcome = await world.outcome(call)
+    assert refused
+    assert outcome.content["status"] == "success"
+    assert tool_output(outcome)["usage"]["requests"] == len(outcome.upstream_requests) == 1
+    await world.assert_no_result_is_parked()
+
+
+@pytest.mark.parametrize("ends_as", ["dead letter", "existing result", "no commit"])
+@requirement("answer.parked")
+async def test_a_parked_result_that_is_not_committed_is_deleted(
+    idle_world: World, monkeypatch: pytest.MonkeyPatch, ends_as: str
+) -> None:
+    world, commit, tried = idle_world, KernelStore.commit, asyncio.Event()
+
+    async def fail(*_: Any, **__: Any) -> bool:
+        tried.set()
+        raise Unavailable("PostgreSQL: connection refused")
+
+    async def write_nothing(*_: Any, **__: Any) -> bool:
+        await world.caller.database.execute("delete from state.execution_edges")
+        return False
+
+    monkeypatch.setattr(KernelStore, "commit", fail)
+    call = await world.place()
+    async with world.executor(executor={"commit_retry_timeout_s": 0.1, "requeue_delay_s": 0.05}):
+        await world.caller.publish(call)
+        await asyncio.wait_for(tried.wait(), WITHIN_S)
+        await asyncio.to_thread(world.stack.upstream.requests, 1)
     bucket = await world.caller.client.jetstream().key_value(BUCKET)
-    with pytest.raises(NoKeysError):
-        await bucket.keys()
+    assert len(await bucket.keys()) == 1
+    if ends_as == "dead letter":
+        await world.caller.database.execute("delete from state.execution_edges")
+    elif ends_as == "existing result":
+        await world.caller.database.execute(
+            "insert into cards (card_id, tenant_id, tool_call_id, content, metadata) select 'other', $1, $2, content,"
+            ' metadata || \'{"type": "tool.result", "author_id": "other"}\' from cards where card_id = $3',
+            *(PROJECT, call.tool_call_id, call.card_id),
+        )
+    monkeypatch.setattr(KernelStore, "commit", write_nothing if ends_as == "no commit" else commit)
+    async with world.executor():
+        await world.settled(WITHIN_S)
+    assert len(await asyncio.to_thread(world.stack.upstream.requests)) == 1
+    await world.assert_no_result_is_parked()
 
 
 @pytest.mark.parametrize("large", [False, True], ids=["another replica's", "too large to be parked"])
@@ -462,7 +521,7 @@ async def test_a_result_that_this_replica_cannot_commit_is_committed_by_another(
 ) -> None:
     """Otherwise a replica that alone cannot reach the database holds its results until no worker waits for them."""
     world, commit, failed = idle_world, KernelStore.commit, list[float]()
-    monkeypatch.setattr(pipeline, "_PARK_AFTER_S", 0.2)
+    monkeypatch.setattr(committer, "_PARK_AFTER_S", 0.2)
     if large:
         monkeypatch.setattr(parking, "MAX_BYTES", 10)
 

@@ -17,6 +17,7 @@ import pytest
 from nats.js import JetStreamContext
 from nats.js.api import DiscardPolicy, KeyValueConfig, StreamConfig
 from nats.js.errors import NotFoundError
+from tenacity import stop_after_delay, wait_fixed
 from typer.testing import CliRunner
 
 from openapi_tool.bootstrap import build_bootstrap
@@ -35,6 +36,8 @@ from openapi_tool.local.nats_server import NatsServer
 from openapi_tool.local.server import free_port
 from openapi_tool.local.stack import EmbeddedStack
 from openapi_tool.protocol.command import Delivery
+from openapi_tool.protocol.errors import Unavailable
+from openapi_tool.retrying import retried
 from openapi_tool.settings import Settings
 from openapi_tool.telemetry.health import JETSTREAM, Health
 from openapi_tool.telemetry.redact import Redactor
@@ -79,7 +82,9 @@ def redelivered(sequence: int) -> Delivery:
 
 async def stored_on(client: BusClient, replicas: int = 1) -> Stored:
     health, leases_, results = Health(), Leases(client, 5.0, replicas), ParkedResultStore(client, replicas)
-    key = await shared_session_key(client, replicas)
+    key = await retried(
+        lambda: shared_session_key(client, replicas), on=Unavailable, wait=wait_fixed(0.1), stop=stop_after_delay(20)
+    )  # as at the start: a new cluster may lose the first replies
     storage = Storage(client, leases_, results, DeadLetters(client, Redactor(), replicas), key, replicas, health)
     return Stored(client, leases_, results, storage, health)
 

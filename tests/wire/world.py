@@ -11,13 +11,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import urlsplit
 
+import pytest
 from nats.aio.msg import Msg
 from nats.js.api import ConsumerInfo
-from nats.js.errors import NotFoundError
+from nats.js.errors import NoKeysError, NotFoundError
 
 from openapi_tool.assembly import Parts, assemble, open_shared
 from openapi_tool.bootstrap import build_bootstrap
 from openapi_tool.bus.consumer import CommandConsumer
+from openapi_tool.bus.parked_results import BUCKET
 from openapi_tool.local.caller import STREAM, Caller, PlacedCall, ResultRows
 from openapi_tool.local.executor import LoopbackResolver
 from openapi_tool.local.recordings import RECORDED_HOSTS
@@ -79,6 +81,11 @@ class World:
 
         await self.caller.client.subscribe("cg.v1r4.*.*.cmd.agent.*.wakeup", cb=record_doorbell)
         await self.caller.client.subscribe("$JS.EVENT.ADVISORY.CONSUMER.>", cb=record_advisory)
+
+    async def assert_no_result_is_parked(self) -> None:
+        bucket = await self.caller.client.jetstream().key_value(BUCKET)
+        with pytest.raises(NoKeysError):
+            await bucket.keys()
 
     async def place(self, arguments: Any = None, tool: str = "jina_search", **changes: Any) -> PlacedCall:
         """Save card and rows of a call without sending its command."""
