@@ -23,8 +23,7 @@ from openapi_tool.bootstrap import NAME as EXECUTOR
 from openapi_tool.local.caller import Caller, prepare_database
 from openapi_tool.local.executor import ExecutorProcess
 from openapi_tool.local.guard import Guard
-from openapi_tool.local.nats_server import NatsServer
-from openapi_tool.local.server import ServerProcess, free_port
+from openapi_tool.local.servers import NatsServer, ServerProcess, free_port
 from openapi_tool.local.stack import EmbeddedStack, kernel_schema
 
 DATABASE = "bench"

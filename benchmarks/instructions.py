@@ -28,7 +28,7 @@ from benchmarks.load import Load
 from benchmarks.rounds import Rounds, settings_of
 from benchmarks.scenarios import CPU, Scenario
 from openapi_tool.local.executor import ExecutorProcess
-from openapi_tool.local.server import START_S, ServerFailed
+from openapi_tool.local.servers import START_S, ServerFailed
 
 CALLS, WARM_CALLS = 300, 80
 _MODULE_VARIABLE, _FILE_VARIABLE = "BENCH_COUNTED", "BENCH_COUNTED_FILE"

@@ -15,7 +15,7 @@ from benchmarks.calls import Ask, place
 from benchmarks.double import MINUTE_S
 from benchmarks.shifted import SHIFT_VARIABLE
 from benchmarks.traffic import Demand, Traffic
-from openapi_tool.bus.shared_records import LIMITS
+from openapi_tool.bus.storage import LIMITS
 from openapi_tool.local.executor import ExecutorProcess
 
 if TYPE_CHECKING:

@@ -19,9 +19,8 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from openapi_tool.bus.held import Held
-from openapi_tool.bus.intake import MIN_LOOK_AHEAD
-from openapi_tool.bus.look_ahead import JITTER, PAUSE_S
-from openapi_tool.bus.returns import ReturnDelays
+from openapi_tool.bus.intake import MIN_LOOK_AHEAD, ReturnDelays
+from openapi_tool.bus.pull_consumer import JITTER, PAUSE_S
 from openapi_tool.bus.scheduler import FairScheduler
 
 _CALL_S = 1.0

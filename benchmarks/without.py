@@ -50,9 +50,9 @@ def _dumps(value: Any, default: Callable[[Any], Any] | None = None, option: int 
 
 def no_gc_settings() -> None:
     """Keep Python's default settings of the garbage collector."""
-    from openapi_tool import process_resources  # noqa: PLC0415 - another part may have to be removed before the import
+    from openapi_tool import runtime  # noqa: PLC0415 - another part may have to be removed before the import
 
-    process_resources.collect_garbage_rarely = lambda: None  # no setting disables it
+    runtime.collect_garbage_rarely = lambda: None  # no setting disables it
 
 
 def no_aiohttp() -> None:

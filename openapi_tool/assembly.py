@@ -15,43 +15,100 @@ from tenacity import wait_exponential_jitter
 
 from openapi_tool.bootstrap import NAME, Bootstrap, Upstream, build_runner, scoped_key
 from openapi_tool.budgets.account import SCOPES
-from openapi_tool.bus.connection import BusClient, BusOptions, connected, outage_as_unavailable
+from openapi_tool.bus.connection import BusClient, BusOptions, WakeupPublisher, connected, outage_as_unavailable
 from openapi_tool.bus.consumer import CommandConsumer, ConsumerOptions
 from openapi_tool.bus.dead_letters import DeadLetters
+from openapi_tool.bus.durable import ServerClock
 from openapi_tool.bus.durable_monitor import DurableMonitor
-from openapi_tool.bus.parked_results import ParkedResultStore
-from openapi_tool.bus.server_clock import ServerClock
-from openapi_tool.bus.session_key_store import shared_session_key
-from openapi_tool.bus.shared_records import SharedBudgets, SharedLimits
-from openapi_tool.bus.slots import slots_of
+from openapi_tool.bus.held import FetchMode
+from openapi_tool.bus.kv_stores import ParkedResultStore, SwitchMonitor, shared_session_key
 from openapi_tool.bus.stats import INSTANCE, answering_stats
-from openapi_tool.bus.storage import Storage
+from openapi_tool.bus.storage import SharedBudgets, SharedLimits, Storage
 from openapi_tool.bus.streams import DurableOptions, replica_count
-from openapi_tool.bus.switch_store import SwitchMonitor
-from openapi_tool.bus.wakeup_publisher import WakeupPublisher
-from openapi_tool.database_monitor import DatabaseMonitor
-from openapi_tool.executor.parking import ParkedResults
+from openapi_tool.bus.worker import slots_of
+from openapi_tool.concurrency import retried
+from openapi_tool.executor.commit import ParkedResults
 from openapi_tool.executor.pipeline import Pipeline, PipelineOptions
 from openapi_tool.executor.runner import ToolRunner
 from openapi_tool.jina.egress import EgressTransport
 from openapi_tool.jina.failures import key_failure
 from openapi_tool.jina.transport import AiohttpTransport, Resolver
-from openapi_tool.kernel.breaker import GuardedStore
+from openapi_tool.kernel.breaker import CircuitBreaker, GuardedStore
+from openapi_tool.kernel.failures import DSN_SETTING, located
 from openapi_tool.kernel.store import KernelStore, PoolOptions
 from openapi_tool.protocol.dialect import Dialect
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.protocol.v1r3 import V1r3
 from openapi_tool.protocol.v1r4 import V1r4
-from openapi_tool.retrying import retried
 from openapi_tool.settings import Settings
 from openapi_tool.telemetry import metrics
-from openapi_tool.telemetry.health import NATS
+from openapi_tool.telemetry.calls import Exporting, WireTracer, shut_down
+from openapi_tool.telemetry.health import NATS, POSTGRES, Health
 from openapi_tool.telemetry.snapshot import Snapshots
-from openapi_tool.telemetry.traces import Exporting, WireTracer, shut_down
 from openapi_tool.tools.deadline import TimeLimits, longest_call_s
 
 if TYPE_CHECKING:
     from openapi_tool.telemetry.otlp import ExportingTracer
+
+
+_MAX_CHECK_S = 3.0  # a hanging check ends only after several timeouts of the driver, so do not wait for its end
+_NO_ANSWER = Unavailable(f"PostgreSQL: no answer within {_MAX_CHECK_S:.0f} s")
+
+
+class DatabaseMonitor:
+    """State of the database from health checks and from the loads and commits of calls.
+
+    Messages name the database by `where` (server, database) and by the `setting` of its DSN. `wake` is called on every
+    change; the consumer sets it.
+    """
+
+    def __init__(self, health: Health, where: str = "", setting: str = DSN_SETTING) -> None:
+        self._health = health
+        self._located = partial(located, where=where, setting=setting)
+        self._outage = ""
+        self.wake: Callable[[], None] = lambda: None
+        self.breaker = CircuitBreaker(self._changed)
+
+    def fetch_mode(self) -> FetchMode:
+        """Return which commands may be fetched now."""
+        if self._outage:
+            return FetchMode.NONE
+        if not self.breaker.reason:
+            return FetchMode.UNLIMITED
+        return FetchMode.PROBE if self.breaker.may_probe else FetchMode.NONE
+
+    async def check(self, kernel: KernelStore, *, idle: bool) -> None:
+        """Run a health check. An open breaker needs a thorough one, and is reset only if the executor is idle."""
+        slow = asyncio.get_running_loop().call_later(_MAX_CHECK_S, self.mark_unavailable, _NO_ANSWER)
+        try:
+            await kernel.ping(thorough=bool(self.breaker.reason))
+        except Unavailable as error:
+            self.mark_unavailable(error)
+            return
+        finally:
+            slow.cancel()
+        if idle:
+            self.breaker.close_if_quiet()
+        self.mark_available()
+
+    def mark_available(self) -> None:
+        """Record that the database is available."""
+        if self._outage:
+            self.breaker.probe_soon()
+        self._outage = ""
+        self._changed()
+
+    def mark_unavailable(self, error: Unavailable) -> str:
+        """Record that the database is unavailable; return why, with its server and name."""
+        self._outage = self._located(str(error))
+        self._changed()
+        return self._outage
+
+    def _changed(self) -> None:
+        reason = self._outage or self.breaker.reason
+        self._health.record(POSTGRES, ok=not reason, reason=self._located(reason))
+        self.wake()
+
 
 T = TypeVar("T")
 

@@ -12,12 +12,11 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from openapi_tool import __version__, process_resources
+from openapi_tool import __version__, runtime
 from openapi_tool.assembly import Parts, Shared, assemble, open_shared, snapshots
 from openapi_tool.bootstrap import Bootstrap, build_bootstrap
 from openapi_tool.jina.transport import Resolver
-from openapi_tool.process_resources import file_limit_problem, raise_file_limit
-from openapi_tool.reload import Reloader
+from openapi_tool.runtime import Reloader, file_limit_problem, raise_file_limit
 from openapi_tool.settings import PREFIX, Settings, SettingsError
 from openapi_tool.settings.loading import ignored_variables
 from openapi_tool.telemetry import metrics
@@ -26,8 +25,8 @@ from openapi_tool.telemetry.health import monitor_loop_lag
 from openapi_tool.telemetry.health_server import health_server
 from openapi_tool.telemetry.logs import configure_logging
 from openapi_tool.telemetry.metrics import list_projects
-from openapi_tool.telemetry.recent_warnings import RECENT_WARNINGS
 from openapi_tool.telemetry.redact import MIN_SECRET_CHARS
+from openapi_tool.telemetry.snapshot import RECENT_WARNINGS
 
 try:
     import uvloop
@@ -66,7 +65,7 @@ async def _serve(
     stop, reload = _stop_on_signals(), _reload_on_signal()
     async with AsyncExitStack() as stack:
         await _serve_health(stack, bootstrap)
-        process_resources.set_malloc_thresholds()
+        runtime.set_malloc_thresholds()
         shared = open_shared(stack, bootstrap, resolver)
         reloader = Reloader(bootstrap, read, environment, use_keys=shared.limits.limiter.keys.set_secrets)
         process = _Process(stop, stack, shared, reloader)
@@ -104,7 +103,7 @@ async def _serve_kernel(bootstrap: Bootstrap, process: _Process) -> None:
         return
     process.serving.append(parts)
     process.reloader.add(parts.runner)
-    process_resources.collect_garbage_rarely()
+    runtime.collect_garbage_rarely()
     parts.consumer.start()
     log.info("serving", extra={"action": "service.started", "durable": bootstrap.durable.name})
     try:

@@ -24,7 +24,7 @@ from respx.models import AllMockedAssertionError
 
 from openapi_tool.bootstrap import Upstream, build_bootstrap, build_runner, lint_limits
 from openapi_tool.executor.runner import ToolCallRequest
-from openapi_tool.jina.definition_lint import source_problems
+from openapi_tool.jina.definition_checks import source_problems
 from openapi_tool.jina.egress import EgressTransport
 from openapi_tool.local.recordings import (
     RECORDED_HOSTS,
@@ -36,7 +36,7 @@ from openapi_tool.local.recordings import (
     recorded_responses,
 )
 from openapi_tool.protocol.cards import StoredText, ToolCall, as_model_reads
-from openapi_tool.protocol.jsonvalue import ErrorObject, UsageObject
+from openapi_tool.protocol.jsontext import ErrorObject, UsageObject
 from openapi_tool.protocol.records import Artifact
 from openapi_tool.settings import Settings
 from openapi_tool.tools.arguments import CallOwner

@@ -20,7 +20,7 @@ from typing import Any
 import yaml
 
 from openapi_tool.jina.content import page_output, search_output
-from openapi_tool.tools.frame import Part, framed
+from openapi_tool.tools.result import Part, framed
 from openapi_tool.tools.tokens import estimate_tokens
 from scripts.content_sizes import is_search, successes
 

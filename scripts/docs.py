@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from openapi_tool.settings import PREFIX, SHORT_NAMES, Settings
-from openapi_tool.settings.section import fields_of
+from openapi_tool.settings.sections import fields_of
 from openapi_tool.tools.catalogue import CATALOGUE, BuiltInTool
 from openapi_tool.tools.exports import as_yaml, registration
 from scripts.chart import CHART, chart_readme, values_schema

@@ -7,8 +7,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from openapi_tool.telemetry.instruments import Metric
-from openapi_tool.telemetry.metrics import ALL
+from openapi_tool.telemetry.metrics import ALL, Metric
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "openapi_tool"

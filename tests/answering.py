@@ -14,7 +14,7 @@ from typing import Any, cast
 import httpx
 from pydantic import SecretStr
 
-from openapi_tool.cooperative import TimeSlicer
+from openapi_tool.concurrency import TimeSlicer
 from openapi_tool.executor.continuation import Continuation
 from openapi_tool.executor.ports import Kernel
 from openapi_tool.jina.backend import JinaBackend, JinaBackendOptions
@@ -26,10 +26,10 @@ from openapi_tool.protocol.cards import StoredText
 from openapi_tool.protocol.records import DefinitionRecord
 from openapi_tool.telemetry.redact import Redactor
 from openapi_tool.tools.arguments import Arguments, CallOwner
-from openapi_tool.tools.cursor import Cursors
 from openapi_tool.tools.deadline import Deadline
 from openapi_tool.tools.definition import parse_definition
 from openapi_tool.tools.result import RenderedResult, ResultFields, ToolOutput, success
+from openapi_tool.tools.scopes import Cursors
 
 KEY = "a-key-of-the-test_0123456789"
 MAX_BYTES = 10_000_000

@@ -7,7 +7,7 @@ import subprocess
 from contextlib import suppress
 from pathlib import Path
 
-from openapi_tool.local.postgres import USER, PostgresServer, _environment
+from openapi_tool.local.servers import USER, PostgresServer, _environment
 
 
 def copy_clusters(model: Path) -> None:

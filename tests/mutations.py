@@ -57,19 +57,19 @@ MONEY = (
         "tests/races/test_usage.py::test_every_request_is_in_exactly_one_result_on_each_loop",
     ),
     Mutation(
-        "executor/committer.py",
+        "executor/commit.py",
         "result.parked or await self.parked.park(identity, result)",
         "result.parked",
         "tests/wire/test_continuation.py::test_a_paid_result_is_not_requested_again",
     ),
     Mutation(
-        "executor/committer.py",
+        "executor/commit.py",
         "except (Exception, asyncio.CancelledError) as failure:",
         "except (Unavailable, asyncio.CancelledError) as failure:",
         "tests/wire/test_continuation.py::test_a_result_that_the_database_refuses_is_billed_once",
     ),
     Mutation(
-        "jina/retry.py",
+        "jina/failures.py",
         "min(error.max_retries, options.max_retries)",
         "options.max_retries",
         "tests/wire/test_reliability.py::test_upstream_errors_are_retried_as_often_as_configured",
@@ -140,7 +140,7 @@ IDENTITY = (
         "tests/dialects/test_commands.py::test_dead_letters_with_equal_ids_are_distinguished",
     ),
     Mutation(
-        "cli/dev_settings.py",
+        "cli/dev_executor.py",
         '_OF_KERNEL = ("protocol", "dialects")',
         '_OF_KERNEL = ("protocol",)',
         "tests/dialects/test_commands.py::test_the_executor_of_dev_never_serves_a_kernel_of_the_settings",
@@ -182,13 +182,13 @@ IDENTITY = (
         "tests/wire/test_answers.py::test_an_earlier_result_of_another_author_is_left_alone",
     ),
     Mutation(
-        "tools/session.py",
+        "tools/scopes.py",
         "orjson.dumps(owned, option=orjson.OPT_SORT_KEYS)",
         'f"{project_id}{agent_id}{alias}".encode("utf-8", "replace")',
         "tests/unit/test_catalogue.py::test_separator_in_an_id_does_not_make_two_owners_equal",
     ),
     Mutation(
-        "tools/session.py",
+        "tools/scopes.py",
         "[project_id, agent_id, alias]",
         "[project_id, alias]",
         "tests/unit/test_catalogue.py::test_identities_agree_exactly_where_owner_and_alias_do",
@@ -224,13 +224,13 @@ IDENTITY = (
         "tests/wire/test_tenants.py::test_a_report_of_the_same_call_id_in_another_project_is_ignored",
     ),
     Mutation(
-        "tools/cursor.py",
+        "tools/scopes.py",
         "orjson.dumps([project_id, agent_id, payload.hex()])",
         "orjson.dumps([project_id, payload.hex()])",
         "tests/unit/test_content.py::test_cursor_is_valid_for_its_owner_only",
     ),
     Mutation(
-        "tools/cursor.py",
+        "tools/scopes.py",
         "orjson.dumps([project_id, agent_id, payload.hex()])",
         "orjson.dumps([agent_id, payload.hex()])",
         "tests/unit/test_content.py::test_cursor_is_valid_for_its_owner_only",
@@ -254,13 +254,13 @@ IDENTITY = (
         "tests/wire/test_answers.py::test_another_agent_or_session_does_not_share_the_cache",
     ),
     Mutation(
-        "executor/parking.py",
+        "executor/commit.py",
         "if not hmac.compare_digest(seal, self._seal(identity, record)):",
         "if not seal:",
         "tests/unit/test_executor.py::test_parked_record_with_a_wrong_seal_is_ignored",
     ),
     Mutation(
-        "executor/parking.py",
+        "executor/commit.py",
         "owner = [identity.project_id, ",
         "owner = [",
         "tests/unit/test_executor.py::test_parked_result_is_not_found_by_another_project_agent_or_turn",
@@ -348,7 +348,7 @@ SECRETS = (
         "tests/unit/test_telemetry.py::test_a_span_shows_no_secret_in_name_attributes_events_and_status",
     ),
     Mutation(
-        "bus/dead_letter_record.py",
+        "bus/dead_letters.py",
         "clean = without_secrets(delivery, redactor)",
         "clean = delivery",
         "tests/canary/test_canary.py::test_no_secret_is_in_any_output_whatever_goes_wrong",
@@ -400,7 +400,7 @@ LOSS = (
         "tests/wire/test_dead_letters.py::test_dead_letter_is_discarded_after_five_deliveries_during_an_outage",
     ),
     Mutation(
-        "bus/heartbeats.py",
+        "bus/held.py",
         "await work.message.in_progress()",
         "pass",
         "tests/wire/test_reliability.py::test_a_long_call_is_sent_once_and_delivered_once",
@@ -442,7 +442,7 @@ LOSS = (
         "tests/wire/test_reliability.py::test_only_one_of_many_concurrent_executors_gets_a_lease",
     ),
     Mutation(
-        "executor/committer.py",
+        "executor/commit.py",
         "stop=stop_after_delay(for_s)",
         "stop=stop_after_delay(0)",
         "tests/wire/test_reliability.py::test_a_result_waits_for_an_unavailable_database",
@@ -460,13 +460,13 @@ LOSS = (
         "tests/wire/test_durable_monitor.py::test_a_recreated_durable_starts_after_the_ack_floor_of_the_old_one",
     ),
     Mutation(
-        "executor/wakeup.py",
+        "executor/waiting_turn.py",
         "                raise\n",
         "                pass\n",
         "tests/wire/test_doorbells.py::test_a_doorbell_is_retried_while_the_stream_is_unavailable",
     ),
     Mutation(
-        "bus/returns.py",
+        "bus/intake.py",
         "or self._unrun_deliveries.pop(metadata.sequence.stream, 0) + 1 == attempt",
         "or self._unrun_deliveries.pop(metadata.sequence.stream, 0) > 0",
         "tests/races/test_intake.py::test_command_handed_back_and_delivered_elsewhere_in_between_needs_a_lease",
@@ -490,7 +490,7 @@ LOSS = (
         "tests/unit/test_bus.py::test_a_project_that_was_idle_gets_no_credit_for_it",
     ),
     Mutation(
-        "bus/slots.py",
+        "bus/worker.py",
         "(self._max_of_project if self._several_projects else self._limit)",
         "self._limit",
         "tests/races/test_intake.py::test_calls_of_one_project_that_never_end_leave_slots_for_others",
@@ -502,7 +502,7 @@ LOSS = (
         "tests/races/test_budgets.py::test_sessions_that_are_refused_from_the_start_leave_no_record",
     ),
     Mutation(
-        "bus/look_ahead.py",
+        "bus/pull_consumer.py",
         "while batch := self._batch():",
         "while batch := 0:",
         "tests/wire/test_intake.py::test_a_command_behind_the_backlog_of_another_project_runs_next",
@@ -512,7 +512,7 @@ LOSS = (
 
 OPERATORS = (
     Mutation(
-        "kernel/timeline.py",
+        "kernel/queries.py",
         "where tenant_id = $1 and tool_call_id = $2",
         "where $1::text is not null and tool_call_id = $2",
         "tests/wire/test_inspect.py::test_no_call_of_another_project_is_shown",
@@ -554,7 +554,7 @@ OPERATORS = (
         "tests/end_to_end/test_incidents.py::test_a_clock_that_is_wrong",
     ),
     Mutation(
-        "telemetry/recent_warnings.py",
+        "telemetry/snapshot.py",
         "return self._redactor.head(text, _MAX_CHARS)",
         "return text[:_MAX_CHARS]",
         "tests/unit/test_telemetry.py::test_recent_warnings_are_grouped_by_action_masked_and_truncated",
@@ -584,7 +584,7 @@ OPERATORS = (
         "tests/unit/test_health_server.py::test_the_page_is_off_by_default",
     ),
     Mutation(
-        "telemetry/page.py",
+        "telemetry/health_server.py",
         "made.textContent = text",
         "made.innerHTML = text",
         "tests/unit/test_health_server.py::test_the_page_has_a_strict_policy_and_its_numbers_no_payload",

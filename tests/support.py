@@ -16,12 +16,12 @@ import orjson
 from nats.js.errors import NotFoundError
 
 from openapi_tool.bus.dead_letters import STREAM as DEAD_LETTERS
-from openapi_tool.kernel.grants import grant_statements, quoted_role
+from openapi_tool.kernel.inspection import grant_statements, quoted_role
 from openapi_tool.local.caller import Caller
 from openapi_tool.local.stack import EmbeddedStack
 from openapi_tool.protocol.cards import ToolCall
 from openapi_tool.protocol.command import Delivery
-from openapi_tool.protocol.identity import CallIdentity
+from openapi_tool.protocol.identity import CallIdentity, SpanContext
 from openapi_tool.protocol.records import (
     CallRecords,
     CardRecord,
@@ -30,7 +30,6 @@ from openapi_tool.protocol.records import (
     RequestEdgeRecord,
     WaitingTurnRecord,
 )
-from openapi_tool.protocol.trace import SpanContext
 from openapi_tool.protocol.v1r4 import V1r4
 from openapi_tool.tools.arguments import CallOwner
 from openapi_tool.tools.definition import ToolDefinition, parse_definition

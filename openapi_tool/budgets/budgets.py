@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 from openapi_tool.budgets.account import SCOPES, Account, AccountId
 from openapi_tool.budgets.ledger import ALWAYS, NOTHING, Amount, Limit, Period, Periods
 from openapi_tool.budgets.replica import AccountStore, Journal, Outage, Replica, record_key
+from openapi_tool.concurrency import in_background
 from openapi_tool.options import BudgetLimits, BudgetOptions, time_zone
 from openapi_tool.protocol.errors import Unavailable
-from openapi_tool.shielding import in_background
 from openapi_tool.tools.deadline import Deadline
 
 _TICK_S = 1.0

@@ -14,9 +14,9 @@ import orjson
 
 from openapi_tool.budgets.allowance import Allowance
 from openapi_tool.budgets.ledger import NOTHING, Amount, parse_amount
+from openapi_tool.concurrency import in_background
 from openapi_tool.limits.permits import Store
 from openapi_tool.protocol.errors import Unavailable
-from openapi_tool.shielding import in_background
 from openapi_tool.telemetry import metrics
 
 log = logging.getLogger(__name__)

@@ -26,8 +26,8 @@ from nats.protocol.parser import PERMISSIONS_ERR
 
 from openapi_tool.bus.connection_errors import SERVERS_SETTING, LogBackoff, LoginRefusal, describe_connection_error
 from openapi_tool.bus.wire import Handlers, Headers, Parser, header_block, parse_headers
+from openapi_tool.concurrency import interruptible
 from openapi_tool.protocol.errors import Unavailable
-from openapi_tool.shielding import interruptible
 
 log = logging.getLogger(__name__)
 

@@ -13,12 +13,12 @@ from nats.js.errors import KeyNotFoundError, NotFoundError
 
 from openapi_tool.bus import leases
 from openapi_tool.bus.dead_letter_reader import dead_letters, stream_messages
-from openapi_tool.bus.dead_letter_record import DeadLetter
+from openapi_tool.bus.dead_letters import DeadLetter
 from openapi_tool.bus.stats import gather_stats
 from openapi_tool.bus.streams import DurableOptions
 from openapi_tool.bus.wire import delivery_of
-from openapi_tool.protocol.claims import claimed_identity
 from openapi_tool.protocol.command import Delivery
+from openapi_tool.protocol.dialect import claimed_identity
 from openapi_tool.protocol.identity import TRACEPARENT
 from openapi_tool.protocol.subject import command_filter, doorbell_filter
 

@@ -16,19 +16,15 @@ from nats.aio.msg import Msg
 
 from openapi_tool.bus.client import BusClient
 from openapi_tool.bus.dead_letters import DeadLetters
-from openapi_tool.bus.durable_state import observe
-from openapi_tool.bus.heartbeats import Heartbeats
-from openapi_tool.bus.held import FetchMode, Held
+from openapi_tool.bus.durable import ServerClock, observe
+from openapi_tool.bus.held import FetchMode, Heartbeats, Held
 from openapi_tool.bus.intake import Intake
 from openapi_tool.bus.leases import Leases
-from openapi_tool.bus.look_ahead import LookAhead
-from openapi_tool.bus.pull_consumer import ConsumerGone, PullConsumer
+from openapi_tool.bus.pull_consumer import ConsumerGone, LookAhead, PullConsumer
 from openapi_tool.bus.scheduler import FairScheduler
-from openapi_tool.bus.server_clock import ServerClock
-from openapi_tool.bus.slots import Slots
 from openapi_tool.bus.streams import Durable, DurableOptions, ensure_durable
 from openapi_tool.bus.wire import ForeignMessage
-from openapi_tool.bus.worker import Handler, Worker
+from openapi_tool.bus.worker import Handler, Slots, Worker
 from openapi_tool.options import ExecutorOptions, FairnessOptions
 from openapi_tool.telemetry import metrics
 

@@ -19,8 +19,7 @@ from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 from nats.js.errors import APIError, NotFoundError
 
 from openapi_tool.bus.client import Denied
-from openapi_tool.bus.dead_letter_record import DeadLetter, decode
-from openapi_tool.bus.dead_letters import STREAM
+from openapi_tool.bus.dead_letters import STREAM, DeadLetter, decode
 from openapi_tool.bus.streams import DurableOptions
 from openapi_tool.bus.wire import Headers, delivery_of, parse_headers, shown_subject
 from openapi_tool.protocol.command import BodyDigest, Delivery

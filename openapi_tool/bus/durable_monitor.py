@@ -11,10 +11,9 @@ from typing import Protocol
 
 import nats.errors
 
-from openapi_tool.bus.ack_floor import AckFloor, save_ack_floor
 from openapi_tool.bus.client import BusClient
-from openapi_tool.bus.durable_state import DurableMissing, DurableState, ErrorReply, observe
-from openapi_tool.bus.server_clock import ServerClock
+from openapi_tool.bus.durable import DurableMissing, DurableState, ErrorReply, ServerClock, observe
+from openapi_tool.bus.kv_stores import AckFloor, save_ack_floor
 from openapi_tool.bus.streams import (
     UNLIMITED,
     Durable,

@@ -1,21 +1,27 @@
-"""Held command: received but not settled; it waits for a slot or runs in one."""
+"""Held commands: received but not settled; heartbeats are sent before their AckWait or lease ends.
+
+A failed one is retried at the next check. Several tries fit into AckWait, even if each hangs until its timeout.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from sys import getsizeof
 from typing import Any
 
+import nats.errors
 from nats.aio.msg import Msg
 
-from openapi_tool.bus.leases import Lease
-from openapi_tool.protocol.claims import claimed_identity
+from openapi_tool.bus.leases import Lease, LeaseLost, Leases
 from openapi_tool.protocol.command import Delivery
-from openapi_tool.protocol.identity import AGENT, TRACEPARENT
+from openapi_tool.protocol.dialect import claimed_identity
+from openapi_tool.protocol.identity import AGENT, TRACEPARENT, parse_traceparent
 from openapi_tool.protocol.subject import MAX_ID_BYTES
-from openapi_tool.protocol.trace import parse_traceparent
 from openapi_tool.tools.problems import short
 
 _IDS = ("agent_id", "agent_turn_id", "tool_call_id")
@@ -99,3 +105,58 @@ def _trace(headers: Mapping[str, str]) -> dict[str, str]:
         return {"trace_id": parse_traceparent(headers.get(TRACEPARENT, "")).trace_id}
     except ValueError:
         return {}
+
+
+log = logging.getLogger(__name__)
+
+_DUE_SHARE = 0.45
+"""Fraction of AckWait after the last acknowledged progress at which a heartbeat is due."""
+
+_CHECK_SHARE = 1 / 12
+"""Fraction of AckWait between two checks for due heartbeats."""
+
+_TIMEOUT_SHARE = 1 / 10
+"""Timeout of one heartbeat as a fraction of AckWait: 0.45 + 2 * (1/12 + 1/10) is less than 1."""
+
+_MAX_CONCURRENT = 64
+"""Hundreds of heartbeats are due together after a stall; sent one by one, the last would be too late."""
+
+
+class Heartbeats:
+    """Sends progress acknowledgements and renews leases; `ack_wait_s` is the durable's AckWait."""
+
+    def __init__(self, leases: Leases, ack_wait_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self.ack_wait_s = ack_wait_s
+        self._leases = leases
+        self._clock = clock
+
+    @property
+    def check_every_s(self) -> float:
+        """Seconds between two checks."""
+        return self.ack_wait_s * _CHECK_SHARE
+
+    async def send(self, held: Iterable[Held]) -> None:
+        """Send the heartbeats that are due, longest overdue first."""
+        due_before = self._clock() - self.ack_wait_s * _DUE_SHARE
+        due = [work for work in held if work.last_progress_ack <= due_before and not work.message.is_acked]
+        due.sort(key=lambda work: work.last_progress_ack)
+        permits = asyncio.Semaphore(_MAX_CONCURRENT)
+        await asyncio.gather(*(self._beat(work, permits) for work in due))
+
+    async def _beat(self, work: Held, permits: asyncio.Semaphore) -> None:
+        try:
+            async with asyncio.timeout(self.ack_wait_s * _TIMEOUT_SHARE), permits:
+                sent_at = self._clock()
+                await work.message.in_progress()
+                if work.lease is not None:
+                    await self._leases.renew(work.lease)
+                work.last_progress_ack = sent_at  # only on success: a failed heartbeat must stay due
+        except (nats.errors.Error, OSError, LeaseLost) as error:
+            log.warning(
+                "cannot send a heartbeat; retrying",
+                extra={
+                    "action": "heartbeat.failed",
+                    "error": f"{type(error).__name__}: {error}",
+                    "stream_sequence": work.delivery.stream_sequence,
+                },
+            )

@@ -5,18 +5,9 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from openapi_tool.bus import (
-    ack_floor,
-    dead_letters,
-    leases,
-    parked_results,
-    returns,
-    session_key_store,
-    stats,
-    switch_store,
-)
+from openapi_tool.bus import dead_letters, intake, kv_stores, leases, stats
 from openapi_tool.bus.client import INBOX, routed
-from openapi_tool.bus.shared_records import BUDGETS, LIMITS
+from openapi_tool.bus.storage import BUDGETS, LIMITS
 from openapi_tool.bus.streams import DurableOptions
 from openapi_tool.protocol.subject import command_stream, doorbell_filter
 
@@ -62,7 +53,7 @@ def executor_permissions(options: DurableOptions, *, stream: str | None, session
     so it is not stored in NATS.
     """
     stream = stream or command_stream(options.version)[0]
-    notices = returns.notice_subject(stream, options.name)
+    notices = intake.notice_subject(stream, options.name)
     return Permissions(
         (
             f"{_API}.STREAM.NAMES",
@@ -80,17 +71,17 @@ def executor_permissions(options: DurableOptions, *, stream: str | None, session
             notices,
             *_created_stream(dead_letters.STREAM),
             *_bucket(leases.BUCKET, leases.KEYS),
-            *_bucket(parked_results.BUCKET, parked_results.KEYS),
+            *_bucket(kv_stores.PARKED_BUCKET, kv_stores.PARKED_KEYS),
             *_bucket(LIMITS.bucket, LIMITS.keys),
             f"{LIMITS.changes}.>",
             *_bucket(BUDGETS.bucket, BUDGETS.keys),
             f"{BUDGETS.changes}.>",
             *_bucket(
-                session_key_store.BUCKET,
-                f"{ack_floor.KEYS}.{options.name}",
-                *(() if session_key else (session_key_store.SESSION_KEY,)),
+                kv_stores.BUCKET,
+                f"{kv_stores.FLOOR_KEYS}.{options.name}",
+                *(() if session_key else (kv_stores.SESSION_KEY,)),
             ),
-            _direct_get(session_key_store.BUCKET, switch_store.KEY),
+            _direct_get(kv_stores.BUCKET, kv_stores.SWITCHES_KEY),
         ),
         (f"{INBOX}.>", stats.SUBJECT, notices, f"{LIMITS.changes}.>", f"{BUDGETS.changes}.>"),
     )
@@ -157,7 +148,7 @@ def _all_projects(options: DurableOptions) -> str:
 
 def switch_permissions() -> Permissions:
     """Return the permissions of `tools disable`, `enable` and `disabled`."""
-    return Permissions(_bucket(session_key_store.BUCKET, switch_store.KEY))
+    return Permissions(_bucket(kv_stores.BUCKET, kv_stores.SWITCHES_KEY))
 
 
 def top_permissions() -> Permissions:

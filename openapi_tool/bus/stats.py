@@ -20,7 +20,7 @@ import orjson
 from nats.aio.client import Client
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from openapi_tool.shielding import in_background
+from openapi_tool.concurrency import in_background
 from openapi_tool.tools.problems import short
 
 log = logging.getLogger(__name__)

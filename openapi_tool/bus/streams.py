@@ -12,8 +12,8 @@ from nats.js import JetStreamContext
 from nats.js.api import AckPolicy, ConsumerConfig, ConsumerInfo, DeliverPolicy, RetentionPolicy, StreamConfig
 from nats.js.errors import BadRequestError, NotFoundError
 
-from openapi_tool.bus.ack_floor import AckFloor, load_ack_floor
 from openapi_tool.bus.client import BusClient, Denied
+from openapi_tool.bus.kv_stores import AckFloor, load_ack_floor
 from openapi_tool.protocol.subject import command_stream
 
 log = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperGroup
 
 from openapi_tool import __version__
-from openapi_tool.cli import budgets, check, deadletters, inspect, limits, nats, serve, sql, tools, top, usage
+from openapi_tool.cli import check, deadletters, inspect, limits, nats, serve, sql, tools, top, usage
 from openapi_tool.cli.common import guard_output
 from openapi_tool.settings.secret_values import likely_secrets
 from openapi_tool.telemetry.logs import configure_logging, guard_crashes, log_crash
@@ -51,7 +51,7 @@ app.command()(serve.serve)
 app.command(short_help="Show the timeline of one call.")(inspect.inspect)
 app.command(short_help="Show what all replicas do right now.")(top.top)
 app.command(short_help="Show limits of the upstream and who uses them.")(limits.limits)
-app.command(short_help="Show budgets: used, left, when they renew.")(budgets.budgets)
+app.command(short_help="Show budgets: used, left, when they renew.")(limits.budgets)
 app.command("usage", short_help="Show what the calls of a project cost.")(usage.show_usage)
 app.command(short_help="Check what `serve` needs; change nothing.")(check.check)
 if find_spec("openapi_tool.local"):  # the image does not contain the embedded stack

@@ -19,8 +19,8 @@ from openapi_tool.bootstrap import NAME, build_bootstrap
 from openapi_tool.bus.connection import BusOptions
 from openapi_tool.bus.dead_letters import STREAM as DEAD_LETTERS
 from openapi_tool.cli.common import INTERRUPTED, fail, json_default, print_status
-from openapi_tool.cli.kernel_option import ProtocolOption, ProtocolVersion
-from openapi_tool.cli.nats_connection import connected_once
+from openapi_tool.cli.kernels import ProtocolOption, ProtocolVersion, connected_once
+from openapi_tool.concurrency import interruptible
 from openapi_tool.kernel.failures import DSN_SETTING, located, translate_connection_errors
 from openapi_tool.local.caller import ERRORS, Caller, PlacedCall, ResultRows, open_database
 from openapi_tool.local.dev import DevError, RequestedCall, resolve_call, running_dev
@@ -28,12 +28,10 @@ from openapi_tool.protocol.cards import as_model_reads
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.protocol.subject import default_durable, parse_command_subject
 from openapi_tool.settings import SettingsError, load_settings
-from openapi_tool.settings.connections import SCHEMES
-from openapi_tool.settings.dsn import parse_dsn
 from openapi_tool.settings.loading import empty_servers
-from openapi_tool.settings.urls import parse_url
-from openapi_tool.shielding import interruptible
-from openapi_tool.telemetry.printable import printable_lines
+from openapi_tool.settings.sections import SCHEMES
+from openapi_tool.settings.urls import parse_dsn, parse_url
+from openapi_tool.telemetry.logs import printable_lines
 from openapi_tool.telemetry.redact import Redactor
 from openapi_tool.tools.definition import DEFAULT_AUTH_ENV
 

@@ -15,15 +15,14 @@ import typer
 from openapi_tool.assembly import upstream_transport
 from openapi_tool.bootstrap import Bootstrap, build_bootstrap
 from openapi_tool.bus.connection import BusClient, connected, outage_as_unavailable
-from openapi_tool.bus.durable_state import DurableMissing, observe
-from openapi_tool.bus.server_clock import ServerClock
+from openapi_tool.bus.durable import DurableMissing, ServerClock, observe
 from openapi_tool.bus.storage import denied
 from openapi_tool.bus.streams import UNLIMITED, Durable, DurableOptions, command_stream_of
 from openapi_tool.cli.common import USAGE, print_json, print_line, print_status
-from openapi_tool.cli.kernel_option import ProtocolOption
+from openapi_tool.cli.kernels import ProtocolOption
 from openapi_tool.cli.tools_files import settings_failed
 from openapi_tool.cli.tools_registry import judge, stored_check
-from openapi_tool.cooperative import TimeSlicer
+from openapi_tool.concurrency import TimeSlicer
 from openapi_tool.jina.client import JinaClient
 from openapi_tool.kernel.failures import located
 from openapi_tool.kernel.registration import ToolRows
@@ -32,7 +31,7 @@ from openapi_tool.protocol.errors import ToolError, Unavailable
 from openapi_tool.settings import SettingsError, load_settings
 from openapi_tool.settings.loading import ignored_variables
 from openapi_tool.tools.catalogue import OPERATIONS
-from openapi_tool.tools.registry import RegistryError
+from openapi_tool.tools.exports import RegistryError
 from openapi_tool.tools.secrets import FILE_SUFFIX
 
 Check = Callable[[Bootstrap], Awaitable[list[str]]]

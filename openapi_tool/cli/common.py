@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 from rich.text import Text
 
-from openapi_tool.telemetry.printable import printable_json, printable_line, printable_lines
+from openapi_tool.telemetry.logs import printable_json, printable_line, printable_lines
 from openapi_tool.tools.definition import DEFAULT_AUTH_ENV
 
 if TYPE_CHECKING:

@@ -27,9 +27,9 @@ from openapi_tool.cli.common import (
     json_default,
     running,
 )
-from openapi_tool.cli.kernel_option import ProtocolOption, ProtocolVersion
+from openapi_tool.cli.kernels import ProtocolOption, ProtocolVersion
 from openapi_tool.settings import PREFIX
-from openapi_tool.telemetry.printable import printable_lines
+from openapi_tool.telemetry.logs import printable_lines
 from openapi_tool.tools.problems import counted
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def _run(upstream: Upstream, protocol: ProtocolVersion, *, quiet: bool) -> list[
             play,
             prepare,
         )
-        from openapi_tool.local.server import ServerFailed  # noqa: PLC0415 - the same
+        from openapi_tool.local.servers import ServerFailed  # noqa: PLC0415 - the same
         from openapi_tool.local.stack import EmbeddedStack  # noqa: PLC0415 - the same
     more = {f"{PREFIX}TOOLS__MAX_RESULT_CHARS": str(MAX_RESULT_CHARS), f"{PREFIX}PROTOCOL__VERSION": protocol.value}
     settings = executor_settings(upstream) | more

@@ -31,8 +31,8 @@ from openapi_tool.cli.common import (
     print_status,
     running,
 )
-from openapi_tool.cli.dev_page import DevStatistics, dev_page
-from openapi_tool.cli.kernel_option import ProtocolOption, ProtocolVersion
+from openapi_tool.cli.dev_executor import DevStatistics, dev_page
+from openapi_tool.cli.kernels import ProtocolOption, ProtocolVersion
 from openapi_tool.local.caller import ERRORS, Caller
 from openapi_tool.local.dev import (
     AGENT,
@@ -53,7 +53,7 @@ from openapi_tool.tools.problems import counted
 from openapi_tool.tools.result import one_line
 
 if TYPE_CHECKING:
-    from openapi_tool.cli.dev_settings import DevSettings
+    from openapi_tool.cli.dev_executor import DevSettings
     from openapi_tool.local.executor import ExecutorProcess
     from openapi_tool.local.stack import EmbeddedStack
 
@@ -133,9 +133,9 @@ class _DevOptions:
 
 def _run(options: _DevOptions, page_port: int) -> None:
     with extra_needed("dev"):
-        from openapi_tool.cli.dev_settings import dev_settings  # noqa: PLC0415 - needs the extra [local]
+        from openapi_tool.cli.dev_executor import dev_settings  # noqa: PLC0415 - needs the extra [local]
         from openapi_tool.local.demo import CALLS  # noqa: PLC0415 - the same
-        from openapi_tool.local.server import ServerFailed  # noqa: PLC0415 - the same
+        from openapi_tool.local.servers import ServerFailed  # noqa: PLC0415 - the same
     settings = dev_settings(options.upstream, os.environ, options.protocol)
     for remark in settings.remarks:
         print_status(remark)

@@ -21,11 +21,10 @@ from openapi_tool.bus.command_state import (
     with_holder,
 )
 from openapi_tool.bus.connection import BusClient
-from openapi_tool.bus.dead_letter_record import without_secrets
+from openapi_tool.bus.dead_letters import without_secrets
 from openapi_tool.cli.common import USAGE, fail, json_default, print_json, print_line
-from openapi_tool.cli.kernel_option import ProtocolOption
-from openapi_tool.cli.nats_connection import with_nats
-from openapi_tool.kernel.timeline import CallRows, call_rows
+from openapi_tool.cli.kernels import ProtocolOption, with_nats
+from openapi_tool.kernel.queries import CallRows, call_rows
 from openapi_tool.protocol.jsontext import storable_text
 from openapi_tool.protocol.subject import is_token
 from openapi_tool.tools.problems import counted, short

@@ -1,4 +1,4 @@
-"""`openapi-tool limits`: limits of the upstream by key and endpoint, and who uses them."""
+"""`openapi-tool limits` and `budgets`: rate limits and budgets, and who uses them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from rich.console import Group
 from openapi_tool.bootstrap import Bootstrap
 from openapi_tool.bus.connection import BusClient
 from openapi_tool.bus.stats import gather_stats
-from openapi_tool.cli.common import fail, print_json
-from openapi_tool.cli.nats_connection import with_nats
+from openapi_tool.cli.common import fail, print_json, print_status
+from openapi_tool.cli.kernels import with_nats
 from openapi_tool.cli.tables import Rows, output, redraw
 
 _NO_REPLICA = 1
@@ -21,7 +21,7 @@ _REPLIES_S = 1.0
 _UPDATE_S = 2.0
 _LIMITS = ("pool", "not_set", "requests_per_minute", "tokens_per_minute", "concurrent", "found_by_429")
 _KEY_FIELDS = ("variable", "state", "status", "for_s", "tried_again_s")
-_HEADS = (
+_LIMIT_HEADS = (
     "key",
     "endpoint",
     "requests/min",
@@ -111,7 +111,7 @@ def blocked(replicas: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 def shown(replicas: Sequence[Mapping[str, Any]]) -> Group:
     """Return the tables: refused keys if there are any, limits, replicas, waiting calls by project."""
     keys, entries = blocked(replicas), combined(replicas)
-    table = Rows(*_HEADS, title="limits")
+    table = Rows(*_LIMIT_HEADS, title="limits")
     shares = Rows("key", "endpoint", "replica", "requests/min", "permits at hand", "without NATS")
     waiting = Rows("key", "endpoint", "project", "waiting")
     for entry in entries:
@@ -139,3 +139,67 @@ def _key(entry: Mapping[str, Any]) -> str:
 
 def _limit(value: object) -> str:
     return "-" if value is None else str(value)
+
+
+_ACCOUNT = ("project", "scope", "who", "tool", "period")
+_BUDGET_HEADS = ("project", "scope", "agent or session", "tool", "period", "requests", "tokens", "used", "renews")
+
+
+def budgets(
+    *,
+    project: Annotated[str | None, typer.Option(help="Project of the accounts; by default all.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Show the accounts that the replicas have used since their start: used, left, when they renew.
+
+    Each replica reports at most 100 accounts: those of projects, then the most used. Exit codes: 0, 1 no replica
+    answers, 2 invalid settings, or NATS cannot be reached.
+    """
+
+    async def work(bootstrap: Bootstrap, client: BusClient) -> None:
+        del bootstrap
+        replicas = await gather_stats(client, _REPLIES_S)
+        if not replicas:
+            fail("no replica answers on openapi_tool.stats: none runs, or its user lacks permission", _NO_REPLICA)
+        accounts = combined_budgets(replicas, project)
+        if as_json:
+            print_json({"budgets": accounts})
+        elif accounts:
+            output().print(_table(accounts))
+        else:
+            print_status("no account was used since the replicas started")
+
+    # Budgets are part of the statistics that `top` reads.
+    with_nats(work, permissions_command="openapi-tool nats permissions --for top")
+
+
+def combined_budgets(replicas: Sequence[Mapping[str, Any]], project: str | None = None) -> list[dict[str, Any]]:
+    """Return each account once, with the highest use that a replica reports; with `project` only those of it."""
+    accounts: dict[tuple[str, ...], dict[str, Any]] = {}
+    for replica in replicas:
+        for account in replica.get("budgets") or ():
+            key = tuple(str(account.get(name)) for name in _ACCOUNT)
+            known = accounts.get(key)
+            if project in (None, account.get("project")) and (known is None or _used(known) < _used(account)):
+                accounts[key] = dict(account)
+    return [accounts[key] for key in sorted(accounts)]
+
+
+def _used(account: Mapping[str, Any]) -> float:
+    return float(account.get("share") or 0)
+
+
+def _table(accounts: Sequence[Mapping[str, Any]]) -> Rows:
+    table = Rows(*_BUDGET_HEADS, title="budgets")
+    for account in accounts:
+        used = f"{_used(account):.0%}" + (" (last known)" if account.get("offline") else "")
+        amounts = (_left(account, "requests"), _left(account, "tokens"), used, account.get("renews_at") or "-")
+        table.add(*(account.get(name) for name in _ACCOUNT), *amounts)
+    return table
+
+
+def _left(account: Mapping[str, Any], kind: str) -> str:
+    """Return `LEFT of LIMIT left`, or `N used` without a limit."""
+    if account.get(kind) is None:
+        return f"{account.get(f'{kind}_used')} used"
+    return f"{account.get(f'{kind}_left')} of {account.get(kind)} left"

@@ -12,8 +12,7 @@ from urllib.parse import quote
 import httpx
 
 from openapi_tool import __version__
-from openapi_tool.tools.exports import as_yaml
-from openapi_tool.tools.registry import NoSuchProject, RegistryError, RegistryUnreachable, stored_row
+from openapi_tool.tools.exports import NoSuchProject, RegistryError, RegistryUnreachable, as_yaml, stored_row
 
 _TIMEOUT_S = 30.0
 _PAGE_SIZE = 100

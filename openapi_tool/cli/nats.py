@@ -14,8 +14,7 @@ import typer
 
 from openapi_tool.bootstrap import Bootstrap, durable_options
 from openapi_tool.bus.connection import BusClient
-from openapi_tool.bus.durable_state import DurableMissing
-from openapi_tool.bus.handover import DurableShown, StillPulled, durable_shown, hand_to_kernel
+from openapi_tool.bus.durable import DurableMissing, DurableShown, StillPulled, durable_shown, hand_to_kernel
 from openapi_tool.bus.permissions import (
     Permissions,
     dead_letter_permissions,
@@ -26,11 +25,10 @@ from openapi_tool.bus.permissions import (
     top_permissions,
 )
 from openapi_tool.cli.common import NO_DATABASE, USAGE, fail, print_json, print_line
-from openapi_tool.cli.kernel_option import ProtocolOption
-from openapi_tool.cli.nats_connection import with_nats
+from openapi_tool.cli.kernels import ProtocolOption, with_nats
 from openapi_tool.cli.tools_files import settings_failed
 from openapi_tool.settings import Settings, SettingsError, load_settings
-from openapi_tool.telemetry.printable import printable_lines
+from openapi_tool.telemetry.logs import printable_lines
 
 app = typer.Typer(no_args_is_help=True, help="Print NATS permissions; show or restore the durable.")
 

@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from openapi_tool.cli.common import fail
-from openapi_tool.cli.kernel_option import ProtocolOption, ProtocolVersion
-from openapi_tool.kernel.grants import INSPECT, USAGE, grant_statements, reader_grants
+from openapi_tool.cli.kernels import ProtocolOption, ProtocolVersion
+from openapi_tool.kernel.inspection import INSPECT, USAGE, grant_statements, reader_grants
 from openapi_tool.settings import SettingsError, load_settings
 
 app = typer.Typer(no_args_is_help=True, help="Print the database privileges that the service needs.")

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from openapi_tool.cli.common import USAGE, fail, print_json, print_line, print_status
-from openapi_tool.cli.kernel_option import ProtocolOption
+from openapi_tool.cli.kernels import ProtocolOption
 from openapi_tool.cli.tables import Rows, output
 from openapi_tool.cli.tools_files import Files, load_definitions
 from openapi_tool.cli.tools_registry import (
@@ -29,10 +29,9 @@ from openapi_tool.cli.tools_registry import (
     run_with,
 )
 from openapi_tool.protocol.subject import subject_in_version
-from openapi_tool.telemetry.printable import printable_line
-from openapi_tool.tools.exports import as_yaml
+from openapi_tool.telemetry.logs import printable_line
+from openapi_tool.tools.exports import COLUMNS, Registry, RegistryError, RegistryUnreachable, as_yaml
 from openapi_tool.tools.problems import counted
-from openapi_tool.tools.registry import COLUMNS, Registry, RegistryError, RegistryUnreachable
 
 _MAX_CONCURRENT = 8
 _PROJECTS_SHOWN = 5

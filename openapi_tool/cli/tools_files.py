@@ -14,13 +14,13 @@ import typer
 
 from openapi_tool.bootstrap import lint_limits
 from openapi_tool.cli.common import USAGE, fail, print_status
-from openapi_tool.jina.definition_lint import source_problems
+from openapi_tool.jina.definition_checks import source_problems
 from openapi_tool.settings import CONFIG_VARIABLE, Settings, SettingsError, load_settings
 from openapi_tool.telemetry.redact import MASK
 from openapi_tool.tools.definition import ToolDefinition, parse_definition, stored_record
 from openapi_tool.tools.exports import complete
-from openapi_tool.tools.pasted_keys import PREFIXED_KEY
 from openapi_tool.tools.problems import Problem
+from openapi_tool.tools.secrets import PREFIXED_KEY
 from openapi_tool.tools.source import MAX_BYTES, Source, read_sources
 
 LINT_FAILED = 1

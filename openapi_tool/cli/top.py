@@ -14,7 +14,7 @@ from openapi_tool.bootstrap import Bootstrap
 from openapi_tool.bus.connection import BusClient
 from openapi_tool.bus.stats import gather_stats
 from openapi_tool.cli.common import cell, fail, print_json
-from openapi_tool.cli.nats_connection import with_nats
+from openapi_tool.cli.kernels import with_nats
 from openapi_tool.cli.tables import Rows, output, redraw
 from openapi_tool.tools.problems import counted
 

@@ -15,13 +15,13 @@ import typer
 
 from openapi_tool.bootstrap import Bootstrap
 from openapi_tool.cli.common import USAGE, fail, print_json, print_status
-from openapi_tool.cli.kernel_option import ProtocolOption, kernel_bootstrap
+from openapi_tool.cli.kernels import ProtocolOption, kernel_bootstrap
 from openapi_tool.cli.tables import Rows, output
 from openapi_tool.kernel.failures import located
-from openapi_tool.kernel.usage import MAX_ROWS, By, usage
+from openapi_tool.kernel.queries import MAX_ROWS, By, usage
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.protocol.subject import is_token
-from openapi_tool.telemetry.printable import printable_line
+from openapi_tool.telemetry.logs import printable_line
 from openapi_tool.tools.problems import short
 
 _FIGURES = ("calls", "tokens", "requests", "cache_hits", "errors", "truncated", "retries", "p50_ms", "p95_ms")

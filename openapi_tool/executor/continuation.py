@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import chain
 
-from openapi_tool.cooperative import SMALL, Steps, TimeSlicer
+from openapi_tool.concurrency import SMALL, Steps, TimeSlicer
 from openapi_tool.executor.ports import Artifacts
 from openapi_tool.executor.stored_search import SearchRequest, StoredSearch
 from openapi_tool.options import ToolOptions
@@ -21,14 +21,13 @@ from openapi_tool.tools.arguments import (
     cursor_schema,
     names_main_parameter,
     takes_cursor,
+    whole_number,
 )
-from openapi_tool.tools.cursor import Cursors, Position, unknown_cursor
 from openapi_tool.tools.definition import MIN_RESULT_TOKENS, ToolDefinition
-from openapi_tool.tools.frame import framed, without_frames
-from openapi_tool.tools.lenient import whole_number
 from openapi_tool.tools.problems import counted, listed, short
-from openapi_tool.tools.result import Item, RenderedResult, ToolOutput, items_chars
+from openapi_tool.tools.result import Item, RenderedResult, ToolOutput, framed, items_chars, without_frames
 from openapi_tool.tools.schema import schema_problems
+from openapi_tool.tools.scopes import Cursors, Position, unknown_cursor
 from openapi_tool.tools.truncation import (
     OPENING_CHARS,
     Limit,

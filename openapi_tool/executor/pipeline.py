@@ -14,14 +14,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from openapi_tool.budgets.budgets import Charge
-from openapi_tool.executor.committer import ResultCommitter
-from openapi_tool.executor.ids import ids
-from openapi_tool.executor.parking import CallResult, ParkedResults
-from openapi_tool.executor.ports import CallContext, Clock, Kernel, Publisher, Slots, Span, Tracer
-from openapi_tool.executor.result_delay import ResultDelay
+from openapi_tool.concurrency import raise_if_cancelled, shielded
+from openapi_tool.executor.commit import CallResult, ParkedResults, ResultCommitter
+from openapi_tool.executor.ports import CallContext, Clock, Kernel, Publisher, Slots, Span, Tracer, ids
 from openapi_tool.executor.runner import ToolCallRequest, ToolRunner
-from openapi_tool.executor.turn_deadline import TurnDeadline
-from openapi_tool.executor.wakeup import WakeupSender, unclaimed
+from openapi_tool.executor.waiting_turn import ResultDelay, TurnDeadline, WakeupSender, unclaimed
 from openapi_tool.frozen import frozen
 from openapi_tool.options import ExecutorOptions, ToolOptions
 from openapi_tool.protocol.cards import ArtifactCard, Card, StoredText, artifact_card, read_tool_call, result_card
@@ -46,7 +43,6 @@ from openapi_tool.protocol.errors import (
 from openapi_tool.protocol.identity import CallIdentity, identify
 from openapi_tool.protocol.records import CallRecords, EarlierResult
 from openapi_tool.protocol.report import Acceptance, Report, reportable_content, trace_link
-from openapi_tool.shielding import raise_if_cancelled, shielded
 from openapi_tool.telemetry import metrics
 from openapi_tool.telemetry.calls import CALL_FIELDS, CallFacts, record_finished
 from openapi_tool.tools.arguments import CallOwner

@@ -1,24 +1,25 @@
-"""Interfaces (ports) of the executor; other packages implement them, `service.py` connects them."""
+"""Interfaces (ports) of the executor, which other packages implement; ids of a call for its log lines."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Protocol, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 from openapi_tool.budgets.budgets import Charge
 from openapi_tool.limits.permits import Slot
 from openapi_tool.protocol.attempts import Attempt
 from openapi_tool.protocol.cards import ArtifactCard, Card
 from openapi_tool.protocol.command import Command
+from openapi_tool.protocol.identity import CallIdentity, SpanContext, TraceLink
 from openapi_tool.protocol.records import Artifact, CallRecords
 from openapi_tool.protocol.report import Report, Wakeup
-from openapi_tool.protocol.trace import SpanContext, TraceLink
 from openapi_tool.telemetry.calls import CallFacts
-from openapi_tool.tools.arguments import Arguments
+from openapi_tool.tools.arguments import Arguments, CallOwner
 from openapi_tool.tools.deadline import Deadline
 from openapi_tool.tools.definition import ToolDefinition
+from openapi_tool.tools.problems import short
 from openapi_tool.tools.result import ToolOutput, Usage
 
 
@@ -159,3 +160,18 @@ class Tracer(Protocol):
 
     def span(self, name: str, link: TraceLink, attributes: Mapping[str, str]) -> AbstractContextManager[Span]:
         """Start a child span of the link's parent."""
+
+
+_ID_NAMES = ("project_id", "agent_id", "agent_turn_id", "tool_call_id")
+_SHOWN_ID_CHARS = 128
+"""Limit of an id in a log line. A tool call id has any length, and JSON may need six bytes per character."""
+
+
+def ids(identity: CallIdentity) -> dict[str, Any]:
+    """Return the ids for log lines and spans of a call, each truncated to 128 characters."""
+    return {name: short(getattr(identity, name), _SHOWN_ID_CHARS) for name in _ID_NAMES}
+
+
+def owner_ids(owner: CallOwner) -> dict[str, Any]:
+    """Return the same ids for a call from any front end, without those that it does not have."""
+    return {name: short(value, _SHOWN_ID_CHARS) for name in _ID_NAMES if (value := owner.ids.get(name)) is not None}

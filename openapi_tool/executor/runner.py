@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from openapi_tool.concurrency import raise_if_cancelled
 from openapi_tool.executor.continuation import Continuation, requested_cursor, requested_tokens
-from openapi_tool.executor.ids import owner_ids
-from openapi_tool.executor.ports import CallContext, ToolBackend
+from openapi_tool.executor.ports import CallContext, ToolBackend, owner_ids
 from openapi_tool.executor.stored_search import SearchRequest, requested_search
 from openapi_tool.frozen import frozen
 from openapi_tool.protocol.cards import StoredText, ToolCall
@@ -27,16 +27,14 @@ from openapi_tool.protocol.errors import (
     Unavailable,
     without_traceback,
 )
-from openapi_tool.shielding import raise_if_cancelled
 from openapi_tool.telemetry.logs import Once
 from openapi_tool.tools.arguments import Arguments, CallOwner, OperatorEnvs, SecretSource, prepare_arguments
 from openapi_tool.tools.deadline import Deadline
 from openapi_tool.tools.definition import ToolDefinition
-from openapi_tool.tools.policy import Authorizer
+from openapi_tool.tools.policy import Authorizer, Switches
 from openapi_tool.tools.problems import short
 from openapi_tool.tools.result import RenderedResult, ResultFields, ToolOutput, failure, success
-from openapi_tool.tools.session import SessionScope
-from openapi_tool.tools.switches import Switches
+from openapi_tool.tools.scopes import SessionScope
 
 log = logging.getLogger(__name__)
 

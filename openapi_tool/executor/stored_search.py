@@ -6,16 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from openapi_tool.cooperative import SMALL, Steps, TimeSlicer
+from openapi_tool.concurrency import SMALL, FairSemaphore, Steps, TimeSlicer
 from openapi_tool.executor.ports import Artifacts
-from openapi_tool.fair_semaphore import FairSemaphore
 from openapi_tool.protocol.errors import BadRequest
 from openapi_tool.protocol.records import Artifact
 from openapi_tool.tools.arguments import CURSOR, FIND, QUESTION, Arguments, CallOwner, takes_cursor
-from openapi_tool.tools.cursor import Cursors, Position, unknown_cursor
 from openapi_tool.tools.definition import ToolDefinition
-from openapi_tool.tools.frame import INTRO_CHARS, Part, framed, without_frames
-from openapi_tool.tools.result import Item, RenderedResult, ToolOutput
+from openapi_tool.tools.result import INTRO_CHARS, Item, Part, RenderedResult, ToolOutput, framed, without_frames
+from openapi_tool.tools.scopes import Cursors, Position, unknown_cursor
 from openapi_tool.tools.text_search import (
     MAX_PHRASE_CHARS,
     MAX_QUESTION_CHARS,

@@ -11,7 +11,7 @@ from typing import Any
 
 import orjson
 
-from openapi_tool.cooperative import SMALL, Steps
+from openapi_tool.concurrency import SMALL, Steps
 from openapi_tool.protocol.errors import ResponseTooLarge
 from openapi_tool.protocol.jsontext import loads
 

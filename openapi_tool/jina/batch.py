@@ -8,9 +8,9 @@ from typing import Any, cast
 
 from openapi_tool.protocol.errors import BadRequest, ToolError
 from openapi_tool.telemetry.redact import Redactor
-from openapi_tool.tools.argument_names import fold
 from openapi_tool.tools.arguments import Arguments
 from openapi_tool.tools.definition import ToolDefinition, unusable
+from openapi_tool.tools.names import fold
 from openapi_tool.tools.problems import Problem, argument_path, listed
 from openapi_tool.tools.result import Item, ToolOutput, Usage, cost, one_line
 

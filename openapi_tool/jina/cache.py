@@ -12,7 +12,7 @@ from typing import Any
 
 from cachetools import TTLCache
 
-from openapi_tool.cooperative import SMALL, Steps, TimeSlicer
+from openapi_tool.concurrency import SMALL, Steps, TimeSlicer
 from openapi_tool.jina.byte_semaphore import RequestContext, memory_of
 from openapi_tool.jina.request import UpstreamRequest
 from openapi_tool.options import CacheOptions

@@ -11,7 +11,7 @@ from typing import Any, cast
 import httpx
 from pydantic import SecretStr
 
-from openapi_tool.cooperative import SMALL, TimeSlicer
+from openapi_tool.concurrency import SMALL, TimeSlicer
 from openapi_tool.jina.answer_json import count_values, parse
 from openapi_tool.jina.byte_semaphore import RequestContext, memory_of
 from openapi_tool.jina.failures import NO_SECRETS, ONCE, SOME, is_empty_search, upstream_failure

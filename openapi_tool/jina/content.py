@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from itertools import chain, islice
 from typing import Any
 
-from openapi_tool.cooperative import SMALL, Steps, at_once
+from openapi_tool.concurrency import SMALL, Steps, at_once
 from openapi_tool.frozen import frozen
 from openapi_tool.jina.failures import NO_SECRETS, quoted
 from openapi_tool.jina.inline_images import is_inline, without_inline_images

@@ -5,7 +5,7 @@ A model cannot open them, and one may be longer than its page.
 
 from __future__ import annotations
 
-from openapi_tool.cooperative import Steps
+from openapi_tool.concurrency import Steps
 
 _MARKS = (("](blob:", ")"), ("](data:image/", ")"), ('src="data:image/', '"'), ("src='data:image/", "'"))
 """Delimiters of an address in Markdown and HTML: its beginning and its end."""

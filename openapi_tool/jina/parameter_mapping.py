@@ -20,10 +20,10 @@ from openapi_tool.jina.parameters import REFUSED, Parameter, secret_problem
 from openapi_tool.jina.url_policy import UrlPolicy
 from openapi_tool.protocol.errors import BadRequest, TargetRefused
 from openapi_tool.telemetry.logs import Once
-from openapi_tool.tools.argument_names import fold, not_taken
 from openapi_tool.tools.arguments import CURSOR, MAX_RESULT_TOKENS, Arguments, takes_cursor
 from openapi_tool.tools.catalogue import BuiltInTool
 from openapi_tool.tools.definition import ToolDefinition, unusable
+from openapi_tool.tools.names import fold, not_taken
 from openapi_tool.tools.problems import MAX_PROBLEMS, Path, Problem, listed, short, shown_path
 
 log = logging.getLogger(__name__)

@@ -14,15 +14,8 @@ from openapi_tool.kernel.inspection import refuse_other_version
 from openapi_tool.kernel.statements import STATEMENTS
 from openapi_tool.protocol.errors import NeedsOperator
 from openapi_tool.protocol.jsontext import dumps, loads
-from openapi_tool.tools.registry import (
-    COLUMNS,
-    TOO_LARGE,
-    NoSuchProject,
-    RegistryError,
-    RegistryUnreachable,
-    stored_row,
-)
-from openapi_tool.tools.tool_names import RESERVED_NAMES
+from openapi_tool.tools.exports import COLUMNS, TOO_LARGE, NoSuchProject, RegistryError, RegistryUnreachable, stored_row
+from openapi_tool.tools.names import RESERVED_NAMES
 
 _CONNECTIONS = 4
 _EXTERNAL_SUBJECT = ".cmd.tool."

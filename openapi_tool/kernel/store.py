@@ -10,7 +10,7 @@ from typing import Any
 
 import asyncpg
 
-from openapi_tool.fair_semaphore import FairSemaphore
+from openapi_tool.concurrency import FairSemaphore
 from openapi_tool.kernel.failures import (
     DSN_SETTING,
     PoolShareUsed,

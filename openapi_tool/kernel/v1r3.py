@@ -11,7 +11,7 @@ from openapi_tool.protocol import identity as header
 from openapi_tool.protocol.command import Command
 from openapi_tool.protocol.records import CallRecords
 from openapi_tool.protocol.report import Report
-from openapi_tool.tools.tool_names import unmangled
+from openapi_tool.tools.names import unmangled
 
 VERSION = "v1r3"
 INBOX_COLUMN = "traceparent"

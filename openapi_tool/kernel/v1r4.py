@@ -10,7 +10,7 @@ from openapi_tool.kernel.fragments import CALL, COLUMNS, MAX_HEADER_BYTES, MAX_N
 from openapi_tool.protocol.command import Command
 from openapi_tool.protocol.records import CallRecords, WaitingTurnRecord
 from openapi_tool.protocol.report import Report
-from openapi_tool.tools.tool_names import unmangled
+from openapi_tool.tools.names import unmangled
 
 VERSION = "v1r4"
 INBOX_COLUMN = "context_headers"

@@ -12,6 +12,7 @@ from typing import Any
 
 from pydantic import SecretStr
 
+from openapi_tool.concurrency import in_background
 from openapi_tool.limits import ledger
 from openapi_tool.limits.allowance import (
     OPEN_REPORT_S,
@@ -21,15 +22,12 @@ from openapi_tool.limits.allowance import (
     Allowance,
     Planned,
 )
-from openapi_tool.limits.fair_queue import FairQueue, Waiter
-from openapi_tool.limits.key_group import TOO_MANY_REQUESTS, Granted, KeyGroup, KeyPermit
-from openapi_tool.limits.key_record import STATES
-from openapi_tool.limits.keys import Keys
+from openapi_tool.limits.fair_queue import TOO_MANY_REQUESTS, FairQueue, Granted, KeyGroup, KeyPermit, Waiter
+from openapi_tool.limits.keys import STATES, Keys
 from openapi_tool.limits.ledger import Use
 from openapi_tool.limits.permits import MAX_WRITE_ATTEMPTS, Need, Permit, Store
 from openapi_tool.limits.record import BLOCK_S, MAX_PAUSE_S, REQUESTS, decode, encode, parse
 from openapi_tool.protocol.errors import RateLimited, ToolError, Unavailable
-from openapi_tool.shielding import in_background
 from openapi_tool.telemetry import metrics
 
 log = logging.getLogger(__name__)

@@ -1,4 +1,7 @@
-"""Keys that the upstream refuses: blocked for all replicas by a shared record, tried again every 3 minutes (ADR 9)."""
+"""Keys that the upstream refuses: blocked for all replicas by a shared record, tried again every 3 minutes (ADR 9).
+
+Pure like `ledger`: no I/O, server time in seconds. Each function returns whether it changed the record.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +10,122 @@ import copy
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import Any
+from types import MappingProxyType
+from typing import Annotated, Any
 
-from pydantic import SecretStr
+import orjson
+from pydantic import Field, SecretStr, TypeAdapter, ValidationError
 
-from openapi_tool.limits import key_record
-from openapi_tool.limits.key_record import STATES, KeyRecord
+from openapi_tool.concurrency import in_background
 from openapi_tool.limits.permits import MAX_WRITE_ATTEMPTS, Store
+from openapi_tool.limits.record import Time
 from openapi_tool.protocol.errors import ToolError, Unavailable
-from openapi_tool.shielding import in_background
 from openapi_tool.telemetry import metrics
 from openapi_tool.tools.secrets import Secrets
+
+VERSION = 2
+STATES: Mapping[int, str] = MappingProxyType({40102: "invalid", 40201: "exhausted", 40203: "exhausted"})
+"""State of a blocked key by the upstream's status. 40103, 40104 and 40202 are caused by the call, not by the key."""
+
+RETRY_S = 180.0
+"""Seconds after which one call may try a blocked key again."""
+
+_SECOND_REFUSAL_S = 600.0
+"""Maximum seconds between two refusals that block a key."""
+
+
+@dataclass(slots=True)
+class Refusal:
+    """First refusal with a status: its call and time."""
+
+    call: Annotated[str, Field(max_length=100)]
+    at: Time
+
+
+@dataclass(slots=True)
+class KeyRecord:
+    """State of one key. `status` is 0 while it is not blocked; `retry_at` is when a blocked key may be tried again."""
+
+    version: Annotated[int, Field(ge=VERSION, le=VERSION)] = VERSION
+    status: int = 0
+    since: Time = 0.0
+    retry_at: Time = 0.0
+    refusals: Annotated[dict[int, Refusal], Field(max_length=len(STATES))] = field(default_factory=dict)
+
+    @property
+    def state(self) -> str | None:
+        """Return `invalid`, `exhausted`, or None while the key is not blocked."""
+        return STATES.get(self.status)
+
+
+def record_refusal(record: KeyRecord, status: int, call: str, now: float) -> bool:
+    """Record a refusal; the second one, by another call, blocks the key."""
+    if record.status:
+        return block(record, status, now)
+    first = record.refusals.get(status)
+    if first is None or abs(now - first.at) >= _SECOND_REFUSAL_S:
+        record.refusals[status] = Refusal(call, now)
+        return True
+    return first.call != call and block(record, status, now)
+
+
+def block(record: KeyRecord, status: int, now: float) -> bool:
+    """Block the key. Returns False if it is blocked with the same state already."""
+    if STATES[status] == record.state:
+        return False
+    if not record.status:
+        record.since, record.retry_at, record.refusals = now, now + RETRY_S, {}
+    record.status = status
+    return True
+
+
+def claim_trial(record: KeyRecord, now: float) -> bool:
+    """Let the caller try a blocked key if no other call did within `RETRY_S`."""
+    if not record.status or record.retry_at > now:
+        return False
+    record.retry_at = now + RETRY_S
+    return True
+
+
+def end_trial(record: KeyRecord, now: float) -> bool:
+    """Let the next call try a blocked key: the response to this one did not depend on the key."""
+    changed = bool(record.status) and record.retry_at > now
+    record.retry_at = min(record.retry_at, now)
+    return changed
+
+
+def unblock(record: KeyRecord) -> bool:
+    """Unblock a working key, and clear its refusals."""
+    changed = bool(record.status or record.refusals)
+    record.status, record.refusals = 0, {}
+    return changed
+
+
+def encode(record: KeyRecord) -> bytes:
+    """Return the stored form."""
+    return orjson.dumps(asdict(record), option=orjson.OPT_NON_STR_KEYS)
+
+
+_RECORD = TypeAdapter(KeyRecord)
+
+
+def decode(stored: bytes | None, now: float) -> KeyRecord:
+    """Return a stored record; an empty one for anything else, also for another version.
+
+    Any client that may write the bucket may store anything, so a key is tried again `RETRY_S` from now at the latest.
+    """
+    try:
+        record = _RECORD.validate_json(stored or b"")
+    except ValidationError:
+        return KeyRecord()
+    if record.status not in (0, *STATES):
+        return KeyRecord()
+    record.since, record.retry_at = min(record.since, now), min(record.retry_at, now + RETRY_S)
+    return record
+
 
 log = logging.getLogger(__name__)
 
@@ -95,11 +201,11 @@ class Keys:
         """Return whether this call may try a blocked key again; of all replicas one call may every 3 minutes."""
         now, name = self.now(), self._name_of(variable)
         claimed = copy.copy(self.blocked[variable])
-        if not key_record.claim_trial(claimed, now):
+        if not claim_trial(claimed, now):
             return False
         self.blocked[variable] = claimed  # before any `await`, so that other calls of this process claim no second one
         try:
-            return await self._apply(name, partial(key_record.claim_trial, now=now)) or variable not in self.blocked
+            return await self._apply(name, partial(claim_trial, now=now)) or variable not in self.blocked
         except Unavailable:
             return True
 
@@ -110,24 +216,22 @@ class Keys:
             return  # the key was rotated after the request was sent
         if variable not in self.blocked or self.blocked[variable].state != STATES[status]:
             caller = f"{self._name}/{call}"
-            self._start(
-                self._apply(name, partial(key_record.record_refusal, status=status, call=caller, now=self.now()))
-            )
+            self._start(self._apply(name, partial(record_refusal, status=status, call=caller, now=self.now())))
 
     def record_success(self, variable: str) -> None:
         """Unblock a key if it is blocked."""
         if variable in self.blocked:
-            self._start(self._apply(self._name_of(variable), key_record.unblock))
+            self._start(self._apply(self._name_of(variable), unblock))
 
     def end_trial(self, variable: str) -> None:
         """Let the next call try a blocked key: the trial ended without a response that depends on the key."""
         if variable in self.blocked:
-            self._start(self._apply(self._name_of(variable), partial(key_record.end_trial, now=self.now())))
+            self._start(self._apply(self._name_of(variable), partial(end_trial, now=self.now())))
 
     def on_change(self, name: str, revision: int, value: bytes) -> None:
         """Adopt a record that another replica wrote."""
         if name in self._variables and revision > self._records.get(name, (0, None))[0]:
-            self._adopt(name, revision, key_record.decode(value, self.now()))
+            self._adopt(name, revision, decode(value, self.now()))
 
     def snapshot(self) -> list[dict[str, Any]]:
         """Return the blocked keys, for `openapi-tool limits` and /readyz."""
@@ -170,7 +274,7 @@ class Keys:
         for name in names:
             revision, value = await self._store.read(name)
             if value is not None:
-                self._adopt(name, revision, key_record.decode(value, self.now()))
+                self._adopt(name, revision, decode(value, self.now()))
 
     async def _apply(self, name: str, change: Change) -> bool:
         """Change the shared record. If the store is unavailable, change this replica's copy and raise Unavailable."""
@@ -191,7 +295,7 @@ class Keys:
                 self._records.pop(name, None)
             record = self._record(name, revision, value)
             changed = change(record)
-            written = await self._store.write(name, key_record.encode(record), revision) if changed else revision
+            written = await self._store.write(name, encode(record), revision) if changed else revision
             if written is not None:
                 self._adopt(name, written, record)
                 return changed
@@ -200,7 +304,7 @@ class Keys:
     def _record(self, name: str, revision: int, value: bytes | None) -> KeyRecord:
         """Return a copy of the record if it is known: decoded again, a forged time of its next trial would move on."""
         known_revision, known = self._records.get(name, (None, KeyRecord()))
-        return copy.deepcopy(known) if revision == known_revision else key_record.decode(value, self.now())
+        return copy.deepcopy(known) if revision == known_revision else decode(value, self.now())
 
     def _adopt(self, name: str, revision: int, record: KeyRecord) -> None:
         if name in self._variables and revision >= self._records.get(name, (0, None))[0]:

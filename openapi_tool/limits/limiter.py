@@ -8,8 +8,7 @@ from typing import Any
 
 from openapi_tool.limits import keys as key_state
 from openapi_tool.limits.allowance import MIN_TOKENS, Allowance
-from openapi_tool.limits.fair_queue import NO_WEIGHTS
-from openapi_tool.limits.key_group import KeyGroup
+from openapi_tool.limits.fair_queue import NO_WEIGHTS, KeyGroup
 from openapi_tool.limits.key_limiter import KeyLimiter
 from openapi_tool.limits.keys import Keys
 from openapi_tool.limits.permits import Need, Permit, Store

@@ -122,7 +122,7 @@ MAX_WRITE_ATTEMPTS = 8  # of a compare-and-set
 
 
 class Store(Protocol):
-    """Records that all replicas share, by name (`bus/shared_records.py`); every method raises Unavailable."""
+    """Records that all replicas share, by name (`bus/storage.py`); every method raises Unavailable."""
 
     async def read(self, name: str) -> tuple[int, bytes | None]:
         """Return revision and value of a record; 0 and None if there is none."""

@@ -15,7 +15,7 @@ from typing import Any
 from aiohttp.abc import AbstractResolver, ResolveResult
 
 from openapi_tool.local.guard import Guard
-from openapi_tool.local.server import ServerProcess
+from openapi_tool.local.servers import ServerProcess
 from openapi_tool.service import run
 from openapi_tool.settings import SettingsError, load_settings
 from openapi_tool.telemetry.logs import guard_crashes

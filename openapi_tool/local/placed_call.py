@@ -13,7 +13,7 @@ from typing import Any
 import asyncpg
 from nats.aio.msg import Msg
 
-from openapi_tool.protocol.trace import parse_traceparent
+from openapi_tool.protocol.identity import parse_traceparent
 
 VERSION, V1R3 = VERSIONS = "v1r4", "v1r3"
 SENDER = "kernel"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from openapi_tool.protocol.jsonvalue import AttemptObject
+from openapi_tool.protocol.jsontext import AttemptObject
 
 MAX_ATTEMPTS = 64
 """Maximum number of recorded attempts of one call; a batch with retries may have more."""

@@ -14,7 +14,7 @@ from openapi_tool.frozen import frozen
 from openapi_tool.protocol.command import AfterExecution
 from openapi_tool.protocol.errors import BadRequest, NotFound, Status
 from openapi_tool.protocol.identity import CallIdentity
-from openapi_tool.protocol.jsonvalue import ErrorObject, JsonValue, ToolOutputObject
+from openapi_tool.protocol.jsontext import ErrorObject, JsonValue, ToolOutputObject
 from openapi_tool.protocol.records import TOOL_CALL, CardRecord, call_metadata
 from openapi_tool.protocol.subject import MAX_ID_BYTES, is_storable_id
 

@@ -1,16 +1,17 @@
-"""Interface of one protocol version; no other code depends on the version."""
+"""Interface of one protocol version; the unverified identity of a command of any version, to list and search them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Protocol
 
-from openapi_tool.protocol.command import Command, Delivery
-from openapi_tool.protocol.identity import CallIdentity
-from openapi_tool.protocol.jsonvalue import JsonValue
+from openapi_tool.protocol.command import Body, Command, Delivery
+from openapi_tool.protocol.identity import CallIdentity, ClaimedIdentity, SpanContext, read_identity
+from openapi_tool.protocol.jsontext import JsonObject, JsonValue, loads
 from openapi_tool.protocol.records import CallRecords
 from openapi_tool.protocol.report import Acceptance, Report, ResultContent, Wakeup
-from openapi_tool.protocol.trace import SpanContext
+from openapi_tool.protocol.subject import CommandSubject
+from openapi_tool.protocol.v1r3 import V1r3, identity_in_body
 
 
 class Dialect(Protocol):
@@ -35,3 +36,20 @@ class Dialect(Protocol):
         self, project_id: str, worker_target: str | None, context_headers: Mapping[str, JsonValue]
     ) -> Wakeup | None:
         """Build the doorbell of an earlier report from the headers of its inbox row."""
+
+
+def claimed_identity(subject: str, headers: Mapping[str, str], data: bytes) -> ClaimedIdentity:
+    """Return the ids in subject, headers and, in v1r3, the body; empty or None if unknown. Raises nothing."""
+    tokens = [*subject.split(".", 4), "", "", "", ""]
+    parsed = CommandSubject(tokens[1], tokens[2], tokens[3], "", "")
+    if parsed.version == V1r3.version:
+        return identity_in_body(parsed, headers, Body(_fields(data)))
+    return read_identity(parsed, headers)
+
+
+def _fields(data: bytes) -> JsonObject:
+    try:
+        fields = loads(data)
+    except ValueError:  # not JSON, or a truncated body
+        return {}
+    return fields if isinstance(fields, dict) else {}

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal, TypeVar
 
-from openapi_tool.protocol.jsonvalue import ErrorObject
+from openapi_tool.protocol.jsontext import ErrorObject
 
 E = TypeVar("E", bound=BaseException)
 

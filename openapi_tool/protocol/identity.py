@@ -1,14 +1,66 @@
-"""Caller identity, read from subject and headers, in v1r3 from subject and body (protocol section 2)."""
+"""Caller identity, read from subject and headers, in v1r3 from the body (protocol section 2), and trace context."""
 
 from __future__ import annotations
 
+import re
+import secrets
 from collections.abc import Callable, Mapping
 
 from openapi_tool.frozen import frozen
 from openapi_tool.protocol.errors import Unanswerable
 from openapi_tool.protocol.records import CardRecord, call_metadata
 from openapi_tool.protocol.subject import MAX_ID_BYTES, CommandSubject, is_storable_id, is_too_long
-from openapi_tool.protocol.trace import SpanContext, parse_traceparent
+
+_TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
+_TRACE_ID = re.compile(r"[0-9a-f]{32}")
+
+
+@frozen
+class SpanContext:
+    """Span identity: 32 hex digits of trace, 16 of span, 2 of flags."""
+
+    trace_id: str
+    span_id: str
+    flags: str = "01"
+
+    def traceparent(self) -> str:
+        """Return the header value, version 00 (https://www.w3.org/TR/trace-context/#traceparent-header)."""
+        return f"00-{self.trace_id}-{self.span_id}-{self.flags}"
+
+
+@frozen
+class TraceLink:
+    """Parent span, tracestate and linked span (OpenTelemetry: link) of the report's span.
+
+    `linked` is the inbound span if it belongs to another trace than the waiting turn.
+    """
+
+    parent: SpanContext
+    tracestate: str | None
+    linked: SpanContext | None
+
+
+def parse_traceparent(header: str) -> SpanContext:
+    """Parse a `traceparent`. Raises ValueError if it is malformed."""
+    match = _TRACEPARENT.fullmatch(header.strip())
+    if match is None:
+        raise ValueError("traceparent must look like 00-<32 hex>-<16 hex>-<2 hex>")
+    version, trace_id, span_id, flags, rest = match.groups()
+    if version == "ff" or (version == "00" and rest) or not trace_id.strip("0") or not span_id.strip("0"):
+        raise ValueError("traceparent holds a forbidden version, an all-zero id or trailing data")
+    return SpanContext(trace_id, span_id, flags)
+
+
+def new_root(trace_id: str | None = None) -> SpanContext:
+    """Return a root span of this trace, of a new one if `trace_id` is no W3C trace id."""
+    valid = trace_id is not None and _TRACE_ID.fullmatch(trace_id) is not None and trace_id.strip("0")
+    return SpanContext(trace_id if trace_id and valid else secrets.token_hex(16), new_span_id())
+
+
+def new_span_id() -> str:
+    """Return 16 random hex digits, never all zero."""
+    return f"{secrets.randbits(64) or 1:016x}"
+
 
 PROJECT = "CG-Project-Id"
 CHANNEL = "CG-Channel-Id"

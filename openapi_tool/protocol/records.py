@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from openapi_tool.frozen import frozen
-from openapi_tool.protocol.jsonvalue import JsonValue
+from openapi_tool.protocol.jsontext import JsonValue
 
 TOOL_CALL = "tool.call"
 UI_ACTION = "ui_action"

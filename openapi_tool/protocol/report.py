@@ -1,7 +1,7 @@
 """Types of a report: the inbox row and response edge that announce a result, and its doorbell (protocol section 6).
 
 `Dialect.accept` builds an `Acceptance` before the call runs, `Dialect.report` a `Report` from it afterwards. The kernel
-package writes its rows, and `bus/wakeup_publisher.py` publishes its `Wakeup`.
+package writes its rows, and `bus/connection.py` publishes its `Wakeup`.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ from openapi_tool.frozen import frozen
 from openapi_tool.protocol import identity as header
 from openapi_tool.protocol.command import AFTER_EXECUTION
 from openapi_tool.protocol.errors import ReportRefused
-from openapi_tool.protocol.identity import CallIdentity
+from openapi_tool.protocol.identity import CallIdentity, SpanContext, TraceLink, new_root, parse_traceparent
 from openapi_tool.protocol.records import CallRecords, WaitingTurnRecord
-from openapi_tool.protocol.trace import SpanContext, TraceLink, new_root, parse_traceparent
 
 MAX_DEPTH = 20
 """The kernel's limit of the recursion depth, which is the length of the chain of agents that call each other.

@@ -7,12 +7,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from openapi_tool.protocol import identity as header
-from openapi_tool.protocol.body import command_of, read_body
 from openapi_tool.protocol.cards import new_id
-from openapi_tool.protocol.command import Command, Delivery
+from openapi_tool.protocol.command import Command, Delivery, command_of, read_body
 from openapi_tool.protocol.errors import ReportRefused
-from openapi_tool.protocol.identity import CallIdentity, read_identity
-from openapi_tool.protocol.jsonvalue import JsonValue
+from openapi_tool.protocol.identity import CallIdentity, SpanContext, read_identity
+from openapi_tool.protocol.jsontext import JsonValue
 from openapi_tool.protocol.records import CallRecords
 from openapi_tool.protocol.report import (
     MAX_DEPTH,
@@ -24,7 +23,6 @@ from openapi_tool.protocol.report import (
     trace_headers,
 )
 from openapi_tool.protocol.subject import parse_command_subject, wakeup_subject
-from openapi_tool.protocol.trace import SpanContext
 
 # Not allowed in a body: their place is in the headers.
 CONTROL_FIELDS = frozenset(

@@ -16,8 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from openapi_tool.settings.dsn import Dsn, parse_hosts
-from openapi_tool.settings.urls import checked_port
+from openapi_tool.settings.urls import Dsn, checked_port, parse_hosts
 
 _VARIABLES: Mapping[str, str] = {
     "host": "PGHOST",

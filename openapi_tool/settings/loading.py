@@ -14,7 +14,7 @@ from pydantic_settings import EnvSettingsSource
 from pydantic_settings import SettingsError as UnreadableVariable
 
 from openapi_tool.settings.model import Settings
-from openapi_tool.settings.section import fields_of
+from openapi_tool.settings.sections import fields_of
 from openapi_tool.settings.sources import (
     CONFIG_VARIABLE,
     PREFIX,

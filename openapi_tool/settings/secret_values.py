@@ -8,10 +8,9 @@ from pathlib import Path
 from urllib.parse import unquote
 
 from openapi_tool.settings import Settings
-from openapi_tool.settings.connections import SCHEMES
-from openapi_tool.settings.dsn import parse_dsn
 from openapi_tool.settings.libpq import DriverOptions
-from openapi_tool.settings.urls import parse_url
+from openapi_tool.settings.sections import SCHEMES
+from openapi_tool.settings.urls import parse_dsn, parse_url
 from openapi_tool.telemetry.redact import is_maskable
 from openapi_tool.tools.secrets import Secrets
 

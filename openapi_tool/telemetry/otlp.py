@@ -27,11 +27,10 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from openapi_tool import __version__
 from openapi_tool.protocol.attempts import Attempt
-from openapi_tool.protocol.trace import SpanContext, TraceLink, new_span_id
+from openapi_tool.protocol.identity import SpanContext, TraceLink, new_span_id
 from openapi_tool.telemetry import metrics
-from openapi_tool.telemetry.calls import CallFacts
+from openapi_tool.telemetry.calls import CallFacts, CallSpan, child_of
 from openapi_tool.telemetry.redact import Redactor
-from openapi_tool.telemetry.traces import CallSpan, child_of
 
 MAX_QUEUED = 2_048
 """Limit of calls whose spans wait for export; further ones are dropped and counted."""

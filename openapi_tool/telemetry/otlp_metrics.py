@@ -24,9 +24,8 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
 from openapi_tool import __version__
-from openapi_tool.telemetry import instruments
-from openapi_tool.telemetry.instruments import Distribution, Value
-from openapi_tool.telemetry.metrics import ALL
+from openapi_tool.telemetry import metrics
+from openapi_tool.telemetry.metrics import ALL, Distribution, Value
 from openapi_tool.telemetry.otlp import session
 
 _ATTRIBUTES = {
@@ -66,18 +65,18 @@ class PeriodicExport:
         scope = ScopeMetrics(InstrumentationScope("openapi_tool", __version__), metrics, "")
         return MetricsData([ResourceMetrics(self._resource, [scope], "")])
 
-    def _converted(self, metric: instruments.Metric, now: int) -> Metric:
+    def _converted(self, metric: metrics.Metric, now: int) -> Metric:
         unit = "s" if metric.name.endswith("_seconds") else ""
-        if isinstance(metric, instruments.Histogram):
+        if isinstance(metric, metrics.Histogram):
             points = [self._distribution(labels, child, now) for labels, child in metric.children()]
             return Metric(metric.name, metric.text, unit, Histogram(points, AggregationTemporality.CUMULATIVE))
         numbers = list(self._numbers(metric, now))
-        if isinstance(metric, instruments.Counter):
+        if isinstance(metric, metrics.Counter):
             summed = Sum(numbers, AggregationTemporality.CUMULATIVE, is_monotonic=True)
             return Metric(metric.name, metric.text, unit, summed)
         return Metric(metric.name, metric.text, unit, Gauge(numbers))
 
-    def _numbers(self, metric: instruments.Family[Value], now: int) -> Iterator[NumberDataPoint]:
+    def _numbers(self, metric: metrics.Family[Value], now: int) -> Iterator[NumberDataPoint]:
         for labels, child in metric.children():
             yield NumberDataPoint(_attributes(labels), self._since_ns, now, float(child.number))
 

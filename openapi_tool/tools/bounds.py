@@ -10,7 +10,7 @@ import json
 import sys
 from collections.abc import Iterator
 
-from openapi_tool.protocol.jsonvalue import JsonValue
+from openapi_tool.protocol.jsontext import JsonValue
 from openapi_tool.tools.meta_schema import violations
 from openapi_tool.tools.problems import MAX_PROBLEMS, Path, Problem
 

@@ -1,14 +1,15 @@
-"""Stored and exported forms of tools, derived from catalogue and definition (tool-design section 1)."""
+"""Stored and exported forms of tools (tool-design section 1), and the interface to stored definitions."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import yaml
 
-from openapi_tool.protocol.jsonvalue import JsonValue
+from openapi_tool.protocol.errors import ExecutorError
+from openapi_tool.protocol.jsontext import JsonValue
 from openapi_tool.tools.catalogue import (
     CATALOGUE,
     DEFAULT_MAX_TOKENS,
@@ -18,10 +19,10 @@ from openapi_tool.tools.catalogue import (
     BuiltInTool,
 )
 from openapi_tool.tools.definition import DEFAULT_AUTH_ENV, ToolDefinition
+from openapi_tool.tools.names import camel_case, in_words, mangled
 from openapi_tool.tools.result import one_line
 from openapi_tool.tools.schema import visible_schema
 from openapi_tool.tools.template import PLACEHOLDERS
-from openapi_tool.tools.tool_names import camel_case, in_words, mangled
 
 _SUBJECT = "cg.v1r4.{project_id}.{channel_id}.cmd.tool."
 _WIDTH = 112
@@ -267,3 +268,43 @@ def _shown(schema: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, A
 
 def _has_no_placeholder(value: JsonValue) -> bool:
     return not any(template in str(value) for template in _TEMPLATES)
+
+
+COLUMNS = ("tool_name", "description", "target_subject", "after_execution", "parameters", "options")
+"""Columns of a definition except its project."""
+
+TOO_LARGE = " bytes as stored: too large to show"
+"""End of the text that takes the place of a column of more than a megabyte."""
+
+
+class RegistryError(ExecutorError):
+    """A definition could not be read or changed; a command for several projects continues with the next one."""
+
+
+class NoSuchProject(RegistryError):
+    """The kernel has no such project."""
+
+
+class RegistryUnreachable(RegistryError):
+    """The store is unreachable; nothing was read or changed, and the command ends."""
+
+
+class Registry(Protocol):
+    """Definitions of projects, as rows of `COLUMNS`. Every method raises RegistryError."""
+
+    async def rows(self, project_id: str) -> list[dict[str, JsonValue]]:
+        """Return the definitions of a project, ordered by name. Raises NoSuchProject."""
+
+    async def row(self, project_id: str, tool_name: str) -> dict[str, JsonValue] | None:
+        """Return a definition, or None. Raises NoSuchProject."""
+
+    async def put(self, project_id: str, row: Mapping[str, JsonValue]) -> None:
+        """Create or replace a definition."""
+
+    async def delete(self, project_id: str, tool_name: str) -> bool:
+        """Delete a definition; return False if there was none."""
+
+
+def stored_row(values: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
+    """Return only the known columns of a row."""
+    return {name: values.get(name) for name in COLUMNS}

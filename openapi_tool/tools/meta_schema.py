@@ -18,7 +18,7 @@ from typing import Any
 import jsonschema_rs
 
 from openapi_tool.options import BUDGETS, TERABYTE
-from openapi_tool.protocol.jsonvalue import JsonObject, JsonValue
+from openapi_tool.protocol.jsontext import JsonObject, JsonValue
 from openapi_tool.tools.problems import Path, Problem, any_of, did_you_mean
 
 MAX_SUSPEND_S = 3_600

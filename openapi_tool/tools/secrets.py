@@ -1,17 +1,56 @@
-"""Secrets that tool definitions name: values of environment variables or mounted files (protocol section 5)."""
+"""Secrets that tool definitions name (protocol section 5), and credentials that were pasted into one."""
 
 from __future__ import annotations
 
+import pathlib
+import re
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from types import MappingProxyType
 from typing import NoReturn, Self
 
 from pydantic import SecretStr
 
 from openapi_tool.protocol.errors import ToolMisconfigured
-from openapi_tool.tools.pasted_keys import looks_like_a_key
+from openapi_tool.protocol.jsontext import JsonValue
+from openapi_tool.tools.problems import Path
+
+PREFIXED_KEY = re.compile(r"(?:\b(?:jina|sk|pk|ghp|gho|xox[abp]|glpat|hf)[_-][A-Za-z0-9_-]{16,}|(?i:bearer)\s+\S{12,})")
+"""A key with a known prefix (`jina_…`, `sk-…`), or a bearer token."""
+
+# At least one digit and one letter: names of variables have long parts without digits, and numbers have no letters.
+_KEY_CHUNK = re.compile(r"(?=[A-Za-z]*\d)(?=\d*[A-Za-z])[A-Za-z0-9]{16,}")
+_MAX_SHOWN_DEPTH = 100  # above the limit of a definition, below Python's recursion limit
+
+
+def looks_like_a_key(text: str) -> bool:
+    """Return whether a text is more likely a credential than the name of a variable."""
+    return bool(
+        PREFIXED_KEY.search(text) or any(_KEY_CHUNK.fullmatch(chunk) for chunk in re.split(r"[^A-Za-z0-9]", text))
+    )
+
+
+def without_keys(value: JsonValue, mask: str, path: Path = ()) -> JsonValue:
+    """Return a stored definition with likely keys masked, member names included."""
+    if len(path) > _MAX_SHOWN_DEPTH:
+        return mask
+    if isinstance(value, dict):
+        return {
+            PREFIXED_KEY.sub(mask, str(name)): without_keys(item, mask, (*path, str(name)))
+            for name, item in value.items()
+        }
+    if isinstance(value, list):
+        return [without_keys(item, mask, (*path, place)) for place, item in enumerate(value)]
+    if not isinstance(value, str):
+        return value
+    # Test parts of the text only in place of a variable's name: elsewhere they match ids and paths of addresses, too.
+    return mask if names_a_variable(path) and looks_like_a_key(value) else PREFIXED_KEY.sub(mask, value)
+
+
+def names_a_variable(path: Path) -> bool:
+    """Return whether the value at this path of a definition names an environment variable."""
+    return path[:2] == ("options", "envs") or (bool(path) and path[-1] in ("auth_env", "env"))
+
 
 FILE_SUFFIX = "_FILE"
 """`NAME_FILE` names a file that holds the value of `NAME`."""
@@ -159,7 +198,7 @@ def _content(path: str, variable: str) -> str:
     Errors do not show the path, because the variable may contain a key by mistake. Raises _Unusable.
     """
     try:
-        with Path(path).open("rb") as file:
+        with pathlib.Path(path).open("rb") as file:
             content = file.read(_MAX_FILE_BYTES + 1)
         text = content.decode("utf-8-sig").strip()
     except (OSError, ValueError) as error:

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 
 import yaml
 
-from openapi_tool.protocol.jsontext import storable
-from openapi_tool.protocol.jsonvalue import JsonValue
+from openapi_tool.protocol.jsontext import JsonValue, storable
 from openapi_tool.tools.problems import Path, Problem
 
 MAX_NODES = 20_000

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from openapi_tool.protocol.cards import MAX_ARGUMENT_DEPTH, ToolCall
 from openapi_tool.protocol.errors import ToolMisconfigured
 from openapi_tool.protocol.identity import CallIdentity
-from openapi_tool.protocol.jsonvalue import JsonValue
+from openapi_tool.protocol.jsontext import JsonValue
 from openapi_tool.tools.problems import short
 
 PLACEHOLDERS = (

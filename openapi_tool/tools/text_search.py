@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import NamedTuple, Protocol
 
-from openapi_tool.cooperative import Steps
+from openapi_tool.concurrency import Steps
 from openapi_tool.tools.truncation import boundary
 
 MAX_PHRASE_CHARS, MAX_QUESTION_CHARS = 200, 500

@@ -12,12 +12,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any
 
-from openapi_tool.cooperative import Steps
+from openapi_tool.concurrency import Steps
 from openapi_tool.frozen import frozen
 from openapi_tool.protocol.cards import StoredText, new_id
 from openapi_tool.protocol.jsontext import dumps
-from openapi_tool.tools.frame import CAPTION_CHARS, CUT_CHARS, INTRO_CHARS, MARK_CHARS, Part
-from openapi_tool.tools.result import BLOCK_GAP, Item, texts
+from openapi_tool.tools.result import BLOCK_GAP, CAPTION_CHARS, CUT_CHARS, INTRO_CHARS, MARK_CHARS, Item, Part, texts
 from openapi_tool.tools.tokens import estimate_tokens, fitting_chars
 
 NOTE_CHARS = 500

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from openapi_tool import service
+from openapi_tool.bus.connection import WakeupPublisher
 from openapi_tool.bus.dead_letters import DeadLetters
-from openapi_tool.bus.wakeup_publisher import WakeupPublisher
 from openapi_tool.executor import runner
 from openapi_tool.jina.client import JinaClient
 from openapi_tool.jina.transport import AiohttpTransport

@@ -26,7 +26,7 @@ from nats.js.errors import NotFoundError
 
 from openapi_tool.local.caller import STREAM, Caller, prepare_database
 from openapi_tool.local.executor import ExecutorProcess
-from openapi_tool.local.server import free_port
+from openapi_tool.local.servers import free_port
 from openapi_tool.local.stack import EmbeddedStack, kernel_schema
 from tests.canary.collector import Collector
 from tests.canary.commands import COMMANDS, ODD, PAGE, REFUSED, WORKING, odd_canaries, odd_commands, run

@@ -15,8 +15,7 @@ from typing import Any
 
 import asyncpg
 
-from openapi_tool.local.nats_server import NatsServer
-from openapi_tool.local.postgres import PostgresServer
+from openapi_tool.local.servers import NatsServer, PostgresServer
 from tests.chaos.fail_points import DEATHS, POINTS
 from tests.chaos.harness import RECORDING, Fault, Profile, Run
 from tests.chaos.load import Journal

@@ -20,7 +20,7 @@ import nats.errors
 from nats.aio.client import Client
 
 from openapi_tool.local.executor import ExecutorProcess
-from openapi_tool.local.server import ServerFailed
+from openapi_tool.local.servers import ServerFailed
 from openapi_tool.local.stack import EmbeddedStack
 from openapi_tool.protocol.subject import default_durable
 from tests.chaos.checker import COMMANDS

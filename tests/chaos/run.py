@@ -24,7 +24,7 @@ import aiohttp
 import nats
 
 from openapi_tool.local.caller import prepare_database
-from openapi_tool.local.server import free_port
+from openapi_tool.local.servers import free_port
 from openapi_tool.local.stack import EmbeddedStack, kernel_schema
 from openapi_tool.protocol.subject import default_durable
 from tests.chaos.checker import OLDER, check

@@ -14,9 +14,7 @@ from urllib.parse import urlsplit
 import asyncpg
 
 from openapi_tool.local.guard import Guard
-from openapi_tool.local.nats_server import NatsServer
-from openapi_tool.local.postgres import PostgresServer, unprivileged
-from openapi_tool.local.server import ServerProcess, accepts, free_port
+from openapi_tool.local.servers import NatsServer, PostgresServer, ServerProcess, accepts, free_port, unprivileged
 from openapi_tool.local.stack import EmbeddedStack
 
 _CHUNK = 65_536

@@ -20,7 +20,7 @@ from typing import Any
 
 from openapi_tool.local.caller import Caller, PlacedCall, prepare_database
 from openapi_tool.local.executor import ExecutorProcess
-from openapi_tool.local.server import ServerFailed
+from openapi_tool.local.servers import ServerFailed
 from openapi_tool.local.stack import EmbeddedStack, kernel_schema
 from tests.chaos.fail_points import DEATHS, FOLDER_VARIABLE, KILLER
 from tests.chaos.harness import DATABASE, EXECUTOR, RECORDING

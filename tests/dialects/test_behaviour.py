@@ -12,9 +12,9 @@ import pytest
 from openapi_tool.bus.stats import gather_stats
 from openapi_tool.local.caller import Caller, PlacedCall, ResultRows
 from openapi_tool.local.executor import ExecutorProcess
-from openapi_tool.local.server import free_port
+from openapi_tool.local.servers import free_port
 from openapi_tool.local.stack import EmbeddedStack
-from openapi_tool.settings.connections import NatsSettings
+from openapi_tool.settings.sections import NatsSettings
 from tests.conftest import AGENT, PROJECT, StartExecutor, search_tool
 from tests.dialects.conftest import PREFIX, Kernels, tool_of
 from tests.requirements import requirement

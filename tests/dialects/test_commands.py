@@ -14,8 +14,8 @@ from typer.testing import CliRunner, Result
 
 from openapi_tool.cli import app
 from openapi_tool.cli.common import Upstream
-from openapi_tool.cli.dev_settings import dev_settings
-from openapi_tool.cli.kernel_option import ProtocolVersion
+from openapi_tool.cli.dev_executor import dev_settings
+from openapi_tool.cli.kernels import ProtocolVersion
 from tests.conftest import AGENT, PROJECT, search_tool
 from tests.dialects.conftest import PREFIX, Kernels
 from tests.requirements import requirement

@@ -21,7 +21,7 @@ from typing import Any
 
 import psutil
 
-from openapi_tool.local.server import ServerProcess, free_port
+from openapi_tool.local.servers import ServerProcess, free_port
 from openapi_tool.local.stack import EmbeddedStack
 
 USER = 10_001

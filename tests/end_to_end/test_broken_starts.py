@@ -17,9 +17,9 @@ import pytest
 from openapi_tool import assembly
 from openapi_tool.assembly import Reminder, assemble, open_shared
 from openapi_tool.bootstrap import Bootstrap, build_bootstrap
-from openapi_tool.local import nats_server
+from openapi_tool.local import servers
 from openapi_tool.local.caller import prepare_database
-from openapi_tool.local.server import accepts
+from openapi_tool.local.servers import accepts
 from openapi_tool.local.stack import EmbeddedStack
 from openapi_tool.settings import Settings
 from openapi_tool.telemetry.health import NATS, POSTGRES, Health
@@ -82,7 +82,7 @@ async def reason(
 def bare_nats(*options: str) -> Iterator[str]:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    server = subprocess.Popen([nats_server._binary(), "-a", "127.0.0.1", "-p", str(port), *options])  # noqa: SLF001, S603 - ours
+    server = subprocess.Popen([servers._binary(), "-a", "127.0.0.1", "-p", str(port), *options])  # noqa: SLF001, S603 - ours
     try:
         while not accepts(port):
             assert server.poll() is None

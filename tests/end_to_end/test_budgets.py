@@ -20,10 +20,10 @@ import pytest
 from typer.testing import CliRunner
 
 from openapi_tool.budgets import ledger
-from openapi_tool.bus.session_key_store import BUCKET as SWITCHES
-from openapi_tool.bus.shared_records import BUDGETS
+from openapi_tool.bus.kv_stores import BUCKET as SWITCHES
+from openapi_tool.bus.storage import BUDGETS
 from openapi_tool.cli import app
-from openapi_tool.kernel.usage import By, usage
+from openapi_tool.kernel.queries import By, usage
 from openapi_tool.local.caller import PlacedCall
 from openapi_tool.local.executor import ExecutorProcess
 from openapi_tool.local.stack import EmbeddedStack

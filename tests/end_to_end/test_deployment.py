@@ -17,7 +17,7 @@ import pytest
 import trustme
 
 from openapi_tool.local.caller import Caller, PlacedCall
-from openapi_tool.local.nats_server import NatsServer
+from openapi_tool.local.servers import NatsServer
 from openapi_tool.local.stack import EmbeddedStack
 from scripts.docs import ROOT
 from tests.charts import objects_of

@@ -30,8 +30,7 @@ from openapi_tool.bus.stats import gather_stats
 from openapi_tool.cli import app
 from openapi_tool.cli.common import Upstream
 from openapi_tool.cli.dev import Feed
-from openapi_tool.cli.dev_page import DevStatistics
-from openapi_tool.cli.dev_settings import dev_settings
+from openapi_tool.cli.dev_executor import DevStatistics, dev_settings
 from openapi_tool.local.caller import Caller, PlacedCall
 from openapi_tool.local.dev import (
     AGENT,
@@ -45,7 +44,7 @@ from openapi_tool.local.dev import (
     state_path,
 )
 from openapi_tool.local.guard import Guard
-from openapi_tool.local.server import free_port
+from openapi_tool.local.servers import free_port
 from tests.conftest import reader_tool
 from tests.end_to_end import test_local
 from tests.requirements import requirement

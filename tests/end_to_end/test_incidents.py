@@ -29,7 +29,7 @@ from openapi_tool.cli import app
 from openapi_tool.jina.byte_semaphore import max_call_memory
 from openapi_tool.local.caller import STREAM, Caller, PlacedCall
 from openapi_tool.local.executor import ExecutorProcess
-from openapi_tool.local.server import free_port
+from openapi_tool.local.servers import free_port
 from openapi_tool.local.stack import EmbeddedStack
 from tests.chaos.fail_points import FOLDER_VARIABLE, KILLER
 from tests.chaos.shifted import JUMP_VARIABLE, OFFSET_VARIABLE

@@ -21,11 +21,10 @@ import pytest
 from typer.testing import CliRunner
 
 from openapi_tool.cli import app, demo
-from openapi_tool.local import server
+from openapi_tool.local import servers
 from openapi_tool.local.demo import CompletedCall
 from openapi_tool.local.guard import Guard
-from openapi_tool.local.postgres import reachable_by_all
-from openapi_tool.local.server import free_port
+from openapi_tool.local.servers import free_port, reachable_by_all
 from openapi_tool.local.stack import EmbeddedStack
 from tests.requirements import requirement
 
@@ -84,7 +83,7 @@ def test_a_free_port_is_none_that_an_outgoing_connection_may_take(monkeypatch: p
     with socket.socket() as taken, socket.socket() as free:
         taken.bind(("127.0.0.1", first := free_port()))
         free.bind(("127.0.0.1", second := free_port()))
-        monkeypatch.setattr(server, "_PORTS", [first])
+        monkeypatch.setattr(servers, "_PORTS", [first])
         with pytest.raises(OSError, match="no free port found"):
             free_port()
     assert first != second

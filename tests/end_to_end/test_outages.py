@@ -21,10 +21,10 @@ from openapi_tool.bootstrap import build_bootstrap
 from openapi_tool.executor.runner import ToolRunner
 from openapi_tool.local.caller import STREAM, Caller, PlacedCall, prepare_database
 from openapi_tool.local.executor import ExecutorProcess
-from openapi_tool.local.server import ServerFailed, accepts, free_port
+from openapi_tool.local.servers import ServerFailed, accepts, free_port
 from openapi_tool.local.stack import EmbeddedStack, kernel_schema
 from openapi_tool.protocol.subject import default_durable
-from openapi_tool.reload import FileWatcher, Reloader
+from openapi_tool.runtime import FileWatcher, Reloader
 from openapi_tool.settings import Settings
 from openapi_tool.telemetry.health import DEPENDENCIES
 from openapi_tool.telemetry.redact import MASK, Redactor

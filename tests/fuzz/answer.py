@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 from pydantic import SecretStr
 
-from openapi_tool.cooperative import at_once
+from openapi_tool.concurrency import at_once
 from openapi_tool.jina.byte_semaphore import ByteSemaphore
 from openapi_tool.jina.client import JinaClient
 from openapi_tool.jina.content import RenderContext
@@ -24,8 +24,7 @@ from openapi_tool.jina.request import UpstreamRequest
 from openapi_tool.protocol.errors import ToolError
 from openapi_tool.telemetry.redact import Redactor, of_call
 from openapi_tool.tools.deadline import Deadline
-from openapi_tool.tools.frame import framed
-from openapi_tool.tools.result import RenderedResult, ToolOutput, failure, success
+from openapi_tool.tools.result import RenderedResult, ToolOutput, failure, framed, success
 from openapi_tool.tools.truncation import Limit, truncate, uncut_parts
 from tests.frames import framed_items
 from tests.fuzz.source import Source, assert_storable

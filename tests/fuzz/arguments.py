@@ -15,7 +15,7 @@ from openapi_tool.tools.arguments import Arguments, CallOwner, OperatorEnvs, is_
 from openapi_tool.tools.catalogue import CATALOGUE
 from openapi_tool.tools.definition import ToolDefinition, parse_definition
 from openapi_tool.tools.result import failure
-from openapi_tool.tools.session import SessionScope
+from openapi_tool.tools.scopes import SessionScope
 from openapi_tool.tools.template import PLACEHOLDERS, placeholder_values, render
 from tests.fuzz.source import Source, assert_storable
 

@@ -18,7 +18,7 @@ from typing import Any
 from nats.aio.msg import Msg
 
 from openapi_tool.bus.client import BusClient
-from openapi_tool.bus.dead_letter_record import dead_letter, decode, encode
+from openapi_tool.bus.dead_letters import dead_letter, decode, encode
 from openapi_tool.bus.wire import ForeignMessage, delivery_of
 from openapi_tool.protocol.errors import Unanswerable
 from openapi_tool.telemetry.redact import Redactor

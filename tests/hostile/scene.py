@@ -21,7 +21,7 @@ from openapi_tool.bus.dead_letters import STREAM as DEAD_LETTERS
 from openapi_tool.local.caller import VERSION, Caller, PlacedCall, ResultRows
 from openapi_tool.local.executor import ExecutorProcess
 from openapi_tool.local.guard import Guard
-from openapi_tool.local.server import ServerProcess, free_port
+from openapi_tool.local.servers import ServerProcess, free_port
 from openapi_tool.local.stack import EmbeddedStack
 from openapi_tool.protocol.subject import command_stream, default_durable
 from tests.hostile.executor import PROBE_VARIABLE, SEARCH_PORT_VARIABLE, LagProbe

@@ -9,8 +9,8 @@ import time
 from nats.aio.msg import Msg
 from nats.js.errors import NotFoundError
 
-from openapi_tool.bus.shared_records import BUDGETS
 from openapi_tool.bus.stats import SUBJECT as STATISTICS
+from openapi_tool.bus.storage import BUDGETS
 from tests.hostile.case import Cases
 from tests.hostile.scene import ANSWER_S, Scene, assert_failed, assert_succeeded
 

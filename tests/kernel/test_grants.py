@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from openapi_tool.cli import app
 from openapi_tool.kernel.store import KernelStore, PoolOptions
 from openapi_tool.local.caller import Caller, prepare_database
-from openapi_tool.local.server import free_port
+from openapi_tool.local.servers import free_port
 from openapi_tool.local.stack import EmbeddedStack
 from openapi_tool.protocol.errors import Unavailable
 from tests.conftest import AGENT, PROJECT, TEMPLATE, StartExecutor, search_tool

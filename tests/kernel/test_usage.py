@@ -17,8 +17,8 @@ import pytest
 from typer.testing import CliRunner
 
 from openapi_tool.cli import app
-from openapi_tool.kernel.grants import USAGE, reader_grants
-from openapi_tool.kernel.usage import By, first_card_id, statement, usage
+from openapi_tool.kernel.inspection import USAGE, reader_grants
+from openapi_tool.kernel.queries import By, first_card_id, statement, usage
 from openapi_tool.local.caller import Caller
 from openapi_tool.local.stack import EmbeddedStack
 from openapi_tool.protocol.attempts import Attempt

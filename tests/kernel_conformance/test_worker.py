@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from openapi_tool.executor import result_delay
+from openapi_tool.executor import waiting_turn
 from tests.conftest import AGENT, PROJECT, search_tool
 from tests.kernel_conformance.worker import MAX_DEPTH, Turn, Worker
 from tests.requirements import requirement
@@ -39,7 +39,7 @@ async def test_a_result_before_the_turn_is_suspended_is_deferred(world: World) -
 async def test_a_delayed_result_finds_the_turn_suspended_also_for_many_calls(
     world: World, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(result_delay, "_MAX_DELAY_S", 15.0)  # a busy machine may need more than a second for 30 calls
+    monkeypatch.setattr(waiting_turn, "_MAX_DELAY_S", 15.0)  # a busy machine may need more than a second for 30 calls
     turn = await step(world, number, min_answer_s=1)
     assert (turn.head, turn.deferrals, len(turn.results)) == ("suspended", 0, number)
 

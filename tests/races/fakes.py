@@ -19,13 +19,13 @@ from pydantic import SecretStr
 from openapi_tool.bus.client import BusClient
 from openapi_tool.bus.consumer import CommandConsumer, ConsumerOptions
 from openapi_tool.bus.dead_letters import DeadLetters
+from openapi_tool.bus.durable import ServerClock
 from openapi_tool.bus.held import FetchMode
 from openapi_tool.bus.leases import lease_key
-from openapi_tool.bus.server_clock import ServerClock
-from openapi_tool.bus.slots import Slots
 from openapi_tool.bus.streams import DurableOptions
+from openapi_tool.bus.worker import Slots
+from openapi_tool.executor.commit import ParkedResults
 from openapi_tool.executor.continuation import Continuation
-from openapi_tool.executor.parking import ParkedResults
 from openapi_tool.executor.pipeline import Pipeline, PipelineOptions
 from openapi_tool.executor.ports import Kernel
 from openapi_tool.executor.runner import RunnerOptions, ToolRunner
@@ -35,14 +35,13 @@ from openapi_tool.protocol.cards import ArtifactCard, Card
 from openapi_tool.protocol.command import Command, Delivery, Settlement
 from openapi_tool.protocol.records import Artifact, CallRecords, DefinitionRecord, RequestEdgeRecord
 from openapi_tool.protocol.report import Report, Wakeup
-from openapi_tool.telemetry.traces import WireTracer
+from openapi_tool.telemetry.calls import WireTracer
 from openapi_tool.tools.arguments import Arguments, OperatorEnvs
-from openapi_tool.tools.cursor import Cursors
 from openapi_tool.tools.deadline import Deadline
 from openapi_tool.tools.definition import ToolDefinition
 from openapi_tool.tools.policy import Authorizer
 from openapi_tool.tools.result import Item, ToolOutput, Usage
-from openapi_tool.tools.session import SessionScope
+from openapi_tool.tools.scopes import Cursors, SessionScope
 from tests.support import BODY, HEADERS, SUBJECT, V1R4, call_card, records, waiting_turn
 
 LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}

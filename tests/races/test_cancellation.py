@@ -17,6 +17,7 @@ from openapi_tool.assembly import consumer_options
 from openapi_tool.bootstrap import build_bootstrap
 from openapi_tool.bus import consumer as consumer_module
 from openapi_tool.bus.consumer import BackgroundTaskEnded, CommandConsumer
+from openapi_tool.concurrency import shielded
 from openapi_tool.executor import pipeline as pipeline_module
 from openapi_tool.jina.backend import JinaBackend, JinaBackendOptions
 from openapi_tool.jina.byte_semaphore import max_call_memory
@@ -27,8 +28,7 @@ from openapi_tool.protocol.command import Acknowledge, Command, Delivery, Settle
 from openapi_tool.protocol.errors import BadRequest, Unavailable
 from openapi_tool.protocol.records import CallRecords, DefinitionRecord
 from openapi_tool.settings import Settings
-from openapi_tool.shielding import shielded
-from openapi_tool.telemetry.traces import WireTracer, shut_down
+from openapi_tool.telemetry.calls import WireTracer, shut_down
 from openapi_tool.tools.deadline import TimeLimits, longest_call_s
 from openapi_tool.tools.policy import Authorizer, Policy
 from openapi_tool.tools.result import Item, ToolOutput

@@ -11,8 +11,7 @@ import orjson
 import pytest
 
 from openapi_tool.bus.client import BusClient
-from openapi_tool.bus.heartbeats import _MAX_CONCURRENT, Heartbeats
-from openapi_tool.bus.held import Held
+from openapi_tool.bus.held import _MAX_CONCURRENT, Heartbeats, Held
 from openapi_tool.bus.leases import Lease, Leases, lease_key
 from openapi_tool.bus.wire import delivery_of
 from openapi_tool.protocol.command import Acknowledge, Delivery, Settlement

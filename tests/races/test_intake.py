@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from openapi_tool.bus.held import FetchMode
-from openapi_tool.bus.returns import ReturnDelays
+from openapi_tool.bus.intake import ReturnDelays
 from openapi_tool.protocol.command import Acknowledge, Delivery, Settlement
 from openapi_tool.tools.result import Usage
 from tests.races.fakes import FakeContext, FakeTools, Run, Scene, Schedule, iterate_loop

@@ -28,17 +28,16 @@ from nats.js.errors import (
 )
 from tenacity import stop_after_attempt, wait_fixed
 
-from openapi_tool.bus import wakeup_publisher
-from openapi_tool.bus.ack_floor import AckFloor, load_ack_floor, save_ack_floor
+from openapi_tool.bus import connection
 from openapi_tool.bus.client import BusClient
+from openapi_tool.bus.connection import WakeupPublisher
 from openapi_tool.bus.dead_letters import DeadLetters
+from openapi_tool.bus.durable import ServerClock
 from openapi_tool.bus.durable_monitor import DurableMonitor
+from openapi_tool.bus.kv_stores import AckFloor, ParkedResultStore, load_ack_floor, save_ack_floor
 from openapi_tool.bus.leases import Lease, Leases, LeaseTaken
-from openapi_tool.bus.parked_results import ParkedResultStore
-from openapi_tool.bus.server_clock import ServerClock
 from openapi_tool.bus.storage import Storage
 from openapi_tool.bus.streams import Durable, DurableOptions
-from openapi_tool.bus.wakeup_publisher import WakeupPublisher
 from openapi_tool.protocol.command import Acknowledge, Delivery, Requeue
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.protocol.report import Wakeup
@@ -566,8 +565,8 @@ WAKEUP = Wakeup("cg.v1r4.proj.public.cmd.agent.worker.wakeup", HEADERS, b"{}")
 @pytest.fixture
 def _five_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Limit retries to five attempts instead of three seconds, because the machine may be busy."""
-    monkeypatch.setattr(wakeup_publisher, "_WAIT", wait_fixed(0.001))
-    monkeypatch.setattr(wakeup_publisher, "stop_after_delay", lambda _: stop_after_attempt(5))
+    monkeypatch.setattr(connection, "_WAIT", wait_fixed(0.001))
+    monkeypatch.setattr(connection, "stop_after_delay", lambda _: stop_after_attempt(5))
 
 
 @pytest.mark.usefixtures("_five_attempts")

@@ -20,7 +20,7 @@ from openapi_tool.cli.management_api import ManagementApi
 from openapi_tool.kernel.registration import ToolRows
 from openapi_tool.local.caller import Caller
 from openapi_tool.local.stack import EmbeddedStack
-from openapi_tool.tools.registry import RegistryError
+from openapi_tool.tools.exports import RegistryError
 from tests.conftest import PROJECT, search_tool
 from tests.registry.kernel_api import served
 from tests.requirements import requirement

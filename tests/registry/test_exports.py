@@ -41,9 +41,9 @@ from openapi_tool.tools.exports import (
     system_role,
     without_duplicates,
 )
+from openapi_tool.tools.names import camel_case, mangled, name_problem, unmangled
+from openapi_tool.tools.scopes import SessionScope
 from openapi_tool.tools.secrets import Secrets
-from openapi_tool.tools.session import SessionScope
-from openapi_tool.tools.tool_names import camel_case, mangled, name_problem, unmangled
 from tests.requirements import requirement
 from tests.support import owner, tool_call
 

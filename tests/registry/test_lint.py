@@ -16,15 +16,14 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from openapi_tool.cli import app
-from openapi_tool.jina.definition_lint import definition_problems, source_problems
+from openapi_tool.jina.definition_checks import definition_problems, source_problems
 from openapi_tool.jina.url_policy import UrlPolicy
 from openapi_tool.options import ToolOptions
 from openapi_tool.tools.catalogue import CATALOGUE
-from openapi_tool.tools.exports import registration
+from openapi_tool.tools.exports import COLUMNS, registration
 from openapi_tool.tools.lint import LintLimits
 from openapi_tool.tools.meta_schema import META_SCHEMA
 from openapi_tool.tools.problems import Problem
-from openapi_tool.tools.registry import COLUMNS
 from openapi_tool.tools.source import MAX_BYTES, read_source, read_sources
 from tests.requirements import requirement
 from tests.support import each

@@ -21,8 +21,8 @@ from openapi_tool.settings import Settings, SettingsError, load_settings
 from openapi_tool.tools.arguments import Arguments
 from openapi_tool.tools.catalogue import CATALOGUE
 from openapi_tool.tools.deadline import TimeLimits
+from openapi_tool.tools.exports import stored_row
 from openapi_tool.tools.policy import Authorizer, Denial, Hook, PlannedCall, Policy
-from openapi_tool.tools.registry import stored_row
 from tests.conftest import PROJECT, search_tool
 from tests.requirements import requirement
 from tests.support import definition, owner

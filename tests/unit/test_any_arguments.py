@@ -30,15 +30,15 @@ from openapi_tool.protocol.errors import BadRequest, TargetRefused, ToolMisconfi
 from openapi_tool.protocol.records import DefinitionRecord
 from openapi_tool.tools import bounds, schema
 from openapi_tool.tools import definition as definition_bounds
-from openapi_tool.tools.argument_names import fold
 from openapi_tool.tools.arguments import IDENTITY_ARGUMENTS, Arguments, OperatorEnvs, prepare_arguments
 from openapi_tool.tools.bounds import MAX_ROW_BYTES, MAX_VALUES, count_values, memory_bytes, row_bytes, row_problems
 from openapi_tool.tools.catalogue import CATALOGUE
 from openapi_tool.tools.definition import ToolDefinition, parse_definition
 from openapi_tool.tools.exports import registration
 from openapi_tool.tools.meta_schema import MAX_ENUM_VALUES, MAX_PROPERTIES, REFUSED_KEYWORDS
+from openapi_tool.tools.names import fold
 from openapi_tool.tools.schema import schema_problems
-from openapi_tool.tools.session import SessionScope
+from openapi_tool.tools.scopes import SessionScope
 from tests.requirements import requirement
 from tests.support import definition, owner, resident_bytes, tool_call
 

@@ -14,7 +14,7 @@ import pytest
 from openapi_tool import bootstrap
 from openapi_tool.bootstrap import build_bootstrap
 from openapi_tool.settings import CONFIG_VARIABLE, PREFIX, Settings, SettingsError, load_settings
-from openapi_tool.settings.section import fields_of
+from openapi_tool.settings.sections import fields_of
 from tests.requirements import requirement
 
 CANARY = "zq7canary"

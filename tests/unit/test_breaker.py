@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 import uvloop
 
+from openapi_tool.assembly import DatabaseMonitor
 from openapi_tool.bus.held import FetchMode
-from openapi_tool.database_monitor import DatabaseMonitor
 from openapi_tool.kernel.breaker import MAX_PROBE_INTERVAL_S, CircuitBreaker, GuardedStore, Operation
 from openapi_tool.kernel.failures import Contended, located
 from openapi_tool.protocol.errors import NeedsOperator, Unavailable

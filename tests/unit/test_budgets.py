@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from openapi_tool.budgets import ledger
 from openapi_tool.budgets.allowance import Allowance, Planned
 from openapi_tool.budgets.ledger import LEASE_S, NOTHING, Amount, Limit, Periods
-from openapi_tool.cli.budgets import combined
+from openapi_tool.cli.limits import combined_budgets
 from openapi_tool.jina.endpoints import ENDPOINTS
 from openapi_tool.options import BudgetLimits, BudgetOptions, time_zone
 from tests.requirements import requirement
@@ -305,5 +305,5 @@ def test_an_estimate_is_at_least_what_the_upstream_charges(
 def test_accounts_of_all_replicas_are_shown_once() -> None:
     one = {"project": "p", "scope": "project_day", "who": "", "tool": "", "period": "2030-01-01"}
     replicas = [{"budgets": [{**one, "share": 0.2}]}, {"budgets": [{**one, "share": 0.3}]}, {}]
-    assert combined(replicas) == [{**one, "share": 0.3}]
-    assert combined(replicas, "q") == []
+    assert combined_budgets(replicas) == [{**one, "share": 0.3}]
+    assert combined_budgets(replicas, "q") == []

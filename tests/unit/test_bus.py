@@ -23,11 +23,11 @@ from nats.js.api import Header
 from benchmarks.simulator import Scene, figures
 from openapi_tool.bus import stats
 from openapi_tool.bus.connection_errors import LogBackoff
-from openapi_tool.bus.dead_letter_record import dead_letter, decode, encode
+from openapi_tool.bus.dead_letters import dead_letter, decode, encode
 from openapi_tool.bus.held import Held
 from openapi_tool.bus.scheduler import FairScheduler
-from openapi_tool.bus.slots import Slots
 from openapi_tool.bus.wire import Handlers, Parser, delivery_of, header_block, parse_headers, shown_subject
+from openapi_tool.bus.worker import Slots
 from openapi_tool.protocol.command import HEAD_BYTES, BodyDigest, Delivery
 from openapi_tool.telemetry.redact import Redactor
 from tests.requirements import requirement

@@ -24,7 +24,7 @@ from openapi_tool.tools.arguments import Arguments
 from openapi_tool.tools.deadline import Deadline
 from openapi_tool.tools.definition import ToolDefinition, parse_definition
 from openapi_tool.tools.result import Item, Meter, ToolOutput, Usage
-from openapi_tool.tools.session import SessionScope
+from openapi_tool.tools.scopes import SessionScope
 from tests.requirements import requirement
 
 SCOPE = SessionScope(b"k" * 32)

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from openapi_tool.jina.endpoints import ENDPOINTS
 from openapi_tool.protocol.errors import ToolMisconfigured
-from openapi_tool.tools.argument_names import fold
 from openapi_tool.tools.arguments import OperatorEnvs, prepare_arguments
 from openapi_tool.tools.catalogue import CATALOGUE, OPERATIONS, BuiltInTool, DuplicateTool, catalogue
+from openapi_tool.tools.names import fold
+from openapi_tool.tools.scopes import SessionScope
 from openapi_tool.tools.secrets import Secrets
-from openapi_tool.tools.session import SessionScope
 from tests.requirements import requirement
 from tests.support import definition, owner, tool_call
 

@@ -13,9 +13,8 @@ import pytest
 from pydantic import SecretStr
 from tenacity import stop_after_attempt, wait_none
 
-from openapi_tool import retrying
-from openapi_tool.cooperative import SMALL, Steps, TimeSlicer
-from openapi_tool.fair_semaphore import FairSemaphore
+from openapi_tool import concurrency
+from openapi_tool.concurrency import SMALL, FairSemaphore, Steps, TimeSlicer, retried
 from openapi_tool.jina.byte_semaphore import ByteSemaphore
 from openapi_tool.jina.client import _LARGE_READS, JinaClient
 from openapi_tool.jina.egress import tls_context
@@ -23,7 +22,6 @@ from openapi_tool.jina.request import UpstreamRequest
 from openapi_tool.jina.transport import HANDSHAKES, PROJECT, AiohttpTransport
 from openapi_tool.local.executor import LoopbackResolver
 from openapi_tool.protocol.errors import ToolError, Unavailable
-from openapi_tool.retrying import retried
 from openapi_tool.tools.deadline import Deadline
 from tests.races.fakes import LOOPS, Run, iterate_loop, run_on
 from tests.requirements import requirement
@@ -281,7 +279,7 @@ class Attempts:
 
 @requirement("answer.parked")
 async def test_the_first_success_needs_no_tenacity(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retrying, "AsyncRetrying", None)
+    monkeypatch.setattr(concurrency, "AsyncRetrying", None)
     assert await retried(Attempts(), on=Unavailable, wait=wait_none()) == 1
 
 

@@ -19,10 +19,9 @@ from hypothesis import strategies as st
 from openapi_tool.bootstrap import build_bootstrap
 from openapi_tool.bus.credentials import credentials_problem, seed_problem
 from openapi_tool.settings import Settings, SettingsError, load_settings
-from openapi_tool.settings.dsn import Dsn, Host, parse_dsn
 from openapi_tool.settings.libpq import DriverOptions
 from openapi_tool.settings.secret_values import likely_secrets
-from openapi_tool.settings.urls import ServerUrl, parse_url
+from openapi_tool.settings.urls import Dsn, Host, ServerUrl, parse_dsn, parse_url
 from tests.requirements import requirement
 from tests.support import each
 

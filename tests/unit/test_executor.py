@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from openapi_tool.cooperative import at_once
-from openapi_tool.executor.parking import MAX_BYTES, CallResult, ParkedResults
+from openapi_tool.concurrency import at_once
+from openapi_tool.executor.commit import MAX_BYTES, CallResult, ParkedResults
 from openapi_tool.executor.runner import ToolCallRequest
 from openapi_tool.protocol.attempts import Attempt
 from openapi_tool.protocol.cards import StoredText, ToolCall, artifact_card

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from openapi_tool.tools import argument_names
+from openapi_tool.tools import names
 from openapi_tool.tools.problems import MAX_PROBLEMS
 from tests.fuzz import socket
 from tests.fuzz.corpora import MAX_INPUTS, MAX_TOTAL_BYTES, saved, seeds
@@ -49,7 +49,7 @@ def test_similar_names_are_searched_only_for_problems_that_are_listed(monkeypatc
     def probably_meant(_: str, known: Iterable[str]) -> None:
         among.append(list(known))
 
-    monkeypatch.setattr(argument_names, "probably_meant", probably_meant)
+    monkeypatch.setattr(names, "probably_meant", probably_meant)
     TARGETS["whole"](saved("whole")["found-unknown-arguments"])
     assert len(among) > MAX_PROBLEMS >= sum(map(bool, among)) > 0
 

@@ -19,7 +19,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from openapi_tool.process_resources import file_limit_problem
+from openapi_tool.runtime import file_limit_problem
 from openapi_tool.settings import Settings
 from openapi_tool.telemetry import health_server as module
 from openapi_tool.telemetry.calls import RECENT, CallFacts
@@ -209,7 +209,7 @@ LIMIT = """
 import logging
 import resource
 resource.setrlimit(resource.RLIMIT_NOFILE, (256, 300))
-from openapi_tool.process_resources import raise_file_limit
+from openapi_tool.runtime import raise_file_limit
 print(raise_file_limit(), *resource.getrlimit(resource.RLIMIT_NOFILE))
 """
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openapi_tool.cooperative import SMALL, TimeSlicer, at_once
+from openapi_tool.concurrency import SMALL, TimeSlicer, at_once
 from openapi_tool.jina import answer_json
 from openapi_tool.jina.answer_json import MAX_VALUES, count_values, parse
 from openapi_tool.protocol.errors import ResponseTooLarge, ToolError, UpstreamUnavailable

@@ -13,8 +13,8 @@ import orjson
 import pytest
 
 from openapi_tool.jina.failures import key_failure, upstream_failure
-from openapi_tool.limits import key_record
-from openapi_tool.limits.key_record import RETRY_S, KeyRecord
+from openapi_tool.limits import keys
+from openapi_tool.limits.keys import RETRY_S, KeyRecord
 from openapi_tool.limits.limiter import Limiter
 from openapi_tool.limits.permits import Need, Permit
 from openapi_tool.options import KeyLimits, KeyPool, LimitOptions
@@ -353,11 +353,11 @@ MUTATIONS: list[Callable[[dict[str, object]], object]] = [
 
 @requirement("keys.blocked")
 def test_a_record_of_a_key_that_is_none_is_empty() -> None:
-    record = KeyRecord(refusals={40102: key_record.Refusal("r/1", 5.0)})
-    assert key_record.decode(key_record.encode(record), 9.0) == record
+    record = KeyRecord(refusals={40102: keys.Refusal("r/1", 5.0)})
+    assert keys.decode(keys.encode(record), 9.0) == record
     for stored in (None, b"", b"null", b"[]", b"{}", b"\xff"):
-        assert key_record.decode(stored, 9.0) == KeyRecord()
+        assert keys.decode(stored, 9.0) == KeyRecord()
     for mutate in MUTATIONS:
-        value = orjson.loads(key_record.encode(record))
+        value = orjson.loads(keys.encode(record))
         mutate(value)
-        assert key_record.decode(orjson.dumps(value), 9.0) == KeyRecord()
+        assert keys.decode(orjson.dumps(value), 9.0) == KeyRecord()

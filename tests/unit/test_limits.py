@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openapi_tool.bus.shared_records import MAX_VALUE_BYTES
+from openapi_tool.bus.storage import MAX_VALUE_BYTES
 from openapi_tool.cli.limits import combined
 from openapi_tool.limits import ledger
 from openapi_tool.limits import record as records

@@ -15,7 +15,7 @@ import respx
 import yaml
 from pydantic import SecretStr
 
-from openapi_tool.cooperative import at_once
+from openapi_tool.concurrency import at_once
 from openapi_tool.executor.continuation import requested_tokens
 from openapi_tool.jina.batch import batch_output
 from openapi_tool.jina.content import page_output, search_output
@@ -32,10 +32,9 @@ from openapi_tool.tools.arguments import Arguments, OperatorEnvs, prepare_argume
 from openapi_tool.tools.catalogue import CATALOGUE
 from openapi_tool.tools.definition import ToolDefinition
 from openapi_tool.tools.exports import all_built_in, openai_functions
-from openapi_tool.tools.frame import Part, framed
-from openapi_tool.tools.result import Item, RenderedResult, ToolOutput, Usage, success
+from openapi_tool.tools.result import Item, Part, RenderedResult, ToolOutput, Usage, framed, success
 from openapi_tool.tools.schema import schema_problems
-from openapi_tool.tools.session import SessionScope
+from openapi_tool.tools.scopes import SessionScope
 from openapi_tool.tools.tokens import estimate_tokens
 from openapi_tool.tools.truncation import Limit, truncate
 from scripts import answers

@@ -11,18 +11,18 @@ import pytest
 import respx
 from pydantic import SecretStr
 
-from openapi_tool.cooperative import at_once
+from openapi_tool.concurrency import at_once
 from openapi_tool.jina.content import search_output
 from openapi_tool.jina.inline_images import without_inline_images
 from openapi_tool.jina.parameter_mapping import resolve_parameters
 from openapi_tool.protocol.errors import BadRequest
 from openapi_tool.telemetry.redact import Redactor
 from openapi_tool.testing import ToolResult
-from openapi_tool.tools.argument_names import probably_meant
 from openapi_tool.tools.arguments import Arguments, OperatorEnvs, prepare_arguments
 from openapi_tool.tools.catalogue import CATALOGUE
+from openapi_tool.tools.names import probably_meant
 from openapi_tool.tools.schema import schema_problems
-from openapi_tool.tools.session import SessionScope
+from openapi_tool.tools.scopes import SessionScope
 from tests.answering import Answering, serving
 from tests.requirements import requirement
 from tests.support import definition, owner, tool_call

@@ -20,13 +20,12 @@ from hypothesis import strategies as st
 from rich.console import Console
 from typer.testing import CliRunner
 
-from openapi_tool.bus.dead_letter_record import DeadLetter, dead_letter
+from openapi_tool.bus.dead_letters import DeadLetter, dead_letter
 from openapi_tool.cli import app, common, deadletters, demo, dev, tools_apply, tools_files, tools_registry
 from openapi_tool.cli import call as call_command
 from openapi_tool.local.caller import PlacedCall, ResultRows
 from openapi_tool.local.demo import CompletedCall
-from openapi_tool.telemetry.logs import ConsoleFormatter
-from openapi_tool.telemetry.printable import printable_json, printable_line, printable_lines
+from openapi_tool.telemetry.logs import ConsoleFormatter, printable_json, printable_line, printable_lines
 from openapi_tool.telemetry.redact import Redactor
 from openapi_tool.tools.problems import Problem
 from tests.requirements import requirement

@@ -11,15 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openapi_tool.protocol.body import INLINE_DATA
 from openapi_tool.protocol.cards import read_tool_call, result_card
+from openapi_tool.protocol.command import INLINE_DATA
 from openapi_tool.protocol.errors import BadRequest, NotFound, ReportRefused, ToolError, Unanswerable
-from openapi_tool.protocol.identity import identify
+from openapi_tool.protocol.identity import SpanContext, identify, new_span_id, parse_traceparent
 from openapi_tool.protocol.jsontext import dumps, loads, storable
 from openapi_tool.protocol.records import RequestEdgeRecord, WaitingTurnRecord
 from openapi_tool.protocol.report import Report, trace_link
 from openapi_tool.protocol.subject import parse_command_subject, wakeup_subject
-from openapi_tool.protocol.trace import SpanContext, new_span_id, parse_traceparent
 from openapi_tool.protocol.v1r4 import CONTROL_FIELDS
 from tests.requirements import requirement
 from tests.support import (

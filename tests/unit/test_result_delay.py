@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from openapi_tool.executor.result_delay import ResultDelay
+from openapi_tool.executor.waiting_turn import ResultDelay
 from openapi_tool.limits.permits import NO_SLOT, Slot
 from openapi_tool.protocol.command import Delivery
 from openapi_tool.protocol.records import WaitingTurnRecord

@@ -33,7 +33,7 @@ from typer.testing import CliRunner
 
 from openapi_tool import service
 from openapi_tool.bootstrap import build_bootstrap
-from openapi_tool.bus.dead_letter_record import without_secrets
+from openapi_tool.bus.dead_letters import without_secrets
 from openapi_tool.cli import app, call
 from openapi_tool.jina.byte_semaphore import ByteSemaphore
 from openapi_tool.jina.client import JinaClient

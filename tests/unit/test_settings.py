@@ -27,7 +27,7 @@ from openapi_tool.settings import (
     load_settings,
 )
 from openapi_tool.settings.loading import PATTERNS, ignored_variables
-from openapi_tool.settings.section import fields_of
+from openapi_tool.settings.sections import fields_of
 from tests.requirements import requirement
 
 FILE = """

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openapi_tool.cooperative import at_once
+from openapi_tool.concurrency import at_once
 from openapi_tool.executor import stored_search
 from openapi_tool.executor.continuation import Continuation
 from openapi_tool.executor.stored_search import SearchRequest
@@ -20,8 +20,8 @@ from openapi_tool.options import ToolOptions
 from openapi_tool.protocol.errors import NotFound
 from openapi_tool.protocol.records import Artifact
 from openapi_tool.tools import text_search
-from openapi_tool.tools.cursor import Cursors
 from openapi_tool.tools.result import Item, RenderedResult, ToolOutput
+from openapi_tool.tools.scopes import Cursors
 from openapi_tool.tools.text_search import MAX_SHOWN, Phrase, Question, Search, folded, terms
 from openapi_tool.tools.tokens import estimate_tokens
 from openapi_tool.tools.truncation import opening_of

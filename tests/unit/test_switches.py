@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from openapi_tool.protocol.errors import ToolNotAvailable
-from openapi_tool.tools.switches import ALL, Switch, Switches, SwitchRecordInvalid
+from openapi_tool.tools.policy import ALL, Switch, Switches, SwitchRecordInvalid
 from tests.requirements import requirement
 
 

@@ -22,15 +22,14 @@ from opentelemetry.trace import get_current_span
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from openapi_tool.protocol.attempts import Attempt
-from openapi_tool.protocol.trace import SpanContext, TraceLink, parse_traceparent
-from openapi_tool.telemetry import calls, health_server, instruments, metrics, otlp
-from openapi_tool.telemetry.calls import CALL_FIELDS, CallFacts
+from openapi_tool.protocol.identity import SpanContext, TraceLink, parse_traceparent
+from openapi_tool.telemetry import calls, health_server, metrics, otlp
+from openapi_tool.telemetry.calls import CALL_FIELDS, CallFacts, WireTracer
 from openapi_tool.telemetry.logs import ConsoleFormatter, JsonFormatter, configure_logging, without_details
 from openapi_tool.telemetry.otlp import ExportingTracer
 from openapi_tool.telemetry.otlp_metrics import PeriodicExport
-from openapi_tool.telemetry.recent_warnings import RecentWarnings
 from openapi_tool.telemetry.redact import Redactor
-from openapi_tool.telemetry.traces import WireTracer
+from openapi_tool.telemetry.snapshot import RecentWarnings
 from tests.requirements import requirement
 from tests.support import TRACE_ID, each
 
@@ -417,7 +416,7 @@ def test_metrics_of_both_exporters_are_the_same() -> None:
 
 @requirement("metrics")
 def test_a_histogram_bucket_includes_its_upper_bound() -> None:
-    histogram = instruments.Histogram("x", "", bounds=(1.0, 2.0))
+    histogram = metrics.Histogram("x", "", bounds=(1.0, 2.0))
     for value in (0.5, 1.0, 1.5, 3.0):
         histogram.observe(value)
     (child,) = (child for _, child in histogram.children())

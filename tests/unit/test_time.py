@@ -14,11 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openapi_tool.bus.server_clock import ServerClock
-from openapi_tool.executor import turn_deadline
+from openapi_tool.bus.durable import ServerClock
+from openapi_tool.executor import waiting_turn
 from openapi_tool.executor.ports import Kernel
-from openapi_tool.jina.endpoints import ENDPOINTS
-from openapi_tool.jina.upstream_timeouts import MARGIN_S
+from openapi_tool.jina.endpoints import ENDPOINTS, MARGIN_S
 from openapi_tool.options import ExecutorOptions, ToolOptions
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.tools.deadline import Deadline, TimeLimits
@@ -87,8 +86,8 @@ def test_call_ends_before_a_deadline_set_by_another_result(
 ) -> None:
     async def check() -> None:
         now = asyncio.get_running_loop().time
-        monkeypatch.setattr(turn_deadline, "time", SimpleNamespace(monotonic=now))
-        async with turn_deadline.TurnDeadline(cast("Kernel", other), LIMITS, identity(), 27) as turn:
+        monkeypatch.setattr(waiting_turn, "time", SimpleNamespace(monotonic=now))
+        async with waiting_turn.TurnDeadline(cast("Kernel", other), LIMITS, identity(), 27) as turn:
             with suppress(TimeoutError):
                 async with Deadline(87, turn.limit).limit():
                     await asyncio.sleep(1_000)

@@ -23,8 +23,8 @@ from openapi_tool.tools.result import (
     success,
 )
 from openapi_tool.tools.schema import schema_problems
+from openapi_tool.tools.scopes import SessionScope
 from openapi_tool.tools.secrets import MissingVariable, Secret, Secrets
-from openapi_tool.tools.session import SessionScope
 from openapi_tool.tools.template import PLACEHOLDERS, render
 from tests.requirements import requirement
 from tests.support import TRACE_ID, definition, owner, tool_call

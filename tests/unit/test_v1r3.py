@@ -13,15 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from openapi_tool.bus.held import ids_of
-from openapi_tool.protocol.body import INLINE_DATA
-from openapi_tool.protocol.claims import claimed_identity
-from openapi_tool.protocol.command import Delivery
-from openapi_tool.protocol.dialect import Dialect
+from openapi_tool.protocol.command import INLINE_DATA, Delivery
+from openapi_tool.protocol.dialect import Dialect, claimed_identity
 from openapi_tool.protocol.errors import ReportRefused, Unanswerable
-from openapi_tool.protocol.identity import identify
+from openapi_tool.protocol.identity import SpanContext, identify
 from openapi_tool.protocol.records import CardRecord, RequestEdgeRecord
 from openapi_tool.protocol.report import Report, trace_link
-from openapi_tool.protocol.trace import SpanContext
 from openapi_tool.protocol.v1r3 import V1r3
 from openapi_tool.protocol.v1r4 import CONTROL_FIELDS
 from openapi_tool.tools.template import placeholder_values

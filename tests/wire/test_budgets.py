@@ -6,7 +6,7 @@ import pytest
 from nats.js.errors import NotFoundError
 
 from openapi_tool.budgets import ledger
-from openapi_tool.bus.shared_records import BUDGETS
+from openapi_tool.bus.storage import BUDGETS
 from tests.requirements import requirement
 from tests.wire.world import World
 

@@ -29,13 +29,12 @@ from nats.js.api import StreamConfig
 from openapi_tool.bootstrap import build_bootstrap
 from openapi_tool.bus.connection import connected
 from openapi_tool.bus.dead_letters import DeadLetters
+from openapi_tool.bus.kv_stores import shared_session_key
 from openapi_tool.bus.leases import Leases
-from openapi_tool.bus.session_key_store import shared_session_key
 from openapi_tool.bus.streams import ensure_durable
 from openapi_tool.kernel.store import KernelStore
 from openapi_tool.local.caller import STREAM, Caller
-from openapi_tool.local.nats_server import NatsServer
-from openapi_tool.local.server import free_port
+from openapi_tool.local.servers import NatsServer, free_port
 from openapi_tool.local.stack import EmbeddedStack
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.settings import Settings

@@ -13,8 +13,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from openapi_tool.bus.parked_results import BUCKET
-from openapi_tool.executor import committer, parking
+from openapi_tool.bus.kv_stores import PARKED_BUCKET
 from openapi_tool.kernel.store import KernelStore
 from openapi_tool.local.caller import PlacedCall
 from openapi_tool.protocol.cards import Card
@@ -495,7 +494,7 @@ async def test_a_parked_result_that_is_not_committed_is_deleted(
         await world.caller.publish(call)
         await asyncio.wait_for(tried.wait(), WITHIN_S)
         await asyncio.to_thread(world.stack.upstream.requests, 1)
-    bucket = await world.caller.client.jetstream().key_value(BUCKET)
+    bucket = await world.caller.client.jetstream().key_value(PARKED_BUCKET)
     assert len(await bucket.keys()) == 1
     if ends_as == "dead letter":
         await world.caller.database.execute("delete from state.execution_edges")
@@ -521,9 +520,9 @@ async def test_a_result_that_this_replica_cannot_commit_is_committed_by_another(
 ) -> None:
     """Otherwise a replica that alone cannot reach the database holds its results until no worker waits for them."""
     world, commit, failed = idle_world, KernelStore.commit, list[float]()
-    monkeypatch.setattr(committer, "_PARK_AFTER_S", 0.2)
+    monkeypatch.setattr(commit, "_PARK_AFTER_S", 0.2)
     if large:
-        monkeypatch.setattr(parking, "MAX_BYTES", 10)
+        monkeypatch.setattr(commit, "MAX_BYTES", 10)
 
     async def fail(*_: Any) -> bool:
         failed.append(time.monotonic())

@@ -10,7 +10,7 @@ from nats.js.api import StreamConfig
 from prometheus_client import REGISTRY
 
 from openapi_tool.bootstrap import build_bootstrap
-from openapi_tool.bus import wakeup_publisher
+from openapi_tool.bus import connection
 from openapi_tool.bus.connection import connected
 from openapi_tool.local.caller import STREAM
 from openapi_tool.local.stack import EmbeddedStack
@@ -29,8 +29,8 @@ SHORT_TIMEOUTS: dict[str, Any] = {"worker_timeout_s": 3, "commit_margin_s": 0.5,
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wakeup_publisher, "_TIMEOUT_S", 0.1)
-    monkeypatch.setattr(wakeup_publisher, "_RETRY_LIMIT_S", 0.2)
+    monkeypatch.setattr(connection, "_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(connection, "_RETRY_LIMIT_S", 0.2)
 
 
 async def capture(world: World, subjects: str) -> None:
@@ -89,7 +89,7 @@ async def test_no_responders_is_an_outage_not_a_refusal(stack: EmbeddedStack) ->
         bootstrap = build_bootstrap(Settings(postgres=DSN, nats={"servers": nats_server.url}), {})
         async with connected(bootstrap.bus) as client:
             with pytest.raises(Unavailable, match="NoStreamResponseError"):
-                await wakeup_publisher.WakeupPublisher(client).publish(
+                await connection.WakeupPublisher(client).publish(
                     Wakeup("cg.v1r4.proj.public.cmd.agent.worker.wakeup", {}, b"{}")
                 )
 

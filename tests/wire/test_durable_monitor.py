@@ -21,12 +21,11 @@ from openapi_tool.bootstrap import build_bootstrap
 from openapi_tool.bus import durable_monitor
 from openapi_tool.bus.client import BusClient
 from openapi_tool.bus.connection import connected
+from openapi_tool.bus.durable import ServerClock, _has_quorum
 from openapi_tool.bus.durable_monitor import DurableMonitor
-from openapi_tool.bus.durable_state import _has_quorum
-from openapi_tool.bus.server_clock import ServerClock
-from openapi_tool.bus.session_key_store import ensure_bucket
+from openapi_tool.bus.kv_stores import ensure_bucket
 from openapi_tool.bus.streams import Durable, DurableOptions, ensure_durable
-from openapi_tool.local.nats_server import NatsServer
+from openapi_tool.local.servers import NatsServer
 from openapi_tool.local.stack import EmbeddedStack
 from openapi_tool.settings import Settings
 from openapi_tool.telemetry.health import CONSUMER, NATS, Health

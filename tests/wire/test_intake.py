@@ -22,14 +22,14 @@ from openapi_tool.bus.client import INBOX, BusClient
 from openapi_tool.bus.connection import connected
 from openapi_tool.bus.consumer import CommandConsumer, ConsumerOptions
 from openapi_tool.bus.dead_letters import DeadLetters
+from openapi_tool.bus.durable import ServerClock
 from openapi_tool.bus.durable_monitor import DurableMonitor
 from openapi_tool.bus.held import FetchMode
+from openapi_tool.bus.intake import notice_subject
 from openapi_tool.bus.pull_consumer import PullConsumer
-from openapi_tool.bus.returns import notice_subject
-from openapi_tool.bus.server_clock import ServerClock
 from openapi_tool.bus.streams import DurableOptions
 from openapi_tool.local.caller import STREAM
-from openapi_tool.local.server import free_port
+from openapi_tool.local.servers import free_port
 from openapi_tool.local.stack import EmbeddedStack
 from openapi_tool.options import ExecutorOptions
 from openapi_tool.protocol.command import Acknowledge, Delivery, Settlement

@@ -17,8 +17,8 @@ import pytest
 from nats.js.errors import NotFoundError
 from prometheus_client import REGISTRY
 
-from openapi_tool.bus.shared_records import LIMITS, RecordStore
 from openapi_tool.bus.stats import gather_stats
+from openapi_tool.bus.storage import LIMITS, RecordStore
 from openapi_tool.cli.common import INTERRUPTED
 from openapi_tool.limits.record import REQUESTS, Record, decode
 from openapi_tool.local.caller import ResultRows

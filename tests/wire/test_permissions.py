@@ -17,19 +17,18 @@ from nats.js.api import KeyValueConfig
 from typer.testing import CliRunner
 
 from openapi_tool.bootstrap import build_bootstrap
-from openapi_tool.bus.ack_floor import AckFloor, load_ack_floor, save_ack_floor
 from openapi_tool.bus.client import Denied
 from openapi_tool.bus.connection import connected
 from openapi_tool.bus.dead_letters import DeadLetters
+from openapi_tool.bus.kv_stores import AckFloor, ensure_bucket, load_ack_floor, save_ack_floor, shared_session_key
 from openapi_tool.bus.leases import Leases
-from openapi_tool.bus.session_key_store import ensure_bucket, shared_session_key
-from openapi_tool.bus.shared_records import LIMITS
 from openapi_tool.bus.stats import gather_stats
+from openapi_tool.bus.storage import LIMITS
 from openapi_tool.bus.streams import Durable, ensure_durable, replica_count
 from openapi_tool.cli import app
 from openapi_tool.kernel.store import KernelStore
 from openapi_tool.local.caller import STREAM, Caller
-from openapi_tool.local.nats_server import NatsServer
+from openapi_tool.local.servers import NatsServer
 from openapi_tool.local.stack import EmbeddedStack
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.settings import Settings

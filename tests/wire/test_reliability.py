@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from nats.aio.msg import Msg
 
+from openapi_tool.bus.connection import WakeupPublisher
 from openapi_tool.bus.leases import BUCKET, Lease, Leases, LeaseTaken, lease_key
-from openapi_tool.bus.wakeup_publisher import WakeupPublisher
 from openapi_tool.jina.backend import JinaBackend
 from openapi_tool.jina.byte_semaphore import ByteSemaphore, JinaCallContext, max_call_memory
 from openapi_tool.kernel.store import KernelStore

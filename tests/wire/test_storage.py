@@ -21,23 +21,21 @@ from tenacity import stop_after_delay, wait_fixed
 from typer.testing import CliRunner
 
 from openapi_tool.bootstrap import build_bootstrap
-from openapi_tool.bus import dead_letters, leases, parked_results, session_key_store
+from openapi_tool.bus import dead_letters, kv_stores, leases
 from openapi_tool.bus.client import BusClient, routed
 from openapi_tool.bus.connection import connected
 from openapi_tool.bus.dead_letters import DeadLetters
+from openapi_tool.bus.kv_stores import ParkedResultStore, shared_session_key
 from openapi_tool.bus.leases import Lease, Leases
-from openapi_tool.bus.parked_results import ParkedResultStore
-from openapi_tool.bus.session_key_store import shared_session_key
 from openapi_tool.bus.storage import Storage
 from openapi_tool.bus.streams import StreamMissing, ensure_durable, replica_count
 from openapi_tool.cli import app
+from openapi_tool.concurrency import retried
 from openapi_tool.local.caller import STREAM, Caller
-from openapi_tool.local.nats_server import NatsServer
-from openapi_tool.local.server import free_port
+from openapi_tool.local.servers import NatsServer, free_port
 from openapi_tool.local.stack import EmbeddedStack
 from openapi_tool.protocol.command import Delivery
 from openapi_tool.protocol.errors import Unavailable
-from openapi_tool.retrying import retried
 from openapi_tool.settings import Settings
 from openapi_tool.telemetry.health import JETSTREAM, Health
 from openapi_tool.telemetry.redact import Redactor
@@ -48,7 +46,7 @@ from tests.support import delivery
 from tests.wire.test_bus import DSN, server
 from tests.wire.world import DURABLE, World, open_world
 
-LEASES, SESSIONS, PARKED = f"KV_{leases.BUCKET}", f"KV_{session_key_store.BUCKET}", f"KV_{parked_results.BUCKET}"
+LEASES, SESSIONS, PARKED = f"KV_{leases.BUCKET}", f"KV_{kv_stores.BUCKET}", f"KV_{kv_stores.PARKED_BUCKET}"
 STREAMS = {LEASES, SESSIONS, PARKED, dead_letters.STREAM}
 
 
@@ -139,7 +137,7 @@ async def test_a_bucket_of_parked_results_created_meanwhile_with_other_options_i
 ) -> None:
     """Two replicas with different limits start at once; the server refuses the second creation."""
     open_bucket = ParkedResultStore._bucket  # noqa: SLF001 - the only hook between look-up and creation
-    others = [KeyValueConfig(bucket=parked_results.BUCKET, ttl=7200)]
+    others = [KeyValueConfig(bucket=kv_stores.PARKED_BUCKET, ttl=7200)]
 
     async def create_meanwhile(parked: ParkedResultStore) -> Any:
         try:
@@ -165,7 +163,7 @@ async def test_a_session_key_is_restored_after_its_bucket_was_deleted(stored: St
 async def test_a_different_session_key_is_logged(stored: Stored, caplog: pytest.LogCaptureFixture) -> None:
     await stored.jetstream.delete_stream(SESSIONS)
     assert await shared_session_key(stored.client) != stored.storage.session_key
-    await session_key_store.restore_session_key(stored.client, stored.storage.session_key or b"")
+    await kv_stores.restore_session_key(stored.client, stored.storage.session_key or b"")
     assert [getattr(record, "action", "") for record in caplog.records] == ["session_key.differs"]
 
 

@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from openapi_tool.bus.session_key_store import BUCKET
-from openapi_tool.bus.switch_store import KEY, change_switches, load_switches
+from openapi_tool.bus.kv_stores import BUCKET, SWITCHES_KEY, change_switches, load_switches
 from openapi_tool.cli import app
-from openapi_tool.tools.switches import Switch, Switches
+from openapi_tool.tools.policy import Switch, Switches
 from tests.conftest import PROJECT
 from tests.requirements import requirement
 from tests.wire.world import World
@@ -127,7 +126,7 @@ async def test_the_last_known_switches_apply_while_the_record_cannot_be_read(
     if stored == "deleted bucket":
         await jetstream.delete_key_value(BUCKET)
     else:
-        await (await jetstream.key_value(BUCKET)).put(KEY, b"[]")
+        await (await jetstream.key_value(BUCKET)).put(SWITCHES_KEY, b"[]")
     assert await error_of_call(world) is not None
     assert await error_of_call(world) is not None
     assert len(logged(caplog, "switches.not_read")) == 1
@@ -137,7 +136,7 @@ async def test_the_last_known_switches_apply_while_the_record_cannot_be_read(
 async def test_deleting_the_record_enables_all_tools(world: World) -> None:
     await run_ok(world, "disable", "--all-projects", *WHY)
     assert await error_of_call(world) is not None
-    await (await world.caller.client.jetstream().key_value(BUCKET)).delete(KEY)
+    await (await world.caller.client.jetstream().key_value(BUCKET)).delete(SWITCHES_KEY)
     assert await error_of_call(world) is None
     await run_ok(world, "disable", "--all-projects", *WHY)
     assert await error_of_call(world) is not None
@@ -145,7 +144,7 @@ async def test_deleting_the_record_enables_all_tools(world: World) -> None:
 
 @requirement("switches")
 async def test_the_monitor_reads_the_record_periodically(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("openapi_tool.bus.switch_store.READ_INTERVAL_S", 0.01)
+    monkeypatch.setattr("openapi_tool.bus.kv_stores.READ_INTERVAL_S", 0.01)
     assert world.components is not None
     changed = asyncio.Event()
     monkeypatch.setattr(world.components.switches, "_use", lambda _: changed.set())
@@ -222,6 +221,6 @@ async def test_a_full_record_accepts_no_further_switch(world: World) -> None:
 
 @requirement("switches")
 async def test_an_invalid_record_is_reported_with_the_remedy(world: World) -> None:
-    await (await world.caller.client.jetstream().key_value(BUCKET)).put(KEY, b"[]")
+    await (await world.caller.client.jetstream().key_value(BUCKET)).put(SWITCHES_KEY, b"[]")
     result = await run(world, "disabled")
     assert (result.exit_code, "nats kv del openapi_tool switches" in result.stderr) == (2, True)

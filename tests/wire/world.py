@@ -19,7 +19,7 @@ from nats.js.errors import NoKeysError, NotFoundError
 from openapi_tool.assembly import Parts, assemble, open_shared
 from openapi_tool.bootstrap import build_bootstrap
 from openapi_tool.bus.consumer import CommandConsumer
-from openapi_tool.bus.parked_results import BUCKET
+from openapi_tool.bus.kv_stores import PARKED_BUCKET
 from openapi_tool.local.caller import STREAM, Caller, PlacedCall, ResultRows
 from openapi_tool.local.executor import LoopbackResolver
 from openapi_tool.local.recordings import RECORDED_HOSTS
@@ -83,7 +83,7 @@ class World:
         await self.caller.client.subscribe("$JS.EVENT.ADVISORY.CONSUMER.>", cb=record_advisory)
 
     async def assert_no_result_is_parked(self) -> None:
-        bucket = await self.caller.client.jetstream().key_value(BUCKET)
+        bucket = await self.caller.client.jetstream().key_value(PARKED_BUCKET)
         with pytest.raises(NoKeysError):
             await bucket.keys()
 

@@ -1,4 +1,4 @@
-"""Parked results: paid for, but not committed; stored in KV until the next delivery of the command commits them.
+"""Commit results with retries; park those that cannot be committed, for the next delivery of the command.
 
 A record contains the text for the model. Its name and its authentication tag (`seal`) are HMACs over project, agent,
 turn and tool call id, with a key that only executors share. So no other call can find a record, and no client
@@ -11,16 +11,19 @@ import asyncio
 import hashlib
 import hmac
 import logging
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
+from tenacity import RetryCallState, stop_after_delay, wait_exponential_jitter
 
-from openapi_tool.executor.ids import ids
-from openapi_tool.executor.ports import ResultStore
+from openapi_tool.concurrency import retried
+from openapi_tool.executor.ports import Kernel, ResultStore, ids
 from openapi_tool.frozen import frozen
-from openapi_tool.protocol.cards import ArtifactCard
+from openapi_tool.protocol.cards import ArtifactCard, Card
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.protocol.identity import CallIdentity
+from openapi_tool.protocol.report import Report
 from openapi_tool.tools.result import ResultFields
 
 log = logging.getLogger(__name__)
@@ -128,3 +131,56 @@ def _decode(record: bytes, project_id: str) -> CallResult | None:
         card["content"] = bytearray(orjson.dumps(card["content"]))
     artifact = None if card is None else ArtifactCard(tenant_id=project_id, **card)
     return CallResult(ResultFields(**fields), artifact, parked=True)
+
+
+_PARK_AFTER_S = 10.0
+"""Seconds of failed commits until the result is parked for another executor; workers wait at least 30 s."""
+
+_BACKOFF = wait_exponential_jitter(multiplier=0.1, max=2.0, jitter=0.1)
+
+
+@dataclass(frozen=True, slots=True)
+class ResultCommitter:
+    """Commits results; retries for `retry_timeout_s` seconds while the database is unavailable."""
+
+    kernel: Kernel
+    parked: ParkedResults
+    retry_timeout_s: float
+
+    async def commit(self, identity: CallIdentity, result: CallResult, card: Card, report: Report) -> bool:
+        """Commit the result; return whether it was written. If that fails, park it and raise the failure.
+
+        Parked after `_PARK_AFTER_S` of failed commits: another executor may still reach the database. A result that is
+        too large to park is retried here for all of `retry_timeout_s`.
+        """
+        early_s = min(_PARK_AFTER_S, self.retry_timeout_s)
+        try:
+            return await self._commit(card, report, result.artifact, early_s)
+        except (Exception, asyncio.CancelledError) as failure:
+            parked = result.parked or await self.parked.park(identity, result)
+            if parked or not isinstance(failure, Unavailable) or self.retry_timeout_s <= early_s:
+                raise
+        try:
+            return await self._commit(card, report, result.artifact, self.retry_timeout_s - early_s, retry=True)
+        except (Exception, asyncio.CancelledError):
+            await self.parked.park(identity, result)
+            raise
+
+    async def _commit(
+        self, card: Card, report: Report, artifact: ArtifactCard | None, for_s: float, *, retry: bool = False
+    ) -> bool:
+        """Commit, with retries for `for_s` seconds. `retry` tells the circuit breaker that a commit failed before."""
+
+        async def attempt() -> bool:
+            nonlocal retry
+            failed_before, retry = retry, True
+            return await self.kernel.commit(card, report, artifact, retry=failed_before)
+
+        return await retried(
+            attempt, on=Unavailable, wait=_BACKOFF, stop=stop_after_delay(for_s), before_sleep=_log_retry
+        )
+
+
+def _log_retry(state: RetryCallState) -> None:
+    outage = state.outcome and state.outcome.exception()
+    log.debug("commit failed; retrying: %s", outage, extra={"action": "commit.retried"})

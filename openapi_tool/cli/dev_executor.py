@@ -1,21 +1,29 @@
-"""Settings of the executor of `dev`: the user's, except for what the embedded stack decides."""
+"""Executor of `dev`: its settings, and its status page.
+
+`serve` never shows a result. `dev` reads results from the cards, as it does for the lines that it prints.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 from openapi_tool.bootstrap import build_bootstrap, tool_secrets
 from openapi_tool.cli.common import NO_DATABASE, Upstream, executor_settings
-from openapi_tool.cli.kernel_option import ProtocolVersion
+from openapi_tool.cli.kernels import ProtocolVersion
 from openapi_tool.cli.tools_files import settings_failed
+from openapi_tool.local.caller import ERRORS
 from openapi_tool.local.recordings import RECORDED_HOSTS
 from openapi_tool.local.stack import KEY_NAMES
 from openapi_tool.settings import PREFIX, SettingsError, given_values, load_settings
 from openapi_tool.settings.loading import ignored_variables
 from openapi_tool.settings.sources import kernel_remarks
+from openapi_tool.telemetry.health_server import health_server
 from openapi_tool.tools.secrets import FILE_SUFFIX
 
 _CA = "SSL_CERT_FILE"
@@ -92,3 +100,53 @@ def _takes_effect(name: str, upstream: Upstream) -> bool:
     if name in _UPSTREAM_CONNECTION:
         return upstream is Upstream.REAL
     return section not in _OF_KERNEL and name not in _STACK_SETTINGS
+
+
+_UPDATE_S = 1.0
+_MAX_RESULTS = 20
+_MAX_RESULT_CHARS = 4_000
+
+Ask = Callable[[], Awaitable[Sequence[Mapping[str, Any]]]]
+"""Function that returns the statistics of all replicas; `dev` has one."""
+
+
+@dataclass(slots=True)
+class DevStatistics:
+    """Statistics of the stack's executor, with the results of its last calls by tool call id."""
+
+    stats: Mapping[str, Any] = field(default_factory=dict)
+    _results: OrderedDict[str, str] = field(default_factory=OrderedDict)
+
+    def record_result(self, tool_call_id: str, text: str) -> None:
+        """Store what the model read, truncated to 4,000 characters, for the last 20 calls."""
+        self._results[tool_call_id] = (
+            text if len(text) <= _MAX_RESULT_CHARS else f"{text[:_MAX_RESULT_CHARS]} … ({len(text):,} characters)"
+        )
+        if len(self._results) > _MAX_RESULTS:
+            self._results.popitem(last=False)
+
+    def now(self) -> Mapping[str, Any]:
+        """Return the newest statistics; empty before the executor answers."""
+        if not self.stats:
+            return {}
+        last = [{**call, "read": self._results.get(call["tool_call_id"])} for call in self.stats["last"]]
+        return {**self.stats, "last": last}
+
+    async def follow(self, ask: Ask) -> None:
+        """Ask the executor once a second until cancelled."""
+        while True:
+            with suppress(*ERRORS):
+                self.stats = next(iter(await ask()), {})
+            await asyncio.sleep(_UPDATE_S)
+
+
+@asynccontextmanager
+async def dev_page(ask: Ask, port: int, statistics: DevStatistics) -> AsyncIterator[str]:
+    """Serve the page on loopback; yields its URL. Raises OSError if it cannot listen."""
+    following = asyncio.create_task(statistics.follow(ask), name="page")
+    try:
+        async with health_server("127.0.0.1", port, None, statistics) as bound_port:
+            yield f"http://127.0.0.1:{bound_port}/"
+    finally:
+        following.cancel()
+        await asyncio.wait([following])

@@ -1,19 +1,25 @@
-"""The option `--protocol`: selects the kernel, as an executor may serve one of each protocol version."""
+"""The option `--protocol`, which selects a kernel, and the connection to its NATS."""
 
 from __future__ import annotations
 
+import asyncio
 import os
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from enum import StrEnum
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from pydantic_settings import SettingsError as UnreadableVariable
 
 from openapi_tool.bootstrap import Bootstrap, build_bootstrap
-from openapi_tool.cli.common import NO_DATABASE
+from openapi_tool.bus.connection import BusClient, BusOptions, connected, outage_as_unavailable
+from openapi_tool.cli.common import NO_DATABASE, USAGE, fail
 from openapi_tool.cli.tools_files import settings_failed
+from openapi_tool.kernel.failures import located
+from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.settings import SettingsError, given_values, load_settings
 from openapi_tool.settings.sources import SourceUnreadable
 
@@ -77,3 +83,50 @@ def _running_dev(protocol: ProtocolVersion | None) -> StackAddress | None:
         return running_dev(protocol)
     except DevError:
         return None
+
+
+CONNECT_S = 1.5  # together with the start of the program, a failure is printed within 3 s
+
+T = TypeVar("T")
+
+
+def with_nats(
+    work: Callable[[Bootstrap, BusClient], Awaitable[T]],
+    protocol: ProtocolVersion | None = None,
+    *,
+    permissions_command: str,
+    database: bool = False,
+) -> T:
+    """Return the result of `work` with a connection to NATS, or print why there is none and exit with 2.
+
+    `protocol` is the version of the kernel whose NATS is used, by default the main one's. Messages name
+    `permissions_command`, which prints the permissions that the user needs. `database` is True if `work` connects to
+    PostgreSQL, too.
+    """
+    bootstrap = kernel_bootstrap(protocol, database=database)
+    try:
+        return asyncio.run(_connected(bootstrap, work, permissions_command))
+    except Unavailable as error:
+        fail(bootstrap.redactor.text(located(str(error), bootstrap.pool.where, bootstrap.pool.setting)), USAGE)
+
+
+async def _connected(bootstrap: Bootstrap, work: Callable[[Bootstrap, BusClient], Awaitable[T]], permissions: str) -> T:
+    bus = replace(bootstrap.bus, listed_by=permissions)
+    with outage_as_unavailable(bus.where):
+        async with connected_once(bus) as client:
+            return await work(bootstrap, client)
+
+
+@asynccontextmanager
+async def connected_once(bus: BusOptions) -> AsyncIterator[BusClient]:
+    """Connect within `CONNECT_S`, without a retry. Raises Unavailable."""
+    timeout = asyncio.timeout(CONNECT_S)
+    try:
+        async with timeout, connected(replace(bus, once=True)) as client:
+            timeout.reschedule(None)
+            yield client
+    except TimeoutError:
+        if not timeout.expired():
+            raise
+        late = f"no answer within {CONNECT_S:g} s: is it a NATS server? check {bus.setting}"
+        raise Unavailable(f"cannot connect to NATS at {bus.where}: {late}") from None

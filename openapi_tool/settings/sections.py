@@ -1,17 +1,138 @@
-"""Settings of the connections to a kernel: NATS and its database."""
+"""Sections of the settings that are pydantic models: connections to a kernel, secrets of tools."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import dataclasses
+import re
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, get_args, get_type_hints
 
-from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic.fields import FieldInfo
 from pydantic_settings import NoDecode
 
-from openapi_tool.options import MAX_ACK_PENDING, Seconds, split
-from openapi_tool.settings.dsn import Dsn, parse_dsn
-from openapi_tool.settings.section import File, Section
-from openapi_tool.settings.urls import parse_url
-from openapi_tool.tools.secrets import Secret
+from openapi_tool.jina.parameters import is_documented, secret_problem
+from openapi_tool.options import MAX_ACK_PENDING, Seconds, one_line, split
+from openapi_tool.settings.urls import Dsn, parse_dsn, parse_url
+from openapi_tool.tools.arguments import API_KEY
+from openapi_tool.tools.secrets import Secret, is_executors_own
+
+
+def _check_file(path: Path) -> Path:
+    try:
+        if path.is_file():
+            return path
+    except OSError:  # such as a name that is too long
+        pass
+    raise ValueError("names no file that can be read; correct the path, or mount the file")
+
+
+File = Annotated[Path, AfterValidator(_check_file)]
+
+TARGET = "{target}"
+"""Placeholder of an actor id for the tool target."""
+
+
+def _without_unknown_placeholders(actor_id: str) -> str:
+    if set("{}") & set(actor_id.replace(TARGET, "")):
+        raise ValueError(f"holds an unknown placeholder or a lone brace; the only placeholder is {TARGET}")
+    return actor_id
+
+
+ActorId = Annotated[str, AfterValidator(_without_unknown_placeholders)]
+
+
+class Section(BaseModel):
+    """Section that no component takes as its options; the others derive from `Options`, with the same rules."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _is_one_line(cls, value: Any) -> Any:
+        return one_line(value)
+
+
+def fields_of(kind: Any) -> Mapping[str, FieldInfo]:
+    """Return the fields of a section by name, for a model (also an optional one) or a dataclass, else none."""
+    kind = next((part for part in get_args(kind) if hasattr(part, "model_fields")), kind)
+    is_dataclass = isinstance(kind, type) and dataclasses.is_dataclass(kind)
+    return _fields_of_dataclass(kind) if is_dataclass else getattr(kind, "model_fields", {})
+
+
+@cache
+def _fields_of_dataclass(kind: type[Any]) -> Mapping[str, FieldInfo]:
+    hints = get_type_hints(kind, include_extras=True)
+    return {
+        field.name: FieldInfo.from_annotated_attribute(hints[field.name], field) for field in dataclasses.fields(kind)
+    }
+
+
+_VARIABLE = r"^[A-Za-z_][A-Za-z0-9_]*$"
+_PARAMETER = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
+
+
+def _is_not_the_executors_own(variable: str) -> str:
+    if is_executors_own(variable):
+        raise ValueError(f"{variable} is one of the executor's own settings, which tools are never given; remove it")
+    return variable
+
+
+VariableName = Annotated[str, Field(pattern=_VARIABLE), AfterValidator(_is_not_the_executors_own)]
+
+
+def _may_take_a_secret(name: str) -> str:
+    if not _PARAMETER.fullmatch(name):
+        raise ValueError("must be the name of one upstream parameter: letters, digits, '_' and '-'")
+    if name != API_KEY and (problem := secret_problem(name)):
+        shown = f"{name} " if is_documented(name) else ""  # an unknown name may be a secret that was pasted here
+        raise ValueError(f"{shown}{problem}; remove it")
+    return name
+
+
+def _all_may_take_a_secret(envs: dict[str, str]) -> dict[str, str]:
+    for name in envs:
+        _may_take_a_secret(name)
+    return envs
+
+
+EnvParameter = Annotated[str, AfterValidator(_may_take_a_secret)]
+Envs = Annotated[dict[str, VariableName], AfterValidator(_all_may_take_a_secret)]
+
+
+class ServiceEnvs(Section):
+    """Service-side `envs` of one target."""
+
+    envs: Envs = Field(default_factory=dict, description="Argument name to variable name.")
+
+
+class JinaToolSettings(Section):
+    """Service-side settings of the Jina tools; they override a definition's own."""
+
+    envs: Envs = Field(default_factory=dict, description="Argument to variable, for all targets.")
+    services: dict[str, ServiceEnvs] = Field(default_factory=dict, description="The same by target.")
+
+    def envs_of(self, target: str) -> dict[str, str]:
+        """Return argument name to variable name for one target."""
+        service = self.services.get(target)
+        return {**self.envs, **(service.envs if service else {})}
+
+
+class SecretsSettings(Section):
+    """Variables that a definition may name, and arguments that may take one; `NAME_FILE` names a file with a value."""
+
+    allowed_env: Annotated[tuple[VariableName, ...], NoDecode, BeforeValidator(split)] = Field(
+        (),
+        description="Variables for definitions, beside JINA_API_KEY and the service's own `envs`; comma-separated.",
+    )
+    env_parameters: Annotated[tuple[EnvParameter, ...], NoDecode, BeforeValidator(split)] = Field(
+        (),
+        description="Body members of your own, named `tenant_…`, that a definition's `envs` may fill, beside `api_key` "
+        "and the service's own `envs`; comma-separated in the environment.",
+    )
+
 
 _TCP, _WEB_SOCKET, _HTTP = ("nats", "tls"), ("ws", "wss"), ("http", "https")
 SCHEMES = (*_TCP, *_WEB_SOCKET, *_HTTP)

@@ -1,0 +1,269 @@
+"""State of the durable, clock of the NATS server, and hand-over to the kernel's own executor (protocol section 12)."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import nats.errors
+import orjson
+from nats.aio.client import Client
+from nats.js.api import ConsumerInfo
+from nats.js.errors import NotFoundError
+
+from openapi_tool.bus.client import BusClient
+from openapi_tool.bus.stats import gather_stats
+from openapi_tool.bus.streams import Durable, DurableOptions
+from openapi_tool.tools.problems import counted
+
+log = logging.getLogger(__name__)
+
+_WINDOW_S = 30.0
+"""Seconds for which a sample is used."""
+
+_WARN_ABOVE_S = 2.0
+_TOLERANCE_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class _Sample:
+    """Offset from our monotonic clock to the server's in seconds, with an error of at most `error_s`."""
+
+    at: float
+    offset_s: float
+    error_s: float
+
+
+class ServerClock:
+    """Server time, estimated from `ts` in its replies and the local monotonic clock.
+
+    Publish times of commands are server time: on a machine whose wall clock is 28 s ahead, every call would look
+    expired. As in NTP, the reply with the shortest round trip of the last 30 s counts. Before the first reply the
+    local wall clock is used.
+    """
+
+    def __init__(self) -> None:
+        self._samples: deque[_Sample] = deque()
+        self._offset_s: float | None = None
+        self._warned_unknown = False
+        self._warned = False
+
+    def time(self) -> float:
+        """Return the server's time in seconds since the epoch."""
+        if self._offset_s is not None:
+            return time.monotonic() + self._offset_s
+        if not self._warned_unknown:
+            self._warned_unknown = True
+            log.warning("the time of NATS is not known yet; using the local clock", extra={"action": "clock.local"})
+        return time.time()
+
+    @property
+    def local_offset_s(self) -> float | None:
+        """Seconds by which the local wall clock is ahead of the server's; None before the first reply."""
+        return None if self._offset_s is None else time.time() - time.monotonic() - self._offset_s
+
+    def observe(self, server_time: float, requested_at: float, replied_at: float) -> None:
+        """Add a reply with `server_time` (seconds since the epoch).
+
+        The times of request and reply are in seconds on the monotonic clock.
+        """
+        newest = _Sample(replied_at, server_time - (requested_at + replied_at) / 2, (replied_at - requested_at) / 2)
+        recent = [sample for sample in self._samples if sample.at >= replied_at - _WINDOW_S and _agree(sample, newest)]
+        self._samples = deque([*recent, newest])
+        self._offset_s = min(self._samples, key=lambda sample: sample.error_s).offset_s
+        self._warn_of_offset()
+
+    def _warn_of_offset(self) -> None:
+        off_s = self.local_offset_s or 0.0
+        too_far = abs(off_s) > _WARN_ABOVE_S
+        if too_far and not self._warned:
+            log.warning(
+                "the local clock is %.1f s %s that of NATS, which is used; synchronize the local clock",
+                abs(off_s),
+                "ahead of" if off_s > 0 else "behind",
+                extra={"action": "clock.offset", "offset_s": round(off_s, 3)},
+            )
+        self._warned = too_far
+
+
+def _agree(sample: _Sample, newest: _Sample) -> bool:
+    """Return whether both samples can be right; not after the machine was suspended, as monotonic time stopped."""
+    return abs(sample.offset_s - newest.offset_s) <= sample.error_s + newest.error_s + _TOLERANCE_S
+
+
+REPLY_TIMEOUT_S = 2.0
+_NANOSECONDS = 1_000_000_000
+_NOT_FOUND = 404
+_MAX_INACTIVE_NS = 3 * _NANOSECONDS
+"""Followers answer a heartbeat every second; the server does not report a frozen one as offline."""
+
+
+class DurableMissing(nats.errors.Error):
+    """The durable or its stream does not exist."""
+
+
+class ErrorReply(nats.errors.Error):
+    """JetStream replied with an error, such as that it has no leader, or with an invalid message."""
+
+
+@dataclass(frozen=True, slots=True)
+class DurableState:
+    """Configuration and progress of a durable; durations in seconds.
+
+    `filters` are its filter subjects; `paused_until` (RFC 3339) is empty unless it is paused; `leader` is empty on a
+    single server. Without a `quorum` its leader still answers, but delivers nothing.
+    """
+
+    filters: tuple[str, ...]
+    ack_wait_s: float
+    max_deliver: int
+    max_ack_pending: int
+    paused_until: str
+    leader: str
+    pending: int
+    ack_pending: int
+    ack_floor: int
+    quorum: bool
+
+
+async def observe(client: BusClient, durable: Durable, clock: ServerClock) -> DurableState:
+    """Return the state of the durable, and pass the server's time to `clock`.
+
+    Raises DurableMissing, ErrorReply, or without a reply within REPLY_TIMEOUT_S another nats.errors.Error or OSError.
+    """
+    requested_at = time.monotonic()
+    reply = await client.request(f"$JS.API.CONSUMER.INFO.{durable.stream}.{durable.name}", b"", timeout=REPLY_TIMEOUT_S)
+    replied_at = time.monotonic()
+    info = _decoded(reply.data)
+    if error := info.get("error"):
+        kind = DurableMissing if error.get("code") == _NOT_FOUND else ErrorReply
+        raise kind(f"{error.get('description')} ({error.get('err_code')})")
+    if timestamp := info.get("ts"):  # absent before nats-server 2.10
+        clock.observe(_seconds(timestamp), requested_at, replied_at)
+    return _state(info)
+
+
+def _decoded(data: bytes) -> Mapping[str, Any]:
+    try:
+        info = orjson.loads(data)
+    except ValueError:
+        info = None
+    if not isinstance(info, dict):
+        raise ErrorReply("the reply is not a JSON object")
+    return info
+
+
+def _seconds(timestamp: object) -> float:
+    try:
+        return datetime.fromisoformat(str(timestamp)).timestamp()
+    except (ValueError, OverflowError, OSError):
+        raise ErrorReply("the reply's timestamp `ts` cannot be parsed") from None
+
+
+def _state(info: Mapping[str, Any]) -> DurableState:
+    config = info.get("config") or {}
+    filters = config.get("filter_subjects") or [config.get("filter_subject", "")]
+    return DurableState(
+        filters=tuple(filters),
+        ack_wait_s=config.get("ack_wait", 0) / _NANOSECONDS,
+        max_deliver=config.get("max_deliver", 0),
+        max_ack_pending=config.get("max_ack_pending", 0),
+        paused_until=config.get("pause_until", "") if info.get("paused") else "",
+        leader=(info.get("cluster") or {}).get("leader", ""),
+        pending=info.get("num_pending", 0),
+        ack_pending=info.get("num_ack_pending", 0),
+        ack_floor=(info.get("ack_floor") or {}).get("stream_seq", 0),
+        quorum=_has_quorum((info.get("cluster") or {}).get("replicas") or []),
+    )
+
+
+def _has_quorum(followers: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether the leader and its recently active `followers` are a majority."""
+    active = [peer for peer in followers if not peer.get("offline") and peer.get("active", 0) < _MAX_INACTIVE_NS]
+    return 2 * (1 + len(active)) > 1 + len(followers)
+
+
+KERNEL_ACK_WAIT_S, KERNEL_MAX_DELIVER = 30.0, 3
+"""The kernel executor's own settings of the durable (protocol section 1)."""
+
+_REPLY_TIMEOUT_S = 0.5
+"""Seconds to wait for the statistics of all running replicas."""
+
+_MAX_NAMED = 5
+
+
+class StillPulled(nats.errors.Error):
+    """An executor still consumes from the durable."""
+
+
+@dataclass(frozen=True, slots=True)
+class DurableShown:
+    """State of the durable for the command line; `waiting` commands were never delivered."""
+
+    durable: str
+    stream: str
+    filter_subject: str
+    ack_wait_s: float
+    max_deliver: int
+    waiting: int
+    unacknowledged: int
+    open_pull_requests: int
+
+
+async def durable_shown(client: Client, options: DurableOptions) -> DurableShown:
+    """Return the durable. Raises DurableMissing, or another nats.errors.Error."""
+    return _shown(await _info(client, options))
+
+
+async def hand_to_kernel(client: Client, options: DurableOptions) -> tuple[DurableShown, DurableShown]:
+    """Set the durable to the settings that the kernel's own executor needs; return its state before and after.
+
+    With our settings a command that has a result, but whose acknowledgement was lost, is redelivered every few seconds
+    forever. The kernel's executor fails on it each time, and its later calls time out.
+
+    Raises StillPulled while an executor consumes from it, DurableMissing, or another nats.errors.Error.
+    """
+    before = await _info(client, options)
+    if before.num_waiting:
+        raise StillPulled(f"the durable {options.name!r} still has open pull requests ({before.num_waiting})")
+    # A replica without a free slot, or during an outage of the database, has no open pull request.
+    replicas = await gather_stats(client, _REPLY_TIMEOUT_S)
+    running = [str(each["instance"]) for each in replicas if options.name in each.get("durables", [options.name])]
+    if running:
+        named = ", ".join(running[:_MAX_NAMED]) + (", …" if len(running) > _MAX_NAMED else "")
+        replicas_text = f"{counted(len(running), 'running replica')} ({named})"
+        raise StillPulled(f"the durable {options.name!r} still has {replicas_text}")
+    config = before.config.evolve(
+        name=options.name, ack_wait=KERNEL_ACK_WAIT_S, max_deliver=KERNEL_MAX_DELIVER, backoff=None
+    )
+    after = await client.jetstream().add_consumer(before.stream_name, config)
+    return _shown(before), _shown(after)
+
+
+async def _info(client: Client, options: DurableOptions) -> ConsumerInfo:
+    jetstream = client.jetstream()
+    try:
+        stream = await jetstream.find_stream_name_by_subject(options.filter_subject)
+        info: ConsumerInfo = await jetstream.consumer_info(stream, options.name)
+    except NotFoundError:
+        raise DurableMissing(f"there is no durable {options.name!r} for {options.filter_subject}") from None
+    return info
+
+
+def _shown(info: ConsumerInfo) -> DurableShown:
+    config = info.config
+    return DurableShown(
+        durable=info.name,
+        stream=info.stream_name,
+        filter_subject=config.filter_subject or ", ".join(config.filter_subjects or ()),
+        ack_wait_s=config.ack_wait or 0.0,
+        max_deliver=config.max_deliver or 0,
+        waiting=info.num_pending or 0,
+        unacknowledged=info.num_ack_pending or 0,
+        open_pull_requests=info.num_waiting or 0,
+    )

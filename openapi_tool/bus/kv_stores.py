@@ -1,0 +1,345 @@
+"""KV buckets: session key, acknowledgement floor, disabled tools, parked results.
+
+A durable that is deleted and created again resumes there; otherwise it would redeliver every command of the last day.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+
+import nats.errors
+import nats.js.errors
+import orjson
+from nats.aio.client import Client
+from nats.js.api import KeyValueConfig
+from nats.js.errors import BadRequestError, BucketNotFoundError, KeyNotFoundError, KeyWrongLastSequenceError
+from nats.js.kv import KeyValue
+
+from openapi_tool.bus.client import Denied
+from openapi_tool.bus.connection import outage_as_unavailable
+from openapi_tool.protocol.errors import Unavailable
+from openapi_tool.tools.policy import Switch, Switches, SwitchRecordInvalid
+
+log = logging.getLogger(__name__)
+
+BUCKET = "openapi_tool"
+SESSION_KEY = "session_key"
+_KEY_BYTES = 32
+
+
+async def shared_session_key(client: Client, replicas: int = 1) -> bytes:
+    """Return the key for session identities; the first executor creates it, and it never changes.
+
+    A missing bucket is created with `replicas` replicas. Raises Unavailable if NATS refuses; an operator can set
+    `session.key` instead.
+    """
+    try:
+        bucket = await ensure_bucket(client, replicas)
+        try:
+            return _value(await bucket.get(SESSION_KEY))
+        except KeyNotFoundError:
+            return await _create(bucket)
+    except (nats.errors.Error, nats.js.errors.Error) as error:
+        raise Unavailable(f"NATS: no shared session key (set session.key): {type(error).__name__}: {error}") from error
+
+
+async def restore_session_key(client: Client, key: bytes, replicas: int = 1) -> None:
+    """Store the key again after its bucket was deleted, so that executors which start later use the same one.
+
+    Raises nats.errors.Error, or Unavailable if the stored key is empty.
+    """
+    bucket = await ensure_bucket(client, replicas)
+    with contextlib.suppress(KeyWrongLastSequenceError):  # another executor was first
+        await bucket.create(SESSION_KEY, key)
+    if _value(await bucket.get(SESSION_KEY)) != key:
+        log.error(
+            "another executor created a different session key: the executors compute different sessions; restart all",
+            extra={"action": "session_key.differs"},
+        )
+
+
+async def ensure_bucket(client: Client, replicas: int = 1) -> KeyValue:
+    """Open the bucket; create it if it is missing. Raises nats.errors.Error."""
+    jetstream = client.jetstream()
+    try:
+        return await jetstream.key_value(BUCKET)
+    except BucketNotFoundError:
+        with contextlib.suppress(BadRequestError):  # another executor created it first, with other options
+            return await jetstream.create_key_value(KeyValueConfig(bucket=BUCKET, replicas=replicas))
+        return await jetstream.key_value(BUCKET)
+
+
+async def _create(bucket: KeyValue) -> bytes:
+    key = secrets.token_bytes(_KEY_BYTES)
+    try:
+        await bucket.create(SESSION_KEY, key)
+    except KeyWrongLastSequenceError:  # another executor was first
+        return _value(await bucket.get(SESSION_KEY))
+    return key
+
+
+def _value(entry: KeyValue.Entry) -> bytes:
+    if not entry.value:
+        raise Unavailable(f"NATS: the key {SESSION_KEY} in bucket {BUCKET} is empty; remove it")
+    return entry.value
+
+
+FLOOR_KEYS = "floor"
+
+
+@dataclass(frozen=True, slots=True)
+class AckFloor:
+    """All commands up to `sequence` of a stream that match the filter are settled.
+
+    `created` distinguishes a stream from an earlier one of the same name, whose sequences are meaningless for it.
+    """
+
+    stream: str
+    created: str
+    filter_subject: str
+    sequence: int
+
+    def is_of(self, other: AckFloor) -> bool:
+        """Return whether both refer to the same stream and filter."""
+        return (self.stream, self.created, self.filter_subject) == (other.stream, other.created, other.filter_subject)
+
+
+async def load_ack_floor(client: Client, durable: str, current: AckFloor) -> int:
+    """Return the stored sequence for the stream and filter of `current`, 0 if there is none.
+
+    Raises nats.errors.Error in an outage.
+    """
+    try:
+        bucket = await client.jetstream().key_value(BUCKET)
+        stored = _decoded((await bucket.get(_floor_key(durable))).value)
+    except (BucketNotFoundError, KeyNotFoundError):
+        return 0
+    except Denied as denied:
+        log.warning(
+            "cannot read the ack floor; the durable starts at the first command of the stream: %s",
+            denied,
+            extra={"action": "ack_floor.denied"},
+        )
+        return 0
+    return stored.sequence if stored and stored.is_of(current) else 0
+
+
+async def save_ack_floor(client: Client, durable: str, current: AckFloor) -> None:
+    """Store `current` if it is ahead of the stored floor; on a conflict the other floor stays.
+
+    Raises nats.errors.Error.
+    """
+    bucket = await client.jetstream().key_value(BUCKET)
+    revision, stored = 0, None
+    try:
+        entry = await bucket.get(_floor_key(durable))
+        revision, stored = entry.revision or 0, _decoded(entry.value)
+    except KeyNotFoundError as missing:
+        revision = (missing.entry.revision or 0) if missing.entry else 0
+    if stored is not None and stored.is_of(current) and stored.sequence >= current.sequence:
+        return
+    try:
+        await bucket.update(_floor_key(durable), orjson.dumps(asdict(current)), last=revision)
+    except KeyWrongLastSequenceError:
+        log.debug("another replica stored the ack floor", extra={"action": "ack_floor.raced"})
+
+
+def _floor_key(durable: str) -> str:
+    return f"{FLOOR_KEYS}.{durable}"
+
+
+def _decoded(value: bytes | None) -> AckFloor | None:
+    try:
+        found = orjson.loads(value or b"null")
+        return AckFloor(found["stream"], found["created"], found["filter_subject"], int(found["sequence"]))
+    except (TypeError, ValueError, KeyError):
+        return None
+
+
+SWITCHES_KEY = "switches"
+SWITCHES_READ_INTERVAL_S = 1.0
+_SWITCHES_TIMEOUT_S = 2.0
+_MAX_WRITE_ATTEMPTS = 8  # of a compare-and-set
+
+
+@dataclass(frozen=True, slots=True)
+class StoredSwitches:
+    """The stored switches and the revision of their record, 0 without one."""
+
+    switches: Switches
+    revision: int
+
+
+async def load_switches(client: Client) -> StoredSwitches:
+    """Return the stored switches. Raises nats.errors.Error, SwitchRecordInvalid."""
+    try:
+        bucket = await client.jetstream(timeout=_SWITCHES_TIMEOUT_S).key_value(BUCKET)
+        entry = await bucket.get(SWITCHES_KEY)
+    except BucketNotFoundError:
+        return StoredSwitches(Switches(), 0)
+    except KeyNotFoundError as missing:
+        return StoredSwitches(Switches(), (missing.entry.revision or 0) if missing.entry else 0)
+    return StoredSwitches(Switches.decode(entry.value or b""), entry.revision or 0)
+
+
+async def change_switches(client: Client, change: Callable[[Switches], Switches]) -> tuple[Switches, Switches]:
+    """Apply `change` to the stored switches; return them before and after. Raises nats.errors.Error, Unavailable.
+
+    `change` is called again if another client changed the record meanwhile.
+    """
+    bucket = await ensure_bucket(client)
+    for _ in range(_MAX_WRITE_ATTEMPTS):
+        stored = await load_switches(client)
+        changed = change(stored.switches)
+        if changed is stored.switches:
+            return stored.switches, changed
+        try:
+            await bucket.update(SWITCHES_KEY, changed.encode(), last=stored.revision)
+        except KeyWrongLastSequenceError:
+            continue
+        return stored.switches, changed
+    raise Unavailable("NATS: others change the disabled tools at the same time; try again")
+
+
+class SwitchMonitor:
+    """Reads the switches every second, and passes them to `use` when they changed.
+
+    If they cannot be read, the last known ones stay in use.
+    """
+
+    def __init__(self, client: Client, use: Callable[[Switches], None]) -> None:
+        self._client = client
+        self._use = use
+        self._known = StoredSwitches(Switches(), 0)
+        self._failure = ""
+
+    async def run(self) -> None:
+        """Monitor until cancelled."""
+        while True:
+            await self.check()
+            await asyncio.sleep(SWITCHES_READ_INTERVAL_S)
+
+    async def check(self) -> None:
+        """Read once; log why that fails."""
+        try:
+            await self.load()
+        except Unavailable as outage:
+            self._log_failure(str(outage))
+
+    async def load(self) -> None:
+        """Read once. Raises Unavailable in an outage; only logs a missing permission or a wrong record."""
+        try:
+            stored = await load_switches(self._client)
+        except (Denied, SwitchRecordInvalid) as error:
+            self._log_failure(str(error))
+            return
+        except (nats.errors.Error, OSError) as error:
+            raise Unavailable(f"NATS: cannot read {SWITCHES_KEY} in bucket {BUCKET}: {type(error).__name__}") from error
+        if stored.revision == 0 < self._known.revision:
+            self._log_failure(
+                f"the record {SWITCHES_KEY} in bucket {BUCKET} is gone; disable them again, or restart to enable them"
+            )
+            return
+        self._failure = ""
+        if stored.revision != self._known.revision:
+            self._use(stored.switches)
+            _log_changes(self._known.switches, stored.switches)
+            self._known = stored
+
+    def _log_failure(self, failure: str) -> None:
+        if failure != self._failure:
+            self._failure = failure
+            log.warning(
+                "cannot read which tools are disabled; the last known ones stay disabled: %s",
+                failure,
+                extra={"action": "switches.not_read"},
+            )
+
+
+def _log_changes(before: Switches, after: Switches) -> None:
+    old, new = {switch.scope: switch for switch in before.all}, {switch.scope: switch for switch in after.all}
+    for scope, switch in new.items():
+        if old.get(scope) != switch:
+            log.warning("disabled by an operator", extra={"action": "tool.disabled"} | _fields(switch))
+    enablings = {switch.scope: switch for switch in after.enablings}
+    for scope, switch in old.items():
+        if scope not in new:
+            log.warning(
+                "enabled again by an operator",
+                extra={"action": "tool.enabled"} | _fields(enablings.get(scope, switch)),
+            )
+
+
+def _fields(switch: Switch) -> dict[str, str]:
+    return {
+        "project_id": switch.project_id,
+        "tool_name": switch.tool_name,
+        "reason": switch.reason,
+        "by": switch.by,
+        "at": switch.at,
+    }
+
+
+PARKED_BUCKET = "openapi_tool_answers"
+PARKED_KEYS = "answer.*"
+_PARKED_TTL_S = 3600
+_PARKED_MAX_BYTES = 64 * 2**20
+_PARKED_MAX_VALUE_BYTES = 512 * 1024
+
+
+class ParkedResultStore:
+    """Stores records by name; all methods raise Unavailable. The bucket is created with `replicas` replicas."""
+
+    def __init__(self, client: Client, replicas: int) -> None:
+        self._client = client
+        self._replicas = replicas
+
+    async def ensure(self) -> None:
+        """Create the bucket if it is missing."""
+        with outage_as_unavailable():
+            await self._opened()
+
+    async def put(self, name: str, record: bytes) -> None:
+        """Store a record for an hour; create the bucket if it is missing."""
+        with outage_as_unavailable():
+            await (await self._opened()).put(_parked_key(name), record)
+
+    async def get(self, name: str) -> bytes | None:
+        """Return a record, None if there is none."""
+        with outage_as_unavailable():
+            try:
+                return (await (await self._bucket()).get(_parked_key(name))).value
+            except (BucketNotFoundError, KeyNotFoundError):
+                return None
+
+    async def delete(self, name: str) -> None:
+        """Delete a record with all its revisions."""
+        with outage_as_unavailable():
+            await (await self._bucket()).purge(_parked_key(name))
+
+    async def _opened(self) -> KeyValue:
+        try:
+            return await self._bucket()
+        except BucketNotFoundError:
+            config = KeyValueConfig(
+                bucket=PARKED_BUCKET,
+                ttl=_PARKED_TTL_S,
+                max_bytes=_PARKED_MAX_BYTES,
+                max_value_size=_PARKED_MAX_VALUE_BYTES,
+                replicas=self._replicas,
+            )
+            with contextlib.suppress(BadRequestError):  # another executor created it first, with other limits
+                return await self._client.jetstream().create_key_value(config)
+            return await self._bucket()
+
+    async def _bucket(self) -> KeyValue:
+        return await self._client.jetstream().key_value(PARKED_BUCKET)
+
+
+def _parked_key(name: str) -> str:
+    return f"answer.{name}"

