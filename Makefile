@@ -31,8 +31,7 @@ demo: $(READY)
 # With GOGC, Helm, NATS and promtool look for garbage less often, for some MB; rendering the chart takes a quarter less.
 test: $(READY)
 	GOGC=400 $(PY) -m pytest --numprocesses $(WORKERS) --dist worksteal -m "not alone and not long" $(TEST)
-	$(PY) -m pytest -m "alone and not long" tests/performance tests/hostile/test_hostile.py tests/unit/test_hostile_answers.py \
-	  tests/unit/test_stored_search.py
+	$(PY) -m pytest -m "alone and not long" tests/performance tests/hostile/test_hostile.py tests/unit/test_large_texts.py
 
 # Bytecode of all tests, which otherwise each worker of `make test` makes for itself.
 compiled: $(READY)

@@ -1,7 +1,7 @@
 """CPU of calls with budgets that are less than 90 % used, compared with calls without budgets.
 
 `python -m benchmarks.budgets` runs one executor of each kind, on a target of its own, all at the same time
-(`benchmarks.windows`). The last line is one JSON object; its `holds` says whether the interval of the median ratio to
+(`benchmarks.measure`). The last line is one JSON object; its `holds` says whether the interval of the median ratio to
 `off` ends at or below the limit.
 """
 
@@ -16,11 +16,9 @@ import sys
 import uvloop
 
 from benchmarks.calls import set_up_projects
-from benchmarks.harness import Harness, start_all, stop_all
-from benchmarks.load import Load
-from benchmarks.rounds import settings_of
-from benchmarks.scenarios import CPU, Scenario
-from benchmarks.windows import CPU_MS, Figures, at_once, medians, ratio, ratios, warm
+from benchmarks.harness import CPU, Harness, Scenario, start_all, stop_all
+from benchmarks.measure import CPU_MS, Figures, Load, at_once, medians, ratio, ratios, warm
+from benchmarks.run import settings_of
 
 OFF, PROJECT, ALL = KINDS = "off", "project", "all"
 ROUNDS, CALLS, WARM_CALLS, MAX_RATIO = 30, 300, 300, 1.05

@@ -23,10 +23,9 @@ from typing import Any
 import uvloop
 
 from benchmarks.calls import place
-from benchmarks.harness import TARGETS, Harness, start_all, stop_all
-from benchmarks.load import Load
-from benchmarks.rounds import Rounds, settings_of
-from benchmarks.scenarios import CPU, Scenario
+from benchmarks.harness import CPU, TARGETS, Harness, Scenario, start_all, stop_all
+from benchmarks.measure import Load
+from benchmarks.run import Rounds, settings_of
 from openapi_tool.local.executor import ExecutorProcess
 from openapi_tool.local.servers import START_S, ServerFailed
 

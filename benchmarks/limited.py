@@ -11,10 +11,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.calls import Ask, place
+from benchmarks.calls import Ask, Demand, Traffic, place
 from benchmarks.double import MINUTE_S
 from benchmarks.shifted import SHIFT_VARIABLE
-from benchmarks.traffic import Demand, Traffic
 from openapi_tool.bus.storage import LIMITS
 from openapi_tool.local.executor import ExecutorProcess
 

@@ -1,7 +1,7 @@
 """Cost of exporting spans: with a collector that responds, hangs or drops connections, and unsampled.
 
 `python -m benchmarks.otlp` runs one executor of each kind, on a target of its own. Throughput and p99 are measured one
-after the other, CPU of executors that run at the same time (`benchmarks.windows`); each is compared with `off`
+after the other, CPU of executors that run at the same time (`benchmarks.measure`); each is compared with `off`
 of the same round. The last line is one JSON object, in which `holds` says which limits hold.
 """
 
@@ -21,16 +21,14 @@ import uvloop
 
 from benchmarks.calls import set_up_projects
 from benchmarks.collector import answering, black_hole, hanging
-from benchmarks.harness import Harness, start_all, stop_all
-from benchmarks.load import Load
-from benchmarks.rounds import settings_of
-from benchmarks.scenarios import CPU, Scenario
-from benchmarks.windows import (
+from benchmarks.harness import CPU, Harness, Scenario, start_all, stop_all
+from benchmarks.measure import (
     CPU_MS,
     P99_MS,
     RATE,
     RSS_MB,
     Figures,
+    Load,
     at_once,
     in_turn,
     median_interval,
@@ -39,6 +37,7 @@ from benchmarks.windows import (
     ratios,
     warm,
 )
+from benchmarks.run import settings_of
 from openapi_tool.local.executor import ExecutorProcess
 
 OFF, UNSAMPLED, SAMPLED, HANGING, BLACK_HOLE = KINDS = "off", "unsampled", "sampled", "hanging", "black_hole"

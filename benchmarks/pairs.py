@@ -20,11 +20,22 @@ from collections.abc import Mapping, Sequence
 import uvloop
 
 from benchmarks.calls import set_up_projects
-from benchmarks.harness import Harness, start_all, stop_all
-from benchmarks.load import Load
-from benchmarks.rounds import settings_of
-from benchmarks.scenarios import CPU, Scenario
-from benchmarks.windows import CPU_MS, P99_MS, RATE, RSS_MB, Figures, at_once, in_turn, medians, ratio, ratios, warm
+from benchmarks.harness import CPU, Harness, Scenario, start_all, stop_all
+from benchmarks.measure import (
+    CPU_MS,
+    P99_MS,
+    RATE,
+    RSS_MB,
+    Figures,
+    Load,
+    at_once,
+    in_turn,
+    medians,
+    ratio,
+    ratios,
+    warm,
+)
+from benchmarks.run import settings_of
 
 THIS, OTHER = KINDS = "this", "other"
 ROUNDS, CALLS, WARM_CALLS = 30, 400, 300

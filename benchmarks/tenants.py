@@ -25,11 +25,10 @@ import asyncpg
 import uvloop
 
 from benchmarks import shifted
-from benchmarks.calls import Ask, place, project_id, set_up_projects
+from benchmarks.calls import Ask, Demand, Outcome, Traffic, place, project_id, set_up_projects
 from benchmarks.harness import Harness, start_all
 from benchmarks.limited import LIMITED
 from benchmarks.measure import exact_cpu_seconds
-from benchmarks.traffic import Demand, Outcome, Traffic
 from openapi_tool.bus.leases import BUCKET
 from openapi_tool.local.executor import ExecutorProcess
 

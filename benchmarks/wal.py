@@ -16,10 +16,9 @@ import asyncpg
 import uvloop
 
 from benchmarks.calls import Ask, place
-from benchmarks.harness import TARGETS, Harness, start_all, stop_all
-from benchmarks.load import Load
-from benchmarks.rounds import Rounds, settings_of
-from benchmarks.scenarios import CPU
+from benchmarks.harness import CPU, TARGETS, Harness, start_all, stop_all
+from benchmarks.measure import Load
+from benchmarks.run import Rounds, settings_of
 
 CALLS = 500
 _ASKS = {"search-2k": Ask(), "reader-50k": Ask("reader", size=50_000)}

@@ -1,4 +1,4 @@
-"""Generate documents: references of settings and tools, requirements, `config/tools`, licences, chart schema.
+"""Generated documents.
 
 `python -m scripts.docs` writes them; `--check` fails if one is out of date.
 """
@@ -6,26 +6,333 @@
 from __future__ import annotations
 
 import ast
+import re
 import sys
+import textwrap
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from openapi_tool.jina.endpoints import ENDPOINTS
+from openapi_tool.jina.parameters import Parameter
+from openapi_tool.jina.remarks import WARNINGS
+from openapi_tool.jina.url_policy import INTERNAL_SUFFIXES
+from openapi_tool.protocol.errors import ToolError
 from openapi_tool.settings import PREFIX, SHORT_NAMES, Settings
 from openapi_tool.settings.sections import fields_of
+from openapi_tool.telemetry.metrics import ALL, Metric
 from openapi_tool.tools.catalogue import CATALOGUE, BuiltInTool
 from openapi_tool.tools.exports import as_yaml, registration
 from scripts.chart import CHART, chart_readme, values_schema
 from scripts.licences import PAGE as LICENCES
 from scripts.licences import licences_page
-from scripts.operations import PAGE as OPERATIONS
-from scripts.operations import operations_page
-from scripts.tools_reference import PAGE, tools_page
 from tests.requirements import REQUIREMENTS
 
 ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "openapi_tool"
+OPERATIONS_PAGE = ROOT / "docs" / "operations.md"
+
+MEANINGS = {
+    "call.answered": "The result is committed and the doorbell published. With times, cost and status.",
+    "call.broken": "A defect of the executor, with traceback; report it.",
+    "call.denied": "The policy or a hook denied a call; the message says which, and why.",
+    "call.handed_back": "A command that waited or was cancelled was handed back; at debug level also an evicted one.",
+    "call.redelivered": "A command was redelivered; at debug level also one that was handed back here without a run.",
+    "call.running": "A call begins, after its arguments were accepted.",
+    "clock.offset": "The local clock is ahead of or behind that of NATS, which is used; synchronize the local clock.",
+    "consumer.started": "The durable is found or created; commands are fetched from now on.",
+    "dead_letters.unlimited": "The stream of dead letters lacks a limit, so one project can evict the dead letters of "
+    "others or fill the disk; the message has the command that adds it.",
+    "drain.finished": "All calls ended or were handed back after SIGTERM.",
+    "drain.started": "SIGTERM: nothing is fetched any more; running calls get `executor.drain_timeout_s`.",
+    "egress.address_refused": "A host of the upstream resolves to an address that is not public; nothing was sent.",
+    "health.changed": "A dependency became available or unavailable; the message says why.",
+    "health.serving": "The health server listens.",
+    "key.blocked": "A key is invalid or exhausted: its calls use another key of its pool or fail. It is retried later.",
+    "key.not_shared": "Cannot share which keys are blocked; this replica uses the outcomes of its own calls.",
+    "limits.not_followed": "Cannot subscribe to changes of the shared records of limits or budgets.",
+    "limits.not_shared": "Cannot share a limit of a key; this replica uses a part of it.",
+    "limits.paused": "The upstream answered 429: requests with this key to this endpoint wait for a while.",
+    "log": "A line of a library, or one without an action of its own.",
+    "nats.denied": "NATS denies a subject; `openapi-tool nats permissions` prints what is needed.",
+    "call.unsettled": "Cannot settle a command or hand it back; the server redelivers it after AckWait.",
+    "nats.error": "An error that NATS reports, such as a refused login.",
+    "open_files.short": "The limit of open files is too low for the settings.",
+    "result.parked": "A paid result could not be committed; the message says whether the next delivery finds it.",
+    "service.configured": "The settings in effect, credentials masked, and which keys are set.",
+    "service.killed": "A second signal ends the process at once.",
+    "service.started": "The service fetches commands from now on.",
+    "service.stopped": "The process ends.",
+    "service.stopping": "A signal asks the service to stop.",
+    "service.waiting": "The start still waits for a dependency; the message says why.",
+    "setting.changed": "A setting was changed or ignored; the message says which.",
+    "storage.created": "A missing stream or bucket of the executor was created; the message names it.",
+    "storage.replicas": "A stream or bucket has fewer replicas than the command stream: if its servers fail, "
+    "redelivered calls wait. The message has the command that adds replicas.",
+    "turn.unknown": "Cannot read other results of the step; the deadline of the call is unchanged.",
+    "upstream.response": "A response of the upstream, with its status and size.",
+}
+"""Meanings of actions whose message alone is not clear; others are described by their message."""
+
+_LEVELS = {"exception": "error", "log": "info, warning", "critical": "critical"}
+_OTHER = "any"
+
+
+def actions() -> dict[str, tuple[str, str]]:
+    """Return level and meaning of each action, by its name."""
+    result: dict[str, tuple[str, str]] = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for name, level, message in _of_module(ast.parse(path.read_text(encoding="utf-8"))):
+            known = result.get(name, (_OTHER, ""))
+            levels = known[0] if level in (_OTHER, *known[0].split(", ")) else f"{known[0]}, {level}"
+            levels = levels.removeprefix(f"{_OTHER}, ")
+            result[name] = (levels, MEANINGS.get(name) or known[1] or _sentence(message))
+    return dict(sorted(result.items()))
+
+
+def _of_module(module: ast.Module) -> Iterator[tuple[str, str, str]]:
+    """Yield name, level and message of every action, first those in a log call, then those in any other dictionary."""
+    calls = [node for node in ast.walk(module) if isinstance(node, ast.Call)]
+    for call in calls:
+        of_log = isinstance(call.func, ast.Attribute) and isinstance(call.func.value, ast.Name)
+        if of_log and call.func.value.id == "log":  # type: ignore[attr-defined]
+            yield from ((name, _level(call), _message(call)) for name in _actions_in(call))
+    yield from ((name, _OTHER, "") for name in _actions_in(module))
+
+
+def _actions_in(node: ast.AST) -> Iterator[str]:
+    for child in ast.walk(node):
+        if isinstance(child, ast.Dict):
+            for key, value in zip(child.keys, child.values, strict=True):
+                if isinstance(key, ast.Constant) and key.value == "action" and isinstance(value, ast.Constant):
+                    yield str(value.value)
+
+
+def _level(call: ast.Call) -> str:
+    name = str(getattr(call.func, "attr", ""))
+    return _LEVELS.get(name, name)
+
+
+def _message(call: ast.Call) -> str:
+    texts = [node.value for node in call.args if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    return texts[0] if texts else ""
+
+
+def _sentence(message: str) -> str:
+    text = re.sub(r"%(?:\.\d+)?[sdf]", "…", message).removesuffix(": …")
+    text = text.replace("%%", "%")
+    text = re.sub(r"(?<=\w)…$", "", text)  # an addition that may be empty
+    begins_with_a_setting = "." in text.partition(" ")[0]
+    start = text[:1] if begins_with_a_setting else text[:1].upper()
+    return f"{start}{text[1:].rstrip('.')}." if text else ""
+
+
+_PICTURES = (
+    "",
+    "## Dashboard",
+    "",
+    "The chart has a dashboard for Grafana (`monitoring.dashboard`). Its panels, drawn by `make pictures` from a run",
+    "of 100 s on the embedded stack, during which the upstream fails for 15 s:",
+    "",
+    "![Panels of the dashboard](pictures/dashboard.png)",
+    "",
+    "## Page of a replica",
+    "",
+    "With `health.page` the health server's `/` shows what `top` shows, of this replica. `openapi-tool dev` always has",
+    "such a page, which also lists what the model read of the last calls. At the end of the same run:",
+    "",
+    "![The page of a replica](pictures/page.png)",
+)
+
+
+def operations_page() -> str:
+    """Return the page as Markdown."""
+    lines = [
+        "# Operations: log lines and metrics",
+        "",
+        "Written by `make docs` from the code. `openapi-tool inspect` follows one call, `openapi-tool top` shows all",
+        "replicas.",
+        "",
+        "## Log lines",
+        "",
+        "Each line is a JSON object with `time`, `level`, `logger`, `message` and one stable `action`. A line of a",
+        "call also has `project_id`, `agent_id`, `agent_turn_id`, `tool_call_id`, `trace_id` and `protocol`, the",
+        "version of its kernel; spans of calls have it as `openapi_tool.protocol`. Other lines of a kernel, about its",
+        "connections, its durable and its commands, have `protocol`, too.",
+        "",
+        "| action | level | meaning |",
+        "| --- | --- | --- |",
+        *(f"| `{name}` | {level} | {_escaped(meaning)} |" for name, (level, meaning) in actions().items()),
+        "",
+        *_SPANS,
+        "",
+        "## Metrics",
+        "",
+        "The same on `/metrics` (Prometheus) and over OTLP, where counters have no `_total`, `error_code` is",
+        "`error.type`, `host` is `server.address`, `project` is `commonground.project.id` and `tool` is",
+        "`openapi_tool.built_in`. An empty label is left out. A metric without a value yet is not sent over OTLP.",
+        "",
+        "| metric | type | labels | meaning |",
+        "| --- | --- | --- | --- |",
+        *map(_row, ALL),
+        *_PICTURES,
+    ]
+    return "\n".join(lines) + "\n"
+
+
+_SPANS = """\
+## Spans
+
+With `telemetry.otlp_endpoint`, by OpenTelemetry's conventions. All belong to the trace that the kernel began.
+
+| span | kind | what it is, and its attributes |
+| --- | --- | --- |
+| `execute_tool NAME` | consumer | the call, from the command's arrival on; child of the kernel's span; {call} |
+| `queue` | consumer | from the arrival to the beginning of the run; {queue} |
+| `load`, `commit` | client | the two statements; `db.system.name` |
+| `GET`, `POST` | client | each upstream request; {request}; no `url.full`: it has the query or the page |
+| `send wakeup` | producer | {wakeup} |
+
+The others are children of `execute_tool`. A command that is dead-lettered before it was loaded has no span;
+`openapi-tool inspect` shows it.""".format(
+    call="`gen_ai.operation.name`, `gen_ai.tool.name`, `gen_ai.tool.type`, `gen_ai.tool.call.id`, `gen_ai.agent.id`, "
+    "`commonground.project.id`, `commonground.turn.id`, `openapi_tool.built_in`, `openapi_tool.status`, "
+    "`openapi_tool.tokens`, `openapi_tool.requests`, `openapi_tool.cached`, `openapi_tool.truncated`, "
+    "`openapi_tool.delivery_attempt`, `error.type`",
+    queue="`messaging.system`, `messaging.operation.name`, `messaging.operation.type`, "
+    "`messaging.destination.template`",
+    request="`http.request.method`, `server.address`, `server.port`, `url.scheme`, `http.response.status_code`, "
+    "`http.request.resend_count`, `error.type`",
+    wakeup="`messaging.system`, `messaging.operation.name`, `messaging.operation.type`, `messaging.destination.name`",
+).splitlines()
+
+
+def _row(metric: Metric) -> str:
+    name = metric.name + ("_total" if metric.kind == "counter" else "")
+    return f"| `{name}` | {metric.kind} | {_labels(metric.label_names)} | {_escaped(metric.text)} |"
+
+
+def _labels(names: tuple[str, ...]) -> str:
+    return ", ".join(f"`{name}`" for name in names) or "-"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("|", "\\|").replace("<", "\\<")
+
+
+TOOLS_PAGE = Path(__file__).parent.parent / "docs" / "tools.md"
+_PART = re.compile(r"(<!-- make docs: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+_LIMITS = (("minLength", "maxLength", "characters"), ("minItems", "maxItems", "items"), ("minimum", "maximum", ""))
+
+
+def tools_page() -> str:
+    """Return docs/tools.md with all generated parts updated."""
+    text = TOOLS_PAGE.read_text(encoding="utf-8")
+    return _PART.sub(lambda part: f"{part[1]}\n{_PARTS[part[2]]().strip()}\n\n{part[3]}", text)
+
+
+def _tools() -> str:
+    return "\n\n".join(map(_tool, CATALOGUE.values()))
+
+
+def _tool(tool: BuiltInTool) -> str:
+    schema = tool.schema()
+    rows = [_argument(tool, name, rule, schema) for name, rule in schema["properties"].items()]
+    tags = ", ".join(f"`{tag}`" for tag in sorted(tool.tags))
+    return "\n".join(
+        [
+            f"### `{tool.name}`",
+            "",
+            tool.description,
+            "",
+            f"Tags: {tags}. Suggested `suspend_timeout_seconds`: {tool.suspend_timeout_s}.",
+            "",
+            "| argument | value | upstream | text for the model |",
+            "| --- | --- | --- | --- |",
+            *rows,
+        ]
+    )
+
+
+def _argument(tool: BuiltInTool, name: str, rule: Mapping[str, Any], schema: Mapping[str, Any]) -> str:
+    parameter = ENDPOINTS[tool.operation.name].find(name)
+    upstream = f"`{parameter.name}`" if parameter and name != "timeout" else "-"
+    if parameter and parameter.separator:
+        upstream = f"in `{tool.operation.main_parameter}`"
+    required = ", required" if name in schema.get("required", ()) else ""
+    return f"| `{name}` | {_value(rule)}{required} | {upstream} | {rule['description']} |"
+
+
+def _value(rule: Mapping[str, Any]) -> str:
+    if "enum" in rule:
+        return ", ".join(f"`{choice}`" for choice in rule["enum"])
+    kind = f"array of {rule['items']['type']}" if rule["type"] == "array" else str(rule["type"])
+    if "exclusiveMinimum" in rule:
+        return f"{kind}, above {rule['exclusiveMinimum']:g}, at most {rule['maximum']:,.0f}"
+    for low, high, unit in _LIMITS:
+        if high in rule:
+            least = rule[low]
+            span = f"{least:,} to {rule[high]:,}" if least != rule[high] else str(least)
+            return f"{kind}, {span} {unit}".rstrip()
+    return f"{kind}, at least {rule['minimum']:,}" if "minimum" in rule else kind
+
+
+def _operator() -> str:
+    rows = [f"| `{entry.name}` | {_header(entry)} | {_hosts(entry)} |" for entry in _operator_parameters()]
+    return "\n".join(["| parameter | header | operation |", "| --- | --- | --- |", *rows])
+
+
+def _operator_parameters() -> Iterator[Parameter]:
+    seen = set()
+    for entry in (entry for endpoint in ENDPOINTS.values() for entry in endpoint.parameters):
+        if not entry.model and entry.name not in seen:
+            seen.add(entry.name)
+            yield entry
+
+
+def _header(entry: Parameter) -> str:
+    return f"`{entry.header}`" if entry.header else "-"
+
+
+def _hosts(entry: Parameter) -> str:
+    return ", ".join(
+        name for name, endpoint in ENDPOINTS.items() if entry.name in {e.name for e in endpoint.parameters}
+    )
+
+
+def _errors() -> str:
+    kinds = sorted(_kinds(ToolError), key=lambda kind: kind.code)
+    rows = [f"| `{kind.code}` | {(kind.__doc__ or '').split(chr(10))[0]} |" for kind in kinds]
+    return "\n".join(["| code | means |", "| --- | --- |", *dict.fromkeys(rows)])
+
+
+def _kinds(kind: type[ToolError]) -> Iterator[type[ToolError]]:
+    for child in kind.__subclasses__():
+        if "code" in vars(child):
+            yield child
+        yield from _kinds(child)
+
+
+def _suffixes() -> str:
+    return "\n".join(textwrap.wrap(", ".join(f"`{suffix}`" for suffix in INTERNAL_SUFFIXES), 120))
+
+
+def _warnings() -> str:
+    rows = [f"| `{kind}` | {text} |" for kind, text in WARNINGS.items()]
+    return "\n".join(["| type | text for the model |", "| --- | --- |", *rows])
+
+
+_PARTS: Mapping[str, Callable[[], str]] = {
+    "tools": _tools,
+    "operator": _operator,
+    "errors": _errors,
+    "suffixes": _suffixes,
+    "warnings": _warnings,
+}
+
+
 TESTS = ROOT / "tests"
 
 
@@ -132,8 +439,8 @@ DOCUMENTS: dict[Path, Callable[[], str]] = {
     CHART / "values.schema.json": values_schema,
     ROOT / "docs" / "protocol-conformance.md": conformance,
     ROOT / "docs" / "settings.md": settings_reference,
-    OPERATIONS: operations_page,
-    PAGE: tools_page,
+    OPERATIONS_PAGE: operations_page,
+    TOOLS_PAGE: tools_page,
 }
 
 

@@ -25,9 +25,8 @@ from openapi_tool.jina.egress import tls_context
 from openapi_tool.local.caller import Caller, prepare_database
 from openapi_tool.local.executor import ExecutorProcess
 from openapi_tool.local.stack import EmbeddedStack, kernel_schema
-from tests.clusters import copy_clusters
 from tests.forking import forking
-from tests.support import dsn_of, make_role
+from tests.support import copy_clusters, dsn_of, make_role
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores it, and so do its children
 for _variable in ("PYTHONDONTWRITEBYTECODE", "PYTHONUNBUFFERED"):  # a child that is to obey them cannot be forked

@@ -23,7 +23,7 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, TextIO, cast
 
-from tests.clusters import copy_clusters
+from tests.support import copy_clusters
 
 _PRELOADED = ("openapi_tool.cli", "openapi_tool.local.executor", "openapi_tool.local.double")
 _PACKAGES = ("openapi_tool", "tests")

@@ -1,26 +1,45 @@
-"""Helpers of tests: corpora that one test loops over; builders of identities, definitions, deliveries."""
+"""Helpers of several test packages."""
 
 from __future__ import annotations
 
 import functools
 import inspect
+import json
+import os
+import re
 import secrets
+import subprocess
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import asyncpg
+import helm_python
+import httpx
 import orjson
+import yaml
 from nats.js.errors import NotFoundError
+from pydantic import SecretStr
 
 from openapi_tool.bus.dead_letters import STREAM as DEAD_LETTERS
+from openapi_tool.jina.byte_semaphore import ByteSemaphore
+from openapi_tool.jina.client import JinaClient
+from openapi_tool.jina.egress import EgressTransport
+from openapi_tool.jina.failures import FAILURES, ONCE, SOME, FailureTable
+from openapi_tool.jina.request import UpstreamRequest
 from openapi_tool.kernel.inspection import grant_statements, quoted_role
 from openapi_tool.local.caller import Caller
+from openapi_tool.local.recordings import error_classes
+from openapi_tool.local.servers import USER, PostgresServer, _environment
 from openapi_tool.local.stack import EmbeddedStack
 from openapi_tool.protocol.cards import ToolCall
 from openapi_tool.protocol.command import Delivery
+from openapi_tool.protocol.errors import ToolError
 from openapi_tool.protocol.identity import CallIdentity, SpanContext
 from openapi_tool.protocol.records import (
     CallRecords,
@@ -32,6 +51,7 @@ from openapi_tool.protocol.records import (
 )
 from openapi_tool.protocol.v1r4 import V1r4
 from openapi_tool.tools.arguments import CallOwner
+from openapi_tool.tools.deadline import Deadline
 from openapi_tool.tools.definition import ToolDefinition, parse_definition
 from openapi_tool.tools.template import placeholder_values
 
@@ -254,3 +274,144 @@ async def make_role(dsn: str, role: str = ROLE, *, registration: bool = False) -
 def dsn_of(stack: EmbeddedStack, database: str, role: str = ROLE, *, at: str = "") -> str:
     """Return the executor's connection string; `at` replaces the stack's `host:port`, or several with commas."""
     return f"postgresql://{role}:{_PASSWORD}@{at or f'127.0.0.1:{stack.postgres.port}'}/{database}"
+
+
+INTRODUCED = re.compile(r"\[Untrusted web content between marks (\d{6,}): ")
+
+
+def framed_items(content: str) -> list[str]:
+    """Return the web content of each frame, character by character. Raises AssertionError for a broken frame."""
+    introduced = INTRODUCED.findall(content)
+    if not introduced:
+        return []
+    mark = introduced[0]
+    begun = re.findall(rf"^\[{mark}\] ", content, re.MULTILINE)
+    found = re.findall(rf"^\[{mark}\] (.*?)\n(?=\[{mark}[ \]])", content, re.MULTILINE | re.DOTALL)
+    assert len(begun) == len(found) > 0
+    return found
+
+
+def repeated_lines(content: str) -> list[int]:
+    """Return how many lines each item of a later part begins with that an earlier part has shown."""
+    notes = re.findall(r"^\[Continued: .*?\]$", content, re.MULTILINE)
+    found = [re.search(r"its first (?:(\d+) lines are|line is) repeated", note) for note in notes]
+    return [0 if lines is None else int(lines[1] or 1) for lines in found]
+
+
+def copy_clusters(model: Path) -> None:
+    """Fill the clusters of this process from the folder `model`, which the first one makes; passwords differ."""
+    initialize = PostgresServer._initialize  # noqa: SLF001 - taking its place is the purpose
+
+    def fill(self: PostgresServer, data: Path, password: Path) -> None:
+        if model.exists():
+            _copy(model, data)
+            _set_password(self, data, password.read_text(encoding="ascii"))
+        else:
+            initialize(self, data, password)
+            part = model.with_name(f"{model.name}-{os.getpid()}-{id(self)}")
+            part.mkdir()
+            _copy(data, part)
+            with suppress(OSError):  # another one was first
+                part.rename(model)
+
+    PostgresServer._initialize = fill  # type: ignore[method-assign]  # noqa: SLF001 - as above
+
+
+def _copy(source: Path, target: Path) -> None:
+    """Copy what a folder holds, with owners and modes."""
+    subprocess.run(["cp", "-a", f"{source}/.", target], check=True)  # noqa: S603, S607 - a standard program
+
+
+def _set_password(server: PostgresServer, data: Path, password: str) -> None:
+    """Change the password of a cluster that does not run."""
+    subprocess.run(  # noqa: S603 - the server's own program
+        [server._bin / "postgres", "--single", "-D", data, "-c", "fsync=off", "-j", "postgres"],  # noqa: SLF001 - its own
+        input=f"alter role {USER} password '{password}';\n\n".encode(),
+        stdout=subprocess.DEVNULL,
+        check=True,
+        env=_environment(),
+        **server._identity,  # noqa: SLF001 - as above
+    )
+
+
+CHART = Path(__file__).parent.parent / "helm" / "openapi-tool"
+
+
+def rendered(values: Mapping[str, Any] | None = None, *, name: str = "r") -> list[dict[str, Any]]:
+    """Return every object in the order of its templates. Raises HelmError for values that are refused."""
+    return _rendered(json.dumps(values or {}, sort_keys=True), name)
+
+
+def notes(values: Mapping[str, Any] | None = None) -> str:
+    """Return what `helm install` prints."""
+    texts = _chart().render(dict(values or {}), name="r", namespace="n")
+    return next(text for path, text in texts.items() if path.endswith("NOTES.txt"))
+
+
+@cache
+def _rendered(values: str, name: str) -> list[dict[str, Any]]:
+    texts = _chart().render(json.loads(values), name=name, namespace="n")
+    return [document for path, text in texts.items() if not path.endswith("NOTES.txt") for document in _documents(text)]
+
+
+@cache
+def _documents(text: str) -> list[dict[str, Any]]:
+    """Return what a file of YAML holds; most files are the same whatever the values are."""
+    return [document for document in yaml.load_all(text, Loader=yaml.CSafeLoader) if document]
+
+
+@cache
+def _chart() -> helm_python.Chart:
+    return helm_python.Chart.load(CHART)
+
+
+def objects_of(values: Mapping[str, Any] | None = None) -> dict[str, list[dict[str, Any]]]:
+    """Return every object by its kind."""
+    found = defaultdict(list)
+    for document in rendered(values):
+        found[document["kind"]].append(document)
+    return found
+
+
+RETRIES = {"no": (False, 0), "once": (True, ONCE), "yes": (True, SOME), "later": (True, 0)}
+"""`retryable` and `max_retries` by the words of the error table; `later` is not within the call."""
+
+_REQUEST = UpstreamRequest("POST", "r.jina.ai", "/", {"Accept": "application/json"}, b"{}")
+_REMEDY = re.compile(r"\b(try|use|call|ask|read|shorten|correct|wait|change|check|operator)\b")
+_TAG = re.compile(r"<[a-z!/]", re.IGNORECASE)
+_CLASS_NAME = re.compile(r"\b[A-Z]\w*Error\b|\bError:")
+
+
+async def fetched(
+    status: int, headers: Mapping[str, str], body: bytes, failures: FailureTable = FAILURES
+) -> dict[str, Any]:
+    """Return the client's result for this answer. Raises ToolError."""
+    request = replace(_REQUEST, failures=failures)
+    sent = httpx.Headers(dict(headers), encoding="latin-1")
+    transport = httpx.MockTransport(lambda _: httpx.Response(status, headers=sent, content=body))
+    client = JinaClient(EgressTransport(transport), max_response_bytes=1_000_000)
+    try:
+        return await client.fetch(
+            request,
+            SecretStr("a-key-of-the-test"),
+            Deadline.after(5),
+            ByteSemaphore(10_000_000).for_call().for_request(),
+        )
+    finally:
+        await client.aclose()
+
+
+def assert_for_a_model(error: ToolError) -> None:
+    """Assert that a message is a short sentence that says what to do, without tags, class names, or a line break."""
+    assert re.match(r"[A-Z][^\"]{20,200}[.]( The service says: \"[^\"]+\")?$", error.message), error.message
+    assert _REMEDY.search(error.message.partition(" The service says: ")[0]), error.message
+    assert error.message.isprintable()
+    assert len(error.message) < 550
+    assert not _TAG.search(error.message)
+    assert not _CLASS_NAME.search(error.message)
+    assert not any(name in error.message for name in error_classes())
+
+
+def retry(error: ToolError) -> str:
+    """Return the word of the error table for the retries of an error."""
+    return next(word for word, decision in RETRIES.items() if decision == (error.retryable, error.max_retries))

@@ -18,8 +18,8 @@ from openapi_tool.cli.common import NO_DATABASE, Upstream, executor_settings
 from openapi_tool.cli.kernels import ProtocolVersion
 from openapi_tool.cli.tools_files import settings_failed
 from openapi_tool.local.caller import ERRORS
+from openapi_tool.local.dev import KEY_NAMES
 from openapi_tool.local.recordings import RECORDED_HOSTS
-from openapi_tool.local.stack import KEY_NAMES
 from openapi_tool.settings import PREFIX, SettingsError, given_values, load_settings
 from openapi_tool.settings.loading import ignored_variables
 from openapi_tool.settings.sources import kernel_remarks

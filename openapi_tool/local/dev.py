@@ -34,6 +34,9 @@ MARK = "openapi-tool dev"
 FALLBACKS = ({"match": "://", "answer": "r-post-json"}, {"answer": "s-post-json"})
 """Fallbacks of the double for requests without a recording: a page for an address, else a list of results."""
 
+KEY_NAMES = ("JINA_API_KEY", "SEARCH_API_KEY")
+"""Variables whose keys an executor of the embedded stack sends to the double."""
+
 _STREAM_MARK = {"made_by": MARK}
 _LOCK_FILE = "dev.lock"
 _SUBJECT = re.compile(r"[^\s.*>{}]+(\.[^\s.*>{}]+)+")

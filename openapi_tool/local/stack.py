@@ -20,6 +20,7 @@ from typing import Any, Self
 
 import trustme
 
+from openapi_tool.local.dev import KEY_NAMES
 from openapi_tool.local.double import KEYS_VARIABLE
 from openapi_tool.local.executor import ExecutorProcess
 from openapi_tool.local.guard import Guard
@@ -113,9 +114,6 @@ class UpstreamDouble:
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         with opener.open(request, timeout=_TIMEOUT_S) as response:
             return json.load(response)
-
-
-KEY_NAMES = ("JINA_API_KEY", "SEARCH_API_KEY")
 
 
 def kernel_schema(version: str = "v1r4") -> str:

@@ -28,11 +28,9 @@ from openapi_tool.local.caller import STREAM, Caller, prepare_database
 from openapi_tool.local.executor import ExecutorProcess
 from openapi_tool.local.servers import free_port
 from openapi_tool.local.stack import EmbeddedStack, kernel_schema
-from tests.canary.collector import Collector
 from tests.canary.commands import COMMANDS, ODD, PAGE, REFUSED, WORKING, odd_canaries, odd_commands, run
 from tests.canary.hostile import DEMANDED, FAULT_POINTS, FOLDER_VARIABLE, SECRETS_VARIABLE
-from tests.canary.needles import ENCODINGS, Canary, new_canary, new_number, planted, search
-from tests.canary.upstream import FAILS, Upstream
+from tests.canary.needles import ENCODINGS, FAILS, Canary, Collector, Upstream, new_canary, new_number, planted, search
 from tests.conftest import AGENT, PROJECT
 from tests.support import dead_letters
 from tests.unit.test_egress import Proxy

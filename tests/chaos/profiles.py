@@ -29,14 +29,18 @@ from tests.chaos.harness import (
     RECORDING,
     Addresses,
     Fault,
+    NatsCluster,
     NotInstalled,
+    PgBouncer,
     Profile,
     Replica,
     Run,
+    Standby,
+    Switch,
+    execute,
     nats_client,
     outage,
 )
-from tests.chaos.servers import NatsCluster, PgBouncer, Standby, Switch, execute
 from tests.chaos.shifted import JUMP_VARIABLE, OFFSET_VARIABLE
 from tests.support import ROLE, dsn_of
 

@@ -27,13 +27,12 @@ from openapi_tool.local.caller import prepare_database
 from openapi_tool.local.servers import free_port
 from openapi_tool.local.stack import EmbeddedStack, kernel_schema
 from openapi_tool.protocol.subject import default_durable
-from tests.chaos.checker import OLDER, check
+from tests.chaos.checker import OLDER, REACTION_S, check
 from tests.chaos.fail_points import FOLDER_VARIABLE
 from tests.chaos.faults import Standard, record_discarded, record_kills, schedule
 from tests.chaos.harness import DATABASE, NotInstalled, Profile, Replica, Run, inject_faults
 from tests.chaos.limited import Limited
 from tests.chaos.load import Journal, Load
-from tests.chaos.periods import REACTION_S
 from tests.chaos.profiles import Admin, Bouncer, Clocks, Cluster, Failover, FailoverHosts
 from tests.support import dsn_of, make_role
 

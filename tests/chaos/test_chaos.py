@@ -21,24 +21,29 @@ from openapi_tool.local.caller import Caller, prepare_database
 from openapi_tool.local.executor import ExecutorProcess
 from openapi_tool.local.stack import EmbeddedStack, kernel_schema
 from tests.chaos.checker import (
+    DEADLINE_S,
     Journal,
+    Outage,
+    Probe,
     delays,
     discarded_letters,
     faults_during,
     late_calls,
     most_in_a_minute,
+    reactions,
     read_journal,
+    readiness,
     refused,
     requested_too_late,
+    unready_otherwise,
+    waited,
 )
 from tests.chaos.faults import FAULTS, record_discarded, schedule
-from tests.chaos.harness import DATABASE, NotInstalled
+from tests.chaos.harness import DATABASE, NotInstalled, PgBouncer, Switch
 from tests.chaos.load import AGENT, PROJECT, TOOL
 from tests.chaos.load import Journal as JournalFile
-from tests.chaos.periods import DEADLINE_S, Outage, Probe, reactions, readiness, unready_otherwise, waited
 from tests.chaos.profiles import start_bouncer
 from tests.chaos.run import Options, chaos
-from tests.chaos.servers import PgBouncer, Switch
 from tests.requirements import requirement
 from tests.support import dsn_of, make_role
 

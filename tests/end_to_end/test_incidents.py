@@ -36,7 +36,7 @@ from tests.chaos.shifted import JUMP_VARIABLE, OFFSET_VARIABLE
 from tests.conftest import AGENT, PROJECT, search_tool
 from tests.requirements import requirement
 from tests.support import ROLE, dsn_of
-from tests.unit.test_alerts import POD, firing_alerts, needs_promtool
+from tests.unit.test_chart import POD, firing_alerts, needs_promtool
 from tests.wire.world import DURABLE
 
 HELLO = {"query": "hello world", "count": 3}

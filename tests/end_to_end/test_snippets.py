@@ -81,7 +81,7 @@ NOT_RUN = {
     r"\.venv/bin/openapi-tool demo --json( +#.*)?": "tests/end_to_end/test_local.py runs the demo with --json",
     r"openapi-tool demo --protocol v1r3( +#.*)?": "tests/end_to_end/test_local.py runs it",
     r"openapi-tool dev( --keep \S+| --protocol v1r3| --replicas 4)?( +#.*)?": "runs until Ctrl-C, in test_dev.py",
-    r"pip install \.": "takes minutes; tests/end_to_end/test_image.py installs the package as the image does",
+    r"pip install \.": "takes minutes; tests/end_to_end/test_deployment.py installs the package as the image does",
     r"openapi-tool usage .*--plot .*": "needs the extra [plot]; tests/kernel/test_usage.py draws where it is installed",
     r"export \w+=.*": "a variable that each run of `serve` in the tests has",
     r"openapi-tool serve": "runs until SIGTERM; most of tests/end_to_end starts it",

@@ -26,8 +26,8 @@ from openapi_tool.telemetry.redact import Redactor, of_call
 from openapi_tool.tools.deadline import Deadline
 from openapi_tool.tools.result import RenderedResult, ToolOutput, failure, framed, success
 from openapi_tool.tools.truncation import Limit, truncate, uncut_parts
-from tests.frames import framed_items
 from tests.fuzz.source import Source, assert_storable
+from tests.support import framed_items
 
 SECRET = "a-key-of-the-fuzzer"
 _CONTEXT = RenderContext(of_call([SECRET]), Redactor([SECRET]))

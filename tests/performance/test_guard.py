@@ -1,7 +1,8 @@
-"""Short runs of the benchmarks: cost of a call as a ratio to its unavoidable work, never as a time; shared limits."""
+"""Guards of the cost of a call."""
 
 from __future__ import annotations
 
+import socket
 import sys
 from collections import Counter
 from dataclasses import replace
@@ -9,17 +10,15 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.calls import Ask
-from benchmarks.harness import Harness
+from benchmarks.collector import black_hole, hanging
+from benchmarks.harness import CPU, DEFAULT_RUNS, PROFILES, Harness
 from benchmarks.instructions import instructions
-from benchmarks.load import Load
+from benchmarks.measure import Figures, Load, median_interval
+from benchmarks.otlp import KINDS, Measured, holds, measure, summary
 from benchmarks.pods import simulate
-from benchmarks.rounds import Rounds, ScenarioResult
-from benchmarks.run import bench
-from benchmarks.scenarios import CPU, DEFAULT_RUNS, PROFILES
+from benchmarks.run import Rounds, ScenarioResult, bench
 from benchmarks.tenants import Size, run
 from tests.requirements import requirement
-
-pytestmark = pytest.mark.alone
 
 MAX_CPU, RUNS = 3.0, 5
 REQUESTS_PER_MINUTE = 300
@@ -32,6 +31,7 @@ async def measured() -> ScenarioResult:
     return result
 
 
+@pytest.mark.alone
 @requirement("performance")
 async def test_a_call_sends_few_messages_and_one_request() -> None:
     [result], _ = await bench([replace(CPU, calls=300, warm=50)], 1, extras=False)
@@ -40,6 +40,7 @@ async def test_a_call_sends_few_messages_and_one_request() -> None:
     assert executor["requests"] == 1
 
 
+@pytest.mark.alone
 @pytest.mark.long
 @requirement("performance")
 async def test_cpu_per_call_is_within_its_limit() -> None:
@@ -50,6 +51,7 @@ async def test_cpu_per_call_is_within_its_limit() -> None:
     assert min(ratios) <= MAX_CPU, ratios
 
 
+@pytest.mark.alone
 @pytest.mark.skipif(sys.version_info >= (3, 12), reason="sys.settrace reports each instruction in Python 3.11 only")
 @requirement("performance")
 async def test_instructions_per_call_are_within_their_limit() -> None:
@@ -62,6 +64,7 @@ async def test_instructions_per_call_are_within_their_limit() -> None:
     assert ratio <= MAX_INSTRUCTIONS, Counter(counts["executor"]).most_common(20)
 
 
+@pytest.mark.alone
 @requirement("performance")
 async def test_a_call_takes_few_statements() -> None:
     async with Harness() as harness, Load.connect(harness.nats.url) as load:
@@ -71,6 +74,7 @@ async def test_a_call_takes_few_statements() -> None:
     assert 2 <= statements <= 3
 
 
+@pytest.mark.alone
 @requirement("performance", "run.replicas")
 async def test_many_pods_share_the_calls_and_send_few_messages() -> None:
     figures = await simulate(count=8, calls=160, per_second=200, call_s=0.5, idle_s=0.1)
@@ -78,11 +82,13 @@ async def test_many_pods_share_the_calls_and_send_few_messages() -> None:
     assert figures["per_call"]["sent"] <= 3
 
 
+@pytest.mark.alone
 async def test_an_executor_without_a_part_can_be_measured() -> None:
     [result], _ = await bench([replace(CPU, calls=20, warm=10)], 1, extras=False, without="aiohttp")
     assert result.medians("executor")["requests"] == 1
 
 
+@pytest.mark.alone
 @requirement("limits.shared", "limits.window")
 async def test_replicas_with_wrong_clocks_share_a_limit_without_a_429() -> None:
     """More is demanded than the limit, and the double refuses nothing."""
@@ -91,3 +97,52 @@ async def test_replicas_with_wrong_clocks_share_a_limit_without_a_429() -> None:
     assert REQUESTS_PER_MINUTE / 10 < figures["served"] <= figures["most_in_60_s"] <= REQUESTS_PER_MINUTE
     assert figures["least_of_share"] > 0
     assert figures["could_have_been_served"] < 1
+
+
+@requirement("performance")
+def test_a_black_hole_takes_no_connection_and_a_hanging_collector_never_answers() -> None:
+    with black_hole() as port, pytest.raises(TimeoutError):
+        socket.create_connection(("127.0.0.1", port), timeout=0.5)
+    with hanging() as port, socket.create_connection(("127.0.0.1", port), timeout=5) as connection:
+        connection.settimeout(0.2)
+        connection.sendall(b"POST /v1/traces HTTP/1.1\r\nContent-Length: 0\r\n\r\n")
+        with pytest.raises(TimeoutError):
+            connection.recv(1)
+
+
+@requirement("performance")
+def test_the_interval_holds_the_median_with_at_least_95_percent() -> None:
+    assert median_interval(list(range(10))) == (1, 8)
+    assert median_interval(list(range(12))) == (2, 9)
+    assert median_interval([2, 1, 3]) == (1, 3), "too few for 95 %, so all of them"
+
+
+@requirement("performance")
+def test_limits_are_compared_with_the_rounds() -> None:
+    even = {"calls_per_s": 100.0, "p99_ms": 50.0, "cpu_ms": 1.0, "rss_mb": 100.0}
+    changes = {"calls_per_s": 94.0, "p99_ms": 63.0, "rss_mb": 131.0}
+    assert set(holds(_measured(dict.fromkeys(KINDS, even))).values()) == {True}
+    for figure, value in changes.items():
+        bad = {**dict.fromkeys(KINDS, even), "hanging": {**even, figure: value}}
+        assert [kind for kind, ok in holds(_measured(bad)).items() if not ok] == ["hanging"], figure
+    expensive = {
+        **dict.fromkeys(KINDS, even),
+        "unsampled": {**even, "cpu_ms": 1.04},
+        "sampled": {**even, "cpu_ms": 1.21},
+    }
+    assert [kind for kind, ok in holds(_measured(expensive)).items() if not ok] == ["unsampled", "sampled"]
+
+
+def _measured(a_round: dict[str, Figures]) -> Measured:
+    return Measured({}, [a_round] * 10, [a_round] * 10)
+
+
+@pytest.mark.alone
+@requirement("performance", "traces")
+async def test_every_kind_is_measured() -> None:
+    result = summary(await measure(1, 40, warm=40))
+    kinds = result["kinds"]
+    assert isinstance(kinds, dict)
+    assert list(kinds) == list(KINDS)
+    assert all(kind["calls_per_s"] > 0 for kind in kinds.values())
+    assert all(kinds[kind]["cpu_ms"] > 0 for kind in ("off", "unsampled", "sampled"))

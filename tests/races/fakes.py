@@ -1,15 +1,18 @@
-"""In-memory bus, kernel and tools for pipeline and consumer; they record their effects and every await."""
+"""In-memory ports, and event loops with virtual time."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+import selectors
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any, Self, cast
 
 import orjson
+import pytest
 import uvloop
 from nats.aio.client import Client
 from nats.aio.msg import Msg
@@ -36,6 +39,7 @@ from openapi_tool.protocol.command import Command, Delivery, Settlement
 from openapi_tool.protocol.records import Artifact, CallRecords, DefinitionRecord, RequestEdgeRecord
 from openapi_tool.protocol.report import Report, Wakeup
 from openapi_tool.telemetry.calls import WireTracer
+from openapi_tool.tools import deadline
 from openapi_tool.tools.arguments import Arguments, OperatorEnvs
 from openapi_tool.tools.deadline import Deadline
 from openapi_tool.tools.definition import ToolDefinition
@@ -366,3 +370,42 @@ class Scene:
         await asyncio.wait([task])
         await iterate_loop(3)
         assert not self.consumer.running
+
+
+class _JumpingSelector(selectors.DefaultSelector):
+    """Selector that does not wait: the clock jumps to the end of the wait."""
+
+    now = 0.0
+
+    def select(self, timeout: float | None = None) -> Any:
+        ready = super().select(0)
+        if not ready and timeout is None:
+            raise AssertionError("deadlock: no event is scheduled")
+        if not ready:
+            self.now += max(0.0, timeout or 0.0)
+        return ready
+
+
+class VirtualTime(asyncio.SelectorEventLoop):
+    """Event loop whose clock starts at 0 and moves only while nothing is ready."""
+
+    def __init__(self) -> None:
+        self._selector = _JumpingSelector()
+        super().__init__(self._selector)
+
+    def time(self) -> float:
+        return self._selector.now
+
+
+@contextmanager
+def virtual_time() -> Iterator[asyncio.Runner]:
+    """Yield a runner on such a loop, whose clock is also that of deadlines."""
+    with pytest.MonkeyPatch.context() as patch, asyncio.Runner(loop_factory=VirtualTime) as runner:
+        patch.setattr(deadline, "time", SimpleNamespace(monotonic=runner.get_loop().time))
+        yield runner
+
+
+def run_virtually(work: Coroutine[Any, Any, None]) -> None:
+    """Run a coroutine in virtual time."""
+    with virtual_time() as runner:
+        runner.run(work)

@@ -48,10 +48,8 @@ from scripts.content_sizes import (
     without_page_text,
 )
 from tests.answering import KEY, Answering, serving
-from tests.frames import framed_items, repeated_lines
 from tests.requirements import requirement
-from tests.support import each
-from tests.upstream import assert_for_a_model
+from tests.support import assert_for_a_model, each, framed_items, repeated_lines
 
 NOTHING_TO_READ = "t-204-json"
 """A page without a body and with a warning, which is a failure."""

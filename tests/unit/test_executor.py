@@ -1,29 +1,43 @@
-"""Tool calls without the kernel: the runner's interface for any front end."""
+"""The executor's parts: pipeline, delay of results, deadlines and clocks."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Any
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from openapi_tool.bus.durable import ServerClock
 from openapi_tool.concurrency import at_once
+from openapi_tool.executor import waiting_turn as turn
 from openapi_tool.executor.commit import MAX_BYTES, CallResult, ParkedResults
+from openapi_tool.executor.ports import Kernel
 from openapi_tool.executor.runner import ToolCallRequest
+from openapi_tool.executor.waiting_turn import ResultDelay
+from openapi_tool.jina.endpoints import ENDPOINTS, MARGIN_S
+from openapi_tool.limits.permits import NO_SLOT, Slot
+from openapi_tool.options import ExecutorOptions, ToolOptions
 from openapi_tool.protocol.attempts import Attempt
 from openapi_tool.protocol.cards import StoredText, ToolCall, artifact_card
+from openapi_tool.protocol.command import Delivery
 from openapi_tool.protocol.errors import ToolMisconfigured, Unavailable
-from openapi_tool.protocol.records import Artifact
+from openapi_tool.protocol.records import Artifact, WaitingTurnRecord
 from openapi_tool.tools.arguments import CallOwner
-from openapi_tool.tools.deadline import Deadline
+from openapi_tool.tools.deadline import Deadline, TimeLimits
 from openapi_tool.tools.policy import Authorizer, Policy
 from openapi_tool.tools.result import Item, ResultFields, ToolOutput, Usage
 from openapi_tool.tools.truncation import stored_text
-from tests.frames import framed_items
-from tests.races.fakes import FakeResultStore, runner
+from tests.races.fakes import FakeResultStore, run_virtually, runner
 from tests.requirements import requirement
-from tests.support import call_card, definition, identity
+from tests.support import call_card, definition, delivery, framed_items, identity, waiting_turn
 
 OWNER = CallOwner("proj", "agent", {})
 READ = {"tool": "jina.read"}
@@ -242,3 +256,345 @@ async def test_unavailable_result_store_does_not_fail_the_call(caplog: pytest.Lo
     assert await parked.find(identity()) is None
     await parked.delete(identity())
     assert "cannot park" in caplog.text
+
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+class LoopClock:
+    """The server's clock, on the event loop's."""
+
+    behind_s = 0.0
+
+    def time(self) -> float:
+        return START.timestamp() + asyncio.get_running_loop().time() - self.behind_s
+
+
+@dataclass
+class FakeSlots:
+    """Records the slots that were released."""
+
+    sequences: list[int] = field(default_factory=list)
+
+    def release(self, sequence: int) -> None:
+        self.sequences.append(sequence)
+
+    def charge(self, sequence: int, requests: int) -> None:
+        pass
+
+    def of(self, _: int) -> Slot:
+        return NO_SLOT
+
+
+@dataclass
+class Scene:
+    """A delay of 60 ms; `answered` returns when it ended, in ms since START."""
+
+    min_answer_s: float = 0.06
+    clock: LoopClock = field(default_factory=LoopClock)
+    slots: FakeSlots = field(default_factory=FakeSlots)
+
+    def __post_init__(self) -> None:
+        self.delay = ResultDelay(self.min_answer_s, self.clock, self.slots)
+
+    async def answered(self, command: Delivery, waiting: WaitingTurnRecord | None = None, **ids: Any) -> int:
+        caller = identity(**ids)
+        self.delay.record_command(command, caller)
+        await self.delay.wait(command, caller, waiting or waiting_turn())
+        return round(asyncio.get_running_loop().time() * 1000)
+
+
+def sent(after_ms: float = 0, sequence: int = 1) -> Delivery:
+    return replace(delivery(), published_at=START + timedelta(milliseconds=after_ms), stream_sequence=sequence)
+
+
+@requirement("result.delay")
+def test_early_result_waits_without_a_slot_until_the_worker_has_suspended() -> None:
+    async def check() -> None:
+        scene = Scene()
+        assert await scene.answered(sent(sequence=7)) == 60
+        assert scene.slots.sequences == [7]
+
+    run_virtually(check())
+
+
+@requirement("result.delay")
+def test_late_result_neither_waits_nor_releases_its_slot() -> None:
+    async def check() -> None:
+        scene = Scene()
+        await asyncio.sleep(0.08)
+        assert await scene.answered(sent()) == 80
+        assert scene.slots.sequences == []
+
+    run_virtually(check())
+
+
+@requirement("result.delay")
+@pytest.mark.parametrize(
+    "waiting", [waiting_turn(message_type="ui_action"), waiting_turn(turn_epoch=0)], ids=["ui", "epoch 0"]
+)
+def test_result_is_not_held_for_ui_actions_and_epoch_0(waiting: WaitingTurnRecord) -> None:
+    async def check() -> None:
+        scene = Scene()
+        assert await scene.answered(sent(), waiting) == 0
+        assert scene.slots.sequences == []
+
+    run_virtually(check())
+
+
+def test_zero_disables_the_delay() -> None:
+    async def check() -> None:
+        assert await Scene(min_answer_s=0).answered(sent()) == 0
+
+    run_virtually(check())
+
+
+@requirement("result.delay")
+def test_results_of_a_step_wait_for_its_newest_command() -> None:
+    async def check() -> None:
+        scene = Scene()
+
+        async def call(after_ms: float) -> int:
+            await asyncio.sleep(after_ms / 1000)
+            return await scene.answered(sent(after_ms))
+
+        # The newest command is sent after 9 * 20 ms; the hold is 60 ms.
+        assert await asyncio.gather(*(call(20 * number) for number in range(10))) == [240] * 10
+
+    run_virtually(check())
+
+
+@requirement("result.delay")
+def test_commands_of_another_step_or_agent_delay_nothing() -> None:
+    async def check() -> None:
+        scene = Scene()
+        for other in ({"step_id": "next"}, {"agent_id": "other"}, {"project_id": "other"}, {"agent_turn_id": "other"}):
+            scene.delay.record_command(sent(50), identity(**other))
+        assert await scene.answered(sent()) == 60
+
+    run_virtually(check())
+
+
+@requirement("result.delay")
+@pytest.mark.parametrize("behind_s", [0.0, 28.0])
+def test_endless_step_or_wrong_clock_delays_a_result_by_a_second_at_most(behind_s: float) -> None:
+    async def check() -> None:
+        scene = Scene()
+        scene.clock.behind_s = behind_s
+        scene.delay.record_command(sent(3_600_000), identity())  # a command with a timestamp one hour ahead
+        # With a clock that is behind only the loop's time ends the wait: after 17 sleeps of 60 ms, at 1,020 ms.
+        assert await scene.answered(sent()) == 1000 + 20 * bool(behind_s)
+
+    run_virtually(check())
+
+
+def test_memory_for_steps_is_bounded() -> None:
+    async def check() -> None:
+        scene = Scene()
+        for number in range(10_000):
+            scene.delay.record_command(sent(), identity(step_id=f"step-{number}"))
+        assert len(scene.delay._newest_at) <= 4_096  # noqa: SLF001 - memory shows nowhere else
+        await asyncio.sleep(2)
+        for number in range(5_000):
+            scene.delay.record_command(sent(2_000), identity(step_id=f"later-{number}"))
+        assert len(scene.delay._newest_at) <= 4_096  # noqa: SLF001 - the same
+
+    run_virtually(check())
+
+
+LIMITS = TimeLimits(ExecutorOptions(), ToolOptions())
+
+
+def left_s(age_s: float, suspend_s: float | None, limits: TimeLimits = LIMITS, timeout_s: float | None = None) -> float:
+    return limits.deadline(age_s, suspend_s, timeout_s).remaining()
+
+
+@pytest.mark.parametrize(
+    ("age_s", "suspend_s", "expected"),
+    [(0, None, 27), (0, 10, 27), (0, 60, 57), (20, 60, 37), (0, 500, 120), (100, 500, 20), (-5, None, 27)],
+)
+@requirement("answer.time")
+def test_time_of_a_call_is_the_workers_wait_minus_margin_and_age(
+    age_s: float, suspend_s: float | None, expected: float
+) -> None:
+    assert left_s(age_s, suspend_s) == pytest.approx(expected, abs=0.5)
+
+
+@pytest.mark.parametrize(("age_s", "suspend_s"), [(27, None), (28, 10), (57, 60), (120, 500)])
+@requirement("answer.time")
+def test_a_call_that_cannot_end_in_time_has_none_left(age_s: float, suspend_s: float | None) -> None:
+    assert left_s(age_s, suspend_s) == 0
+
+
+# The turn's deadline, which a result of another call of the step resets.
+
+
+@dataclass
+class OtherCall:
+    """A kernel in which another call of the step gets its result at this second; the first `unknown` queries fail."""
+
+    answered_at: float
+    unknown: int = 0
+    looks: list[int] = field(default_factory=list)
+
+    async def last_result_age_s(self, *_: str) -> float | None:
+        now = asyncio.get_running_loop().time()
+        self.looks.append(round(now))
+        if len(self.looks) <= self.unknown:
+            raise Unavailable("PostgreSQL: connection refused")
+        return None if now < self.answered_at else now - self.answered_at
+
+
+@pytest.mark.parametrize(
+    ("other", "ends_at", "looks"),
+    [
+        (OtherCall(10), 10 + 27, [27]),
+        (OtherCall(28), 28 + 27, [27, 54]),
+        (OtherCall(53), 53 + 27, [27, 54]),
+        (OtherCall(55), 55 + 27, [27, 54, 81]),
+        (OtherCall(1_000), 87, [27, 54, 81]),
+        (OtherCall(10, unknown=1), 54, [27, 54]),
+    ],
+    ids=["early", "just after the look", "later", "much later", "never", "unknown at first"],
+)
+@requirement("run.turn_deadline")
+def test_call_ends_before_a_deadline_set_by_another_result(
+    other: OtherCall, ends_at: int, looks: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def check() -> None:
+        now = asyncio.get_running_loop().time
+        monkeypatch.setattr(turn, "time", SimpleNamespace(monotonic=now))
+        async with turn.TurnDeadline(cast("Kernel", other), LIMITS, identity(), 27) as found:
+            with suppress(TimeoutError):
+                async with Deadline(87, found.limit).limit():
+                    await asyncio.sleep(1_000)
+        assert (round(now()), other.looks) == (ends_at, looks)
+
+    run_virtually(check())
+
+
+# The upstream's `timeout`, computed from the remaining time of a call.
+
+
+IDLE = {"respondTiming": "resource-idle"}
+
+
+def sent_parameters(mode: str, left_s: float, **parameters: Any) -> dict[str, Any]:
+    return dict(ENDPOINTS[mode].timeouts.within(parameters, left_s, has_own_limit=True))
+
+
+@requirement("upstream.request")
+@pytest.mark.parametrize(
+    ("mode", "left_s", "given_parameters", "added"),
+    [
+        ("reader", 27, {}, {"timeout": 12}),
+        ("reader", 26.9, {}, {"timeout": 11}),
+        ("reader", 2, {}, {"timeout": 1}),
+        ("reader", 42.9, {}, {"timeout": 19}),
+        ("reader", 43, {}, {"timeout": 20, **IDLE}),
+        ("reader", 1_000, {}, {"timeout": 180, **IDLE}),
+        ("reader", 27, {"engine": "browser"}, {"timeout": 24, **IDLE}),
+        ("reader", 27, {"engine": "auto"}, {"timeout": 12}),
+        ("reader", 63, {"respondWith": "pageshot"}, {"timeout": 30, "respondTiming": "media-idle"}),
+        ("reader", 63, {"withIframe": True}, {"timeout": 30}),
+        ("reader", 63, {"respondTiming": "html"}, {"timeout": 30}),
+        ("reader", 63, {"timeout": 5}, {"timeout": 5}),
+        ("reader", 63, {"timeout": 25}, {"timeout": 25}),
+        ("reader", 13, {"timeout": 25}, {"timeout": 5}),
+        ("search", 27, {}, {"timeout": 24}),
+        ("search", 63, {"respondWith": "markdown"}, {"timeout": 60}),
+        ("search", 63, {"respondWith": "no-content"}, {}),
+    ],
+)
+def test_a_stage_gets_its_share_of_what_is_left(
+    mode: str, left_s: float, given_parameters: dict[str, Any], added: dict[str, Any]
+) -> None:
+    assert sent_parameters(mode, left_s, **given_parameters) == given_parameters | added
+
+
+@requirement("upstream.request")
+@given(left_s=st.floats(0, 5_000), engine=st.sampled_from(["auto", "curl"]), own=st.none() | st.integers(1, 180))
+def test_the_upstream_is_done_before_the_call_is(left_s: float, engine: str, own: int | None) -> None:
+    parameters = {"engine": engine} | ({"timeout": own} if own else {})
+    timed = sent_parameters("reader", left_s, **parameters)
+    assert 1 <= timed["timeout"] <= 180
+    assert own is None or timed["timeout"] <= own
+    done_s = ENDPOINTS["reader"].timeouts.longest_s(timed)
+    assert done_s is not None
+    assert done_s <= max(left_s, 2 + MARGIN_S)
+
+
+# The server's clock: right whatever the local wall clock says, and whatever single answers say.
+
+
+SERVER_S = 1_800_000_000.0
+
+
+@pytest.fixture
+def local(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
+    """Both local clocks, set by the test; the wall clock is 28 s ahead."""
+    clocks = {"monotonic": 1000.0, "time": SERVER_S + 28}
+    for name in ("monotonic", "time"):
+        monkeypatch.setattr(time, name, lambda name=name: clocks[name])
+    return clocks
+
+
+def move(local: dict[str, float], seconds: float) -> None:
+    for name in local:
+        local[name] += seconds
+
+
+@requirement("answer.time")
+def test_local_clock_is_used_until_the_first_reply_and_logged_once(
+    local: dict[str, float], caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = ServerClock()
+    assert [clock.time(), clock.time()] == [local["time"]] * 2
+    assert clock.local_offset_s is None
+    assert [record.levelno for record in caplog.records] == [logging.WARNING]
+
+
+@requirement("answer.time")
+def test_the_answer_with_the_shortest_round_trip_counts(local: dict[str, float]) -> None:
+    clock = ServerClock()
+    clock.observe(SERVER_S, 999.99, 1000.01)
+    clock.observe(SERVER_S + 0.5, 1000.0, 1001.4)  # half the round trip was not half of it
+    assert clock.time() == pytest.approx(SERVER_S)
+    move(local, 20)
+    assert clock.time() == pytest.approx(SERVER_S + 20)
+    assert clock.local_offset_s == pytest.approx(28)
+
+
+@requirement("answer.time")
+def test_a_jump_of_the_local_wall_clock_changes_nothing_and_is_logged_once(
+    local: dict[str, float], caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = ServerClock()
+    local["time"] = SERVER_S
+    clock.observe(SERVER_S, 1000.0, 1000.0)
+    assert not caplog.records
+    local["time"] += 3600
+    assert clock.time() == pytest.approx(SERVER_S)
+    for _ in range(3):
+        move(local, 1)
+        clock.observe(SERVER_S + local["monotonic"] - 1000, local["monotonic"], local["monotonic"])
+    assert [getattr(record, "action", "") for record in caplog.records] == ["clock.offset"]
+    assert "3600.0 s ahead of that of NATS" in caplog.text
+
+
+@requirement("answer.time")
+def test_reply_of_the_server_expires_after_half_a_minute(local: dict[str, float]) -> None:
+    clock = ServerClock()
+    clock.observe(SERVER_S, 1000.0, 1000.0)
+    move(local, 31)
+    clock.observe(SERVER_S + 31.02, 1030.9, 1031.0)  # this clock drifts
+    assert clock.time() == pytest.approx(SERVER_S + 31.07)
+
+
+@requirement("answer.time")
+def test_a_monotonic_clock_that_stood_still_is_noticed_with_the_next_answer(local: dict[str, float]) -> None:
+    clock = ServerClock()
+    clock.observe(SERVER_S, 1000.0, 1000.0)
+    move(local, 1)
+    clock.observe(SERVER_S + 600, 1000.9, 1001.0)  # the machine was suspended
+    assert clock.time() == pytest.approx(SERVER_S + 600.05)

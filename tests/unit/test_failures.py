@@ -36,8 +36,7 @@ from openapi_tool.options import CacheOptions, RetryOptions
 from openapi_tool.protocol.errors import NeedsOperator, ToolError, Unavailable, UpstreamRejected
 from tests.answering import Answer, Answering, serving
 from tests.requirements import requirement
-from tests.support import each
-from tests.upstream import assert_for_a_model, fetched, retry
+from tests.support import assert_for_a_model, each, fetched, retry
 
 
 @pytest.mark.parametrize(

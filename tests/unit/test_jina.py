@@ -24,8 +24,7 @@ from openapi_tool.tools.arguments import Arguments
 from openapi_tool.tools.result import ToolOutput
 from scripts.content_sizes import is_search, successes
 from tests.requirements import requirement
-from tests.support import definition, each
-from tests.upstream import assert_for_a_model, fetched, retry
+from tests.support import assert_for_a_model, definition, each, fetched, retry
 
 KEY = SecretStr("the-key")
 READER = {"mode": "reader"}

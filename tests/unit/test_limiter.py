@@ -20,8 +20,7 @@ from openapi_tool.options import LimitOptions
 from openapi_tool.protocol.errors import RateLimited
 from openapi_tool.tools.deadline import Deadline
 from tests.requirements import requirement
-from tests.unit.test_keys import Replicas, refusal, replicas
-from tests.unit.test_limits import STEP_S, Pod, World
+from tests.unit.test_limits import STEP_S, Pod, Replicas, World, refusal, replicas
 
 RECORD = "limit.A.search"
 

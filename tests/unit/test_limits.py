@@ -1,13 +1,16 @@
-"""Limits in virtual time: never more than the limit in any 60 s, equal shares, and honest forecasts."""
+"""Shared records of rate limits and of refused keys."""
 
 from __future__ import annotations
 
+import asyncio
 import math
 import random
 import secrets
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from itertools import count
 
 import orjson
 import pytest
@@ -16,12 +19,20 @@ from hypothesis import strategies as st
 
 from openapi_tool.bus.storage import MAX_VALUE_BYTES
 from openapi_tool.cli.limits import combined
-from openapi_tool.limits import ledger
+from openapi_tool.jina.failures import key_failure, upstream_failure
+from openapi_tool.limits import keys, ledger
 from openapi_tool.limits import record as records
 from openapi_tool.limits.allowance import Allowance, Planned
 from openapi_tool.limits.fair_queue import FairQueue, Waiter
+from openapi_tool.limits.keys import RETRY_S, KeyRecord
 from openapi_tool.limits.ledger import Demand, shares
+from openapi_tool.limits.limiter import Limiter
+from openapi_tool.limits.permits import Need, Permit
 from openapi_tool.limits.record import MARGIN_S, REQUESTS, WINDOW_S, Rates, Record, Replica
+from openapi_tool.options import KeyLimits, KeyPool, LimitOptions
+from openapi_tool.protocol.errors import AuthFailed, BudgetExceeded, ToolError, Unavailable
+from openapi_tool.tools.deadline import Deadline
+from openapi_tool.tools.secrets import Secrets
 from tests.requirements import requirement
 
 START = 1_000_000.0
@@ -461,3 +472,343 @@ def test_waiting_calls_of_all_projects_are_counted_although_few_are_named() -> N
     limit = {"variable": "A", "endpoint": "search", "waiting": 40, "waiting_by_project": {"p": 2, "q": 1}}
     [entry] = combined([{"instance": name, "upstream_limits": [limit]} for name in ("one", "two")])
     assert (entry["waiting"], entry["waiting_by_project"]) == (80, {"p": 4, "q": 2})
+
+
+ENVIRONMENT = {"A": "first value", "B": "second value"}
+POOL = {"P": KeyPool(("A", "B"))}
+NUMBERS = count()
+NO_LIMITS = LimitOptions()
+
+
+@dataclass
+class Replicas:
+    """Limiters of several replicas with one clock (`now`) and one store in memory.
+
+    The store is unavailable while `down`, and can only be read while `full`.
+    """
+
+    options: LimitOptions = NO_LIMITS
+    now: float = 1_000_000.0
+    down: bool = False
+    full: bool = False
+    records: dict[str, tuple[int, bytes]] = field(default_factory=dict)
+    limiters: list[Limiter] = field(default_factory=list)
+    sent: Counter[str] = field(default_factory=Counter)
+    secrets: Secrets = field(init=False)
+
+    def start(self) -> Limiter:
+        limiter = Limiter(f"r{len(self.limiters)}", self.options, self, lambda: self.now, key_failure)
+        self.limiters.append(limiter)
+        self.use(ENVIRONMENT)
+        return limiter
+
+    def use(self, environment: dict[str, str]) -> None:
+        """Give all replicas these values."""
+        self.secrets = Secrets(environment, {"A", "B", "P"}, self.options.pool_of)
+        for limiter in self.limiters:
+            limiter.keys.set_secrets(self.secrets)
+
+    async def read(self, name: str) -> tuple[int, bytes | None]:
+        await asyncio.sleep(0)
+        if self.down:
+            raise Unavailable("the store is down")
+        return self.records.get(name, (0, None))
+
+    async def write(self, name: str, value: bytes, revision: int) -> int | None:
+        await asyncio.sleep(0)
+        if self.down or self.full:
+            raise Unavailable("the store is down or full")
+        if self.records.get(name, (0, b""))[0] != revision:
+            return None
+        self.records[name] = revision + 1, value
+        for limiter in self.limiters:
+            limiter.on_change(name, revision + 1, value)
+        return revision + 1
+
+    async def settled(self) -> None:
+        for limiter in self.limiters:
+            await limiter.keys.aclose()
+
+    async def permit(self, limiter: Limiter, variable: str = "A", call: int | None = None, wait_s: float = 5) -> Permit:
+        number = next(NUMBERS) if call is None else call
+        key = self.secrets(variable)
+        permit = await limiter.acquire(Need(variable, "search", ("p", "a"), Deadline.after(wait_s), key, call=number))
+        self.sent[permit.key.get_secret_value()] += 1
+        return permit
+
+    async def done(self, limiter: Limiter, variable: str = "A") -> str:
+        """Send a request that succeeds; return the key."""
+        permit = await self.permit(limiter, variable)
+        permit.done(1)
+        await self.settled()
+        return permit.key.get_secret_value()
+
+    async def refused(self, limiter: Limiter, status: int, variable: str = "A", call: int | None = None) -> ToolError:
+        """Send a request whose key is refused."""
+        permit = await self.permit(limiter, variable, call)
+        error = refusal(status)
+        permit.failed(error)
+        await self.settled()
+        return error
+
+
+def refusal(status: int) -> ToolError:
+    return upstream_failure(status // 100, {"status": status}, None)
+
+
+@asynccontextmanager
+async def replicas(number: int = 2, options: LimitOptions = NO_LIMITS) -> AsyncIterator[Replicas]:
+    world = Replicas(options)
+    for _ in range(number):
+        world.start()
+    try:
+        yield world
+    finally:
+        for limiter in world.limiters:
+            await limiter.aclose()
+
+
+@pytest.mark.parametrize(("status", "error"), [(40102, AuthFailed), (40201, BudgetExceeded), (40203, BudgetExceeded)])
+@requirement("keys.blocked")
+async def test_a_key_that_two_calls_find_refused_is_blocked_for_all_replicas(
+    status: int, error: type[ToolError]
+) -> None:
+    async with replicas() as world:
+        one, two = world.limiters
+        await world.refused(one, status)
+        await world.refused(two, status)
+        for limiter in (one, two):
+            with pytest.raises(error) as refused:
+                await world.permit(limiter)
+            assert refused.value.as_error() == refusal(status).as_error()
+            assert refused.value.key_variable == "A"
+            assert [(key["variable"], key["status"]) for key in limiter.keys.snapshot()] == [("A", status)]
+        assert await world.done(one, "B") == ENVIRONMENT["B"]
+        late = world.start()
+        await late.keys.load()
+        with pytest.raises(error):
+            await world.permit(late)
+
+
+@pytest.mark.parametrize("statuses", [[40202] * 3, [40103] * 3, [40104] * 3, [40102, 40201, 40203], [40102, 40202]])
+@requirement("keys.blocked")
+async def test_faults_of_a_call_and_single_refusals_never_block_a_key(statuses: list[int]) -> None:
+    async with replicas() as world:
+        for number, status in enumerate(statuses):
+            await world.refused(world.limiters[number % 2], status)
+        assert [await world.done(limiter) for limiter in world.limiters] == [ENVIRONMENT["A"]] * 2
+
+
+@requirement("keys.blocked")
+async def test_refusals_of_the_items_of_one_call_count_once_and_expire() -> None:
+    async with replicas(1) as world:
+        [limiter] = world.limiters
+        for _ in range(3):
+            await world.refused(limiter, 40102, call=-1)
+        await world.done(limiter)
+        world.now += 3600
+        await world.refused(limiter, 40102)
+        await world.done(limiter)
+
+
+@pytest.mark.parametrize("record_lost", [False, True])
+@requirement("keys.tried_again")
+async def test_one_call_of_all_replicas_tries_a_blocked_key_again(record_lost: bool) -> None:  # noqa: FBT001
+    async with replicas() as world:
+        one, two = world.limiters
+        for limiter in (one, two):
+            await world.refused(limiter, 40201)
+        world.now += RETRY_S
+        if record_lost:
+            world.records.clear()
+        trial = await world.permit(two)
+        if not record_lost:
+            with pytest.raises(BudgetExceeded):
+                await world.permit(one)
+            trial.failed(refusal(40201))
+            await world.settled()
+            with pytest.raises(BudgetExceeded):
+                await world.permit(two)
+            world.now += RETRY_S
+            trial = await world.permit(one)
+        trial.done(1)
+        await world.settled()
+        assert [await world.done(limiter) for limiter in (two, one)] == [ENVIRONMENT["A"]] * 2
+        assert two.keys.snapshot() == []
+
+
+@requirement("keys.tried_again")
+async def test_a_new_value_is_not_blocked_by_refusals_of_the_old_one() -> None:
+    async with replicas(1) as world:
+        [limiter] = world.limiters
+        late = await world.permit(limiter)
+        for _ in range(2):
+            await world.refused(limiter, 40102)
+        world.use({"A": "new value"})
+        assert await world.done(limiter) == "new value"
+        late.failed(refusal(40102))
+        await world.refused(limiter, 40102)
+        assert await world.done(limiter) == "new value"
+        world.use(ENVIRONMENT)
+        await world.settled()
+        with pytest.raises(AuthFailed):
+            await world.permit(limiter)
+
+
+@requirement("keys.blocked")
+async def test_without_the_store_a_replica_uses_the_outcomes_of_its_own_calls() -> None:
+    async with replicas() as world:
+        one, two = world.limiters
+        world.down = True
+        for _ in range(2):
+            await world.refused(one, 40102)
+        with pytest.raises(AuthFailed):
+            await world.permit(one)
+        await world.done(two)
+        world.now += RETRY_S
+        assert await world.done(one) == ENVIRONMENT["A"]
+        assert await world.done(one) == ENVIRONMENT["A"]
+
+
+@requirement("keys.blocked")
+async def test_calls_that_wait_for_a_key_fail_once_it_is_blocked() -> None:
+    async with replicas(1, LimitOptions(search_requests_per_minute=10)) as world:
+        [limiter] = world.limiters
+        permits = [await world.permit(limiter) for _ in range(10)]
+        waiting = asyncio.create_task(world.permit(limiter, wait_s=100))
+        await asyncio.sleep(0)
+        for permit in permits[:2]:
+            permit.failed(refusal(40102))
+        with pytest.raises(AuthFailed):
+            await waiting
+
+
+@pytest.mark.parametrize("ending", ["refused for its own reasons", "cancelled", "cancelled while it waited"])
+@requirement("keys.tried_again")
+async def test_after_a_trial_that_does_not_depend_on_the_key_the_next_call_tries_it(ending: str) -> None:
+    async with replicas(1, LimitOptions(search_requests_per_minute=10)) as world:
+        [limiter] = world.limiters
+        for _ in range(2):
+            await world.refused(limiter, 40102)
+        world.now += RETRY_S
+        if ending == "cancelled while it waited":
+            trial = asyncio.create_task(world.permit(limiter))
+            while not limiter.snapshot()[0]["running"]:  # noqa: ASYNC110 - there is no event for it
+                await asyncio.sleep(0)
+            trial.cancel()
+            await asyncio.wait([trial])
+        elif ending == "cancelled":
+            (await world.permit(limiter)).cancelled()
+        else:
+            (await world.permit(limiter)).failed(refusal(42200))
+        await world.settled()
+        await world.done(limiter)
+        assert limiter.keys.snapshot() == []
+
+
+@requirement("keys.tried_again")
+async def test_a_forged_record_blocks_a_key_for_minutes_only() -> None:
+    async with replicas(1) as world:
+        [limiter] = world.limiters
+        for _ in range(2):
+            await world.refused(limiter, 40102)
+        [(name, (revision, value))] = [entry for entry in world.records.items() if entry[0].startswith("key.")]
+        forged = orjson.dumps(orjson.loads(value) | {"retry_at": 1e12})
+        world.records[name] = revision + 1, forged
+        limiter.on_change(name, revision + 1, forged)
+        with pytest.raises(AuthFailed):
+            await world.permit(limiter)
+        world.now += RETRY_S
+        await world.done(limiter)
+        assert limiter.keys.snapshot() == []
+
+
+@requirement("keys.blocked")
+async def test_a_call_that_waits_while_its_key_is_replaced_is_sent_with_the_new_one() -> None:
+    async with replicas(1, LimitOptions(search_concurrent=1)) as world:
+        [limiter] = world.limiters
+        held = await world.permit(limiter)
+        waiting = asyncio.create_task(world.permit(limiter))
+        await asyncio.sleep(0)
+        world.use({"A": "new value"})
+        held.done(1)
+        assert (await waiting).key.get_secret_value() == "new value"
+
+
+@requirement("keys.pools")
+async def test_the_keys_of_a_pool_share_the_load_by_their_limits() -> None:
+    limits = {"A": KeyLimits(search_requests_per_minute=3_000), "B": KeyLimits(search_requests_per_minute=1_000)}
+    async with replicas(1, LimitOptions(keys=limits, pools=POOL)) as world:
+        [limiter] = world.limiters
+        for number in range(100):  # who names a key uses its pool
+            await world.done(limiter, "P" if number % 2 else "B")
+        assert 68 <= world.sent[ENVIRONMENT["A"]] <= 76  # the other one serves while one takes its permits
+
+
+@pytest.mark.parametrize("status", [40102, 40201, 42901])
+@requirement("keys.pools")
+async def test_a_refused_or_paused_key_is_passed_over_and_its_request_repeated(status: int) -> None:
+    async with replicas(1, LimitOptions(pools=POOL)) as world:
+        [limiter] = world.limiters
+        for _ in range(4):
+            permit = await world.permit(limiter, "P")
+            error = refusal(status)
+            if permit.key.get_secret_value() == ENVIRONMENT["A"]:
+                permit.failed(error)
+                assert (error.max_retries >= 1, error.retry_after) == (True, 0.0)
+            else:
+                permit.done(1)
+            await world.settled()
+        assert [await world.done(limiter, "P") for _ in range(4)] == [ENVIRONMENT["B"]] * 4
+        for _ in range(2 if status // 100 != 429 else 0):
+            assert (await world.refused(limiter, status, "P")).max_retries == 0
+        if status // 100 != 429:
+            with pytest.raises(ToolError) as refused:
+                await world.permit(limiter, "P")
+            assert refused.value.key_variable in ("A", "B")
+
+
+@requirement("keys.pools")
+async def test_a_call_that_waits_takes_the_first_free_key_of_its_pool() -> None:
+    limits = {"A": KeyLimits(search_concurrent=1), "B": KeyLimits(search_concurrent=1)}
+    async with replicas(1, LimitOptions(keys=limits, pools=POOL)) as world:
+        [limiter] = world.limiters
+        first, second = [await world.permit(limiter, "P") for _ in range(2)]
+        assert first.key != second.key
+        for ending in (second, first):
+            waiting = asyncio.create_task(world.permit(limiter, "P", wait_s=100))
+            await asyncio.sleep(0)
+            ending.done(1)
+            assert (await waiting).key == ending.key
+
+
+@requirement("keys.pools")
+async def test_a_pool_uses_the_keys_that_are_set() -> None:
+    async with replicas(1, LimitOptions(pools=POOL)) as world:
+        [limiter] = world.limiters
+        world.use({"B": "the only one"})
+        assert world.secrets.missing() == ["A"]
+        assert {await world.done(limiter, variable) for variable in ("P", "P", "A", "B")} == {"the only one"}
+
+
+MUTATIONS: list[Callable[[dict[str, object]], object]] = [
+    lambda value: value.pop("refusals"),
+    lambda value: value.update(version=3),
+    lambda value: value.update(status=40202),
+    lambda value: value.update(since=None),
+    lambda value: value.update(retry_at="nan"),
+    lambda value: value.update(refusals={"x": {"call": "1", "at": 1}}),
+    lambda value: value.update(refusals=[1]),
+]
+
+
+@requirement("keys.blocked")
+def test_a_record_of_a_key_that_is_none_is_empty() -> None:
+    record = KeyRecord(refusals={40102: keys.Refusal("r/1", 5.0)})
+    assert keys.decode(keys.encode(record), 9.0) == record
+    for stored in (None, b"", b"null", b"[]", b"{}", b"\xff"):
+        assert keys.decode(stored, 9.0) == KeyRecord()
+    for mutate in MUTATIONS:
+        value = orjson.loads(keys.encode(record))
+        mutate(value)
+        assert keys.decode(orjson.dumps(value), 9.0) == KeyRecord()

@@ -40,10 +40,9 @@ from openapi_tool.tools.truncation import Limit, truncate
 from scripts import answers
 from scripts.content_sizes import successes
 from tests.answering import OWNER, Answering, serving
-from tests.frames import framed_items
 from tests.requirements import requirement
-from tests.support import definition, each, owner, tool_call
-from tests.unit.test_stored_search import StoredResult
+from tests.support import definition, each, framed_items, owner, tool_call
+from tests.unit.test_large_texts import StoredResult
 
 READER, SEARCH = {"mode": "reader"}, {"mode": "search"}
 PAGE, PLACE = {"code": 200, "data": {"content": "x"}}, {"url": "https://a.example/"}

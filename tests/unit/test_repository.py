@@ -1,8 +1,9 @@
-"""Packages, supply chain and patterns: chart, image and metadata true to the code, licences, time of each pattern."""
+"""The repository itself: documents, locks, licences, wheel, patterns, and the fuzz corpora."""
 
 from __future__ import annotations
 
 import ast
+import difflib
 import importlib
 import json
 import os
@@ -13,13 +14,15 @@ import sys
 import time
 import tomllib
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
 import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import openapi_tool
 from openapi_tool.jina.parameters import READER, SEARCH
@@ -28,10 +31,16 @@ from openapi_tool.protocol.errors import ToolError
 from openapi_tool.settings import Settings
 from openapi_tool.settings.sections import fields_of
 from openapi_tool.telemetry import metrics
-from scripts import audit, operations, sbom
+from openapi_tool.tools import names
+from openapi_tool.tools.problems import MAX_PROBLEMS
+from scripts import audit, docs, sbom
 from scripts.audit import CLEAN, NOT_CHECKED, VULNERABLE, verdict
 from scripts.licences import ELSEWHERE, LOCK, acceptable, licence, packages
+from tests.fuzz import socket
+from tests.fuzz.corpora import MAX_INPUTS, MAX_TOTAL_BYTES, saved, seeds
+from tests.fuzz.targets import MAX_BYTES, TARGETS
 from tests.requirements import requirement
+from tests.support import each
 
 ROOT = Path(__file__).parent.parent.parent
 POSTGRES = {"postgres": {"dsn": "postgresql://127.0.0.1/kernel"}}
@@ -63,11 +72,11 @@ def test_every_dependency_is_explained() -> None:
 
 @requirement("logs.call", "metrics")
 def test_every_action_and_metric_has_a_meaning_and_is_in_the_operations_page() -> None:
-    page = operations.PAGE.read_text(encoding="utf-8")
-    documented = operations.actions()
+    page = docs.OPERATIONS_PAGE.read_text(encoding="utf-8")
+    documented = docs.actions()
     source = "".join(path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py"))
     assert set(re.findall(r'"action": "([a-z_.]+)"', source)) == documented.keys()
-    assert operations.MEANINGS.keys() - documented.keys() == set()
+    assert docs.MEANINGS.keys() - documented.keys() == set()
     for name, (_, meaning) in documented.items():
         assert len(meaning) > 10, name
         assert not re.search(r"%[.\d]*[a-z]|\w….$", meaning), name
@@ -470,3 +479,87 @@ def _pumps(source: str) -> set[str]:
     words = {word for word in re.split(r"[^A-Za-z0-9:/_-]+", source) if word}
     plain = {*words, *(word.lower() for word in words), *"aA0 .:/,'\"?=@[](){}%\\_-<\n"}
     return plain | {word + mark for word in words for mark in " :(=/.'"} | {"a ", "a.", "a:", "](", "[(", "(a"}
+
+
+MAX_S = 1.0
+SAVED = [(name, known, data) for name in TARGETS for known, data in saved(name).items()]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _ended() -> Iterator[None]:
+    yield
+    socket.forget()
+
+
+def checked(name: str, data: bytes) -> None:
+    """Run a target within a limit of CPU time, which other processes do not lengthen."""
+    began = time.process_time()
+    TARGETS[name](data)
+    assert time.process_time() - began < MAX_S
+
+
+@each(("name", "known", "data"), SAVED)
+@requirement("fuzz.corpora")
+def test_saved_input_breaks_nothing(name: str, known: str, data: bytes) -> None:
+    checked(name, data)
+
+
+@requirement("fuzz.corpora")
+def test_similar_names_are_searched_only_for_problems_that_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise 475 unknown arguments took 55 ms."""
+    among: list[list[str]] = []
+
+    def probably_meant(_: str, known: Iterable[str]) -> None:
+        among.append(list(known))
+
+    monkeypatch.setattr(names, "probably_meant", probably_meant)
+    TARGETS["whole"](saved("whole")["found-unknown-arguments"])
+    assert len(among) > MAX_PROBLEMS >= sum(map(bool, among)) > 0
+
+
+@requirement("fuzz.corpora")
+def test_a_name_is_compared_with_few_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With 100, and for each item of a batch, 400 unknown arguments took 65 ms."""
+    compared: list[int] = []
+
+    def get_close_matches(_: str, others: Collection[str], n: int) -> list[str]:
+        compared.append(len(others))
+        return []
+
+    monkeypatch.setattr(difflib, "get_close_matches", get_close_matches)
+    TARGETS["whole"](saved("whole")["found-many-unknown-names-in-a-batch"])
+    assert 0 < len(compared) <= 3 * MAX_PROBLEMS
+    assert max(compared) <= 40
+
+
+@pytest.mark.parametrize("name", TARGETS)
+@requirement("fuzz.corpora")
+def test_no_seed_breaks_anything(name: str) -> None:
+    found = seeds(name)
+    assert found
+    for data in found:
+        checked(name, data)
+
+
+@pytest.mark.parametrize("name", TARGETS)
+@requirement("fuzz.corpora")
+def test_saved_corpus_is_small(name: str) -> None:
+    sizes = list(map(len, saved(name).values()))
+    assert 0 < len(sizes) <= MAX_INPUTS
+    assert sum(sizes) <= MAX_TOTAL_BYTES
+    assert max(sizes) <= MAX_BYTES[name]
+
+
+@given(data=st.binary(max_size=400))
+@settings(max_examples=200, deadline=None)
+@requirement("fuzz.corpora", "arguments.prepared")
+def test_any_bytes_make_arguments_that_are_prepared_or_refused(data: bytes) -> None:
+    checked("arguments", data)
+
+
+@given(data=st.binary(max_size=400))
+@settings(max_examples=200, deadline=None)
+@requirement("fuzz.corpora", "card.result")
+def test_any_bytes_make_an_answer_that_can_be_stored_or_a_typed_failure(data: bytes) -> None:
+    checked("answer", b"G" + data)
+    checked("answer", data)

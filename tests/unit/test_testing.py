@@ -27,8 +27,8 @@ from openapi_tool.testing import (
     recorded,
     recordings,
 )
-from tests.frames import framed_items
 from tests.requirements import requirement
+from tests.support import framed_items
 
 ROOT = Path(__file__).parents[2]
 TOOLS = ROOT / "config" / "tools"

@@ -1,18 +1,23 @@
-"""Definitions, arguments, templates and results of tools."""
+"""Definitions, templates and the catalogue of built-in tools; disabled tools."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
+import jsonschema_rs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openapi_tool.protocol.errors import BadRequest, ToolError, ToolMisconfigured
+from openapi_tool.jina.endpoints import ENDPOINTS
+from openapi_tool.protocol.errors import BadRequest, ToolError, ToolMisconfigured, ToolNotAvailable
 from openapi_tool.protocol.records import DefinitionRecord
 from openapi_tool.tools.arguments import Arguments, OperatorEnvs, prepare_arguments
-from openapi_tool.tools.catalogue import READER
+from openapi_tool.tools.catalogue import CATALOGUE, OPERATIONS, READER, BuiltInTool, DuplicateTool, catalogue
 from openapi_tool.tools.definition import parse_definition, suspend_timeout
+from openapi_tool.tools.names import fold
+from openapi_tool.tools.policy import ALL, Switch, Switches, SwitchRecordInvalid
 from openapi_tool.tools.problems import counted
 from openapi_tool.tools.result import (
     Item,
@@ -463,3 +468,238 @@ def test_counted_uses_the_singular_for_one(number: int, expected: str) -> None:
     assert schema_problems({"properties": {"a": {"minLength": number + 1}}}, {"a": ""}) == (
         [f"a: must be a text of at least {counted(number + 1, 'character')}"]
     )
+
+
+TOOLS = [pytest.param(tool, id=name) for name, tool in CATALOGUE.items()]
+EXECUTOR_ARGUMENTS = {
+    "with_content",
+    "timeout",
+    "cursor",
+    "find",
+    "question",
+    "queries",
+    "urls",
+    "max_result_tokens",
+}  # handled by this service; no upstream parameter
+NOT_OFFERED = {
+    "search": {
+        *("type", "respondWith"),  # type: only if a definition declares it; respondWith: set by with_content
+        *("ext", "loc"),  # rarely used search operators
+        *("targetSelector", "waitForSelector", "removeSelector", "retainImages", "retainLinks"),
+        *("withLinksSummary", "withImagesSummary", "markdown.linkStyle", "noCache"),
+    },
+    "reader": set(),
+}
+KEYWORDS = {
+    *("type", "enum", "description", "properties", "required", "additionalProperties", "items"),
+    *("minLength", "maxLength", "minItems", "maxItems", "minimum", "maximum", "exclusiveMinimum", "pattern"),
+}
+
+
+def nodes(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield schema
+    for rule in schema.get("properties", {}).values():
+        yield from nodes(rule)
+    if "items" in schema:
+        yield from nodes(schema["items"])
+
+
+@requirement("catalogue")
+@pytest.mark.parametrize("tool", TOOLS)
+def test_schema_uses_only_keywords_of_the_subset_and_describes_every_argument(tool: BuiltInTool) -> None:
+    schema = tool.schema()
+    jsonschema_rs.meta.validate(schema)
+    for node in nodes(schema):
+        assert node.keys() <= KEYWORDS
+        assert isinstance(node["type"], str)
+        assert node["type"] != "array" or "items" in node
+    assert all(len(rule["description"]) > 20 for rule in schema["properties"].values())
+    assert schema["additionalProperties"] is False
+
+
+@requirement("catalogue")
+def test_schema_returns_a_copy() -> None:
+    tool = CATALOGUE["jina.search"]
+    changed, before = tool.schema(), tool.schema()
+    changed["properties"].clear()
+    assert tool.schema() == before
+
+
+@requirement("catalogue")
+@pytest.mark.parametrize("tool", TOOLS)
+def test_offered_arguments_are_those_that_a_model_may_set(tool: BuiltInTool) -> None:
+    endpoint, offered = ENDPOINTS[tool.operation.name], set()
+    for name in tool.schema()["properties"].keys() - EXECUTOR_ARGUMENTS:
+        parameter = endpoint.find(name)
+        assert parameter is not None, name
+        assert parameter.model, name
+        offered.add(parameter.name)
+    single_item_parameters = set() if tool.items is None else {"q", "url", "pdf_page"}
+    may_set = {entry.name for entry in endpoint.parameters if entry.model}
+    assert may_set - NOT_OFFERED[tool.operation.name] - single_item_parameters == offered
+
+
+@requirement("catalogue")
+def test_every_operation_has_one_endpoint_and_every_tool_an_operation() -> None:
+    assert [endpoint.operation for endpoint in ENDPOINTS.values()] == list(OPERATIONS)
+    assert {tool.operation for tool in CATALOGUE.values()} == set(OPERATIONS)
+    for endpoint in ENDPOINTS.values():
+        main = endpoint.find(endpoint.operation.main_parameter)
+        assert main is endpoint.find(endpoint.operation.argument)
+        assert main is not None
+        assert {fold(name) for name in (main.name, *main.aliases)} == endpoint.operation.main_parameter_names
+
+
+@requirement("catalogue")
+def test_a_name_is_declared_once() -> None:
+    tool = CATALOGUE["jina.read"]
+    with pytest.raises(DuplicateTool, match=r"jina\.read"):
+        catalogue(tool, tool)
+
+
+@requirement("catalogue")
+@pytest.mark.parametrize(
+    ("jina", "name"),
+    [
+        ({"mode": "search"}, "jina.search"),
+        ({"mode": "crawl"}, "jina.read"),
+        ({"base_url": "https://r.jina.ai"}, "jina.read"),
+        ({"tool": "jina.read_many"}, "jina.read_many"),
+        ({"tool": "jina.search_many", "mode": "search"}, "jina.search_many"),
+    ],
+)
+def test_a_definition_says_which_tool_it_is(jina: dict[str, Any], name: str) -> None:
+    found = definition(jina)
+    assert (found.built_in.name, found.operation) == (name, CATALOGUE[name].operation)
+
+
+@requirement("catalogue")
+@pytest.mark.parametrize(
+    ("jina", "complaint"),
+    [
+        ({"tool": "jina.crawl", "mode": "reader"}, "tool: must be 'jina.read' or 'jina.read_many' for a reader tool"),
+        ({"tool": "jina.read", "mode": "search"}, "must be 'jina.search' or 'jina.search_many'"),
+        ({"tool": "jina.read", "base_url": "https://s.jina.ai"}, "must be 'jina.search'"),
+        ({"tool": ["jina.read"], "mode": "reader"}, "must be 'jina.read'"),
+        ({"tool": "jina.crawl"}, "neither mode nor base_url nor a built-in tool"),
+    ],
+)
+def test_definition_of_no_built_in_tool_is_refused(jina: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(ToolMisconfigured, match=complaint):
+        definition(jina)
+
+
+KEY = b"0123456789abcdef"
+CATALOGUE_SCOPE = SessionScope(KEY)
+CATALOGUE_SECRETS = Secrets({"JINA_API_KEY": "the-key"}, {"JINA_API_KEY"})
+
+ids = st.text(max_size=30) | st.sampled_from(["a", "a ", "A", "a\u0301", "á", "a,b", 'a","b', "[]", "\u0430", "a\x00"])
+aliases = (
+    ids
+    | st.none()
+    | st.integers()
+    | st.sampled_from([2**64, 10**400, str(10**400)])
+    | st.booleans()
+    | st.text(min_size=1000, max_size=1100)
+)
+owners = st.tuples(ids, ids, aliases)
+
+
+@given(owners, owners)
+@requirement("session.scoped")
+def test_identities_agree_exactly_where_owner_and_alias_do(one: tuple[Any, ...], other: tuple[Any, ...]) -> None:
+    same = [(type(part), part) for part in one] == [(type(part), part) for part in other]
+    assert (CATALOGUE_SCOPE.identity(*one) == CATALOGUE_SCOPE.identity(*other)) == same
+
+
+@given(st.text(max_size=10), st.text(max_size=10), st.text(max_size=10))
+@requirement("session.scoped")
+def test_separator_in_an_id_does_not_make_two_owners_equal(project: str, agent: str, alias: str) -> None:
+    for separator in ("", "/", ":", '","', "\x00"):
+        shifted = (project + separator + agent, alias, "")
+        assert (
+            CATALOGUE_SCOPE.identity(project, agent, alias) != CATALOGUE_SCOPE.identity(*shifted)
+            or (project, agent, alias) == shifted
+        )
+
+
+@given(owners)
+@requirement("session.scoped")
+def test_replicas_with_the_same_key_agree_and_others_do_not(owner: tuple[Any, ...]) -> None:
+    assert SessionScope(KEY).identity(*owner) == CATALOGUE_SCOPE.identity(*owner)
+    assert SessionScope(KEY[::-1]).identity(*owner) != CATALOGUE_SCOPE.identity(*owner)
+
+
+def test_a_short_key_is_refused() -> None:
+    with pytest.raises(ValueError, match="16 bytes"):
+        SessionScope(b"short")
+
+
+def session_of(arguments: dict[str, Any], **options: Any) -> str:
+    return prepare_arguments(
+        definition(**options), tool_call(arguments), owner(), OperatorEnvs(), CATALOGUE_SECRETS, CATALOGUE_SCOPE
+    ).session
+
+
+@requirement("session.scoped")
+def test_the_alias_comes_from_fixed_then_arguments_then_defaults() -> None:
+    aliases = ("model", "default", "fixed", None)
+    expected = {alias: CATALOGUE_SCOPE.identity("proj", "agent", alias) for alias in aliases}
+    assert session_of({}) == expected[None]
+    assert session_of({"sessionId": "model"}) == expected["model"]
+    assert session_of({}, args={"defaults": {"session_id": "default"}}) == expected["default"]
+    assert session_of({"session_id": "model"}, args={"defaults": {"session_id": "default"}}) == expected["model"]
+    assert session_of({"sessionId": "model"}, args={"fixed": {"session_id": "fixed"}}) == expected["fixed"]
+    assert session_of({"session_id": None}, args={"defaults": {"session_id": "default"}}) == expected[None]
+
+
+def switch(project: str = "p", tool: str = "t", reason: str = "Too dear.") -> Switch:
+    return Switch(project, tool, reason, "an operator", "2030-01-01T00:00:00+00:00")
+
+
+@requirement("switches")
+@pytest.mark.parametrize(
+    ("project", "tool", "refused"),
+    [
+        ("p", "t", {("p", "t")}),
+        ("p", ALL, {("p", "t"), ("p", "u")}),
+        (ALL, "t", {("p", "t"), ("q", "t")}),
+        (ALL, ALL, {("p", "t"), ("p", "u"), ("q", "t"), ("q", "u")}),
+    ],
+)
+def test_a_switch_disables_just_its_scope(project: str, tool: str, refused: set[tuple[str, str]]) -> None:
+    switches = Switches([switch(project, tool)])
+    found = set()
+    for scope in (("p", "t"), ("p", "u"), ("q", "t"), ("q", "u")):
+        try:
+            switches.check(*scope)
+        except ToolNotAvailable as refusal:
+            assert "Too dear." in refusal.message
+            found.add(scope)
+    assert found == refused
+
+
+@requirement("switches")
+def test_a_set_is_stored_and_read_back() -> None:
+    switches = Switches([switch(), switch(ALL, "u")]).disabled(switch(reason="Another.")).enabled(switch(ALL, "u"))
+    again = Switches.decode(switches.encode())
+    assert again.all == switches.all == [switch(reason="Another.")]
+    assert again.enablings == (switch(ALL, "u"),)
+    assert switches.enabled(switch("q")) is switches
+
+
+@requirement("switches")
+@pytest.mark.parametrize(
+    "record", [b"", b"null", b"[]", b"{}", b'{"disabled": [3], "enabled": []}', b"\xff", b"[" * 9_000]
+)
+def test_invalid_record_of_switches_is_refused(record: bytes) -> None:
+    with pytest.raises(SwitchRecordInvalid, match="it is not a record of disabled tools"):
+        Switches.decode(record)
+
+
+@requirement("switches")
+def test_only_the_last_enablings_are_stored() -> None:
+    switches = Switches()
+    for number in range(50):
+        switches = switches.disabled(switch(str(number))).enabled(switch(str(number)))
+    assert [each.project_id for each in switches.enablings] == [str(number) for number in range(30, 50)]

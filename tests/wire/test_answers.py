@@ -16,8 +16,8 @@ from prometheus_client import REGISTRY
 from openapi_tool.kernel.store import KernelStore
 from openapi_tool.local.caller import PlacedCall
 from tests.conftest import AGENT, PROJECT, reader_tool, search_tool
-from tests.frames import framed_items
 from tests.requirements import requirement
+from tests.support import framed_items
 from tests.wire.test_refusals import assert_settled_once
 from tests.wire.world import KNOWN, Outcome, World
 

@@ -14,14 +14,15 @@ import asyncpg
 import pytest
 
 from openapi_tool.bus.kv_stores import PARKED_BUCKET
+from openapi_tool.executor import commit as committing
 from openapi_tool.kernel.store import KernelStore
 from openapi_tool.local.caller import PlacedCall
 from openapi_tool.protocol.cards import Card
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.tools.catalogue import CATALOGUE
 from tests.conftest import PROJECT, reader_tool, search_tool
-from tests.frames import framed_items, repeated_lines
 from tests.requirements import requirement
+from tests.support import framed_items, repeated_lines
 from tests.wire.world import Outcome, World
 
 LIMIT = 2_000
@@ -520,9 +521,9 @@ async def test_a_result_that_this_replica_cannot_commit_is_committed_by_another(
 ) -> None:
     """Otherwise a replica that alone cannot reach the database holds its results until no worker waits for them."""
     world, commit, failed = idle_world, KernelStore.commit, list[float]()
-    monkeypatch.setattr(commit, "_PARK_AFTER_S", 0.2)
+    monkeypatch.setattr(committing, "_PARK_AFTER_S", 0.2)
     if large:
-        monkeypatch.setattr(commit, "MAX_BYTES", 10)
+        monkeypatch.setattr(committing, "MAX_BYTES", 10)
 
     async def fail(*_: Any) -> bool:
         failed.append(time.monotonic())

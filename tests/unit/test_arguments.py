@@ -1,37 +1,394 @@
-"""Mistakes of a model: repaired if the intent is plain, else an error that says what to change."""
+"""Arguments: any that a model could send, its usual mistakes, and what both cost."""
 
 from __future__ import annotations
 
+import gc
 import json
+import re
+import subprocess
+import sys
+import tracemalloc
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qsl, urlsplit
 
 import httpx
 import pytest
 import respx
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 from pydantic import SecretStr
 
 from openapi_tool.concurrency import at_once
+from openapi_tool.jina.batch import batch_items, item_arguments
 from openapi_tool.jina.content import search_output
+from openapi_tool.jina.egress import ALLOWED_HEADERS
+from openapi_tool.jina.endpoints import endpoint_of
 from openapi_tool.jina.inline_images import without_inline_images
 from openapi_tool.jina.parameter_mapping import resolve_parameters
-from openapi_tool.protocol.errors import BadRequest
+from openapi_tool.jina.parameters import READER, REFUSED, SEARCH
+from openapi_tool.jina.request import UpstreamRequest, build_request
+from openapi_tool.jina.url_policy import UrlPolicy, checked_url
+from openapi_tool.protocol.errors import BadRequest, TargetRefused, ToolMisconfigured
+from openapi_tool.protocol.records import DefinitionRecord
 from openapi_tool.telemetry.redact import Redactor
 from openapi_tool.testing import ToolResult
-from openapi_tool.tools.arguments import Arguments, OperatorEnvs, prepare_arguments
+from openapi_tool.tools import bounds, schema
+from openapi_tool.tools import definition as definition_bounds
+from openapi_tool.tools.arguments import IDENTITY_ARGUMENTS, Arguments, OperatorEnvs, prepare_arguments
+from openapi_tool.tools.bounds import MAX_ROW_BYTES, MAX_VALUES, count_values, memory_bytes, row_bytes, row_problems
 from openapi_tool.tools.catalogue import CATALOGUE
-from openapi_tool.tools.names import probably_meant
+from openapi_tool.tools.definition import ToolDefinition, parse_definition
+from openapi_tool.tools.exports import registration
+from openapi_tool.tools.meta_schema import MAX_ENUM_VALUES, MAX_PROPERTIES, REFUSED_KEYWORDS
+from openapi_tool.tools.names import fold, probably_meant
 from openapi_tool.tools.schema import schema_problems
 from openapi_tool.tools.scopes import SessionScope
 from tests.answering import Answering, serving
 from tests.requirements import requirement
-from tests.support import definition, owner, tool_call
+from tests.support import definition, owner, resident_bytes, tool_call
+
+SCOPE = SessionScope(b"k" * 32)
+RULES = UrlPolicy()
+MAX = 10
+MAY_SET = {
+    mode: {entry.name for entry in table if entry.model and not entry.declared} | {"timeout", "respondTiming"}
+    for mode, table in (("search", SEARCH), ("reader", READER))
+}
+HEADERS = {
+    mode: {entry.header.lower() for entry in (*SEARCH, *READER) if entry.header and entry.name in names}
+    | {"accept", "accept-encoding", "content-type", "user-agent"}
+    for mode, names in MAY_SET.items()
+}
+
+known_names = sorted(
+    {name for entry in (*SEARCH, *READER) for name in (entry.name, entry.header, *entry.aliases) if name}
+    | {name for tool in CATALOGUE.values() for name in tool.schema()["properties"]}
+)
+texts = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=20)  # characters that jsonb accepts
+names = st.one_of(
+    st.sampled_from(known_names),
+    st.sampled_from(sorted(REFUSED.keys() | IDENTITY_ARGUMENTS | {"__cg_control", "X-Forwarded-For", "session_id"})),
+    texts.map(lambda text: text[:12] or "_"),
+).flatmap(lambda name: st.sampled_from([name, name.upper(), name.replace("_", "-"), name.title()]))
+words = st.one_of(
+    st.sampled_from(["content", "no-content", "html", "vlm", "images", "de", "true", "false", "none", "all", "7", ""]),
+    st.sampled_from(["a\r\nX-Injected: 1", "b\nHost: evil.example", "c\td", "ü\u2028", "x" * 2_001]),
+    texts,
+)
+values = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(-5, 200_000), st.floats(allow_nan=False), words),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=2),
+    max_leaves=4,
+)
+subjects = st.sampled_from(["https://site.example/a?b=c#d", "plain words", "http://127.0.0.1/", "a\r\nb", "", "x"])
+definitions = st.builds(
+    lambda name, schema, method, session: definition(
+        {"tool": name, "method": method},
+        parameters=CATALOGUE[name].schema() if schema else {},
+        args={"defaults": {"session_id": "{agent_turn_id}"}} if session else {},
+    ),
+    st.sampled_from(sorted(CATALOGUE)),
+    st.booleans(),
+    st.sampled_from(["GET", "POST"]),
+    st.booleans(),
+)
+
+
+hopeful = st.sampled_from(
+    [
+        *(("engine", "browser"), ("X-Engine", "curl"), ("proxy", "de"), ("locale", "de"), ("provider", "bing")),
+        *(("session_id", "s"), ("projectId", "p"), ("X-Forwarded-For", "1.2.3.4"), ("api_key", "k")),
+        *(("target_selector", "a\r\nX-Injected: 1"), ("site", "ü"), ("max_tokens", 500), ("with_links", True)),
+        *(("count", 3), ("format", "text"), ("location", "b\nHost: evil.example"), ("link_style", "discarded")),
+    ]
+)
+
+
+@st.composite
+def calls(draw: st.DrawFn) -> tuple[ToolDefinition, dict[str, Any]]:
+    """Draw a definition and arguments: mostly a query or address, and few others."""
+    found = draw(definitions)
+    arguments: dict[str, Any] = dict(draw(st.lists(hopeful, max_size=2)))
+    if draw(st.integers(0, 2)) == 0:
+        arguments |= draw(st.dictionaries(names, values, max_size=4))
+    if draw(st.integers(0, 9)):
+        single = "https://site.example/a?b=c#d" if draw(st.booleans()) else draw(subjects)
+        key = found.built_in.items or found.operation.argument
+        arguments[key] = [single, draw(subjects)] if found.built_in.items else single
+    return found, arguments
+
+
+def prepared(found: ToolDefinition, arguments: dict[str, Any]) -> Arguments:
+    return prepare_arguments(
+        found, tool_call(arguments), owner(), OperatorEnvs(), lambda _: SecretStr("the-key"), SCOPE
+    )
+
+
+def requests_of(found: ToolDefinition, arguments: dict[str, Any]) -> list[UpstreamRequest]:
+    ready = prepared(found, arguments)
+    items = batch_items(found, ready, MAX)
+    each = [ready] if items is None else [item_arguments(found, ready, item) for item in items]
+    requests = []
+    for one in each:
+        resolved = resolve_parameters(found, one)
+        resolved = replace(resolved, parameters=endpoint_of(found).timeouts.within(resolved.parameters, 27))
+        url = resolved.parameters.get("url")
+        if url is not None:
+            checked_url(url, RULES)
+        requests.append(build_request(found, resolved))
+    return requests
+
+
+@requirement("arguments.any")
+@settings(max_examples=400)
+@given(call=calls())
+def test_arguments_make_an_allowed_request_or_a_refusal(call: tuple[ToolDefinition, dict[str, Any]]) -> None:
+    found, arguments = call
+    try:
+        requests = requests_of(found, arguments)
+    except (BadRequest, TargetRefused) as refused:
+        assert refused.message
+        return
+    assert requests
+    for request in requests:
+        assert (request.host, request.method) in {(found.operation.host, "GET"), (found.operation.host, "POST")}
+        assert {name.lower() for name in request.headers} <= HEADERS[found.operation.name] <= ALLOWED_HEADERS
+        assert all(value.isascii() and value.isprintable() for value in request.headers.values())
+        assert re.fullmatch(r"/[!-~]*", request.target)
+        assert keys(request) <= MAY_SET[found.operation.name]
+        assert not {fold(name) for name in keys(request)} & (REFUSED.keys() | IDENTITY_ARGUMENTS)
+
+
+def keys(request: UpstreamRequest) -> set[str]:
+    """Return the names of the parameters in a request's body and query."""
+    body = json.loads(request.body or b"{}")
+    nested = {f"markdown.{name}" for name in body.pop("markdown", {})}
+    return {*body, *nested, *(name for name, _ in parse_qsl(urlsplit(request.target).query))}
+
+
+@requirement("arguments.any")
+@settings(max_examples=400)
+@given(call=calls())
+@example(call=(definition({"tool": "jina.read"}, parameters={}), {"DNT": None, "URL": "a\r\nX-Injected: 1"}))
+def test_a_refusal_names_everything_that_is_wrong(call: tuple[ToolDefinition, dict[str, Any]]) -> None:
+    """Without the arguments that a refusal named, no further refusal of that kind follows.
+
+    A refused address is named `url`, however the argument was spelled.
+    """
+    found, arguments = call
+    for _ in range(4):  # refused by schema, batch, parameter mapping, and once more if a required one is missing
+        try:
+            requests_of(found, arguments)
+        except TargetRefused:
+            return
+        except BadRequest as refused:
+            if found.built_in.items and refused.message.startswith("url:"):
+                return  # a failure of one item, reported with that item
+            problems = refused.detail["problems"] if isinstance(refused.detail, dict) else [refused.message]
+            named = {
+                name
+                for name in arguments
+                if any(
+                    problem.startswith(f"{shown_name}{end}")
+                    for problem in problems
+                    for shown_name in {name, name.removeprefix(".").strip() or "arguments", fold(name)}
+                    for end in ":. "
+                )
+            }
+            if not named:
+                assert all("required" in problem or "must be a list" in problem for problem in problems), problems
+                return
+            arguments = {name: value for name, value in arguments.items() if name not in named}
+        else:
+            return
+    raise AssertionError(arguments)
+
+
+# Memory of definitions and compiled schemas, and limits of their caches.
+
+
+TOOLS = 40
+SLACK_BYTES = 8_000_000
+"""Allowance in bytes for the process itself: buffers, arenas of the allocator, imports."""
+
+
+def filled(value: dict[str, Any]) -> dict[str, Any]:
+    """Return a schema whose description fills the row up to its limit."""
+    space = MAX_ROW_BYTES - row_bytes({**value, "description": ""}, OPTIONS)
+    return {**value, "description": "é" * (space // 2)}
+
+
+def of_members(make: Callable[[int], Any], weight: int) -> dict[str, Any]:
+    """Return as many branches as are allowed, each with this number of values."""
+    return {"anyOf": [make(n) for n in range((MAX_VALUES - 40) // weight)]}
+
+
+OPTIONS: dict[str, Any] = {"jina": {"mode": "search"}}
+ORDINARY: dict[str, Callable[[int], dict[str, Any]]] = {
+    name: lambda n, tool=tool: {**tool.schema(), "title": f"tool {n}"}  # type: ignore[misc]
+    for name, tool in CATALOGUE.items()
+}
+LARGEST: dict[str, Callable[[int], dict[str, Any]]] = {
+    "texts": lambda n: filled({"title": str(n)}),
+    "branches": lambda n: {"title": str(n), **of_members(lambda _: {"type": "integer"}, 2)},
+    "nested branches": lambda n: {"title": str(n), **of_members(lambda _: {"not": {"not": {"type": "null"}}}, 4)},
+    "items": lambda n: {"title": str(n), **of_members(lambda _: {"items": {"type": "null"}}, 3)},
+    "properties": lambda n: {"title": str(n), **of_members(lambda m: {"properties": {f"p{m}": {}}}, 3)},
+    "objects to choose": lambda n: {"title": str(n), "anyOf": [{"enum": [{"a": m} for m in range(450)]}] * 2},
+    "patterns": lambda n: {
+        "title": str(n),
+        "properties": {f"p{m}": {"pattern": f"1[01]{{{150 + m}}}[^01]"} for m in range(20)},
+    },
+}
+
+
+def record(parameters: Any, options: Any = OPTIONS) -> DefinitionRecord:
+    return DefinitionRecord("a_tool", "suspend", parameters, options)
+
+
+@pytest.fixture(scope="module")
+def measured() -> dict[str, tuple[float, float]]:
+    """Return the measured and the estimated memory of each kind of compiled schema, in bytes.
+
+    In a process of its own: Rust's memory shows only in the resident size, where this one's own noise is larger.
+    """
+    done = subprocess.run(  # noqa: S603 - our own code
+        [sys.executable, "-m", __name__], capture_output=True, text=True, check=True, timeout=60
+    )
+    found: dict[str, tuple[float, float]] = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.parametrize("case", [*ORDINARY, *LARGEST])
+@requirement("definition.bounds")
+def test_compiled_schema_needs_no_more_memory_than_estimated(
+    case: str, measured: dict[str, tuple[float, float]]
+) -> None:
+    needed, estimate = measured[case]
+    assert needed < estimate * 1.25 + SLACK_BYTES / TOOLS
+    if case in ORDINARY:
+        assert estimate < needed * 6, "the cache would hold so few ordinary schemas that each call compiles one"
+
+
+def measure(make: Callable[[int], dict[str, Any]], alive: list[Any]) -> tuple[float, float]:
+    """Compile many schemas of a kind and use them; return the measured and the estimated memory of each."""
+    texts = [json.dumps(make(n)) for n in range(TOOLS)]
+    gc.collect()
+    before = resident_bytes()
+    for text in texts:
+        compiled = schema._compile(json.loads(text), len(text))  # noqa: SLF001 - its estimate is tested
+        alive.append(compiled)
+        compiled.validator.is_valid({f"p{m}": f"{m * 7919:b}" * 150 for m in range(20)})
+    gc.collect()
+    return (resident_bytes() - before) / TOOLS, alive[-1].memory
+
+
+@pytest.mark.parametrize("case", [*ORDINARY, *LARGEST])
+@requirement("definition.bounds")
+def test_definition_needs_no_more_memory_than_estimated(case: str) -> None:
+    rows = [json.dumps((ORDINARY | LARGEST)[case](n)) for n in range(TOOLS)]
+    tracemalloc.start()
+    values = [json.loads(row) for row in rows]
+    needed, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert needed <= sum(map(memory_bytes, values)) * 1.1
+    assert sum(map(memory_bytes, values)) < needed * 3
+
+
+@requirement("definition.bounds")
+def test_forty_of_the_largest_tools_stay_within_the_cache_limits() -> None:
+    gc.collect()
+    before = resident_bytes()
+    for number in range(TOOLS):
+        for case in ("texts", "nested branches", "patterns"):
+            found = parse_definition(record(LARGEST[case](number)))
+            schema_problems(found.schema, {"query": "x"})
+    gc.collect()
+    assert schema._compiled.currsize <= schema.MAX_CACHE_BYTES  # noqa: SLF001
+    assert resident_bytes() - before < schema.MAX_CACHE_BYTES + definition_bounds.MAX_CACHE_BYTES + 3 * SLACK_BYTES
+
+
+@requirement("definition.bounds")
+def test_cache_of_definitions_is_limited_in_bytes() -> None:
+    readings = definition_bounds._parse_cache  # noqa: SLF001
+    for number in range(200):
+        parse_definition(record(filled({"title": f"one of many {number}"})))
+        with pytest.raises(ToolMisconfigured):
+            parse_definition(record({"$ref": f"#{number}"}))
+    cached = sum(memory_bytes(reading.definition.schema) for reading in readings.values() if reading.definition)
+    assert cached <= readings.currsize <= definition_bounds.MAX_CACHE_BYTES
+    assert len(readings) > 20
+
+
+@requirement("definition.bounds")
+def test_definition_is_parsed_once_and_refused_with_a_new_error_each_time() -> None:
+    row = registration(CATALOGUE["jina.search"])
+    good = record(row["parameters"], row["options"])
+    assert parse_definition(good) is parse_definition(good)
+    raised = []
+    for _ in range(2):
+        with pytest.raises(ToolMisconfigured) as refused:
+            parse_definition(record({"$ref": "#"}))
+        raised.append(refused.value)
+    assert raised[0] is not raised[1]
+    assert raised[0].as_error() == raised[1].as_error()
+
+
+@requirement("definition.bounds")
+def test_size_of_the_largest_allowed_row_is_that_of_the_database() -> None:
+    largest = filled({"type": "object"})
+    assert row_problems(largest, OPTIONS) == []
+    assert MAX_ROW_BYTES - 2 <= row_bytes(largest, OPTIONS) <= MAX_ROW_BYTES
+    (problem,) = row_problems({**largest, "a": 1}, OPTIONS)
+    assert "262,144 bytes" in problem.message
+
+
+@requirement("definition.bounds")
+def test_refusing_a_hostile_row_costs_no_more_than_parsing_an_allowed_one() -> None:
+    """Members are counted before they are expanded: the walk stops at too many."""
+    seen = 0
+
+    class Counted(dict[str, Any]):
+        def items(self) -> Any:
+            nonlocal seen
+            seen += len(self)
+            return super().items()
+
+    row = Counted({f"a{n}": Counted({f"b{m}": Counted() for m in range(1_000)}) for n in range(100)})
+    (problem,) = row_problems(row, OPTIONS)
+    assert "holds more than 2,000 values" in problem.message
+    assert seen <= MAX_VALUES
+
+
+@requirement("definition.bounds")
+def test_the_documented_bounds_are_those_of_the_code() -> None:
+    text = (Path(__file__).parent.parent.parent / "docs" / "registering-tools.md").read_text(encoding="utf-8")
+    section = text.partition("## Limits of stored rows")[2].partition("\n## ")[0]
+    documented = re.findall(r"\| ([0-9][0-9,]*)(?:, ([0-9]+))?(?: bytes)? \|", section)
+    assert [int(number.replace(",", "")) for pair in documented for number in pair if number] == [
+        *(bounds.MAX_ROW_BYTES, bounds.MAX_VALUES, bounds.MAX_DEPTH, MAX_PROPERTIES, MAX_ENUM_VALUES),
+        *(bounds.MAX_PATTERNS, bounds.MAX_PATTERN_CHARS, bounds.MAX_PATTERN_CLASSES, bounds.MAX_CLASSES),
+        *(bounds.MAX_MULTIPLES, bounds.MAX_NAMES),
+    ]
+    assert all(f"`{word}`" in section for word in REFUSED_KEYWORDS)
+
+
+@requirement("definition.bounds")
+def test_built_in_tools_are_far_within_the_bounds() -> None:
+    for tool in CATALOGUE.values():
+        row = registration(tool)
+        assert row_problems(row["parameters"], row["options"]) == []
+        assert count_values(row["parameters"]) < MAX_VALUES / 10
+
 
 STORED = "This is a cached snapshot of the original page, consider retry with caching opt-out."
 A, B = "https://a.example/x", "https://b.example/"
 
 
-def prepared(tool: str, values: dict[str, Any], schema: dict[str, Any] | None = None) -> Arguments:
+def arguments_for(tool: str, values: dict[str, Any], schema: dict[str, Any] | None = None) -> Arguments:
     found = definition({"tool": tool}, parameters=CATALOGUE[tool].schema() if schema is None else schema)
     source = {"JINA_API_KEY": SecretStr("a-key-of-the-test")}.__getitem__
     return prepare_arguments(found, tool_call(values), owner(), OperatorEnvs(), source, SessionScope(b"k" * 32))
@@ -41,7 +398,7 @@ def refusal(tool: str, values: dict[str, Any], schema: dict[str, Any] | None = N
     """Return the error message of a call that is refused before anything is sent."""
     found = definition({"tool": tool}, parameters=CATALOGUE[tool].schema() if schema is None else schema)
     with pytest.raises(BadRequest) as failed:
-        resolve_parameters(found, prepared(tool, values, schema))
+        resolve_parameters(found, arguments_for(tool, values, schema))
     return failed.value.message.partition("call again: ")[2]
 
 
@@ -73,7 +430,7 @@ def test_a_value_in_another_form_is_repaired(tool: str, name: str, value: Any, e
     values = {name: value} if name in ("queries", "urls", "query") else {"query": "x", name: value}
     if tool == "jina.read":
         values = {"url": A, name: value}
-    found = prepared(tool, values)
+    found = arguments_for(tool, values)
     assert found.values[name] == expected
     assert found.repaired == (name,)
 
@@ -138,8 +495,8 @@ def test_both_validators_describe_a_rule_in_the_same_words() -> None:
         "with_content: must be true or false",
         "foo: is not an argument that this tool takes",
     }
-    for schema in (None, {"type": "object"}):
-        said = set(refusal("jina.search", wrong, schema).split("; "))
+    for parameters in (None, {"type": "object"}):
+        said = set(refusal("jina.search", wrong, parameters).split("; "))
         assert expected <= said
         assert len(said) == len(expected) + 1
 
@@ -376,3 +733,10 @@ def test_secrets_in_a_large_state_are_masked_in_steps() -> None:
         except StopIteration as done:
             assert done.value == redactor.value(value)
         assert counted > (9 if "results" in value else 0)
+
+
+if __name__ == "__main__":
+    everything: list[Any] = []
+    for make_warm in ORDINARY.values():
+        measure(make_warm, everything)
+    sys.stdout.write(json.dumps({case: measure(make, everything) for case, make in (ORDINARY | LARGEST).items()}))
