@@ -108,7 +108,7 @@ async def flood_of_subjects_without_utf8(scene: Scene) -> None:
 
 @CASES.case("1")
 async def subject_of_control_characters(scene: Scene) -> None:
-    """Without DEL (0x7f): NATS server 2.15.1 may never deliver a message whose subject has it to a filtered consumer."""
+    """Without DEL (0x7f): NATS 2.15.1 may never deliver a message whose subject has it to a filtered consumer."""
     odd = b"".join(bytes([byte]) for byte in range(1, 32) if byte not in b"\t\n\r\v\f") + "\u202eab".encode()
     assert b"-ERR" not in await scene.publish_raw(hpub(scene.subject.encode() + odd, None))
     await scene.letters()
