@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Hashable, Iterable
 from contextlib import asynccontextmanager, suppress
 from contextvars import Context
 from typing import Any, TypeVar
@@ -268,3 +268,43 @@ async def retried(
         return await retrying(again)
     finally:
         retrying.iter_state.reset()  # its actions refer to `retrying`, a cycle that only garbage collection would free
+
+
+class KeyedLock:
+    """Locks by key; each exists only while it is held. First come, first served."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[Hashable, deque[asyncio.Future[None]]] = {}
+
+    @asynccontextmanager
+    async def hold(self, key: Hashable) -> AsyncIterator[bool]:
+        """Hold the lock of a key; yield whether it had to be awaited."""
+        waited = await self._acquire(key)
+        try:
+            yield waited
+        finally:
+            self._release(key)
+
+    async def _acquire(self, key: Hashable) -> bool:
+        waiting = self._waiting.get(key)
+        if waiting is None:
+            self._waiting[key] = deque()
+            return False
+        turn = asyncio.get_running_loop().create_future()
+        waiting.append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():  # it was this task's turn already: pass the lock on
+                self._release(key)
+            raise
+        return True
+
+    def _release(self, key: Hashable) -> None:
+        waiting = self._waiting[key]
+        while waiting:
+            turn = waiting.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                return
+        del self._waiting[key]

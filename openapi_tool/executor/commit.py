@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import orjson
+from cachetools import TTLCache
 from tenacity import RetryCallState, stop_after_delay, wait_exponential_jitter
 
 from openapi_tool.concurrency import retried
@@ -29,6 +30,11 @@ from openapi_tool.tools.result import ResultFields
 log = logging.getLogger(__name__)
 
 MAX_BYTES = 256 * 1024  # of a record
+MAX_PROJECT_BYTES = 8 * 1024 * 1024
+"""Bytes that this executor parks for one project within an hour: an eighth of the bucket, whose records expire after an
+hour. A project that changes its own rows can have every commit refused, and would fill the bucket for all."""
+
+_EXPIRY_S = 3600.0
 _TIMEOUT_S = 2.0
 _VERSION = 1
 _SEAL_BYTES = 32
@@ -49,6 +55,7 @@ class ParkedResults:
     def __init__(self, store: ResultStore, key: bytes) -> None:
         self._store = store
         self._key = hmac.digest(key, b"parked answer", hashlib.sha256)
+        self._sizes: dict[str, TTLCache[str, int]] = {}  # of the records of each project, by name
 
     async def park(self, identity: CallIdentity, result: CallResult) -> bool:
         """Store a result and return True; return False if it is too large, or not stored after two seconds."""
@@ -56,10 +63,15 @@ class ParkedResults:
         if len(record) > MAX_BYTES:
             self._log("a result is too large to be parked; its call will be run again", identity, len(record))
             return False
+        name = self._name(identity)
+        if not self._count(identity.project_id, name, len(record)):
+            self._log("too many results of this project are parked; its call will be run again", identity, len(record))
+            return False
         try:
             async with asyncio.timeout(_TIMEOUT_S):
-                await self._store.put(self._name(identity), self._seal(identity, record) + record)
+                await self._store.put(name, self._seal(identity, record) + record)
         except (Unavailable, TimeoutError) as error:
+            self._sizes[identity.project_id].pop(name, None)
             self._log(f"cannot park a result; its call will be run again: {error}", identity, len(record))
             return False
         self._log("parked a result that could not be committed", identity, len(record))
@@ -81,11 +93,27 @@ class ParkedResults:
 
     async def delete(self, identity: CallIdentity) -> None:
         """Delete the parked result; if that fails, it expires later."""
+        name = self._name(identity)
         try:
             async with asyncio.timeout(_TIMEOUT_S):
-                await self._store.delete(self._name(identity))
+                await self._store.delete(name)
+            if (sizes := self._sizes.get(identity.project_id)) is not None:
+                sizes.pop(name, None)
         except (Unavailable, TimeoutError):
             log.debug("cannot delete a parked result; it will expire", extra={"action": "result.left_parked"})
+
+    def _count(self, project: str, name: str, size: int) -> bool:
+        """Count a record against the share of its project; return False if it exceeds it."""
+        for other, stored in list(self._sizes.items()):
+            stored.expire()
+            if not stored:
+                del self._sizes[other]
+        sizes = self._sizes.setdefault(project, TTLCache(MAX_PROJECT_BYTES, _EXPIRY_S, getsizeof=int))
+        sizes.pop(name, None)
+        if sizes.currsize + size > MAX_PROJECT_BYTES:
+            return False
+        sizes[name] = size
+        return True
 
     def _name(self, identity: CallIdentity) -> str:
         return self._digest(b"name", identity, b"").hex()

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from openapi_tool.budgets.budgets import Charge
-from openapi_tool.concurrency import raise_if_cancelled, shielded
+from openapi_tool.concurrency import KeyedLock, raise_if_cancelled, shielded
 from openapi_tool.executor.commit import CallResult, ParkedResults, ResultCommitter
 from openapi_tool.executor.ports import CallContext, Clock, Kernel, Publisher, Slots, Span, Tracer, ids
 from openapi_tool.executor.runner import ToolCallRequest, ToolRunner
@@ -84,6 +84,7 @@ class _Call:
     records: CallRecords
     acceptance: Acceptance
     facts: CallFacts
+    earlier_run: bool
 
 
 class Pipeline:
@@ -112,6 +113,7 @@ class Pipeline:
         self._parked = parked
         self._committer = ResultCommitter(kernel, parked, options.executor.commit_retry_timeout_s)
         self._slots = slots
+        self._calls = KeyedLock()
         self._result_delay = ResultDelay(options.executor.min_answer_s, clock, slots)
 
     async def handle(self, delivery: Delivery) -> Settlement:
@@ -139,16 +141,26 @@ class Pipeline:
         command = self._dialect.decode(delivery)
         if command.card_id is None and command.identity.tool_call_id is None:
             identify(command.identity, None)  # raises Unanswerable: without an id no record can be found
+        call_id = command.identity.tool_call_id or command.card_id
+        # Copies run one after the other: run together, they would share a request, and the one whose commit is refused
+        # could be the one that counts its cost.
+        async with self._calls.hold((command.identity.project_id, call_id)) as waited:
+            return await self._load_and_run(delivery, command, received, earlier_run=waited or delivery.attempt > 1)
+
+    async def _load_and_run(
+        self, delivery: Delivery, command: Command, received: float, *, earlier_run: bool
+    ) -> Settlement:
+        """Load the records of a call and run it. `earlier_run` tells whether another run may have parked its result."""
         records = await self._kernel.load(command)
         identity = identify(command.identity, records.card)
         if records.earlier is not None:
-            await self._delete_parked(delivery, identity)
+            await self._delete_parked(identity, earlier_run=earlier_run)
             return await self._settle_existing_result(delivery, identity, records, records.earlier)
 
         try:
             acceptance = self._dialect.accept(identity, records)
         except Unanswerable:
-            await self._delete_parked(delivery, identity)
+            await self._delete_parked(identity, earlier_run=earlier_run)
             raise
         self._result_delay.record_command(delivery, identity)
         function_name, age_s = short(command.function_name), max(0.0, self._age_s(delivery))
@@ -157,7 +169,7 @@ class Pipeline:
         version, attempt, loaded = self._dialect.version, delivery.attempt, time.monotonic()
         facts = CallFacts(log_ids, trace_id, version, function_name, attempt, age_s, began=received, loaded=loaded)
         CALL_FIELDS.set(facts.fields)
-        call = _Call(delivery, command, identity, records, acceptance, facts)
+        call = _Call(delivery, command, identity, records, acceptance, facts, earlier_run)
         span_name = f"execute_tool {function_name}"
         context = self._runner.call_context(identity.project_id)
         with self._tracer.span(span_name, link, log_ids) as span, context:
@@ -202,16 +214,15 @@ class Pipeline:
         return Acknowledge()
 
     async def _parked_result(self, call: _Call) -> CallResult | None:
-        """Return the result that an earlier run parked. A first delivery has none; this saves it the request.
+        """Return the result that an earlier run parked.
 
         The last delivery ignores it: if the database refuses this result each time, the call would never get any.
         """
-        delivery = call.delivery
-        return None if delivery.attempt == 1 or delivery.exhausted else await self._parked.find(call.identity)
+        return await self._parked.find(call.identity) if call.earlier_run and not call.delivery.exhausted else None
 
-    async def _delete_parked(self, delivery: Delivery, identity: CallIdentity) -> None:
+    async def _delete_parked(self, identity: CallIdentity, *, earlier_run: bool) -> None:
         """Delete the result that an earlier run may have parked: the call gets none, or has one."""
-        if delivery.attempt > 1 and await self._parked.find(identity):
+        if earlier_run and await self._parked.find(identity):
             await self._parked.delete(identity)
 
     async def _run_to_result(self, call: _Call, context: CallContext) -> CallResult:
@@ -327,11 +338,11 @@ class Pipeline:
             settlement = await self._explain_refused_commit(call)
         except (Exception, asyncio.CancelledError) as failure:
             if isinstance(failure, Unanswerable) or call.delivery.exhausted:  # no later delivery would commit it
-                await self._delete_parked(call.delivery, call.identity)
+                await self._delete_parked(call.identity, earlier_run=call.earlier_run)
             elif not result.parked:
                 await self._parked.park(call.identity, result)
             raise
-        await self._delete_parked(call.delivery, call.identity)
+        await self._delete_parked(call.identity, earlier_run=call.earlier_run)
         return settlement
 
     async def _explain_refused_commit(self, call: _Call) -> Settlement:

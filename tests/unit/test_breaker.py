@@ -20,7 +20,7 @@ from tenacity import stop_after_attempt, wait_none
 from openapi_tool import concurrency
 from openapi_tool.assembly import DatabaseMonitor
 from openapi_tool.bus.held import FetchMode
-from openapi_tool.concurrency import SMALL, FairSemaphore, Steps, TimeSlicer, retried
+from openapi_tool.concurrency import SMALL, FairSemaphore, KeyedLock, Steps, TimeSlicer, retried
 from openapi_tool.jina.byte_semaphore import ByteSemaphore
 from openapi_tool.jina.client import _LARGE_READS, JinaClient
 from openapi_tool.jina.egress import tls_context
@@ -759,3 +759,48 @@ async def test_an_exception_of_another_type_ends_the_retries() -> None:
         with pytest.raises(ValueError, match=r"first|then"):
             await retried(attempts, on=Unavailable, wait=wait_none())
         assert attempts.made == made
+
+
+# Locks by key.
+
+
+@requirement("usage.exact")
+async def test_the_lock_of_a_key_is_held_by_one_task_in_order_of_arrival() -> None:
+    lock, events = KeyedLock(), list[str]()
+
+    async def run(name: str, key: str) -> None:
+        async with lock.hold(key) as waited:
+            events.append(f"{name} {waited}")
+            await asyncio.sleep(0)
+
+    await asyncio.gather(run("one", "a"), run("two", "a"), run("other", "b"), run("three", "a"))
+    assert events == ["one False", "other False", "two True", "three True"]
+    assert not lock._waiting  # noqa: SLF001 - it must not grow
+
+
+@pytest.mark.parametrize("granted", [False, True], ids=["while it waits", "when it is its turn"])
+@requirement("usage.exact")
+async def test_a_cancelled_task_passes_the_lock_on(*, granted: bool) -> None:
+    lock, release = KeyedLock(), asyncio.Event()
+
+    async def hold_first() -> None:
+        async with lock.hold("a"):
+            await release.wait()
+
+    async def hold() -> None:
+        async with lock.hold("a"):
+            pass
+
+    first = asyncio.create_task(hold_first())
+    await asyncio.sleep(0)
+    cancelled, last = asyncio.create_task(hold()), asyncio.create_task(hold())
+    await asyncio.sleep(0)
+    if granted:
+        release.set()
+        await asyncio.sleep(0)  # the first has passed the lock on; the second task has not run since
+    cancelled.cancel()
+    release.set()
+    await asyncio.wait_for(asyncio.gather(first, last), 1)
+    await asyncio.wait([cancelled])
+    assert cancelled.cancelled()
+    assert not lock._waiting  # noqa: SLF001 - it must not grow

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from openapi_tool.bus.durable import ServerClock
 from openapi_tool.concurrency import at_once
 from openapi_tool.executor import waiting_turn as turn
-from openapi_tool.executor.commit import MAX_BYTES, CallResult, ParkedResults
+from openapi_tool.executor.commit import MAX_BYTES, MAX_PROJECT_BYTES, CallResult, ParkedResults
 from openapi_tool.executor.ports import Kernel
 from openapi_tool.executor.runner import ToolCallRequest
 from openapi_tool.executor.waiting_turn import ResultDelay
@@ -247,6 +247,35 @@ async def test_too_large_result_is_not_parked_and_logged(caplog: pytest.LogCaptu
     await ParkedResults(store, KEY).park(identity(), CallResult(ResultFields("success", "x" * MAX_BYTES, None, None)))
     assert store.records == {}
     assert "too large to be parked" in caplog.text
+
+
+LARGE = CallResult(ResultFields("success", "x" * (MAX_BYTES - 1_000), None, None))
+
+
+@requirement("answer.parked", "hostile.neighbour")
+async def test_parked_results_of_a_project_leave_space_for_others(caplog: pytest.LogCaptureFixture) -> None:
+    store = FakeResultStore()
+    parked, large = (
+        ParkedResults(store, KEY),
+        CallResult(ResultFields("success", "x" * (MAX_BYTES - 1_000), None, None)),
+    )
+    calls = [identity(tool_call_id=f"tc_{number}") for number in range(MAX_PROJECT_BYTES // MAX_BYTES + 9)]
+    stored = [await parked.park(call, large) for call in calls]
+    assert sum(stored) * MAX_BYTES == MAX_PROJECT_BYTES
+    assert not any(stored[sum(stored) :])
+    assert "too many results of this project" in caplog.text
+    assert await parked.park(calls[0], large), "the same record again"
+    assert await parked.park(identity(project_id="another"), large)
+    await parked.delete(calls[0])
+    assert await parked.park(calls[-1], large)
+
+
+@requirement("answer.parked")
+async def test_a_result_that_was_not_stored_takes_no_share_of_its_project() -> None:
+    parked = ParkedResults(UnavailableResultStore(), KEY)
+    for number in range(MAX_PROJECT_BYTES // MAX_BYTES + 9):
+        await parked.park(identity(tool_call_id=f"tc_{number}"), LARGE)
+    assert not any(parked._sizes.values())  # noqa: SLF001 - what a later call would be refused for
 
 
 @requirement("answer.parked")

@@ -8,6 +8,7 @@ import json
 import re
 import time
 from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 import asyncpg
@@ -472,6 +473,33 @@ async def test_a_result_whose_commit_wrote_nothing_is_parked(
     assert outcome.content["status"] == "success"
     assert tool_output(outcome)["usage"]["requests"] == len(outcome.upstream_requests) == 1
     await world.assert_no_result_is_parked()
+
+
+@requirement("answer.parked")
+async def test_copies_of_a_command_count_their_request_in_the_result(
+    idle_world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Run together they would share the request, and the run that counts it could be the one that is refused."""
+    world, commit, commits = idle_world, KernelStore.commit, list[int]()
+
+    async def commit_the_second_run_first(*given: Any, **named: Any) -> bool:
+        commits.append(1)
+        if len(commits) == 1:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(0.5):
+                    while len(commits) == 1:  # noqa: ASYNC110 - a list has no event
+                        await asyncio.sleep(0.01)
+                    await asyncio.sleep(0.1)
+        return await commit(*given, **named)
+
+    monkeypatch.setattr(KernelStore, "commit", commit_the_second_run_first)
+    call = await world.place()
+    async with world.executor():
+        for _ in range(3):
+            await world.caller.publish(call)
+        await world.settled(WITHIN_S)
+        outcome = await world.outcome(call)
+    assert tool_output(outcome)["usage"]["requests"] == len(outcome.upstream_requests) == len(commits) == 1
 
 
 @pytest.mark.parametrize("ends_as", ["dead letter", "existing result", "no commit"])
