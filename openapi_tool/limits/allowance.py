@@ -103,6 +103,11 @@ class Allowance:
         """Return the limits in force: configured, or adaptive after a 429."""
         return self.record.effective(self.rates, now)
 
+    @property
+    def max_concurrent(self) -> int | None:
+        """Return how many requests this replica may have open; None is unlimited."""
+        return None if self.rates.concurrent is None else self._max_concurrent
+
     def paused_s(self, now: float) -> float:
         """Return the seconds until a pause after a 429 ends."""
         return min(max(0.0, self.record.paused_until - now, self._own_pause_until - now), MAX_PAUSE_S)

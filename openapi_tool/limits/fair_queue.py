@@ -10,7 +10,7 @@ import copy
 import math
 import time
 from bisect import bisect_right
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -26,6 +26,7 @@ from openapi_tool.limits.permits import Need
 from openapi_tool.protocol.errors import ToolError
 
 if TYPE_CHECKING:
+    from openapi_tool.limits.allowance import Allowance
     from openapi_tool.limits.key_limiter import KeyLimiter
 
 
@@ -111,9 +112,13 @@ class FairQueue(Generic[T]):
         project.length += 1
         self._length += 1
 
-    def pop(self) -> Waiter[T]:
-        """Remove and return the next call. Raises ValueError if none waits."""
-        project = min(self._projects.values(), key=attrgetter("tag"))
+    def next_project(self, may_send: Callable[[str], bool]) -> str | None:
+        """Return the project whose call is next, of those for which `may_send` is true; None if there is none."""
+        return min(filter(may_send, self._projects), key=lambda name: self._projects[name].tag, default=None)
+
+    def pop(self, name: str | None = None) -> Waiter[T]:
+        """Remove and return the next call, or that of a project. Raises ValueError if none waits."""
+        project = self._projects[name] if name is not None else min(self._projects.values(), key=attrgetter("tag"))
         self._virtual_time = project.tag
         project.tag += 1 / project.weight
         agent, waiting = next(iter(project.agents.items()))
@@ -181,12 +186,51 @@ def _in_order(project: _Project[T]) -> Iterator[Waiter[T]]:
         queues = remaining
 
 
-TOO_MANY_REQUESTS = 429
+_ACTIVE_S = 600.0
 _CHECK_INTERVALS = 19  # durations of a search for timeouts until the next one
-_KEY_STATUSES = (401, 402, TOO_MANY_REQUESTS)  # of the key, not of the request only
+_KEY_STATUSES = (401, 402, 429)  # of the key, not of the request only
 
 Granted = tuple["KeyLimiter", Use, bool]
 """Permit of a waiting call: limiter of the key, use, and whether the call is the trial of a blocked key."""
+
+
+class OpenRequests:
+    """Open requests of one key and endpoint in this replica, by project.
+
+    If several projects have asked within `_ACTIVE_S`, none may open the last eighth of the allowed requests, at least
+    one: otherwise the slow requests of one project hold all of them, and any other waits until one ends.
+    """
+
+    def __init__(self, allowance: Allowance, now: Callable[[], float]) -> None:
+        self._allowance = allowance
+        self._now = now
+        self._open: Counter[str] = Counter()
+        self._asked: dict[str, float] = {}  # the two projects that asked last, and when
+
+    def ask(self, project: str) -> None:
+        """Note that a project asks for a permit."""
+        self._asked.pop(project, None)
+        self._asked[project] = self._now()
+        if len(self._asked) > 2:  # noqa: PLR2004 - one of them is another project than any that asks
+            del self._asked[next(iter(self._asked))]
+
+    def may_open(self, project: str) -> bool:
+        """Return whether a project may open one more of the requests that this replica may have open."""
+        limit, now = self._allowance.max_concurrent, self._now()
+        if limit is None or limit <= 1:
+            return True
+        others = any(name != project and now - at < _ACTIVE_S for name, at in self._asked.items())
+        return not others or self._open[project] < limit - max(1, limit // 8)
+
+    def opened(self, project: str) -> None:
+        """Count a request."""
+        self._open[project] += 1
+
+    def ended(self, project: str) -> None:
+        """Stop counting a request."""
+        self._open[project] -= 1
+        if not self._open[project]:
+            del self._open[project]
 
 
 class KeyGroup:
@@ -209,6 +253,13 @@ class KeyGroup:
         By virtual time: a key that was unusable for a while does not catch up.
         """
         return sorted(limiters, key=lambda limiter: max(limiter.load, self._virtual_time))
+
+    def share_of_waiting(self, limiter: KeyLimiter) -> int:
+        """Return the number of waiting calls that a key should serve."""
+        if not self.pooled:
+            return len(self.waiting)
+        total = sum(other.weight for other in self.usable())
+        return math.ceil(len(self.waiting) * limiter.weight / total) if limiter.usable else 0
 
     def count_request(self, limiter: KeyLimiter) -> None:
         """Count a request towards the load of a key."""
@@ -291,4 +342,4 @@ class KeyPermit:
     def _end(self, tokens: int | None) -> None:
         if not self._ended:
             self._ended = True
-            self._limiter.end_request(self._use, tokens)
+            self._limiter.end_request(self._use, tokens, self._need.flow[0])

@@ -8,6 +8,7 @@ import math
 import random
 from collections import deque
 from contextlib import suppress
+from http import HTTPStatus
 from typing import Any
 
 from pydantic import SecretStr
@@ -22,7 +23,7 @@ from openapi_tool.limits.allowance import (
     Allowance,
     Planned,
 )
-from openapi_tool.limits.fair_queue import TOO_MANY_REQUESTS, FairQueue, Granted, KeyGroup, KeyPermit, Waiter
+from openapi_tool.limits.fair_queue import FairQueue, Granted, KeyGroup, KeyPermit, OpenRequests, Waiter
 from openapi_tool.limits.keys import STATES, Keys
 from openapi_tool.limits.ledger import Use
 from openapi_tool.limits.permits import MAX_WRITE_ATTEMPTS, Need, Permit, Store
@@ -70,6 +71,7 @@ class KeyLimiter:
         self._next_write_at = self._next_refill_at = 0.0
         self._written_at = -_REPORT_INTERVAL_S
         self._unwritten_pause = self._logged_pause = 0.0  # ends of the pauses to be written, and last logged
+        self._open = OpenRequests(self.allowance, keys.now)
         self._durations: deque[float] = deque(maxlen=_DURATIONS)
         group.limiters.append(self)
         self._export()
@@ -109,9 +111,12 @@ class KeyLimiter:
         if not allowance.limited:
             allowance.record_sent(now)
             return self._permit(None, need)
-        use = None if self.waiting else allowance.take(now)
+        project = need.flow[0]
+        self._open.ask(project)
+        use = None if self.waiting or not self._open.may_open(project) else allowance.take(now)
         if use is None:
             return None
+        self._open.opened(project)
         if allowance.is_low(now, REFILL_BELOW):
             self.wake()
         return self._permit(use, need)
@@ -158,7 +163,7 @@ class KeyLimiter:
     def record_upstream_refusal(self, error: ToolError, need: Need, key: SecretStr) -> None:
         """Pause the key after a 429, or count its refusal: here at once, in other replicas after the next write."""
         error.key_variable = self.variable
-        if error.http_status == TOO_MANY_REQUESTS:
+        if error.http_status == HTTPStatus.TOO_MANY_REQUESTS:
             self._unwritten_pause = self.allowance.pause(error.retry_after, self._now())
             self.wake()
         elif error.upstream_status is not None and error.upstream_status in STATES:
@@ -169,10 +174,11 @@ class KeyLimiter:
         if any(limiter.variable not in need.refused_by and not limiter.paused_s for limiter in self.group.usable()):
             error.max_retries, error.retry_after = max(1, error.max_retries), 0.0  # retry with another key
 
-    def end_request(self, use: Use | None, tokens: int | None) -> None:
-        """Settle the use of a request; `tokens` is its cost, None if unknown."""
+    def end_request(self, use: Use | None, tokens: int | None, project: str) -> None:
+        """Settle the use of a request of a project; `tokens` is its cost, None if unknown."""
         if use is None:
             return
+        self._open.ended(project)
         allowance = self.allowance
         allowance.settle(use, tokens)
         if tokens is not None:
@@ -243,7 +249,7 @@ class KeyLimiter:
         allowance = self.allowance
         if not allowance.limited:
             return False
-        since_s, waiting = now - self._written_at, self._share_of_waiting()
+        since_s, waiting = now - self._written_at, self.group.share_of_waiting(self)
         if allowance.fallback_replicas or allowance.holds_unused(now) or since_s >= _REPORT_INTERVAL_S:
             return True
         if allowance.concurrency_due(waiting, since_s, now):
@@ -254,22 +260,18 @@ class KeyLimiter:
 
     def _grant(self) -> None:
         now = self._now()
-        while self.waiting and self.usable and (use := self.allowance.take(now)) is not None:
-            future = self.waiting.pop().item
+        while self.usable and (project := self.waiting.next_project(self._open.may_open)) is not None:
+            if (use := self.allowance.take(now)) is None:
+                return
+            future = self.waiting.pop(project).item
             if future.done():
                 self.allowance.settle(use, None)
             else:
+                self._open.opened(project)
                 if self.group.pooled:
                     self.group.count_request(self)
                 trial, self.trial = self.trial, False
                 future.set_result((self, use, trial))
-
-    def _share_of_waiting(self) -> int:
-        """Return the number of waiting calls that this key should serve."""
-        if not self.group.pooled:
-            return len(self.waiting)
-        total = sum(limiter.weight for limiter in self.group.usable())
-        return math.ceil(len(self.waiting) * self.weight / total) if self.usable else 0
 
     def _refuse_certain_timeouts(self) -> None:
         if not self.waiting:
@@ -310,7 +312,7 @@ class KeyLimiter:
         for _ in range(MAX_WRITE_ATTEMPTS):
             revision, stored = self._stored or (0, None)
             now = self._now()
-            planned = allowance.plan(stored, self._share_of_waiting(), now, leave=leave)
+            planned = allowance.plan(stored, self.group.share_of_waiting(self), now, leave=leave)
             value = encode(planned.record)
             self._unconfirmed = planned
             written = await self._store.write(self.record_name, value, revision)

@@ -14,7 +14,7 @@ import pytest
 from openapi_tool.jina.failures import key_failure
 from openapi_tool.limits import ledger
 from openapi_tool.limits.limiter import Limiter
-from openapi_tool.limits.permits import Need
+from openapi_tool.limits.permits import Need, Permit
 from openapi_tool.limits.record import ADAPTIVE_S, Rates, decode
 from openapi_tool.options import LimitOptions
 from openapi_tool.protocol.errors import RateLimited
@@ -399,3 +399,35 @@ async def test_permits_of_a_key_go_to_projects_by_their_weights() -> None:
         await asyncio.wait(calls)
     finally:
         await limiter.aclose()
+
+
+@requirement("limits.shared", "hostile.neighbour")
+async def test_slow_requests_of_one_project_leave_a_request_to_others() -> None:
+    async with replicas(1, LimitOptions(search_concurrent=8)) as world:
+        [limiter] = world.limiters
+
+        def acquire(project: str) -> asyncio.Task[Permit]:
+            need = Need("A", "search", (project, "a"), Deadline.after(30), world.secrets("A"))
+            return asyncio.create_task(limiter.acquire(need))
+
+        quiet = await acquire("quiet")
+        quiet.done(1)
+        slow = [acquire("slow") for _ in range(20)]
+        await asyncio.sleep(0.5)
+        granted = [task for task in slow if task.done()]
+        assert len(granted) == 7
+        quiet = await asyncio.wait_for(acquire("quiet"), 1)
+        quiet.done(1)
+        granted[0].result().done(1)
+        await asyncio.sleep(0.5)
+        assert sum(task.done() for task in slow) == 8, "one ended, one began"
+        for task in slow:
+            task.cancel()
+
+
+@requirement("limits.shared")
+async def test_one_project_alone_uses_all_concurrent_requests() -> None:
+    async with replicas(1, LimitOptions(search_concurrent=8)) as world:
+        [limiter] = world.limiters
+        permits = [await world.permit(limiter) for _ in range(8)]
+        assert limiter.snapshot()[0]["running"] == len(permits)
