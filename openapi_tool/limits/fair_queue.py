@@ -216,9 +216,10 @@ class OpenRequests:
 
     def may_open(self, project: str) -> bool:
         """Return whether a project may open one more of the requests that this replica may have open."""
-        limit, now = self._allowance.max_concurrent, self._now()
+        limit = self._allowance.max_concurrent
         if limit is None or limit <= 1:
             return True
+        now = self._now()
         others = any(name != project and now - at < _ACTIVE_S for name, at in self._asked.items())
         return not others or self._open[project] < limit - max(1, limit // 8)
 
