@@ -22,6 +22,7 @@ from openapi_tool.jina.url_policy import INTERNAL_SUFFIXES
 from openapi_tool.protocol.errors import ToolError
 from openapi_tool.settings import PREFIX, SHORT_NAMES, Settings
 from openapi_tool.settings.sections import fields_of
+from openapi_tool.telemetry.logs import FLOOD_BURST, FLOOD_PER_S, FLOODED
 from openapi_tool.telemetry.metrics import ALL, Metric
 from openapi_tool.tools.catalogue import CATALOGUE, BuiltInTool
 from openapi_tool.tools.exports import as_yaml, registration
@@ -161,6 +162,12 @@ def operations_page() -> str:
         "call also has `project_id`, `agent_id`, `agent_turn_id`, `tool_call_id`, `trace_id` and `protocol`, the",
         "version of its kernel; spans of calls have it as `openapi_tool.protocol`. Other lines of a kernel, about its",
         "connections, its durable and its commands, have `protocol`, too.",
+        "",
+        "A flood of commands can cause any number of lines with the following actions. Of each, one project gets at",
+        f"most {FLOOD_PER_S:.0f} lines a second after the first {FLOOD_BURST}. The next line has the number of dropped",
+        "ones as `dropped`. Metrics count all.",
+        "",
+        *(f"- `{name}`" for name in sorted(FLOODED)),
         "",
         "| action | level | meaning |",
         "| --- | --- | --- |",

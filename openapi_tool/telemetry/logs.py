@@ -7,7 +7,8 @@ import logging
 import re
 import sys
 import threading
-from collections.abc import Hashable
+import time
+from collections.abc import Callable, Hashable
 from datetime import UTC, datetime
 from itertools import filterfalse
 from typing import Any, Literal, TextIO
@@ -62,6 +63,16 @@ _PACKAGE = __name__.partition(".")[0]
 _MAX_CHARS = 100_000
 """Limit of one message or traceback of a library; the rest is truncated."""
 
+FLOODED = frozenset(
+    {
+        *("call.broken", "call.dead_lettered", "call.deduplicated", "call.overlapping", "call.redelivered"),
+        *("call.unsettled", "command.requeued", "dead_letters.discarded"),
+    }
+)
+"""Actions of which a client that may only publish causes any number: 60,000 commands of 41 bytes were 60 MB of log."""
+
+FLOOD_BURST = 100
+FLOOD_PER_S = 10.0
 _INDENT = "    "
 _MAX_LOGGED = 1_024
 _USER_INFO = re.compile(r"(\b[a-z][a-z0-9+.-]{0,20}://)[^\s/?#@'\"]*@", re.IGNORECASE)
@@ -151,11 +162,11 @@ class ConsoleFormatter(_Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Return one redacted line, more with a traceback."""
-        time = datetime.fromtimestamp(record.created).astimezone().strftime("%H:%M:%S.%f")[:-3]
+        at = datetime.fromtimestamp(record.created).astimezone().strftime("%H:%M:%S.%f")[:-3]
         fields = " ".join(f"{name}={value}" for name, value in self._fields(record).items())
         line = printable_line(self._redactor.text(f"{self._message(record)}  {fields}"))
         traceback = printable_lines(self._redactor.text(self._traceback(record)), _INDENT)
-        return f"{time} {record.levelname:7} {line}{traceback}"
+        return f"{at} {record.levelname:7} {line}{traceback}"
 
 
 class _Handler(logging.StreamHandler[TextIO]):
@@ -167,6 +178,35 @@ class _Handler(logging.StreamHandler[TextIO]):
         self.stream.write(f"a log record of {record.name}, line {record.lineno}, could not be written: {kind}\n")
 
 
+class FloodFilter(logging.Filter):
+    """Filter of lines that a flood of commands causes: a token bucket for each action and project.
+
+    The next line that passes has the number of dropped ones as `dropped`; metrics count all events.
+    """
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._now = now
+        self._buckets: LRUCache[Hashable, tuple[float, float, int]] = LRUCache(_MAX_LOGGED)  # tokens, time, dropped
+        self._lock = threading.Lock()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return whether to write a record."""
+        action = getattr(record, "action", None)
+        if action not in FLOODED:
+            return True
+        project = getattr(record, "project_id", None) or CALL_FIELDS.get()().get("project_id")
+        now = self._now()
+        with self._lock:
+            tokens, at, dropped = self._buckets.get((action, project), (FLOOD_BURST, now, 0))
+            tokens = min(FLOOD_BURST, tokens + (now - at) * FLOOD_PER_S)
+            passes = tokens >= 1
+            self._buckets[action, project] = (tokens - 1, now, 0) if passes else (tokens, now, dropped + 1)
+        if passes and dropped:
+            record.dropped = dropped
+        return passes
+
+
 def configure_logging(level: str, log_format: LogFormat, redactor: Redactor) -> None:
     """Send every record of this process to standard error through the redactor.
 
@@ -175,6 +215,7 @@ def configure_logging(level: str, log_format: LogFormat, redactor: Redactor) -> 
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False  # no line shows them
     handler = _Handler(sys.stderr)
     handler.setFormatter(JsonFormatter(redactor) if log_format == "json" else ConsoleFormatter(redactor))
+    handler.addFilter(FloodFilter())
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(max(logging.WARNING, logging.getLevelNamesMapping()[level.upper()]))

@@ -25,7 +25,14 @@ from openapi_tool.protocol.attempts import Attempt
 from openapi_tool.protocol.identity import SpanContext, TraceLink, parse_traceparent
 from openapi_tool.telemetry import calls, health_server, metrics, otlp
 from openapi_tool.telemetry.calls import CALL_FIELDS, CallFacts, WireTracer
-from openapi_tool.telemetry.logs import ConsoleFormatter, JsonFormatter, configure_logging, without_details
+from openapi_tool.telemetry.logs import (
+    FLOOD_BURST,
+    ConsoleFormatter,
+    FloodFilter,
+    JsonFormatter,
+    configure_logging,
+    without_details,
+)
 from openapi_tool.telemetry.otlp import ExportingTracer
 from openapi_tool.telemetry.otlp_metrics import PeriodicExport
 from openapi_tool.telemetry.redact import Redactor
@@ -462,3 +469,42 @@ def test_recent_warnings_are_grouped_by_action_masked_and_truncated(monkeypatch:
         assert len(warnings.snapshot()) == 100
     finally:
         logging.getLogger("openapi_tool").removeHandler(warnings)
+
+
+@requirement("hostile.neighbour")
+def test_a_flood_of_one_project_is_logged_in_part_with_the_number_of_dropped_lines() -> None:
+    clock = [0.0]
+    flood = FloodFilter(lambda: clock[0])
+
+    def passes(project: str, action: str = "call.dead_lettered") -> tuple[bool, int | None]:
+        made = record("dead-lettered", action=action, project_id=project)
+        return flood.filter(made), vars(made).get("dropped")
+
+    assert [passes("noisy") for _ in range(FLOOD_BURST)] == [(True, None)] * FLOOD_BURST
+    assert [passes("noisy") for _ in range(500)] == [(False, None)] * 500
+    assert passes("quiet") == (True, None)
+    assert passes("noisy", "call.deduplicated") == (True, None)
+    clock[0] += 1.0
+    assert [passes("noisy") for _ in range(11)] == [(True, 500), *[(True, None)] * 9, (False, None)]
+    assert [passes("noisy", "call.answered") for _ in range(500)] == [(True, None)] * 500
+
+
+@requirement("hostile.neighbour")
+def test_the_flood_filter_takes_the_project_of_the_running_call() -> None:
+    flood = FloodFilter(lambda: 0.0)
+    token = CALL_FIELDS.set(lambda: {"project_id": "noisy"})
+    try:
+        written = [flood.filter(record("again", action="call.redelivered")) for _ in range(200)]
+        CALL_FIELDS.set(lambda: {"project_id": "quiet"})
+        assert flood.filter(record("again", action="call.redelivered"))
+    finally:
+        CALL_FIELDS.reset(token)
+    assert sum(written) == FLOOD_BURST
+
+
+@requirement("hostile.neighbour")
+def test_the_handler_of_the_process_filters_floods(capsys: pytest.CaptureFixture[str]) -> None:
+    configure_logging("info", "json", REDACTOR)
+    for _ in range(FLOOD_BURST + 50):
+        logging.getLogger("openapi_tool.x").error("again", extra={"action": "call.broken", "project_id": "noisy"})
+    assert FLOOD_BURST <= len(capsys.readouterr().err.splitlines()) < FLOOD_BURST + 50
