@@ -15,7 +15,7 @@ from openapi_tool.limits.limiter import Limiter
 from openapi_tool.limits.permits import Need, Permits, Unlimited
 from openapi_tool.options import KeyPool, LimitOptions
 from openapi_tool.tools.deadline import Deadline
-from openapi_tool.tools.secrets import Secrets
+from openapi_tool.tools.placeholders import Secrets
 
 _ROUNDS, _PERMITS_PER_ROUND, _PAUSE_S = 60, 100, 0.02
 _UNREACHED = 10_000_000

@@ -24,8 +24,8 @@ from respx.models import AllMockedAssertionError
 
 from openapi_tool.bootstrap import Upstream, build_bootstrap, build_runner, lint_limits
 from openapi_tool.executor.runner import ToolCallRequest
+from openapi_tool.jina.client import EgressTransport
 from openapi_tool.jina.definition_checks import source_problems
-from openapi_tool.jina.egress import EgressTransport
 from openapi_tool.local.recordings import (
     RECORDED_HOSTS,
     Recording,
@@ -43,8 +43,8 @@ from openapi_tool.tools.arguments import CallOwner
 from openapi_tool.tools.deadline import TimeLimits
 from openapi_tool.tools.definition import DEFAULT_AUTH_ENV, ToolDefinition, parse_definition, stored_record
 from openapi_tool.tools.exports import complete
+from openapi_tool.tools.problems import Source, read_source
 from openapi_tool.tools.result import ResultFields
-from openapi_tool.tools.source import Source, read_source
 
 PROJECT, AGENT = "proj_test", "agent_test"
 KEY = "key-of-the-test"

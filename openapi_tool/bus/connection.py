@@ -17,8 +17,8 @@ from tenacity import RetryCallState, stop_after_delay, wait_exponential_jitter
 from openapi_tool.bus.client import INBOX, LISTED_BY, BusClient
 from openapi_tool.bus.connection_errors import SERVERS_SETTING, describe_connection_error, describe_jetstream_error
 from openapi_tool.concurrency import retried
+from openapi_tool.protocol.command import Wakeup
 from openapi_tool.protocol.errors import Unavailable
-from openapi_tool.protocol.report import Wakeup
 from openapi_tool.tools.problems import short
 
 __all__ = ["BusClient", "BusOptions", "connected", "outage_as_unavailable"]

@@ -9,7 +9,7 @@ from openapi_tool.bus import dead_letters, intake, kv_stores, leases, stats
 from openapi_tool.bus.client import INBOX, routed
 from openapi_tool.bus.storage import BUDGETS, LIMITS
 from openapi_tool.bus.streams import DurableOptions
-from openapi_tool.protocol.subject import command_stream, doorbell_filter
+from openapi_tool.protocol.identity import command_stream, doorbell_filter
 
 _API = "$JS.API"
 

@@ -24,7 +24,7 @@ from openapi_tool.settings import PREFIX, SettingsError, given_values, load_sett
 from openapi_tool.settings.loading import ignored_variables
 from openapi_tool.settings.sources import kernel_remarks
 from openapi_tool.telemetry.health_server import health_server
-from openapi_tool.tools.secrets import FILE_SUFFIX
+from openapi_tool.tools.placeholders import FILE_SUFFIX
 
 _CA = "SSL_CERT_FILE"
 _DURABLE_SETTINGS = ("nats.ack_wait_s", "nats.max_ack_pending")

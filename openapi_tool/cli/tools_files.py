@@ -19,9 +19,8 @@ from openapi_tool.settings import CONFIG_VARIABLE, Settings, SettingsError, load
 from openapi_tool.telemetry.redact import MASK
 from openapi_tool.tools.definition import ToolDefinition, parse_definition, stored_record
 from openapi_tool.tools.exports import complete
-from openapi_tool.tools.problems import Problem
-from openapi_tool.tools.secrets import PREFIXED_KEY
-from openapi_tool.tools.source import MAX_BYTES, Source, read_sources
+from openapi_tool.tools.placeholders import PREFIXED_KEY
+from openapi_tool.tools.problems import MAX_BYTES, Problem, Source, read_sources
 
 LINT_FAILED = 1
 _SUFFIXES = (".yaml", ".yml")

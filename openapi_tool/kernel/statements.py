@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from openapi_tool.kernel import v1r3, v1r4
-from openapi_tool.protocol.command import Command
+from openapi_tool.protocol.command import Command, Report
 from openapi_tool.protocol.records import CallRecords
-from openapi_tool.protocol.report import Report
 
 
 class Statements(Protocol):

@@ -12,7 +12,7 @@ from openapi_tool.local.caller import VERSION, Caller, PlacedCall, ResultRows, p
 from openapi_tool.local.dev import log_entries
 from openapi_tool.local.executor import ExecutorProcess
 from openapi_tool.local.stack import EmbeddedStack, kernel_schema
-from openapi_tool.protocol.subject import subject_in_version
+from openapi_tool.protocol.identity import subject_in_version
 from openapi_tool.tools.catalogue import CATALOGUE
 from openapi_tool.tools.exports import registration
 

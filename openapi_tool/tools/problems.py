@@ -1,10 +1,16 @@
-"""Problems of definitions and arguments, with their paths."""
+"""Problems of definitions and arguments, with their paths, and with line and column in a YAML source."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import yaml
+
+from openapi_tool.protocol.jsontext import JsonValue, storable
 
 Path = tuple[str | int, ...]
 
@@ -80,3 +86,159 @@ def any_of(words: Iterable[str]) -> str:
     """Return the words as `'a', 'b' or 'c'`."""
     *most, last = (repr(word) for word in words)
     return f"{', '.join(most)} or {last}" if most else last
+
+
+MAX_NODES = 20_000
+MAX_BYTES = 8_000_000
+"""Bytes of one file: more than a definition may have, so that the place of an excess is reported."""
+
+_MERGE = "<<"
+_TEXT_TAG, _NUMBER_TAGS = "tag:yaml.org,2002:str", ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+_MAX_NUMBER_CHARS = 40
+_NOT_DECIMAL = re.compile(r"[-+]?0[0-9_]+|[^:]*:.*")
+"""Plain scalars that YAML 1.1 reads as octal or sexagesimal numbers: `010` is 8, `1:30` is 90."""
+
+_IS_TEXT = "YAML reads this as a text; write the number in plain digits, or put it in quotes to mean the text"
+_READ_AS_TEXT = re.compile(r"[-+]?(?:0o?[0-9]+|[0-9]+(?:\.[0-9]*)?[eE][-+]?[0-9]+)")
+"""Plain scalars that look like numbers, which YAML 1.1 reads as texts: `08`, `0o17`, `1e3`."""
+
+Position = tuple[int, int]
+"""Line and column, both from 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Parsed source of a definition. `problems` are mistakes in the YAML; with errors `document` is incomplete."""
+
+    document: JsonValue
+    problems: list[Problem]
+    positions: Mapping[Path, Position]
+
+    def position(self, path: Path) -> Position:
+        """Return the position of a path, or of its nearest ancestor in the text."""
+        while path and path not in self.positions:
+            path = path[:-1]
+        return self.positions.get(path, (1, 1))
+
+
+def read_source(text: str) -> Source:
+    """Parse YAML with one document; never raises."""
+    first, *others = read_sources(text)
+    if others:
+        return Source(None, [Problem((), f"there are {1 + len(others)} documents; give one")], first.positions)
+    return first
+
+
+def read_sources(text: str) -> list[Source]:
+    """Parse YAML documents restricted to JSON's types; never raises.
+
+    Documents after an invalid one are not read. Empty ones are ignored unless there is nothing else.
+    """
+    sources: list[Source] = []
+    try:
+        for root in yaml.compose_all(text, Loader=yaml.SafeLoader):
+            reader = _Reader()
+            document = reader.value(root, ())
+            if document is not None or reader.problems:
+                sources.append(Source(document, reader.problems, reader.positions))
+    except yaml.YAMLError as error:
+        sources.append(
+            Source(
+                None,
+                [Problem((), f"is no YAML: {_reason(error)}; check indentation, brackets and quotes there")],
+                {(): _mark(error)},
+            )
+        )
+    except RecursionError:
+        sources.append(Source(None, [Problem((), "is nested too deeply; flatten it")], {}))
+    return sources or [Source(None, [], {})]
+
+
+@dataclass(slots=True)
+class _Reader:
+    problems: list[Problem] = field(default_factory=list)
+    positions: dict[Path, Position] = field(default_factory=dict)
+    ancestors: set[int] = field(default_factory=set)
+    nodes: int = 0
+
+    def value(self, node: yaml.Node, path: Path) -> JsonValue:
+        self.positions.setdefault(path, (node.start_mark.line + 1, node.start_mark.column + 1))
+        self.nodes += 1
+        if id(node) in self.ancestors or self.nodes > MAX_NODES:
+            return self._problem(path, "is too large, or refers to itself; write it out, shorter")
+        self.ancestors.add(id(node))
+        try:
+            if isinstance(node, yaml.MappingNode):
+                return self._mapping(node, path)
+            if isinstance(node, yaml.SequenceNode):
+                return [self.value(item, (*path, place)) for place, item in enumerate(node.value)]
+            return self._scalar(node, path)
+        finally:
+            self.ancestors.discard(id(node))
+
+    def _mapping(self, node: yaml.MappingNode, path: Path) -> dict[str, JsonValue]:
+        values: dict[str, JsonValue] = {}
+        for key_node, value_node in node.value:
+            key = key_node.value if isinstance(key_node, yaml.ScalarNode) else "?"
+            here = (*path, key)
+            self.positions.setdefault(here, (key_node.start_mark.line + 1, key_node.start_mark.column + 1))
+            if key == _MERGE:
+                self._problem(here, "merge keys are not read; write the keys out")
+            elif key_node.tag != _TEXT_TAG:
+                self._problem(here, "a key must be a text; put it in quotes")
+            elif key in values:
+                self._problem(here, "is given twice; take one out")
+            else:
+                values[key] = self.value(value_node, here)
+        return values
+
+    def _scalar(self, node: yaml.Node, path: Path) -> JsonValue:
+        try:
+            value = yaml.constructor.SafeConstructor().construct_object(node)
+        except (yaml.YAMLError, ValueError):
+            return self._problem(path, "is not a JSON value; put it in quotes")
+        if misread := _misread_number(node, value):
+            return self._problem(path, misread)
+        if _looks_like_a_number(node):
+            self.problems.append(Problem(path, _IS_TEXT, warning=True))
+        if isinstance(value, float) and not math.isfinite(value):
+            return self._problem(path, "must be a finite number")
+        if value is None or isinstance(value, str | bool | int | float):
+            return (
+                value
+                if storable(value) == value
+                else self._problem(
+                    path, "cannot be stored in the database: NUL, half a character, or more than 64 bits; change it"
+                )
+            )
+        return self._problem(path, f"YAML reads this as a {type(value).__name__}; put it in quotes")
+
+    def _problem(self, path: Path, message: str) -> JsonValue:
+        self.problems.append(Problem(path, message))
+        return None
+
+
+def _misread_number(node: yaml.Node, value: object) -> str | None:
+    """Return why a scalar is not read as the number that it looks like, else None."""
+    if node.tag not in _NUMBER_TAGS or not _NOT_DECIMAL.fullmatch(_plain(node)):
+        return None
+    return f"YAML reads {node.value} as {value}; write {value}, or put it in quotes to mean the text"
+
+
+def _looks_like_a_number(node: yaml.Node) -> bool:
+    return node.tag == _TEXT_TAG and bool(_READ_AS_TEXT.fullmatch(_plain(node)))
+
+
+def _plain(node: yaml.Node) -> str:
+    text = node.value if isinstance(node, yaml.ScalarNode) and node.style is None else ""
+    return text if len(text) <= _MAX_NUMBER_CHARS else ""
+
+
+def _reason(error: yaml.YAMLError) -> str:
+    parts = (getattr(error, name, None) for name in ("context", "problem", "reason"))
+    return ", ".join(str(part) for part in parts if part) or "it cannot be read"
+
+
+def _mark(error: yaml.YAMLError) -> Position:
+    mark = getattr(error, "problem_mark", None)
+    return (mark.line + 1, mark.column + 1) if mark else (1, 1)

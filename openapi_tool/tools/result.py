@@ -13,9 +13,9 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 from openapi_tool.frozen import frozen
-from openapi_tool.protocol.attempts import Attempt, attempt_objects
 from openapi_tool.protocol.errors import Status, ToolError
 from openapi_tool.protocol.jsontext import ErrorObject, ToolOutputObject, UsageObject, storable, storable_text
+from openapi_tool.protocol.records import Attempt, attempt_objects
 from openapi_tool.tools.definition import ResultFormat
 from openapi_tool.tools.problems import counted
 

@@ -12,7 +12,7 @@ import pytest
 from openapi_tool.local.caller import Caller
 from openapi_tool.local.executor import ExecutorProcess
 from openapi_tool.local.stack import EmbeddedStack
-from openapi_tool.protocol.subject import subject_in_version
+from openapi_tool.protocol.identity import subject_in_version
 from tests.conftest import PROJECT, StartExecutor, search_tool
 from tests.support import dsn_of
 

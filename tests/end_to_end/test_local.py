@@ -20,7 +20,8 @@ import psutil
 import pytest
 from typer.testing import CliRunner
 
-from openapi_tool.cli import app, demo
+from openapi_tool.cli import app
+from openapi_tool.cli import call as demo
 from openapi_tool.local import servers
 from openapi_tool.local.demo import CompletedCall
 from openapi_tool.local.guard import Guard

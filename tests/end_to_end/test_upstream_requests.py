@@ -19,8 +19,7 @@ import pytest
 from pydantic import SecretStr
 
 from openapi_tool.jina.byte_semaphore import ByteSemaphore, max_call_memory
-from openapi_tool.jina.client import JinaClient
-from openapi_tool.jina.egress import EgressTransport, tls_context
+from openapi_tool.jina.client import EgressTransport, JinaClient, tls_context
 from openapi_tool.jina.request import UpstreamRequest
 from openapi_tool.jina.transport import AiohttpTransport
 from openapi_tool.local.caller import Caller

@@ -14,9 +14,9 @@ from openapi_tool.protocol.records import CardRecord, DefinitionRecord
 from openapi_tool.tools.arguments import Arguments, CallOwner, OperatorEnvs, is_identity, prepare_arguments
 from openapi_tool.tools.catalogue import CATALOGUE
 from openapi_tool.tools.definition import ToolDefinition, parse_definition
+from openapi_tool.tools.placeholders import PLACEHOLDERS, placeholder_values, render
 from openapi_tool.tools.result import failure
 from openapi_tool.tools.scopes import SessionScope
-from openapi_tool.tools.template import PLACEHOLDERS, placeholder_values, render
 from tests.fuzz.source import Source, assert_storable
 
 _SCOPE = SessionScope(b"k" * 32)

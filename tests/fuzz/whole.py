@@ -24,9 +24,8 @@ from nats.js.errors import BucketNotFoundError
 from openapi_tool import assembly
 from openapi_tool.bootstrap import build_bootstrap
 from openapi_tool.protocol.cards import ArtifactCard, Card
-from openapi_tool.protocol.command import Acknowledge, Command, Delivery, Settlement
+from openapi_tool.protocol.command import Acknowledge, Command, Delivery, Report, Settlement
 from openapi_tool.protocol.records import Artifact, CallRecords, CardRecord, DefinitionRecord, RequestEdgeRecord
-from openapi_tool.protocol.report import Report
 from openapi_tool.settings import Settings
 from openapi_tool.tools import definition, schema
 from tests.fuzz.source import assert_storable

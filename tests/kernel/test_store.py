@@ -18,11 +18,10 @@ from openapi_tool.kernel.v1r4 import LAST_RESULT_AGE, LOAD
 from openapi_tool.local.caller import Caller, PlacedCall
 from openapi_tool.local.stack import EmbeddedStack
 from openapi_tool.protocol.cards import Card, artifact_card, result_card
-from openapi_tool.protocol.command import Command, Delivery
+from openapi_tool.protocol.command import Command, Delivery, Report
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.protocol.identity import identify, new_root
 from openapi_tool.protocol.records import Artifact, CallRecords
-from openapi_tool.protocol.report import Report
 from openapi_tool.tools.result import Item
 from openapi_tool.tools.truncation import StoredItem, stored_text
 from tests.conftest import AGENT, PROJECT, search_tool

@@ -21,9 +21,9 @@ from openapi_tool.kernel.inspection import USAGE, reader_grants
 from openapi_tool.kernel.queries import By, first_card_id, statement, usage
 from openapi_tool.local.caller import Caller
 from openapi_tool.local.stack import EmbeddedStack
-from openapi_tool.protocol.attempts import Attempt
 from openapi_tool.protocol.cards import Card, new_id, result_card
 from openapi_tool.protocol.errors import RateLimited
+from openapi_tool.protocol.records import Attempt
 from openapi_tool.tools.result import Item, RenderedResult, ResultFields, ToolOutput, Usage, failure, success
 from tests.conftest import AGENT, PROJECT
 from tests.requirements import requirement

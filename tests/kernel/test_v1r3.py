@@ -14,11 +14,10 @@ from openapi_tool.kernel.v1r3 import LOAD
 from openapi_tool.local.caller import Caller, PlacedCall
 from openapi_tool.local.stack import EmbeddedStack
 from openapi_tool.protocol.cards import Card, artifact_card, result_card
-from openapi_tool.protocol.command import Command
+from openapi_tool.protocol.command import Command, Report
 from openapi_tool.protocol.errors import NeedsOperator
 from openapi_tool.protocol.identity import identify, new_root
 from openapi_tool.protocol.records import CallRecords
-from openapi_tool.protocol.report import Report
 from openapi_tool.protocol.v1r3 import V1r3
 from tests.conftest import AGENT, PROJECT, search_tool
 from tests.kernel.test_store import TEXT

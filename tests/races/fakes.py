@@ -23,8 +23,7 @@ from openapi_tool.bus.client import BusClient
 from openapi_tool.bus.consumer import CommandConsumer, ConsumerOptions
 from openapi_tool.bus.dead_letters import DeadLetters
 from openapi_tool.bus.durable import ServerClock
-from openapi_tool.bus.held import FetchMode
-from openapi_tool.bus.leases import lease_key
+from openapi_tool.bus.leases import FetchMode, lease_key
 from openapi_tool.bus.streams import DurableOptions
 from openapi_tool.bus.worker import Slots
 from openapi_tool.executor.commit import ParkedResults
@@ -35,9 +34,8 @@ from openapi_tool.executor.runner import RunnerOptions, ToolRunner
 from openapi_tool.limits.permits import NO_SLOT, Slot
 from openapi_tool.options import ExecutorOptions, ToolOptions
 from openapi_tool.protocol.cards import ArtifactCard, Card
-from openapi_tool.protocol.command import Command, Delivery, Settlement
+from openapi_tool.protocol.command import Command, Delivery, Report, Settlement, Wakeup
 from openapi_tool.protocol.records import Artifact, CallRecords, DefinitionRecord, RequestEdgeRecord
-from openapi_tool.protocol.report import Report, Wakeup
 from openapi_tool.telemetry.calls import WireTracer
 from openapi_tool.tools import deadline
 from openapi_tool.tools.arguments import Arguments, OperatorEnvs

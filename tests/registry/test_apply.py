@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from openapi_tool.cli import app, tools_registry
 from openapi_tool.cli.management_api import ManagementApi
-from openapi_tool.kernel.registration import ToolRows
+from openapi_tool.kernel.queries import ToolRows
 from openapi_tool.local.caller import Caller
 from openapi_tool.local.stack import EmbeddedStack
 from openapi_tool.tools.exports import RegistryError

@@ -29,10 +29,9 @@ from openapi_tool.bootstrap import build_bootstrap
 from openapi_tool.cli import app
 from openapi_tool.executor.continuation import requested_cursor
 from openapi_tool.jina.batch import batch_items, item_arguments
-from openapi_tool.jina.parameter_mapping import resolve_parameters
-from openapi_tool.jina.request import build_request
+from openapi_tool.jina.request import build_request, resolve_parameters
 from openapi_tool.jina.url_policy import UrlPolicy, checked_url
-from openapi_tool.kernel.registration import ToolRows
+from openapi_tool.kernel.queries import ToolRows
 from openapi_tool.options import ExecutorOptions, ToolOptions
 from openapi_tool.protocol.errors import ToolNotAvailable
 from openapi_tool.protocol.records import DefinitionRecord
@@ -53,9 +52,9 @@ from openapi_tool.tools.exports import (
     without_duplicates,
 )
 from openapi_tool.tools.names import camel_case, mangled, name_problem, unmangled
+from openapi_tool.tools.placeholders import Secrets
 from openapi_tool.tools.policy import Authorizer, Denial, Hook, PlannedCall, Policy
 from openapi_tool.tools.scopes import SessionScope
-from openapi_tool.tools.secrets import Secrets
 from tests.conftest import PROJECT, search_tool
 from tests.requirements import requirement
 from tests.support import definition, owner, tool_call

@@ -23,8 +23,7 @@ from openapi_tool.tools.catalogue import CATALOGUE
 from openapi_tool.tools.exports import COLUMNS, registration
 from openapi_tool.tools.lint import LintLimits
 from openapi_tool.tools.meta_schema import META_SCHEMA
-from openapi_tool.tools.problems import Problem
-from openapi_tool.tools.source import MAX_BYTES, read_source, read_sources
+from openapi_tool.tools.problems import MAX_BYTES, Problem, read_source, read_sources
 from tests.requirements import requirement
 from tests.support import each
 

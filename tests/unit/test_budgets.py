@@ -11,8 +11,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from openapi_tool.budgets import ledger
-from openapi_tool.budgets.allowance import Allowance, Planned
 from openapi_tool.budgets.ledger import LEASE_S, NOTHING, Amount, Limit, Periods
+from openapi_tool.budgets.replica import Allowance, Planned
 from openapi_tool.cli.limits import combined_budgets
 from openapi_tool.jina.endpoints import ENDPOINTS
 from openapi_tool.options import BudgetLimits, BudgetOptions, time_zone

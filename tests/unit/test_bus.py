@@ -24,7 +24,7 @@ from benchmarks.simulator import Scene, figures
 from openapi_tool.bus import stats
 from openapi_tool.bus.connection_errors import LogBackoff
 from openapi_tool.bus.dead_letters import dead_letter, decode, encode
-from openapi_tool.bus.held import Held
+from openapi_tool.bus.leases import Held
 from openapi_tool.bus.scheduler import FairScheduler
 from openapi_tool.bus.wire import Handlers, Parser, delivery_of, header_block, parse_headers, shown_subject
 from openapi_tool.bus.worker import Slots

@@ -18,8 +18,8 @@ from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from openapi_tool.assembly import upstream_transport
-from openapi_tool.cli import app, check, top
-from openapi_tool.cli.tables import Rows, output, redraw
+from openapi_tool.cli import app, serve, top
+from openapi_tool.cli.common import Rows, output, redraw
 from openapi_tool.local.caller import STREAM, Caller
 from openapi_tool.local.executor import LoopbackResolver
 from openapi_tool.local.stack import EmbeddedStack
@@ -158,7 +158,7 @@ async def test_the_upstream_option_connects_as_calls_do(
     def transport(bootstrap: Any, _: None) -> Any:
         return upstream_transport(bootstrap, LoopbackResolver(port or stack.upstream.port))
 
-    monkeypatch.setattr(check, "upstream_transport", transport)
+    monkeypatch.setattr(serve, "upstream_transport", transport)
     stack.upstream.clear_requests()
     trust = {"SSL_CERT_FILE": str(stack.certificates.ca)} if trusted else {}
     result = await checked({**environment, **trust}, "--upstream")

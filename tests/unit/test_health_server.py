@@ -19,13 +19,12 @@ from unittest.mock import Mock
 
 import pytest
 
-from openapi_tool.runtime import file_limit_problem
+from openapi_tool.service import file_limit_problem
 from openapi_tool.settings import Settings
 from openapi_tool.telemetry import health_server as module
 from openapi_tool.telemetry.calls import RECENT, CallFacts
-from openapi_tool.telemetry.health import NATS, Health
+from openapi_tool.telemetry.health import NATS, Health, Snapshots
 from openapi_tool.telemetry.health_server import MAX_CONNECTIONS, health_server
-from openapi_tool.telemetry.snapshot import Snapshots
 from tests.requirements import requirement
 
 PROBE = b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -209,7 +208,7 @@ LIMIT = """
 import logging
 import resource
 resource.setrlimit(resource.RLIMIT_NOFILE, (256, 300))
-from openapi_tool.runtime import raise_file_limit
+from openapi_tool.service import raise_file_limit
 print(raise_file_limit(), *resource.getrlimit(resource.RLIMIT_NOFILE))
 """
 

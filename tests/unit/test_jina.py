@@ -13,11 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import SecretStr
 
+from openapi_tool.jina.client import ALLOWED_HEADERS
 from openapi_tool.jina.content import page_output, search_output
-from openapi_tool.jina.egress import ALLOWED_HEADERS
 from openapi_tool.jina.endpoints import ENDPOINTS
-from openapi_tool.jina.parameter_mapping import resolve_parameters
-from openapi_tool.jina.request import UpstreamRequest, build_request
+from openapi_tool.jina.request import UpstreamRequest, build_request, resolve_parameters
 from openapi_tool.local.recordings import Recording, exchanges, load_recordings, parse_request
 from openapi_tool.protocol.errors import BadRequest, ToolError, ToolMisconfigured, UpstreamRejected, UpstreamUnavailable
 from openapi_tool.tools.arguments import Arguments

@@ -21,7 +21,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from openapi_tool.bus.dead_letters import DeadLetter, dead_letter
-from openapi_tool.cli import app, common, deadletters, demo, dev, tools_apply, tools_files, tools_registry
+from openapi_tool.cli import app, call, common, deadletters, dev, tools_apply, tools_files, tools_registry
 from openapi_tool.cli import call as call_command
 from openapi_tool.local.caller import PlacedCall, ResultRows
 from openapi_tool.local.demo import CompletedCall
@@ -236,7 +236,7 @@ def test_the_reason_of_a_missing_result_is_escaped(monkeypatch: pytest.MonkeyPat
 
 @requirement("terminal.text")
 def test_output_of_demo_is_escaped(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(demo, "Console", lambda **options: Console(**options, width=4000))
+    monkeypatch.setattr(call, "Console", lambda **options: Console(**options, width=4000))
     of_call: dict[str, Any] = {
         "subject": HOSTILE,
         "headers": {HOSTILE: HOSTILE},
@@ -258,7 +258,7 @@ def test_output_of_demo_is_escaped(monkeypatch: pytest.MonkeyPatch, capsys: pyte
         HOSTILE,
         {HOSTILE: 1},
     )
-    demo._show([journey], common.Upstream.DOUBLE)  # noqa: SLF001 - the command needs a stack
+    call._show([journey], common.Upstream.DOUBLE)  # noqa: SLF001 - the command needs a stack
     assert_text(capsys.readouterr().out)
 
 

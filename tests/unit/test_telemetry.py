@@ -21,15 +21,15 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import get_current_span
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from openapi_tool.protocol.attempts import Attempt
 from openapi_tool.protocol.identity import SpanContext, TraceLink, parse_traceparent
+from openapi_tool.protocol.records import Attempt
 from openapi_tool.telemetry import calls, health_server, metrics, otlp
 from openapi_tool.telemetry.calls import CALL_FIELDS, CallFacts, WireTracer
+from openapi_tool.telemetry.health import RecentWarnings
 from openapi_tool.telemetry.logs import ConsoleFormatter, JsonFormatter, configure_logging, without_details
 from openapi_tool.telemetry.otlp import ExportingTracer
 from openapi_tool.telemetry.otlp_metrics import PeriodicExport
 from openapi_tool.telemetry.redact import Redactor
-from openapi_tool.telemetry.snapshot import RecentWarnings
 from tests.requirements import requirement
 from tests.support import TRACE_ID, each
 

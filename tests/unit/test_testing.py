@@ -227,7 +227,7 @@ def test_request_refused_by_the_egress_checks_is_not_sent(
     jina: respx.Router, run_tool: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     jina.route().respond(json=page("x"))
-    monkeypatch.setattr("openapi_tool.jina.egress.ALLOWED_HOSTS", frozenset({"elsewhere.example"}))
+    monkeypatch.setattr("openapi_tool.jina.client.ALLOWED_HOSTS", frozenset({"elsewhere.example"}))
     assert run_tool(READ, {"url": PAGE}).error_code == "internal_error"
     assert not jina.calls
 

@@ -14,8 +14,8 @@ from openapi_tool.bus import connection
 from openapi_tool.bus.connection import connected
 from openapi_tool.local.caller import STREAM
 from openapi_tool.local.stack import EmbeddedStack
+from openapi_tool.protocol.command import Wakeup
 from openapi_tool.protocol.errors import Unavailable
-from openapi_tool.protocol.report import Wakeup
 from openapi_tool.settings import Settings
 from tests.requirements import requirement
 from tests.wire.test_bus import DSN, server

@@ -24,8 +24,8 @@ from openapi_tool.bus.consumer import CommandConsumer, ConsumerOptions
 from openapi_tool.bus.dead_letters import DeadLetters
 from openapi_tool.bus.durable import ServerClock
 from openapi_tool.bus.durable_monitor import DurableMonitor
-from openapi_tool.bus.held import FetchMode
 from openapi_tool.bus.intake import notice_subject
+from openapi_tool.bus.leases import FetchMode
 from openapi_tool.bus.pull_consumer import PullConsumer
 from openapi_tool.bus.streams import DurableOptions
 from openapi_tool.local.caller import STREAM

@@ -18,9 +18,8 @@ from openapi_tool.jina.backend import JinaBackend
 from openapi_tool.jina.byte_semaphore import ByteSemaphore, JinaCallContext, max_call_memory
 from openapi_tool.kernel.store import KernelStore
 from openapi_tool.protocol.cards import ArtifactCard, Card
-from openapi_tool.protocol.command import Delivery
+from openapi_tool.protocol.command import Delivery, Report
 from openapi_tool.protocol.errors import Unavailable
-from openapi_tool.protocol.report import Report
 from tests.conftest import PROJECT, reader_tool
 from tests.requirements import requirement
 from tests.wire.world import World

@@ -24,7 +24,7 @@ from openapi_tool.local.caller import STREAM, Caller, PlacedCall, ResultRows
 from openapi_tool.local.executor import LoopbackResolver
 from openapi_tool.local.recordings import RECORDED_HOSTS
 from openapi_tool.local.stack import EmbeddedStack
-from openapi_tool.protocol.subject import default_durable
+from openapi_tool.protocol.identity import default_durable
 from openapi_tool.settings import Settings
 from tests.conftest import AGENT, PROJECT, search_tool
 from tests.support import dead_letters, dsn_of
