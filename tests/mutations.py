@@ -463,7 +463,7 @@ LOSS = (
         "executor/waiting_turn.py",
         "                raise\n",
         "                pass\n",
-        "tests/wire/test_doorbells.py::test_a_doorbell_is_retried_while_the_stream_is_unavailable",
+        "tests/wire/test_reliability.py::test_a_doorbell_is_retried_while_the_stream_is_unavailable",
     ),
     Mutation(
         "bus/intake.py",
@@ -581,13 +581,13 @@ OPERATORS = (
         "telemetry/health_server.py",
         "    if snapshots is not None:\n",
         "    if snapshots is None:\n",
-        "tests/unit/test_health_server.py::test_the_page_is_off_by_default",
+        "tests/unit/test_telemetry.py::test_the_page_is_off_by_default",
     ),
     Mutation(
         "telemetry/health_server.py",
         "made.textContent = text",
         "made.innerHTML = text",
-        "tests/unit/test_health_server.py::test_the_page_has_a_strict_policy_and_its_numbers_no_payload",
+        "tests/unit/test_telemetry.py::test_the_page_has_a_strict_policy_and_its_numbers_no_payload",
     ),
 )
 """Alerts, `inspect`, `top` and the page name the cause, and show no other project's call and no secret."""

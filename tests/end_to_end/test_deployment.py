@@ -25,8 +25,7 @@ from openapi_tool import __version__
 from openapi_tool.local.caller import Caller, PlacedCall
 from openapi_tool.local.servers import NatsServer
 from openapi_tool.local.stack import EmbeddedStack
-from scripts.chart import values
-from scripts.docs import ROOT
+from scripts.docs import ROOT, values
 from scripts.licences import packages as locked
 from tests.conftest import AGENT, PROJECT, search_tool
 from tests.end_to_end.kubelet import USER, Pod, isolated

@@ -25,8 +25,7 @@ from pydantic import ValidationError
 from openapi_tool.protocol.identity import command_stream
 from openapi_tool.settings import Settings
 from openapi_tool.tools import placeholders
-from scripts.chart import Value, chart_readme, settings_schema, values
-from scripts.docs import ROOT
+from scripts.docs import ROOT, Value, chart_readme, settings_schema, values
 from tests.requirements import requirement
 from tests.support import CHART, each, memory_limit, notes, objects_of, rendered
 
