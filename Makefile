@@ -135,10 +135,10 @@ docs: $(READY)
 
 # Known vulnerabilities of what is locked; where the data cannot be reached it fails with its own code (3).
 audit: $(READY) $(TOOLS)/.ready
-	$(PY) -m scripts.audit $(TOOLS)/bin/pip-audit
+	$(PY) -m scripts.packages audit $(TOOLS)/bin/pip-audit
 
 sbom: $(READY)
-	$(PY) -m scripts.sbom
+	$(PY) -m scripts.packages sbom
 
 $(TOOLS)/.ready:
 	$(PYTHON) -m venv --clear $(TOOLS)

@@ -29,8 +29,8 @@ from openapi_tool.settings.sections import fields_of
 from openapi_tool.telemetry.metrics import ALL, Metric
 from openapi_tool.tools.catalogue import CATALOGUE, BuiltInTool
 from openapi_tool.tools.exports import as_yaml, registration
-from scripts.licences import PAGE as LICENCES
-from scripts.licences import licences_page
+from scripts.packages import PAGE as DEPENDENCIES
+from scripts.packages import dependencies_page
 from tests.requirements import REQUIREMENTS
 
 CHART = Path(__file__).parent.parent / "helm" / "openapi-tool"
@@ -633,7 +633,7 @@ SHIPPED = {
 }
 DOCUMENTS: dict[Path, Callable[[], str]] = {
     **SHIPPED,
-    LICENCES: licences_page,
+    DEPENDENCIES: dependencies_page,
     CHART / "README.md": chart_readme,
     CHART / "values.schema.json": values_schema,
     ROOT / "docs" / "protocol-conformance.md": conformance,

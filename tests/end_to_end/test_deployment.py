@@ -26,7 +26,7 @@ from openapi_tool.local.caller import Caller, PlacedCall
 from openapi_tool.local.servers import NatsServer
 from openapi_tool.local.stack import EmbeddedStack
 from scripts.docs import ROOT, values
-from scripts.licences import packages as locked
+from scripts.packages import packages as locked
 from tests.conftest import AGENT, PROJECT, search_tool
 from tests.end_to_end.kubelet import USER, Pod, isolated
 from tests.requirements import requirement

@@ -33,9 +33,20 @@ from openapi_tool.settings.sections import fields_of
 from openapi_tool.telemetry import metrics
 from openapi_tool.tools import names
 from openapi_tool.tools.problems import MAX_PROBLEMS
-from scripts import audit, docs, sbom
-from scripts.audit import CLEAN, NOT_CHECKED, VULNERABLE, verdict
-from scripts.licences import ELSEWHERE, LOCK, acceptable, licence, packages
+from scripts import docs
+from scripts.packages import (
+    CLEAN,
+    ELSEWHERE,
+    LOCK,
+    NOT_CHECKED,
+    VULNERABLE,
+    acceptable,
+    audit,
+    licence,
+    packages,
+    sbom,
+    verdict,
+)
 from tests.fuzz import socket
 from tests.fuzz.corpora import MAX_INPUTS, MAX_TOTAL_BYTES, saved, seeds
 from tests.fuzz.targets import MAX_BYTES, TARGETS
@@ -248,8 +259,8 @@ def test_a_licence_is_accepted_only_if_every_part_of_it_is_known(expression: str
 
 @requirement("supply.locked")
 def test_the_sbom_names_every_file_of_the_lock_and_nothing_of_the_machine() -> None:
-    document = sbom.sbom()
-    assert document == sbom.sbom()
+    document = sbom()
+    assert document == sbom()
     assert [(part["name"], part["version"]) for part in document["components"]] == [
         (package.name, package.version) for package in packages()
     ]
@@ -282,13 +293,12 @@ def test_an_audit_is_clean_only_if_every_package_was_looked_up(
 @pytest.mark.parametrize("output", ["", "Traceback", "[]", '{"dependencies": []}', "{}"])
 @requirement("supply.locked")
 def test_a_failing_auditor_gives_no_clean_result(
-    output: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    output: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tool = tmp_path / "pip-audit"
     tool.write_text(f"#!/bin/sh\ncat <<'END'\n{output}\nEND\n", encoding="utf-8")
     tool.chmod(0o755)
-    monkeypatch.setattr(sys, "argv", ["audit", str(tool)])
-    assert audit.main() == NOT_CHECKED
+    assert audit(str(tool)) == NOT_CHECKED
     assert capsys.readouterr().out.startswith("NOT CHECKED")
 
 
