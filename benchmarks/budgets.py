@@ -15,8 +15,7 @@ import sys
 
 import uvloop
 
-from benchmarks.calls import set_up_projects
-from benchmarks.harness import CPU, Harness, Scenario, start_all, stop_all
+from benchmarks.harness import CPU, Harness, Scenario, set_up_projects, start_all, stop_all
 from benchmarks.measure import CPU_MS, Figures, Load, at_once, medians, ratio, ratios, warm
 from benchmarks.run import settings_of
 

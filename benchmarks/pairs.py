@@ -19,8 +19,7 @@ from collections.abc import Mapping, Sequence
 
 import uvloop
 
-from benchmarks.calls import set_up_projects
-from benchmarks.harness import CPU, Harness, Scenario, start_all, stop_all
+from benchmarks.harness import CPU, Harness, Scenario, set_up_projects, start_all, stop_all
 from benchmarks.measure import (
     CPU_MS,
     P99_MS,

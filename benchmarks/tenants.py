@@ -27,9 +27,8 @@ import asyncpg
 import uvloop
 
 from benchmarks import shifted
-from benchmarks.calls import Ask, Demand, Outcome, Traffic, place, project_id, set_up_projects
 from benchmarks.double import MINUTE_S
-from benchmarks.harness import Harness, start_all
+from benchmarks.harness import Ask, Demand, Harness, Outcome, Traffic, place, project_id, set_up_projects, start_all
 from benchmarks.measure import exact_cpu_seconds
 from benchmarks.shifted import SHIFT_VARIABLE
 from openapi_tool.bus.leases import BUCKET

@@ -15,8 +15,7 @@ from dataclasses import replace
 import asyncpg
 import uvloop
 
-from benchmarks.calls import Ask, place
-from benchmarks.harness import CPU, TARGETS, Harness, start_all, stop_all
+from benchmarks.harness import CPU, TARGETS, Ask, Harness, place, start_all, stop_all
 from benchmarks.measure import Load
 from benchmarks.run import Rounds, settings_of
 

@@ -36,9 +36,9 @@ from openapi_tool.telemetry.health import Health
 from openapi_tool.telemetry.redact import Redactor
 from openapi_tool.tools.arguments import OperatorEnvs
 from openapi_tool.tools.lint import LintLimits
-from openapi_tool.tools.names import fold
 from openapi_tool.tools.placeholders import Secrets
 from openapi_tool.tools.policy import HOOKS_GROUP, Authorizer, Hook
+from openapi_tool.tools.problems import fold
 from openapi_tool.tools.scopes import Cursors, SessionScope
 
 NAME = "openapi-tool"

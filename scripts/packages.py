@@ -1,7 +1,7 @@
 """Packages in requirements.lock: licences (`make docs`), list in CycloneDX (`sbom`), known vulnerabilities (`audit`).
 
-`make sbom` writes dist/openapi-tool.cdx.json. It is reproducible: the same lock gives the same bytes. It contains no time;
-the serial number is derived from the content.
+`make sbom` writes dist/openapi-tool.cdx.json. It is reproducible: the same lock gives the same bytes. It contains no
+time; the serial number is derived from the content.
 
 `audit PIP_AUDIT` exits with 0 if every package was looked up and none is known to be vulnerable, with 1 if one is, and
 with 3 if the data of some package could not be reached.

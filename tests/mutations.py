@@ -107,13 +107,13 @@ IDENTITY = (
         "kernel/v1r3.py",
         "where project_id = $1 and message_type = 'tool_result' and md5(correlation_id) = md5(k.tool_call_id)",
         "where message_type = 'tool_result' and md5(correlation_id) = md5(k.tool_call_id)",
-        "tests/kernel/test_v1r3.py::test_nothing_of_another_project_is_read",
+        "tests/kernel/test_store.py::test_nothing_of_another_project_is_read",
     ),
     Mutation(
         "kernel/inspection.py",
         "if len(versions) == 1 and expected not in versions:",
         "if len(versions) > 1:",
-        "tests/kernel/test_v1r3.py::test_a_database_of_the_other_version_is_named",
+        "tests/kernel/test_store.py::test_a_database_of_the_other_version_is_named",
     ),
     Mutation(
         "bootstrap.py",

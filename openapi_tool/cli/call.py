@@ -53,7 +53,7 @@ from openapi_tool.tools.definition import DEFAULT_AUTH_ENV
 from openapi_tool.tools.problems import counted
 
 if TYPE_CHECKING:
-    from openapi_tool.local.demo import CompletedCall
+    from openapi_tool.local.stack import CompletedCall
 
 
 _FAILED = 1
@@ -284,14 +284,14 @@ def demo(
 
 def _run(upstream: Upstream, protocol: ProtocolVersion, *, quiet: bool) -> list[CompletedCall]:
     with extra_needed("the demo"):
-        from openapi_tool.local.demo import (  # noqa: PLC0415 - needs the extra [local]
+        from openapi_tool.local.servers import ServerFailed  # noqa: PLC0415 - the same
+        from openapi_tool.local.stack import (  # noqa: PLC0415 - the same
             DATABASE,
             MAX_RESULT_CHARS,
+            EmbeddedStack,
             play,
             prepare,
         )
-        from openapi_tool.local.servers import ServerFailed  # noqa: PLC0415 - the same
-        from openapi_tool.local.stack import EmbeddedStack  # noqa: PLC0415 - the same
     more = {f"{PREFIX}TOOLS__MAX_RESULT_CHARS": str(MAX_RESULT_CHARS), f"{PREFIX}PROTOCOL__VERSION": protocol.value}
     settings = executor_settings(upstream) | more
     stack = EmbeddedStack()

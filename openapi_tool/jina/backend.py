@@ -15,12 +15,11 @@ from pydantic import SecretStr
 
 from openapi_tool.budgets.budgets import Budgets, Spender
 from openapi_tool.concurrency import TimeSlicer, shielded
-from openapi_tool.jina.batch import batch_items, batch_output, item_arguments, without_secrets
 from openapi_tool.jina.byte_semaphore import ByteSemaphore, JinaCallContext, RequestContext, max_call_memory
 from openapi_tool.jina.cache import ResponseCache, cache_key
 from openapi_tool.jina.client import JinaClient
 from openapi_tool.jina.content import RenderContext, usage_of
-from openapi_tool.jina.endpoints import endpoint_of
+from openapi_tool.jina.endpoints import batch_items, batch_output, endpoint_of, item_arguments, without_secrets
 from openapi_tool.jina.failures import NO_SECRETS, Sleep, with_retries
 from openapi_tool.jina.remarks import cost_advice
 from openapi_tool.jina.request import (

@@ -30,8 +30,7 @@ from openapi_tool.telemetry.logs import Once
 from openapi_tool.tools.arguments import CURSOR, MAX_RESULT_TOKENS, Arguments, takes_cursor
 from openapi_tool.tools.catalogue import BuiltInTool
 from openapi_tool.tools.definition import ToolDefinition, unusable
-from openapi_tool.tools.names import fold, not_taken
-from openapi_tool.tools.problems import MAX_PROBLEMS, Path, Problem, listed, short, shown_path
+from openapi_tool.tools.problems import MAX_PROBLEMS, Path, Problem, fold, listed, not_taken, short, shown_path
 
 log = logging.getLogger(__name__)
 _logged = Once()

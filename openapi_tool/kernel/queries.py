@@ -17,12 +17,11 @@ from openapi_tool.kernel.failures import (
     translate_statement_errors,
 )
 from openapi_tool.kernel.fragments import MAX_HEADER_BYTES, fits
-from openapi_tool.kernel.inspection import refuse_other_version
-from openapi_tool.kernel.statements import STATEMENTS
+from openapi_tool.kernel.inspection import STATEMENTS, refuse_other_version
 from openapi_tool.protocol.errors import NeedsOperator
 from openapi_tool.protocol.jsontext import dumps, loads
 from openapi_tool.tools.exports import COLUMNS, TOO_LARGE, NoSuchProject, RegistryError, RegistryUnreachable, stored_row
-from openapi_tool.tools.names import RESERVED_NAMES
+from openapi_tool.tools.problems import RESERVED_NAMES
 
 _TIMELINE_TIMEOUT_S = 10.0
 

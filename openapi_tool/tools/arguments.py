@@ -15,9 +15,8 @@ from openapi_tool.protocol.cards import ToolCall
 from openapi_tool.protocol.errors import BadRequest, ToolMisconfigured
 from openapi_tool.protocol.jsontext import JsonValue, storable_text
 from openapi_tool.tools.definition import ToolDefinition, unusable
-from openapi_tool.tools.names import fold
 from openapi_tool.tools.placeholders import MissingVariable, VariableNotAllowed, render_default, render_fixed
-from openapi_tool.tools.problems import listed, short
+from openapi_tool.tools.problems import fold, listed, short
 from openapi_tool.tools.schema import schema_problems, visible_schema
 from openapi_tool.tools.scopes import SessionScope
 

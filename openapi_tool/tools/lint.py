@@ -17,7 +17,6 @@ from openapi_tool.protocol.jsontext import JsonValue
 from openapi_tool.tools.arguments import is_identity
 from openapi_tool.tools.definition import TIMEOUTS, ToolDefinition, read_as_far_as_possible, stored_record
 from openapi_tool.tools.meta_schema import MAX_SUSPEND_S, violations
-from openapi_tool.tools.names import RESERVED_NAMES, fold, name_problem
 from openapi_tool.tools.placeholders import (
     PLACEHOLDER,
     PLACEHOLDERS,
@@ -26,7 +25,7 @@ from openapi_tool.tools.placeholders import (
     looks_like_a_key,
     names_a_variable,
 )
-from openapi_tool.tools.problems import Path, Problem, any_of, did_you_mean, short
+from openapi_tool.tools.problems import RESERVED_NAMES, Path, Problem, any_of, did_you_mean, fold, name_problem, short
 from openapi_tool.tools.schema import schema_problems
 
 _PROJECT, _CHANNEL = "{project_id}", "{channel_id}"

@@ -32,9 +32,9 @@ from tests.end_to_end.kubelet import USER, Pod, isolated
 from tests.requirements import requirement
 from tests.support import dsn_of, objects_of
 from tests.unit.test_egress import Proxy
+from tests.wire.conftest import KNOWN
 from tests.wire.test_bus import server
 from tests.wire.test_permissions import config, printed
-from tests.wire.world import KNOWN
 
 PASSWORD = "executor-word"
 READY_CPU_S = 2.0

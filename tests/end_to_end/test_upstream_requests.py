@@ -33,7 +33,7 @@ from tests.conftest import AGENT, PROJECT, StartExecutor, reader_tool, search_to
 from tests.requirements import requirement
 from tests.support import memory_limit
 from tests.unit.test_egress import Proxy
-from tests.wire.world import KNOWN, World, open_world
+from tests.wire.conftest import KNOWN, World, open_world
 
 SEARCH_SCHEMA = {
     "type": "object",

@@ -22,7 +22,7 @@ from openapi_tool.local.stack import EmbeddedStack
 from tests.conftest import AGENT, PROJECT, search_tool
 from tests.kernel_conformance.worker import MAX_DEPTH, Turn, Worker
 from tests.requirements import requirement
-from tests.wire.world import DURABLE, KNOWN, World, open_world
+from tests.wire.conftest import DURABLE, KNOWN, World, open_world
 
 INVALID_CALL = ("jina_search", {"quary": "no such argument"})
 """Call that fails at once, without an upstream request."""

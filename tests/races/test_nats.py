@@ -41,7 +41,7 @@ from openapi_tool.bus.streams import Durable, DurableOptions
 from openapi_tool.protocol.command import Acknowledge, Delivery, Requeue, Wakeup
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.telemetry.health import CONSUMER, JETSTREAM, NATS, Health
-from tests.races.fakes import FakeBus, FakeKernel, FakeTools, Run, Schedule, iterate_loop, pipeline
+from tests.races.conftest import FakeBus, FakeKernel, FakeTools, Run, Schedule, iterate_loop, pipeline
 from tests.requirements import requirement
 from tests.support import BODY, HEADERS, delivery
 

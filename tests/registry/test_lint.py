@@ -34,7 +34,7 @@ from openapi_tool.tools.lint import LintLimits
 from openapi_tool.tools.meta_schema import META_SCHEMA
 from openapi_tool.tools.problems import MAX_BYTES, Problem, read_source, read_sources
 from tests.conftest import PROJECT, search_tool
-from tests.registry.kernel_api import served
+from tests.registry.conftest import served
 from tests.requirements import requirement
 from tests.support import dsn_of, each, make_role
 

@@ -31,7 +31,7 @@ from openapi_tool.local.executor import LoopbackResolver
 from openapi_tool.protocol.errors import NeedsOperator, ToolError, Unavailable
 from openapi_tool.telemetry.health import Health
 from openapi_tool.tools.deadline import Deadline
-from tests.races.fakes import LOOPS, Run, iterate_loop, run_on
+from tests.races.conftest import LOOPS, Run, iterate_loop, run_on
 from tests.requirements import requirement
 
 if TYPE_CHECKING:

@@ -32,7 +32,7 @@ from openapi_tool.protocol.command import HEAD_BYTES, BodyDigest, Delivery
 from openapi_tool.telemetry.redact import Redactor
 from tests.requirements import requirement
 from tests.support import HEADERS, SUBJECT, delivery
-from tests.wire.world import header_block as raw_header_block
+from tests.wire.conftest import header_block as raw_header_block
 
 STREAM = (
     b'INFO {"max_payload": 7}\r\nPING\r\nMSG a.b 1 5\r\nhello\r\n+OK\r\nHMSG a\x0bb\xff 2 the.reply 12 14\r\n'

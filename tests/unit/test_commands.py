@@ -32,9 +32,8 @@ from openapi_tool.cli import app, common, deadletters, dev, serve, tools_apply, 
 from openapi_tool.cli import call as call_command
 from openapi_tool.cli.common import Rows, output, redraw
 from openapi_tool.local.caller import STREAM, Caller, PlacedCall, ResultRows
-from openapi_tool.local.demo import CompletedCall
 from openapi_tool.local.executor import LoopbackResolver
-from openapi_tool.local.stack import EmbeddedStack
+from openapi_tool.local.stack import CompletedCall, EmbeddedStack
 from openapi_tool.telemetry.logs import ConsoleFormatter, printable_json, printable_line, printable_lines
 from openapi_tool.telemetry.redact import Redactor
 from openapi_tool.tools.problems import Problem

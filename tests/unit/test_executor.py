@@ -34,7 +34,7 @@ from openapi_tool.tools.deadline import Deadline, TimeLimits
 from openapi_tool.tools.policy import Authorizer, Policy
 from openapi_tool.tools.result import Item, ResultFields, ToolOutput, Usage
 from openapi_tool.tools.truncation import stored_text
-from tests.races.fakes import FakeResultStore, run_virtually, runner
+from tests.races.conftest import FakeResultStore, run_virtually, runner
 from tests.requirements import requirement
 from tests.support import call_card, definition, delivery, framed_items, identity, waiting_turn
 

@@ -18,9 +18,8 @@ from pydantic import SecretStr
 from openapi_tool.concurrency import at_once
 from openapi_tool.executor.continuation import requested_tokens
 from openapi_tool.jina.addresses import without_inline_images
-from openapi_tool.jina.batch import batch_output
 from openapi_tool.jina.content import page_output, search_output
-from openapi_tool.jina.endpoints import ENDPOINTS
+from openapi_tool.jina.endpoints import ENDPOINTS, batch_output
 from openapi_tool.jina.remarks import BARRIERS, STEMS, WARNINGS, barrier_type, cost_advice
 from openapi_tool.jina.request import UpstreamRequest, build_request, resolve_parameters, with_max_tokens
 from openapi_tool.local.recordings import load_recordings

@@ -31,7 +31,7 @@ from openapi_tool.protocol.errors import ToolError
 from openapi_tool.settings import Settings
 from openapi_tool.settings.sections import fields_of
 from openapi_tool.telemetry import metrics
-from openapi_tool.tools import names
+from openapi_tool.tools import problems
 from openapi_tool.tools.problems import MAX_PROBLEMS
 from scripts import docs
 from scripts.packages import (
@@ -47,7 +47,7 @@ from scripts.packages import (
     sbom,
     verdict,
 )
-from tests.fuzz import socket
+from tests.fuzz import targets
 from tests.fuzz.corpora import MAX_INPUTS, MAX_TOTAL_BYTES, saved, seeds
 from tests.fuzz.targets import MAX_BYTES, TARGETS
 from tests.requirements import requirement
@@ -395,8 +395,8 @@ TABLE: dict[str, Bound] = {
     "tools/placeholders.py PREFIXED_KEY": Bound(100_000, "every repeat begins behind a literal text and is tried once"),
     "tools/lint.py _SUBJECT": Bound(10_000, "tokens end at dots, which they do not hold"),
     "tools/lint.py _VARIABLE": Bound(10_000, ONCE),
-    "tools/names.py _ALLOWED": Bound(10_000, ONCE),
-    "tools/names.py _WORD_END": Bound(10_000, ONCE),
+    "tools/problems.py _ALLOWED": Bound(10_000, ONCE),
+    "tools/problems.py _WORD_END": Bound(10_000, ONCE),
     "tools/arguments.py _ADDRESS": Bound(20_000, "labels end at dots, which they do not hold; the rest is one class"),
     "tools/arguments.py _DIGITS": Bound(262_144, "a repeat of 12 at most"),
     "tools/arguments.py _INTEGER": Bound(262_144, "a repeat of 12 at most"),
@@ -498,7 +498,7 @@ SAVED = [(name, known, data) for name in TARGETS for known, data in saved(name).
 @pytest.fixture(scope="module", autouse=True)
 def _ended() -> Iterator[None]:
     yield
-    socket.forget()
+    targets.forget()
 
 
 def checked(name: str, data: bytes) -> None:
@@ -522,7 +522,7 @@ def test_similar_names_are_searched_only_for_problems_that_are_listed(monkeypatc
     def probably_meant(_: str, known: Iterable[str]) -> None:
         among.append(list(known))
 
-    monkeypatch.setattr(names, "probably_meant", probably_meant)
+    monkeypatch.setattr(problems, "probably_meant", probably_meant)
     TARGETS["whole"](saved("whole")["found-unknown-arguments"])
     assert len(among) > MAX_PROBLEMS >= sum(map(bool, among)) > 0
 

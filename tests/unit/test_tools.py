@@ -16,10 +16,9 @@ from openapi_tool.protocol.records import DefinitionRecord
 from openapi_tool.tools.arguments import Arguments, OperatorEnvs, prepare_arguments
 from openapi_tool.tools.catalogue import CATALOGUE, OPERATIONS, READER, BuiltInTool, DuplicateTool, catalogue
 from openapi_tool.tools.definition import parse_definition, suspend_timeout
-from openapi_tool.tools.names import fold
 from openapi_tool.tools.placeholders import PLACEHOLDERS, MissingVariable, Secret, Secrets, render
 from openapi_tool.tools.policy import ALL, Switch, Switches, SwitchRecordInvalid
-from openapi_tool.tools.problems import counted
+from openapi_tool.tools.problems import counted, fold
 from openapi_tool.tools.result import (
     Item,
     RenderedResult,

@@ -29,7 +29,7 @@ from tests.canary.needles import Collector
 from tests.conftest import PROJECT
 from tests.requirements import requirement
 from tests.support import each
-from tests.wire.world import KNOWN, World
+from tests.wire.conftest import KNOWN, World
 
 
 async def run(world: World, *arguments: str, code: int = 0, dsn: str = "") -> str:

@@ -38,8 +38,8 @@ from openapi_tool.telemetry.health import Health
 from openapi_tool.telemetry.redact import Redactor
 from tests.conftest import StartExecutor
 from tests.requirements import requirement
+from tests.wire.conftest import DURABLE, World
 from tests.wire.test_bus import DSN, server
-from tests.wire.world import DURABLE, World
 
 OPTIONS = DurableOptions("v1r4", DURABLE, "cg.v1r4.*.*.cmd.tool.jina.>", 6.0, 1_000)
 SUBJECT = "cg.v1r4.proj.public.cmd.tool.jina.search"

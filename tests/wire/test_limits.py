@@ -29,8 +29,8 @@ from openapi_tool.local.caller import ResultRows
 from openapi_tool.tools.policy import Switch, Switches
 from tests.conftest import PROJECT
 from tests.requirements import requirement
+from tests.wire.conftest import World
 from tests.wire.test_inspect import run
-from tests.wire.world import World
 
 LIMIT = 6
 _DEADLINE_S = 40.0  # above the time that a call may wait for a permit

@@ -35,9 +35,9 @@ from openapi_tool.settings import Settings
 from openapi_tool.telemetry.redact import Redactor
 from tests.requirements import requirement
 from tests.support import delivery
+from tests.wire.conftest import DURABLE, SETTLED_S, World, open_world
 from tests.wire.test_bus import DSN, server
 from tests.wire.test_intake import until
-from tests.wire.world import DURABLE, SETTLED_S, World, open_world
 
 EXECUTOR, OPERATOR, KERNEL = ({"user": name, "password": f"{name}-word"} for name in ("executor", "operator", "kernel"))
 FILTER = "cg.v1r4.*.*.cmd.tool.jina.>"

@@ -30,9 +30,9 @@ from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.settings import Settings
 from tests.conftest import PROJECT, reader_tool
 from tests.requirements import requirement
+from tests.wire.conftest import World
 from tests.wire.test_bus import DSN, server
 from tests.wire.test_intake import until
-from tests.wire.world import World
 
 
 def nats_settings(world: World, **changes: Any) -> dict[str, Any]:
