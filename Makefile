@@ -74,7 +74,7 @@ mutations: $(READY)
 
 # Measure how much of each recorded response a model is shown.
 sizes: $(READY)
-	$(PY) -m scripts.content_sizes
+	$(PY) -m scripts.answers sizes
 
 # Compare the text for the model with that of Jina's MCP server, in exact tokens.
 answers: $(COUNTER)

@@ -40,9 +40,9 @@ from openapi_tool.protocol.jsontext import ErrorObject, UsageObject
 from openapi_tool.protocol.records import Artifact
 from openapi_tool.settings import Settings
 from openapi_tool.tools.arguments import CallOwner
-from openapi_tool.tools.deadline import TimeLimits
 from openapi_tool.tools.definition import DEFAULT_AUTH_ENV, ToolDefinition, parse_definition, stored_record
 from openapi_tool.tools.exports import complete
+from openapi_tool.tools.policy import TimeLimits
 from openapi_tool.tools.problems import Source, read_source
 from openapi_tool.tools.result import ResultFields
 

@@ -27,7 +27,7 @@ MONEY = (
         "tests/wire/test_refusals.py::test_an_invalid_page_address_is_refused",
     ),
     Mutation(
-        "tools/deadline.py",
+        "tools/policy.py",
         " - max(0.0, age_s)",
         "",
         "tests/end_to_end/test_path.py::test_a_command_that_waited_too_long_is_not_begun",
@@ -530,7 +530,7 @@ OPERATORS = (
         "tests/end_to_end/test_incidents.py::test_a_paused_durable",
     ),
     Mutation(
-        "bus/stats.py",
+        "bus/connection.py",
         'if message.reply.startswith(f"{SUBJECT}."):',
         "if message.reply:",
         "tests/wire/test_inspect.py::test_a_replica_answers_only_below_its_own_subject",

@@ -19,7 +19,7 @@ from openapi_tool.budgets.replica import Allowance, Planned, Replica
 from openapi_tool.concurrency import in_background
 from openapi_tool.protocol.errors import BudgetExceeded, ToolTimeout, Unavailable
 from openapi_tool.telemetry import metrics
-from openapi_tool.tools.deadline import Deadline
+from openapi_tool.tools.policy import Deadline
 
 log = logging.getLogger(__name__)
 

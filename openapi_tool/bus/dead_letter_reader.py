@@ -20,8 +20,8 @@ from nats.js.errors import APIError, KeyNotFoundError, NotFoundError
 
 from openapi_tool.bus import leases
 from openapi_tool.bus.client import Denied
+from openapi_tool.bus.connection import gather_stats
 from openapi_tool.bus.dead_letters import STREAM, DeadLetter, decode
-from openapi_tool.bus.stats import gather_stats
 from openapi_tool.bus.streams import DurableOptions
 from openapi_tool.bus.wire import Headers, delivery_of, parse_headers, shown_subject
 from openapi_tool.protocol.command import BodyDigest, Delivery

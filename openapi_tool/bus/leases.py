@@ -36,7 +36,7 @@ from nats.js.errors import (
 )
 from nats.js.kv import KeyValue
 
-from openapi_tool.bus.stats import INSTANCE
+from openapi_tool.bus.connection import INSTANCE
 from openapi_tool.protocol.command import Delivery
 from openapi_tool.protocol.dialect import claimed_identity
 from openapi_tool.protocol.identity import AGENT, MAX_ID_BYTES, TRACEPARENT, parse_traceparent

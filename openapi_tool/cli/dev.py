@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
-from openapi_tool.bus.stats import gather_stats
+from openapi_tool.bus.connection import gather_stats
 from openapi_tool.cli.common import (
     Upstream,
     UpstreamOption,

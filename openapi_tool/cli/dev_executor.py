@@ -15,8 +15,7 @@ from typing import Any
 
 from openapi_tool.bootstrap import build_bootstrap, tool_secrets
 from openapi_tool.cli.common import NO_DATABASE, Upstream, executor_settings
-from openapi_tool.cli.kernels import ProtocolVersion
-from openapi_tool.cli.tools_files import settings_failed
+from openapi_tool.cli.kernels import ProtocolVersion, settings_failed
 from openapi_tool.local.caller import ERRORS
 from openapi_tool.local.dev import KEY_NAMES
 from openapi_tool.local.recordings import RECORDED_HOSTS

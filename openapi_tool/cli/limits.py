@@ -10,8 +10,7 @@ import typer
 from rich.console import Group
 
 from openapi_tool.bootstrap import Bootstrap
-from openapi_tool.bus.connection import BusClient
-from openapi_tool.bus.stats import gather_stats
+from openapi_tool.bus.connection import BusClient, gather_stats
 from openapi_tool.cli.common import Rows, fail, output, print_json, print_status, redraw
 from openapi_tool.cli.kernels import with_nats
 

@@ -25,8 +25,7 @@ from openapi_tool.bus.permissions import (
     top_permissions,
 )
 from openapi_tool.cli.common import NO_DATABASE, USAGE, fail, print_json, print_line
-from openapi_tool.cli.kernels import ProtocolOption, ProtocolVersion, with_nats
-from openapi_tool.cli.tools_files import settings_failed
+from openapi_tool.cli.kernels import ProtocolOption, ProtocolVersion, settings_failed, with_nats
 from openapi_tool.kernel import inspection
 from openapi_tool.kernel.inspection import grant_statements, reader_grants
 from openapi_tool.settings import Settings, SettingsError, load_settings

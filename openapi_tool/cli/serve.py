@@ -20,8 +20,7 @@ from openapi_tool.bus.durable import DurableMissing, ServerClock, observe
 from openapi_tool.bus.storage import denied
 from openapi_tool.bus.streams import UNLIMITED, Durable, DurableOptions, command_stream_of
 from openapi_tool.cli.common import USAGE, print_json, print_line, print_status
-from openapi_tool.cli.kernels import ProtocolOption
-from openapi_tool.cli.tools_files import settings_failed
+from openapi_tool.cli.kernels import ProtocolOption, settings_failed
 from openapi_tool.cli.tools_registry import judge, stored_check
 from openapi_tool.concurrency import TimeSlicer
 from openapi_tool.jina.client import JinaClient

@@ -14,8 +14,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from openapi_tool.cli.common import USAGE, Rows, fail, output, print_json, print_line, print_status
-from openapi_tool.cli.kernels import ProtocolOption
-from openapi_tool.cli.tools_files import Files, load_definitions
+from openapi_tool.cli.kernels import Files, ProtocolOption, load_definitions
 from openapi_tool.cli.tools_registry import (
     FAILED,
     ApiOption,

@@ -17,8 +17,7 @@ from rich.console import Group
 from rich.text import Text
 
 from openapi_tool.bootstrap import Bootstrap
-from openapi_tool.bus.connection import BusClient
-from openapi_tool.bus.stats import gather_stats
+from openapi_tool.bus.connection import BusClient, gather_stats
 from openapi_tool.cli.common import USAGE, Rows, cell, fail, output, print_json, print_status, redraw
 from openapi_tool.cli.kernels import ProtocolOption, kernel_bootstrap, with_nats
 from openapi_tool.kernel.failures import located

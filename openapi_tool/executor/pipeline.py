@@ -49,9 +49,9 @@ from openapi_tool.protocol.records import CallRecords, EarlierResult
 from openapi_tool.telemetry import metrics
 from openapi_tool.telemetry.calls import CALL_FIELDS, CallFacts, record_finished
 from openapi_tool.tools.arguments import CallOwner
-from openapi_tool.tools.deadline import Deadline, TimeLimits
 from openapi_tool.tools.definition import ToolDefinition, parse_definition, stored_after_execution
 from openapi_tool.tools.placeholders import placeholder_values
+from openapi_tool.tools.policy import Deadline, TimeLimits
 from openapi_tool.tools.problems import short
 from openapi_tool.tools.result import ResultFields
 

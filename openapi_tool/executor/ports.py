@@ -15,8 +15,8 @@ from openapi_tool.protocol.identity import CallIdentity, SpanContext, TraceLink
 from openapi_tool.protocol.records import Artifact, Attempt, CallRecords
 from openapi_tool.telemetry.calls import CallFacts
 from openapi_tool.tools.arguments import Arguments, CallOwner
-from openapi_tool.tools.deadline import Deadline
 from openapi_tool.tools.definition import ToolDefinition
+from openapi_tool.tools.policy import Deadline
 from openapi_tool.tools.problems import short
 from openapi_tool.tools.result import ToolOutput, Usage
 

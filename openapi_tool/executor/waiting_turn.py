@@ -15,8 +15,8 @@ from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.protocol.identity import CallIdentity
 from openapi_tool.protocol.records import CallRecords, WaitingTurnRecord
 from openapi_tool.telemetry import metrics
-from openapi_tool.tools.deadline import TimeLimits, TurnLimit
 from openapi_tool.tools.definition import suspend_timeout
+from openapi_tool.tools.policy import TimeLimits, TurnLimit
 
 _MAX_DELAY_S = 1.0
 """Longest useful delay in seconds: a worker defers a row that comes too early by a second."""

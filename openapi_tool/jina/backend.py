@@ -41,8 +41,8 @@ from openapi_tool.telemetry import metrics
 from openapi_tool.telemetry.metrics import project_label
 from openapi_tool.telemetry.redact import Redactor, of_call
 from openapi_tool.tools.arguments import Arguments
-from openapi_tool.tools.deadline import Deadline
 from openapi_tool.tools.definition import ToolDefinition
+from openapi_tool.tools.policy import Deadline
 from openapi_tool.tools.result import Meter, ToolOutput, Usage
 
 _ONE_REQUEST = Usage(requests=1)

@@ -24,7 +24,7 @@ from openapi_tool.jina.transport import PROJECT, CertificateRefused, ResponseRef
 from openapi_tool.protocol.errors import ResponseTooLarge, ToolError, ToolTimeout, UpstreamUnavailable
 from openapi_tool.telemetry.redact import Redactor
 from openapi_tool.tools.catalogue import OPERATIONS
-from openapi_tool.tools.deadline import Deadline
+from openapi_tool.tools.policy import Deadline
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ import yaml
 from typer.testing import CliRunner, Result
 
 from openapi_tool.bootstrap import build_bootstrap, build_runner, scoped_key
-from openapi_tool.bus.stats import gather_stats
+from openapi_tool.bus.connection import gather_stats
 from openapi_tool.cli import app
 from openapi_tool.cli.common import Upstream
 from openapi_tool.cli.dev_executor import dev_settings

@@ -27,8 +27,8 @@ from openapi_tool.local.executor import LoopbackResolver
 from openapi_tool.local.stack import EmbeddedStack
 from openapi_tool.protocol.cards import TOOL_RESULT
 from openapi_tool.protocol.errors import RateLimited, ToolError, UpstreamRejected
-from openapi_tool.tools.deadline import Deadline
-from tests.canary.needles import Collector
+from openapi_tool.tools.policy import Deadline
+from tests.canary.run import Collector
 from tests.conftest import AGENT, PROJECT, StartExecutor, reader_tool, search_tool
 from tests.requirements import requirement
 from tests.support import memory_limit

@@ -51,15 +51,14 @@ from openapi_tool.protocol.records import CardRecord, DefinitionRecord
 from openapi_tool.telemetry.redact import Redactor, of_call
 from openapi_tool.tools.arguments import Arguments, CallOwner, OperatorEnvs, is_identity, prepare_arguments
 from openapi_tool.tools.catalogue import CATALOGUE
-from openapi_tool.tools.deadline import Deadline
 from openapi_tool.tools.definition import ToolDefinition, parse_definition
 from openapi_tool.tools.placeholders import PLACEHOLDERS, placeholder_values, render
+from openapi_tool.tools.policy import Deadline
 from openapi_tool.tools.result import RenderedResult, ToolOutput, failure, framed, success
 from openapi_tool.tools.scopes import SessionScope
 from openapi_tool.tools.truncation import Limit, truncate, uncut_parts
-from tests.fuzz import whole
-from tests.fuzz.corpora import mutate
-from tests.fuzz.whole import Source, assert_storable
+from tests.fuzz import corpora
+from tests.fuzz.corpora import Source, assert_storable, mutate
 from tests.support import V1R4, framed_items
 
 SOCKET_MAX_BYTES = 8_192
@@ -648,15 +647,18 @@ TARGETS: Mapping[str, Callable[[bytes], None]] = {
     "arguments": check_arguments,
     "address": check_address,
     "answer": check_answer,
-    "whole": whole.check,
+    "whole": corpora.check_whole,
     "socket": check_socket,
 }
-MAX_BYTES: Mapping[str, int] = dict.fromkeys(TARGETS, 4_096) | {"whole": whole.MAX_BYTES, "socket": SOCKET_MAX_BYTES}
+MAX_BYTES: Mapping[str, int] = dict.fromkeys(TARGETS, 4_096) | {
+    "whole": corpora.WHOLE_MAX_BYTES,
+    "socket": SOCKET_MAX_BYTES,
+}
 """Maximum size of an input."""
 
 MUTATORS: Mapping[str, Mutate] = {"whole": mutate}
 """Targets whose inputs are mutated by structure."""
 
-REPLAYED: Mapping[str, tuple[Callable[[], None], Callable[[], float]]] = {"whole": (whole.forget, whole.spent_s)}
+REPLAYED: Mapping[str, tuple[Callable[[], None], Callable[[], float]]] = {"whole": (corpora.forget, corpora.spent_s)}
 """Targets whose slow and large inputs are measured without instrumentation, with functions that clear caches and return
 the CPU time."""

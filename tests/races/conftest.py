@@ -38,11 +38,10 @@ from openapi_tool.protocol.cards import ArtifactCard, Card
 from openapi_tool.protocol.command import Command, Delivery, Report, Settlement, Wakeup
 from openapi_tool.protocol.records import Artifact, CallRecords, DefinitionRecord, RequestEdgeRecord
 from openapi_tool.telemetry.calls import WireTracer
-from openapi_tool.tools import deadline
+from openapi_tool.tools import policy
 from openapi_tool.tools.arguments import Arguments, OperatorEnvs
-from openapi_tool.tools.deadline import Deadline
 from openapi_tool.tools.definition import ToolDefinition
-from openapi_tool.tools.policy import Authorizer
+from openapi_tool.tools.policy import Authorizer, Deadline
 from openapi_tool.tools.result import Item, ToolOutput, Usage
 from openapi_tool.tools.scopes import Cursors, SessionScope
 from tests.support import BODY, HEADERS, SUBJECT, V1R4, call_card, records, waiting_turn
@@ -400,7 +399,7 @@ class VirtualTime(asyncio.SelectorEventLoop):
 def virtual_time() -> Iterator[asyncio.Runner]:
     """Yield a runner on such a loop, whose clock is also that of deadlines."""
     with pytest.MonkeyPatch.context() as patch, asyncio.Runner(loop_factory=VirtualTime) as runner:
-        patch.setattr(deadline, "time", SimpleNamespace(monotonic=runner.get_loop().time))
+        patch.setattr(policy, "time", SimpleNamespace(monotonic=runner.get_loop().time))
         yield runner
 
 

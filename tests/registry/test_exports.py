@@ -38,7 +38,6 @@ from openapi_tool.protocol.records import DefinitionRecord
 from openapi_tool.settings import Settings, SettingsError, load_settings
 from openapi_tool.tools.arguments import Arguments, OperatorEnvs, prepare_arguments
 from openapi_tool.tools.catalogue import CATALOGUE
-from openapi_tool.tools.deadline import TimeLimits
 from openapi_tool.tools.definition import ToolDefinition, parse_definition
 from openapi_tool.tools.exports import (
     DuplicateName,
@@ -52,7 +51,7 @@ from openapi_tool.tools.exports import (
     without_duplicates,
 )
 from openapi_tool.tools.placeholders import Secrets
-from openapi_tool.tools.policy import Authorizer, Denial, Hook, PlannedCall, Policy
+from openapi_tool.tools.policy import Authorizer, Denial, Hook, PlannedCall, Policy, TimeLimits
 from openapi_tool.tools.problems import camel_case, mangled, name_problem, unmangled
 from openapi_tool.tools.scopes import SessionScope
 from tests.conftest import PROJECT, search_tool

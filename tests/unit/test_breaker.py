@@ -30,7 +30,7 @@ from openapi_tool.kernel.failures import Contended, located
 from openapi_tool.local.executor import LoopbackResolver
 from openapi_tool.protocol.errors import NeedsOperator, ToolError, Unavailable
 from openapi_tool.telemetry.health import Health
-from openapi_tool.tools.deadline import Deadline
+from openapi_tool.tools.policy import Deadline
 from tests.races.conftest import LOOPS, Run, iterate_loop, run_on
 from tests.requirements import requirement
 

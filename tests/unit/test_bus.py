@@ -21,7 +21,7 @@ from nats.errors import BadHeaderError, ProtocolError
 from nats.js.api import Header
 
 from benchmarks.simulator import Scene, figures
-from openapi_tool.bus import stats
+from openapi_tool.bus import connection
 from openapi_tool.bus.connection_errors import LogBackoff
 from openapi_tool.bus.dead_letters import dead_letter, decode, encode
 from openapi_tool.bus.leases import Held
@@ -561,8 +561,8 @@ class _Asked:
 @pytest.mark.parametrize("failing", ["publish", "subscribe"])
 @requirement("cli.top")
 async def test_statistics_are_answered_after_an_error(failing: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stats, "_RESUBSCRIBE_AFTER_S", -1.0)
+    monkeypatch.setattr(connection, "_RESUBSCRIBE_AFTER_S", -1.0)
     client = _Asked(failing)
-    async with asyncio.timeout(5), stats.answering_stats(cast("Any", client), dict):
+    async with asyncio.timeout(5), connection.answering_stats(cast("Any", client), dict):
         await client.answered.wait()
     assert client.limits == [20], "the server delivers no more in one subscription"

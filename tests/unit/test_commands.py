@@ -28,7 +28,7 @@ from typer.testing import CliRunner, Result
 
 from openapi_tool.assembly import upstream_transport
 from openapi_tool.bus.dead_letters import DeadLetter, dead_letter
-from openapi_tool.cli import app, common, deadletters, dev, serve, tools_apply, tools_files, tools_registry, top
+from openapi_tool.cli import app, common, deadletters, dev, kernels, serve, tools_apply, tools_registry, top
 from openapi_tool.cli import call as call_command
 from openapi_tool.cli.common import Rows, output, redraw
 from openapi_tool.local.caller import STREAM, Caller, PlacedCall, ResultRows
@@ -210,7 +210,7 @@ def test_results_of_apply_are_escaped(capsys: pytest.CaptureFixture[str]) -> Non
 @pytest.mark.usefixtures("_wide")
 @requirement("terminal.text")
 def test_problems_of_lint_are_escaped(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
-    located = tools_files.LocatedProblem(HOSTILE, 1, 2, Problem((HOSTILE,), HOSTILE))
+    located = kernels.LocatedProblem(HOSTILE, 1, 2, Problem((HOSTILE,), HOSTILE))
     monkeypatch.setattr("openapi_tool.cli.tools.lint_files", lambda *_, **__: [located])
     file = tmp_path / "x.yaml"
     file.write_text("")

@@ -30,8 +30,7 @@ from openapi_tool.protocol.command import Delivery
 from openapi_tool.protocol.errors import ToolMisconfigured, Unavailable
 from openapi_tool.protocol.records import Artifact, Attempt, WaitingTurnRecord
 from openapi_tool.tools.arguments import CallOwner
-from openapi_tool.tools.deadline import Deadline, TimeLimits
-from openapi_tool.tools.policy import Authorizer, Policy
+from openapi_tool.tools.policy import Authorizer, Deadline, Policy, TimeLimits
 from openapi_tool.tools.result import Item, ResultFields, ToolOutput, Usage
 from openapi_tool.tools.truncation import stored_text
 from tests.races.conftest import FakeResultStore, run_virtually, runner

@@ -36,7 +36,7 @@ from openapi_tool.protocol.errors import (
     UpstreamRejected,
     UpstreamUnavailable,
 )
-from openapi_tool.tools.deadline import Deadline
+from openapi_tool.tools.policy import Deadline
 from tests.requirements import requirement
 from tests.support import assert_for_a_model, each
 

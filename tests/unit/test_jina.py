@@ -38,7 +38,7 @@ from openapi_tool.testing import (
 )
 from openapi_tool.tools.arguments import Arguments
 from openapi_tool.tools.result import ToolOutput
-from scripts.content_sizes import is_search, successes
+from scripts.answers import is_search, successes
 from tests.requirements import requirement
 from tests.support import assert_for_a_model, definition, each, fetched, framed_items, retry
 

@@ -27,7 +27,7 @@ from openapi_tool.limits.permits import Need
 from openapi_tool.limits.record import ADAPTIVE_S, Rates, decode
 from openapi_tool.options import BudgetLimits, BudgetOptions, LimitOptions, time_zone
 from openapi_tool.protocol.errors import RateLimited
-from openapi_tool.tools.deadline import Deadline
+from openapi_tool.tools.policy import Deadline
 from tests.requirements import requirement
 from tests.unit.test_limits import STEP_S, Pod, Replicas, World, refusal, replicas
 

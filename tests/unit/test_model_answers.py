@@ -30,13 +30,12 @@ from openapi_tool.tools.arguments import Arguments, OperatorEnvs, prepare_argume
 from openapi_tool.tools.catalogue import CATALOGUE
 from openapi_tool.tools.definition import ToolDefinition
 from openapi_tool.tools.exports import all_built_in, openai_functions
-from openapi_tool.tools.result import Item, Part, RenderedResult, ToolOutput, Usage, framed, success
+from openapi_tool.tools.result import Item, Part, RenderedResult, ToolOutput, Usage, estimate_tokens, framed, success
 from openapi_tool.tools.schema import schema_problems
 from openapi_tool.tools.scopes import SessionScope
-from openapi_tool.tools.tokens import estimate_tokens
 from openapi_tool.tools.truncation import Limit, truncate
 from scripts import answers
-from scripts.content_sizes import successes
+from scripts.answers import successes
 from tests.answering import OWNER, Answering, serving
 from tests.requirements import requirement
 from tests.support import definition, each, framed_items, owner, tool_call

@@ -46,8 +46,8 @@ from openapi_tool.settings.sources import DriverOptions
 from openapi_tool.telemetry import logs
 from openapi_tool.telemetry.logs import JsonFormatter
 from openapi_tool.telemetry.redact import MASK, MIN_SECRET_CHARS, Redactor, of_call
-from openapi_tool.tools.deadline import Deadline
 from openapi_tool.tools.placeholders import Secret, Secrets
+from openapi_tool.tools.policy import Deadline
 from tests.requirements import requirement
 from tests.support import delivery, each
 

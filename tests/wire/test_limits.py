@@ -19,8 +19,8 @@ from prometheus_client import REGISTRY
 from typer.testing import CliRunner
 
 from openapi_tool.budgets import ledger
+from openapi_tool.bus.connection import gather_stats
 from openapi_tool.bus.kv_stores import BUCKET, SWITCHES_KEY, change_switches, load_switches
-from openapi_tool.bus.stats import gather_stats
 from openapi_tool.bus.storage import BUDGETS, LIMITS, RecordStore
 from openapi_tool.cli import app
 from openapi_tool.cli.common import INTERRUPTED
