@@ -531,7 +531,7 @@ OPERATORS = (
     ),
     Mutation(
         "bus/connection.py",
-        'if message.reply.startswith(f"{SUBJECT}."):',
+        'if message.reply.startswith(f"{STATS_SUBJECT}."):',
         "if message.reply:",
         "tests/wire/test_inspect.py::test_a_replica_answers_only_below_its_own_subject",
     ),
