@@ -4,7 +4,8 @@
     result = await executor.run_tool("tools/product_docs.yaml", {"query": "install"})
 
 The router answers behind the egress checks, so `result.requests` are those that would leave. In pytest the fixtures of
-`openapi_tool.pytest_plugin` do the same in one line. docs/registering-tools.md describes both; install the extra [testing].
+`openapi_tool.pytest_plugin` do the same in one line. docs/registering-tools.md describes both; install the
+extra [testing].
 """
 
 from __future__ import annotations

@@ -309,7 +309,7 @@ HANDLED: dict[tuple[str, str], Callable[[str], None] | str] = {
     ("helm/openapi-tool/README.md", "secrets:"): "tests/unit/test_chart.py renders the chart with it",
     ("helm/openapi-tool/README.md", "autoscaling:"): "tests/unit/test_chart.py renders the chart with it",
     ("helm/openapi-tool/README.md", "toolsJob:"): "tests/unit/test_chart.py renders the chart with it",
-    ("docs/registering-tools.md", "12:00:01.250 →"): "lines that `dev` prints; tests/end_to_end/test_dev.py checks such lines",
+    ("docs/registering-tools.md", "12:00:01.250 →"): "lines that `dev` prints; test_dev.py checks such lines",
     ("docs/registering-tools.md", "import json"): _passes,
     ("docs/least-privilege.md", "grant usage"): _is_printed,
     ("docs/least-privilege.md", "permissions: {"): "test_a_nats_server_accepts_the_permissions_of_other_users",
