@@ -1,4 +1,4 @@
-"""Rules for a definition's file that do not need the table of upstream parameters; `jina.definition_lint` adds those.
+"""Rules for a definition's file that do not need the table of upstream parameters; `jina.definition_checks` adds those.
 
 The meta-schema checks the form, and the executor's own parser reads the options. No message repeats a value that could
 be a key.
