@@ -74,7 +74,7 @@ mutations: $(READY)
 
 # Measure how much of each recorded response a model is shown.
 sizes: $(READY)
-	$(PY) -m scripts.content_sizes
+	$(PY) -m scripts.answers sizes
 
 # Compare the text for the model with that of Jina's MCP server, in exact tokens.
 answers: $(COUNTER)
@@ -135,10 +135,10 @@ docs: $(READY)
 
 # Known vulnerabilities of what is locked; where the data cannot be reached it fails with its own code (3).
 audit: $(READY) $(TOOLS)/.ready
-	$(PY) -m scripts.audit $(TOOLS)/bin/pip-audit
+	$(PY) -m scripts.packages audit $(TOOLS)/bin/pip-audit
 
 sbom: $(READY)
-	$(PY) -m scripts.sbom
+	$(PY) -m scripts.packages sbom
 
 $(TOOLS)/.ready:
 	$(PYTHON) -m venv --clear $(TOOLS)

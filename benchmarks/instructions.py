@@ -22,8 +22,7 @@ from typing import Any
 
 import uvloop
 
-from benchmarks.calls import place
-from benchmarks.harness import CPU, TARGETS, Harness, Scenario, start_all, stop_all
+from benchmarks.harness import CPU, TARGETS, Harness, Scenario, place, start_all, stop_all
 from benchmarks.measure import Load
 from benchmarks.run import Rounds, settings_of
 from openapi_tool.local.executor import ExecutorProcess

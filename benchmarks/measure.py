@@ -24,8 +24,7 @@ import psutil
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from benchmarks.calls import Command, place
-from benchmarks.harness import Harness, Scenario
+from benchmarks.harness import Command, Harness, Scenario, place
 from openapi_tool.local.caller import VERSION
 from openapi_tool.local.executor import ExecutorProcess
 

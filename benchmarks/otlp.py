@@ -11,17 +11,17 @@ import argparse
 import asyncio
 import json
 import logging
+import re
+import socket
 import statistics
 import sys
-from collections.abc import Mapping
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 
 import uvloop
 
-from benchmarks.calls import set_up_projects
-from benchmarks.collector import answering, black_hole, hanging
-from benchmarks.harness import CPU, Harness, Scenario, start_all, stop_all
+from benchmarks.harness import CPU, Harness, Scenario, set_up_projects, start_all, stop_all
 from benchmarks.measure import (
     CPU_MS,
     P99_MS,
@@ -39,6 +39,62 @@ from benchmarks.measure import (
 )
 from benchmarks.run import settings_of
 from openapi_tool.local.executor import ExecutorProcess
+
+_LENGTH = re.compile(rb"content-length: (\d{1,9})\r\n", re.IGNORECASE)
+_ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
+_FILLERS = 4
+
+
+async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Answer each POST of a connection with 200."""
+    with suppress(asyncio.IncompleteReadError, ConnectionError):
+        while True:
+            head = await reader.readuntil(b"\r\n\r\n")
+            length = _LENGTH.search(head)
+            await reader.readexactly(int(length.group(1)) if length else 0)
+            writer.write(_ANSWER)
+    writer.close()
+
+
+@asynccontextmanager
+async def answering() -> AsyncIterator[int]:
+    """Run a collector in its own process, so that its CPU is not counted as the load's; yield its port."""
+    command = [sys.executable, "-m", "benchmarks.otlp", "--collector"]
+    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    try:
+        yield int(await process.stdout.readline()) if process.stdout else 0
+    finally:
+        process.terminate()
+        await process.wait()
+
+
+@contextmanager
+def hanging() -> Iterator[int]:
+    """Accept connections and requests, and never respond; yield the port."""
+    with socket.create_server(("127.0.0.1", 0), backlog=128) as listening:
+        yield listening.getsockname()[1]
+
+
+@contextmanager
+def black_hole() -> Iterator[int]:
+    """Drop every attempt to connect, as a firewall does, by a full accept queue; yield the port."""
+    with ExitStack() as sockets:
+        listening = sockets.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        port: int = listening.getsockname()[1]
+        for _ in range(_FILLERS):
+            filler = sockets.enter_context(socket.socket())
+            filler.settimeout(0)
+            filler.connect_ex(("127.0.0.1", port))
+        yield port
+
+
+async def collect() -> None:
+    """Run the collector that `answering` starts: print the port, answer until killed."""
+    server = await asyncio.start_server(_answer, "127.0.0.1", 0)
+    sys.stdout.write(f"{server.sockets[0].getsockname()[1]}\n")
+    sys.stdout.flush()
+    await server.serve_forever()
+
 
 OFF, UNSAMPLED, SAMPLED, HANGING, BLACK_HOLE = KINDS = "off", "unsampled", "sampled", "hanging", "black_hole"
 ROUNDS, CALLS, WARM_CALLS = 12, 1_000, 300
@@ -140,7 +196,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="windows of each kind")
     parser.add_argument("--calls", type=int, default=CALLS, help="calls of a window")
+    parser.add_argument("--collector", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    if arguments.collector:
+        with suppress(KeyboardInterrupt):
+            asyncio.run(collect())
+        return
     logging.getLogger("nats").setLevel(logging.CRITICAL)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         measured = runner.run(measure(arguments.rounds, arguments.calls))

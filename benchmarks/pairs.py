@@ -6,6 +6,10 @@ executor, `--other-setting` one of the other.
 Both run at the same time, and each gets every second call, so that other work of the machine slows both alike.
 The last line is one JSON object: medians over the rounds of both executors' CPU per call in milliseconds and memory in
 MB, and the ratio this / other with an interval that holds its median with 95 %.
+
+`python -m benchmarks.pairs --budgets` compares calls with budgets that are less than 90 % used with calls without
+budgets, on one executor of each kind, on a target of its own, all at the same time. `holds` says whether the interval
+of the median ratio to `off` ends at or below the limit.
 """
 
 from __future__ import annotations
@@ -19,8 +23,7 @@ from collections.abc import Mapping, Sequence
 
 import uvloop
 
-from benchmarks.calls import set_up_projects
-from benchmarks.harness import CPU, Harness, Scenario, start_all, stop_all
+from benchmarks.harness import CPU, Harness, Scenario, set_up_projects, start_all, stop_all
 from benchmarks.measure import (
     CPU_MS,
     P99_MS,
@@ -95,17 +98,24 @@ def main() -> None:
     parser.add_argument("--other-setting", action="append", default=[], metavar="NAME=VALUE")
     parser.add_argument("--unknown", action="append", default=[], metavar="NAME", help="a setting that the other lacks")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="rounds of both executors")
-    parser.add_argument("--calls", type=int, default=CALLS, help="calls of each in a round")
+    parser.add_argument(
+        "--calls", type=int, help=f"calls of each in a round, by default {CALLS}; {BUDGET_CALLS} with --budgets"
+    )
+    parser.add_argument("--budgets", action="store_true", help="compare executors with budgets and without")
     parser.add_argument("--in-turn", action="store_true", help="run windows in turn: throughput and p99 instead of CPU")
     arguments = parser.parse_args()
     logging.getLogger("nats").setLevel(logging.CRITICAL)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        if arguments.budgets:
+            measured = runner.run(measure_budgets(arguments.rounds, arguments.calls or BUDGET_CALLS))
+            sys.stdout.write(json.dumps(summary_of_budgets(measured)) + "\n")
+            return
         environments = environments_of(arguments)
         rounds = runner.run(
             measure(
                 environments,
                 arguments.rounds,
-                arguments.calls,
+                arguments.calls or CALLS,
                 arguments.other_python,
                 windows_in_turn=arguments.in_turn,
             )
@@ -117,6 +127,50 @@ def main() -> None:
         "ratio": {name: ratio(ratios(rounds, THIS, OTHER, name)) for name in compared},
     }
     sys.stdout.write(json.dumps(summary) + "\n")
+
+
+OFF, PROJECT, ALL = BUDGET_KINDS = "off", "project", "all"
+BUDGET_CALLS, _BUDGET_WARM_CALLS, MAX_RATIO = 300, 300, 1.05
+_UNREACHED_BUDGET = "1000000000"
+_BUDGETS = {
+    OFF: (),
+    PROJECT: ("PROJECT_DAY_REQUESTS", "PROJECT_DAY_TOKENS"),
+    ALL: (
+        *("SESSION_REQUESTS", "SESSION_TOKENS", "AGENT_DAY_REQUESTS", "AGENT_DAY_TOKENS"),
+        *("PROJECT_DAY_REQUESTS", "PROJECT_DAY_TOKENS", "PROJECT_MONTH_REQUESTS", "PROJECT_MONTH_TOKENS"),
+    ),
+}
+
+
+async def measure_budgets(rounds: int, calls: int) -> list[dict[str, Figures]]:
+    """Return the figures of each round. Raises Unanswered, ServerFailed."""
+    scenario = Scenario("budgets", CPU.shape, calls, CPU.ask, warm=_BUDGET_WARM_CALLS)
+    async with Harness() as harness, Load.connect(harness.nats.url) as load:
+        database = await harness.database()
+        await harness.clean(database)
+        await set_up_projects(database, scenario.ask.projects)
+        processes = {kind: harness.process("executor", _settings(kind, scenario)) for kind in BUDGET_KINDS}
+        await start_all(list(processes.values()))
+        try:
+            await warm(processes, scenario, database, load)
+            return await at_once(processes, rounds, scenario, database, load)
+        finally:
+            await stop_all(list(processes.values()))
+            await database.close()
+
+
+def _settings(kind: str, scenario: Scenario) -> dict[str, str]:
+    budgets = {f"OPENAPI_TOOL__BUDGETS__{name}": _UNREACHED_BUDGET for name in _BUDGETS[kind]}
+    return {**settings_of("executor", scenario), "OPENAPI_TOOL__PROTOCOL__TARGET": kind, **budgets}
+
+
+def summary_of_budgets(rounds: list[dict[str, Figures]]) -> dict[str, object]:
+    """Return medians, the ratios to `off` with their intervals, and whether the limit holds."""
+    shown: dict[str, object] = {OFF: medians(rounds, OFF)}
+    for kind in BUDGET_KINDS[1:]:
+        cpu_ratio = ratio(ratios(rounds, kind, OFF, CPU_MS))
+        shown[kind] = {**medians(rounds, kind), "ratio": cpu_ratio, "holds": cpu_ratio["high"] <= MAX_RATIO}
+    return {"rounds": len(rounds), "kinds": shown}
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ from openapi_tool.bus.streams import DurableOptions, ensure_durable
 from openapi_tool.local.caller import VERSION
 from openapi_tool.options import ExecutorOptions
 from openapi_tool.protocol.command import Acknowledge, Delivery, Settlement
-from openapi_tool.protocol.subject import command_filter, default_durable
+from openapi_tool.protocol.identity import command_filter, default_durable
 from openapi_tool.telemetry.redact import Redactor
 
 _PODS_PER_CONNECTION = 50

@@ -25,9 +25,21 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import floor
-from benchmarks.calls import Ask, Command, place, set_up_projects
 from benchmarks.double import unique_query
-from benchmarks.harness import DEFAULT_RUNS, PROFILES, TARGETS, Harness, Profile, Scenario, start_all, stop_all
+from benchmarks.harness import (
+    DEFAULT_RUNS,
+    PROFILES,
+    TARGETS,
+    Ask,
+    Command,
+    Harness,
+    Profile,
+    Scenario,
+    place,
+    set_up_projects,
+    start_all,
+    stop_all,
+)
 from benchmarks.measure import Load, Window, figures, measured, resident_bytes
 from benchmarks.without import PARTS
 from openapi_tool.local.executor import ExecutorProcess

@@ -50,9 +50,9 @@ def _dumps(value: Any, default: Callable[[Any], Any] | None = None, option: int 
 
 def no_gc_settings() -> None:
     """Keep Python's default settings of the garbage collector."""
-    from openapi_tool import runtime  # noqa: PLC0415 - another part may have to be removed before the import
+    from openapi_tool import service  # noqa: PLC0415 - another part may have to be removed before the import
 
-    runtime.collect_garbage_rarely = lambda: None  # no setting disables it
+    service.collect_garbage_rarely = lambda: None  # no setting disables it
 
 
 def no_aiohttp() -> None:

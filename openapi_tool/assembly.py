@@ -15,14 +15,21 @@ from tenacity import wait_exponential_jitter
 
 from openapi_tool.bootstrap import NAME, Bootstrap, Upstream, build_runner, scoped_key
 from openapi_tool.budgets.account import SCOPES
-from openapi_tool.bus.connection import BusClient, BusOptions, WakeupPublisher, connected, outage_as_unavailable
+from openapi_tool.bus.connection import (
+    INSTANCE,
+    BusClient,
+    BusOptions,
+    WakeupPublisher,
+    answering_stats,
+    connected,
+    outage_as_unavailable,
+)
 from openapi_tool.bus.consumer import CommandConsumer, ConsumerOptions
 from openapi_tool.bus.dead_letters import DeadLetters
 from openapi_tool.bus.durable import ServerClock
 from openapi_tool.bus.durable_monitor import DurableMonitor
-from openapi_tool.bus.held import FetchMode
 from openapi_tool.bus.kv_stores import ParkedResultStore, SwitchMonitor, shared_session_key
-from openapi_tool.bus.stats import INSTANCE, answering_stats
+from openapi_tool.bus.leases import FetchMode
 from openapi_tool.bus.storage import SharedBudgets, SharedLimits, Storage
 from openapi_tool.bus.streams import DurableOptions, replica_count
 from openapi_tool.bus.worker import slots_of
@@ -30,7 +37,7 @@ from openapi_tool.concurrency import retried
 from openapi_tool.executor.commit import ParkedResults
 from openapi_tool.executor.pipeline import Pipeline, PipelineOptions
 from openapi_tool.executor.runner import ToolRunner
-from openapi_tool.jina.egress import EgressTransport
+from openapi_tool.jina.client import EgressTransport
 from openapi_tool.jina.failures import key_failure
 from openapi_tool.jina.transport import AiohttpTransport, Resolver
 from openapi_tool.kernel.breaker import CircuitBreaker, GuardedStore
@@ -43,9 +50,8 @@ from openapi_tool.protocol.v1r4 import V1r4
 from openapi_tool.settings import Settings
 from openapi_tool.telemetry import metrics
 from openapi_tool.telemetry.calls import Exporting, WireTracer, shut_down
-from openapi_tool.telemetry.health import NATS, POSTGRES, Health
-from openapi_tool.telemetry.snapshot import Snapshots
-from openapi_tool.tools.deadline import TimeLimits, longest_call_s
+from openapi_tool.telemetry.health import NATS, POSTGRES, Health, Snapshots
+from openapi_tool.tools.policy import TimeLimits, longest_call_s
 
 if TYPE_CHECKING:
     from openapi_tool.telemetry.otlp import ExportingTracer

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from openapi_tool.budgets.budgets import Budgets
 from openapi_tool.bus.connection import BusOptions
-from openapi_tool.bus.credentials import credentials_problem, seed_problem
+from openapi_tool.bus.connection_errors import credentials_problem, seed_problem
 from openapi_tool.bus.streams import DurableOptions
 from openapi_tool.concurrency import TimeSlicer
 from openapi_tool.executor.continuation import Continuation
@@ -22,25 +22,24 @@ from openapi_tool.executor.ports import Artifacts
 from openapi_tool.executor.runner import RunnerOptions, ToolRunner
 from openapi_tool.jina.backend import JinaBackend, JinaBackendOptions
 from openapi_tool.jina.byte_semaphore import JinaCallContext
-from openapi_tool.jina.client import JinaClient
-from openapi_tool.jina.egress import EgressTransport, tls_context
+from openapi_tool.jina.client import EgressTransport, JinaClient, tls_context
 from openapi_tool.jina.failures import Sleep
 from openapi_tool.kernel.store import PoolOptions
 from openapi_tool.limits.permits import Permits
-from openapi_tool.protocol.subject import command_filter
+from openapi_tool.protocol.identity import command_filter
 from openapi_tool.settings import Settings, SettingsError
-from openapi_tool.settings.libpq import DriverOptions
-from openapi_tool.settings.secret_values import secret_values, unmasked
+from openapi_tool.settings.loading import secret_values, unmasked
 from openapi_tool.settings.sections import SCHEMES, NatsSettings
+from openapi_tool.settings.sources import DriverOptions
 from openapi_tool.settings.urls import parse_url
 from openapi_tool.telemetry.health import Health
 from openapi_tool.telemetry.redact import Redactor
 from openapi_tool.tools.arguments import OperatorEnvs
 from openapi_tool.tools.lint import LintLimits
-from openapi_tool.tools.names import fold
+from openapi_tool.tools.placeholders import Secrets
 from openapi_tool.tools.policy import HOOKS_GROUP, Authorizer, Hook
+from openapi_tool.tools.problems import fold
 from openapi_tool.tools.scopes import Cursors, SessionScope
-from openapi_tool.tools.secrets import Secrets
 
 NAME = "openapi-tool"
 _UNSCOPED = "v1r4"  # the version whose keys and projects have no prefix

@@ -4,7 +4,8 @@
     result = await executor.run_tool("tools/product_docs.yaml", {"query": "install"})
 
 The router answers behind the egress checks, so `result.requests` are those that would leave. In pytest the fixtures of
-`openapi_tool.pytest_plugin` do the same in one line. docs/developing.md describes both; install the extra [testing].
+`openapi_tool.pytest_plugin` do the same in one line. docs/registering-tools.md describes both; install the
+extra [testing].
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from respx.models import AllMockedAssertionError
 
 from openapi_tool.bootstrap import Upstream, build_bootstrap, build_runner, lint_limits
 from openapi_tool.executor.runner import ToolCallRequest
+from openapi_tool.jina.client import EgressTransport
 from openapi_tool.jina.definition_checks import source_problems
-from openapi_tool.jina.egress import EgressTransport
 from openapi_tool.local.recordings import (
     RECORDED_HOSTS,
     Recording,
@@ -40,11 +41,11 @@ from openapi_tool.protocol.jsontext import ErrorObject, UsageObject
 from openapi_tool.protocol.records import Artifact
 from openapi_tool.settings import Settings
 from openapi_tool.tools.arguments import CallOwner
-from openapi_tool.tools.deadline import TimeLimits
 from openapi_tool.tools.definition import DEFAULT_AUTH_ENV, ToolDefinition, parse_definition, stored_record
 from openapi_tool.tools.exports import complete
+from openapi_tool.tools.policy import TimeLimits
+from openapi_tool.tools.problems import Source, read_source
 from openapi_tool.tools.result import ResultFields
-from openapi_tool.tools.source import Source, read_source
 
 PROJECT, AGENT = "proj_test", "agent_test"
 KEY = "key-of-the-test"

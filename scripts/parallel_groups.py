@@ -18,7 +18,7 @@ from openapi_tool.local.caller import Caller, prepare_database
 from openapi_tool.local.stack import EmbeddedStack, kernel_schema
 from tests.conftest import AGENT, PROJECT, search_tool
 from tests.kernel_conformance.worker import Worker
-from tests.wire.world import World
+from tests.wire.conftest import World
 
 _DATABASE = "groups"
 _CALL = ("jina_search", {"quary": "no such argument"})  # refused without an upstream request

@@ -26,8 +26,8 @@ from openapi_tool.protocol.cards import StoredText
 from openapi_tool.protocol.records import DefinitionRecord
 from openapi_tool.telemetry.redact import Redactor
 from openapi_tool.tools.arguments import Arguments, CallOwner
-from openapi_tool.tools.deadline import Deadline
 from openapi_tool.tools.definition import parse_definition
+from openapi_tool.tools.policy import Deadline
 from openapi_tool.tools.result import RenderedResult, ResultFields, ToolOutput, success
 from openapi_tool.tools.scopes import Cursors
 

@@ -21,13 +21,13 @@ class Mutation:
 
 MONEY = (
     Mutation(
-        "jina/parameter_mapping.py",
+        "jina/request.py",
         "endpoint.check_url(parameters[name], rules)",
         "parameters[name]",
         "tests/wire/test_refusals.py::test_an_invalid_page_address_is_refused",
     ),
     Mutation(
-        "tools/deadline.py",
+        "tools/policy.py",
         " - max(0.0, age_s)",
         "",
         "tests/end_to_end/test_path.py::test_a_command_that_waited_too_long_is_not_begun",
@@ -39,7 +39,7 @@ MONEY = (
         "tests/wire/test_refusals.py::test_an_id_with_the_md5_of_an_answered_one_is_refused_before_anything_is_billed",
     ),
     Mutation(
-        "protocol/report.py",
+        "protocol/command.py",
         "records.reported_inbox_id is not None",
         "not records",
         "tests/wire/test_answers.py::test_a_report_without_its_card_is_detected_before_anything_is_billed",
@@ -107,13 +107,13 @@ IDENTITY = (
         "kernel/v1r3.py",
         "where project_id = $1 and message_type = 'tool_result' and md5(correlation_id) = md5(k.tool_call_id)",
         "where message_type = 'tool_result' and md5(correlation_id) = md5(k.tool_call_id)",
-        "tests/kernel/test_v1r3.py::test_nothing_of_another_project_is_read",
+        "tests/kernel/test_store.py::test_nothing_of_another_project_is_read",
     ),
     Mutation(
         "kernel/inspection.py",
         "if len(versions) == 1 and expected not in versions:",
         "if len(versions) > 1:",
-        "tests/kernel/test_v1r3.py::test_a_database_of_the_other_version_is_named",
+        "tests/kernel/test_store.py::test_a_database_of_the_other_version_is_named",
     ),
     Mutation(
         "bootstrap.py",
@@ -134,7 +134,7 @@ IDENTITY = (
         "tests/races/test_nats.py::test_commands_of_two_streams_with_the_same_sequence_have_separate_leases",
     ),
     Mutation(
-        "bus/command_state.py",
+        "bus/dead_letter_reader.py",
         "ids = (letter.version, claimed.project_id",
         "ids = (options.version, claimed.project_id",
         "tests/dialects/test_dialects.py::test_dead_letters_with_equal_ids_are_distinguished",
@@ -270,7 +270,7 @@ IDENTITY = (
 
 SECRETS = (
     Mutation(
-        "tools/secrets.py",
+        "tools/placeholders.py",
         "if variable not in self.allowed:",
         "if not variable:",
         "tests/unit/test_tools.py::test_a_variable_that_is_not_allowed_is_refused_with_the_setting_to_extend",
@@ -282,7 +282,7 @@ SECRETS = (
         "tests/wire/test_secrets.py::test_a_definition_may_use_a_key_only_as_key",
     ),
     Mutation(
-        "tools/secrets.py",
+        "tools/placeholders.py",
         "        if is_executors_own(variable):\n",
         "        if not variable:\n",
         "tests/unit/test_secrets.py::test_a_variable_of_the_executor_itself_is_never_handed_out",
@@ -294,13 +294,13 @@ SECRETS = (
         "tests/unit/test_tools.py::test_unusable_definition_names_the_place",
     ),
     Mutation(
-        "jina/egress.py",
+        "jina/client.py",
         'url.scheme != "https" or ',
         "",
         "tests/unit/test_http.py::test_no_other_destination_passes_the_egress",
     ),
     Mutation(
-        "jina/egress.py",
+        "jina/client.py",
         ' or headers[names.index(b"host")][1].decode("latin-1") not in ALLOWED_HOSTS',
         "",
         "tests/unit/test_http.py::test_no_other_header_passes_the_egress",
@@ -312,7 +312,7 @@ SECRETS = (
         "tests/unit/test_http.py::test_the_connection_layer_follows_no_redirect_and_keeps_no_cookie",
     ),
     Mutation(
-        "jina/egress.py",
+        "jina/client.py",
         "context.minimum_version = ssl.TLSVersion.TLSv1_2",
         "context.check_hostname, context.verify_mode = False, ssl.CERT_NONE",
         "tests/unit/test_http.py::test_a_certificate_of_an_unknown_authority_is_refused",
@@ -324,7 +324,7 @@ SECRETS = (
         "tests/wire/test_bus.py::test_nothing_is_sent_to_a_server_without_tls",
     ),
     Mutation(
-        "jina/egress.py",
+        "jina/client.py",
         'if _CONTROL.search(b"".join([value for _, value in headers])):',
         "if not headers:",
         "tests/unit/test_egress.py::test_no_header_with_a_line_break_leaves",
@@ -400,7 +400,7 @@ LOSS = (
         "tests/wire/test_dead_letters.py::test_dead_letter_is_discarded_after_five_deliveries_during_an_outage",
     ),
     Mutation(
-        "bus/held.py",
+        "bus/leases.py",
         "await work.message.in_progress()",
         "pass",
         "tests/wire/test_reliability.py::test_a_long_call_is_sent_once_and_delivered_once",
@@ -463,7 +463,7 @@ LOSS = (
         "executor/waiting_turn.py",
         "                raise\n",
         "                pass\n",
-        "tests/wire/test_doorbells.py::test_a_doorbell_is_retried_while_the_stream_is_unavailable",
+        "tests/wire/test_reliability.py::test_a_doorbell_is_retried_while_the_stream_is_unavailable",
     ),
     Mutation(
         "bus/intake.py",
@@ -530,8 +530,8 @@ OPERATORS = (
         "tests/end_to_end/test_incidents.py::test_a_paused_durable",
     ),
     Mutation(
-        "bus/stats.py",
-        'if message.reply.startswith(f"{SUBJECT}."):',
+        "bus/connection.py",
+        'if message.reply.startswith(f"{STATS_SUBJECT}."):',
         "if message.reply:",
         "tests/wire/test_inspect.py::test_a_replica_answers_only_below_its_own_subject",
     ),
@@ -554,7 +554,7 @@ OPERATORS = (
         "tests/end_to_end/test_incidents.py::test_a_clock_that_is_wrong",
     ),
     Mutation(
-        "telemetry/snapshot.py",
+        "telemetry/health.py",
         "return self._redactor.head(text, _MAX_CHARS)",
         "return text[:_MAX_CHARS]",
         "tests/unit/test_telemetry.py::test_recent_warnings_are_grouped_by_action_masked_and_truncated",
@@ -581,13 +581,13 @@ OPERATORS = (
         "telemetry/health_server.py",
         "    if snapshots is not None:\n",
         "    if snapshots is None:\n",
-        "tests/unit/test_health_server.py::test_the_page_is_off_by_default",
+        "tests/unit/test_telemetry.py::test_the_page_is_off_by_default",
     ),
     Mutation(
         "telemetry/health_server.py",
         "made.textContent = text",
         "made.innerHTML = text",
-        "tests/unit/test_health_server.py::test_the_page_has_a_strict_policy_and_its_numbers_no_payload",
+        "tests/unit/test_telemetry.py::test_the_page_has_a_strict_policy_and_its_numbers_no_payload",
     ),
 )
 """Alerts, `inspect`, `top` and the page name the cause, and show no other project's call and no secret."""

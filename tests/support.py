@@ -28,8 +28,7 @@ from pydantic import SecretStr
 
 from openapi_tool.bus.dead_letters import STREAM as DEAD_LETTERS
 from openapi_tool.jina.byte_semaphore import ByteSemaphore
-from openapi_tool.jina.client import JinaClient
-from openapi_tool.jina.egress import EgressTransport
+from openapi_tool.jina.client import EgressTransport, JinaClient
 from openapi_tool.jina.failures import FAILURES, ONCE, SOME, FailureTable
 from openapi_tool.jina.request import UpstreamRequest
 from openapi_tool.kernel.inspection import grant_statements, quoted_role
@@ -51,9 +50,9 @@ from openapi_tool.protocol.records import (
 )
 from openapi_tool.protocol.v1r4 import V1r4
 from openapi_tool.tools.arguments import CallOwner
-from openapi_tool.tools.deadline import Deadline
 from openapi_tool.tools.definition import ToolDefinition, parse_definition
-from openapi_tool.tools.template import placeholder_values
+from openapi_tool.tools.placeholders import placeholder_values
+from openapi_tool.tools.policy import Deadline
 
 _NOTE_CHARS = 1_000
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"

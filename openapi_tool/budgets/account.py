@@ -14,13 +14,12 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from openapi_tool.budgets import ledger
-from openapi_tool.budgets.allowance import Allowance, Planned
 from openapi_tool.budgets.ledger import NOTHING, RETURN_S, Amount, Limit, Period
-from openapi_tool.budgets.replica import Replica
+from openapi_tool.budgets.replica import Allowance, Planned, Replica
 from openapi_tool.concurrency import in_background
 from openapi_tool.protocol.errors import BudgetExceeded, ToolTimeout, Unavailable
 from openapi_tool.telemetry import metrics
-from openapi_tool.tools.deadline import Deadline
+from openapi_tool.tools.policy import Deadline
 
 log = logging.getLogger(__name__)
 

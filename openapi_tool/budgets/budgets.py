@@ -17,7 +17,7 @@ from openapi_tool.budgets.replica import AccountStore, Journal, Outage, Replica,
 from openapi_tool.concurrency import in_background
 from openapi_tool.options import BudgetLimits, BudgetOptions, time_zone
 from openapi_tool.protocol.errors import Unavailable
-from openapi_tool.tools.deadline import Deadline
+from openapi_tool.tools.policy import Deadline
 
 _TICK_S = 1.0
 _NEWEST_WEIGHT = 0.2  # of the newest request in a tool's moving average

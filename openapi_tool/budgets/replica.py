@@ -1,4 +1,7 @@
-"""State shared by the accounts of one replica: the store and its outages, and the journal of unreported uses."""
+"""One replica's part of the budgets: its share of each account; its store, outages and journal of unreported uses.
+
+Pure like `ledger`.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +9,218 @@ import asyncio
 import hashlib
 import json
 import logging
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
 import orjson
 
-from openapi_tool.budgets.allowance import Allowance
-from openapi_tool.budgets.ledger import NOTHING, Amount, parse_amount
+from openapi_tool.budgets import ledger
+from openapi_tool.budgets.ledger import NO_JOURNALS, NOTHING, Amount, Grant, Limit, Record, Report, parse_amount
 from openapi_tool.concurrency import in_background
 from openapi_tool.limits.permits import Store
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.telemetry import metrics
+
+_AHEAD_S = 5.0
+"""Size of a block in seconds of demand."""
+
+_LOW_SHARE = 0.25  # of the last block, below which the next one is taken
+_MIN_INTERVAL_S = 0.25
+"""Minimum seconds between blocks that are taken in advance."""
+
+_FIRST_BLOCK = 4
+"""Size of the first block, as a multiple of the request that needs it."""
+
+REPORT_S = 5.0
+"""Maximum seconds between a use and its report."""
+
+IDLE_S = 20.0
+"""Seconds without a request after which a block is given back."""
+
+RENEW_S = 20.0
+"""Seconds between reports while something is held; a third of `LEASE_S`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """Record to be written, with all uses up to `total`; `growth` is added to the block once it is written."""
+
+    record: Record
+    grant: Grant
+    needs: tuple[Amount, ...]
+    total: Amount
+    growth: Amount
+    at: float
+
+
+class Allowance:
+    """Part of an account that replica `name` holds. Amounts passed in are 0 for resources without a limit."""
+
+    def __init__(self, name: str, limit: Limit) -> None:
+        self.name = name
+        self.limit = limit
+        self.idle = self.reserved = self.total = self._reported = NOTHING
+        self._set_record(Record(), 0)
+        self.offline = False
+        self._has_unwritten_change = False
+        self._has_read_record = False
+        self.used_at = 0.0
+        self._lease_ends_at = 0.0
+        self._demand = 0.0
+        self._last_need = self._low_mark = NOTHING
+        self._reported_at = 0.0
+        self._unreported_since = 0.0
+
+    def take(self, need: Amount, now: float) -> bool:
+        """Reserve an amount from the block; return False if the block is too small or has expired."""
+        if now >= self._lease_ends_at or not self.idle.covers(need):
+            return False
+        self.idle, self.reserved = self.idle.minus(need), self.reserved.plus(need)
+        self.record_demand(need, now)
+        return True
+
+    def record_demand(self, need: Amount, now: float) -> None:
+        """Count a request for the size of the next block (decaying sum)."""
+        elapsed = max(0.0, now - self.used_at)
+        self._demand = self._demand * math.exp(-elapsed / _AHEAD_S) + 1
+        self._last_need = need
+        self.used_at = now
+
+    def settle(self, need: Amount, actual: Amount, now: float) -> None:
+        """Replace a reserved amount by the actual one; the difference goes back to the block."""
+        self.reserved = self.reserved.minus(need)
+        if (limited := self.limit.limited_part(actual)) != need:
+            self.idle = self.idle.plus(need).minus(limited)
+        if actual != NOTHING:
+            if self.total == self._reported:
+                self._unreported_since = now
+            self.total = self.total.plus(actual)
+
+    @property
+    def spent(self) -> Amount:
+        """Uses that are not reported yet."""
+        return self.total.minus(self._reported)
+
+    def is_low(self, now: float) -> bool:
+        """Return whether to take the next block: less than a quarter of the last one is left."""
+        return not self.idle.covers(self._low_mark) and now - self._reported_at >= _MIN_INTERVAL_S
+
+    def is_due(self, now: float) -> bool:
+        """Return whether something must be reported."""
+        if self._has_unwritten_change or (self.total != self._reported and now - self._unreported_since >= REPORT_S):
+            return True
+        if self.is_quiet:
+            return False
+        return now - self._reported_at >= RENEW_S or self._is_unused(now) or self.should_return_block(now)
+
+    def should_return_block(self, now: float) -> bool:
+        """Return whether another replica waits for this block, or for the report of its use."""
+        if now >= self._short_until:
+            return False
+        own = self.record.shares.get(self.name)
+        return own is not None and own.idle != NOTHING
+
+    @property
+    def is_quiet(self) -> bool:
+        """Return whether nothing is held or unreported."""
+        held = self._has_unwritten_change or (self.reserved, self.idle.positive()) != (NOTHING, NOTHING)
+        return not held and self.total == self._reported
+
+    def _is_unused(self, now: float) -> bool:
+        return self.idle.positive() != NOTHING and now - self.used_at >= IDLE_S
+
+    def _ahead(self, now: float) -> Amount:
+        if now - self.used_at >= IDLE_S:
+            return NOTHING
+        demand = self._demand * math.exp(-max(0.0, now - self.used_at) / _AHEAD_S)
+        return self._last_need.times(max(_FIRST_BLOCK, demand))
+
+    def plan(
+        self,
+        stored: bytes | None,
+        needs: tuple[Amount, ...],
+        now: float,
+        *,
+        journals: Mapping[str, Amount] = NO_JOURNALS,
+        leave: bool = False,
+    ) -> Planned:
+        """Apply this replica's report to a stored record; with `leave` it keeps no block.
+
+        `journals` are the totals of dead replicas. A smaller block takes effect before the record is written: the write
+        lets other replicas use the difference.
+        """
+        record = ledger.decode(stored)
+        if now >= self._lease_ends_at:
+            self.idle = NOTHING
+        report = Report(self.total, self.spent, self.reserved, needs, NOTHING if leave else self._ahead(now))
+        grant = ledger.apply_report(record, self.name, report, self.limit, now, journals)
+        self.idle = self.idle.minimum(grant.idle)
+        self._has_unwritten_change = True  # the stored record may count more than the smaller block
+        growth = grant.idle.minus(self.idle)
+        return Planned(record, grant, needs, report.total, growth, now)
+
+    def drop_if_empty(self, planned: Planned) -> bool:
+        """Drop a change that contains only a refusal; return whether it did. Called if there is no record yet."""
+        share = planned.record.shares[self.name]
+        is_empty = planned.record.used == share.reserved == share.idle == NOTHING and not any(planned.grant.granted)
+        self._has_unwritten_change = not is_empty
+        return is_empty
+
+    def confirm(self, planned: Planned, revision: int) -> None:
+        """Adopt a written change: granted needs become reserved, and the block grows."""
+        for need, granted in zip(planned.needs, planned.grant.granted, strict=True):
+            if granted:
+                self.reserved = self.reserved.plus(need)
+        self.idle = self.idle.plus(planned.growth)
+        self._low_mark = planned.grant.idle.times(_LOW_SHARE)
+        self._reported = planned.total
+        self._unreported_since = self._reported_at = planned.at
+        self._lease_ends_at = planned.at + ledger.LEASE_S
+        self.offline = self._has_unwritten_change = False
+        self._set_record(planned.record, revision)
+
+    def adopt(self, record: Record, revision: int) -> None:
+        """Adopt a record that was read, or that another replica wrote.
+
+        It may contain a report of this replica whose write had an unknown outcome; the next report gives back what it
+        granted. The first record may contain reports from before this replica dropped the account; `total` continues
+        from them.
+        """
+        own = record.shares.get(self.name)
+        if own is not None:
+            self.total = self.total if self._has_read_record else self.total.plus(own.total)
+            self._reported = own.total
+        self._has_read_record = True
+        self._set_record(record, revision)
+
+    def _set_record(self, record: Record, revision: int) -> None:
+        self.record, self.revision = record, revision
+        self._short_until, self._used_elsewhere = 0.0, record.used.minus(self._reported)
+        for name, share in record.shares.items():
+            if name != self.name:
+                self._short_until = max(self._short_until, share.short_until)
+                self._used_elsewhere = self._used_elsewhere.plus(share.reserved)
+
+    def go_offline(self, now: float) -> None:
+        """Continue without the store: add this replica's share of the rest at the last read to the block."""
+        if self.offline:
+            return
+        record = self.record
+        remaining = self.limit.limited_part(self.limit.remaining(record.used.plus(record.held(now)))).positive()
+        share = remaining.times(1 / (1 + record.replicas(now, excluding=self.name)))
+        if now < self._lease_ends_at:
+            self.idle = self.idle.plus(share)
+        else:  # the record does not count what this replica holds
+            self.idle = share.minus(self.reserved).minus(self.limit.limited_part(self.spent))
+        self.offline, self._lease_ends_at, self._low_mark = True, math.inf, NOTHING
+
+    @property
+    def taken(self) -> Amount:
+        """Uses and reservations of all replicas, as far as this one knows, without idle blocks."""
+        return self._used_elsewhere.plus_both(self.total, self.reserved)
+
 
 log = logging.getLogger(__name__)
 

@@ -17,9 +17,8 @@ from nats.aio.msg import Msg
 from openapi_tool.bus.client import BusClient
 from openapi_tool.bus.dead_letters import DeadLetters
 from openapi_tool.bus.durable import ServerClock, observe
-from openapi_tool.bus.held import FetchMode, Heartbeats, Held
 from openapi_tool.bus.intake import Intake
-from openapi_tool.bus.leases import Leases
+from openapi_tool.bus.leases import FetchMode, Heartbeats, Held, Leases
 from openapi_tool.bus.pull_consumer import ConsumerGone, LookAhead, PullConsumer
 from openapi_tool.bus.scheduler import FairScheduler
 from openapi_tool.bus.streams import Durable, DurableOptions, ensure_durable

@@ -17,7 +17,7 @@ from nats.js.api import ConsumerInfo
 from nats.js.errors import NotFoundError
 
 from openapi_tool.bus.client import BusClient
-from openapi_tool.bus.stats import gather_stats
+from openapi_tool.bus.connection import gather_stats
 from openapi_tool.bus.streams import Durable, DurableOptions
 from openapi_tool.tools.problems import counted
 

@@ -27,7 +27,7 @@ from nats.aio.msg import Msg
 from pydantic import Field, TypeAdapter, ValidationError
 
 from openapi_tool.bus.client import BusClient
-from openapi_tool.bus.held import Held, ids_of, ids_of_message, project_of
+from openapi_tool.bus.leases import Held, ids_of, ids_of_message, project_of
 from openapi_tool.bus.pull_consumer import unsubscribe
 from openapi_tool.bus.scheduler import Scheduler
 from openapi_tool.bus.wire import delivery_of, metadata_of

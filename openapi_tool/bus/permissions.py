@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from openapi_tool.bus import dead_letters, intake, kv_stores, leases, stats
+from openapi_tool.bus import connection, dead_letters, intake, kv_stores, leases
 from openapi_tool.bus.client import INBOX, routed
 from openapi_tool.bus.storage import BUDGETS, LIMITS
 from openapi_tool.bus.streams import DurableOptions
-from openapi_tool.protocol.subject import command_stream, doorbell_filter
+from openapi_tool.protocol.identity import command_stream, doorbell_filter
 
 _API = "$JS.API"
 
@@ -67,7 +67,7 @@ def executor_permissions(options: DurableOptions, *, stream: str | None, session
             _doorbells(options),
             dead_letters.SUBJECT,
             dead_letters.SUBJECTS,
-            stats.ANSWERS,
+            connection.ANSWERS,
             notices,
             *_created_stream(dead_letters.STREAM),
             *_bucket(leases.BUCKET, leases.KEYS),
@@ -83,7 +83,7 @@ def executor_permissions(options: DurableOptions, *, stream: str | None, session
             ),
             _direct_get(kv_stores.BUCKET, kv_stores.SWITCHES_KEY),
         ),
-        (f"{INBOX}.>", stats.SUBJECT, notices, f"{LIMITS.changes}.>", f"{BUDGETS.changes}.>"),
+        (f"{INBOX}.>", connection.STATS_SUBJECT, notices, f"{LIMITS.changes}.>", f"{BUDGETS.changes}.>"),
     )
 
 
@@ -121,9 +121,9 @@ def inspect_permissions(options: DurableOptions, *, stream: str | None) -> Permi
             f"{_API}.STREAM.INFO.KV_{leases.BUCKET}",
             f"{_API}.DIRECT.GET.KV_{leases.BUCKET}.$KV.{leases.BUCKET}.{leases.KEYS}",
             f"{_API}.STREAM.MSG.GET.KV_{leases.BUCKET}",
-            stats.SUBJECT,
+            connection.STATS_SUBJECT,
         ),
-        (f"{INBOX}.>", stats.ANSWERS),
+        (f"{INBOX}.>", connection.ANSWERS),
     )
 
 
@@ -135,9 +135,9 @@ def handover_permissions(options: DurableOptions, *, stream: str | None) -> Perm
             f"{_API}.STREAM.NAMES",
             f"{_API}.CONSUMER.INFO.{stream}.{options.name}",
             f"{_API}.CONSUMER.CREATE.{stream}.{options.name}.>",
-            stats.SUBJECT,
+            connection.STATS_SUBJECT,
         ),
-        (f"{INBOX}.>", stats.ANSWERS),
+        (f"{INBOX}.>", connection.ANSWERS),
     )
 
 
@@ -153,7 +153,7 @@ def switch_permissions() -> Permissions:
 
 def top_permissions() -> Permissions:
     """Return the permissions of `top`."""
-    return Permissions((stats.SUBJECT,), (f"{INBOX}.>", stats.ANSWERS))
+    return Permissions((connection.STATS_SUBJECT,), (f"{INBOX}.>", connection.ANSWERS))
 
 
 def _doorbells(options: DurableOptions) -> str:

@@ -14,7 +14,7 @@ from nats.js.errors import BadRequestError, NotFoundError
 
 from openapi_tool.bus.client import BusClient, Denied
 from openapi_tool.bus.kv_stores import AckFloor, load_ack_floor
-from openapi_tool.protocol.subject import command_stream
+from openapi_tool.protocol.identity import command_stream
 
 log = logging.getLogger(__name__)
 

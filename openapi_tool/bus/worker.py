@@ -13,8 +13,7 @@ import nats.errors
 from nats.aio.msg import Msg
 
 from openapi_tool.bus.dead_letters import DeadLetters
-from openapi_tool.bus.held import Held, ids_of
-from openapi_tool.bus.leases import Lease, LeaseLost, Leases, LeaseTaken
+from openapi_tool.bus.leases import Held, Lease, LeaseLost, Leases, LeaseTaken, ids_of
 from openapi_tool.concurrency import shielded
 from openapi_tool.options import ExecutorOptions
 from openapi_tool.protocol.command import Acknowledge, DeadLetter, Delivery, Requeue, Settlement

@@ -11,9 +11,9 @@ import typer
 from typer.core import TyperGroup
 
 from openapi_tool import __version__
-from openapi_tool.cli import check, deadletters, inspect, limits, nats, serve, sql, tools, top, usage
+from openapi_tool.cli import deadletters, inspect, limits, permissions, serve, tools, top
 from openapi_tool.cli.common import guard_output
-from openapi_tool.settings.secret_values import likely_secrets
+from openapi_tool.settings.loading import likely_secrets
 from openapi_tool.telemetry.logs import configure_logging, guard_crashes, log_crash
 from openapi_tool.telemetry.redact import Redactor
 
@@ -52,17 +52,17 @@ app.command(short_help="Show the timeline of one call.")(inspect.inspect)
 app.command(short_help="Show what all replicas do right now.")(top.top)
 app.command(short_help="Show limits of the upstream and who uses them.")(limits.limits)
 app.command(short_help="Show budgets: used, left, when they renew.")(limits.budgets)
-app.command("usage", short_help="Show what the calls of a project cost.")(usage.show_usage)
-app.command(short_help="Check what `serve` needs; change nothing.")(check.check)
+app.command("usage", short_help="Show what the calls of a project cost.")(top.show_usage)
+app.command(short_help="Check what `serve` needs; change nothing.")(serve.check)
 if find_spec("openapi_tool.local"):  # the image does not contain the embedded stack
-    from openapi_tool.cli import call, demo, dev
+    from openapi_tool.cli import call, dev
 
-    app.command(short_help="Run a few calls on an embedded stack.")(demo.demo)
+    app.command(short_help="Run a few calls on an embedded stack.")(call.demo)
     app.command(short_help="Keep an embedded stack running until Ctrl-C.")(dev.dev)
     app.command(short_help="Call a tool as the kernel does.")(call.call)
 app.add_typer(deadletters.app, name="deadletters", short_help="List, show and replay commands that got no result.")
-app.add_typer(sql.app, name="sql", short_help="Print the database privileges that the service needs.")
-app.add_typer(nats.app, name="nats", short_help="Print NATS permissions; show or restore the durable.")
+app.add_typer(permissions.sql_app, name="sql", short_help="Print the database privileges that the service needs.")
+app.add_typer(permissions.nats_app, name="nats", short_help="Print NATS permissions; show or restore the durable.")
 app.add_typer(tools.app, name="tools", short_help="Lint, apply, list and export tool definitions.")
 
 

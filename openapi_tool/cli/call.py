@@ -1,4 +1,4 @@
-"""`openapi-tool call`: publish one tool call as the kernel does, and show the result."""
+"""`openapi-tool call` and `demo`: run one call as the kernel does, or sample calls on the embedded stack."""
 
 from __future__ import annotations
 
@@ -6,19 +6,35 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import orjson
 import typer
+from rich.console import Console
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
 
 from openapi_tool.bootstrap import NAME, build_bootstrap
 from openapi_tool.bus.connection import BusOptions
 from openapi_tool.bus.dead_letters import STREAM as DEAD_LETTERS
-from openapi_tool.cli.common import INTERRUPTED, fail, json_default, print_status
+from openapi_tool.cli.common import (
+    INTERRUPTED,
+    Upstream,
+    UpstreamOption,
+    cell,
+    executor_settings,
+    extra_needed,
+    fail,
+    json_default,
+    print_status,
+    running,
+)
 from openapi_tool.cli.kernels import ProtocolOption, ProtocolVersion, connected_once
 from openapi_tool.concurrency import interruptible
 from openapi_tool.kernel.failures import DSN_SETTING, located, translate_connection_errors
@@ -26,14 +42,19 @@ from openapi_tool.local.caller import ERRORS, Caller, PlacedCall, ResultRows, op
 from openapi_tool.local.dev import DevError, RequestedCall, resolve_call, running_dev
 from openapi_tool.protocol.cards import as_model_reads
 from openapi_tool.protocol.errors import Unavailable
-from openapi_tool.protocol.subject import default_durable, parse_command_subject
-from openapi_tool.settings import SettingsError, load_settings
+from openapi_tool.protocol.identity import default_durable, parse_command_subject
+from openapi_tool.settings import PREFIX, SettingsError, load_settings
 from openapi_tool.settings.loading import empty_servers
 from openapi_tool.settings.sections import SCHEMES
 from openapi_tool.settings.urls import parse_dsn, parse_url
 from openapi_tool.telemetry.logs import printable_lines
 from openapi_tool.telemetry.redact import Redactor
 from openapi_tool.tools.definition import DEFAULT_AUTH_ENV
+from openapi_tool.tools.problems import counted
+
+if TYPE_CHECKING:
+    from openapi_tool.local.stack import CompletedCall
+
 
 _FAILED = 1
 _NO_RESULT = 3
@@ -233,3 +254,109 @@ def _where_to_look(placed: PlacedCall) -> str:
         f"Check that an executor consumes {placed.subject} (default durable {durable}), its log, what calls wait for "
         f"(openapi-tool top), and the dead letters in the stream {DEAD_LETTERS}."
     )
+
+
+_DOUBLE_NOTE = (
+    "The upstream is a double on loopback that answers with recorded real responses. For the real one: "
+    "JINA_API_KEY=… openapi-tool demo --upstream real"
+)
+
+
+def demo(
+    *,
+    upstream: UpstreamOption = Upstream.DOUBLE,
+    protocol: ProtocolOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per call only.")] = False,
+) -> None:
+    """Start the embedded stack and an executor, run a few calls, and show every step of each.
+
+    Exit codes: 0 every call succeeded, 1 one did not, 2 a server cannot start or a key is missing.
+    """
+    calls = _run(upstream, protocol or ProtocolVersion.V1R4, quiet=as_json)
+    if as_json:
+        for call in calls:
+            sys.stdout.write(json.dumps(asdict(call), default=json_default) + "\n")
+    else:
+        _show(calls, upstream)
+    if any(call.status != "success" for call in calls):
+        raise typer.Exit(1)
+
+
+def _run(upstream: Upstream, protocol: ProtocolVersion, *, quiet: bool) -> list[CompletedCall]:
+    with extra_needed("the demo"):
+        from openapi_tool.local.servers import ServerFailed  # noqa: PLC0415 - the same
+        from openapi_tool.local.stack import (  # noqa: PLC0415 - the same
+            DATABASE,
+            MAX_RESULT_CHARS,
+            EmbeddedStack,
+            play,
+            prepare,
+        )
+    more = {f"{PREFIX}TOOLS__MAX_RESULT_CHARS": str(MAX_RESULT_CHARS), f"{PREFIX}PROTOCOL__VERSION": protocol.value}
+    settings = executor_settings(upstream) | more
+    stack = EmbeddedStack()
+    try:
+        with running(stack, DATABASE, partial(prepare, version=protocol), settings, quiet=quiet) as executor:
+            return asyncio.run(play(stack, executor, upstream.value, protocol))
+    except ServerFailed as failure:
+        fail(str(failure))
+    except TimeoutError:
+        fail("a call got no result within a minute")
+    except KeyboardInterrupt:
+        raise typer.Exit(INTERRUPTED) from None
+
+
+def _show(calls: list[CompletedCall], upstream: Upstream) -> None:
+    console = Console(highlight=False)
+    for call in calls:
+        console.print(Panel(_table(call), title=cell(f"{call.tool_name}: {call.status}"), title_align="left"))
+        console.print(
+            Panel(Text(printable_lines(call.content or json.dumps(call.error))), title="what the model reads")
+        )
+    if upstream is Upstream.DOUBLE:
+        console.print(_DOUBLE_NOTE)
+
+
+def _table(call: CompletedCall) -> Table:
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    output = call.tool_output
+    rows: dict[str, Any] = {
+        "arguments": dict(call.arguments),
+        "command": call.command["subject"],
+        "headers": call.command["headers"],
+        "body": call.command["body"],
+        **_upstream_rows(call.upstream_requests),
+        "cost": ", ".join(counted(output["usage"][f"{noun}s"], noun) for noun in ("token", "request")),
+        "cut": f"yes, {counted(output['artifact_ref']['chars'], 'character')} in all"
+        if output.get("truncated")
+        else "no",
+        "inbox row": _select(call.inbox_row, "inbox_id", "message_type", "status", "payload"),
+        "doorbell": call.doorbell["subject"],
+        "  headers ": call.doorbell["headers"],
+        "  body ": call.doorbell["data"],
+        "trace id": call.trace_id,
+        "time": ", ".join(f"{name} {ms} ms" for name, ms in {"placed": 0, **call.steps}.items()),
+    }
+    for name, value in rows.items():
+        text = value if isinstance(value, str) or value is None else json.dumps(value, default=json_default)
+        table.add_row(name, cell(text or "-"))
+    return table
+
+
+def _upstream_rows(requests: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the first request in full and the bodies of the others; none for a cached response."""
+    if not requests:
+        return {"upstream": "not asked"}
+    first, *others = requests
+    return {
+        "upstream": f"{first['method']} https://{first['host']}{first['target']}",
+        "  headers": {**(first["headers"] or {}), "Authorization": "Bearer (not shown)"},
+        "  body": first["body"],
+        **{f"  and {number}": sent["body"] or sent["target"] for number, sent in enumerate(others, start=2)},
+    }
+
+
+def _select(row: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    return {name: row[name] for name in names}

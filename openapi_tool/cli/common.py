@@ -1,18 +1,25 @@
-"""Shared parts of commands: output, errors, and the embedded stack with an executor."""
+"""Shared parts of commands: output, errors, tables that truncate no cell, and the embedded stack with an executor."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import sys
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
 from enum import StrEnum
+from functools import partial
 from io import BufferedWriter, FileIO, TextIOWrapper
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.live import Live
+from rich.table import Column, Table
 from rich.text import Text
 
 from openapi_tool.telemetry.logs import printable_json, printable_line, printable_lines
@@ -21,6 +28,7 @@ from openapi_tool.tools.definition import DEFAULT_AUTH_ENV
 if TYPE_CHECKING:
     from openapi_tool.local.executor import ExecutorProcess
     from openapi_tool.local.stack import EmbeddedStack
+
 
 USAGE = 2
 INTERRUPTED = 130
@@ -148,3 +156,98 @@ def _discard_output(descriptor: int) -> None:
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, descriptor)
     os.close(null)
+
+
+_UNLIMITED_WIDTH = 100_000
+_FOLD_ABOVE = 14  # characters; a column with shorter cells never folds
+
+
+def output() -> Console:
+    """Return the console of standard output; in a file or pipe, without COLUMNS, tables have their natural width."""
+    natural = not sys.stdout.isatty() and "COLUMNS" not in os.environ
+    return Console(highlight=False, width=_UNLIMITED_WIDTH if natural else None)
+
+
+async def redraw(
+    console: Console, first: RenderableType, draw: Callable[[], Awaitable[RenderableType]], every_s: float
+) -> None:
+    """Draw on the terminal, or print to a file or pipe, every `every_s` seconds until Ctrl-C or SIGTERM."""
+    task = asyncio.current_task()
+    if task is not None:  # asyncio does the same for Ctrl-C, which a shell's background jobs ignore
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    try:
+        if console.is_terminal:
+            with Live(first, console=console, auto_refresh=False, screen=True) as live:
+                await _update(partial(live.update, refresh=True), draw, every_s)
+        else:
+            console.print(first)
+            await _update(console.print, draw, every_s)
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
+
+
+async def _update(
+    show: Callable[[RenderableType], object], draw: Callable[[], Awaitable[RenderableType]], every_s: float
+) -> None:
+    while True:
+        began = time.monotonic()
+        drawn = await draw()
+        await asyncio.sleep(began + every_s - time.monotonic())
+        show(drawn)
+
+
+class Rows:
+    """Rows under headings, drawn as a table.
+
+    If the width does not suffice, there is no padding and headings fold; if it still does not, each row becomes a block
+    of lines `heading: cell`. The last `numbers` columns are right-aligned; `footed` draws a line above the last row.
+    """
+
+    def __init__(self, *heads: str, title: str | None = None, numbers: int = 0, footed: bool = False) -> None:
+        self._heads, self._title, self._numbers, self._footed = heads, title, numbers, footed
+        self._rows: list[tuple[str, ...]] = []
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def add(self, *values: object) -> None:
+        """Add a row; each value becomes one line, without rich markup."""
+        self._rows.append(tuple(cell(value).plain for value in values))
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Yield the widest form that fits."""
+        for padding in (1, 0):
+            heads = [head if padding else "\n".join(head.replace("_", " ").split()) for head in self._heads]
+            widths = [self._width(column, head) for column, head in enumerate(heads)]
+            if sum(widths) + (2 * padding + 1) * len(widths) + 1 <= options.max_width:
+                yield self._table(heads, padding)
+                return
+        if self._title:
+            yield Text(self._title)
+        for row in self._rows:
+            yield Text("\n".join(f"{head}: {value}" for head, value in zip(self._heads, row, strict=True)) + "\n")
+
+    def _width(self, column: int, head: str) -> int:
+        longest = self._longest(column)
+        words = head.split() if longest > _FOLD_ABOVE else head.split("\n")
+        return max(min(longest, _FOLD_ABOVE), *map(cell_len, words))
+
+    def _longest(self, column: int) -> int:
+        return max((cell_len(row[column]) for row in self._rows), default=0)
+
+    def _table(self, heads: list[str], padding: int) -> Table:
+        columns = (
+            Column(
+                Text(head),
+                justify="right" if column >= len(heads) - self._numbers else "left",
+                no_wrap=self._longest(column) <= _FOLD_ABOVE,
+                overflow="fold",
+            )
+            for column, head in enumerate(heads)
+        )
+        table = Table(*columns, title=self._title and Text(self._title), padding=(0, padding))
+        for number, row in enumerate(self._rows, 1):
+            if self._footed and number == len(self._rows):
+                table.add_section()
+            table.add_row(*map(cell, row))
+        return table

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
-from openapi_tool.bus.stats import gather_stats
+from openapi_tool.bus.connection import gather_stats
 from openapi_tool.cli.common import (
     Upstream,
     UpstreamOption,
@@ -134,8 +134,8 @@ class _DevOptions:
 def _run(options: _DevOptions, page_port: int) -> None:
     with extra_needed("dev"):
         from openapi_tool.cli.dev_executor import dev_settings  # noqa: PLC0415 - needs the extra [local]
-        from openapi_tool.local.demo import CALLS  # noqa: PLC0415 - the same
         from openapi_tool.local.servers import ServerFailed  # noqa: PLC0415 - the same
+        from openapi_tool.local.stack import CALLS  # noqa: PLC0415 - the same
     settings = dev_settings(options.upstream, os.environ, options.protocol)
     for remark in settings.remarks:
         print_status(remark)
@@ -175,8 +175,11 @@ class _Kernel:
 @contextmanager
 def _started(options: _DevOptions, settings: DevSettings) -> Iterator[tuple[_Kernel, list[ExecutorProcess], str]]:
     """Run the stack and its executors; yield them, and the assignments that `call` needs in front to find the stack."""
-    from openapi_tool.local.demo import demo_tools  # noqa: PLC0415 - see _run
-    from openapi_tool.local.stack import EmbeddedStack, kernel_schema  # noqa: PLC0415 - see _run
+    from openapi_tool.local.stack import (  # noqa: PLC0415 - see _run
+        EmbeddedStack,
+        demo_tools,
+        kernel_schema,
+    )
 
     with ExitStack() as exits:
         folder = exits.enter_context(persistent_folder(options.keep)) if options.keep else None

@@ -15,8 +15,7 @@ from typing import Any
 
 from openapi_tool.bootstrap import build_bootstrap, tool_secrets
 from openapi_tool.cli.common import NO_DATABASE, Upstream, executor_settings
-from openapi_tool.cli.kernels import ProtocolVersion
-from openapi_tool.cli.tools_files import settings_failed
+from openapi_tool.cli.kernels import ProtocolVersion, settings_failed
 from openapi_tool.local.caller import ERRORS
 from openapi_tool.local.dev import KEY_NAMES
 from openapi_tool.local.recordings import RECORDED_HOSTS
@@ -24,7 +23,7 @@ from openapi_tool.settings import PREFIX, SettingsError, given_values, load_sett
 from openapi_tool.settings.loading import ignored_variables
 from openapi_tool.settings.sources import kernel_remarks
 from openapi_tool.telemetry.health_server import health_server
-from openapi_tool.tools.secrets import FILE_SUFFIX
+from openapi_tool.tools.placeholders import FILE_SUFFIX
 
 _CA = "SSL_CERT_FILE"
 _DURABLE_SETTINGS = ("nats.ack_wait_s", "nats.max_ack_pending")

@@ -12,7 +12,8 @@ import typer
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from openapi_tool.bootstrap import Bootstrap
-from openapi_tool.bus.command_state import (
+from openapi_tool.bus.connection import BusClient
+from openapi_tool.bus.dead_letter_reader import (
     CommandState,
     Doorbell,
     commands_of,
@@ -20,13 +21,12 @@ from openapi_tool.bus.command_state import (
     doorbells_of,
     with_holder,
 )
-from openapi_tool.bus.connection import BusClient
 from openapi_tool.bus.dead_letters import without_secrets
 from openapi_tool.cli.common import USAGE, fail, json_default, print_json, print_line
 from openapi_tool.cli.kernels import ProtocolOption, with_nats
 from openapi_tool.kernel.queries import CallRows, call_rows
+from openapi_tool.protocol.identity import is_token
 from openapi_tool.protocol.jsontext import storable_text
-from openapi_tool.protocol.subject import is_token
 from openapi_tool.tools.problems import counted, short
 
 _MAX_MS = 86_400_000

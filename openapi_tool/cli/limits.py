@@ -10,11 +10,9 @@ import typer
 from rich.console import Group
 
 from openapi_tool.bootstrap import Bootstrap
-from openapi_tool.bus.connection import BusClient
-from openapi_tool.bus.stats import gather_stats
-from openapi_tool.cli.common import fail, print_json, print_status
+from openapi_tool.bus.connection import BusClient, gather_stats
+from openapi_tool.cli.common import Rows, fail, output, print_json, print_status, redraw
 from openapi_tool.cli.kernels import with_nats
-from openapi_tool.cli.tables import Rows, output, redraw
 
 _NO_REPLICA = 1
 _REPLIES_S = 1.0

@@ -1,16 +1,39 @@
-"""`openapi-tool serve`: run the executor against a kernel."""
+"""`openapi-tool serve` and `check`: run the executor against a kernel, or only test its settings and connections."""
 
 from __future__ import annotations
 
+import asyncio
 import os
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from openapi_tool.cli.common import print_status
+from openapi_tool.assembly import upstream_transport
+from openapi_tool.bootstrap import Bootstrap, build_bootstrap
+from openapi_tool.bus.connection import BusClient, connected, outage_as_unavailable
+from openapi_tool.bus.durable import DurableMissing, ServerClock, observe
+from openapi_tool.bus.storage import denied
+from openapi_tool.bus.streams import UNLIMITED, Durable, DurableOptions, command_stream_of
+from openapi_tool.cli.common import USAGE, print_json, print_line, print_status
+from openapi_tool.cli.kernels import ProtocolOption, settings_failed
+from openapi_tool.cli.tools_registry import judge, stored_check
+from openapi_tool.concurrency import TimeSlicer
+from openapi_tool.jina.client import JinaClient
+from openapi_tool.kernel.failures import located
+from openapi_tool.kernel.queries import ToolRows
+from openapi_tool.kernel.store import KernelStore
+from openapi_tool.protocol.errors import ToolError, Unavailable
 from openapi_tool.service import run
 from openapi_tool.settings import CONFIG_VARIABLE, PREFIX, SettingsError, load_settings
+from openapi_tool.settings.loading import ignored_variables
+from openapi_tool.tools.catalogue import OPERATIONS
+from openapi_tool.tools.exports import RegistryError
+from openapi_tool.tools.placeholders import FILE_SUFFIX
 
 _USAGE = 2
 
@@ -62,3 +85,176 @@ def _given(flags: dict[str, dict[str, Any]]) -> dict[str, Any]:
         section: {key: value for key, value in values.items() if value is not None} for section, values in flags.items()
     }
     return {section: values for section, values in sections.items() if values}
+
+
+Check = Callable[[Bootstrap], Awaitable[list[str]]]
+
+_TIMEOUT_S = 10.0
+_FAILED = 1
+
+
+@dataclass(slots=True)
+class Outcome:
+    """Outcome of one check: why `serve` could not use the dependency (empty if it could), and details to print."""
+
+    problem: str = ""
+    details: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        return self.problem or "; ".join(["ok", *self.details])
+
+
+def check(
+    *,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON only.")] = False,
+    project: Annotated[
+        list[str] | None, typer.Option(help="Check this project's definitions; repeatable.", show_default=False)
+    ] = None,
+    upstream: Annotated[bool, typer.Option("--upstream", help="Connect to the upstream, without a key.")] = False,
+    protocol: ProtocolOption = None,
+) -> None:
+    """Check settings, PostgreSQL, NATS and keys as `serve` would use them; change nothing.
+
+    Without --protocol every kernel of the settings is checked. Exit codes: 0 all usable, 1 a dependency is unusable, a
+    key is missing or a definition would fail, 2 invalid settings.
+    """
+    try:
+        bootstrap = build_bootstrap(load_settings().of_version(protocol), os.environ)
+    except SettingsError as error:
+        if as_json:
+            _print_json({"settings": Outcome("\n".join(error.problems))}, [])
+            raise typer.Exit(USAGE) from None
+        settings_failed(error)
+    outcomes = {
+        "settings": Outcome(),
+        **asyncio.run(_outcomes(bootstrap, project or _own_project(bootstrap), upstream)),
+    }
+    failed = any(outcome.problem for outcome in outcomes.values())
+    weak = [f"{name} is too short or too common a word to be masked; set another one" for name in bootstrap.unmasked]
+    remarks = [*bootstrap.settings.remarks, *ignored_variables(os.environ), *weak]
+    if as_json:
+        _print_json(outcomes, remarks)
+    else:
+        for remark in remarks:
+            print_status(f"openapi-tool: {remark}")
+        for name, outcome in outcomes.items():
+            print_line(f"{name}: {outcome}")
+    if failed:
+        raise typer.Exit(_FAILED)
+
+
+def _print_json(outcomes: Mapping[str, Outcome], remarks: Sequence[str]) -> None:
+    checks, details = ({name: getattr(one, part) for name, one in outcomes.items()} for part in ("problem", "details"))
+    print_json({"ok": not any(checks.values()), "checks": checks, "details": details, "remarks": list(remarks)})
+
+
+def _own_project(bootstrap: Bootstrap) -> list[str]:
+    own = bootstrap.settings.protocol.project
+    return [] if own == "*" else [own]
+
+
+async def _outcomes(bootstrap: Bootstrap, projects: Sequence[str], upstream: bool) -> dict[str, Outcome]:  # noqa: FBT001
+    """Return the outcome by dependency, project and key; names of a second kernel begin with its version."""
+    checks: dict[str, tuple[Check, Bootstrap]] = {}
+    for kernel in (bootstrap, *bootstrap.others):
+        of_kernel: dict[str, Check] = {"postgres": _postgres, "nats": _nats}
+        of_kernel |= {"upstream": _upstream} if upstream and kernel.main else {}
+        of_kernel |= {f"definitions of {project}": partial(_definitions, project=project) for project in projects}
+        checks |= {f"{kernel.health.prefix}{name}": (check, kernel) for name, check in of_kernel.items()}
+    outcomes = await asyncio.gather(*(_outcome(check(kernel), kernel) for check, kernel in checks.values()))
+    missing = bootstrap.secrets.missing()
+    keys = {
+        variable: Outcome(_key_missing(bootstrap, variable) if variable in missing else "")
+        for variable in sorted(bootstrap.secrets.allowed)
+    }
+    return {**dict(zip(checks, outcomes, strict=True)), **keys}
+
+
+def _key_missing(bootstrap: Bootstrap, variable: str) -> str:
+    pool = bootstrap.settings.limits.pool_name(variable)
+    needed_by = f" (a key of limits.pools.{pool})" if pool else ""
+    return f"is not set{needed_by}; set it or {variable}{FILE_SUFFIX}"
+
+
+async def _outcome(work: Awaitable[list[str]], bootstrap: Bootstrap) -> Outcome:
+    mask = bootstrap.redactor.text
+    try:
+        async with asyncio.timeout(_TIMEOUT_S):
+            return Outcome("", list(map(mask, await work)))
+    except TimeoutError:
+        return Outcome(f"no answer within {_TIMEOUT_S:.0f} s")
+    except (Unavailable, RegistryError, _Unusable) as error:
+        return Outcome(mask(located(str(error), bootstrap.pool.where, bootstrap.pool.setting)))
+
+
+class _Unusable(Exception):
+    """Dependency that `serve` could not use, and why."""
+
+
+async def _postgres(bootstrap: Bootstrap) -> list[str]:
+    async with aclosing(await KernelStore.open(bootstrap.pool)) as store:
+        return [_transport(encrypted=await store.encrypted())]
+
+
+async def _nats(bootstrap: Bootstrap) -> list[str]:
+    """Connect and check the command stream, the durable, and the right to streams and buckets of the executor.
+
+    Raises Unavailable, _Unusable.
+    """
+    durable = bootstrap.durable
+    with outage_as_unavailable(bootstrap.bus.where):
+        async with connected(replace(bootstrap.bus, once=True)) as client:
+            encryption, stream = _transport(encrypted=client.encrypted), await command_stream_of(client, durable)
+            if refusals := await denied(client):
+                raise _Unusable("; ".join(refusals))
+            if stream is None:
+                return [encryption, "the command stream is created at the start"]
+            return [encryption, f"stream {stream}", await _durable(client, Durable(stream, durable.name), durable)]
+
+
+async def _durable(client: BusClient, durable: Durable, options: DurableOptions) -> str:
+    """Return the state of the durable. Raises nats.errors.Error, _Unusable if it delivers nothing."""
+    try:
+        state = await observe(client, durable, ServerClock())
+    except DurableMissing:
+        return f"durable {durable.name} is created at the start"
+    if state.paused_until:
+        raise _Unusable(f"durable {durable.name} is paused until {state.paused_until}; resume it: no call runs before")
+    differs = state.filters != (options.filter_subject,) or state.max_deliver != UNLIMITED
+    waiting = f"durable {durable.name}, {state.pending} pending"
+    return f"{waiting}; its settings are changed at the start" if differs else waiting
+
+
+async def _upstream(bootstrap: Bootstrap) -> list[str]:
+    """Connect to every host of the upstream as calls do. Raises _Unusable."""
+    hosts = sorted({operation.host for operation in OPERATIONS})
+    transport = upstream_transport(bootstrap, None)
+    async with aclosing(JinaClient(transport, 0, bootstrap.redactor.at("error"), TimeSlicer())) as client:
+        await asyncio.gather(*(_reach(client, host) for host in hosts))
+    return hosts
+
+
+async def _reach(client: JinaClient, host: str) -> None:
+    try:
+        await client.reach(host)
+    except ToolError as error:
+        kind = error.detail["kind"] if isinstance(error.detail, dict) else error.code
+        remedy = "egress.ca_file (SSL_CERT_FILE)" if kind == "certificate" else "DNS, egress.proxy and network policies"
+        raise _Unusable(f"{host} cannot be reached ({kind}); check {remedy}") from error
+
+
+async def _definitions(bootstrap: Bootstrap, project: str) -> list[str]:
+    """Check the definitions of a project. Raises RegistryError, _Unusable if calls of one would fail."""
+    check = stored_check(bootstrap.settings)
+    pool, version = bootstrap.pool, bootstrap.version
+    async with ToolRows.open(pool.dsn, pool.timeout_s, version) as rows:
+        judged = [(row["tool_name"], judge(row, check, version)) for row in await rows.definitions(project)]
+    unusable = [f"{name}: {'; '.join(verdict['problems'])}" for name, verdict in judged if verdict["is"] == "unusable"]
+    if unusable:
+        raise _Unusable("; ".join(unusable))
+    count = sum(verdict["is"] != "not ours" for _, verdict in judged)
+    return [f"{count} definition{'' if count == 1 else 's'}"]
+
+
+def _transport(*, encrypted: bool) -> str:
+    return "TLS" if encrypted else "without TLS"

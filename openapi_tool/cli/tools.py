@@ -17,12 +17,19 @@ from openapi_tool.bootstrap import Bootstrap
 from openapi_tool.bus.connection import BusClient
 from openapi_tool.bus.kv_stores import change_switches, load_switches
 from openapi_tool.cli import tools_apply, tools_registry
-from openapi_tool.cli.common import fail, print_json, print_line, print_status
-from openapi_tool.cli.kernels import ProtocolOption, ProtocolVersion, with_nats
-from openapi_tool.cli.tables import Rows, output
-from openapi_tool.cli.tools_files import LINT_FAILED, Files, file_count, lint_files, load_definitions
+from openapi_tool.cli.common import Rows, fail, output, print_json, print_line, print_status
+from openapi_tool.cli.kernels import (
+    LINT_FAILED,
+    Files,
+    ProtocolOption,
+    ProtocolVersion,
+    file_count,
+    lint_files,
+    load_definitions,
+    with_nats,
+)
 from openapi_tool.cli.tools_registry import JsonOption, ProjectOption
-from openapi_tool.protocol.subject import is_token
+from openapi_tool.protocol.identity import is_token
 from openapi_tool.tools import exports
 from openapi_tool.tools.catalogue import CATALOGUE
 from openapi_tool.tools.exports import DuplicateName, ShownTool, defined

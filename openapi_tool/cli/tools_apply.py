@@ -13,10 +13,8 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
-from openapi_tool.cli.common import USAGE, fail, print_json, print_line, print_status
-from openapi_tool.cli.kernels import ProtocolOption
-from openapi_tool.cli.tables import Rows, output
-from openapi_tool.cli.tools_files import Files, load_definitions
+from openapi_tool.cli.common import USAGE, Rows, fail, output, print_json, print_line, print_status
+from openapi_tool.cli.kernels import Files, ProtocolOption, load_definitions
 from openapi_tool.cli.tools_registry import (
     FAILED,
     ApiOption,
@@ -28,7 +26,7 @@ from openapi_tool.cli.tools_registry import (
     kernel_version,
     run_with,
 )
-from openapi_tool.protocol.subject import subject_in_version
+from openapi_tool.protocol.identity import subject_in_version
 from openapi_tool.telemetry.logs import printable_line
 from openapi_tool.tools.exports import COLUMNS, Registry, RegistryError, RegistryUnreachable, as_yaml
 from openapi_tool.tools.problems import counted

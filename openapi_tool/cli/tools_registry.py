@@ -15,24 +15,22 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
 import typer
 
 from openapi_tool.bootstrap import database_dsn, operator_envs, tool_secrets
-from openapi_tool.cli.common import INTERRUPTED, USAGE, cell, fail, print_json, print_line, print_status
-from openapi_tool.cli.kernels import ProtocolOption, ProtocolVersion
+from openapi_tool.cli.common import INTERRUPTED, USAGE, Rows, cell, fail, output, print_json, print_line, print_status
+from openapi_tool.cli.kernels import ProtocolOption, ProtocolVersion, settings_failed, settings_without_database
 from openapi_tool.cli.management_api import ManagementApi
-from openapi_tool.cli.tables import Rows, output
-from openapi_tool.cli.tools_files import settings_failed, settings_without_database
 from openapi_tool.jina.definition_checks import StoredCheck
 from openapi_tool.kernel.failures import located
-from openapi_tool.kernel.registration import ToolRows
+from openapi_tool.kernel.queries import ToolRows
 from openapi_tool.settings import Settings, SettingsError, load_settings
-from openapi_tool.settings.secret_values import likely_secrets
+from openapi_tool.settings.loading import likely_secrets
 from openapi_tool.telemetry.logs import printable_json, printable_line
 from openapi_tool.telemetry.redact import MASK, Redactor
 from openapi_tool.tools.bounds import MAX_ROW_BYTES
 from openapi_tool.tools.definition import stored_record
 from openapi_tool.tools.exports import TOO_LARGE, NoSuchProject, Registry, RegistryError, RegistryUnreachable, as_yaml
 from openapi_tool.tools.lint import object_at
+from openapi_tool.tools.placeholders import without_keys
 from openapi_tool.tools.problems import did_you_mean, short
-from openapi_tool.tools.secrets import without_keys
 
 if TYPE_CHECKING:
     from openapi_tool.local.dev import StackAddress

@@ -22,9 +22,9 @@ from openapi_tool.concurrency import retried
 from openapi_tool.executor.ports import Kernel, ResultStore, ids
 from openapi_tool.frozen import frozen
 from openapi_tool.protocol.cards import ArtifactCard, Card
+from openapi_tool.protocol.command import Report
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.protocol.identity import CallIdentity
-from openapi_tool.protocol.report import Report
 from openapi_tool.tools.result import ResultFields
 
 log = logging.getLogger(__name__)

@@ -23,13 +23,17 @@ from openapi_tool.frozen import frozen
 from openapi_tool.options import ExecutorOptions, ToolOptions
 from openapi_tool.protocol.cards import ArtifactCard, Card, StoredText, artifact_card, read_tool_call, result_card
 from openapi_tool.protocol.command import (
+    Acceptance,
     Acknowledge,
     AfterExecution,
     Command,
     DeadLetter,
     Delivery,
+    Report,
     Requeue,
     Settlement,
+    reportable_content,
+    trace_link,
 )
 from openapi_tool.protocol.dialect import Dialect
 from openapi_tool.protocol.errors import (
@@ -42,15 +46,14 @@ from openapi_tool.protocol.errors import (
 )
 from openapi_tool.protocol.identity import CallIdentity, identify
 from openapi_tool.protocol.records import CallRecords, EarlierResult
-from openapi_tool.protocol.report import Acceptance, Report, reportable_content, trace_link
 from openapi_tool.telemetry import metrics
 from openapi_tool.telemetry.calls import CALL_FIELDS, CallFacts, record_finished
 from openapi_tool.tools.arguments import CallOwner
-from openapi_tool.tools.deadline import Deadline, TimeLimits
 from openapi_tool.tools.definition import ToolDefinition, parse_definition, stored_after_execution
+from openapi_tool.tools.placeholders import placeholder_values
+from openapi_tool.tools.policy import Deadline, TimeLimits
 from openapi_tool.tools.problems import short
 from openapi_tool.tools.result import ResultFields
-from openapi_tool.tools.template import placeholder_values
 
 log = logging.getLogger(__name__)
 

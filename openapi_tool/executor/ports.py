@@ -9,16 +9,14 @@ from typing import Any, Protocol, Self, TypeVar
 
 from openapi_tool.budgets.budgets import Charge
 from openapi_tool.limits.permits import Slot
-from openapi_tool.protocol.attempts import Attempt
 from openapi_tool.protocol.cards import ArtifactCard, Card
-from openapi_tool.protocol.command import Command
+from openapi_tool.protocol.command import Command, Report, Wakeup
 from openapi_tool.protocol.identity import CallIdentity, SpanContext, TraceLink
-from openapi_tool.protocol.records import Artifact, CallRecords
-from openapi_tool.protocol.report import Report, Wakeup
+from openapi_tool.protocol.records import Artifact, Attempt, CallRecords
 from openapi_tool.telemetry.calls import CallFacts
 from openapi_tool.tools.arguments import Arguments, CallOwner
-from openapi_tool.tools.deadline import Deadline
 from openapi_tool.tools.definition import ToolDefinition
+from openapi_tool.tools.policy import Deadline
 from openapi_tool.tools.problems import short
 from openapi_tool.tools.result import ToolOutput, Usage
 

@@ -29,9 +29,8 @@ from openapi_tool.protocol.errors import (
 )
 from openapi_tool.telemetry.logs import Once
 from openapi_tool.tools.arguments import Arguments, CallOwner, OperatorEnvs, SecretSource, prepare_arguments
-from openapi_tool.tools.deadline import Deadline
 from openapi_tool.tools.definition import ToolDefinition
-from openapi_tool.tools.policy import Authorizer, Switches
+from openapi_tool.tools.policy import Authorizer, Deadline, Switches
 from openapi_tool.tools.problems import short
 from openapi_tool.tools.result import RenderedResult, ResultFields, ToolOutput, failure, success
 from openapi_tool.tools.scopes import SessionScope

@@ -12,7 +12,17 @@ from openapi_tool.protocol.errors import BadRequest
 from openapi_tool.protocol.records import Artifact
 from openapi_tool.tools.arguments import CURSOR, FIND, QUESTION, Arguments, CallOwner, takes_cursor
 from openapi_tool.tools.definition import ToolDefinition
-from openapi_tool.tools.result import INTRO_CHARS, Item, Part, RenderedResult, ToolOutput, framed, without_frames
+from openapi_tool.tools.result import (
+    INTRO_CHARS,
+    Item,
+    Part,
+    RenderedResult,
+    ToolOutput,
+    estimate_tokens,
+    fitting_chars,
+    framed,
+    without_frames,
+)
 from openapi_tool.tools.scopes import Cursors, Position, unknown_cursor
 from openapi_tool.tools.text_search import (
     MAX_PHRASE_CHARS,
@@ -24,7 +34,6 @@ from openapi_tool.tools.text_search import (
     Span,
     terms,
 )
-from openapi_tool.tools.tokens import estimate_tokens, fitting_chars
 from openapi_tool.tools.truncation import (
     FRAME_CHARS,
     FRAME_CHARS_PER_TOKEN,

@@ -10,14 +10,13 @@ from types import TracebackType
 from typing import Self
 
 from openapi_tool.executor.ports import Clock, Kernel, Publisher, Slots, ids
-from openapi_tool.protocol.command import Delivery
+from openapi_tool.protocol.command import Delivery, Wakeup
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.protocol.identity import CallIdentity
 from openapi_tool.protocol.records import CallRecords, WaitingTurnRecord
-from openapi_tool.protocol.report import Wakeup
 from openapi_tool.telemetry import metrics
-from openapi_tool.tools.deadline import TimeLimits, TurnLimit
 from openapi_tool.tools.definition import suspend_timeout
+from openapi_tool.tools.policy import TimeLimits, TurnLimit
 
 _MAX_DELAY_S = 1.0
 """Longest useful delay in seconds: a worker defers a row that comes too early by a second."""

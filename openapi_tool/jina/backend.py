@@ -15,34 +15,34 @@ from pydantic import SecretStr
 
 from openapi_tool.budgets.budgets import Budgets, Spender
 from openapi_tool.concurrency import TimeSlicer, shielded
-from openapi_tool.jina.batch import batch_items, batch_output, item_arguments, without_secrets
 from openapi_tool.jina.byte_semaphore import ByteSemaphore, JinaCallContext, RequestContext, max_call_memory
 from openapi_tool.jina.cache import ResponseCache, cache_key
 from openapi_tool.jina.client import JinaClient
 from openapi_tool.jina.content import RenderContext, usage_of
-from openapi_tool.jina.endpoints import endpoint_of
+from openapi_tool.jina.endpoints import batch_items, batch_output, endpoint_of, item_arguments, without_secrets
 from openapi_tool.jina.failures import NO_SECRETS, Sleep, with_retries
-from openapi_tool.jina.parameter_mapping import (
+from openapi_tool.jina.remarks import cost_advice
+from openapi_tool.jina.request import (
     ResolvedParameters,
+    UpstreamRequest,
+    build_request,
     resolve_parameters,
     with_checked_url,
     with_max_tokens,
 )
-from openapi_tool.jina.remarks import cost_advice
-from openapi_tool.jina.request import UpstreamRequest, build_request
 from openapi_tool.jina.transport import on_connected
 from openapi_tool.jina.url_policy import UrlPolicy
 from openapi_tool.limits.keys import RefusedKeys
 from openapi_tool.limits.permits import Need, Permit, Permits, Slot, Unlimited
 from openapi_tool.options import CacheOptions, RetryOptions, ToolOptions
-from openapi_tool.protocol.attempts import Attempt
 from openapi_tool.protocol.errors import ToolError, ToolTimeout, without_traceback
+from openapi_tool.protocol.records import Attempt
 from openapi_tool.telemetry import metrics
 from openapi_tool.telemetry.metrics import project_label
 from openapi_tool.telemetry.redact import Redactor, of_call
 from openapi_tool.tools.arguments import Arguments
-from openapi_tool.tools.deadline import Deadline
 from openapi_tool.tools.definition import ToolDefinition
+from openapi_tool.tools.policy import Deadline
 from openapi_tool.tools.result import Meter, ToolOutput, Usage
 
 _ONE_REQUEST = Usage(requests=1)

@@ -20,8 +20,8 @@ from openapi_tool.protocol.errors import ToolTimeout
 from openapi_tool.protocol.jsontext import dumps, loads, storable
 from openapi_tool.telemetry import metrics
 from openapi_tool.tools.arguments import Arguments
-from openapi_tool.tools.deadline import Deadline
 from openapi_tool.tools.definition import ToolDefinition
+from openapi_tool.tools.policy import Deadline
 from openapi_tool.tools.result import NO_USAGE, Item, Meter, ToolOutput, items_chars, texts
 
 _ENTRY_OVERHEAD_BYTES = 600  # of an entry beside its response: key, links, dictionary slots

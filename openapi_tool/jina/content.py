@@ -14,8 +14,8 @@ from typing import Any
 
 from openapi_tool.concurrency import SMALL, Steps, at_once
 from openapi_tool.frozen import frozen
+from openapi_tool.jina.addresses import is_inline, without_inline_images
 from openapi_tool.jina.failures import NO_SECRETS, quoted
-from openapi_tool.jina.inline_images import is_inline, without_inline_images
 from openapi_tool.jina.remarks import (
     Offers,
     barrier_type,

@@ -14,15 +14,9 @@ from typing import Any
 
 from pydantic import SecretStr
 
-from openapi_tool.jina.batch import batch_items, item_arguments, item_problems
-from openapi_tool.jina.endpoints import ENDPOINTS, endpoint_of
-from openapi_tool.jina.parameter_mapping import (
-    IGNORED_HEADERS,
-    examine_parameters,
-    resolve_parameters,
-    with_checked_url,
-)
+from openapi_tool.jina.endpoints import ENDPOINTS, batch_items, endpoint_of, item_arguments, item_problems
 from openapi_tool.jina.parameters import REFUSED, secret_problem
+from openapi_tool.jina.request import IGNORED_HEADERS, examine_parameters, resolve_parameters, with_checked_url
 from openapi_tool.jina.url_policy import UrlPolicy
 from openapi_tool.protocol.command import AFTER_EXECUTION
 from openapi_tool.protocol.errors import BadRequest, TargetRefused, ToolError, ToolMisconfigured
@@ -31,12 +25,9 @@ from openapi_tool.tools.arguments import API_KEY, Arguments, OperatorEnvs, Secre
 from openapi_tool.tools.catalogue import CATALOGUE
 from openapi_tool.tools.definition import ToolDefinition, parse_definition, suspend_timeout
 from openapi_tool.tools.lint import LintLimits, general_problems, object_at, upstream_section
-from openapi_tool.tools.names import fold
-from openapi_tool.tools.problems import Path, Problem, any_of, did_you_mean, short
+from openapi_tool.tools.placeholders import PLACEHOLDERS, MissingVariable, VariableNotAllowed, render
+from openapi_tool.tools.problems import Path, Problem, Source, any_of, did_you_mean, fold, short
 from openapi_tool.tools.schema import visible_schema
-from openapi_tool.tools.secrets import MissingVariable, VariableNotAllowed
-from openapi_tool.tools.source import Source
-from openapi_tool.tools.template import PLACEHOLDERS, render
 
 _IDS = dict.fromkeys(PLACEHOLDERS, "1")
 

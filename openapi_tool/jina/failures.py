@@ -25,7 +25,7 @@ from openapi_tool.protocol import errors
 from openapi_tool.protocol.errors import ToolError
 from openapi_tool.telemetry import metrics
 from openapi_tool.telemetry.redact import Redactor
-from openapi_tool.tools.deadline import Deadline
+from openapi_tool.tools.policy import Deadline
 from openapi_tool.tools.result import one_line
 
 NO_SECRETS = Redactor(where="error")

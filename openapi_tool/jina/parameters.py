@@ -7,15 +7,16 @@ One table per operation; jina/endpoints.py assigns them. Names are looked up fol
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import date
 from typing import Any
+from urllib.parse import quote
 
 from openapi_tool.jina.url_policy import MAX_URL_CHARS
 from openapi_tool.tools.arguments import whole_number
 from openapi_tool.tools.catalogue import CATALOGUE
-from openapi_tool.tools.names import fold
+from openapi_tool.tools.problems import fold
 
 MAX_TEXT_CHARS = 2_000
 MAX_LIST_ITEMS = 20
@@ -335,3 +336,17 @@ def secret_problem(name: str) -> str | None:
             f"may never take a secret: a page, a search engine or a third party would see it; map {OWN_FIELD}_… instead"
         )
     return f"may not take a secret: only api_key may, and body members of your own, whose names begin with {OWN_FIELD}_"
+
+
+def query_parts(name: str, value: Any) -> Iterator[str]:
+    """Yield the parts of a URL's query for a converted value."""
+    for item in value if isinstance(value, list) else [value]:
+        text = str(item).lower() if isinstance(item, bool) else str(item)
+        yield f"{name}={quote(text, safe='')}"
+
+
+def header_text(value: Any) -> str:
+    """Return a converted value as a header has it."""
+    if isinstance(value, bool):
+        return "true"  # never False, which is not sent: the upstream takes any value as true (`_flag`)
+    return ", ".join(value) if isinstance(value, list) else str(value)

@@ -1,11 +1,16 @@
-"""Build the upstream request from resolved parameters (jina-api 0-2).
+"""The upstream request of a call: its parameters, mapped from the arguments, and how it is built (jina-api 0-2).
 
 POST with a JSON body can carry every parameter. A definition that asks for GET gets it, unless a parameter does not
 fit: secrets never go into a URL, and some texts fit into no header.
+
+Later sources override earlier ones: the definition's `headers`, its `params`, defaults, the model's
+arguments, fixed values. So a fixed value wins, whichever alias of the parameter the model uses.
 """
 
 from __future__ import annotations
 
+import logging
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import field, replace
 from typing import Any
@@ -17,9 +22,268 @@ from openapi_tool import __version__
 from openapi_tool.frozen import frozen
 from openapi_tool.jina.endpoints import Endpoint, endpoint_of
 from openapi_tool.jina.failures import FAILURES, FailureTable
-from openapi_tool.jina.parameter_mapping import ResolvedParameters
+from openapi_tool.jina.parameters import REFUSED, Parameter, header_text, query_parts, secret_problem
+from openapi_tool.jina.url_policy import UrlPolicy
+from openapi_tool.protocol.errors import BadRequest, TargetRefused
 from openapi_tool.protocol.jsontext import dumps
-from openapi_tool.tools.definition import ToolDefinition
+from openapi_tool.telemetry.logs import Once
+from openapi_tool.tools.arguments import CURSOR, MAX_RESULT_TOKENS, Arguments, takes_cursor
+from openapi_tool.tools.catalogue import BuiltInTool
+from openapi_tool.tools.definition import ToolDefinition, unusable
+from openapi_tool.tools.problems import MAX_PROBLEMS, Path, Problem, fold, listed, not_taken, short, shown_path
+
+log = logging.getLogger(__name__)
+_logged = Once()
+
+IGNORED_HEADERS = frozenset(fold(name) for name in ("Accept", "Accept-Encoding", "Content-Type", "User-Agent"))
+_TIMEOUT = "timeout"
+_CURSOR = re.compile(r"[A-Za-z0-9_-]{40,60}=?")
+_NEEDS_WHOLE_PAGE = frozenset({"removeSelector", "withIframe", "withShadowDom"})
+"""Parameters that do nothing in the default format: the server keeps what it extracted before (jina-api section 9)."""
+
+
+@frozen
+class ResolvedParameters:
+    """Upstream parameters by body name, secret body members, and the call's own time limit in seconds.
+
+    `names` are those under which the model gave parameters. `main_parameter_option` is the definition's option that
+    sets the query or address; None if the model gave it.
+    """
+
+    parameters: Mapping[str, Any]
+    secrets: Mapping[str, SecretStr]
+    timeout_s: float | None
+    main_parameter_option: Path | None = None
+    names: Mapping[str, str] = field(default_factory=dict)
+
+
+@frozen
+class Findings:
+    """Mistakes of the model and of the operator, and options that the upstream does not know."""
+
+    model: list[Problem]
+    operator: list[Problem]
+    unknown: list[Path]
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+
+
+def resolve_parameters(definition: ToolDefinition, arguments: Arguments) -> ResolvedParameters:
+    """Resolve a call. Raises BadRequest or ToolMisconfigured, whose message lists every mistake."""
+    resolver = _resolver(definition, arguments)
+    return resolver.finish({resolver.secret_name(name): value for name, value in arguments.secrets.items()})
+
+
+def examine_parameters(definition: ToolDefinition, arguments: Arguments) -> Findings:
+    """Resolve a call for the linter: return all its mistakes."""
+    resolver = _resolver(definition, arguments)
+    return replace(resolver.findings, parameters=resolver.values)
+
+
+def _resolver(definition: ToolDefinition, arguments: Arguments) -> _ParameterResolver:
+    resolver = _ParameterResolver(definition)
+    for name, header in definition.headers.items():
+        resolver.header(name, header)
+    for name, option in definition.upstream_params.items():
+        resolver.option(name, option, ("options", "jina", "params", name))
+    for name, value in arguments.values.items():
+        resolver.argument(name, value, by_model=name in arguments.by_model)
+    return resolver
+
+
+def with_checked_url(resolved: ResolvedParameters, definition: ToolDefinition, rules: UrlPolicy) -> ResolvedParameters:
+    """Return the parameters with a checked and repaired page address; a search has none.
+
+    Raises BadRequest or TargetRefused, or ToolMisconfigured if the definition sets the address: the model cannot
+    correct it then, and must not see it.
+    """
+    endpoint = endpoint_of(definition)
+    if endpoint.check_url is None:
+        return resolved
+    name, parameters = endpoint.operation.main_parameter, resolved.parameters
+    try:
+        return replace(resolved, parameters={**parameters, name: endpoint.check_url(parameters[name], rules)})
+    except (BadRequest, TargetRefused) as refusal:
+        if resolved.main_parameter_option is None:
+            given = definition.built_in.items or resolved.names.get(name, name)
+            refusal.message = refusal.message.replace("url:", f"{given}:", 1)
+            if takes_cursor(definition) and _CURSOR.fullmatch(parameters[name]):
+                refusal.message = f"{given}: is no address. If it is a cursor, give it as {CURSOR}, without {given}."
+            raise
+        problem = Problem(resolved.main_parameter_option, f"is no address that may be read ({refusal.code})")
+    raise unusable(definition.tool_name, [str(problem)])
+
+
+def with_max_tokens(resolved: ResolvedParameters, max_tokens: int) -> ResolvedParameters:
+    """Add a limit of tokens per page if neither definition nor model set one.
+
+    `max_tokens` 0 adds none. A search without page content needs none.
+    """
+    parameters = resolved.parameters
+    if parameters.get("respondWith") == "no-content":
+        without_limit = {name: value for name, value in parameters.items() if name != "maxTokens"}
+        return replace(resolved, parameters=without_limit) if len(without_limit) < len(parameters) else resolved
+    if not max_tokens or "maxTokens" in parameters:
+        return resolved
+    return replace(resolved, parameters={**parameters, "maxTokens": max_tokens})
+
+
+class _ParameterResolver:
+    """Parameters of one call; its sources set them one after the other, the lowest precedence first."""
+
+    def __init__(self, definition: ToolDefinition) -> None:
+        self.findings = Findings([], [], [])
+        self._definition = definition
+        self._endpoint = endpoint_of(definition)
+        self.values: dict[str, Any] = {}
+        self._first_names: dict[str, str] = {}
+        self._names: dict[str, str] = {}
+        self._main_parameter_option: Path | None = None
+        self._timeout_s: float | None = None
+
+    def header(self, name: str, value: str) -> None:
+        path = ("options", "jina", "headers", name)
+        if fold(name) in IGNORED_HEADERS:
+            return
+        if reason := REFUSED.get(fold(name)):
+            self.findings.operator.append(Problem(path, f"is not a header that may be sent: {reason}"))
+        elif self._endpoint.find(name) is None:
+            self.findings.operator.append(Problem(path, "is not a header that may be sent"))
+        else:
+            self.option(name, value, path)
+
+    def option(self, name: str, value: Any, path: Path) -> None:
+        """Take a value set by the operator; unknown names are left out and logged."""
+        parameter = self._endpoint.find(name)
+        if reason := REFUSED.get(fold(name)):
+            self.findings.operator.append(Problem(path, f"may not be sent to the upstream: {reason}"))
+        elif parameter is not None:
+            self._set(parameter, value, path, self.findings.operator)
+        else:
+            self.findings.unknown.append(path)
+
+    def argument(self, name: str, value: Any, *, by_model: bool) -> None:
+        path, problems = ((name,), self.findings.model) if by_model else (self._option_of(name), self.findings.operator)
+        if fold(name) == _TIMEOUT:
+            self._set_timeout(value, path, problems)
+        elif name == MAX_RESULT_TOKENS:
+            return  # used by the executor (executor/continuation.py), not sent
+        elif own := self._endpoint.own_argument(name):
+            self._set(own, value, path, problems)
+        elif by_model:
+            self._model_argument(name, value)
+        else:
+            self.option(name, value, path)
+
+    def secret_name(self, name: str) -> str:
+        """Check the name of an `envs` argument, and return it unchanged as the body name."""
+        if problem := secret_problem(name):
+            self.findings.operator.append(Problem(("options", "envs", name), problem))
+        return name
+
+    def finish(self, secrets: Mapping[str, SecretStr]) -> ResolvedParameters:
+        model, operator = self.findings.model, self.findings.operator
+        if self.findings.unknown:
+            self._log_unknown()
+        if operator:
+            raise unusable(self._definition.tool_name, listed(list(map(str, operator))))
+        if self._endpoint.operation.main_parameter not in self.values and not model:
+            model.append(_missing_main_argument(self._definition.built_in))
+        if model:
+            problems = listed(list(map(str, model)))
+            raise BadRequest(
+                "Correct these arguments and call again: " + "; ".join(problems), detail={"problems": problems}
+            )
+        for name, value in self._endpoint.defaults.items():
+            self.values.setdefault(name, value)
+        if "respondWith" not in self.values and not _NEEDS_WHOLE_PAGE.isdisjoint(self.values):
+            self.values["respondWith"] = "markdown"
+        implied = self._endpoint.implied
+        parameters = {
+            name: value for name, value in self.values.items() if name not in secrets and implied.get(name) != value
+        }
+        return ResolvedParameters(parameters, secrets, self._timeout_s, self._main_parameter_option, self._names)
+
+    def _log_unknown(self) -> None:
+        """Log once per definition: 20,000 unknown names would make 26 MB of log for each call."""
+        names = tuple(listed(sorted(map(shown_path, self.findings.unknown))))
+        if _logged.first(self._definition.tool_name, names):
+            log.warning(
+                "a definition has parameters that the upstream does not know; they are not sent: %s",
+                ", ".join(names),
+                extra={"action": "parameter.ignored", "tool_name": short(self._definition.tool_name)},
+            )
+
+    def _model_argument(self, name: str, value: Any) -> None:
+        if value in (None, "") and name in self._definition.built_in.arguments.model_fields:
+            return
+        path, problems = (name,), self.findings.model
+        parameter = self._endpoint.find(name)
+        if parameter is None or not self._model_may(parameter):
+            is_listed = len(problems) < MAX_PROBLEMS  # for others save the search for similar names, 0.1 ms each
+            known = sorted(self._definition.model_arguments - {name}) if is_listed else ()
+            problems.append(Problem(path, not_taken(name, known)))
+        elif parameter.name == "respondWith" and value is not None and value not in self._endpoint.formats:
+            problems.append(Problem(path, f"must be one of {', '.join(self._endpoint.formats)}"))
+        elif self._only_name_of(parameter.name, name):
+            self._set(parameter, value, path, problems)
+
+    def _model_may(self, parameter: Parameter) -> bool:
+        declared = self._definition.schema.get("properties")
+        return parameter.model and (
+            not parameter.declared or (isinstance(declared, dict) and parameter.name in declared)
+        )
+
+    def _only_name_of(self, parameter_name: str, name: str) -> bool:
+        """Refuse two names for one parameter in one call: which value wins would depend on their order."""
+        other = self._first_names.setdefault(parameter_name, name)
+        if other != name:
+            message = f"sets the same parameter as {short(other)}; give only one of them"
+            self.findings.model.append(Problem((name,), message))
+        return other == name
+
+    def _option_of(self, name: str) -> Path:
+        """Return the path of the option that sets an argument; for an item of a batch, the path of the list."""
+        groups = {"fixed": self._definition.fixed, "defaults": self._definition.defaults}
+        for own in (name, self._definition.built_in.items):
+            for group, values in groups.items():
+                if own is not None and own in values:
+                    return ("options", "args", group, own)
+        return ("options", "args", name)
+
+    def _set_timeout(self, value: Any, path: Path, problems: list[Problem]) -> None:
+        if value is None:
+            return
+        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+            problems.append(Problem(path, "must be a number of seconds above 0"))
+        else:
+            self._timeout_s = float(value)
+
+    def _set(self, parameter: Parameter, value: Any, path: Path, problems: list[Problem]) -> None:
+        if value is None:
+            return
+        try:
+            converted = parameter.convert(value)
+        except ValueError as problem:
+            problems.append(Problem(path, str(problem)))
+            return
+        if converted is None:  # not sent, such as a flag that is set to False
+            self.values.pop(parameter.name, None)
+        else:
+            self.values[parameter.name] = converted
+        if problems is self.findings.model:
+            self._names[parameter.name] = short(str(path[0]))
+        else:  # the operator's value is sent, so an error must not name the model's argument
+            self._names.pop(parameter.name, None)
+        if parameter.name == self._endpoint.operation.main_parameter:
+            self._main_parameter_option = path if problems is self.findings.operator else None
+
+
+def _missing_main_argument(tool: BuiltInTool) -> Problem:
+    main_argument = tool.items or tool.operation.argument
+    if "cursor" in tool.arguments.model_fields:
+        return Problem((f"{main_argument} or cursor",), "one of them is required")
+    return Problem((main_argument,), "is required")
+
 
 USER_AGENT = f"openapi-tool/{__version__}"
 _DNT = "DNT"  # the upstream parses a number: `true` has no effect (jina-api section 9)
@@ -70,7 +334,7 @@ def _post(endpoint: Endpoint, path: str, resolved: ResolvedParameters) -> Upstre
     for name, value in (*resolved.parameters.items(), *_revealed(resolved.secrets)):
         parameter = endpoint.find(name)
         if parameter is not None and parameter.header_only and parameter.header:
-            headers[parameter.header] = _header_text(value)
+            headers[parameter.header] = header_text(value)
         else:
             _nest(body, name, value)
     operation = endpoint.operation
@@ -103,13 +367,13 @@ def _get(endpoint: Endpoint, path: str, resolved: ResolvedParameters) -> Upstrea
         if header is not None:
             if _would_be_split(name, value):
                 return None
-            headers[header] = "1" if header == _DNT else _header_text(value)
+            headers[header] = "1" if header == _DNT else header_text(value)
         elif name == operation.main_parameter and operation.template:
             path = "/" + quote(value, safe="")
         elif isinstance(value, dict):
             return None
         else:
-            query.extend(_query(name, value))
+            query.extend(query_parts(name, value))
     target = path + ("?" + "&".join(query) if query else "")
     if len(target) > MAX_GET_URL_CHARS or not all(map(_fits_header, headers.values())):
         return None
@@ -120,18 +384,6 @@ def _would_be_split(name: str, value: Any) -> bool:
     """Return whether the server would split a selector in a header: it splits at each comma, also in `:is(h1, h2)`."""
     texts = value if isinstance(value, list) else [value]
     return name.endswith("Selector") and any(", " in text for text in texts)
-
-
-def _query(name: str, value: Any) -> Iterator[str]:
-    for item in value if isinstance(value, list) else [value]:
-        text = str(item).lower() if isinstance(item, bool) else str(item)
-        yield f"{name}={quote(text, safe='')}"
-
-
-def _header_text(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true"  # never False, which is not sent: the upstream takes any value as true (jina/parameters.py)
-    return ", ".join(value) if isinstance(value, list) else str(value)
 
 
 def _fits_header(text: str) -> bool:

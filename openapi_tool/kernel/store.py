@@ -18,14 +18,12 @@ from openapi_tool.kernel.failures import (
     translate_connection_errors,
     translate_statement_errors,
 )
-from openapi_tool.kernel.inspection import check_access, inspect
-from openapi_tool.kernel.statements import STATEMENTS, Statements
+from openapi_tool.kernel.inspection import STATEMENTS, Statements, check_access, inspect
 from openapi_tool.protocol.cards import ArtifactCard, Card
-from openapi_tool.protocol.command import Command
+from openapi_tool.protocol.command import Command, Report
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.protocol.jsontext import dumps, loads
 from openapi_tool.protocol.records import Artifact, CallRecords
-from openapi_tool.protocol.report import Report
 from openapi_tool.telemetry import metrics
 
 _JSONB_VERSION = b"\x01"

@@ -8,10 +8,9 @@ from typing import Any
 from openapi_tool.kernel import fragments
 from openapi_tool.kernel.fragments import CALL, COLUMNS, MAX_HEADER_BYTES
 from openapi_tool.protocol import identity as header
-from openapi_tool.protocol.command import Command
+from openapi_tool.protocol.command import Command, Report
 from openapi_tool.protocol.records import CallRecords
-from openapi_tool.protocol.report import Report
-from openapi_tool.tools.names import unmangled
+from openapi_tool.tools.problems import unmangled
 
 VERSION = "v1r3"
 INBOX_COLUMN = "traceparent"

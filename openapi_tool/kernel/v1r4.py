@@ -7,10 +7,9 @@ from typing import Any
 
 from openapi_tool.kernel import fragments
 from openapi_tool.kernel.fragments import CALL, COLUMNS, MAX_HEADER_BYTES, MAX_NAME_CHARS, NEWEST_ROWS, fits
-from openapi_tool.protocol.command import Command
+from openapi_tool.protocol.command import Command, Report
 from openapi_tool.protocol.records import CallRecords, WaitingTurnRecord
-from openapi_tool.protocol.report import Report
-from openapi_tool.tools.names import unmangled
+from openapi_tool.tools.problems import unmangled
 
 VERSION = "v1r4"
 INBOX_COLUMN = "context_headers"

@@ -24,7 +24,7 @@ from openapi_tool.limits.permits import MAX_WRITE_ATTEMPTS, Store
 from openapi_tool.limits.record import Time
 from openapi_tool.protocol.errors import ToolError, Unavailable
 from openapi_tool.telemetry import metrics
-from openapi_tool.tools.secrets import Secrets
+from openapi_tool.tools.placeholders import Secrets
 
 VERSION = 2
 STATES: Mapping[int, str] = MappingProxyType({40102: "invalid", 40201: "exhausted", 40203: "exhausted"})

@@ -8,7 +8,7 @@ from typing import Protocol
 from pydantic import SecretStr
 
 from openapi_tool.protocol.errors import ToolError
-from openapi_tool.tools.deadline import Deadline
+from openapi_tool.tools.policy import Deadline
 
 
 class Slot(Protocol):

@@ -24,7 +24,7 @@ from nats.js.api import StreamConfig
 from openapi_tool.bus.client import BusClient
 from openapi_tool.local.placed_call import VERSION, PlacedCall, doorbell_key, new_call, save_rows
 from openapi_tool.protocol.errors import Unavailable
-from openapi_tool.protocol.subject import command_stream
+from openapi_tool.protocol.identity import command_stream
 
 STREAM = command_stream(VERSION)[0]
 WORKER_TARGET = "worker_generic"

@@ -22,7 +22,7 @@ from nats.js.errors import NotFoundError
 
 from openapi_tool.local.caller import VERSION, Caller, prepare_database
 from openapi_tool.protocol.errors import Unanswerable
-from openapi_tool.protocol.subject import parse_command_subject, wakeup_subject
+from openapi_tool.protocol.identity import parse_command_subject, wakeup_subject
 
 if TYPE_CHECKING:
     from openapi_tool.local.stack import EmbeddedStack

@@ -13,10 +13,9 @@ import uuid_utils
 from openapi_tool.frozen import frozen
 from openapi_tool.protocol.command import AfterExecution
 from openapi_tool.protocol.errors import BadRequest, NotFound, Status
-from openapi_tool.protocol.identity import CallIdentity
+from openapi_tool.protocol.identity import MAX_ID_BYTES, CallIdentity, is_storable_id
 from openapi_tool.protocol.jsontext import ErrorObject, JsonValue, ToolOutputObject
 from openapi_tool.protocol.records import TOOL_CALL, CardRecord, call_metadata
-from openapi_tool.protocol.subject import MAX_ID_BYTES, is_storable_id
 
 TOOL_RESULT = "tool.result"
 ARTIFACT = "tool.artifact"

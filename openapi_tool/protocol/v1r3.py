@@ -12,21 +12,35 @@ import orjson
 
 from openapi_tool.protocol import identity as header
 from openapi_tool.protocol.cards import new_id
-from openapi_tool.protocol.command import Body, Command, Delivery, command_of, name_of, read_body
-from openapi_tool.protocol.errors import ReportRefused
-from openapi_tool.protocol.identity import MAX_EPOCH, CallIdentity, ClaimedIdentity, Headers, SpanContext
-from openapi_tool.protocol.jsontext import JsonValue, storable_text
-from openapi_tool.protocol.records import CallRecords, WaitingTurnRecord
-from openapi_tool.protocol.report import (
+from openapi_tool.protocol.command import (
     MAX_DEPTH,
     Acceptance,
+    Body,
+    Command,
+    Delivery,
     Report,
     ResultContent,
     Wakeup,
+    command_of,
+    name_of,
+    read_body,
     refuse_reported,
     trace_headers,
 )
-from openapi_tool.protocol.subject import MAX_ID_BYTES, CommandSubject, parse_command_subject, wakeup_subject
+from openapi_tool.protocol.errors import ReportRefused
+from openapi_tool.protocol.identity import (
+    MAX_EPOCH,
+    MAX_ID_BYTES,
+    CallIdentity,
+    ClaimedIdentity,
+    CommandSubject,
+    Headers,
+    SpanContext,
+    parse_command_subject,
+    wakeup_subject,
+)
+from openapi_tool.protocol.jsontext import JsonValue, storable_text
+from openapi_tool.protocol.records import CallRecords, WaitingTurnRecord
 
 # No other inbound headers: Nats-Msg-Id, for example, could make the server drop the doorbell as a duplicate.
 _WAKEUP_HEADERS = (header.DEPTH, header.TRACEPARENT, header.TRACESTATE)

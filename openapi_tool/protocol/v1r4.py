@@ -8,21 +8,29 @@ from typing import Any
 
 from openapi_tool.protocol import identity as header
 from openapi_tool.protocol.cards import new_id
-from openapi_tool.protocol.command import Command, Delivery, command_of, read_body
-from openapi_tool.protocol.errors import ReportRefused
-from openapi_tool.protocol.identity import CallIdentity, SpanContext, read_identity
-from openapi_tool.protocol.jsontext import JsonValue
-from openapi_tool.protocol.records import CallRecords
-from openapi_tool.protocol.report import (
+from openapi_tool.protocol.command import (
     MAX_DEPTH,
     Acceptance,
+    Command,
+    Delivery,
     Report,
     ResultContent,
     Wakeup,
+    command_of,
+    read_body,
     refuse_reported,
     trace_headers,
 )
-from openapi_tool.protocol.subject import parse_command_subject, wakeup_subject
+from openapi_tool.protocol.errors import ReportRefused
+from openapi_tool.protocol.identity import (
+    CallIdentity,
+    SpanContext,
+    parse_command_subject,
+    read_identity,
+    wakeup_subject,
+)
+from openapi_tool.protocol.jsontext import JsonValue
+from openapi_tool.protocol.records import CallRecords
 
 # Not allowed in a body: their place is in the headers.
 CONTROL_FIELDS = frozenset(

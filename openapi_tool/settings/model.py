@@ -30,7 +30,7 @@ from openapi_tool.options import (
     ToolOptions,
     split,
 )
-from openapi_tool.protocol.subject import default_durable
+from openapi_tool.protocol.identity import default_durable
 from openapi_tool.settings.sections import (
     SCHEMES,
     TARGET,
@@ -45,9 +45,9 @@ from openapi_tool.settings.sections import (
 from openapi_tool.settings.sources import PREFIX, SHORT_NAMES, file_sources, kernel_remarks
 from openapi_tool.settings.urls import ESCAPE, checked_address, parse_url
 from openapi_tool.tools.definition import DEFAULT_AUTH_ENV
+from openapi_tool.tools.placeholders import Secret, is_executors_own, looks_like_a_key
 from openapi_tool.tools.policy import Policy
 from openapi_tool.tools.scopes import MIN_KEY_BYTES
-from openapi_tool.tools.secrets import Secret, is_executors_own, looks_like_a_key
 
 _TOKEN = r"^([A-Za-z0-9_-]+|\*)$"  # noqa: S105 - a subject's token
 _HTTP = ("http", "https")

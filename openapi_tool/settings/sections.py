@@ -17,7 +17,7 @@ from openapi_tool.jina.parameters import is_documented, secret_problem
 from openapi_tool.options import MAX_ACK_PENDING, Seconds, one_line, split
 from openapi_tool.settings.urls import Dsn, parse_dsn, parse_url
 from openapi_tool.tools.arguments import API_KEY
-from openapi_tool.tools.secrets import Secret, is_executors_own
+from openapi_tool.tools.placeholders import Secret, is_executors_own
 
 
 def _check_file(path: Path) -> Path:

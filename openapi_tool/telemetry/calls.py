@@ -13,8 +13,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from openapi_tool.protocol.attempts import Attempt, upstream_span
 from openapi_tool.protocol.identity import SpanContext, TraceLink, new_span_id
+from openapi_tool.protocol.records import Attempt, upstream_span
 from openapi_tool.telemetry import metrics
 from openapi_tool.telemetry.metrics import project_label
 

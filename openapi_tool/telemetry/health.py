@@ -1,18 +1,24 @@
-"""Readiness by dependency; served by `health_server`."""
+"""State of this process: readiness by dependency, and the snapshot for `top` and the HTML page."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import islice
 from typing import Any
 
 from cachetools import TTLCache
 
+from openapi_tool import __version__
 from openapi_tool.telemetry import metrics
+from openapi_tool.telemetry.calls import RECENT, CallFacts
+from openapi_tool.telemetry.metrics import Gauge
+from openapi_tool.telemetry.redact import Redactor
 
 log = logging.getLogger(__name__)
 
@@ -152,3 +158,230 @@ async def monitor_loop_lag(on_lag: Callable[[float], None]) -> None:
         if lag_s > _LAG_WARNING_S:
             on_lag(lag_s)
             log.warning("the event loop was blocked", extra={"action": "event_loop.lagged", "lag_s": round(lag_s, 3)})
+
+
+WARNINGS_WINDOW_S = 600.0
+"""Seconds for which a warning is shown."""
+
+_MAX_ACTIONS = 100
+_MAX_CHARS = 300
+_EXCLUDED_ACTION = "health.changed"
+"""Action that is not recorded: the current state of each dependency is shown instead."""
+
+_IDS = ("project_id", "variable")
+
+
+@dataclass(slots=True)
+class RecentWarning:
+    """Number of an action's warnings and errors, and the last of them; `at` is its time on the monotonic clock.
+
+    Texts are masked when they are read, not when they are recorded: masking each line of a flood would take much CPU.
+    """
+
+    count: int
+    at: float
+    message: str
+    ids: Mapping[str, str]
+
+    def as_dict(self, action: str, now: float, mask: Callable[[str], str]) -> dict[str, Any]:
+        """Return the JSON form; each text goes through `mask`."""
+        return {
+            "action": action,
+            "count": self.count,
+            "ago_s": round(now - self.at, 1),
+            "message": mask(self.message),
+            **{name: mask(text) for name, text in self.ids.items()},
+        }
+
+
+class RecentWarnings(logging.Handler):
+    """Log handler that keeps the last line of each action; `snapshot` masks and truncates it."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self._redactor = Redactor()
+        self._warned: dict[str, RecentWarning] = {}
+
+    def install(self, redactor: Redactor) -> None:
+        """Record the package's own warnings from now on, and discard older ones."""
+        self._redactor = redactor
+        self._warned.clear()
+        logger = logging.getLogger(__name__.partition(".")[0])
+        logger.removeHandler(self)
+        logger.addHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Count a record."""
+        fields = vars(record)
+        action = str(fields.get("action", "log"))
+        known = self._warned.get(action)
+        if action == _EXCLUDED_ACTION or (known is None and len(self._warned) >= _MAX_ACTIONS):
+            return
+        now = time.monotonic()
+        before = known.count if known is not None and now - known.at <= WARNINGS_WINDOW_S else 0
+        ids = {name: str(fields[name]) for name in _IDS if name in fields}
+        self._warned[action] = RecentWarning(before + 1, now, record.getMessage(), ids)
+
+    def _masked(self, text: str) -> str:
+        return self._redactor.head(text, _MAX_CHARS)
+
+    def snapshot(self) -> list[dict[str, Any]]:
+        """Return the warnings of the last ten minutes, the newest first."""
+        now = time.monotonic()
+        recent = [
+            (action, warned) for action, warned in list(self._warned.items()) if now - warned.at <= WARNINGS_WINDOW_S
+        ]
+        newest = sorted(recent, key=lambda item: -item[1].at)
+        return [warned.as_dict(action, now, self._masked) for action, warned in newest]
+
+
+RECENT_WARNINGS = RecentWarnings()
+
+
+WINDOW_S = 60.0
+"""Period in seconds of rates and latencies; shorter if `RECENT` cannot hold all of its calls."""
+
+_MAX_ROWS = 20
+_MAX_CALLS = 20
+_MAX_AGE_S = 0.5
+_GAUGES = {
+    "running": metrics.RUNNING,
+    "held": metrics.HELD,
+    "waiting": metrics.WAITING,
+    "slots": metrics.SLOTS,
+    "oldest_held_s": metrics.OLDEST_HELD,
+    "waiting_for_memory": metrics.RESPONSE_WAITING,
+}
+_DURABLE_GAUGES = {
+    "pending": metrics.PENDING,
+    "unacknowledged": metrics.UNACKNOWLEDGED,
+    "max_unacknowledged": metrics.MAX_UNACKNOWLEDGED,
+}
+
+
+@dataclass(slots=True)
+class Snapshots:
+    """Makes snapshots, at most two a second: any client that reaches the port or the subject may request them.
+
+    `durables` are the durables that this process consumes; each function of `work` returns the held commands of one.
+    """
+
+    instance: str
+    health: Health
+    limits: Mapping[str, Any]
+    durables: Sequence[str] = ()
+    work: list[Callable[[], Mapping[str, Any]]] = field(default_factory=list)
+    _made_at: float = 0.0
+    _last: Mapping[str, Any] | None = None
+
+    def now(self) -> Mapping[str, Any]:
+        """Return a snapshot, at most half a second old."""
+        now = time.monotonic()
+        if self._last is None or now - self._made_at >= _MAX_AGE_S:
+            self._made_at, self._last = now, self._snapshot(now)
+        return self._last
+
+    def _snapshot(self, now: float) -> Mapping[str, Any]:
+        recent = [call for call in RECENT if now - call.ended <= WINDOW_S]
+        # A full list may cover less than the window.
+        full = len(RECENT) == RECENT.maxlen and len(recent) == len(RECENT)
+        window_s = now - recent[0].ended if full else WINDOW_S
+        return {
+            "instance": self.instance,
+            "version": __version__,
+            "durables": list(self.durables),
+            "work": [held() for held in self.work],
+            "window_s": round(window_s, 1),
+            **_rates(recent, window_s),
+            **{name: _number(gauge) for name, gauge in _GAUGES.items()},
+            "kernels": _kernels(),
+            "phases_p95_ms": _phases(recent),
+            "health": self.health.as_json(),
+            "limits": dict(self.limits),
+            "upstream_limits": list(self.health.limits()),
+            "upstream_keys": list(self.health.keys()),
+            "budgets": list(self.health.budgets()),
+            "tools": _rows(recent),
+            "errors": _errors(recent),
+            "warnings": RECENT_WARNINGS.snapshot(),
+            "last": [_call(call, now) for call in islice(reversed(RECENT), _MAX_CALLS)],
+        }
+
+
+def _number(gauge: Gauge) -> float:
+    ((_, child),) = gauge.children()
+    return round(child.number, 1)
+
+
+def _kernels() -> list[dict[str, Any]]:
+    kernels: dict[str, dict[str, Any]] = {}
+    for name, gauge in _DURABLE_GAUGES.items():
+        for labels, child in gauge.children():
+            version = labels["version"]
+            kernels.setdefault(version, {"protocol": version})[name] = round(child.number)
+    return list(kernels.values())
+
+
+def _rates(calls: Sequence[CallFacts], window_s: float) -> dict[str, Any]:
+    failed = sum(call.error_code is not None for call in calls)
+    seconds = sorted(call.seconds for call in calls)
+    return {
+        "calls": len(calls),
+        "failed": failed,
+        "rate": round(len(calls) / max(window_s, 1.0), 2),
+        "p50_ms": _quantile_ms(seconds, 0.5),
+        "p95_ms": _quantile_ms(seconds, 0.95),
+        "tokens": sum(call.tokens for call in calls),
+    }
+
+
+def _phases(calls: Sequence[CallFacts]) -> dict[str, int | None]:
+    """Return the 95th percentile of queue, load, permit and commit in milliseconds; None if no call had that phase."""
+    seconds = {
+        "queue": [call.age_s for call in calls],
+        "load": [call.loaded - call.began for call in calls],
+        "permit": [call.permit_s for call in calls if call.permit_s is not None],
+        "commit": [end - begin for call in calls if call.commit for begin, end in [call.commit]],
+    }
+    return {phase: _quantile_ms(sorted(values), 0.95) for phase, values in seconds.items()}
+
+
+def _quantile_ms(seconds: Sequence[float], share: float) -> int | None:
+    return round(1000 * seconds[min(len(seconds) - 1, int(share * len(seconds)))]) if seconds else None
+
+
+def _rows(calls: Sequence[CallFacts]) -> list[dict[str, Any]]:
+    """Return the calls by protocol, project and tool, the largest groups first."""
+    groups: dict[tuple[str, str, str], list[CallFacts]] = defaultdict(list)
+    for call in calls:
+        groups[call.protocol, call.ids["project_id"], call.tool].append(call)
+    most = sorted(groups.items(), key=lambda group: -len(group[1]))[:_MAX_ROWS]
+    return [
+        {"protocol": protocol, "project": project, "tool": tool, **_rates(group, WINDOW_S)}
+        for (protocol, project, tool), group in most
+    ]
+
+
+def _errors(calls: Sequence[CallFacts]) -> list[dict[str, Any]]:
+    failed = Counter(
+        (call.protocol, call.ids["project_id"], call.tool, call.error_code) for call in calls if call.error_code
+    )
+    return [
+        {"protocol": protocol, "project": project, "tool": tool, "error_code": code, "calls": count}
+        for (protocol, project, tool, code), count in failed.most_common(_MAX_ROWS)
+    ]
+
+
+def _call(call: CallFacts, now: float) -> dict[str, Any]:
+    return {
+        "ago_s": round(now - call.ended, 1),
+        "protocol": call.protocol,
+        "project": call.ids["project_id"],
+        "tool_call_id": call.ids["tool_call_id"],
+        "tool": call.tool,
+        "status": call.status,
+        "error_code": call.error_code,
+        "ms": round(call.seconds * 1000),
+        "tokens": call.tokens,
+        "cached": call.cached,
+    }

@@ -26,8 +26,8 @@ from opentelemetry.trace import SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from openapi_tool import __version__
-from openapi_tool.protocol.attempts import Attempt
 from openapi_tool.protocol.identity import SpanContext, TraceLink, new_span_id
+from openapi_tool.protocol.records import Attempt
 from openapi_tool.telemetry import metrics
 from openapi_tool.telemetry.calls import CallFacts, CallSpan, child_of
 from openapi_tool.telemetry.redact import Redactor

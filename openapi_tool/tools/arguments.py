@@ -15,12 +15,10 @@ from openapi_tool.protocol.cards import ToolCall
 from openapi_tool.protocol.errors import BadRequest, ToolMisconfigured
 from openapi_tool.protocol.jsontext import JsonValue, storable_text
 from openapi_tool.tools.definition import ToolDefinition, unusable
-from openapi_tool.tools.names import fold
-from openapi_tool.tools.problems import listed, short
+from openapi_tool.tools.placeholders import MissingVariable, VariableNotAllowed, render_default, render_fixed
+from openapi_tool.tools.problems import fold, listed, short
 from openapi_tool.tools.schema import schema_problems, visible_schema
 from openapi_tool.tools.scopes import SessionScope
-from openapi_tool.tools.secrets import MissingVariable, VariableNotAllowed
-from openapi_tool.tools.template import render_default, render_fixed
 
 _DIGITS = re.compile(r"[0-9]{1,12}")
 _INTEGER = re.compile(r"-?[0-9]{1,12}")
@@ -258,7 +256,7 @@ def prepare_arguments(
         if name not in given and name not in hidden
     }
     repairs = _validated_repairs(definition, defaults, given, hidden)
-    given |= repairs  # None is not sent (`jina/parameter_mapping.py`)
+    given |= repairs  # None is not sent (`jina/request.py`)
     api_key, variable, fallback_reason = _api_key(envs, definition, read_secret)
     fixed = {name: render_fixed(name, template, call, owner.ids) for name, template in definition.fixed.items()}
     prepared: dict[str, JsonValue] = defaults | given | fixed

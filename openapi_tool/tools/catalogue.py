@@ -151,7 +151,7 @@ class Operation:
 
     - `name`: value of `mode` in definitions; `aliases` are accepted, too.
     - `argument`: name of the model's argument for the query or page address. `main_parameter` is the upstream's name
-      for it, `main_parameter_names` all its names, folded (`tools.argument_names.fold`).
+      for it, `main_parameter_names` all its names, folded (`tools.problems.fold`).
     - `paths`: each path that a definition may name, with the path that is requested.
     - `template`: path of a GET request with the main parameter in it, None if the operation has none.
     """

@@ -21,8 +21,7 @@ from openapi_tool.protocol.jsontext import JsonValue
 from openapi_tool.protocol.records import DefinitionRecord
 from openapi_tool.tools.bounds import MAX_ROW_BYTES, memory_bytes, row_problems
 from openapi_tool.tools.catalogue import CATALOGUE, OPERATIONS, BuiltInTool, Operation
-from openapi_tool.tools.names import fold
-from openapi_tool.tools.problems import Problem, any_of, close_to, did_you_mean, listed, short
+from openapi_tool.tools.problems import Problem, any_of, close_to, did_you_mean, fold, listed, short
 from openapi_tool.tools.schema import schema_defect, visible_schema
 
 Method = Literal["GET", "POST"]

@@ -19,10 +19,10 @@ from openapi_tool.tools.catalogue import (
     BuiltInTool,
 )
 from openapi_tool.tools.definition import DEFAULT_AUTH_ENV, ToolDefinition
-from openapi_tool.tools.names import camel_case, in_words, mangled
+from openapi_tool.tools.placeholders import PLACEHOLDERS
+from openapi_tool.tools.problems import camel_case, in_words, mangled
 from openapi_tool.tools.result import one_line
 from openapi_tool.tools.schema import visible_schema
-from openapi_tool.tools.template import PLACEHOLDERS
 
 _SUBJECT = "cg.v1r4.{project_id}.{channel_id}.cmd.tool."
 _WIDTH = 112

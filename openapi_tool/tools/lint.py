@@ -1,4 +1,4 @@
-"""Rules for a definition's file that do not need the table of upstream parameters; `jina.definition_lint` adds those.
+"""Rules for a definition's file that do not need the table of upstream parameters; `jina.definition_checks` adds those.
 
 The meta-schema checks the form, and the executor's own parser reads the options. No message repeats a value that could
 be a key.
@@ -12,16 +12,21 @@ from dataclasses import dataclass, field
 
 from openapi_tool.options import BudgetLimits, ExecutorOptions, ToolOptions
 from openapi_tool.protocol.errors import ToolMisconfigured, Unanswerable
+from openapi_tool.protocol.identity import VERSIONS, parse_command_subject
 from openapi_tool.protocol.jsontext import JsonValue
-from openapi_tool.protocol.subject import VERSIONS, parse_command_subject
 from openapi_tool.tools.arguments import is_identity
 from openapi_tool.tools.definition import TIMEOUTS, ToolDefinition, read_as_far_as_possible, stored_record
 from openapi_tool.tools.meta_schema import MAX_SUSPEND_S, violations
-from openapi_tool.tools.names import RESERVED_NAMES, fold, name_problem
-from openapi_tool.tools.problems import Path, Problem, any_of, did_you_mean, short
+from openapi_tool.tools.placeholders import (
+    PLACEHOLDER,
+    PLACEHOLDERS,
+    PREFIXED_KEY,
+    is_executors_own,
+    looks_like_a_key,
+    names_a_variable,
+)
+from openapi_tool.tools.problems import RESERVED_NAMES, Path, Problem, any_of, did_you_mean, fold, name_problem, short
 from openapi_tool.tools.schema import schema_problems
-from openapi_tool.tools.secrets import PREFIXED_KEY, is_executors_own, looks_like_a_key, names_a_variable
-from openapi_tool.tools.template import PLACEHOLDER, PLACEHOLDERS
 
 _PROJECT, _CHANNEL = "{project_id}", "{channel_id}"
 _SUBJECT_PLACEHOLDERS = (_PROJECT, _CHANNEL, "{agent_id}")

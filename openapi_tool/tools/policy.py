@@ -1,4 +1,4 @@
-"""Authorization of calls: pre-call hooks, the effective tool set (tool-design section 4), and disabled tools.
+"""Whether a call may run (hooks, effective tool set, disabled tools; tool-design section 4), and its deadline.
 
 Both run before any upstream request, and fail closed.
 """
@@ -8,7 +8,9 @@ from __future__ import annotations
 import asyncio
 import copy
 import logging
+import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from fnmatch import fnmatchcase
 from typing import Annotated
@@ -18,7 +20,8 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic.dataclasses import dataclass as validated
 from pydantic_settings import NoDecode
 
-from openapi_tool.options import Options, split
+from openapi_tool.frozen import frozen
+from openapi_tool.options import ExecutorOptions, Options, ToolOptions, split
 from openapi_tool.protocol.errors import ToolNotAvailable
 from openapi_tool.protocol.jsontext import JsonValue
 from openapi_tool.tools.arguments import Arguments, CallOwner
@@ -285,3 +288,104 @@ class Switches:
 
 def _switch(row: Mapping[str, object]) -> Switch:
     return Switch(**{name: str(row[name]) for name in ("project_id", "tool_name", "reason", "by", "at")})
+
+
+_OTHER_STEPS_S = 30.0
+"""Seconds for all other steps, which have limits of a few seconds each: lease, rendering, doorbell."""
+
+
+class TurnLimit:
+    """Limit that may be set while a call runs, because its turn ends before the call's own deadline.
+
+    `at` is in seconds on the monotonic clock, infinite until `shorten` is called.
+    """
+
+    def __init__(self) -> None:
+        self.at = float("inf")
+        self._waits: list[asyncio.Timeout] = []
+
+    def shorten(self, at: float) -> None:
+        """Bring the limit forward to `at`, also for waits that are in progress."""
+        self.at = min(self.at, at)
+        loop = asyncio.get_running_loop()
+        when = loop.time() + self.at - time.monotonic()
+        for timeout in self._waits:
+            before = timeout.when()
+            if before is None or before > when:
+                with suppress(RuntimeError):  # the timeout has ended
+                    timeout.reschedule(when)
+
+    def watch(self, timeout: asyncio.Timeout) -> None:
+        """Register a timeout that `shorten` must reschedule. It stays registered after its end; a call has few."""
+        self._waits.append(timeout)
+
+
+@frozen
+class Deadline:
+    """Deadline of a call in seconds on the monotonic clock; `turn` may bring it forward while the call runs."""
+
+    at: float
+    turn: TurnLimit | None = None
+
+    @classmethod
+    def after(cls, seconds: float) -> Deadline:
+        """Return the deadline `seconds` from now."""
+        return cls(time.monotonic() + seconds)
+
+    def remaining(self) -> float:
+        """Return the seconds left, at least 0."""
+        at = self.at if self.turn is None else min(self.at, self.turn.at)
+        return max(0.0, at - time.monotonic())
+
+    def limit(self) -> asyncio.Timeout:
+        """Return a context that raises TimeoutError at the deadline."""
+        timeout = asyncio.timeout(self.remaining())
+        if self.turn is not None:
+            self.turn.watch(timeout)
+        return timeout
+
+    def shortened(self, seconds: float | None) -> Deadline:
+        """Return the earlier of this deadline and `seconds` from now."""
+        return self if seconds is None else Deadline(min(self.at, time.monotonic() + seconds), self.turn)
+
+
+@dataclass(frozen=True, slots=True)
+class TimeLimits:
+    """Time limits of a call, computed from the settings sections `executor` and `tools`."""
+
+    executor: ExecutorOptions
+    tools: ToolOptions
+
+    def worker_waits_s(self, suspend_timeout_s: float | None) -> float:
+        """Return the seconds from a command's arrival in the stream until its worker stops waiting."""
+        return max(self.executor.worker_timeout_s, suspend_timeout_s or 0.0)
+
+    def outlasts_worker_wait(self, suspend_timeout_s: float | None) -> bool:
+        """Return whether a call may run on after `executor.worker_timeout_s`, the worker's least wait."""
+        return suspend_timeout_s is not None and suspend_timeout_s > self.executor.worker_timeout_s
+
+    def worker_wait_left_s(self, age_s: float) -> float:
+        """Return the seconds left of `worker_timeout_s`, which began `age_s` ago, minus `commit_margin_s`."""
+        return self.executor.worker_timeout_s - self.executor.commit_margin_s - age_s
+
+    def deadline(self, age_s: float, suspend_timeout_s: float | None, timeout_s: float | None = None) -> Deadline:
+        """Return the deadline of a call whose command arrived in the stream `age_s` seconds ago.
+
+        `suspend_timeout_s` and `timeout_s` are those of the definition. `tools.default_timeout_s` applies if it has
+        neither. The deadline may be in the past; then the runner does not run the call.
+        """
+        wait_s = self.worker_waits_s(suspend_timeout_s) - self.executor.commit_margin_s
+        left_s = min(wait_s, self.tools.max_timeout_s) - max(0.0, age_s)
+        unlimited = suspend_timeout_s is None and timeout_s is None
+        return Deadline.after(left_s).shortened(self.tools.default_timeout_s if unlimited else None)
+
+
+def longest_call_s(limits: TimeLimits, authorizer: Authorizer, statement_s: float) -> float:
+    """Return the seconds after which a call that still runs is a defect: the sum of the limits of its steps.
+
+    `statement_s` limits each wait for a database connection or statement. A call has at most eight of them: load,
+    commit, last retry of the commit, and reload after a commit that wrote nothing, each with its connection.
+    """
+    hooks_s = len(authorizer.hooks) * authorizer.policy.hook_timeout_s
+    commit_s = limits.executor.commit_retry_timeout_s
+    return hooks_s + limits.tools.max_timeout_s + commit_s + 8 * statement_s + _OTHER_STEPS_S

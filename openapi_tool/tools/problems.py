@@ -1,10 +1,17 @@
-"""Problems of definitions and arguments, with their paths."""
+"""Problems of definitions and arguments, with path, line and column; names of both, and which name was meant."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+
+import yaml
+
+from openapi_tool.protocol.jsontext import JsonValue, storable
 
 Path = tuple[str | int, ...]
 
@@ -80,3 +87,253 @@ def any_of(words: Iterable[str]) -> str:
     """Return the words as `'a', 'b' or 'c'`."""
     *most, last = (repr(word) for word in words)
     return f"{', '.join(most)} or {last}" if most else last
+
+
+MAX_NODES = 20_000
+MAX_BYTES = 8_000_000
+"""Bytes of one file: more than a definition may have, so that the place of an excess is reported."""
+
+_MERGE = "<<"
+_TEXT_TAG, _NUMBER_TAGS = "tag:yaml.org,2002:str", ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+_MAX_NUMBER_CHARS = 40
+_NOT_DECIMAL = re.compile(r"[-+]?0[0-9_]+|[^:]*:.*")
+"""Plain scalars that YAML 1.1 reads as octal or sexagesimal numbers: `010` is 8, `1:30` is 90."""
+
+_IS_TEXT = "YAML reads this as a text; write the number in plain digits, or put it in quotes to mean the text"
+_READ_AS_TEXT = re.compile(r"[-+]?(?:0o?[0-9]+|[0-9]+(?:\.[0-9]*)?[eE][-+]?[0-9]+)")
+"""Plain scalars that look like numbers, which YAML 1.1 reads as texts: `08`, `0o17`, `1e3`."""
+
+Position = tuple[int, int]
+"""Line and column, both from 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Parsed source of a definition. `problems` are mistakes in the YAML; with errors `document` is incomplete."""
+
+    document: JsonValue
+    problems: list[Problem]
+    positions: Mapping[Path, Position]
+
+    def position(self, path: Path) -> Position:
+        """Return the position of a path, or of its nearest ancestor in the text."""
+        while path and path not in self.positions:
+            path = path[:-1]
+        return self.positions.get(path, (1, 1))
+
+
+def read_source(text: str) -> Source:
+    """Parse YAML with one document; never raises."""
+    first, *others = read_sources(text)
+    if others:
+        return Source(None, [Problem((), f"there are {1 + len(others)} documents; give one")], first.positions)
+    return first
+
+
+def read_sources(text: str) -> list[Source]:
+    """Parse YAML documents restricted to JSON's types; never raises.
+
+    Documents after an invalid one are not read. Empty ones are ignored unless there is nothing else.
+    """
+    sources: list[Source] = []
+    try:
+        for root in yaml.compose_all(text, Loader=yaml.SafeLoader):
+            reader = _Reader()
+            document = reader.value(root, ())
+            if document is not None or reader.problems:
+                sources.append(Source(document, reader.problems, reader.positions))
+    except yaml.YAMLError as error:
+        sources.append(
+            Source(
+                None,
+                [Problem((), f"is no YAML: {_reason(error)}; check indentation, brackets and quotes there")],
+                {(): _mark(error)},
+            )
+        )
+    except RecursionError:
+        sources.append(Source(None, [Problem((), "is nested too deeply; flatten it")], {}))
+    return sources or [Source(None, [], {})]
+
+
+@dataclass(slots=True)
+class _Reader:
+    problems: list[Problem] = field(default_factory=list)
+    positions: dict[Path, Position] = field(default_factory=dict)
+    ancestors: set[int] = field(default_factory=set)
+    nodes: int = 0
+
+    def value(self, node: yaml.Node, path: Path) -> JsonValue:
+        self.positions.setdefault(path, (node.start_mark.line + 1, node.start_mark.column + 1))
+        self.nodes += 1
+        if id(node) in self.ancestors or self.nodes > MAX_NODES:
+            return self._problem(path, "is too large, or refers to itself; write it out, shorter")
+        self.ancestors.add(id(node))
+        try:
+            if isinstance(node, yaml.MappingNode):
+                return self._mapping(node, path)
+            if isinstance(node, yaml.SequenceNode):
+                return [self.value(item, (*path, place)) for place, item in enumerate(node.value)]
+            return self._scalar(node, path)
+        finally:
+            self.ancestors.discard(id(node))
+
+    def _mapping(self, node: yaml.MappingNode, path: Path) -> dict[str, JsonValue]:
+        values: dict[str, JsonValue] = {}
+        for key_node, value_node in node.value:
+            key = key_node.value if isinstance(key_node, yaml.ScalarNode) else "?"
+            here = (*path, key)
+            self.positions.setdefault(here, (key_node.start_mark.line + 1, key_node.start_mark.column + 1))
+            if key == _MERGE:
+                self._problem(here, "merge keys are not read; write the keys out")
+            elif key_node.tag != _TEXT_TAG:
+                self._problem(here, "a key must be a text; put it in quotes")
+            elif key in values:
+                self._problem(here, "is given twice; take one out")
+            else:
+                values[key] = self.value(value_node, here)
+        return values
+
+    def _scalar(self, node: yaml.Node, path: Path) -> JsonValue:
+        try:
+            value = yaml.constructor.SafeConstructor().construct_object(node)
+        except (yaml.YAMLError, ValueError):
+            return self._problem(path, "is not a JSON value; put it in quotes")
+        if misread := _misread_number(node, value):
+            return self._problem(path, misread)
+        if _looks_like_a_number(node):
+            self.problems.append(Problem(path, _IS_TEXT, warning=True))
+        if isinstance(value, float) and not math.isfinite(value):
+            return self._problem(path, "must be a finite number")
+        if value is None or isinstance(value, str | bool | int | float):
+            return (
+                value
+                if storable(value) == value
+                else self._problem(
+                    path, "cannot be stored in the database: NUL, half a character, or more than 64 bits; change it"
+                )
+            )
+        return self._problem(path, f"YAML reads this as a {type(value).__name__}; put it in quotes")
+
+    def _problem(self, path: Path, message: str) -> JsonValue:
+        self.problems.append(Problem(path, message))
+        return None
+
+
+def _misread_number(node: yaml.Node, value: object) -> str | None:
+    """Return why a scalar is not read as the number that it looks like, else None."""
+    if node.tag not in _NUMBER_TAGS or not _NOT_DECIMAL.fullmatch(_plain(node)):
+        return None
+    return f"YAML reads {node.value} as {value}; write {value}, or put it in quotes to mean the text"
+
+
+def _looks_like_a_number(node: yaml.Node) -> bool:
+    return node.tag == _TEXT_TAG and bool(_READ_AS_TEXT.fullmatch(_plain(node)))
+
+
+def _plain(node: yaml.Node) -> str:
+    text = node.value if isinstance(node, yaml.ScalarNode) and node.style is None else ""
+    return text if len(text) <= _MAX_NUMBER_CHARS else ""
+
+
+def _reason(error: yaml.YAMLError) -> str:
+    parts = (getattr(error, name, None) for name in ("context", "problem", "reason"))
+    return ", ".join(str(part) for part in parts if part) or "it cannot be read"
+
+
+def _mark(error: yaml.YAMLError) -> Position:
+    mark = getattr(error, "problem_mark", None)
+    return (mark.line + 1, mark.column + 1) if mark else (1, 1)
+
+
+_MAX_CHARS, _MAX_KNOWN = 40, 40
+_SYNONYMS = {
+    "query": "q searchquery searchterm keywords question text",
+    "url": "uri link address href targeturl pageurl website page",
+    "count": "n num limit maxresults numresults numberofresults topk size results",
+    "country": "gl region countrycode",
+    "language": "hl lang languagecode",
+    "site": "sites domain domains includedomains includesites",
+    "exclude_sites": "excludedomains blockeddomains",
+    "after": "since startdate fromdate publishedafter",
+    "file_type": "filetype ext extension",
+    "title_words": "intitle",
+    "with_content": "content includecontent fullcontent rawcontent includerawcontent",
+    "format": "respondwith returnformat outputformat",
+    "target_selector": "selector css cssselector",
+    "max_tokens": "tokens tokenlimit maxlength maxchars",
+    "with_links": "links includelinks",
+    "with_images": "images includeimages",
+    "no_cache": "nocache fresh refresh",
+}
+_BY_SYNONYM = {other: name for name, others in _SYNONYMS.items() for other in others.split()}
+"""Arguments of the built-in tools by their folded names in the upstream and in other search tools."""
+_PLURALS = {"query": "queries", "url": "urls"}
+
+
+def fold(name: str) -> str:
+    """Return an argument's name in lower case without separators: `target_url`, `targetUrl`, `Target-URL` are equal."""
+    return name.replace("_", "").replace("-", "").lower()
+
+
+def probably_meant(name: str, known: Iterable[str]) -> str | None:
+    """Return the known argument that an unknown name probably means, None if none is close.
+
+    Ignores long names, and all but the first known ones.
+    """
+    by_folded = {fold(other): other for other in islice(known, _MAX_KNOWN)}
+    if len(name) > _MAX_CHARS or not by_folded:
+        return None
+    folded = fold(name)
+    other = _BY_SYNONYM.get(folded, folded)
+    for candidate in (folded, other, _PLURALS.get(other, "")):
+        if (found := by_folded.get(fold(candidate))) is not None:
+            return found
+    close = difflib.get_close_matches(folded, by_folded, n=1)
+    return by_folded[close[0]] if close else None
+
+
+def not_taken(name: str, known: Iterable[str]) -> str:
+    """Return the problem of an argument that a tool does not take."""
+    other = probably_meant(name, known)
+    return f"is not an argument that this tool takes{f'; did you mean {other}?' if other else ''}"
+
+
+RESERVED_NAMES = frozenset({"delegate_async", "launch_principal", "ask_expert", "fork_join", "provision_agent"})
+"""Names of the kernel's own tools (protocol section 4)."""
+
+MAX_CHARS = 64
+_ALLOWED = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*")
+_AMBIGUOUS = ("__", "_.", "._", "..")
+_WORD_END = re.compile(r"[._-]+(.)?")
+
+
+def mangled(name: str) -> str:
+    """Return the mangled name: `jina.search` becomes `jina__search`."""
+    return name.replace(".", "__")
+
+
+def unmangled(name: str) -> str:
+    """Return the canonical name of a mangled one; exact for every name without a `name_problem`."""
+    return name.replace("__", ".")
+
+
+def name_problem(name: str) -> str | None:
+    """Return why a tool cannot have this name, or None."""
+    if not _ALLOWED.fullmatch(name) or name.endswith("."):
+        return "must begin with a letter and contain only letters, digits, '_', '-' and '.'"
+    if any(pair in name for pair in _AMBIGUOUS):
+        return "may not contain '__', nor a dot beside '_' or '.': '__' replaces a dot for some model providers"
+    if len(mangled(name)) > MAX_CHARS:
+        return f"may have at most {MAX_CHARS} characters, a dot counted twice"
+    return None
+
+
+def camel_case(name: str) -> str:
+    """Return a name in camel case, for manifests: `web_search` becomes `webSearch`."""
+    return _WORD_END.sub(lambda match: (match[1] or "").upper(), name)
+
+
+def in_words(name: str) -> str:
+    """Return a name in words, for titles: `web_search` becomes `Web search`."""
+    text = _WORD_END.sub(lambda match: f" {match[1]}" if match[1] else "", name)
+    return text[:1].upper() + text[1:]

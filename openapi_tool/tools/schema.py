@@ -15,8 +15,7 @@ from cachetools import LRUCache
 from openapi_tool.protocol.errors import ToolMisconfigured
 from openapi_tool.protocol.jsontext import JsonValue
 from openapi_tool.tools.bounds import count_values, patterns
-from openapi_tool.tools.names import not_taken, probably_meant
-from openapi_tool.tools.problems import MAX_PROBLEMS, Problem, argument_path, listed, short
+from openapi_tool.tools.problems import MAX_PROBLEMS, Problem, argument_path, listed, not_taken, probably_meant, short
 
 _MAX_CHOICES_CHARS = 160
 _PATTERNS: Mapping[Any, str] = {None: "", r"\S": ", not blank"}

@@ -16,8 +16,18 @@ from openapi_tool.concurrency import Steps
 from openapi_tool.frozen import frozen
 from openapi_tool.protocol.cards import StoredText, new_id
 from openapi_tool.protocol.jsontext import dumps
-from openapi_tool.tools.result import BLOCK_GAP, CAPTION_CHARS, CUT_CHARS, INTRO_CHARS, MARK_CHARS, Item, Part, texts
-from openapi_tool.tools.tokens import estimate_tokens, fitting_chars
+from openapi_tool.tools.result import (
+    BLOCK_GAP,
+    CAPTION_CHARS,
+    CUT_CHARS,
+    INTRO_CHARS,
+    MARK_CHARS,
+    Item,
+    Part,
+    estimate_tokens,
+    fitting_chars,
+    texts,
+)
 
 NOTE_CHARS = 500
 """Characters reserved for the introduction of frames and the note about what is missing."""

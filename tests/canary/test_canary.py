@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from tests.canary.needles import encoded_forms, new_canary, new_number, planted, search
-from tests.canary.run import canary
+from tests.canary.run import canary, encoded_forms, new_canary, new_number, planted, search
 from tests.requirements import requirement
 
 COMMANDS = ("deadletters show", "call", "wrong settings")

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from openapi_tool.budgets import allowance, ledger
+from openapi_tool.budgets import ledger, replica
 from openapi_tool.bus.connection import WakeupPublisher
 from openapi_tool.jina.backend import JinaBackend
 from openapi_tool.kernel.store import KernelStore
@@ -32,7 +32,7 @@ def main() -> None:
     """Serve against the double, with fail points in the folder that the environment names."""
     install(Path(os.environ[FOLDER_VARIABLE]))
     if lease_s := float(os.environ.get(LEASE_VARIABLE, "0")):
-        ledger.LEASE_S, allowance.RENEW_S = lease_s, lease_s / 3
+        ledger.LEASE_S, replica.RENEW_S = lease_s, lease_s / 3
     serve()
 
 

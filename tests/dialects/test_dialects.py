@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +15,7 @@ import yaml
 from typer.testing import CliRunner, Result
 
 from openapi_tool.bootstrap import build_bootstrap, build_runner, scoped_key
-from openapi_tool.bus.stats import gather_stats
+from openapi_tool.bus.connection import gather_stats
 from openapi_tool.cli import app
 from openapi_tool.cli.common import Upstream
 from openapi_tool.cli.dev_executor import dev_settings
@@ -24,13 +24,51 @@ from openapi_tool.local.caller import Caller, PlacedCall, ResultRows
 from openapi_tool.local.executor import ExecutorProcess
 from openapi_tool.local.servers import free_port
 from openapi_tool.local.stack import EmbeddedStack
+from openapi_tool.protocol.identity import subject_in_version
 from openapi_tool.settings import Settings
 from openapi_tool.settings.sections import NatsSettings
 from openapi_tool.telemetry.metrics import list_projects, project_label
 from tests.conftest import AGENT, PROJECT, StartExecutor, search_tool
-from tests.dialects.conftest import PREFIX, Kernels, tool_of
 from tests.requirements import requirement
 from tests.support import dead_letters, dsn_of
+
+PREFIX = "OPENAPI_TOOL__DIALECTS__V1R3__"
+
+
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """Kernels by protocol version, all served by one executor."""
+
+    callers: Mapping[str, Caller]
+    executor: ExecutorProcess
+    stack: EmbeddedStack
+
+
+def tool_of(version: str, **options: Any) -> dict[str, Any]:
+    """Return the search tool for a kernel of this version."""
+    tool = search_tool(**options)
+    return {**tool, "target_subject": subject_in_version(tool["target_subject"], version)}
+
+
+@pytest.fixture
+async def kernels(
+    stack: EmbeddedStack, caller: Caller, v1r3_caller: Caller, v1r3_database: str, start_executor: StartExecutor
+) -> Kernels:
+    callers = {one.version: one for one in (caller, v1r3_caller)}
+    for one in callers.values():
+        await one.add_tool(PROJECT, tool_of(one.version))
+    executor = start_executor(
+        {
+            f"{PREFIX}POSTGRES__DSN": dsn_of(stack, v1r3_database),
+            "OPENAPI_TOOL__CACHE__TTL_S": "300",
+            "OPENAPI_TOOL__EXECUTOR__REQUEUE_DELAY_S": "0.05",
+        }
+    )
+    async with asyncio.timeout(10):
+        while executor.log_text().count('"consumer.started"') < len(callers):  # noqa: ASYNC110 - a log has no event
+            await asyncio.sleep(0.05)
+    return Kernels(callers, executor, stack)
+
 
 KERNELS = {
     "postgres": {"dsn": "postgresql://127.0.0.1/main"},

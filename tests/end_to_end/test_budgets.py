@@ -32,7 +32,7 @@ from tests.chaos.fail_points import DEATHS, FOLDER_VARIABLE, LEASE_VARIABLE, POI
 from tests.conftest import PROJECT, reader_tool, search_tool
 from tests.requirements import requirement
 from tests.support import dsn_of
-from tests.wire.world import World
+from tests.wire.conftest import World
 
 LIMIT, REPLICAS, RUNNING, LEASE_S = 100, 3, 8, 2.0
 SEARCH_TOKENS, PAGE_TOKENS, TOKENS = 10_000, 500, 20_000

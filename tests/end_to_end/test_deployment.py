@@ -25,17 +25,16 @@ from openapi_tool import __version__
 from openapi_tool.local.caller import Caller, PlacedCall
 from openapi_tool.local.servers import NatsServer
 from openapi_tool.local.stack import EmbeddedStack
-from scripts.chart import values
-from scripts.docs import ROOT
-from scripts.licences import packages as locked
+from scripts.docs import ROOT, values
+from scripts.packages import packages as locked
 from tests.conftest import AGENT, PROJECT, search_tool
 from tests.end_to_end.kubelet import USER, Pod, isolated
 from tests.requirements import requirement
 from tests.support import dsn_of, objects_of
 from tests.unit.test_egress import Proxy
+from tests.wire.conftest import KNOWN
 from tests.wire.test_bus import server
 from tests.wire.test_permissions import config, printed
-from tests.wire.world import KNOWN
 
 PASSWORD = "executor-word"
 READY_CPU_S = 2.0

@@ -26,7 +26,7 @@ import psutil
 import pytest
 from typer.testing import CliRunner
 
-from openapi_tool.bus.stats import gather_stats
+from openapi_tool.bus.connection import gather_stats
 from openapi_tool.cli import app
 from openapi_tool.cli.common import Upstream
 from openapi_tool.cli.dev import Feed

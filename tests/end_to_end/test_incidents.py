@@ -37,7 +37,7 @@ from tests.conftest import AGENT, PROJECT, search_tool
 from tests.requirements import requirement
 from tests.support import ROLE, dsn_of
 from tests.unit.test_chart import POD, firing_alerts, needs_promtool
-from tests.wire.world import DURABLE
+from tests.wire.conftest import DURABLE
 
 HELLO = {"query": "hello world", "count": 3}
 TIMEOUT_S = 30.0

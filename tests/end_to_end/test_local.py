@@ -20,12 +20,12 @@ import psutil
 import pytest
 from typer.testing import CliRunner
 
-from openapi_tool.cli import app, demo
+from openapi_tool.cli import app
+from openapi_tool.cli import call as demo
 from openapi_tool.local import servers
-from openapi_tool.local.demo import CompletedCall
 from openapi_tool.local.guard import Guard
 from openapi_tool.local.servers import free_port, reachable_by_all
-from openapi_tool.local.stack import EmbeddedStack
+from openapi_tool.local.stack import CompletedCall, EmbeddedStack
 from tests.requirements import requirement
 
 HOLD = textwrap.dedent(

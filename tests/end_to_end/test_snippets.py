@@ -39,7 +39,7 @@ from tests.wire.test_bus import server
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = (
-    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "VERSIONING.md", "ARCHITECTURE.md")),
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "ARCHITECTURE.md")),
     ROOT / "helm" / "openapi-tool" / "README.md",
     *sorted((ROOT / "docs").rglob("*.md")),
 )
@@ -82,11 +82,11 @@ NOT_RUN = {
     r"openapi-tool demo --protocol v1r3( +#.*)?": "tests/end_to_end/test_local.py runs it",
     r"openapi-tool dev( --keep \S+| --protocol v1r3| --replicas 4)?( +#.*)?": "runs until Ctrl-C, in test_dev.py",
     r"pip install \.": "takes minutes; tests/end_to_end/test_deployment.py installs the package as the image does",
-    r"openapi-tool usage .*--plot .*": "needs the extra [plot]; tests/kernel/test_usage.py draws where it is installed",
+    r"openapi-tool usage .*--plot .*": "needs the extra [plot]; tests/kernel/test_inspection.py draws where it can",
     r"export \w+=.*": "a variable that each run of `serve` in the tests has",
     r"openapi-tool serve": "runs until SIGTERM; most of tests/end_to_end starts it",
     r"openapi-tool .*product_docs.*|(cp|openapi-tool) .*my_tool\.yaml.*": "tests/end_to_end/test_dev.py runs the five",
-    r"openapi-tool .*--api http://kernel:8000": "needs the kernel's API; tests/registry/test_apply.py has a double",
+    r"openapi-tool .*--api http://kernel:8000": "needs the kernel's API; tests/registry/test_lint.py has a double",
 }
 """Reason why a command is not run, by the pattern of the whole command."""
 
@@ -309,8 +309,8 @@ HANDLED: dict[tuple[str, str], Callable[[str], None] | str] = {
     ("helm/openapi-tool/README.md", "secrets:"): "tests/unit/test_chart.py renders the chart with it",
     ("helm/openapi-tool/README.md", "autoscaling:"): "tests/unit/test_chart.py renders the chart with it",
     ("helm/openapi-tool/README.md", "toolsJob:"): "tests/unit/test_chart.py renders the chart with it",
-    ("docs/developing.md", "12:00:01.250 →"): "lines that `dev` prints; tests/end_to_end/test_dev.py checks such lines",
-    ("docs/developing.md", "import json"): _passes,
+    ("docs/registering-tools.md", "12:00:01.250 →"): "lines that `dev` prints; test_dev.py checks such lines",
+    ("docs/registering-tools.md", "import json"): _passes,
     ("docs/least-privilege.md", "grant usage"): _is_printed,
     ("docs/least-privilege.md", "permissions: {"): "test_a_nats_server_accepts_the_permissions_of_other_users",
     ("docs/migrating.md", "[dialects.v1r3"): _adds_a_kernel,

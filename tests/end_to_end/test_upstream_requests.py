@@ -19,8 +19,7 @@ import pytest
 from pydantic import SecretStr
 
 from openapi_tool.jina.byte_semaphore import ByteSemaphore, max_call_memory
-from openapi_tool.jina.client import JinaClient
-from openapi_tool.jina.egress import EgressTransport, tls_context
+from openapi_tool.jina.client import EgressTransport, JinaClient, tls_context
 from openapi_tool.jina.request import UpstreamRequest
 from openapi_tool.jina.transport import AiohttpTransport
 from openapi_tool.local.caller import Caller
@@ -28,13 +27,13 @@ from openapi_tool.local.executor import LoopbackResolver
 from openapi_tool.local.stack import EmbeddedStack
 from openapi_tool.protocol.cards import TOOL_RESULT
 from openapi_tool.protocol.errors import RateLimited, ToolError, UpstreamRejected
-from openapi_tool.tools.deadline import Deadline
-from tests.canary.needles import Collector
+from openapi_tool.tools.policy import Deadline
+from tests.canary.run import Collector
 from tests.conftest import AGENT, PROJECT, StartExecutor, reader_tool, search_tool
 from tests.requirements import requirement
 from tests.support import memory_limit
 from tests.unit.test_egress import Proxy
-from tests.wire.world import KNOWN, World, open_world
+from tests.wire.conftest import KNOWN, World, open_world
 
 SEARCH_SCHEMA = {
     "type": "object",

@@ -16,7 +16,7 @@ from pathlib import Path
 import atheris
 
 with atheris.instrument_imports(include=["openapi_tool"]):
-    from tests.fuzz.replay import MAX_BYTES, MAX_S, Replayer, peak_bytes
+    from tests.fuzz.run import MAX_REPLAY_BYTES, MAX_S, Replayer, peak_bytes
     from tests.fuzz.targets import MUTATORS, REPLAYED, TARGETS
 
 MAX_INSTRUMENTED_S = 1.0
@@ -57,13 +57,13 @@ def with_replay(name: str, figures: Path) -> Callable[[bytes], None]:
         peak_so_far = max(peak_so_far, peak)
         suspect.write_bytes(data)
         seconds, size = replayer.play(suspect)
-        if size > MAX_BYTES:  # may include memory of earlier inputs
+        if size > MAX_REPLAY_BYTES:  # may include memory of earlier inputs
             seconds, size = Replayer(name).play(suspect)
         worst["slowest_ms"] = max(worst["slowest_ms"], round(seconds * 1000, 1))
         worst["largest_mb"] = max(worst["largest_mb"], round(size / 1e6, 1))
         worst["replayed"] += 1
         figures.write_text(json.dumps(worst), encoding="utf-8")
-        if seconds > MAX_S or size > MAX_BYTES:
+        if seconds > MAX_S or size > MAX_REPLAY_BYTES:
             raise TimeoutError(f"took {seconds:.3f} s and {size / 1e6:.0f} MB")
 
     return one_input

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from openapi_tool.protocol.subject import VERSIONS
+from openapi_tool.protocol.identity import VERSIONS
 from tests.hostile.scene import Scene
 
 MEMORY_BYTES = 512 * 1024 * 1024

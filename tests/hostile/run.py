@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, field
 
 from openapi_tool.local.caller import VERSION
 from openapi_tool.local.stack import EmbeddedStack, kernel_schema
-from openapi_tool.protocol.subject import VERSIONS
+from openapi_tool.protocol.identity import VERSIONS
 from tests.hostile.case import Case
 from tests.hostile.play import CASES, CaseResult, attacking, broken_limits, make_world, play, replace_executor
 from tests.hostile.scene import Stage

@@ -12,7 +12,7 @@ import orjson
 from nats.aio.msg import Msg
 from nats.js.errors import NotFoundError
 
-from openapi_tool.bus.stats import SUBJECT as STATISTICS
+from openapi_tool.bus.connection import STATS_SUBJECT as STATISTICS
 from openapi_tool.bus.storage import BUDGETS
 from openapi_tool.local.caller import PlacedCall
 from tests.hostile.case import Cases
@@ -213,7 +213,7 @@ async def dead_letters_of_one_project_leave_space_for_others(scene: Scene) -> No
     assert any("proj_other" in letter["subject"] for letter in await scene.letters()), "pushed out"
 
 
-@CASES.case("3", versions=["v1r4"])  # tests/kernel/test_v1r3.py has the row of v1r3
+@CASES.case("3", versions=["v1r4"])  # tests/kernel/test_store.py has the row of v1r3
 async def inbox_row_without_its_card(scene: Scene) -> None:
     tool = await scene.define()
     call = await scene.place(tool, {"query": "stray row"}, publish=False)

@@ -1,28 +1,41 @@
-"""The executor's statements on a real PostgreSQL with the kernel's tables."""
+"""The store of calls in PostgreSQL, with the tables of both protocol versions, and its TLS connections.
+
+The embedded server is built without TLS, so a proxy in front of it terminates TLS: it answers PostgreSQL's
+SSLRequest with one byte and forwards the rest.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
+import ssl
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import asyncpg
 import pytest
+import trustme
 
+from openapi_tool.bootstrap import build_bootstrap
 from openapi_tool.bus.connection import BusOptions
 from openapi_tool.concurrency import at_once
+from openapi_tool.kernel import v1r3
+from openapi_tool.kernel.queries import call_rows
 from openapi_tool.kernel.store import KernelStore, PoolOptions
 from openapi_tool.kernel.v1r4 import LAST_RESULT_AGE, LOAD
 from openapi_tool.local.caller import Caller, PlacedCall
 from openapi_tool.local.stack import EmbeddedStack
 from openapi_tool.protocol.cards import Card, artifact_card, result_card
-from openapi_tool.protocol.command import Command, Delivery
-from openapi_tool.protocol.errors import Unavailable
+from openapi_tool.protocol.command import Command, Delivery, Report
+from openapi_tool.protocol.errors import NeedsOperator, Unavailable
 from openapi_tool.protocol.identity import identify, new_root
 from openapi_tool.protocol.records import Artifact, CallRecords
-from openapi_tool.protocol.report import Report
+from openapi_tool.protocol.v1r3 import V1r3
+from openapi_tool.settings import Settings, SettingsError
 from openapi_tool.tools.result import Item
 from openapi_tool.tools.truncation import StoredItem, stored_text
 from tests.conftest import AGENT, PROJECT, search_tool
@@ -552,3 +565,278 @@ async def test_an_unreachable_database_raises_unavailable(
     with pytest.raises(Unavailable, match="execution_edges"):
         await store.load(V1R4.decode(delivery()))
     assert issubclass(asyncpg.UndefinedTableError, asyncpg.PostgresError)
+
+
+SSL_REQUEST_BYTES = 8
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> trustme.CA:
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+    client = authority.issue_cert("executor")
+    client.cert_chain_pems[0].write_to_path(str(tmp_path / "client.pem"))
+    client.private_key_pem.write_to_path(str(tmp_path / "client_key.pem"))
+    (tmp_path / "client_key.pem").chmod(0o600)
+    return authority
+
+
+@asynccontextmanager
+async def tls_proxy(stack: EmbeddedStack, authority: trustme.CA, *, ask_client: bool = False) -> AsyncIterator[int]:
+    """Yield the port of a proxy that accepts TLS only, with a certificate for `localhost`."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    authority.issue_cert("localhost").configure_cert(context)
+    authority.configure_trust(context)
+    context.verify_mode = ssl.CERT_REQUIRED if ask_client else ssl.CERT_NONE
+
+    async def enter(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readexactly(SSL_REQUEST_BYTES)
+        writer.write(b"S")
+        try:
+            await writer.start_tls(context)
+            await _forward(reader, writer, stack.postgres.port)
+        except (OSError, ssl.SSLError):
+            pass  # one side refused the certificate of the other
+        finally:
+            writer.close()
+
+    server = await asyncio.start_server(enter, "127.0.0.1", 0)
+    async with server:
+        yield server.sockets[0].getsockname()[1]
+
+
+async def _forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, port: int) -> None:
+    inner_reader, inner_writer = await asyncio.open_connection("127.0.0.1", port)
+    await asyncio.gather(_copy(reader, inner_writer), _copy(inner_reader, writer))
+
+
+async def _copy(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+    while data := await source.read(65536):
+        sink.write(data)
+        await sink.drain()
+    sink.close()
+
+
+async def connects(stack: EmbeddedStack, database: str, port: int, query: str, host: str = "localhost") -> bool:
+    """Return whether the store connects through the proxy with these TLS parameters."""
+    inner = dsn_of(stack, database)
+    dsn = inner.replace(f"127.0.0.1:{stack.postgres.port}", f"{host}:{port}") + "?" + query
+    try:
+        store = await KernelStore.open(build_bootstrap(Settings(postgres={"dsn": dsn}), {}).pool)
+    except Unavailable:
+        return False
+    await store.aclose()
+    return True
+
+
+@requirement("postgres.connection")
+async def test_the_servers_certificate_and_name_are_verified(
+    stack: EmbeddedStack, database: str, authority: trustme.CA, tmp_path: Path
+) -> None:
+    trusted = f"sslmode=verify-full&sslrootcert={tmp_path / 'ca.pem'}"
+    trustme.CA().cert_pem.write_to_path(str(tmp_path / "other_ca.pem"))
+    async with tls_proxy(stack, authority) as port:
+        assert await connects(stack, database, port, trusted)
+        assert not await connects(stack, database, port, trusted, host="127.0.0.1")
+        assert not await connects(stack, database, port, f"sslmode=verify-full&sslrootcert={tmp_path / 'other_ca.pem'}")
+
+
+@requirement("postgres.connection")
+async def test_the_client_certificate_is_sent(
+    stack: EmbeddedStack, database: str, authority: trustme.CA, tmp_path: Path
+) -> None:
+    trusted = f"sslmode=verify-full&sslrootcert={tmp_path / 'ca.pem'}"
+    mine = f"&sslcert={tmp_path / 'client.pem'}&sslkey={tmp_path / 'client_key.pem'}"
+    async with tls_proxy(stack, authority, ask_client=True) as port:
+        assert await connects(stack, database, port, trusted + mine)
+        assert not await connects(stack, database, port, trusted)
+
+
+@pytest.mark.parametrize(
+    ("query", "names"),
+    [("sslmode=sure", "sslmode"), ("sslmode=verify-full&sslrootcert=/nowhere/ca.pem", "sslrootcert")],
+)
+@requirement("postgres.connection")
+def test_invalid_tls_parameters_are_reported_before_any_connection(query: str, names: str) -> None:
+    sections: dict[str, Any] = {"postgres": {"dsn": f"postgresql://u:p@127.0.0.1/x?{query}"}}
+    with pytest.raises(SettingsError, match=rf"postgres\.dsn: {names}"):
+        build_bootstrap(Settings(**sections), {})
+
+
+V1R3_ACTOR = "tool.openapi.jina"
+V1R3 = V1r3(V1R3_ACTOR)
+
+
+@pytest.fixture
+def options(stack: EmbeddedStack, v1r3_database: str) -> PoolOptions:
+    return PoolOptions(dsn_of(stack, v1r3_database), 4, 5.0, prepared_statements=True, version="v1r3")
+
+
+@pytest.fixture
+async def v1r3_store(options: PoolOptions) -> AsyncIterator[KernelStore]:
+    v1r3_store = await KernelStore.open(options)
+    yield v1r3_store
+    await v1r3_store.aclose()
+
+
+@pytest.fixture
+async def call(v1r3_caller: Caller) -> PlacedCall:
+    await v1r3_caller.add_tool(PROJECT, search_tool())
+    return await v1r3_caller.place(PROJECT, AGENT, "jina_search", {"query": "x"}, publish=False)
+
+
+def v1r3_command_of(call: PlacedCall) -> Command:
+    return V1R3.decode(delivery(call.headers, call.body, subject=call.subject))
+
+
+def v1r3_result_of(call: PlacedCall, records: CallRecords) -> tuple[Card, Report]:
+    identity = identify(v1r3_command_of(call).identity, records.card)
+    card = result_card(
+        actor_id=V1R3_ACTOR,
+        function_name="jina_search",
+        identity=identity,
+        call_card=records.card,
+        status="success",
+        after_execution="suspend",
+        result="hello",
+        error=None,
+        tool_output=None,
+    )
+    return card, V1R3.report(V1R3.accept(identity, records), new_root(), "a=b", card.card_id, card.content)
+
+
+async def edges(caller: Caller) -> list[dict[str, Any]]:
+    rows = await caller.database.fetch("select * from state.execution_edges order by primitive")
+    return [dict(row) for row in rows]
+
+
+@requirement("v1r3.report")
+async def test_one_read_brings_everything_of_a_call_of_v1r3(call: PlacedCall, v1r3_store: KernelStore) -> None:
+    records = await v1r3_store.load(v1r3_command_of(call))
+    assert records.card is not None
+    assert records.card.content["arguments"] == {"query": "x"}
+    assert records.tool is not None
+    assert records.worker_target == "worker_generic"
+    assert records.request_edge is not None
+    assert records.request_edge.recursion_depth == 0
+    assert (records.waiting_turn, records.earlier, records.reported_inbox_id) == (None, None, None)
+
+
+@requirement("v1r3.report", "answer.atomic")
+async def test_a_commit_writes_card_row_and_edge_in_the_columns_of_the_version(
+    call: PlacedCall, v1r3_store: KernelStore, v1r3_caller: Caller
+) -> None:
+    card, report = v1r3_result_of(call, records := await v1r3_store.load(v1r3_command_of(call)))
+    artifact = artifact_card(V1R3_ACTOR, identify(v1r3_command_of(call).identity, records.card), records.card, TEXT, 60)
+    assert await v1r3_store.commit(card, report, artifact)
+    answer = await v1r3_caller.read_result(call)
+    row = answer.inbox_row
+    assert row["traceparent"] == report.context_headers["traceparent"]
+    assert (row["tracestate"], row["trace_id"], row["recursion_depth"]) == ("a=b", report.trace_id, 0)
+    assert (row["source_agent_id"], row["source_step_id"], row["parent_step_id"]) == (V1R3_ACTOR, None, call.step_id)
+    assert row["payload"] == report.payload
+    assert (answer.edge["source_agent_id"], answer.edge["target_agent_turn_id"]) == (V1R3_ACTOR, None)
+    assert answer.edge["parent_step_id"] == call.step_id
+    assert await v1r3_store.has_result(PROJECT, call.tool_call_id)
+    assert await v1r3_store.artifact(PROJECT, AGENT, artifact.card_id, 0, 10) is not None
+    assert not await v1r3_store.commit(replace(card, card_id="other"), replace(report, inbox_id="other"))
+
+
+@requirement("v1r3.report")
+async def test_a_missing_request_edge_is_created_and_an_existing_one_is_unchanged(
+    call: PlacedCall, v1r3_store: KernelStore, v1r3_caller: Caller
+) -> None:
+    existing = await edges(v1r3_caller)
+    records = await v1r3_store.load(v1r3_command_of(call))
+    assert await v1r3_store.commit(*v1r3_result_of(call, records))
+    report, request = await edges(v1r3_caller)
+    assert [request] == existing
+    for table in ("cards", "state.agent_inbox", "state.execution_edges"):
+        condition = "metadata ->> 'type' = 'tool.result'" if table == "cards" else "true"
+        await v1r3_caller.database.execute(f"delete from {table} where {condition}")  # noqa: S608 - texts of this file
+    records = await v1r3_store.load(v1r3_command_of(call))
+    assert records.request_edge is None
+    assert await v1r3_store.commit(*v1r3_result_of(call, records))
+    report, request = await edges(v1r3_caller)
+    assert (report["primitive"], report["edge_phase"]) == ("report", "response")
+    assert (request["primitive"], request["edge_phase"], request["recursion_depth"]) == ("tool_call", "request", 0)
+    assert (request["source_agent_id"], request["source_step_id"]) == (AGENT, call.step_id)
+    assert (request["trace_id"], request["channel_id"]) == (report["trace_id"], "public")
+
+
+@requirement("v1r3.doorbell", "answer.earlier")
+async def test_the_doorbell_of_an_earlier_report_is_built_from_its_row(
+    call: PlacedCall, v1r3_store: KernelStore
+) -> None:
+    card, report = v1r3_result_of(call, await v1r3_store.load(v1r3_command_of(call)))
+    assert await v1r3_store.commit(card, report)
+    earlier = (await v1r3_store.load(v1r3_command_of(call))).earlier
+    assert earlier is not None
+    assert (earlier.author_id, earlier.report_status) == (V1R3_ACTOR, "pending")
+    assert (earlier.is_deleted, earlier.is_of_this_call) == (False, True)
+    assert V1R3.wakeup(PROJECT, "worker_generic", earlier.report_headers or {}) == report.wakeup
+
+
+@requirement("answer.earlier")
+async def test_a_card_without_its_report_is_reported(
+    call: PlacedCall, v1r3_store: KernelStore, v1r3_caller: Caller
+) -> None:
+    card, report = v1r3_result_of(call, await v1r3_store.load(v1r3_command_of(call)))
+    assert await v1r3_store.commit(card, report)
+    await v1r3_caller.database.execute("delete from state.agent_inbox")
+    assert (await v1r3_store.load(v1r3_command_of(call))).earlier is not None
+    assert await v1r3_store.report(card.card_id, report)
+    assert not await v1r3_store.report(card.card_id, report)
+    assert not await v1r3_store.report("missing", replace(report, inbox_id="other"))
+
+
+@requirement("tenant.scoped")
+async def test_nothing_of_another_project_is_read(call: PlacedCall, v1r3_store: KernelStore) -> None:
+    card, report = v1r3_result_of(call, await v1r3_store.load(v1r3_command_of(call)))
+    assert await v1r3_store.commit(card, report)
+    command = v1r3_command_of(call)
+    foreign = await v1r3_store.load(replace(command, identity=replace(command.identity, project_id="other")))
+    assert foreign == CallRecords(None, None, None, None, None, None)
+
+
+@requirement("performance")
+async def test_a_load_uses_indexes_only(call: PlacedCall, v1r3_caller: Caller) -> None:
+    for table in ("cards", "state.agent_inbox", "state.execution_edges"):
+        await v1r3_caller.database.execute(f"analyze {table}")
+    await v1r3_caller.database.execute("set enable_seqscan = off")
+    await v1r3_caller.database.execute(f"prepare load(text, text, text, text, text, text, text, text) as {v1r3.LOAD}")
+    plan = await v1r3_caller.database.fetch(
+        "explain execute load($1, $2, $3, 'a', 't', 'c', 'n', 'n')".replace("$1", f"'{PROJECT}'")
+        .replace("$2", f"'{call.card_id}'")
+        .replace("$3", f"'{call.tool_call_id}'")
+    )
+    assert not [row[0] for row in plan if "Seq Scan" in row[0]]
+
+
+@requirement("dialects.recognised")
+async def test_a_database_of_the_other_version_is_named(
+    stack: EmbeddedStack, options: PoolOptions, database: str
+) -> None:
+    with pytest.raises(NeedsOperator, match=r"a database of protocol v1r3, but v1r4 is configured.*protocol\.version"):
+        await KernelStore.open(replace(options, version="v1r4"))
+    with pytest.raises(NeedsOperator, match="a database of protocol v1r4, but v1r3 is configured"):
+        await KernelStore.open(replace(options, dsn=dsn_of(stack, database)))
+
+
+@requirement("postgres.failures")
+async def test_a_missing_column_is_not_mistaken_for_the_other_version(
+    options: PoolOptions, v1r3_caller: Caller
+) -> None:
+    await v1r3_caller.database.execute("alter table state.execution_edges rename column metadata to meta")
+    with pytest.raises(NeedsOperator, match='column "metadata" of relation "execution_edges"'):
+        await KernelStore.open(options)
+
+
+async def test_the_timeline_reads_the_inbox_of_the_version(
+    call: PlacedCall, v1r3_store: KernelStore, options: PoolOptions
+) -> None:
+    assert await v1r3_store.commit(*v1r3_result_of(call, await v1r3_store.load(v1r3_command_of(call))))
+    rows = await call_rows(options.dsn, "v1r3", PROJECT, call.tool_call_id)
+    assert [row["status"] for row in rows.inbox] == ["pending"]
+    assert {row["edge_phase"] for row in rows.edges} == {"request", "response"}
+    assert {row["type"] for row in rows.cards} == {"tool.call", "tool.result"}

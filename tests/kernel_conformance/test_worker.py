@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -14,14 +14,15 @@ import pytest
 from nats.js.api import AckPolicy, ConsumerConfig
 from typer.testing import CliRunner, Result
 
-from openapi_tool.bus.stats import INSTANCE
+from openapi_tool.bus.connection import INSTANCE
 from openapi_tool.cli import app
 from openapi_tool.executor import waiting_turn
-from openapi_tool.local.caller import STREAM
+from openapi_tool.local.caller import STREAM, Caller
+from openapi_tool.local.stack import EmbeddedStack
 from tests.conftest import AGENT, PROJECT, search_tool
 from tests.kernel_conformance.worker import MAX_DEPTH, Turn, Worker
 from tests.requirements import requirement
-from tests.wire.world import DURABLE, KNOWN, World
+from tests.wire.conftest import DURABLE, KNOWN, World, open_world
 
 INVALID_CALL = ("jina_search", {"quary": "no such argument"})
 """Call that fails at once, without an upstream request."""
@@ -279,3 +280,10 @@ def test_a_silent_server_is_reported_in_one_line(command: list[str], monkeypatch
         found = CliRunner().invoke(app, command, env={"NATS_SERVERS": url, "PG_DSN": "postgresql://nobody/x"})
     assert (found.exit_code, found.stderr.count("\n")) == (2, 1)
     assert "no answer within 0.2 s: is it a NATS server? check nats.servers (NATS_SERVERS)" in found.stderr
+
+
+@pytest.fixture
+async def world(stack: EmbeddedStack, caller: Caller, database: str) -> AsyncIterator[World]:
+    """World without executor and worker."""
+    async with open_world(stack, caller, database) as world:
+        yield world

@@ -17,7 +17,7 @@ from typing import Any
 from nats.aio.msg import Msg
 
 from openapi_tool.local.caller import VERSION, Caller, PlacedCall, new_call
-from tests.wire.world import World
+from tests.wire.conftest import World
 
 DEFERRAL_S = 1.0
 MAX_DEFERRALS = 3

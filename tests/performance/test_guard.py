@@ -9,12 +9,10 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.calls import Ask
-from benchmarks.collector import black_hole, hanging
-from benchmarks.harness import CPU, DEFAULT_RUNS, PROFILES, Harness
+from benchmarks.harness import CPU, DEFAULT_RUNS, PROFILES, Ask, Harness
 from benchmarks.instructions import instructions
 from benchmarks.measure import Figures, Load, median_interval
-from benchmarks.otlp import KINDS, Measured, holds, measure, summary
+from benchmarks.otlp import KINDS, Measured, black_hole, hanging, holds, measure, summary
 from benchmarks.pods import simulate
 from benchmarks.run import Rounds, ScenarioResult, bench
 from benchmarks.tenants import Size, run

@@ -26,8 +26,8 @@ from openapi_tool.jina.url_policy import UrlPolicy
 from openapi_tool.options import BudgetLimits, BudgetOptions, CacheOptions, RetryOptions, ToolOptions
 from openapi_tool.protocol.errors import BudgetExceeded, Unavailable
 from openapi_tool.protocol.records import DefinitionRecord
-from openapi_tool.tools.deadline import Deadline
-from tests.races.fakes import Run, Scene, iterate_loop, run_virtually
+from openapi_tool.tools.policy import Deadline
+from tests.races.conftest import Run, Scene, iterate_loop, run_virtually
 from tests.requirements import requirement
 
 START = 1_900_000_000.0

@@ -29,10 +29,9 @@ from openapi_tool.protocol.errors import BadRequest, Unavailable
 from openapi_tool.protocol.records import CallRecords, DefinitionRecord
 from openapi_tool.settings import Settings
 from openapi_tool.telemetry.calls import WireTracer, shut_down
-from openapi_tool.tools.deadline import TimeLimits, longest_call_s
-from openapi_tool.tools.policy import Authorizer, Policy
+from openapi_tool.tools.policy import Authorizer, Policy, TimeLimits, longest_call_s
 from openapi_tool.tools.result import Item, ToolOutput
-from tests.races.fakes import FakeTools, Run, Scene, Schedule, iterate_loop
+from tests.races.conftest import FakeTools, Run, Scene, Schedule, iterate_loop
 from tests.requirements import requirement
 
 

@@ -12,13 +12,12 @@ import orjson
 import pytest
 
 from openapi_tool.bus.client import BusClient
-from openapi_tool.bus.held import _MAX_CONCURRENT, FetchMode, Heartbeats, Held
 from openapi_tool.bus.intake import ReturnDelays
-from openapi_tool.bus.leases import Lease, Leases, lease_key
+from openapi_tool.bus.leases import _MAX_CONCURRENT, FetchMode, Heartbeats, Held, Lease, Leases, lease_key
 from openapi_tool.bus.wire import delivery_of
 from openapi_tool.protocol.command import Acknowledge, Delivery, Settlement
 from openapi_tool.tools.result import Usage
-from tests.races.fakes import FakeBus, FakeContext, FakeTools, Run, Scene, Schedule, iterate_loop
+from tests.races.conftest import FakeBus, FakeContext, FakeTools, Run, Scene, Schedule, iterate_loop
 from tests.requirements import requirement
 
 

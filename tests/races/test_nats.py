@@ -38,11 +38,10 @@ from openapi_tool.bus.kv_stores import AckFloor, ParkedResultStore, load_ack_flo
 from openapi_tool.bus.leases import Lease, Leases, LeaseTaken
 from openapi_tool.bus.storage import Storage
 from openapi_tool.bus.streams import Durable, DurableOptions
-from openapi_tool.protocol.command import Acknowledge, Delivery, Requeue
+from openapi_tool.protocol.command import Acknowledge, Delivery, Requeue, Wakeup
 from openapi_tool.protocol.errors import Unavailable
-from openapi_tool.protocol.report import Wakeup
 from openapi_tool.telemetry.health import CONSUMER, JETSTREAM, NATS, Health
-from tests.races.fakes import FakeBus, FakeKernel, FakeTools, Run, Schedule, iterate_loop, pipeline
+from tests.races.conftest import FakeBus, FakeKernel, FakeTools, Run, Schedule, iterate_loop, pipeline
 from tests.requirements import requirement
 from tests.support import BODY, HEADERS, delivery
 

@@ -28,18 +28,16 @@ from openapi_tool import bootstrap
 from openapi_tool.bootstrap import build_bootstrap
 from openapi_tool.cli import app
 from openapi_tool.executor.continuation import requested_cursor
-from openapi_tool.jina.batch import batch_items, item_arguments
-from openapi_tool.jina.parameter_mapping import resolve_parameters
-from openapi_tool.jina.request import build_request
+from openapi_tool.jina.endpoints import batch_items, item_arguments
+from openapi_tool.jina.request import build_request, resolve_parameters
 from openapi_tool.jina.url_policy import UrlPolicy, checked_url
-from openapi_tool.kernel.registration import ToolRows
+from openapi_tool.kernel.queries import ToolRows
 from openapi_tool.options import ExecutorOptions, ToolOptions
 from openapi_tool.protocol.errors import ToolNotAvailable
 from openapi_tool.protocol.records import DefinitionRecord
 from openapi_tool.settings import Settings, SettingsError, load_settings
 from openapi_tool.tools.arguments import Arguments, OperatorEnvs, prepare_arguments
 from openapi_tool.tools.catalogue import CATALOGUE
-from openapi_tool.tools.deadline import TimeLimits
 from openapi_tool.tools.definition import ToolDefinition, parse_definition
 from openapi_tool.tools.exports import (
     DuplicateName,
@@ -52,15 +50,15 @@ from openapi_tool.tools.exports import (
     system_role,
     without_duplicates,
 )
-from openapi_tool.tools.names import camel_case, mangled, name_problem, unmangled
-from openapi_tool.tools.policy import Authorizer, Denial, Hook, PlannedCall, Policy
+from openapi_tool.tools.placeholders import Secrets
+from openapi_tool.tools.policy import Authorizer, Denial, Hook, PlannedCall, Policy, TimeLimits
+from openapi_tool.tools.problems import camel_case, mangled, name_problem, unmangled
 from openapi_tool.tools.scopes import SessionScope
-from openapi_tool.tools.secrets import Secrets
 from tests.conftest import PROJECT, search_tool
 from tests.requirements import requirement
 from tests.support import definition, owner, tool_call
 from tests.unit.test_executor import left_s
-from tests.wire.world import KNOWN, World
+from tests.wire.conftest import KNOWN, World
 
 TOOLS = Path(__file__).parent.parent.parent / "config" / "tools"
 EXAMPLE = TOOLS / "example.yaml"

@@ -22,14 +22,12 @@ from hypothesis import strategies as st
 from pydantic import SecretStr
 
 from openapi_tool.concurrency import at_once
-from openapi_tool.jina.batch import batch_items, item_arguments
+from openapi_tool.jina.addresses import without_inline_images
+from openapi_tool.jina.client import ALLOWED_HEADERS
 from openapi_tool.jina.content import search_output
-from openapi_tool.jina.egress import ALLOWED_HEADERS
-from openapi_tool.jina.endpoints import endpoint_of
-from openapi_tool.jina.inline_images import without_inline_images
-from openapi_tool.jina.parameter_mapping import resolve_parameters
+from openapi_tool.jina.endpoints import batch_items, endpoint_of, item_arguments
 from openapi_tool.jina.parameters import READER, REFUSED, SEARCH
-from openapi_tool.jina.request import UpstreamRequest, build_request
+from openapi_tool.jina.request import UpstreamRequest, build_request, resolve_parameters
 from openapi_tool.jina.url_policy import UrlPolicy, checked_url
 from openapi_tool.protocol.errors import BadRequest, TargetRefused, ToolMisconfigured
 from openapi_tool.protocol.records import DefinitionRecord
@@ -43,7 +41,7 @@ from openapi_tool.tools.catalogue import CATALOGUE
 from openapi_tool.tools.definition import ToolDefinition, parse_definition
 from openapi_tool.tools.exports import registration
 from openapi_tool.tools.meta_schema import MAX_ENUM_VALUES, MAX_PROPERTIES, REFUSED_KEYWORDS
-from openapi_tool.tools.names import fold, probably_meant
+from openapi_tool.tools.problems import fold, probably_meant
 from openapi_tool.tools.schema import schema_problems
 from openapi_tool.tools.scopes import SessionScope
 from tests.answering import Answering, serving

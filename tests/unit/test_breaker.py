@@ -19,11 +19,10 @@ from tenacity import stop_after_attempt, wait_none
 
 from openapi_tool import concurrency
 from openapi_tool.assembly import DatabaseMonitor
-from openapi_tool.bus.held import FetchMode
+from openapi_tool.bus.leases import FetchMode
 from openapi_tool.concurrency import SMALL, FairSemaphore, KeyedLock, Steps, TimeSlicer, retried
 from openapi_tool.jina.byte_semaphore import ByteSemaphore
-from openapi_tool.jina.client import _LARGE_READS, JinaClient
-from openapi_tool.jina.egress import tls_context
+from openapi_tool.jina.client import _LARGE_READS, JinaClient, tls_context
 from openapi_tool.jina.request import UpstreamRequest
 from openapi_tool.jina.transport import HANDSHAKES, PROJECT, AiohttpTransport
 from openapi_tool.kernel.breaker import MAX_PROBE_INTERVAL_S, CircuitBreaker, GuardedStore, Operation
@@ -31,8 +30,8 @@ from openapi_tool.kernel.failures import Contended, located
 from openapi_tool.local.executor import LoopbackResolver
 from openapi_tool.protocol.errors import NeedsOperator, ToolError, Unavailable
 from openapi_tool.telemetry.health import Health
-from openapi_tool.tools.deadline import Deadline
-from tests.races.fakes import LOOPS, Run, iterate_loop, run_on
+from openapi_tool.tools.policy import Deadline
+from tests.races.conftest import LOOPS, Run, iterate_loop, run_on
 from tests.requirements import requirement
 
 if TYPE_CHECKING:

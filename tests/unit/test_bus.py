@@ -21,10 +21,10 @@ from nats.errors import BadHeaderError, ProtocolError
 from nats.js.api import Header
 
 from benchmarks.simulator import Scene, figures
-from openapi_tool.bus import stats
+from openapi_tool.bus import connection
 from openapi_tool.bus.connection_errors import LogBackoff
 from openapi_tool.bus.dead_letters import dead_letter, decode, encode
-from openapi_tool.bus.held import Held
+from openapi_tool.bus.leases import Held
 from openapi_tool.bus.scheduler import FairScheduler
 from openapi_tool.bus.wire import Handlers, Parser, delivery_of, header_block, parse_headers, shown_subject
 from openapi_tool.bus.worker import Slots
@@ -32,7 +32,7 @@ from openapi_tool.protocol.command import HEAD_BYTES, BodyDigest, Delivery
 from openapi_tool.telemetry.redact import Redactor
 from tests.requirements import requirement
 from tests.support import HEADERS, SUBJECT, delivery
-from tests.wire.world import header_block as raw_header_block
+from tests.wire.conftest import header_block as raw_header_block
 
 STREAM = (
     b'INFO {"max_payload": 7}\r\nPING\r\nMSG a.b 1 5\r\nhello\r\n+OK\r\nHMSG a\x0bb\xff 2 the.reply 12 14\r\n'
@@ -561,8 +561,8 @@ class _Asked:
 @pytest.mark.parametrize("failing", ["publish", "subscribe"])
 @requirement("cli.top")
 async def test_statistics_are_answered_after_an_error(failing: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stats, "_RESUBSCRIBE_AFTER_S", -1.0)
+    monkeypatch.setattr(connection, "_RESUBSCRIBE_AFTER_S", -1.0)
     client = _Asked(failing)
-    async with asyncio.timeout(5), stats.answering_stats(cast("Any", client), dict):
+    async with asyncio.timeout(5), connection.answering_stats(cast("Any", client), dict):
         await client.answered.wait()
     assert client.limits == [20], "the server delivers no more in one subscription"

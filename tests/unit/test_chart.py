@@ -22,11 +22,10 @@ import yaml
 from kubernetes_validate import utils
 from pydantic import ValidationError
 
-from openapi_tool.protocol.subject import command_stream
+from openapi_tool.protocol.identity import command_stream
 from openapi_tool.settings import Settings
-from openapi_tool.tools import secrets
-from scripts.chart import Value, chart_readme, settings_schema, values
-from scripts.docs import ROOT
+from openapi_tool.tools import placeholders
+from scripts.docs import ROOT, Value, chart_readme, settings_schema, values
 from tests.requirements import requirement
 from tests.support import CHART, each, memory_limit, notes, objects_of, rendered
 
@@ -209,10 +208,10 @@ def test_invalid_values_are_refused_with_a_sentence(document: dict[str, Any]) ->
 @requirement("chart.refused")
 @pytest.mark.parametrize(
     "variable",
-    [*sorted(secrets._OWN_NAMES), *(f"{prefix}X" for prefix in secrets._OWN_PREFIXES), "http_proxy_file"],  # noqa: SLF001 - all of them
+    [*sorted(placeholders._OWN_NAMES), *(f"{prefix}X" for prefix in placeholders._OWN_PREFIXES), "http_proxy_file"],  # noqa: SLF001 - all of them
 )
 def test_no_variable_of_the_executor_is_passed_to_tools(variable: str) -> None:
-    assert secrets.is_executors_own(variable)
+    assert placeholders.is_executors_own(variable)
     with pytest.raises(helm_python.HelmError, match="one of the executor's own settings"):
         rendered({"allowedEnv": [variable]})
 

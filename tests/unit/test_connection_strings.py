@@ -17,10 +17,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from openapi_tool.bootstrap import build_bootstrap
-from openapi_tool.bus.credentials import credentials_problem, seed_problem
+from openapi_tool.bus.connection_errors import credentials_problem, seed_problem
 from openapi_tool.settings import Settings, SettingsError, load_settings
-from openapi_tool.settings.libpq import DriverOptions
-from openapi_tool.settings.secret_values import likely_secrets
+from openapi_tool.settings.loading import likely_secrets
+from openapi_tool.settings.sources import DriverOptions
 from openapi_tool.settings.urls import Dsn, Host, ServerUrl, parse_dsn, parse_url
 from tests.requirements import requirement
 from tests.support import each

@@ -33,16 +33,16 @@ from openapi_tool.tools.truncation import (
     truncate,
     uncut_parts,
 )
-from scripts.content_sizes import (
+from scripts.answers import (
     PAGE_TEXT,
     READER_EXTRA,
     SEARCH_SHARE,
-    Row,
-    broken,
+    Size,
+    exceeded,
     is_search,
-    main,
-    measure,
     shown,
+    size_of,
+    sizes,
     successes,
     totals,
     without_page_text,
@@ -92,7 +92,7 @@ def pair_lines(value: Any) -> Iterator[str]:
 
 @requirement("content.kept")
 def test_texts_of_all_searches_are_smaller_than_their_share_of_the_json() -> None:
-    rows = [measure(name, successes()[name]) for name in SEARCHES]
+    rows = [size_of(name, successes()[name]) for name in SEARCHES]
     assert sum(row.shown for row in rows) <= SEARCH_SHARE * sum(row.upstream for row in rows)
 
 
@@ -108,12 +108,15 @@ def test_text_of_a_page_is_little_longer_than_its_content(name: str) -> None:
 
 @requirement("content.kept")
 def test_the_table_has_every_recording_and_names_what_is_broken(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main() == 0
+    assert sizes() == 0
     table = capsys.readouterr().out
     assert all(f"\n{name} " in table for name in ANSWERS)
     assert "BROKEN" not in table
-    wasteful = [Row("s", "search: x", 100, 61), Row("p", "page: x", 100, 100, READER_EXTRA + 1)]
-    assert broken(wasteful) == ["searches show 61.0% of the upstream's JSON", "pages show more than is stored: p: 301"]
+    wasteful = [Size("s", "search: x", 100, 61), Size("p", "page: x", 100, 100, READER_EXTRA + 1)]
+    assert exceeded(wasteful) == [
+        "searches show 61.0% of the upstream's JSON",
+        "pages show more than is stored: p: 301",
+    ]
     assert [(row.upstream, row.shown, row.overhead) for row in totals(wasteful)] == [(100, 61, None), (100, 100, 301)]
 
 
@@ -123,8 +126,8 @@ def test_a_broken_bound_fails_the_script(
     arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.argv", ["content_sizes", *arguments])
-    monkeypatch.setattr("scripts.content_sizes.SEARCH_SHARE", 0.01)
-    assert main() == 1
+    monkeypatch.setattr("scripts.answers.SEARCH_SHARE", 0.01)
+    assert sizes() == 1
     printed = capsys.readouterr().out
     assert "searches show" in (json.loads(printed)["broken"][0] if arguments else printed)
 

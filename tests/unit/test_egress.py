@@ -19,8 +19,7 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 from pydantic import SecretStr
 
 import openapi_tool
-from openapi_tool.jina.client import JinaClient
-from openapi_tool.jina.egress import EgressRefused, EgressTransport, check_url, tls_context
+from openapi_tool.jina.client import EgressRefused, EgressTransport, JinaClient, check_url, tls_context
 from openapi_tool.jina.transport import AiohttpTransport
 from openapi_tool.protocol.errors import ToolMisconfigured, UpstreamUnavailable
 from openapi_tool.settings import SettingsError, load_settings
@@ -108,7 +107,6 @@ HTTP_CLIENTS = {"aiohttp", "httpcore", "httpx", "requests", "urllib.request", "u
 HOLDERS = {
     "jina/client.py",
     "jina/transport.py",
-    "jina/egress.py",
     "telemetry/otlp.py",
     "telemetry/health_server.py",  # a server
     "cli/management_api.py",  # the command line's alone

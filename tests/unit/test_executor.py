@@ -25,17 +25,15 @@ from openapi_tool.executor.waiting_turn import ResultDelay
 from openapi_tool.jina.endpoints import ENDPOINTS, MARGIN_S
 from openapi_tool.limits.permits import NO_SLOT, Slot
 from openapi_tool.options import ExecutorOptions, ToolOptions
-from openapi_tool.protocol.attempts import Attempt
 from openapi_tool.protocol.cards import StoredText, ToolCall, artifact_card
 from openapi_tool.protocol.command import Delivery
 from openapi_tool.protocol.errors import ToolMisconfigured, Unavailable
-from openapi_tool.protocol.records import Artifact, WaitingTurnRecord
+from openapi_tool.protocol.records import Artifact, Attempt, WaitingTurnRecord
 from openapi_tool.tools.arguments import CallOwner
-from openapi_tool.tools.deadline import Deadline, TimeLimits
-from openapi_tool.tools.policy import Authorizer, Policy
+from openapi_tool.tools.policy import Authorizer, Deadline, Policy, TimeLimits
 from openapi_tool.tools.result import Item, ResultFields, ToolOutput, Usage
 from openapi_tool.tools.truncation import stored_text
-from tests.races.fakes import FakeResultStore, run_virtually, runner
+from tests.races.conftest import FakeResultStore, run_virtually, runner
 from tests.requirements import requirement
 from tests.support import call_card, definition, delivery, framed_items, identity, waiting_turn
 

@@ -23,8 +23,7 @@ from aiohttp.client_proto import ResponseHandler
 from pydantic import SecretStr
 
 from openapi_tool.jina.byte_semaphore import ByteSemaphore
-from openapi_tool.jina.client import JinaClient
-from openapi_tool.jina.egress import ALLOWED_HOSTS, EgressRefused, EgressTransport, tls_context
+from openapi_tool.jina.client import ALLOWED_HOSTS, EgressRefused, EgressTransport, JinaClient, tls_context
 from openapi_tool.jina.failures import ONCE, SEARCH_FAILURES
 from openapi_tool.jina.request import UpstreamRequest
 from openapi_tool.jina.transport import ERRORS, AiohttpTransport, on_connected, translate
@@ -37,7 +36,7 @@ from openapi_tool.protocol.errors import (
     UpstreamRejected,
     UpstreamUnavailable,
 )
-from openapi_tool.tools.deadline import Deadline
+from openapi_tool.tools.policy import Deadline
 from tests.requirements import requirement
 from tests.support import assert_for_a_model, each
 

@@ -25,13 +25,12 @@ from openapi_tool.protocol.errors import NotFound, ResponseTooLarge, ToolError, 
 from openapi_tool.protocol.jsontext import loads
 from openapi_tool.protocol.records import Artifact
 from openapi_tool.tools import text_search
-from openapi_tool.tools.result import Item, RenderedResult, ToolOutput
+from openapi_tool.tools.result import Item, RenderedResult, ToolOutput, estimate_tokens
 from openapi_tool.tools.scopes import Cursors
 from openapi_tool.tools.text_search import MAX_SHOWN, Phrase, Question, Search, folded, terms
-from openapi_tool.tools.tokens import estimate_tokens
 from openapi_tool.tools.truncation import opening_of
 from tests.answering import OWNER, PAGES, SEARCHES, SIZE, Answering, serving, watched
-from tests.races.fakes import runner
+from tests.races.conftest import runner
 from tests.requirements import requirement
 from tests.support import assert_for_a_model, definition, each, framed_items, repeated_lines
 from tests.unit.test_executor import Tools, request

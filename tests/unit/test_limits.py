@@ -31,8 +31,8 @@ from openapi_tool.limits.permits import Need, Permit
 from openapi_tool.limits.record import MARGIN_S, REQUESTS, WINDOW_S, Rates, Record, Replica
 from openapi_tool.options import KeyLimits, KeyPool, LimitOptions
 from openapi_tool.protocol.errors import AuthFailed, BudgetExceeded, ToolError, Unavailable
-from openapi_tool.tools.deadline import Deadline
-from openapi_tool.tools.secrets import Secrets
+from openapi_tool.tools.placeholders import Secrets
+from openapi_tool.tools.policy import Deadline
 from tests.requirements import requirement
 
 START = 1_000_000.0

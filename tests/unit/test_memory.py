@@ -27,8 +27,8 @@ from openapi_tool.options import CacheOptions
 from openapi_tool.protocol.errors import ToolError, ToolTimeout, UpstreamUnavailable
 from openapi_tool.protocol.records import DefinitionRecord
 from openapi_tool.tools.arguments import Arguments
-from openapi_tool.tools.deadline import Deadline
 from openapi_tool.tools.definition import ToolDefinition, parse_definition
+from openapi_tool.tools.policy import Deadline
 from openapi_tool.tools.result import Item, Meter, ToolOutput, Usage
 from openapi_tool.tools.scopes import SessionScope
 from tests.answering import MAX_BYTES, Answering, serving

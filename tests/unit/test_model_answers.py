@@ -17,13 +17,11 @@ from pydantic import SecretStr
 
 from openapi_tool.concurrency import at_once
 from openapi_tool.executor.continuation import requested_tokens
-from openapi_tool.jina.batch import batch_output
+from openapi_tool.jina.addresses import without_inline_images
 from openapi_tool.jina.content import page_output, search_output
-from openapi_tool.jina.endpoints import ENDPOINTS
-from openapi_tool.jina.inline_images import without_inline_images
-from openapi_tool.jina.parameter_mapping import resolve_parameters, with_max_tokens
+from openapi_tool.jina.endpoints import ENDPOINTS, batch_output
 from openapi_tool.jina.remarks import BARRIERS, STEMS, WARNINGS, barrier_type, cost_advice
-from openapi_tool.jina.request import UpstreamRequest, build_request
+from openapi_tool.jina.request import UpstreamRequest, build_request, resolve_parameters, with_max_tokens
 from openapi_tool.local.recordings import load_recordings
 from openapi_tool.protocol.errors import BadRequest, ToolMisconfigured, UpstreamRejected, UpstreamUnavailable
 from openapi_tool.telemetry.redact import of_call
@@ -32,13 +30,12 @@ from openapi_tool.tools.arguments import Arguments, OperatorEnvs, prepare_argume
 from openapi_tool.tools.catalogue import CATALOGUE
 from openapi_tool.tools.definition import ToolDefinition
 from openapi_tool.tools.exports import all_built_in, openai_functions
-from openapi_tool.tools.result import Item, Part, RenderedResult, ToolOutput, Usage, framed, success
+from openapi_tool.tools.result import Item, Part, RenderedResult, ToolOutput, Usage, estimate_tokens, framed, success
 from openapi_tool.tools.schema import schema_problems
 from openapi_tool.tools.scopes import SessionScope
-from openapi_tool.tools.tokens import estimate_tokens
 from openapi_tool.tools.truncation import Limit, truncate
 from scripts import answers
-from scripts.content_sizes import successes
+from scripts.answers import successes
 from tests.answering import OWNER, Answering, serving
 from tests.requirements import requirement
 from tests.support import definition, each, framed_items, owner, tool_call

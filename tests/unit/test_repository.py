@@ -31,12 +31,23 @@ from openapi_tool.protocol.errors import ToolError
 from openapi_tool.settings import Settings
 from openapi_tool.settings.sections import fields_of
 from openapi_tool.telemetry import metrics
-from openapi_tool.tools import names
+from openapi_tool.tools import problems
 from openapi_tool.tools.problems import MAX_PROBLEMS
-from scripts import audit, docs, sbom
-from scripts.audit import CLEAN, NOT_CHECKED, VULNERABLE, verdict
-from scripts.licences import ELSEWHERE, LOCK, acceptable, licence, packages
-from tests.fuzz import socket
+from scripts import docs
+from scripts.packages import (
+    CLEAN,
+    ELSEWHERE,
+    LOCK,
+    NOT_CHECKED,
+    VULNERABLE,
+    acceptable,
+    audit,
+    licence,
+    packages,
+    sbom,
+    verdict,
+)
+from tests.fuzz import targets
 from tests.fuzz.corpora import MAX_INPUTS, MAX_TOTAL_BYTES, saved, seeds
 from tests.fuzz.targets import MAX_BYTES, TARGETS
 from tests.requirements import requirement
@@ -248,8 +259,8 @@ def test_a_licence_is_accepted_only_if_every_part_of_it_is_known(expression: str
 
 @requirement("supply.locked")
 def test_the_sbom_names_every_file_of_the_lock_and_nothing_of_the_machine() -> None:
-    document = sbom.sbom()
-    assert document == sbom.sbom()
+    document = sbom()
+    assert document == sbom()
     assert [(part["name"], part["version"]) for part in document["components"]] == [
         (package.name, package.version) for package in packages()
     ]
@@ -282,13 +293,12 @@ def test_an_audit_is_clean_only_if_every_package_was_looked_up(
 @pytest.mark.parametrize("output", ["", "Traceback", "[]", '{"dependencies": []}', "{}"])
 @requirement("supply.locked")
 def test_a_failing_auditor_gives_no_clean_result(
-    output: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    output: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tool = tmp_path / "pip-audit"
     tool.write_text(f"#!/bin/sh\ncat <<'END'\n{output}\nEND\n", encoding="utf-8")
     tool.chmod(0o755)
-    monkeypatch.setattr(sys, "argv", ["audit", str(tool)])
-    assert audit.main() == NOT_CHECKED
+    assert audit(str(tool)) == NOT_CHECKED
     assert capsys.readouterr().out.startswith("NOT CHECKED")
 
 
@@ -315,25 +325,25 @@ class Bound:
 # fmt: off
 TABLE: dict[str, Bound] = {
     "bus/client.py _DENIAL": Bound(8_192, '`[^"]*` ends at the quotation mark; NATS bounds its errors'),
-    "bus/credentials.py _TOKEN": Bound(65_536, "parts end at dots, which they do not hold"),
+    "bus/connection_errors.py _TOKEN": Bound(65_536, "parts end at dots, which they do not hold"),
     "bus/dead_letters.py _PLAIN_TOKEN": Bound(65_536, ONE_CLASS),
     "bus/pull_consumer.py _NUMBER": Bound(65_536, ONE_CLASS),
     "bus/wire.py _NAME": Bound(1_000_000, ONE_CLASS),
-    "cli/nats.py _STREAM": Bound(1_000, ONE_CLASS),
-    "settings/secret_values.py _DELIMITER": Bound(131_072, ONE_CLASS),
-    "settings/secret_values.py _LONG_LINE": Bound(1_000_000, "one class between line ends; a credentials file"),
-    "settings/secret_values.py _SECRET_NAME": Bound(10_000, LITERALS),
+    "cli/permissions.py _STREAM": Bound(1_000, ONE_CLASS),
+    "settings/loading.py _DELIMITER": Bound(131_072, ONE_CLASS),
+    "settings/loading.py _LONG_LINE": Bound(1_000_000, "one class between line ends; a credentials file"),
+    "settings/loading.py _SECRET_NAME": Bound(10_000, LITERALS),
     "jina/answer_json.py _HIGH_SURROGATE": Bound(6, "fixed lengths"),
     "jina/answer_json.py _SURROGATE": Bound(65_536, "fixed lengths; in slices of 64 kB"),
     "jina/content.py _JOINED_PAIR": Bound(18_000, "a scheme holds no comma, so each comma is tried once"),
-    "jina/egress.py _CONTROL": Bound(16_000, ONE_CLASS),
+    "jina/client.py _CONTROL": Bound(16_000, ONE_CLASS),
     "jina/failures.py _TRANSIENT": Bound(4_000, "`\\w*` begins behind a literal text that it does not hold"),
     "jina/failures.py _ERROR_NAME": Bound(4_000, "`\\b` lets a word begin once; `[^()]*` ends at the next bracket"),
     "jina/failures.py _ADDRESS_OR_SELECTOR": Bound(4_000, "`\\b` lets a word begin once, `++` gives nothing back"),
-    "cli/usage.py _SPAN": Bound(5, "a repeat of 4 at most"),
+    "cli/top.py _SPAN": Bound(5, "a repeat of 4 at most"),
     "jina/failures.py _BAD_SELECTOR": Bound(4_000, LITERALS),
     "jina/failures.py _QUOTES": Bound(4_000, ONE_CLASS),
-    "jina/parameter_mapping.py _CURSOR": Bound(16_000, "a repeat of 60 at most"),
+    "jina/request.py _CURSOR": Bound(16_000, "a repeat of 60 at most"),
     "jina/url_policy.py _DOI": Bound(16_000, "from the start only; one class after a literal text"),
     "jina/parameters.py _NO_SITE": Bound(2_000, ONCE),
     "jina/url_policy.py _ASCII_OF_LABEL": Bound(1, ONE_CLASS),
@@ -350,14 +360,14 @@ TABLE: dict[str, Bound] = {
     "jina/url_policy.py _SEARCH": Bound(1_024, "as `_READER`"),
     "jina/url_policy.py _URL": Bound(16_000, ONCE),
     "local/dev.py _SUBJECT": Bound(1_000, ONCE),
-    "protocol/subject.py _FORBIDDEN": Bound(65_536, ONE_CLASS),
-    "protocol/subject.py _TOKEN": Bound(65_536, ONE_CLASS),
+    "protocol/identity.py _FORBIDDEN": Bound(65_536, ONE_CLASS),
+    "protocol/identity.py _TOKEN": Bound(65_536, ONE_CLASS),
     "protocol/identity.py _TRACE_ID": Bound(1_024, ONE_CLASS),
     "protocol/identity.py _TRACEPARENT": Bound(65_536, "fixed lengths, then the rest"),
     "kernel/inspection.py _DECORATION": Bound(10_000, "literal texts and one class; of an index's definition"),
     "settings/urls.py _FORBIDDEN": Bound(131_072, ONE_CLASS),
     "settings/urls.py _HOST": Bound(131_072, ONCE),
-    "settings/libpq.py _FIELD_END": Bound(65_536, LITERALS),
+    "settings/sources.py _FIELD_END": Bound(65_536, LITERALS),
     "settings/model.py _TOKEN": Bound(None, RUST),
     "settings/sections.py ^[A-Za-z0-9_-]+$": Bound(None, RUST),
     "settings/sections.py ^[A-Za-z0-9_-]+(\\.[A-Za-z0-9_-]+)*$": Bound(None, RUST),
@@ -380,13 +390,13 @@ TABLE: dict[str, Bound] = {
     "telemetry/redact.py self.source": Bound(65_536, "repeats of 40 at most; in slices of 64 kB (test_secrets.py)"),
     "tools/catalogue.py _NOT_BLANK": Bound(None, RUST),
     "tools/lint.py \\{[^{}]*\\}?": Bound(10_000, ONCE),
-    "tools/secrets.py [^A-Za-z0-9]": Bound(100_000, ONE_CLASS),
-    "tools/secrets.py _KEY_CHUNK": Bound(10_000, "two looks ahead of one class each, from the start only"),
-    "tools/secrets.py PREFIXED_KEY": Bound(100_000, "every repeat begins behind a literal text and is tried once"),
+    "tools/placeholders.py [^A-Za-z0-9]": Bound(100_000, ONE_CLASS),
+    "tools/placeholders.py _KEY_CHUNK": Bound(10_000, "two looks ahead of one class each, from the start only"),
+    "tools/placeholders.py PREFIXED_KEY": Bound(100_000, "every repeat begins behind a literal text and is tried once"),
     "tools/lint.py _SUBJECT": Bound(10_000, "tokens end at dots, which they do not hold"),
     "tools/lint.py _VARIABLE": Bound(10_000, ONCE),
-    "tools/names.py _ALLOWED": Bound(10_000, ONCE),
-    "tools/names.py _WORD_END": Bound(10_000, ONCE),
+    "tools/problems.py _ALLOWED": Bound(10_000, ONCE),
+    "tools/problems.py _WORD_END": Bound(10_000, ONCE),
     "tools/arguments.py _ADDRESS": Bound(20_000, "labels end at dots, which they do not hold; the rest is one class"),
     "tools/arguments.py _DIGITS": Bound(262_144, "a repeat of 12 at most"),
     "tools/arguments.py _INTEGER": Bound(262_144, "a repeat of 12 at most"),
@@ -398,15 +408,15 @@ TABLE: dict[str, Bound] = {
     "tools/text_search.py _RUN": Bound(65_536, "a repeat of 16 at most of one sign"),
     "tools/text_search.py _WORD": Bound(600, "two classes that share nothing; its repeats give nothing back"),
     "tools/text_search.py _IS_UNSPACED": Bound(600, ONE_CLASS),
-    "tools/tokens.py _WORD": Bound(10_000_000, "its repeat gives nothing back"),
-    "tools/tokens.py _DIGITS": Bound(10_000_000, "a repeat of 3 at most"),
-    "tools/tokens.py _SIGN": Bound(10_000_000, ONCE),
-    "tools/tokens.py _LINE_END": Bound(10_000_000, "its repeat gives nothing back"),
-    "tools/tokens.py _NOT_ASCII": Bound(10_000_000, ONCE),
+    "tools/result.py _WORD": Bound(10_000_000, "its repeat gives nothing back"),
+    "tools/result.py _DIGITS": Bound(10_000_000, "a repeat of 3 at most"),
+    "tools/result.py _SIGN": Bound(10_000_000, ONCE),
+    "tools/result.py _LINE_END": Bound(10_000_000, "its repeat gives nothing back"),
+    "tools/result.py _NOT_ASCII": Bound(10_000_000, ONCE),
     "tools/truncation.py _FENCE": Bound(10_000_000, "its repeats give nothing back and end with their line"),
-    "tools/source.py _READ_AS_TEXT": Bound(40, ONCE),
-    "tools/source.py _NOT_DECIMAL": Bound(40, ONCE),
-    "tools/template.py PLACEHOLDER": Bound(65_536, ONCE),
+    "tools/problems.py _READ_AS_TEXT": Bound(40, ONCE),
+    "tools/problems.py _NOT_DECIMAL": Bound(40, ONCE),
+    "tools/placeholders.py PLACEHOLDER": Bound(65_536, ONCE),
 }
 # fmt: on
 
@@ -488,7 +498,7 @@ SAVED = [(name, known, data) for name in TARGETS for known, data in saved(name).
 @pytest.fixture(scope="module", autouse=True)
 def _ended() -> Iterator[None]:
     yield
-    socket.forget()
+    targets.forget()
 
 
 def checked(name: str, data: bytes) -> None:
@@ -512,7 +522,7 @@ def test_similar_names_are_searched_only_for_problems_that_are_listed(monkeypatc
     def probably_meant(_: str, known: Iterable[str]) -> None:
         among.append(list(known))
 
-    monkeypatch.setattr(names, "probably_meant", probably_meant)
+    monkeypatch.setattr(problems, "probably_meant", probably_meant)
     TARGETS["whole"](saved("whole")["found-unknown-arguments"])
     assert len(among) > MAX_PROBLEMS >= sum(map(bool, among)) > 0
 

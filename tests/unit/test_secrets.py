@@ -41,13 +41,13 @@ from openapi_tool.jina.request import UpstreamRequest
 from openapi_tool.local.caller import ResultRows
 from openapi_tool.protocol.errors import ToolError, ToolMisconfigured
 from openapi_tool.settings import Settings, SettingsError, load_settings
-from openapi_tool.settings.libpq import DriverOptions
-from openapi_tool.settings.secret_values import likely_secrets, secret_values
+from openapi_tool.settings.loading import likely_secrets, secret_values
+from openapi_tool.settings.sources import DriverOptions
 from openapi_tool.telemetry import logs
 from openapi_tool.telemetry.logs import JsonFormatter
 from openapi_tool.telemetry.redact import MASK, MIN_SECRET_CHARS, Redactor, of_call
-from openapi_tool.tools.deadline import Deadline
-from openapi_tool.tools.secrets import Secret, Secrets
+from openapi_tool.tools.placeholders import Secret, Secrets
+from openapi_tool.tools.policy import Deadline
 from tests.requirements import requirement
 from tests.support import delivery, each
 

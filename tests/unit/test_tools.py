@@ -16,9 +16,9 @@ from openapi_tool.protocol.records import DefinitionRecord
 from openapi_tool.tools.arguments import Arguments, OperatorEnvs, prepare_arguments
 from openapi_tool.tools.catalogue import CATALOGUE, OPERATIONS, READER, BuiltInTool, DuplicateTool, catalogue
 from openapi_tool.tools.definition import parse_definition, suspend_timeout
-from openapi_tool.tools.names import fold
+from openapi_tool.tools.placeholders import PLACEHOLDERS, MissingVariable, Secret, Secrets, render
 from openapi_tool.tools.policy import ALL, Switch, Switches, SwitchRecordInvalid
-from openapi_tool.tools.problems import counted
+from openapi_tool.tools.problems import counted, fold
 from openapi_tool.tools.result import (
     Item,
     RenderedResult,
@@ -29,8 +29,6 @@ from openapi_tool.tools.result import (
 )
 from openapi_tool.tools.schema import schema_problems
 from openapi_tool.tools.scopes import SessionScope
-from openapi_tool.tools.secrets import MissingVariable, Secret, Secrets
-from openapi_tool.tools.template import PLACEHOLDERS, render
 from tests.requirements import requirement
 from tests.support import TRACE_ID, definition, owner, tool_call
 

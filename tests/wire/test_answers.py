@@ -18,8 +18,8 @@ from openapi_tool.local.caller import PlacedCall
 from tests.conftest import AGENT, PROJECT, reader_tool, search_tool
 from tests.requirements import requirement
 from tests.support import framed_items
+from tests.wire.conftest import KNOWN, Outcome, World
 from tests.wire.test_refusals import assert_settled_once
-from tests.wire.world import KNOWN, Outcome, World
 
 PAGE = {"url": "http://site.fixture.test:8099/article"}
 

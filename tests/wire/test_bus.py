@@ -41,7 +41,7 @@ from openapi_tool.settings import Settings
 from openapi_tool.telemetry.redact import Redactor
 from tests.requirements import requirement
 from tests.support import delivery
-from tests.wire.world import SETTLED_S, FakeServer, World, fake_server, info
+from tests.wire.conftest import SETTLED_S, FakeServer, World, fake_server, info
 
 DSN = {"dsn": "postgresql://127.0.0.1/unused"}
 

@@ -24,7 +24,7 @@ from openapi_tool.tools.catalogue import CATALOGUE
 from tests.conftest import PROJECT, reader_tool, search_tool
 from tests.requirements import requirement
 from tests.support import framed_items, repeated_lines
-from tests.wire.world import Outcome, World
+from tests.wire.conftest import Outcome, World
 
 LIMIT = 2_000
 LONG = {"answer": "r-post-json", "body_bytes": 7_000}

@@ -29,7 +29,7 @@ from openapi_tool.protocol.command import Delivery
 from tests.conftest import PROJECT
 from tests.requirements import requirement
 from tests.support import dead_letters
-from tests.wire.world import DURABLE, World, header_block, publish
+from tests.wire.conftest import DURABLE, World, header_block, publish
 
 LARGE = b"x" * 790_000
 FILTER = "cg.v1r4.*.*.cmd.tool.jina.>"

@@ -25,8 +25,8 @@ from openapi_tool.settings import Settings
 from tests.conftest import AGENT, PROJECT, search_tool
 from tests.requirements import requirement
 from tests.support import peak_growth
+from tests.wire.conftest import KNOWN, SETTLED_S, Outcome, World, fake_server, header_block, publish
 from tests.wire.test_bus import DSN
-from tests.wire.world import KNOWN, SETTLED_S, Outcome, World, fake_server, header_block, publish
 
 PREFIX = b"cg.v1r4.proj_test.public.cmd.tool.jina."
 BAD_SUBJECTS = [

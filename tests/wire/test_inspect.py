@@ -16,20 +16,20 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from prometheus_client import REGISTRY
 from typer.testing import CliRunner
 
+from openapi_tool.bus.connection import INSTANCE
 from openapi_tool.bus.leases import BUCKET as LEASES
 from openapi_tool.bus.leases import lease_key
-from openapi_tool.bus.stats import INSTANCE
 from openapi_tool.cli import app
 from openapi_tool.local.caller import PlacedCall
 from openapi_tool.protocol.identity import parse_traceparent
 from openapi_tool.telemetry import calls
 from openapi_tool.telemetry.logs import JsonFormatter
 from openapi_tool.telemetry.redact import Redactor
-from tests.canary.needles import Collector
+from tests.canary.run import Collector
 from tests.conftest import PROJECT
 from tests.requirements import requirement
 from tests.support import each
-from tests.wire.world import KNOWN, World
+from tests.wire.conftest import KNOWN, World
 
 
 async def run(world: World, *arguments: str, code: int = 0, dsn: str = "") -> str:

@@ -24,8 +24,8 @@ from openapi_tool.bus.consumer import CommandConsumer, ConsumerOptions
 from openapi_tool.bus.dead_letters import DeadLetters
 from openapi_tool.bus.durable import ServerClock
 from openapi_tool.bus.durable_monitor import DurableMonitor
-from openapi_tool.bus.held import FetchMode
 from openapi_tool.bus.intake import notice_subject
+from openapi_tool.bus.leases import FetchMode
 from openapi_tool.bus.pull_consumer import PullConsumer
 from openapi_tool.bus.streams import DurableOptions
 from openapi_tool.local.caller import STREAM
@@ -38,8 +38,8 @@ from openapi_tool.telemetry.health import Health
 from openapi_tool.telemetry.redact import Redactor
 from tests.conftest import StartExecutor
 from tests.requirements import requirement
+from tests.wire.conftest import DURABLE, World
 from tests.wire.test_bus import DSN, server
-from tests.wire.world import DURABLE, World
 
 OPTIONS = DurableOptions("v1r4", DURABLE, "cg.v1r4.*.*.cmd.tool.jina.>", 6.0, 1_000)
 SUBJECT = "cg.v1r4.proj.public.cmd.tool.jina.search"

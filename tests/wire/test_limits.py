@@ -19,8 +19,8 @@ from prometheus_client import REGISTRY
 from typer.testing import CliRunner
 
 from openapi_tool.budgets import ledger
+from openapi_tool.bus.connection import gather_stats
 from openapi_tool.bus.kv_stores import BUCKET, SWITCHES_KEY, change_switches, load_switches
-from openapi_tool.bus.stats import gather_stats
 from openapi_tool.bus.storage import BUDGETS, LIMITS, RecordStore
 from openapi_tool.cli import app
 from openapi_tool.cli.common import INTERRUPTED
@@ -29,8 +29,8 @@ from openapi_tool.local.caller import ResultRows
 from openapi_tool.tools.policy import Switch, Switches
 from tests.conftest import PROJECT
 from tests.requirements import requirement
+from tests.wire.conftest import World
 from tests.wire.test_inspect import run
-from tests.wire.world import World
 
 LIMIT = 6
 _DEADLINE_S = 40.0  # above the time that a call may wait for a permit

@@ -18,11 +18,10 @@ from typer.testing import CliRunner
 
 from openapi_tool.bootstrap import build_bootstrap
 from openapi_tool.bus.client import Denied
-from openapi_tool.bus.connection import connected
+from openapi_tool.bus.connection import connected, gather_stats
 from openapi_tool.bus.dead_letters import DeadLetters
 from openapi_tool.bus.kv_stores import AckFloor, ensure_bucket, load_ack_floor, save_ack_floor, shared_session_key
 from openapi_tool.bus.leases import Leases
-from openapi_tool.bus.stats import gather_stats
 from openapi_tool.bus.storage import LIMITS
 from openapi_tool.bus.streams import Durable, ensure_durable, replica_count
 from openapi_tool.cli import app
@@ -35,9 +34,9 @@ from openapi_tool.settings import Settings
 from openapi_tool.telemetry.redact import Redactor
 from tests.requirements import requirement
 from tests.support import delivery
+from tests.wire.conftest import DURABLE, SETTLED_S, World, open_world
 from tests.wire.test_bus import DSN, server
 from tests.wire.test_intake import until
-from tests.wire.world import DURABLE, SETTLED_S, World, open_world
 
 EXECUTOR, OPERATOR, KERNEL = ({"user": name, "password": f"{name}-word"} for name in ("executor", "operator", "kernel"))
 FILTER = "cg.v1r4.*.*.cmd.tool.jina.>"

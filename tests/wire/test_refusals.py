@@ -14,7 +14,7 @@ from openapi_tool.telemetry.logs import JsonFormatter
 from openapi_tool.telemetry.redact import Redactor
 from tests.conftest import AGENT, PROJECT, reader_tool, search_tool
 from tests.requirements import requirement
-from tests.wire.world import KNOWN, Outcome, World
+from tests.wire.conftest import KNOWN, Outcome, World
 
 BODY_LIMIT = 65_536
 CONTROL_FIELDS = (  # protocol section 2, name by name

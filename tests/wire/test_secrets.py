@@ -24,8 +24,8 @@ from openapi_tool.local.caller import STREAM, PlacedCall
 from tests.conftest import AGENT, PROJECT, reader_tool, search_tool
 from tests.requirements import requirement
 from tests.support import dead_letters
+from tests.wire.conftest import KNOWN, World
 from tests.wire.test_refusals import assert_answered, assert_dead_lettered
-from tests.wire.world import KNOWN, World
 
 SECRET = "tenant-value"
 

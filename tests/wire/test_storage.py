@@ -48,9 +48,9 @@ from tests.chaos.harness import NatsCluster
 from tests.chaos.profiles import until_led
 from tests.requirements import requirement
 from tests.support import delivery
+from tests.wire.conftest import DURABLE, World, open_world
 from tests.wire.test_bus import DSN, server
 from tests.wire.test_intake import until
-from tests.wire.world import DURABLE, World, open_world
 
 LEASES, SESSIONS, PARKED = f"KV_{leases.BUCKET}", f"KV_{kv_stores.BUCKET}", f"KV_{kv_stores.PARKED_BUCKET}"
 STREAMS = {LEASES, SESSIONS, PARKED, dead_letters.STREAM}

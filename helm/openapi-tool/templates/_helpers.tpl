@@ -191,3 +191,566 @@ rollingUpdate:
 {{- define "openapi-tool.tomlKey" -}}
 {{- if regexMatch "^[A-Za-z0-9_-]+$" . -}}{{ . }}{{- else -}}{{ toRawJson . }}{{- end -}}
 {{- end -}}
+
+{{/* Common parts of the pods of the executor, its Job and its test. */}}
+{{- define "openapi-tool.podSpec" -}}
+automountServiceAccountToken: false
+enableServiceLinks: false
+serviceAccountName: {{ include "openapi-tool.serviceAccount" . | quote }}
+{{- with .Values.imagePullSecrets }}
+imagePullSecrets:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+securityContext:
+  runAsNonRoot: true
+  runAsUser: {{ int64 .Values.runAsUser }}
+  runAsGroup: {{ int64 .Values.runAsUser }}
+  fsGroup: {{ int64 .Values.runAsUser }}
+  seccompProfile:
+    type: RuntimeDefault
+{{- with .Values.nodeSelector }}
+nodeSelector:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.priorityClassName }}
+priorityClassName: {{ . | quote }}
+{{- end }}
+{{- with .Values.runtimeClassName }}
+runtimeClassName: {{ . | quote }}
+{{- end }}
+{{- end -}}
+
+{{- define "openapi-tool.container" -}}
+image: {{ include "openapi-tool.image" . | quote }}
+imagePullPolicy: {{ .Values.image.pullPolicy }}
+securityContext:
+  allowPrivilegeEscalation: false
+  readOnlyRootFilesystem: true
+  capabilities:
+    drop: ["ALL"]
+{{- end -}}
+
+{{- define "openapi-tool.envFrom" -}}
+{{- with .Values.envFrom -}}
+envFrom:
+  {{- toYaml . | nindent 2 }}
+{{- end -}}
+{{- end -}}
+
+{{/* Variable whose value is in a Secret: arguments name, secret, key. */}}
+{{- define "openapi-tool.secretEnv" }}
+- name: {{ .variable | quote }}
+  valueFrom:
+    secretKeyRef:
+      name: {{ .secret | quote }}
+      key: {{ .key | quote }}
+{{- end -}}
+
+{{/* The argument is the root, with "dsnSecret" if the connection string is in another Secret. */}}
+{{- define "openapi-tool.postgresEnv" -}}
+{{- with .Values.secrets.postgres }}
+{{- include "openapi-tool.secretEnv" (dict "variable" "PG_DSN" "secret" (default .name $.dsnSecret) "key" .dsnKey) }}
+{{- range $variable, $key := dict "PGSSLROOTCERT" .caKey "PGSSLCERT" .certKey "PGSSLKEY" .keyKey }}
+{{- if $key }}
+- name: {{ $variable }}
+  value: /etc/openapi-tool/postgres/{{ $key }}
+{{- end }}
+{{- end }}
+{{- $mode := false }}
+{{- range $.Values.extraEnv }}{{ if eq .name "PGSSLMODE" }}{{ $mode = true }}{{ end }}{{ end }}
+{{- if and .caKey (not $mode) }}
+- name: PGSSLMODE
+  value: verify-full
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{/* Login and TLS of a NATS; arguments: prefix of the variables, volume of the login's files, login, tls. */}}
+{{- define "openapi-tool.natsEnv" }}
+{{- range $setting, $key := dict "USER" .login.userKey "PASSWORD" .login.passwordKey "TOKEN" .login.tokenKey }}
+{{- if $key }}
+{{- include "openapi-tool.secretEnv" (dict "variable" (print $.prefix $setting) "secret" $.login.name "key" $key) }}
+{{- end }}
+{{- end }}
+{{- range $setting, $key := dict "CREDENTIALS_FILE" .login.credentialsKey "NKEY_SEED_FILE" .login.nkeySeedKey }}
+{{- if $key }}
+- name: {{ $.prefix }}{{ $setting }}
+  value: /etc/openapi-tool/{{ $.volume }}/{{ $key }}
+{{- end }}
+{{- end }}
+{{- if .tls.name }}
+{{- range $setting, $key := dict "CA_FILE" .tls.caKey "CERT_FILE" .tls.certKey "KEY_FILE" .tls.keyKey }}
+{{- if $key }}
+- name: {{ $.prefix }}{{ $setting }}
+  value: /etc/openapi-tool/{{ $.volume }}-tls/{{ $key }}
+{{- end }}
+{{- end }}
+- name: {{ $.prefix }}TLS
+  value: "true"
+{{- end }}
+{{- end -}}
+
+{{- define "openapi-tool.env" -}}
+- name: NATS_SERVERS
+  value: {{ join "," .Values.nats.servers | quote }}
+- name: OPENAPI_TOOL_CONFIG
+  value: /etc/openapi-tool/config/openapi-tool.toml
+- name: OPENAPI_TOOL__HEALTH__HOST
+  value: 0.0.0.0
+- name: OPENAPI_TOOL__HEALTH__PORT
+  value: "8080"
+{{- with .Values.allowedEnv }}
+- name: OPENAPI_TOOL__SECRETS__ALLOWED_ENV
+  value: {{ join "," . | quote }}
+{{- end }}
+{{- include "openapi-tool.postgresEnv" . }}
+{{- include "openapi-tool.natsEnv" (dict "prefix" "OPENAPI_TOOL__NATS__" "volume" "nats" "login" .Values.secrets.nats "tls" .Values.secrets.natsTls) }}
+{{- with .Values.v1r3 }}
+{{- if .postgres.name }}
+{{- include "openapi-tool.secretEnv" (dict "variable" "OPENAPI_TOOL__DIALECTS__V1R3__POSTGRES__DSN" "secret" .postgres.name "key" .postgres.dsnKey) }}
+{{- if .nats.servers }}
+- name: OPENAPI_TOOL__DIALECTS__V1R3__NATS__SERVERS
+  value: {{ join "," .nats.servers | quote }}
+{{- include "openapi-tool.natsEnv" (dict "prefix" "OPENAPI_TOOL__DIALECTS__V1R3__NATS__" "volume" "v1r3-nats" "login" .nats "tls" .natsTls) }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- with .Values.secrets }}
+{{- if .session.name }}
+{{- include "openapi-tool.secretEnv" (dict "variable" "OPENAPI_TOOL__SESSION__KEY" "secret" .session.name "key" .session.key) }}
+{{- end }}
+{{- if .proxy.name }}
+{{- include "openapi-tool.secretEnv" (dict "variable" "OPENAPI_TOOL__EGRESS__PROXY" "secret" .proxy.name "key" .proxy.key) }}
+{{- end }}
+{{- if .upstreamCa.name }}
+- name: OPENAPI_TOOL__EGRESS__CA_FILE
+  value: /etc/openapi-tool/upstream-ca/{{ .upstreamCa.key }}
+{{- end }}
+{{- range include "openapi-tool.keys" $ | fromJsonArray }}
+{{- if $.Values.secrets.keys.asFiles }}
+- name: {{ . }}_FILE
+  value: {{ printf "/etc/openapi-tool/keys/%s" . | quote }}
+{{- else }}
+{{- include "openapi-tool.secretEnv" (dict "variable" . "secret" $.Values.secrets.keys.name "key" .) }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- with .Values.extraEnv }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{/* Variables with keys, as JSON. */}}
+{{- define "openapi-tool.keys" -}}
+{{- concat (list "JINA_API_KEY") (.Values.allowedEnv | default list) | uniq | toJson -}}
+{{- end -}}
+
+{{/* Mounted Secrets by the name of their volume; only the keys that are read. */}}
+{{- define "openapi-tool.mounted" -}}
+{{- $secrets := .Values.secrets -}}
+{{- $older := .Values.v1r3 -}}
+{{- $mounted := dict
+  "postgres" (dict "name" $secrets.postgres.name "keys" (list $secrets.postgres.caKey $secrets.postgres.certKey $secrets.postgres.keyKey))
+  "nats" (dict "name" $secrets.nats.name "keys" (list $secrets.nats.credentialsKey $secrets.nats.nkeySeedKey))
+  "nats-tls" (dict "name" $secrets.natsTls.name "keys" (list $secrets.natsTls.caKey $secrets.natsTls.certKey $secrets.natsTls.keyKey))
+  "v1r3-nats" (dict "name" $older.nats.name "keys" (list $older.nats.credentialsKey $older.nats.nkeySeedKey))
+  "v1r3-nats-tls" (dict "name" $older.natsTls.name "keys" (list $older.natsTls.caKey $older.natsTls.certKey $older.natsTls.keyKey))
+  "upstream-ca" (dict "name" $secrets.upstreamCa.name "keys" (list $secrets.upstreamCa.key))
+  "keys" (dict "name" (ternary $secrets.keys.name "" $secrets.keys.asFiles) "keys" (include "openapi-tool.keys" . | fromJsonArray)) -}}
+{{- $found := dict -}}
+{{- range $volume, $secret := $mounted -}}
+{{- $keys := compact $secret.keys -}}
+{{- if and $secret.name $keys -}}{{- $_ := set $found $volume (dict "name" $secret.name "keys" $keys) -}}{{- end -}}
+{{- end -}}
+{{- toYaml $found -}}
+{{- end -}}
+
+{{/* Mounts of the settings and of Secrets; the argument is what "openapi-tool.mounted" returns, or a part of it. */}}
+{{- define "openapi-tool.ownMounts" -}}
+- name: config
+  mountPath: /etc/openapi-tool/config
+  readOnly: true
+{{- range $volume, $_ := . }}
+- name: {{ $volume }}
+  mountPath: /etc/openapi-tool/{{ $volume }}
+  readOnly: true
+{{- end }}
+{{- end -}}
+
+{{/* The volumes of these mounts; arguments "root" and "mounted". */}}
+{{- define "openapi-tool.ownVolumes" -}}
+- name: config
+  configMap:
+    name: {{ include "openapi-tool.name" .root | quote }}
+{{- range $volume, $secret := .mounted }}
+- name: {{ $volume }}
+  secret:
+    secretName: {{ $secret.name | quote }}
+    # Readable by the group, because the container's user is not the owner.
+    defaultMode: 0440
+    items:
+      {{- range $secret.keys }}
+      - key: {{ . | quote }}
+        path: {{ . | quote }}
+      {{- end }}
+{{- end }}
+{{- end -}}
+
+{{- define "openapi-tool.volumeMounts" -}}
+{{- include "openapi-tool.mounted" . | fromYaml | include "openapi-tool.ownMounts" }}
+{{- with .Values.extraVolumeMounts }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{- define "openapi-tool.volumes" -}}
+{{- include "openapi-tool.ownVolumes" (dict "root" . "mounted" (include "openapi-tool.mounted" . | fromYaml)) }}
+{{- with .Values.extraVolumes }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{/* Spec of a pod that runs one command and exits. */}}
+{{- define "openapi-tool.commandResources" -}}
+requests:
+  cpu: 50m
+  memory: 128Mi
+limits:
+  memory: 256Mi
+{{- end -}}
+
+{{/* Checks that the schema cannot express, or not with a readable message. The Deployment includes them, so that every
+render runs them. */}}
+{{- define "openapi-tool.check" -}}
+{{- include "openapi-tool.checkNames" . -}}
+{{- include "openapi-tool.checkServers" . -}}
+{{- include "openapi-tool.checkOlder" . -}}
+{{- include "openapi-tool.checkVolumes" . -}}
+{{- include "openapi-tool.checkTools" . -}}
+{{- include "openapi-tool.checkConfig" . -}}
+{{- range .Values.allowedEnv -}}
+{{- if regexMatch "(?i)^(PG.*|NATS_.*|OPENAPI_TOOL.*|OTEL_.*|(CG_CONFIG_TOML|HTTPS?_PROXY|ALL_PROXY|NO_PROXY|SSL_CERT_FILE|SSL_CERT_DIR)(_FILE)?)$" . -}}
+{{- fail (printf "allowedEnv: %s is one of the executor's own settings, which tools never get. Remove it." .) -}}
+{{- end -}}
+{{- end -}}
+{{- range .Values.allowedEnv -}}
+{{- if regexMatch "(?i)^(PATH|HOME|USER|SHELL|TZ|TMPDIR|HOSTNAME|LANG|LC_.*|LD_.*|PYTHON.*|MALLOC_.*|KUBERNETES_.*)$" . -}}
+{{- fail (printf "allowedEnv: %s belongs to the process. Name a variable that holds a key, such as SEARCH_API_KEY." .) -}}
+{{- end -}}
+{{- end -}}
+{{- if regexMatch "[\\x{7f}-\\x{9f}]" (toJson .Values) -}}
+{{- fail "a value contains a control character (U+007F to U+009F), which YAML does not permit. Remove it." -}}
+{{- end -}}
+{{- $own := concat (.Values.allowedEnv | default list) (list
+    "JINA_API_KEY" "PG_DSN" "NATS_SERVERS" "OPENAPI_TOOL_CONFIG" "OPENAPI_TOOL__HEALTH__HOST" "OPENAPI_TOOL__HEALTH__PORT"
+    "OPENAPI_TOOL__POSTGRES__DSN" "OPENAPI_TOOL__NATS__PASSWORD" "OPENAPI_TOOL__NATS__TOKEN"
+    "OPENAPI_TOOL__NATS__SERVERS" "OPENAPI_TOOL__NATS__USER" "OPENAPI_TOOL__NATS__CA_FILE" "OPENAPI_TOOL__NATS__CERT_FILE"
+    "OPENAPI_TOOL__NATS__KEY_FILE" "OPENAPI_TOOL__NATS__CREDENTIALS_FILE" "OPENAPI_TOOL__NATS__NKEY_SEED_FILE"
+    "OPENAPI_TOOL__EGRESS__CA_FILE" "JINA_API_KEY_FILE"
+    "OPENAPI_TOOL__SESSION__KEY" "OPENAPI_TOOL__EGRESS__PROXY" "OPENAPI_TOOL__SECRETS__ALLOWED_ENV") -}}
+{{- range $place, $given := dict "config" .Values.config "toolsJob.definitions" .Values.toolsJob.definitions -}}
+{{- if regexMatch "jina_[A-Za-z0-9]{20}" (toJson $given) -}}
+{{- fail (printf "%s: contains what looks like a key, which everybody who may read the ConfigMap would see. Put it into a Secret and name its variable." $place) -}}
+{{- end -}}
+{{- end -}}
+{{- $postgres := .Values.secrets.postgres -}}
+{{- $seen := list -}}
+{{- range .Values.allowedEnv -}}
+{{- $own = concat $own (list (upper .) (printf "%s_FILE" (upper .))) -}}
+{{- if hasSuffix "_FILE" (upper .) -}}
+{{- fail (printf "allowedEnv: %s would name the file of another variable. Remove it, and use secrets.keys.asFiles for keys in files." .) -}}
+{{- end -}}
+{{- end -}}
+{{- range $variable, $key := dict "PGSSLROOTCERT" $postgres.caKey "PGSSLCERT" $postgres.certKey "PGSSLKEY" $postgres.keyKey -}}
+{{- if $key -}}{{- $own = append $own $variable -}}{{- end -}}
+{{- end -}}
+{{- range .Values.extraEnv -}}
+{{- if has .name $seen -}}
+{{- fail (printf "extraEnv: %s is duplicate." .name) -}}
+{{- end -}}
+{{- $seen = append $seen .name -}}
+{{- if eq (hasKey . "value") (hasKey . "valueFrom") -}}
+{{- fail (printf "extraEnv: %s needs either value or valueFrom." .name) -}}
+{{- end -}}
+{{- if regexMatch "(?i)(jina_[a-z0-9]{20}|password=|passwd=|secret=|token=|key=|bearer |basic )" (.value | default "") -}}
+{{- fail (printf "extraEnv: the value of %s looks like a secret, which everybody who may read the Deployment would see. Use valueFrom with a Secret." .name) -}}
+{{- end -}}
+{{- if regexMatch "(://[^?#]*|^[^/@]+:[^/@]+)@" (.value | default "") -}}
+{{- fail (printf "extraEnv: %s contains a URL with user information, which everybody who may read the Deployment would see. Use valueFrom with a Secret." .name) -}}
+{{- end -}}
+{{- if has (upper .name) $own -}}
+{{- fail (printf "extraEnv: %s is set by the chart. Use nats, secrets, allowedEnv or config instead." .name) -}}
+{{- end -}}
+{{- end -}}
+{{- range .Values.extraEnv -}}
+{{- if and (hasKey . "value") (regexMatch "(?i)^(PGPASSWORD|.*_PASSWORD|.*SECRET.*|.*_HEADERS|.*_TOKEN|.*_API_KEY|OPENAPI_TOOL__(NATS|POSTGRES|SESSION|EGRESS|SECRETS)(__.*)?)$" .name) -}}
+{{- fail (printf "extraEnv: the value of %s would be stored in plain text in the Deployment. Use nats, secrets or config, or valueFrom with a Secret." .name) -}}
+{{- end -}}
+{{- if and (regexMatch "(?i)^OPENAPI_TOOL__" .name) (or (hasKey . "value") (ne .name "OPENAPI_TOOL__TELEMETRY__OTLP_ENDPOINT")) -}}
+{{- fail (printf "extraEnv: %s is a setting. Put it into config, from which the memory limit and the grace period are computed." .name) -}}
+{{- end -}}
+{{- end -}}
+{{- range $setting, $instead := dict
+    "postgres.dsn" "secrets.postgres" "nats.password" "secrets.nats" "nats.token" "secrets.nats"
+    "dialects.v1r3.postgres.dsn" "v1r3.postgres" "dialects.v1r3.nats.password" "v1r3.nats"
+    "dialects.v1r3.nats.token" "v1r3.nats" "session.key" "secrets.session" "egress.proxy" "secrets.proxy" -}}
+{{- $path := splitList "." $setting -}}
+{{- $section := $.Values.config | default dict -}}
+{{- range initial $path -}}{{- $section = get $section . | default dict -}}{{- end -}}
+{{- if hasKey $section (last $path) -}}
+{{- fail (printf "config.%s: a secret would be stored in a ConfigMap. Put it into a Secret, and name that in %s." $setting $instead) -}}
+{{- end -}}
+{{- end -}}
+{{- range $setting, $instead := dict
+    "nats.servers" "nats.servers" "secrets.allowed_env" "allowedEnv" "nats.user" "secrets.nats.userKey"
+    "nats.ca_file" "secrets.natsTls" "nats.cert_file" "secrets.natsTls" "nats.key_file" "secrets.natsTls"
+    "nats.credentials_file" "secrets.nats.credentialsKey" "nats.nkey_seed_file" "secrets.nats.nkeySeedKey"
+    "dialects.v1r3.nats.servers" "v1r3.nats.servers" "dialects.v1r3.nats.user" "v1r3.nats.userKey"
+    "dialects.v1r3.nats.ca_file" "v1r3.natsTls" "dialects.v1r3.nats.cert_file" "v1r3.natsTls"
+    "dialects.v1r3.nats.key_file" "v1r3.natsTls" "dialects.v1r3.nats.credentials_file" "v1r3.nats.credentialsKey"
+    "dialects.v1r3.nats.nkey_seed_file" "v1r3.nats.nkeySeedKey" "egress.ca_file" "secrets.upstreamCa" -}}
+{{- $path := splitList "." $setting -}}
+{{- $section := $.Values.config | default dict -}}
+{{- range initial $path -}}{{- $section = get $section . | default dict -}}{{- end -}}
+{{- if hasKey $section (last $path) -}}
+{{- fail (printf "config.%s: the chart sets it from %s. Set that instead." $setting $instead) -}}
+{{- end -}}
+{{- end -}}
+{{- include "openapi-tool.checkLogin" . -}}
+{{- with .Values.autoscaling -}}
+{{- if gt (.minReplicas | int) (.maxReplicas | int) -}}
+{{- fail "autoscaling: minReplicas is more than maxReplicas." -}}
+{{- end -}}
+{{- if and (eq .kind "hpa") (lt (.minReplicas | int) 1) -}}
+{{- fail "autoscaling.minReplicas: a HorizontalPodAutoscaler needs at least 1." -}}
+{{- end -}}
+{{- if and (eq .kind "hpa") (not .hpa.metrics) (not (toString ($.Values.resources.requests.cpu | default ""))) -}}
+{{- fail "autoscaling.hpa: a target of CPU utilization needs resources.requests.cpu." -}}
+{{- end -}}
+{{- if and (eq .kind "keda") (not .keda.monitoringEndpoint) -}}
+{{- fail "autoscaling.keda.monitoringEndpoint is empty: KEDA asks NATS there how many commands are pending. Set it, such as nats.nats.svc:8222." -}}
+{{- end -}}
+{{- end -}}
+{{- if and .Values.monitoring.rules (eq .Values.autoscaling.kind "keda") (eq (.Values.autoscaling.minReplicas | int) 0) -}}
+{{- fail "monitoring.rules: an alert fires when there is no pod, which autoscaling.minReplicas: 0 makes normal. Set minReplicas to 1, or rules to false." -}}
+{{- end -}}
+{{- with .Values.networkPolicy -}}
+{{- if and .enabled $.Values.secrets.proxy.name (not .proxy.enabled) -}}
+{{- fail "networkPolicy.proxy.enabled: secrets.proxy is set, and the policy blocks egress to it. Set it to true, with the proxy's port." -}}
+{{- end -}}
+{{- if and .enabled ($.Values.config | default dict | dig "telemetry" "otlp_endpoint" "") (not .otlp.enabled) -}}
+{{- fail "networkPolicy.otlp.enabled: config.telemetry.otlp_endpoint is set, and the policy blocks egress to it. Set it to true, with the collector's port." -}}
+{{- end -}}
+{{- if and .enabled (not .upstream.enabled) (not (and .proxy.enabled $.Values.secrets.proxy.name)) -}}
+{{- fail "networkPolicy.upstream.enabled: without it and without a proxy no call reaches Jina." -}}
+{{- end -}}
+{{- end -}}
+{{- if and (eq .Values.monitoring.monitor "service") (not .Values.monitoring.service) -}}
+{{- fail "monitoring.monitor: a ServiceMonitor needs monitoring.service: true." -}}
+{{- end -}}
+{{- with .Values.strategy -}}
+{{- $none := list "0" "0%" "00%" "000%" -}}
+{{- if and (has (toString .rollingUpdate.maxUnavailable) $none) (has (toString .rollingUpdate.maxSurge) $none) -}}
+{{- fail "strategy.rollingUpdate: maxUnavailable and maxSurge are both 0, so no pod could be replaced." -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "openapi-tool.checkNames" -}}
+{{- if not (regexMatch "^[a-z]([-a-z0-9]*[a-z0-9])?$" (include "openapi-tool.name" .)) -}}
+{{- fail (printf "%s is not a valid name of a Service (RFC 1035: letters, digits and '-', first a letter). Choose another release name, or set fullnameOverride." (include "openapi-tool.name" .)) -}}
+{{- end -}}
+{{- $values := .Values -}}
+{{- range $where, $labels := dict
+    "commonLabels" $values.commonLabels "podLabels" $values.podLabels "monitoring.labels" $values.monitoring.labels
+    "monitoring.dashboardLabels" $values.monitoring.dashboardLabels -}}
+{{- range $key, $_ := $labels -}}
+{{- if regexMatch "^app[.]kubernetes[.]io/(name|instance|version|managed-by)$" $key -}}
+{{- fail (printf "%s: %s is set by the chart, whose selectors need it. Remove it." $where $key) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- range $where, $annotations := dict
+    "commonAnnotations" $values.commonAnnotations "annotations" $values.annotations "podAnnotations" $values.podAnnotations
+    "serviceAccount.annotations" $values.serviceAccount.annotations -}}
+{{- range $key, $_ := $annotations -}}
+{{- if regexMatch "^(checksum/config|helm[.]sh/hook.*|meta[.]helm[.]sh/.*)$" $key -}}
+{{- fail (printf "%s: %s is reserved for the chart or Helm. Remove it." $where $key) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "openapi-tool.checkServers" -}}
+{{- range $where, $servers := dict "nats.servers" .Values.nats.servers "v1r3.nats.servers" .Values.v1r3.nats.servers -}}
+{{- $sockets := list -}}
+{{- range $at, $url := $servers -}}
+{{- if contains "@" $url -}}
+{{- fail (printf "%s: a URL contains user information, which everybody who may read the Deployment would see. Put user and password into a Secret, and name it in %s." $where (ternary "v1r3.nats" "secrets.nats" (hasPrefix "v1r3" $where))) -}}
+{{- end -}}
+{{- if not (regexMatch `^[a-z]+://(\[[0-9A-Fa-f:.]+\]|[^\s,/?#:%\[\]\\]+)(:[1-9][0-9]{0,4})?$` $url) -}}
+{{- fail (printf "%s: entry %d is not one URL such as nats://host:4222. Give each server its own entry, its port without leading zeros, and nothing after it." $where (add1 $at)) -}}
+{{- end -}}
+{{- if gt (include "openapi-tool.port" $url | int) 65535 -}}
+{{- fail (printf "%s: entry %d: a port is a number from 1 to 65535." $where (add1 $at)) -}}
+{{- end -}}
+{{- $sockets = append $sockets (hasPrefix "ws" $url) -}}
+{{- end -}}
+{{- if gt (len (uniq $sockets)) 1 -}}
+{{- fail (printf "%s: must be all nats:// and tls://, or all ws:// and wss://." $where) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Values for the kernel of protocol v1r3 are refused if no such kernel is served. */}}
+{{- define "openapi-tool.checkOlder" -}}
+{{- $config := dig "dialects" "v1r3" (dict) (.Values.config | default dict) -}}
+{{- with .Values.v1r3 -}}
+{{- if and (not .postgres.name) (or $config .nats.servers .nats.name .natsTls.name) -}}
+{{- fail "v1r3.postgres.name is empty: a kernel of protocol v1r3 needs the Secret of its database." -}}
+{{- end -}}
+{{- if and (not .nats.servers) (or .nats.name .natsTls.name (hasKey $config "nats")) -}}
+{{- fail "v1r3.nats.servers is empty: without its own servers, this kernel uses the login of secrets.nats." -}}
+{{- end -}}
+{{- if and .postgres.name (eq (dig "protocol" "version" "v1r4" ($.Values.config | default dict)) "v1r3") -}}
+{{- fail "v1r3.postgres: config.protocol.version is v1r3 already. Remove one of them." -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "openapi-tool.checkVolumes" -}}
+{{- $own := list "config" "postgres" "nats" "nats-tls" "v1r3-nats" "v1r3-nats-tls" "upstream-ca" "keys" "tools" -}}
+{{- $names := list -}}
+{{- range .Values.extraVolumes -}}
+{{- if or (has .name $own) (has .name $names) -}}
+{{- fail (printf "extraVolumes: the name %s is taken. Choose another." .name) -}}
+{{- end -}}
+{{- if ne (len .) 2 -}}
+{{- fail (printf "extraVolumes: %s must have exactly one type, such as emptyDir, configMap or secret." .name) -}}
+{{- end -}}
+{{- $names = append $names .name -}}
+{{- end -}}
+{{- $paths := list -}}
+{{- range .Values.extraVolumeMounts -}}
+{{- if not (has .name $names) -}}
+{{- fail (printf "extraVolumeMounts: %s is not in extraVolumes." .name) -}}
+{{- end -}}
+{{- $path := clean .mountPath -}}
+{{- if or (eq $path "/") (regexMatch "^/(etc|opt)(/openapi-tool(/.*)?)?$" $path) -}}
+{{- fail (printf "extraVolumeMounts: %s would hide the executor or its settings. Choose another path." .mountPath) -}}
+{{- end -}}
+{{- if has $path $paths -}}
+{{- fail (printf "extraVolumeMounts: %s is duplicate." .mountPath) -}}
+{{- end -}}
+{{- $paths = append $paths $path -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Only checks that each file is a definition; `tools apply` checks definitions in full before it writes. */}}
+{{- define "openapi-tool.checkTools" -}}
+{{- with .Values.toolsJob -}}
+{{- if and .enabled (not (and .projects .definitions)) -}}
+{{- fail "toolsJob: set at least one project and one definition, or disable it." -}}
+{{- end -}}
+{{- if contains "@" (.api | default "") -}}
+{{- fail "toolsJob.api: the URL contains user information, which everybody who may read the Job would see." -}}
+{{- end -}}
+{{- if not (regexMatch `^(https?://[^\s/?#]+(/[^\s?#]*)?)?$` (.api | default "")) -}}
+{{- fail "toolsJob.api: must be a URL such as http://kernel:8000." -}}
+{{- end -}}
+{{- if and .api .postgresSecret -}}
+{{- fail "toolsJob: api and postgresSecret are two ways to register tools. Remove one of them." -}}
+{{- end -}}
+{{- $names := list -}}
+{{- range $file, $text := .definitions -}}
+{{- $definition := fromYaml $text -}}
+{{- if hasKey $definition "Error" -}}
+{{- fail (printf "toolsJob.definitions: %s is not the YAML of one definition. `openapi-tool tools lint %s` says why." $file $file) -}}
+{{- end -}}
+{{- $name := get $definition "tool_name" -}}
+{{- if not (and $name (kindIs "string" $name)) -}}
+{{- fail (printf "toolsJob.definitions: %s names no tool (tool_name). `openapi-tool tools lint %s` names every mistake." $file $file) -}}
+{{- end -}}
+{{- if has $name $names -}}
+{{- fail (printf "toolsJob.definitions: more than one file defines %s." $name) -}}
+{{- end -}}
+{{- $names = append $names $name -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Combinations of settings that the executor refuses. Its defaults are repeated here; a test compares them.
+`openapi-tool check` (helm test) reports all other mistakes. */}}
+{{- define "openapi-tool.checkConfig" -}}
+{{- $config := .Values.config | default dict -}}
+{{- $health := get $config "health" | default dict -}}
+{{- if or (hasKey $health "host") (hasKey $health "port") -}}
+{{- fail "config.health: the chart sets host and port, which the probes need. Remove them." -}}
+{{- end -}}
+{{- $otlp := dig "telemetry" "otlp_endpoint" "" $config -}}
+{{- if contains "@" $otlp -}}
+{{- fail "config.telemetry.otlp_endpoint: the URL contains user information, which would be stored in a ConfigMap. Put it into a Secret, and set OPENAPI_TOOL__TELEMETRY__OTLP_ENDPOINT from it by extraEnv." -}}
+{{- end -}}
+{{- if not (regexMatch `^((?i:https?)://[^\s/?#]+(/[^\s#]*)?)?$` $otlp) -}}
+{{- fail "config.telemetry.otlp_endpoint: must be a URL such as https://collector:4318/v1/traces." -}}
+{{- end -}}
+{{- $nats := get $config "nats" | default dict -}}
+{{- $protocol := get $config "protocol" | default dict -}}
+{{- if and (not (hasKey $nats "durable")) (or (ne (get $protocol "project" | default "*") "*") (ne (get $protocol "channel" | default "*") "*")) -}}
+{{- fail "config.nats.durable: must be set where protocol.project or protocol.channel narrows the filter." -}}
+{{- end -}}
+{{- if and .Values.secrets.proxy.name (dig "egress" "public_addresses_only" false $config) -}}
+{{- fail "config.egress.public_addresses_only: has no effect with secrets.proxy, which resolves the names. Remove one." -}}
+{{- end -}}
+{{- include "openapi-tool.checkNumbers" $config -}}
+{{- end -}}
+
+{{- define "openapi-tool.checkNumbers" -}}
+{{- $runTime := subf (dig "executor" "worker_timeout_s" 30 . | float64) (dig "executor" "commit_margin_s" 3 . | float64) -}}
+{{- if le $runTime 0.0 -}}
+{{- fail "config.executor.commit_margin_s: must be less than worker_timeout_s, or no call has time to run." -}}
+{{- end -}}
+{{- if ge (dig "executor" "requeue_delay_s" 2 . | float64) $runTime -}}
+{{- fail (printf "config.executor.requeue_delay_s: must be less than executor.worker_timeout_s less executor.commit_margin_s (%v s)." $runTime) -}}
+{{- end -}}
+{{- if gt (dig "tools" "default_timeout_s" 0 . | float64) (dig "tools" "max_timeout_s" 120 . | float64) -}}
+{{- fail "config.tools.default_timeout_s: must not be more than max_timeout_s." -}}
+{{- end -}}
+{{- if gt (dig "retry" "initial_backoff_s" 0.5 . | float64) (dig "retry" "max_backoff_s" 8 . | float64) -}}
+{{- fail "config.retry.initial_backoff_s: must not be more than max_backoff_s." -}}
+{{- end -}}
+{{- $least := add (mul (dig "egress" "max_response_bytes" 10000000 . | int64) 15) 20000000 -}}
+{{- if lt (dig "egress" "body_budget_bytes" 256000000 . | int64) $least -}}
+{{- fail (printf "config.egress.body_budget_bytes: must be at least %d, so that the largest response (max_response_bytes) fits." $least) -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "openapi-tool.checkLogin" -}}
+{{- $secrets := .Values.secrets -}}
+{{- range $where, $tls := dict "secrets.natsTls" $secrets.natsTls "v1r3.natsTls" .Values.v1r3.natsTls -}}
+{{- if and (not $tls.name) (or $tls.certKey $tls.keyKey) -}}
+{{- fail (printf "%s: certKey and keyKey are keys of a Secret. Give its name." $where) -}}
+{{- end -}}
+{{- end -}}
+{{- range $where, $login := dict "secrets.nats" $secrets.nats "v1r3.nats" .Values.v1r3.nats -}}
+{{- $ways := compact (list $login.userKey $login.tokenKey $login.credentialsKey $login.nkeySeedKey) -}}
+{{- if gt (len $ways) 1 -}}
+{{- fail (printf "%s: only one of userKey, tokenKey, credentialsKey and nkeySeedKey may be set." $where) -}}
+{{- end -}}
+{{- if ne (empty $login.userKey) (empty $login.passwordKey) -}}
+{{- fail (printf "%s: set both userKey and passwordKey, or neither." $where) -}}
+{{- end -}}
+{{- if ne (empty $login.name) (empty $ways) -}}
+{{- fail (printf "%s: name and one way to log in (userKey and passwordKey, tokenKey, credentialsKey or nkeySeedKey) must be set together." $where) -}}
+{{- end -}}
+{{- end -}}
+{{- range $where, $secret := dict "secrets.natsTls" $secrets.natsTls "secrets.postgres" $secrets.postgres "v1r3.natsTls" .Values.v1r3.natsTls -}}
+{{- if ne (empty $secret.certKey) (empty $secret.keyKey) -}}
+{{- fail (printf "%s: set both certKey and keyKey, or neither." $where) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}

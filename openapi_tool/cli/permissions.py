@@ -1,4 +1,4 @@
-"""`openapi-tool nats`: print NATS permissions, show the durable, and restore it for the kernel's executor."""
+"""`openapi-tool nats` and `sql`: permissions in NATS, privileges in the database, and the durable's hand-over."""
 
 from __future__ import annotations
 
@@ -25,15 +25,17 @@ from openapi_tool.bus.permissions import (
     top_permissions,
 )
 from openapi_tool.cli.common import NO_DATABASE, USAGE, fail, print_json, print_line
-from openapi_tool.cli.kernels import ProtocolOption, with_nats
-from openapi_tool.cli.tools_files import settings_failed
+from openapi_tool.cli.kernels import ProtocolOption, ProtocolVersion, settings_failed, with_nats
+from openapi_tool.kernel import inspection
+from openapi_tool.kernel.inspection import grant_statements, reader_grants
 from openapi_tool.settings import Settings, SettingsError, load_settings
 from openapi_tool.telemetry.logs import printable_lines
 
-app = typer.Typer(no_args_is_help=True, help="Print NATS permissions; show or restore the durable.")
+nats_app = typer.Typer(no_args_is_help=True, help="Print NATS permissions; show or restore the durable.")
 
 _STREAM = re.compile(r"[^\s.*>/\\\x00-\x20\x7f]+")
 _REFUSED = 1
+_FOR = typer.Option("--for", help="`serve`, or the command that it is for.")
 
 
 class Format(StrEnum):
@@ -44,7 +46,7 @@ class Format(StrEnum):
     SERVER_CONFIG = "server-config"
 
 
-class User(StrEnum):
+class NatsUser(StrEnum):
     """User that logs in to NATS."""
 
     EXECUTOR = "executor"
@@ -55,10 +57,10 @@ class User(StrEnum):
     DURABLE = "durable"
 
 
-@app.command(short_help="Print the subjects that a user must be permitted.")
+@nats_app.command(short_help="Print the subjects that a user must be permitted.")
 def permissions(
     *,
-    user: Annotated[User, typer.Option("--for", help="`serve`, or the command that it is for.")] = User.EXECUTOR,
+    user: Annotated[NatsUser, _FOR] = NatsUser.EXECUTOR,
     form: Annotated[Format, typer.Option("--format", help="Output format.")] = Format.TEXT,
     as_json: Annotated[bool, typer.Option("--json", help="Same as --format json.")] = False,
     stream: Annotated[
@@ -91,22 +93,22 @@ def _on_one_server(settings: Settings) -> list[Settings]:
     return [kernel for kernel in settings.kernels if kernel.nats.model_copy(update={"durable": None}) == own]
 
 
-def _needed(user: User, settings: Settings, stream: str | None) -> Permissions:
+def _needed(user: NatsUser, settings: Settings, stream: str | None) -> Permissions:
     options = durable_options(settings)
-    of_user: dict[User, Callable[[], Permissions]] = {
-        User.EXECUTOR: lambda: executor_permissions(
+    of_user: dict[NatsUser, Callable[[], Permissions]] = {
+        NatsUser.EXECUTOR: lambda: executor_permissions(
             options, stream=stream, session_key=settings.session.key is not None
         ),
-        User.DEADLETTERS: lambda: dead_letter_permissions(options, stream=stream),
-        User.INSPECT: lambda: inspect_permissions(options, stream=stream),
-        User.TOP: top_permissions,
-        User.SWITCHES: switch_permissions,
-        User.DURABLE: lambda: handover_permissions(options, stream=stream),
+        NatsUser.DEADLETTERS: lambda: dead_letter_permissions(options, stream=stream),
+        NatsUser.INSPECT: lambda: inspect_permissions(options, stream=stream),
+        NatsUser.TOP: top_permissions,
+        NatsUser.SWITCHES: switch_permissions,
+        NatsUser.DURABLE: lambda: handover_permissions(options, stream=stream),
     }
     return of_user[user]()
 
 
-@app.command(short_help="Show the durable, or restore it for the kernel.")
+@nats_app.command(short_help="Show the durable, or restore it for the kernel.")
 def durable(
     *,
     restore: Annotated[
@@ -154,3 +156,62 @@ def _shown(needed: Permissions, form: Format) -> str:
         for action, subjects in (("publish", needed.publish), ("subscribe", needed.subscribe))
         for subject in subjects
     )
+
+
+sql_app = typer.Typer(no_args_is_help=True, help="Print the database privileges that the service needs.")
+
+
+class RoleUser(StrEnum):
+    """Purpose of a database role."""
+
+    EXECUTOR = "executor"
+    INSPECT = "inspect"
+    USAGE = "usage"
+
+
+_READS = {RoleUser.INSPECT: inspection.INSPECT, RoleUser.USAGE: inspection.USAGE}
+
+
+def _own_role(protocol: ProtocolVersion | None) -> str | None:
+    try:
+        return load_settings().of_version(protocol).postgres.parsed.user
+    except SettingsError:
+        return None
+
+
+@sql_app.callback()
+def _group() -> None:
+    """Make `grants` a subcommand: typer merges a single command into its group."""
+
+
+@sql_app.command(short_help="Print the GRANT statements for a role.")
+def grants(
+    *,
+    role: Annotated[
+        str | None,
+        typer.Option(help="Database role of the executor; by default the user in PG_DSN.", show_default=False),
+    ] = None,
+    registration: Annotated[
+        bool, typer.Option("--registration", help="Include the privileges to register tools.")
+    ] = False,
+    user: Annotated[RoleUser, _FOR] = RoleUser.EXECUTOR,
+    protocol: ProtocolOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object only.")] = False,
+) -> None:
+    """Print the GRANT statements for a role: the least privileges for `serve` and `deadletters`.
+
+    Changes nothing; the operator of the database runs them. They are the same for every protocol version. Exit codes:
+    0, 2 invalid role name.
+    """
+    if role is None:
+        role = _own_role(protocol) or fail("--role: name the database role; the settings have no user in PG_DSN")
+    try:
+        reads = _READS.get(user)
+        statements = reader_grants(role, reads) if reads else grant_statements(role, registration=registration)
+    except ValueError as error:
+        fail(f"--role: {error}")
+    if as_json:
+        typer.echo(json.dumps({"role": role, "statements": statements}))
+        return
+    for statement in statements:
+        typer.echo(f"{statement};")
