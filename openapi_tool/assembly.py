@@ -125,7 +125,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """The assembled parts that the caller starts, monitors or stops."""
+    """The assembled parts that the caller starts, monitors or stops; `switches` reads which tools are disabled."""
 
     consumer: CommandConsumer
     kernel: KernelStore
@@ -141,7 +141,8 @@ class Shared:
     """Parts that all kernels share: everything behind the tools, and the exporter of spans.
 
     `limits` and `budgets` are stored in the main kernel's NATS and use its `clock`. One connection to each NATS answers
-    requests for the `statistics` of the process; `answering` has the servers of these connections.
+    requests for the `statistics` of the process; `answering` holds the lists of
+    servers, one for each NATS, on which this process already answers them.
     """
 
     upstream: Upstream
@@ -298,7 +299,7 @@ async def _session_key(
 
 
 class Reminder:
-    """Logs once a minute why the start waits; the first time the health record does. `clock` is in seconds."""
+    """Logs once a minute why the start still waits; the health record logs the first reason. `clock` is in seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

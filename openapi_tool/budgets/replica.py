@@ -235,7 +235,10 @@ class AccountStore(Store, Protocol):
     """Store of accounts and journals; every method raises Unavailable."""
 
     async def put(self, name: str, value: bytes) -> None:
-        """Write a record that belongs to this replica, without a message to other replicas or a confirmation."""
+        """Send a record that only this replica writes; other replicas get no message.
+
+        It does not wait for the server's confirmation: a record that was sent survives a kill of this process.
+        """
 
 
 class Outage:
@@ -305,7 +308,7 @@ class Journal:
             return NOTHING
 
     async def aclose(self) -> None:
-        """Stop, and empty the record. Call it after the last reports."""
+        """Stop, and write the accounts with unreported uses; without any this empties the record. Call it last."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])

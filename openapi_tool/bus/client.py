@@ -178,7 +178,7 @@ class BusClient(Client):
             self._flush_queue.put_nowait(asyncio.get_running_loop().create_future())  # wakes nats-py's flusher
 
     @property
-    def unnamed_domain(self) -> str:
+    def unconfigured_domain(self) -> str:
         """JetStream domain of the server if the settings name none; empty if the server has no domain."""
         return "" if self._domain else str(self._server_info.get("domain") or "")
 

@@ -75,7 +75,7 @@ async def ensure_durable(client: Client, options: DurableOptions) -> Durable:
 
 async def _creation_time(client: Client, stream: str) -> str:
     """Return the creation time of a stream, empty without permission to read it."""
-    try:
+    try:  # the server's own text: `stream_info().created` is a datetime, which drops the nanoseconds
         reply = await client.request(f"$JS.API.STREAM.INFO.{stream}", b"", timeout=_REPLY_TIMEOUT_S)
     except Denied as denied:
         log.warning("a durable that is created again would start at the stream's first command: %s", denied)
@@ -126,10 +126,10 @@ def _check_may_create(client: Client, options: DurableOptions) -> None:
     missing = f"no stream captures {options.filter_subject}"
     if not options.create_stream:
         raise StreamMissing(f"{missing}, and nats.create_stream is off: start the kernel, which creates it")
-    if isinstance(client, BusClient) and client.unnamed_domain:
+    if isinstance(client, BusClient) and client.unconfigured_domain:
         raise StreamMissing(
-            f"{missing} in the JetStream domain {client.unnamed_domain!r} of this server: set nats.jetstream_domain to "
-            "the kernel's domain, or to this one if the stream should be created here"
+            f"{missing} in the JetStream domain {client.unconfigured_domain!r} of this server: set "
+            "nats.jetstream_domain to the kernel's domain, or to this one if the stream should be created here"
         )
 
 

@@ -31,9 +31,10 @@ Convert = Callable[[Any], Any]
 class Parameter:
     """One upstream parameter: `name` in a JSON body (dots nest), `header` in a GET request.
 
-    Without a header a GET request has it in the query. A model may set it if `model` is True; with `declared` only if
-    the definition's `parameters` declare it, since such parameters cost more. With a `separator` the upstream has no
-    such parameter: the value is appended to the query or page address after that separator.
+    Without a header a GET request has it in the query. With `header_only` it is a header in a POST request, too.
+    A model may set it if `model` is True; with `declared` only if the definition's `parameters` declare it, since such
+    parameters cost more. With a `separator` the upstream has no such parameter: the value is appended to the query or
+    page address after that separator.
     """
 
     name: str
@@ -268,7 +269,7 @@ MODEL_FORMATS = ("content", "markdown", "text", "html")
 """Values of `respondWith` that a model may use; a search also takes `no-content`."""
 
 _LOGGED_IN = "it could log in at a page; only public pages are read"
-_FORGED = "it pretends to be another client; let engine (`browser`) or proxy (a country) reach pages that refuse"
+_FORGED = "it pretends to be another client; to reach pages that refuse, set engine to `browser` or proxy to a country"
 _CODE = "it runs code in the page; use target_selector, remove_selector or wait_for_selector"
 _UPLOAD = "it uploads content; give the page's address as url"
 _ANOTHER_MODEL = "it lets the upstream run a model, at its price; let the model that calls the tool read the text"

@@ -39,8 +39,8 @@ CONTENDER_S = 4.0
 
 REPLICA_S = 60.0  # from its last report until a replica is removed from the record
 MAX_REPLICAS = 1_000
-"""Replicas in a record. Beyond that the least recently seen ones without permits are removed: they still get permits,
-but their demand does not lower the shares of others."""
+"""Replicas in a record. Beyond that, those without permits that reported least recently are removed. They still get
+permits, but their demand does not lower the shares of others."""
 
 MAX_PAUSE_S = 120.0
 ADAPTIVE_S = 3600.0
@@ -55,7 +55,8 @@ _BURST_SHARE = 1 / 6
 
 _MIN_BURST = 10
 _CLOCK_S = 10.0
-"""Seconds by which a replica's time may be ahead, before its uses are taken for forged."""
+"""Seconds by which a replica's time may be ahead, before its uses are taken for forged. Larger than MARGIN_S, as a
+use that is dropped no longer counts against the limit."""
 
 Time = Annotated[float, Field(ge=0, le=1e12)]
 Number = Annotated[int, Field(ge=-(2**53), le=2**53)]
@@ -105,13 +106,19 @@ class Window:
         self.paced_until = self._paced(limit, now, unit) + amount * WINDOW_S / limit
 
     def end_burst(self, limit: int, now: float, unit: int) -> None:
-        """Leave permits for one second in the token bucket: the window is used up, and what it frees must last."""
+        """Leave the permits of one second in the token bucket.
+
+        The window is used up, so the permits that it frees have to be spread over time.
+        """
         burst = _burst(limit, unit)
         remaining = min(burst, max(float(unit), limit / WINDOW_S))
         self.paced_until = max(self.paced_until, now + (burst - remaining) * WINDOW_S / limit)
 
     def _paced(self, limit: int, now: float, unit: int) -> float:
-        """Return `paced_until` by this limit; that of a lower one, or a forged one, may be later."""
+        """Return `paced_until`, at most the time in which an empty bucket of this limit refills.
+
+        The stored time may be later, because the limit was lower then or a client has forged it.
+        """
         return min(max(self.paced_until, now), now + _burst(limit, unit) * WINDOW_S / limit)
 
 
@@ -126,13 +133,13 @@ def expires(interval: int) -> float:
 
 @dataclass(slots=True)
 class Replica:
-    """Share of one replica: a block of `requests` and `tokens`, valid until `until`; `concurrent` requests may be open.
+    """Share of one replica: a block of `requests` and `tokens`, valid until `until`, and a number of open requests.
 
     `want` is its unmet demand, `seen` the time of its last report. `served` counts the permits that it got; while
     permits are scarce, a replica that got more than the others gets none. `serial` is the number of its last report:
     it shows whether a report was stored whose write had an unknown outcome. `adaptive_since` is the start of the last
-    adaptive limit that it has reported to. `concurrent` includes open requests above its share: until they have ended,
-    it opens no more than `may_open`, which is not stored.
+    adaptive limit to which its earlier requests were added. `may_open` is the number of requests that it may have open;
+    it is not stored. `concurrent` counts against the limit: `may_open`, or the number of open requests if that is larger.
     """
 
     seen: Time = 0.0

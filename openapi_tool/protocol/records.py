@@ -167,7 +167,7 @@ def _attempt_object(attempt: Attempt, first: float) -> AttemptObject:
     return attempt_object
 
 
-def upstream_span(attempts: Sequence[Attempt], now: float) -> float:
+def upstream_seconds(attempts: Sequence[Attempt], now: float) -> float:
     """Return the seconds from the first request to the last response, or to `now` if one has not ended."""
     ends = [now if attempt.seconds is None else attempt.began + attempt.seconds for attempt in attempts]
     return max(ends) - min(attempt.began for attempt in attempts)

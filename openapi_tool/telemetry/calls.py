@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from openapi_tool.protocol.identity import SpanContext, TraceLink, new_span_id
-from openapi_tool.protocol.records import Attempt, upstream_span
+from openapi_tool.protocol.records import Attempt, upstream_seconds
 from openapi_tool.telemetry import metrics
 from openapi_tool.telemetry.metrics import project_label
 
@@ -34,7 +34,8 @@ _MAX_RECENT = 1_024
 class CallFacts:
     """Facts of one call. Times are on the monotonic clock, in seconds; None if the phase was not reached.
 
-    `ids` are for log lines. `protocol` is the kernel's version. `age_s` is the age of the command in the stream at
+    `ids` are for log lines. `protocol` is the kernel's version. `function_name` is the tool's name in the command, `tool`
+    the built-in tool that its definition selects. `age_s` is the age of the command in the stream at
     `began`, when its handling began. `permit_waits` are begins and ends of waits for a permit of the rate limit.
     `commit` and `wakeup` are begin and end of the commit and of the doorbell, whose subject is `wakeup_subject`.
     """
@@ -87,7 +88,7 @@ RECENT: deque[CallFacts] = deque(maxlen=_MAX_RECENT)
 def record_finished(facts: CallFacts) -> None:
     """Count, log and store a call whose result is committed."""
     now = facts.ended = time.monotonic()
-    upstream_s = upstream_span(facts.attempts, now) if facts.attempts else None
+    upstream_s = upstream_seconds(facts.attempts, now) if facts.attempts else None
     permit_s = facts.permit_s
     _count(facts, permit_s, upstream_s)
     RECENT.append(facts)

@@ -6,7 +6,7 @@ Two additional keywords: `errorMessage` is the message for a violation of the ke
 - `definition`: a definition's file (protocol sections 4 and 5), stricter than the parser of stored rows.
 - `schema`: the subset of JSON Schema that `parameters` may use (tool-design section 2).
 - `row`: limits of keywords in stored `parameters`, checked at run time. Validation takes linear time: the value of a
-  refused keyword is not validated, and no error repeats the object around it.
+  refused keyword is not validated, and its error contains only that value, not the schema around it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _UNBOUNDED = {
 REFUSED_KEYWORDS = frozenset(_UNBOUNDED)
 """Keywords that no stored row may use."""
 
-# Below the root they could select a draft of JSON Schema with other keywords and asserted formats.
+# Below the root, `$schema` and `$id` could select another draft of JSON Schema, with other keywords and formats.
 _ROOT_ONLY = _refused("is read only at the root of parameters; take it out", "$schema", "$id")
 _BELOW: JsonObject = {"$ref": "#/$defs/below"}
 
@@ -131,6 +131,7 @@ def _rules_of_type(kind: str) -> JsonObject:
 
 
 def _schema() -> JsonObject:
+    # `enum` and `const` need no `type`; a schema with a refused keyword already has the problem of that keyword.
     untyped: JsonObject = {"anyOf": [{"required": [word]} for word in ("enum", "const", *_NOT_IN_SUBSET)]}
     no_type, no_items = (
         f"is missing; it is one of {any_of(TYPES)}",
@@ -161,7 +162,8 @@ def _parameters() -> JsonObject:
 
 
 _NO_PARTIAL = (
-    "is no option: of a partial result a model would see only the error; what succeeded is a success here; take it out"
+    "is not an option: a model would see only the error of a partial result. Here a call succeeds if at least one item "
+    "does; take it out"
 )
 _TEXT: JsonObject = {"type": "string", "minLength": 1, "errorMessage": "must be a text that is not empty"}
 _TEXT_OR_NULL: JsonObject = {**_TEXT, "type": ["string", "null"]}
@@ -203,6 +205,7 @@ _SECTIONS: Mapping[str, JsonObject] = {
         "args": {**_object_of(**_ARGS), **_OBJECT},
         "envs": _OBJECT,
         "jina": _object_of(**_JINA),
+        # Legacy name of `jina`; it may also name the variable of the key as `auth.env`.
         "openapi": _object_of(**_JINA, auth={**_object_of(env=_TEXT), "type": ["object", "null"], "required": ["env"]}),
         **dict.fromkeys(("suspend_timeout_seconds", "timeout_s", "timeout"), _SECONDS),
         "result_format": _TEXT_OR_NULL,

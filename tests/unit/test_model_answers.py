@@ -1,4 +1,4 @@
-"""Cases in which a result cost a model turns or tokens, or misled it. Each has a number and tests named after it."""
+"""Cases in which a result cost a model turns or tokens, or misled it. Each has a number, which only this module uses."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from tests.support import definition, each, framed_items, owner, tool_call
 from tests.unit.test_large_texts import StoredResult
 
 READER, SEARCH = {"mode": "reader"}, {"mode": "search"}
-PAGE, PLACE = {"code": 200, "data": {"content": "x"}}, {"url": "https://a.example/"}
+PAGE, READER_ARGUMENTS = {"code": 200, "data": {"content": "x"}}, {"url": "https://a.example/"}
 
 
 def arguments(values: dict[str, Any]) -> Arguments:
@@ -81,11 +81,11 @@ def test_case_2_default_limit_of_tokens_applies_if_none_is_set(
 async def test_case_2_the_limit_of_tokens_reaches_the_upstream(jina: respx.Router) -> None:
     jina.post("https://r.jina.ai/").respond(json=PAGE)
     for settings, expected in ((None, 20_000), ({"tools": {"default_max_tokens": 0}}, None)):
-        result = await InProcessExecutor(jina, settings=settings).run_tool(definition(READER), PLACE)
+        result = await InProcessExecutor(jina, settings=settings).run_tool(definition(READER), READER_ARGUMENTS)
         assert json.loads(result.requests[0].content).get("maxTokens") == expected
 
 
-_FOUND = {"q": "x", "respondWith": "no-content"}
+_SNIPPETS_ONLY = {"q": "x", "respondWith": "no-content"}
 
 
 @requirement("usage.exact")
@@ -95,9 +95,9 @@ _FOUND = {"q": "x", "respondWith": "no-content"}
         ({"url": "u"}, 12_000, 1, "a lower max_tokens"),
         ({"url": "u", "maxTokens": 500}, 12_000, 1, ""),
         ({"url": "u"}, 12_000, 3, "fewer pages or a lower max_tokens"),
-        ({**_FOUND, "num": 20}, 20_000, 1, "a count of at most 10"),
-        (_FOUND, 30_000, 3, "fewer searches"),
-        ({**_FOUND, "type": "news"}, 50_000, 1, ""),
+        ({**_SNIPPETS_ONLY, "num": 20}, 20_000, 1, "a count of at most 10"),
+        (_SNIPPETS_ONLY, 30_000, 3, "fewer searches"),
+        ({**_SNIPPETS_ONLY, "type": "news"}, 50_000, 1, ""),
         ({"q": "x"}, 86_126, 1, "a lower count or a lower max_tokens"),
         ({"q": "x", "num": 20}, 20_000, 1, "a count of at most 10"),
     ],
@@ -117,7 +117,7 @@ def test_case_2_the_note_advises_only_what_the_definition_takes(
 ) -> None:
     jina.post("https://r.jina.ai/").respond(json={"data": {"content": "x", "usage": {"tokens": 12_000}}})
     for tool, values, says in (
-        ({"tool": "jina.read"}, PLACE, "cost 12,000 tokens. Cheaper: a lower max_tokens.]"),
+        ({"tool": "jina.read"}, READER_ARGUMENTS, "cost 12,000 tokens. Cheaper: a lower max_tokens.]"),
         ({"tool": "jina.read_many"}, {"urls": ["https://b.example/"]}, "cost 12,000 tokens. Cheaper: a lower max_t"),
         ({"tool": "jina.read_many"}, {"urls": ["https://c.example/", "d.example"]}, "tokens. Cheaper: fewer pages or"),
     ):
@@ -276,7 +276,7 @@ def test_case_4_the_estimate_holds_for_texts_that_it_was_not_fitted_to(
 @pytest.mark.parametrize("kind", ["udhr-jpn", "udhr-eng", "udhr-amh", "python", "table"])
 async def test_case_4_a_result_observes_its_limit_of_tokens_in_every_script(kind: str) -> None:
     text = next(text for text in COUNTED if text["kind"] == kind)
-    a_time = estimate_tokens(text["text"])
+    tokens_of_one = estimate_tokens(text["text"])
     output = ToolOutput((Item("Title: x", text["text"] * 40),))
     answering = Answering(serving(b""), max_chars=1_000_000)
     for own, call_limit, most in (
@@ -288,7 +288,7 @@ async def test_case_4_a_result_observes_its_limit_of_tokens_in_every_script(kind
         tool = definition(READER, max_result_tokens=own)
         shown, _ = await answering.continuation.render(output, tool, OWNER, call_limit)
         assert estimate_tokens(shown.content) <= most
-        assert shown.truncated == (40 * a_time > most)
+        assert shown.truncated == (40 * tokens_of_one > most)
         assert not shown.truncated or estimate_tokens(shown.content) > 0.6 * (most - 300)
 
 
@@ -340,7 +340,7 @@ def test_case_6_the_state_says_that_a_page_came_as_markdown(
 ) -> None:
     jina.post("https://r.jina.ai/").respond(json=PAGE)
     for more, expected in (({"remove_selector": "nav"}, "markdown"), ({}, None)):
-        about = run_tool(definition(READER), {**PLACE, **more}).fields.tool_output
+        about = run_tool(definition(READER), {**READER_ARGUMENTS, **more}).fields.tool_output
         assert about is not None
         assert about["state"].get("format") == expected
 
@@ -381,7 +381,7 @@ def test_case_8_no_retry_with_too_little_time_hides_the_first_error(
 ) -> None:
     time_out = "Error: Navigation timeout of 15000 ms exceeded"
     jina.post("https://r.jina.ai/").respond(422, json={"code": 422, "status": 42206, "readableMessage": time_out})
-    result = run_tool(definition(READER), {**PLACE, **values})
+    result = run_tool(definition(READER), {**READER_ARGUMENTS, **values})
     assert "15000 ms" in result.text
     assert len(result.requests) == expected
 
@@ -511,7 +511,7 @@ def test_case_10_numbered_links_are_listed_with_their_addresses() -> None:
         assert "gpt-oss" in CATALOGUE[tool].schema()["properties"]["retain_links"]["enum"]
 
 
-# Tokens of the definitions.
+# Size of the definitions in characters, which stands for their tokens.
 
 _LATER = frozenset(
     {"max_result_tokens", "exclude_sites", "after", "file_type", "title_words", "pdf_page", "find", "question"}
@@ -523,7 +523,9 @@ _LATER = frozenset(
 def test_the_definitions_cost_no_more_than_before_and_little_for_each_new_argument() -> None:
     functions = openai_functions(all_built_in())
     properties = [item for one in functions for item in one["function"]["parameters"]["properties"].items()]
-    new = [_compact({name: rule}) - 1 for name, rule in properties if name in _LATER]  # a comma, no braces
+    new = [
+        _compact({name: rule}) - 1 for name, rule in properties if name in _LATER
+    ]  # without the two braces, with one comma
     assert _compact(functions) - sum(new) <= 7_918
     assert max(new) <= 150
 
