@@ -139,7 +139,7 @@ class Replica:
     permits are scarce, a replica that got more than the others gets none. `serial` is the number of its last report:
     it shows whether a report was stored whose write had an unknown outcome. `adaptive_since` is the start of the last
     adaptive limit to which its earlier requests were added. `may_open` is the number of requests that it may have open;
-    it is not stored. `concurrent` counts against the limit: `may_open`, or the number of open requests if that is larger.
+    it is not stored. `concurrent` counts against the limit: `may_open`, or the number of open requests if larger.
     """
 
     seen: Time = 0.0

@@ -34,9 +34,9 @@ _MAX_RECENT = 1_024
 class CallFacts:
     """Facts of one call. Times are on the monotonic clock, in seconds; None if the phase was not reached.
 
-    `ids` are for log lines. `protocol` is the kernel's version. `function_name` is the tool's name in the command, `tool`
-    the built-in tool that its definition selects. `age_s` is the age of the command in the stream at
-    `began`, when its handling began. `permit_waits` are begins and ends of waits for a permit of the rate limit.
+    `ids` are for log lines. `protocol` is the kernel's version. `function_name` is the tool's name in the command,
+    `tool` the built-in tool that its definition selects. `age_s` is the age of the command in the stream at `began`,
+    when its handling began. `permit_waits` are begins and ends of waits for a permit of the rate limit.
     `commit` and `wakeup` are begin and end of the commit and of the doorbell, whose subject is `wakeup_subject`.
     """
 

@@ -39,7 +39,7 @@ from tests.wire.test_bus import server
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = (
-    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "ARCHITECTURE.md")),
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "VERSIONING.md", "ARCHITECTURE.md")),
     ROOT / "helm" / "openapi-tool" / "README.md",
     *sorted((ROOT / "docs").rglob("*.md")),
 )

@@ -1,4 +1,4 @@
-"""Cases in which a result cost a model turns or tokens, or misled it. Each has a number, which only this module uses."""
+"""Cases in which a result cost a model turns or tokens, or misled it. Each has a number, used only here."""
 
 from __future__ import annotations
 

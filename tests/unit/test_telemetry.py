@@ -513,6 +513,7 @@ def test_the_flood_filter_takes_the_project_of_the_running_call() -> None:
     assert sum(written) == FLOOD_BURST
 
 
+@pytest.mark.usefixtures("_logging")
 @requirement("hostile.neighbour")
 def test_the_handler_of_the_process_filters_floods(capsys: pytest.CaptureFixture[str]) -> None:
     configure_logging("info", "json", REDACTOR)
