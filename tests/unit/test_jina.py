@@ -426,7 +426,7 @@ UNUSED = tomllib.loads(
 recorded = 257
 
 [[unused]]
-reason = "plain text, which is not asked for (Accept: application/json); t-404-text and e-unknown-host-textplain stand for it"
+reason = "plain text, not asked for (Accept: application/json); t-404-text and e-unknown-host-textplain stand for it"
 names = '''
 e-accept-image e-invalid-url-text o-budget-exceeded-text o-chunking-text o-images-summary-text o-links-summary-text
 o-respond-content-text o-respond-html-text o-respond-markdown-text o-respond-screenshot-text o-respond-text-text
