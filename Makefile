@@ -37,9 +37,11 @@ test: $(READY)
 compiled: $(READY)
 	$(PY) -m pytest --collect-only > /dev/null
 
-# CPU of a call beside the floor; staged incidents: real servers, alerts in promtool, and what the commands say of each.
+# CPU of a call beside the floor; staged incidents: real servers, alerts in promtool, and what the commands say of each;
+# the image's environment from a package index, whose packages `make test` copies from the virtual environment.
 long: $(READY)
-	$(PY) -m pytest -m long tests/end_to_end/test_incidents.py tests/performance/test_guard.py
+	$(PY) -m pytest -m long tests/end_to_end/test_incidents.py tests/end_to_end/test_deployment.py \
+	  tests/performance/test_guard.py
 
 # Ten minutes of faults; for a shorter run: make chaos CHAOS="--calls 1000 --seed 4"; for partial failures:
 # make chaos CHAOS="--profile cluster" (or failover, failover-hosts, pgbouncer, clocks, admin, limits); for kernels of both

@@ -13,8 +13,9 @@ import sys
 import tempfile
 import uuid
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from importlib.metadata import distribution
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from openapi_tool.local.caller import Caller, PlacedCall
 from openapi_tool.local.servers import NatsServer
 from openapi_tool.local.stack import EmbeddedStack
 from scripts.docs import ROOT, values
+from scripts.packages import ELSEWHERE
 from scripts.packages import packages as locked
 from tests.conftest import AGENT, PROJECT, search_tool
 from tests.end_to_end.kubelet import USER, Pod, isolated
@@ -259,23 +261,52 @@ def stages() -> tuple[str, str]:
     return build, final
 
 
-@pytest.fixture(scope="module")
-def image() -> Iterator[Path]:
-    """Result of the build stage, below a folder instead of the root."""
+_DOWNLOAD = re.compile(r"\S+ -m pip (?:--python (?P<python>\S+) )?install --require-hashes -r (?P<lock>\S+)")
+_PINNED = re.compile(r"^([a-z0-9][\w.-]*)(?:\[[^\]]*\])?==([^\s;\\]+)", re.MULTILINE)
+
+
+@contextmanager
+def image(*, download: bool) -> Iterator[Path]:
+    """Yield the result of the build stage, below a folder instead of the root.
+
+    Without `download` what is locked comes from the environment of the test, which must have the same versions.
+    """
     root = Path(tempfile.mkdtemp(prefix="openapi-tool-image-"))
     root.chmod(0o755)
     build, _ = stages()
     _copy_context(build, root / "src")
     for step in instructions(build, "RUN"):
-        command = step.replace("/opt/", f"{root}/opt/")
-        subprocess.run(  # noqa: S603 - the repository's own steps
-            ["/bin/sh", "-e", "-c", f'python() {{ "{sys.executable}" "$@"; }}; {command}'],
-            cwd=root / "src",
-            check=True,
-            timeout=600,
-        )
+        for command in step.replace("/opt/", f"{root}/opt/").split("&&"):
+            locked_only = _DOWNLOAD.fullmatch(command.strip())
+            if locked_only and not download:
+                python = locked_only["python"] or command.split()[0]
+                _copy_locked(root / "src" / locked_only["lock"], Path(python).parents[1])
+                continue
+            subprocess.run(  # noqa: S603 - the repository's own steps
+                ["/bin/sh", "-e", "-c", f'python() {{ "{sys.executable}" "$@"; }}; {command}'],
+                cwd=root / "src",
+                check=True,
+                timeout=600,
+            )
     yield root
     shutil.rmtree(root)
+
+
+def _copy_locked(lock: Path, prefix: Path) -> None:
+    """Copy the packages of a lock file, in these versions, from this environment into that of `prefix`."""
+    (packages,) = prefix.glob("lib/python3.*/site-packages")
+    pinned = _PINNED.findall(lock.read_text(encoding="utf-8"))
+    assert pinned
+    for name, version in pinned:
+        if name in ELSEWHERE:
+            continue
+        found = distribution(name)
+        assert found.version == version, name
+        for file in found.files or ():
+            if ".." not in file.parts:  # no programs
+                target = packages / file
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(str(found.locate_file(file)), target)  # bytecode is valid for one time of its source
 
 
 def _copy_context(build: str, source: Path) -> None:
@@ -299,16 +330,20 @@ def run(image: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.parametrize("download", [pytest.param(True, marks=pytest.mark.long, id="downloaded"), False])
 @requirement("image.steps", "supply.locked")
-def test_the_steps_make_an_entry_point_for_another_user_on_a_read_only_root(image: Path) -> None:
-    """One test, so that the steps run once, also with several test processes."""
-    _holds_what_is_locked_and_nothing_else(image / "opt/openapi-tool")
-    assert run(image, "--version").stdout.strip() == __version__
-    assert "Run tool calls until SIGTERM." in run(image, "serve", "--help").stdout
-    checked = run(image, "check")
-    assert (checked.returncode, checked.stdout) == (2, "")
-    assert "postgres: is missing; set PG_DSN" in checked.stderr
-    assert "No such command 'demo'" in run(image, "demo").stderr
+def test_the_steps_make_an_entry_point_for_another_user_on_a_read_only_root(
+    download: bool,  # noqa: FBT001 - a parameter of the test
+) -> None:
+    """One test, so that the steps run once, also with several test processes; `make long` runs each as it is."""
+    with image(download=download) as made:
+        _holds_what_is_locked_and_nothing_else(made / "opt/openapi-tool")
+        assert run(made, "--version").stdout.strip() == __version__
+        assert "Run tool calls until SIGTERM." in run(made, "serve", "--help").stdout
+        checked = run(made, "check")
+        assert (checked.returncode, checked.stdout) == (2, "")
+        assert "postgres: is missing; set PG_DSN" in checked.stderr
+        assert "No such command 'demo'" in run(made, "demo").stderr
 
 
 def _holds_what_is_locked_and_nothing_else(prefix: Path) -> None:
