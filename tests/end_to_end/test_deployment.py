@@ -272,7 +272,15 @@ def image(*, download: bool) -> Iterator[Path]:
     Without `download` what is locked comes from the environment of the test, which must have the same versions.
     """
     root = Path(tempfile.mkdtemp(prefix="openapi-tool-image-"))
-    root.chmod(0o755)
+    try:
+        root.chmod(0o755)
+        _build(root, download=download)
+        yield root
+    finally:
+        shutil.rmtree(root)
+
+
+def _build(root: Path, *, download: bool) -> None:
     build, _ = stages()
     _copy_context(build, root / "src")
     for step in instructions(build, "RUN"):
@@ -288,8 +296,6 @@ def image(*, download: bool) -> Iterator[Path]:
                 check=True,
                 timeout=600,
             )
-    yield root
-    shutil.rmtree(root)
 
 
 def _copy_locked(lock: Path, prefix: Path) -> None:
