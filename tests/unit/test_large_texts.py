@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import httpx
@@ -679,3 +680,55 @@ async def test_case_11_an_empty_query_is_ignored(nothing: Any) -> None:
     assert fields.result.startswith("[Continued: ")
     fields, _ = await one.run(request(url="https://a.example/", find=nothing), one.call_context("proj"))
     assert framed_items(fields.result) == ["a page"]
+
+
+# Long strings are decoded in slices.
+
+_UNITS = ("a", '"', "\\", "\n", "é", "€", "😀", "/", "[", "{", ",", ":", " ", "0", "\x7f")
+
+
+def _any_value(random_: random.Random, depth: int = 0) -> Any:
+    kind = random_.random()
+    if depth > 3 or kind < 0.5:
+        return "".join(random_.choices(_UNITS, k=random_.choice((0, 1, 5, 20, 39, 40, 41, 60, 200))))
+    if kind < 0.6:
+        return random_.choice((1, None, True, 1.5))
+    if kind < 0.8:
+        return [_any_value(random_, depth + 1) for _ in range(random_.randint(0, 4))]
+    keys = ("".join(random_.choices(_UNITS, k=random_.choice((1, 3, 50)))) for _ in range(random_.randint(0, 4)))
+    return {key: _any_value(random_, depth + 1) for key in keys}
+
+
+def _value_or_none(parse_: Callable[[], Any]) -> Any:
+    try:
+        return parse_()
+    except orjson.JSONDecodeError:
+        return None
+
+
+@requirement("hostile.neighbour")
+def test_sliced_strings_give_the_same_value_or_the_same_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, size in (("_LONG_BYTES", 40), ("_SLICE_BYTES", 16), ("_PIECE_BYTES", 16)):
+        monkeypatch.setattr(answer_json, name, size)
+    random_ = random.Random(1)  # noqa: S311 - the same cases in each run
+    for number in range(3_000):
+        body = bytearray(json.dumps(_any_value(random_), ensure_ascii=bool(number % 2)).encode())
+        if number % 3 == 0:
+            body[random_.randrange(len(body))] = random_.randrange(256)
+        expected = _value_or_none(lambda: orjson.loads(body))  # noqa: B023 - called at once
+        assert _value_or_none(lambda: at_once(answer_json._loads(body))) == expected, body  # noqa: B023, SLF001
+
+
+@requirement("hostile.neighbour")
+def test_a_long_string_is_parsed_in_many_steps() -> None:
+    text = 'quotes " and \\ ' * 150_000
+    steps = answer_json.parse(bytearray(orjson.dumps({"data": {"content": text, text[:300_000]: [text]}})))
+    counted, value = 0, None
+    try:
+        while True:
+            next(steps)
+            counted += 1
+    except StopIteration as end:
+        value = end.value
+    assert value == {"data": {"content": text, text[:300_000]: [text]}}
+    assert counted > 2 * len(text) // (256 * 1024)
