@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import ast
-import json
 import statistics
 import subprocess
 import sys
@@ -29,7 +28,6 @@ AIMS = {
     "nesting, deepest": 5,
     "tracked files": 349,
 }
-SUITE_SECONDS = ROOT / ".pytest_cache" / "v" / "suite" / "seconds"
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Compound = ast.If | ast.For | ast.AsyncFor | ast.While | ast.With | ast.AsyncWith | ast.Try | ast.Match
@@ -157,8 +155,6 @@ def main() -> int:
         aim = f"   aim: at most {AIMS[name]}" if name in AIMS else ""
         earlier = f"{before.values[name]:8g}" if before else ""
         out(f"{name:38}{earlier}{value:8g}{aim}\n")
-    if SUITE_SECONDS.exists():
-        out(f"{'seconds of the last `make test`':38}{json.loads(SUITE_SECONDS.read_text()):8.0f}\n")
     out(f"longest function and file: {now.longest}\n")
     return int(options.check and any(now.values[name] > aim for name, aim in AIMS.items()))
 
