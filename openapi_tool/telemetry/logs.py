@@ -69,7 +69,7 @@ FLOODED = frozenset(
         *("call.unsettled", "command.requeued", "dead_letters.discarded"),
     }
 )
-"""Actions of which a client that may only publish causes any number: 60,000 commands of 41 bytes were 60 MB of log."""
+"""Actions of which a client that may only publish causes any number: one of 41 bytes was a kilobyte of log."""
 
 FLOOD_BURST = 100
 FLOOD_PER_S = 10.0
