@@ -20,7 +20,7 @@ from openapi_tool.jina.byte_semaphore import RequestContext, memory_of
 from openapi_tool.jina.failures import NO_SECRETS, ONCE, SOME, is_empty_search, upstream_failure
 from openapi_tool.jina.parameters import OUTGOING_HEADERS
 from openapi_tool.jina.request import UpstreamRequest
-from openapi_tool.jina.transport import PROJECT, CertificateRefused, ResponseRefused
+from openapi_tool.jina.transport import PROJECT, CertificateRefused, OwnResponseRefused, ResponseRefused
 from openapi_tool.protocol.errors import ResponseTooLarge, ToolError, ToolTimeout, UpstreamUnavailable
 from openapi_tool.telemetry.redact import Redactor
 from openapi_tool.tools.catalogue import OPERATIONS
@@ -234,9 +234,10 @@ def _network_failure(error: httpx.TransportError) -> ToolError:
         )
     if isinstance(error, ResponseRefused):
         return UpstreamUnavailable(
-            "The service's answer was refused: its headers or framing are too large; try again or use another page.",
+            "The service's answer was refused: its headers or framing are malformed or too large; try again or use "
+            "another page.",
             detail={"kind": type(error).__name__},
-            max_retries=ONCE,
+            max_retries=0 if isinstance(error, OwnResponseRefused) else ONCE,
         )
     return UpstreamUnavailable(
         "The service could not be reached, or the connection broke; try again in a moment.",

@@ -38,8 +38,7 @@ from openapi_tool.concurrency import FairSemaphore
 from openapi_tool.jina.addresses import is_public
 from openapi_tool.telemetry import metrics
 
-_PIECE_BYTES = 16 * 1024
-_MAX_INFORMATIONAL = 8
+_PIECE_BYTES, _MAX_INFORMATIONAL = 16 * 1024, 8
 _MAX_NON_BODY_BYTES = 32 * 1024
 _MAX_FRAMING_SHARE = 1 / 4
 """Limit of chunk framing as a fraction of the body. Parsing a chunk costs as much as parsing a kilobyte of body."""
@@ -47,6 +46,10 @@ _MAX_FRAMING_SHARE = 1 / 4
 
 class ResponseAborted(ClientConnectionError):
     """Raised if the connection was aborted because of what the upstream sent."""
+
+
+class FirstResponseAborted(ResponseAborted):
+    """The response to the first request of a connection, so it cannot be the surplus of an earlier response."""
 
 
 class UpstreamConnection(ResponseHandler):
@@ -59,12 +62,13 @@ class UpstreamConnection(ResponseHandler):
     - 32 kB without a body byte: a head or trailers, which the parser buffers;
     - chunks that are mostly framing: 500,000 chunks of one byte take a second to parse.
 
-    A pending request then fails with ResponseAborted; a response that is already complete stays readable.
+    A pending request then fails with (First)ResponseAborted; a response that is already complete stays readable.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(loop)
         self._aborted = False
+        self._requests = 0
         self._has_head = False  # of the final response
         self._informational = 0
         self._non_body_bytes = 0
@@ -73,6 +77,7 @@ class UpstreamConnection(ResponseHandler):
 
     def set_response_params(self, **params: Any) -> None:
         """Expect a response: aiohttp calls this for each request before it sends it."""
+        self._requests += 1
         self._has_head = False
         self._informational = 0
         self._non_body_bytes = 0
@@ -109,14 +114,14 @@ class UpstreamConnection(ResponseHandler):
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """Fail the pending request."""
-        super().connection_lost(ResponseAborted() if self._aborted else exc)
+        super().connection_lost(self._reason() if self._aborted else exc)
 
     def _body_bytes(self) -> int:
         return self._payload.total_bytes if self._payload is not None else 0
 
     def feed_data(self, data: tuple[RawResponseMessage, StreamReader], size: int = 0) -> None:
         """Take the head of a response. A second head means that surplus data followed the first response."""
-        informational = _is_informational(data[0].code)
+        informational = data[0].code < HTTPStatus.OK and data[0].code != HTTPStatus.SWITCHING_PROTOCOLS
         self._informational += informational
         if self._has_head or self._informational > _MAX_INFORMATIONAL:
             self._abort_now()
@@ -143,13 +148,12 @@ class UpstreamConnection(ResponseHandler):
         """
         self._aborted = True
         if self._payload is not None and not self._payload.is_eof():
-            self._payload.set_exception(ResponseAborted())
+            self._payload.set_exception(self._reason())
         if self.transport is not None:
             self.transport.abort()
 
-
-def _is_informational(status: int) -> bool:
-    return status < HTTPStatus.OK and status != HTTPStatus.SWITCHING_PROTOCOLS
+    def _reason(self) -> ResponseAborted:
+        return FirstResponseAborted() if self._requests == 1 else ResponseAborted()
 
 
 __all__ = ["ERRORS", "AiohttpTransport", "CertificateRefused", "PublicResolver", "Resolver", "translate"]
@@ -179,7 +183,11 @@ class CertificateRefused(httpx.ConnectError):
 
 
 class ResponseRefused(httpx.RemoteProtocolError):
-    """The response exceeds a limit of `UpstreamConnection`; a retry is billed, and seldom helps."""
+    """The response is malformed or exceeds a limit of `UpstreamConnection`. It may be an earlier request's surplus."""
+
+
+class OwnResponseRefused(ResponseRefused):
+    """The refused response is certainly this request's; a retry would be billed, and get the same."""
 
 
 ERRORS: tuple[tuple[type[BaseException], type[httpx.TransportError]], ...] = (
@@ -188,9 +196,10 @@ ERRORS: tuple[tuple[type[BaseException], type[httpx.TransportError]], ...] = (
     (aiohttp.ClientConnectorCertificateError, CertificateRefused),
     (aiohttp.ClientConnectorError, httpx.ConnectError),
     (aiohttp.ServerFingerprintMismatch, httpx.ConnectError),
+    (FirstResponseAborted, OwnResponseRefused),
     (ResponseAborted, ResponseRefused),
     (aiohttp.ServerDisconnectedError, httpx.RemoteProtocolError),
-    (aiohttp.ClientResponseError, httpx.RemoteProtocolError),
+    (aiohttp.ClientResponseError, ResponseRefused),
     (aiohttp.ClientPayloadError, httpx.ReadError),
     (aiohttp.ClientConnectionError, httpx.ReadError),
     (TimeoutError, httpx.ReadTimeout),
@@ -218,9 +227,7 @@ def _log_certificate(host: str, error: aiohttp.ClientConnectorCertificateError) 
     )
 
 
-@lru_cache(maxsize=64)
-def _yarl_url(url: str) -> yarl.URL:
-    return yarl.URL(url, encoded=True)
+_yarl_url = lru_cache(maxsize=64)(partial(yarl.URL, encoded=True))
 
 
 class _Body(httpx.AsyncByteStream):
@@ -379,10 +386,9 @@ class AiohttpTransport(httpx.AsyncBaseTransport):
                 data=request.content or None,
                 allow_redirects=False,
             )
-        except aiohttp.ClientConnectorCertificateError as error:
-            _log_certificate(request.url.host, error)
-            raise translate(error) from error
         except _CAUGHT as error:
+            if isinstance(error, aiohttp.ClientConnectorCertificateError):
+                _log_certificate(request.url.host, error)
             raise translate(error) from error
         headers = [header for header in response.raw_headers if header[0].lower() in _RESPONSE_HEADERS]
         return httpx.Response(response.status, headers=headers, stream=_Body(response))

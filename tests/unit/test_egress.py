@@ -182,7 +182,7 @@ async def test_the_head_of_an_answer_is_bounded(case: str, origin: Origin) -> No
     else:
         with pytest.raises(UpstreamUnavailable) as failed:
             await fetch(client)
-        assert failed.value.detail == {"kind": "RemoteProtocolError"}
+        assert failed.value.detail == {"kind": "ResponseRefused"}
     await client.aclose()
 
 

@@ -777,10 +777,46 @@ def test_non_body_bytes_of_a_response_are_limited_together(case: str, run: Run, 
                 return
             with pytest.raises(UpstreamUnavailable) as refused:
                 await upstream.request()
-            assert refused.value.max_retries == ONCE, "each retry would be billed, too"
+            assert refused.value.max_retries == 0, "each retry would be billed, and get the same"
+            assert refused.value.retryable
             assert "refused" in refused.value.message
 
     upstream = Upstream(tmp_path, send)
+    run(check())
+
+
+@requirement("egress.response")
+def test_refused_response_of_a_reused_connection_is_retried_once(run: Run, tmp_path: Path) -> None:
+    """It may be the surplus of an earlier response, perhaps to another project."""
+
+    async def surplus(peer: Peer) -> None:
+        peer.send(response())
+        await peer.request()
+        peer.send(response(headers=12 * LINE))
+
+    async def check() -> None:
+        async with Upstream(tmp_path, surplus) as upstream:
+            assert await upstream.request() == "c"
+            with pytest.raises(UpstreamUnavailable) as refused:
+                await upstream.request()
+            assert refused.value.max_retries == ONCE
+
+    run(check())
+
+
+@pytest.mark.parametrize(
+    "sent", [b"\x00\x01\r\n\r\n", response(headers=b"X: " + b"h" * 9_000 + b"\r\n")], ids=["no HTTP", "a long line"]
+)
+def test_malformed_response_is_retried_once(sent: bytes, run: Run, tmp_path: Path) -> None:
+    async def send(peer: Peer) -> None:
+        peer.send(sent)
+
+    async def check() -> None:
+        async with Upstream(tmp_path, send) as upstream:
+            with pytest.raises(UpstreamUnavailable) as refused:
+                await upstream.request()
+            assert refused.value.max_retries == ONCE, "each retry is billed, too"
+
     run(check())
 
 
