@@ -511,7 +511,7 @@ class Scenario:
 
     `closed` keeps `in_flight` calls running, `open` sends `per_second`, `burst` sends all at once,
     `backlog` sends `waiting` before anything runs and measures the first `calls` of them. The first
-    `warm` calls of a process are not measured. `runs` is the maximum of rounds. `min_answer_s` is the setting;
+    `warm` calls of a process are not measured. `runs` is the maximum of rounds. `min_result_delay_s` is the setting;
     with 0 results are not delayed.
     """
 
@@ -526,12 +526,12 @@ class Scenario:
     waiting: int = 0
     warm: int = 150
     runs: int = 100
-    min_answer_s: float = 0.0
+    min_result_delay_s: float = 0.0
 
 
 CPU = Scenario("search-2k-50ms", "closed", 1000)
 SINGLE = Scenario("single", "closed", 400, Ask(delay_ms=0), in_flight=1)
-HELD = replace(SINGLE, name="single-held", min_answer_s=0.06)
+HELD = replace(SINGLE, name="single-held", min_result_delay_s=0.06)
 STEADY = Scenario("steady-100", "open", 600, per_second=100)
 BURST = Scenario("burst-500", "burst", 500)
 IMMEDIATE = Scenario("search-2k-0ms", "closed", 600, Ask(delay_ms=0))

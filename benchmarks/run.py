@@ -84,7 +84,7 @@ def settings_of(kind: str, scenario: Scenario) -> dict[str, str]:
         return {floor.CONCURRENCY_VARIABLE: str(scenario.concurrency)}
     return {
         "OPENAPI_TOOL__EXECUTOR__CONCURRENCY": str(scenario.concurrency),
-        "OPENAPI_TOOL__EXECUTOR__MIN_ANSWER_S": str(scenario.min_answer_s),
+        "OPENAPI_TOOL__EXECUTOR__MIN_RESULT_DELAY_S": str(scenario.min_result_delay_s),
         "OPENAPI_TOOL__TOOLS__MAX_TIMEOUT_S": "600",
     }
 

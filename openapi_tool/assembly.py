@@ -170,7 +170,7 @@ def open_shared(stack: AsyncExitStack, bootstrap: Bootstrap, resolver: Resolver 
     limits.limiter.keys.set_secrets(bootstrap.secrets)
     budgets = SharedBudgets(INSTANCE, bootstrap.settings.budgets, clock.time)
     for scope in SCOPES:
-        metrics.BUDGET_USED.set_function(partial(budgets.budgets.most_used, scope), scope)
+        metrics.BUDGET_USED.set_function(partial(budgets.budgets.largest_used_fraction, scope), scope)
     health = bootstrap.health
     health.limits, health.keys = limits.limiter.snapshot, limits.limiter.keys.snapshot
     health.budgets, health.budget_outage = budgets.budgets.snapshot, budgets.budgets.outage

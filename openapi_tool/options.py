@@ -79,18 +79,18 @@ class ExecutorOptions(Options):
 
     concurrency: Annotated[
         int,
-        Field(ge=1, le=512, description="Slots of a process for calls; one of several projects begins in at most 7/8."),
+        Field(ge=1, le=512, description="Maximum concurrent calls (slots); one of several projects gets at most 7/8."),
     ] = 64
     max_held: Annotated[
         int, Field(ge=1, le=10_000, description="Commands that wait in one process for a free slot.")
     ] = 512
-    max_parked: Annotated[
+    max_paused: Annotated[
         int,
-        Field(ge=0, le=10_000, description="Calls that wait in one process for a permit of `limits` without a slot."),
+        Field(ge=0, le=10_000, description="Maximum paused calls: they wait for a rate-limit permit without a slot."),
     ] = 256
-    min_answer_s: Annotated[
+    min_result_delay_s: Annotated[
         float,
-        Field(ge=0, le=1, description="Minimum seconds from a command to its result: workers first suspend; 0 is off."),
+        Field(ge=0, le=1, description="Minimum seconds from command to result: time to suspend the turn; 0 is off."),
     ] = 0.06
     worker_timeout_s: Annotated[Seconds, Field(description="Default wait of the kernel's workers in seconds.")] = 30
     commit_margin_s: Annotated[Seconds, Field(description="Seconds of the worker's wait reserved for the commit.")] = 3
@@ -278,17 +278,17 @@ class KeyPool(Options):
 
 @validated(frozen=True)
 class LimitOptions(KeyLimits):
-    """Limits of the upstream per key, shared by all replicas; without a limit no request waits until the first 429."""
+    """Limits of the upstream per key, shared by all replicas; if none is set, one is estimated after the first 429."""
 
     keys: Annotated[
         dict[str, KeyLimits],
-        Field(description="Limits of the key in one variable (any case); unset ones are those of all keys."),
+        Field(description="Limits of single keys: variable (in any case) to these settings; unset ones are inherited."),
     ] = field(default_factory=dict)
     pools: Annotated[
         dict[str, KeyPool],
         Field(
-            description="Pools by the variable that definitions name; `keys` are the variables of the keys that share "
-            "its load. A definition that names one of them uses the whole pool."
+            description="Pools of keys that share the load: variable in definitions to `{keys = [VARIABLE, …]}`. A "
+            "definition that names a member uses the whole pool."
         ),
     ] = field(default_factory=dict)
 

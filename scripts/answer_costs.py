@@ -20,7 +20,7 @@ from openapi_tool.concurrency import at_once
 from openapi_tool.jina.answer_json import MAX_VALUES, count_values
 from openapi_tool.jina.byte_semaphore import memory_of
 from openapi_tool.protocol.errors import ToolError
-from tests.answering import PAGES, SEARCHES, Answering, serving, watched
+from tests.answering import PAGES, SEARCHES, ToolsOverTransport, serving, watched
 
 BODIES = {f"reader {name}": make for name, make in PAGES.items()} | {
     f"search {name}": make for name, make in SEARCHES.items()
@@ -42,8 +42,8 @@ def _reset_peak_memory() -> None:
 async def measure(name: str) -> dict[str, Any]:
     """Return the figures of one body, measured in this process."""
     mode, body = name.partition(" ")[0], BODIES[name]()
-    await Answering(serving(b'{"data":{"content":"x"}}')).card()
-    answering = Answering(serving(body))
+    await ToolsOverTransport(serving(b'{"data":{"content":"x"}}')).card()
+    answering = ToolsOverTransport(serving(body))
     _reset_peak_memory()
     before, began, outcome = _resident("VmRSS"), time.process_time(), "success"
     async with watched() as lag:

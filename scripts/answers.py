@@ -285,7 +285,7 @@ def table(tokens: Callable[[str], int] = estimate_tokens) -> list[Row]:
     return [measure(*answer, tokens) for answer in answers()]
 
 
-def broken(rows: list[Row], error: float = 0.0, error_tokens: int = 0) -> list[str]:
+def violations(rows: list[Row], error: float = 0.0, error_tokens: int = 0) -> list[str]:
     """Return each violated claim, given the error of the token counter."""
     violations = [f"{row.name} loses {', '.join(row.losses)}" for row in rows if row.losses]
     violations += [
@@ -318,7 +318,7 @@ def main() -> int:
         notes = [", ".join(row.gains), f"LOST: {', '.join(row.losses)}" if row.losses else ""]
         more = f"{row.ours - row.theirs:+6}"
         out(f"{row.name:36} {row.ours:7,} {row.theirs:7,} {more}  {'; '.join(filter(None, notes))}\n")
-    faults = broken(rows) if exact else broken(rows, ERROR, ERROR_TOKENS)
+    faults = violations(rows) if exact else violations(rows, ERROR, ERROR_TOKENS)
     out("".join(f"BROKEN: {fault}\n" for fault in faults))
     totals: dict[str, Any] = {"counted": "o200k" if exact else "estimate"}
     for group in dict.fromkeys(row.group for row in rows):

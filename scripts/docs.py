@@ -601,10 +601,11 @@ def settings_reference() -> str:
         "",
         "The connection string of PostgreSQL may have all that its driver takes: several hosts with ports, sockets,",
         "`[::1]`, everything in the query. Names and passwords are percent-encoded (`%` as `%25`, `/` as `%2F`, `?`",
-        "as `%3F`, `#` as `%23`, `@` as `%40`, `[` as `%5B`, `]` as `%5D`); one that could be misread is an error",
-        "that shows nothing of it. What the driver reads in addition (`PGPORT`, `PGSSLMODE`, …, a service, TLS files)",
-        "is checked, too. The same holds for the URLs of proxy and collector. The client of NATS decodes nothing: a",
-        "user and password with such characters must be set as `nats.user` and `nats.password`.",
+        "as `%3F`, `#` as `%23`, `@` as `%40`, `[` as `%5B`, `]` as `%5D`). An ambiguous string is refused, by a",
+        "message that shows nothing of its text. What the driver reads in addition (`PGPORT`, `PGSSLMODE`, …, a",
+        "service, TLS files) is checked, too. The URLs of proxy and collector must be percent-encoded in the same way.",
+        "The client of NATS decodes nothing: a user and password with such characters must be set as `nats.user` and",
+        "`nats.password`.",
     ]
     for name, field in Settings.model_fields.items():
         section: Any = field.annotation

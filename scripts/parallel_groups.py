@@ -1,7 +1,7 @@
 """Measure steps of several calls with immediate results: rows that a worker defers, and time of a step (ADR 8).
 
-One replica serves them, as `serve` does, with the default `executor.min_answer_s` and with 0 in turn. The worker is
-that of `tests/kernel_conformance`, in this process; it suspends the turn 40 ms after its last command.
+One replica serves them, as `serve` does, with the default `executor.min_result_delay_s` and with 0 in turn. The worker
+is that of `tests/kernel_conformance`, in this process; it suspends the turn 40 ms after its last command.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.wire.conftest import World
 _DATABASE = "groups"
 _CALL = ("jina_search", {"quary": "no such argument"})  # refused without an upstream request
 _MAX_DEFERRALS = 60  # a busy machine sends slowly; a turn that fails has no time to measure
-_SETTINGS: tuple[dict[str, str], ...] = ({}, {"OPENAPI_TOOL__EXECUTOR__MIN_ANSWER_S": "0"})
+_SETTINGS: tuple[dict[str, str], ...] = ({}, {"OPENAPI_TOOL__EXECUTOR__MIN_RESULT_DELAY_S": "0"})
 
 
 async def _step(world: World, worker: Worker, calls: int) -> tuple[float, int]:
@@ -60,7 +60,7 @@ def _row(calls: int, delay: str, figures: list[tuple[float, int]]) -> dict[str, 
     times_ms, deferred = zip(*figures, strict=True)
     return {
         "calls": calls,
-        "min_answer_s": delay,
+        "min_result_delay_s": delay,
         "step_ms_median": round(statistics.median(times_ms)),
         "step_ms_longest": round(max(times_ms)),
         "rows_deferred": sum(deferred),

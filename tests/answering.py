@@ -80,7 +80,7 @@ async def watched() -> AsyncIterator[Lag]:
 
 
 @dataclass
-class Answering:
+class ToolsOverTransport:
     """The tools above a transport that answers as `answer` says; `secrets` are those of the process."""
 
     answer: Answer

@@ -115,7 +115,7 @@ class Reservation:
 
 
 class Budgets:
-    """Budgets of this process, named `replica`. `clock` is the server's, in seconds since the epoch.
+    """Budgets of this process, named `replica`. `clock` returns the NATS server's time in seconds since the epoch.
 
     `limited`: the settings have a budget. `active`: the accounts, by name, that hold something or must report.
     """
@@ -180,7 +180,7 @@ class Budgets:
         """Return why the store is unavailable; empty while it is available."""
         return self._outage.reason
 
-    def most_used(self, scope: str) -> float:
+    def largest_used_fraction(self, scope: str) -> float:
         """Return the largest used fraction of the accounts of a scope."""
         return max((account.used_fraction for account in self._most_used[scope].values()), default=0.0)
 

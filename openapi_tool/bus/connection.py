@@ -204,7 +204,7 @@ def _log_retry(state: RetryCallState) -> None:
 INSTANCE = f"{socket.gethostname()}-{os.getpid()}"
 """Name of this process among the replicas, in spans, metrics over OTLP, lease records and `top`."""
 STATS_SUBJECT = "openapi_tool.stats"
-ANSWERS = f"{STATS_SUBJECT}.*"
+STATS_REPLIES = f"{STATS_SUBJECT}.*"
 MAX_REPLICAS = 500
 _RESUBSCRIBE_AFTER_S = 60.0
 _MAX_PER_SECOND = 20

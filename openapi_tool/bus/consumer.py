@@ -240,7 +240,7 @@ class CommandConsumer:
                 await asyncio.sleep(_RETRY_S)
 
     def wake(self) -> None:
-        """Run or fetch commands after a change: a call ended or parked, or the fetch mode changed."""
+        """Run or fetch commands after a change: a call ended or paused, or the fetch mode changed."""
         if self._draining:
             self._hand_back_unsent()
         self._run_next()

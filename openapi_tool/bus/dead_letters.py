@@ -194,11 +194,11 @@ def decode(record: bytes, number: int) -> DeadLetter:
 log = logging.getLogger(__name__)
 
 STREAM = "openapi_tool_dead_letters"
-SUBJECT = "openapi_tool.dead_letter"
+SUBJECT_PREFIX = "openapi_tool.dead_letter"
 """Prefix of the subjects; a project token follows, so that limits apply per project. The stream of an earlier version
 captures only this subject itself."""
 
-SUBJECTS = f"{SUBJECT}.*"
+SUBJECT_FILTER = f"{SUBJECT_PREFIX}.*"
 NO_PROJECT = "=unreadable"
 _MAX_AGE_S = 7 * 24 * 3600
 _MAX_BYTES = 512 * 1024 * 1024
@@ -288,7 +288,7 @@ class DeadLetters:
             await jetstream.publish(self._subject(token), record, timeout=_TIMEOUT_S)
 
     def _subject(self, token: str) -> str:
-        return f"{SUBJECT}.{token}" if self._subject_per_project else SUBJECT
+        return f"{SUBJECT_PREFIX}.{token}" if self._subject_per_project else SUBJECT_PREFIX
 
     async def ensure(self) -> None:
         """Create the stream if it is missing. Raises nats.errors.Error."""
@@ -305,7 +305,7 @@ class DeadLetters:
 
     def _adapt_to(self, config: StreamConfig) -> None:
         """Choose the subject that the stream captures, and warn of missing limits."""
-        self._subject_per_project = SUBJECTS in (config.subjects or [])
+        self._subject_per_project = SUBJECT_FILTER in (config.subjects or [])
         missing = list(_missing_limits(config))
         if missing:
             flags = " ".join(flag for _, flag in missing)
@@ -324,7 +324,7 @@ def _new_stream(replicas: int) -> StreamConfig:
     """Limit records per project and in total; `discard new` makes the server report one that it does not store."""
     return StreamConfig(
         name=STREAM,
-        subjects=[SUBJECTS],
+        subjects=[SUBJECT_FILTER],
         max_age=_MAX_AGE_S,
         max_bytes=_MAX_BYTES,
         max_msgs=_MAX_MESSAGES,
@@ -337,8 +337,8 @@ def _new_stream(replicas: int) -> StreamConfig:
 
 def _missing_limits(config: StreamConfig) -> Iterator[tuple[str, str]]:
     subjects = list(config.subjects or [])
-    if SUBJECTS not in subjects:
-        yield f"subject {SUBJECTS}", f"--subjects '{','.join([*subjects, SUBJECTS])}'"
+    if SUBJECT_FILTER not in subjects:
+        yield f"subject {SUBJECT_FILTER}", f"--subjects '{','.join([*subjects, SUBJECT_FILTER])}'"
     if not config.max_age:
         yield "age limit", f"--max-age {_MAX_AGE_S}s"
     if (config.max_bytes or 0) <= 0:

@@ -89,7 +89,7 @@ def _value(entry: KeyValue.Entry) -> bytes:
     return entry.value
 
 
-FLOOR_KEYS = "floor"
+FLOOR_PREFIX = "floor"
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +150,7 @@ async def save_ack_floor(client: Client, durable: str, current: AckFloor) -> Non
 
 
 def _floor_key(durable: str) -> str:
-    return f"{FLOOR_KEYS}.{durable}"
+    return f"{FLOOR_PREFIX}.{durable}"
 
 
 def _decoded(value: bytes | None) -> AckFloor | None:

@@ -53,7 +53,7 @@ def executor_permissions(options: DurableOptions, *, stream: str | None, session
     so it is not stored in NATS.
     """
     stream = stream or command_stream(options.version)[0]
-    notices = intake.notice_subject(stream, options.name)
+    returned = intake.notice_subject(stream, options.name)  # replicas tell each other which commands they handed back
     return Permissions(
         (
             f"{_API}.STREAM.NAMES",
@@ -65,10 +65,10 @@ def executor_permissions(options: DurableOptions, *, stream: str | None, session
             f"{_API}.CONSUMER.RESET.{stream}.{options.name}",
             f"$JS.ACK.{stream}.{options.name}.>",
             _doorbells(options),
-            dead_letters.SUBJECT,
-            dead_letters.SUBJECTS,
-            connection.ANSWERS,
-            notices,
+            dead_letters.SUBJECT_PREFIX,  # itself the subject in a stream of an earlier version
+            dead_letters.SUBJECT_FILTER,
+            connection.STATS_REPLIES,
+            returned,
             *_created_stream(dead_letters.STREAM),
             *_bucket(leases.BUCKET, leases.KEYS),
             *_bucket(kv_stores.PARKED_BUCKET, kv_stores.PARKED_KEYS),
@@ -78,12 +78,12 @@ def executor_permissions(options: DurableOptions, *, stream: str | None, session
             f"{BUDGETS.changes}.>",
             *_bucket(
                 kv_stores.BUCKET,
-                f"{kv_stores.FLOOR_KEYS}.{options.name}",
+                f"{kv_stores.FLOOR_PREFIX}.{options.name}",
                 *(() if session_key else (kv_stores.SESSION_KEY,)),
             ),
             _direct_get(kv_stores.BUCKET, kv_stores.SWITCHES_KEY),
         ),
-        (f"{INBOX}.>", connection.STATS_SUBJECT, notices, f"{LIMITS.changes}.>", f"{BUDGETS.changes}.>"),
+        (f"{INBOX}.>", connection.STATS_SUBJECT, returned, f"{LIMITS.changes}.>", f"{BUDGETS.changes}.>"),
     )
 
 
@@ -106,16 +106,14 @@ def dead_letter_permissions(options: DurableOptions, *, stream: str | None) -> P
 def inspect_permissions(options: DurableOptions, *, stream: str | None) -> Permissions:
     """Return what `inspect` needs beyond `serve`: reading the command stream and the dead letters."""
     stream = stream or command_stream(options.version)[0]
+    # The subject for all projects is another one only if the settings name a project; `inspect` accepts any.
+    filters = dict.fromkeys((options.filter_subject, _all_projects(options)))
+    consumers = [_temporary_consumer(f"{stream}.*.{subject}", stream) for subject in filters]
     return Permissions(
         (
             f"{_API}.STREAM.NAMES",
             f"{_API}.CONSUMER.INFO.{stream}.{options.name}",
-            *_temporary_consumer(f"{stream}.*.{options.filter_subject}", stream),
-            *(
-                _temporary_consumer(f"{stream}.*.{subject}", stream)[0]
-                for subject in [_all_projects(options)]
-                if subject != options.filter_subject
-            ),
+            *dict.fromkeys(subject for consumer in consumers for subject in consumer),
             _temporary_consumer(f"{stream}.*.{doorbell_filter(options.version, '*')}", stream)[0],
             *_temporary_consumer(f"{dead_letters.STREAM}.*", dead_letters.STREAM),
             f"{_API}.STREAM.INFO.KV_{leases.BUCKET}",
@@ -123,7 +121,7 @@ def inspect_permissions(options: DurableOptions, *, stream: str | None) -> Permi
             f"{_API}.STREAM.MSG.GET.KV_{leases.BUCKET}",
             connection.STATS_SUBJECT,
         ),
-        (f"{INBOX}.>", connection.ANSWERS),
+        (f"{INBOX}.>", connection.STATS_REPLIES),
     )
 
 
@@ -137,7 +135,7 @@ def handover_permissions(options: DurableOptions, *, stream: str | None) -> Perm
             f"{_API}.CONSUMER.CREATE.{stream}.{options.name}.>",
             connection.STATS_SUBJECT,
         ),
-        (f"{INBOX}.>", connection.ANSWERS),
+        (f"{INBOX}.>", connection.STATS_REPLIES),
     )
 
 
@@ -153,7 +151,7 @@ def switch_permissions() -> Permissions:
 
 def top_permissions() -> Permissions:
     """Return the permissions of `top`."""
-    return Permissions((connection.STATS_SUBJECT,), (f"{INBOX}.>", connection.ANSWERS))
+    return Permissions((connection.STATS_SUBJECT,), (f"{INBOX}.>", connection.STATS_REPLIES))
 
 
 def _doorbells(options: DurableOptions) -> str:

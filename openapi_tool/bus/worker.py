@@ -189,20 +189,20 @@ class Slots:
 
     Once calls of two projects have run, no project may begin a call in the last eighth of the `limit` slots. A call may
     give up its slot in two ways: released for good while its result is delayed (ADR 8), at most `limit` calls at once;
-    or parked while it waits for a permit or a retry, at most `max_parked` calls at once. Further calls keep theirs.
+    or paused while it waits for a permit or a retry, at most `max_paused` calls at once. Further calls keep theirs.
     """
 
-    def __init__(self, limit: int, max_parked: int = 0) -> None:
+    def __init__(self, limit: int, max_paused: int = 0) -> None:
         self._limit = limit
-        self._max_parked = max_parked
+        self._max_paused = max_paused
         self._max_of_project = limit - int(limit * _RESERVED_SHARE)
         self._projects: dict[int, str] = {}
         self._first_project: str | None = None
         self._several_projects = False  # True once calls of a second project have run
         self._in_use: Counter[str] = Counter()  # slots of each project
         self._released: set[int] = set()
-        self._parked: set[int] = set()
-        self._waiting: set[int] = set()  # for a permit; with a slot if too many are parked
+        self._paused: set[int] = set()
+        self._waiting: set[int] = set()  # for a permit; with a slot if too many are paused
         self._sent: set[int] = set()
         self._requests: dict[int, int] = {}
         self.wake: Callable[[], None] = lambda: None
@@ -210,12 +210,12 @@ class Slots:
     @property
     def released(self) -> int:
         """Number of running calls without a slot."""
-        return len(self._released) + len(self._parked)
+        return len(self._released) + len(self._paused)
 
     @property
-    def parked(self) -> int:
+    def paused(self) -> int:
         """Number of running calls that wait for a permit without a slot."""
-        return len(self._parked)
+        return len(self._paused)
 
     def may_begin(self, project: str) -> bool:
         """Return whether a project may have one more slot, if one is free."""
@@ -252,11 +252,11 @@ class Slots:
         return self._waiting - self._sent
 
     def sending(self, sequence: int) -> None:
-        """Note that a call sends a request; one that has ended is left out, as in `park`."""
+        """Note that a call sends a request; one that has ended is left out, as in `pause`."""
         if sequence in self._projects:
             self._sent.add(sequence)
 
-    def park(self, sequence: int) -> None:
+    def pause(self, sequence: int) -> None:
         """Take the slot from a running call until it resumes.
 
         A shared request may outlive the call that started it: a call that has ended has no slot to give up.
@@ -264,16 +264,16 @@ class Slots:
         if sequence not in self._projects:
             return
         self._waiting.add(sequence)
-        if len(self._parked) < self._max_parked:
-            self._give_up_slot(sequence, self._parked)
+        if len(self._paused) < self._max_paused:
+            self._give_up_slot(sequence, self._paused)
         else:
             self.wake()  # `wake` of the consumer hands it back in a drain
 
     def resume(self, sequence: int) -> None:
-        """Give a parked call its slot back at once, even if none is free; then no command begins until one is."""
+        """Give a paused call its slot back at once, even if none is free; then no command begins until one is."""
         self._waiting.discard(sequence)
-        if sequence in self._parked:
-            self._parked.discard(sequence)
+        if sequence in self._paused:
+            self._paused.discard(sequence)
             self._in_use[self._projects[sequence]] += 1
 
     def ended(self, sequence: int) -> int:
@@ -298,22 +298,22 @@ class Slots:
 
 def slots_of(options: ExecutorOptions) -> Slots:
     """Return the slots for these settings."""
-    return Slots(options.concurrency, options.max_parked)
+    return Slots(options.concurrency, options.max_paused)
 
 
 class CallSlot:
-    """Slot of one running call; parked while at least one of the call's requests waits for a permit."""
+    """Slot of one running call; paused while at least one of the call's requests waits for a permit."""
 
     __slots__ = ("_sequence", "_slots", "_waiting")
 
     def __init__(self, slots: Slots, sequence: int) -> None:
         self._slots, self._sequence, self._waiting = slots, sequence, 0
 
-    def park(self) -> None:
-        """Give up the slot while a request waits, unless too many calls are parked."""
+    def pause(self) -> None:
+        """Give up the slot while a request waits, unless too many calls are paused."""
         self._waiting += 1
         if self._waiting == 1:
-            self._slots.park(self._sequence)
+            self._slots.pause(self._sequence)
 
     def resume(self) -> None:
         """Take a slot again once no request waits."""

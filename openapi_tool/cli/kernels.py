@@ -1,4 +1,4 @@
-"""What commands load: the kernel that `--protocol` selects, with its connections, and definitions from files."""
+"""Inputs of commands: the connections of the kernel that `--protocol` selects, and definitions from files."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class LocatedProblem:
         return f"{self.file}:{self.line}:{self.column}: {shown['severity']}: {shown['path']}: {shown['message']}"
 
     def as_object(self) -> dict[str, Any]:
-        """Return the JSON form, with likely keys masked: one may stand in the place of a name."""
+        """Return the JSON form, with likely API keys masked: authors paste them in place of names."""
         severity = "warning" if self.problem.warning else "error"
         place = {"file": self.file, "line": self.line, "column": self.column}
         texts = {"path": self.problem.where, "message": self.problem.message}
@@ -273,7 +273,7 @@ def with_nats(
     bootstrap = kernel_bootstrap(protocol, database=database)
     try:
         return asyncio.run(_connected(bootstrap, work, permissions_command))
-    except Unavailable as error:
+    except Unavailable as error:  # `located` adds the address to an error of PostgreSQL; one of NATS has its own
         fail(bootstrap.redactor.text(located(str(error), bootstrap.pool.where, bootstrap.pool.setting)), USAGE)
 
 

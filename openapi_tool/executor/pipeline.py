@@ -117,7 +117,7 @@ class Pipeline:
         self._committer = ResultCommitter(kernel, parked, options.executor.commit_retry_timeout_s)
         self._slots = slots
         self._calls = KeyedLock()
-        self._result_delay = ResultDelay(options.executor.min_answer_s, clock, slots)
+        self._result_delay = ResultDelay(options.executor.min_result_delay_s, clock, slots)
 
     async def handle(self, delivery: Delivery) -> Settlement:
         """Handle one delivery and return its settlement; raises only CancelledError."""

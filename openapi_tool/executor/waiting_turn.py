@@ -28,22 +28,22 @@ _Step = tuple[str, str, str, str | None]
 
 
 class ResultDelay:
-    """Delays results until `min_answer_s` seconds after the newest command of their step, at most `_MAX_DELAY_S`.
+    """Delays results until `min_result_delay_s` seconds after the newest command of their step, at most `_MAX_DELAY_S`.
 
     A worker suspends a turn after it has sent all calls of the step. If it reads a result row before that, it defers
     the row by a second, and the model's next step may have to wait for it. For a UI action, and in epoch 0, no worker
     suspends a turn; those results are not delayed.
     """
 
-    def __init__(self, min_answer_s: float, clock: Clock, slots: Slots) -> None:
-        self._min_answer_s = min_answer_s
+    def __init__(self, min_result_delay_s: float, clock: Clock, slots: Slots) -> None:
+        self._min_result_delay_s = min_result_delay_s
         self._clock = clock
         self._slots = slots
         self._newest_at: dict[_Step, float] = {}
 
     def record_command(self, delivery: Delivery, identity: CallIdentity) -> None:
         """Record the publish time of a command: the delay counts from the newest of the step."""
-        if self._min_answer_s:
+        if self._min_result_delay_s:
             step, at = _step(identity), delivery.published_at.timestamp()
             self._newest_at[step] = max(at, self._newest_at.get(step, at))
             if len(self._newest_at) > _MAX_STEPS:
@@ -51,7 +51,7 @@ class ResultDelay:
 
     async def wait(self, delivery: Delivery, identity: CallIdentity, waiting_turn: WaitingTurnRecord) -> None:
         """Release the slot and wait until the worker should have suspended the turn."""
-        if not self._min_answer_s or not waiting_turn.suspends:
+        if not self._min_result_delay_s or not waiting_turn.suspends:
             return
         step, published_at = _step(identity), delivery.published_at.timestamp()
         remaining_s = self._remaining_s(step, published_at)
@@ -61,11 +61,11 @@ class ResultDelay:
         now = asyncio.get_running_loop().time
         give_up_at = now() + _MAX_DELAY_S
         while remaining_s > 0 and now() < give_up_at:
-            await asyncio.sleep(min(remaining_s, self._min_answer_s))
+            await asyncio.sleep(min(remaining_s, self._min_result_delay_s))
             remaining_s = self._remaining_s(step, published_at)
 
     def _remaining_s(self, step: _Step, published_at: float) -> float:
-        due = self._newest_at.get(step, published_at) + self._min_answer_s
+        due = self._newest_at.get(step, published_at) + self._min_result_delay_s
         return min(due, published_at + _MAX_DELAY_S) - self._clock.time()
 
     def _drop_old(self) -> None:

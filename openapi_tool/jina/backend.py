@@ -346,7 +346,7 @@ def _without_slot(sleep: Sleep, slot: Slot) -> Sleep:
     """Return a wait during which the call gives up its slot."""
 
     async def wait(seconds: float) -> None:
-        slot.park()
+        slot.pause()
         try:
             await sleep(seconds)
         finally:

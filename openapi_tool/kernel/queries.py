@@ -25,6 +25,7 @@ from openapi_tool.tools.problems import RESERVED_NAMES
 
 _TIMELINE_TIMEOUT_S = 10.0
 
+# The kernel's index is on the hash of the id, so conditions on it compare both.
 _EDGES = """
 select edge_phase, source_agent_id, recursion_depth, trace_id, created_at
 from state.execution_edges
@@ -92,8 +93,8 @@ _KEYS = {
 }
 
 # The ids of this service's cards are UUIDs of version 7, so a range of ids is a range of time. A text result has all
-# figures in its metadata, among them `truncated`; `output` is then null, so that no large content is read. A field that
-# a card of an earlier version lacks is null, not 0.
+# figures in its metadata, among them `truncated`, and only a success has one. `output` is then null, so that no large
+# content is read. A field that a card of an earlier version lacks is null, not 0.
 _CALLS = """
 with calls as materialized (
     select tool_call_id, created_at, metadata ->> 'function_name' as function_name,
@@ -163,7 +164,7 @@ def first_card_id(moment: datetime) -> str:
 async def usage(
     dsn: str, version: str, project_id: str, since: datetime, until: datetime, actor_id: str, by: By
 ) -> list[dict[str, Any]]:
-    """Return the sum of all calls, then at most `MAX_ROWS` sums by `by`, the costliest or earliest day first.
+    """Return a total row, then at most `MAX_ROWS` rows grouped by `by`: days in ascending order, others by tokens.
 
     A row has `key`, `calls`, `tokens`, `requests`, `cache_hits`, `errors`, `truncated`, `retries`, `p50_ms`, `p95_ms`,
     `total`; a figure is None where no card records it. Raises Unavailable, also for a database of another protocol
@@ -183,6 +184,7 @@ async def usage(
 _CONNECTIONS = 4
 _EXTERNAL_SUBJECT = ".cmd.tool."
 _MAX_JSON_BYTES = 1_000_000
+# A larger column is replaced by a text such as `1234567 bytes as stored: too large to show`.
 _COLUMNS_IN_BOUNDS = ", ".join(
     f"case when {fits(name, _MAX_JSON_BYTES)} then {name} "
     f"else to_jsonb(format('%s{TOO_LARGE}', pg_column_size({name}))) end as {name}"
@@ -270,7 +272,7 @@ class ToolRows:
         if row is None:
             return False
         if _EXTERNAL_SUBJECT not in (row["target_subject"] or ""):
-            raise RegistryError(f"bad_request: {tool_name!r} is no external tool; the kernel keeps it")
+            raise RegistryError(f"bad_request: {tool_name!r} is one of the kernel's own tools and cannot be deleted")
         with _translate_errors():
             return await self._pool.fetchval(_DELETE, project_id, tool_name) is not None
 

@@ -79,7 +79,7 @@ class KeyLimiter:
     def _export(self) -> None:
         labels, allowance = (self.variable, self.endpoint), self.allowance
         metrics.LIMIT_USED.set_function(lambda: allowance.record.counted(REQUESTS, self._now()), *labels)
-        metrics.LIMIT_WAITING.set_function(lambda: len(self.reported_queue), *labels)
+        metrics.LIMIT_WAITING.set_function(lambda: len(self.counted_queue), *labels)
         metrics.LIMIT_PAUSED.set_function(lambda: self.paused_s, *labels)
         metrics.LIMIT_NOT_SHARED.set_function(lambda: bool(allowance.fallback_replicas), *labels)
 
@@ -140,7 +140,7 @@ class KeyLimiter:
         waiter = Waiter(need.flow, now + patience_s, future)
         self.waiting.add(waiter, now)
         self.group.wake()
-        need.slot.park()
+        need.slot.pause()
         received = False
         try:
             async with asyncio.timeout(patience_s):
@@ -395,6 +395,6 @@ class KeyLimiter:
         return {"variable": self.variable, "endpoint": self.endpoint}
 
     @property
-    def reported_queue(self) -> FairQueue[Any]:
+    def counted_queue(self) -> FairQueue[Any]:
         """Waiting calls, for status and metrics. A pool has one queue, reported for its first key only."""
         return self.waiting if self is self.group.limiters[0] else FairQueue()

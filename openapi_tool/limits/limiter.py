@@ -22,7 +22,8 @@ _MAX_PROJECTS = 20
 class Limiter:
     """Permits of all keys of this process, and their state (`keys`).
 
-    Arguments as of Keys; `weights` are those of projects, by default 1.
+    `name` is the replica's, `clock` returns the NATS server's time, `failure` the error for an upstream status that
+    refuses a key; `weights` are those of projects, by default 1.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class Limiter:
             if self.keys.may_retry(limiter.variable) and await self.keys.claim_trial(limiter.variable):
                 limiter.trial = True
         if blocked and not group.usable():
+            # `claim_trial` awaits, so some keys may no longer be blocked; one is, as none is usable.
             raise self.keys.error(
                 next(limiter.variable for limiter in blocked if limiter.variable in self.keys.blocked)
             )
@@ -73,7 +75,7 @@ class Limiter:
             if permit := limiter.try_take(need):
                 group.count_request(limiter)
                 return permit
-        return await ready[0].wait(need)
+        return await ready[0].wait(need)  # any of them: the keys of a pool share one queue
 
     def on_change(self, name: str, revision: int, value: bytes) -> None:
         """Adopt a record that another replica wrote."""
@@ -139,7 +141,7 @@ def _rates(options: LimitOptions, variable: str, endpoint: str) -> Rates:
 
 
 def _snapshot(limiter: KeyLimiter) -> dict[str, Any]:
-    allowance, waiting, now = limiter.allowance, limiter.reported_queue, limiter.keys.now()
+    allowance, waiting, now = limiter.allowance, limiter.counted_queue, limiter.keys.now()
     rates, record = allowance.in_force(now), allowance.record
     return {
         "variable": limiter.variable,

@@ -14,8 +14,8 @@ from openapi_tool.tools.policy import Deadline
 class Slot(Protocol):
     """Slot of one running call."""
 
-    def park(self) -> None:
-        """Give up the slot while the call waits, unless too many calls are parked."""
+    def pause(self) -> None:
+        """Give up the slot while the call waits, unless too many calls are paused."""
 
     def resume(self) -> None:
         """Take a slot again."""
@@ -27,7 +27,7 @@ class Slot(Protocol):
 class NoSlot:
     """Slot of a call that has none."""
 
-    def park(self) -> None:
+    def pause(self) -> None:
         """Do nothing."""
 
     def resume(self) -> None:

@@ -92,7 +92,7 @@ def read_tool_call(card: CardRecord | None, tool_call_id: str) -> ToolCall:
     if card.tool_call_id and card.tool_call_id != tool_call_id:
         raise BadRequest("The tool.call card belongs to another tool call than the command names.")
     for name in LINEAGE:
-        if not is_storable_id(metadata.get(name)):
+        if not is_storable_id(metadata.get(name)):  # None is storable
             raise BadRequest(f"The tool.call card's {name} is no text of at most {MAX_ID_BYTES} bytes.")
     return ToolCall(
         arguments=_arguments(content.get("arguments")),
@@ -144,7 +144,7 @@ def result_card(
     error: ErrorObject | None,
     tool_output: ToolOutputObject | None,
 ) -> Card:
-    """Build the tool.result card with exactly the fields that readers accept; the lineage is copied unchanged."""
+    """Build the tool.result card with exactly the fields that readers accept; see `_lineage` for the copied ones."""
     metadata: dict[str, object] = {
         "type": TOOL_RESULT,
         "role": "tool",
@@ -202,6 +202,7 @@ def _now() -> str:
 
 
 def _lineage(identity: CallIdentity, call_card: CardRecord | None) -> dict[str, JsonValue]:
+    """Return step, trace and parent step of the call's card; a missing step is taken from the command's headers."""
     metadata = call_metadata(call_card, identity.tool_call_id)
     lineage = {name: metadata[name] for name in LINEAGE if name in metadata and is_storable_id(metadata[name])}
     if not lineage.get("step_id") and identity.step_id:

@@ -76,8 +76,7 @@ class DialectSettings(Section):
     postgres: PostgresSettings = Field(description="Its database; the keys are those of section `postgres`.")
     nats: NatsSettings | None = Field(
         None,
-        description="Its NATS; the keys are those of section `nats`. By default the main one, with a durable of its "
-        "own.",
+        description="Its NATS; the keys are those of section `nats`. By default the main one, with its own durable.",
     )
     actor_id: ActorId = Field(
         "tool.openapi.{target}",
@@ -91,8 +90,7 @@ class DialectsSettings(Section):
 
     v1r3: DialectSettings | None = Field(
         None,
-        description="Kernel of protocol v1r3: sections `dialects.v1r3.postgres` and `dialects.v1r3.nats`, and "
-        "`actor_id`.",
+        description="Kernel of protocol v1r3: sections `dialects.v1r3.postgres` and `.nats`, and `actor_id`.",
     )
 
 
@@ -100,7 +98,12 @@ class DialectsSettings(Section):
 class ToolsSettings(ToolOptions):
     """Limits of tool calls."""
 
-    jina: Annotated[JinaToolSettings, Field(description="The Jina tools.")] = field(default_factory=JinaToolSettings)
+    jina: Annotated[
+        JinaToolSettings,
+        Field(
+            description="Argument to variable: `envs` for all tools, `services.TARGET.envs` for those of one target."
+        ),
+    ] = field(default_factory=JinaToolSettings)
 
 
 class SessionSettings(Section):
@@ -180,7 +183,7 @@ class TelemetrySettings(Section):
     otlp_endpoint: str | None = Field(None, description="Traces URL of an OTLP/HTTP collector.")
     otlp_metrics_endpoint: str | None = Field(None, description="Metrics URL of an OTLP/HTTP collector.")
     otlp_metrics_interval_s: Seconds = Field(30, description="Seconds between exports of the metrics.")
-    trace_ratio: float = Field(1, ge=0, le=1, description="Fraction to export of the traces that their parent sampled.")
+    trace_ratio: float = Field(1, ge=0, le=1, description="Fraction (0 to 1) of the sampled traces that is exported.")
     projects: Annotated[tuple[str, ...], NoDecode, BeforeValidator(split)] = Field(
         (), max_length=100, description="Projects that get a label in the metrics of calls and tokens, at most 100."
     )

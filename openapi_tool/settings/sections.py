@@ -125,12 +125,12 @@ class SecretsSettings(Section):
 
     allowed_env: Annotated[tuple[VariableName, ...], NoDecode, BeforeValidator(split)] = Field(
         (),
-        description="Variables for definitions, beside JINA_API_KEY and the service's own `envs`; comma-separated.",
+        description="Variables for definitions, beside JINA_API_KEY and those in `tools.jina`; comma-separated.",
     )
     env_parameters: Annotated[tuple[EnvParameter, ...], NoDecode, BeforeValidator(split)] = Field(
         (),
         description="Body members of your own, named `tenant_…`, that a definition's `envs` may fill, beside `api_key` "
-        "and the service's own `envs`; comma-separated in the environment.",
+        "and those in `tools.jina`; comma-separated in the environment.",
     )
 
 

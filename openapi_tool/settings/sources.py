@@ -1,8 +1,8 @@
 """Sources of settings: TOML files, names of environment variables, and what the PostgreSQL driver reads besides.
 
-Their sources are variables (`PG*`), service, password and TLS files. The driver, asyncpg, would report a mistake only
-when it connects: most by its ClientConfigurationError, which counts as an outage and is retried without end, a port by
-a bare ValueError, which counts as a defect. So check all of them at the start.
+The driver, asyncpg, takes options from `PG*` variables and from service, password and TLS files. It would report a
+mistake there only when it connects: as ClientConfigurationError, which counts as an outage and is retried without end,
+or, for a port, as ValueError, which counts as a defect. So all of them are checked at the start.
 """
 
 from __future__ import annotations
@@ -76,7 +76,10 @@ def file_ignored(variable: str) -> Iterator[None]:
 
 
 def file_sources(settings_class: type[BaseSettings]) -> tuple[PydanticBaseSettingsSource, ...]:
-    """Return short names, the executor's file and the kernel's, unless empty. Raises SourceUnreadable."""
+    """Return the sources that are not empty, in descending precedence. Raises SourceUnreadable.
+
+    They are the short names (`PG_DSN`, `NATS_SERVERS`), the executor's own file, and the kernel's.
+    """
     files = (_short_names(os.environ), _read(CONFIG_VARIABLE), from_kernel(_read(KERNEL_CONFIG_VARIABLE)))
     return tuple(InitSettingsSource(settings_class, values) for values in files if values)
 
@@ -98,7 +101,7 @@ def origin(path: Sequence[str], flags: Mapping[str, Any]) -> str:
 
 
 def _contains(values: Any, path: Sequence[str]) -> bool:
-    """Return whether a file contains this setting, or the mapping in which it is an entry."""
+    """Return whether these values contain the setting, or a wrong value in the place of a table that contains it."""
     for part in path:
         if not isinstance(values, dict):
             return True
@@ -153,7 +156,7 @@ def _add_api_keys(config: Mapping[str, Any], values: dict[str, Any]) -> None:
     for section in _KERNEL_SERVICES:
         section_services = _get(config, section)
         for target, service in section_services.items() if isinstance(section_services, dict) else ():
-            services.setdefault(target, {}).update(_key_of(_get({"service": service}, "service.envs")))
+            services.setdefault(target, {}).update(_key_of(service.get("envs") if isinstance(service, dict) else None))
     own = _get(values, "tools.jina") or {}
     if envs and isinstance(own.get("envs", {}), dict):
         _put(values, ("tools", "jina", "envs"), {**envs, **own.get("envs", {})})

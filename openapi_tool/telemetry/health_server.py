@@ -4,7 +4,8 @@ Clients do not authenticate, and their sockets use file descriptors that calls n
 request and lasts a few seconds, and the oldest is closed when there are too many: probes are answered even if any
 number of connections send nothing or half a request.
 
-Values are set as text, never as HTML, and the policy allows this script only: ids of calls are chosen by others.
+The status page sets values as text, never as HTML, and its Content-Security-Policy allows only its own script, because
+models and clients choose the ids that it shows.
 """
 
 from __future__ import annotations
@@ -116,7 +117,7 @@ class Statistics(Protocol):
 async def health_server(
     host: str, port: int, health: Health | None, snapshots: Statistics | None = None
 ) -> AsyncIterator[int]:
-    """Serve with `health` /livez, /readyz and /metrics, with `snapshots` a page; yields the port.
+    """Serve /livez, /readyz and /metrics if `health` is given, the status page if `snapshots` is; yield the port.
 
     Raises OSError when it cannot listen.
     """
@@ -239,7 +240,7 @@ def _refuse_public_name(request: web.Request) -> None:
     try:
         host = urlsplit(f"//{request.host}").hostname or ""
     except ValueError:
-        host = "."
+        host = "."  # refused below
     if "." in host and not host.endswith(_INTERNAL) and not _is_address(host):
         raise web.HTTPMisdirectedRequest(text="open this page under an address or an internal name, not a public one")
 

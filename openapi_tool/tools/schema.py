@@ -18,7 +18,7 @@ from openapi_tool.tools.bounds import count_values, patterns
 from openapi_tool.tools.problems import MAX_PROBLEMS, Problem, argument_path, listed, not_taken, probably_meant, short
 
 _MAX_CHOICES_CHARS = 160
-_PATTERNS: Mapping[Any, str] = {None: "", r"\S": ", not blank"}
+_PATTERN_PHRASES: Mapping[Any, str] = {None: "", r"\S": ", not blank"}
 _EXAMPLE = re.compile(r"such as .{1,40}?(?=;|\.(?:\s|$)|$)")
 _NOUNS = {"boolean": "true or false", "object": "an object", "null": "null"}
 
@@ -39,6 +39,7 @@ def rule_text(rule: Mapping[str, Any]) -> str | None:
 
 
 def _type_text(wanted: str, rule: Mapping[str, Any]) -> str:
+    """Return such as `an integer from 1 to 20`, `a number above 0 and at most 5` or `a list of 1 to 10 texts`."""
     if wanted in ("integer", "number"):
         above, below = rule.get("exclusiveMinimum"), rule.get("exclusiveMaximum")
         return f"{'an' if wanted == 'integer' else 'a'} {wanted}" + (
@@ -49,7 +50,7 @@ def _type_text(wanted: str, rule: Mapping[str, Any]) -> str:
         )
     if wanted == "string":
         size = _span(rule.get("minLength"), rule.get("maxLength"), "of ", "character")
-        return f"a text{size}{_PATTERNS.get(rule.get('pattern'), ' that fits its pattern')}"
+        return f"a text{size}{_PATTERN_PHRASES.get(rule.get('pattern'), ' that fits its pattern')}"
     if wanted == "array":
         items = rule.get("items")
         noun = "text" if isinstance(items, dict) and items.get("type") == "string" else "item"
@@ -59,7 +60,7 @@ def _type_text(wanted: str, rule: Mapping[str, Any]) -> str:
 
 
 def _span(minimum: float | None, maximum: float | None, of: str, noun: str = "") -> str:
-    """Return the range of a number (without a noun) or of a size."""
+    """Return the range of a number (without a noun) or of a size, after the preposition `of ` or none."""
     if minimum is None and maximum is None:
         return ""
     if maximum is None:
@@ -80,7 +81,7 @@ def _shown(number: float | None) -> str:
 MAX_CACHE_BYTES = 32_000_000
 """Memory of all compiled validators of the process, by the estimate of `_Compiled.memory`."""
 
-# This regular expression engine has no look-around and takes linear time; larger programs need too long per character.
+# The linear-time engine, without look-around. A larger compiled pattern would take too long per character.
 _LINEAR = jsonschema_rs.RegexOptions(size_limit=16_000, dfa_size_limit=200_000)
 _CHEAP_PATTERN = r"\S"  # of the built-in tools; found at the first character that is not white space
 _RULES = {
@@ -90,7 +91,8 @@ _RULES = {
     **dict.fromkeys(("maxLength", "minLength", "pattern"), "string"),
     **dict.fromkeys(("maxItems", "minItems"), "array"),
 }
-"""Keywords whose violation is reported with the whole rule of the argument, with the type that they apply to."""
+"""Keyword to the type that it applies to (None: any). If one is violated, the message states the argument's whole rule,
+such as `must be an integer from 1 to 20`."""
 _OTHER_RULES = {
     "anyOf": "must be of one of the forms in the tool's parameters",
     "oneOf": "must be of exactly one of the forms in the tool's parameters",
@@ -123,8 +125,9 @@ _compiled: LRUCache[bytes, _Compiled] = LRUCache(MAX_CACHE_BYTES, getsizeof=lamb
 
 
 def schema_problems(schema: Mapping[str, Any], arguments: Mapping[str, Any]) -> list[str]:
-    """Return a line for each offending path of the arguments, at most 21; an empty list if they are valid.
+    """Return a line for each offending path of the arguments; an empty list if they are valid.
 
+    After MAX_PROBLEMS lines one line counts the others.
     Raises UnusableSchema if `schema` itself is not usable. References are never fetched.
     """
     if not schema:
@@ -133,7 +136,7 @@ def schema_problems(schema: Mapping[str, Any], arguments: Mapping[str, Any]) -> 
     instance = dict(arguments)
     try:
         size = _size(instance)
-    except orjson.JSONEncodeError:  # arithmetic on one number of 4,000 digits takes milliseconds
+    except orjson.JSONEncodeError:  # orjson refuses integers beyond 64 bits; validating one of 4,000 digits takes ms
         return listed([f"{short(name)}: contains a number beyond 64 bits" for name in sorted(_huge_numbers(instance))])
     if size * compiled.patterns > _MAX_MATCHED_BYTES:
         max_bytes = _MAX_MATCHED_BYTES // compiled.patterns
@@ -150,6 +153,7 @@ def _explained(schema: Mapping[str, Any], compiled: _Compiled, instance: dict[st
     schema and instance: 500 branches and a text of 250 kB took 500 MB.
     """
     within, left_out = _within_memory(compiled, instance)
+    # Without the arguments left out, `required` and rules of the whole object may fail falsely: ignore these.
     problems = {
         f"{argument_path(path)}: {message}": None
         for error in compiled.validator.iter_errors(within)

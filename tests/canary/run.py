@@ -460,7 +460,7 @@ REFUSED = (
 
 DATABASE, ROLE, BUS_USER = "canary", "canary", "executor"
 WAIT_S = 15.0
-KNOWN = {"query": "hello world", "count": 3}
+RECORDED_ARGUMENTS = {"query": "hello world", "count": 3}
 
 VARIABLES = {
     "jina": "JINA_API_KEY",
@@ -515,7 +515,7 @@ class Scene:
 
     async def send_unanswerable(self) -> None:
         """Send a command whose result cannot reach any turn, with every secret in it."""
-        placed = await self.caller.place(PROJECT, AGENT, "jina_search", KNOWN, publish=False)
+        placed = await self.caller.place(PROJECT, AGENT, "jina_search", RECORDED_ARGUMENTS, publish=False)
         known = ",".join(canary.value for canary in self.canaries.values())
         await self.caller.publish(placed, headers={"X-Extra": known}, data=json.dumps({"x": known}).encode())
 
@@ -617,7 +617,7 @@ async def play(scene: Scene, statuses: Sequence[int]) -> None:
 async def _all_tools(scene: Scene) -> None:
     everything = " ".join(canary.value for canary in scene.canaries.values())
     for tool in ("jina_search", "jina_reader", "jina_object"):
-        await scene.call(tool, KNOWN if tool == "jina_search" else PAGE)
+        await scene.call(tool, RECORDED_ARGUMENTS if tool == "jina_search" else PAGE)
     before = len(scene.upstream.received)
     for tool in (*(refused["tool_name"] for refused in REFUSED), "jina_unknown"):
         await scene.call(tool, PAGE)
@@ -634,7 +634,7 @@ async def _echoes(scene: Scene, statuses: Sequence[int]) -> None:
     for scene.upstream.html in (False, True):
         for scene.upstream.status in statuses:
             for tool in ("jina_search", "jina_reader", "jina_object"):
-                await scene.call(tool, KNOWN if tool == "jina_search" else PAGE)
+                await scene.call(tool, RECORDED_ARGUMENTS if tool == "jina_search" else PAGE)
     scene.upstream.html, scene.upstream.status = False, 200
 
 
@@ -651,10 +651,10 @@ async def _fail_everywhere(scene: Scene, points: Iterable[str]) -> None:
             await scene.send_unanswerable()
             await _until_done(scene)
         else:
-            await scene.call("jina_search", KNOWN)
+            await scene.call("jina_search", RECORDED_ARGUMENTS)
     for way in ("log", "uncaught"):
         scene.demand(way)
-        await scene.call("jina_search", KNOWN)
+        await scene.call("jina_search", RECORDED_ARGUMENTS)
 
 
 async def _on_a_console(scene: Scene) -> bytes:

@@ -281,7 +281,7 @@ def test_the_executor_of_dev_never_serves_a_kernel_of_the_settings(monkeypatch: 
     assert "dialects.v1r3" in settings.remarks[-1]
 
 
-KNOWN = {"query": "hello world", "count": 3}
+RECORDED_ARGUMENTS = {"query": "hello world", "count": 3}
 
 
 @pytest.fixture(params=["v1r4", "v1r3"])
@@ -290,7 +290,7 @@ def kernel(kernels: Kernels, request: pytest.FixtureRequest) -> Caller:
 
 
 async def call_answer(kernel: Caller, arguments: Any = None, tool: str = "jina_search", **changes: Any) -> ResultRows:
-    call = await kernel.place(PROJECT, AGENT, tool, KNOWN if arguments is None else arguments, **changes)
+    call = await kernel.place(PROJECT, AGENT, tool, RECORDED_ARGUMENTS if arguments is None else arguments, **changes)
     return await kernel.result(call, 10)
 
 
@@ -313,9 +313,9 @@ async def test_a_call_is_answered_from_command_to_doorbell(kernel: Caller, kerne
     [
         ({"query": 7}, {}, "bad_request"),
         ({"_raw": "x"}, {}, "bad_request"),
-        (KNOWN, {"tool": "missing"}, "not_found"),
-        (KNOWN, {"card_metadata": {"type": "other"}}, "bad_request"),
-        (KNOWN, {"after_execution": "never"}, "bad_request"),
+        (RECORDED_ARGUMENTS, {"tool": "missing"}, "not_found"),
+        (RECORDED_ARGUMENTS, {"card_metadata": {"type": "other"}}, "bad_request"),
+        (RECORDED_ARGUMENTS, {"after_execution": "never"}, "bad_request"),
     ],
 )
 @requirement("dialects.behaviour")
@@ -331,7 +331,7 @@ async def test_an_invalid_call_gives_a_typed_error_and_no_request(
 
 @requirement("dialects.behaviour")
 async def test_a_repeated_command_is_answered_once(kernel: Caller, kernels: Kernels) -> None:
-    call = await kernel.place(PROJECT, AGENT, "jina_search", KNOWN)
+    call = await kernel.place(PROJECT, AGENT, "jina_search", RECORDED_ARGUMENTS)
     first = await kernel.result(call, 10)
     await kernel.publish(call)
     await logged(kernels.executor, "call.deduplicated")
@@ -341,7 +341,7 @@ async def test_a_repeated_command_is_answered_once(kernel: Caller, kernels: Kern
 
 @requirement("dialects.behaviour")
 async def test_a_missing_report_is_written_again(kernel: Caller, kernels: Kernels) -> None:
-    call = await kernel.place(PROJECT, AGENT, "jina_search", KNOWN)
+    call = await kernel.place(PROJECT, AGENT, "jina_search", RECORDED_ARGUMENTS)
     first = await kernel.result(call, 10)
     await kernel.database.execute("delete from state.agent_inbox where message_type = 'tool_result'")
     await kernel.publish(call)
@@ -353,7 +353,7 @@ async def test_a_missing_report_is_written_again(kernel: Caller, kernels: Kernel
 
 @requirement("dialects.behaviour")
 async def test_the_result_of_another_author_is_left_alone(kernel: Caller, kernels: Kernels) -> None:
-    call = await kernel.place(PROJECT, AGENT, "jina_search", KNOWN, publish=False)
+    call = await kernel.place(PROJECT, AGENT, "jina_search", RECORDED_ARGUMENTS, publish=False)
     await kernel.database.execute(
         "insert into cards (card_id, tenant_id, tool_call_id, content, metadata) values ('w', $1, $2, $3, $4)",
         PROJECT,
@@ -370,7 +370,7 @@ async def test_the_result_of_another_author_is_left_alone(kernel: Caller, kernel
 
 @requirement("dialects.behaviour")
 async def test_a_depth_at_the_limit_and_garbage_are_dead_letters(kernel: Caller, kernels: Kernels) -> None:
-    call = await kernel.place(PROJECT, AGENT, "jina_search", KNOWN, publish=False)
+    call = await kernel.place(PROJECT, AGENT, "jina_search", RECORDED_ARGUMENTS, publish=False)
     await kernel.database.execute("update state.execution_edges set recursion_depth = 20")
     at_limit = replace(call, headers={**call.headers, "CG-Recursion-Depth": "20"})
     await kernel.publish(at_limit)
@@ -385,7 +385,10 @@ async def test_a_depth_at_the_limit_and_garbage_are_dead_letters(kernel: Caller,
 
 @requirement("dialects.isolated")
 async def test_equal_project_call_and_sequence_of_two_kernels_share_nothing(kernels: Kernels) -> None:
-    made = [await one.place(PROJECT, AGENT, "jina_search", KNOWN, publish=False) for one in kernels.callers.values()]
+    made = [
+        await one.place(PROJECT, AGENT, "jina_search", RECORDED_ARGUMENTS, publish=False)
+        for one in kernels.callers.values()
+    ]
     other = with_call_id(made[1], made[0].tool_call_id)
     await kernels.callers["v1r3"].database.execute(
         "update cards set tool_call_id = $1, metadata = metadata || jsonb_build_object('tool_call_id', $1::text)",
@@ -439,7 +442,7 @@ async def statistics(kernels: Kernels) -> dict[str, Any]:
 @requirement("dialects.isolated")
 async def test_the_log_line_of_a_dead_letter_names_its_kernel(kernels: Kernels) -> None:
     for version, one in kernels.callers.items():
-        call = await one.place(PROJECT, AGENT, "jina_search", KNOWN, publish=False)
+        call = await one.place(PROJECT, AGENT, "jina_search", RECORDED_ARGUMENTS, publish=False)
         headers = {"CG-Tool-Call-Id": "same"} if version == "v1r4" else {}
         await one.publish(call, headers=headers, data=b'{"tool_call_id": "same", "agent_id": 7}')
     async with asyncio.timeout(10):
@@ -484,7 +487,7 @@ async def test_calls_of_the_older_kernel_continue_without_the_main_one(
 async def test_both_kernels_answer_many_concurrent_calls(kernels: Kernels) -> None:
     kernels.stack.upstream.rules({"match": "hello", "answer": "s-post-json"})
     placed = [
-        (one, await one.place(PROJECT, AGENT, "jina_search", KNOWN))
+        (one, await one.place(PROJECT, AGENT, "jina_search", RECORDED_ARGUMENTS))
         for _ in range(50)
         for one in kernels.callers.values()
     ]

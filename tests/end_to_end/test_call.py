@@ -32,7 +32,7 @@ from tests.end_to_end.test_local import environment
 from tests.requirements import requirement
 
 HERE = ("--yes", "--project", PROJECT, "--agent", AGENT)
-KNOWN = json.dumps({"query": "hello world", "count": 3})
+RECORDED_ARGUMENTS = json.dumps({"query": "hello world", "count": 3})
 SUBJECT = f"cg.v1r4.{PROJECT}.public.cmd.tool.jina.search"
 SEARCH = str(Path(__file__).parents[2] / "config" / "tools" / "jina_search.yaml")
 API_UNREACHABLE = "the kernel's API at 127.0.0.1:1: connection refused; check --api"
@@ -72,7 +72,7 @@ async def written(caller: Caller) -> int:
 @requirement("cli.call")
 async def test_a_call_shows_what_the_model_reads(call: Call, start_executor: StartExecutor) -> None:
     start_executor()
-    result = await call("jina_search", *HERE, "--args", KNOWN)
+    result = await call("jina_search", *HERE, "--args", RECORDED_ARGUMENTS)
     assert result.exit_code == 0, result.stderr
     assert "1. Result 1 for hello world" in result.stdout
     assert "tc_" not in result.stdout
@@ -85,9 +85,9 @@ async def test_a_call_shows_what_the_model_reads(call: Call, start_executor: Sta
 @requirement("cli.call")
 async def test_json_is_one_object_with_everything(call: Call, start_executor: StartExecutor, tmp_path: Path) -> None:
     start_executor()
-    (tmp_path / "arguments.json").write_text(KNOWN, encoding="utf-8")
+    (tmp_path / "arguments.json").write_text(RECORDED_ARGUMENTS, encoding="utf-8")
     for given in ("-", f"@{tmp_path / 'arguments.json'}"):
-        result = await call("jina_search", *HERE, "--json", "--args", given, stdin=KNOWN)
+        result = await call("jina_search", *HERE, "--json", "--args", given, stdin=RECORDED_ARGUMENTS)
         answer = json.loads(result.stdout)
         assert answer.keys() == KEYS
         assert (answer["status"], answer["error"]) == ("success", None)
@@ -146,7 +146,7 @@ async def test_mistakes_are_reported_before_anything_is_written(
 @requirement("cli.call")
 async def test_a_call_that_the_database_refuses_leaves_no_rows(call: Call, caller: Caller) -> None:
     await caller.database.execute("alter table state.execution_edges add check (primitive <> 'tool_call')")
-    for arguments in (KNOWN, '{"query": "\\u0000"}'):
+    for arguments in (RECORDED_ARGUMENTS, '{"query": "\\u0000"}'):
         result = await call("jina_search", *HERE, "--args", arguments)
         assert result.exit_code == 2
         assert "cannot use PostgreSQL or NATS" in result.stderr

@@ -34,7 +34,7 @@ from tests.end_to_end.kubelet import USER, Pod, isolated
 from tests.requirements import requirement
 from tests.support import dsn_of, objects_of
 from tests.unit.test_egress import Proxy
-from tests.wire.conftest import KNOWN
+from tests.wire.conftest import RECORDED_ARGUMENTS
 from tests.wire.test_bus import server
 from tests.wire.test_permissions import config, printed
 
@@ -152,7 +152,7 @@ class Load:
 
     async def run(self) -> None:
         while not self.stopped:
-            self.calls.append(await self.kernel.place(PROJECT, AGENT, "jina_search", KNOWN))
+            self.calls.append(await self.kernel.place(PROJECT, AGENT, "jina_search", RECORDED_ARGUMENTS))
             await asyncio.sleep(0.05)
 
     async def waits_s(self) -> list[float]:

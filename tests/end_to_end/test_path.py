@@ -13,7 +13,7 @@ from typing import Any
 from nats.js.errors import NotFoundError
 
 from openapi_tool.bus.dead_letters import STREAM as DEAD_LETTERS
-from openapi_tool.bus.dead_letters import SUBJECTS
+from openapi_tool.bus.dead_letters import SUBJECT_FILTER
 from openapi_tool.local.caller import STREAM, Caller, PlacedCall, ResultRows
 from openapi_tool.local.executor import ExecutorProcess
 from openapi_tool.local.stack import EmbeddedStack
@@ -23,7 +23,7 @@ from tests.requirements import requirement
 from tests.support import dead_letters
 
 DURABLE = default_durable("v1r4", "jina")
-KNOWN = {"query": "hello world", "count": 3}
+RECORDED_ARGUMENTS = {"query": "hello world", "count": 3}
 
 
 async def result_of_call(
@@ -51,7 +51,7 @@ async def settled(caller: Caller) -> Any:
 async def test_a_search_is_answered_from_command_to_doorbell(caller: Caller, start_executor: StartExecutor) -> None:
     await caller.add_tool(PROJECT, search_tool())
     start_executor()
-    rows = await result_of_call(caller, KNOWN)
+    rows = await result_of_call(caller, RECORDED_ARGUMENTS)
     content = rows.card["content"]
     assert (content["status"], content["error"]) == ("success", None)
     assert "1. Result 1 for hello world" in content["result"]
@@ -83,7 +83,7 @@ async def test_an_upstream_that_hangs_is_a_timeout_before_the_worker_gives_up(
     await caller.add_tool(PROJECT, search_tool())
     stack.upstream.rules({"hang": True})
     start_executor({**SHORT_TIMEOUTS, "OPENAPI_TOOL__EXECUTOR__COMMIT_MARGIN_S": "2.5"})
-    rows = await result_of_call(caller, KNOWN)
+    rows = await result_of_call(caller, RECORDED_ARGUMENTS)
     assert rows.card["content"]["status"] == "timeout"
     assert rows.card["content"]["error"]["code"] == "tool_timeout"
 
@@ -93,7 +93,7 @@ async def test_a_command_that_waited_too_long_is_not_begun(
     stack: EmbeddedStack, caller: Caller, start_executor: StartExecutor
 ) -> None:
     await caller.add_tool(PROJECT, search_tool())
-    call = await caller.place(PROJECT, AGENT, "jina_search", KNOWN)
+    call = await caller.place(PROJECT, AGENT, "jina_search", RECORDED_ARGUMENTS)
     await asyncio.sleep(1.2)
     start_executor({**SHORT_TIMEOUTS, "OPENAPI_TOOL__EXECUTOR__COMMIT_MARGIN_S": "2"})
     rows = await caller.result(call, 10)
@@ -105,7 +105,7 @@ async def test_a_command_that_waited_too_long_is_not_begun(
 async def test_the_definitions_after_execution_wins(caller: Caller, start_executor: StartExecutor) -> None:
     await caller.add_tool(PROJECT, {**search_tool(), "after_execution": "terminate"})
     executor = start_executor()
-    rows = await result_of_call(caller, KNOWN)
+    rows = await result_of_call(caller, RECORDED_ARGUMENTS)
     assert rows.card["content"]["after_execution"] == "terminate"
     assert rows.inbox_row["payload"]["after_execution"] == "terminate"
     assert "after_execution.differs" in executor.log_text()
@@ -116,7 +116,7 @@ async def test_a_command_without_identity_is_dead_lettered_on_its_first_delivery
     caller: Caller, start_executor: StartExecutor
 ) -> None:
     start_executor()
-    call = await caller.place(PROJECT, AGENT, "jina_search", KNOWN, publish=False)
+    call = await caller.place(PROJECT, AGENT, "jina_search", RECORDED_ARGUMENTS, publish=False)
     await caller.publish(replace(call, card_id="x"), headers={}, data=b"\xff nobody")
     info = await settled(caller)
     assert info.delivered.consumer_seq == 1
@@ -133,7 +133,7 @@ async def test_a_duplicate_command_gets_one_result_and_two_doorbells(
 ) -> None:
     await caller.add_tool(PROJECT, search_tool())
     start_executor()
-    call = await caller.place(PROJECT, AGENT, "jina_search", KNOWN)
+    call = await caller.place(PROJECT, AGENT, "jina_search", RECORDED_ARGUMENTS)
     first = await caller.result(call, 10)
     doorbells = await caller.client.subscribe(str(first.doorbell and first.doorbell["subject"]))
     await caller.publish(call)
@@ -149,7 +149,7 @@ async def test_an_unreported_result_is_reported_without_another_upstream_request
     stack: EmbeddedStack, caller: Caller, start_executor: StartExecutor
 ) -> None:
     await caller.add_tool(PROJECT, search_tool())
-    call = await caller.place(PROJECT, AGENT, "jina_search", KNOWN, publish=False)
+    call = await caller.place(PROJECT, AGENT, "jina_search", RECORDED_ARGUMENTS, publish=False)
     content = {
         "__type__": "ToolResultContent",
         "status": "success",
@@ -174,7 +174,7 @@ async def test_another_authors_result_is_left_alone(
     stack: EmbeddedStack, caller: Caller, start_executor: StartExecutor
 ) -> None:
     await caller.add_tool(PROJECT, search_tool())
-    call = await caller.place(PROJECT, AGENT, "jina_search", KNOWN, publish=False)
+    call = await caller.place(PROJECT, AGENT, "jina_search", RECORDED_ARGUMENTS, publish=False)
     await _result_card(caller, call, "worker.watchdog", {"__type__": "ToolResultContent", "status": "timeout"})
     start_executor()
     await caller.publish(call)
@@ -191,7 +191,7 @@ async def test_a_result_that_the_watchdog_wrote_during_the_call_wins(
     await caller.add_tool(PROJECT, search_tool())
     stack.upstream.rules({"delay_s": 0.5})
     start_executor()
-    call = await caller.place(PROJECT, AGENT, "jina_search", KNOWN)
+    call = await caller.place(PROJECT, AGENT, "jina_search", RECORDED_ARGUMENTS)
     await asyncio.to_thread(stack.upstream.requests, at_least=1)
     await _result_card(caller, call, "worker.watchdog", {"__type__": "ToolResultContent", "status": "timeout"})
     await settled(caller)
@@ -216,7 +216,7 @@ async def test_calls_run_concurrently_up_to_the_limit(
     await caller.add_tool(PROJECT, search_tool())
     stack.upstream.rules({"delay_s": 1.0})
     start_executor({"OPENAPI_TOOL__EXECUTOR__CONCURRENCY": "4"})
-    calls = [await caller.place(PROJECT, AGENT, "jina_search", KNOWN) for _ in range(8)]
+    calls = [await caller.place(PROJECT, AGENT, "jina_search", RECORDED_ARGUMENTS) for _ in range(8)]
     await asyncio.to_thread(stack.upstream.requests, at_least=4)
     jetstream = caller.client.jetstream()
     async with asyncio.timeout(10):
@@ -233,10 +233,10 @@ async def test_calls_run_concurrently_up_to_the_limit(
 async def test_single_calls_wait_for_no_batch(caller: Caller, start_executor: StartExecutor) -> None:
     await caller.add_tool(PROJECT, search_tool())
     start_executor()
-    await result_of_call(caller, KNOWN)
+    await result_of_call(caller, RECORDED_ARGUMENTS)
     for _ in range(5):
         began = time.monotonic()
-        await result_of_call(caller, KNOWN)
+        await result_of_call(caller, RECORDED_ARGUMENTS)
         assert time.monotonic() - began < 2.0
         await asyncio.sleep(0.1)
 
@@ -248,7 +248,7 @@ async def test_two_replicas_share_the_load_and_answer_each_call_once(
     await caller.add_tool(PROJECT, search_tool())
     stack.upstream.rules({"delay_s": 0.05})
     replicas = [start_executor({"OPENAPI_TOOL__EXECUTOR__CONCURRENCY": "4"}) for _ in range(2)]
-    calls = [await caller.place(PROJECT, AGENT, "jina_search", KNOWN) for _ in range(40)]
+    calls = [await caller.place(PROJECT, AGENT, "jina_search", RECORDED_ARGUMENTS) for _ in range(40)]
     for call in calls:
         await caller.result(call, 20)
     await settled(caller)
@@ -265,7 +265,7 @@ async def test_a_call_longer_than_the_ack_wait_is_delivered_once(
     await caller.add_tool(PROJECT, search_tool())
     stack.upstream.rules({"delay_s": 2.5})
     start_executor({"OPENAPI_TOOL__NATS__ACK_WAIT_S": "1"})
-    await result_of_call(caller, KNOWN)
+    await result_of_call(caller, RECORDED_ARGUMENTS)
     info = await settled(caller)
     assert info.delivered.consumer_seq == 1
     assert len(stack.upstream.requests()) == 1
@@ -278,7 +278,7 @@ async def test_sigterm_finishes_running_calls_and_leaves_the_others(
     await caller.add_tool(PROJECT, search_tool())
     stack.upstream.rules({"delay_s": 0.5})
     executor = start_executor({"OPENAPI_TOOL__EXECUTOR__CONCURRENCY": "2"})
-    calls = [await caller.place(PROJECT, AGENT, "jina_search", KNOWN) for _ in range(4)]
+    calls = [await caller.place(PROJECT, AGENT, "jina_search", RECORDED_ARGUMENTS) for _ in range(4)]
     await asyncio.to_thread(stack.upstream.requests, at_least=2)
     executor.signal(signal.SIGTERM)
     assert await asyncio.to_thread(executor.process.wait, 10) == 0
@@ -304,7 +304,7 @@ async def test_calls_that_exceed_the_drain_timeout_are_handed_back_at_once(
             "OPENAPI_TOOL__EXECUTOR__WORKER_TIMEOUT_S": "300",
         }
     )
-    call = await caller.place(PROJECT, AGENT, "jina_search", KNOWN)
+    call = await caller.place(PROJECT, AGENT, "jina_search", RECORDED_ARGUMENTS)
     await asyncio.to_thread(stack.upstream.requests, at_least=1)
     assert await asyncio.to_thread(executor.stop) == 0
     stack.upstream.rules()
@@ -319,7 +319,7 @@ async def test_a_second_signal_ends_the_process_at_once(
     await caller.add_tool(PROJECT, search_tool())
     stack.upstream.rules({"hang": True})
     executor = start_executor()
-    await caller.place(PROJECT, AGENT, "jina_search", KNOWN)
+    await caller.place(PROJECT, AGENT, "jina_search", RECORDED_ARGUMENTS)
     await asyncio.to_thread(stack.upstream.requests, at_least=1)
     executor.signal(signal.SIGTERM)
     await _logged(executor, "drain.started")
@@ -339,13 +339,13 @@ async def test_an_old_durable_gets_our_settings_and_continues_where_it_stopped(
 ) -> None:
     await caller.add_tool(PROJECT, search_tool())
     jetstream = caller.client.jetstream()
-    first = await caller.place(PROJECT, AGENT, "jina_search", KNOWN)
+    first = await caller.place(PROJECT, AGENT, "jina_search", RECORDED_ARGUMENTS)
     old = await jetstream.pull_subscribe(
         "cg.v1r4.*.*.cmd.tool.jina.*", DURABLE, stream=STREAM, config=_kernel_executor_settings()
     )
     (message,) = await old.fetch(1)
     await message.ack_sync()
-    second = await caller.place(PROJECT, AGENT, "jina_search", KNOWN)
+    second = await caller.place(PROJECT, AGENT, "jina_search", RECORDED_ARGUMENTS)
     start_executor()
     await caller.result(second, 10)
     info = await jetstream.consumer_info(STREAM, DURABLE)
@@ -382,4 +382,4 @@ async def test_dead_letters_are_stored_in_their_own_stream(caller: Caller, start
     await settled(caller)
     assert len(await dead_letters(caller)) == 2
     info = await caller.client.jetstream().stream_info(DEAD_LETTERS)
-    assert info.config.subjects == [SUBJECTS]
+    assert info.config.subjects == [SUBJECT_FILTER]

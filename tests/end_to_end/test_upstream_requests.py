@@ -33,7 +33,7 @@ from tests.conftest import AGENT, PROJECT, StartExecutor, reader_tool, search_to
 from tests.requirements import requirement
 from tests.support import memory_limit
 from tests.unit.test_egress import Proxy
-from tests.wire.conftest import KNOWN, World, open_world
+from tests.wire.conftest import RECORDED_ARGUMENTS, World, open_world
 
 SEARCH_SCHEMA = {
     "type": "object",
@@ -308,7 +308,7 @@ def watched() -> Iterator[set[Any]]:
 
 
 @pytest.fixture
-async def idle_world(stack: EmbeddedStack, caller: Caller, database: str) -> AsyncIterator[World]:
+async def world_without_executor(stack: EmbeddedStack, caller: Caller, database: str) -> AsyncIterator[World]:
     async with open_world(stack, caller, database) as world:
         await caller.add_tool(PROJECT, reader_tool())
         batch = {"type": "object", "properties": {"queries": {"type": "array", "items": {"type": "string"}}}}
@@ -317,26 +317,28 @@ async def idle_world(stack: EmbeddedStack, caller: Caller, database: str) -> Asy
 
 
 CALLS: list[tuple[list[dict[str, Any]], str, Any]] = [
-    ([], "jina_search", KNOWN),
-    ([], "jina_search", KNOWN),
+    ([], "jina_search", RECORDED_ARGUMENTS),
+    ([], "jina_search", RECORDED_ARGUMENTS),
     ([{"answer": "r-post-json"}], "jina_reader", {"url": "https://a.example/"}),
     ([], "jina_reader", {"url": "http://169.254.169.254/latest"}),
     ([], "jina_reader", {"url": 7}),
     ([], "jina_batch", {"queries": ["hello world", "another"]}),
-    ([{"statuses": [429, 503, 500], "retry_after": "0"}], "jina_search", KNOWN),
-    ([{"statuses": [302]}], "jina_search", KNOWN),
-    ([{"statuses": [401]}], "jina_search", KNOWN),
-    ([{"drop": "half"}], "jina_search", KNOWN),
-    ([{"body": "<html>"}], "jina_search", KNOWN),
+    ([{"statuses": [429, 503, 500], "retry_after": "0"}], "jina_search", RECORDED_ARGUMENTS),
+    ([{"statuses": [302]}], "jina_search", RECORDED_ARGUMENTS),
+    ([{"statuses": [401]}], "jina_search", RECORDED_ARGUMENTS),
+    ([{"drop": "half"}], "jina_search", RECORDED_ARGUMENTS),
+    ([{"body": "<html>"}], "jina_search", RECORDED_ARGUMENTS),
     ([], "no_such_tool", {}),
 ]
 
 
 @requirement("egress.hosts")
-async def test_calls_connect_to_the_configured_servers_only(idle_world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_calls_connect_to_the_configured_servers_only(
+    world_without_executor: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
-    stack, world = idle_world.stack, idle_world
+    stack, world = world_without_executor.stack, world_without_executor
     with Collector() as collector:
         telemetry = {"otlp_endpoint": f"http://127.0.0.1:{collector.port}/v1/traces"}
         with watched() as ends:
@@ -360,19 +362,19 @@ async def test_calls_connect_to_the_configured_servers_only(idle_world: World, m
 
 
 @requirement("egress.public")
-async def test_the_setting_for_public_addresses_reaches_the_transport(idle_world: World) -> None:
-    async with idle_world.executor(egress={"public_addresses_only": True}, retry={"max_retries": 0}):
-        outcome = await idle_world.send(await idle_world.place())
+async def test_the_setting_for_public_addresses_reaches_the_transport(world_without_executor: World) -> None:
+    async with world_without_executor.executor(egress={"public_addresses_only": True}, retry={"max_retries": 0}):
+        outcome = await world_without_executor.send(await world_without_executor.place())
     assert outcome.content["error"]["code"] == "upstream_unavailable"
     assert outcome.upstream_requests == []
 
 
 @requirement("egress.proxy")
-async def test_every_upstream_request_uses_the_configured_proxy(idle_world: World) -> None:
-    async with Proxy(idle_world.stack.upstream.port) as proxy:
+async def test_every_upstream_request_uses_the_configured_proxy(world_without_executor: World) -> None:
+    async with Proxy(world_without_executor.stack.upstream.port) as proxy:
         with watched() as ends:
-            async with idle_world.executor(egress={"proxy": f"http://u:password@127.0.0.1:{proxy.port}"}):
-                outcome = await idle_world.send(await idle_world.place())
+            async with world_without_executor.executor(egress={"proxy": f"http://u:password@127.0.0.1:{proxy.port}"}):
+                outcome = await world_without_executor.send(await world_without_executor.place())
     assert outcome.content["status"] == "success"
     assert [head.partition(b" HTTP")[0] for head in proxy.heads] == [b"CONNECT s.jina.ai:443"]
     assert ("127.0.0.1", proxy.port) in ends

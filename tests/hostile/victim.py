@@ -105,7 +105,7 @@ async def _place_calls(caller: Caller, pace: Pace, stop: asyncio.Event) -> CallO
 
 
 async def _call(caller: Caller, pace: Pace, outcomes: CallOutcomes) -> None:
-    query = f"victim-{pace.upstream_ms} {next(_NUMBERS)}"
+    query = f"victim-{pace.upstream_ms} {next(_NUMBERS)}"  # the double delays its response by this number
     call = await caller.place(PROJECT, AGENT, "jina_search", {"query": query}, publish=False)
     began = time.time()
     await caller.publish(call)

@@ -22,24 +22,24 @@ from openapi_tool.local.stack import EmbeddedStack
 from tests.conftest import AGENT, PROJECT, search_tool
 from tests.kernel_conformance.worker import MAX_DEPTH, Turn, Worker
 from tests.requirements import requirement
-from tests.wire.conftest import DURABLE, KNOWN, World, open_world
+from tests.wire.conftest import DURABLE, RECORDED_ARGUMENTS, World, open_world
 
 INVALID_CALL = ("jina_search", {"quary": "no such argument"})
 """Call that fails at once, without an upstream request."""
 
 
-def executor_with(min_answer_s: float, **more: Any) -> dict[str, Any]:
-    return {"executor": {"requeue_delay_s": 0.05, "min_answer_s": min_answer_s, **more}}
+def executor_with(min_result_delay_s: float, **more: Any) -> dict[str, Any]:
+    return {"executor": {"requeue_delay_s": 0.05, "min_result_delay_s": min_result_delay_s, **more}}
 
 
-async def step(world: World, number: int, min_answer_s: float, **worker_options: Any) -> Turn:
-    async with world.executor(**executor_with(min_answer_s)), Worker.running(world, **worker_options) as worker:
+async def step(world: World, number: int, min_result_delay_s: float, **worker_options: Any) -> Turn:
+    async with world.executor(**executor_with(min_result_delay_s)), Worker.running(world, **worker_options) as worker:
         return await worker.ended(await worker.step(PROJECT, AGENT, [INVALID_CALL] * number))
 
 
 @requirement("result.delay")
 async def test_a_result_before_the_turn_is_suspended_is_deferred(world: World) -> None:
-    turn = await step(world, 1, min_answer_s=0, suspend_s=0.9)
+    turn = await step(world, 1, min_result_delay_s=0, suspend_s=0.9)
     assert (turn.head, turn.deferrals) == ("suspended", 1)
 
 
@@ -49,21 +49,21 @@ async def test_a_delayed_result_finds_the_turn_suspended_also_for_many_calls(
     world: World, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(waiting_turn, "_MAX_DELAY_S", 15.0)  # a busy machine may need more than a second for 30 calls
-    turn = await step(world, number, min_answer_s=1)
+    turn = await step(world, number, min_result_delay_s=1)
     assert (turn.head, turn.deferrals, len(turn.results)) == ("suspended", 0, number)
 
 
 @requirement("result.delay")
 async def test_a_hundred_calls_of_one_step_are_all_answered(world: World) -> None:
     # Sending a hundred commands may take long on a busy machine, which defers the first row more often.
-    turn = await step(world, 100, min_answer_s=0.06, max_deferrals=60)
+    turn = await step(world, 100, min_result_delay_s=0.06, max_deferrals=60)
     assert (turn.head, len(turn.results)) == ("suspended", 100)
     assert {card["content"]["error"]["code"] for card in turn.results.values()} == {"bad_request"}
 
 
 @requirement("result.delay")
 async def test_each_call_of_a_step_gets_its_own_result(world: World) -> None:
-    calls = [("jina_search", KNOWN), INVALID_CALL, ("no_such_tool", {})]
+    calls = [("jina_search", RECORDED_ARGUMENTS), INVALID_CALL, ("no_such_tool", {})]
     async with world.executor(), Worker.running(world) as worker:
         turn = await worker.ended(await worker.step(PROJECT, AGENT, calls))
     statuses = [turn.results[call.tool_call_id]["content"]["status"] for call in turn.calls]
@@ -114,7 +114,7 @@ async def test_a_terminating_call_beside_a_suspending_one_ends_the_turn(world: W
     final = {**search_tool(), "tool_name": "final", "after_execution": "terminate"}
     await world.caller.add_tool(PROJECT, final)
     async with world.executor(), Worker.running(world) as worker:
-        turn = await worker.ended(await worker.step(PROJECT, AGENT, [("final", KNOWN), INVALID_CALL]))
+        turn = await worker.ended(await worker.step(PROJECT, AGENT, [("final", RECORDED_ARGUMENTS), INVALID_CALL]))
         await world.settled()
     assert turn.head == "terminated"
     ending = turn.results[turn.calls[0].tool_call_id]["content"]
@@ -147,10 +147,10 @@ async def test_forked_turns_get_their_own_results_one_level_deeper(world: World)
     agents = [f"child_{number}" for number in range(3)]
     for agent in agents:
         await world.caller.add_agent(PROJECT, agent)
-    search: tuple[str, Any] = ("jina_search", KNOWN)
+    search: tuple[str, Any] = ("jina_search", RECORDED_ARGUMENTS)
     calls = [[search], [INVALID_CALL], [search, ("no_such_tool", {})]]
     async with world.executor(), Worker.running(world) as worker:
-        parent = await worker.step(PROJECT, AGENT, [("jina_search", KNOWN)])
+        parent = await worker.step(PROJECT, AGENT, [("jina_search", RECORDED_ARGUMENTS)])
         forks = list(zip(agents, calls, strict=True))
         children = await asyncio.gather(*(worker.fork(parent, agent, step) for agent, step in forks))
         for turn in (parent, *children):
@@ -167,10 +167,12 @@ async def test_a_fork_at_the_depth_limit_sends_no_request_and_the_one_above_is_a
     await world.caller.add_agent(PROJECT, "child")
     async with world.executor(), Worker.running(world, default_s=1) as worker:
         parent = Turn(PROJECT, AGENT, "turn_parent", "step_parent", depth=MAX_DEPTH - 2)
-        last = await worker.ended(await worker.fork(parent, "child", [("jina_search", KNOWN)]))
+        last = await worker.ended(await worker.fork(parent, "child", [("jina_search", RECORDED_ARGUMENTS)]))
         assert len(last.results) == 1
         await asyncio.to_thread(world.stack.upstream.clear_requests)
-        too_deep = await worker.fork(replace(parent, depth=MAX_DEPTH - 1), "child", [("jina_search", KNOWN)])
+        too_deep = await worker.fork(
+            replace(parent, depth=MAX_DEPTH - 1), "child", [("jina_search", RECORDED_ARGUMENTS)]
+        )
         outcome = await world.outcome(too_deep.calls[0])
         await worker.ended(too_deep)
     assert too_deep.head == "timed out"
@@ -183,7 +185,7 @@ async def test_a_fork_at_the_depth_limit_sends_no_request_and_the_one_above_is_a
 @requirement("answer.earlier")
 async def test_a_call_that_the_watchdog_answered_sends_no_request_and_gets_no_second_result(world: World) -> None:
     async with Worker.running(world, default_s=0.2) as worker:
-        turn = await worker.ended(await worker.step(PROJECT, AGENT, [("jina_search", KNOWN)]))
+        turn = await worker.ended(await worker.step(PROJECT, AGENT, [("jina_search", RECORDED_ARGUMENTS)]))
         assert turn.head == "timed out"
         async with world.executor():
             outcome = await world.outcome(turn.calls[0])

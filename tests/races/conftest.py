@@ -291,11 +291,13 @@ class FakeResultStore:
         self.records.pop(name, None)
 
 
-def pipeline(kernel: Any, tools: Any, publisher: Any, slots: Slots | None = None, min_answer_s: float = 0) -> Pipeline:
+def pipeline(
+    kernel: Any, tools: Any, publisher: Any, slots: Slots | None = None, min_result_delay_s: float = 0
+) -> Pipeline:
     """Return a pipeline over these fakes."""
     options = PipelineOptions(
         actor_id="tool.openapi",
-        executor=ExecutorOptions(requeue_delay_s=1, min_answer_s=min_answer_s),
+        executor=ExecutorOptions(requeue_delay_s=1, min_result_delay_s=min_result_delay_s),
         tools=ToolOptions(artifact_ttl_s=60),
     )
     parked = ParkedResults(FakeResultStore(), b"k" * 32)
@@ -326,9 +328,9 @@ class Scene:
     max_lost_runs: int = 3
     max_run_s: float = 3600.0
     max_held: int = 512
-    max_parked: int = 0
+    max_paused: int = 0
     mode: FetchMode = FetchMode.UNLIMITED
-    min_answer_s: float = 0
+    min_result_delay_s: float = 0
     tools: Any = None
     handle: Callable[[Delivery], Awaitable[Settlement]] | None = None
 
@@ -339,8 +341,8 @@ class Scene:
             FakePublisher(self.schedule),
         )
         self.tools, self.letters = self.tools or FakeTools(self.schedule), FakeLetters()
-        self.slots = Slots(self.concurrency, self.max_parked)
-        self.pipeline = pipeline(self.kernel, self.tools, self.publisher, self.slots, self.min_answer_s)
+        self.slots = Slots(self.concurrency, self.max_paused)
+        self.pipeline = pipeline(self.kernel, self.tools, self.publisher, self.slots, self.min_result_delay_s)
         self.consumer = CommandConsumer(
             cast("BusClient", self.bus),
             ConsumerOptions(

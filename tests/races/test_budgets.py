@@ -388,7 +388,7 @@ def test_a_scrape_reads_a_bounded_number_of_accounts(monkeypatch: pytest.MonkeyP
             await pod.call(session)
         monkeypatch.setattr(Account, "used_fraction", property(counted))
         read = 0
-        assert pod.budgets.most_used("session") == 1.0
+        assert pod.budgets.largest_used_fraction("session") == 1.0
         assert read <= 200
         shown = pod.budgets.snapshot()
         assert (len(shown), shown[0]["requests_left"]) == (100, 0)

@@ -39,14 +39,14 @@ class BlockingHandler:
 
 
 def scene_with(
-    concurrency: int = 2, max_held: int = 512, ack_wait_s: float = 60.0, max_parked: int = 0
+    concurrency: int = 2, max_held: int = 512, ack_wait_s: float = 60.0, max_paused: int = 0
 ) -> tuple[Scene, BlockingHandler]:
     handling = BlockingHandler()
     scene = Scene(
         concurrency=concurrency,
         max_held=max_held,
         ack_wait_s=ack_wait_s,
-        max_parked=max_parked,
+        max_paused=max_paused,
         handle=handling.handle,
     )
     scene.consumer.start()
@@ -161,18 +161,18 @@ def test_first_call_of_a_second_project_runs_beside_calls_that_have_all_slots(ru
 
 
 @requirement("hostile.neighbour")
-def test_parked_calls_that_resume_take_no_slots_from_other_projects(run: Run) -> None:
-    """A project's calls may park at any time: they wait for a retry if the upstream is busy, as a page may be."""
+def test_paused_calls_that_resume_take_no_slots_from_other_projects(run: Run) -> None:
+    """A project's calls may pause at any time: they wait for a retry if the upstream is busy, as a page may be."""
 
     async def check() -> None:
-        scene, handling = scene_with(concurrency=16, max_parked=64)
+        scene, handling = scene_with(concurrency=16, max_paused=64)
         slots = scene.slots
         scene.offer(scene.bus.message(100, project="other"))
         for number in range(1, 61):
             scene.offer(scene.bus.message(number))
         await iterate_loop(10)
         for number in range(1, 61):  # each makes place for the next
-            slots.park(number)
+            slots.pause(number)
             await iterate_loop(10)
         assert len(handling.numbers) == 61
         for number in range(1, 61):
@@ -352,17 +352,17 @@ def test_waiting_commands_are_handed_back_while_calls_cannot_be_finished(run: Ru
 def test_drain_hands_back_calls_that_wait_for_their_first_permit(run: Run) -> None:
     async def check() -> None:
         scene, handling = scene_with(concurrency=3)
-        slots = scene.consumer._slots  # noqa: SLF001 - this test parks and sends as the calls' requests would
+        slots = scene.consumer._slots  # noqa: SLF001 - this test pauses and sends as the calls' requests would
         for number in (1, 2, 3):
             scene.offer(scene.bus.message(number))
         await iterate_loop(5)
-        slots.of(1).park()
+        slots.of(1).pause()
         slots.of(2).sending()
-        slots.of(2).park()
+        slots.of(2).pause()
         drain = asyncio.create_task(scene.consumer.stop(60))
         await iterate_loop(50)
         assert len(naks(scene)) == 1
-        slots.of(3).park()
+        slots.of(3).pause()
         await iterate_loop(50)
         assert len(naks(scene)) == 2
         assert not drain.done()
@@ -424,7 +424,7 @@ def test_redelivery_delays_follow_the_mean_duration_of_a_projects_calls_within_b
 @requirement("result.delay")
 def test_delayed_result_occupies_no_slot_and_is_committed_in_a_drain(run: Run) -> None:
     async def check() -> None:
-        scene = Scene(concurrency=1, min_answer_s=0.3)
+        scene = Scene(concurrency=1, min_result_delay_s=0.3)
         scene.consumer.start()
         for number in range(1, 4):
             scene.offer(scene.bus.message(number))

@@ -25,7 +25,7 @@ from tests.wire.conftest import World, open_world
 
 
 @pytest.fixture
-async def idle_world(stack: EmbeddedStack, caller: Caller, database: str) -> AsyncIterator[World]:
+async def world_without_executor(stack: EmbeddedStack, caller: Caller, database: str) -> AsyncIterator[World]:
     """World without the executor."""
     async with open_world(stack, caller, database) as world:
         yield world

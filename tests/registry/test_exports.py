@@ -58,7 +58,7 @@ from tests.conftest import PROJECT, search_tool
 from tests.requirements import requirement
 from tests.support import definition, owner, tool_call
 from tests.unit.test_executor import left_s
-from tests.wire.conftest import KNOWN, World
+from tests.wire.conftest import RECORDED_ARGUMENTS, World
 
 TOOLS = Path(__file__).parent.parent.parent / "config" / "tools"
 EXAMPLE = TOOLS / "example.yaml"
@@ -399,10 +399,10 @@ def test_a_pattern_that_matches_no_tool_is_a_settings_error(monkeypatch: pytest.
 
 @requirement("policy.tools")
 async def test_a_denied_call_fails_without_an_upstream_request(
-    idle_world: World, caplog: pytest.LogCaptureFixture
+    world_without_executor: World, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with idle_world.executor(policy={"projects": {PROJECT: {"deny": ["tag:search"]}}}):
-        outcome = await idle_world.send(await idle_world.place())
+    async with world_without_executor.executor(policy={"projects": {PROJECT: {"deny": ["tag:search"]}}}):
+        outcome = await world_without_executor.send(await world_without_executor.place())
     assert outcome.content["error"]["code"] == "tool_not_available"
     assert "switched off" in outcome.content["error"]["message"]
     assert outcome.upstream_requests == []
@@ -412,7 +412,7 @@ async def test_a_denied_call_fails_without_an_upstream_request(
 
 @requirement("policy.tools")
 async def test_a_hook_sees_the_call_and_denies_with_a_reason(
-    idle_world: World, monkeypatch: pytest.MonkeyPatch
+    world_without_executor: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[PlannedCall] = []
 
@@ -422,15 +422,15 @@ async def test_a_hook_sees_the_call_and_denies_with_a_reason(
 
     installed(monkeypatch, no_hello=no_hello)
     args = {"fixed": {"site": "example.org"}}
-    await idle_world.caller.add_tool(PROJECT, search_tool(args=args))
-    async with idle_world.executor(policy={"hooks": ("no_hello",)}):
-        denied = await idle_world.send(await idle_world.place())
-        allowed = await idle_world.send(await idle_world.place({"query": "good day"}))
+    await world_without_executor.caller.add_tool(PROJECT, search_tool(args=args))
+    async with world_without_executor.executor(policy={"hooks": ("no_hello",)}):
+        denied = await world_without_executor.send(await world_without_executor.place())
+        allowed = await world_without_executor.send(await world_without_executor.place({"query": "good day"}))
     assert "say something else than hello" in denied.content["error"]["message"]
     assert denied.upstream_requests == []
     assert len(allowed.upstream_requests) == 1
     assert (seen[0].tool, seen[0].tool_name, seen[0].project_id) == ("jina.search", "jina_search", PROJECT)
-    assert seen[0].arguments == {**KNOWN, "site": "example.org"}
+    assert seen[0].arguments == {**RECORDED_ARGUMENTS, "site": "example.org"}
 
 
 @requirement("policy.tools")
@@ -523,16 +523,16 @@ def test_the_default_timeout_may_not_exceed_the_maximum() -> None:
 
 
 @requirement("tool.definition")
-async def test_an_edited_definition_applies_from_the_next_call(idle_world: World) -> None:
+async def test_an_edited_definition_applies_from_the_next_call(world_without_executor: World) -> None:
     def search_tool_with_limit(maximum: int) -> dict[str, Any]:
         properties = {"query": {"type": "string"}, "count": {"type": "integer", "maximum": maximum}}
         return {**search_tool(), "parameters": {"type": "object", "properties": properties}}
 
-    async with idle_world.executor():
-        await idle_world.caller.add_tool(PROJECT, search_tool_with_limit(2))
-        refused = await idle_world.send(await idle_world.place(KNOWN))
-        await idle_world.caller.add_tool(PROJECT, search_tool_with_limit(5))
-        answered = await idle_world.send(await idle_world.place(KNOWN))
+    async with world_without_executor.executor():
+        await world_without_executor.caller.add_tool(PROJECT, search_tool_with_limit(2))
+        refused = await world_without_executor.send(await world_without_executor.place(RECORDED_ARGUMENTS))
+        await world_without_executor.caller.add_tool(PROJECT, search_tool_with_limit(5))
+        answered = await world_without_executor.send(await world_without_executor.place(RECORDED_ARGUMENTS))
     assert refused.content["error"]["code"] == "bad_request"
     assert answered.content["status"] == "success"
 
@@ -551,13 +551,13 @@ CALLS: dict[str, dict[str, Any]] = {
 
 @requirement("definition.exports")
 @pytest.mark.parametrize("tool", CALLS)
-async def test_calls_of_a_shipped_definition_succeed(idle_world: World, tool: str) -> None:
+async def test_calls_of_a_shipped_definition_succeed(world_without_executor: World, tool: str) -> None:
     row = yaml.safe_load((TOOLS / f"{tool}.yaml").read_text(encoding="utf-8"))
-    dsn = idle_world.stack.postgres.dsn(idle_world.database)
+    dsn = world_without_executor.stack.postgres.dsn(world_without_executor.database)
     async with ToolRows.open(dsn, 5) as registry:
         await registry.put(PROJECT, row)
         assert await registry.row(PROJECT, tool) == stored_row(row)
-    async with idle_world.executor():
-        outcome = await idle_world.send(await idle_world.place(CALLS[tool], tool=tool))
+    async with world_without_executor.executor():
+        outcome = await world_without_executor.send(await world_without_executor.place(CALLS[tool], tool=tool))
     assert outcome.content["status"] == "success", outcome.content["error"]
     assert len(outcome.upstream_requests) == 1

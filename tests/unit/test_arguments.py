@@ -44,7 +44,7 @@ from openapi_tool.tools.meta_schema import MAX_ENUM_VALUES, MAX_PROPERTIES, REFU
 from openapi_tool.tools.problems import fold, probably_meant
 from openapi_tool.tools.schema import schema_problems
 from openapi_tool.tools.scopes import SessionScope
-from tests.answering import Answering, serving
+from tests.answering import ToolsOverTransport, serving
 from tests.requirements import requirement
 from tests.support import definition, owner, resident_bytes, tool_call
 
@@ -538,7 +538,7 @@ def test_rules_of_custom_definitions_are_described_in_words(rule: dict[str, Any]
 
 @requirement("answer.errors")
 async def test_the_address_of_a_batch_is_refused_under_its_own_name() -> None:
-    output = await Answering(serving(b'{"data":{"content":"x"}}')).output(urls=[A, "http://10.0.0.1/"])
+    output = await ToolsOverTransport(serving(b'{"data":{"content":"x"}}')).output(urls=[A, "http://10.0.0.1/"])
     assert "target_refused): urls: '10.0.0.1' is" in output.content
 
 

@@ -241,29 +241,29 @@ def test_agents_whose_commands_were_all_evicted_are_removed() -> None:
 @requirement("limits.waiting")
 def test_a_shared_request_that_outlives_its_call_takes_no_slot() -> None:
     """It may wait for a permit, or for a retry, after the call that started it was cancelled."""
-    slots = Slots(2, max_parked=2)
+    slots = Slots(2, max_paused=2)
     slots.begin(1, "one")
     slot = slots.of(1)
     slots.ended(1)
     slot.sending()
-    slot.park()
-    assert (slots.parked, slots.released, slots.unsent()) == (0, 0, set())
+    slot.pause()
+    assert (slots.paused, slots.released, slots.unsent()) == (0, 0, set())
     slot.resume()
     slots.begin(1, "one")
-    slots.of(1).park()
+    slots.of(1).pause()
     assert slots.unsent() == {1}, "the command is run again, and has sent nothing"
 
 
 @requirement("hostile.neighbour")
 def test_calls_of_one_project_that_wait_for_permits_leave_slots_for_others() -> None:
-    slots = Slots(16, max_parked=8)
+    slots = Slots(16, max_paused=8)
     slots.begin(22, "other")
     slots.ended(22)
     for sequence in range(22):
         assert slots.may_begin("one")
         slots.begin(sequence, "one")
-        slots.of(sequence).park()
-    assert slots.parked == 8
+        slots.of(sequence).pause()
+    assert slots.paused == 8
     assert not slots.may_begin("one")  # the others hold 14 slots
     assert slots.may_begin("other")
     slots.release(21)

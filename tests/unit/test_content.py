@@ -47,7 +47,7 @@ from scripts.answers import (
     totals,
     without_page_text,
 )
-from tests.answering import KEY, Answering, serving
+from tests.answering import KEY, ToolsOverTransport, serving
 from tests.requirements import requirement
 from tests.support import assert_for_a_model, each, framed_items, repeated_lines
 
@@ -479,9 +479,9 @@ SECRETS = (KEY, SENT, OTHER)
 CUT = {"title": 2_000, "url": 16_000, "publishedTime": 2_000, "description": 10_000, "source": 2_000}
 
 
-def answering(data: Any, status: int = 200, **more: Any) -> Answering:
+def answering(data: Any, status: int = 200, **more: Any) -> ToolsOverTransport:
     body = json.dumps({"code": status, "status": 42206, "data": data, **more}).encode()
-    return Answering(serving(body, status), SECRETS)
+    return ToolsOverTransport(serving(body, status), SECRETS)
 
 
 @pytest.mark.parametrize("mode", ["reader", "search"])
@@ -517,7 +517,7 @@ async def test_every_secret_is_masked_in_failures_alone_or_in_a_batch() -> None:
         return httpx.Response(200 if good else 422, json=body)
 
     urls = ["https://good.example/", f"https://a.example/{OTHER}"]
-    fields, shown, _ = await Answering(half, SECRETS).card(urls=urls)
+    fields, shown, _ = await ToolsOverTransport(half, SECRETS).card(urls=urls)
     failure = fields.tool_output["state"]["results"][1]["error"]  # type: ignore[index]
     for text in (shown.content.partition("Failed")[2], json.dumps(failure)):
         assert f"no {MASK} and no {MASK}" in text
@@ -578,7 +578,7 @@ async def test_cut_warning_contains_no_half_of_a_secret() -> None:
 async def test_stored_text_contains_no_secret_and_its_parts_no_half_of_one() -> None:
     for before in range(1_380, 1_520, 9):
         page = {"content": "y" * before + KEY + "z" * 300_000 + KEY + "z" * 300_000}
-        tool = Answering(serving(json.dumps({"data": page}).encode()), SECRETS, max_chars=2_000)
+        tool = ToolsOverTransport(serving(json.dumps({"data": page}).encode()), SECRETS, max_chars=2_000)
         _, shown, artifact = await tool.card()
         assert KEY[:6] not in shown.content
         assert artifact is not None

@@ -317,12 +317,12 @@ class FakeSlots:
 class Scene:
     """A delay of 60 ms; `answered` returns when it ended, in ms since START."""
 
-    min_answer_s: float = 0.06
+    min_result_delay_s: float = 0.06
     clock: LoopClock = field(default_factory=LoopClock)
     slots: FakeSlots = field(default_factory=FakeSlots)
 
     def __post_init__(self) -> None:
-        self.delay = ResultDelay(self.min_answer_s, self.clock, self.slots)
+        self.delay = ResultDelay(self.min_result_delay_s, self.clock, self.slots)
 
     async def answered(self, command: Delivery, waiting: WaitingTurnRecord | None = None, **ids: Any) -> int:
         caller = identity(**ids)
@@ -371,7 +371,7 @@ def test_result_is_not_held_for_ui_actions_and_epoch_0(waiting: WaitingTurnRecor
 
 def test_zero_disables_the_delay() -> None:
     async def check() -> None:
-        assert await Scene(min_answer_s=0).answered(sent()) == 0
+        assert await Scene(min_result_delay_s=0).answered(sent()) == 0
 
     run_virtually(check())
 

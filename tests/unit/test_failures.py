@@ -34,7 +34,7 @@ from openapi_tool.kernel.failures import (
 from openapi_tool.local.recordings import error_classes, load_recordings
 from openapi_tool.options import CacheOptions, RetryOptions
 from openapi_tool.protocol.errors import NeedsOperator, ToolError, Unavailable, UpstreamRejected
-from tests.answering import Answer, Answering, serving
+from tests.answering import Answer, ToolsOverTransport, serving
 from tests.requirements import requirement
 from tests.support import assert_for_a_model, each, fetched, retry
 
@@ -559,7 +559,7 @@ async def test_failed_calls_leave_nothing_for_the_garbage_collector(
 ) -> None:
     """Some hundred objects for each refused response made one collection block the event loop for 0.7 s."""
     options = {"retry": RetryOptions(1, 0.001, 0.001), "cache": CacheOptions(ttl_s=ttl_s)}
-    answering = Answering(answer, options=options)
+    answering = ToolsOverTransport(answer, options=options)
 
     async def call() -> None:
         for cancel_after_s in (0.1, 0.01):

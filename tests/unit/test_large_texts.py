@@ -30,7 +30,7 @@ from openapi_tool.tools.result import Item, RenderedResult, ToolOutput, estimate
 from openapi_tool.tools.scopes import Cursors
 from openapi_tool.tools.text_search import MAX_SHOWN, Phrase, Question, Search, folded, terms
 from openapi_tool.tools.truncation import opening_of
-from tests.answering import OWNER, PAGES, SEARCHES, SIZE, Answering, serving, watched
+from tests.answering import OWNER, PAGES, SEARCHES, SIZE, ToolsOverTransport, serving, watched
 from tests.races.conftest import runner
 from tests.requirements import requirement
 from tests.support import assert_for_a_model, definition, each, framed_items, repeated_lines
@@ -52,7 +52,7 @@ BODIES = {**{f"page: {name}": ("reader", make) for name, make in PAGES.items()}}
 @requirement("loop.answers")
 async def test_no_response_blocks_the_event_loop(name: str) -> None:
     mode, make = BODIES[name]
-    answering = Answering(serving(make()))
+    answering = ToolsOverTransport(serving(make()))
     async with watched() as lag:
         try:
             fields, _, _ = await answering.card(mode)
@@ -66,7 +66,7 @@ async def test_no_response_blocks_the_event_loop(name: str) -> None:
 @pytest.mark.alone
 @requirement("loop.answers")
 async def test_many_large_responses_at_once_do_not_block_the_event_loop() -> None:
-    answering = Answering(serving(PAGES["words"]()[:-1_000_000] + b'"}}'))
+    answering = ToolsOverTransport(serving(PAGES["words"]()[:-1_000_000] + b'"}}'))
     async with watched() as lag:
         await asyncio.gather(*(answering.card() for _ in range(8)))
     assert lag.cpu_s < LONGEST_CPU_S
@@ -127,14 +127,14 @@ async def test_an_answer_of_too_many_values_is_refused_before_it_is_parsed(
 ) -> None:
     monkeypatch.setattr(orjson, "loads", lambda _: pytest.fail("it was parsed"))
     with pytest.raises(ResponseTooLarge, match="80,000 values; ask for less") as refused:
-        await Answering(serving(body)).output()
+        await ToolsOverTransport(serving(body)).output()
     assert_for_a_model(refused.value)
 
 
 @requirement("memory.limit")
 async def test_error_with_too_many_values_keeps_the_meaning_of_its_status() -> None:
     with pytest.raises(UpstreamUnavailable, match="overloaded"):
-        await Answering(serving(b"[" * (MAX_VALUES + 10), 503)).output()
+        await ToolsOverTransport(serving(b"[" * (MAX_VALUES + 10), 503)).output()
 
 
 TEXTS = st.lists(st.sampled_from(["[", "{", ",", '"', "\\", "a", "\u00e9", "\n", "]]", "\\\\"]), max_size=12).map(
@@ -171,7 +171,7 @@ def _outside(value: Any) -> int:
 @requirement("memory.limit")
 async def test_a_page_whose_text_is_full_of_brackets_is_read() -> None:
     text = "[{,\\" * 100_000
-    output = await Answering(serving(json.dumps({"data": {"content": text}}).encode())).output()
+    output = await ToolsOverTransport(serving(json.dumps({"data": {"content": text}}).encode())).output()
     assert text in output.content
 
 
@@ -200,7 +200,7 @@ def test_lone_surrogates_in_a_large_response_become_replacement_characters(text:
 
 
 async def shown(data: Any, mode: str = "reader") -> str:
-    return (await Answering(serving(json.dumps({"data": data}).encode())).output(mode)).content
+    return (await ToolsOverTransport(serving(json.dumps({"data": data}).encode())).output(mode)).content
 
 
 @requirement("content.kept")
@@ -238,7 +238,7 @@ async def test_error_body_of_megabytes_is_reduced_to_its_status() -> None:
 
     async with watched() as lag:
         with pytest.raises(ToolError) as failed:
-            await Answering(answer).output()
+            await ToolsOverTransport(answer).output()
     assert failed.value.code == "rate_limited"
     assert lag.cpu_s < LONGEST_CPU_S
 

@@ -31,7 +31,7 @@ from openapi_tool.tools.definition import ToolDefinition, parse_definition
 from openapi_tool.tools.policy import Deadline
 from openapi_tool.tools.result import Item, Meter, ToolOutput, Usage
 from openapi_tool.tools.scopes import SessionScope
-from tests.answering import MAX_BYTES, Answering, serving
+from tests.answering import MAX_BYTES, ToolsOverTransport, serving
 from tests.requirements import requirement
 from tests.support import assert_for_a_model
 
@@ -319,14 +319,14 @@ def test_memory_depends_on_the_widest_character(body: bytes, times: int) -> None
 @requirement("memory.limit")
 async def test_memory_is_held_until_the_commit_and_released_by_a_failure() -> None:
     text = "word " * 200_000
-    answering = Answering(serving(json.dumps({"data": {"content": text}}).encode()))
+    answering = ToolsOverTransport(serving(json.dumps({"data": {"content": text}}).encode()))
     whole = answering.tools.semaphore.free_bytes
     with answering.tools.call_context("proj") as memory:
         output = await answering.output(context=memory)
         assert whole - answering.tools.semaphore.free_bytes >= 6 * len(text)
         del output
     assert answering.tools.semaphore.free_bytes == whole
-    failing = Answering(serving(b'"' * 100_000, 503))
+    failing = ToolsOverTransport(serving(b'"' * 100_000, 503))
     with failing.tools.call_context("proj") as memory:
         with pytest.raises(ToolError):
             await failing.output(context=memory)
@@ -355,7 +355,7 @@ async def test_response_of_unknown_length_takes_memory_as_it_grows() -> None:
 
     body = json.dumps({"data": {"content": "y" * 300_000}}).encode()
     parts = [body[start : start + 50_000] for start in range(0, len(body), 50_000)]
-    answering = Answering(lambda _: httpx.Response(200, stream=_Chunks(parts, look)))
+    answering = ToolsOverTransport(lambda _: httpx.Response(200, stream=_Chunks(parts, look)))
     whole = answering.tools.semaphore.free_bytes
     await answering.card()
     assert taken[:6] == [0, 0, 131_072, 262_144, 262_144, 262_144]
@@ -373,7 +373,9 @@ async def test_response_takes_memory_for_received_bytes_whatever_it_declares(dec
             raise httpx.ReadError("broke off")
 
     headers = {"Content-Length": declared} if declared else {}
-    answering = Answering(lambda _: httpx.Response(200, headers=headers, stream=_Chunks([b"x" * 35_000] * 3, look)))
+    answering = ToolsOverTransport(
+        lambda _: httpx.Response(200, headers=headers, stream=_Chunks([b"x" * 35_000] * 3, look))
+    )
     whole = answering.tools.semaphore.free_bytes
     with pytest.raises(ToolError), answering.tools.call_context("proj") as memory:
         await answering.output(context=memory)
@@ -434,7 +436,7 @@ async def test_wait_for_memory_does_not_count_as_a_slow_upstream() -> None:
 
 @requirement("memory.limit")
 async def test_a_small_answer_never_waits_behind_large_ones() -> None:
-    small = Answering(serving(json.dumps({"data": {"content": "y" * 60_000}}).encode()))
+    small = ToolsOverTransport(serving(json.dumps({"data": {"content": "y" * 60_000}}).encode()))
     with small.tools.call_context("proj") as all_of_it, small.tools.call_context("proj") as waiting:
         await all_of_it.for_request().hold(small.tools.semaphore.free_bytes)
         large = asyncio.create_task(waiting.for_request().hold(1))
@@ -448,7 +450,7 @@ async def test_a_small_answer_never_waits_behind_large_ones() -> None:
 @requirement("memory.limit", "upstream.errors")
 async def test_pages_of_one_call_share_the_size_limit() -> None:
     body = json.dumps({"data": {"content": "y" * 3_000_000}}).encode()
-    answering = Answering(serving(body))
+    answering = ToolsOverTransport(serving(body))
     whole = answering.tools.semaphore.free_bytes
     output = await answering.output(urls=[f"https://a.example/{number}" for number in range(6)])
     assert (output.state["succeeded"], output.state["failed"]) == (3, 3)
@@ -461,7 +463,7 @@ async def test_pages_of_one_call_share_the_size_limit() -> None:
 @requirement("memory.limit")
 async def test_many_batches_of_large_pages_at_once_all_end() -> None:
     body = json.dumps({"data": {"content": "y" * 2_000_000 + "\U0001f600"}}, ensure_ascii=False).encode()
-    answering = Answering(serving(body))
+    answering = ToolsOverTransport(serving(body))
     whole = answering.tools.semaphore.free_bytes
 
     async def call(number: int) -> None:
@@ -483,7 +485,7 @@ async def test_cached_and_shared_responses_take_memory_too() -> None:
         requests += 1
         return httpx.Response(200, content=body)
 
-    answering = Answering(answer, options={"cache": CacheOptions(60.0)})
+    answering = ToolsOverTransport(answer, options={"cache": CacheOptions(60.0)})
     whole = answering.tools.semaphore.free_bytes
     contexts = [answering.tools.call_context("proj") for _ in range(4)]
     for memory in contexts:
@@ -508,7 +510,7 @@ async def test_call_does_not_hold_a_shared_response_while_it_waits_for_memory() 
         requests += 1
         return httpx.Response(200, content=body)
 
-    answering = Answering(answer, options={"cache": CacheOptions(60.0), "body_budget_bytes": 210_000_000})
+    answering = ToolsOverTransport(answer, options={"cache": CacheOptions(60.0), "body_budget_bytes": 210_000_000})
     async with asyncio.timeout(30):
         cards = await asyncio.gather(*(answering.card() for _ in range(6)))
     assert all(artifact is not None for _, _, artifact in cards)

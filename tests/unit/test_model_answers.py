@@ -36,7 +36,7 @@ from openapi_tool.tools.scopes import SessionScope
 from openapi_tool.tools.truncation import Limit, truncate
 from scripts import answers
 from scripts.answers import successes
-from tests.answering import OWNER, Answering, serving
+from tests.answering import OWNER, ToolsOverTransport, serving
 from tests.requirements import requirement
 from tests.support import definition, each, framed_items, owner, tool_call
 from tests.unit.test_large_texts import StoredResult
@@ -106,7 +106,11 @@ def test_case_2_the_note_about_the_cost_advises_what_would_lower_it(
     parameters: dict[str, Any], tokens: int, items: int, says: str
 ) -> None:
     assert cost_advice(parameters, tokens, items) == (f" Cheaper: {says}." if says else "")
-    assert cost_advice(parameters, tokens, items, lambda _: False) == (
+
+    def takes_argument(_: str) -> bool:
+        return False
+
+    assert cost_advice(parameters, tokens, items, takes_argument) == (
         f" Cheaper: fewer {'searches' if 'q' in parameters else 'pages'}." if items > 1 else ""
     )
 
@@ -130,7 +134,7 @@ def test_case_2_the_note_advises_only_what_the_definition_takes(
 @requirement("usage.exact")
 @pytest.mark.parametrize("chars", [100, 60_000])
 async def test_case_2_a_result_that_cost_much_says_what_it_cost(chars: int) -> None:
-    continuation = Answering(serving(b"")).continuation
+    continuation = ToolsOverTransport(serving(b"")).continuation
     for tokens in (10_000, 86_126):
         output = ToolOutput((Item("x" * chars),), usage=Usage(tokens, 1))
         shown, _ = await continuation.render(output, definition(READER), OWNER)
@@ -146,7 +150,7 @@ def test_case_3_page_cut_by_the_upstream_says_so_and_how_to_continue(name: str) 
     assert output.items[-1].after.startswith("[The page is longer: it was cut at max_tokens = 500")
     assert "larger max_tokens" in output.content
     assert output.state["cut_at_tokens"] == 500
-    for other in (None, 400, 506):
+    for other in (None, 400, 506):  # a page is cut if it has from max_tokens to a few per cent more (`is_cut`)
         whole = page_output(page, other)
         assert "The page is longer" not in whole.content
         assert "cut_at_tokens" not in whole.state
@@ -184,7 +188,7 @@ async def test_case_3_the_remark_about_a_cut_is_at_the_end_of_the_last_part() ->
 @requirement("content.kept")
 @pytest.mark.parametrize("tokens", [500, 600, 1_000])
 async def test_case_1_small_limit_is_observed_and_shows_some_items_with_heads(tokens: int) -> None:
-    continuation = Answering(serving(b"")).continuation
+    continuation = ToolsOverTransport(serving(b"")).continuation
     data = [
         {"title": f"Result {n}", "url": f"https://{n}.example/", "description": "A short text. " * 8} for n in range(20)
     ]
@@ -197,6 +201,7 @@ async def test_case_1_small_limit_is_observed_and_shows_some_items_with_heads(to
         assert estimate_tokens(shown.content) <= tokens
         heads = [item.head for item in output.items if item.head]
         whole = [text for text in framed_items(shown.content) if text in heads or text.startswith("Title: 日本語\nURL")]
+        # No head that is shown is cut, and at least three items are shown.
         assert len(whole) == len(framed_items(shown.content))
         assert len(whole) >= min(len(heads), 3)
 
@@ -207,7 +212,7 @@ def test_case_1_fewer_whole_heads_are_preferred_to_cut_ones() -> None:
     found = [Item(f"{n}. Hoses\nhttps://{n}.example/\n{about * (n % 4)}", "x " * 70 * (n % 3)) for n in range(40)]
     for tokens in range(500, 2_500, 50):
         shown = [part for part in truncate(found, Limit(40_000, tokens)).parts if part.text]
-        assert len(shown) >= min(40, tokens // 150)
+        assert len(shown) >= min(40, tokens // 150)  # the longest head with its frame has fewer than 150 tokens
         assert all(part.text.startswith(item.head) for item, part in zip(found, shown, strict=False))
 
 
@@ -252,9 +257,9 @@ def errors_of(texts: list[dict[str, Any]]) -> tuple[float, float]:
 @requirement("content.cursor")
 def test_case_4_the_estimate_of_tokens_knows_the_script() -> None:
     assert len(COUNTED) > 100
-    most, least = errors_of(COUNTED)
-    assert most <= 0.20
-    assert least >= -0.35
+    p95, worst_under_estimate = errors_of(COUNTED)
+    assert p95 <= 0.20
+    assert worst_under_estimate >= -0.35
 
 
 @requirement("content.cursor")
@@ -278,7 +283,7 @@ async def test_case_4_a_result_observes_its_limit_of_tokens_in_every_script(kind
     text = next(text for text in COUNTED if text["kind"] == kind)
     tokens_of_one = estimate_tokens(text["text"])
     output = ToolOutput((Item("Title: x", text["text"] * 40),))
-    answering = Answering(serving(b""), max_chars=1_000_000)
+    answering = ToolsOverTransport(serving(b""), max_chars=1_000_000)
     for own, call_limit, most in (
         (None, None, 10_000),
         (6_000, None, 6_000),
@@ -289,6 +294,7 @@ async def test_case_4_a_result_observes_its_limit_of_tokens_in_every_script(kind
         shown, _ = await answering.continuation.render(output, tool, OWNER, call_limit)
         assert estimate_tokens(shown.content) <= most
         assert shown.truncated == (40 * tokens_of_one > most)
+        # A truncated text uses most of its limit; up to 300 tokens are for frame and notes.
         assert not shown.truncated or estimate_tokens(shown.content) > 0.6 * (most - 300)
 
 
@@ -359,6 +365,8 @@ def test_case_7_get_headers_are_written_as_the_server_parses_them() -> None:
 @requirement("upstream.request")
 @pytest.mark.parametrize(
     ("mode", "left_s", "parameters", "has_own_limit", "stage_s"),
+    # With a limit of its own, a call gives each of two stages half of what is left, less a margin; without one, at most
+    # the default of a stage.
     [
         ("reader", 117, {}, False, 15),
         ("reader", 117, {}, True, 57),
@@ -482,7 +490,7 @@ async def test_case_10_a_page_of_a_pdf_is_asked_for_by_its_number(url: str) -> N
         asked.append(json.loads(request.content))
         return httpx.Response(200, json={"code": 200, "data": {"content": "x"}})
 
-    await Answering(answer).output(url=url, pdf_page=2)
+    await ToolsOverTransport(answer).output(url=url, pdf_page=2)
     assert [(body["url"], "pdf_page" in body) for body in asked] == [("https://a.example/x.pdf#2", False)]
 
 
@@ -576,7 +584,7 @@ def test_case_13_a_value_whose_intent_is_plain_is_repaired(
         ({"query": "x", "with_content": "yes"}, "with_content: "),
     ],
 )
-def test_case_13_a_value_that_the_schema_refuses_repaired_too_is_refused(values: dict[str, Any], names: str) -> None:
+def test_case_13_a_value_that_is_still_invalid_after_repair_is_refused(values: dict[str, Any], names: str) -> None:
     with pytest.raises(BadRequest, match=names):
         prepared(CATALOGUE["jina.search"].schema(), values)
 
@@ -599,7 +607,7 @@ def test_case_13_what_was_repaired_is_listed_in_the_result() -> None:
     assert "repaired" not in plain
 
 
-# Case 12: warnings about walls and unloaded pages, and about options of the upstream.
+# Case 12: warnings about barriers (CAPTCHA, login, consent) and unloaded pages, and about the upstream's options.
 
 PAGES = yaml.safe_load((_DATA.parent / "pages.yaml").read_text("utf-8"))
 
@@ -610,7 +618,7 @@ def page_of(text: str, title: str = "", **more: Any) -> ToolOutput:
 
 @requirement("content.reader")
 @each("page", PAGES)
-def test_case_12_a_wall_is_a_typed_warning_and_a_page_that_mentions_one_is_not(page: dict[str, Any]) -> None:
+def test_case_12_a_barrier_is_a_typed_warning_and_a_page_that_mentions_one_is_not(page: dict[str, Any]) -> None:
     output = page_of(page["text"], page["title"])
     assert output.state.get("warnings") == (None if page["warns"] is None else [page["warns"]])
     says = f"[Warning: {WARNINGS[page['warns']]}]" if page["warns"] else ""
@@ -618,13 +626,15 @@ def test_case_12_a_wall_is_a_typed_warning_and_a_page_that_mentions_one_is_not(p
     found = search_output(
         {"data": [{"title": "x", "content": "x"}, {"title": page["title"], "content": page["text"]}]}, "q"
     )
-    due = page["warns"] if page["text"].strip() else None
+    due = (
+        page["warns"] if page["text"].strip() else None
+    )  # a search result without content is no page that did not load
     assert [result.get("warnings") for result in found.state["results"]] == [None, [due] if due else None]
     assert (f"[Warning about result 2: {WARNINGS[due]}]" in found.content) if due else "Warning" not in found.content
 
 
 @requirement("content.reader")
-def test_case_12_no_recorded_page_is_taken_for_a_wall_but_the_one_that_is_loading() -> None:
+def test_case_12_no_recorded_page_is_taken_for_a_barrier_but_the_one_that_is_loading() -> None:
     found = {}
     for name, envelope in successes().items():
         for page in envelope["data"] if isinstance(envelope["data"], list) else [envelope["data"]]:
@@ -634,10 +644,11 @@ def test_case_12_no_recorded_page_is_taken_for_a_wall_but_the_one_that_is_loadin
 
 
 @requirement("content.reader")
-def test_case_12_every_phrase_of_a_wall_has_one_of_the_stems_that_are_searched_first() -> None:
-    phrases = [phrase for _, _, several in BARRIERS for phrase in several]
+def test_case_12_every_phrase_of_a_barrier_has_one_of_the_stems_that_are_searched_first() -> None:
+    kinds_and_phrases = [(kind, phrase) for kind, _, phrases in BARRIERS for phrase in phrases]
+    phrases = [phrase for _, phrase in kinds_and_phrases]
     assert [phrase for phrase in phrases if not any(stem in phrase for stem in STEMS)] == []
-    assert [barrier_type("", phrase) for phrase in phrases] == [kind for kind, _, several in BARRIERS for _ in several]
+    assert [barrier_type("", phrase) for phrase in phrases] == [kind for kind, _ in kinds_and_phrases]
 
 
 @requirement("content.reader")
@@ -697,7 +708,7 @@ def test_case_16_a_description_is_shown_where_it_says_something_that_the_page_do
 ) -> None:
     content = page_of("Of **garden hoses**, and how long they last.", "Hoses", description=description).content
     lines = [line for line in content.splitlines() if line.startswith("Description: ")]
-    assert len(lines) == shown or description == "Hoses " * 200
+    assert len(lines) == shown
     assert all(len(line) < 260 for line in lines)
 
 
@@ -735,7 +746,7 @@ def test_case_16_lists_and_results_have_no_addresses_of_inline_images() -> None:
 )
 def test_case_16_addresses_are_dropped_in_steps_up_to_a_number(repeated: str, address: str) -> None:
     text = repeated * (4_000_000 // len(repeated)) + "\n)"  # in quadratic time this would take minutes
-    dropped = 10_000 if address else 0
+    dropped = 10_000 if address else 0  # `_MAX_DROPPED` in jina/addresses.py
     assert sum(1 for _ in without_inline_images([text])) >= max(dropped, 1)
     assert len(at_once(without_inline_images([text]))[0]) == len(text) - dropped * len(address)
 
@@ -821,13 +832,13 @@ def test_answers_cost_no_more_than_in_jinas_own_form_and_lose_nothing() -> None:
     """Within the error of the estimate; `make answers` counts exactly, and is stricter."""
     rows = answers.table()
     assert len(rows) > 300
-    assert answers.broken(rows, answers.ERROR, answers.ERROR_TOKENS) == []
+    assert answers.violations(rows, answers.ERROR, answers.ERROR_TOKENS) == []
 
 
 @requirement("content.kept")
 def test_an_answer_that_costs_too_much_or_loses_something_is_named() -> None:
     row = answers.Row("text", "x", 162, 100, losses=("a link",))
-    assert answers.broken([row]) == [
+    assert answers.violations([row]) == [
         "x loses a link",
         "x costs 62 more",
         "all answers cost 162 tokens, and 100 in Jina's form",

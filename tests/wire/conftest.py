@@ -30,7 +30,7 @@ from tests.conftest import AGENT, PROJECT, search_tool
 from tests.support import dead_letters, dsn_of
 
 DURABLE = default_durable("v1r4", "jina")
-KNOWN = {"query": "hello world", "count": 3}  # arguments for which the double has a recording
+RECORDED_ARGUMENTS = {"query": "hello world", "count": 3}  # arguments for which the double has a recording
 SETTLED_S = 10.0
 
 
@@ -41,7 +41,7 @@ class Outcome:
     rows: ResultRows
     doorbells: list[Msg]
     dead_letters: list[dict[str, Any]]
-    terminated: int
+    term_acks: int
     handed_back: int
     deliveries: int
     upstream_requests: list[dict[str, Any]]
@@ -91,7 +91,7 @@ class World:
         """Save card and rows of a call without sending its command."""
         agent = changes.pop("agent", AGENT)
         return await self.caller.place(
-            PROJECT, agent, tool, KNOWN if arguments is None else arguments, publish=False, **changes
+            PROJECT, agent, tool, RECORDED_ARGUMENTS if arguments is None else arguments, publish=False, **changes
         )
 
     async def send(
@@ -116,7 +116,7 @@ class World:
             rows=await self.caller.read_result(call),
             doorbells=list(self.doorbells),
             dead_letters=await dead_letters(self.caller),
-            terminated=kinds.count("terminated"),
+            term_acks=kinds.count("terminated"),
             handed_back=kinds.count("nak"),
             deliveries=info.delivered.consumer_seq,
             upstream_requests=await asyncio.to_thread(self.stack.upstream.requests),
@@ -306,14 +306,14 @@ def header_block(headers: Mapping[str, str], *lines: bytes) -> bytes:
 
 
 @pytest.fixture
-async def idle_world(stack: EmbeddedStack, caller: Caller, database: str) -> AsyncIterator[World]:
+async def world_without_executor(stack: EmbeddedStack, caller: Caller, database: str) -> AsyncIterator[World]:
     """World without the executor."""
     async with open_world(stack, caller, database) as world:
         yield world
 
 
 @pytest.fixture
-async def world(idle_world: World) -> AsyncIterator[World]:
+async def world(world_without_executor: World) -> AsyncIterator[World]:
     """World with a running executor."""
-    async with idle_world.executor():
-        yield idle_world
+    async with world_without_executor.executor():
+        yield world_without_executor

@@ -18,19 +18,20 @@ from openapi_tool.local.caller import PlacedCall
 from tests.conftest import AGENT, PROJECT, reader_tool, search_tool
 from tests.requirements import requirement
 from tests.support import framed_items
-from tests.wire.conftest import KNOWN, Outcome, World
+from tests.wire.conftest import RECORDED_ARGUMENTS, Outcome, World
 from tests.wire.test_refusals import assert_settled_once
 
 PAGE = {"url": "http://site.fixture.test:8099/article"}
+ATTEMPTS = 4  # the first request and three retries, for any status that is retried
 
 
 @pytest.mark.parametrize(
     ("rule", "code"),
     [
         *(
-            ({"statuses": [status] * 4, "retry_after": "0"}, code)
+            ({"statuses": [status] * ATTEMPTS, "retry_after": "0"}, code)
             for status, code in {
-                400: "upstream_unavailable",
+                400: "upstream_unavailable",  # the double's body has no known sub-status (spec/jina-api.md section 4)
                 401: "auth_failed",
                 402: "budget_exceeded",
                 403: "auth_failed",
@@ -49,7 +50,7 @@ PAGE = {"url": "http://site.fixture.test:8099/article"}
                 503: "upstream_unavailable",
             }.items()
         ),
-        ({"statuses": [503] * 4, "body": "<html>busy</html>"}, "upstream_unavailable"),
+        ({"statuses": [503] * ATTEMPTS, "body": "<html>busy</html>"}, "upstream_unavailable"),
         ({"statuses": [524], "body": "<html>slow</html>"}, "upstream_unavailable"),
         ({"statuses": [403] * 2, "body": "<html>denied</html>"}, "upstream_unavailable"),
         ({"statuses": [302], "body": ""}, "upstream_rejected"),
@@ -100,10 +101,10 @@ async def test_an_unusual_success_of_the_upstream_gives_a_result(world: World, b
 
 
 @requirement("upstream.errors")
-async def test_an_upstream_response_over_the_size_limit_fails(idle_world: World) -> None:
-    idle_world.stack.upstream.rules({"body_bytes": 50_000})
-    async with idle_world.executor(egress={"max_response_bytes": 20_000}):
-        outcome = await idle_world.send(await idle_world.place())
+async def test_an_upstream_response_over_the_size_limit_fails(world_without_executor: World) -> None:
+    world_without_executor.stack.upstream.rules({"body_bytes": 50_000})
+    async with world_without_executor.executor(egress={"max_response_bytes": 20_000}):
+        outcome = await world_without_executor.send(await world_without_executor.place())
     assert outcome.content["error"]["code"] == "response_too_large"
 
 
@@ -243,7 +244,7 @@ async def test_a_commit_whose_report_is_refused_writes_no_card(world: World, sta
     outcome = await world.outcome(call)
     assert (outcome.rows.card, outcome.rows.inbox_row, outcome.doorbells) == ({}, {}, [])
     assert len(outcome.dead_letters) == 1
-    assert outcome.terminated == 0
+    assert outcome.term_acks == 0
 
 
 async def _stray_row(world: World, call: PlacedCall) -> None:
@@ -261,7 +262,7 @@ def _assert_already_reported(outcome: Outcome, requests: int) -> None:
     """Assert one dead letter after one acknowledged delivery, and that the stray row is unchanged."""
     assert [letter["reason"] for letter in outcome.dead_letters] == ["already_reported"]
     assert (outcome.rows.card, outcome.rows.inbox_row["inbox_id"], outcome.doorbells) == ({}, "stray", [])
-    assert outcome.terminated == 0
+    assert outcome.term_acks == 0
     assert len(outcome.upstream_requests) == requests
     assert_settled_once(outcome)
 
@@ -283,7 +284,7 @@ async def test_a_report_without_its_card_that_appears_during_the_call_is_billed_
 
 @requirement("answer.atomic")
 async def test_a_result_that_can_never_be_committed_is_billed_once(
-    idle_world: World, monkeypatch: pytest.MonkeyPatch
+    world_without_executor: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One reason would be another id with the same hash: the unique indexes are on hashes."""
 
@@ -291,12 +292,12 @@ async def test_a_result_that_can_never_be_committed_is_billed_once(
         return False
 
     monkeypatch.setattr(KernelStore, "commit", commit)
-    async with idle_world.executor():
-        outcome = await idle_world.send(await idle_world.place())
+    async with world_without_executor.executor():
+        outcome = await world_without_executor.send(await world_without_executor.place())
     assert [letter["reason"] for letter in outcome.dead_letters] == ["defect"]
     assert len(outcome.upstream_requests) == 1
-    assert outcome.terminated == 1
-    await idle_world.assert_no_result_is_parked()
+    assert outcome.term_acks == 1
+    await world_without_executor.assert_no_result_is_parked()
 
 
 # Sessions (protocol section 5).
@@ -479,8 +480,8 @@ async def _search(world: World, **changes: Any) -> Outcome:
 
 
 @requirement("cache")
-async def test_a_repeated_call_is_answered_from_the_cache(idle_world: World) -> None:
-    world = idle_world
+async def test_a_repeated_call_is_answered_from_the_cache(world_without_executor: World) -> None:
+    world = world_without_executor
     async with world.executor(**WITH_CACHE):
         first, second = await _search(world), await _search(world)
     assert len(second.upstream_requests) == 1
@@ -490,20 +491,22 @@ async def test_a_repeated_call_is_answered_from_the_cache(idle_world: World) -> 
 
 
 @requirement("cache")
-async def test_another_agent_or_session_does_not_share_the_cache(idle_world: World) -> None:
-    world = idle_world
+async def test_another_agent_or_session_does_not_share_the_cache(world_without_executor: World) -> None:
+    world = world_without_executor
     await world.caller.add_agent(PROJECT, "agent_other")
     async with world.executor(**WITH_CACHE):
         await _search(world)
         await _search(world, agent="agent_other")
-        outcome = await _search(world, arguments={**KNOWN, "session_id": "another"})
+        outcome = await _search(world, arguments={**RECORDED_ARGUMENTS, "session_id": "another"})
     assert len(outcome.upstream_requests) == 3
 
 
 @pytest.mark.parametrize("options", [{"params": {"doNotTrack": True}}, {"params": {"noCache": True}}])
 @requirement("cache")
-async def test_no_cache_and_do_not_track_store_nothing_in_the_cache(idle_world: World, options: dict[str, Any]) -> None:
-    world = idle_world
+async def test_no_cache_and_do_not_track_store_nothing_in_the_cache(
+    world_without_executor: World, options: dict[str, Any]
+) -> None:
+    world = world_without_executor
     world.stack.upstream.rules({"answer": "s-post-json"})
     await world.caller.add_tool(PROJECT, search_tool(jina={"mode": "search", **options}))
     async with world.executor(**WITH_CACHE):
@@ -514,8 +517,8 @@ async def test_no_cache_and_do_not_track_store_nothing_in_the_cache(idle_world: 
 
 
 @requirement("cache")
-async def test_a_model_may_bypass_the_cache(idle_world: World) -> None:
-    world = idle_world
+async def test_a_model_may_bypass_the_cache(world_without_executor: World) -> None:
+    world = world_without_executor
     world.stack.upstream.rules({"answer": "r-post-json"})
     await world.caller.add_tool(PROJECT, reader_tool())
     page = {"url": "http://site.fixture.test:8099/article"}

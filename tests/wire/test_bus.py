@@ -226,9 +226,9 @@ async def test_streams_and_buckets_are_created_with_the_configured_replicas(stac
 
 @requirement("nats.storage")
 async def test_the_executor_passes_the_configured_replicas_to_the_server(
-    idle_world: World, monkeypatch: pytest.MonkeyPatch
+    world_without_executor: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world, created, add_stream = idle_world, [], JetStreamContext.add_stream
+    world, created, add_stream = world_without_executor, [], JetStreamContext.add_stream
 
     async def record_and_add_stream(self: JetStreamContext, config: StreamConfig) -> Any:
         created.append((config.name, config.num_replicas))

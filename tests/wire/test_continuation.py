@@ -35,10 +35,10 @@ BATCH = {"mode": "reader", "tool": "jina.read_many"}
 
 
 @pytest.fixture
-async def world(idle_world: World) -> AsyncIterator[World]:
+async def world(world_without_executor: World) -> AsyncIterator[World]:
     """World with an executor that truncates early."""
-    async with idle_world.executor(tools={"max_result_chars": LIMIT}):
-        yield idle_world
+    async with world_without_executor.executor(tools={"max_result_chars": LIMIT}):
+        yield world_without_executor
 
 
 async def read(world: World, arguments: Mapping[str, Any], agent: str | None = None, **options: Any) -> Outcome:
@@ -297,8 +297,8 @@ async def test_the_kernels_own_reader_definition_accepts_an_undeclared_cursor(
 
 
 @requirement("content.cursor")
-async def test_a_definition_that_refuses_cursors_shows_more_text_and_offers_none(idle_world: World) -> None:
-    world = idle_world
+async def test_a_definition_that_refuses_cursors_shows_more_text_and_offers_none(world_without_executor: World) -> None:
+    world = world_without_executor
     world.stack.upstream.rules(LONG)
     await world.caller.add_tool(PROJECT, {**reader_tool(), "parameters": CLOSED_SCHEMA})
     lengths = {}
@@ -404,10 +404,10 @@ WITHIN_S = 20.0
 
 @requirement("answer.parked")
 async def test_a_result_that_the_database_refuses_is_billed_once(
-    idle_world: World, monkeypatch: pytest.MonkeyPatch
+    world_without_executor: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """PostgreSQL rejects values of the call, which counts as lost run; the last one gives a result without them."""
-    world, commit = idle_world, KernelStore.commit
+    world, commit = world_without_executor, KernelStore.commit
 
     async def refuse(store: KernelStore, card: Card, *more: Any) -> bool:
         if card.content["status"] == "success":
@@ -425,11 +425,11 @@ async def test_a_result_that_the_database_refuses_is_billed_once(
 @pytest.mark.parametrize("drained", [True, False], ids=["drained", "retry timeout"])
 @requirement("answer.parked")
 async def test_a_paid_result_is_not_requested_again(
-    idle_world: World,
+    world_without_executor: World,
     monkeypatch: pytest.MonkeyPatch,
     drained: bool,  # noqa: FBT001 - a parameter of the test
 ) -> None:
-    world, commit, tried = idle_world, KernelStore.commit, asyncio.Event()
+    world, commit, tried = world_without_executor, KernelStore.commit, asyncio.Event()
 
     async def fail(*_: Any) -> bool:
         tried.set()
@@ -453,10 +453,10 @@ async def test_a_paid_result_is_not_requested_again(
 
 @requirement("answer.parked")
 async def test_a_result_whose_commit_wrote_nothing_is_parked(
-    idle_world: World, monkeypatch: pytest.MonkeyPatch
+    world_without_executor: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As where the ids of the call's own rows change during the commit."""
-    world, commit, refused = idle_world, KernelStore.commit, list[bool]()
+    world, commit, refused = world_without_executor, KernelStore.commit, list[bool]()
 
     async def write_nothing_once(*given: Any, **named: Any) -> bool:
         if not refused:
@@ -477,10 +477,10 @@ async def test_a_result_whose_commit_wrote_nothing_is_parked(
 
 @requirement("answer.parked")
 async def test_copies_of_a_command_count_their_request_in_the_result(
-    idle_world: World, monkeypatch: pytest.MonkeyPatch
+    world_without_executor: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Run together they would share the request, and the run that counts it could be the one that is refused."""
-    world, commit, commits = idle_world, KernelStore.commit, list[int]()
+    world, commit, commits = world_without_executor, KernelStore.commit, list[int]()
 
     async def commit_the_second_run_first(*given: Any, **named: Any) -> bool:
         commits.append(1)
@@ -505,9 +505,9 @@ async def test_copies_of_a_command_count_their_request_in_the_result(
 @pytest.mark.parametrize("ends_as", ["dead letter", "existing result", "no commit"])
 @requirement("answer.parked")
 async def test_a_parked_result_that_is_not_committed_is_deleted(
-    idle_world: World, monkeypatch: pytest.MonkeyPatch, ends_as: str
+    world_without_executor: World, monkeypatch: pytest.MonkeyPatch, ends_as: str
 ) -> None:
-    world, commit, tried = idle_world, KernelStore.commit, asyncio.Event()
+    world, commit, tried = world_without_executor, KernelStore.commit, asyncio.Event()
 
     async def fail(*_: Any, **__: Any) -> bool:
         tried.set()
@@ -543,12 +543,12 @@ async def test_a_parked_result_that_is_not_committed_is_deleted(
 @pytest.mark.parametrize("large", [False, True], ids=["another replica's", "too large to be parked"])
 @requirement("answer.parked")
 async def test_a_result_that_this_replica_cannot_commit_is_committed_by_another(
-    idle_world: World,
+    world_without_executor: World,
     monkeypatch: pytest.MonkeyPatch,
     large: bool,  # noqa: FBT001 - a parameter of the test
 ) -> None:
     """Otherwise a replica that alone cannot reach the database holds its results until no worker waits for them."""
-    world, commit, failed = idle_world, KernelStore.commit, list[float]()
+    world, commit, failed = world_without_executor, KernelStore.commit, list[float]()
     monkeypatch.setattr(committing, "_PARK_AFTER_S", 0.2)
     if large:
         monkeypatch.setattr(committing, "MAX_BYTES", 10)

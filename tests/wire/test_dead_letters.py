@@ -21,7 +21,7 @@ from typer.testing import CliRunner, Result
 
 from openapi_tool.bus.dead_letter_reader import abandoned_commands
 from openapi_tool.bus.dead_letters import STREAM as DEAD_LETTERS
-from openapi_tool.bus.dead_letters import SUBJECT, SUBJECTS
+from openapi_tool.bus.dead_letters import SUBJECT_FILTER, SUBJECT_PREFIX
 from openapi_tool.bus.streams import DurableOptions
 from openapi_tool.cli import app
 from openapi_tool.local.caller import STREAM
@@ -46,10 +46,10 @@ def stored(reason: str) -> float:
 
 
 @pytest.fixture
-def environment(idle_world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def environment(world_without_executor: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Connection settings of the command line."""
-    monkeypatch.setenv("PG_DSN", idle_world.dsn)
-    monkeypatch.setenv("NATS_SERVERS", idle_world.stack.nats.url)
+    monkeypatch.setenv("PG_DSN", world_without_executor.dsn)
+    monkeypatch.setenv("NATS_SERVERS", world_without_executor.stack.nats.url)
 
 
 def logged(caplog: pytest.LogCaptureFixture, action: str) -> list[logging.LogRecord]:
@@ -61,7 +61,7 @@ async def test_large_command_without_identity_is_recorded_in_part(world: World) 
     call = await world.place()
     headers: dict[str, str | None] = {**dict.fromkeys(call.headers), "CG-Turn-Id": "a-turn", "x-other": "v" * 30_000}
     outcome = await world.send(call, headers=headers, data=LARGE)
-    assert (outcome.terminated, outcome.deliveries) == (1, 1)
+    assert (outcome.term_acks, outcome.deliveries) == (1, 1)
     [letter] = outcome.dead_letters
     assert (letter["whole"], letter["size"]) == (False, len(LARGE))
     assert letter["sha256"] == hashlib.sha256(LARGE).hexdigest()
@@ -79,7 +79,7 @@ async def test_large_commands_without_identity_do_not_delay_others(world: World)
     call = await world.place()
     outcome = await world.send(call)
     assert outcome.content["status"] == "success"
-    assert (outcome.terminated, outcome.deliveries, len(outcome.dead_letters)) == (20, 21, 20)
+    assert (outcome.term_acks, outcome.deliveries, len(outcome.dead_letters)) == (20, 21, 20)
 
 
 @requirement("deadletters")
@@ -95,8 +95,8 @@ async def test_command_of_64_kib_is_recorded_whole(world: World) -> None:
 
 @pytest.mark.usefixtures("environment")
 @requirement("deadletters")
-async def test_replay_reads_a_partly_recorded_command_from_its_stream(idle_world: World) -> None:
-    world, call = idle_world, await idle_world.place()
+async def test_replay_reads_a_partly_recorded_command_from_its_stream(world_without_executor: World) -> None:
+    world, call = world_without_executor, await world_without_executor.place()
     async with world.executor():
         await world.send(call, headers=STALE, data=LARGE)
     [listed] = lines(await deadletters("list", "--json"))
@@ -112,8 +112,10 @@ async def test_replay_reads_a_partly_recorded_command_from_its_stream(idle_world
 @pytest.mark.parametrize("change", ["purged", "deleted", "another"])
 @pytest.mark.usefixtures("environment")
 @requirement("deadletters")
-async def test_replay_reports_a_command_that_expired_or_was_replaced(idle_world: World, change: str) -> None:
-    world, jetstream = idle_world, idle_world.caller.client.jetstream()
+async def test_replay_reports_a_command_that_expired_or_was_replaced(
+    world_without_executor: World, change: str
+) -> None:
+    world, jetstream = world_without_executor, world_without_executor.caller.client.jetstream()
     async with world.executor():
         await world.send(await world.place(), headers=STALE, data=LARGE)
     [listed] = lines(await deadletters("list", "--json"))
@@ -135,12 +137,12 @@ async def test_replay_reports_a_command_that_expired_or_was_replaced(idle_world:
 
 @pytest.mark.usefixtures("environment")
 @requirement("deadletters")
-async def test_replay_refuses_an_invalid_subject_and_an_unreadable_record(idle_world: World) -> None:
-    world, jetstream = idle_world, idle_world.caller.client.jetstream()
+async def test_replay_refuses_an_invalid_subject_and_an_unreadable_record(world_without_executor: World) -> None:
+    world, jetstream = world_without_executor, world_without_executor.caller.client.jetstream()
     await publish(world.stack.nats.url, COMMAND + b"\xff", b"{}")
     async with world.executor():
         await world.send(await world.place())
-    await jetstream.publish(f"{SUBJECT}.x", b"no record")
+    await jetstream.publish(f"{SUBJECT_PREFIX}.x", b"no record")
     listed = lines(await deadletters("list", "--json"))
     assert [letter["reason"] for letter in listed] == ["bad_subject", "unreadable"]
     assert listed[0]["subject"].endswith("search\\xff")
@@ -159,17 +161,17 @@ async def test_created_stream_has_limits_per_project_and_in_total(
 ) -> None:
     await world.send(await world.place(), headers=STALE)
     config = (await world.caller.client.jetstream().stream_info(DEAD_LETTERS)).config
-    assert (config.subjects, config.max_age) == ([SUBJECTS], 7 * 24 * 3600)
+    assert (config.subjects, config.max_age) == ([SUBJECT_FILTER], 7 * 24 * 3600)
     assert (config.max_bytes, config.max_msgs, config.max_msgs_per_subject) == (512 * 1024 * 1024, 100_000, 1_000)
     assert (config.discard, config.discard_new_per_subject) == (DiscardPolicy.NEW, True)
     assert logged(caplog, "dead_letters.unlimited") == []
     record = await world.caller.client.jetstream().get_msg(DEAD_LETTERS, 1)
-    assert record.subject == f"{SUBJECT}.{PROJECT}"
+    assert record.subject == f"{SUBJECT_PREFIX}.{PROJECT}"
 
 
 async def _stream(world: World, **changes: Any) -> None:
     limits = {"max_age": 3600, "max_bytes": 10**8, "max_msgs": 100, "max_msgs_per_subject": 10}
-    policy = {"subjects": [SUBJECTS], "discard": DiscardPolicy.NEW, "discard_new_per_subject": True}
+    policy = {"subjects": [SUBJECT_FILTER], "discard": DiscardPolicy.NEW, "discard_new_per_subject": True}
     await world.caller.client.jetstream().add_stream(StreamConfig(DEAD_LETTERS, **{**limits, **policy, **changes}))
 
 
@@ -184,9 +186,9 @@ async def _stream(world: World, **changes: Any) -> None:
 )
 @requirement("deadletters")
 async def test_refused_dead_letter_is_logged_and_counted_and_its_command_settled(
-    idle_world: World, caplog: pytest.LogCaptureFixture, changes: Mapping[str, Any], cause: str
+    world_without_executor: World, caplog: pytest.LogCaptureFixture, changes: Mapping[str, Any], cause: str
 ) -> None:
-    world = idle_world
+    world = world_without_executor
     await _stream(world, **changes)
     before, counted = discarded(cause), stored("stale_turn")
     async with world.executor():
@@ -207,9 +209,9 @@ async def test_refused_dead_letter_is_logged_and_counted_and_its_command_settled
 
 
 @requirement("deadletters")
-async def test_project_at_its_limit_does_not_evict_dead_letters_of_others(idle_world: World) -> None:
-    await _stream(idle_world, max_msgs_per_subject=2)
-    url = idle_world.stack.nats.url
+async def test_project_at_its_limit_does_not_evict_dead_letters_of_others(world_without_executor: World) -> None:
+    await _stream(world_without_executor, max_msgs_per_subject=2)
+    url = world_without_executor.stack.nats.url
     for _ in range(5):
         await publish(url, b"cg.v1r4.loud.public.cmd.tool.jina.search", b"{}")
     for subject in (
@@ -217,24 +219,24 @@ async def test_project_at_its_limit_does_not_evict_dead_letters_of_others(idle_w
         "cg.v1r4.aéb.c.cmd.tool.jina.s".encode(),
     ):
         await publish(url, subject, b"{}")
-    async with idle_world.executor():
-        outcome = await idle_world.send(await idle_world.place(), headers=STALE)
+    async with world_without_executor.executor():
+        outcome = await world_without_executor.send(await world_without_executor.place(), headers=STALE)
     projects = sorted(letter["project_id"] for letter in outcome.dead_letters)
     assert projects == ["aéb", "loud", "loud", "p\\xff", PROJECT]
-    jetstream = idle_world.caller.client.jetstream()
+    jetstream = world_without_executor.caller.client.jetstream()
     subjects = {(await jetstream.get_msg(DEAD_LETTERS, number)).subject for number in range(1, 6)}
     hashed = hashlib.sha256("aéb".encode()).hexdigest()[:32]
-    assert subjects == {f"{SUBJECT}.{token}" for token in ("loud", "=unreadable", f"={hashed}", PROJECT)}
+    assert subjects == {f"{SUBJECT_PREFIX}.{token}" for token in ("loud", "=unreadable", f"={hashed}", PROJECT)}
 
 
 @requirement("deadletters")
 async def test_dead_letter_is_discarded_after_five_deliveries_during_an_outage(
-    idle_world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    world_without_executor: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    world, publish_, attempts = idle_world, JetStreamContext.publish, []
+    world, publish_, attempts = world_without_executor, JetStreamContext.publish, []
 
     async def publish_or_time_out(self: JetStreamContext, subject: str, *message: Any, **options: Any) -> Any:
-        if subject.startswith(SUBJECT):
+        if subject.startswith(SUBJECT_PREFIX):
             attempts.append(subject)
             raise nats.errors.TimeoutError
         return await publish_(self, subject, *message, **options)
@@ -252,9 +254,14 @@ async def test_dead_letter_is_discarded_after_five_deliveries_during_an_outage(
     ("changes", "flags"),
     [
         (
-            {"subjects": [SUBJECT], "max_msgs_per_subject": -1, "discard_new_per_subject": False, "discard": "old"},
+            {
+                "subjects": [SUBJECT_PREFIX],
+                "max_msgs_per_subject": -1,
+                "discard_new_per_subject": False,
+                "discard": "old",
+            },
             [
-                f"--subjects '{SUBJECT},{SUBJECTS}'",
+                f"--subjects '{SUBJECT_PREFIX},{SUBJECT_FILTER}'",
                 "--max-msgs-per-subject 1000",
                 "--discard new --discard-per-subject",
             ],
@@ -267,9 +274,9 @@ async def test_dead_letter_is_discarded_after_five_deliveries_during_an_outage(
 )
 @requirement("deadletters")
 async def test_existing_stream_is_used_unchanged_with_a_warning_about_missing_limits(
-    idle_world: World, caplog: pytest.LogCaptureFixture, changes: Mapping[str, Any], flags: list[str]
+    world_without_executor: World, caplog: pytest.LogCaptureFixture, changes: Mapping[str, Any], flags: list[str]
 ) -> None:
-    world = idle_world
+    world = world_without_executor
     await _stream(world, **changes)
     async with world.executor():
         outcome = await world.send(await world.place(), headers=STALE)
@@ -281,10 +288,10 @@ async def test_existing_stream_is_used_unchanged_with_a_warning_about_missing_li
 
 @pytest.mark.usefixtures("environment")
 @requirement("deadletters")
-async def test_record_in_the_first_format_is_listed_and_replayed(idle_world: World) -> None:
-    world, jetstream = idle_world, idle_world.caller.client.jetstream()
+async def test_record_in_the_first_format_is_listed_and_replayed(world_without_executor: World) -> None:
+    world, jetstream = world_without_executor, world_without_executor.caller.client.jetstream()
     call = await world.place()
-    await _stream(world, subjects=[SUBJECT])
+    await _stream(world, subjects=[SUBJECT_PREFIX])
     record = {
         "reason": "stale_turn",
         "message": "no turn",
@@ -296,7 +303,7 @@ async def test_record_in_the_first_format_is_listed_and_replayed(idle_world: Wor
         "published_at": datetime.now(UTC),
         "recorded_at": datetime.now(UTC),
     }
-    await jetstream.publish(SUBJECT, orjson.dumps(record))
+    await jetstream.publish(SUBJECT_PREFIX, orjson.dumps(record))
     [listed] = lines(await deadletters("list", "--json"))
     assert (listed["whole"], json.loads(listed["data"]), listed["stream_sequence"]) == (True, dict(call.body), 7)
     assert lines(await deadletters("replay", listed["id"], "--yes", "--json"))[0]["sent"] is True
@@ -307,10 +314,10 @@ async def test_record_in_the_first_format_is_listed_and_replayed(idle_world: Wor
 
 @requirement("handover", "command.any")
 async def test_abandoned_commands_with_a_forged_status_header_are_found(
-    idle_world: World,
+    world_without_executor: World,
 ) -> None:
     """nats-py's `fetch` treats such a header as a status message of the server and stops."""
-    world, jetstream = idle_world, idle_world.caller.client.jetstream()
+    world, jetstream = world_without_executor, world_without_executor.caller.client.jetstream()
     config = ConsumerConfig(durable_name=DURABLE, filter_subject=FILTER, ack_policy=AckPolicy.EXPLICIT)
     await jetstream.add_consumer(STREAM, config)
     for block in (
@@ -352,8 +359,8 @@ def lines(result: Result) -> list[dict[str, Any]]:
 
 @pytest.mark.usefixtures("environment")
 @requirement("deadletters")
-async def test_dead_letter_is_listed_shown_and_replayed(idle_world: World) -> None:
-    world = idle_world
+async def test_dead_letter_is_listed_shown_and_replayed(world_without_executor: World) -> None:
+    world = world_without_executor
     call = await world.place()
     async with world.executor():
         await world.send(call, headers={"CG-Turn-Id": "an-old-turn"})
@@ -377,8 +384,10 @@ async def test_dead_letter_is_listed_shown_and_replayed(idle_world: World) -> No
 @pytest.mark.parametrize("header", ["Nats-Expected-Last-Subject-Sequence", "nats-msg-id"])
 @pytest.mark.usefixtures("environment")
 @requirement("deadletters")
-async def test_replay_drops_nats_headers_that_the_server_would_interpret(idle_world: World, header: str) -> None:
-    world, jetstream = idle_world, idle_world.caller.client.jetstream()
+async def test_replay_drops_nats_headers_that_the_server_would_interpret(
+    world_without_executor: World, header: str
+) -> None:
+    world, jetstream = world_without_executor, world_without_executor.caller.client.jetstream()
     subject = (await world.place()).subject
     async with world.executor():
         await jetstream.publish(f"{subject}.hostile", b"{}", headers={header: "0"})
@@ -394,8 +403,8 @@ async def test_replay_drops_nats_headers_that_the_server_would_interpret(idle_wo
 
 @pytest.mark.usefixtures("environment")
 @requirement("deadletters")
-async def test_replay_reports_each_refused_dead_letter(idle_world: World) -> None:
-    world, jetstream = idle_world, idle_world.caller.client.jetstream()
+async def test_replay_reports_each_refused_dead_letter(world_without_executor: World) -> None:
+    world, jetstream = world_without_executor, world_without_executor.caller.client.jetstream()
     async with world.executor():
         for _ in range(2):
             await world.caller.publish(await world.place(), data=b"{}", headers={})
@@ -408,7 +417,7 @@ async def test_replay_reports_each_refused_dead_letter(idle_world: World) -> Non
     assert len(lines(await deadletters("list", "--json"))) == 2
 
 
-@pytest.mark.usefixtures("idle_world", "environment")
+@pytest.mark.usefixtures("world_without_executor", "environment")
 @requirement("deadletters")
 async def test_an_unknown_dead_letter_gives_an_error_with_its_id() -> None:
     for command in (("show", "7"), ("replay", "7", "--yes")):
@@ -432,10 +441,10 @@ async def test_unreachable_server_is_an_error(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.usefixtures("environment")
 @requirement("handover")
 async def test_durable_of_another_executor_is_taken_over_and_abandoned_commands_are_listed(
-    idle_world: World,
+    world_without_executor: World,
 ) -> None:
     """The kernel's own executor refuses redelivered commands and stops after a few (protocol section 10)."""
-    world, jetstream = idle_world, idle_world.caller.client.jetstream()
+    world, jetstream = world_without_executor, world_without_executor.caller.client.jetstream()
     filter_subject = "cg.v1r4.*.*.cmd.tool.jina.>"
     await jetstream.add_consumer(
         STREAM,
@@ -478,9 +487,9 @@ async def test_durable_of_another_executor_is_taken_over_and_abandoned_commands_
 @pytest.mark.usefixtures("environment")
 @requirement("deadletters")
 async def test_dead_letters_are_listed_newest_first_and_by_project(
-    idle_world: World, monkeypatch: pytest.MonkeyPatch
+    world_without_executor: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world = idle_world
+    world = world_without_executor
     subjects = [f"cg.v1r4.proj_{'one' if number % 2 else 'two'}.public.cmd.tool.jina.search" for number in range(5)]
     async with world.executor():
         for subject in subjects:

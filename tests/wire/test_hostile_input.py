@@ -25,7 +25,7 @@ from openapi_tool.settings import Settings
 from tests.conftest import AGENT, PROJECT, search_tool
 from tests.requirements import requirement
 from tests.support import peak_growth
-from tests.wire.conftest import KNOWN, SETTLED_S, Outcome, World, fake_server, header_block, publish
+from tests.wire.conftest import RECORDED_ARGUMENTS, SETTLED_S, Outcome, World, fake_server, header_block, publish
 from tests.wire.test_bus import DSN
 
 PREFIX = b"cg.v1r4.proj_test.public.cmd.tool.jina."
@@ -60,7 +60,7 @@ async def test_a_subject_of_any_bytes_is_dead_lettered_and_delays_no_other_comma
 ) -> None:
     outcome = await published(world, await world.place(), subject, None, b"{}")
     assert [letter["reason"] for letter in outcome.dead_letters] == ["bad_subject"]
-    assert (outcome.terminated, outcome.deliveries) == (1, 2)
+    assert (outcome.term_acks, outcome.deliveries) == (1, 2)
     assert disconnects(caplog) == []
 
 
@@ -88,7 +88,7 @@ async def test_a_header_block_of_any_bytes_is_dead_lettered_and_delays_no_other_
 ) -> None:
     outcome = await published(world, await world.place(), PREFIX + b"search", block, b"{}")
     assert len(outcome.dead_letters) == 1
-    assert (outcome.terminated, outcome.deliveries) == (1, 2)
+    assert (outcome.term_acks, outcome.deliveries) == (1, 2)
     assert disconnects(caplog) == []
 
 
@@ -300,7 +300,7 @@ cases = st.builds(
     turn=st.sampled_from(("as the kernel left it",) * 8 + tuple(TURNS)),
     agent=st.sampled_from((AGENT, AGENT, UNLISTED)),
     tool=st.sampled_from(("jina_search", "jina_search", "jina_search", "jina_broken", "jina_unknown")),
-    arguments=st.just(KNOWN) | values,
+    arguments=st.just(RECORDED_ARGUMENTS) | values,
     headers=st.just({}) | header_changes,
     body=st.just({}) | body_changes,
     data=st.none() | st.none() | other_bodies,
@@ -611,7 +611,7 @@ async def test_costly_patterns_are_refused_without_matching(world: World) -> Non
 @requirement("definition.bounds")
 async def test_numbers_beyond_64_bits_are_refused(world: World) -> None:
     schema = {"properties": {"count": {"allOf": many(19, multipleOf=1)}}}
-    outcome = await call_stored(world, {**search_tool(), "parameters": schema}, {**KNOWN, "count": 3.0})
+    outcome = await call_stored(world, {**search_tool(), "parameters": schema}, {**RECORDED_ARGUMENTS, "count": 3.0})
     assert outcome.content["status"] == "success", outcome.content["error"]
     call = await world.place({"query": "x"})
     await world.caller.database.execute(
@@ -684,5 +684,5 @@ async def test_a_call_is_answered_beside_every_hostile_definition(world: World) 
         name = f"attack_{number}"
         await store(world, {**search_tool(), "tool_name": name, "parameters": schema})
         await world.caller.publish(await world.place({"query": "x" * 1_000}, name))
-    outcome = await world.send(await world.place(KNOWN, "victim"))
+    outcome = await world.send(await world.place(RECORDED_ARGUMENTS, "victim"))
     assert outcome.content["status"] == "success"

@@ -29,7 +29,7 @@ from tests.canary.run import Collector
 from tests.conftest import PROJECT
 from tests.requirements import requirement
 from tests.support import each
-from tests.wire.conftest import KNOWN, World
+from tests.wire.conftest import RECORDED_ARGUMENTS, World
 
 
 async def run(world: World, *arguments: str, code: int = 0, dsn: str = "") -> str:
@@ -93,8 +93,8 @@ async def test_only_the_doorbell_of_the_call_is_shown_and_a_missing_one_is_named
 
 
 @requirement("cli.inspect", "lease.owner")
-async def test_runs_handed_back_and_the_delivery_that_settled_the_call_are_shown(idle_world: World) -> None:
-    world = idle_world
+async def test_runs_handed_back_and_the_delivery_that_settled_the_call_are_shown(world_without_executor: World) -> None:
+    world = world_without_executor
     world.stack.upstream.rules({"hang": True})
     call = await world.place()
     await world.caller.publish(call)
@@ -185,8 +185,8 @@ async def test_inspect_shows_the_reason_of_a_dead_letter(world: World) -> None:
 
 
 @requirement("cli.inspect")
-async def test_inspect_of_an_unanswered_call_shows_what_it_waits_for(idle_world: World) -> None:
-    world = idle_world
+async def test_inspect_of_an_unanswered_call_shows_what_it_waits_for(world_without_executor: World) -> None:
+    world = world_without_executor
     unsent = await world.place()
     assert "the kernel never sent it" in (await inspected(world, unsent))["verdict"]
     call = await world.place()
@@ -293,8 +293,8 @@ async def test_forged_statistics_and_those_of_another_version_are_reported_and_h
 
 
 @requirement("cli.top")
-async def test_top_reports_that_no_replica_answers(idle_world: World) -> None:
-    assert "no replica answers" in await run(idle_world, "top", "--once", code=1)
+async def test_top_reports_that_no_replica_answers(world_without_executor: World) -> None:
+    assert "no replica answers" in await run(world_without_executor, "top", "--once", code=1)
 
 
 @pytest.mark.usefixtures("world")
@@ -352,8 +352,8 @@ def attributes(span: Any) -> dict[str, Any]:
 
 
 @requirement("traces", "answer.trace")
-async def test_the_trace_of_a_call_continues_the_kernels_and_has_its_phases(idle_world: World) -> None:
-    world = idle_world
+async def test_the_trace_of_a_call_continues_the_kernels_and_has_its_phases(world_without_executor: World) -> None:
+    world = world_without_executor
     world.stack.upstream.rules(RETRIED)
     with Collector() as collector:
         async with world.executor(telemetry={"otlp_endpoint": f"http://127.0.0.1:{collector.port}/v1/traces"}):
@@ -382,9 +382,9 @@ async def test_the_trace_of_a_call_continues_the_kernels_and_has_its_phases(idle
 
 @requirement("traces", "metrics")
 async def test_the_error_code_is_the_same_in_span_metric_log_and_card(
-    idle_world: World, lines: list[dict[str, Any]]
+    world_without_executor: World, lines: list[dict[str, Any]]
 ) -> None:
-    world = idle_world
+    world = world_without_executor
     world.stack.upstream.rules({"statuses": [401]})
     with Collector() as traces, Collector() as numbers:
         telemetry = {
@@ -410,12 +410,12 @@ async def test_the_error_code_is_the_same_in_span_metric_log_and_card(
 
 
 @requirement("traces")
-async def test_an_unsampled_call_makes_no_span_and_passes_its_flags_on(idle_world: World) -> None:
+async def test_an_unsampled_call_makes_no_span_and_passes_its_flags_on(world_without_executor: World) -> None:
     with Collector() as collector:
         telemetry = {"otlp_endpoint": f"http://127.0.0.1:{collector.port}/v1/traces", "trace_ratio": 0.0}
-        async with idle_world.executor(telemetry=telemetry):
-            call = await idle_world.place()
-            outcome = await idle_world.send(call)
+        async with world_without_executor.executor(telemetry=telemetry):
+            call = await world_without_executor.place()
+            outcome = await world_without_executor.send(call)
     assert exported(collector) == []
     sent, received = (parse_traceparent(h["traceparent"]) for h in (call.headers, outcome.doorbells[0].headers or {}))
     assert (received.trace_id, received.flags) == (sent.trace_id, sent.flags)
@@ -455,9 +455,11 @@ async def test_metrics_and_the_log_line_of_a_call_show_its_time_and_tokens(
 
 
 @requirement("logs.call")
-async def test_log_lines_of_shared_tasks_have_no_call_ids(idle_world: World, lines: list[dict[str, Any]]) -> None:
+async def test_log_lines_of_shared_tasks_have_no_call_ids(
+    world_without_executor: World, lines: list[dict[str, Any]]
+) -> None:
     """Background tasks started by the first call serve other calls, which may be of another project."""
-    world = idle_world
+    world = world_without_executor
     async with world.executor(limits={"search_requests_per_minute": 60}):
         await world.send(await world.place())
         world.stack.upstream.rules({"statuses": [429], "retry_after": "0"})
@@ -475,7 +477,7 @@ def counted(name: str) -> float:
 @requirement("metrics")
 async def test_gauges_show_held_commands_and_the_durables_backlog(world: World) -> None:
     world.stack.upstream.rules({"hang": True})
-    call = await world.place(KNOWN)
+    call = await world.place(RECORDED_ARGUMENTS)
     await world.caller.publish(call)
     await _until_true(lambda: value("calls_running") == 1)
     assert world.components is not None

@@ -100,8 +100,8 @@ async def running(world: World, mode: FetchMode, durable: DurableOptions = OPTIO
 
 
 @requirement("outage")
-async def test_in_fetch_mode_none_no_request_is_open_and_nothing_is_delivered(idle_world: World) -> None:
-    async with running(idle_world, FetchMode.UNLIMITED) as harness:
+async def test_in_fetch_mode_none_no_request_is_open_and_nothing_is_delivered(world_without_executor: World) -> None:
+    async with running(world_without_executor, FetchMode.UNLIMITED) as harness:
         await harness.info(lambda info: info.num_waiting == 1)
         harness.set_mode(FetchMode.NONE)
         await harness.info(lambda info: info.num_waiting == 0)
@@ -116,8 +116,8 @@ async def test_in_fetch_mode_none_no_request_is_open_and_nothing_is_delivered(id
 
 
 @requirement("outage")
-async def test_messages_in_transit_are_handed_back_at_once_and_need_no_lease(idle_world: World) -> None:
-    async with running(idle_world, FetchMode.NONE) as harness:
+async def test_messages_in_transit_are_handed_back_at_once_and_need_no_lease(world_without_executor: World) -> None:
+    async with running(world_without_executor, FetchMode.NONE) as harness:
         await harness.info(lambda _: True)
         await harness.publish(6)
         stopped = False
@@ -136,12 +136,12 @@ async def test_messages_in_transit_are_handed_back_at_once_and_need_no_lease(idl
         await harness.info(lambda info: info.ack_floor.stream_seq == 6)
         assert [delivery.attempt for delivery in harness.handled] == [1] * 6
     with pytest.raises((NoKeysError, BucketNotFoundError)):
-        await (await idle_world.caller.client.jetstream().key_value("openapi_tool_leases")).keys()
+        await (await world_without_executor.caller.client.jetstream().key_value("openapi_tool_leases")).keys()
 
 
 @requirement("intake")
-async def test_a_command_behind_the_backlog_of_another_project_runs_next(idle_world: World) -> None:
-    async with running(idle_world, FetchMode.UNLIMITED) as harness:
+async def test_a_command_behind_the_backlog_of_another_project_runs_next(world_without_executor: World) -> None:
+    async with running(world_without_executor, FetchMode.UNLIMITED) as harness:
         await harness.info(lambda info: info.num_waiting == 1)
         await harness.publish(700)
         await harness.info(lambda info: info.delivered.consumer_seq >= 700)
@@ -157,10 +157,10 @@ async def test_a_command_behind_the_backlog_of_another_project_runs_next(idle_wo
 
 
 @requirement("intake.full")
-async def test_a_flood_beyond_max_ack_pending_does_not_stop_other_projects(idle_world: World) -> None:
+async def test_a_flood_beyond_max_ack_pending_does_not_stop_other_projects(world_without_executor: World) -> None:
     """With three times `max_ack_pending` the server would deliver nothing behind the flood."""
     few = replace(OPTIONS, max_ack_pending=100)
-    async with running(idle_world, FetchMode.UNLIMITED, few) as harness:
+    async with running(world_without_executor, FetchMode.UNLIMITED, few) as harness:
         await harness.info(lambda info: info.num_waiting == 1)
         await harness.publish(300)
         await harness.info(lambda info: info.num_ack_pending == 100)
@@ -180,9 +180,11 @@ async def test_a_flood_beyond_max_ack_pending_does_not_stop_other_projects(idle_
 
 
 @requirement("intake.lease")
-async def test_commands_that_one_replica_hands_back_unrun_need_no_lease_at_another(idle_world: World) -> None:
-    async with AsyncExitStack() as draining, running(idle_world, FetchMode.UNLIMITED) as other:
-        first = await draining.enter_async_context(running(idle_world, FetchMode.UNLIMITED))
+async def test_commands_that_one_replica_hands_back_unrun_need_no_lease_at_another(
+    world_without_executor: World,
+) -> None:
+    async with AsyncExitStack() as draining, running(world_without_executor, FetchMode.UNLIMITED) as other:
+        first = await draining.enter_async_context(running(world_without_executor, FetchMode.UNLIMITED))
         await first.info(lambda info: info.num_waiting == 2)
         other.set_mode(FetchMode.NONE)
         await first.info(lambda info: info.num_waiting == 1)
@@ -194,12 +196,12 @@ async def test_commands_that_one_replica_hands_back_unrun_need_no_lease_at_anoth
         await other.info(lambda info: info.ack_floor.stream_seq == 40)
         assert (len(first.handled), [delivery.attempt for delivery in other.handled]) == (8, [1] * 32)  # of 40, 8 slots
     with pytest.raises((NoKeysError, BucketNotFoundError)):
-        await (await idle_world.caller.client.jetstream().key_value("openapi_tool_leases")).keys()
+        await (await world_without_executor.caller.client.jetstream().key_value("openapi_tool_leases")).keys()
 
 
 @requirement("intake.lease")
-async def test_a_command_that_was_run_needs_a_lease_whatever_a_notice_says(idle_world: World) -> None:
-    async with running(idle_world, FetchMode.UNLIMITED) as harness:
+async def test_a_command_that_was_run_needs_a_lease_whatever_a_notice_says(world_without_executor: World) -> None:
+    async with running(world_without_executor, FetchMode.UNLIMITED) as harness:
         await harness.info(lambda info: info.num_waiting == 1)
         subject = notice_subject(STREAM, DURABLE)
         # Pairs of stream sequence and delivery: wrong types, no pairs, too large; then one for another durable.
@@ -212,19 +214,19 @@ async def test_a_command_that_was_run_needs_a_lease_whatever_a_notice_says(idle_
         harness.consumer.stalled(OPTIONS.ack_wait_s)
         message = next(iter(harness.consumer._running.values())).message  # noqa: SLF001
         await message.nak()
-        async with running(idle_world, FetchMode.UNLIMITED) as other:
+        async with running(world_without_executor, FetchMode.UNLIMITED) as other:
             await other.info(lambda _: len(other.handled) == 1)
             assert other.handled[0].attempt == 2
 
 
 @requirement("intake")
-async def test_a_busy_executor_takes_no_command_from_one_with_free_slots(idle_world: World) -> None:
-    async with running(idle_world, FetchMode.UNLIMITED) as busy:
+async def test_a_busy_executor_takes_no_command_from_one_with_free_slots(world_without_executor: World) -> None:
+    async with running(world_without_executor, FetchMode.UNLIMITED) as busy:
         await busy.info(lambda info: info.num_waiting == 1)
         await busy.publish(7)  # one project cannot use all slots
         await busy.publish(1, OTHERS)
         await busy.info(lambda _: len(busy.handled) == 8)
-        async with running(idle_world, FetchMode.UNLIMITED) as free:
+        async with running(world_without_executor, FetchMode.UNLIMITED) as free:
             await free.info(lambda info: info.num_waiting == 1)
             for _ in range(5):
                 await free.publish(1)
@@ -236,8 +238,8 @@ async def test_a_busy_executor_takes_no_command_from_one_with_free_slots(idle_wo
 
 
 @requirement("breaker")
-async def test_probes_are_fetched_one_at_a_time(idle_world: World) -> None:
-    async with running(idle_world, FetchMode.PROBE) as harness:
+async def test_probes_are_fetched_one_at_a_time(world_without_executor: World) -> None:
+    async with running(world_without_executor, FetchMode.PROBE) as harness:
         await harness.info(lambda info: info.num_waiting == 1)
         await harness.publish(4)
         await harness.info(lambda info: info.delivered.consumer_seq == 1 and info.num_waiting == 0)
@@ -272,9 +274,9 @@ create trigger no_space before insert on cards for each row execute function pub
 )
 @requirement("breaker", "postgres.failures", "health")
 async def test_while_commits_fail_nothing_is_fetched_and_afterwards_all_is_answered(
-    idle_world: World, start_executor: StartExecutor, fault: str, repair: str, message: str
+    world_without_executor: World, start_executor: StartExecutor, fault: str, repair: str, message: str
 ) -> None:
-    world, port = idle_world, free_port()
+    world, port = world_without_executor, free_port()
     executor = start_executor(
         {"OPENAPI_TOOL__HEALTH__PORT": str(port), "OPENAPI_TOOL__HEALTH__CHECK_INTERVAL_S": "0.1"}
     )
@@ -315,8 +317,8 @@ async def readiness(port: int, condition: Callable[[dict[str, Any]], bool]) -> d
 
 
 @requirement("breaker")
-async def test_a_call_whose_rows_are_refused_stops_no_other_call(idle_world: World) -> None:
-    world = idle_world
+async def test_a_call_whose_rows_are_refused_stops_no_other_call(world_without_executor: World) -> None:
+    world = world_without_executor
     poisoned = await world.place()
     await world.caller.database.execute(
         "create function public.poison() returns trigger language plpgsql as $$ begin "
@@ -337,9 +339,9 @@ async def test_a_call_whose_rows_are_refused_stops_no_other_call(idle_world: Wor
 
 
 @requirement("breaker")
-async def test_a_call_whose_commit_times_out_repeatedly_stops_no_other_call(idle_world: World) -> None:
+async def test_a_call_whose_commit_times_out_repeatedly_stops_no_other_call(world_without_executor: World) -> None:
     """If another client locks its rows, other calls must be fetched while its result waits, up to a minute."""
-    world = idle_world
+    world = world_without_executor
     slow = await world.place()
     await world.caller.database.execute(
         "create function public.slow() returns trigger language plpgsql as $$ begin "

@@ -73,10 +73,10 @@ async def upstream(world: World) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("replicas", [1, 3])
 @requirement("limits.window", "limits.waiting", "metrics", "logs.call", "cli.top")
 async def test_calls_over_the_rate_limit_are_answered_early_and_not_sent(
-    idle_world: World, replicas: int, caplog: pytest.LogCaptureFixture
+    world_without_executor: World, replicas: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "openapi_tool")
-    world, phase = idle_world, ("openapi_tool_phase_seconds_count", {"phase": "permit"})
+    world, phase = world_without_executor, ("openapi_tool_phase_seconds_count", {"phase": "permit"})
     waits = REGISTRY.get_sample_value(*phase) or 0
     world.stack.upstream.rules({"rate_per_minute": LIMIT})
     async with executors(world, replicas, search_requests_per_minute=LIMIT):
@@ -101,8 +101,8 @@ async def test_calls_over_the_rate_limit_are_answered_early_and_not_sent(
 
 
 @requirement("limits.shared")
-async def test_a_429_pauses_every_replica_until_retry_after(idle_world: World) -> None:
-    world = idle_world
+async def test_a_429_pauses_every_replica_until_retry_after(world_without_executor: World) -> None:
+    world = world_without_executor
     world.stack.upstream.rules({"statuses": [429], "retry_after": "2"})
     async with executors(world, 2):
         answers = await sent(world, 1)
@@ -116,8 +116,8 @@ async def test_a_429_pauses_every_replica_until_retry_after(idle_world: World) -
 
 
 @requirement("limits.shared")
-async def test_429s_set_an_adaptive_limit_if_none_is_configured(idle_world: World) -> None:
-    world = idle_world
+async def test_429s_set_an_adaptive_limit_if_none_is_configured(world_without_executor: World) -> None:
+    world = world_without_executor
     async with executors(world, 2):
         assert errors(await sent(world, 30)) == []
         world.stack.upstream.rules({"statuses": [429], "retry_after": "0"})
@@ -129,8 +129,8 @@ async def test_429s_set_an_adaptive_limit_if_none_is_configured(idle_world: Worl
 
 
 @requirement("keys.blocked", "keys.pools")
-async def test_every_replica_unused_permits_back(idle_world: World) -> None:
-    world = idle_world
+async def test_every_replica_unused_permits_back(world_without_executor: World) -> None:
+    world = world_without_executor
     async with world.executor(limits={"search_requests_per_minute": 600}):
         await sent(world, 30)
     record = await stored(world)
@@ -142,9 +142,9 @@ async def test_every_replica_unused_permits_back(idle_world: World) -> None:
 
 @requirement("run.stop", "limits.waiting")
 async def test_a_drain_hands_back_calls_that_wait_for_permits(
-    idle_world: World, monkeypatch: pytest.MonkeyPatch
+    world_without_executor: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world = idle_world
+    world = world_without_executor
     monkeypatch.setattr(world, "grace_s", 20.0)
     world.stack.upstream.rules({"delay_s": 1.0, "answer": "s-post-json"})
     calls = [await world.place() for _ in range(4)]
@@ -172,9 +172,9 @@ async def test_without_a_limit_nothing_is_stored(world: World) -> None:
 
 @requirement("keys.blocked", "keys.pools")
 async def test_every_replica_skips_a_refused_key_and_uses_the_other_key_of_its_pool(
-    idle_world: World, caplog: pytest.LogCaptureFixture
+    world_without_executor: World, caplog: pytest.LogCaptureFixture
 ) -> None:
-    world, name = idle_world, "openapi_tool_keys_refused_total"
+    world, name = world_without_executor, "openapi_tool_keys_refused_total"
     labels = [{"variable": variable} for variable in ("SEARCH_API_KEY", "JINA_API_KEY")]
     before = [REGISTRY.get_sample_value(name, label) or 0 for label in labels]
     world.stack.upstream.rules({"key": "SEARCH_API_KEY", "statuses": [401] * 9})
@@ -232,8 +232,8 @@ async def watched(world: World, *words: str, until: bytes) -> str:
 
 
 @requirement("cli.limits")
-async def test_the_command_shows_limits_waiting_calls_and_refused_keys(idle_world: World) -> None:
-    world = idle_world
+async def test_the_command_shows_limits_waiting_calls_and_refused_keys(world_without_executor: World) -> None:
+    world = world_without_executor
     world.stack.upstream.rules({"match": "hello", "statuses": [200, 401, 401]})
     assert "no replica answers" in await run(world, "limits", code=1)
     async with executors(world, 1, search_requests_per_minute=LIMIT, keys={"SEARCH_API_KEY": {"reader_concurrent": 2}}):
@@ -256,8 +256,8 @@ NO_JOURNAL = b"{}"
 
 
 @requirement("budgets.calls")
-async def test_uses_survive_a_restart_and_a_cached_response_costs_nothing(idle_world: World) -> None:
-    world = idle_world
+async def test_uses_survive_a_restart_and_a_cached_response_costs_nothing(world_without_executor: World) -> None:
+    world = world_without_executor
     for number in (1, 2):
         async with world.executor(budgets={"session_requests": 3}, cache={"ttl_s": 300}):
             await world.send(await world.place())
@@ -370,12 +370,12 @@ async def _send(world: World) -> Any:
 
 
 @requirement("switches")
-async def test_an_executor_that_starts_knows_what_is_disabled(idle_world: World) -> None:
-    await run_ok(idle_world, "disable", "--all-projects", *WHY)
-    call = await idle_world.place()
-    await idle_world.caller.publish(call)
-    async with idle_world.executor():
-        outcome = await idle_world.outcome(call)
+async def test_an_executor_that_starts_knows_what_is_disabled(world_without_executor: World) -> None:
+    await run_ok(world_without_executor, "disable", "--all-projects", *WHY)
+    call = await world_without_executor.place()
+    await world_without_executor.caller.publish(call)
+    async with world_without_executor.executor():
+        outcome = await world_without_executor.outcome(call)
     assert outcome.content["error"]["code"] == "tool_not_available"
 
 

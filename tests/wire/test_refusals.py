@@ -14,7 +14,7 @@ from openapi_tool.telemetry.logs import JsonFormatter
 from openapi_tool.telemetry.redact import Redactor
 from tests.conftest import AGENT, PROJECT, reader_tool, search_tool
 from tests.requirements import requirement
-from tests.wire.conftest import KNOWN, Outcome, World
+from tests.wire.conftest import RECORDED_ARGUMENTS, Outcome, World
 
 BODY_LIMIT = 65_536
 CONTROL_FIELDS = (  # protocol section 2, name by name
@@ -40,7 +40,7 @@ def assert_answered(outcome: Outcome, code: str, *names: str, name: str = "jina_
     assert outcome.rows.edge["primitive"] == "report"
     assert [bell.subject for bell in outcome.doorbells] == [f"cg.v1r4.{PROJECT}.public.cmd.agent.worker_generic.wakeup"]
     assert_settled_once(outcome)
-    assert (outcome.terminated, outcome.dead_letters) == (0, [])
+    assert (outcome.term_acks, outcome.dead_letters) == (0, [])
     assert outcome.upstream_requests == []
 
 
@@ -50,7 +50,7 @@ def assert_dead_lettered(outcome: Outcome, reason: str, *, terminated: bool) -> 
     assert (outcome.rows.card, outcome.rows.inbox_row, outcome.rows.edge) == ({}, {}, {})
     assert outcome.doorbells == []
     assert_settled_once(outcome)
-    assert outcome.terminated == int(terminated)
+    assert outcome.term_acks == int(terminated)
     assert outcome.upstream_requests == []
 
 
@@ -476,7 +476,7 @@ async def test_arguments_of_a_wrong_json_type_are_refused(world: World, argument
 
 @requirement("arguments.checked")
 async def test_too_many_arguments_are_refused(world: World) -> None:
-    arguments = {**KNOWN, "site": [f"{number}.org" for number in range(1001)]}
+    arguments = {**RECORDED_ARGUMENTS, "site": [f"{number}.org" for number in range(1001)]}
     assert_answered(await world.send(await world.place(arguments)), "bad_request", "1,000")
 
 
@@ -485,7 +485,9 @@ async def test_too_deeply_nested_arguments_are_refused(world: World) -> None:
     nested: Any = "x"
     for _ in range(25):
         nested = {"a": nested}
-    assert_answered(await world.send(await world.place({**KNOWN, "deep": nested})), "bad_request", "nested")
+    assert_answered(
+        await world.send(await world.place({**RECORDED_ARGUMENTS, "deep": nested})), "bad_request", "nested"
+    )
 
 
 @requirement("arguments.checked")
@@ -606,8 +608,11 @@ async def test_an_invalid_address_in_the_definition_is_tool_misconfigured(world:
 
 
 @requirement("url.checked")
-async def test_an_operator_may_allow_an_internal_host(idle_world: World) -> None:
-    async with idle_world.executor(url_policy={"allow": ("wiki.corp",)}):
-        allowed, refused = await _read(idle_world, "http://wiki.corp/x"), await _read(idle_world, "http://db.corp/x")
+async def test_an_operator_may_allow_an_internal_host(world_without_executor: World) -> None:
+    async with world_without_executor.executor(url_policy={"allow": ("wiki.corp",)}):
+        allowed, refused = (
+            await _read(world_without_executor, "http://wiki.corp/x"),
+            await _read(world_without_executor, "http://db.corp/x"),
+        )
     assert allowed.content["status"] == "success"
     assert refused.content["error"]["code"] == "target_refused"

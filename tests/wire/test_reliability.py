@@ -115,8 +115,8 @@ async def taken(leases: Leases, command: Delivery) -> Lease:
 
 
 @requirement("lease.owner")
-async def test_a_redelivered_command_has_one_owner_until_its_lease_ends(idle_world: World) -> None:
-    client = idle_world.caller.client
+async def test_a_redelivered_command_has_one_owner_until_its_lease_ends(world_without_executor: World) -> None:
+    client = world_without_executor.caller.client
     one, other = Leases(client, 0.4), Leases(client, 0.4)
     lease = await taken(one, delivery(1, 2))
     busy = await other.take(delivery(1, 3))
@@ -136,15 +136,15 @@ async def test_a_redelivered_command_has_one_owner_until_its_lease_ends(idle_wor
 
 
 @requirement("lease.owner")
-async def test_only_one_of_many_concurrent_executors_gets_a_lease(idle_world: World) -> None:
-    executors = [Leases(idle_world.caller.client, 5) for _ in range(6)]
+async def test_only_one_of_many_concurrent_executors_gets_a_lease(world_without_executor: World) -> None:
+    executors = [Leases(world_without_executor.caller.client, 5) for _ in range(6)]
     found = await asyncio.gather(*(executor.take(delivery(2, 2)) for executor in executors))
     assert sum(isinstance(result, Lease) for result in found) == 1
 
 
 @requirement("lease.owner")
-async def test_runs_that_did_not_end_are_counted_and_those_handed_back_are_not(idle_world: World) -> None:
-    leases = Leases(idle_world.caller.client, 5)
+async def test_runs_that_did_not_end_are_counted_and_those_handed_back_are_not(world_without_executor: World) -> None:
+    leases = Leases(world_without_executor.caller.client, 5)
     lost = []
     for attempt, handed_back in ((2, True), (3, False), (4, False), (5, True), (6, False)):
         lease = await taken(leases, delivery(3, attempt))
@@ -157,8 +157,10 @@ async def test_runs_that_did_not_end_are_counted_and_those_handed_back_are_not(i
 
 @pytest.mark.parametrize(("upstream_s", "heartbeats"), [(0.2, 0), (0.8, 1), (1.5, 2)])
 @requirement("run.heartbeat")
-async def test_a_heartbeat_is_sent_once_it_is_due(idle_world: World, upstream_s: float, heartbeats: int) -> None:
-    world, received = idle_world, list[Msg]()
+async def test_a_heartbeat_is_sent_once_it_is_due(
+    world_without_executor: World, upstream_s: float, heartbeats: int
+) -> None:
+    world, received = world_without_executor, list[Msg]()
 
     async def record(message: Msg) -> None:
         if message.data == b"+WPI":
@@ -175,18 +177,18 @@ async def test_a_heartbeat_is_sent_once_it_is_due(idle_world: World, upstream_s:
 
 
 @requirement("lease.owner")
-async def test_a_first_delivery_that_is_handed_back_is_not_a_lost_one(idle_world: World) -> None:
-    leases = Leases(idle_world.caller.client, 5)
+async def test_a_first_delivery_that_is_handed_back_is_not_a_lost_one(world_without_executor: World) -> None:
+    leases = Leases(world_without_executor.caller.client, 5)
     await leases.hand_back(delivery(4, 1), forgive=True)
     assert (await taken(leases, delivery(4, 2))).lost == 0
 
 
 @requirement("lease.owner")
 async def test_a_command_that_lost_too_many_executors_is_answered_without_a_run(
-    idle_world: World, monkeypatch: pytest.MonkeyPatch
+    world_without_executor: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Runs never end and are never handed back, as after a crash; their messages are redelivered."""
-    world = idle_world
+    world = world_without_executor
     settings = {"nats": nats_settings(world, ack_wait_s=0.3), "executor": {"max_lost_runs": 2}}
     call = await world.place()
     await world.caller.publish(call)
@@ -220,19 +222,19 @@ async def _until(condition: Any) -> None:
 
 @pytest.mark.parametrize("value", [b"", b"{broken", b"[]", b'{"version": 2, "owner": "x"}', b'{"odd": 1}'])
 @requirement("lease.owner")
-async def test_an_unreadable_lease_record_counts_as_missing(idle_world: World, value: bytes) -> None:
-    leases = Leases(idle_world.caller.client, 5)
+async def test_an_unreadable_lease_record_counts_as_missing(world_without_executor: World, value: bytes) -> None:
+    leases = Leases(world_without_executor.caller.client, 5)
     await leases.hand_back(delivery(5, 1), forgive=True)
-    bucket = await idle_world.caller.client.jetstream().key_value(BUCKET)
+    bucket = await world_without_executor.caller.client.jetstream().key_value(BUCKET)
     await bucket.put(lease_key("stream", 5), value)
     assert (await taken(leases, delivery(5, 2))).lost == 1
 
 
 @requirement("lease.owner")
 async def test_a_call_that_exceeds_every_time_limit_is_cancelled_and_counts_as_lost(
-    idle_world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    world_without_executor: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    world = idle_world
+    world = world_without_executor
     async with world.executor(nats=nats_settings(world, ack_wait_s=0.3), executor={"max_lost_runs": 2}) as consumer:
         worker = consumer._worker  # noqa: SLF001 - to inject a defect
         handle = worker._handle  # noqa: SLF001 - to inject a defect
@@ -249,16 +251,16 @@ async def test_a_call_that_exceeds_every_time_limit_is_cancelled_and_counts_as_l
 
 @requirement("lease.owner")
 async def test_a_defect_before_a_call_can_be_answered_is_retried_a_few_times_only(
-    idle_world: World, monkeypatch: pytest.MonkeyPatch
+    world_without_executor: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def broken(*_: object) -> Any:
         raise RuntimeError("a defect")
 
     monkeypatch.setattr(KernelStore, "load", broken)
-    async with idle_world.executor(executor={"max_lost_runs": 2, "requeue_delay_s": 0.02}):
-        outcome = await idle_world.send(await idle_world.place())
+    async with world_without_executor.executor(executor={"max_lost_runs": 2, "requeue_delay_s": 0.02}):
+        outcome = await world_without_executor.send(await world_without_executor.place())
     assert [letter["reason"] for letter in outcome.dead_letters] == ["defect"]
-    assert (outcome.deliveries, outcome.terminated, outcome.upstream_requests) == (3, 1, [])
+    assert (outcome.deliveries, outcome.term_acks, outcome.upstream_requests) == (3, 1, [])
 
 
 @requirement("lease.owner")
@@ -295,8 +297,8 @@ async def test_two_commands_of_one_call_give_one_result(world: World) -> None:
 
 
 @requirement("run.heartbeat")
-async def test_a_long_call_is_sent_once_and_delivered_once(idle_world: World) -> None:
-    world = idle_world
+async def test_a_long_call_is_sent_once_and_delivered_once(world_without_executor: World) -> None:
+    world = world_without_executor
     world.stack.upstream.rules({"delay_s": 2.5})
     async with world.executor(nats=nats_settings(world, ack_wait_s=0.5)):
         outcome = await world.send(await world.place())
@@ -339,8 +341,8 @@ async def test_terminated_database_backends_lose_no_result(world: World) -> None
 
 
 @requirement("outage")
-async def test_calls_wait_if_there_are_fewer_connections_than_calls(idle_world: World) -> None:
-    world = idle_world
+async def test_calls_wait_if_there_are_fewer_connections_than_calls(world_without_executor: World) -> None:
+    world = world_without_executor
     postgres = {"dsn": world.dsn, "pool_size": 1}
     async with world.executor(postgres=postgres):
         calls = [await world.place() for _ in range(30)]
@@ -371,8 +373,8 @@ async def test_a_doorbell_that_failed_is_sent_by_the_next_delivery(
 
 
 @requirement("memory.limit")
-async def test_responses_wait_for_memory_instead_of_exceeding_it(idle_world: World) -> None:
-    world = idle_world
+async def test_responses_wait_for_memory_instead_of_exceeding_it(world_without_executor: World) -> None:
+    world = world_without_executor
     world.stack.upstream.rules({"match": "example", "answer": "s-post-json", "body_bytes": 300_000})
     egress = {"max_response_bytes": 400_000, "body_budget_bytes": max_call_memory(400_000) + 400_000}
     async with world.executor(egress=egress):
@@ -443,9 +445,9 @@ def settings(world: World) -> dict[str, Any]:
 @pytest.mark.usefixtures("quick")
 @requirement("answer.doorbell")
 async def test_a_doorbell_is_retried_while_the_stream_is_unavailable(
-    idle_world: World, caplog: pytest.LogCaptureFixture
+    world_without_executor: World, caplog: pytest.LogCaptureFixture
 ) -> None:
-    world, before = idle_world, missed()
+    world, before = world_without_executor, missed()
     caplog.set_level(logging.INFO, "openapi_tool")
     await capture(world, TOOL_COMMANDS)
     async with world.executor(**settings(world)):
@@ -487,9 +489,9 @@ async def test_no_responders_is_an_outage_not_a_refusal(stack: EmbeddedStack) ->
 @pytest.mark.usefixtures("quick")
 @requirement("answer.doorbell")
 async def test_a_doorbell_is_given_up_logged_and_counted_once_no_worker_waits(
-    idle_world: World, caplog: pytest.LogCaptureFixture
+    world_without_executor: World, caplog: pytest.LogCaptureFixture
 ) -> None:
-    world, before = idle_world, missed()
+    world, before = world_without_executor, missed()
     await capture(world, TOOL_COMMANDS)
     async with world.executor(**settings(world)):
         outcome = await world.send(await world.place())

@@ -18,13 +18,13 @@ from nats.js.errors import NotFoundError
 from prometheus_client import generate_latest
 
 from openapi_tool.bus.dead_letters import STREAM as DEAD_LETTERS
-from openapi_tool.bus.dead_letters import SUBJECT
+from openapi_tool.bus.dead_letters import SUBJECT_PREFIX
 from openapi_tool.kernel.store import KernelStore, PoolOptions
 from openapi_tool.local.caller import STREAM, PlacedCall
 from tests.conftest import AGENT, PROJECT, reader_tool, search_tool
 from tests.requirements import requirement
 from tests.support import dead_letters
-from tests.wire.conftest import KNOWN, World
+from tests.wire.conftest import RECORDED_ARGUMENTS, World
 from tests.wire.test_refusals import assert_answered, assert_dead_lettered
 
 SECRET = "tenant-value"
@@ -84,21 +84,21 @@ async def test_a_definition_may_use_a_key_only_as_key(world: World, name: str) -
 @pytest.mark.parametrize("name", ["tenant_token", "Tenant-Token"])
 @requirement("options.envs")
 async def test_parameters_that_the_operator_lists_may_take_a_secret_in_any_spelling(
-    idle_world: World, name: str
+    world_without_executor: World, name: str
 ) -> None:
     secrets = {"allowed_env": ["TENANT_TOKEN"], "env_parameters": ["tenantToken"]}
-    await idle_world.caller.add_tool(PROJECT, search_tool(envs={name: "TENANT_TOKEN"}))
-    async with idle_world.executor(secrets=secrets):
-        outcome = await idle_world.send(await idle_world.place())
+    await world_without_executor.caller.add_tool(PROJECT, search_tool(envs={name: "TENANT_TOKEN"}))
+    async with world_without_executor.executor(secrets=secrets):
+        outcome = await world_without_executor.send(await world_without_executor.place())
     assert json.loads(outcome.upstream_requests[-1]["body"])[name] == SECRET
 
 
 @requirement("options.envs")
-async def test_a_definition_may_name_variables_that_the_operator_sets(idle_world: World) -> None:
+async def test_a_definition_may_name_variables_that_the_operator_sets(world_without_executor: World) -> None:
     settings = {"tools": {"jina": {"envs": {"tenant_token": "TENANT_TOKEN"}}}}
-    await idle_world.caller.add_tool(PROJECT, search_tool(envs={"tenant_token": "JINA_API_KEY"}))
-    async with idle_world.executor(**settings):
-        outcome = await idle_world.send(await idle_world.place())
+    await world_without_executor.caller.add_tool(PROJECT, search_tool(envs={"tenant_token": "JINA_API_KEY"}))
+    async with world_without_executor.executor(**settings):
+        outcome = await world_without_executor.send(await world_without_executor.place())
     assert json.loads(outcome.upstream_requests[-1]["body"])["tenant_token"] == SECRET
 
 
@@ -270,7 +270,7 @@ async def test_the_documented_subject_purges_the_dead_letters_of_one_project(wor
     jetstream = world.caller.client.jetstream()
     call = await world.place()
     await world.send(call, headers=dict.fromkeys(call.headers), data=b"[]")
-    await jetstream.publish(f"{SUBJECT}.another", json.dumps({"project_id": "another"}).encode())
+    await jetstream.publish(f"{SUBJECT_PREFIX}.another", json.dumps({"project_id": "another"}).encode())
     assert await jetstream.purge_stream(DEAD_LETTERS, subject=subject.replace("PROJECT", PROJECT))
     left = (await jetstream.stream_info(DEAD_LETTERS)).state.messages
     assert left == 1
@@ -281,18 +281,20 @@ OTHER_ARGUMENTS = {"query": "example", "count": 2}
 
 
 @pytest.fixture
-async def tenants(idle_world: World) -> World:
+async def tenants(world_without_executor: World) -> World:
     """Another project with an agent and a tool of the same names, but another worker and other options."""
-    await idle_world.caller.add_project(OTHER)
-    await idle_world.caller.add_agent(OTHER, AGENT, "worker_other")
-    await idle_world.caller.add_tool(OTHER, search_tool(args={"fixed": {"query": "example"}}))
-    await idle_world.caller.add_tool(PROJECT, search_tool())  # stored again, so that its row follows the other one
-    return idle_world
+    await world_without_executor.caller.add_project(OTHER)
+    await world_without_executor.caller.add_agent(OTHER, AGENT, "worker_other")
+    await world_without_executor.caller.add_tool(OTHER, search_tool(args={"fixed": {"query": "example"}}))
+    await world_without_executor.caller.add_tool(
+        PROJECT, search_tool()
+    )  # stored again, so that its row follows the other one
+    return world_without_executor
 
 
 async def placed(world: World, project: str) -> PlacedCall:
     return await world.caller.place(
-        project, AGENT, "jina_search", KNOWN if project == PROJECT else OTHER_ARGUMENTS, publish=False
+        project, AGENT, "jina_search", RECORDED_ARGUMENTS if project == PROJECT else OTHER_ARGUMENTS, publish=False
     )
 
 
@@ -332,7 +334,9 @@ async def test_a_call_reads_only_rows_of_its_project(
     if "CG-Agent-Id" in missing:
         assert_answered(outcome, "bad_request", "CG-Agent-Id")
     else:
-        assert [json.loads(request["body"])["q"] for request in outcome.upstream_requests] == [KNOWN["query"]]
+        assert [json.loads(request["body"])["q"] for request in outcome.upstream_requests] == [
+            RECORDED_ARGUMENTS["query"]
+        ]
     written = await world.caller.database.fetch(
         "select tenant_id from cards where metadata ->> 'type' = 'tool.result' union all "
         "select project_id from state.agent_inbox where message_type = 'tool_result' union all "
@@ -421,7 +425,7 @@ async def test_a_result_in_another_project_does_not_hide_an_abandoned_command(te
 @requirement("tenant.scoped")
 async def test_a_cached_response_of_another_project_is_not_used(tenants: World) -> None:
     """Agent, tool, definition, session and query are the same."""
-    arguments: dict[str, Any] = {**KNOWN, "session_id": "same"}
+    arguments: dict[str, Any] = {**RECORDED_ARGUMENTS, "session_id": "same"}
     await tenants.caller.add_tool(OTHER, search_tool())
     async with tenants.executor(cache={"ttl_s": 60}):
         outcomes = [

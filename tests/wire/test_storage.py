@@ -190,7 +190,7 @@ async def test_a_stream_at_its_message_limit_is_reported(stored: Stored) -> None
     await stored.storage.check()
     config = (await stored.jetstream.stream_info(dead_letters.STREAM)).config
     await stored.jetstream.update_stream(config.evolve(max_msgs=1))
-    await stored.jetstream.publish(f"{dead_letters.SUBJECT}.proj", b"{}")
+    await stored.jetstream.publish(f"{dead_letters.SUBJECT_PREFIX}.proj", b"{}")
     await stored.storage.check()
     assert f"{dead_letters.STREAM} is full" in stored.reason()
 
