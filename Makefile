@@ -19,7 +19,7 @@ VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 # Write bytecode even if PYTHONDONTWRITEBYTECODE is set: each worker of the tests would otherwise compile all of them.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install demo test compiled long chaos canary hostile fuzz bench bench-tenants mutations sizes answers pictures check lint types contracts figures docs audit sbom image lock clean
+.PHONY: install demo test thorough compiled long chaos canary hostile fuzz bench bench-tenants mutations sizes answers pictures check lint types contracts figures docs audit sbom image lock clean
 
 # The virtual environment with everything in it.
 install: $(READY)
@@ -27,10 +27,16 @@ install: $(READY)
 demo: $(READY)
 	$(PY) -m openapi_tool demo
 
-# A worker more than cores, as many tests wait; each has servers of its own. What measures CPU time runs afterwards, alone.
+# A worker more than cores, as many tests wait; each has servers of its own.
 # With GOGC, Helm, NATS and promtool look for garbage less often, for some MB; rendering the chart takes a quarter less.
+PARALLEL = GOGC=400 $(PY) -m pytest --numprocesses $(WORKERS) --dist worksteal
+
 test: $(READY)
-	GOGC=400 $(PY) -m pytest --numprocesses $(WORKERS) --dist worksteal -m "not alone and not long" $(TEST)
+	$(PARALLEL) -m "not alone and not thorough and not long" $(TEST)
+
+# The tests that `make test` leaves out; CI runs both. What measures CPU time runs afterwards, alone.
+thorough: $(READY)
+	$(PARALLEL) -m "thorough and not long"
 	$(PY) -m pytest -m "alone and not long" tests/performance tests/hostile/test_hostile.py tests/unit/test_large_texts.py
 
 # Bytecode of all tests, which otherwise each worker of `make test` makes for itself.

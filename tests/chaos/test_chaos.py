@@ -58,6 +58,7 @@ async def test_under_every_fault_nothing_is_lost_and_nothing_doubled() -> None:
     assert {kind for kind, fault in findings["faults"].items() if fault["hit"]} == set(FAULTS), findings["faults"]
 
 
+@pytest.mark.thorough
 @requirement("chaos.nothing_lost", "dialects.behaviour")
 async def test_two_kernels_in_one_process_lose_nothing_of_either() -> None:
     options = Options(
@@ -71,6 +72,7 @@ async def test_two_kernels_in_one_process_lose_nothing_of_either() -> None:
     assert any(fault["hit"] for fault in findings["faults"].values()), findings["faults"]
 
 
+@pytest.mark.thorough
 @requirement("chaos.nothing_lost", "limits.window")
 async def test_under_a_limit_and_a_flood_nothing_is_lost_and_the_limit_holds() -> None:
     options = Options(
@@ -90,6 +92,7 @@ def test_most_in_a_minute_counts_every_window_of_60_s() -> None:
     assert most_in_a_minute([0.0, 60.0]) == 1
 
 
+@pytest.mark.thorough
 @requirement("chaos.nothing_lost")
 async def test_the_checker_detects_a_build_that_acknowledges_first() -> None:
     options = Options(
@@ -304,6 +307,7 @@ def run_short_form(form: str) -> dict[str, Any] | NotInstalled:
             return missing
 
 
+@pytest.mark.thorough
 @requirement("chaos.nothing_lost")
 def test_partial_failures_lose_nothing_and_readiness_is_right(subtests: pytest.Subtests) -> None:
     """Runs all short forms at once, as each waits most of its time."""
@@ -318,6 +322,7 @@ def test_partial_failures_lose_nothing_and_readiness_is_right(subtests: pytest.S
             assert all(fault["fired"] for fault in findings["faults"].values()), findings["faults"]
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(PgBouncer.missing() is not None, reason=str(PgBouncer.missing()))
 async def test_prepared_statements_behind_pgbouncer_are_reported_in_one_line() -> None:
     with EmbeddedStack() as stack:

@@ -183,6 +183,7 @@ async def mixed(world: World, number: int, random_: random.Random) -> PlacedCall
     return await world.place({"query": f"{kind} call{number}x"})
 
 
+@pytest.mark.thorough
 @requirement("usage.exact", "budgets.exact", "budgets.reservations")
 @pytest.mark.parametrize("seed", MIXES)
 async def test_usage_and_budgets_equal_the_doubles_count_while_executors_are_killed(

@@ -165,6 +165,7 @@ class Load:
         return waits
 
 
+@pytest.mark.thorough
 @requirement("chart.runs")
 async def test_calls_are_answered_throughout_a_rolling_update(
     stack: EmbeddedStack, database: str, cluster: Cluster, tls: Tls
@@ -209,6 +210,7 @@ async def test_a_pod_is_alive_and_not_ready_while_nats_is_down(
         await cluster.delete(pod)
 
 
+@pytest.mark.thorough
 @requirement("chart.runs", "cli.check")
 async def test_helm_test_says_what_is_missing(stack: EmbeddedStack, database: str, cluster: Cluster, tls: Tls) -> None:
     async with kernel_of(tls, stack.postgres.dsn(database)):
@@ -336,6 +338,7 @@ def run(image: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("download", [pytest.param(True, marks=pytest.mark.long, id="downloaded"), False])
 @requirement("image.steps", "supply.locked")
 def test_the_steps_make_an_entry_point_for_another_user_on_a_read_only_root(

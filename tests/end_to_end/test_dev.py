@@ -196,6 +196,7 @@ async def test_dev_prints_calls_and_leaves_nothing_behind(
     assert os.listdir(spaced) == []  # noqa: PTH208 - blocking is harmless here
 
 
+@pytest.mark.thorough
 @requirement("cli.dev")
 async def test_several_executors_share_the_calls(
     start_dev: StartDev, environment: dict[str, str], spaced: Path
@@ -366,6 +367,7 @@ def test_dev_reads_the_kernels_config_and_reports_ignored_keys(monkeypatch: pyte
     assert "nats.servers" in settings.remarks[-1]
 
 
+@pytest.mark.thorough
 @requirement("cli.dev")
 async def test_kept_data_is_used_again(start_dev: StartDev, environment: dict[str, str], spaced: Path) -> None:
     keep = spaced / "kept data"
@@ -572,6 +574,7 @@ def test_the_real_upstream_needs_a_key(sigterm: None, monkeypatch: pytest.Monkey
     assert "JINA_API_KEY" in result.stderr
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("command", "message"), [(["dev"], "openapi-tool[local]"), (["call", "jina_search"], "no dev stack is running")]
 )

@@ -90,6 +90,7 @@ def test_a_free_port_is_none_that_an_outgoing_connection_may_take(monkeypatch: p
     assert max(first, second) < 32_768, "Linux takes ports of connections from here on"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 @requirement("local.stack")
 def test_no_process_or_file_remains_however_the_parent_ends(number: signal.Signals, spaced: Path) -> None:

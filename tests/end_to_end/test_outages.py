@@ -259,6 +259,7 @@ async def test_a_silent_nats_makes_readyz_fail_and_loses_nothing(served: Served)
     assert (await _result_content(served, call))["status"] == "success"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("noticed", [False, True])
 @requirement("nats.watched")
 async def test_sigterm_while_nats_is_silent_ends_the_process_cleanly(

@@ -200,6 +200,7 @@ def test_the_rules_of_the_makefile_exist(place: str, command: str) -> None:
     assert made.returncode == 0, f"{place}: {made.stderr}"
 
 
+@pytest.mark.thorough
 @requirement("docs.run")
 @each(("place", "command"), [entry for entry in COMMANDS if re.fullmatch(HELP_ONLY, entry[1])])
 def test_programs_know_their_arguments(place: str, command: str) -> None:
@@ -331,6 +332,7 @@ def _begins(block: Block, begin: str) -> bool:
     return block.text.lstrip().startswith(begin)
 
 
+@pytest.mark.thorough
 @requirement("docs.run")
 def test_every_other_snippet_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SNIPPET_FOLDER", str(tmp_path))
@@ -368,6 +370,7 @@ async def test_a_nats_server_accepts_the_permissions_of_other_users(stack: Embed
 INLINE = [(str(file.relative_to(ROOT)), snippet) for file in DOCUMENTS for snippet in _INLINE.findall(file.read_text())]
 
 
+@pytest.mark.thorough
 @requirement("docs.run")
 @each(("file", "words"), INLINE)
 def test_a_command_within_a_sentence_exists_with_its_flags(file: str, words: str) -> None:

@@ -404,6 +404,7 @@ def _in_namespace(*arguments: str, folder: Path) -> subprocess.CompletedProcess[
     )
 
 
+@pytest.mark.thorough
 @requirement("egress.hosts")
 def test_the_executor_needs_no_network_but_loopback(tmp_path: Path) -> None:
     if shutil.which("unshare") is None:
@@ -439,6 +440,7 @@ BUDGET_BYTES = max_call_memory(MAX_BYTES) + MAX_BYTES
 CONCURRENCY, CACHE_BYTES = 64, 4_000_000
 
 
+@pytest.mark.thorough
 @requirement("memory.limit")
 async def test_many_large_pages_at_once_are_answered_within_the_limit(
     stack: EmbeddedStack, caller: Caller, start_executor: StartExecutor

@@ -23,11 +23,18 @@ ALONE = {
 }
 """Attacks that need a whole core: beside another test they would exceed limits because of it."""
 
-_PARAMETERS = [
-    pytest.param(name, marks=pytest.mark.alone if name in ALONE else ())
-    for name, case in CASES.items()
-    if VERSION in case.versions
-]
+_NAMES = [name for name, case in CASES.items() if VERSION in case.versions]
+_FIRST = {CASES[name].item: name for name in reversed(_NAMES) if name not in ALONE}
+"""The first attack of each kind: the short form of `make test`."""
+
+
+def _marks(name: str) -> list[pytest.MarkDecorator]:
+    if name in ALONE:
+        return [pytest.mark.alone]
+    return [] if name in _FIRST.values() else [pytest.mark.thorough]
+
+
+_PARAMETERS = [pytest.param(name, marks=_marks(name)) for name in _NAMES]
 
 
 @pytest.mark.parametrize("name", _PARAMETERS)

@@ -312,6 +312,7 @@ def declared(name: str) -> tuple[ToolDefinition, st.SearchStrategy[Any]]:
     return parsed(row), values(function(row)["parameters"])
 
 
+@pytest.mark.thorough
 @requirement("definition.exports")
 @pytest.mark.parametrize("name", [*CATALOGUE, "example"])
 @given(data=st.data())

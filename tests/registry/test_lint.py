@@ -284,6 +284,7 @@ def paths_of(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str
             yield from paths_of(item, (*path, name))
 
 
+@pytest.mark.thorough
 @requirement("definition.lint")
 @pytest.mark.parametrize("wrong", [None, True, 5, 0.5, "x", [], [1], {}, {"x": 1}], ids=repr)
 @pytest.mark.parametrize("tool", ["jina.search", "jina.read_many"])

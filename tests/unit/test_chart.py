@@ -197,6 +197,7 @@ def test_no_value_is_replaced_by_a_variable_of_the_container() -> None:
     assert "--project=p$$(PG_DSN)" in job["spec"]["template"]["spec"]["containers"][0]["args"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("document", REFUSED, ids=[document["refused"] for document in REFUSED])
 @requirement("chart.refused")
 def test_invalid_values_are_refused_with_a_sentence(document: dict[str, Any]) -> None:
@@ -399,6 +400,7 @@ ODD: tuple[Any, ...] = ("a b", "x\n  y: z", "1234", -1, 1e18, [{}], {"a": 1})
 TEMPLATE_ERRORS = ("nil pointer", "error calling", "wrong type", "can't evaluate", "incompatible types", "executing")
 
 
+@pytest.mark.thorough
 @requirement("chart.refused")
 @each(("path", "odd"), [(value.path, odd) for value in every(values()) if not value.children for odd in ODD])
 def test_an_odd_value_is_refused_in_a_sentence_or_renders_what_kubernetes_accepts(path: str, odd: Any) -> None:

@@ -461,6 +461,7 @@ def test_a_pattern_is_found_however_it_is_used() -> None:
 NAMED = [where for where, bound in TABLE.items() if bound.chars and re.fullmatch(r"\S+ _[A-Z_]+", where)]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("where", NAMED)
 @requirement("loop.answers")
 def test_no_pattern_takes_long_for_the_longest_text_that_it_is_given(where: str) -> None:

@@ -555,6 +555,7 @@ def problems() -> str:
     return ""
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("_cached")
 @pytest.mark.parametrize("path", PATHS, ids=".".join)
 @requirement("settings.errors")
