@@ -372,6 +372,7 @@ LONG_NUMBERS = {
 }
 
 
+@pytest.mark.thorough
 @requirement("definition.bounds", "answer.precheck")
 @pytest.mark.parametrize("name", LONG_NUMBERS)
 async def test_numbers_that_are_short_only_as_stored_are_not_read(

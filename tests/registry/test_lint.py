@@ -624,6 +624,7 @@ async def test_a_difference_is_shown_and_needs_confirmation(
     assert (await rows(caller, PROJECT))[0]["options"]["suspend_timeout_seconds"] == 75
 
 
+@pytest.mark.thorough
 @requirement("definition.apply")
 async def test_a_failed_project_does_not_stop_the_others(
     caller: Caller, api: str, tools: Tools, tmp_path: Path

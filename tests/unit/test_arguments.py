@@ -260,6 +260,7 @@ def measured() -> dict[str, tuple[float, float]]:
     return found
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("case", [*ORDINARY, *LARGEST])
 @requirement("definition.bounds")
 def test_compiled_schema_needs_no_more_memory_than_estimated(
@@ -284,6 +285,7 @@ def measure(make: Callable[[int], dict[str, Any]], alive: list[Any]) -> tuple[fl
     return (resident_bytes() - before) / TOOLS, alive[-1].memory
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("case", [*ORDINARY, *LARGEST])
 @requirement("definition.bounds")
 def test_definition_needs_no_more_memory_than_estimated(case: str) -> None:

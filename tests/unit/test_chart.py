@@ -369,6 +369,7 @@ def nested(path: str, value: Any) -> dict[str, Any]:
     return inner
 
 
+@pytest.mark.thorough
 @requirement("chart.refused")
 @each("value", every(values()))
 def test_null_is_the_default_where_that_is_empty_and_refused_elsewhere(value: Value) -> None:
@@ -459,6 +460,7 @@ def pods_of(deployment: str) -> list[str]:
     return [f"{f'{deployment}-{digest}-'[:58]}{suffix}" for digest, suffix in PODS.items()]
 
 
+@pytest.mark.thorough
 @requirement("chart.metrics")
 @pytest.mark.parametrize("length", range(1, 64))
 def test_alerts_match_the_pods_of_this_release_however_long_its_name(length: int) -> None:

@@ -636,6 +636,7 @@ def test_every_field_of_an_output_is_either_cached_or_reset() -> None:
     assert {field.name for field in fields(ToolOutput)} == cached | reset
 
 
+@pytest.mark.thorough
 @requirement("cache")
 @pytest.mark.parametrize("characters", [20, 2_000, 50_000])
 async def test_full_cache_uses_its_memory_limit_within_15_percent(characters: int) -> None:

@@ -109,6 +109,7 @@ def test_a_secret_is_masked_in_every_common_encoding(secret: str, encoding: str)
         assert "after" in masked
 
 
+@pytest.mark.thorough
 @given(before=st.binary(max_size=40), behind=st.binary(max_size=40), secret=st.text(min_size=8, max_size=60))
 @requirement("secrets.output")
 def test_nothing_but_the_edges_of_base64_is_left(before: bytes, behind: bytes, secret: str) -> None:
