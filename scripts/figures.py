@@ -155,6 +155,10 @@ def main() -> int:
         aim = f"   aim: at most {AIMS[name]}" if name in AIMS else ""
         earlier = f"{before.values[name]:8g}" if before else ""
         out(f"{name:38}{earlier}{value:8g}{aim}\n")
+    seconds = ROOT / ".pytest_cache/v/suite/seconds"  # written by tests/conftest.py
+    taken = seconds.read_text(encoding="utf-8") if seconds.is_file() else "-"
+    width = 8 if before is None else 16
+    out(f"{'seconds of the last whole `make test`':38}{taken:>{width}}   aim: less than 240 on two cores\n")
     out(f"longest function and file: {now.longest}\n")
     return int(options.check and any(now.values[name] > aim for name, aim in AIMS.items()))
 

@@ -9,6 +9,7 @@ import os
 import shutil
 import signal
 import ssl
+import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from pathlib import Path
@@ -33,6 +34,8 @@ for _variable in ("PYTHONDONTWRITEBYTECODE", "PYTHONUNBUFFERED"):  # a child tha
     os.environ.pop(_variable, None)
 
 
+_BEGAN = time.monotonic()
+_SUITE = "not alone and not thorough and not long"  # what `make test` selects
 PROJECT, AGENT = "proj_test", "agent_test"
 TEMPLATE = "kernel_template"
 _PLENTY_BYTES = 2_000_000_000
@@ -55,6 +58,13 @@ def pytest_collection_finish() -> None:
     """Exclude the objects that collection made from garbage collection, which would traverse them in every run."""
     gc.collect()
     gc.freeze()
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Store the seconds of a whole `make test` for `make figures`."""
+    whole = config.option.markexpr == _SUITE and config.args_source is pytest.Config.ArgsSource.TESTPATHS
+    if whole and not config.option.keyword and not hasattr(config, "workerinput") and config.cache is not None:
+        config.cache.set("suite/seconds", round(time.monotonic() - _BEGAN))
 
 
 @pytest.fixture(scope="session", autouse=True)
