@@ -212,7 +212,7 @@ async def assemble(stack: AsyncExitStack, bootstrap: Bootstrap, shared: Shared) 
         ParkedResults(parked, session_key),
         slots,
     )
-    letters = DeadLetters(client, bootstrap.redactor.at("dead_letter"), replicas)
+    letters = DeadLetters(client, bootstrap.redactor.with_label("dead_letter"), replicas)
     options = consumer_options(bootstrap, replicas)
     consumer = CommandConsumer(client, options, letters, pipeline.handle, database.fetch_mode, clock, slots)
     shared.statistics.work.append(consumer.work)
@@ -333,7 +333,7 @@ def _tracer(bootstrap: Bootstrap) -> WireTracer | ExportingTracer:
         return WireTracer()
     from openapi_tool.telemetry.otlp import open_tracer  # noqa: PLC0415 - 30 MB that few deployments need
 
-    return open_tracer(telemetry.otlp_endpoint, bootstrap.redactor.at("span"), telemetry.trace_ratio, INSTANCE)
+    return open_tracer(telemetry.otlp_endpoint, bootstrap.redactor.with_label("span"), telemetry.trace_ratio, INSTANCE)
 
 
 def _metrics_exporter(bootstrap: Bootstrap) -> Exporting | None:

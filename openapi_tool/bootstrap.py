@@ -88,7 +88,7 @@ def build_bootstrap(settings: Settings, environment: Mapping[str, str]) -> Boots
     named = secret_values(settings, secrets, environment, [one.driver_options for one in connections if one])
     redactor = Redactor(value for _, value in named)
     authorizer = Authorizer(settings.policy, hooks)
-    health = Health(redact=redactor.at("health").text)
+    health = Health(redact=redactor.with_label("health").text)
     main, *others = [
         Bootstrap(
             settings=kernel,
@@ -147,7 +147,7 @@ class Upstream:
         permits: Permits | None = None,
         budgets: Budgets | None = None,
     ) -> None:
-        settings, self.slicer, self.errors = bootstrap.settings, TimeSlicer(), bootstrap.redactor.at("error")
+        settings, self.slicer, self.errors = bootstrap.settings, TimeSlicer(), bootstrap.redactor.with_label("error")
         client = JinaClient(transport, settings.egress.max_response_bytes, self.errors, self.slicer)
         options = JinaBackendOptions(
             settings.retry, settings.cache, settings.tools, settings.url_policy, settings.egress.body_budget_bytes

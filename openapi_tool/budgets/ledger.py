@@ -164,7 +164,7 @@ class Record:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class UsageReport:
     """Report of a replica: uses since its start (`total`) and since its last report (`spent`).
 
     `reserved`, `needs`: estimates of running and of waiting requests; `ahead`: the idle block that it wants.
@@ -192,7 +192,12 @@ def dead_replicas(record: Record, name: str, now: float) -> list[str]:
 
 
 def apply_report(
-    record: Record, name: str, report: Report, limit: Limit, now: float, journals: Mapping[str, Amount] = NO_JOURNALS
+    record: Record,
+    name: str,
+    report: UsageReport,
+    limit: Limit,
+    now: float,
+    journals: Mapping[str, Amount] = NO_JOURNALS,
 ) -> Grant:
     """Apply a replica's report to a record, and the uses of dead replicas from their `journals`.
 

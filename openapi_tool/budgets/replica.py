@@ -17,7 +17,7 @@ from typing import Protocol
 import orjson
 
 from openapi_tool.budgets import ledger
-from openapi_tool.budgets.ledger import NO_JOURNALS, NOTHING, Amount, Grant, Limit, Record, Report, parse_amount
+from openapi_tool.budgets.ledger import NO_JOURNALS, NOTHING, Amount, Grant, Limit, Record, UsageReport, parse_amount
 from openapi_tool.concurrency import in_background
 from openapi_tool.limits.permits import Store
 from openapi_tool.protocol.errors import Unavailable
@@ -154,7 +154,7 @@ class Allowance:
         record = ledger.decode(stored)
         if now >= self._lease_ends_at:
             self.idle = NOTHING
-        report = Report(self.total, self.spent, self.reserved, needs, NOTHING if leave else self._ahead(now))
+        report = UsageReport(self.total, self.spent, self.reserved, needs, NOTHING if leave else self._ahead(now))
         grant = ledger.apply_report(record, self.name, report, self.limit, now, journals)
         self.idle = self.idle.minimum(grant.idle)
         self._has_unwritten_change = True  # the stored record may count more than the smaller block

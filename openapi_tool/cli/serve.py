@@ -229,7 +229,7 @@ async def _upstream(bootstrap: Bootstrap) -> list[str]:
     """Connect to every host of the upstream as calls do. Raises _Unusable."""
     hosts = sorted({operation.host for operation in OPERATIONS})
     transport = upstream_transport(bootstrap, None)
-    async with aclosing(JinaClient(transport, 0, bootstrap.redactor.at("error"), TimeSlicer())) as client:
+    async with aclosing(JinaClient(transport, 0, bootstrap.redactor.with_label("error"), TimeSlicer())) as client:
         await asyncio.gather(*(_reach(client, host) for host in hosts))
     return hosts
 

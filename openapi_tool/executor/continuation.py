@@ -233,7 +233,7 @@ def _cost_note(output: ToolOutput, above: int) -> str:
 
 def _shorter_result_advice(definition: ToolDefinition) -> str:
     """Return how a model gets a shorter result, if the definition takes an argument for that."""
-    if items := definition.built_in.items:
+    if items := definition.built_in.list_argument:
         return f" Give fewer {items}."
     accepted = definition.model_arguments & definition.built_in.arguments.model_fields.keys()
     return next((f" {way}." for name, way in _ADVICE.items() if name in accepted), "")

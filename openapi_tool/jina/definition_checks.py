@@ -86,7 +86,7 @@ class StoredCheck:
 
     def _resolve(self, definition: ToolDefinition, call: Arguments) -> None:
         calls = [call]
-        if definition.built_in.items in call.values:
+        if definition.built_in.list_argument in call.values:
             items = batch_items(definition, call, self.max_batch_items) or ()
             calls = [item_arguments(definition, call, item) for item in dict.fromkeys(items)]
         for each in calls:
@@ -217,7 +217,7 @@ class _SampleCalls:
             if fold(name) in IGNORED_HEADERS:
                 message = "is ignored: the executor writes this header itself; take it out"
                 yield Problem((*self.section, "headers", name), message, warning=True)
-        values = {name: value for name, value in self.values.items() if name != self.built_in.items}
+        values = {name: value for name, value in self.values.items() if name != self.built_in.list_argument}
         found = examine_parameters(self.definition, sample_arguments(values))
         unknown = [Problem(path, f"is no parameter of a {self.operation.name} tool") for path in found.unknown]
         for problem in (*found.operator, *unknown):
@@ -237,7 +237,9 @@ class _SampleCalls:
         yield from ((path, value) for path, value in named if self._is_main(str(path[-1])))
 
     def _is_main(self, name: str) -> bool:
-        return any(self._is_parameter(name, main) for main in (self.operation.argument, self.built_in.items) if main)
+        return any(
+            self._is_parameter(name, main) for main in (self.operation.argument, self.built_in.list_argument) if main
+        )
 
     def _address_problems(self, path: Path, value: Any) -> Iterator[Problem]:
         if isinstance(value, list):
@@ -294,7 +296,7 @@ class _SampleCalls:
         """Yield problems of values that the schema of an argument allows and the executor refuses."""
         unknown = self._refusals(name, None)
         kind = str(rule.get("type"))
-        texts = ("a",) if kind == "string" and name == self.built_in.items else ()
+        texts = ("a",) if kind == "string" and name == self.built_in.list_argument else ()
         samples = [self._refusals(name, sample) for sample in _SAMPLES.get(kind, texts)]
         if unknown:
             yield from (self._with_hint(replace(problem, path=path)) for problem in unknown)
@@ -314,14 +316,14 @@ class _SampleCalls:
         yield from (
             (("enum", place), value) for place, value in enumerate(choices if isinstance(choices, list) else [])
         )
-        if name == self.built_in.items and isinstance(items, dict):
+        if name == self.built_in.list_argument and isinstance(items, dict):
             yield from ((("items", "type"), [sample]) for sample in _SAMPLES.get(str(items.get("type")), ()))
-        if name == self.built_in.items and isinstance(max_items, int):
+        if name == self.built_in.list_argument and isinstance(max_items, int):
             yield ("maxItems",), ["a"] * min(max_items, self.limits.tools.max_batch_items + 1)
 
     def _refusals(self, name: str, value: Any) -> list[Problem]:
         """Return the executor's problems with one argument of the model; None stands for any value."""
-        items, value = self.built_in.items, None if name == _CURSOR else value
+        items, value = self.built_in.list_argument, None if name == _CURSOR else value
         if name == items:
             call = sample_arguments({name: ["a"] if value is None else value}, frozenset({name}))
             return item_problems(self.definition, call, self.limits.tools.max_batch_items)
@@ -356,7 +358,7 @@ class _SampleCalls:
 
     def _main_argument(self) -> Iterator[Problem]:
         """Yield a problem if nothing provides the query or address that every call needs."""
-        wanted = self.built_in.items or self.operation.argument
+        wanted = self.built_in.list_argument or self.operation.argument
         given = any(self._is_parameter(name, wanted) for name in (*self.values, *self.definition.upstream_params))
         required = object_at(self.document, "parameters").get("required") or []
         if given or not isinstance(required, list):
@@ -375,6 +377,6 @@ class _SampleCalls:
             yield Problem(path, f"should name {shown[0]!r}: no call works without it; add it", warning=True)
 
     def _is_parameter(self, name: str, wanted: str) -> bool:
-        if wanted == self.built_in.items:
+        if wanted == self.built_in.list_argument:
             return name == wanted
         return self.endpoint.find(name) is self.endpoint.find(wanted)

@@ -214,7 +214,7 @@ def batch_items(definition: ToolDefinition, arguments: Arguments, max_items: int
 
     Raises BadRequest, whose message lists every invalid item, or ToolMisconfigured if the definition sets the items.
     """
-    plural = definition.built_in.items
+    plural = definition.built_in.list_argument
     if plural is None:
         return None
     problems = item_problems(definition, arguments, max_items)
@@ -231,7 +231,7 @@ def batch_items(definition: ToolDefinition, arguments: Arguments, max_items: int
 
 def item_problems(definition: ToolDefinition, arguments: Arguments, max_items: int) -> list[Problem]:
     """Return the problems of a batch call: wrong items, and arguments that only a single call takes."""
-    plural = definition.built_in.items or ""
+    plural = definition.built_in.list_argument or ""
     items = arguments.values.get(plural)
     single = [name for name in sorted(arguments.by_model) if fold(name) in definition.operation.main_parameter_names]
     problems = [Problem((name,), f"is not an argument of this tool, which takes {plural}") for name in single]
@@ -243,7 +243,7 @@ def item_problems(definition: ToolDefinition, arguments: Arguments, max_items: i
 
 def item_arguments(definition: ToolDefinition, arguments: Arguments, item: str) -> Arguments:
     """Return the arguments of the call for one item."""
-    operation, plural = definition.operation, definition.built_in.items
+    operation, plural = definition.operation, definition.built_in.list_argument
     shared = {
         name: value
         for name, value in arguments.values.items()

@@ -303,7 +303,9 @@ def by_name(parameters: tuple[Parameter, ...]) -> Mapping[str, Parameter]:
 
 
 _DOCUMENTED = (
-    REFUSED.keys() | {tool.items for tool in CATALOGUE.values() if tool.items} | by_name((*SEARCH, *READER)).keys()
+    REFUSED.keys()
+    | {tool.list_argument for tool in CATALOGUE.values() if tool.list_argument}
+    | by_name((*SEARCH, *READER)).keys()
 )
 
 OUTGOING_HEADERS = frozenset(

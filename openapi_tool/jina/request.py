@@ -104,7 +104,7 @@ def with_checked_url(resolved: ResolvedParameters, definition: ToolDefinition, r
         return replace(resolved, parameters={**parameters, name: endpoint.check_url(parameters[name], rules)})
     except (BadRequest, TargetRefused) as refusal:
         if resolved.main_parameter_option is None:
-            given = definition.built_in.items or resolved.names.get(name, name)
+            given = definition.built_in.list_argument or resolved.names.get(name, name)
             refusal.message = refusal.message.replace("url:", f"{given}:", 1)
             if takes_cursor(definition) and _CURSOR.fullmatch(parameters[name]):
                 refusal.message = f"{given}: is no address. If it is a cursor, give it as {CURSOR}, without {given}."
@@ -244,7 +244,7 @@ class _ParameterResolver:
     def _option_of(self, name: str) -> Path:
         """Return the path of the option that sets an argument; for an item of a batch, the path of the list."""
         groups = {"fixed": self._definition.fixed, "defaults": self._definition.defaults}
-        for own in (name, self._definition.built_in.items):
+        for own in (name, self._definition.built_in.list_argument):
             for group, values in groups.items():
                 if own is not None and own in values:
                     return ("options", "args", group, own)
@@ -279,7 +279,7 @@ class _ParameterResolver:
 
 
 def _missing_main_argument(tool: BuiltInTool) -> Problem:
-    main_argument = tool.items or tool.operation.argument
+    main_argument = tool.list_argument or tool.operation.argument
     if "cursor" in tool.arguments.model_fields:
         return Problem((f"{main_argument} or cursor",), "one of them is required")
     return Problem((main_argument,), "is required")

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from openapi_tool.limits import ledger
-from openapi_tool.limits.ledger import Report, Use
+from openapi_tool.limits.ledger import UsageReport, Use
 from openapi_tool.limits.record import (
     CONTENDER_S,
     INTERVAL_S,
@@ -260,7 +260,8 @@ class Allowance:
         if now - self._reported_at >= CONTENDER_S:
             self._steady_since = now
         steady = self._steady_since
-        report = Report(tuple(self._uses), keep, want, self.running, want_running, sent, each, self._serial, steady)
+        uses = tuple(self._uses)
+        report = UsageReport(uses, keep, want, self.running, want_running, sent, each, self._serial, steady)
         mine = ledger.apply_report(record, self.name, report, self.rates, now)
         return Planned(record, mine, len(self._uses))
 

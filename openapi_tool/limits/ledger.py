@@ -45,7 +45,7 @@ class Use:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class UsageReport:
     """Report of a replica: uses since its last report, permits that it keeps, and further ones that it wants.
 
     `tokens_each` is the estimate of a request. `running` requests are open; it wants to open `want_running` more.
@@ -68,7 +68,7 @@ class Report:
         return 1 if resource == REQUESTS else self.tokens_each
 
 
-def apply_report(record: Record, name: str, report: Report, rates: Rates, now: float) -> Replica:
+def apply_report(record: Record, name: str, report: UsageReport, rates: Rates, now: float) -> Replica:
     """Count a replica's report and assign it a block; return its share, which is valid once the record is written."""
     record.drop_expired(now)
     mine = record.replicas.setdefault(name, Replica())
@@ -85,7 +85,7 @@ def apply_report(record: Record, name: str, report: Report, rates: Rates, now: f
     return mine
 
 
-def _take(record: Record, name: str, report: Report, resource: str, limit: int | None, now: float) -> int:
+def _take(record: Record, name: str, report: UsageReport, resource: str, limit: int | None, now: float) -> int:
     """Settle the last block of a resource and take the next; return the number of wanted permits that are missing."""
     mine, window, unit = record.replicas[name], record.window(resource), report.unit(resource)
     used = 0
@@ -139,7 +139,7 @@ def _start_equal(mine: Replica, others: Sequence[Replica]) -> None:
         mine.served = max(mine.served, min(replica.served for replica in others))
 
 
-def _take_concurrent(record: Record, name: str, report: Report, rates: Rates, now: float) -> int:
+def _take_concurrent(record: Record, name: str, report: UsageReport, rates: Rates, now: float) -> int:
     """Set how many requests a replica may have open; return how many more it wants.
 
     Open ones above its share count until they end, and it begins no further one until then.
@@ -220,7 +220,7 @@ def lower_adaptive(record: Record, now: float) -> None:
     record.adaptive.until = now + ADAPTIVE_S
 
 
-def _add_to_adaptive(record: Record, mine: Replica, report: Report, now: float) -> None:
+def _add_to_adaptive(record: Record, mine: Replica, report: UsageReport, now: float) -> None:
     """Count the requests that a replica sent before the adaptive limit; it becomes half of those of all replicas."""
     adaptive = record.adaptive
     if adaptive is None or mine.adaptive_since == adaptive.since:

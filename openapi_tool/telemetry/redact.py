@@ -222,9 +222,9 @@ class Redactor:
         """Secrets that are masked."""
         return self._secrets
 
-    def at(self, where: str) -> Redactor:
+    def with_label(self, label: str) -> Redactor:
         """Return a redactor for the same secrets, also those added later, that counts under another label."""
-        return self._by_label.setdefault(where, Redactor(self._secrets, where))
+        return self._by_label.setdefault(label, Redactor(self._secrets, label))
 
     def add(self, secrets: Iterable[str]) -> None:
         """Mask these secrets, too, from now on; the earlier ones stay masked."""

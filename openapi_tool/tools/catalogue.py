@@ -195,7 +195,7 @@ OPERATIONS = (SEARCH, READER)
 class BuiltInTool:
     """Built-in tool.
 
-    `name` is the canonical name, `api_name` the name in manifests, `items` the list argument of a batch tool.
+    `name` is the canonical name, `api_name` the name in manifests, `list_argument` the list of a batch tool.
     `suspend_timeout_s` is the recommended wait of a worker in seconds.
     """
 
@@ -207,7 +207,7 @@ class BuiltInTool:
     arguments: type[BaseModel]
     tags: frozenset[str]
     suspend_timeout_s: int
-    items: str | None = None
+    list_argument: str | None = None
 
     def schema(self) -> dict[str, Any]:
         """Return a new copy of the JSON Schema of the arguments (tool-design section 2)."""
@@ -266,7 +266,7 @@ CATALOGUE: Mapping[str, BuiltInTool] = catalogue(
         arguments=SearchManyArguments,
         tags=_SEARCH,
         suspend_timeout_s=60,
-        items="queries",
+        list_argument="queries",
     ),
     BuiltInTool(
         name="jina.read",
@@ -289,7 +289,7 @@ CATALOGUE: Mapping[str, BuiltInTool] = catalogue(
         arguments=ReadManyArguments,
         tags=_READ,
         suspend_timeout_s=90,
-        items="urls",
+        list_argument="urls",
     ),
 )
 

@@ -431,8 +431,8 @@ async def test_sections_that_need_a_restart_are_logged(reloaded: Reloaded) -> No
 @requirement("reload")
 def test_new_secrets_reach_every_redactor_and_old_ones_stay_masked() -> None:
     redactor = Redactor(["the-old-secret"])
-    elsewhere = redactor.at("error")
+    elsewhere = redactor.with_label("error")
     redactor.add(["the-new-secret"])
-    for place in (redactor, elsewhere, redactor.at("span")):
+    for place in (redactor, elsewhere, redactor.with_label("span")):
         assert place.text("the-old-secret the-new-secret") == f"{MASK} {MASK}"
     assert Redactor(["the-old-secret"]).text("the-new-secret") == "the-new-secret"

@@ -114,8 +114,8 @@ def calls(draw: st.DrawFn) -> tuple[ToolDefinition, dict[str, Any]]:
         arguments |= draw(st.dictionaries(names, values, max_size=4))
     if draw(st.integers(0, 9)):
         single = "https://site.example/a?b=c#d" if draw(st.booleans()) else draw(subjects)
-        key = found.built_in.items or found.operation.argument
-        arguments[key] = [single, draw(subjects)] if found.built_in.items else single
+        key = found.built_in.list_argument or found.operation.argument
+        arguments[key] = [single, draw(subjects)] if found.built_in.list_argument else single
     return found, arguments
 
 
@@ -183,7 +183,7 @@ def test_a_refusal_names_everything_that_is_wrong(call: tuple[ToolDefinition, di
         except TargetRefused:
             return
         except BadRequest as refused:
-            if found.built_in.items and refused.message.startswith("url:"):
+            if found.built_in.list_argument and refused.message.startswith("url:"):
                 return  # a failure of one item, reported with that item
             problems = refused.detail["problems"] if isinstance(refused.detail, dict) else [refused.message]
             named = {

@@ -174,7 +174,7 @@ def test_masked_values_are_counted_by_place() -> None:
 
     before = counted("answer"), counted("error")
     assert of_call(["plain-secret"]).text("plain-secret, plain-secret") == f"{MASK}, {MASK}"
-    Redactor(["plain-secret"]).at("error").text("nothing, plain-secret")
+    Redactor(["plain-secret"]).with_label("error").text("nothing, plain-secret")
     assert (counted("answer") - before[0], counted("error") - before[1]) == (2, 1)
 
 

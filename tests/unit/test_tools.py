@@ -532,7 +532,7 @@ def test_offered_arguments_are_those_that_a_model_may_set(tool: BuiltInTool) -> 
         assert parameter is not None, name
         assert parameter.model, name
         offered.add(parameter.name)
-    single_item_parameters = set() if tool.items is None else {"q", "url", "pdf_page"}
+    single_item_parameters = set() if tool.list_argument is None else {"q", "url", "pdf_page"}
     may_set = {entry.name for entry in endpoint.parameters if entry.model}
     assert may_set - NOT_OFFERED[tool.operation.name] - single_item_parameters == offered
 
