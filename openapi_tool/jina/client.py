@@ -79,7 +79,7 @@ class JinaClient:
                 "The service did not answer within the time of this call; try again, ask for less, or use another page."
             ) from None
         except httpx.TransportError as error:
-            raise _network_failure(error) from error
+            raise _network_failure(error, request.host) from error
         if isinstance(outcome, ToolError):
             raise outcome  # not in the frame that holds the body: the traceback would keep it during a retry's wait
         return outcome
@@ -89,7 +89,7 @@ class JinaClient:
         try:
             response = await self._transport.handle_async_request(httpx.Request("GET", f"https://{host}/"))
         except httpx.TransportError as error:
-            raise _network_failure(error) from error
+            raise _network_failure(error, host) from error
         await response.aclose()
 
     async def _exchange(
@@ -224,9 +224,22 @@ def _log_request(request: UpstreamRequest) -> None:
     )
 
 
-def _network_failure(error: httpx.TransportError) -> ToolError:
+def _log_certificate(host: str, error: BaseException | None) -> None:
+    """Log the reason for the operator; the result only says that an operator must act."""
+    cause = getattr(error, "certificate_error", error)
+    reason = getattr(cause, "verify_message", type(cause).__name__)
+    log.error(
+        "cannot verify the certificate of %s: %s; check the clock, TLS-intercepting proxies and egress.ca_file",
+        host,
+        reason,
+        extra={"action": "egress.certificate_refused", "host": host, "reason": reason},
+    )
+
+
+def _network_failure(error: httpx.TransportError, host: str) -> ToolError:
     """Return the error for a failure of the network, without the library's text, which may show addresses."""
     if isinstance(error, CertificateRefused):
+        _log_certificate(host, error.__cause__)
         return UpstreamUnavailable(
             "The service's certificate could not be verified, so nothing was sent; an operator must act first.",
             detail={"kind": "certificate"},

@@ -13,6 +13,7 @@ import logging
 import select
 import socket
 import ssl
+import sys
 from collections.abc import Callable
 from contextvars import ContextVar
 from functools import lru_cache, partial
@@ -70,32 +71,38 @@ class UpstreamConnection(ResponseHandler):
         self._aborted = False
         self._requests = 0
         self._has_head = False  # of the final response
-        self._informational = 0
-        self._non_body_bytes = 0
-        self._framing_bytes = 0
+        self._informational = self._non_body_bytes = self._framing_bytes = 0
+        self._unparsed = bytearray()
         self._poll: select.poll | None = None
 
     def set_response_params(self, **params: Any) -> None:
         """Expect a response: aiohttp calls this for each request before it sends it."""
         self._requests += 1
         self._has_head = False
-        self._informational = 0
-        self._non_body_bytes = 0
-        self._framing_bytes = 0
+        self._informational = self._non_body_bytes = self._framing_bytes = 0
         super().set_response_params(**params)
 
     def is_connected(self) -> bool:
         """Return whether the connection can be reused; aiohttp asks before it takes one from its pool."""
-        return super().is_connected() and not (self._aborted or (self._is_idle() and self._has_unread()))
+        unexpected = self._aborted or self._unparsed or (self._is_idle() and self._has_unread())
+        return super().is_connected() and not unexpected
 
     def data_received(self, data: bytes) -> None:
-        """Parse received data; abort if no response is due. Empty data means: resume parsing of buffered data."""
-        for start in range(0, max(len(data), 1), _PIECE_BYTES):
-            if data and self._is_idle():
-                self._abort_now()
-            if self._aborted:
-                return
-            self._parse(data[start : start + _PIECE_BYTES])
+        """Parse received data; abort if no response is due. Empty data means: the reader resumes, so continue."""
+        self._unparsed += data
+        if not data and not self._aborted:
+            self._parse(b"")
+        # A paused parser would buffer a piece, and `_parse` would take that for framing.
+        while self._unparsed and not self._reading_paused:
+            self._parse_next()
+
+    def _parse_next(self) -> None:
+        piece = bytes(self._unparsed[:_PIECE_BYTES])
+        del self._unparsed[:_PIECE_BYTES]
+        if self._is_idle():
+            self._abort_now()
+        if not self._aborted:
+            self._parse(piece)
 
     def _parse(self, piece: bytes) -> None:
         before = self._body_bytes() if self._has_head else 0  # without a head the body is the previous response's
@@ -113,7 +120,12 @@ class UpstreamConnection(ResponseHandler):
             self._abort_now()
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        """Fail the pending request."""
+        """Parse what a paused reader has left, then fail the request if it is still pending."""
+        if self._payload is not None and not self._payload.is_eof():
+            self._payload._high_water = self._payload._high_water_chunks = sys.maxsize  # noqa: SLF001 - pause no more
+            self._parse(b"")
+        while self._unparsed:
+            self._parse_next()
         super().connection_lost(self._reason() if self._aborted else exc)
 
     def _body_bytes(self) -> int:
@@ -214,17 +226,6 @@ def translate(error: BaseException) -> httpx.TransportError:
     """Return httpx's equivalent of aiohttp's exception, without its text, which may contain the URL."""
     kind = next((translated for kind, translated in ERRORS if isinstance(error, kind)), httpx.TransportError)
     return kind(type(error).__name__)
-
-
-def _log_certificate(host: str, error: aiohttp.ClientConnectorCertificateError) -> None:
-    """Log the reason for the operator; the result only says that an operator must act."""
-    reason = getattr(error.certificate_error, "verify_message", type(error.certificate_error).__name__)
-    log.error(
-        "cannot verify the certificate of %s: %s; check the clock, TLS-intercepting proxies and egress.ca_file",
-        host,
-        reason,
-        extra={"action": "egress.certificate_refused", "host": host, "reason": reason},
-    )
 
 
 _yarl_url = lru_cache(maxsize=64)(partial(yarl.URL, encoded=True))
@@ -387,8 +388,6 @@ class AiohttpTransport(httpx.AsyncBaseTransport):
                 allow_redirects=False,
             )
         except _CAUGHT as error:
-            if isinstance(error, aiohttp.ClientConnectorCertificateError):
-                _log_certificate(request.url.host, error)
             raise translate(error) from error
         headers = [header for header in response.raw_headers if header[0].lower() in _RESPONSE_HEADERS]
         return httpx.Response(response.status, headers=headers, stream=_Body(response))

@@ -509,20 +509,20 @@ Script = Callable[[Peer], Awaitable[None]]
 class Upstream:
     """TLS server that plays a script on each connection after the first request."""
 
-    def __init__(self, folder: Path, script: Script, connections: int = 10) -> None:
+    def __init__(self, folder: Path, script: Script, connections: int = 10, max_bytes: int = 1_000_000) -> None:
         authority = trustme.CA()
         self._ca = folder / "ca.pem"
         authority.cert_pem.write_to_path(str(self._ca))
         self._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         authority.issue_cert(*ALLOWED_HOSTS).configure_cert(self._tls)
-        self._script, self._connections = script, connections
+        self._script, self._connections, self._max_bytes = script, connections, max_bytes
         self.peers: list[Peer] = []
 
     async def __aenter__(self) -> Self:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=self._tls)
         port = self._server.sockets[0].getsockname()[1]
         transport = AiohttpTransport(tls_context(str(self._ca)), self._connections, LoopbackResolver(port))
-        self.client = JinaClient(EgressTransport(transport), 1_000_000)
+        self.client = JinaClient(EgressTransport(transport), self._max_bytes)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -850,6 +850,36 @@ def test_a_body_in_many_chunks_of_a_usual_size_is_read(run: Run, tmp_path: Path)
     async def check() -> None:
         async with Upstream(tmp_path, in_chunks) as upstream:
             assert await upstream.request() == "c" * 500_000
+
+    run(check())
+
+
+@pytest.mark.parametrize("closes", [False, True], ids=["kept", "closed"])
+@pytest.mark.parametrize("size", [100, 1_369, 60_000])
+@requirement("egress.response")
+def test_a_large_body_in_chunks_is_read_however_often_its_reader_pauses_the_parser(
+    size: int, run: Run, tmp_path: Path, *, closes: bool
+) -> None:
+    """Bytes that the paused parser has only buffered are no framing, and a close does not discard them."""
+    text = "c" * 3_000_000
+
+    async def in_chunks(peer: Peer) -> None:
+        body = json.dumps({"code": 200, "data": text}).encode()
+        chunks = [body[start : start + size] for start in range(0, len(body), size)]
+        framed = b"".join(b"%x\r\n%b\r\n" % (len(chunk), chunk) for chunk in chunks)
+        connection = b"Connection: close\r\n" if closes else b""
+        while True:
+            peer.send(b"HTTP/1.1 200 OK\r\n" + connection + b"Transfer-Encoding: chunked\r\n\r\n" + framed)
+            peer.send(b"0\r\n\r\n")
+            if closes:
+                return peer.end()
+            await peer.request()
+
+    async def check() -> None:
+        async with Upstream(tmp_path, in_chunks, max_bytes=10_000_000) as upstream:
+            for _ in range(4):
+                assert await upstream.request() == text
+            assert len(upstream.peers) == (4 if closes else 1)
 
     run(check())
 
