@@ -13,6 +13,7 @@ from typing import Any, Literal, cast
 
 import orjson
 from cachetools import LRUCache
+from pydantic import ValidationError
 
 from openapi_tool.options import BUDGETS, BudgetLimits
 from openapi_tool.protocol.command import AFTER_EXECUTION, AfterExecution
@@ -349,7 +350,12 @@ class _Reader:
             else:
                 continue
             return None
-        return BudgetLimits(**given) if given else None  # type: ignore[arg-type]
+        try:
+            return BudgetLimits(**given) if given else None  # type: ignore[arg-type]
+        except ValidationError as refused:  # only the upper bounds are left, which differ for requests and tokens
+            for error in refused.errors():
+                self._problem(f"must be at most {error['ctx']['le']:,}", "options", "budget", str(error["loc"][-1]))
+            return None
 
     def _object(self, value: JsonValue, *path: str) -> dict[str, JsonValue]:
         if value is None or isinstance(value, dict):

@@ -28,7 +28,10 @@ from openapi_tool.kernel.queries import ToolRows
 from openapi_tool.local.caller import Caller
 from openapi_tool.local.stack import EmbeddedStack
 from openapi_tool.options import ToolOptions
+from openapi_tool.protocol.errors import ToolMisconfigured
+from openapi_tool.protocol.records import DefinitionRecord
 from openapi_tool.tools.catalogue import CATALOGUE
+from openapi_tool.tools.definition import parse_definition
 from openapi_tool.tools.exports import COLUMNS, RegistryError, registration
 from openapi_tool.tools.lint import LintLimits
 from openapi_tool.tools.meta_schema import META_SCHEMA
@@ -366,6 +369,29 @@ def test_a_budget_that_lowers_nothing_gives_a_warning(
     done = run("lint", str(file))
     says = "warning: options.budget.session_requests: changes nothing: budgets.session_requests is 10, and a definition"
     assert (done.exit_code, says in done.stdout) == (0, warns), done.output
+
+
+@requirement("definition.lint", "options.jina")
+@pytest.mark.parametrize(
+    ("name", "value", "most"),
+    [
+        ("session_requests", 1_000_000_001, "1,000,000,000"),
+        ("project_month_requests", 2**31 - 1, "1,000,000,000"),
+        ("agent_day_tokens", 2**53 - 1, "1,000,000,000,000"),
+        ("session_tokens", 10**12 + 1, "1,000,000,000,000"),
+    ],
+)
+def test_a_budget_beyond_its_upper_bound_is_a_typed_error(tmp_path: Path, name: str, value: int, most: str) -> None:
+    options = {"jina": {"mode": "search"}, "budget": {name: value}}
+    says = f"options.budget.{name}: must be at most {most}"
+    file = tmp_path / "tool.yaml"
+    file.write_text(json.dumps({**SEARCH, "options": options}), encoding="utf-8")
+    done = run("lint", str(file))
+    assert (done.exit_code, f"options.budget.{name}: must be " in done.stdout) == (1, True), done.output
+    for stored in (value, 2**64 - 1):
+        options["budget"] = {name: stored}
+        with pytest.raises(ToolMisconfigured, match=says):
+            parse_definition(DefinitionRecord("web_search", None, {}, options))
 
 
 @requirement("definition.lint")
