@@ -307,10 +307,9 @@ def run_short_form(form: str) -> dict[str, Any] | NotInstalled:
             return missing
 
 
-@pytest.mark.thorough
 @requirement("chaos.nothing_lost")
 def test_partial_failures_lose_nothing_and_readiness_is_right(subtests: pytest.Subtests) -> None:
-    """Runs all short forms at once, as each waits most of its time."""
+    """Runs all short forms at once, as each waits most of its time; beside heavier tests readiness would be late."""
     with ThreadPoolExecutor(len(SHORT_FORMS)) as threads:
         runs = dict(zip(SHORT_FORMS, threads.map(run_short_form, SHORT_FORMS), strict=True))
     for form, findings in runs.items():
