@@ -35,6 +35,7 @@ class Limited(Profile):
     deadline_s = math.inf
     judged = ("lost", "doubled", "doorbells_missing", "over_limit")
     per_minute = PER_MINUTE
+    _next_burst = -math.inf  # seconds of the monotonic clock; continuing the load is no reason for a burst more
 
     def settings(self, number: int) -> Mapping[str, str]:
         del number
@@ -51,19 +52,18 @@ class Limited(Profile):
 
     async def place(self, run: Run, calls: int, per_second: float) -> None:
         """Place calls, and bursts of the flood meanwhile."""
-        flood = asyncio.create_task(_flood(run))
+        flood = asyncio.create_task(self._flood(run))
         try:
             await run.place(calls, per_second)
         finally:
             flood.cancel()
             await asyncio.wait([flood])
 
-
-async def _flood(run: Run) -> None:
-    while True:
-        began = time.monotonic()
-        await run.load.flood(_BURST)
-        await asyncio.sleep(began + _EVERY_S - time.monotonic())
+    async def _flood(self, run: Run) -> None:
+        while True:
+            await asyncio.sleep(self._next_burst - time.monotonic())
+            self._next_burst = time.monotonic() + _EVERY_S
+            await run.load.flood(_BURST)
 
 
 async def drain_full(run: Run) -> int:
