@@ -150,11 +150,34 @@ class Allowance:
     def settle(self, use: Use, tokens: int | None) -> None:
         """End a request; `tokens` is its cost, None if unknown."""
         self.running -= 1
-        if tokens is not None and self.rates.tokens is not None and tokens != use.tokens:
+        if tokens is None or self.rates.tokens is None:
+            return
+        self._adapt_estimate(tokens, self.rates.tokens)
+        if tokens != use.tokens:
             correction = Use(use.at, 0, tokens - use.tokens)
             self._uses.append(correction)
             if self.fallback_replicas:
                 self._fallback_uses.append(correction)
+
+    def _adapt_estimate(self, tokens: int, limit: int) -> None:
+        """Move the estimate of a request's tokens towards one that has ended."""
+        mean = self.tokens_per_request
+        if tokens:
+            counted = min(tokens, _MAX_GROWTH * max(mean, _USUAL_TOKENS))
+            mean = max(self._min_tokens, round(mean + _NEWEST_WEIGHT * (counted - mean)))
+            self.tokens_per_request = min(mean, limit)  # above it no request would be sent, nor lower it again
+
+    def extra_requests(self, use: Use, tokens: int) -> float:
+        """Return how many more requests, as estimated by `use`, could have been sent for the cost of this one.
+
+        Negative if it cost less. The resource counts of which the request takes the larger part of the limit. Tokens
+        above the limit do not count: nothing is sent for a minute after them, but no longer.
+        """
+        limit = self.rates.tokens
+        if limit is None:
+            return 0.0
+        least = 1 / self.rates.requests if self.rates.requests else 0.0
+        return max(least, min(tokens, limit) / limit) / max(least, use.tokens / limit) - 1
 
     def sent_late(self, use: Use, now: float) -> Use:
         """Count a use from `now` on, if it was sent that much later than permitted; return the one for `settle`."""
@@ -166,14 +189,6 @@ class Allowance:
         if self.fallback_replicas:
             self._fallback_uses += moved
         return sent
-
-    def record_cost(self, tokens: int) -> None:
-        """Adapt the estimate of a request's tokens to one that has ended."""
-        limit, mean = self.rates.tokens, self.tokens_per_request
-        if limit is not None and tokens:
-            counted = min(tokens, _MAX_GROWTH * max(mean, _USUAL_TOKENS))
-            mean = max(self._min_tokens, round(mean + _NEWEST_WEIGHT * (counted - mean)))
-            self.tokens_per_request = min(mean, limit)  # above it no request would be sent, nor lower it again
 
     def _has_permit(self, rates: Rates, now: float) -> bool:
         """Update the permits at hand; return whether they allow a request."""

@@ -13,6 +13,7 @@ from bisect import bisect_right
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from heapq import nlargest
 from itertools import accumulate
 from operator import attrgetter
 from types import MappingProxyType
@@ -37,6 +38,10 @@ _MAX_TAGS = 1_000
 _BACKLOG_S = 2.0
 """Seconds after which a project that waits is expected to send more calls."""
 
+_FORGET_S = 60.0
+"""Seconds without a waiting call after which the tags are forgotten. Sooner would be wrong: under a limit of few requests
+each one but the next is refused at once, and the queue is empty between those."""
+
 
 @dataclass(slots=True, eq=False)
 class Waiter(Generic[T]):
@@ -57,6 +62,10 @@ class _Project(Generic[T]):
     agents: OrderedDict[str, deque[Waiter[T]]] = field(default_factory=OrderedDict)
     length: int = 0
 
+    def start(self, virtual_time: float) -> float:
+        """Return the progress at which the project is served again; later if its requests cost more than estimated."""
+        return max(0.0, self.tag - virtual_time - 1 / self.weight)
+
 
 def _expected_calls(project: _Project[Any], now: float) -> float:
     """Return how many calls a forecast counts for a project: those that wait, infinite if it has a lasting backlog."""
@@ -66,22 +75,33 @@ def _expected_calls(project: _Project[Any], now: float) -> float:
 class _ServedCalls:
     """Forecast of the calls that are served for all projects together, by the progress of weighted fair queueing.
 
-    For a project these are its weight times `progress`, at most its expected calls. The sum is piecewise linear, so
-    each value takes a binary search, not a loop over the projects.
+    For a project these are its weight times the `progress` since its start, at most its expected calls. The sum is
+    piecewise linear, so each value takes two binary searches, not a loop over the projects.
     """
 
-    def __init__(self, projects: Iterable[_Project[Any]], now: float) -> None:
-        pairs = [(_expected_calls(project, now), project.weight) for project in projects]
-        ends = sorted((calls / weight, calls, weight) for calls, weight in pairs if calls < math.inf)
-        self._ends = [end for end, _, _ in ends]
-        self._ended_calls = [0.0, *accumulate(calls for _, calls, _ in ends)]
-        self._ended_weights = [0.0, *accumulate(weight for _, _, weight in ends)]
-        self._total_weight = sum(weight for _, weight in pairs)
+    def __init__(self, projects: Iterable[_Project[Any]], virtual_time: float, now: float) -> None:
+        starts = [(project.start(virtual_time), project) for project in projects]
+        self._begun = _Ramps((start, project.weight) for start, project in starts)
+        self._ended = _Ramps((start + _expected_calls(one, now) / one.weight, one.weight) for start, one in starts)
 
     def calls(self, progress: float) -> float:
         """Return the calls of all projects at this progress."""
-        ended = bisect_right(self._ends, progress)
-        return self._ended_calls[ended] + progress * (self._total_weight - self._ended_weights[ended])
+        return self._begun(progress) - self._ended(progress)
+
+
+class _Ramps:
+    """Sum of functions that are 0 up to a start and rise with a slope from there on."""
+
+    def __init__(self, ramps: Iterable[tuple[float, float]]) -> None:
+        """`ramps` are pairs of start and slope."""
+        ordered = sorted(ramp for ramp in ramps if ramp[0] < math.inf)
+        self._starts = [start for start, _ in ordered]
+        self._slopes = [0.0, *accumulate(slope for _, slope in ordered)]
+        self._offsets = [0.0, *accumulate(start * slope for start, slope in ordered)]
+
+    def __call__(self, x: float) -> float:
+        count = bisect_right(self._starts, x)
+        return x * self._slopes[count] - self._offsets[count]
 
 
 class FairQueue(Generic[T]):
@@ -93,6 +113,7 @@ class FairQueue(Generic[T]):
         self._length = 0
         self._virtual_time = 0.0  # tag of the project that was served last
         self._tags: dict[str, float] = {}  # of projects that were served and left, while ahead of the virtual time
+        self._added_at = -math.inf
 
     def __len__(self) -> int:
         return self._length
@@ -103,6 +124,9 @@ class FairQueue(Generic[T]):
 
     def add(self, waiter: Waiter[T], now: float) -> None:
         """Enqueue a call."""
+        if now - self._added_at >= _FORGET_S and not self._projects:
+            self._tags.clear()
+        self._added_at = now
         name, agent = waiter.flow
         project = self._projects.get(name)
         if project is None:
@@ -127,6 +151,22 @@ class FairQueue(Generic[T]):
         self._deduct(waiter)
         return waiter
 
+    def charge(self, name: str, requests: float, now: float) -> None:
+        """Charge a project for a request that cost as much as this many more than it was counted as, or fewer.
+
+        Only if calls have waited in the last minute: what nobody else wanted costs no turn.
+        """
+        if now - self._added_at >= _FORGET_S:
+            return
+        project, weight, virtual_time = self._projects.get(name), self._weights.get(name, 1.0), self._virtual_time
+        before = project.tag if project else max(self._tags.get(name, 0.0), virtual_time)
+        tag = max(min(before, virtual_time), before + requests / weight)  # no credit for cheap requests
+        if project:
+            project.tag = tag
+        else:
+            self._tags[name] = tag
+            self._drop_old_tags()
+
     def discard(self, waiter: Waiter[T]) -> None:
         """Remove a call if it waits."""
         project = self._projects.get(waiter.flow[0])
@@ -143,15 +183,17 @@ class FairQueue(Generic[T]):
         """Return the calls that certainly get no permit in time, each with the seconds until it would get one.
 
         `wait_s` returns the seconds until a number of permits is free. A call gets a permit after the earlier calls of
-        its project and as many calls of every other project, by their weights. A project that began to wait less than
-        `_BACKLOG_S` ago counts only with the calls that wait now: it may send no more.
+        its project and as many calls of every other project, by their weights; more of them if this project was
+        charged. A project that began to wait less than `_BACKLOG_S` ago counts only with the calls that wait now: it
+        may send no more.
         """
-        served, found = _ServedCalls(self._projects.values(), now), []
+        served, found = _ServedCalls(self._projects.values(), self._virtual_time, now), []
         for project in self._projects.values():
-            maximum, position = _expected_calls(project, now), 1
+            maximum, position, start = _expected_calls(project, now), 1, project.start(self._virtual_time)
             for waiter in _in_order(project):
                 # `served` includes `position` calls of this project itself, at most its `maximum`.
-                needed_s = wait_s(position + served.calls(position / project.weight) - min(position, maximum))
+                progress = start + position / project.weight
+                needed_s = wait_s(position + served.calls(progress) - min(position, maximum))
                 if now + needed_s > waiter.latest:
                     found.append((waiter, max(1.0, needed_s)))
                 else:
@@ -168,10 +210,12 @@ class FairQueue(Generic[T]):
         if not project.length:
             del self._projects[name]
             self._tags[name] = project.tag
-        if not self._projects:
-            self._tags.clear()  # without waiting calls there is nothing to be fair to
-        elif len(self._tags) > _MAX_TAGS:
-            self._tags = {key: tag for key, tag in self._tags.items() if tag > self._virtual_time}
+            self._drop_old_tags()
+
+    def _drop_old_tags(self) -> None:
+        if len(self._tags) > _MAX_TAGS:
+            ahead = [(tag, name) for name, tag in self._tags.items() if tag > self._virtual_time]
+            self._tags = {name: tag for tag, name in nlargest(_MAX_TAGS // 2, ahead)}
 
 
 def _in_order(project: _Project[T]) -> Iterator[Waiter[T]]:

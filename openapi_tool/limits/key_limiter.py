@@ -179,14 +179,14 @@ class KeyLimiter:
         if use is None:
             return
         self._open.ended(project)
-        allowance = self.allowance
+        allowance, now = self.allowance, self._now()
         allowance.settle(use, tokens)
         if tokens is not None:
-            self._durations.append(self._now() - use.at)
-            allowance.record_cost(tokens)
+            self._durations.append(now - use.at)
+            self.waiting.charge(project, allowance.extra_requests(use, tokens), now)
         if self.waiting:
             self.group.wake()
-        elif allowance.has_surplus(self._now()):
+        elif allowance.has_surplus(now):
             self.wake()
 
     def on_change(self, revision: int, value: bytes) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import random
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -574,6 +575,7 @@ SENT = [("change", 0), *[("send", 0)] * 3]
     acts=st.lists(st.tuples(st.sampled_from(ACTS), st.integers(0, 9)), max_size=150),
 )
 @example(limit=9, acts=[("change", 0), ("send", 0), ("send only", 0), ("crash", 0)])
+@example(limit=4, acts=[("change", 0), ("change", 1), ("send", 1), ("crash", 1)])
 @example(limit=9, acts=[*SENT * 2, *[("wait", 9)] * 4, ("forget", 0), *SENT * 4])
 @requirement("budgets.exact", "budgets.reservations")
 def test_no_interleaving_exceeds_a_budget_or_loses_a_use(limit: int, acts: list[tuple[str, int]]) -> None:
@@ -602,7 +604,7 @@ def test_no_interleaving_exceeds_a_budget_or_loses_a_use(limit: int, acts: list[
     world.now += LEASE_S
     world.start()
     last = world.pods[-1]
-    left = limit - accounts.decode(world.value).used.requests
+    left = limit - (world.sent - world.lost)  # the record lacks uses that are in the journal of a killed replica
     world.ask(last, 1)
     world.change(last)
     assert last.running == (left > 0)
@@ -731,3 +733,36 @@ def test_accounts_of_all_replicas_are_shown_once() -> None:
     replicas = [{"budgets": [{**one, "share": 0.2}]}, {"budgets": [{**one, "share": 0.3}]}, {}]
     assert combined_budgets(replicas) == [{**one, "share": 0.3}]
     assert combined_budgets(replicas, "q") == []
+
+
+@pytest.mark.parametrize("tokens", [30_000, 90_000, 300_000])
+@requirement("limits.waiting", "limits.shared", "hostile.neighbour")
+async def test_large_requests_of_one_project_leave_tokens_to_another(tokens: int) -> None:
+    async with replicas(1, LimitOptions(reader_tokens_per_minute=100_000)) as world:
+        [limiter] = world.limiters
+        served: Counter[str] = Counter()
+
+        async def call(project: str, cost: int) -> None:
+            need = Need("A", "reader", (project, "a"), Deadline.after(28), world.secrets("A"))
+            with suppress(RateLimited):
+                permit = await limiter.acquire(need)
+                await asyncio.sleep(0)
+                permit.done(cost)
+                served[project] += cost
+
+        large = small = asyncio.create_task(call("large", tokens))
+        for step in range(600):  # of half a second
+            if large.done():
+                large = asyncio.create_task(call("large", tokens))
+            if step % 6 == 0 and small.done():
+                small = asyncio.create_task(call("small", 10))
+            world.now += 0.5
+            for one in limiter._limiters.values():  # noqa: SLF001
+                one.wake()
+            await asyncio.sleep(0.001)
+        large.cancel()
+        small.cancel()
+        await asyncio.wait([large, small])
+    small_calls, large_calls = served["small"] // 10, served["large"] // tokens
+    assert small_calls >= max(8, 1.5 * large_calls), (small_calls, large_calls)
+    assert large_calls >= 3

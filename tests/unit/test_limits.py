@@ -309,7 +309,7 @@ def test_tokens_are_settled_by_what_a_request_cost() -> None:
             allowance.settle(use, 30_000)
             sent += 1
     assert allowance.record.counted(records.TOKENS, START + 40) == sent * 30_000
-    assert sent == 4  # after the fourth nothing is left
+    assert sent == 3  # then fewer are left than the estimate, which the costs have raised
 
 
 @requirement("limits.shared", "limits.window")
@@ -373,19 +373,74 @@ def test_a_project_with_one_waiting_call_at_a_time_gets_no_more_than_its_weight(
     assert 24 <= served["a"] <= 26
 
 
+@requirement("limits.waiting", "hostile.neighbour")
+def test_a_project_waits_for_as_many_calls_of_others_as_its_request_cost() -> None:
+    queue: FairQueue[str] = FairQueue({"b": 2})
+    for name in "aab":
+        queue.add(waiter(name, "x", START), START)
+    assert queue.pop().flow[0] == "a"
+    queue.charge("a", 3, START)
+    order = []
+    for _ in range(9):
+        if "b" not in queue.by_project():
+            queue.add(waiter("b", "x", START), START)
+        order.append(queue.pop().flow[0])
+    assert order == ["b"] * 8 + ["a"], "four turns of weight 1 are eight of weight 2"
+
+
+@requirement("limits.waiting", "hostile.neighbour")
+@pytest.mark.parametrize(("idle_s", "first"), [(59.0, "b"), (60.0, "a")])
+def test_what_a_request_cost_counts_until_no_call_has_waited_for_a_minute(idle_s: float, first: str) -> None:
+    queue: FairQueue[str] = FairQueue()
+    queue.add(waiter("a", "x", START), START)
+    queue.pop()
+    queue.charge("a", 5, START)
+    for name in "ab":
+        queue.add(waiter(name, "x", START), START + idle_s)
+    assert queue.pop().flow[0] == first
+
+
+@requirement("limits.waiting")
+def test_neither_costs_while_nobody_waits_nor_cheap_requests_change_whose_turn_it_is() -> None:
+    queue: FairQueue[str] = FairQueue()
+    queue.charge("a", 5, START)
+    for name in "abb":
+        queue.add(waiter(name, "x", START), START)
+    queue.charge("b", -1, START)
+    assert [queue.pop().flow[0] for _ in range(2)] == ["a", "b"]
+    queue.charge("b", -5, START)
+    queue.add(waiter("c", "x", START), START)
+    assert queue.pop().flow[0] == "b"
+    queue.add(waiter("b", "x", START), START)
+    assert queue.pop().flow[0] == "c", "its refund is one request at most"
+
+
+@requirement("limits.waiting", "hostile.neighbour")
+def test_costs_of_many_projects_are_kept_for_the_largest_only() -> None:
+    queue: FairQueue[str] = FairQueue()
+    queue.add(waiter("a", "x", START), START)
+    for number in range(1, 5_000):
+        queue.charge(f"p{number}", number, START)
+    assert len(queue._tags) <= 1_000  # noqa: SLF001
+    queue.add(waiter("p4999", "x", START), START)
+    queue.add(waiter("b", "x", START), START)
+    assert [queue.pop().flow[0] for _ in range(3)] == ["a", "b", "p4999"]
+
+
 def certain_timeouts_by_definition(
     queue: FairQueue[str], wait_s: Callable[[float], float], now: float
 ) -> list[tuple[Waiter[str], float]]:
     """Do the same by a loop over the other projects for each call."""
     found, projects = [], queue._projects  # noqa: SLF001
     for name, project in projects.items():
-        position = 1
+        position, virtual_time = 1, queue._virtual_time  # noqa: SLF001
         for waiting in (one for one in queue.waiters() if one.flow[0] == name):
-            needed = float(position)
+            needed, progress = float(position), project.start(virtual_time) + position / project.weight
             for other in projects.values():
                 if other is not project:
                     backlog = now - other.waiting_since >= 2
-                    needed += min(position * other.weight / project.weight, math.inf if backlog else other.length)
+                    calls = max(0.0, progress - other.start(virtual_time)) * other.weight
+                    needed += min(calls, math.inf if backlog else other.length)
             if now + wait_s(needed) > waiting.latest:
                 found.append((waiting, max(1.0, wait_s(needed))))
             else:
@@ -396,14 +451,17 @@ def certain_timeouts_by_definition(
 @given(
     calls=st.lists(st.tuples(st.integers(0, 5), st.integers(0, 2), st.floats(0, 60), st.booleans()), max_size=40),
     weights=st.lists(st.sampled_from([0.25, 0.5, 1.0, 2.0, 8.0]), min_size=6, max_size=6),
+    charges=st.lists(st.tuples(st.integers(0, 5), st.sampled_from([-0.9, 0.5, 3.0, 20.0])), max_size=4),
 )
 @requirement("limits.waiting", "fair.weights")
 def test_calls_that_get_no_permit_in_time_are_found(
-    calls: list[tuple[int, int, float, bool]], weights: list[float]
+    calls: list[tuple[int, int, float, bool]], weights: list[float], charges: list[tuple[int, float]]
 ) -> None:
     queue: FairQueue[str] = FairQueue({f"p{number}": weight for number, weight in enumerate(weights)})
     for project, agent, latest, early in sorted(calls, key=lambda call: not call[3]):
         queue.add(waiter(f"p{project}", f"a{agent}", START + latest), START - 10 * early)
+    for project, requests in charges:
+        queue.charge(f"p{project}", requests, START)
     found = queue.certain_timeouts(lambda count: count / 2, START)
     expected = certain_timeouts_by_definition(queue, lambda count: count / 2, START)
     assert [one for one, _ in found] == [one for one, _ in expected]
