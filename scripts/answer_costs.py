@@ -1,7 +1,8 @@
 """Print the cost of the most hostile responses of 10 MB: `python -m scripts.answer_costs [NAME]`.
 
-For each: the longest iteration of the event loop (wall clock and CPU time), total CPU time, and peak memory per byte of
-body, from the first byte to the copies for the commit, and the reserved memory. The last line is one JSON object.
+For each response: the longest iteration of the event loop (wall clock and CPU time), total CPU time, and per byte of
+body the peak memory, from the first byte to the copies for the commit, and the memory that the executor reserves. The
+last line is one JSON object.
 Linux only: memory is read from /proc of a child process.
 """
 
@@ -36,12 +37,13 @@ def _resident(field: str) -> int:
 def _reset_peak_memory() -> None:
     gc.collect()
     gc.freeze()
-    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
+    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # 5 resets VmHWM (proc(5))
 
 
 async def measure(name: str) -> dict[str, Any]:
     """Return the figures of one body, measured in this process."""
     mode, body = name.partition(" ")[0], BODIES[name]()
+    # A small call first, so that imports and lazy initialization do not count.
     await ToolsOverTransport(serving(b'{"data":{"content":"x"}}')).card()
     answering = ToolsOverTransport(serving(body))
     _reset_peak_memory()

@@ -1,14 +1,15 @@
-"""Compare what a model reads of each answer with Jina's own MCP server; fail if it costs more or loses anything.
+"""Compare our text of each answer with that of Jina's own MCP server; fail if ours has more tokens or omits a fact.
 
-A row for each recorded answer, each text of `tests/data/o200k.jsonl` as a page, and each short page of
-`tests/data/pages.yaml`: tokens of both at equal options, and what only one of them shows. Jina's server writes one
-YAML document for each page or result, with `url`, `title`, `content`, and lists of links and images if they were
-requested (jina-api section 8). Tokens are exact if `toktok` can be imported (`make answers` installs it), else
-estimated. The last line is one JSON object.
+The table has a row for each recorded answer, each text of `tests/data/o200k.jsonl` as a page, and each short page of
+`tests/data/pages.yaml`. A row has the tokens of both texts at equal options, and the facts that only one of them shows.
+Jina's server writes one YAML document for each page or result, with `url`, `title`, `content`, and lists of links and
+images if they were requested (jina-api section 8). Tokens are exact if `toktok` can be imported (`make answers`
+installs it), else estimated. The last line is one JSON object.
 
-`sizes` prints instead how much of each recorded response a model is shown, and fails if a limit is exceeded. A search
-is measured without page text (`content`, `text`, `html` of its results) on both sides, with a limit over all
-recordings. A page is limited by the parts that must be shown. `sizes --json` prints the same rows as JSON.
+The argument `sizes` prints instead how much of each recorded response a model is shown, and fails if a limit is
+exceeded. A search is measured without page text (`content`, `text`, `html` of its results) on both sides, with a limit
+over all recordings. A page may exceed the parts that must be shown by a fixed number of characters. `sizes --json`
+prints the same rows as JSON.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from openapi_tool.tools.result import Part, estimate_tokens, framed
 SEARCH_SHARE = 0.6
 """Maximum share of the upstream's JSON that is shown, over all searches."""
 READER_EXTRA = 300
-"""Maximum characters of a page besides body, title, url, warnings and the requested lists."""
+"""Maximum characters that are shown of a page besides body, title, url, warnings and the requested lists."""
 PAGE_TEXT = ("content", "text", "html")
 LISTS = ("links", "images")
 _SHOWN_FIELDS = (*PAGE_TEXT, "title", "url", "warning")
@@ -80,13 +81,13 @@ def without_page_text(envelope: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def shown(envelope: Mapping[str, Any]) -> str:
-    """Return what a model reads of an answer: the content, or the message of an error."""
+    """Return the text that a model reads of an answer: the content, or the message of an error."""
     if is_search(envelope):
         return search_output(envelope, "a query").content
     try:
         return page_output(envelope).content
-    except UpstreamRejected as nothing:
-        return nothing.message
+    except UpstreamRejected as error:
+        return error.message
 
 
 def size_of(name: str, envelope: Mapping[str, Any]) -> Size:
@@ -156,13 +157,13 @@ DATA = Path(__file__).parent.parent / "tests" / "data"
 MAX_MORE = 60
 """Maximum tokens by which one answer may exceed Jina's form."""
 ERROR, ERROR_TOKENS = 0.05, 5
-"""Error of the estimate, which counts frames too high: a share of the tokens in Jina's form, and tokens per answer."""
+"""Error of estimated tokens: a share of the tokens in Jina's form, and tokens per answer for its frame."""
 _GAINS = ("Published: ", "Description: ", "Warning: ", "[Warning", "Pages: ")
 _ONLY_OURS = ("html", "text", "chunks", "screenshotUrl", "pageshotUrl")
 _RESULT_FACTS = ("title", "url", "snippet", "date", "source", "imageUrl", "content")
 _WIDTH = 80
 NOTHING_TO_READ = "t-204-json"
-"""The recording of an empty page with an error of its server, which is a failure here."""
+"""The recording of an empty page whose server reported an error. This executor returns an error for it."""
 
 
 @dataclass(frozen=True)
@@ -178,7 +179,7 @@ class Row:
 
 
 def answers() -> Iterator[tuple[str, str, Mapping[str, Any]]]:
-    """Yield group, name and envelope of every answer with something to read, in a form that Jina's server has, too."""
+    """Yield group, name and envelope of every answer with text, in a form that Jina's MCP server has, too."""
     for name, envelope in successes().items():
         items = envelope["data"] if is_search(envelope) else [envelope["data"]]
         other_form = any(item.get(other) for item in items for other in _ONLY_OURS)
@@ -211,7 +212,7 @@ def theirs(envelope: Mapping[str, Any]) -> str:
 
 
 def shown_by_jina(envelope: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the facts of each document; a list of links is in one of the upstream's shapes (jina-api 3.1)."""
+    """Yield the facts of each document. `links` maps texts to urls, or numbers to `text,url` (jina-api 3.1)."""
     for item in envelope["data"] if is_search(envelope) else [envelope["data"]]:
         facts = {**item, "snippet": item.get("description")}
         names = _RESULT_FACTS if is_search(envelope) else ("url", "title")
@@ -251,7 +252,7 @@ def _value(value: Any, indent: str) -> str:
 
 
 def _folded(text: str, used: int) -> list[str]:
-    """Return a text in lines of at most 80 characters, broken at blanks."""
+    """Break a text at blanks into lines of at most 80 characters; `used` are those before the first line's text."""
     lines, line = [], ""
     for word in text.split(" "):
         if line and used + len(line) + len(word) >= _WIDTH:

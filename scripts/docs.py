@@ -58,6 +58,7 @@ _VOLUME_TYPES = (
 
 
 def _closed(required: tuple[str, ...], **properties: Any) -> dict[str, Any]:
+    """Return the schema of an object that may have no other properties."""
     return {"type": "object", "required": [*required], "additionalProperties": False, "properties": properties}
 
 
@@ -110,7 +111,7 @@ _NAMED: Mapping[str, dict[str, Any]] = {
         )
     },
 }
-"""Constraints by the name that `@schema` lines of values.yaml give."""
+"""Constraints by the names that `@schema` lines of values.yaml use."""
 
 _COPIED_KEYWORDS = ("type", "enum", "const", "items", "pattern", "anyOf", "additionalProperties", "minItems")
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "minLength", "maxLength")
@@ -118,9 +119,9 @@ _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "minLen
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """One key of values.yaml; `constraints` are those of its `@schema` lines, `children` its keys.
+    """One key of values.yaml; `constraints` come from its `@schema` lines, `children` are the keys of its object.
 
-    An object with constraints of its own is one value, without children.
+    An object that has constraints has no children: its keys are not listed.
     """
 
     path: str
@@ -171,7 +172,7 @@ def values_schema() -> str:
 
 
 def _object(children: tuple[Value, ...]) -> dict[str, Any]:
-    """Return the schema of an object. Helm removes keys that are set to null: only empty ones may be missing."""
+    """Return the schema of an object. Keys with an empty default are optional: set to null, Helm removes them."""
     properties = {value.key: _property(value) for value in children}
     required = [value.key for value in children if value.default not in ("", [], {}, None)]
     return {"type": "object", "additionalProperties": False, "required": required, "properties": properties}
@@ -208,7 +209,7 @@ def _inlined(schema: Any, definitions: Mapping[str, Any]) -> Any:
     for name in ("items", "additionalProperties"):
         if isinstance(inlined.get(name), dict):
             inlined[name] = _inlined(inlined[name], definitions)
-    if "anyOf" in inlined:  # an optional setting: TOML has no null
+    if "anyOf" in inlined:  # an optional setting; without `null`, which TOML lacks
         (inlined,) = (_inlined(inner, definitions) for inner in inlined["anyOf"] if inner != {"type": "null"})
     return inlined
 
@@ -238,10 +239,10 @@ MEANINGS = {
     "call.answered": "The result is committed and the doorbell published. With times, cost and status.",
     "call.broken": "A defect of the executor, with traceback; report it.",
     "call.denied": "The policy or a hook denied a call; the message says which, and why.",
-    "call.handed_back": "A command that waited or was cancelled was handed back; at debug level also an evicted one.",
-    "call.redelivered": "A command was redelivered; at debug level also one that was handed back here without a run.",
+    "call.handed_back": "A command that waited or was cancelled was handed back; at debug level: an evicted one.",
+    "call.redelivered": "A command was redelivered; at debug level: one that a replica had handed back without a run.",
     "call.running": "A call begins, after its arguments were accepted.",
-    "clock.offset": "The local clock is ahead of or behind that of NATS, which is used; synchronize the local clock.",
+    "clock.offset": "The local clock differs from that of NATS, whose time the executor uses; synchronize the clock.",
     "consumer.started": "The durable is found or created; commands are fetched from now on.",
     "dead_letters.unlimited": "The stream of dead letters lacks a limit, so one project can evict the dead letters of "
     "others or fill the disk; the message has the command that adds it.",
@@ -253,7 +254,7 @@ MEANINGS = {
     "key.blocked": "A key is invalid or exhausted: its calls use another key of its pool or fail. It is retried later.",
     "key.not_shared": "Cannot share which keys are blocked; this replica uses the outcomes of its own calls.",
     "limits.not_followed": "Cannot subscribe to changes of the shared records of limits or budgets.",
-    "limits.not_shared": "Cannot share a limit of a key; this replica uses a part of it.",
+    "limits.not_shared": "Cannot share a limit of a key with other replicas; this replica uses its part of the limit.",
     "limits.paused": "The upstream answered 429: requests with this key to this endpoint wait for a while.",
     "log": "A line of a library, or one without an action of its own.",
     "nats.denied": "NATS denies a subject; `openapi-tool nats permissions` prints what is needed.",
@@ -261,7 +262,7 @@ MEANINGS = {
     "nats.error": "An error that NATS reports, such as a refused login.",
     "open_files.short": "The limit of open files is too low for the settings.",
     "result.parked": "A paid result could not be committed; the message says whether the next delivery finds it.",
-    "service.configured": "The settings in effect, credentials masked, and which keys are set.",
+    "service.configured": "The settings in effect, with masked credentials, and which keys are set.",
     "service.killed": "A second signal ends the process at once.",
     "service.started": "The service fetches commands from now on.",
     "service.stopped": "The process ends.",
@@ -277,7 +278,7 @@ MEANINGS = {
 """Meanings of actions whose message alone is not clear; others are described by their message."""
 
 _LEVELS = {"exception": "error", "log": "info, warning", "critical": "critical"}
-_OTHER = "any"
+_OTHER = "any"  # an action in a dictionary whose log call, and level, are elsewhere
 
 
 def actions() -> dict[str, tuple[str, str]]:
@@ -323,7 +324,7 @@ def _message(call: ast.Call) -> str:
 def _sentence(message: str) -> str:
     text = re.sub(r"%(?:\.\d+)?[sdf]", "…", message).removesuffix(": …")
     text = text.replace("%%", "%")
-    text = re.sub(r"(?<=\w)…$", "", text)  # an addition that may be empty
+    text = re.sub(r"(?<=\w)…$", "", text)  # a last argument without a blank before it may be empty
     begins_with_a_setting = "." in text.partition(" ")[0]
     start = text[:1] if begins_with_a_setting else text[:1].upper()
     return f"{start}{text[1:].rstrip('.')}." if text else ""
@@ -340,8 +341,9 @@ _PICTURES = (
     "",
     "## Page of a replica",
     "",
-    "With `health.page` the health server's `/` shows what `top` shows, of this replica. `openapi-tool dev` always has",
-    "such a page, which also lists what the model read of the last calls. At the end of the same run:",
+    "With `health.page` the health server serves a page at `/` that shows what `top` shows, for this replica only.",
+    "`openapi-tool dev` always serves such a page, which also lists what the model read of the last calls. The page at",
+    "the end of the same run:",
     "",
     "![The page of a replica](pictures/page.png)",
 )
@@ -352,21 +354,24 @@ def operations_page() -> str:
     lines = [
         "# Operations: log lines and metrics",
         "",
-        "Written by `make docs` from the code. `openapi-tool inspect` follows one call, `openapi-tool top` shows all",
-        "replicas.",
+        "Written by `make docs` from the code. `openapi-tool inspect` shows what happened to one call,",
+        "`openapi-tool top` what all replicas do. [ARCHITECTURE.md](../ARCHITECTURE.md#terms) explains the terms.",
         "",
         "## Log lines",
         "",
-        "Each line is a JSON object with `time`, `level`, `logger`, `message` and one stable `action`. A line of a",
-        "call also has `project_id`, `agent_id`, `agent_turn_id`, `tool_call_id`, `trace_id` and `protocol`, the",
-        "version of its kernel; spans of calls have it as `openapi_tool.protocol`. Other lines of a kernel, about its",
-        "connections, its durable and its commands, have `protocol`, too.",
+        "Each line is a JSON object with `time`, `level`, `logger`, `message` and `action`. Search by `action`: it is",
+        "part of the public interface, the message is not. A line of a call also has `project_id`, `agent_id`,",
+        "`agent_turn_id`, `tool_call_id`, `trace_id` and `protocol`, the protocol version of its kernel. Spans of",
+        "calls have that version as `openapi_tool.protocol`. Lines about the connections, the durable and the commands",
+        "of a kernel have `protocol`, too.",
         "",
-        "A flood of commands can cause any number of lines with the following actions. Of each, one project gets at",
-        f"most {FLOOD_PER_S:.0f} lines a second after the first {FLOOD_BURST}. The next line has the number of dropped",
-        "ones as `dropped`. Metrics count all.",
+        "A flood of commands could cause any number of lines with the following actions. So each project gets at",
+        f"most {FLOOD_PER_S:.0f} lines a second of each action, after a burst of {FLOOD_BURST}. Further lines are",
+        "dropped; the next line that is written has their number as `dropped`. Metrics count all events.",
         "",
         *(f"- `{name}`" for name in sorted(FLOODED)),
+        "",
+        "In the table `…` stands for a value.",
         "",
         "| action | level | meaning |",
         "| --- | --- | --- |",
@@ -376,9 +381,10 @@ def operations_page() -> str:
         "",
         "## Metrics",
         "",
-        "The same on `/metrics` (Prometheus) and over OTLP, where counters have no `_total`, `error_code` is",
-        "`error.type`, `host` is `server.address`, `project` is `commonground.project.id` and `tool` is",
-        "`openapi_tool.built_in`. An empty label is left out. A metric without a value yet is not sent over OTLP.",
+        "`/metrics` (Prometheus) and OTLP have the same metrics. Over OTLP some names differ: counters have no",
+        "`_total`, `error_code` is `error.type`, `host` is `server.address`, `project` is `commonground.project.id`",
+        "and `tool` is `openapi_tool.built_in`. An empty label is omitted. A metric that has no value yet is not sent",
+        "over OTLP.",
         "",
         "| metric | type | labels | meaning |",
         "| --- | --- | --- | --- |",
@@ -391,17 +397,18 @@ def operations_page() -> str:
 _SPANS = """\
 ## Spans
 
-With `telemetry.otlp_endpoint`, by OpenTelemetry's conventions. All belong to the trace that the kernel began.
+If `telemetry.otlp_endpoint` is set, spans are exported there, named by OpenTelemetry's conventions. All of them belong
+to the trace that the kernel began.
 
 | span | kind | what it is, and its attributes |
 | --- | --- | --- |
 | `execute_tool NAME` | consumer | the call, from the command's arrival on; child of the kernel's span; {call} |
 | `queue` | consumer | from the arrival to the beginning of the run; {queue} |
-| `load`, `commit` | client | the two statements; `db.system.name` |
-| `GET`, `POST` | client | each upstream request; {request}; no `url.full`: it has the query or the page |
-| `send wakeup` | producer | {wakeup} |
+| `load`, `commit` | client | the two SQL statements of a call; `db.system.name` |
+| `GET`, `POST` | client | each upstream request; {request}; no `url.full`, which would contain the query or the page |
+| `send wakeup` | producer | the doorbell; {wakeup} |
 
-The others are children of `execute_tool`. A command that is dead-lettered before it was loaded has no span;
+All other spans are children of `execute_tool`. A command that is dead-lettered before its rows were loaded has no span;
 `openapi-tool inspect` shows it.""".format(
     call="`gen_ai.operation.name`, `gen_ai.tool.name`, `gen_ai.tool.type`, `gen_ai.tool.call.id`, `gen_ai.agent.id`, "
     "`commonground.project.id`, `commonground.turn.id`, `openapi_tool.built_in`, `openapi_tool.status`, "
@@ -593,18 +600,19 @@ def settings_reference() -> str:
         "TOML file (`OPENAPI_TOOL_CONFIG`, [sample](../config/openapi-tool.toml)), the environment, flags",
         "(`openapi-tool serve --help`). Written by `make docs` from the models.",
         "",
-        "Keys of the upstream are no settings: they are environment variables that tool definitions name",
-        "(`JINA_API_KEY`, and what `secrets.allowed_env` adds). Instead of `NAME`, `NAME_FILE` may name a mounted",
-        "file that contains the value (white space around it and a byte order mark do not count); to set both is an",
-        "error, and so is a character beyond ASCII. Values are read at the start, those of files also when they",
-        "change. `SSL_CERT_FILE` adds a CA for the upstream.",
+        "Keys of the upstream are not settings: they are environment variables that tool definitions name",
+        "(`JINA_API_KEY`, and those in `secrets.allowed_env`). Instead of `NAME`, `NAME_FILE` may name a mounted file",
+        "that contains the value; white space around the value and a byte order mark are ignored. It is an error to",
+        "set both, or to use a character beyond ASCII. Variables are read at the start, files also when they change.",
+        "`SSL_CERT_FILE` adds a CA for the upstream.",
         "",
-        "The connection string of PostgreSQL may have all that its driver takes: several hosts with ports, sockets,",
-        "`[::1]`, everything in the query. Names and passwords are percent-encoded (`%` as `%25`, `/` as `%2F`, `?`",
-        "as `%3F`, `#` as `%23`, `@` as `%40`, `[` as `%5B`, `]` as `%5D`). An ambiguous string is refused, by a",
-        "message that shows nothing of its text. What the driver reads in addition (`PGPORT`, `PGSSLMODE`, …, a",
-        "service, TLS files) is checked, too. The URLs of proxy and collector must be percent-encoded in the same way.",
-        "The client of NATS decodes nothing: a user and password with such characters must be set as `nats.user` and",
+        "The connection string of PostgreSQL may use every form that the driver, asyncpg, accepts: several hosts with",
+        "ports, sockets, `[::1]`, everything in the query. Percent-encode names and passwords (`%` as `%25`, `/` as",
+        "`%2F`, `?` as `%3F`, `#` as `%23`, `@` as `%40`, `[` as `%5B`, `]` as `%5D`). An ambiguous string is refused;",
+        "the error contains no part of it. The variables and files that the driver also reads (`PGPORT`, `PGSSLMODE`,",
+        "…, a service file, TLS files) are checked, too. Percent-encode the URLs of proxy and collector like the",
+        "connection string.",
+        "The NATS client decodes nothing: set a user and password with such characters as `nats.user` and",
         "`nats.password`.",
     ]
     for name, field in Settings.model_fields.items():

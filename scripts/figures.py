@@ -1,4 +1,4 @@
-"""Print the size of the code; with --check fail if it exceeds the limits, with --against REV beside another revision.
+"""Print the size of the code; with --check fail if it exceeds AIMS; with --against REV also print that revision.
 
 A function counts from its `def` to its last line, without decorators and docstring. Its nesting is the number of
 compound statements around its innermost statement.
@@ -77,7 +77,7 @@ def _annotated(node: Function) -> bool:
 
 @dataclass(frozen=True)
 class Figures:
-    """Figures of one tree by name, and where its longest function and file are."""
+    """Figures of one tree by name; `longest` locates its longest function and file."""
 
     values: dict[str, float]
     longest: str

@@ -42,7 +42,7 @@ class Run:
 
     @property
     def verdict(self) -> str:
-        """Return `red` only if a test failed: a broken fixture or import proves nothing."""
+        """Return `red` only if a test failed or hung: a broken fixture or import proves nothing."""
         if self.code is None or (self.code == _TESTS_FAILED and "\nFAILED " in self.output):
             return RED
         return SURVIVED if self.code == 0 else BROKEN
@@ -106,7 +106,7 @@ def try_mutation(copy: Path, mutation: Mutation) -> Run:
 
 
 def _write(path: Path, text: str) -> None:
-    """Write a module and delete its bytecode: Python compares only modification second and size."""
+    """Write a module and delete its bytecode, which Python may reuse if the time (in seconds) and size are equal."""
     path.write_text(text, encoding="utf-8")
     shutil.rmtree(path.parent / "__pycache__", ignore_errors=True)
 

@@ -59,7 +59,7 @@ _KNOWN = frozenset(
         "Zlib",
     }
 )
-"""Licences that may be run with and shipped beside Apache-2.0 code; MPL-2.0 binds its own files only."""
+"""Allowed licences: their code may be shipped beside Apache-2.0 code. MPL-2.0 binds only its own files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ def acceptable(expression: str) -> bool:
     """Return whether all licences of an SPDX expression are allowed; for alternatives, whether one is."""
     if not expression or not _SPDX.fullmatch(expression):
         return False
-    plain = expression
+    plain = expression  # each expression in parentheses becomes a licence with the same verdict
     while (inner := re.search(r"\(([^()]*)\)", plain)) is not None:
         plain = plain[: inner.start()] + ("MIT" if acceptable(inner[1]) else "no") + plain[inner.end() :]
     return any(all(part.strip() in _KNOWN for part in choice.split(" AND ")) for choice in plain.split(" OR "))
@@ -125,7 +125,7 @@ TARGET = ROOT / "dist" / "openapi-tool.cdx.json"
 
 
 def sbom() -> dict[str, Any]:
-    """Return the document."""
+    """Return the list of packages as a CycloneDX document."""
     itself = f"pkg:pypi/openapi-tool@{openapi_tool.__version__}"
     components = [_component(package) for package in packages()]
     return {
@@ -167,7 +167,7 @@ def _component(package: Package) -> dict[str, Any]:
 
 
 def write_sbom() -> None:
-    """Write the document and print its path."""
+    """Write the CycloneDX document and print its path."""
     TARGET.parent.mkdir(exist_ok=True)
     TARGET.write_text(json.dumps(sbom(), indent=2) + "\n", encoding="utf-8")
     sys.stdout.write(f"{TARGET.relative_to(ROOT)}: {sum(1 for _ in packages())} packages\n")
@@ -213,6 +213,7 @@ def audit(pip_audit: str) -> int:
         results.append(verdict(audited(pip_audit, service), names))
         if results[-1][0] != NOT_CHECKED:
             break
+    # If no service knows every package, report the verdict of the first.
     code, text = results[-1] if results[-1][0] != NOT_CHECKED else results[0]
     sys.stdout.write(text + "\n")
     return code

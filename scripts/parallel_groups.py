@@ -1,6 +1,6 @@
-"""Measure steps of several calls with immediate results: rows that a worker defers, and time of a step (ADR 8).
+"""Measure steps of several calls with immediate results: the rows that a worker defers, and a step's time (ADR 8).
 
-One replica serves them, as `serve` does, with the default `executor.min_result_delay_s` and with 0 in turn. The worker
+One executor process serves them, with the default `executor.min_result_delay_s` and with 0 in turn. The worker
 is that of `tests/kernel_conformance`, in this process; it suspends the turn 40 ms after its last command.
 """
 
@@ -22,7 +22,7 @@ from tests.wire.conftest import World
 
 _DATABASE = "groups"
 _CALL = ("jina_search", {"quary": "no such argument"})  # refused without an upstream request
-_MAX_DEFERRALS = 60  # a busy machine sends slowly; a turn that fails has no time to measure
+_MAX_DEFERRALS = 60  # above the kernel's: on a busy machine a turn would fail, and have no time to measure
 _SETTINGS: tuple[dict[str, str], ...] = ({}, {"OPENAPI_TOOL__EXECUTOR__MIN_RESULT_DELAY_S": "0"})
 
 

@@ -33,13 +33,15 @@ OUT = ROOT / "docs" / "pictures"
 MAX_BYTES = 150_000
 PROJECT, AGENT, DATABASE = "proj_demo", "agent_demo", "pictures"
 RUN_S, STORM_AT_S, STORM_S, PER_SECOND, STEP_S = 100, 45, 15, 8, 2
+"""Length of the run, start and length of the upstream's failure, calls per second, seconds between points."""
+
 _RATE_INTERVAL = "15s"
 _COLUMNS = 4
 _LABELS = {"namespace": "demo", "pod": "demo-openapi-tool-0"}
 _UNNAMED = (*_LABELS, "__name__", "instance", "job")
-_COLOURS = 48
+_COLOURS = 48  # few, for small files
 _BROWSER = ("--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--virtual-time-budget=4000")
-_STORM = {"statuses": [503, 429, 503] * 200, "retry_after": "0"}
+_STORM = {"statuses": [503, 429, 503] * 200, "retry_after": "0"}  # more statuses than the failure has requests
 
 
 async def run() -> None:
