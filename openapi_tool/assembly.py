@@ -65,7 +65,7 @@ class DatabaseMonitor:
     """State of the database from health checks and from the loads and commits of calls.
 
     Messages name the database by `where` (server, database) and by the `setting` of its DSN. `wake` is called on every
-    change; the consumer sets it.
+    change; `assemble` sets it to the consumer's `wake`.
     """
 
     def __init__(self, health: Health, where: str = "", setting: str = DSN_SETTING) -> None:
@@ -84,15 +84,15 @@ class DatabaseMonitor:
         return FetchMode.PROBE if self.breaker.may_probe else FetchMode.NONE
 
     async def check(self, kernel: KernelStore, *, idle: bool) -> None:
-        """Run a health check. An open breaker needs a thorough one, and is reset only if the executor is idle."""
-        slow = asyncio.get_running_loop().call_later(_MAX_CHECK_S, self.mark_unavailable, _NO_ANSWER)
+        """Run a health check, a thorough one while the breaker is open, which may close it if no call runs (`idle`)."""
+        timer = asyncio.get_running_loop().call_later(_MAX_CHECK_S, self.mark_unavailable, _NO_ANSWER)
         try:
             await kernel.ping(thorough=bool(self.breaker.reason))
         except Unavailable as error:
             self.mark_unavailable(error)
             return
         finally:
-            slow.cancel()
+            timer.cancel()
         if idle:
             self.breaker.close_if_quiet()
         self.mark_available()
@@ -140,9 +140,9 @@ class Parts:
 class Shared:
     """Parts that all kernels share: everything behind the tools, and the exporter of spans.
 
-    `limits` and `budgets` are stored in the main kernel's NATS and use its `clock`. One connection to each NATS answers
-    requests for the `statistics` of the process; `answering` holds the lists of
-    servers, one for each NATS, on which this process already answers them.
+    `limits` and `budgets` are stored in the main kernel's NATS and use its `clock`. If kernels share a NATS, only one
+    connection answers requests for the `statistics` of the process: `answering` contains the server list of each NATS
+    on which the process already answers.
     """
 
     upstream: Upstream
@@ -187,7 +187,7 @@ async def assemble(stack: AsyncExitStack, bootstrap: Bootstrap, shared: Shared) 
         health.record(NATS, ok=False, reason=str(error))
         return str(error)
 
-    async with asyncio.TaskGroup() as group:  # concurrently, so that each that is unavailable is named
+    async with asyncio.TaskGroup() as group:  # concurrently, so that all unavailable servers are named
         opening = group.create_task(_open_kernel(stack, bootstrap.pool, database))
         connecting = group.create_task(_connect(stack, bootstrap.bus, nats_unavailable))
     kernel, client = opening.result(), connecting.result()

@@ -1,4 +1,4 @@
-"""Build everything that needs no connection from the settings; report all mistakes in them."""
+"""Build from the settings all objects that need no connection, and report all mistakes in the settings."""
 
 from __future__ import annotations
 
@@ -42,15 +42,15 @@ from openapi_tool.tools.problems import fold
 from openapi_tool.tools.scopes import Cursors, SessionScope
 
 NAME = "openapi-tool"
-_UNSCOPED = "v1r4"  # the version whose keys and projects have no prefix
+_UNSCOPED = "v1r4"  # the version whose session key and project ids are used unchanged
 
 
 @dataclass(frozen=True, slots=True)
 class Bootstrap:
     """Settings and the objects built from them; `unmasked` names secrets that cannot be masked.
 
-    `bus`, `pool` and `durable` are of one kernel. `others` are the same for the kernels of other protocol versions,
-    which share all objects but these three and the health record of their dependencies; they are not `main`.
+    It belongs to one kernel. That of the `main` kernel contains those of the kernels of other protocol versions as
+    `others`. These have their own `settings`, `bus`, `pool`, `durable` and `health`, and share all other objects.
     """
 
     settings: Settings
@@ -73,7 +73,7 @@ class Bootstrap:
 
 
 def build_bootstrap(settings: Settings, environment: Mapping[str, str]) -> Bootstrap:
-    """Check what the types of the settings cannot: files, hooks, logins. Raises SettingsError naming every mistake."""
+    """Build the bootstrap. Raises SettingsError with every mistake in files, hooks and logins."""
     problems: list[str] = []
     connections = [
         _connection(kernel, "" if kernel is settings else f"dialects.{kernel.protocol.version}.", environment, problems)
@@ -156,9 +156,9 @@ class Upstream:
 
 
 class _ScopedBackend:
-    """Backend for the calls of another kernel, where an equal project id names another project.
+    """Backend for the calls of a second kernel, whose project ids may be equal to those of the main one.
 
-    So its version and a blank, which no project id contains, precede the id.
+    So it prefixes the id with the kernel's version and a blank, which no project id contains.
     """
 
     def __init__(self, backend: JinaBackend, version: str) -> None:
@@ -192,7 +192,7 @@ def scoped_key(key: bytes, version: str) -> bytes:
 
 
 def _hooks(names: Sequence[str], problems: list[str]) -> dict[str, Hook]:
-    """Load hooks from the entry points of installed packages, which are read only if needed: it takes a while."""
+    """Load hooks from entry points of installed packages. Reading these takes a while; skip it without hooks."""
     offered = {point.name: point for point in entry_points(group=HOOKS_GROUP)} if names else {}
     hooks: dict[str, Hook] = {}
     for at, name in enumerate(names):

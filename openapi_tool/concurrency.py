@@ -1,10 +1,11 @@
 """Helpers for asyncio.
 
-`asyncio.shield` alone is not enough: the cancelled caller stops waiting at once while the work continues, so that the
-caller would hand back a command that the work then acknowledges.
+`shielded` exists because `asyncio.shield` alone is not enough: a cancelled caller stops waiting at once while the work
+continues. The caller would then hand back a command that the work acknowledges.
 
-A computation is a generator that yields after every few milliseconds of work and returns its result. A thread would not
-help: JSON parsing, searching and copying hold the GIL.
+`TimeSlicer` runs a long computation (`Steps`) without blocking the event loop. A computation is a generator that yields
+after every few milliseconds of work and returns its result. A thread would not help: JSON parsing, searching and
+copying hold the GIL.
 """
 
 from __future__ import annotations
@@ -65,9 +66,9 @@ async def interruptible(work: Coroutine[Any, Any, T]) -> T:
 
 
 def in_background(work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
-    """Start a task that serves many calls, without the context of the one that starts it.
+    """Start a task that serves many calls, without the context of the call that starts it.
 
-    Otherwise every line that it logs would have the ids of that call, which may be another project's.
+    Otherwise every log line of the task would have the ids of that call, which may be another project's.
     """
     return asyncio.create_task(work, name=name, context=Context())
 
@@ -81,8 +82,8 @@ def cancellation_requested() -> bool:
 def raise_if_cancelled(cause: Exception) -> None:
     """Raise CancelledError from `cause` if the current task was cancelled.
 
-    An exception group, or an exception in a `finally` block, can replace the original CancelledError. Taken for a
-    failure of the call it would be committed as a result, although the command must be handed back.
+    An exception group, or an exception in a `finally` block, can replace the original CancelledError. If it were taken
+    for a failure of the call, it would be committed as a result, although the command must be handed back.
     """
     if cancellation_requested():
         raise asyncio.CancelledError from cause
@@ -126,7 +127,7 @@ def each(computations: Iterable[Steps[T]]) -> Steps[list[T]]:
 class TimeSlicer:
     """Runs one large computation at a time, and yields to the event loop every 4 ms.
 
-    Without the lock, 64 concurrent computations would take 64 slices in each iteration.
+    Without the lock, 64 concurrent computations would take 64 slices (256 ms) in each iteration.
     """
 
     def __init__(self) -> None:
@@ -216,7 +217,7 @@ class FairSemaphore:
             waiter = queue.popleft()
             if queue:
                 self._waiting[following] = queue  # last in the dictionary: equal projects take turns
-            if not waiter.done():  # else the wait was cancelled in this iteration and has not removed it yet
+            if not waiter.done():  # else its task was cancelled in this iteration and has not left the queue yet
                 self._grant(following)
                 waiter.set_result(None)
 
@@ -260,7 +261,7 @@ async def retried(
             raise failed.pop()
         return await attempt()
 
-    is_retryable = retry_if_exception(lambda error: isinstance(error, on))  # retry_if_exception_type refers to itself
+    is_retryable = retry_if_exception(lambda error: isinstance(error, on))  # retry_if_exception_type makes a cycle
     retrying = AsyncRetrying(
         retry=is_retryable, sleep=sleep, wait=wait, stop=stop, before_sleep=before_sleep, reraise=True
     )
@@ -295,7 +296,7 @@ class KeyedLock:
         try:
             await turn
         except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():  # it was this task's turn already: pass the lock on
+            if turn.done() and not turn.cancelled():  # the lock was already passed to this task: pass it on
                 self._release(key)
             raise
         return True

@@ -16,7 +16,7 @@ from zoneinfo import ZoneInfo
 from pydantic import ConfigDict, Field, SecretStr, field_validator, model_validator
 from pydantic.dataclasses import dataclass as validated
 
-_UNUSABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")  # control characters, and bytes that are no UTF-8
+_UNUSABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")  # control characters, and surrogates (invalid UTF-8)
 _MAX_CHARS = 16_000
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -30,8 +30,8 @@ CallSeconds = Annotated[float, Field(ge=1, le=86_400)]
 def one_line(value: Any) -> Any:
     """Return a value with its text stripped. Raises ValueError for a text of several lines or over 16,000 characters.
 
-    Environment variables may contain any byte. Drivers would send it to the server, or crash with the value in the
-    message.
+    Also raises it for control characters and invalid UTF-8, which environment variables may contain: drivers would send
+    them to the server, or raise an error whose message contains the value.
     """
     value = value.strip() if isinstance(value, str) else value
     if any(len(text) > _MAX_CHARS for text in _texts(value)):
@@ -63,7 +63,7 @@ def split(value: object) -> object:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Base of all sections: unknown keys are refused, texts are stripped and must be one line."""
+    """Base class of these sections: refuses unknown keys, strips texts, and refuses texts of several lines."""
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", hide_input_in_errors=True)
 
@@ -79,20 +79,20 @@ class ExecutorOptions(Options):
 
     concurrency: Annotated[
         int,
-        Field(ge=1, le=512, description="Maximum concurrent calls (slots); one of several projects gets at most 7/8."),
+        Field(ge=1, le=512, description="Maximum concurrent calls (slots); if projects compete, one gets at most 7/8."),
     ] = 64
     max_held: Annotated[
-        int, Field(ge=1, le=10_000, description="Commands that wait in one process for a free slot.")
+        int, Field(ge=1, le=10_000, description="Maximum commands that wait in one process for a free slot.")
     ] = 512
     max_paused: Annotated[
         int,
-        Field(ge=0, le=10_000, description="Maximum paused calls: they wait for a rate-limit permit without a slot."),
+        Field(ge=0, le=10_000, description="Maximum paused calls: they wait for a permit or a retry without a slot."),
     ] = 256
     min_result_delay_s: Annotated[
         float,
-        Field(ge=0, le=1, description="Minimum seconds from command to result: time to suspend the turn; 0 is off."),
+        Field(ge=0, le=1, description="Minimum seconds from command to result, so the turn is suspended; 0 is off."),
     ] = 0.06
-    worker_timeout_s: Annotated[Seconds, Field(description="Default wait of the kernel's workers in seconds.")] = 30
+    worker_timeout_s: Annotated[Seconds, Field(description="Minimum seconds that a worker waits for a result.")] = 30
     commit_margin_s: Annotated[Seconds, Field(description="Seconds of the worker's wait reserved for the commit.")] = 3
     requeue_delay_s: Annotated[Seconds, Field(description="Seconds until a requeued command is delivered again.")] = 2
     commit_retry_timeout_s: Annotated[Seconds, Field(description="Seconds for which a failed commit is retried.")] = 60
@@ -118,8 +118,8 @@ class FairnessOptions(Options):
         dict[str, Annotated[float, Field(ge=0.01, le=100)]],
         Field(
             max_length=10_000,
-            description="Project id to weight, 0.01 to 100, by default 1: a project of weight 2 gets twice the "
-            "upstream requests of one of weight 1 while both have commands waiting.",
+            description="Project id to weight, 0.01 to 100, by default 1: while both have commands waiting, a project "
+            "of weight 2 gets twice the upstream requests of a project of weight 1.",
         ),
     ] = field(default_factory=dict)
 
@@ -139,19 +139,19 @@ class ToolOptions(Options):
         Field(
             ge=0,
             le=2_000_000,
-            description="Tokens at which the upstream cuts each page, which lowers its charge, unless definition or "
+            description="Tokens at which the upstream cuts each page, and so its charge, unless the definition or the "
             "call sets another limit; 0 for no limit, else at least 500.",
         ),
     ] = 20_000
     cost_note_tokens: Annotated[
-        int, Field(ge=0, le=1_000_000_000, description="Tokens above which a result's text says what it cost.")
+        int, Field(ge=0, le=1_000_000_000, description="Tokens charged above which a result's text names its cost.")
     ] = 10_000
     max_result_tokens: Annotated[
         int,
         Field(
             ge=500,
             le=2_500_000,
-            description="Maximum estimated tokens of a result; a definition may change it, a cursor continues.",
+            description="Maximum estimated tokens of a result, unless its definition sets another limit.",
         ),
     ] = 10_000
     max_result_chars: Annotated[
@@ -159,7 +159,7 @@ class ToolOptions(Options):
         Field(
             ge=2_000,
             le=10_000_000,
-            description="Maximum characters of a result, whatever its tokens; a cursor continues.",
+            description="Maximum characters of a result; the model reads further parts by cursor.",
         ),
     ] = 40_000
     max_uncontinued_chars: Annotated[
@@ -167,7 +167,7 @@ class ToolOptions(Options):
         Field(
             ge=2_000,
             le=10_000_000,
-            description="The same if the definition's schema takes no cursor; by default twice `max_result_chars`.",
+            description="The same if the definition's schema forbids `cursor`; by default twice `max_result_chars`.",
         ),
     ] = None
     artifact_ttl_s: Annotated[
@@ -202,7 +202,7 @@ class RetryOptions(Options):
         int, Field(ge=0, le=10, description="Maximum retries of one upstream request; 0 disables them.")
     ] = 3
     initial_backoff_s: Annotated[
-        Seconds, Field(description="Initial back-off in seconds, doubled with each retry; Retry-After wins.")
+        Seconds, Field(description="Initial back-off in seconds, doubled with each retry; Retry-After overrides it.")
     ] = 0.5
     max_backoff_s: Annotated[
         Seconds, Field(description="Maximum back-off in seconds; Retry-After may ask for more.")
@@ -239,7 +239,7 @@ SearchTokensPerMinute = Annotated[
     Field(
         ge=10_000,
         le=TERABYTE,
-        description="Maximum tokens of one key in any 60 s, estimated before each request; a search costs 10,000.",
+        description="Maximum tokens of one key in any 60 s, estimated before each request; a search at 10,000 or more.",
     ),
 ]
 Concurrent = Annotated[
@@ -249,7 +249,7 @@ Concurrent = Annotated[
 
 @validated(frozen=True)
 class KeyLimits(Options):
-    """Limits of one key; what is not set is not limited."""
+    """Limits of one key; an unset limit does not apply."""
 
     search_requests_per_minute: RequestsPerMinute = None
     search_tokens_per_minute: SearchTokensPerMinute = None
@@ -261,7 +261,7 @@ class KeyLimits(Options):
 
 @validated(frozen=True)
 class KeyPool(Options):
-    """Keys used in place of one variable."""
+    """Keys that share the load of one variable."""
 
     keys: Annotated[
         tuple[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")], ...],
@@ -278,17 +278,17 @@ class KeyPool(Options):
 
 @validated(frozen=True)
 class LimitOptions(KeyLimits):
-    """Limits of the upstream per key, shared by all replicas; if none is set, one is estimated after the first 429."""
+    """Limits of the upstream per key, shared by all replicas; if none is set, a 429 causes an estimated limit."""
 
     keys: Annotated[
         dict[str, KeyLimits],
-        Field(description="Limits of single keys: variable (in any case) to these settings; unset ones are inherited."),
+        Field(description="Limits of single keys by variable, in any case; unset ones are those of this section."),
     ] = field(default_factory=dict)
     pools: Annotated[
         dict[str, KeyPool],
         Field(
-            description="Pools of keys that share the load: variable in definitions to `{keys = [VARIABLE, …]}`. A "
-            "definition that names a member uses the whole pool."
+            description="Pools of keys that share the load: variable in definitions to `{keys = [VARIABLE, …]}`. "
+            "A definition that names a key of the pool also uses the whole pool."
         ),
     ] = field(default_factory=dict)
 
@@ -326,8 +326,8 @@ class LimitOptions(KeyLimits):
 
     @property
     def pool_of(self) -> dict[str, tuple[str, ...]]:
-        """Return the variables of each pool by its name and by each of them, in upper case."""
-        return {name.upper(): pool.keys for own, pool in self.pools.items() for name in (own, *pool.keys)}
+        """Map the name of each pool, and each of its keys' variables, to all of them; keys are in upper case."""
+        return {name.upper(): pool.keys for alias, pool in self.pools.items() for name in (alias, *pool.keys)}
 
 
 BudgetRequests = Annotated[int | None, Field(ge=0, le=1_000_000_000, description="Maximum upstream requests.")]
@@ -338,7 +338,7 @@ BudgetTokens = Annotated[
 
 @validated(frozen=True)
 class BudgetLimits(Options):
-    """Budgets; what is not set is not limited."""
+    """Budgets of one project, or of all; an unset budget does not apply."""
 
     session_requests: BudgetRequests = None
     session_tokens: BudgetTokens = None
@@ -350,17 +350,17 @@ class BudgetLimits(Options):
     project_month_tokens: BudgetTokens = None
 
     def of(self, scope: str) -> tuple[int | None, int | None]:
-        """Return requests and tokens of a scope such as `agent_day`."""
+        """Return the budgets (requests, tokens) of a scope such as `agent_day`."""
         return getattr(self, f"{scope}_requests"), getattr(self, f"{scope}_tokens")
 
     @property
     def limited(self) -> bool:
-        """Return whether anything is limited."""
+        """Return whether any budget is set."""
         return any(getattr(self, limit.name) is not None for limit in fields(BudgetLimits))
 
 
 def time_zone(name: str) -> tzinfo:
-    """Return a time zone of the IANA database. Raises ValueError for one that this system does not have."""
+    """Return a time zone of the IANA database. Raises ValueError for a zone that this system does not have."""
     if name == "UTC":  # also if the system has no database
         return UTC
     try:
@@ -382,7 +382,7 @@ class BudgetOptions(BudgetLimits):
     ] = "UTC"
     projects: Annotated[
         dict[str, BudgetLimits],
-        Field(max_length=10_000, description="Budgets of single projects; unset ones are those of all projects."),
+        Field(max_length=10_000, description="Budgets of single projects; unset ones are those of this section."),
     ] = field(default_factory=dict)
 
     @field_validator("time_zone")

@@ -1,6 +1,7 @@
 """pytest fixtures for tests of your own tool definitions (`openapi_tool.testing`); needs the extra [testing].
 
-It imports the rest only for a test that asks for a fixture: pytest loads it wherever the package is installed.
+pytest loads this module wherever the package is installed. So it imports `openapi_tool.testing` and respx only when a
+test uses a fixture.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Composition root of `serve`: starts, drains and stops its kernels; limits of the process, reload of keys."""
+"""Composition root of `serve`: starts, drains and stops its kernels, sets limits of the process, reloads keys."""
 
 from __future__ import annotations
 
@@ -34,11 +34,12 @@ from openapi_tool.telemetry.metrics import list_projects
 from openapi_tool.telemetry.redact import MIN_SECRET_CHARS
 from openapi_tool.tools.placeholders import FILE_SUFFIX, Secrets
 
-_M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD, _LARGE_BYTES = -3, -1, 4 * 2**20  # mallopt(3)
+_M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD, _LARGE_BYTES = -3, -1, 4 * 2**20  # parameters of mallopt(3)
 _OTHER_FILES = 128
 """Descriptors for NATS, traces, DNS, files, pipes."""
 
 _YOUNG_OBJECTS = 20_000
+"""New objects between two collections of the youngest generation."""
 
 
 def raise_file_limit() -> int:
@@ -73,7 +74,7 @@ def set_malloc_thresholds() -> None:
     """Make glibc allocate blocks of 4 MB and more with mmap, so that freeing returns them to the system.
 
     By default glibc raises that threshold to the largest block ever freed, and responses of 10 MB then fragment the
-    heap. Other C libraries do not.
+    heap. With another C library nothing is changed.
     """
     with contextlib.suppress(OSError, AttributeError):
         library = ctypes.CDLL(None)
@@ -100,8 +101,8 @@ _POLL_S = 2.0
 class Reloader:
     """Reads the settings again with `read`; gives policy and secrets to `runners`, the secrets also to `use_keys`.
 
-    Invalid settings change nothing. Changes other than of the policy and the values of keys are logged; they need a
-    restart.
+    Invalid settings change nothing. Only the policy and the values of keys take effect; other changed sections are
+    logged, since they need a restart.
     """
 
     bootstrap: Bootstrap
@@ -190,7 +191,7 @@ class FileWatcher:
 
 
 def _state(file: Path) -> tuple[int, int, int] | None:
-    """Return values that change with a file's content or the link to it; None if it cannot be read."""
+    """Return values that change if a file's content or the link to it changes; None if it cannot be read."""
     try:
         status = file.stat()
     except OSError:
@@ -249,7 +250,7 @@ async def _serve(
 class _Process:
     """State shared by the kernels of one process; `serving` has the parts of the connected ones.
 
-    `stack` closes connections after every kernel has drained: calls of one need permits from the other's NATS.
+    `stack` closes connections after all kernels have drained: their calls need permits from the main kernel's NATS.
     """
 
     stop: asyncio.Event

@@ -3,9 +3,9 @@
     executor = InProcessExecutor(router)
     result = await executor.run_tool("tools/product_docs.yaml", {"query": "install"})
 
-The router answers behind the egress checks, so `result.requests` are those that would leave. In pytest the fixtures of
-`openapi_tool.pytest_plugin` do the same in one line. docs/registering-tools.md describes both; install the
-extra [testing].
+The router replaces the transport below the egress checks, so `result.requests` are the requests that would be sent. In
+pytest the fixtures of `openapi_tool.pytest_plugin` do the same in one line. docs/registering-tools.md describes both;
+install the extra [testing].
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _DEFAULTS: dict[str, Any] = {
     "postgres": {"dsn": "postgresql://127.0.0.1/none"},
     "url_policy": {"allow": (RECORDED_HOSTS,)},  # pages of the recordings
 }
-_NOT_RETRIED = 400  # HTTP status of the answer to an unanswered request
+_NOT_RETRIED = 400  # HTTP status that answers a request without a route: the executor does not retry it
 _SESSION_KEY = b"session-key-of-the-test-of-tools"
 
 Definition = str | Path | Mapping[str, Any] | ToolDefinition
@@ -86,8 +86,8 @@ class ToolResult:
 
     - `text`: what the model reads.
     - `fields`: the parts of the result card (`status`, `result`, `error`, `tool_output`).
-    - `requests`: the upstream requests, as they would leave the executor.
-    - `waits_s`: the waits between attempts in seconds; they are skipped.
+    - `requests`: the upstream requests, as the executor would send them.
+    - `waits_s`: the waits between attempts in seconds, which are recorded and skipped.
     """
 
     text: str
@@ -206,11 +206,12 @@ class InProcessExecutor:
             places = [f"{file}:{line}:{column}: error: {one.where}: {one.message}" for line, column, one in lines]
             raise InvalidDefinition("\n".join(places))
         document = cast("Mapping[str, Any]", source.document)
-        return parse_definition(stored_record(complete(document, parse_definition(stored_record(document)).built_in)))
+        built_in = parse_definition(stored_record(document)).built_in
+        return parse_definition(stored_record(complete(document, built_in)))
 
 
 def recorded(name: str) -> httpx.Response:
-    """Return a recorded answer of Jina by its name, or an error by the name of Jina's error class.
+    """Return a recorded response of Jina by its name, or an error response by the name of Jina's error class.
 
     The names are those of `recordings()` and `error_names()`. Raises LookupError with the nearest name.
     """
@@ -225,7 +226,7 @@ def recorded(name: str) -> httpx.Response:
 
 
 def recordings() -> Sequence[str]:
-    """Return the names of all recorded answers: `s-…` of searches, the others of pages."""
+    """Return the names of all recorded responses: `s-…` of searches, the others of pages."""
     return sorted(load_recordings())
 
 

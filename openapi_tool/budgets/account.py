@@ -1,6 +1,7 @@
 """Account of a budget in one replica.
 
-Requests reserve from the replica's block (a part of the budget taken in advance) or, if it is too small, in the record.
+Requests reserve from the replica's block (a part of the budget taken in advance). If the block is too small, they
+reserve in the shared record.
 """
 
 from __future__ import annotations
@@ -57,6 +58,8 @@ class AccountId(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _Waiter:
+    """Request that waits for `need`; since `uncovered_since` the budget does not cover it."""
+
     need: Amount
     future: asyncio.Future[None]
     uncovered_since: float | None = None
@@ -190,12 +193,12 @@ class Account:
             waiting = list(self._waiting)
             needs = tuple(waiter.need for waiter in waiting)
             planned = self.allowance.plan(stored, needs, self._now(), journals=journals, leave=leave)
-            # Refused sessions must not fill the store.
+            # A refused request creates no record: any number of sessions would fill the store.
             if stored is None and needs and self.allowance.drop_if_empty(planned):
                 self._decide(waiting, planned)
                 return
             value = ledger.encode(planned.record, self.id.labels())
-            self._write_outcome_unknown = True
+            self._write_outcome_unknown = True  # a write that fails may still have been stored
             written = await self._store.write(self.name, value, revision)
             if written is not None:
                 self._write_outcome_unknown, self._stored = False, (written, value)

@@ -25,7 +25,7 @@ _MAX_MEANS = 10_000  # one per tool
 _MAX_ACCOUNTS = 20_000
 _CHECKED_PER_TICK = 2_000  # all accounts at once could block the event loop
 _MAX_LISTED = _MAX_RANKED = 100
-_NOT_OPENED: tuple[float, list[Account]] = 0.0, []
+_NOT_OPENED: tuple[float, list[Account]] = 0.0, []  # an expired entry of `_charged`
 
 
 class Spender(NamedTuple):
@@ -129,6 +129,7 @@ class Budgets:
         self._most_used: dict[str, dict[str, Account]] = {scope: {} for scope in SCOPES}
         # Expiry and accounts by project, agent and session.
         self._charged: dict[tuple[str, str, str], tuple[float, list[Account]]] = {}
+        # Accounts that `_drop_unused` has not checked in this round.
         self._to_check: Iterator[tuple[tuple[AccountId, str], Account]] = iter(())
         self._periods = Periods(time_zone(options.time_zone))
         self._accounts: dict[tuple[AccountId, str], Account] = {}

@@ -202,7 +202,7 @@ def apply_report(
     """Apply a replica's report to a record, and the uses of dead replicas from their `journals`.
 
     A need is granted if the budget covers it. An idle block is at most half of the replica's fair share of what is left
-    below 90 % of the budget. None is granted above 90 %, or while a request waits for those of other replicas.
+    below 90 % of the budget. No block is granted above 90 %, or while a request waits for other replicas' blocks.
     """
     _free_dead_shares(record, now, journals)
     # A replica without a share lost at most an empty one: all uses before the last report are in the record.

@@ -1,6 +1,6 @@
 """One replica's part of the budgets: its share of each account; its store, outages and journal of unreported uses.
 
-Pure like `ledger`.
+`Allowance` is pure like `ledger`; the rest reads and writes the store.
 """
 
 from __future__ import annotations
@@ -56,7 +56,11 @@ class Planned:
 
 
 class Allowance:
-    """Part of an account that replica `name` holds. Amounts passed in are 0 for resources without a limit."""
+    """Part of an account that replica `name` holds. Amounts passed in are 0 for resources without a limit.
+
+    `idle` is the unused part of its block, `reserved` the estimates of running requests, `total` its uses since the
+    start. `offline`: it works without the store.
+    """
 
     def __init__(self, name: str, limit: Limit) -> None:
         self.name = name
@@ -132,6 +136,7 @@ class Allowance:
         return self.idle.positive() != NOTHING and now - self.used_at >= IDLE_S
 
     def _ahead(self, now: float) -> Amount:
+        """Return the size of the next block: `_AHEAD_S` seconds of demand."""
         if now - self.used_at >= IDLE_S:
             return NOTHING
         demand = self._demand * math.exp(-max(0.0, now - self.used_at) / _AHEAD_S)
@@ -184,9 +189,9 @@ class Allowance:
     def adopt(self, record: Record, revision: int) -> None:
         """Adopt a record that was read, or that another replica wrote.
 
-        It may contain a report of this replica whose write had an unknown outcome; the next report gives back what it
-        granted. The first record may contain reports from before this replica dropped the account; `total` continues
-        from them.
+        The record may contain a report of this replica whose write had an unknown outcome; the next report gives back
+        what that one was granted. The first record may contain reports from before this replica dropped the account;
+        `total` continues from them.
         """
         own = record.shares.get(self.name)
         if own is not None:
@@ -196,6 +201,7 @@ class Allowance:
         self._set_record(record, revision)
 
     def _set_record(self, record: Record, revision: int) -> None:
+        """Adopt a record; compute until when requests of others wait for blocks, and what others use and reserve."""
         self.record, self.revision = record, revision
         self._short_until, self._used_elsewhere = 0.0, record.used.minus(self._reported)
         for name, share in record.shares.items():
@@ -204,7 +210,7 @@ class Allowance:
                 self._used_elsewhere = self._used_elsewhere.plus(share.reserved)
 
     def go_offline(self, now: float) -> None:
-        """Continue without the store: add this replica's share of the rest at the last read to the block."""
+        """Continue without the store: add to the block this replica's share of what was left at the last read."""
         if self.offline:
             return
         record = self.record

@@ -32,12 +32,12 @@ from openapi_tool.protocol.errors import Unavailable
 log = logging.getLogger(__name__)
 
 INBOX = "_INBOX.openapi_tool"
-"""Prefix of reply subjects. With nats-py's default the NATS user could read the replies of other clients."""
+"""Prefix of reply subjects. With nats-py's `_INBOX` the NATS user would need permission to read everybody's replies."""
 
 _TOKEN_BYTES = 16
 _FLUSH_TIMEOUT_S = 10  # nats-py's default
 _ACK_DELAY_S = 0.01
-"""Seconds that an acknowledgement waits to be sent together with a publication: each write costs CPU."""
+"""Seconds for which an acknowledgement waits for a publication to share its socket write: each write costs CPU."""
 
 LISTED_BY = "openapi-tool nats permissions"
 """Command that prints the permissions that `serve` needs."""
@@ -107,13 +107,13 @@ class BusClient(Client):
         self._error_log_backoff = LogBackoff()
         self._denial_log_backoff = LogBackoff()
         self.reported_error: Exception | None = None
-        self._login = LoginRefusal()
+        self._login_refusal = LoginRefusal()
         self._domain = domain
         self._inbox = inbox
         self._tls_required = tls_required
-        self._without_tls: set[str] = set()
+        self._addresses_without_tls: set[str] = set()
         self._was_connected = False
-        self._reconnect_wait_s: float | None = None
+        self._configured_wait_s: float | None = None  # set while `_back_off` has replaced it
         handlers = Handlers(
             message=self._process_msg,
             ping=self._process_ping,
@@ -122,8 +122,8 @@ class BusClient(Client):
             info=self._process_info,
         )
         self._ps = Parser(handlers)  # type: ignore[assignment] # the same interface
-        self._awaiting_reply: dict[asyncio.Future[Msg], str] = {}
-        self._inbox_denied_at: int | None = None  # count of reconnects
+        self._awaiting_reply: dict[asyncio.Future[Msg], str] = {}  # subject of each pending request
+        self._inbox_denied_at: int | None = None  # number of the connection (reconnects until then)
         self._ack_timer: asyncio.TimerHandle | None = None
 
     async def request(self, subject: str, *request: Any, **options: Any) -> Msg:
@@ -191,11 +191,11 @@ class BusClient(Client):
         """Log an error of the client; fail the pending requests that a denial concerns (callback of nats-py)."""
         denied = _DENIAL.search(str(error).lower())
         if denied is None:
-            self.reported_error = self._login.reason_of(error)
+            self.reported_error = self._login_refusal.reason_of(error)
             cause = describe_connection_error(self.reported_error, self.where, self._setting)
             if self._on_trouble is not None and not self._was_connected:
                 self._back_off()
-                self._on_trouble(cause)  # which logs it
+                self._on_trouble(cause)  # the callback logs the cause
             elif not self._quiet and self._error_log_backoff.should_log(cause, time.monotonic()):
                 log.warning("%s", cause, extra={"action": "nats.error", "error": type(error).__name__})
             return
@@ -208,7 +208,7 @@ class BusClient(Client):
     def _back_off(self) -> None:
         """Double the wait before the next attempt to connect for the first time."""
         wait_s = self.options["reconnect_time_wait"]
-        self._reconnect_wait_s = self._reconnect_wait_s or wait_s
+        self._configured_wait_s = self._configured_wait_s or wait_s
         self.options["reconnect_time_wait"] = min(2 * wait_s, _MAX_RETRY_WAIT_S)
 
     async def start_over(self) -> None:
@@ -305,12 +305,12 @@ class BusClient(Client):
                 raise
             raise nats.errors.Error(f"nats: the server's greeting cannot be read: {type(error).__name__}") from error
         self._was_connected = True
-        self._login.clear()
-        if self._reconnect_wait_s is not None:
-            self.options["reconnect_time_wait"] = self._reconnect_wait_s
+        self._login_refusal.clear()
+        if self._configured_wait_s is not None:
+            self.options["reconnect_time_wait"] = self._configured_wait_s
 
     async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:  # noqa: FBT001, FBT002
-        """Use TLS if the server offers it, even if it does not require it. Raises TlsNotOffered."""
+        """If TLS is required here, use it also if the server only offers it. Raises TlsNotOffered."""
         if initial_connection and self._tls_required and not self._is_encrypted():
             if not (info.get("tls_required") or info.get("tls_available")):
                 raise self._tls_not_offered()
@@ -325,11 +325,11 @@ class BusClient(Client):
 
     def _tls_not_offered(self) -> TlsNotOffered:
         address = self._current_server.uri.netloc.rpartition("@")[2] if self._current_server else ""
-        self._without_tls.add(address)
+        self._addresses_without_tls.add(address)
         return TlsNotOffered(address)
 
     def _no_server_offers_tls(self) -> bool:
-        return {server.uri.netloc.rpartition("@")[2] for server in self._server_pool} <= self._without_tls
+        return {server.uri.netloc.rpartition("@")[2] for server in self._server_pool} <= self._addresses_without_tls
 
     def _is_encrypted(self) -> bool:
         match self._transport:
@@ -366,9 +366,10 @@ class BusClient(Client):
     async def _send_publish(
         self, subject: str, reply: str, payload: bytes, payload_size: int, headers: dict[str, Any] | None
     ) -> None:
-        """Publish. Raises MaxPayloadError, counting headers: nats-py does not, and the server would disconnect.
+        """Publish. Raises MaxPayloadError if headers and payload together are too large.
 
-        Headers are encoded here because nats-py's encoder takes a tenth of the CPU that a call costs in NATS.
+        nats-py checks the payload only, and the server would then disconnect. Headers are encoded here because
+        nats-py's encoder takes a tenth of the CPU that NATS costs per call.
         """
         if not headers:
             await super()._send_publish(subject, reply, payload, payload_size, None)

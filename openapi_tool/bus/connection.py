@@ -1,7 +1,7 @@
-"""The process's only NATS connection: doorbells (protocol section 6), and statistics of all replicas for `top`.
+"""NATS connection, one per kernel: doorbells (protocol section 6), and statistics of all replicas for `top`.
 
-A replica answers only on subjects below `STATS_SUBJECT`, so that its user needs no permission for the inboxes of
-others.
+A replica sends statistics only to subjects below `STATS_SUBJECT`, so that its user needs no permission to publish to
+the inboxes of other clients.
 """
 
 from __future__ import annotations
@@ -149,10 +149,10 @@ async def _log_reconnect() -> None:
 
 
 _RETRY_LIMIT_S = 3.0
-"""Retry limit in seconds, while the call occupies a slot; then the command is handed back and retried."""
+"""Seconds for which a doorbell is retried in the slot of its call; then the command is requeued."""
 
 _WAIT = wait_exponential_jitter(multiplier=0.1, max=1.0, jitter=0.1)
-_TIMEOUT_S = 2.0
+_TIMEOUT_S = 2.0  # of one attempt
 _OUTAGE = (nats.errors.Error, OSError)
 _PERMANENT = (nats.errors.BadSubjectError, nats.errors.MaxPayloadError, nats.js.errors.BadRequestError)
 """Permanent errors. All others are outages, also "no responders" and "no stream": a stream may have no leader."""
@@ -209,10 +209,12 @@ MAX_REPLICAS = 500
 _RESUBSCRIBE_AFTER_S = 60.0
 _MAX_PER_SECOND = 20
 """Limit of requests that get a reply: more than dashboards send, too few to slow down calls."""
-_MAX_PATH_CHARS, _MAX_DEPTH = 100, 12
+_MAX_PATH_CHARS = 100  # of the invalid field's path, in an error message
+_MAX_DEPTH = 12  # of nested objects and arrays in a reply
 
 _Name = Annotated[str, Field(max_length=1_024)]
-_MAX_ROWS, _MAX_HELD = Field(max_length=200), Field(max_length=10_000)
+_MAX_ROWS = Field(max_length=200)
+_MAX_HELD = Field(max_length=10_000)
 
 
 class _StrictModel(BaseModel):
@@ -279,7 +281,7 @@ class _Work(_StrictModel):
 
 
 class _Statistics(_StrictModel):
-    """Fields that commands compute with, so their types are checked; other fields are only displayed."""
+    """Fields with which the CLI computes, so their types are checked. Other fields are only displayed."""
 
     instance: Annotated[str, Field(max_length=256)]
     work: Annotated[list[_Work], _MAX_ROWS] = []
@@ -315,7 +317,7 @@ async def _answer_requests(client: Client, snapshot: Callable[[], Mapping[str, A
     """Answer up to `_MAX_PER_SECOND` requests per second. An error concerns only that reply; a later one may succeed.
 
     Any client with permission to publish on the subject may send requests. The server ends each subscription after
-    `_MAX_PER_SECOND`, so it does not deliver the rest of a flood: receiving it would slow down calls.
+    `_MAX_PER_SECOND` messages and does not deliver the rest of a flood, which would slow down calls.
     """
     while True:
         began = time.monotonic()
@@ -328,14 +330,15 @@ async def _answer_requests(client: Client, snapshot: Callable[[], Mapping[str, A
                         await client.publish(message.reply, orjson.dumps(snapshot()))
         except (nats.errors.Error, OSError) as error:
             log.warning("cannot answer `openapi-tool top`: %s", error, extra={"action": "stats.not_answered"})
-            began += _RESUBSCRIBE_AFTER_S  # sleep longer
+            began += _RESUBSCRIBE_AFTER_S  # prolongs the sleep below
         await asyncio.sleep(max(0.0, began + 1.0 - time.monotonic()))
 
 
 async def gather_stats(client: Client, within_s: float) -> list[dict[str, Any]]:
     """Return the statistics of all replicas that answer within `within_s` seconds, sorted by instance.
 
-    Of several replies of one instance the first counts; its field `answers` is their number. Raises nats.errors.Error.
+    Of several replies of one instance the first counts; its field `answers` is set to the number of replies. Raises
+    nats.errors.Error.
     """
     inbox = f"{STATS_SUBJECT}.{secrets.token_hex(8)}"
     replies = await client.subscribe(inbox)
@@ -355,17 +358,18 @@ async def gather_stats(client: Client, within_s: float) -> list[dict[str, Any]]:
 
 
 def _decoded(data: bytes) -> dict[str, Any]:
-    """Decode a reply; return only its name and `unreadable` if a value has a wrong type, {} for any other message.
+    """Decode a reply; return {} for a message that is no reply.
 
-    Such replies come from replicas of another version, or from any client with permission to publish here.
+    If a value is invalid, return only the instance, and the problem as `unreadable`: a replica of another version, or
+    any client with permission to publish here, may have sent it.
     """
     try:
         value = orjson.loads(data)
     except ValueError:
         return {}
     if not isinstance(value, dict) or not isinstance(value.get("instance"), str):
-        return {}  # the server's message "no responders"
-    value.pop("answers", None)
+        return {}  # such as the server's message "no responders"
+    value.pop("answers", None)  # only `gather_stats` sets it
     return value if (why := _problem(value)) is None else {"instance": short(value["instance"]), "unreadable": why}
 
 

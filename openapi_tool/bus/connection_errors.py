@@ -1,7 +1,7 @@
-"""Errors of a NATS connection: mistakes in a credentials file; what failed, on which server, and the remedy.
+"""Messages about failed NATS connections, and checks of credentials files and nkey seed files.
 
-nats-py reads them only when it connects. A wrong seed then ends the process, and a credentials file without a token
-makes nats-py loop forever.
+nats-py reads these files only when it connects. A wrong seed then ends the process, and a credentials file without a
+token makes nats-py loop forever.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ class LogBackoff:
         """Return whether to log `text` at `now` (monotonic clock, seconds)."""
         if text == self._last and now < self._next_at:
             return False
+        # After a longer pause the same text is a new outage.
         repeated = text == self._last and now - self._next_at < _MAX_REPEAT_S
         self._wait_s = min(2 * self._wait_s, _MAX_REPEAT_S) if repeated else _FIRST_REPEAT_S
         self._last, self._next_at = text, now + self._wait_s
@@ -95,6 +96,7 @@ def _cause(error: Exception, setting: str) -> str:
 
 def describe_jetstream_error(error: Exception, where: str) -> str:
     """Return why a JetStream request to NATS at `where` failed although the connection works."""
+    # Without a code: nobody responds to JetStream requests.
     if isinstance(error, NoStreamResponseError) or (isinstance(error, ServiceUnavailableError) and error.code is None):
         at = f" on {where}" if where else ""
         return f"NATS: JetStream is not enabled{at}, or not for this account: start the server with -js"
@@ -142,7 +144,7 @@ def _line_after(heading: bytes, lines: list[bytes]) -> bytes:
 
 
 def _is_seed(text: bytes) -> bool:
-    """Return whether a text is a user's seed. Compares the encoding: nkeys does not verify the checksum."""
+    """Return whether a text is a user's seed. Encodes it again and compares: nkeys does not verify the checksum."""
     try:
         prefix, seed = nkeys.decode_seed(text)
         return bool(prefix == nkeys.PREFIX_BYTE_USER and nkeys.encode_seed(bytes(seed), prefix) == text)

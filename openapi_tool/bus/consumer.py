@@ -34,13 +34,13 @@ _STALL_SHARE = 1 / 3
 """Fraction of AckWait: messages received after a longer stall may have been redelivered elsewhere."""
 
 _DOUBT_S = 1.0
-"""Seconds after a stall for which received messages may have been sent during the stall."""
+"""Seconds after a stall: a message received in this time may have been sent during the stall."""
 
 _HAND_BACK_TIMEOUT_S = 5.0
 """Timeout in seconds for handing back waiting commands on shutdown; the rest is redelivered after AckWait."""
 
 _CANCEL_TIMEOUT_S = 10.0
-"""Seconds for cancelled calls to settle or hand back; more than the sum of their own limits."""
+"""Seconds for cancelled calls to settle or hand back; more than the sum of the limits in `bus/worker.py`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,11 @@ class BackgroundTaskEnded(Exception):
 
 
 class CommandConsumer:
-    """Fetches commands, holds them until a slot is free, and sends heartbeats until they are settled."""
+    """Fetches commands, holds them until a slot is free, and sends heartbeats until they are settled.
+
+    `handle` runs a command. `mode` returns the current limit of fetching. `clock` learns the server's time from its
+    replies. `slots` counts the slots in use; the pipeline releases and pauses them.
+    """
 
     def __init__(
         self,
@@ -111,6 +115,7 @@ class CommandConsumer:
 
     @property
     def _free(self) -> int:
+        """Number of free slots; negative if more calls run than there are slots, because paused ones have resumed."""
         return self._concurrency - len(self._running) + self._slots.released
 
     @property
@@ -149,7 +154,7 @@ class CommandConsumer:
     async def stop(self, grace_s: float) -> None:
         """Stop fetching, hand back waiting commands, let calls finish for `grace_s` seconds, hand back the others.
 
-        Calls that wait for a permit and have sent nothing are handed back at once.
+        Calls that wait for a permit of a rate limit and have sent no request are handed back at once.
         If the heartbeat task fails, the grace period ends early: the server would redeliver calls that still run here.
         Raises BackgroundTaskEnded in that case, after everything is handed back.
         """
@@ -176,7 +181,7 @@ class CommandConsumer:
         _raise_if_ended(failed)
 
     async def _hand_back_waiting(self, returning: asyncio.Task[None]) -> None:
-        await _cancel(returning)  # it would take from the same queue as the `flush` below
+        await _cancel(returning)  # this task would take from the same queue as `flush` below
         self._intake.hand_back_waiting()
         with suppress(TimeoutError):
             async with asyncio.timeout(_HAND_BACK_TIMEOUT_S):
@@ -262,6 +267,7 @@ class CommandConsumer:
         self._heartbeats.ack_wait_s = self.leases.duration_s = seconds
 
     def _free_slots(self) -> int:
+        """Return for how many commands the pull request may ask."""
         mode = self._mode()
         if mode is FetchMode.UNLIMITED:
             return max(0, self._free - self._intake.waiting)
@@ -276,7 +282,7 @@ class CommandConsumer:
 
     @property
     def _may_run(self) -> bool:
-        """Return whether a command may begin: a slot is free, or a project holds one beyond 7/8 (ADR 6)."""
+        """Return whether a command may begin: a slot is free, or some project holds more than 7/8 of them (ADR 6)."""
         return self._free > 0 or self._free + self._slots.excess > 0
 
     @property
@@ -307,6 +313,7 @@ class CommandConsumer:
         return True
 
     def _receive_or_refuse(self, message: Msg) -> None:
+        """Hand a surplus message back at once, or hold it. After a stall hold it: it may already run elsewhere."""
         with suppress(ForeignMessage):  # `_receive` logs it
             if time.monotonic() >= self._stale_until and self._intake.refuse(message):
                 return

@@ -1,4 +1,4 @@
-"""Commands for the command line: dead letters, abandoned commands, replay, and the state of one command in NATS."""
+"""For the CLI: dead letters and their replay, abandoned commands, and the state of one command in NATS."""
 
 from __future__ import annotations
 
@@ -41,6 +41,7 @@ _REFUSALS = (nats.errors.BadHeaderError, nats.errors.BadSubjectError, nats.error
 """Errors that concern one dead letter only: others can still be replayed."""
 
 _SERVER_PREFIX = "nats-"
+# Headers that the server adds to the reply to a direct get.
 _DIRECT_HEADERS = ("Nats-Stream", "Nats-Subject", "Nats-Sequence", "Nats-Time-Stamp")
 
 
@@ -228,16 +229,17 @@ MAX_SEARCHED = 100_000
 """Maximum number of messages of the command stream to search."""
 _REPLY_TIMEOUT_S = 0.5
 _MAX_CLOCK_SKEW = timedelta(seconds=60)  # clocks of database and NATS differ
-_MAX_DOORBELL_DELAY = timedelta(hours=1)  # after the report; redeliveries of the command publish it again
+_MAX_DOORBELL_DELAY = timedelta(hours=1)  # after the report: a redelivery of the command publishes the doorbell again
 
 
 @dataclass(frozen=True, slots=True)
 class CommandState:
     """State of a command: stream position, delivery state of the durable, lease.
 
-    `delivered` and `ack_floor` are stream sequences of the durable, None without a durable. `lease` is None for a
-    command that was delivered once, or whose record expired, an hour after its last change. `holder` is the replica
-    that reported that it holds the command, and runs it if `running`. `answering` is True if any replica replied.
+    `delivered` and `ack_floor` are positions of the durable (stream sequences), None without a durable. `pending`
+    counts its undelivered commands. `lease` is None for a command that was delivered once, and from an hour after the
+    last change of its record. `holder` is the replica that reported to hold the command; `running` is True if that
+    replica runs it. `answering` is True if any replica replied.
     """
 
     sequence: int
@@ -265,7 +267,7 @@ async def commands_of(
         stream = await jetstream.find_stream_name_by_subject(options.filter_subject)
     except NotFoundError:
         return []
-    target = options.filter_subject.split(".")[6]
+    target = options.filter_subject.split(".")[6]  # cg.VERSION.PROJECT.CHANNEL.cmd.tool.TARGET.SUFFIX
     subject = command_filter(options.version, project_id, "*", target)
     deliveries: list[Delivery] = []
     searched = 0

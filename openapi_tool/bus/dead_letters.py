@@ -36,7 +36,7 @@ _VALUE_CHARS = 1_024
 
 _ID_CHARS = 256
 _MESSAGE_CHARS = 2_000
-_IDENTITY = {name.lower() for name in (*TOPOLOGY, TRACEPARENT)}
+_IDENTITY_HEADERS = {name.lower() for name in (*TOPOLOGY, TRACEPARENT)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +160,7 @@ def _bounded_headers(headers: Mapping[str, str], head: Callable[[str, int], str]
     """Return headers up to a size bound, identity headers first; `head` truncates each value."""
     included: dict[str, str] = {}
     left = _HEADERS_BYTES
-    for name in sorted(headers, key=lambda name: name.lower() not in _IDENTITY):
+    for name in sorted(headers, key=lambda name: name.lower() not in _IDENTITY_HEADERS):
         short_name, value = head(name, _VALUE_CHARS), head(headers[name], _VALUE_CHARS)
         left -= len(orjson.dumps((short_name, value)))
         if left < 0:
@@ -170,7 +170,7 @@ def _bounded_headers(headers: Mapping[str, str], head: Callable[[str, int], str]
 
 
 def decode(record: bytes, number: int) -> DeadLetter:
-    """Decode a record, also one of the first format (always whole). Raises ValueError, KeyError or TypeError."""
+    """Decode a record; the first format always held the whole command. Raises ValueError, KeyError or TypeError."""
     fields: dict[str, Any] = orjson.loads(record)
     data = base64.b64decode(fields["data_base64"])
     body = BodyDigest.of(data)
@@ -195,8 +195,8 @@ log = logging.getLogger(__name__)
 
 STREAM = "openapi_tool_dead_letters"
 SUBJECT_PREFIX = "openapi_tool.dead_letter"
-"""Prefix of the subjects; a project token follows, so that limits apply per project. The stream of an earlier version
-captures only this subject itself."""
+"""Prefix of the subjects; a project token follows, so that limits apply per project. The stream that an earlier version
+created captures only the prefix itself."""
 
 SUBJECT_FILTER = f"{SUBJECT_PREFIX}.*"
 NO_PROJECT = "=unreadable"
@@ -321,7 +321,7 @@ class DeadLetters:
 
 
 def _new_stream(replicas: int) -> StreamConfig:
-    """Limit records per project and in total; `discard new` makes the server report one that it does not store."""
+    """Limit records per project and in total. With `discard new` a full stream refuses new records."""
     return StreamConfig(
         name=STREAM,
         subjects=[SUBJECT_FILTER],

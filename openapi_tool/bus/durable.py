@@ -26,13 +26,13 @@ log = logging.getLogger(__name__)
 _WINDOW_S = 30.0
 """Seconds for which a sample is used."""
 
-_WARN_ABOVE_S = 2.0
-_TOLERANCE_S = 0.05
+_WARN_ABOVE_S = 2.0  # offset of the local clock
+_TOLERANCE_S = 0.05  # in addition to the error bounds of two samples
 
 
 @dataclass(frozen=True, slots=True)
 class _Sample:
-    """Offset from our monotonic clock to the server's in seconds, with an error of at most `error_s`."""
+    """Offset of the server's clock from our monotonic clock, measured `at` a monotonic time, accurate to `error_s`."""
 
     at: float
     offset_s: float
@@ -92,7 +92,7 @@ class ServerClock:
 
 
 def _agree(sample: _Sample, newest: _Sample) -> bool:
-    """Return whether both samples can be right; not after the machine was suspended, as monotonic time stopped."""
+    """Return whether both samples can be right: a suspended machine stops monotonic time, which changes the offset."""
     return abs(sample.offset_s - newest.offset_s) <= sample.error_s + newest.error_s + _TOLERANCE_S
 
 
@@ -100,7 +100,8 @@ REPLY_TIMEOUT_S = 2.0
 _NANOSECONDS = 1_000_000_000
 _NOT_FOUND = 404
 _MAX_INACTIVE_NS = 3 * _NANOSECONDS
-"""Followers answer a heartbeat every second; the server does not report a frozen one as offline."""
+"""Silence after which a follower counts as failed. Followers are active every second, but the server does not report a
+frozen one as offline."""
 
 
 class DurableMissing(nats.errors.Error):
@@ -233,6 +234,7 @@ async def hand_to_kernel(client: Client, options: DurableOptions) -> tuple[Durab
         raise StillPulled(f"the durable {options.name!r} still has open pull requests ({before.num_waiting})")
     # A replica without a free slot, or during an outage of the database, has no open pull request.
     replicas = await gather_stats(client, _REPLY_TIMEOUT_S)
+    # A replica that does not list its durables may consume from this one.
     running = [str(each["instance"]) for each in replicas if options.name in each.get("durables", [options.name])]
     if running:
         named = ", ".join(running[:_MAX_NAMED]) + (", …" if len(running) > _MAX_NAMED else "")

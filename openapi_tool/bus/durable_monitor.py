@@ -139,6 +139,7 @@ class DurableMonitor:
         return ""
 
     def _record(self, connection: str, consumer: str) -> None:
+        """Record the problem of the connection and that of the consumer, each empty if there is none."""
         self._health.record(NATS, ok=not connection, reason=connection)
         self._health.record(CONSUMER, ok=not consumer, reason=consumer)
         if consumer:

@@ -1,12 +1,12 @@
 """Intake: holds received commands from delivery to settlement, and hands back those that did not run.
 
+A waiting command costs memory and heartbeats, but no other I/O. More commands are fetched than can be held, so that the
+backlog of one project does not block the projects behind it in the stream. The surplus is handed back with a delay.
+
 The delays spread redeliveries to the rate at which calls end here. To receive a whole backlog at once, and to hand it
 back again, would cost more CPU than the calls themselves.
 
 The replicas of a durable publish notices of the commands that they handed back unrun: these need no lease (ADR 6).
-
-A waiting command costs memory and heartbeats, but no other I/O. More commands are fetched than can be held, so that the
-backlog of one project does not block the projects behind it in the stream. The surplus is handed back.
 """
 
 from __future__ import annotations
@@ -46,11 +46,14 @@ _BATCH = 32
 
 _Number = Annotated[int, Field(gt=0, lt=2**64)]
 _NOTICE = TypeAdapter(Annotated[list[tuple[_Number, _Number]], Field(max_length=_BATCH)])
-_MAX_NOTICE_BYTES = 64 * _BATCH
+_MAX_NOTICE_BYTES = 64 * _BATCH  # two numbers of up to 20 digits each, and punctuation
 
 _BATCH_TIMEOUT_S = 2.0
 
-_MIN_DELAY_S, _MAX_DELAY_S = 0.1, 10.0  # well below a worker's wait, if a project's calls become faster
+_MIN_DELAY_S = 0.1
+_MAX_DELAY_S = 10.0
+"""Well below the time for which a worker waits: a delay is too long if the calls of the project become faster."""
+
 _MEAN_WEIGHT = 64
 """Weight of the moving average of call durations, in calls."""
 _MAX_MEANS = 4_096  # projects
@@ -94,21 +97,21 @@ class Returns:
     def never_run(self, metadata: Msg.Metadata) -> bool:
         """Return whether no earlier delivery of a command was run, so that it needs no lease (ADR 4).
 
-        False if a replica handed it back whose notice did not arrive, or not yet. The command runs now, so its entry is
-        removed.
+        Also False if the notice of the replica that handed it back has not arrived. Removes the command's entry,
+        because the command may run now.
         """
         attempt = metadata.num_delivered
         # The delivery before this one was handed back, and by induction all earlier ones.
         return attempt == 1 or self._unrun_deliveries.pop(metadata.sequence.stream, 0) + 1 == attempt
 
     async def follow(self, client: BusClient, stream: str, durable: str) -> None:
-        """Exchange notices with the other replicas of a durable until cancelled; send them also after that."""
+        """Exchange notices with the other replicas of a durable until cancelled. A drain still sends them later."""
         self._subject = notice_subject(stream, durable)
         subscription = await client.subscribe(self._subject, cb=self._on_notice)
         try:
             await asyncio.Event().wait()
         finally:
-            self._unrun_deliveries.clear()  # a durable that is made again counts deliveries from 1 again
+            self._unrun_deliveries.clear()  # a durable that is created again counts deliveries from 1
             await unsubscribe(client, subscription)
 
     async def _on_notice(self, message: Msg) -> None:
@@ -131,7 +134,7 @@ class Returns:
     async def flush(self) -> None:
         """Hand back everything that was added."""
         while self._queue:
-            message, work, *_ = self._queue[0]
+            message, work, *_ = self._queue[0]  # for the log, if the notice fails
             try:
                 async with asyncio.timeout(_BATCH_TIMEOUT_S):
                     await self._notify()  # before the server redelivers them
@@ -160,6 +163,7 @@ class Returns:
 
 
 def _delivery(message: Msg) -> tuple[int, int]:
+    """Return stream sequence and delivery count."""
     return message.metadata.sequence.stream, message.metadata.num_delivered
 
 
@@ -169,10 +173,11 @@ def _ids(message: Msg, work: Held | None) -> dict[str, Any]:
 
 
 class ReturnDelays:
-    """Computes redelivery delays: each command after those that run before it, or were handed back before it.
+    """Computes redelivery delays, so that a command returns when a slot should be free for it.
 
-    The assumed rate is `slots` divided by the mean duration of its project's calls. A command that is redelivered too
-    early is handed back again.
+    Before it run the waiting commands that are ahead of it, and those that its project had handed back earlier. The
+    assumed rate is `slots` divided by the mean duration of the project's calls. A command that is redelivered too early
+    is handed back again.
     """
 
     def __init__(self, slots: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -188,6 +193,7 @@ class ReturnDelays:
 
     def next(self, project: str, ahead: int) -> float:
         """Return the redelivery delay in seconds for the next command of a project; `ahead` commands run before it."""
+        # Assume 0.1 s until a call of the project has ended.
         now, each_s = self._clock(), self._mean_s.get(project, 0.1) / self._slots
         at = max(self._next_at.get(project, 0.0), now + ahead * each_s) + each_s
         self._next_at[project] = min(at, now + _MAX_DELAY_S)
@@ -196,7 +202,7 @@ class ReturnDelays:
         return min(max(at - now, _MIN_DELAY_S), _MAX_DELAY_S)
 
 
-_MAX_WAITING_BYTES = 16 * 2**20
+_MAX_WAITING_BYTES = 16 * 2**20  # of all waiting commands
 MIN_LOOK_AHEAD = 512
 """Commands to fetch even if no more can wait, to find those of other projects behind a backlog."""
 
@@ -279,7 +285,7 @@ class Intake:
             self._hand_back_surplus(surplus.message, surplus.flow[0], surplus, never_run=_never_run(surplus))
 
     def next(self, may_begin: Callable[[str], bool]) -> Held | None:
-        """Remove and return the command that runs next; None if no project with a waiting one may begin another."""
+        """Remove and return the command that runs next; None if none waits whose project may begin another call."""
         return self._scheduler.next(may_begin)
 
     def finished(self, work: Held, duration_s: float, requests: int) -> None:

@@ -1,6 +1,7 @@
 """KV buckets: session key, acknowledgement floor, disabled tools, parked results.
 
-A durable that is deleted and created again resumes there; otherwise it would redeliver every command of the last day.
+A durable that is deleted and created again resumes at its acknowledgement floor; without one it would redeliver every
+command of the last day.
 """
 
 from __future__ import annotations
@@ -139,7 +140,7 @@ async def save_ack_floor(client: Client, durable: str, current: AckFloor) -> Non
     try:
         entry = await bucket.get(_floor_key(durable))
         revision, stored = entry.revision or 0, _decoded(entry.value)
-    except KeyNotFoundError as missing:
+    except KeyNotFoundError as missing:  # a deleted key still has a revision
         revision = (missing.entry.revision or 0) if missing.entry else 0
     if stored is not None and stored.is_of(current) and stored.sequence >= current.sequence:
         return
@@ -182,7 +183,7 @@ async def load_switches(client: Client) -> StoredSwitches:
         entry = await bucket.get(SWITCHES_KEY)
     except BucketNotFoundError:
         return StoredSwitches(Switches(), 0)
-    except KeyNotFoundError as missing:
+    except KeyNotFoundError as missing:  # a deleted key still has a revision
         return StoredSwitches(Switches(), (missing.entry.revision or 0) if missing.entry else 0)
     return StoredSwitches(Switches.decode(entry.value or b""), entry.revision or 0)
 
@@ -293,7 +294,7 @@ _PARKED_MAX_VALUE_BYTES = 512 * 1024
 
 
 class ParkedResultStore:
-    """Stores records by name; all methods raise Unavailable. The bucket is created with `replicas` replicas."""
+    """Stores parked results by name; all methods raise Unavailable. The bucket is created with `replicas` replicas."""
 
     def __init__(self, client: Client, replicas: int) -> None:
         self._client = client

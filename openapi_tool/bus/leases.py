@@ -1,10 +1,10 @@
 """Held commands, received but not settled, with their heartbeats; leases of those that were redelivered (ADR 4).
 
-A failed one is retried at the next check. Several tries fit into AckWait, even if each hangs until its timeout.
+A failed heartbeat is retried at the next check. Two attempts fit into AckWait, even if each hangs until its timeout.
 
 The first delivery needs no lease: JetStream delivers a message to no other executor while heartbeats extend its
 AckWait. A redelivery means that something failed: the first run may still be in progress in a stalled process. So a KV
-record names the owner, and counts runs that began and never ended.
+record names the owner of the lease, and counts runs that began and never ended.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from openapi_tool.tools.problems import short
 BUCKET = "openapi_tool_leases"
 KEYS = "command.*.*"
 _VERSION = 1
-_TTL_S = 3600
+_TTL_S = 3600  # of a record after its last change
 _MAX_WRITE_ATTEMPTS = 8  # of a compare-and-set
 _MAX_EVENTS = 20
 
@@ -85,7 +85,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """Ownership of a redelivered command, of which `lost` runs never ended."""
+    """Ownership of a redelivered command in its delivery number `delivery`; `lost` runs of it never ended."""
 
     key: str
     lost: int
@@ -190,14 +190,15 @@ class Leases:
         raise LeaseLost(key)
 
     async def _read(self, key: str, attempt: int = 2) -> tuple[int, Record]:
-        """Return revision and record. Without a record, the first run counts as lost, because it writes none.
+        """Return revision and record; `attempt` is the delivery count.
 
-        Not if `attempt` is 1: `take` also gets commands that were never run, if they arrive after a stall.
+        Without a record, a redelivered command has one lost run: its first, which writes no record. In delivery 1 it
+        has none: `take` also gets commands that were never run, if they arrive after a stall.
         """
         unwritten = Record(lost=min(attempt - 1, 1))
         try:
             entry = await (await self._opened()).get(key)
-        except KeyNotFoundError as missing:
+        except KeyNotFoundError as missing:  # a deleted key still has a revision
             return (missing.entry.revision or 0) if missing.entry else 0, unwritten
         except (nats.errors.NoRespondersError, ServiceUnavailableError):
             self._bucket = None  # nothing responds to direct reads if the bucket was created again without them
@@ -349,7 +350,7 @@ _CHECK_SHARE = 1 / 12
 """Fraction of AckWait between two checks for due heartbeats."""
 
 _TIMEOUT_SHARE = 1 / 10
-"""Timeout of one heartbeat as a fraction of AckWait: 0.45 + 2 * (1/12 + 1/10) is less than 1."""
+"""Timeout of one heartbeat as a fraction of AckWait. Two attempts fit: 0.45 + 2 * (1/12 + 1/10) is less than 1."""
 
 _MAX_CONCURRENT = 64
 """Hundreds of heartbeats are due together after a stall; sent one by one, the last would be too late."""

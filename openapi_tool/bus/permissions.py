@@ -65,7 +65,7 @@ def executor_permissions(options: DurableOptions, *, stream: str | None, session
             f"{_API}.CONSUMER.RESET.{stream}.{options.name}",
             f"$JS.ACK.{stream}.{options.name}.>",
             _doorbells(options),
-            dead_letters.SUBJECT_PREFIX,  # itself the subject in a stream of an earlier version
+            dead_letters.SUBJECT_PREFIX,  # the whole subject if an earlier version created the stream
             dead_letters.SUBJECT_FILTER,
             connection.STATS_REPLIES,
             returned,
@@ -106,7 +106,7 @@ def dead_letter_permissions(options: DurableOptions, *, stream: str | None) -> P
 def inspect_permissions(options: DurableOptions, *, stream: str | None) -> Permissions:
     """Return what `inspect` needs beyond `serve`: reading the command stream and the dead letters."""
     stream = stream or command_stream(options.version)[0]
-    # The subject for all projects is another one only if the settings name a project; `inspect` accepts any.
+    # `inspect` accepts any project, also if the settings name one; otherwise both filters are the same.
     filters = dict.fromkeys((options.filter_subject, _all_projects(options)))
     consumers = [_temporary_consumer(f"{stream}.*.{subject}", stream) for subject in filters]
     return Permissions(
@@ -140,6 +140,7 @@ def handover_permissions(options: DurableOptions, *, stream: str | None) -> Perm
 
 
 def _all_projects(options: DurableOptions) -> str:
+    """Return the durable's filter with wildcards for project and channel."""
     tokens = options.filter_subject.split(".")
     return ".".join((*tokens[:2], "*", "*", *tokens[4:]))
 

@@ -4,8 +4,9 @@ One request covers all free slots and stays open; a further request covers slots
 single message is delivered at once, a burst in one batch, and no message is fetched without a free slot
 (NATS ADR-13, pull consumers; our ADR 2).
 
-Without it the backlog of one project blocks the commands of others (head-of-line blocking). The requests use `no_wait`,
-so they take no command from an executor with a free slot: the server serves its open pull request first (NATS ADR-13).
+Without look-ahead the backlog of one project blocks the commands of others (head-of-line blocking). Its requests use
+`no_wait`, so they take no command from an executor with a free slot: the server serves that one's open pull request
+first (NATS ADR-13).
 """
 
 from __future__ import annotations
@@ -69,10 +70,10 @@ class PullConsumer:
         self._receive = receive
         self._inbox = ""
         self._subscription: Subscription | None = None
-        self._requested = 0
-        self._max_free_slots = 1
+        self._requested = 0  # messages of open requests that have not arrived
+        self._max_free_slots = 1  # so far
         self._requested_at = time.monotonic()
-        self._unanswered_since: float | None = None
+        self._unanswered_since: float | None = None  # while requests are open: last answer, else request
         self._renew_requested = False
         self._wake = asyncio.Event()
         self._gone_reason: str | None = None
@@ -177,6 +178,7 @@ class PullConsumer:
         return max(self._unanswered_since or 0.0, self._requested_at)
 
     async def _on_message(self, message: Msg) -> None:
+        # A stored message has a reply subject; its publisher may have set a header `Status`, which is not the server's.
         status = message.headers.get(Header.STATUS) if message.headers and not message.reply else None
         if status is None:
             self._requested = max(0, self._requested - self._receive(message))  # minus 1, or 0 for a foreign message
@@ -284,13 +286,13 @@ class LookAhead:
             await asyncio.sleep(PAUSE_S * random.uniform(*JITTER))  # noqa: S311 - no secret depends on it
 
     async def _on_message(self, message: Msg) -> None:
-        # A stored message has a reply subject; its publisher may have set a header `Status`, which is not the server's.
+        # As in PullConsumer, only a message without a reply subject is the server's.
         status = message.headers.get(Header.STATUS) if message.headers and not message.reply else None
         if status is None:
             self._receive(message)
             self._outstanding = max(0, self._outstanding - 1)
         elif status == _CONFLICT:
-            self._outstanding = 0  # more commands are there, so fetch again without a pause
+            self._outstanding = 0  # more commands are pending, so fetch again without a pause
         if status is not None or not self._outstanding:
             self._batch_ended.set()
         await self._yield()

@@ -40,7 +40,7 @@ class Scheduler(Protocol):
         """Enqueue a command."""
 
     def next(self, may_begin: Callable[[str], bool] = _any_project) -> Held | None:
-        """Remove and return the command that runs next; None if no project with a waiting one may begin another."""
+        """Remove and return the command that runs next; None if none waits whose project may begin another call."""
 
     def finished(self, work: Held, cost: float) -> None:
         """Charge a command that has run with `cost` upstream requests; `next` has charged one of them."""
@@ -72,7 +72,7 @@ class FairScheduler:
         return self._length
 
     def ahead_of(self, project: str) -> int:
-        """Return about how many commands run before a further one of a project: its own, and those at its turns."""
+        """Estimate how many commands run before a further one of a project: its own, each with one of every other."""
         return min(self._projects.ahead_of(project), self._length)
 
     def offer(self, work: Held) -> None:
@@ -82,7 +82,7 @@ class FairScheduler:
         self.memory_bytes += work.memory_bytes
 
     def next(self, may_begin: Callable[[str], bool] = _any_project) -> Held | None:
-        """Remove and return the command that runs next; None if no project with a waiting one may begin another."""
+        """Remove and return the command that runs next; None if none waits whose project may begin another call."""
         work = self._projects.pop(may_begin) if self._length else None
         return work and self._deduct(work)
 
@@ -135,9 +135,9 @@ class _Fifo:
 class _Flow:
     """Flow of a fair queue: one project, or one agent of it.
 
-    `memory_bytes` is that of its `length` waiting commands, 0 only without any, `start` the virtual time at which the
-    next of them is due, `step` the virtual time of one request (1 / weight). `entry_number` is that of its valid entry
-    in the fair queue's heap, 0 without one.
+    `length` commands wait in it and take `memory_bytes`, which is 0 only if none waits. The next of them is due at the
+    virtual time `start`. `step` is the virtual time of one request (1 / weight). `entry_number` is the number of the
+    flow's valid entry in the fair queue's heap, 0 without one.
     """
 
     __slots__ = ("entry_number", "length", "memory_bytes", "queue", "start", "step")
@@ -155,9 +155,9 @@ class _FairQueue:
     """Start-time fair queueing (Goyal, Vin and Cheng, 1996) over flows with `weights`, by default 1.
 
     The flow with the earliest start is served next, and its start advances by cost / weight. Virtual time is the
-    start of the flow served last. An idle flow that gets a command starts at the virtual time, or at its own start if
-    charges have moved that further.
-    With `levels` above 1 each flow is itself a fair queue, over the next element of the path.
+    start of the flow served last. An idle flow that gets a command starts at the virtual time, or later if charges have
+    moved its own start beyond that.
+    With `levels` above 1 each flow is itself a fair queue, over the next element of the path (project, agent).
     """
 
     def __init__(self, levels: int, weights: Mapping[str, float] = _EQUAL_WEIGHTS) -> None:
@@ -185,7 +185,7 @@ class _FairQueue:
 
     def pop(self, may_begin: Callable[[str], bool] = _any_project) -> Held | None:
         due = self._earliest(may_begin)
-        # The pop returns a command: a flow without one is never due.
+        # The second condition is for the type checker: a flow without a command is never due.
         if due is None or (work := due[0].queue.pop()) is None:
             return None
         flow, name = due
@@ -236,9 +236,10 @@ class _FairQueue:
         heapq.heappush(self._due, (flow.start, self._entries, name))  # FIFO among equal starts
 
     def _earliest(self, may_begin: Callable[[str], bool]) -> tuple[_Flow, str] | None:
-        """Remove and return the flow to serve, passing over those that may not begin a command; None without one.
+        """Return the flow to serve and its name, and remove its entry; None if no flow may begin a command.
 
-        Remove stale entries and those of empty flows; reinsert those of flows that were charged meanwhile.
+        Skip flows that may not begin one. Remove stale entries and those of empty flows; reinsert those of flows that
+        were charged meanwhile.
         """
         passed_over = []
         try:

@@ -51,7 +51,8 @@ _SUFFIX_BYTES = 3
 class BucketSpec:
     """Bucket of records. Their keys match `keys`; they expire `ttl_s` seconds after their last change.
 
-    Each change is published on the subject `CHANGES.RECORD`; the message contains the revision and the record.
+    Each change is published on the subject `CHANGES.RECORD`; the message contains the revision and the record. The
+    metric `operations` counts reads, writes and conflicts.
     """
 
     bucket: str
@@ -102,7 +103,7 @@ class SharedRecords:
 
 
 class SharedLimits:
-    """Limiter of this process, and its store; arguments as of Keys, and the `weights` of projects."""
+    """Limiter of this process, and its store. The arguments are those of Limiter."""
 
     def __init__(
         self,
@@ -167,7 +168,7 @@ class RecordStore:
                 entry = await (await self._opened()).get(name)
             except BucketNotFoundError:
                 return 0, None
-            except KeyNotFoundError as missing:
+            except KeyNotFoundError as missing:  # a deleted key still has a revision
                 return (missing.entry.revision or 0) if missing.entry else 0, None
             except nats.errors.Error:
                 self._bucket = None
@@ -195,8 +196,8 @@ class RecordStore:
     async def put(self, name: str, value: bytes) -> None:
         """Store a record of this replica in an existing bucket, without a message to other replicas.
 
-        Does not wait for a confirmation, which would take a fifth of the CPU. A killed process loses no record that it
-        has sent.
+        Does not wait for a confirmation: so the write takes a fifth of the CPU. A record that was sent survives a kill
+        of this process.
         """
         self._spec.operations.labels("write").inc()
         with outage_as_unavailable():

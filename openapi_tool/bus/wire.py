@@ -232,7 +232,7 @@ class ForeignMessage(Exception):
 def metadata_of(message: Msg) -> Msg.Metadata:
     """Return stream sequence and delivery count of a message. Raises ForeignMessage."""
     try:
-        message.reply.encode()  # lone surrogates cannot be published to
+        message.reply.encode()  # fails for lone surrogates: nobody can publish to such a subject
         metadata = message.metadata
     except (Error, ValueError, OverflowError, OSError) as error:
         raise ForeignMessage from error

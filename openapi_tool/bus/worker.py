@@ -34,7 +34,7 @@ _SUSPECT_RUNS = 2
 
 _SUSPECTS_SHARE = 1 / 4
 """Fraction of the slots for suspects: if one kills the executor, few other suspects run beside it and count a further
-lost run. Not less: executors die for other reasons, too, and all suspects must run soon."""
+lost run. A smaller share would delay commands that are suspects because their executors died for another reason."""
 
 _SUSPECT_RETRY_S = 0.5
 """Redelivery delay in seconds of a suspect for which no slot is free."""
@@ -95,7 +95,7 @@ class Worker:
             return await self._begin_and_handle(work, lease)
         if self._suspects >= self._suspect_slots:
             await self._leases.release(lease)
-            return LeaseTaken(_SUSPECT_RETRY_S)  # not wait: the slot is for other calls
+            return LeaseTaken(_SUSPECT_RETRY_S)  # redelivers the command; to wait here would block a slot
         self._suspects += 1
         try:
             return await self._begin_and_handle(work, lease)
@@ -202,7 +202,7 @@ class Slots:
         self._in_use: Counter[str] = Counter()  # slots of each project
         self._released: set[int] = set()
         self._paused: set[int] = set()
-        self._waiting: set[int] = set()  # for a permit; with a slot if too many are paused
+        self._waiting: set[int] = set()  # for a permit; they keep their slot if too many are paused
         self._sent: set[int] = set()
         self._requests: dict[int, int] = {}
         self.wake: Callable[[], None] = lambda: None
@@ -223,7 +223,7 @@ class Slots:
 
     @property
     def excess(self) -> int:
-        """Number of slots that projects hold beyond 7/8 of all; others may begin as many calls besides (ADR 6)."""
+        """Slots that projects hold beyond 7/8 of all; others may begin as many calls without a slot (ADR 6)."""
         return sum(max(0, held - self._max_of_project) for held in self._in_use.values())
 
     def begin(self, sequence: int, project: str) -> None:
@@ -239,7 +239,7 @@ class Slots:
             self._give_up_slot(sequence, self._released)
 
     def charge(self, sequence: int, requests: int) -> None:
-        """Record the number of upstream requests of a running call; one is assumed."""
+        """Record the number of upstream requests of a running call; without this it counts as one."""
         if requests != 1:
             self._requests[sequence] = requests
 
@@ -252,7 +252,7 @@ class Slots:
         return self._waiting - self._sent
 
     def sending(self, sequence: int) -> None:
-        """Note that a call sends a request; one that has ended is left out, as in `pause`."""
+        """Record that a call sends a request; ignore a call that has ended (`pause` says why)."""
         if sequence in self._projects:
             self._sent.add(sequence)
 
@@ -267,10 +267,10 @@ class Slots:
         if len(self._paused) < self._max_paused:
             self._give_up_slot(sequence, self._paused)
         else:
-            self.wake()  # `wake` of the consumer hands it back in a drain
+            self.wake()  # in a drain the consumer then hands the command back
 
     def resume(self, sequence: int) -> None:
-        """Give a paused call its slot back at once, even if none is free; then no command begins until one is."""
+        """Give a paused call its slot back at once. If none was free, no command begins until more calls have ended."""
         self._waiting.discard(sequence)
         if sequence in self._paused:
             self._paused.discard(sequence)
@@ -322,5 +322,5 @@ class CallSlot:
             self._slots.resume(self._sequence)
 
     def sending(self) -> None:
-        """Note that the call sends a request."""
+        """Record that the call sends a request."""
         self._slots.sending(self._sequence)

@@ -22,7 +22,7 @@ class _Commands(TyperGroup):
     """Command group whose error messages for wrong options do not name types of a library."""
 
     def invoke(self, ctx: Any) -> Any:
-        """Run a command. Otherwise typer shows pydantic's wording, and suggests any option for `--version`."""
+        """Run a command; reword typer's errors, which quote pydantic and suggest unrelated options for `--version`."""
         try:
             return super().invoke(ctx)
         except Exception as error:

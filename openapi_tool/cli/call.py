@@ -284,7 +284,7 @@ def demo(
 
 def _run(upstream: Upstream, protocol: ProtocolVersion, *, quiet: bool) -> list[CompletedCall]:
     with extra_needed("the demo"):
-        from openapi_tool.local.servers import ServerFailed  # noqa: PLC0415 - the same
+        from openapi_tool.local.servers import ServerFailed  # noqa: PLC0415 - needs the extra [local]
         from openapi_tool.local.stack import (  # noqa: PLC0415 - the same
             DATABASE,
             MAX_RESULT_CHARS,

@@ -143,7 +143,10 @@ class _Output(FileIO):
 
 
 def guard_output() -> None:
-    """Replace standard output, if it is a file. Characters that its encoding lacks are escaped."""
+    """Replace standard output by one that exits on a failed write and escapes characters that its encoding lacks.
+
+    A replacement by a test, which is no file, stays.
+    """
     now = sys.stdout
     if not isinstance(now, TextIOWrapper):
         return

@@ -98,7 +98,7 @@ def show(
     as_json: JsonOption = False,
 ) -> None:
     """Show a dead letter in full. Exit codes: 0, 2 there is no such id."""
-    value = _as_object(_chosen(_run(_read(letter), protocol, abandoned=_abandoned(letter)), letter))
+    value = _as_object(_chosen(_run(_read(letter), protocol, abandoned=_is_abandoned(letter)), letter))
     print_json(value, None if as_json else 2)
 
 
@@ -116,7 +116,7 @@ def replay(
     becomes a dead letter again. Exit codes: 0 published (or shown, without --yes), 1 one could not be published, 2 an
     id does not exist.
     """
-    abandoned = any(map(_abandoned, letters))
+    abandoned = any(map(_is_abandoned, letters))
 
     async def send(bootstrap: Bootstrap, client: BusClient) -> bool:
         known = [letter async for letter in _letters(bootstrap, client, abandoned=abandoned)]
@@ -155,8 +155,8 @@ async def _replay(bootstrap: Bootstrap, client: BusClient, letter: DeadLetter, *
     return {"id": shown.id, "subject": shown.subject, "sent": yes and why is None, "why": why}
 
 
-def _read(letter: str) -> Callable[[Bootstrap, BusClient], Coroutine[Any, Any, list[DeadLetter]]]:
-    return lambda bootstrap, client: _masked_letters(bootstrap, client, abandoned=_abandoned(letter))
+def _read(letter_id: str) -> Callable[[Bootstrap, BusClient], Coroutine[Any, Any, list[DeadLetter]]]:
+    return lambda bootstrap, client: _masked_letters(bootstrap, client, abandoned=_is_abandoned(letter_id))
 
 
 async def _masked_letters(bootstrap: Bootstrap, client: BusClient, *, abandoned: bool) -> list[DeadLetter]:
@@ -166,6 +166,7 @@ async def _masked_letters(bootstrap: Bootstrap, client: BusClient, *, abandoned:
 
 
 async def _letters(bootstrap: Bootstrap, client: BusClient, *, abandoned: bool) -> AsyncIterator[DeadLetter]:
+    """Yield the dead letters, then if `abandoned` the commands whose deliveries another executor used up."""
     recorded = set[int]()
     async for letter in dead_letter_reader.dead_letters(client):
         recorded.add(letter.stream_sequence)
@@ -214,5 +215,6 @@ def _run(
     )
 
 
-def _abandoned(letter: str) -> bool:
-    return letter.startswith("command-")
+def _is_abandoned(letter_id: str) -> bool:
+    """Return whether the id is that of an abandoned command (`DeadLetter.id`)."""
+    return letter_id.startswith("command-")

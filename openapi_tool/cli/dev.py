@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 
 _FAILED = 1
 _POLL_S = 0.05
-_STATISTICS_S = 0.3
+_STATISTICS_S = 0.3  # to wait for replies of the executors
 _ID_CHARS = 11
 _ARGUMENTS_CHARS = 100
 _COLOURS = {"←": typer.colors.GREEN, "↻": typer.colors.YELLOW, "!": typer.colors.RED}
@@ -72,7 +72,8 @@ _RETRY_ACTIONS = (
     "upstream.retry",
 )
 _ALERT_LEVELS = ("warning", "error", "critical")
-_IGNORED_ACTIONS = ("nats.disconnected",)  # logged at a normal exit, too; `_runs` detects a server that has ended
+# Logged at a normal exit, too. `_should_continue` detects a server that has ended.
+_IGNORED_ACTIONS = ("nats.disconnected",)
 _DETAILS = ("reason", "author_id", "error", "error_code", "http_status", "attempt", "wait_s", "subject")
 
 
@@ -150,6 +151,8 @@ def _run(options: _DevOptions, page_port: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Kernel:
+    """Simulated kernel in the stack."""
+
     stack: EmbeddedStack
     version: ProtocolVersion
 
@@ -174,7 +177,7 @@ class _Kernel:
 
 @contextmanager
 def _started(options: _DevOptions, settings: DevSettings) -> Iterator[tuple[_Kernel, list[ExecutorProcess], str]]:
-    """Run the stack and its executors; yield them, and the assignments that `call` needs in front to find the stack."""
+    """Run the stack; yield kernel, executors, and the assignments that `call` needs in front to find the kernel."""
     from openapi_tool.local.stack import (  # noqa: PLC0415 - see _run
         EmbeddedStack,
         demo_tools,
@@ -184,6 +187,7 @@ def _started(options: _DevOptions, settings: DevSettings) -> Iterator[tuple[_Ker
     with ExitStack() as exits:
         folder = exits.enter_context(persistent_folder(options.keep)) if options.keep else None
         state = exits.enter_context(claimed_state())
+        # Their locks last until the stack has stopped, even if this process is killed.
         hold = [descriptor for descriptor in (folder, state) if descriptor is not None]
         stack = EmbeddedStack(
             settings.key_names, keep=options.keep, pg_port=options.pg_port, nats_port=options.nats_port, hold=hold
@@ -203,7 +207,7 @@ def _started(options: _DevOptions, settings: DevSettings) -> Iterator[tuple[_Ker
 
 
 def _replica(kernel: _Kernel, number: int, settings: DevSettings, *, real: bool) -> ExecutorProcess:
-    environment = {**settings.environment, f"{PREFIX}HEALTH__PORT": "0"}  # one process can listen on a port
+    environment = {**settings.environment, f"{PREFIX}HEALTH__PORT": "0"}  # off: the first process uses the port
     return kernel.stack.executor(f"executor{number}", kernel.database, environment, real_upstream=real)
 
 

@@ -106,12 +106,12 @@ _MAX_RESULTS = 20
 _MAX_RESULT_CHARS = 4_000
 
 Ask = Callable[[], Awaitable[Sequence[Mapping[str, Any]]]]
-"""Function that returns the statistics of all replicas; `dev` has one."""
+"""Function that returns the statistics of all replicas; the page shows those of the first."""
 
 
 @dataclass(slots=True)
 class DevStatistics:
-    """Statistics of the stack's executor, with the results of its last calls by tool call id."""
+    """Statistics of the stack's first executor, with the results of the last calls by tool call id."""
 
     stats: Mapping[str, Any] = field(default_factory=dict)
     _results: OrderedDict[str, str] = field(default_factory=OrderedDict)
@@ -125,14 +125,14 @@ class DevStatistics:
             self._results.popitem(last=False)
 
     def now(self) -> Mapping[str, Any]:
-        """Return the newest statistics; empty before the executor answers."""
+        """Return the newest statistics; empty before an executor answers."""
         if not self.stats:
             return {}
         last = [{**call, "read": self._results.get(call["tool_call_id"])} for call in self.stats["last"]]
         return {**self.stats, "last": last}
 
     async def follow(self, ask: Ask) -> None:
-        """Ask the executor once a second until cancelled."""
+        """Ask the executors once a second until cancelled."""
         while True:
             with suppress(*ERRORS):
                 self.stats = next(iter(await ask()), {})

@@ -101,6 +101,7 @@ def lint_files(files: Sequence[Path], config: Path | None = None) -> list[Locate
 
 @contextmanager
 def _config_variable(config: Path | None) -> Iterator[None]:
+    """Name `config` in the environment while the settings are loaded."""
     before = os.environ.get(CONFIG_VARIABLE)
     if config is not None:
         os.environ[CONFIG_VARIABLE] = str(config)
@@ -220,6 +221,7 @@ def kernel_bootstrap(protocol: ProtocolVersion | None, *, database: bool = True)
 
 
 def _servers(protocol: ProtocolVersion | None, *, database: bool) -> Mapping[str, Any]:
+    """Return the running `dev` as settings if none name servers; without `database` a placeholder for the DSN."""
     try:
         configured = given_values()
     except (SourceUnreadable, UnreadableVariable):

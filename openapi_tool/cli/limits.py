@@ -172,7 +172,7 @@ def budgets(
 
 
 def combined_budgets(replicas: Sequence[Mapping[str, Any]], project: str | None = None) -> list[dict[str, Any]]:
-    """Return each account once, with the highest use that a replica reports; with `project` only those of it."""
+    """Return each account once, with the highest use that a replica reports; with `project` only that project's."""
     accounts: dict[tuple[str, ...], dict[str, Any]] = {}
     for replica in replicas:
         for account in replica.get("budgets") or ():

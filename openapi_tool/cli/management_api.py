@@ -120,6 +120,7 @@ def _json(answer: httpx.Response) -> Any:
 
 
 def _items(answer: httpx.Response) -> list[Any]:
+    """Return the rows of a page: the response is a list, or an object with one."""
     body = _json(answer)
     items = (
         body if isinstance(body, list) else next((item for item in dict(body).values() if isinstance(item, list)), [])

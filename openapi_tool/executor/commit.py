@@ -1,8 +1,8 @@
 """Commit results with retries; park those that cannot be committed, for the next delivery of the command.
 
-A record contains the text for the model. Its name and its authentication tag (`seal`) are HMACs over project, agent,
-turn and tool call id, with a key that only executors share. So no other call can find a record, and no client
-without the key can forge one (ADR 5).
+The record of a parked result contains the text for the model. Its name and its authentication tag (`seal`) are HMACs
+over project, agent, turn and tool call id, with a key that only executors share. So no other call can find a record,
+and no client without the key can forge one (ADR 5).
 """
 
 from __future__ import annotations
@@ -181,17 +181,17 @@ class ResultCommitter:
         Parked after `_PARK_AFTER_S` of failed commits: another executor may still reach the database. A result that is
         too large to park is retried here for all of `retry_timeout_s`.
         """
-        early_s = min(_PARK_AFTER_S, self.retry_timeout_s)
+        park_after_s = min(_PARK_AFTER_S, self.retry_timeout_s)
         try:
-            return await self._commit(card, report, result.artifact, early_s)
+            return await self._commit(card, report, result.artifact, park_after_s)
         except (Exception, asyncio.CancelledError) as failure:
             parked = result.parked or await self.parked.park(identity, result)
-            if parked or not isinstance(failure, Unavailable) or self.retry_timeout_s <= early_s:
+            if parked or not isinstance(failure, Unavailable) or self.retry_timeout_s <= park_after_s:
                 raise
         try:
-            return await self._commit(card, report, result.artifact, self.retry_timeout_s - early_s, retry=True)
+            return await self._commit(card, report, result.artifact, self.retry_timeout_s - park_after_s, retry=True)
         except (Exception, asyncio.CancelledError):
-            await self.parked.park(identity, result)
+            await self.parked.park(identity, result)  # the first attempt may have failed for an outage of NATS
             raise
 
     async def _commit(

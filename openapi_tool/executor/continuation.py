@@ -151,9 +151,9 @@ class Continuation:
     async def resume(
         self, cursor: str, definition: ToolDefinition, owner: CallOwner, max_result_tokens: int | None = None
     ) -> tuple[ToolOutput, RenderedResult]:
-        """Return the part at `cursor`, without an upstream request. Raises NotFound, Unavailable."""
+        """Return the part at `cursor` as output and as shown to the model. Raises NotFound, Unavailable."""
         position = self._cursors.read(owner.project_id, owner.agent_id, cursor)
-        # Twice the limit: what was shown of later items is skipped.
+        # Twice the limit: the beginnings of later items, which were shown before, are skipped.
         artifact = await self._load_part(owner, position.card_id, position.start, 2 * self._max_chars)
         opening = ""
         if position.opening is not None:
@@ -178,7 +178,7 @@ class Continuation:
         owner: CallOwner,
         max_result_tokens: int | None = None,
     ) -> tuple[ToolOutput, RenderedResult]:
-        """Search the text of `cursor`, without an upstream request. Raises NotFound, Unavailable."""
+        """Search the text of `cursor`; return output and what the model is shown. Raises NotFound, Unavailable."""
         return await self._search.run(search, cursor, owner, self._limit(definition, max_result_tokens))
 
     def _limit(self, definition: ToolDefinition, max_result_tokens: int | None) -> Limit:
@@ -245,6 +245,7 @@ def _unseen_chars(stored_items: Sequence[StoredItem], place: Place | None) -> in
 
 
 def _left_out(truncated: Truncated) -> str:
+    """Return a sentence that says how much of the result is not shown."""
     cut_items = sum(shown.left > 0 for shown in truncated.parts)
     unseen = sum(not shown.text for shown in truncated.parts if shown.left)
     where = f" in {counted(cut_items, 'item')}" if len(truncated.stored_items) > 1 else ""

@@ -79,7 +79,10 @@ class PipelineOptions:
 
 @frozen
 class _Call:
-    """Call that gets a result: its delivery, caller, records, and the turn that takes the result."""
+    """Call that gets a result: its delivery, caller, records, and the turn that takes the result.
+
+    `earlier_run` means that another run may have parked the result of this call.
+    """
 
     delivery: Delivery
     command: Command
@@ -145,15 +148,15 @@ class Pipeline:
         if command.card_id is None and command.identity.tool_call_id is None:
             identify(command.identity, None)  # raises Unanswerable: without an id no record can be found
         call_id = command.identity.tool_call_id or command.card_id
-        # Copies run one after the other: run together, they would share a request, and the one whose commit is refused
-        # could be the one that counts its cost.
+        # Copies of a command run one after the other. Together they would share an upstream request, and its cost might
+        # be counted by the copy whose commit is refused.
         async with self._calls.hold((command.identity.project_id, call_id)) as waited:
             return await self._load_and_run(delivery, command, received, earlier_run=waited or delivery.attempt > 1)
 
     async def _load_and_run(
         self, delivery: Delivery, command: Command, received: float, *, earlier_run: bool
     ) -> Settlement:
-        """Load the records of a call and run it. `earlier_run` tells whether another run may have parked its result."""
+        """Load the records of a call and run it. `earlier_run` is explained at `_Call`."""
         records = await self._kernel.load(command)
         identity = identify(command.identity, records.card)
         if records.earlier is not None:
@@ -181,7 +184,7 @@ class Pipeline:
             facts.attempts, facts.permit_waits = context.attempts, context.permit_waits
             context.agent, context.slot = identity.agent_id, self._slots.of(delivery.stream_sequence)
             result = await self._parked_result(call) or await self._run_to_result(call, context)
-            # Neither is complete: `attempts` ends at MAX_ATTEMPTS, `spent` lacks requests that another call paid for.
+            # Each number can be too small: `attempts` ends at MAX_ATTEMPTS, `spent` lacks requests of another call.
             self._slots.charge(delivery.stream_sequence, max(context.spent.requests, len(context.attempts)))
             context.release_all_but(_COPIES_OF_COMMIT * len(result.artifact.content) if result.artifact else 0)
             _record_outcome(facts, result, context)
@@ -192,7 +195,7 @@ class Pipeline:
     async def _finish(
         self, call: _Call, result: CallResult, card: Card, report: Report, budget: Charge | None
     ) -> Settlement:
-        """Wait until the worker has suspended the turn; then commit, and publish the doorbell. Shielded as one unit.
+        """Wait until the worker has suspended the turn; then commit, and publish the doorbell. Shielded as a whole.
 
         The use of budgets is written before the commit, so that no crash loses the cost of a committed result.
         """
@@ -224,7 +227,7 @@ class Pipeline:
         return await self._parked.find(call.identity) if call.earlier_run and not call.delivery.exhausted else None
 
     async def _delete_parked(self, identity: CallIdentity, *, earlier_run: bool) -> None:
-        """Delete the result that an earlier run may have parked: the call gets none, or has one."""
+        """Delete the result that an earlier run may have parked: the call has a result already, or can get none."""
         if earlier_run and await self._parked.find(identity):
             await self._parked.delete(identity)
 

@@ -77,7 +77,7 @@ def requested_search(definition: ToolDefinition, arguments: Arguments, cursor: s
     given = sorted(name for name in _SEARCH_ARGUMENTS & arguments.by_model if arguments.values[name] not in (None, ""))
     problems = [problem for name in given if (problem := _problem(name, arguments.values[name], cursor))]
     if cursor is None:
-        problems = problems[:1]  # all ask for the same: call without it first
+        problems = problems[:1]  # all say the same: call without a search first
     elif len(given) > 1:
         problems.append(f"{FIND}: cannot be given together with {QUESTION}; give one of them")
     if problems:
@@ -198,7 +198,7 @@ def _passage_steps(
     item = stored_items[number - 1]
     begin = _passage_start(window, span.at - window_at, span.before)
     max_chars = span.at + span.chars - window_at - begin
-    shown = window[begin : begin + max_chars + 1]  # one more: the text continues
+    shown = window[begin : begin + max_chars + 1]  # one character more, to show `boundary` that the text continues
     opening = opening_of(window[:begin], window[begin : begin + 1])
     yield
     lines = "" if opening is None else opening_lines(window[opening:][:OPENING_CHARS])
@@ -295,7 +295,7 @@ class _SearchResult:
     def _shown(
         self, first: str, parts: list[Part], last: str = "", following: str | None = None, total: int | None = None
     ) -> tuple[ToolOutput, RenderedResult]:
-        if self.artifact.items is None:
+        if self.artifact.items is None:  # a text of an earlier version, which contains frames
             parts = [without_frames(part) for part in parts]
         shown = "\n\n".join(filter(None, (first, framed(parts), last)))
         state = {

@@ -21,7 +21,7 @@ from openapi_tool.tools.policy import TimeLimits, TurnLimit
 _MAX_DELAY_S = 1.0
 """Longest useful delay in seconds: a worker defers a row that comes too early by a second."""
 
-_MAX_STEPS = 4_096
+_MAX_STEPS = 4_096  # remembered with the time of their newest command
 
 _Step = tuple[str, str, str, str | None]
 """Project, agent, turn and step."""
@@ -89,8 +89,8 @@ class TurnDeadline:
 
     `suspend_timeout_seconds` extends the turn's deadline. A result of another call of the step sets that deadline to
     the time of the result plus `executor.worker_timeout_s`, which may be earlier. So this class asks the database for
-    such results: first after `first_check_s`, when that wait ends, then once per such wait. A call that ends
-    earlier costs only a timer.
+    such results: first after `first_check_s` seconds, `commit_margin_s` before this call is `worker_timeout_s` old;
+    then about every `worker_timeout_s`. A call that ends earlier costs only a timer.
     """
 
     def __init__(self, kernel: Kernel, limits: TimeLimits, identity: CallIdentity, first_check_s: float) -> None:

@@ -1,6 +1,6 @@
-"""Addresses: which IP addresses are public, without DNS; removal of the addresses of inline images from a text.
+"""Check whether an IP address is public, without DNS; remove the addresses of inline images from a text.
 
-A model cannot open them, and one may be longer than its page.
+A model cannot open the address of an inline image (`data:…`, `blob:…`), and the address may be longer than its page.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def is_public(address: IPv4Address | IPv6Address) -> bool:
 
 
 _MARKS = (("](blob:", ")"), ("](data:image/", ")"), ('src="data:image/', '"'), ("src='data:image/", "'"))
-"""Delimiters of an address in Markdown and HTML: its beginning and its end."""
+"""Beginning and end of an inline address in Markdown and HTML."""
 _MAX_DROPPED = 10_000
 
 
@@ -89,16 +89,16 @@ def _drop_addresses(text: str, mark: str, closing: str) -> Steps[str]:
     pieces: list[str] = []
     copied_until = at = end = 0
     while len(pieces) < _MAX_DROPPED and (start := text.find(mark, at)) >= 0:
-        if end < start + len(mark):  # otherwise the delimiter found before still follows this mark
+        if end < start + len(mark):  # else the end that was found before is also the next one after this mark
             end = text.find(closing, start + len(mark))
         if end < 0:
             break
         line_end = text.find("\n", start, end)
         if line_end >= 0:
-            at = line_end  # no address before the end of this line is closed on it
+            at = line_end  # no address that begins later on this line ends on it either
             yield
             continue
-        in_markdown = mark[0] == "]"
+        in_markdown = mark[0] == "]"  # keep `]`, else `src="`
         pieces.append(text[copied_until : start + (1 if in_markdown else len("src=."))])
         copied_until = at = end + in_markdown
         yield

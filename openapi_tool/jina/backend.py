@@ -46,13 +46,13 @@ from openapi_tool.tools.policy import Deadline
 from openapi_tool.tools.result import Meter, ToolOutput, Usage
 
 _ONE_REQUEST = Usage(requests=1)
-_ADJUSTABLE = frozenset({"count", "max_tokens", "target_selector"})  # the model may give another value
+_ADJUSTABLE = frozenset({"count", "max_tokens", "target_selector"})  # a remedy may suggest another value of these
 _TIMEOUT = "timeout"
 
 Send = Callable[[], Awaitable[dict[str, Any]]]
 """Sends one request; returns the response envelope."""
 
-_MIN_WAIT_S = 0.001  # of a recorded wait for a permit that was granted
+_MIN_WAIT_S = 0.001  # a shorter wait is not recorded if the permit was granted
 _CANCEL_GRACE_S = 1.0
 """Seconds that the items of a cancelled call may take to end."""
 
@@ -127,7 +127,7 @@ class JinaBackend:
     def _with_advice(
         self, output: ToolOutput, definition: ToolDefinition, arguments: Arguments, items: Sequence[str]
     ) -> ToolOutput:
-        """Add advice on how to lower the cost to an expensive output; `items` are those of a batch."""
+        """Add advice on how to lower the cost to an expensive output; `items` are those of a batch, else empty."""
         tokens = output.usage.tokens
         if tokens <= self._options.tools.cost_note_tokens:
             return output
@@ -183,7 +183,7 @@ class JinaBackend:
         request = build_request(definition, resolved)
 
         async def request_output(meter: Meter) -> ToolOutput:
-            with context:  # keeps the memory if this call ends while another one waits for the shared request
+            with context:  # keep the call's memory if the call ends while another one waits for this shared request
                 return await self._request(
                     definition, resolved, request, arguments, deadline, context.for_request(), meter
                 )
@@ -233,7 +233,7 @@ class JinaBackend:
                 envelope = await self._client.fetch(sent, need.key, deadline, context)
             except ToolError as error:
                 _record_end(attempt, context, error.code)
-                context.clear()  # before the wait for a retry
+                context.clear()  # hold no memory while waiting for a retry
                 raise without_traceback(error) from None
             _record_end(attempt, context)
             return envelope
@@ -292,7 +292,8 @@ class JinaBackend:
         try:
             permit = await self._permits.acquire(need)
         except BaseException:
-            context.record_permit_wait(begin, time.monotonic())  # however short, so that each refused call has one
+            # Even a short one: the record of each refused call then shows that it waited for a permit.
+            context.record_permit_wait(begin, time.monotonic())
             raise
         if (end := time.monotonic()) - begin >= _MIN_WAIT_S:
             context.record_permit_wait(begin, end)
@@ -343,7 +344,7 @@ async def _ended(tasks: Sequence[asyncio.Task[Any]]) -> None:
 
 
 def _without_slot(sleep: Sleep, slot: Slot) -> Sleep:
-    """Return a wait during which the call gives up its slot."""
+    """Return a function that waits like `sleep`; the call gives up its slot meanwhile."""
 
     async def wait(seconds: float) -> None:
         slot.pause()
@@ -369,14 +370,14 @@ def _output_with_cost(output: ToolOutput, usage: Usage) -> ToolOutput:
 
 
 def _error_with_cost(error: ToolError, usage: Usage) -> ToolError:
-    """Return a copy of the error with the cost of this call: calls that share a request get the same error object."""
+    """Return a copy of the error with this call's cost: calls that share a request get the same error object."""
     charged = copy.copy(error)
     charged.tokens, charged.requests = usage.tokens, usage.requests
     return charged
 
 
 def _may_suggest(definition: ToolDefinition, arguments: Arguments, name: str) -> bool:
-    """Return whether a remedy may name an argument: the model may give it, and has not, or may change it."""
+    """Return whether a remedy may name an argument: the model may give it, and either has not or may change it."""
     return name in definition.model_arguments and (name in _ADJUSTABLE or not arguments.values.get(name))
 
 

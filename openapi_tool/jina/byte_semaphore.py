@@ -34,18 +34,18 @@ _ASCII_FACTOR, _TWO_BYTE_FACTOR, _FOUR_BYTE_FACTOR = 6, 8, 14
 Python stores a string with one, two or four bytes per character, depending on its widest: one emoji makes 40 MB of a
 page of 10 MB. Measured by scripts/answer_costs.py, and rounded up.
 """
-_FOUR_BYTE_LEADS = tuple(bytes([first]) for first in range(0xF0, 0xF5))  # of such characters in UTF-8
+_FOUR_BYTE_LEADS = tuple(bytes([first]) for first in range(0xF0, 0xF5))  # first byte of such characters in UTF-8
 _SURROGATE_ESCAPES = (rb"\ud", rb"\uD")
 _BYTES_PER_VALUE = 250
-"""Memory of a value beside its text: the object, and its slot in a list or dictionary."""
+"""Memory of a JSON value beside its text: the object, and its entry in a list or dictionary."""
 
 
 def memory_of(body: bytes | bytearray, values: int = 0) -> int:
     """Return the bytes of memory that a response with `values` JSON values needs until its result is committed."""
-    return len(body) * _bytes_per_byte(body) + values * _BYTES_PER_VALUE
+    return len(body) * _memory_factor(body) + values * _BYTES_PER_VALUE
 
 
-def _bytes_per_byte(body: bytes | bytearray) -> int:
+def _memory_factor(body: bytes | bytearray) -> int:
     if body.isascii() and rb"\u" not in body:
         return _ASCII_FACTOR
     has_four_bytes = any(mark in body for mark in (*_FOUR_BYTE_LEADS, *_SURROGATE_ESCAPES))
@@ -99,7 +99,7 @@ class ByteSemaphore:
             return
         waiter = _Waiter(call, size, asyncio.get_running_loop().create_future())
         self._waiting.append(waiter)
-        self._serve()  # it may get the reserve
+        self._serve()  # a call that holds memory may get the reserve at once
         try:
             await waiter.granted
         except asyncio.CancelledError:
@@ -126,7 +126,7 @@ class ByteSemaphore:
         self._serve()
 
     def give_all(self, call: JinaCallContext) -> None:
-        """Release everything."""
+        """Release all memory of `call`, and the reserve."""
         self._reserve_is_free |= call.has_reserve
         call.has_reserve = False
         self.give(call, call.held)
@@ -169,9 +169,9 @@ class ByteSemaphore:
         return None
 
     def _in_order(self) -> Iterator[_Waiter]:
-        """Yield waiters that are not cancelled: with the reserve, holding memory, the others.
+        """Yield waiters that are not cancelled: first that with the reserve, then those that hold memory, then others.
 
-        Of those that hold memory, the project that had the reserve last comes last; else it could keep it forever.
+        Of those that hold memory, the project that had the reserve last comes last, or it could keep it forever.
         """
         for rank in range(4):
             yield from (
@@ -261,7 +261,7 @@ class JinaCallContext:
 
 
 class RequestContext:
-    """One upstream request of a call, retries included: memory of its response, and what it takes from the call.
+    """One upstream request of a call, retries included: memory of its response, and access to the call's data.
 
     `http_status` is that of the response, None before it arrives.
     """
@@ -299,7 +299,7 @@ class RequestContext:
         return self._call.budget
 
     def recheck(self) -> None:
-        """Raise ToolError if the call may send no further request, such as of a tool that was disabled meanwhile."""
+        """Raise ToolError if the call may send no further request, for example because its tool was disabled."""
         if self._call.recheck is not None:
             self._call.recheck()
 
@@ -336,7 +336,7 @@ class RequestContext:
         return self._call.body_bytes
 
     def clear(self) -> None:
-        """Release everything and reset the count, before a retry."""
+        """Release the memory of this request and reset its body bytes, before a retry."""
         self._call.body_bytes -= self.body_bytes
         self.body_bytes = 0
         if self._held:

@@ -35,8 +35,8 @@ Fetch = Callable[[Meter], Coroutine[Any, Any, ToolOutput]]
 def cache_key(definition: ToolDefinition, arguments: Arguments, request: UpstreamRequest) -> bytes:
     """Return a keyed hash of everything that determines the response and its owner (protocol section 5).
 
-    The session identity covers project, agent and session alias; the tool's name covers the API key. It is a
-    hash because the body may contain secrets.
+    The session identity stands for project, agent and session alias; the tool's name stands for its API key. The key is
+    a hash because the body may contain secrets.
     """
     parts = (
         arguments.session,
@@ -83,8 +83,8 @@ class ResponseCache:
     ) -> ToolOutput:
         """Return the cached response, that of an identical request in flight, or that of `fetch`. Raises its ToolError.
 
-        `context` holds the memory of a cached or shared response; `fetch` takes its own. `spent` receives the cost. If
-        calls share a request, the first one to end reports its cost so far, so each request is reported once.
+        `context` holds the memory of a cached or shared response; `fetch` reserves memory itself. `spent` receives the
+        cost. If calls share a request, the first call to end reports the cost so far, so each request is reported once.
         """
         if not self._options.ttl_s > 0:
             return await fetch(spent)
@@ -108,7 +108,8 @@ class ResponseCache:
         if not joined:
             return output
         if not context.try_hold(needed := _commit_memory(output)):
-            del output, pending  # its memory belongs to the call that started it; look it up again after the wait
+            # The output's memory belongs to the call that started the request: drop it, and look it up after the wait.
+            del output, pending
             await _hold(context, needed, deadline)
             return await self.get(key, deadline, fetch, context, spent)
         metrics.CACHE_HITS.inc()

@@ -1,4 +1,4 @@
-"""HTTP client for one upstream request (limits of size, memory and time), and the egress filter of all of them."""
+"""HTTP client that sends an upstream request within limits of size, memory and time; egress filter for all requests."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ _OK = 200
 _BAD_GATEWAY, _STATUSES = 502, range(100, 600)
 _MAX_LENGTH_DIGITS = 19  # bounds the time of int()
 _PACE_BYTES, _PACE_S = 256 * 1024, 10.0
-"""Minimum rate of a large response: bytes within seconds (210 kbit/s). A stall of the event loop is not counted."""
+"""Minimum rate of a large response: bytes within seconds (210 kbit/s). A stall of the event loop does not count."""
 
 _LARGE_READS = 8
-"""Chunks of large responses read in one iteration of the event loop; more would delay all other calls."""
+"""Maximum chunks of large responses read in one iteration of the event loop; more would delay all other calls."""
 
 
 class JinaClient:
@@ -138,7 +138,7 @@ class JinaClient:
         chunks = aiter(cast("httpx.AsyncByteStream", response.stream))
         async for chunk in chunks:
             self._check_size(context.add_body_bytes(len(chunk)))
-            if context.body_bytes > SMALL:  # smaller ones reserve nothing, so they never wait behind large ones
+            if context.body_bytes > SMALL:  # smaller responses reserve nothing, so they never wait behind large ones
                 await self._fill_large(body, chunk, chunks, self._max_body_bytes(response), context)
             else:
                 body += chunk
@@ -146,6 +146,7 @@ class JinaClient:
     async def _fill_large(
         self, body: bytearray, chunk: bytes, chunks: AsyncIterator[bytes], max_bytes: int, context: RequestContext
     ) -> None:
+        """Append `chunk` and the rest of the body; reserve memory, and check the rate."""
         held, next_check_bytes, now = SMALL, 0, asyncio.get_running_loop().time
         async with asyncio.timeout(None) as pace:
             while chunk:
@@ -225,7 +226,7 @@ def _log_request(request: UpstreamRequest) -> None:
 
 
 def _log_certificate(host: str, error: BaseException | None) -> None:
-    """Log the reason for the operator; the result only says that an operator must act."""
+    """Log why the certificate was refused, for the operator; the model is told only that an operator must act."""
     cause = getattr(error, "certificate_error", error)
     reason = getattr(cause, "verify_message", type(cause).__name__)
     log.error(

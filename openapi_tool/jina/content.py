@@ -131,7 +131,7 @@ def _result_warnings(per_result: list[tuple[str, ...]], facts: list[dict[str, An
 
 
 def _no_results(query: str, usage: Usage, context: RenderContext, *, with_pages: bool) -> ToolOutput:
-    """Return the output of a search without results; with page content it may have timed out (jina-api 2.2)."""
+    """Return the output of a search without results; a search with page content may have timed out (jina-api 2.2)."""
     text = f"No results for {context.redactor.head(one_line(query), 200)!r}. {other_search(context.names)}"
     if with_pages:
         text += " If there should be some, search without page content: pages that load slowly are left out."
@@ -141,7 +141,7 @@ def _no_results(query: str, usage: Usage, context: RenderContext, *, with_pages:
 def _masked(output: ToolOutput, redactor: Redactor) -> Steps[ToolOutput]:
     """Mask secrets in an output before it is truncated: the redactor does not recognize half a key.
 
-    A small output is searched as one text, which nearly always contains none.
+    A small output is searched as one text first, because nearly all contain no secret.
     """
     if items_chars(output.items) <= SMALL and not redactor.finds_in(output.content):
         return ToolOutput(output.items, redactor.value(output.state), output.usage)
@@ -168,7 +168,7 @@ def _result_items(
             del facts["imageUrl"]
         warnings = reader.warnings(item)
         if warnings and (same := first_with.setdefault(warnings, number)) != number:
-            warnings = (f"as for {same}",)  # an earlier result has the same
+            warnings = (f"as for {same}",)  # an earlier result has the same warnings
         lines = [
             f"{number}. {title or '(no title)'}",
             *(one_line(f"{_LABELS[field]}{fact}") for field, fact in facts.items()),
@@ -235,7 +235,7 @@ def _page_steps(envelope: Mapping[str, Any], max_tokens: int | None, context: Re
 def _nothing_to_read(
     warnings: tuple[str, ...], types: tuple[str, ...], tokens: int, context: RenderContext
 ) -> UpstreamRejected:
-    """Return the error of a page with warnings only; the upstream charges for it."""
+    """Return the error of a page that has only warnings; the upstream charges for the page."""
     wait = "wait for it with wait_for_selector, " if context.offers("wait_for_selector") else ""
     parts = [
         f"The page has nothing to read; check the address, {wait}or use another page.",
@@ -249,7 +249,7 @@ def _nothing_to_read(
 
 
 class _FieldReader:
-    """Reads fields of a page or search result, each within its limit; a secret at the limit is masked, not halved."""
+    """Reads fields of a page or search result, each within its limit; a secret that the limit would cut is masked."""
 
     def __init__(self, redactor: Redactor) -> None:
         self._redactor = redactor

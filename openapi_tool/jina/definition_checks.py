@@ -1,8 +1,7 @@
 """Checks of definitions: lint of a file, and the reasons for which the executor would refuse a stored one.
 
-It is in this package because resolution needs the table of parameters, and `tools` may not import `jina`.
-
-Runs the steps of a call that do not depend on the model's arguments: the same functions, in the same order.
+Both run the steps of a call that do not depend on the model's arguments, with the executor's functions in its order.
+They are in `jina`, because resolution needs the table of upstream parameters, and `tools` may not import `jina`.
 """
 
 from __future__ import annotations
@@ -29,16 +28,15 @@ from openapi_tool.tools.placeholders import PLACEHOLDERS, MissingVariable, Varia
 from openapi_tool.tools.problems import Path, Problem, Source, any_of, did_you_mean, fold, short
 from openapi_tool.tools.schema import visible_schema
 
-_IDS = dict.fromkeys(PLACEHOLDERS, "1")
+_SAMPLE_IDS = dict.fromkeys(PLACEHOLDERS, "1")
 
 
 @dataclass(frozen=True, slots=True)
 class StoredCheck:
-    """Check of one row against the executor's settings.
+    """Check of one stored definition against the executor's settings.
 
-    `target` is the token of the subjects that this executor listens on.
-
-    A variable that is not set here is not a problem: the executor may run elsewhere.
+    `secret` reads a variable; one that is not set here is not a problem, since the executor may run elsewhere. `target`
+    is the token TARGET of the subjects that the executor listens on.
     """
 
     operator: OperatorEnvs
@@ -48,7 +46,7 @@ class StoredCheck:
     target: str = "jina"
 
     def check(self, record: DefinitionRecord) -> tuple[ToolDefinition | None, list[str]]:
-        """Return the definition, None if no call of it can work; and a line for each mistake and each ignored value."""
+        """Return the definition (None if no call of it can work), and a line for each mistake and ignored value."""
         try:
             definition = parse_definition(record)
         except ToolMisconfigured as error:
@@ -68,7 +66,7 @@ class StoredCheck:
         yield from _problems_of_step(lambda: self._resolve(definition, sample_arguments(values)))
 
     def _key_fallback(self, definition: ToolDefinition) -> Iterator[str]:
-        """Yield why calls take the key of `auth_env` although `envs` names another variable."""
+        """Yield a line if calls use the key of `auth_env` although `envs` names another variable."""
         envs = {**definition.envs, **self.operator.variables}
         named = envs.get(API_KEY, definition.auth_env)
         if named != definition.auth_env and self._key_variable(envs, definition) == definition.auth_env:
@@ -100,7 +98,7 @@ def set_values(definition: ToolDefinition) -> tuple[dict[str, Any], list[str]]:
     for group, templates in (("defaults", definition.defaults), ("fixed", definition.fixed)):
         for name, template in templates.items():
             try:
-                values[name] = render(template, _IDS, f"options.args.{group}.{short(name)}")
+                values[name] = render(template, _SAMPLE_IDS, f"options.args.{group}.{short(name)}")
             except ToolMisconfigured as error:
                 problems += _problems(error)
     return values, problems
@@ -143,6 +141,7 @@ _ARGS = ("options", "args")
 _PROPERTIES = ("parameters", "properties")
 _CURSOR = "cursor"
 _WHOLE_VALUES = ("default", "const", "enum")
+# Samples of each JSON type; a parameter that refuses all of them refuses the type.
 _SAMPLES: Mapping[str, tuple[Any, ...]] = {
     "integer": (1, 500),
     "number": (1, 500),
@@ -225,7 +224,7 @@ class _SampleCalls:
         yield from self._upstream_time(found.parameters)
 
     def _set_addresses(self) -> Iterator[tuple[Path, Any]]:
-        """Yield the page addresses that the definition sets, ids in templates filled in."""
+        """Yield the page addresses that the definition sets, with sample ids in templates."""
         given = {"defaults": self.definition.defaults, "fixed": self.definition.fixed}
         named: list[tuple[Path, Any]] = [
             ((*_ARGS, group, name), self.values.get(name)) for group, values in given.items() for name in values
@@ -252,7 +251,7 @@ class _SampleCalls:
                 yield Problem(path, refusal.message.removeprefix("url: "))
 
     def _path_in_file(self, path: Path) -> Path:
-        """Return the path of an option in the file: the executor reads `openapi` as `jina`, `defaults` as `params`."""
+        """Return an option's path in the file, which may use the legacy names `openapi` and `defaults` of sections."""
         if path[:2] != ("options", "jina"):
             return path
         _, _, group, name = path
@@ -277,7 +276,8 @@ class _SampleCalls:
         others = (f"a {other} tool" for other, endpoint in ENDPOINTS.items() if endpoint.find(name))
         home = any_of(homes) if homes else next(others, None)
         hint = f"; it is one of {home}" if home else did_you_mean(name, known) or "; take it out"
-        message, _, _ = problem.message.partition("; did you mean ")  # for a model, which sees fewer names
+        # Replace the executor's hint: it suggests only names that a model may give.
+        message, _, _ = problem.message.partition("; did you mean ")
         return replace(problem, message=message + hint)
 
     def _upstream_time(self, parameters: Mapping[str, Any]) -> Iterator[Problem]:
@@ -289,8 +289,9 @@ class _SampleCalls:
         for name in self.definition.upstream_params:
             if self._is_parameter(name, "timeout"):
                 message = f"lets the upstream take {longest:g} s, and a call has {left:g} s; raise both or shorten it"
-                path, fits = self._path_in_file(("options", "jina", "params", name)), parameters["timeout"] < left
-                yield Problem(path, message, warning=fits)
+                path = self._path_in_file(("options", "jina", "params", name))
+                one_stage_fits = parameters["timeout"] < left
+                yield Problem(path, message, warning=one_stage_fits)
 
     def _argument_problems(self, name: str, rule: Mapping[str, Any], path: Path) -> Iterator[Problem]:
         """Yield problems of values that the schema of an argument allows and the executor refuses."""
@@ -309,6 +310,7 @@ class _SampleCalls:
                     yield from self._address_problems((*path, *where), value)
 
     def _values(self, name: str, rule: Mapping[str, Any]) -> Iterator[tuple[Path, Any]]:
+        """Yield values that an argument's schema names or allows, with their paths in the schema."""
         for keyword in ("minimum", "maximum", "default", "const"):
             if keyword in rule:
                 yield (keyword,), rule[keyword]
@@ -335,7 +337,7 @@ class _SampleCalls:
         return found
 
     def _shown_and_fixed(self) -> Iterator[Problem]:
-        """Yield a fixed value whose parameter a model is shown under another name."""
+        """Yield a problem for each fixed value whose parameter a model is shown under another name."""
         derived = visible_schema(self.built_in.schema(), self.definition.hidden)["properties"]
         shown = self.shown if object_at(self.document, "parameters") else derived
         for name in self.definition.fixed.keys() - shown.keys():

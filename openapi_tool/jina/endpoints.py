@@ -1,9 +1,9 @@
 """Endpoints: all that a call of an upstream operation needs (jina-api 2.2, 6.2), and the parts of a batch of calls.
 
-To add one: an `Operation` in tools/catalogue.py, a table in jina/parameters.py and an `Endpoint` here.
+To add an endpoint: an `Operation` in tools/catalogue.py, a table in jina/parameters.py and an `Endpoint` here.
 
-For a reader request it applies to each of its stages: two, or one if an engine is named. For a search it
-applies to all result pages together.
+The upstream's parameter `timeout` limits each stage of a reader request: two stages, or one if an engine is named. In a
+search it limits all result pages together.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from openapi_tool.tools.definition import ToolDefinition, unusable
 from openapi_tool.tools.problems import Problem, argument_path, fold, listed
 from openapi_tool.tools.result import Item, ToolOutput, Usage, cost, one_line
 
-MARGIN_S = 3.0
+MARGIN_S = 3.0  # of a request, beside its stages
 MAX_STAGE_S = 180  # the upstream's limit
-MIN_S = 5.0
+MIN_S = 5.0  # least time for a retry, see `Timeouts.min_s`
 _ONE_STAGE_ENGINES = ("browser", "curl", "direct", "cf-browser-rendering")
 _NETWORK_IDLE_FROM_S = 20
 
@@ -56,7 +56,7 @@ class Timeouts:
         return MIN_S if self.needs_timeout(parameters) else 0.0
 
     def longest_s(self, parameters: Parameters) -> float | None:
-        """Return the maximum seconds of the upstream with the operator's `timeout`; None without one."""
+        """Return the maximum seconds of a request with the operator's `timeout`; None without one."""
         stage_s = parameters.get("timeout")
         return None if stage_s is None else self.stages(parameters) * float(stage_s) + MARGIN_S
 
@@ -77,7 +77,7 @@ def _stages_of_reader(parameters: Parameters) -> int:
 
 
 def _timing_of_reader(parameters: Parameters, stage_s: int) -> Parameters:
-    """Return `respondTiming`: with a `timeout` of 20 s or more a reader would wait until the network is idle."""
+    """Return `respondTiming`, or a reader would wait for an idle network if `timeout` is 20 s or more."""
     if stage_s < _NETWORK_IDLE_FROM_S or "timeout" in parameters or parameters.get("withIframe"):
         return {}
     shot = "shot" in str(parameters.get("respondWith"))
@@ -102,7 +102,7 @@ _MIN_PAGE_TOKENS = {
     "instruction": 12_000,
     "jsonSchema": 12_000,
 }
-"""Minimum tokens of a page that is read with a parameter."""
+"""Minimum charge in tokens for a page that is read with one of these parameters."""
 
 Renderer = Callable[[Mapping[str, Any], Parameters, RenderContext], Steps[ToolOutput]]
 """Renders a response envelope, given the parameters of its request, with secrets masked."""
@@ -112,10 +112,12 @@ Renderer = Callable[[Mapping[str, Any], Parameters, RenderContext], Steps[ToolOu
 class Endpoint:
     """One operation of the upstream: parameters, timeouts, rendering of responses, meaning of errors.
 
-    `own` are arguments of the built-in tools that set a parameter by other values, such as `with_content`. `formats`
-    are the values of `respondWith` that a model may use. `defaults` are sent if nothing else sets them. `implied`
-    values are not sent, since they are the upstream's defaults. `check_url` checks and repairs the main parameter, None
-    if it is no address. `min_tokens` is the minimum charge for a successful request (jina-api section 5).
+    - `own`: arguments of the built-in tools that set a parameter by other values than its own, such as `with_content`.
+    - `formats`: values of `respondWith` that a model may use.
+    - `defaults`: sent if nothing else sets them.
+    - `implied`: not sent, since they are the upstream's defaults.
+    - `check_url`: checks and repairs the main parameter; None if that is no address.
+    - `min_tokens`: minimum charge for a successful request (jina-api section 5).
     """
 
     operation: Operation
@@ -163,6 +165,7 @@ def _render_page(envelope: Mapping[str, Any], parameters: Parameters, context: R
 
 
 def _min_search_tokens(parameters: Parameters) -> int:
+    """Return the minimum charge: for each ten results asked for, times 5 for images and news, times 3 for Bing."""
     scale = 5 if parameters.get("type") in ("images", "news") else 3 if parameters.get("provider") == "bing" else 1
     number = parameters.get("num")
     return _MIN_TEN_RESULTS_TOKENS * scale * math.ceil((number if isinstance(number, int) else 1) / 10)
@@ -230,7 +233,7 @@ def batch_items(definition: ToolDefinition, arguments: Arguments, max_items: int
 
 
 def item_problems(definition: ToolDefinition, arguments: Arguments, max_items: int) -> list[Problem]:
-    """Return the problems of a batch call: wrong items, and arguments that only a single call takes."""
+    """Return the problems of a batch call: wrong items, and a query or address beside the list."""
     plural = definition.built_in.list_argument or ""
     items = arguments.values.get(plural)
     single = [name for name in sorted(arguments.by_model) if fold(name) in definition.operation.main_parameter_names]
@@ -263,7 +266,10 @@ def without_secrets(error: ToolError, redactor: Redactor) -> ToolError:
 def batch_output(
     items: Sequence[str], outcomes: Mapping[str, ToolOutput | ToolError], redactor: Redactor
 ) -> ToolOutput:
-    """Combine all items into one output, secrets masked in their names. Raises ToolError if no item succeeded."""
+    """Combine the outcomes of all items into one output, with secrets in the items masked.
+
+    Raises ToolError if no item succeeded.
+    """
     outputs = {item: outcome for item, outcome in outcomes.items() if isinstance(outcome, ToolOutput)}
     errors = {item: outcome for item, outcome in outcomes.items() if isinstance(outcome, ToolError)}
     if not outputs:

@@ -1,6 +1,6 @@
 """Failures of the upstream: typed errors with a message for the model, and retries (jina-api section 4).
 
-Search and reader requests are idempotent.
+Search and reader requests are idempotent, so they may be repeated.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ _ERROR_NAME = re.compile(r"\b(?:[A-Z]\w*)?Error(?:\((?P<path>[^()]*)\))?(?:: |$)
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One kind of error response; `message` is the one for the model, `reason` adds the upstream's text.
+    """Error for one kind of response. `message` is for the model; with `reason` the upstream's text follows it.
 
-    `max_retries` limits the retries within the call. A `retryable` error without them may succeed
-    later, or with a smaller request.
+    `max_retries` limits the retries within the call. `retryable` without retries says that a later or smaller call may
+    succeed.
     """
 
     error: type[ToolError]
@@ -150,7 +150,7 @@ _BAD_SELECTOR = re.compile(
 )
 """Errors of the parsers of CSS selectors in the server and in its browser."""
 
-# `\b` and the possessive `++` keep the time linear: else a match would be tried at each letter of a long word.
+# `\b` and the possessive `++` keep the time linear; without them a match would be tried at each letter of a long word.
 _ADDRESS_OR_SELECTOR = re.compile(r"\b\w++://\S*| with target selector .*", re.DOTALL)
 _TRANSIENT = re.compile(
     r"""timed\ out | TimeoutError | (?:navigation|connection)\ timeout | timeout\ (?:exceeded|was\ reached)
@@ -200,7 +200,7 @@ def key_failure(status: int) -> ToolError:
 
 
 def quoted(text: str) -> str:
-    """Return the upstream's text as one short quoted line: it may contain text of a page (its HTTP status text)."""
+    """Return the upstream's text as one short quoted line, because it may contain a page's text (HTTP status text)."""
     return '"' + _QUOTES.sub("'", one_line(text[:_MAX_READ_CHARS])[:_MAX_REASON_CHARS]) + '"'
 
 
@@ -213,7 +213,7 @@ def is_empty_search(http_status: int, body: Any, table: FailureTable) -> bool:
 
 
 def _selector_advice(envelope: Mapping[str, Any], names: Mapping[str, str]) -> str:
-    """Return advice about the model's own CSS selector if it made a page fail, else an empty text."""
+    """Return advice about the model's CSS selector if the selector made the request fail, else an empty text."""
     given = [names[parameter] for parameter in _SELECTORS if parameter in names]
     if not given:
         return ""
@@ -241,7 +241,7 @@ def _rule(http_status: int, envelope: Mapping[str, Any], table: FailureTable) ->
 
 
 def _is_transient(envelope: Mapping[str, Any]) -> bool:
-    """Return whether a page failed by a timeout or its connection; the upstream has no separate status for that."""
+    """Return whether a page timed out or its connection failed; the upstream has no separate status for that."""
     text = _text(envelope)[:_MAX_READ_CHARS]
     return _TRANSIENT.search(_ADDRESS_OR_SELECTOR.sub("", text)) is not None
 
@@ -269,13 +269,13 @@ def _text(envelope: Mapping[str, Any]) -> str:
 
 
 def _retry_after(envelope: Mapping[str, Any], header: str | None) -> float | None:
-    """Return the seconds to wait: from the header, else from the body's number, else from its date."""
+    """Return the seconds to wait before a retry: from the header, else the body's number, else the body's date."""
     candidates = (header, envelope.get("retryAfter"), envelope.get("retryAfterDate"))
     return next((seconds for value in candidates if (seconds := _seconds(value)) is not None), None)
 
 
 def _seconds(value: Any) -> float | None:
-    """Parse a number, its digits, an HTTP date (RFC 9110 10.2.3) or an ISO 8601 date; never below zero."""
+    """Return the seconds, at least 0, that a number, a text of digits, or an HTTP or ISO 8601 date gives; else None."""
     if isinstance(value, str):
         digits = value[:_MAX_WAIT_CHARS].strip()
         value = float(digits) if digits.isascii() and digits.isdigit() else _seconds_until(digits)
@@ -313,7 +313,7 @@ async def with_retries(
 ) -> T:
     """Return the result of `attempt`, retried as its ToolErrors and the deadline allow; else raise the last error.
 
-    Nothing is retried with less than `min_s` seconds left.
+    There is no retry if less than `min_s` seconds would be left for it.
     """
 
     def should_stop(state: RetryCallState) -> bool:
@@ -329,7 +329,7 @@ async def with_retries(
 
 @functools.lru_cache(maxsize=4)  # a service has one set of options
 def _wait(options: RetryOptions) -> Callable[[RetryCallState], float]:
-    """Return the wait before a repeat: Retry-After, else exponential back-off; both with jitter."""
+    """Return a function for the wait before a retry: Retry-After, else exponential back-off; both with jitter."""
     initial_s = options.initial_backoff_s
     backoff = wait_exponential_jitter(multiplier=initial_s, max=options.max_backoff_s, jitter=initial_s)
     retry_after = wait_exception(_delay_asked_for) + wait_random(0, initial_s)

@@ -20,21 +20,23 @@ from openapi_tool.tools.problems import fold
 
 MAX_TEXT_CHARS = 2_000
 MAX_LIST_ITEMS = 20
-_NO_SITE = re.compile(r"[\s,;|\[\]()\"']")
+_NO_SITE = re.compile(r"[\s,;|\[\]()\"']")  # characters that no name of a site contains
 _SITE_RULE = 'must be names of sites, such as ["example.com"]'
 
 Convert = Callable[[Any], Any]
-"""Converts a value to that of the upstream; None if none is to be sent. Raises ValueError with the allowed values."""
+"""Converts an argument to the upstream's value; None to send none. Raises ValueError with the allowed values."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
     """One upstream parameter: `name` in a JSON body (dots nest), `header` in a GET request.
 
-    Without a header a GET request has it in the query. With `header_only` it is a header in a POST request, too.
-    A model may set it if `model` is True; with `declared` only if the definition's `parameters` declare it, since such
-    parameters cost more. With a `separator` the upstream has no such parameter: the value is appended to the query or
-    page address after that separator.
+    - Without a header, a GET request has the parameter in the query. With `header_only` a POST request has it as a
+      header, too.
+    - A model may set it if `model` is True; with `declared` only if the definition's `parameters` declare it, since
+      such parameters cost more.
+    - With a `separator` the upstream has no such parameter: the value is appended to the query or page address after
+      that separator.
     """
 
     name: str
@@ -76,7 +78,7 @@ def _each(write: Callable[[str], str]) -> Convert:
 
 
 def _phrase(text: str) -> str:
-    """Quote several words: `intitle:annual report` would apply to the first of them only."""
+    """Quote several words: without quotes `intitle:annual report` would apply to the first word only."""
     return f'"{" ".join(text.split())}"' if " " in text and '"' not in text else text
 
 
@@ -97,7 +99,7 @@ def _excluded_sites(value: Any) -> str:
 
 
 def _site(text: str) -> str:
-    """Return the site's name from a name, an address or a `site:` operator; other texts unchanged."""
+    """Return the site's name from a name, an address or a `site:` operator; the text itself if nothing is left."""
     site = " ".join(text.removeprefix("-").removeprefix("site:").rpartition("://")[2].rstrip("/").split())
     return site or text
 
@@ -150,7 +152,7 @@ _SCRIPTS = {"zh-hans": "zh-cn", "zh-hant": "zh-tw"}
 
 
 def _country(value: Any) -> str:
-    """Return the upstream's code of a country; an unknown one unchanged, for the upstream to refuse (jina-api 9)."""
+    """Return the upstream's code of a country; the upstream refuses unknown codes itself (jina-api 9)."""
     code: str = _text(10)(value).lower()
     return _COUNTRIES.get(code, code)
 
@@ -326,9 +328,9 @@ def is_documented(name: str) -> bool:
 def secret_problem(name: str) -> str | None:
     """Return why an `envs` argument other than `api_key` may not take a secret; None if it may.
 
-    An allow-list, since new parameters of the upstream are unknown here. Every documented parameter controls the
-    upstream, or is sent to a page, a search engine or a proxy (jina-api 1.3, 2.2). Only the operator's own body members
-    remain, which the upstream ignores unless it has agreed on them (jina-api 1.1).
+    Names are allowed rather than refused by a list, since new parameters of the upstream are unknown here. Every
+    documented parameter controls the upstream, or is sent to a page, a search engine or a proxy (jina-api 1.3, 2.2). So
+    only the operator's own body members may; the upstream ignores them unless it has agreed on them (jina-api 1.1).
     """
     folded = fold(name)
     rest = folded.removeprefix(OWN_FIELD)
@@ -349,7 +351,7 @@ def query_parts(name: str, value: Any) -> Iterator[str]:
 
 
 def header_text(value: Any) -> str:
-    """Return a converted value as a header has it."""
+    """Return a converted value as the text of a header."""
     if isinstance(value, bool):
         return "true"  # never False, which is not sent: the upstream takes any value as true (`_flag`)
     return ", ".join(value) if isinstance(value, list) else str(value)

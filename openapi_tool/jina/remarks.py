@@ -1,6 +1,6 @@
 """Remarks for the model about a result that looks complete but is not, and typed warnings about pages.
 
-They are outside of the frames of web content, so no page can fake one.
+Both are outside of the frames of web content, so no page can fake one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ _FILTERS = ("site", "exclude_sites", "after", "filetype", "intitle", "ext", "loc
 _TOLERANCE_DIVISOR = 50  # the upstream charges a cut text at up to 1/50 above the limit (jina-api 1.3)
 
 _MAX_BARRIER_CHARS = 1_000
-"""Maximum length of a barrier: a bot check or login instead of content."""
+"""Maximum length of the text of a barrier: a bot check or login instead of content."""
+# Lower maxima for single kinds of barriers: a longer text with such words has content of its own.
 _MAX_LOGIN_CHARS, _MAX_NOTICE_CHARS, _MAX_FORM_CHARS, _MAX_SHELL_CHARS = 600, 400, 300, 60
 
 WARNINGS: Mapping[str, str] = {
@@ -40,7 +41,7 @@ _IF_NOT_OFFERED: Mapping[str, tuple[str, str]] = {
     "not_loaded": ("wait_for_selector", "The page may not be fully loaded. If so, use another source."),
     "stored_copy": ("no_cache", "This is a stored copy; the page itself may be newer."),
 }
-"""The argument that a warning names, and the warning if the model cannot give it or has already given it."""
+"""The argument that a warning names, and the warning if the model cannot give that argument or has given it already."""
 
 Offers = Callable[[str], bool]
 """Returns whether a remedy may name an argument in the result of a call."""
@@ -109,7 +110,7 @@ human|robot|browser|secur|unusual traffic|characters you see|interruption|been b
 ddos|mensch|humain|umano|робот|验证|ロボット|cookies to|log in|login|sign in|logged in|log into|melden|connectez
 inicia ses|登录|ログイン|войдите|passwor|mot de passe|contraseña|密码|javascript
 """)
-"""Each phrase below contains one of these; nearly every page contains none, which saves 3/4 of the time."""
+"""Each phrase of `BARRIERS` contains one of these. Nearly no page does, so testing them first saves 3/4 of the time."""
 
 BARRIERS = (
     ("captcha", _MAX_BARRIER_CHARS, _phrases(_CAPTCHA)),
@@ -136,7 +137,7 @@ def barrier_type(title: str, text: str) -> str | None:
 
 
 def upstream_warning_type(line: str) -> str | None:
-    """Return the type of one of the upstream's own warnings, None for others, such as an error of the page."""
+    """Return the type of a typed warning of the upstream; None for another text, such as an error of the page."""
     return _UPSTREAM_WARNINGS.get(line)
 
 
@@ -152,7 +153,7 @@ def result_warning(kind: str, numbers: Sequence[int], offers: Offers = offers_al
 
 
 def is_cut(tokens: int | None, max_tokens: int | None) -> bool:
-    """Return whether the upstream cut a text at `max_tokens`, which only its charge shows (jina-api section 9)."""
+    """Return whether the upstream cut a text at `max_tokens`; only its charge shows that (jina-api section 9)."""
     return (
         tokens is not None
         and max_tokens is not None

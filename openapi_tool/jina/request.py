@@ -1,9 +1,9 @@
 """The upstream request of a call: its parameters, mapped from the arguments, and how it is built (jina-api 0-2).
 
-POST with a JSON body can carry every parameter. A definition that asks for GET gets it, unless a parameter does not
-fit: secrets never go into a URL, and some texts fit into no header.
+POST with a JSON body can carry every parameter. A definition that asks for GET gets POST nevertheless if a parameter
+does not fit: secrets never go into a URL, and some texts fit into no header.
 
-Later sources override earlier ones: the definition's `headers`, its `params`, defaults, the model's
+Later sources of a parameter override earlier ones: the definition's `headers`, its `params`, defaults, the model's
 arguments, fixed values. So a fixed value wins, whichever alias of the parameter the model uses.
 """
 
@@ -46,8 +46,8 @@ _NEEDS_WHOLE_PAGE = frozenset({"removeSelector", "withIframe", "withShadowDom"})
 class ResolvedParameters:
     """Upstream parameters by body name, secret body members, and the call's own time limit in seconds.
 
-    `names` are those under which the model gave parameters. `main_parameter_option` is the definition's option that
-    sets the query or address; None if the model gave it.
+    `names` maps parameters to the names by which the model gave them. `main_parameter_option` is the path of the
+    definition's option that sets the query or address; None if the model gave it.
     """
 
     parameters: Mapping[str, Any]
@@ -59,7 +59,7 @@ class ResolvedParameters:
 
 @frozen
 class Findings:
-    """Mistakes of the model and of the operator, and options that the upstream does not know."""
+    """Mistakes of the model and of the operator, options that the upstream does not know, and resolved parameters."""
 
     model: list[Problem]
     operator: list[Problem]
@@ -68,13 +68,13 @@ class Findings:
 
 
 def resolve_parameters(definition: ToolDefinition, arguments: Arguments) -> ResolvedParameters:
-    """Resolve a call. Raises BadRequest or ToolMisconfigured, whose message lists every mistake."""
+    """Resolve a call's parameters. Raises BadRequest or ToolMisconfigured, whose message lists every mistake."""
     resolver = _resolver(definition, arguments)
     return resolver.finish({resolver.secret_name(name): value for name, value in arguments.secrets.items()})
 
 
 def examine_parameters(definition: ToolDefinition, arguments: Arguments) -> Findings:
-    """Resolve a call for the linter: return all its mistakes."""
+    """Resolve a call's parameters for the linter; return its mistakes instead of raising them."""
     resolver = _resolver(definition, arguments)
     return replace(resolver.findings, parameters=resolver.values)
 
@@ -135,7 +135,7 @@ class _ParameterResolver:
         self._definition = definition
         self._endpoint = endpoint_of(definition)
         self.values: dict[str, Any] = {}
-        self._first_names: dict[str, str] = {}
+        self._first_names: dict[str, str] = {}  # by parameter, as the model gave it
         self._names: dict[str, str] = {}
         self._main_parameter_option: Path | None = None
         self._timeout_s: float | None = None
@@ -152,7 +152,7 @@ class _ParameterResolver:
             self.option(name, value, path)
 
     def option(self, name: str, value: Any, path: Path) -> None:
-        """Take a value set by the operator; unknown names are left out and logged."""
+        """Take a value set by the operator; record an unknown name, to be logged and not sent."""
         parameter = self._endpoint.find(name)
         if reason := REFUSED.get(fold(name)):
             self.findings.operator.append(Problem(path, f"may not be sent to the upstream: {reason}"))
@@ -219,7 +219,7 @@ class _ParameterResolver:
         path, problems = (name,), self.findings.model
         parameter = self._endpoint.find(name)
         if parameter is None or not self._model_may(parameter):
-            is_listed = len(problems) < MAX_PROBLEMS  # for others save the search for similar names, 0.1 ms each
+            is_listed = len(problems) < MAX_PROBLEMS  # else skip the search for similar names: 0.1 ms for each
             known = sorted(self._definition.model_arguments - {name}) if is_listed else ()
             problems.append(Problem(path, not_taken(name, known)))
         elif parameter.name == "respondWith" and value is not None and value not in self._endpoint.formats:
@@ -234,7 +234,7 @@ class _ParameterResolver:
         )
 
     def _only_name_of(self, parameter_name: str, name: str) -> bool:
-        """Refuse two names for one parameter in one call: which value wins would depend on their order."""
+        """Refuse a second name for one parameter: the order of the arguments would decide which value is sent."""
         other = self._first_names.setdefault(parameter_name, name)
         if other != name:
             message = f"sets the same parameter as {short(other)}; give only one of them"
@@ -286,7 +286,7 @@ def _missing_main_argument(tool: BuiltInTool) -> Problem:
 
 
 USER_AGENT = f"openapi-tool/{__version__}"
-_DNT = "DNT"  # the upstream parses a number: `true` has no effect (jina-api section 9)
+_DNT = "DNT"  # the upstream expects a number in this header: `true` has no effect (jina-api section 9)
 MAX_GET_URL_CHARS = 8_000
 
 
@@ -307,7 +307,7 @@ class UpstreamRequest:
 
 
 def build_request(definition: ToolDefinition, resolved: ResolvedParameters) -> UpstreamRequest:
-    """Return the request of a call, in the form that its definition asks for."""
+    """Return the request of a call: GET if the definition asks for it and every parameter fits, else POST."""
     endpoint = endpoint_of(definition)
     if not endpoint.separators.keys().isdisjoint(resolved.parameters):
         resolved = replace(resolved, parameters=_with_appended(endpoint, resolved.parameters))
@@ -381,7 +381,7 @@ def _get(endpoint: Endpoint, path: str, resolved: ResolvedParameters) -> Upstrea
 
 
 def _would_be_split(name: str, value: Any) -> bool:
-    """Return whether the server would split a selector in a header: it splits at each comma, also in `:is(h1, h2)`."""
+    """Return whether the server would split a selector in a header: it splits at `, `, also within `:is(h1, h2)`."""
     texts = value if isinstance(value, list) else [value]
     return name.endswith("Selector") and any(", " in text for text in texts)
 
@@ -391,5 +391,5 @@ def _fits_header(text: str) -> bool:
 
 
 def _headers(parameters: Mapping[str, str]) -> dict[str, str]:
-    """Return all headers. `identity` asks for no compression: a small body could unpack to any size."""
+    """Return all headers. `identity` forbids compression, as a small compressed body could unpack to any size."""
     return {"Accept": "application/json", "Accept-Encoding": "identity", "User-Agent": USER_AGENT, **parameters}

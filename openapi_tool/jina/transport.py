@@ -1,9 +1,9 @@
 """httpx transport over aiohttp's connection pool, which needs a fraction of the CPU of httpx's own (ADR 1).
 
-It does not retry, redirect, store cookies or read proxy settings from the environment.
+The transport does not retry, redirect, store cookies or read proxy settings from the environment.
 
-aiohttp's own handler parses and buffers unsolicited data and gives it to the next request on the connection: a surplus
-response would go to another project's call, and an endless one would fill the memory.
+aiohttp's own protocol class gives unsolicited data to the next request on the connection: a surplus response would go
+to another project's call, and an endless one would fill the memory. So `UpstreamConnection` replaces it.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class ResponseAborted(ClientConnectionError):
 
 
 class FirstResponseAborted(ResponseAborted):
-    """The response to the first request of a connection, so it cannot be the surplus of an earlier response."""
+    """Raised for the first request of a connection: what was received cannot be the surplus of an earlier response."""
 
 
 class UpstreamConnection(ResponseHandler):
@@ -88,7 +88,7 @@ class UpstreamConnection(ResponseHandler):
         return super().is_connected() and not unexpected
 
     def data_received(self, data: bytes) -> None:
-        """Parse received data; abort if no response is due. Empty data means: the reader resumes, so continue."""
+        """Parse received data; abort if no response is due. Empty data means that the paused reader resumes."""
         self._unparsed += data
         if not data and not self._aborted:
             self._parse(b"")
@@ -112,7 +112,7 @@ class UpstreamConnection(ResponseHandler):
         body_bytes = self._body_bytes()
         self._non_body_bytes = self._non_body_bytes + len(piece) if body_bytes == before else 0
         self._framing_bytes += len(piece) - (body_bytes - before)
-        # Twice: head and trailers may take the limit each.
+        # Twice, because head and trailers may each take the limit.
         if (
             self._non_body_bytes > _MAX_NON_BODY_BYTES
             or self._framing_bytes > 2 * _MAX_NON_BODY_BYTES + body_bytes * _MAX_FRAMING_SHARE
@@ -120,7 +120,7 @@ class UpstreamConnection(ResponseHandler):
             self._abort_now()
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        """Parse what a paused reader has left, then fail the request if it is still pending."""
+        """Parse the data that waited for a paused reader, then fail the request if it is still pending."""
         if self._payload is not None and not self._payload.is_eof():
             self._payload._high_water = self._payload._high_water_chunks = sys.maxsize  # noqa: SLF001 - pause no more
             self._parse(b"")
@@ -176,12 +176,12 @@ PROJECT = "project"
 """Name of the httpx request extension with the project id, for fair shares of connections."""
 
 HANDSHAKES = 16
-"""Maximum concurrent connection attempts; their TLS handshakes take up to 10 ms of one iteration of the event loop."""
+"""Maximum concurrent connection attempts: TLS handshakes then take at most 10 ms of an iteration of the event loop."""
 
 _project: ContextVar[str] = ContextVar("project", default="")
 
 on_connected: ContextVar[Callable[[], Callable[[], None] | None]] = ContextVar("on_connected", default=lambda: None)
-"""Weak reference to what is called once the task's request has a connection.
+"""Weak reference to the function to call once the current task's request has a connection.
 
 A connection keeps the context of the task that opened it, and must not keep that task's call in memory.
 """
@@ -283,8 +283,8 @@ class _Connector(aiohttp.TCPConnector):
     """Connector that shares its connections, and HANDSHAKES concurrent attempts to open one, fairly among projects.
 
     Batches of one project may need all connections while slow pages load.
-    A TLS handshake takes 0.5 ms of CPU. Without the limit, 300 of one project in one iteration of the event loop
-    delayed the calls of all other projects by their sum.
+    A TLS handshake takes 0.5 ms of CPU. Without the limit, 300 handshakes of one project in one iteration of the event
+    loop delayed the calls of all other projects by 150 ms.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -311,7 +311,7 @@ class _Connector(aiohttp.TCPConnector):
         traces: list[Trace],
         timeout: aiohttp.ClientTimeout,  # noqa: ASYNC109 - aiohttp's
     ) -> Connection:
-        """Return an open connection, after a wait if all are in use, and report that the request is sent now."""
+        """Return an open connection, after a wait if all are in use, and call `on_connected`."""
         project = _project.get()
         await self._in_use.take(project)
         try:

@@ -1,8 +1,8 @@
 """URL policy: check page addresses before anything is billed, without DNS.
 
-A URL is parsed as browsers and the reader do (WHATWG URL): `0x7f.1`, `①27.0.0.1` and `%31%32%37.0.0.1` are
-all 127.0.0.1. A valid URL is sent byte for byte; only its host is checked. The addresses of public names are
-not known here; the reader checks them itself (jina-api section 7).
+A URL is parsed as browsers and the reader do (WHATWG URL): `0x7f.1`, `①27.0.0.1` and `%31%32%37.0.0.1` are all
+127.0.0.1. A valid URL is sent byte for byte; only its host is checked. The IP addresses of public names are not known
+here; the reader checks them itself (jina-api section 7).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from openapi_tool.protocol.errors import BadRequest, TargetRefused
 
 MAX_URL_CHARS = 16_000
 
-# Without `.example` (RFC 6761): no internal host has such a name, but examples of tools and documents use it.
+# `.example` (RFC 6761) is missing: no internal host has such a name, but examples of tools and documents use it.
 INTERNAL_SUFFIXES = (
     ".alt",  # RFC 9476
     ".arpa",  # infrastructure and reverse zones; holds .home.arpa (RFC 8375) and ipv4only.arpa (RFC 8880)
@@ -40,7 +40,7 @@ INTERNAL_SUFFIXES = (
     ".local",  # RFC 6762
     ".localdomain",
     ".localhost",  # RFC 6761
-    ".mail",  # as .corp and .home never to be delegated, since many networks use them internally
+    ".mail",  # like .corp and .home never delegated, since many networks use these names internally
     ".onion",  # RFC 7686
     ".private",
     ".svc",
@@ -70,7 +70,8 @@ _HOST_AND_PORT = re.compile(r"(\[[^\[\]]*\]|[^:\[\]]+)(?::([0-9]{0,5}))?")
 _MAX_PORT, _MAX_BYTE = 65_535, 255
 
 _MAX_NAME_CHARS, _MAX_LABEL_CHARS = 253, 63
-# Allows for percent-encoding. A limit, because NFKC sorts combining marks in quadratic time: 0.4 s for 16,000.
+# More than a name may have, because of percent-encoding. Limited, because NFKC sorts combining marks in quadratic time:
+# 0.4 s for 16,000.
 _MAX_ENCODED_NAME_CHARS = 1_024
 _ENCODED_LABEL = "xn--"
 _ASCII_OF_LABEL = re.compile(r"[a-z0-9_-]")
@@ -132,7 +133,7 @@ class _ParsedUrl:
 
 
 def checked_url(text: str, rules: UrlPolicy) -> str:
-    """Return the URL to send; repair the given one if the intent is clear.
+    """Return the URL to send, repaired if the given text is none but its meaning is clear.
 
     Takes linear time. Raises BadRequest if the text is no web address, TargetRefused if its host is not public.
     """
@@ -258,7 +259,7 @@ def _mapped(text: str) -> str:
 
 
 def _decode_label(label: str) -> str:
-    """Decode an `xn--` label; return an invalid one unchanged, which then fails the check of labels."""
+    """Decode an `xn--` label; return an invalid one unchanged, so that `_is_label` refuses it."""
     if not label.startswith(_ENCODED_LABEL) or len(label) > _MAX_LABEL_CHARS:
         return label
     try:
@@ -343,14 +344,14 @@ def _is_visible(char: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Compiled:
-    """The rules folded: allowed hosts, allowed suffixes, internal suffixes; each suffix with its leading dot."""
+    """Policy with folded names: allowed hosts, allowed and internal suffixes; each suffix with its leading dot."""
 
     hosts: frozenset[str]
     allowed: tuple[str, ...]
     internal: tuple[str, ...]
 
 
-@functools.lru_cache(maxsize=4)  # a process has one policy; without a cache each call would fold it again
+@functools.lru_cache(maxsize=4)  # a process has one policy; without a cache each call would fold its names again
 def _compiled(rules: UrlPolicy) -> _Compiled:
     return _Compiled(
         hosts=frozenset(_canonical(entry) for entry in rules.allow if not entry.startswith(".")),

@@ -88,10 +88,11 @@ class CircuitBreaker:
 
     @contextmanager
     def attempt(self, operation: Operation, project_id: str, *, retry: bool = False) -> Iterator[Callable[[], None]]:
-        """Yield a function to call when an attempt for a project, or a `retry` of a failed one, has succeeded.
+        """Yield a function to call when the attempt has succeeded; `retry` means that it repeats a failed one.
 
         An attempt that raises Unavailable has failed. One that ends otherwise changes nothing: a defect of the call, a
-        cancellation or a project's use of its own connections does not show the state of the database.
+        cancellation, or a project that has used up its share of the connections does not show the state of the
+        database.
         """
         self._last_number += 1
         number = self._last_number
@@ -129,7 +130,7 @@ class CircuitBreaker:
             self._changed()
 
     def _record_contention(self, operation: Operation, outcome: _Outcome) -> None:
-        """Record contention as a failure only if the previous call, of another project, met it, too."""
+        """Record contention as a failure only if the operation fails already, or another project met it just before."""
         latest = self._latest[operation]
         if latest.reason or latest.suspect not in ("", outcome.suspect):
             self._record(operation, outcome)

@@ -1,8 +1,8 @@
 """SQL and row mapping that all protocol versions share (protocol sections 3, 4, 6).
 
-In LOAD (`v1r4.py`, `v1r3.py`), which reads all about a call, $1 is the project, $2 to $5 are card, tool call, agent
-and turn of the command, null if missing, $6 depends on the version, $7 and $8 are the tool's name as received and
-unmangled.
+The statement LOAD (`v1r4.py`, `v1r3.py`) reads everything about a call. Its parameters: $1 is the project; $2 to $5
+are card, tool call, agent and turn of the command, null if missing; $6 depends on the version; $7 and $8 are the tool's
+name as received and unmangled.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _MAX_EDGES = 100  # of a call, of which the oldest is used; the kernel writes tw
 
 
 def fits(column: str, max_bytes: int) -> str:
-    """Return the SQL condition that the text of a jsonb column has at most `max_bytes` bytes; null if it is unreadable.
+    """Return the SQL condition that a jsonb column's text has at most `max_bytes` bytes; null if Python cannot read it.
 
     Every column is measured before it is read: 24 concurrent calls with 30 MB each took 1 GB of memory in the executor.
     """
@@ -67,8 +67,8 @@ def _has_large_number(column: str) -> str:
 def _has_many_long_numbers(columns: Sequence[str], max_bytes: int) -> str:
     """Return the SQL condition that numbers alone take more than `max_bytes` bytes of text.
 
-    They can have 16,383 decimal places, if the kernel did not write them: it writes floats. The subquery that counts
-    them runs only for values of more than `_MAX_UNCOUNTED_BYTES`.
+    A number can have 16,383 decimal places, if another program than the kernel wrote it: the kernel writes floats. The
+    subquery that counts such numbers runs only for values of more than `_MAX_UNCOUNTED_BYTES`.
     """
     numbers = " || ".join(
         f"""jsonb_path_query_array({column}, 'strict $.** ? (@.type() == "number")')""" for column in columns
@@ -96,7 +96,7 @@ def _call_card(source: str) -> str:
 """  # noqa: S608 - constants only
 
 
-# An id may have thousands of cards, and their metadata is read to find the tool.call card.
+# An id may have thousands of cards. At most _MAX_CARDS are read, to find the tool.call card by its metadata.
 _CARDS_OF_ID = f"""(
         select card_id, tool_call_id, content, metadata from cards
         where $2::text is null and tool_call_id = $3 and tenant_id = $1 and deleted_at is null
@@ -104,7 +104,7 @@ _CARDS_OF_ID = f"""(
     ) as cards"""  # noqa: S608 - constants only
 
 # A definition is measured in the same way, but by the sum of two columns. With at most MAX_VALUES values (tools/bounds)
-# jsonb is less than 64 kB larger than its text; with any number, at most four times as large (12 bytes for "0, ").
+# jsonb is less than 64 kB larger than its text. With more values it is at most four times as large: 12 bytes for "0, ".
 _DEFINITION = f"""
     select
         tool_name, left(after_execution, 16) as after_execution, measured.fits,

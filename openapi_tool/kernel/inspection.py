@@ -112,8 +112,8 @@ def quoted_role(role: str) -> str:
 def _missing() -> str:
     """Return a query for the grants that the connection's role lacks, as one text; null if it lacks none.
 
-    A grant on some columns is enough here: an operator may restrict the role to the columns in use. `inspection.py`
-    detects a column that is missing.
+    A grant on some columns is enough here: an operator may restrict the role to the columns in use. `inspect`
+    detects a column that does not exist.
     """
     needed = ", ".join(
         f"('{privilege}', '{table}')" for grant in EXECUTOR for privilege in grant.privileges for table in grant.tables
@@ -177,7 +177,7 @@ class UniqueIndex:
         return f"{self.table} ({', '.join(sorted(self.keys))}){where}"
 
 
-# Without them a call could get two results. Compared by columns, since the kernel may choose any names.
+# Without these indexes a call could get two results. They are compared by columns: the kernel may choose any names.
 NEEDED_INDEXES = (
     UniqueIndex("cards", frozenset({"tenant_id", "tool_call_id"}), "metadata->>'type'='tool.result'"),
     UniqueIndex("state.agent_inbox", frozenset({"project_id", "message_type", "correlation_id"})),

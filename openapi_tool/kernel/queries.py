@@ -92,9 +92,9 @@ _KEYS = {
     By.ERROR: "error_code",
 }
 
-# The ids of this service's cards are UUIDs of version 7, so a range of ids is a range of time. A text result has all
-# figures in its metadata, among them `truncated`, and only a success has one. `output` is then null, so that no large
-# content is read. A field that a card of an earlier version lacks is null, not 0.
+# The ids of this service's cards are UUIDs of version 7, so a range of ids is a range of time. If a card's metadata
+# contain `truncated`, it is a successful text result with all figures in its metadata. `output` is then null, so that
+# no large content is read. A field that a card of an earlier version lacks is null, not 0.
 _CALLS = """
 with calls as materialized (
     select tool_call_id, created_at, metadata ->> 'function_name' as function_name,
@@ -138,7 +138,7 @@ _AGENT = """(
 
 
 def _number(value: str) -> str:
-    """Return the SQL of a JSON value as a number; null for other types, and for impossible costs."""
+    """Return the SQL of a JSON value as a number; null for other types, and for a number that no call can have."""
     number = f"case when jsonb_typeof({value}) = 'number' then ({value})::numeric end"
     return f"case when {number} between 0 and 1e12 then {number} end"
 
@@ -182,7 +182,7 @@ async def usage(
 
 
 _CONNECTIONS = 4
-_EXTERNAL_SUBJECT = ".cmd.tool."
+_EXTERNAL_SUBJECT = ".cmd.tool."  # part of the subject of every tool that is not the kernel's own
 _MAX_JSON_BYTES = 1_000_000
 # A larger column is replaced by a text such as `1234567 bytes as stored: too large to show`.
 _COLUMNS_IN_BOUNDS = ", ".join(
@@ -244,7 +244,7 @@ class ToolRows:
         return [stored_row(row) for row in rows]
 
     async def definitions(self, project_id: str) -> list[dict[str, Any]]:
-        """Return the definitions of a project, none if it is unknown; the executor's role may not read `projects`."""
+        """Return a project's definitions, none if it is unknown: the executor's role may not read `projects`."""
         with _translate_errors():
             return [stored_row(row) for row in await self._pool.fetch(f"{_SELECT} order by tool_name", project_id)]
 

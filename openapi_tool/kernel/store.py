@@ -39,7 +39,7 @@ class PoolOptions:
 
     `where` (hosts, ports, database) and the `setting` of the DSN are for error messages (`failures.located`).
     `version` is the protocol version of the database. With `inspect_on_connect` a database in which calls cannot be
-    committed is refused; commands of the command line that only read switch it off.
+    committed is refused; CLI commands that only read switch it off.
     """
 
     dsn: str = field(repr=False)
@@ -230,7 +230,7 @@ class _PooledConnection:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            # Only its exit has an effect: it keeps no state.
+            # The translation keeps no state, so it need not be entered.
             translate_statement_errors().__exit__(kind, error, trace)
         except ReadOnly as translated:
             error = translated

@@ -14,7 +14,7 @@ from openapi_tool.tools.problems import unmangled
 VERSION = "v1r4"
 INBOX_COLUMN = "context_headers"
 
-# The waiting turn is the call's anchor, else the turn's newest row.
+# The call's anchor row describes the waiting turn, else the turn's newest row. $6 is the epoch, 0 if it is unknown.
 LOAD = f"""
 select
 {COLUMNS},

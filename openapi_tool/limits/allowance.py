@@ -50,7 +50,7 @@ _MAX_GROWTH = 4
 _RELEASE_INTERVAL_S = 1.0  # between reports that give concurrent requests to replicas that want more
 _MIN_CHANGE_S = 0.1  # between changes of concurrent requests
 OPEN_REPORT_S = 1.5
-"""Seconds between reports while requests of a limited number are open; without them those count as ended."""
+"""Seconds between reports while requests are open whose number is limited; without reports they count as ended."""
 
 _RATE_S = 5.0  # time constant of the moving average of demand
 _MAX_SENT = 120  # seconds with requests, one entry each
@@ -58,7 +58,7 @@ _MAX_SENT = 120  # seconds with requests, one entry each
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """Record to be written, this replica's entry in it, and the number of (the oldest) unreported uses in it."""
+    """Record to be written, and this replica's entry in it. It contains the oldest `uses` of the unreported uses."""
 
     record: Record
     mine: Replica
@@ -68,8 +68,8 @@ class Planned:
 class Allowance:
     """Permits of one replica, named `name`, for one key and endpoint with configured limits `rates`.
 
-    A request costs at least `min_tokens`. `fallback_replicas` is the number of replicas that share the limit while the
-    store is unavailable, else 0.
+    A request costs at least `min_tokens`. `at_hand` is the rest of the block, `demand` the requests per second (moving
+    average). `fallback_replicas` is the number of replicas that share the limit while the store is unavailable, else 0.
     """
 
     def __init__(self, name: str, rates: Rates, min_tokens: int = 1) -> None:
@@ -165,7 +165,7 @@ class Allowance:
         if tokens:
             counted = min(tokens, _MAX_GROWTH * max(mean, _USUAL_TOKENS))
             mean = max(self._min_tokens, round(mean + _NEWEST_WEIGHT * (counted - mean)))
-            self.tokens_per_request = min(mean, limit)  # above it no request would be sent, nor lower it again
+            self.tokens_per_request = min(mean, limit)  # a larger one would stop all requests, and never fall again
 
     def extra_requests(self, use: Use, tokens: int) -> float:
         """Return how many more requests, as estimated by `use`, could have been sent for the cost of this one.
@@ -180,7 +180,7 @@ class Allowance:
         return max(least, min(tokens, limit) / limit) / max(least, use.tokens / limit) - 1
 
     def sent_late(self, use: Use, now: float) -> Use:
-        """Count a use from `now` on, if it was sent that much later than permitted; return the one for `settle`."""
+        """Move a use to `now` if its request was sent INTERVAL_S or more after the permit; return it for `settle`."""
         if now - use.at < INTERVAL_S:
             return use
         sent = Use(now, use.requests, use.tokens)
@@ -220,7 +220,7 @@ class Allowance:
         self._demand_at = now
 
     def ahead(self, now: float) -> int:
-        """Return how many permits to hold for the demand of the next 3.2 s."""
+        """Return how many permits to hold for the demand of the next `_AHEAD_S` seconds."""
         rate = self.demand * math.exp(-max(0.0, now - self._demand_at) / _RATE_S)
         return int(rate * _AHEAD_S)
 

@@ -1,6 +1,7 @@
 """Keys that the upstream refuses: blocked for all replicas by a shared record, tried again every 3 minutes (ADR 9).
 
-Pure like `ledger`: no I/O, server time in seconds. Each function returns whether it changed the record.
+The functions on a KeyRecord are pure: no I/O, server time in seconds. Each returns whether it changed the record.
+`Keys` applies them to the shared records.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ def record_refusal(record: KeyRecord, status: int, call: str, now: float) -> boo
 
 
 def block(record: KeyRecord, status: int, now: float) -> bool:
-    """Block the key. Returns False if it is blocked with the same state already."""
+    """Block the key; return False if it is blocked with the same state already."""
     if STATES[status] == record.state:
         return False
     if not record.status:
@@ -205,9 +206,10 @@ class Keys:
             return False
         self.blocked[variable] = claimed  # before any `await`, so that other calls of this process claim no second one
         try:
+            # A key that another replica has unblocked meanwhile may be tried, too.
             return await self._apply(name, partial(claim_trial, now=now)) or variable not in self.blocked
         except Unavailable:
-            return True
+            return True  # without the store each replica tries
 
     def record_refusal(self, variable: str, key: SecretStr, status: int, call: int) -> None:
         """Record a refusal of the key that was sent; the status is one of `STATES`."""
@@ -302,7 +304,7 @@ class Keys:
         return False
 
     def _record(self, name: str, revision: int, value: bytes | None) -> KeyRecord:
-        """Return a copy of the record if it is known: decoded again, a forged time of its next trial would move on."""
+        """Return a copy of the record if the revision is known. Decoding it again would move a forged `retry_at` on."""
         known_revision, known = self._records.get(name, (None, KeyRecord()))
         return copy.deepcopy(known) if revision == known_revision else decode(value, self.now())
 

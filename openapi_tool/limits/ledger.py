@@ -49,7 +49,7 @@ class UsageReport:
     """Report of a replica: uses since its last report, permits that it keeps, and further ones that it wants.
 
     `tokens_each` is the estimate of a request. `running` requests are open; it wants to open `want_running` more.
-    `sent` are its requests of the last 60 s, for the start of an adaptive limit. No two reports have one `serial`.
+    `sent` are its requests of the last 60 s, for the start of an adaptive limit. Each report has its own `serial`.
     Since `steady_since` it has reported every few seconds.
     """
 
@@ -161,7 +161,7 @@ def _take_concurrent(record: Record, name: str, report: UsageReport, rates: Rate
 
 
 class Demand(NamedTuple):
-    """Requests that a replica would have open, and its permits so far; those with the fewest come first."""
+    """Requests that a replica would have open, and its permits so far; replicas with the fewest permits come first."""
 
     requests: int
     served: int
@@ -221,7 +221,7 @@ def lower_adaptive(record: Record, now: float) -> None:
 
 
 def _add_to_adaptive(record: Record, mine: Replica, report: UsageReport, now: float) -> None:
-    """Count the requests that a replica sent before the adaptive limit; it becomes half of those of all replicas."""
+    """Count the requests that a replica sent before the adaptive limit: half of those of all replicas are the limit."""
     adaptive = record.adaptive
     if adaptive is None or mine.adaptive_since == adaptive.since:
         return

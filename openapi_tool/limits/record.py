@@ -123,6 +123,7 @@ class Window:
 
 
 def _burst(limit: int, unit: int) -> float:
+    """Return the size of the token bucket."""
     return max(float(min(limit, max(_MIN_BURST, unit))), limit * _BURST_SHARE)
 
 

@@ -51,7 +51,7 @@ ERRORS: tuple[type[Exception], ...] = (
 """Exceptions if PostgreSQL or NATS is unavailable or refuses a request."""
 
 _POLL_S = 0.2
-_DOORBELL_GRACE_S = 1.0
+_DOORBELL_GRACE_S = 1.0  # an executor publishes the doorbell right after it committed the row
 _CONNECT_S = 10.0
 
 
@@ -85,7 +85,7 @@ class Caller:
     def __init__(self, database: asyncpg.Connection, client: Client, version: str = VERSION) -> None:
         self.database, self.client, self.version = database, client, version
         self._doorbells: dict[str, asyncio.Future[tuple[float, Msg]]] = {}
-        self._lock = asyncio.Lock()
+        self._lock = asyncio.Lock()  # asyncpg refuses concurrent statements on one connection
         self.last_sequence = 0  # stream sequence of the last published command
 
     @classmethod
@@ -154,7 +154,7 @@ class Caller:
         )
 
     async def add_agent(self, project_id: str, agent_id: str, worker_target: str = WORKER_TARGET) -> None:
-        """Add an agent to the project's roster."""
+        """Add an agent to the project's roster if it is missing."""
         await self.database.execute(
             "insert into resource.project_agents (project_id, agent_id, profile_box_id, worker_target) "
             "values ($1, $2, $3, $4) on conflict do nothing",
@@ -165,7 +165,7 @@ class Caller:
         )
 
     async def add_tool(self, project_id: str, tool: Mapping[str, Any]) -> None:
-        """Add a tool definition: `tool_name`, `target_subject`, `after_execution`, `parameters`, `options`."""
+        """Add or replace a tool: `tool_name`, `target_subject`, `after_execution`, `parameters`, `options`."""
         await self.database.execute(
             "insert into resource.tools "
             "(project_id, tool_name, description, parameters, target_subject, after_execution, options) "
@@ -206,7 +206,7 @@ class Caller:
         return call
 
     async def save(self, call: PlacedCall, arguments: Any, card_metadata: Mapping[str, Any]) -> None:
-        """Save the card of a call, and its rows by its protocol version."""
+        """Save the card of a call, and the rows that its protocol version requires."""
         await self._save_card(call, arguments, card_metadata)
         async with self._lock, self.database.transaction():
             await save_rows(self.database, call)
@@ -214,7 +214,7 @@ class Caller:
     async def publish(
         self, call: PlacedCall, *, headers: Mapping[str, str] | None = None, data: bytes | None = None
     ) -> int:
-        """Publish a call's command, or the given one instead; return its stream sequence."""
+        """Publish a call's command, with other headers or data if given; return its stream sequence."""
         acknowledged = await self.client.jetstream().publish(
             call.subject,
             orjson.dumps(call.body) if data is None else data,
@@ -223,7 +223,7 @@ class Caller:
         self.last_sequence = max(self.last_sequence, acknowledged.seq)
         return acknowledged.seq
 
-    async def _save_card(self, call: PlacedCall, arguments: Any, more: Mapping[str, Any]) -> None:
+    async def _save_card(self, call: PlacedCall, arguments: Any, extra_metadata: Mapping[str, Any]) -> None:
         content = {
             "__type__": "ToolCallContent",
             "status": "called",
@@ -240,7 +240,7 @@ class Caller:
             "tool_call_id": call.tool_call_id,
             "step_id": call.step_id,
             "trace_id": call.trace_id,
-            **more,
+            **extra_metadata,
         }
         async with self._lock:
             await self.database.execute(
@@ -259,7 +259,7 @@ class Caller:
         return await self.read_result(call, _as_dict(message), doorbell_at)
 
     async def result_or_row(self, call: PlacedCall, timeout_s: float) -> ResultRows:
-        """Wait for the result of a call; accept an inbox row that no doorbell follows soon. Raises TimeoutError."""
+        """Wait for the inbox row of a call, then one second for its doorbell. Raises TimeoutError without a row."""
         doorbell = self._doorbell(call.doorbell_key)
         async with asyncio.timeout(timeout_s):
             while not doorbell.done() and not (await self.read_result(call)).inbox_row:
@@ -273,7 +273,7 @@ class Caller:
     async def read_result(
         self, call: PlacedCall, doorbell: Mapping[str, Any] | None = None, doorbell_at: float | None = None
     ) -> ResultRows:
-        """Return the rows of a call as they are now; empty if missing."""
+        """Return the rows of a call as they are now, with the given doorbell; a missing row is an empty mapping."""
         return ResultRows(
             card=await self.card(call.project_id, call.tool_call_id, "tool.result"),
             inbox_row=await self._row(
@@ -313,9 +313,8 @@ def _as_dict(message: Msg) -> dict[str, Any]:
 
 async def prepare_database(server_dsn: str, database: str, schema: str | None, template: str | None = None) -> None:
     """Create a database: with a schema, or as a copy of `template`."""
-    copied = (
-        f' template "{template}" strategy file_copy' if template else ""
-    )  # the default, wal_log, takes twice as long
+    # The default strategy, wal_log, takes twice as long.
+    copied = f' template "{template}" strategy file_copy' if template else ""
     connection = await asyncpg.connect(server_dsn)
     try:
         await connection.execute(f'create database "{database}"{copied}')

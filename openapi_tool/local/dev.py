@@ -1,6 +1,6 @@
 """Shared parts of `dev` and `call`: data and address of the dev stack, lookup of callable tools.
 
-`call` must work without the extra [local], so this module imports nothing of it.
+`call` must work without the extra [local], so this module imports no package of that extra.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class StackAddress:
 
 
 def database_of(version: str) -> str:
-    """Return the name of the database of a kernel of this version; a persistent folder may contain one of each."""
+    """Return the name of the database of this kernel version; a persistent folder may contain one for each version."""
     return "dev" if version == VERSION else f"dev_{version}"
 
 
@@ -102,7 +102,7 @@ def claimed_state() -> Iterator[int | None]:
 
 def _open_private(path: Path, flags: int) -> int:
     """Open a regular file of this user; refuse anything that another user put in its place, such as a link or FIFO."""
-    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)  # to open a FIFO could block
+    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)  # opening a FIFO could block
     status = os.fstat(descriptor)
     if status.st_uid == os.geteuid() and stat.S_ISREG(status.st_mode):
         return descriptor
@@ -178,10 +178,10 @@ def _runs(pid: int) -> bool:
 
 
 async def prepare(stack: EmbeddedStack, version: str, schema: str, tools: Iterable[Mapping[str, Any]]) -> None:
-    """Create stream and database of a version if they are missing; do not change persistent data, such as edited tools.
+    """Create stream and database of a version if they are missing; keep existing data, such as edited tools.
 
-    The database is marked last, so that an incomplete one is created again. The double gets fallback rules for requests
-    without a recording.
+    The database gets its mark last: a database without the mark is incomplete, so the next start creates it again. The
+    double gets fallback rules for requests without a recording.
     """
     stack.upstream.fallbacks(*FALLBACKS)
     database = database_of(version)
@@ -217,7 +217,7 @@ def log_entries(log: BinaryIO) -> Iterator[dict[str, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class RequestedCall:
-    """Requested call; None means the dev stack's default. `anywhere` allows databases that dev did not create."""
+    """Requested call; None means the dev stack's default. `anywhere` allows servers whose data `dev` did not create."""
 
     tool_name: str
     project_id: str | None

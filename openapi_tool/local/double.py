@@ -1,8 +1,7 @@
 """The Jina double: HTTPS on loopback for s.jina.ai and r.jina.ai, answering from recordings.
 
-It checks every request (host and SNI, key, Accept, body) and answers an unknown one with an error, never
-with a default page. A second port without TLS accepts rules and returns the received requests, with keys
-replaced by their names.
+It checks every request (host and SNI, key, Accept, body). An unknown request gets an error, never a default page.
+A second port without TLS accepts rules and returns the received requests, with keys replaced by their names.
 """
 
 from __future__ import annotations
@@ -45,12 +44,13 @@ _MAX_REQUEST_BYTES = 1_000_000
 class Rule:
     """Response rule for requests whose query or url contains `match` (any if empty); with `key` only for that key.
 
-    `answer` names the recording for requests that have none. The response comes after `delay_s` seconds, or never
-    (`hang`). `statuses` are used up one per request; then responses are normal. Above `rate_per_minute` requests in any
-    60 s the status is 429. Both kinds of error have `retry_after` as header, if it is given. `body` replaces the text
-    of the response, `body_bytes` pads its content to this size, `echo_headers` adds the request's headers to it. `drop`
-    ends the connection `before` or `half` through the body, or lets it `stall` there. `recent` is internal: the times
-    of the last requests.
+    `answer` names the recording for requests without one of their own. The response comes after `delay_s` seconds, or
+    never (`hang`). Each request takes the next of `statuses`; when they are used up, responses are normal. Above
+    `rate_per_minute` requests in any 60 s the status is 429. Responses with an error status have the header
+    `Retry-After: retry_after`, if given. `body` replaces the text of the response, `body_bytes` sets the length of its
+    content, `echo_headers` adds the request's headers to the response. `drop` aborts the connection `before` the
+    response or after `half` of its body; with `stall` the second half never comes. `recent` is internal: the times of
+    the last requests.
     """
 
     match: str = ""
@@ -101,7 +101,7 @@ class Double:
         self._contexts: dict[str, ssl.SSLContext] = {}
 
     def tls(self, certificate: Path) -> ssl.SSLContext:
-        """Return a TLS context per host, which reveals a request whose Host differs from its SNI."""
+        """Return a TLS context that switches to one context per SNI host, so that `_check` can compare SNI and Host."""
         for host in (SEARCH, READER):
             self._contexts[host] = _server_context(certificate)
         first = _server_context(certificate)
@@ -127,6 +127,7 @@ class Double:
         finally:
             entry["ended_at"] = time.time()  # also if the client has disconnected
         entry["status"] = response.status
+        # False if the client disconnected or a rule aborted the connection.
         entry["whole"] = request.transport is not None and not request.transport.is_closing()
         entry["answered_at"] = time.time()
         return response
@@ -197,7 +198,7 @@ class Double:
         return {"X-Echo": request.headers.get("Authorization", "")} if rule.echo_headers else {}
 
     def _recording(self, content: RequestContent, rule: Rule) -> Recording:
-        """Return the recording of the same request, else the rule's, else a fallback's."""
+        """Return the recording of the same request, else the rule's `answer`, else that of a fallback."""
         recording = recorded_responses().get(content) or recorded_responses().get(content.without_time_limits())
         named = (each.answer for each in (rule, *self._fallbacks) if each.answer and each.match in content.subject)
         if recording is None and (name := next(named, None)):
@@ -212,12 +213,12 @@ class Double:
         return web.json_response({"rules": len(self._rules)})
 
     async def set_fallbacks(self, request: web.Request) -> web.Response:
-        """Replace the rules whose `answer` is for requests that neither a recording nor a rule answers."""
+        """Replace the fallbacks: rules whose `answer` serves requests that neither a recording nor a rule answers."""
         self._fallbacks = await _rules_in(request)
         return web.json_response({"fallbacks": len(self._fallbacks)})
 
     async def requests(self, request: web.Request) -> web.Response:
-        """Return all received requests, oldest first, once there are `at_least` this many."""
+        """Return all received requests, oldest first; wait until there are `at_least` as many as asked for."""
         at_least = int(request.query.get("at_least", 0))
         async with self._log_changed:
             await self._log_changed.wait_for(lambda: len(self._received) >= at_least)
@@ -256,6 +257,7 @@ def _error_body(what: str) -> dict[str, Any]:
 
 
 def _padded(text: str, size: int) -> str:
+    """Repeat or cut the content of the first item to `size` characters; 0 changes nothing."""
     envelope = json.loads(text)
     data = envelope.get("data")
     item = data[0] if isinstance(data, list) and data else data

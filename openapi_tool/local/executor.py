@@ -72,8 +72,8 @@ def _message(line: str) -> str:
 class ExecutorProcess:
     """One replica of the executor, run as `python -m module`.
 
-    `upstream_port` is the double's port. None means the real upstream; then the module is always `openapi_tool`.
-    Otherwise `module` is this one, or a variant with the same command line.
+    `upstream_port` is the double's port. None means the real upstream; then `openapi_tool` runs instead of `module`.
+    Otherwise `module` is this module, or a variant with the same command line.
     """
 
     def __init__(

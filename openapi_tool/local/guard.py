@@ -27,7 +27,7 @@ _POLL_S = 0.01
 class Guard:
     """Parent's end of the pipe.
 
-    `hold` are descriptors of locked files. The guard inherits them, so that they stay locked until it has cleaned up.
+    `hold` are descriptors of locked files. The guard inherits them, so the locks last until it has cleaned up.
     """
 
     def __init__(self, hold: Sequence[int] = ()) -> None:
@@ -43,7 +43,7 @@ class Guard:
 
     def stop_at_end(self, child: subprocess.Popen[bytes], stop_signal: signal.Signals = signal.SIGTERM) -> None:
         """Stop this process with `stop_signal` if it still runs at the end."""
-        with self._lock:  # servers start in threads; without the lock one of two concurrent calls would lose its child
+        with self._lock:  # servers start in threads: without the lock, one of two concurrent calls would lose its child
             self._children = [*(child for child in self._children if child.poll() is None), child]
         self._send({"pid": child.pid, "signal": int(stop_signal)})
 
@@ -113,7 +113,7 @@ def _remove(path: Path) -> None:
 
 
 def _send(process: psutil.Process, number: int) -> None:
-    """Signal a process; psutil detects a reused pid."""
+    """Signal a process. If its pid belongs to another process by now, psutil raises NoSuchProcess instead."""
     with contextlib.suppress(psutil.NoSuchProcess):
         process.send_signal(number)
 

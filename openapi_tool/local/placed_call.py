@@ -17,6 +17,7 @@ from openapi_tool.protocol.identity import parse_traceparent
 
 VERSION, V1R3 = VERSIONS = "v1r4", "v1r3"
 SENDER = "kernel"
+# Headers that the kernel adds only when it publishes; its anchor row does not have them.
 _PUBLISHER_HEADERS = ("CG-Timestamp", "CG-Version", "CG-Msg-Type", "CG-Sender")
 
 

@@ -2,9 +2,10 @@
 
 The server is jina-ai/reader of May 2026; pages are fixtures, and its error 429 is synthetic.
 
-Each line of `data/jina/recordings.jsonl.xz` contains one exchange as text; the last one contains all error classes.
-GET and POST forms of the same content (host, subject, that is query or url, and options under their body names) have
-the same response. Requests are parsed independently of the executor's code, so that mistakes there are detected.
+Each line of `data/jina/recordings.jsonl.xz` contains one exchange as text; the last line contains all error classes.
+The content of a request is its host, its subject (query or url) and its options under their names in a POST body. GET
+and POST forms of the same content have the same response. This parser shares no code with the executor, so that it
+detects mistakes there.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ SEARCH, READER = "s.jina.ai", "r.jina.ai"
 RECORDED_HOSTS = ".fixture.test"
 """Suffix of every page in the recordings; executors read such pages only with it in `url_policy.allow`."""
 
+# Name in a POST body of each option that a header can set.
 HEADERS = {
     "dnt": "doNotTrack",
     "x-base": "base",
@@ -47,6 +49,7 @@ HEADERS = {
     "x-with-images-summary": "withImagesSummary",
     "x-with-links-summary": "withLinksSummary",
 }
+# Headers that set no option.
 PLAIN_HEADERS = frozenset(
     {
         "accept",
@@ -59,6 +62,7 @@ PLAIN_HEADERS = frozenset(
         "user-agent",
     }
 )
+# Body fields of a search besides the options above.
 SEARCH_FIELDS = frozenset(
     {
         *("q", "num", "type", "provider", "gl", "hl", "location", "page", "nfpr", "fallback"),
@@ -87,7 +91,7 @@ class RequestContent:
         return replace(self, options=frozenset(option for option in self.options if not _is_ignored(*option)))
 
     def text(self) -> str:
-        """Return the form for messages."""
+        """Return the content as text for messages."""
         return f"{self.host} {self.subject!r} {dict(sorted(self.options))}"
 
 
@@ -166,7 +170,7 @@ def load_recordings() -> Mapping[str, Recording]:
 
 @cache
 def recorded_responses() -> Mapping[RequestContent, Recording]:
-    """Return the responses by recorded request; of several for one request, the first by name."""
+    """Return the responses by recorded request. If a request was recorded several times, the first by name counts."""
     responses: dict[RequestContent, Recording] = {}
     for recording, request in _parsed():
         if request is not None:
@@ -191,6 +195,7 @@ def _stored_lines() -> list[Any]:
 
 
 def _parse(name: str, text: str) -> tuple[Recording, RequestContent | None]:
+    """Parse an exchange: two HTTP messages, each below a heading line. The request is None if no client may send it."""
     request, _, response = text.partition("\n### response")
     request_line, headers, body = _message(request.partition("\n")[2])
     status_line, response_headers, answer = _message(response.partition("\n")[2])
@@ -205,6 +210,7 @@ def _parse(name: str, text: str) -> tuple[Recording, RequestContent | None]:
 
 
 def _message(text: str) -> tuple[str, dict[str, str], str]:
+    """Return the first line, the headers and the body of an HTTP message."""
     head, _, body = text.partition("\n\n")
     first, *lines = head.split("\n")
     return first, dict(line.split(": ", 1) for line in lines if ": " in line), body
@@ -218,7 +224,7 @@ def error_classes() -> Mapping[str, Mapping[str, Any]]:
 
 @cache
 def error_bodies() -> Mapping[int, Mapping[str, Any]]:
-    """Return an error body for each HTTP status of the server's error classes; of several, the first by name."""
+    """Return an error body for each HTTP status of the server's error classes, from the first class by name."""
     bodies: dict[int, Mapping[str, Any]] = {}
     for _, entry in sorted(error_classes().items()):
         bodies.setdefault(entry["http"], entry["body"])

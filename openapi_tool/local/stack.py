@@ -1,4 +1,4 @@
-"""Embedded stack: starts all servers in a second or two, leaves no files or processes; the sample calls of `demo`."""
+"""Embedded stack, which starts in a second or two and leaves no files or processes; and the sample calls of `demo`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from openapi_tool.protocol.identity import subject_in_version
 from openapi_tool.tools.catalogue import CATALOGUE, OPERATIONS
 from openapi_tool.tools.exports import registration
 
-_TIMEOUT_S = 10.0
+_ADMIN_TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +79,10 @@ class UpstreamDouble:
         self.process.start(self._is_ready)
 
     def _is_ready(self) -> bool:
-        line = self._log.read_text(errors="replace").partition("\n")
-        if not line[1] or not line[0].startswith("{"):
+        line, newline, _ = self._log.read_text(errors="replace").partition("\n")
+        if not newline or not line.startswith("{"):
             return False
-        ports = json.loads(line[0])
+        ports = json.loads(line)
         self.port, self.admin_port = ports["port"], ports["admin_port"]
         return True
 
@@ -92,7 +92,7 @@ class UpstreamDouble:
             self.process.stop()
 
     def rules(self, *rules: Mapping[str, Any]) -> None:
-        """Replace all rules (`openapi_tool.local.double.Rule`); none means: answer from recordings only."""
+        """Replace all rules (`openapi_tool.local.double.Rule`); without rules, recordings alone answer."""
         self._admin("PUT", "/rules", list(rules))
 
     def fallbacks(self, *rules: Mapping[str, Any]) -> None:
@@ -115,8 +115,8 @@ class UpstreamDouble:
             data=None if body is None else json.dumps(body).encode(),
             headers={"Content-Type": "application/json"},
         )
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        with opener.open(request, timeout=_TIMEOUT_S) as response:
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # no proxy of the environment
+        with opener.open(request, timeout=_ADMIN_TIMEOUT_S) as response:
             return json.load(response)
 
 
@@ -128,9 +128,9 @@ def kernel_schema(version: str = "v1r4") -> str:
 class EmbeddedStack:
     """PostgreSQL, NATS and the Jina double as child processes in one folder of their own.
 
-    With `keep`, the data of both servers is in that folder and stays there. Ports are free ones unless
-    given. Locks on the file descriptors in `hold` last until everything has stopped. `guard` can end further
-    processes of the same run.
+    The folder is a temporary one in `base`. With `keep`, the data of PostgreSQL and NATS is in `keep` instead, and
+    stays there. Ports are free ones unless given. Locks on the file descriptors in `hold` last until everything has
+    stopped. `guard` can end further processes of the same run.
     """
 
     def __init__(
@@ -146,7 +146,7 @@ class EmbeddedStack:
         self.guard = Guard(hold)
         self.folder = Path(tempfile.mkdtemp(prefix="openapi-tool-", dir=base or _base_folder()))
         self.guard.delete_at_end(self.folder)
-        self.folder.chmod(0o755)
+        self.folder.chmod(0o755)  # root starts PostgreSQL as another user, who must reach it
         for name in ("postgres", "nats"):
             (self.folder / name).mkdir()
         self.certificates = make_certificates(self.folder)

@@ -20,6 +20,8 @@ from openapi_tool.protocol.records import TOOL_CALL, CardRecord, call_metadata
 TOOL_RESULT = "tool.result"
 ARTIFACT = "tool.artifact"
 LINEAGE = ("step_id", "trace_id", "parent_step_id")
+"""Metadata that result and artifact cards copy from the call's card."""
+
 MAX_CONTENT_BYTES = 256 * 1024
 MAX_ARGUMENTS = 1_000
 MAX_ARGUMENT_DEPTH = 20
@@ -52,7 +54,7 @@ class Card:
 class StoredText:
     """Whole text of a truncated result; `content` is the JSON of its TextContent, built piece by piece.
 
-    `card_id` is the id of its future card; `items` are the offsets of its items in the text (tools/truncation.py).
+    `card_id` is the id of the card to write; `items` are the fields of each `StoredItem` (tools/truncation.py).
     """
 
     card_id: str
@@ -113,7 +115,7 @@ def _arguments(arguments: object) -> Mapping[str, JsonValue]:
 
 
 def _check_shape(arguments: Mapping[str, JsonValue]) -> None:
-    """Refuse too many or too deeply nested arguments before recursive code meets them."""
+    """Refuse too many or too deeply nested arguments, before recursive functions process them."""
     level: list[object] = [arguments]
     count = 0
     for _ in range(MAX_ARGUMENT_DEPTH):
@@ -144,7 +146,7 @@ def result_card(
     error: ErrorObject | None,
     tool_output: ToolOutputObject | None,
 ) -> Card:
-    """Build the tool.result card with exactly the fields that readers accept; see `_lineage` for the copied ones."""
+    """Build the tool.result card with exactly the fields that readers accept; `_lineage` copies some of `call_card`."""
     metadata: dict[str, object] = {
         "type": TOOL_RESULT,
         "role": "tool",

@@ -32,7 +32,7 @@ from openapi_tool.protocol.records import CallRecords, WaitingTurnRecord
 AfterExecution = Literal["suspend", "terminate"]
 AFTER_EXECUTION = ("suspend", "terminate")
 MAX_BODY_BYTES = 64 * 1024
-HEAD_BYTES = 8 * 1024  # of a larger body are stored
+HEAD_BYTES = 8 * 1024  # length to which a larger body is truncated
 MAX_HEADER_BYTES = 64 * 1024
 MAX_HEADER_LINES = 256
 HEARTBEAT_NAMES = frozenset({"skills.task_watch", "skills.job_watch"})
@@ -57,10 +57,10 @@ class Delivery:
     """Delivery of a command by the bus.
 
     `published_at` is the stream's timestamp (UTC), the same for every redelivery; `attempt` counts deliveries from 1.
-    `exhausted` means that too many executors died while running it: it gets an error result without being run. `stream`
-    and `stream_sequence` locate it.
+    `exhausted` means that too many runs of the command were lost: it gets an error result without another run. `stream`
+    and `stream_sequence` locate the command.
 
-    If the body is larger than MAX_BODY_BYTES, which could fill the memory, `data` contains its first HEAD_BYTES and
+    A body larger than MAX_BODY_BYTES could fill the memory: `data` then contains only its first HEAD_BYTES, and
     `truncated_body` size and hash of the whole. `headers_complete` is False if there were more headers than are read.
     """
 
@@ -78,7 +78,7 @@ class Delivery:
 
 @frozen
 class Command:
-    """Decoded command. If it has a `violation`, it is not run, and its result is that error."""
+    """Decoded command. A command with a `violation` is not run; its result is that error."""
 
     identity: ClaimedIdentity
     suffix: str
@@ -101,10 +101,10 @@ class Acknowledge:
 
 @dataclass(frozen=True, slots=True)
 class Requeue:
-    """Requeue the command after `delay_s` seconds: the failure is temporary or ours.
+    """Requeue the command for `delay_s` seconds, after an outage or a `defect` of this service.
 
-    After an outage retries are not limited. After a `defect`, which may be permanent, they count as lost runs, which
-    are limited. `reason` is for the log.
+    Outages do not limit the number of runs. A defect may be permanent, so the run counts as lost. `reason` is for the
+    log.
     """
 
     delay_s: float
@@ -114,7 +114,10 @@ class Requeue:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """Record the command as a dead letter and end its deliveries: it can never get a result."""
+    """Record the command as a dead letter and end its deliveries: it can never get a result.
+
+    With `terminate` the message is terminated, else acknowledged.
+    """
 
     reason: str
     message: str
@@ -124,12 +127,12 @@ class DeadLetter:
 Settlement = Acknowledge | Requeue | DeadLetter
 
 
-INLINE_DATA = frozenset({"args", "arguments", "result"})
+INLINE_DATA = frozenset({"args", "arguments", "result"})  # body fields that are forbidden: data belongs in cards
 
 
 @frozen
 class Body:
-    """Fields of a body, empty if it is no JSON object, and the problems of the message; dialects add theirs."""
+    """Fields of a body, empty if it is no JSON object, and the problems of the message, to which dialects add."""
 
     fields: JsonObject
     problems: list[str] = field(default_factory=list)
@@ -239,11 +242,12 @@ class Wakeup:
 class Report:
     """One tool_result row with its response edge, ready to be written.
 
-    `actor_id` is this service, the sender; `agent_id` is the agent that gets the result. `context_headers` are those
-    of the inbox row of the waiting turn (agent, turn, epoch, parents, depth) with the report's own trace; the worker
-    uses them to match the result to the turn. `waiting_inbox_id` is empty if no row of that turn is checked (v1r3),
-    `request_edge_id` the call's edge or a new id for a missing one. `wakeup` is published after the commit; None if no
-    worker can be addressed.
+    - `actor_id`: this service, the sender. `agent_id`: the agent that gets the result.
+    - `context_headers`: those of the waiting turn's inbox row (agent, turn, epoch, parents, depth), with the report's
+      own trace. The worker uses them to match the result to the turn.
+    - `waiting_inbox_id`: the waiting turn's row, which the commit checks again; empty if there is none to check (v1r3).
+    - `request_edge_id`: the call's request edge, or a new id for a missing one.
+    - `wakeup`: published after the commit; None if no worker can be addressed.
     """
 
     inbox_id: str

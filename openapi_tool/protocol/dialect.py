@@ -1,4 +1,4 @@
-"""Interface of one protocol version; the unverified identity of a command of any version, to list and search them."""
+"""Interface of one protocol version; unverified identity of a command of any version, to list and search commands."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Dialect(Protocol):
         """Decode a delivery. Raises Unanswerable only if its subject is not that of a tool command."""
 
     def accept(self, identity: CallIdentity, records: CallRecords) -> Acceptance:
-        """Return the turn that will take the report. Raises ReportRefused if there is none."""
+        """Return what the report needs to know about the waiting turn. Raises ReportRefused if no turn will take it."""
 
     def report(
         self, acceptance: Acceptance, span: SpanContext, tracestate: str | None, card_id: str, content: ResultContent

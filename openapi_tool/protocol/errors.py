@@ -19,7 +19,7 @@ E = TypeVar("E", bound=BaseException)
 
 Status = Literal["success", "failed", "timeout"]
 _IN_MESSAGE = frozenset({"problems", "results"})
-"""Members of a detail that the message contains, too. A model reads the whole error and would read them twice."""
+"""Members of `detail` whose texts are also in the message. A model reads the whole error, and would read them twice."""
 
 
 class ExecutorError(Exception):
@@ -31,8 +31,8 @@ class ToolError(ExecutorError):
 
     The model sees only `message` (protocol section 7): what happened and what to do instead. `retryable` means that the
     same request may work later, after `retry_after` seconds; `max_retries` limits its retries within the call. `tokens`
-    and `requests` are its cost upstream. `upstream_status` is the five-digit status of the upstream's response,
-    `key_variable` the environment variable of the key that it refused.
+    and `requests` are the call's cost upstream. `upstream_status` is the five-digit status of the upstream's response,
+    `key_variable` the environment variable of the key that the upstream refused.
     """
 
     code: ClassVar[str] = "internal_error"
@@ -93,7 +93,7 @@ class ToolMisconfigured(ToolError):
 
 
 class ToolNotAvailable(ToolError):
-    """The call is outside the project's effective tool set, or a pre-call hook denied it."""
+    """The project may not use the tool, an operator disabled the tool, or a hook denied the call."""
 
     code = "tool_not_available"
 
@@ -124,7 +124,7 @@ class TargetRefused(ToolError):
 
 
 class UpstreamRejected(ToolError):
-    """The upstream could not do what was asked; a retry changes nothing."""
+    """The upstream could not do what the request asks; a retry would not help."""
 
     code = "upstream_rejected"
 
@@ -137,7 +137,7 @@ class UpstreamUnavailable(ToolError):
 
 
 class ResponseTooLarge(ToolError):
-    """The upstream's answer is larger than `egress.max_response_bytes`, or holds more values than are parsed."""
+    """The upstream's response is larger than `egress.max_response_bytes`, or has more JSON values than are parsed."""
 
     code = "response_too_large"
 
@@ -159,8 +159,8 @@ class InternalError(ToolError):
 class Unanswerable(ExecutorError):
     """No result of this command can reach a turn (protocol section 2).
 
-    `reason` is a stable identifier for logs, metrics and the dead letter. The command is terminated if `terminate`,
-    else acknowledged (a refused report).
+    `reason` is a stable identifier for logs, metrics and the dead letter. With `terminate` the command's message is
+    terminated, else acknowledged (a refused report).
     """
 
     terminate: ClassVar[bool] = True

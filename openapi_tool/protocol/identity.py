@@ -81,7 +81,7 @@ def command_stream(version: str) -> tuple[str, str]:
 
 
 def default_durable(version: str, target: str) -> str:
-    """Return the durable of the kernel's own executor; if it is shared, a change of executors loses no command."""
+    """Return the durable of the kernel's own executor; whoever shares it can take over without losing a command."""
     return f"tool_{target}_openapi_cmd_{version}"
 
 
@@ -102,7 +102,7 @@ def wakeup_subject(version: str, project_id: str, channel_id: str, worker_target
 
 
 def is_storable_id(value: object) -> bool:
-    """Return whether a value fits an indexed column; None does."""
+    """Return whether a value is None or a text that fits an indexed column."""
     return value is None or (isinstance(value, str) and not is_too_long(value))
 
 
@@ -147,7 +147,7 @@ def parse_traceparent(header: str) -> SpanContext:
 
 
 def new_root(trace_id: str | None = None) -> SpanContext:
-    """Return a root span of this trace, of a new one if `trace_id` is no W3C trace id."""
+    """Return a root span of the trace `trace_id`, or of a new trace if that is no W3C trace id."""
     valid = trace_id is not None and _TRACE_ID.fullmatch(trace_id) is not None and trace_id.strip("0")
     return SpanContext(trace_id if trace_id and valid else secrets.token_hex(16), new_span_id())
 
@@ -172,10 +172,10 @@ TRACEPARENT = "traceparent"
 TRACESTATE = "tracestate"
 
 TOPOLOGY = (PROJECT, CHANNEL, AGENT, TURN, EPOCH, STEP, TOOL_CALL, PARENT_AGENT, PARENT_TURN, PARENT_STEP, DEPTH)
-"""Headers of a context, in the exact case that the kernel reads."""
+"""Headers that identify a call and its place among the agents, in the exact case that the kernel reads."""
 
 MAX_EPOCH = 2**63 - 1
-_MAX_DIGITS = 20  # enough to exceed MAX_EPOCH; int() raises for a text of thousands
+_MAX_DIGITS = 20  # enough to exceed MAX_EPOCH; int() raises ValueError for thousands of digits
 
 
 @frozen
@@ -241,7 +241,7 @@ class Headers:
         return value
 
     def required(self, name: str, read: Callable[[str], str | None]) -> str | None:
-        """Return a header by `read`; record a problem if it is missing."""
+        """Return what `read` (`text` or `id`) returns for a header; record a problem if the header is missing."""
         before = len(self.problems)
         value = read(name)
         if value is None and len(self.problems) == before:

@@ -41,7 +41,7 @@ class AttemptObject(TypedDict):
 
 
 class ToolOutputObject(TypedDict, total=False):
-    """`metadata.tool_output` of a result; a failure has only `usage`, `latency_ms`, `retries`, `session`, `attempts`.
+    """`metadata.tool_output` of a result; a failure has only `usage`, `latency_ms` and the last four fields.
 
     `attempts` is present if the call sent requests itself, `session` if the call named one, `budget` (the remainder of
     each) if there are budgets.
@@ -89,7 +89,7 @@ def loads(text: bytes | bytearray | str) -> JsonValue:
 
 
 def _is_deeper_than(value: object, levels: int) -> bool:
-    """Return whether a value is nested deeper; the recursion limit of `json` depends on the version of Python."""
+    """Return whether a value has more than `levels` levels; `json`'s own limit depends on the version of Python."""
     layer = [value]
     for _ in range(levels):
         layer = [
@@ -118,7 +118,7 @@ def storable_text(text: str) -> str:
     if clean.isascii():
         return clean
     try:
-        clean.encode()  # ten times as fast as the replacement, which takes four times the memory of the text
+        clean.encode()  # test first: the replacement takes ten times as long, and four times the memory of the text
     except UnicodeEncodeError:
         return clean.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     return clean
@@ -133,7 +133,7 @@ def storable(value: T) -> T:
 
 
 def _is_storable(value: object) -> bool:
-    """Return whether a value survives a JSON round trip; much faster than a check of each member."""
+    """Return whether a value survives a JSON round trip; that is much faster than a check of each member."""
     try:
         text = orjson.dumps(value)
     except TypeError:

@@ -28,7 +28,7 @@ class CardRecord:
 class DefinitionRecord:
     """Row of resource.tools; `parameters` and `options` as stored.
 
-    They are not read from an `oversized` row. In an `unreadable` row the parser refuses one of them.
+    Both are not read from an `oversized` row. In an `unreadable` row the JSON parser refuses one of them.
     """
 
     tool_name: str
@@ -134,8 +134,8 @@ MAX_ATTEMPTS = 64
 class Attempt:
     """One upstream request; `began` is in seconds on the monotonic clock.
 
-    `resends` is the number of earlier requests that it repeats. `seconds`, `http_status` and `error_code` are None
-    until it ends, `http_status` also without a response, `error_code` also without an error.
+    `resends` is the number of earlier attempts to send the same request. `seconds`, `http_status` and `error_code` are
+    None until the attempt ends, `http_status` also without a response, `error_code` also without an error.
     """
 
     began: float

@@ -1,6 +1,6 @@
 """Protocol v1r3: decode commands, accept and build reports, build doorbells (protocol sections 2 and 6).
 
-Its commands carry the identity in the body, and its inbox rows have neither turn nor headers. So no row shows which
+Commands of v1r3 carry the identity in the body. Its inbox rows have neither turn nor headers, so no row shows which
 turn waits for a call.
 """
 
@@ -63,8 +63,8 @@ class V1r3:
     def accept(self, identity: CallIdentity, records: CallRecords) -> Acceptance:
         """Check, before anything is billed, that the kernel will take the report.
 
-        The recursion depth is the request edge's, else the command's, else 0. Raises ReportRefused: the call is
-        reported without a card, or the depth reaches the limit.
+        The recursion depth is the request edge's, else the command's, else 0. Raises ReportRefused if the call is
+        reported but its card is gone, or if the depth reaches the limit.
         """
         refuse_reported(records)
         depth = records.request_edge.recursion_depth if records.request_edge else None
@@ -119,7 +119,7 @@ class V1r3:
     ) -> Wakeup | None:
         """Build the doorbell; None if no worker can be addressed.
 
-        Its body names the agent. Its headers are those of the command, with the report's trace.
+        Its body names the agent. Its headers are the recursion depth and the report's trace.
         """
         if worker_target is None:
             return None
@@ -134,9 +134,9 @@ class V1r3:
 
 
 def identity_in_body(subject: CommandSubject, headers: Mapping[str, str], body: Body) -> ClaimedIdentity:
-    """Return the identity in a body; add its problems to those of the body.
+    """Return the identity that body, subject and headers claim; add problems of body fields to those of the body.
 
-    The rest is in subject and headers, the step in the tool.call card only: the body's is not the step of the call.
+    The call's step is in its tool.call card only: the body's is not the step of the call.
     """
     reader = Headers(headers)
     return ClaimedIdentity(
@@ -173,7 +173,7 @@ def _tool_call_id(body: Body) -> str | None:
 
 
 def _is_storable(value: object) -> bool:
-    """Return whether a text is storable unchanged: an id that is changed might be that of another call."""
+    """Return whether a text is storable unchanged: a changed id might be that of another call."""
     return isinstance(value, str) and storable_text(value) == value
 
 

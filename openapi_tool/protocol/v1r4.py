@@ -32,7 +32,7 @@ from openapi_tool.protocol.identity import (
 from openapi_tool.protocol.jsontext import JsonValue
 from openapi_tool.protocol.records import CallRecords
 
-# Not allowed in a body: their place is in the headers.
+# Fields that a body may not have: they belong in the headers.
 CONTROL_FIELDS = frozenset(
     {
         "project_id",
@@ -89,8 +89,8 @@ class V1r4:
     def accept(self, identity: CallIdentity, records: CallRecords) -> Acceptance:
         """Check, before anything is billed, that the kernel will take the report.
 
-        Raises ReportRefused: the call is reported without a card, no turn waits for it, the turn's headers are too
-        large, or the request edge is missing or differs.
+        Raises ReportRefused if the call is reported but its card is gone, no turn waits for it, the turn's headers are
+        too large, its recursion depth reaches the limit, or the request edge is missing or has another depth.
         """
         refuse_reported(records)
         turn, edge = records.waiting_turn, records.request_edge
@@ -173,7 +173,7 @@ def _depth(headers: Mapping[str, Any]) -> int | None:
 
 
 def _topology(acceptance: Acceptance) -> dict[str, str]:
-    """Return the headers of the waiting turn's inbox row: every CG-* header that has a value."""
+    """Return the CG-* headers of the waiting turn's inbox row that have a value, with the ids of this call."""
     identity, turn = acceptance.identity, acceptance.waiting_turn
     known = {name: str(turn.context_headers.get(name) or "") for name in header.TOPOLOGY} | {
         header.PROJECT: identity.project_id,

@@ -1,4 +1,4 @@
-"""Loading of the settings, with every mistake in one error; the secret values in them, which all output masks."""
+"""Load the settings, and report every mistake in one error. Collect their secret values, which are masked in output."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ PATTERNS: Mapping[str, str] = {
 }
 """Error message for each pattern of a setting."""
 
-_REWORDED = {
+_REWORDED = {  # beginnings of messages of pydantic, and what replaces them
     "Input should be greater than or equal to": "must be at least",
     "Input should be less than or equal to": "must be at most",
     "Input should be greater than": "must be more than",
@@ -121,8 +121,8 @@ def _unknown_variables(environment: Mapping[str, str]) -> Iterator[str]:
 def _misread_variables(environment: Mapping[str, str]) -> Iterator[str]:
     """Yield a problem for each variable that looks like a setting and sets none, and for an empty NATS_SERVERS.
 
-    For example `OPENAPI_TOOL_EXECUTOR_CONCURRENCY`, but not what Kubernetes sets for a Service of this name
-    (`OPENAPI_TOOL_SERVICE_HOST`, `OPENAPI_TOOL_PORT`).
+    An example is `OPENAPI_TOOL_EXECUTOR_CONCURRENCY`, with single underscores. Variables that Kubernetes sets for a
+    Service of this name (`OPENAPI_TOOL_SERVICE_HOST`, `OPENAPI_TOOL_PORT`) look like no setting.
     """
     yield from empty_servers(environment)
     known = _by_folded_name()
@@ -140,9 +140,9 @@ def empty_servers(environment: Mapping[str, str]) -> Iterator[str]:
 
 
 def _misspelt_config(variable: str) -> str | None:
-    """Return `CONFIG_VARIABLE` if a variable is similar: with a misspelt one the whole file would be ignored.
+    """Return `CONFIG_VARIABLE` if a variable is similar: if its name is misspelt, the whole file is ignored.
 
-    Kubernetes sets `OPENAPI_TOOL_CONFIG_PORT` for a Service named `openapi-tool-config`.
+    Skip names that end with `_PORT`: Kubernetes sets `OPENAPI_TOOL_CONFIG_PORT` for a Service `openapi-tool-config`.
     """
     name = variable.upper()
     if not name.startswith(_ANY_PREFIX) or name.endswith("_PORT"):
@@ -170,7 +170,7 @@ def _by_folded_name() -> Mapping[str, str]:
 
 @cache
 def _variables() -> frozenset[str]:
-    """Return the variables of all sections and settings; not those of a mapping's entries, which have any name."""
+    """Return the variables of all sections and settings, but not of a mapping's entries, whose names are free."""
     return frozenset({CONFIG_VARIABLE, *_variables_of(Settings, PREFIX)})
 
 
@@ -199,7 +199,7 @@ def _invalid_json(environment: Mapping[str, str]) -> Iterator[str]:
 
 
 def _type_of(path: Sequence[str]) -> Any:
-    """Return the type of a section or setting, None for an unknown one; for a key in a mapping, the mapping's type."""
+    """Return the type of a section or setting, None if unknown; for a key in a mapping the type of the mapping."""
     kind: Any = Settings
     for part in path:
         if get_origin(kind) is not dict:
@@ -236,7 +236,7 @@ def _problem(item: Mapping[str, Any], flags: Mapping[str, Any]) -> str:
 
 
 def _where(path: Sequence[str], flags: Mapping[str, Any]) -> str:
-    """Return the name of a setting and the source of its value; a section may have several sources."""
+    """Return the name of a setting and the source of its value; no source for a section, which may have several."""
     source = "" if fields_of(_type_of(path)) else origin(path, flags)
     return (".".join(path) or "settings") + (f" ({source})" if source else "")
 
@@ -306,7 +306,7 @@ def likely_secrets(environment: Mapping[str, str]) -> list[str]:
 
 
 def _url_credentials(value: str) -> list[str]:
-    """Return the credentials in a connection string or in URLs; for a text that is neither, the whole and its parts.
+    """Return the credentials in a connection string or in URLs; for another text, the whole text and all its parts.
 
     A library that fails to parse such a text may show a part of it in its error.
     """

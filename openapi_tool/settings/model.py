@@ -1,7 +1,7 @@
 """Model of all settings.
 
-Sources in ascending precedence: defaults, the kernel's `config.toml`, our TOML file, environment, flags. Each setting
-is also the variable `OPENAPI_TOOL__SECTION__KEY`; `PG_DSN` and `NATS_SERVERS` are short names. The module
+Sources in ascending precedence: defaults, the kernel's `config.toml`, the executor's TOML file, environment, flags.
+Each setting is also the variable `OPENAPI_TOOL__SECTION__KEY`; `PG_DSN` and `NATS_SERVERS` are short names. The module
 `sources` reads the files.
 """
 
@@ -60,28 +60,28 @@ class ProtocolSettings(Section):
     version: Literal["v1r4", "v1r3"] = Field(
         "v1r4", description="Protocol version of the kernel in sections `nats` and `postgres`."
     )
-    target: str = Field("jina", pattern=r"^[A-Za-z0-9_-]+$", description="Tool target, the subject's seventh token.")
+    target: str = Field("jina", pattern=r"^[A-Za-z0-9_-]+$", description="Tool target, a subject's seventh token.")
     actor_id: ActorId = Field(
         "tool.openapi",
         pattern=r"^tool\.\S+$",
-        description="Author of result cards; must start with `tool.`, `{target}` is the tool target.",
+        description="Author of result cards; must start with `tool.`; `{target}` in it stands for the tool target.",
     )
-    project: str = Field("*", pattern=_TOKEN, description="Only this project's commands; `*` for all.")
-    channel: str = Field("*", pattern=_TOKEN, description="Only this channel's commands; `*` for all.")
+    project: str = Field("*", pattern=_TOKEN, description="Run only the commands of this project; `*` for all.")
+    channel: str = Field("*", pattern=_TOKEN, description="Run only the commands of this channel; `*` for all.")
 
 
 class DialectSettings(Section):
     """Kernel of another protocol version, which this process serves beside the main one."""
 
-    postgres: PostgresSettings = Field(description="Its database; the keys are those of section `postgres`.")
+    postgres: PostgresSettings = Field(description="Database of that kernel, with the keys of section `postgres`.")
     nats: NatsSettings | None = Field(
         None,
-        description="Its NATS; the keys are those of section `nats`. By default the main one, with its own durable.",
+        description="NATS of that kernel, with the keys of `nats`; by default the main one, with another durable.",
     )
     actor_id: ActorId = Field(
         "tool.openapi.{target}",
         pattern=r"^tool\.\S+$",
-        description="Author of result cards; must start with `tool.`, `{target}` is the tool target.",
+        description="Author of result cards; must start with `tool.`; `{target}` in it stands for the tool target.",
     )
 
 
@@ -100,9 +100,7 @@ class ToolsSettings(ToolOptions):
 
     jina: Annotated[
         JinaToolSettings,
-        Field(
-            description="Argument to variable: `envs` for all tools, `services.TARGET.envs` for those of one target."
-        ),
+        Field(description="Argument to variable: `envs` for all targets, `services.TARGET.envs` for one target."),
     ] = field(default_factory=JinaToolSettings)
 
 
@@ -112,7 +110,7 @@ class SessionSettings(Section):
     key: Secret | None = Field(
         None,
         min_length=MIN_KEY_BYTES,
-        description="Key behind session identities, at least 16 bytes; by default one is generated and stored in NATS.",
+        description="HMAC key of session identities, at least 16 bytes; by default generated and stored in NATS.",
     )
 
 
@@ -120,19 +118,19 @@ class EgressSettings(Section):
     """Connections to the upstream."""
 
     max_connections: int = Field(512, ge=1, le=65_535, description="Maximum concurrent connections to the upstream.")
-    max_response_bytes: int = Field(10_000_000, ge=1_000, le=TERABYTE, description="Maximum response in bytes.")
+    max_response_bytes: int = Field(10_000_000, ge=1_000, le=TERABYTE, description="Maximum bytes of a response.")
     body_budget_bytes: int = Field(
         256_000_000,
         ge=1_000,
         le=TERABYTE,
-        description="Maximum memory in bytes of all responses until their commit; calls wait for it.",
+        description="Maximum memory in bytes of a process for responses until their commit; further responses wait.",
     )
-    ca_file: File | None = Field(None, description="One more CA (PEM) to trust; SSL_CERT_FILE does the same.")
+    ca_file: File | None = Field(None, description="Additional CA (PEM) to trust, like SSL_CERT_FILE.")
     proxy: Secret | None = Field(
-        None, description="Forward proxy (`http://user:password@host:port`), the only one used; TLS goes through it."
+        None, description="Forward proxy (`http://user:password@host:port`) for TLS tunnels; HTTPS_PROXY is not used."
     )
     public_addresses_only: bool = Field(
-        default=False, description="Refuse addresses of the upstream's hosts that are not public."
+        default=False, description="Connect only where the upstream's hosts resolve to public addresses."
     )
 
     @field_validator("proxy")
@@ -171,7 +169,7 @@ class HealthSettings(Section):
     port: int = Field(0, ge=0, le=65535, description="Port to listen on; 0 starts no server.")
     check_interval_s: Seconds = Field(1, description="Health check interval in seconds.")
     page: bool = Field(
-        default=False, description="Serve a page at `/`: what `top` shows, of this replica; ids of calls, no payloads."
+        default=False, description="Serve a status page of this replica at `/`, with ids of calls and no payloads."
     )
 
 
@@ -180,10 +178,10 @@ class TelemetrySettings(Section):
 
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Lowest level logged.")
     log_format: Literal["json", "console"] = Field("json", description="`json` for machines, `console` for people.")
-    otlp_endpoint: str | None = Field(None, description="Traces URL of an OTLP/HTTP collector.")
-    otlp_metrics_endpoint: str | None = Field(None, description="Metrics URL of an OTLP/HTTP collector.")
+    otlp_endpoint: str | None = Field(None, description="URL of an OTLP/HTTP collector for traces.")
+    otlp_metrics_endpoint: str | None = Field(None, description="URL of an OTLP/HTTP collector for metrics.")
     otlp_metrics_interval_s: Seconds = Field(30, description="Seconds between exports of the metrics.")
-    trace_ratio: float = Field(1, ge=0, le=1, description="Fraction (0 to 1) of the sampled traces that is exported.")
+    trace_ratio: float = Field(1, ge=0, le=1, description="Fraction (0 to 1) of the sampled traces to export.")
     projects: Annotated[tuple[str, ...], NoDecode, BeforeValidator(split)] = Field(
         (), max_length=100, description="Projects that get a label in the metrics of calls and tokens, at most 100."
     )
@@ -230,7 +228,7 @@ class Settings(BaseSettings):
     health: HealthSettings = Field(default_factory=HealthSettings)
     telemetry: TelemetrySettings = Field(default_factory=TelemetrySettings)
     _remarks: list[str] = PrivateAttr(default_factory=list)
-    _places: dict[str, tuple[str, ...]] = PrivateAttr(default_factory=dict)
+    _places: dict[str, tuple[str, ...]] = PrivateAttr(default_factory=dict)  # section to the path of its parents
 
     @model_validator(mode="after")
     def _narrowed_durable_has_its_own_name(self) -> Settings:
@@ -252,7 +250,7 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _lower_max_lost_runs(self) -> Settings:
-        """Lower max_lost_runs to what fits into a worker's wait: an early failure is better than none in time."""
+        """Lower max_lost_runs so that these runs fit into a worker's wait: a later result would be refused."""
         wait_s = self.executor.worker_timeout_s - self.executor.commit_margin_s
         ack_wait_s = max(kernel.nats.ack_wait_s for kernel in self.kernels)
         fitting = max(1, math.ceil(wait_s / ack_wait_s) - 1)

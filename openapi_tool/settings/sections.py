@@ -45,7 +45,7 @@ ActorId = Annotated[str, AfterValidator(_without_unknown_placeholders)]
 
 
 class Section(BaseModel):
-    """Section that no component takes as its options; the others derive from `Options`, with the same rules."""
+    """Base class of sections that no component takes as options; the rules are those of `options.Options`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
@@ -56,7 +56,7 @@ class Section(BaseModel):
 
 
 def fields_of(kind: Any) -> Mapping[str, FieldInfo]:
-    """Return the fields of a section by name, for a model (also an optional one) or a dataclass, else none."""
+    """Return the fields of a section by name: of a model, an optional model or a dataclass; for another type none."""
     kind = next((part for part in get_args(kind) if hasattr(part, "model_fields")), kind)
     is_dataclass = isinstance(kind, type) and dataclasses.is_dataclass(kind)
     return _fields_of_dataclass(kind) if is_dataclass else getattr(kind, "model_fields", {})
@@ -111,21 +111,27 @@ class ServiceEnvs(Section):
 class JinaToolSettings(Section):
     """Service-side settings of the Jina tools; they override a definition's own."""
 
-    envs: Envs = Field(default_factory=dict, description="Argument to variable, for all targets.")
-    services: dict[str, ServiceEnvs] = Field(default_factory=dict, description="The same by target.")
+    envs: Envs = Field(default_factory=dict, description="Argument name to variable, for all targets.")
+    services: dict[str, ServiceEnvs] = Field(
+        default_factory=dict, description="The same for single targets, which overrides `envs`."
+    )
 
     def envs_of(self, target: str) -> dict[str, str]:
-        """Return argument name to variable name for one target."""
+        """Map argument names to variable names for one target."""
         service = self.services.get(target)
         return {**self.envs, **(service.envs if service else {})}
 
 
 class SecretsSettings(Section):
-    """Variables that a definition may name, and arguments that may take one; `NAME_FILE` names a file with a value."""
+    """Variables that definitions may name, and arguments that may take their values.
+
+    Instead of a variable `NAME`, `NAME_FILE` may name a file that contains the value.
+    """
 
     allowed_env: Annotated[tuple[VariableName, ...], NoDecode, BeforeValidator(split)] = Field(
         (),
-        description="Variables for definitions, beside JINA_API_KEY and those in `tools.jina`; comma-separated.",
+        description="Variables that definitions may name, beside JINA_API_KEY and those in `tools.jina`; "
+        "comma-separated in the environment.",
     )
     env_parameters: Annotated[tuple[EnvParameter, ...], NoDecode, BeforeValidator(split)] = Field(
         (),
@@ -156,13 +162,13 @@ NatsUrl = Annotated[str, AfterValidator(_check_server_url)]
 
 
 class NatsSettings(Section):
-    """NATS connection. At most one way to authenticate: user and password, token, credentials file or nkey seed."""
+    """NATS connection. Set at most one login: user and password, token, credentials file or nkey seed."""
 
     servers: Annotated[tuple[NatsUrl, ...], NoDecode, BeforeValidator(split)] = Field(
         ("nats://127.0.0.1:4222",), min_length=1, description="Server URLs; comma-separated in the environment."
     )
     tls: bool = Field(
-        default=False, description="Require TLS; a `tls://` or `wss://` server and `ca_file` require it, too."
+        default=False, description="Require TLS. A `tls://` or `wss://` server, or a `ca_file`, also requires it."
     )
     tls_check_hostname: bool = Field(default=True, description="Verify the server's hostname.")
     ca_file: File | None = Field(None, description="CA (PEM) that signed the server's certificate.")
@@ -176,18 +182,18 @@ class NatsSettings(Section):
     durable: str | None = Field(
         None,
         pattern=r"^[A-Za-z0-9_-]+$",
-        description="Durable consumer shared by all replicas; by default the kernel executor's own name.",
+        description="Durable consumer that all replicas share; by default that of the kernel's own executor.",
     )
-    ack_wait_s: Seconds = Field(6, description="Seconds without a heartbeat until a command is delivered again.")
+    ack_wait_s: Seconds = Field(6, description="Seconds without a heartbeat until NATS redelivers a command (AckWait).")
     max_ack_pending: int = Field(
         100_000,
         ge=1,
         le=MAX_ACK_PENDING,
-        description="Commands in flight over all replicas; raised up to 1,000,000 while a backlog fills it.",
+        description="Maximum unacknowledged commands of all replicas; raised to up to 1,000,000 in a backlog.",
     )
     create_stream: bool = Field(
         default=True,
-        description="Create the command stream if no stream captures its subjects; off if only others may create it.",
+        description="Create the command stream if no stream captures its subjects; false if only others may.",
     )
     jetstream_domain: str | None = Field(
         None,
@@ -230,12 +236,14 @@ class PostgresSettings(Section):
     """The kernel's database."""
 
     dsn: Secret = Field(
-        description="Connection string (`PG_DSN`); TLS by `?sslmode=verify-full&sslrootcert=…`; with several hosts "
+        description="Connection string. For TLS add `?sslmode=verify-full&sslrootcert=…`; for several hosts "
         "`target_session_attrs=read-write`. Never shown."
     )
     pool_size: int = Field(8, ge=1, le=100, description="Size of the connection pool of one process.")
     timeout_s: Seconds = Field(5, description="Seconds to wait for a connection or a statement.")
-    prepared_statements: bool = Field(default=True, description="Switch off behind PgBouncer in transaction mode.")
+    prepared_statements: bool = Field(
+        default=True, description="Use prepared statements; false behind PgBouncer in transaction mode."
+    )
 
     @field_validator("dsn")
     @classmethod

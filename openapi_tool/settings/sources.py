@@ -1,8 +1,8 @@
-"""Sources of settings: TOML files, names of environment variables, and what the PostgreSQL driver reads besides.
+"""Sources of settings: TOML files, names of environment variables, and options that the PostgreSQL driver reads itself.
 
 The driver, asyncpg, takes options from `PG*` variables and from service, password and TLS files. It would report a
 mistake there only when it connects: as ClientConfigurationError, which counts as an outage and is retried without end,
-or, for a port, as ValueError, which counts as a defect. So all of them are checked at the start.
+or, for a port, as ValueError, which counts as a defect. So all these options are checked at the start.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ KERNEL_KEYS: Mapping[str, tuple[str, ...]] = {
     "tools.jina.envs": ("tools", "jina", "envs"),
     "tools.jina.services": ("tools", "jina", "services"),
 }
-"""Keys of the kernel's `config.toml` that are read, with their settings; of several for one setting the last counts."""
+"""Keys of the kernel's `config.toml` that are read, with their settings; the last key of a setting wins."""
 
 _INFLIGHT = "nats.pull.max_inflight"
 _KERNEL_ENVS = ("openapi.envs", "tools.openapi.envs")
 _KERNEL_SERVICES = ("openapi.services", "tools.openapi.services", "tools.openapi_services")
-"""Sections of the kernel's own executor, from which only the variables of API keys are taken; the last counts."""
+"""Sections of the kernel's own executor, from which only the variables of API keys are taken; the last wins."""
 
 _API_KEY = "api_key"
 
@@ -101,7 +101,7 @@ def origin(path: Sequence[str], flags: Mapping[str, Any]) -> str:
 
 
 def _contains(values: Any, path: Sequence[str]) -> bool:
-    """Return whether these values contain the setting, or a wrong value in the place of a table that contains it."""
+    """Return whether these values contain the setting, or a wrong value in place of a table that would contain it."""
     for part in path:
         if not isinstance(values, dict):
             return True
@@ -251,7 +251,7 @@ class DriverOptions:
         self._service = self._read_service()
 
     def option(self, name: str) -> Option | None:
-        """Return an option, or None. An empty value is not absent: the driver uses it."""
+        """Return an option, None if it is absent. An empty value counts as present, as for the driver."""
         if name in self._dsn.query:
             return Option(self._dsn.query[name], f"postgres.dsn: {name}")
         if name in self._service:
@@ -272,13 +272,13 @@ class DriverOptions:
     def passwords(self) -> Iterator[Option]:
         """Yield every password that the driver may use in addition to those of the connection string.
 
-        They are masked in all output. Which one the driver uses depends on server and user, so return all.
+        They are masked in all output. The driver chooses a line of the password file by server and user; yield all.
         """
         for name in ("password", "sslpassword"):
             if self._service.get(name):
                 yield Option(self._service[name], "postgres.dsn")
-        if variable := self._environment.get("PGPASSWORD"):
-            yield Option(variable, "PGPASSWORD")
+        if password := self._environment.get("PGPASSWORD"):
+            yield Option(password, "PGPASSWORD")
         elif not self._dsn.password:
             yield from self._password_file()
 
@@ -338,8 +338,8 @@ class DriverOptions:
         certificate, key = self._file("sslcert"), self._file("sslkey")
         password = self._dsn.query.get("sslpassword") or self._service.get("sslpassword") or ""
         if certificate:
-            # Without a password OpenSSL would ask for that of an encrypted key on the terminal. As a function, as the
-            # driver passes it, it is used only if the key is encrypted.
+            # Without a password OpenSSL would ask for one on the terminal if the key is encrypted. Pass a function, as
+            # the driver does: OpenSSL calls it only for an encrypted key.
             load = partial(context.load_cert_chain, certificate.value, key and key.value, lambda: password)
             yield from _load_problems(load, certificate)
 

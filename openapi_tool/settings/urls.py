@@ -1,11 +1,9 @@
-"""Strict parsers of connection strings and of the URLs of servers; no error shows any part of one.
+"""Strict parsers of connection strings and of server URLs; their errors contain no part of the input.
 
-A user name or password with an unescaped `/`, `?`, `#` or `@` makes programs take a part of it for host, port or
-path, and show that in errors and name look-ups. Such a URL is refused before anything else reads it.
-
-Accepts what the driver accepts (asyncpg: several hosts with ports, sockets, IPv6 in brackets, everything in the query),
-except what it would misread: with an unescaped `/`, `?`, `#` or `@` it takes a part of a password for a host, a port or
-a database, and shows that in errors and name look-ups.
+If a user name or password has an unescaped `/`, `?`, `#` or `@`, programs take a part of it for host, port, path or
+database, and show that part in errors and name look-ups. So such input is refused before anything else reads it. Any
+other connection string that asyncpg accepts is accepted: several hosts with ports, sockets, IPv6 in brackets,
+everything in the query.
 """
 
 from __future__ import annotations
@@ -92,7 +90,7 @@ def checked_port(text: str) -> int:
 
 
 def check_name(host: str) -> None:
-    """Raise ValueError for an invalid host name: its look-up would raise UnicodeError, which no driver expects."""
+    """Raise ValueError for an invalid host name. Its look-up would raise UnicodeError, which drivers do not handle."""
     try:
         host.encode("idna")
     except UnicodeError:
@@ -139,7 +137,7 @@ Host = tuple[str, int | None]
 
 @dataclass(frozen=True, slots=True)
 class Dsn:
-    """Decoded connection string; None, or no hosts, for parts that it leaves to the environment.
+    """Decoded connection string. A part that it leaves to the environment is None; `hosts` is then empty.
 
     `shown` has `***` for user and password and no query; `credentials` are all passwords, as written and decoded.
     """
@@ -175,7 +173,8 @@ def _parsed(text: str, rest: str) -> Dsn:
     address, _, query = rest.partition("?")
     netloc, _, path = address.partition("/")
     login, at, hosts = netloc.rpartition("@")
-    if _FORBIDDEN.search(rest) or rest.count("@") != len(at) or "[" in login or "]" in login:
+    has_stray_at = rest.count("@") > len(at)
+    if _FORBIDDEN.search(rest) or has_stray_at or "[" in login or "]" in login:
         raise ValueError("contains a character in a place where it is not allowed")
     _check_with_urllib(text)
     options = _options(query)
@@ -198,7 +197,7 @@ def _parsed(text: str, rest: str) -> Dsn:
 
 
 def _check_with_urllib(text: str) -> None:
-    """Raise ValueError if urllib, which the driver calls, refuses the text: a host that normalization changes."""
+    """Raise ValueError if urllib, which the driver calls, refuses the text, such as a host changed by normalization."""
     try:
         urlsplit(text)
     except ValueError:
@@ -224,7 +223,7 @@ def _hosts_of(options: Mapping[str, str]) -> tuple[Host, ...]:
 
 
 def parse_hosts(text: str, *, decode: bool = False) -> tuple[Host, ...]:
-    """Parse comma-separated hosts; `decode` for those before the query, which are encoded. Raises ValueError."""
+    """Parse comma-separated hosts; `decode` percent-decodes them, for hosts before the query. Raises ValueError."""
     return tuple(_host(part, decode=decode) for part in text.split(",")) if text else ()
 
 

@@ -153,17 +153,17 @@ def child_of(link: TraceLink) -> CallSpan:
 
 
 class Exporting(Protocol):
-    """Tracer that may have spans to export."""
+    """Tracer, or exporter of metrics."""
 
     def shutdown(self) -> None:
-        """Export the remaining spans and stop; may block for as long as the collector does."""
+        """Export what remains and stop; may block for as long as the collector does."""
 
 
 async def shut_down(tracer: Exporting, limit_s: float = 5.0) -> None:
-    """Export the remaining spans for at most `limit_s` seconds; then log a warning and drop them.
+    """Shut down a tracer or exporter; after `limit_s` seconds log a warning and drop what it has not exported.
 
-    Runs in a daemon thread: on the event loop it would block the shutdown, and closing the loop waits for threads of
-    its executor.
+    Runs in a daemon thread. On the event loop a hanging collector would block the shutdown; so would a thread of the
+    loop's executor, since closing the loop waits for it.
     """
     loop, done = asyncio.get_running_loop(), asyncio.Event()
 

@@ -60,7 +60,7 @@ class Health:
     `redact` masks secrets in a reason. `limits` returns the state of each limited key and endpoint, `keys` that of each
     blocked key, `budgets` that of each account, `budget_outage` why accounts cannot be shared, empty while they can.
     `prefix` precedes the names of dependencies in output. `kernels` are the records of further kernels that this
-    process serves; it is ready only if they are.
+    process serves; the process is ready only if all are.
     """
 
     dependencies: dict[str, Dependency] = field(default_factory=lambda: {name: Dependency() for name in DEPENDENCIES})
@@ -86,8 +86,8 @@ class Health:
     def record(self, name: str, *, ok: bool, reason: str = "") -> bool:
         """Record the state of a dependency; return whether `ok` changed.
 
-        Each change of state is logged, and each new reason. The text of a reason is logged at most once an hour, a
-        repeated one as `, as before`: a pooler can change it many times a minute.
+        Each change of state is logged, and each new reason. The text of a reason is logged at most once an hour, then
+        as `, as before`: behind a pooler the reason can change many times a minute.
         """
         dependency = self.dependencies[name]
         changed, old_reason = dependency.ok != ok, dependency.reason
@@ -195,7 +195,7 @@ class RecentWarning:
 
 
 class RecentWarnings(logging.Handler):
-    """Log handler that keeps the last line of each action; `snapshot` masks and truncates it."""
+    """Log handler that stores the last warning of each action; `snapshot` masks and truncates them."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -261,7 +261,7 @@ _DURABLE_GAUGES = {
 
 @dataclass(slots=True)
 class Snapshots:
-    """Makes snapshots, at most two a second: any client that reaches the port or the subject may request them.
+    """Makes snapshots, at most two a second, since any client that reaches the port or the subject may request them.
 
     `durables` are the durables that this process consumes; each function of `work` returns the held commands of one.
     """

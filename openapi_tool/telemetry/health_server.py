@@ -199,7 +199,7 @@ async def _close_afterwards(request: web.Request, handler: Handler) -> web.Strea
 
 
 class _Metrics:
-    """Text of /metrics, generated at most once a second: that blocks the event loop for milliseconds."""
+    """Text of /metrics. Generating it blocks the event loop for milliseconds, so it is cached for METRICS_CACHE_S."""
 
     def __init__(self) -> None:
         self._text = b""
@@ -234,8 +234,8 @@ def _handlers(health: Health) -> dict[str, Callable[[web.Request], Any]]:
 def _refuse_public_name(request: web.Request) -> None:
     """Refuse a request under a public host name. Raises HTTPMisdirectedRequest.
 
-    A page elsewhere can let its own name point to a loopback or cluster address, and then read what is served there
-    (DNS rebinding). No attacker can own an IP address, a name without a dot or one of these suffixes.
+    An attacker's web page can let its own host name resolve to a loopback or cluster address, and then read what is
+    served there (DNS rebinding). No attacker can own an IP address, a name without a dot or one of these suffixes.
     """
     try:
         host = urlsplit(f"//{request.host}").hostname or ""

@@ -38,7 +38,7 @@ def printable_line(text: str) -> str:
 
 
 def printable_lines(text: str, indent: str = "") -> str:
-    """Return `text` with unsafe characters escaped, except tabs and line breaks; `indent` precedes further lines."""
+    """Return `text` with unsafe characters escaped, except tabs and line breaks; `indent` begins each later line."""
     lines = (line.split("\t") for line in _BREAK.split(text))
     return f"\n{indent}".join("\t".join(map(printable_line, parts)) for parts in lines)
 
@@ -69,7 +69,7 @@ FLOODED = frozenset(
         *("call.unsettled", "command.requeued", "dead_letters.discarded"),
     }
 )
-"""Actions of which a client that may only publish causes any number: one of 41 bytes was a kilobyte of log."""
+"""Actions that a client can cause by publishing commands: each command of 41 bytes caused a kilobyte of log."""
 
 FLOOD_BURST = 100
 FLOOD_PER_S = 10.0
@@ -181,7 +181,7 @@ class _Handler(logging.StreamHandler[TextIO]):
 class FloodFilter(logging.Filter):
     """Filter of lines that a flood of commands causes: a token bucket for each action and project.
 
-    The next line that passes has the number of dropped ones as `dropped`; metrics count all events.
+    The next line that passes has the number of dropped lines as `dropped`; metrics count all events.
     """
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:

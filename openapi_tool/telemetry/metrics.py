@@ -1,7 +1,8 @@
 """All metrics, defined once, and their instruments; /metrics, OTLP and docs/operations.md are made from `ALL`.
 
-prometheus_client's own instruments lock and validate on every use, and export `_created` series. These are plain
-attributes, changed only on the event loop's thread; a few lookups instead of microseconds per call.
+prometheus_client's own instruments lock and validate on every use, which takes microseconds per call, and export
+`_created` series. The instruments here are plain attributes without a lock, since calls change them on the event loop's
+thread only.
 
 Labels are bounded: never a URL or a call; a project only if the operator lists it (`telemetry.projects`); a tool only
 by the name of the built-in tool that its definition selects.
@@ -87,7 +88,7 @@ class Family(Generic[ChildT]):
             return child
 
     def children(self) -> Iterator[tuple[dict[str, str], ChildT]]:
-        """Yield labels and child of each series. An empty label is left out: Prometheus takes both for the same."""
+        """Yield labels and child of each series, without empty labels: Prometheus treats these as absent."""
         for values, child in list(self._children.items()):
             yield {name: value for name, value in zip(self.label_names, values, strict=True) if value}, child
 
@@ -108,7 +109,7 @@ class Counter(Family[Value]):
 class Gauge(Family[Value]):
     """Number that goes up and down; set, or read from sources whenever it is exported.
 
-    `combine` makes one number of the sources of a child: each kernel that the process serves has one.
+    `combine` combines the numbers of a child's sources; each kernel that the process serves is a source.
     """
 
     kind = "gauge"
@@ -217,7 +218,7 @@ PENDING = Gauge(
 )
 UNACKNOWLEDGED = Gauge("durable_unacknowledged", "Commands delivered to any replica and not settled.", ("version",))
 MAX_UNACKNOWLEDGED = Gauge(
-    "durable_max_unacknowledged", "The durable's max_ack_pending; at it, delivery stops.", ("version",)
+    "durable_max_unacknowledged", "The durable's max_ack_pending; delivery stops at it.", ("version",)
 )
 RETURNED = Counter("commands_returned", "Commands evicted: handed back unrun, as executor.max_held was reached.")
 DEDUPLICATED = Counter("calls_deduplicated", "Commands whose call already had a result.")
@@ -236,10 +237,12 @@ DEAD_LETTERS_DISCARDED = Counter(
 )  # fmt: skip
 DOORBELLS_MISSED = Counter("doorbells_missed", "Results without a doorbell; the kernel's scan of the inbox finds them.")
 
-PERMITS_USED = Gauge("permits_used", "Permits in use: connections to database and upstream, TLS handshakes.", ("of",))
-PERMITS_WAITING = Gauge("permits_waiting", "Calls that wait for such a permit.", ("of",))
-RESPONSE_BYTES = Gauge("response_memory_free_bytes", "Memory for large responses that is free; calls wait for it.")
-RESPONSE_WAITING = Gauge("response_memory_waiting", "Responses that wait for that memory (egress.body_budget_bytes).")
+PERMITS_USED = Gauge(
+    "permits_used", "Permits of a semaphore in use: connections to database or upstream, TLS handshakes.", ("of",)
+)
+PERMITS_WAITING = Gauge("permits_waiting", "Calls that wait for a permit of a semaphore.", ("of",))
+RESPONSE_BYTES = Gauge("response_memory_free_bytes", "Free part of the memory for responses, egress.body_budget_bytes.")
+RESPONSE_WAITING = Gauge("response_memory_waiting", "Responses that wait for memory of egress.body_budget_bytes.")
 KEYS_REFUSED = Counter("keys_refused", "Requests whose key the upstream refused (401, 402).", ("variable",))
 KEY_UNUSABLE = Gauge(
     "key_unusable",
@@ -275,7 +278,7 @@ BUDGET_OPERATIONS = Counter(
 BUDGET_REFUSALS = Counter("budget_refusals", "Requests not sent, because of a budget.", ("scope",), _SCOPES)
 BUDGET_WARNINGS = Counter("budget_warnings", "Budgets of which 80 % were used.", ("scope",), _SCOPES)
 BUDGET_USED = Gauge(
-    "budget_used_ratio", "Largest used share of the budgets of a scope that this replica knows; 1 is all.", ("scope",),
+    "budget_used_ratio", "Used share of the most used budget of a scope that this replica knows; 1 is all.", ("scope",),
     _SCOPES,
 )  # fmt: skip
 BUDGETS_NOT_SHARED = Gauge(
@@ -291,13 +294,13 @@ CACHE_BYTES = Gauge("cache_bytes", "Memory of cached responses in bytes, expired
 
 DEPENDENCY_UP = Gauge("dependency_up", "1 while the dependency is available, else 0.", ("dependency",))
 CLOCK_OFFSET = Gauge(
-    "clock_offset_seconds", "Seconds by which the local clock is ahead of that of NATS, which is used."
+    "clock_offset_seconds", "Seconds by which the local clock is ahead of the clock of NATS, which the executor uses."
 )
 EVENT_LOOP_LAG = Histogram(
     "event_loop_lag_seconds", "Delay of a timer of the event loop in seconds.", bounds=_LAG_BOUNDS
 )
 EVENT_LOOP_TASKS = Gauge("event_loop_tasks", "Tasks of the event loop.")
-MASKED = Counter("masked_values", "Secrets masked in a text.", ("where",))
+MASKED = Counter("masked_values", "Secrets that were masked; `where` is the kind of text.", ("where",))
 SPANS_DROPPED = Counter("spans_dropped", "Calls whose spans were not exported: the queue was full, or export failed.")
 
 _listed: set[str] = set()

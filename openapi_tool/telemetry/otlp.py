@@ -1,8 +1,8 @@
 """Export of spans over OTLP; imported only if an endpoint is configured, because the import takes 30 MB.
 
-A call only puts its record into a bounded queue. A thread makes and exports the spans: on the event loop seven
-spans would take a fifth of a call's CPU time. Names follow OpenTelemetry's conventions, which are in development for
-generative AI and messaging, so they stay in this module.
+A call only puts its record into a bounded queue. A thread makes and exports the spans: on the event loop the seven
+spans of a call would take a fifth of its CPU time. All names of spans and attributes are in this module. They follow
+OpenTelemetry's conventions, which may still change for generative AI and messaging.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _BATCH = 64
 _EXPORT_INTERVAL_S = 1.0
 _SAMPLED = 1
 _MAX_READ_BYTES = 4_096  # of a response's body
-_RATIO_BITS = 64  # of the trace id, as OpenTelemetry's TraceIdRatioBased compares them
+_RATIO_BITS = 64  # lowest bits of the trace id, which OpenTelemetry's TraceIdRatioBased compares
 _ATTRIBUTE_OF_ID = {
     "project_id": "commonground.project.id",
     "agent_id": "gen_ai.agent.id",
@@ -65,7 +65,7 @@ class _EndedCall(NamedTuple):
 
 
 class ExportingTracer:
-    """Tracer with an exporter; the exported span has the same ids as the traceparent that is sent.
+    """Tracer with an exporter; the exported span has the ids of the traceparent in report and doorbell.
 
     A call is sampled if its parent is, and if its trace id is below `ratio` of the largest id. All services that sample
     by this rule choose the same traces.
@@ -104,7 +104,7 @@ class ExportingTracer:
 
 
 class _ExportQueue:
-    """Bounded queue of ended calls, and the thread that exports them; a full queue drops and counts."""
+    """Bounded queue of ended calls, and the thread that exports them; a full queue drops calls and counts them."""
 
     def __init__(self, exporter: SpanExporter, builder: _Builder) -> None:
         self._exporter = exporter
@@ -295,8 +295,8 @@ def open_tracer(endpoint: str, redactor: Redactor, ratio: float = 1.0, instance:
 class _Session(requests.Session):
     """HTTP session for a collector: follows no redirect, and keeps only status and headers of a response.
 
-    A redirect counts as a refusal: the exporter would take it for a success, although nothing was stored. Proxies and
-    .netrc of the environment are ignored.
+    A redirect is reported as an error status: otherwise the exporter would take it for a success, although nothing was
+    stored. Proxies and .netrc of the environment are ignored.
     """
 
     def __init__(self) -> None:
@@ -313,7 +313,7 @@ class _Session(requests.Session):
             head.status_code, head.reason = HTTPStatus.MISDIRECTED_REQUEST, "the collector redirects"
         length = received.headers.get("Content-Length", "")
         if length.isdigit() and int(length) <= _MAX_READ_BYTES:
-            received.content  # noqa: B018 - a body that is read leaves the connection open for the next export
+            received.content  # noqa: B018 - read the body, so that the next export can reuse the connection
         received.close()
         return head
 

@@ -1,4 +1,4 @@
-"""Export of the metrics over OTLP, from the definitions of /metrics; imported only if an endpoint is configured."""
+"""Export over OTLP of the metrics that /metrics shows; imported only if an endpoint is configured."""
 
 from __future__ import annotations
 
@@ -38,7 +38,10 @@ _ATTRIBUTES = {
 
 
 class PeriodicExport:
-    """Exports all metrics every `every_s` seconds in its own thread. A failed one is not retried; values are totals."""
+    """Exports all metrics every `every_s` seconds in its own thread.
+
+    A failed export is not retried: values are totals, so the next export contains them.
+    """
 
     def __init__(self, exporter: MetricExporter, every_s: float, instance: str) -> None:
         self._exporter = exporter
@@ -61,8 +64,8 @@ class PeriodicExport:
     def collected(self) -> MetricsData:
         """Return the current values of all metrics."""
         now = time.time_ns()
-        metrics = [self._converted(metric, now) for metric in ALL if any(True for _ in metric.children())]
-        scope = ScopeMetrics(InstrumentationScope("openapi_tool", __version__), metrics, "")
+        converted = [self._converted(metric, now) for metric in ALL if any(True for _ in metric.children())]
+        scope = ScopeMetrics(InstrumentationScope("openapi_tool", __version__), converted, "")
         return MetricsData([ResourceMetrics(self._resource, [scope], "")])
 
     def _converted(self, metric: metrics.Metric, now: int) -> Metric:

@@ -22,12 +22,12 @@ from openapi_tool.concurrency import Steps, at_once, each
 from openapi_tool.telemetry import metrics
 
 REACH_CHARS = 40
-"""Overlap of slices in characters: an encoding with more characters per character of the secret may be missed."""
+"""Overlap of slices, in characters per byte of the longest secret; longer encodings may be missed at a slice's end."""
 
 _SHORTEST_MARK = 3
 _BASE64_BITS, _BYTE_BITS, _BLOCK_BYTES = 6, 8, 3
-_FLOAT_DIGITS = 15  # preserved by every float formatter
-_DECIMALS = (14, 15, 16)  # in forms with an exponent
+_FLOAT_DIGITS = 15  # significant digits that every float formatter preserves
+_DECIMALS = (14, 15, 16)  # digits after the point in forms with an exponent
 _MIN_DIGITS = 5  # fewer occur in too many other numbers
 _HEX = re.compile(r"[0-9a-f]{2,}")
 
@@ -237,7 +237,7 @@ class Redactor:
         return at_once(self.steps(text))
 
     def head(self, text: str, chars: int) -> str:
-        """Return the first `chars` characters of `text` with secrets masked, also those that the cut would halve."""
+        """Return the first `chars` characters of `text` with secrets masked, also a secret that the cut would halve."""
         if len(text) <= chars:
             return self.text(text)
         slices = self._found(text[: chars + self._reach])
@@ -297,7 +297,8 @@ class Redactor:
             yield [span for span in self._spans(text, start, end + self._reach) if span[0] < end]
 
     def _is_suspect(self, text: str) -> bool:
-        """Return whether a short text has a mark of an encoding, or a Jina key, whose mark tool names have, too."""
+        """Return whether a short text has a mark of a secret's encoding, or a Jina key."""
+        # Names of tools contain `jina`, too, so run the pattern.
         if "jina" in text and _JINA_KEY.pattern.search(text):
             return True
         holds = text.__contains__  # with `map`: a generator would take longer than the search
@@ -321,7 +322,7 @@ class Redactor:
         return "".join(pieces), done
 
     def _is_clean(self, value: Any) -> bool:
-        """Return whether a value holds no secret; a search of its JSON is much faster than a traversal."""
+        """Return whether a value contains no secret; a search of its JSON is much faster than a traversal."""
         try:
             text = orjson.dumps(value).decode()
         except (TypeError, ValueError):
@@ -348,7 +349,7 @@ def _redactor(secrets: frozenset[str], where: str) -> Redactor:
 def of_call(secrets: Iterable[str]) -> Redactor:
     """Return the redactor of one call's response, which masks only the secrets sent with that call.
 
-    Otherwise a page that lists candidates could find another secret of the process by which one is masked. Redactors
-    are cached, because to build one takes longer than to use it.
+    Otherwise a page could list guesses of another secret of the process, and its author would learn which guess is
+    masked. Redactors are cached, because to build one takes longer than to use it.
     """
     return _redactor(frozenset(secrets), "answer")

@@ -1,4 +1,4 @@
-"""Resolution of a call's arguments, in the order of protocol section 5, and repair of those whose intent is plain."""
+"""Resolution of a call's arguments in the order of protocol section 5; repair of invalid but unambiguous ones."""
 
 from __future__ import annotations
 
@@ -23,16 +23,17 @@ from openapi_tool.tools.scopes import SessionScope
 _DIGITS = re.compile(r"[0-9]{1,12}")
 _INTEGER = re.compile(r"-?[0-9]{1,12}")
 _NUMBER = re.compile(r"-?[0-9]{1,12}(?:\.[0-9]{1,12})?")
-_FLAGS = {"true": True, "false": False}
-_MAX_LIST_CHARS = 20_000  # the number of values in the arguments was checked, but not of those within a text
+_BOOLEANS = {"true": True, "false": False}
+# Longest text to parse as a list. `protocol/cards.py` limits the values of a call, but counts a text as one value.
+_MAX_LIST_CHARS = 20_000
 _LIST_STARTS = ('["', "['")
 _SEPARATORS = re.compile(r"[\s,;]+")
-_LABEL = r"[^\s.,;/?#:@\[\]\"'|()]++"
-_NAME = rf"{_LABEL}(?:\.{_LABEL})++\.?"
-_SITE = re.compile(rf"(?:site:)?(?:https?://)?{_NAME}(?:/[^\s,;]*+)?", re.IGNORECASE)
-_ADDRESS = re.compile(rf"(?:https?://)?{_NAME}(?::[0-9]++)?(?:[/?#]\S*+)?", re.IGNORECASE)
+_HOST_LABEL = r"[^\s.,;/?#:@\[\]\"'|()]++"
+_HOST_NAME = rf"{_HOST_LABEL}(?:\.{_HOST_LABEL})++\.?"
+_SITE = re.compile(rf"(?:site:)?(?:https?://)?{_HOST_NAME}(?:/[^\s,;]*+)?", re.IGNORECASE)
+_ADDRESS = re.compile(rf"(?:https?://)?{_HOST_NAME}(?::[0-9]++)?(?:[/?#]\S*+)?", re.IGNORECASE)
 _ITEM_MATCHERS = {"urls": _ADDRESS.fullmatch, "site": _SITE.fullmatch, "exclude_sites": _SITE.fullmatch}
-"""Patterns of the items of lists whose items contain no blank, so that one text may hold several of them."""
+"""Match one item of these list arguments. Such an item contains no blank, so one text can be split into several."""
 _TWO_ADDRESSES = re.compile(r"[\s,;]https?://", re.IGNORECASE)
 
 
@@ -48,9 +49,10 @@ def whole_number(value: object) -> int | None:
 
 
 def repaired(schema: Mapping[str, Any], given: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
-    """Return the arguments that can be repaired, by name; None for an optional one that counts as not given.
+    """Return, by name, the repaired values of arguments that violate their rule in the schema.
 
-    A number or flag in a text is converted even if it violates the schema: the error then names the violated rule.
+    The value None means that an empty optional argument counts as omitted. If every interpretation of a value violates
+    the rule, too, return the first one, so that the error is about the number and not about its quotes.
     """
     properties, required = schema.get("properties"), schema.get("required")
     if not isinstance(properties, dict):
@@ -76,13 +78,13 @@ def _refuses(name: str, rule: Mapping[str, Any], value: JsonValue) -> bool:
 
 
 def _choices(choices: object, value: JsonValue) -> Iterator[JsonValue]:
-    """Yield the choice that a value equals except for case and surrounding blanks."""
+    """Yield the value in lower case and without surrounding blanks, if the `enum` contains that."""
     if isinstance(choices, list) and isinstance(value, str) and (word := value.strip().lower()) in choices:
         yield word
 
 
 def _interpretations(name: str, types: object, value: JsonValue) -> Iterator[JsonValue]:
-    """Yield what a value may mean for an argument of these types, the likeliest first."""
+    """Yield the possible meanings of a value for an argument of these JSON types, the likeliest first."""
     wanted = types if isinstance(types, list) else [types]
     if "string" in wanted:
         if isinstance(value, list) and len(value) == 1 and isinstance(value[0], str):
@@ -96,14 +98,14 @@ def _interpretations(name: str, types: object, value: JsonValue) -> Iterator[Jso
         yield int(text)
     if "number" in wanted and _NUMBER.fullmatch(text):
         yield float(text)
-    if "boolean" in wanted and text.lower() in _FLAGS:
-        yield _FLAGS[text.lower()]
+    if "boolean" in wanted and text.lower() in _BOOLEANS:
+        yield _BOOLEANS[text.lower()]
     if "array" in wanted:
         yield from _lists(name, text, value)
 
 
 def _lists(name: str, text: str, value: str) -> Iterator[JsonValue]:
-    """Yield a text as a list: the JSON list that it contains, the addresses in it, or itself as the only item."""
+    """Yield a text as a list: the JSON list that it contains, the items in it, or the unstripped text as only item."""
     if text.startswith("[") and len(text) <= _MAX_LIST_CHARS:
         try:
             parsed = orjson.loads(text)
@@ -113,13 +115,13 @@ def _lists(name: str, text: str, value: str) -> Iterator[JsonValue]:
             yield parsed
             return
     if text.startswith(_LIST_STARTS):
-        return  # a list in another notation, or a truncated one
+        return  # no valid JSON list: Python's notation, or truncated
     is_item = _ITEM_MATCHERS.get(name)
     if is_item is None or len(text) > _MAX_LIST_CHARS or not _SEPARATORS.search(text):
         yield [value]
         return
     if is_item(text):
-        if not _TWO_ADDRESSES.search(text):  # else it may be one address or several
+        if not _TWO_ADDRESSES.search(text):  # else it may be two addresses, or one with another in its path
             yield [value]
         return
     pieces = [piece for piece in _SEPARATORS.split(text) if piece]
@@ -130,7 +132,7 @@ def _lists(name: str, text: str, value: str) -> Iterator[JsonValue]:
 API_KEY = "api_key"
 CURSOR, MAX_RESULT_TOKENS = "cursor", "max_result_tokens"
 FIND, QUESTION = "find", "question"
-_SESSION = "sessionid"
+_FOLDED_SESSION_ID = "sessionid"
 _MAX_SESSION_ID_CHARS = 128
 
 IDENTITY_ARGUMENTS = frozenset(
@@ -184,7 +186,7 @@ class Arguments:
     - `session_id`: first 128 characters of that argument, None if it is no text.
     - `key_variable`: name of the variable that `api_key` was read from.
     - `key_fallback_reason`: why the key is that of `auth_env` although `envs` names another variable, or None.
-    - `repaired`: names of arguments that the schema took only after a repair (`tools/arguments.py`).
+    - `repaired`: names of arguments that were invalid as the model gave them (function `repaired`).
     """
 
     values: Mapping[str, JsonValue]
@@ -238,25 +240,25 @@ def prepare_arguments(
     read_secret: SecretSource,
     scope: SessionScope,
 ) -> Arguments:
-    """Merge defaults, the model's arguments, fixed values and secrets, and validate the model's part.
+    """Merge defaults, the model's arguments, fixed values and secrets; validate the model's arguments and the defaults.
 
-    `scope` derives the session identity. Raises BadRequest with every offending path for a
-    mistake of the model, ToolMisconfigured for one of the operator.
+    `scope` derives the session identity. Raises BadRequest with every offending path for a mistake of the model,
+    ToolMisconfigured for one of the operator.
     """
     envs = operator.merged_envs(definition)
     hidden = frozenset(definition.fixed) | frozenset(envs) | call.fixed_applied
-    # The kernel's worker may already have merged defaults and fixed values into the card; it lists their names. They
-    # are not the model's, so leave them out here and compute them again below.
+    # The kernel's worker may already have merged defaults and fixed values into the card; the card lists their names.
+    # They are not the model's, so leave them out here and compute them again below.
     not_from_model = hidden | call.defaults_applied
     given = {name: value for name, value in call.arguments.items() if name not in not_from_model}
-    # A default that the worker merged counts even if the definition no longer contains it.
+    # A default that the worker merged is used even if the definition no longer contains it.
     defaults = {
         name: render_default(name, definition.defaults.get(name), call, owner.ids)
         for name in sorted({*definition.defaults, *(call.defaults_applied & call.arguments.keys())})
         if name not in given and name not in hidden
     }
     repairs = _validated_repairs(definition, defaults, given, hidden)
-    given |= repairs  # None is not sent (`jina/request.py`)
+    given |= repairs  # `jina/request.py` omits an argument that is None
     api_key, variable, fallback_reason = _api_key(envs, definition, read_secret)
     fixed = {name: render_fixed(name, template, call, owner.ids) for name, template in definition.fixed.items()}
     prepared: dict[str, JsonValue] = defaults | given | fixed
@@ -276,12 +278,11 @@ def prepare_arguments(
 
 
 def _session_id(prepared: dict[str, JsonValue]) -> JsonValue:
-    """Return the argument `session_id` of the highest precedence; its name is compared folded.
+    """Return the value of `session_id` of the highest precedence, whatever the case and underscores of its name.
 
-    `prepared` holds defaults, then the model's arguments, then fixed values. They have no name in common, so the order
-    of insertion is the precedence: `SessionId` of the model wins over a default `session_id`.
+    `prepared` has defaults first, then the model's arguments, then fixed values, so the last match wins.
     """
-    return next((prepared[name] for name in reversed(prepared) if fold(name) == _SESSION), None)
+    return next((prepared[name] for name in reversed(prepared) if fold(name) == _FOLDED_SESSION_ID), None)
 
 
 def is_identity(name: str) -> bool:
@@ -295,10 +296,10 @@ def _validated_repairs(
     given: Mapping[str, JsonValue],
     hidden: frozenset[str],
 ) -> dict[str, JsonValue]:
-    """Validate the model's arguments and defaults; return repaired arguments, None for one to leave out.
+    """Validate the model's arguments and defaults; return repaired arguments, with None for one to omit.
 
     A default that the schema does not declare is not validated: definitions set such defaults to hide an argument from
-    the model. Raises BadRequest, ToolMisconfigured.
+    the model. `hidden` names the arguments that a model may not give. Raises BadRequest, ToolMisconfigured.
     """
     resumes = isinstance(given.get(CURSOR), str) and takes_cursor(definition)
     schema = cursor_schema(definition, hidden) if resumes else visible_schema(definition.schema, hidden)
@@ -330,7 +331,7 @@ def takes_cursor(definition: ToolDefinition) -> bool:
 
 
 def cursor_schema(definition: ToolDefinition, hidden: frozenset[str]) -> Mapping[str, JsonValue]:
-    """Return the schema for a call with a cursor, in which page and query are not required.
+    """Return the schema for a call with a cursor, which does not require page or query.
 
     Definitions written for the kernel's own executor require `url` and do not declare `cursor`; without this their
     models could not paginate.
@@ -348,7 +349,7 @@ def names_main_parameter(definition: ToolDefinition, name: JsonValue) -> bool:
 
 
 def default_problems(definition: ToolDefinition, defaults: Mapping[str, JsonValue]) -> list[str]:
-    """Return why defaults violate the definition's own `parameters`; the model cannot correct such a mistake."""
+    """Return how defaults violate the definition's own `parameters`; only an operator can correct that."""
     declared = definition.schema.get("properties")
     rules = {name: declared[name] for name in defaults if name in declared} if isinstance(declared, dict) else {}
     problems = schema_problems({"properties": rules}, {name: defaults[name] for name in rules}) if rules else []
@@ -358,10 +359,11 @@ def default_problems(definition: ToolDefinition, defaults: Mapping[str, JsonValu
 def _api_key(
     envs: Mapping[str, str], definition: ToolDefinition, read_secret: SecretSource
 ) -> tuple[SecretStr, str, str | None]:
-    """Return the key of the `envs` argument `api_key`, or that of `auth_env` and why the former is not used.
+    """Return the API key, the name of its variable, and why that variable is only the fallback (None if it is not).
 
-    As in the kernel's own executor, a variable that is missing or not allowed is not an error. A variable that
-    configures the executor itself, or a text that looks like a key, raises ToolMisconfigured.
+    `api_key` in `envs` names the variable, `auth_env` the fallback. As in the kernel's own executor, the fallback
+    applies if the first is missing or not allowed. Raises ToolMisconfigured if the fallback is, too, or if a name looks
+    like a key or configures the executor itself.
     """
     named = envs.get(API_KEY, definition.auth_env)
     try:

@@ -1,7 +1,7 @@
 """Size limits of a stored definition, shared by linter and executor (tool-design section 2).
 
-A row may have been written without the linter, and each call loads one. Without these limits a row of 2 kB (nested
-`$ref` and `anyOf`) made the schema validator allocate memory until every replica was killed.
+A row may have been written without the linter, and each call loads its tool's row. Without these limits a row of 2 kB
+(nested `$ref` and `anyOf`) made the schema validator allocate memory until every replica was killed.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ MAX_ROW_BYTES = 256 * 1024
 """Bytes of `parameters` and `options` together, as JSON text of PostgreSQL; the limit of a `tool.call` card, too."""
 
 MAX_VALUES = 2_000
-"""Values of `parameters`, and of `options`: members of objects and items of lists, all branches counted.
+"""Values of `parameters`, and of `options`: members of objects and items of lists, at all levels.
 
-The largest built-in tool has 81. A compiled validator takes about 1 kB for each, and an error message may repeat all.
+The largest built-in tool has 81. A compiled validator takes about 1 kB for each value, and its errors may copy them.
 """
 
 MAX_DEPTH = 32
-"""Levels of objects and lists. The linter allows 12 levels of schemas, which are 26 of these."""
+"""Levels of objects and lists. The linter allows 12 levels of schemas below the root, which take 26 of these."""
 
 MAX_PATTERNS = 20
 """Regular expressions, the keys of `patternProperties` included."""
@@ -33,22 +33,22 @@ MAX_PATTERN_CHARS = 500
 """Characters of one regular expression; `tools.schema` limits its compiled size."""
 
 MAX_PATTERN_CLASSES, MAX_CLASSES = 40, 100
-r"""Uses of `\d`, `\s`, `\w` and their opposites in one regular expression, and in all. jsonschema-rs rewrites them in
-quadratic time: 250 took 160 ms."""
+r"""Uses of `\d`, `\s`, `\w` and their opposites in one regular expression, and in all of a definition. jsonschema-rs
+rewrites them in quadratic time: 250 uses took 160 ms."""
 _CLASSES = r"\d, \D, \s, \S, \w and \W"
 
 MAX_MULTIPLES = 20
-"""Uses of `multipleOf`: a check takes over 1 µs for each value, so 930 of them took a second for one list."""
+"""Uses of `multipleOf`: each takes over 1 µs per checked value, so 930 uses took a second for one long list."""
 
 MAX_NAMES = 100
 """Members of each of `params`, `headers`, `defaults`, `fixed` and `envs`; the upstream has some 60 parameters."""
 
 _GC_HEADER_BYTES = 16  # before each object, not included in sys.getsizeof
-_MAX_INTEGER, _MIN_INTEGER = 2**64 - 1, -(2**63)
+_MAX_INTEGER, _MIN_INTEGER = 2**64 - 1, -(2**63)  # the range that orjson can serialize
 
 
 def row_problems(parameters: object, options: object) -> list[Problem]:
-    """Return the limits that a definition exceeds, at most MAX_PROBLEMS + 1, which shows that there are more."""
+    """Return the limits that a definition exceeds, at most MAX_PROBLEMS + 1; the last shows that there are more."""
     problems = [*_schema_problems(parameters), *_options_problems(options)]
     if not problems and row_bytes(parameters, options) > MAX_ROW_BYTES:
         problems.append(Problem((), f"is larger than {MAX_ROW_BYTES:,} bytes; shorten descriptions and values"))
@@ -133,9 +133,10 @@ _LIMITED_NAMES = frozenset(
 
 
 def _objects(root: object, path: Path, problems: list[Problem]) -> Iterator[tuple[Path, dict[str, JsonValue]]]:
-    """Yield each object in a value with its path, level by level; add a problem and stop at too many values or levels.
+    """Yield each object in `root` with its path, level by level.
 
-    A level is counted before it is expanded, so that a hostile row costs no more than the largest allowed one.
+    Append too large numbers to `problems`, and too many values or levels, which end the iteration. A level is counted
+    before it is expanded, so that a hostile row costs no more than the largest allowed one.
     """
     count, level = 0, [(path, root)]
     for _ in range(MAX_DEPTH + 1):

@@ -1,4 +1,4 @@
-"""Operations of the upstream and built-in tools (tool-design section 1).
+"""Declarations of the upstream's operations and of the built-in tools (tool-design section 1).
 
 Schemas, exports, documents and the egress rules are derived from these declarations. A project's definition may have
 any name and narrower `parameters`; its `options.jina.tool` names one of these tools.
@@ -195,8 +195,8 @@ OPERATIONS = (SEARCH, READER)
 class BuiltInTool:
     """Built-in tool.
 
-    `name` is the canonical name, `api_name` the name in manifests, `list_argument` the list of a batch tool.
-    `suspend_timeout_s` is the recommended wait of a worker in seconds.
+    `name` is the canonical name, `api_name` the name in manifests. `list_argument` is the argument with the items of a
+    batch tool, None for other tools. `suspend_timeout_s` is the recommended wait of a worker in seconds.
     """
 
     name: str
@@ -217,7 +217,7 @@ class BuiltInTool:
 
 @cache
 def _schema_json(arguments: type[BaseModel]) -> str:
-    """Return the JSON Schema of arguments, the tool's own before the shared ones. Cached: pydantic takes 5 ms."""
+    """Return the JSON Schema of arguments, those of the class before inherited ones. Cached: pydantic takes 5 ms."""
     schema = arguments.model_json_schema()
     own = arguments.__annotations__
     properties = {

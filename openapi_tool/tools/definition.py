@@ -34,7 +34,7 @@ TIMEOUTS = ("timeout_s", "timeout")
 DEFAULT_AUTH_ENV = "JINA_API_KEY"
 
 MIN_RESULT_TOKENS = 500
-"""Minimum of the limit of tokens that a model is shown at once."""
+"""Lowest limit of the tokens that a model is shown at once."""
 
 MAX_CACHE_BYTES = 16_000_000
 """Cache size in bytes for parsed definitions, usable or not."""
@@ -89,7 +89,7 @@ class ToolDefinition:
 
     @property
     def model_arguments(self) -> frozenset[str]:
-        """Return the arguments that a model may give, under the names that an error or remedy uses."""
+        """Return the arguments that a model may give, by the names that error messages use."""
         properties = self.schema.get("properties")
         names = set(properties) if isinstance(properties, dict) else set()
         if self.schema.get("additionalProperties") is not False:
@@ -141,7 +141,7 @@ def parse_definition(record: DefinitionRecord) -> ToolDefinition:
         raise unusable(record.tool_name, ["it is nested too deeply, or contains a number that is too long to parse"])
     try:
         content = orjson.dumps([record.tool_name, record.after_execution, record.parameters, record.options])
-    except TypeError:  # more than 254 levels or 64 bits; row_problems names the place and does not need the JSON
+    except TypeError:  # orjson refuses over 254 levels and integers beyond 64 bits; row_problems says where they are
         beyond = _as_texts(row_problems(record.parameters, record.options))
         raise unusable(record.tool_name, beyond or ["it is not JSON"]) from None
     key = hashlib.sha256(content).digest()
@@ -154,7 +154,7 @@ def parse_definition(record: DefinitionRecord) -> ToolDefinition:
 
 
 def unusable(tool_name: str, problems: list[str]) -> ToolMisconfigured:
-    """Return a new error for each call; a cached exception would keep the frames of every call that raised it."""
+    """Return a new error. Never cache it: an exception keeps the frames of every call that raised it."""
     return ToolMisconfigured(
         f"The definition of {short(tool_name)!r} is not usable; an operator must correct it: "
         + "; ".join(problems)
@@ -200,11 +200,11 @@ class _Reader:
         legacy = self._object(self.options.get("openapi"), "options", "openapi")
         jina = self._object(self.options.get("jina"), "options", "jina")
         self.section = ("options", "jina" if self.options.get("jina") is not None or not legacy else "openapi")
-        # Old definitions have `options.openapi` instead, which counts only if `options.jina` is missing or empty.
+        # Old definitions have `options.openapi` instead; it is used only if `options.jina` is missing or empty.
         self.jina = jina or _jina_from_legacy(legacy)
 
     def outcome(self, *, compiled: bool = True) -> tuple[ToolDefinition, list[Problem]]:
-        """Return the definition and its problems; with `compiled` also those of compiling its schema."""
+        """Return the definition and its problems; with `compiled` compile its schema to find its defects, too."""
         definition = self._definition()
         defect = schema_defect(visible_schema(definition.schema, definition.hidden)) if compiled else None
         return definition, [*self.problems, *([defect] if defect else [])]
@@ -257,7 +257,8 @@ class _Reader:
         tool = CATALOGUE.get(str(self.jina.get("tool")))
         operation = of_host or (tool.operation if tool else None)
         self.names_upstream = operation is not None
-        already_reported = not self.jina or self.jina.get("base_url") is not None  # as missing, or as not allowed
+        # `_definition` reports a missing section, `_operation_of_base_url` a wrong URL.
+        already_reported = not self.jina or self.jina.get("base_url") is not None
         if operation is None and not already_reported:
             self._problem("names neither mode nor base_url nor a built-in tool", *self.section)
         return operation or _UNKNOWN_OPERATION
@@ -352,7 +353,7 @@ class _Reader:
             return None
         try:
             return BudgetLimits(**given) if given else None  # type: ignore[arg-type]
-        except ValidationError as refused:  # only the upper bounds are left, which differ for requests and tokens
+        except ValidationError as refused:  # an upper bound, which differs for requests and tokens
             for error in refused.errors():
                 self._problem(f"must be at most {error['ctx']['le']:,}", "options", "budget", str(error["loc"][-1]))
             return None

@@ -1,7 +1,6 @@
-"""Rules for a definition's file that do not need the table of upstream parameters; `jina.definition_checks` adds those.
+"""Linter rules for a definition's file. `jina.definition_checks` adds those that need the table of upstream parameters.
 
-The meta-schema checks the form, and the executor's own parser reads the options. No message repeats a value that could
-be a key.
+The meta-schema checks the form, the executor's own parser the options. No message repeats a value that could be a key.
 """
 
 from __future__ import annotations
@@ -33,11 +32,12 @@ _SUBJECT_PLACEHOLDERS = (_PROJECT, _CHANNEL, "{agent_id}")
 _SUBJECT = re.compile(r"(?:[A-Za-z0-9_-]+|\{[^{}]*\})(?:\.(?:[A-Za-z0-9_-]+|\{[^{}]*\}))*")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _ARGS = ("options", "args")
+# Pairs of an ignored option and the option that wins over it.
 _IGNORED_BESIDE = (("timeout", "timeout_s"), ("path", "endpoint_template"), ("auth_env", "auth"))
 _NO_VALUE_IN_V1R4 = "context_box_id"
 _MAX_SUBJECT_CHARS = 255
 _MAX_DEPTH = 12
-"""Levels of schemas. At run time `bounds` allows 32 levels of objects and lists, which are 15 of these."""
+"""Levels of schemas below the root. At run time `bounds` allows 32 levels of objects and lists: 15 of these."""
 
 _BOUNDS = (("minimum", "maximum"), ("minLength", "maxLength"), ("minItems", "maxItems"))
 _MAX_DESCRIPTION_CHARS, _LONG_DESCRIPTION_CHARS = 10_000, 1_024
@@ -45,10 +45,13 @@ _MAX_DESCRIPTION_CHARS, _LONG_DESCRIPTION_CHARS = 10_000, 1_024
 
 @dataclass(frozen=True, slots=True)
 class LintLimits:
-    """Settings of the executor that will serve the definitions; the names of `env_parameters` are folded.
+    """Settings of the executor that will serve the definitions.
 
-    `allowed_env` are the variables that it passes to tools, None if unknown. With `configured` these settings are
-    known to be its own, and a variable that is missing there is an error. `budgets` are those of every project.
+    - `targets`: TARGET tokens of the subjects that it may serve.
+    - `env_parameters`: folded names of arguments that may take a secret, beside `api_key`.
+    - `allowed_env`: variables that tools may read, None if unknown. Naming another one is an error if `configured`
+      (these are the executor's own settings), else a warning.
+    - `budgets`: those of every project.
     """
 
     executor: ExecutorOptions = field(default_factory=ExecutorOptions)
@@ -68,7 +71,7 @@ class LintLimits:
 def general_problems(
     document: Mapping[str, JsonValue], limits: LintLimits
 ) -> tuple[ToolDefinition | None, list[Problem]]:
-    """Return the definition, None if it cannot be read at all, and every problem by the rules of this module."""
+    """Return the definition (None if it cannot be parsed) and its problems by the rules here and by the parser."""
     found = [
         *violations("definition", document, ()),
         *_schema_conflicts(document.get("parameters"), ("parameters",)),
@@ -85,10 +88,10 @@ def general_problems(
     ]
     if not isinstance(document.get("options"), dict):
         return None, found
-    definition, read = read_as_far_as_possible(stored_record(document))
-    # The parser may find the same mistake again: keep its problems only for other places.
+    definition, by_parser = read_as_far_as_possible(stored_record(document))
+    # The parser may find the same mistake again: drop its problems at a place with an error, and one level above.
     wrong = {path for problem in found if not problem.warning for path in (problem.path, problem.path[:-1])}
-    return definition, [*found, *(problem for problem in read if problem.path not in wrong)]
+    return definition, [*found, *(problem for problem in by_parser if problem.path not in wrong)]
 
 
 def object_at(document: Mapping[str, JsonValue], *path: str) -> Mapping[str, JsonValue]:
@@ -116,7 +119,7 @@ def _name_problems(document: Mapping[str, JsonValue]) -> Iterator[Problem]:
 
 
 def _length_problems(document: Mapping[str, JsonValue]) -> Iterator[Problem]:
-    """Yield texts that are too long; `tools.bounds` limits `parameters` and `options`."""
+    """Yield a problem for a too long description; `tools.bounds` limits `parameters` and `options`."""
     description = document.get("description")
     chars = len(description) if isinstance(description, str) else 0
     if chars > _MAX_DESCRIPTION_CHARS:
@@ -128,7 +131,7 @@ def _length_problems(document: Mapping[str, JsonValue]) -> Iterator[Problem]:
 
 
 def _subject_problems(subject: object, limits: LintLimits) -> Iterator[Problem]:
-    """Check that the subject, with placeholders as project and channel, is one of a command."""
+    """Yield problems of a subject that is not a command's with placeholders for project and channel."""
     path: Path = ("target_subject",)
     if not isinstance(subject, str) or not subject:
         return
@@ -173,11 +176,11 @@ def _ignored_options(document: Mapping[str, JsonValue]) -> Iterator[Problem]:
 
 
 def _argument_problems(document: Mapping[str, JsonValue]) -> Iterator[Problem]:
-    """Yield arguments that are set twice, or set and shown to the model, and defaults that the schema rejects."""
+    """Yield problems of arguments that are set twice or set and shown to the model, and of defaults that do not fit."""
     shown = object_at(document, "parameters", "properties")
     defaults, fixed = object_at(document, *_ARGS, "defaults"), object_at(document, *_ARGS, "fixed")
     envs = object_at(document, "options", "envs")
-    rules = (
+    rules = (  # a name in the first mapping must not be in the second; path of the first, message
         (
             shown,
             fixed,
@@ -212,7 +215,7 @@ def _argument_problems(document: Mapping[str, JsonValue]) -> Iterator[Problem]:
 
 
 def _rule_for(value: JsonValue, rule: Mapping[str, JsonValue]) -> Mapping[str, JsonValue]:
-    """Return the schema for a default; before a template is rendered only its type is known."""
+    """Return the schema to check a default by: the argument's, or only its type if the default is a template."""
     is_template = any(PLACEHOLDER.search(text) for _, text in _texts(value, ()))
     return {"type": rule["type"]} if is_template and "type" in rule else rule
 
@@ -286,21 +289,22 @@ def _time_problems(document: Mapping[str, JsonValue], limits: LintLimits) -> Ite
         )
         yield Problem(("options", "suspend_timeout_seconds"), message, warning=True)
     args = object_at(document, *_ARGS)
-    own = [((*section, name), jina.get(name)) for name in TIMEOUTS]
-    own += [(("options", name), object_at(document, "options").get(name)) for name in TIMEOUTS]
-    own += [((*_ARGS, group, "timeout"), object_at(args, group).get("timeout")) for group in ("defaults", "fixed")]
-    max_s, commit = limits.max_call_s(document), limits.executor.commit_margin_s
-    longest_s = limits.tools.max_timeout_s
-    waits = f"the worker gives up after {max_s + commit:g} s, and {commit:g} s of it are for the commit"
-    too_long = list(_too_long_limits(own, max_s, longest_s, waits))
+    given = [((*section, name), jina.get(name)) for name in TIMEOUTS]
+    given += [(("options", name), object_at(document, "options").get(name)) for name in TIMEOUTS]
+    given += [((*_ARGS, group, "timeout"), object_at(args, group).get("timeout")) for group in ("defaults", "fixed")]
+    max_call_s, commit_s = limits.max_call_s(document), limits.executor.commit_margin_s
+    max_timeout_s = limits.tools.max_timeout_s
+    why = f"the worker gives up after {max_call_s + commit_s:g} s, and {commit_s:g} s of it are for the commit"
+    too_long = list(_too_long_limits(given, max_call_s, max_timeout_s, why))
     yield from too_long
-    if suspend is not None and not too_long and longest_s + limits.executor.worker_timeout_s < suspend <= MAX_SUSPEND_S:
-        message = f"is longer than any call: tools.max_timeout_s ends them after {longest_s:g} s; shorten it"
+    useful_s = max_timeout_s + limits.executor.worker_timeout_s
+    if suspend is not None and not too_long and useful_s < suspend <= MAX_SUSPEND_S:
+        message = f"is longer than any call: tools.max_timeout_s ends them after {max_timeout_s:g} s; shorten it"
         yield Problem(("options", "suspend_timeout_seconds"), message, warning=True)
 
 
 def _budget_problems(document: Mapping[str, JsonValue], limits: LintLimits) -> Iterator[Problem]:
-    """Yield budgets of a definition that are not lower than those of the settings, which apply, too."""
+    """Yield a warning for each budget that is not lower than that of the settings, as the lower one applies."""
     for name, value in object_at(document, "options", "budget").items():
         most, own = getattr(limits.budgets, name, None), _number(value)
         if most is not None and own is not None and own >= most:
@@ -309,12 +313,12 @@ def _budget_problems(document: Mapping[str, JsonValue], limits: LintLimits) -> I
 
 
 def _too_long_limits(
-    given: Iterable[tuple[Path, JsonValue]], max_s: float, longest_s: float, waits: str
+    given: Iterable[tuple[Path, JsonValue]], max_call_s: float, longest_s: float, why: str
 ) -> Iterator[Problem]:
     for path, value in given:
         seconds = _number(value)
-        if seconds is not None and seconds > max_s:
-            yield Problem(path, f"cannot fit: {waits}; raise options.suspend_timeout_seconds")
+        if seconds is not None and seconds > max_call_s:
+            yield Problem(path, f"cannot fit: {why}; raise options.suspend_timeout_seconds")
         elif seconds is not None and seconds > longest_s:
             yield Problem(path, f"cannot fit: tools.max_timeout_s ends every call after {longest_s:g} s; shorten it")
 
@@ -324,7 +328,7 @@ def _number(value: object) -> float | None:
 
 
 def _schema_conflicts(schema: JsonValue, path: Path, depth: int = 0) -> Iterator[Problem]:
-    """Yield every conflict in a schema and the schemas below it."""
+    """Yield rules that contradict each other, in a schema and in the schemas below it."""
     if not isinstance(schema, dict):
         return
     if depth > _MAX_DEPTH:

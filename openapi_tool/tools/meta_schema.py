@@ -55,6 +55,7 @@ _BELOW: JsonObject = {"$ref": "#/$defs/below"}
 
 
 def _row(refused: JsonObject) -> JsonObject:
+    """Return the limits of a stored schema that may not use the keywords of `refused`."""
     names = f"has more than {MAX_PROPERTIES} names; take some out"
     values = f"has more than {MAX_ENUM_VALUES} values; take some out, or use a pattern"
     return {
@@ -131,7 +132,7 @@ def _rules_of_type(kind: str) -> JsonObject:
 
 
 def _schema() -> JsonObject:
-    # `enum` and `const` need no `type`; a schema with a refused keyword already has the problem of that keyword.
+    # A schema with `enum` or `const` needs no `type`; one with a refused keyword already has that keyword's problem.
     untyped: JsonObject = {"anyOf": [{"required": [word]} for word in ("enum", "const", *_NOT_IN_SUBSET)]}
     no_type, no_items = (
         f"is missing; it is one of {any_of(TYPES)}",
@@ -197,6 +198,7 @@ _BUDGET: JsonObject = {
     name: {"type": "integer", "minimum": 0, "maximum": TERABYTE, "errorMessage": "must be an integer from 0"}
     for name in BUDGETS
 }
+# Known options by section: also for the hint in which section a misplaced option belongs.
 _SECTIONS: Mapping[str, JsonObject] = {
     "options.args": _ARGS,
     "options.jina": _JINA,
@@ -280,7 +282,7 @@ def _validator(part: str) -> jsonschema_rs.Draft202012Validator:
 
 
 def _places(error: jsonschema_rs.ValidationError) -> list[tuple[Path, object]]:
-    """Return path (below the error's own) and value of each mistake: one per missing or unexpected name."""
+    """Return each mistake in an error, one per missing or unexpected name: path below the error's, and value."""
     match error.kind:
         case jsonschema_rs.ValidationErrorKind.Required(property=name):
             return [((name,), name)]

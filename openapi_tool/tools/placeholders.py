@@ -45,7 +45,7 @@ def without_keys(value: JsonValue, mask: str, path: Path = ()) -> JsonValue:
         return [without_keys(item, mask, (*path, place)) for place, item in enumerate(value)]
     if not isinstance(value, str):
         return value
-    # Test parts of the text only in place of a variable's name: elsewhere they match ids and paths of addresses, too.
+    # `looks_like_a_key` would also match ids and parts of URLs, so use it only where a variable's name belongs.
     return mask if names_a_variable(path) and looks_like_a_key(value) else PREFIXED_KEY.sub(mask, value)
 
 
@@ -113,8 +113,8 @@ class _Unusable(Exception):
 class Secrets:
     """Variables that tool definitions may name, with their values at the time of construction.
 
-    `pools` maps the name of a pool, in upper case, to the variables with its keys; if the name itself is not set, its
-    value is that of the first key. `problems` has a line for each variable whose value cannot be used.
+    `pools` maps the name of a pool, in upper case, to the variables with its keys. If no variable of the pool's name is
+    set, its value is the first key that is set. `problems` has a line for each variable whose value cannot be used.
     """
 
     def __init__(
@@ -172,6 +172,7 @@ class Secrets:
     def missing(self) -> list[str]:
         """Return the allowed variables that are not set; the name of a pool needs no value of its own."""
         missing = self.allowed - self._values.keys()
+        # A pool may list its own name as a key: that variable must be set.
         pool_names = {name for name in missing if name not in self._pools.get(name.upper(), (name,))}
         return sorted(missing - {name for name in pool_names if self._first_of_pool(name)})
 
@@ -225,7 +226,7 @@ PLACEHOLDERS = (
     "turn_epoch",
     "context_box_id",
 )
-_MAX_ID_CHARS = 1_000  # a tool call id may be of any length, and a card of 256 kB may contain 29,000 placeholders
+_MAX_ID_CHARS = 1_000  # a tool call id may have any length, and a value of 256 kB may contain it 29,000 times
 PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
 
 
@@ -234,7 +235,7 @@ class MissingValue(ToolMisconfigured):
 
 
 def placeholder_values(identity: CallIdentity) -> dict[str, str | None]:
-    """Return the placeholder values of a call, None if it has none; only v1r3 has a `context_box_id`."""
+    """Return the values of all placeholders, each None if the call has none; only v1r3 has a `context_box_id`."""
     return {
         "project_id": identity.project_id,
         "channel_id": identity.channel_id,
@@ -252,8 +253,8 @@ def placeholder_values(identity: CallIdentity) -> dict[str, str | None]:
 def render(value: JsonValue, values: Mapping[str, str | None], where: str, depth: int = 0) -> JsonValue:
     """Replace the placeholders in every string of `value`; rendered text is not searched again for placeholders.
 
-    `where` is the path of the option for errors, `depth` the level of `value` in it. Raises ToolMisconfigured for an
-    unknown placeholder and for deep nesting, MissingValue for a known placeholder without a value.
+    `where` is the path that errors name, `depth` the level of `value` in the option. Raises ToolMisconfigured for an
+    unknown placeholder, too long an id and deep nesting, MissingValue for a known placeholder without a value.
     """
     if isinstance(value, str):
         return PLACEHOLDER.sub(lambda match: _value(match[1], values, where), value)

@@ -1,6 +1,6 @@
-"""Whether a call may run (hooks, effective tool set, disabled tools; tool-design section 4), and its deadline.
+"""Authorization of calls (hooks, allowed tools, disabled tools; tool-design section 4), and their deadlines.
 
-Both run before any upstream request, and fail closed.
+A call is authorized before its first upstream request. A hook that fails or is too slow denies the call.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def matches(pattern: str, tool: BuiltInTool) -> bool:
 
 
 def matches_nothing(pattern: str) -> bool:
-    """Return whether a pattern matches no built-in tool, which can only be a mistake."""
+    """Return whether a pattern matches no built-in tool, so that it must be a mistake."""
     return not any(matches(pattern, tool) for tool in CATALOGUE.values())
 
 
@@ -107,7 +107,7 @@ class Policy(ToolRules):
     ] = 1
 
     def permits(self, project_id: str, tool: BuiltInTool) -> bool:
-        """Return whether a tool is in the effective set of a project, whose own rules can only restrict further."""
+        """Return whether a project may use a tool: the general rules and the project's own must both permit it."""
         rules = self.projects.get(project_id)
         return self.permit(tool) and (rules is None or rules.permit(tool))
 
@@ -167,7 +167,7 @@ class Authorizer:
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is None or task.cancelling():
-                raise  # the call itself is cancelled, not only something inside the hook
+                raise  # the call itself is cancelled; otherwise only a task that the hook awaited was
             return _UNDECIDED
         except Exception:
             log.exception("hook failed; call denied", extra={"action": "hook.failed", "hook": name})
@@ -212,15 +212,15 @@ def _denied(definition: ToolDefinition, owner: CallOwner, by: str, reason: str) 
 
 ALL = "*"
 MAX_SWITCHES = 1_000
-_MAX_ENABLED = 20
+_MAX_ENABLINGS = 20
 MAX_TEXT_CHARS = 300
 
 
 @dataclass(frozen=True, slots=True)
 class Switch:
-    """Record of disabling or enabling a tool of a project: by whom, when and why. `ALL` means every project or tool.
+    """Record that an operator disabled or enabled a tool of a project. `ALL` as project or tool means every one.
 
-    `at` is ISO 8601 in UTC.
+    `by` is the operator, `at` the time in ISO 8601, UTC.
     """
 
     project_id: str
@@ -240,11 +240,11 @@ class SwitchRecordInvalid(Exception):
 
 
 class Switches:
-    """Set of disabled tools, one switch per scope; `enablings` are the latest that were enabled again, for the log."""
+    """Set of disabled tools, one switch per scope; `enablings` are the last records of enabling, for replicas' logs."""
 
     def __init__(self, switches: Iterable[Switch] = (), enablings: Iterable[Switch] = ()) -> None:
         self._by_scope: Mapping[tuple[str, str], Switch] = {switch.scope: switch for switch in switches}
-        self.enablings = tuple(enablings)[-_MAX_ENABLED:]
+        self.enablings = tuple(enablings)[-_MAX_ENABLINGS:]
 
     @classmethod
     def decode(cls, record: bytes) -> Switches:
@@ -276,11 +276,11 @@ class Switches:
                 )
 
     def disabled(self, switch: Switch) -> Switches:
-        """Return the set with a further switch, which replaces one of the same scope."""
+        """Return the set after disabling: `switch` is added, and replaces that of the same scope."""
         return Switches({**self._by_scope, switch.scope: switch}.values(), self.enablings)
 
     def enabled(self, switch: Switch) -> Switches:
-        """Return the set without the switch of the same scope; the same set if there is none."""
+        """Return the set after enabling: without the switch of the same scope; the same set if there is none."""
         if switch.scope not in self._by_scope:
             return self
         return Switches((each for each in self.all if each.scope != switch.scope), (*self.enablings, switch))
@@ -308,7 +308,7 @@ class TurnLimit:
         """Bring the limit forward to `at`, also for waits that are in progress."""
         self.at = min(self.at, at)
         loop = asyncio.get_running_loop()
-        when = loop.time() + self.at - time.monotonic()
+        when = loop.time() + self.at - time.monotonic()  # on the loop's clock
         for timeout in self._waits:
             before = timeout.when()
             if before is None or before > when:
@@ -372,7 +372,7 @@ class TimeLimits:
         """Return the deadline of a call whose command arrived in the stream `age_s` seconds ago.
 
         `suspend_timeout_s` and `timeout_s` are those of the definition. `tools.default_timeout_s` applies if it has
-        neither. The deadline may be in the past; then the runner does not run the call.
+        neither. The deadline may have passed already; then the runner does not run the call.
         """
         wait_s = self.worker_waits_s(suspend_timeout_s) - self.executor.commit_margin_s
         left_s = min(wait_s, self.tools.max_timeout_s) - max(0.0, age_s)

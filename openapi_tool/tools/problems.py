@@ -1,4 +1,4 @@
-"""Problems of definitions and arguments, with path, line and column; names of both, and which name was meant."""
+"""Problems of definitions and arguments with their positions, YAML parser, suggestions for wrong names, tool names."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _SHORT_CHARS = 80
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Problem of a definition at `path` from its root; for something missing, the path that it would have.
+    """Problem of a definition. `path`, from the root, names the wrong value, or the place of a missing one.
 
-    A definition with warnings only can be registered.
+    A definition that has only warnings can be registered.
     """
 
     path: Path
@@ -35,7 +35,7 @@ class Problem:
 
     @property
     def where(self) -> str:
-        """Return the path for people: `options.args.defaults.site[0]`."""
+        """Return the path as text, such as `options.args.defaults.site[0]`."""
         return shown_path(self.path)
 
     def __str__(self) -> str:
@@ -49,7 +49,7 @@ def shown_path(path: Path) -> str:
 
 
 def argument_path(path: Path) -> str:
-    """Return the path in a call's arguments for a model: `queries item 2`, counted as in the results."""
+    """Return a path in a call's arguments for a model, such as `queries item 2`; items count from 1, as in results."""
     text = "".join(f" item {part + 1}" if isinstance(part, int) else f".{short(part)}" for part in path)
     return text.removeprefix(".").strip() or "arguments"
 
@@ -109,7 +109,7 @@ Position = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Parsed source of a definition. `problems` are mistakes in the YAML; with errors `document` is incomplete."""
+    """Parsed file of a definition. `problems` are mistakes in the YAML; with an error `document` is incomplete."""
 
     document: JsonValue
     problems: list[Problem]
@@ -157,6 +157,8 @@ def read_sources(text: str) -> list[Source]:
 
 @dataclass(slots=True)
 class _Reader:
+    """Converter of a YAML document; `ancestors` are the ids of the nodes around the current one."""
+
     problems: list[Problem] = field(default_factory=list)
     positions: dict[Path, Position] = field(default_factory=dict)
     ancestors: set[int] = field(default_factory=set)
@@ -220,7 +222,7 @@ class _Reader:
 
 
 def _misread_number(node: yaml.Node, value: object) -> str | None:
-    """Return why a scalar is not read as the number that it looks like, else None."""
+    """Return the problem of a number that YAML reads as another one than it seems to be, else None."""
     if node.tag not in _NUMBER_TAGS or not _NOT_DECIMAL.fullmatch(_plain(node)):
         return None
     return f"YAML reads {node.value} as {value}; write {value}, or put it in quotes to mean the text"
@@ -231,6 +233,7 @@ def _looks_like_a_number(node: yaml.Node) -> bool:
 
 
 def _plain(node: yaml.Node) -> str:
+    """Return the text of an unquoted scalar; empty for other nodes and long texts."""
     text = node.value if isinstance(node, yaml.ScalarNode) and node.style is None else ""
     return text if len(text) <= _MAX_NUMBER_CHARS else ""
 
@@ -245,7 +248,7 @@ def _mark(error: yaml.YAMLError) -> Position:
     return (mark.line + 1, mark.column + 1) if mark else (1, 1)
 
 
-_MAX_CHARS, _MAX_KNOWN = 40, 40
+_MAX_COMPARED_CHARS, _MAX_COMPARED_NAMES = 40, 40  # limit the time of difflib
 _SYNONYMS = {
     "query": "q searchquery searchterm keywords question text",
     "url": "uri link address href targeturl pageurl website page",
@@ -266,7 +269,7 @@ _SYNONYMS = {
     "no_cache": "nocache fresh refresh",
 }
 _BY_SYNONYM = {other: name for name, others in _SYNONYMS.items() for other in others.split()}
-"""Arguments of the built-in tools by their folded names in the upstream and in other search tools."""
+"""Arguments of the built-in tools, by the folded names that Jina and other search tools give them."""
 _PLURALS = {"query": "queries", "url": "urls"}
 
 
@@ -278,10 +281,10 @@ def fold(name: str) -> str:
 def probably_meant(name: str, known: Iterable[str]) -> str | None:
     """Return the known argument that an unknown name probably means, None if none is close.
 
-    Ignores long names, and all but the first known ones.
+    Names over 40 characters, and known arguments after the first 40, are ignored.
     """
-    by_folded = {fold(other): other for other in islice(known, _MAX_KNOWN)}
-    if len(name) > _MAX_CHARS or not by_folded:
+    by_folded = {fold(other): other for other in islice(known, _MAX_COMPARED_NAMES)}
+    if len(name) > _MAX_COMPARED_CHARS or not by_folded:
         return None
     folded = fold(name)
     other = _BY_SYNONYM.get(folded, folded)
@@ -308,12 +311,12 @@ _WORD_END = re.compile(r"[._-]+(.)?")
 
 
 def mangled(name: str) -> str:
-    """Return the mangled name: `jina.search` becomes `jina__search`."""
+    """Return a tool's name for model providers that allow no dots: `jina.search` becomes `jina__search`."""
     return name.replace(".", "__")
 
 
 def unmangled(name: str) -> str:
-    """Return the canonical name of a mangled one; exact for every name without a `name_problem`."""
+    """Return the tool's name for a mangled one; exact if `name_problem` accepts the tool's name."""
     return name.replace("__", ".")
 
 

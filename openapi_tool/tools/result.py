@@ -1,7 +1,7 @@
-"""Result fields of a card from an output or error, frames around web content, and an estimate of tokens.
+"""Fields of a result card, frames around web content, and an estimate of tokens.
 
-Each result has a random mark that a page cannot know. Captions, notes and the ends of frames are outside of frames or
-begin with the mark, so a page cannot fake the end of its frame, another result, or a note.
+Each result has a random mark that a page cannot know. Text of this service (captions, notes, ends of frames) is outside
+of frames or begins with the mark, so a page cannot fake the end of its frame, another result, or a note.
 
 A character may be a quarter of a token (English), one (Chinese), or two (Ethiopic).
 """
@@ -47,7 +47,7 @@ NO_USAGE = Usage()
 
 
 class Meter:
-    """Counts the usage of requests until a result takes it, so that each is reported in exactly one result."""
+    """Counter of usage until a result takes it, so that each request is reported in exactly one result."""
 
     def __init__(self) -> None:
         self.usage = NO_USAGE
@@ -65,9 +65,9 @@ class Meter:
 class Item(NamedTuple):
     """One result or page of an output, or a remark of this service.
 
-    `head` (title, address, snippet) and `body` are web content. Heads have priority: all are shown before
-    any body. `caption` is the service's text before them, `after` its text after their end.
-    `label`, such as `3 of 4`, names the item of a batch in later parts.
+    `head` (title, address, snippet) and `body` are web content. Heads have priority: when space is short, bodies get
+    what all heads leave. `caption` and `after` are this service's texts before and after the web content. `label`, such
+    as `3 of 4`, names the item of a batch in later parts.
     """
 
     head: str = ""
@@ -100,8 +100,8 @@ class Item(NamedTuple):
 class ToolOutput:
     """Output of a tool: text for the model in items, `state` for what a UI renders.
 
-    `may_store` permits to store the whole text if it is truncated. `cached` means that no request was sent, so `usage`
-    is zero. `cost_advice` says how to lower a high cost; empty if the model cannot.
+    `may_store` allows storing the whole text if it is truncated. `cached` means that no request was sent, so `usage` is
+    zero. `cost_advice` tells the model how to lower a high cost; empty if it cannot.
     """
 
     items: tuple[Item, ...]
@@ -130,7 +130,7 @@ def texts(items: Iterable[Item]) -> Iterator[str]:
 
 @frozen
 class RenderedResult:
-    """Part of an output that the model is shown, with a reference to the whole text if it was truncated."""
+    """Part of an output that the model is shown; `artifact_ref` refers to the whole text if it was truncated."""
 
     content: str
     truncated: bool = False
@@ -141,7 +141,7 @@ class RenderedResult:
 
 @frozen
 class ResultFields:
-    """The parts of a tool.result card that depend on the outcome; all of it is storable in jsonb.
+    """Fields of a tool.result card that depend on the outcome; their values are storable in jsonb.
 
     `tool` (the built-in tool, empty if unknown), `cached` and `truncated` are for logs, metrics and spans.
     """
@@ -172,7 +172,7 @@ def success(
 ) -> ResultFields:
     """Return the fields of a success: the text as result and the rest as `tool_output`.
 
-    With `result_format` `object` the result is one object with text and rest, except session, attempts and `budget`.
+    With `result_format` `object` the result is one object with both, but `_extras` stay in `tool_output`.
     """
     tool_output = storable(
         ToolOutputObject(
@@ -208,7 +208,7 @@ def failure(
     session: str | None = None,
     budget: Mapping[str, Any] | None = None,
 ) -> ResultFields:
-    """Return the fields of a failure. The model sees `error` only, so its message says what to do instead."""
+    """Return the fields of a failure. The model sees `error` only, so the error's message says what to do instead."""
     described = storable(error.as_error())
     result: dict[str, object] = {"error_code": error.code, "error_message": described["message"], "error": described}
     if error.detail is not None:
@@ -220,7 +220,7 @@ def failure(
 
 
 def _extras(attempts: Sequence[Attempt], session: str | None, budget: Mapping[str, Any] | None) -> ToolOutputObject:
-    """Return session, attempts, retries (those among the attempts) and budgets of a call."""
+    """Return the session, attempts, number of retries and budgets of a call."""
     extras = ToolOutputObject(retries=sum(attempt.resends > 0 for attempt in attempts))
     if session is not None:
         extras["session"] = session
@@ -270,7 +270,8 @@ class Part(NamedTuple):
 def framed(parts: Sequence[Part]) -> str:
     """Return the text of all parts, web content in frames with a new mark.
 
-    An item begins with `[MARK] ` and ends at the next mark.
+    An item begins with `[MARK] ` and ends at the next mark: that of the next item, or a line `[MARK end]` before text
+    of this service and at the end.
     """
     mark = _mark(parts)
     lines: list[str] = []
@@ -320,12 +321,13 @@ por para se os o do da e y und der die das den von zu il di che per w het van ee
 """
 _COMMON = frozenset(_COMMON_WORDS.split())
 """Words of languages whose longer words are mostly one token: English, Spanish, French, Portuguese, German, …"""
-_COMMON_SHARE = 0.25  # of these words in a text of such a language
+_COMMON_SHARE = 0.25  # fraction of these words in a text of such a language
 _SHORT_WORD = 5
 _SLICE_CHARS = 1_000
 
+# Tokens per word, and per letter after the fifth of a word: in the languages of `_COMMON`, and in others.
 _PER_WORD, _PER_RARE_WORD = 0.97, 1.18
-_PER_LETTER, _PER_RARE_LETTER = 0.18, 0.42  # for each letter after the fifth of a word
+_PER_LETTER, _PER_RARE_LETTER = 0.18, 0.42
 _PER_DIGITS, _PER_SIGN, _PER_LINE_END = 1.75, 0.33, 1.43
 _PER_CHARACTER = (
     *((0x80, 0.39), (0x250, 1.5), (0x300, 1.0), (0x370, 0.41), (0x400, 0.34), (0x460, 1.7), (0x530, 0.29)),
@@ -357,15 +359,16 @@ def estimate_tokens(text: str) -> int:
 
 
 def _ascii_tokens(text: str) -> float:
+    """Estimate the tokens of ASCII text; `common_weight` is 1 for the languages of `_COMMON`, 0 for others."""
     words = _WORD.findall(text)
-    beyond = sum(len(word) - _SHORT_WORD for word in words if len(word) > _SHORT_WORD)
-    common = sum(word.lower() in _COMMON for word in words) / (_COMMON_SHARE * len(words)) if words else 0.0
-    common = min(1.0, common)
-    per_word = _PER_WORD * common + _PER_RARE_WORD * (1 - common)
-    per_letter = _PER_LETTER * common + _PER_RARE_LETTER * (1 - common)
+    extra_letters = sum(len(word) - _SHORT_WORD for word in words if len(word) > _SHORT_WORD)
+    common_weight = sum(word.lower() in _COMMON for word in words) / (_COMMON_SHARE * len(words)) if words else 0.0
+    common_weight = min(1.0, common_weight)
+    per_word = _PER_WORD * common_weight + _PER_RARE_WORD * (1 - common_weight)
+    per_letter = _PER_LETTER * common_weight + _PER_RARE_LETTER * (1 - common_weight)
     return (
         len(words) * per_word
-        + beyond * per_letter
+        + extra_letters * per_letter
         + len(_DIGITS.findall(text)) * _PER_DIGITS
         + len(_SIGN.findall(text)) * _PER_SIGN
         + len(_LINE_END.findall(text)) * _PER_LINE_END

@@ -39,7 +39,7 @@ def rule_text(rule: Mapping[str, Any]) -> str | None:
 
 
 def _type_text(wanted: str, rule: Mapping[str, Any]) -> str:
-    """Return such as `an integer from 1 to 20`, `a number above 0 and at most 5` or `a list of 1 to 10 texts`."""
+    """Return a phrase: `an integer from 1 to 20`, `a number above 0 and at most 5`, `a list of 1 to 10 texts`."""
     if wanted in ("integer", "number"):
         above, below = rule.get("exclusiveMinimum"), rule.get("exclusiveMaximum")
         return f"{'an' if wanted == 'integer' else 'a'} {wanted}" + (
@@ -60,7 +60,7 @@ def _type_text(wanted: str, rule: Mapping[str, Any]) -> str:
 
 
 def _span(minimum: float | None, maximum: float | None, of: str, noun: str = "") -> str:
-    """Return the range of a number (without a noun) or of a size, after the preposition `of ` or none."""
+    """Return a range in words: of a number, or, with `noun`, of a size. `of` is the preposition before it, if any."""
     if minimum is None and maximum is None:
         return ""
     if maximum is None:
@@ -100,10 +100,12 @@ _OTHER_RULES = {
     "uniqueItems": "must have no item twice",
 }
 _MAX_MATCHED_BYTES = 50_000  # bytes of the arguments times patterns; at up to 1 µs each, 50 ms
-_MAX_EXPLAINED_BYTES = 6_000_000  # of copies in errors; takes up to 4 times as much memory, and 5 ms per MB
+# Bytes of copies in the validator's errors. They take up to 4 times as much memory, and 5 ms per MB.
+_MAX_EXPLAINED_BYTES = 6_000_000
 _BYTES_PER_COPY = 60  # of a value, in addition to its text
 
-_PER_VALUE, _PER_BYTE, _PER_PATTERN, _MIN_BYTES = 1_000, 2, 250_000, 5_000  # bytes of memory
+# Memory of a compiled validator in bytes: for each value, byte and costly pattern of its schema, and the minimum.
+_PER_VALUE, _PER_BYTE, _PER_PATTERN, _MIN_BYTES = 1_000, 2, 250_000, 5_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +129,8 @@ _compiled: LRUCache[bytes, _Compiled] = LRUCache(MAX_CACHE_BYTES, getsizeof=lamb
 def schema_problems(schema: Mapping[str, Any], arguments: Mapping[str, Any]) -> list[str]:
     """Return a line for each offending path of the arguments; an empty list if they are valid.
 
-    After MAX_PROBLEMS lines one line counts the others.
-    Raises UnusableSchema if `schema` itself is not usable. References are never fetched.
+    After MAX_PROBLEMS lines one line counts the others. Raises UnusableSchema if `schema` itself is not usable.
+    References are never fetched.
     """
     if not schema:
         return []
@@ -136,7 +138,7 @@ def schema_problems(schema: Mapping[str, Any], arguments: Mapping[str, Any]) -> 
     instance = dict(arguments)
     try:
         size = _size(instance)
-    except orjson.JSONEncodeError:  # orjson refuses integers beyond 64 bits; validating one of 4,000 digits takes ms
+    except orjson.JSONEncodeError:  # an integer beyond 64 bits; the validator takes milliseconds for 4,000 digits
         return listed([f"{short(name)}: contains a number beyond 64 bits" for name in sorted(_huge_numbers(instance))])
     if size * compiled.patterns > _MAX_MATCHED_BYTES:
         max_bytes = _MAX_MATCHED_BYTES // compiled.patterns
@@ -149,8 +151,8 @@ def schema_problems(schema: Mapping[str, Any], arguments: Mapping[str, Any]) -> 
 def _explained(schema: Mapping[str, Any], compiled: _Compiled, instance: dict[str, Any]) -> list[str]:
     """Return the problems of an invalid instance, without arguments whose errors would take too much memory.
 
-    Each error of the library has a copy of the value and of its choices, so all errors together may take the product of
-    schema and instance: 500 branches and a text of 250 kB took 500 MB.
+    Each error of jsonschema-rs has a copy of the value and of the choices in its rule, so all errors together may take
+    the product of schema and instance: 500 branches and a text of 250 kB took 500 MB.
     """
     within, left_out = _within_memory(compiled, instance)
     # Without the arguments left out, `required` and rules of the whole object may fail falsely: ignore these.
@@ -167,7 +169,7 @@ def _explained(schema: Mapping[str, Any], compiled: _Compiled, instance: dict[st
 
 
 def _within_memory(compiled: _Compiled, instance: dict[str, Any]) -> tuple[dict[str, Any], frozenset[str]]:
-    """Return the arguments whose errors fit into memory together, and the names of the others, which are larger."""
+    """Return the arguments, smallest first, whose errors together fit into memory, and the names of the others."""
     costs = {name: _cost(compiled, value) for name, value in instance.items()}
     budget, within = _MAX_EXPLAINED_BYTES, set[str]()
     for name in sorted(costs, key=lambda name: costs[name]):
@@ -211,6 +213,7 @@ def _located(
             for number, name in enumerate(names):  # only the first MAX_PROBLEMS are reported
                 yield (*error.instance_path, name), not_taken(name, sorted(known) if number < MAX_PROBLEMS else ())
         case jsonschema_rs.ValidationErrorKind.Type() if error.instance is None and error.instance_path:
+            # A model means by null that it omits the argument.
             yield tuple(error.instance_path), "is required"
         case kind:
             yield tuple(error.instance_path), _rule(kind, error, schema)
@@ -230,7 +233,7 @@ def _properties(schema: Mapping[str, Any]) -> Mapping[str, Any]:
 def _rule(
     kind: jsonschema_rs.ValidationErrorKind, error: jsonschema_rs.ValidationError, schema: Mapping[str, Any]
 ) -> str:
-    """Return what a value must be: the rule and not the value, which may be long."""
+    """Return what a value must be: its rule, not the value, which may be long."""
     keyword = kind.name
     if keyword in _RULES:
         rule = _rule_at(schema, error.schema_path[:-1])

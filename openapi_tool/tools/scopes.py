@@ -1,10 +1,10 @@
 """Session identities and pagination cursors: HMACs that bind stored data to its owner.
 
-Layout, base64: 16 bytes card id, 5 bytes start, 5 bytes opening (optional), 12 bytes of HMAC over owner and position.
+A cursor is base64 of 16 bytes card id, 5 bytes start, 5 bytes opening (optional; see `Position`), and 12 bytes of HMAC
+over owner and position.
 
 A caller's `session_id` is only an alias. The session identity is an HMAC of project, agent and alias. So the same alias
-of two agents gives two identities, no caller can compute the identity of another one, and all replicas
-compute the same.
+of two agents gives two identities, no caller can compute another caller's identity, and all replicas compute the same.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from openapi_tool.protocol.errors import NotFound
 from openapi_tool.protocol.jsontext import JsonValue
 
 _ID_BYTES, _START_BYTES, _SEAL_BYTES = 16, 5, 12
+# White space and quotes, in which a model may enclose a cursor.
 _STRIPPED_CHARS = " \t\r\n\"'`\u201c\u201d"
 _UNKNOWN = "cursor: is unknown here, or its text is no longer stored; ask for the page itself again, by its url."
 

@@ -1,6 +1,6 @@
 """Search in a stored text: matches of a phrase, or the passages that fit a question best (tool-design section 3).
 
-The text is searched in windows, item by item. Positions and lengths are in characters. Every step takes a
+The caller reads the text in windows, item by item. Positions and lengths are in characters. Every step takes a
 millisecond or less, and time is linear in the length of the text.
 """
 
@@ -23,8 +23,8 @@ MAX_SHOWN = 8
 """Maximum number of passages in a result."""
 
 _PASSAGE_CHARS = 600
-_BEFORE_CHARS, _AFTER_CHARS = 120, 400  # maximum of a passage before a match, and from it on
-_MIN_DISTANCE_CHARS = 240  # a nearer match is within the passage of the one before
+_BEFORE_CHARS, _AFTER_CHARS = 120, 400  # maximum of a passage before its match, and from the match's start on
+_MIN_DISTANCE_CHARS = 240  # a match nearer to the one before is not counted, as that one's passage shows it
 _SLICE_CHARS = 32 * 1024
 _FOLDED_CHARS = {
     **dict.fromkeys("\n\r\t\x0b\x0c\x85\xa0\u2003\u2009\u2028\u2029\u202f\u3000", " "),
@@ -33,7 +33,8 @@ _FOLDED_CHARS = {
     "\u03c2": "\u03c3",  # the sigma at the end of a word
 }
 
-_MAX_BLANKS = 16  # of a run that counts as one blank; limits the overlap of two windows, see `Phrase`
+# Longest run of blanks that counts as one; it limits the overlap of two windows (`Phrase`).
+_MAX_BLANKS = 16
 _RUN = re.compile(f" {{2,{_MAX_BLANKS}}}")
 
 # Combining marks, which \w does not match, and scripts that put no blanks between words.
@@ -44,12 +45,12 @@ _WORD = re.compile(rf"[{_UNSPACED}]++|(?:[^\W_{_UNSPACED}]|[{_MARKS}])++")
 _IS_UNSPACED = re.compile(rf"[{_UNSPACED}]")
 _MIN_PLURAL_CHARS = 4
 _MAX_TERMS = 64
-_MIN_SCORE_SHARE = 0.25  # of the best score; passages below it have only common words of the question
+_MIN_SCORE_SHARE = 0.25  # of the best score; passages below it contain only frequent words of the question
 _K1, _B = 1.2, 0.75  # the usual parameters of BM25
 
 
 class Span(NamedTuple):
-    """Passage: at most `chars` characters from a match at `at` on, and at most `before` characters before it."""
+    """Passage: at most `chars` characters from position `at` on, and at most `before` characters before it."""
 
     at: int
     chars: int
@@ -60,7 +61,7 @@ class Search(Protocol):
     """Search of a text whose windows are given to it in order."""
 
     def scan(self, text: str, at: int, *, last: bool) -> Steps[int]:
-        """Search a window that begins at `at`; return how many of its characters need not be read again.
+        """Search a window that begins at `at`; return how many of its characters the next window need not repeat.
 
         `last` says that an item of the stored text ends with the window.
         """
@@ -71,7 +72,7 @@ class Search(Protocol):
 
 def folded(text: str) -> str:
     """Return a text of the same length for comparison, without differences of case, white space and quotes."""
-    text = text.replace("İ", "i").lower()  # the one letter that becomes two in lower case
+    text = text.replace("İ", "i").lower()  # the only letter whose lower case has two characters
     for char, plain in _FOLDED_CHARS.items():
         text = text.replace(char, plain)
     return text
@@ -80,8 +81,8 @@ def folded(text: str) -> str:
 def _squeeze(text: str) -> tuple[str, list[int], list[int]]:
     """Return a text with each run of blanks as one, and two lists that map its positions to those of `text`.
 
-    `ends` has the position after each run in the new text. `removed[n]` is the number of characters that were removed
-    up to the end of the first n runs.
+    The first list has the position after each run in the new text. Element n of the second is the number of characters
+    removed in the first n runs.
     """
     ends, removed = list[int](), [0]
     for run in _RUN.finditer(text):
@@ -110,7 +111,7 @@ class Phrase:
         """Search a window; see `Search`."""
         for begin in range(0, len(text), _SLICE_CHARS):
             part = folded(text[begin : begin + _SLICE_CHARS + self._overlap])
-            # `_min_next` skips matches in the overlap that the slice or window before has found.
+            # `_min_next` skips matches in the overlap that were found in the slice or window before.
             for found in self._matches(part, max(0, self._min_next - at - begin)):
                 self._add(at + begin + found)
             yield
@@ -158,9 +159,10 @@ class Question:
         unique = list(dict.fromkeys(terms(question)))[:_MAX_TERMS]
         self._unspaced = [term for term in unique if _IS_UNSPACED.match(term)]
         self._words = [(term, f"{term}s") for term in unique if not _IS_UNSPACED.match(term)]
+        # Passages with their terms of the question and the counts of these.
         self._found: list[tuple[Span, list[tuple[str, int]]]] = []
         self._passages_with: Counter[str] = Counter()
-        self._passages = self._length = 0
+        self._passages = self._total_chars = 0
 
     def scan(self, text: str, at: int, *, last: bool) -> Steps[int]:
         """Search a window; see `Search`."""
@@ -179,7 +181,7 @@ class Question:
             words = Counter(_WORD.findall(text))
             found += [(word, count) for word, plural in self._words if (count := words[word] + words[plural])]
         self._passages += 1
-        self._length += len(passage)
+        self._total_chars += len(passage)
         if found:
             self._passages_with.update(term for term, _ in found)
             self._found.append((Span(at, len(passage)), found))
@@ -189,7 +191,7 @@ class Question:
         idf = {term: self._idf(having) for term, having in self._passages_with.items()}
         scored = []
         for span, found in self._found:
-            norm = _K1 * (1 - _B + _B * span.chars * self._passages / self._length)
+            norm = _K1 * (1 - _B + _B * span.chars * self._passages / self._total_chars)
             score = sum(idf[term] * count * (_K1 + 1) / (count + norm) for term, count in found)
             scored.append((score, -span.at, span))
             yield
@@ -201,9 +203,9 @@ class Question:
 
 
 def terms(text: str) -> Iterator[str]:
-    """Yield the words of a text in lower case, without the plural's s; for scripts without blanks each pair of letters.
+    """Yield the words of a text in lower case, without the s of plurals.
 
-    A single letter of such a script is a term itself.
+    In scripts without blanks between words, yield each pair of adjacent letters, or a letter that stands alone.
     """
     for word in _WORD.findall(text.lower()):
         if not _IS_UNSPACED.match(word):

@@ -33,13 +33,14 @@ NOTE_CHARS = 500
 """Characters reserved for the introduction of frames and the note about what is missing."""
 
 _BOUNDARIES = ("\n\n", "\n", ". ", " ")
-_MIN_FILL = 0.7  # fraction of the limit: an earlier boundary is not used
+_MIN_FILL = 0.7  # fraction of the limit: do not cut at a boundary before that
 _PIECE_CHARS = 128 * 1024  # encoded in one step
 MIN_CHARS = 150
 """Minimum space for an item, enough for title and address; with less it is left out."""
 FRAME_CHARS = MARK_CHARS + CAPTION_CHARS + CUT_CHARS
 """Maximum characters of frame lines around a part."""
-FRAME_CHARS_PER_TOKEN = 3  # in notes, too
+FRAME_CHARS_PER_TOKEN = 3
+"""Characters per token of frame lines and notes, by estimate."""
 _MIN_ASCII_CHARS_PER_TOKEN = 2  # unless a text is all punctuation
 _MIN_HEAD_CHARS = 500  # an item is left out if there is no space for this much of its head
 _MAX_TITLE_CHARS = 120
@@ -52,10 +53,10 @@ _TABLE_RULE_CHARS = frozenset("|-: ")
 
 @dataclass(frozen=True, slots=True)
 class StoredItem:
-    """An item in a stored text, from `start` to `end`. The first result showed everything before `shown`.
+    """Item in a stored text, from `start` to `end`. The first result showed the item up to `shown`.
 
-    `opening` is the start of the code block or table in which the shown part ended, None outside of one. `title` is the
-    item's first lines: its title and its address. `label` and `after` are those of the item.
+    `opening` is the start of the code block or table that contains `shown`, None outside of one. `title` holds the
+    lines that identify the item: its title and its address. `label` and `after` are those of `Item`.
     """
 
     start: int
@@ -105,7 +106,7 @@ def uncut_parts(items: Sequence[Item], limit: Limit) -> tuple[Part, ...] | None:
 def _fits_tokens(items: Sequence[Item], chars: int, max_tokens: int) -> bool:
     """Return whether items have at most `max_tokens`; `chars` includes frames."""
     if chars <= _MIN_ASCII_CHARS_PER_TOKEN * max_tokens and all(text.isascii() for text in texts(items)):
-        return True  # without an estimate
+        return True  # estimating the tokens would take CPU
     frame_chars = chars - sum(map(len, texts(items)))
     return frame_chars // FRAME_CHARS_PER_TOKEN + sum(map(estimate_tokens, texts(items))) <= max_tokens
 
@@ -113,7 +114,7 @@ def _fits_tokens(items: Sequence[Item], chars: int, max_tokens: int) -> bool:
 def truncate(items: Sequence[Item], limit: Limit) -> Truncated:
     """Cut items so that together, with frames and note, they are within `limit`.
 
-    First all heads get max-min fair shares of the space, then all bodies: short ones are shown whole, longer ones share
+    First all heads get max-min fair shares of the space, then all bodies: short ones are shown whole, the others share
     the rest. If there is no space for every head, the last items are left out.
     """
     left_out = _left_out(items, limit)
@@ -132,7 +133,8 @@ def truncate(items: Sequence[Item], limit: Limit) -> Truncated:
     at = 0  # position in the stored text, as `stored_text` joins it
     for item, caption, end in zip(items, captions, ends, strict=True):
         at += len(item.caption) + len(BLOCK_GAP) if item.caption else 0
-        text, body_at = item.part(end), item.chars - len(item.body)  # no line of a head opens a code block
+        text, body_at = item.part(end), item.chars - len(item.body)
+        # Search the body only: no line of a head opens a code block or table.
         opening = opening_of(text[body_at:], item.part(end + 1)[end:]) if end < item.chars else None
         parts.append(Part(text, caption, left=item.chars - end, after=item.after))
         if item.chars:
@@ -146,7 +148,7 @@ def truncate(items: Sequence[Item], limit: Limit) -> Truncated:
 
 
 def _frame_chars(item: Item) -> int:
-    """Return the characters of marks and line ends around an item, and of the remark after it."""
+    """Return the characters of marks and line ends around an item, and of the text after it."""
     notes = (CAPTION_CHARS if item.caption else 0) + (len(item.after) + CAPTION_CHARS if item.after else 0)
     return notes + (MARK_CHARS + CUT_CHARS if item.chars else 0)
 
@@ -158,12 +160,14 @@ def _left_out(items: Sequence[Item], limit: Limit) -> frozenset[int]:
         head = item.part(min(len(item.head), _MIN_HEAD_CHARS) or MIN_CHARS)
         chars -= _frame_chars(item) + max(len(head), min(item.chars, MIN_CHARS))
         tokens -= -(-_frame_chars(item) // FRAME_CHARS_PER_TOKEN) + estimate_tokens(head)
-        if index and (chars < 0 or tokens < 0):  # captions alone stay: they are shortened
+        # The first item and captions alone stay: they are shortened.
+        if index and (chars < 0 or tokens < 0):
             return frozenset(later for later in range(index, len(items)) if items[later].chars)
     return frozenset()
 
 
 def _fit_captions(captions: Sequence[str], space: int, tokens: int) -> list[str]:
+    """Return the captions, shortened to at most half of `space` and `tokens` together."""
     max_chars = max_min_shares(list(map(len, captions)), space // 2)
     max_tokens = max_min_shares(list(map(estimate_tokens, captions)), tokens // 2)
     limits = zip(captions, max_chars, max_tokens, strict=True)
@@ -198,13 +202,13 @@ def _within_tokens(items: Sequence[Item], shares: Sequence[int], space: int) -> 
     bodies = [max(0, size - head) for size, head in zip(sizes, head_sizes, strict=True)]
     for_bodies = max_min_shares(bodies, max(0, space - sum(for_heads)))
     ends = [fitting_chars(part, head + body) for part, head, body in zip(parts, for_heads, for_bodies, strict=True)]
-    # estimates do not add up exactly: never cut a head that fits
+    # The estimates of parts do not add up exactly to that of the whole: never cut a head that fits.
     whole = [len(head) * (share >= size) for head, share, size in zip(heads, for_heads, head_sizes, strict=True)]
     return list(map(max, ends, whole))
 
 
 def max_min_shares(sizes: Sequence[int], space: int) -> list[int]:
-    """Return max-min fair shares of `space`: small sizes in full, equal shares for the others."""
+    """Return max-min fair shares of `space`: sizes below an equal share in full, equal shares for the others."""
     shares = [0] * len(sizes)
     for count, index in zip(range(len(sizes), 0, -1), sorted(range(len(sizes)), key=sizes.__getitem__), strict=True):
         shares[index] = min(sizes[index], space // count)
@@ -221,9 +225,9 @@ def _end(item: Item, limit: int) -> int:
 
 
 def boundary(text: str, limit: int) -> int:
-    """Return the end of a first part of at most `limit` characters: after a paragraph, else a line, sentence or word.
+    """Return where to cut a text after at most `limit` characters: after a paragraph, else a line, sentence or word.
 
-    A boundary far before the limit does not count.
+    If none ends in the last 30 % of these characters, cut at `limit`.
     """
     if len(text) <= limit:
         return len(text)
@@ -237,7 +241,8 @@ def boundary(text: str, limit: int) -> int:
 def opening_of(text: str, following: str, inherited: str = "") -> int | None:
     """Return the start of the code block or table in which a text ends, None outside of one.
 
-    `inherited`: first lines of the one in which the text begins, if any; -1 if the text ends in it, too.
+    `following` begins with the character after the text. `inherited` holds the first lines of the code block or table
+    in which the text begins, if any; return -1 if the text also ends in that one.
     """
     opened = _FENCE.match(inherited)
     fence = (-1, opened[1]) if opened else None
@@ -273,7 +278,7 @@ def opening_lines(text: str) -> str:
 
 
 def stored_text(items: Sequence[Item], stored_items: Sequence[StoredItem]) -> Steps[StoredText]:
-    """Return the whole text of the items, as stored, with the position of each item in it."""
+    """Return the whole text of the items in the form to store, with the position of each item in it."""
     content, digest, chars = bytearray(b'{"__type__":"TextContent","text":"'), hashlib.sha256(), 0
     for piece in _pieces(items):
         content += dumps(piece)[1:-1]
@@ -306,7 +311,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class LaterPart:
-    """Later part: what is shown, the position after it, and the place of the next part, None after the last."""
+    """Later part: what is shown, the position after it (`end`), and where the next part begins, None after the last."""
 
     parts: tuple[Part, ...]
     end: int
@@ -322,7 +327,7 @@ def later_part(stored_items: Sequence[StoredItem], place: Place, window: str, op
     space, at = limit.chars - NOTE_CHARS, place.start
     tokens = limit.tokens - NOTE_CHARS // FRAME_CHARS_PER_TOKEN
     for number, item in enumerate(stored_items, start=1):
-        # later items from where the first result cut them
+        # Each further item continues where the first result cut it.
         begin = place.start if item.start <= place.start else max(item.shown, place.start)
         if begin >= item.end:
             continue
