@@ -1,6 +1,6 @@
 """Minimal double of the upstream for load: HTTP/1.1 over TLS, responses of any size after any delay.
 
-Each request contains the wanted response as `bench-<delay ms>-<bytes>`; the first occurrence counts. The
+Each request names the wanted response as `bench-<delay ms>-<bytes>`; its first occurrence counts. The
 double checks nothing else, unlike `openapi_tool.local.double`.
 """
 
@@ -28,8 +28,8 @@ _WANTED = re.compile(rb"bench-(\d+)-(\d+)")
 _LENGTH = re.compile(rb"content-length: *(\d+)", re.IGNORECASE)
 _END = b"\r\n\r\n"
 _RESULTS = 5
-_RECORDINGS = {True: "s-q-content-json", False: "r-ok-json"}
-_SIZING_ROUNDS = 8
+_RECORDINGS = {True: "s-q-content-json", False: "r-ok-json"}  # by whether the request is a search
+_SIZING_ROUNDS = 8  # escapes make JSON longer than its text; a few corrections reach the size
 _BACKLOG = 1024
 
 COUNTERS = {"connections": 0, "requests": 0, "refused": 0, "most_in_60_s": 0}
@@ -42,7 +42,7 @@ _RECENT: defaultdict[bytes, deque[float]] = defaultdict(deque)
 
 
 def counters() -> dict[str, Any]:
-    """Return connections, requests, refused ones, the most of a key in 60 s, and the served ones by second."""
+    """Return the counters, among them the most requests of one key in 60 s, and the served requests by second."""
     return {**COUNTERS, "served": dict(SERVED)}
 
 
@@ -88,13 +88,13 @@ def _body(size: int, *, search: bool) -> bytes:
     for _ in range(_SIZING_ROUNDS):
         chars = max(_RESULTS, chars - (len(body) - size if body else 0))
         body = orjson.dumps(envelope | {"data": _sized(item, text, chars, search=search)})
-        if abs(len(body) - size) <= _RESULTS:
+        if abs(len(body) - size) <= _RESULTS:  # a search divides the text evenly, so it cannot be more exact
             break
     return body
 
 
 def _sized(item: dict[str, Any], text: str, chars: int, *, search: bool) -> Any:
-    """Return one page, or results, with the given number of characters in all."""
+    """Return one page, or the results of a search, whose contents have about `chars` characters in all."""
     share = chars // _RESULTS if search else chars
     sized = item | {"content": (text * (share // len(text) + 1))[:share]}
     return [sized | {"url": f"{item['url']}/{number}"} for number in range(_RESULTS)] if search else sized
@@ -109,7 +109,7 @@ class Upstream(asyncio.Protocol):
         self._buffer = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Count it."""
+        """Count the connection."""
         COUNTERS["connections"] += 1
         self._transport = transport  # type: ignore[assignment]
 

@@ -44,7 +44,7 @@ Tool = Literal["search", "reader"]
 NAMES: dict[Tool, str] = {"search": "jina_search", "reader": "jina_reader"}
 AGENT, CHANNEL = "agent_bench", "public"
 SUSPEND_TIMEOUT_S = 900
-_NUMBERS = itertools.count()
+_NUMBERS = itertools.count()  # every query is unique, so that no response comes from the cache
 _COLUMNS = {
     "cards": ("card_id", "tenant_id", "content", "tool_call_id", "metadata"),
     "agent_inbox": (
@@ -203,17 +203,18 @@ class _Call:
         return *row, self.step_id, AGENT, self.turn_id, self.call_id, 0, self.trace_id
 
 
-_CONFIRM_EVERY = 500
-_STATS_S = 1.0
+_CONFIRM_EVERY = 500  # wait for the stream from time to time, so that the publisher cannot outrun it
+_STATS_S = 1.0  # how long replicas may take to report
 _ANSWER_TIMEOUT_S = 30.0
-"""Seconds after the last command until those without an answer count as unanswered."""
+"""Seconds to wait for doorbells after the window; commands without one then count as unanswered."""
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """`count` commands of `projects` projects in turn, from number `first`: `per_second`, or all at once without it.
+    """`count` commands, sent at the rate `per_second`, or all at once if it is None.
 
-    With `wait` the measurement lasts until all are answered.
+    They belong to `projects` projects in turn, from number `first` on. With `wait` the measurement lasts until all are
+    answered.
     """
 
     count: int
@@ -225,7 +226,7 @@ class Demand:
 
 @dataclass(slots=True)
 class Outcome:
-    """Seconds from due time to doorbell of each command, infinite without one; answers by project in the window."""
+    """Seconds from due time to doorbell of each command, infinite without one; answers in the window, by project."""
 
     latencies: list[float] = field(default_factory=list)
     answered: Counter[str] = field(default_factory=Counter)
@@ -318,7 +319,7 @@ class Traffic:
             return 0
 
     async def operations(self, bucket: str) -> list[str]:
-        """Return a list to which the subject of each read and write of a KV bucket is added from now on."""
+        """Return a list that from now on grows by the subject of each read and write of a KV bucket."""
         subjects: list[str] = []
 
         async def add(message: Msg) -> None:
@@ -331,7 +332,7 @@ class Traffic:
         return subjects
 
     async def limits_by_replica(self) -> tuple[list[int], list[int]]:
-        """Return each replica's requests of the last 60 s with limited keys, and those that it refused early."""
+        """Return each replica's requests with limited keys in the last 60 s, and the number that it refused early."""
         limits = [replica["upstream_limits"] for replica in await gather_stats(self._client, _STATS_S)]
         sent, refused = ([sum(one[name] for one in each) for each in limits] for name in ("sent", "refused"))
         return sent, refused
@@ -416,7 +417,7 @@ class Harness:
         return connection
 
     async def clean(self, database: asyncpg.Connection) -> None:
-        """Empty the tables and the stream, and reset the durables."""
+        """Empty the tables, and delete all streams with their durables; create the command stream again."""
         await database.execute(
             "truncate public.cards, state.agent_inbox, state.execution_edges, "
             "public.projects, resource.project_agents, resource.tools"
@@ -472,6 +473,7 @@ class Harness:
         """Return the messages that all floors or executors sent and received, as counted by the NATS server."""
         connections = await asyncio.to_thread(self._connections)
         own = [connection for connection in connections if connection.get("name") == CONNECTIONS[kind]]
+        # "in" from the server's side: what the process sent.
         return sum(connection["in_msgs"] for connection in own), sum(connection["out_msgs"] for connection in own)
 
     def _connections(self) -> list[dict[str, Any]]:
@@ -531,7 +533,7 @@ class Scenario:
 
 CPU = Scenario("search-2k-50ms", "closed", 1000)
 SINGLE = Scenario("single", "closed", 400, Ask(delay_ms=0), in_flight=1)
-HELD = replace(SINGLE, name="single-held", min_result_delay_s=0.06)
+HELD = replace(SINGLE, name="single-held", min_result_delay_s=0.06)  # the default of the setting
 STEADY = Scenario("steady-100", "open", 600, per_second=100)
 BURST = Scenario("burst-500", "burst", 500)
 IMMEDIATE = Scenario("search-2k-0ms", "closed", 600, Ask(delay_ms=0))

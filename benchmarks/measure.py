@@ -1,7 +1,7 @@
 """Load, and its measurement in windows.
 
-Windows in turn give throughput and latency. CPU is compared of executors that run at the same time, each with every
-second call (or third …): other work of the machine slows all of them alike.
+Throughput and latency are measured in windows, of one executor after the other. CPU is compared between executors that
+run at the same time and get calls in turn, so that other work of the machine slows all of them alike.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from benchmarks.harness import Command, Harness, Scenario, place
 from openapi_tool.local.caller import VERSION
 from openapi_tool.local.executor import ExecutorProcess
 
-_CONFIRM_EVERY = 500
-_STALLED_AFTER_S = 60.0
+_CONFIRM_EVERY = 500  # wait for the stream from time to time, so that the publisher cannot outrun it
+_STALLED_AFTER_S = 60.0  # without any doorbell
 
 
 class Unanswered(Exception):
@@ -38,7 +38,7 @@ class Unanswered(Exception):
 
 @dataclass(slots=True)
 class Window:
-    """Measurement of some calls: seconds from due time to doorbell of each, and of the whole window."""
+    """Measurement of some calls: seconds from due time to doorbell of each, and seconds of the whole window."""
 
     latencies: list[float] = field(default_factory=list)
     seconds: float = 0.0
@@ -51,7 +51,7 @@ class Load:
         self._client = client
         self._due: dict[str, float] = {}
         self._latencies: list[float] = []
-        self._answered: Callable[[], None] = lambda: None
+        self._on_answer: Callable[[], None] = lambda: None
 
     @classmethod
     @asynccontextmanager
@@ -76,7 +76,7 @@ class Load:
         due = self._due.pop((message.headers or {}).get("CG-Turn-Id", ""), None)
         if due is not None:
             self._latencies.append(now - due)
-            self._answered()
+            self._on_answer()
 
     async def _send(self, command: Command, due: float | None = None) -> None:
         self._due[command.turn_id] = time.perf_counter() if due is None else due
@@ -85,7 +85,7 @@ class Load:
     async def closed(self, commands: Sequence[Command], in_flight: int) -> Window:
         """Keep a constant number of calls in flight: each doorbell triggers the next command."""
         waiting, in_flight_limit = deque(commands), asyncio.Semaphore(in_flight)
-        self._answered = in_flight_limit.release
+        self._on_answer = in_flight_limit.release
 
         async def send() -> None:
             while waiting:
@@ -112,7 +112,7 @@ class Load:
         return await self._window(lambda: self.enqueue(commands), commands)
 
     async def enqueue(self, commands: Sequence[Command]) -> None:
-        """Publish all commands into the stream, waiting for its acknowledgements."""
+        """Publish all commands; wait for the stream's acknowledgement of every 500th."""
         for number, command in enumerate(commands, start=1):
             if number % _CONFIRM_EVERY:
                 await self._send(command)
@@ -121,7 +121,7 @@ class Load:
                 await self._client.jetstream().publish(command.subject, command.data, headers=command.headers)
 
     async def answers(self, count: int) -> Window:
-        """Wait for a number of further doorbells of enqueued commands; only `seconds` of the window is meaningful."""
+        """Wait for `count` further doorbells of enqueued commands; only `seconds` of the window is meaningful."""
         self._latencies.clear()
         return await self._until(count, time.perf_counter())
 
@@ -137,7 +137,7 @@ class Load:
             return await self._until(len(commands), began)
         finally:
             sending.cancel()
-            self._answered = lambda: None
+            self._on_answer = lambda: None
 
     async def _until(self, count: int, began: float) -> Window:
         progressed_at, answered = time.perf_counter(), 0
@@ -166,7 +166,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 def exact_cpu_seconds(pid: int) -> float:
-    """Return the same for one process that ends no threads; in nanoseconds, not 10 ms steps, if Linux reports them."""
+    """Return the CPU time of a process without children, whose threads never end; exact to 1 ns on Linux, not 10 ms."""
     fields = [path.read_text().split() for path in Path(f"/proc/{pid}/task").glob("*/schedstat")]
     return sum(int(field[0]) for field in fields) / 1e9 or cpu_seconds(pid)
 
@@ -178,7 +178,7 @@ def resident_bytes(processes: Sequence[ExecutorProcess]) -> int:
 
 @dataclass(slots=True)
 class Reading:
-    """All counters at one moment; seconds of CPU by process, messages sent and received, the double's counters."""
+    """All counters at one moment: seconds of CPU by process, NATS messages sent and received, the double's counters."""
 
     cpu: dict[str, float]
     sent: int
@@ -198,7 +198,7 @@ class Cost:
     samples: list[int] = field(default_factory=list)
 
     def cpu_ms(self, name: str, calls: int) -> float:
-        """Return milliseconds of CPU per call of a process; `subject` is the measured program with all replicas."""
+        """Return a process's milliseconds of CPU per call; `subject` is all replicas of the measured program."""
         return (self.after.cpu[name] - self.before.cpu[name]) * 1000 / calls
 
 
@@ -291,7 +291,7 @@ async def _window(
 ) -> Figures:
     commands = await place(database, scenario.ask, scenario.calls, kind, analyze=False)
     measured = await load.closed(commands, scenario.in_flight)
-    await asyncio.sleep(QUIET_S)  # acknowledgements and the export of the last spans
+    await asyncio.sleep(QUIET_S)  # until acknowledgements and the last spans are sent
     return {
         RATE: scenario.calls / measured.seconds,
         P99_MS: statistics.quantiles(measured.latencies, n=100, method="inclusive")[98] * 1000,
@@ -336,7 +336,7 @@ def medians(rounds: Sequence[Mapping[str, Figures]], kind: str) -> Figures:
 
 
 def median_interval(values: Sequence[float]) -> tuple[float, float]:
-    """Return an interval that holds the median with at least 95 %, whatever the distribution; all if there are few."""
+    """Return the 95 % confidence interval of the median by order statistics; of few values the whole range."""
     ordered, count = sorted(values), len(values)
     beyond = [2 * sum(math.comb(count, below) for below in range(cut + 1)) / 2**count for cut in range(count // 2)]
     cut = max(0, sum(share <= 1 - CONFIDENCE for share in beyond) - 1)

@@ -1,4 +1,4 @@
-"""Cost of exporting spans: with a collector that responds, hangs or drops connections, and unsampled.
+"""Cost of exporting spans: to a collector that responds, hangs or drops connections, and with no call sampled.
 
 `python -m benchmarks.otlp` runs one executor of each kind, on a target of its own. Throughput and p99 are measured one
 after the other, CPU of executors that run at the same time (`benchmarks.measure`); each is compared with `off`
@@ -42,7 +42,7 @@ from openapi_tool.local.executor import ExecutorProcess
 
 _LENGTH = re.compile(rb"content-length: (\d{1,9})\r\n", re.IGNORECASE)
 _ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
-_FILLERS = 4
+_FILLERS = 4  # more connections than an accept queue with backlog 0 takes
 
 
 async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -99,6 +99,8 @@ async def collect() -> None:
 OFF, UNSAMPLED, SAMPLED, HANGING, BLACK_HOLE = KINDS = "off", "unsampled", "sampled", "hanging", "black_hole"
 ROUNDS, CALLS, WARM_CALLS = 12, 1_000, 300
 MIN_THROUGHPUT, MAX_P99, MAX_UNSAMPLED_CPU, MAX_SAMPLED_CPU, MAX_QUEUE_MB = 0.95, 1.25, 1.03, 1.20, 30.0
+"""Limits of ratios to `off`, and of the memory that spans for a stuck collector take."""
+
 _AT_ONCE = (OFF, UNSAMPLED, SAMPLED)
 _TELEMETRY = "OPENAPI_TOOL__TELEMETRY__"
 

@@ -1,15 +1,15 @@
 """Cost of a call on two executors in one run: this checkout beside another one, or beside itself with other settings.
 
-`python -m benchmarks.pairs --other FOLDER` compares with the package in another checkout, which runs on the same Python
-and the same dependencies, `--other-python FILE` with another interpreter; `--setting NAME=VALUE` is a variable of this
-executor, `--other-setting` one of the other.
+`python -m benchmarks.pairs --other FOLDER` compares with the package in another checkout, on the same Python with
+the same dependencies; `--other-python FILE` compares with another interpreter. `--setting NAME=VALUE` sets a variable
+of this executor, `--other-setting` one of the other.
 Both run at the same time, and each gets every second call, so that other work of the machine slows both alike.
 The last line is one JSON object: medians over the rounds of both executors' CPU per call in milliseconds and memory in
 MB, and the ratio this / other with an interval that holds its median with 95 %.
 
-`python -m benchmarks.pairs --budgets` compares calls with budgets that are less than 90 % used with calls without
-budgets, on one executor of each kind, on a target of its own, all at the same time. `holds` says whether the interval
-of the median ratio to `off` ends at or below the limit.
+`python -m benchmarks.pairs --budgets` compares executors with budgets, less than 90 % used, with one without budgets
+(`off`). All run at the same time, each on a target of its own. `holds` says whether the interval of the median ratio to
+`off` ends at or below the limit.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def environments_of(arguments: argparse.Namespace) -> dict[str, dict[str, str]]:
     this = {**common, **pairs_of(arguments.setting)}
     other = {name: value for name, value in common.items() if name not in arguments.unknown}
     other |= pairs_of(arguments.other_setting)
-    if arguments.other:  # PYTHONSAFEPATH: otherwise the working directory would come first
+    if arguments.other:  # without PYTHONSAFEPATH the package in the working directory would be imported first
         other |= {"PYTHONPATH": arguments.other, "PYTHONSAFEPATH": "1"}
     return {
         kind: {**settings, "OPENAPI_TOOL__PROTOCOL__TARGET": kind} for kind, settings in ((THIS, this), (OTHER, other))

@@ -1,7 +1,7 @@
 """Cost of many pods for NATS: open pull requests, heartbeats and acks, on a real server.
 
 `python -m benchmarks.pods --pods 1000`. A simulated pod is only its consumer, whose calls sleep. All pods
-run in one process, so only the server's cost is counted.
+run in one process, whose own cost says nothing; only the server's is measured.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from openapi_tool.telemetry.redact import Redactor
 _PODS_PER_CONNECTION = 50
 _CONCURRENCY = 64
 _ACK_WAIT_S = 6.0
-_SETTLE_S = 3.0
+_SETTLE_S = 3.0  # until every pod has opened its pull request
 _SUBJECT = f"cg.{VERSION}.proj_bench.public.cmd.tool.jina.search"
 
 
 class _Pods:
-    """Consumers of one durable, and the number of messages that each received."""
+    """Consumers of one durable; `taken` counts the messages of each, `waited` are seconds until delivery."""
 
     def __init__(self, call_s: float, calls: int) -> None:
         self._call_s = call_s
@@ -61,7 +61,7 @@ class _Pods:
             count * _CONCURRENCY,
         )
         await ensure_durable(clients[0], durable)
-        options = ConsumerOptions(durable, ExecutorOptions(concurrency=_CONCURRENCY), 60.0)
+        options = ConsumerOptions(durable, ExecutorOptions(concurrency=_CONCURRENCY), max_run_s=60.0)
         for number in range(count):
             client = clients[number % len(clients)]
             consumer = CommandConsumer(client, options, DeadLetters(client, Redactor()), self._handler(number))

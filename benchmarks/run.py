@@ -1,4 +1,4 @@
-"""`make bench`: rounds, and the report."""
+"""`make bench`: measure floor and executor in rounds, and report the figures."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from openapi_tool.local.executor import ExecutorProcess
 
 Figures = dict[str, float]
 COUNTED_CALLS = 300
-_QUIET_S = 0.3  # for acknowledgements of the calls before
+_QUIET_S = 0.3  # until the calls before are acknowledged
 _LONGEST = "added_max_ms"
 
 
@@ -202,6 +202,7 @@ class Rounds:
                 await asyncio.sleep(seconds)
         finally:
             await asyncio.to_thread(process.stop)
+        # One "call": the cost of the whole period.
         spent = {f"{name}_cpu_ms": cost.cpu_ms(name, 1) / seconds for name in ("subject", "nats", "postgres")}
         return spent | {"nats_sent": (cost.after.sent - cost.before.sent) / seconds, "rss_mb": cost.resident / 1e6}
 
@@ -428,7 +429,7 @@ def main() -> None:
 
 
 class _Client(asyncio.Protocol):
-    """Sends the next request as soon as a response is complete."""
+    """Sends the next request as soon as a response is complete; `sent` holds the number of requests of all clients."""
 
     def __init__(self, sent: list[int], done: asyncio.Event) -> None:
         self._sent = sent

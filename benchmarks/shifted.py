@@ -1,4 +1,4 @@
-"""Run the module `BENCH_MODULE`, an executor, with its wall clock shifted by `BENCH_CLOCK_SHIFT_S` seconds."""
+"""Run an executor, the module in `BENCH_MODULE`, with its wall clock shifted by `BENCH_CLOCK_SHIFT_S` seconds."""
 
 from __future__ import annotations
 

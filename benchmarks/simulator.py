@@ -1,7 +1,7 @@
 """Simulate the shares of projects over many replicas in virtual time: `python -m benchmarks.simulator`.
 
 Scheduler and redelivery delays are the executor's own code. The durable (stream order, redeliveries first), the
-replicas' requests for commands and calls of one second are modelled. Prints a JSON object.
+replicas' requests for commands, and calls of one second are modelled. Prints a JSON object.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _CALL_S = 1.0
 _EXPIRED_S = 0.01
 """Duration of a call without an upstream request, because its worker no longer waits."""
 
-_WORKER_WAIT_S = 27.0
+_WORKER_WAIT_S = 27.0  # defaults: executor.worker_timeout_s less commit_margin_s
 _BYTES = 2_000
 _WEIGHTS = (1.0, 2.0, 4.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """Replicas with slots and held commands; projects.
+    """Number of replicas, their slots and held commands, and the projects that send calls.
 
     Every `greedy_every`-th project demands `greed` times its share, all others half of theirs. Greedy projects have the
     weights 1, 2 and 4 in turn if `weighted` is 1. `seconds` are measured after `warm_s`.
@@ -101,7 +101,7 @@ class Replica:
         return max(self._max_held - len(self.scheduler), MIN_LOOK_AHEAD)
 
     def hold(self, command: Command) -> Command | None:
-        """Hold a command; return the one that is evicted for it, as `Intake` does."""
+        """Hold a command, as `Intake` does; return the command that is evicted: another one, or itself."""
         full = len(self.scheduler) >= self._max_held
         if full and self.scheduler.would_evict(command.flow[0]):
             return command
@@ -185,9 +185,9 @@ class Simulation:
         received = 0
         while received < requested and (command := self._next_delivery()):
             received += 1
-            if (back := replica.hold(command)) is not None:
-                ahead = replica.scheduler.ahead_of(back.flow[0])
-                self._at(replica.delays.next(back.flow[0], ahead), self._redeliver, back)
+            if (evicted := replica.hold(command)) is not None:
+                ahead = replica.scheduler.ahead_of(evicted.flow[0])
+                self._at(replica.delays.next(evicted.flow[0], ahead), self._redeliver, evicted)
         self._at(
             0.0 if requested and received == requested else PAUSE_S * self._random.uniform(*JITTER), self._look, replica
         )

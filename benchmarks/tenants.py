@@ -1,7 +1,7 @@
 """`make bench-tenants`: shares of projects and replicas that compete; one JSON object on the last line.
 
-Each scenario runs real processes: NATS, PostgreSQL, the double, and replicas of the executor. Slots limit a replica,
-not CPU: `_SLOTS` calls at once, each of `_DELAY_MS`.
+Each scenario runs real processes: NATS, PostgreSQL, the double, and replicas of the executor. Slots, not CPU, limit a
+replica: it runs `_SLOTS` calls at once, each of which takes `_DELAY_MS`.
 
 The double counts the requests of each key in a sliding window of 60 s, and answers those above the limit with 429.
 """
@@ -40,9 +40,11 @@ Act = Callable[["World", list[ExecutorProcess]], Awaitable[None]]
 """Function that changes the replicas in the middle of a run."""
 
 _OVER_LIMIT, _PROJECTS, _LIMITED_DELAY_MS = 3, 10, 200
+"""Of the scenarios with a limit: demand as a multiple of it, projects, milliseconds of an upstream response."""
+
 _CALL_LIMIT_S = 20
 _PREFIX = "OPENAPI_TOOL__"
-_STEADY_PER_S, _HEADROOM = 50, 2
+_STEADY_PER_S, _HEADROOM = 50, 2  # of `plenty`: calls per second, and the limit as a multiple of them
 _WINDOW_BEGINS_S, _WINDOW_S = 5, 10
 """Start of the window in which the rate after a change is measured, and its length, in seconds."""
 
@@ -115,8 +117,7 @@ def _settings(world: World) -> dict[str, str]:
 async def _run_limited(world: World, act: Act | None = None, per_replica: Sequence[Mapping[str, str]] = ()) -> Figures:
     """Return the counters of the double, and the shares of the replicas in the last 60 s.
 
-    `could_have_been_served` is the part of the requests refused early that the limit would have allowed: all that it
-    allowed and that was not sent.
+    `could_have_been_served` is the unused rest of the limit, divided by the number of requests refused early.
     """
     size, changed_at = world.size, 0.0
     demand = Demand(
@@ -158,15 +159,15 @@ async def _run_limited(world: World, act: Act | None = None, per_replica: Sequen
 
 
 def _between(counted: Mapping[str, Any], since: float, until: float) -> int:
-    """Return the requests that were served in a time, by whole seconds."""
+    """Return the number of requests served from `since` to `until`, in whole seconds."""
     return sum(number for second, number in counted["served"].items() if int(since) <= int(second) < int(until))
 
 
 _SLOTS, _DELAY_MS = 32, 500
 _OVERLOAD = 3
 _WARM_S = 5.0
-_MAX_HELD = 512
-_BLOCKED_MS = 120_000
+_MAX_HELD = 512  # the default of the setting
+_BLOCKED_MS = 120_000  # longer than the scenario
 _WEIGHTS = (1, 2, 4)
 _NO_SETTINGS: Mapping[str, str] = MappingProxyType({})
 
@@ -237,7 +238,7 @@ class World:
         return Demand(int(self.size.seconds), 1.0, first=1, wait=True)
 
     def too_much(self, projects: int) -> Demand:
-        """Return three times the calls that can be run, of these projects in turn, until the window ends."""
+        """Return three times the demand that can be served, of `projects` projects in turn, until the window ends."""
         per_second = _OVERLOAD * self.size.per_second
         return Demand(int(per_second * (self.size.seconds + _WARM_S)), per_second, projects)
 

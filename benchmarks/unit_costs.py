@@ -1,10 +1,10 @@
 """Unit costs in docs/performance.md; each prints one JSON object.
 
 `python -m benchmarks.unit_costs wal`: kilobytes of PostgreSQL's write-ahead log that the executor causes per call,
-which limit the calls that one primary takes. The rows that the kernel writes before the call are not among them.
+which limits the calls per second of one primary. The rows that the kernel writes before the call do not count.
 
-`python -m benchmarks.unit_costs permits`: CPU time of a request's permit at hand in microseconds. The store is in
-memory; its changes are made by a task, whose time is not counted.
+`python -m benchmarks.unit_costs permits`: CPU time in microseconds of a permit that a request gets at once. The shared
+records are in memory; a task updates them, whose time is not counted.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ async def _of(harness: Harness, load: Load, database: asyncpg.Connection, ask: A
     try:
         await rounds.warm("executor", scenario)
         commands = await place(database, ask, calls, TARGETS["executor"])
-        await database.execute("checkpoint")  # one in between would log whole pages again
+        await database.execute("checkpoint")  # a checkpoint during the calls would log whole pages again
         before = await database.fetchval("select pg_current_wal_lsn()")
         await load.closed(commands, scenario.in_flight)
         written: int = await database.fetchval("select pg_current_wal_lsn() - $1::pg_lsn", before)
@@ -68,7 +68,7 @@ def wal() -> dict[str, object]:
 
 
 _ROUNDS, _PERMITS_PER_ROUND, _PAUSE_S = 60, 100, 0.02
-_UNREACHED = 10_000_000
+_UNREACHED = 10_000_000  # so high that no call waits for the limit
 _KINDS: dict[str, LimitOptions] = {
     "no limit": LimitOptions(),
     "requests": LimitOptions(search_requests_per_minute=1_000_000),

@@ -63,7 +63,7 @@ def no_aiohttp() -> None:
 
 
 class _Resolved(httpcore.AsyncNetworkBackend):
-    """Connects to the address that a resolver returns."""
+    """Connects to the address that a resolver returns, as aiohttp does."""
 
     def __init__(self, resolver: AbstractResolver) -> None:
         self._resolver = resolver

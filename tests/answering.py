@@ -43,7 +43,7 @@ Answer = Callable[[httpx.Request], httpx.Response] | Callable[[httpx.Request], C
 class Lag:
     """The longest iteration of the event loop, in seconds of the clock and of this thread's CPU time.
 
-    Other processes lengthen the one and not the other.
+    Other processes lengthen only the time of the clock.
     """
 
     clock_s: float = 0.0
@@ -52,10 +52,10 @@ class Lag:
 
 @asynccontextmanager
 async def watched() -> AsyncIterator[Lag]:
-    """Watch the event loop: a task that sleeps 1 ms notes how late it wakes.
+    """Measure event-loop lag in the block: a task sleeps 1 ms at a time and records how late it wakes.
 
-    What the tests before left in memory is not looked through meanwhile: it takes the garbage collector longer than
-    all that an executor holds.
+    Objects of earlier tests are frozen meanwhile: the garbage collector would need longer for them than for all objects
+    of an executor.
     """
     gc.collect()
     gc.freeze()
@@ -63,17 +63,17 @@ async def watched() -> AsyncIterator[Lag]:
 
     async def watch() -> None:
         while True:
-            asleep, used = time.perf_counter(), time.thread_time()
+            began, used = time.perf_counter(), time.thread_time()
             await asyncio.sleep(0.001)
-            lag.clock_s = max(lag.clock_s, time.perf_counter() - asleep - 0.001)
+            lag.clock_s = max(lag.clock_s, time.perf_counter() - began - 0.001)
             lag.cpu_s = max(lag.cpu_s, time.thread_time() - used)
 
     watching = asyncio.create_task(watch())
     await asyncio.sleep(0.01)
-    lag.clock_s = lag.cpu_s = 0.0
+    lag.clock_s = lag.cpu_s = 0.0  # the start of the task does not count
     try:
         yield lag
-        await asyncio.sleep(0.002)  # what stood still until the very end is seen, too
+        await asyncio.sleep(0.002)  # let the task record a delay at the end of the block
     finally:
         watching.cancel()
         gc.unfreeze()
@@ -81,7 +81,7 @@ async def watched() -> AsyncIterator[Lag]:
 
 @dataclass
 class ToolsOverTransport:
-    """The tools above a transport that answers as `answer` says; `secrets` are those of the process."""
+    """The built-in tools on a mock transport, whose responses `answer` makes; `secrets` are masked in errors."""
 
     answer: Answer
     secrets: tuple[str, ...] = (KEY,)
@@ -104,6 +104,7 @@ class ToolsOverTransport:
             cast("Kernel", None), Cursors(b"k" * 32), ToolOptions(max_result_chars=self.max_chars), slicer
         )
 
+    # `sent` are secrets in the request body (`tenant_` arguments); `values` are the arguments, by default QUESTIONS.
     async def output(
         self,
         mode: str = "reader",
@@ -113,7 +114,7 @@ class ToolsOverTransport:
         seconds: float = 60,
         **values: Any,
     ) -> ToolOutput:
-        """Return the output of the tool for the answer to a question."""
+        """Run a call of a mode, as a batch call if `values` has a list of urls or queries; return the tool's output."""
         jina: dict[str, Any] = {"mode": mode}
         if {"urls", "queries"} & values.keys():
             jina["tool"] = "jina.read_many" if mode == "reader" else "jina.search_many"
@@ -128,7 +129,7 @@ class ToolsOverTransport:
     async def card(
         self, mode: str = "reader", key: str = KEY, sent: tuple[str, ...] = (), **values: Any
     ) -> tuple[ResultFields, RenderedResult, StoredText | None]:
-        """Return the fields of the result, the text that a model is shown, and the stored text."""
+        """Return the fields of the result card, the text that a model is shown, and the stored text if truncated."""
         with self.tools.call_context("proj") as context:
             output = await self.output(mode, key, sent, context, **values)
             definition = parse_definition(DefinitionRecord("a_tool", None, {}, {"jina": {"mode": mode}}))
@@ -137,15 +138,15 @@ class ToolsOverTransport:
 
 
 def serving(body: bytes, status: int = 200) -> Answer:
-    """Return a transport that responds to each request with this."""
+    """Return a handler for the mock transport that answers each request with this body and status."""
     return lambda _: httpx.Response(status, content=body)
 
 
-# Answers of the upstream that are made to be slow or large: what an attacker can put behind an address.
+# Responses that are slow to process or need much memory, as an attacker can serve them at a page's address.
 
 
 SIZE = 9_800_000
-"""Bytes: just under the largest answer that is read."""
+"""Bytes of a response, just below MAX_BYTES."""
 
 _LINK = b'"%d":"https://a.example/%d",'
 
@@ -155,7 +156,7 @@ def _page(content: bytes) -> bytes:
 
 
 def _filled(unit: str | bytes, behind: str = "") -> Callable[[], bytes]:
-    """Return a page whose text is one unit repeated, then a tail."""
+    """Return a function that makes a page whose text is `unit` repeated, then `behind`."""
     raw = unit.encode() if isinstance(unit, str) else unit
     return lambda: _page(raw * (SIZE // len(raw)) + behind.encode())
 
@@ -178,7 +179,7 @@ def _links() -> bytes:
 
 
 def _hidden_links() -> bytes:
-    """Return texts of which every character has to be examined."""
+    """Return links whose texts contain zero-width spaces, so that every character has to be examined."""
     text = "a\u200b" * 4_000
     pairs = [[text[:1_000], f"https://a.example/{text}"]] * 550
     return json.dumps({"data": {"content": "x", "links": pairs}}, ensure_ascii=False).encode()

@@ -29,13 +29,15 @@ from openapi_tool.local.stack import EmbeddedStack, kernel_schema
 from tests.forking import forking
 from tests.support import copy_clusters, dsn_of, make_role
 
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores it, and so do its children
-for _variable in ("PYTHONDONTWRITEBYTECODE", "PYTHONUNBUFFERED"):  # a child that is to obey them cannot be forked
+# A shell's background job ignores SIGINT, and its children inherit that; tests send it to them.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+# A forked child ignores variables of the interpreter, so tests/forking.py does not fork for them.
+for _variable in ("PYTHONDONTWRITEBYTECODE", "PYTHONUNBUFFERED"):
     os.environ.pop(_variable, None)
 
 
 _BEGAN = time.monotonic()
-_SUITE = "not alone and not thorough and not long"  # what `make test` selects
+_SUITE = "not alone and not thorough and not long"  # the marker expression of `make test`
 PROJECT, AGENT = "proj_test", "agent_test"
 TEMPLATE = "kernel_template"
 _PLENTY_BYTES = 2_000_000_000
@@ -46,7 +48,7 @@ settings.load_profile("suite")
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
-    """Collect no garbage while tests are imported, as there is hardly any: a tenth of the time."""
+    """Disable garbage collection while tests are imported: it takes a tenth of the time and finds hardly anything."""
     gc.disable()
     try:
         return (yield)
@@ -61,7 +63,7 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """Store the seconds of a whole `make test` for `make figures`."""
+    """Store the duration of a whole `make test` in seconds, for `make figures`."""
     whole = config.option.markexpr == _SUITE and config.args_source is pytest.Config.ArgsSource.TESTPATHS
     if whole and not config.option.keyword and not hasattr(config, "workerinput") and config.cache is not None:
         config.cache.set("suite/seconds", round(time.monotonic() - _BEGAN))
@@ -69,7 +71,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def forked_processes() -> Iterator[None]:
-    """Start processes of ours by forking, which saves their imports; copy clusters, which saves `initdb`."""
+    """Fork the processes of this project, which saves their imports; copy PostgreSQL clusters, which saves `initdb`."""
     with TemporaryDirectory(dir=_fast_folder()) as folder, forking(model := Path(folder) / "cluster"):
         copy_clusters(model)
         yield
@@ -84,13 +86,13 @@ def built_command() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def known_roots() -> Iterator[None]:
-    """Read the public roots once for each file that is trusted beside them, which takes 30 ms."""
-    made = functools.cache(lambda file, _version: tls_context(file))
+    """Cache TLS contexts by the file of additional CAs: reading the public CAs takes 30 ms."""
+    cached = functools.cache(lambda file, _version: tls_context(file))  # `_version` changes when the file does
 
     def remembered(file: str | None) -> ssl.SSLContext:
         path = Path(file or "/nowhere")
         version = path.stat() if path.is_file() else None
-        return made(file, version and (version.st_ino, version.st_mtime_ns, version.st_size))
+        return cached(file, version and (version.st_ino, version.st_mtime_ns, version.st_size))
 
     with mock.patch("openapi_tool.bootstrap.tls_context", remembered):
         yield
@@ -105,7 +107,7 @@ def stack() -> Iterator[EmbeddedStack]:
 
 
 def _fast_folder() -> Path | None:
-    """Return a folder in memory if there is plenty: a new database is 300 small files."""
+    """Return a folder in memory if much is free: creating a database writes 300 small files."""
     memory = Path("/dev/shm")  # noqa: S108 - the stack makes a folder of its own in it
     return memory if memory.is_dir() and shutil.disk_usage(memory).free > _PLENTY_BYTES else None
 
@@ -151,7 +153,7 @@ async def v1r3_caller(stack: EmbeddedStack, v1r3_database: str) -> AsyncIterator
 
 @pytest.fixture
 async def caller(stack: EmbeddedStack, database: str) -> AsyncIterator[Caller]:
-    """The kernel's side, with a project and an agent in its roster."""
+    """A kernel of protocol v1r4, with a project and an agent in its roster."""
     stack.upstream.rules()
     stack.upstream.clear_requests()
     async with Caller.connect(stack.postgres.dsn(database), stack.nats.url) as caller:

@@ -1,4 +1,4 @@
-"""`openapi-tool` with one command that crashes: it runs the code in the variable CRASH, with a secret at hand."""
+"""`openapi-tool` with one command that crashes: it runs the code in the variable CRASH, which can use SECRET."""
 
 from __future__ import annotations
 

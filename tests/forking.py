@@ -1,8 +1,9 @@
-"""Start `python -m openapi_tool…` and `python -m tests…` by forking a process that has the package imported already.
+"""Start `python -m openapi_tool…` and `python -m tests…` by forking a process that has already imported the package.
 
-Imports are most of what such a process costs. A child is as good as a fresh interpreter: it has a session, descriptors,
-an environment and arguments of its own, and runs its module as `__main__`. Linux only: children are handed to the test
-process by PR_SET_CHILD_SUBREAPER, so that `subprocess.Popen` waits for them as for its own.
+Imports are most of the cost of such a process. A forked child (of the "template" process) behaves like a fresh
+interpreter: it has its own session, descriptors, environment and arguments, and runs its module as `__main__`. Linux
+only: the test process sets PR_SET_CHILD_SUBREAPER and so becomes the parent of these children, whose direct parent ends
+at once. Then `subprocess.Popen` can wait for them.
 """
 
 from __future__ import annotations
@@ -35,17 +36,19 @@ _STARTERS = ("demo", "dev")
 """Commands of `openapi_tool` that start servers."""
 
 _PR_SET_CHILD_SUBREAPER = 36
-_INTERPRETER = ("PYTHON", "LC_", "LANG")  # what only a fresh interpreter obeys
+_INTERPRETER = ("PYTHON", "LC_", "LANG")  # prefixes of variables that an interpreter reads only at its start
+# Names of arguments of Popen._execute_child: descriptors of the child's stdin, stdout and stderr; all pipe ends;
+# and options for which the process is not forked unless they have a default value.
 _STREAMS = ("p2cread", "c2pwrite", "errwrite")
 _PIPES = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
 _NOT_FORKED = ("executable", "preexec_fn", "pass_fds", "shell", "gid", "gids", "uid")
 _DEFAULTS = (None, False, ())
 _Popen = subprocess.Popen
-_EXECUTE = inspect.signature(_Popen._execute_child)  # type: ignore[attr-defined]  # noqa: SLF001 - taking its place is the purpose
+_EXECUTE = inspect.signature(_Popen._execute_child)  # type: ignore[attr-defined]  # noqa: SLF001 - replaced on purpose
 
 
 class _Template:
-    """The process that is forked; it ends with the socket to it. Its children become children of this process."""
+    """This process's connection to the template, which ends when the socket `ours` is closed."""
 
     def __init__(self, ours: socket.socket) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -53,7 +56,7 @@ class _Template:
         self._lock = threading.Lock()
 
     def fork(self, request: Mapping[str, Any], streams: Sequence[int]) -> int:
-        """Return the process id of a new child."""
+        """Return the process id of a new child; `streams` are descriptors for it."""
         with self._lock:
             text = json.dumps(request).encode()
             socket.send_fds(self._socket, [len(text).to_bytes(4)], list(streams))
@@ -62,34 +65,34 @@ class _Template:
 
 
 class _Forked(_Popen[Any]):
-    """A Popen that forks the template for modules of ours."""
+    """A Popen that forks the template to run a module of this project."""
 
     template: _Template
 
     def _execute_child(self, *arguments: Any) -> None:
-        """Take the place of fork and exec, which is what CPython calls from 3.11 to 3.14."""
-        asked = _EXECUTE.bind(self, *arguments).arguments
-        environment = os.environ if asked["env"] is None else asked["env"]
-        if any(asked[name] not in _DEFAULTS for name in _NOT_FORKED) or not _is_ours(asked["args"], environment):
+        """Replace fork and exec: CPython 3.11 to 3.14 calls this method for them."""
+        given = _EXECUTE.bind(self, *arguments).arguments
+        environment = os.environ if given["env"] is None else given["env"]
+        if any(given[name] not in _DEFAULTS for name in _NOT_FORKED) or not _can_fork(given["args"], environment):
             super()._execute_child(*arguments)  # type: ignore[misc]
             return
-        streams = {number: asked[name] for number, name in enumerate(_STREAMS) if asked[name] >= 0}
-        _, _, module, *words = asked["args"]
+        streams = {number: given[name] for number, name in enumerate(_STREAMS) if given[name] >= 0}
+        _, _, module, *words = given["args"]  # python -m module …
         request = {
             "module": module,
             "arguments": [os.fspath(word) for word in words],
             "environment": dict(environment),
-            "folder": os.fspath(asked["cwd"] or Path.cwd()),
-            "new_session": bool(asked["start_new_session"]),
+            "folder": os.fspath(given["cwd"] or Path.cwd()),
+            "new_session": bool(given["start_new_session"]),
             "streams": list(streams),
         }
         self.pid = self.template.fork(request, list(streams.values()))
         self._child_created = True
-        self._close_pipe_fds(*(asked[name] for name in _PIPES))  # type: ignore[attr-defined]
+        self._close_pipe_fds(*(given[name] for name in _PIPES))  # type: ignore[attr-defined]
 
 
-def _is_ours(command: Any, environment: Mapping[str, str]) -> bool:
-    """Return whether a command runs a module of ours, in an environment that a forked interpreter can take on."""
+def _can_fork(command: Any, environment: Mapping[str, str]) -> bool:
+    """Return whether a command runs a module of this project, without variables that only a fresh interpreter reads."""
     if isinstance(command, str | bytes) or len(command) <= 2 or list(command[:2]) != [sys.executable, "-m"]:
         return False
     return command[2].split(".")[0] in _PACKAGES and not any(name.startswith(_INTERPRETER) for name in environment)
@@ -97,7 +100,7 @@ def _is_ours(command: Any, environment: Mapping[str, str]) -> bool:
 
 @contextmanager
 def forking(model: Path) -> Iterator[None]:
-    """Let `subprocess` fork a template for modules of ours; `model` as in `copy_clusters`."""
+    """Start a template, and let `subprocess` fork it in the block; `model` as in `copy_clusters`."""
     ours, theirs = socket.socketpair()
     command = [sys.executable, "-c", f"from tests.forking import serve; serve({theirs.fileno()}, {str(model)!r})"]
     environment = {"PATH": os.environ.get("PATH", ""), "PYTHONPATH": str(Path(__file__).parents[1])}
@@ -119,11 +122,11 @@ def _fork_from(ours: socket.socket) -> None:
 
 
 def serve(number: int, model: str) -> None:
-    """Run as template: import everything, then fork a child for each request on this socket."""
+    """Run as template: import everything, then fork a child for each request on the socket with descriptor `number`."""
     for module in _PRELOADED:
         __import__(module)
     build = typer.main.get_command = functools.cache(typer.main.get_command)
-    build(sys.modules["openapi_tool.cli"].app)  # the command line, which takes 50 ms
+    build(sys.modules["openapi_tool.cli"].app)  # building the command line takes 50 ms
     copy_clusters(Path(model))
     os.environ.pop("PYTHONPATH")
     gc.collect()
@@ -131,16 +134,17 @@ def serve(number: int, model: str) -> None:
     _answer(socket.socket(fileno=number))
 
 
-def _answer(asked: socket.socket) -> None:
-    """Fork a child for each request, until the socket is closed; in a child, run what was requested."""
-    with asked:
+def _answer(requests: socket.socket) -> None:
+    """Fork a child for each request, until the socket is closed; in a child, run the requested module."""
+    with requests:
         while True:
-            head, streams, _, _ = socket.recv_fds(asked, 4, len(_STREAMS))
+            head, streams, _, _ = socket.recv_fds(requests, 4, len(_STREAMS))
             if not head:
                 return
-            request = json.loads(_exactly(asked, int.from_bytes(head)))
+            request = json.loads(_exactly(requests, int.from_bytes(head)))
             read, write = os.pipe()
-            if not (between := os.fork()):  # its child's parent is, once it has ended, the one that asked
+            # Fork twice: when the process between has ended, the requesting process (subreaper) is the child's parent.
+            if not (between := os.fork()):
                 os.close(read)
                 if child := os.fork():
                     os.write(write, child.to_bytes(4))
@@ -150,14 +154,14 @@ def _answer(asked: socket.socket) -> None:
             os.close(write)
             child_id = os.read(read, 4)
             os.waitpid(between, 0)
-            asked.sendall(child_id)
+            requests.sendall(child_id)
             for fd in (read, *streams):
                 os.close(fd)
     _become(request, streams)
 
 
 def _become(request: Mapping[str, Any], streams: Sequence[int]) -> None:
-    """Take on a request's session, descriptors, folder, environment and arguments, and run its module."""
+    """Adopt the session, descriptors, folder, environment and arguments of a request, and run its module."""
     if request["new_session"]:
         os.setsid()
     for number, fd in zip(request["streams"], streams, strict=True):
@@ -172,7 +176,7 @@ def _become(request: Mapping[str, Any], streams: Sequence[int]) -> None:
     sys.argv = [request["module"], *request["arguments"]]
     if request["module"] == "openapi_tool" and any(word in _STARTERS for word in request["arguments"][:1]):
         _fork_own_template()
-    if request["module"] != "openapi_tool":  # runpy warns of a module that was imported and is now run
+    if request["module"] != "openapi_tool":  # runpy warns if a module that it runs is already imported
         sys.modules.pop(request["module"], None)
     _run(request["module"])
 
@@ -180,8 +184,8 @@ def _become(request: Mapping[str, Any], streams: Sequence[int]) -> None:
 def _run(module: str) -> None:
     """Run a module as `__main__` and end this process.
 
-    It ends without clearing all that the template has imported, which would take a third of a short process: only what
-    the module has made is collected, so that objects that complain when they are deleted do so.
+    Modules are not cleared, which would take a third of the time of a short process. But garbage is collected, so that
+    objects that warn when they are deleted (such as unclosed files) do so.
     """
     code: Any = None
     try:
@@ -189,8 +193,8 @@ def _run(module: str) -> None:
     except SystemExit as end:
         if not isinstance(code := end.code, int | None):
             raise
-    threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001 - what the interpreter does first
-    atexit._run_exitfuncs()  # noqa: SLF001 - and second
+    threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001 - first step of the interpreter's exit
+    atexit._run_exitfuncs()  # noqa: SLF001 - second step
     gc.collect()
     with suppress(OSError, ValueError):  # a stream that cannot be flushed is left to the interpreter
         sys.stdout.flush()
@@ -200,21 +204,21 @@ def _run(module: str) -> None:
 
 
 def _fork_own_template() -> None:
-    """Fork a template for the servers that this process starts, whose parent it must be."""
+    """Fork another template for the servers that this process starts: it must be their parent."""
     ours, theirs = socket.socketpair()
     if os.fork():
         theirs.close()
         _fork_from(ours)
         return
     ours.close()
-    os.setsid()  # Ctrl-C is for the one that starts them
+    os.setsid()  # Ctrl-C must reach only the process that starts the servers
     _answer(theirs)
     sys.exit()
 
 
 def _stream(number: int, mode: str, errors: str, *, line_buffering: bool = False) -> TextIO:
-    """Open a standard stream afresh: the template's own says whether the template has a terminal."""
-    stream = open(number, mode, errors=errors, closefd=False)  # noqa: SIM115 - a descriptor, for good
+    """Open a standard stream anew: the template's stream was opened for the template's file or terminal."""
+    stream = open(number, mode, errors=errors, closefd=False)  # noqa: SIM115 - stays open until the end
     if isinstance(stream, TextIOWrapper) and line_buffering:
         stream.reconfigure(line_buffering=True)
     return cast("TextIO", stream)

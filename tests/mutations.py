@@ -1,7 +1,7 @@
-"""Checks that guard money, identity, secrets and loss; how to disable each, and the test that then fails.
+"""Checks that guard money, identity, secrets and loss: the change that disables each, and the test that then fails.
 
-`make mutations` makes each change in a copy of the project and runs its test there. For everything else use a mutation
-tester by hand: CONTRIBUTING.md says how.
+`make mutations` makes each change in a copy of the project and runs its test there. For other code use a mutation
+tester by hand (CONTRIBUTING.md).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Mutation:
-    """One change: `old`, which stands once in `file` (below `openapi_tool/`), becomes `new`, and `test` must fail."""
+    """One change: `old`, which occurs once in `file` (below `openapi_tool/`), becomes `new`, and `test` must fail."""
 
     file: str
     old: str

@@ -74,6 +74,9 @@ HEADERS = {
 BODY = {"tool_call_card_id": "card", "tool_name": "jina_search", "after_execution": "suspend"}
 
 
+# Builders of valid objects of one call; each argument replaces the valid value.
+
+
 def delivery(
     headers: Mapping[str, str] | None = None, body: object = None, *, subject: str = SUBJECT, data: bytes | None = None
 ) -> Delivery:
@@ -173,14 +176,15 @@ async def dead_letters(caller: Caller) -> list[dict[str, Any]]:
 
 
 def memory_limit(kept_bytes: int, concurrency: int) -> int:
-    """Return the bytes that a process may use, as the chart computes them from the budgets and the concurrent calls."""
+    """Return a process's memory limit in bytes, as the chart computes it; `kept_bytes` is the sum of its budgets."""
     return 128 * 2**20 + kept_bytes * 5 // 4 + concurrency * 2**20
 
 
 def each(names: str | tuple[str, ...], cases: Iterable[Any]) -> Callable[[Callable[..., Any]], Any]:
-    """Run one test for all cases of a corpus, in a loop; `parametrize` would make a test of each case.
+    """Run one test for all cases of a corpus, in a loop: `parametrize` would pay the overhead of a test for each.
 
-    All cases are run. Raises an ExceptionGroup of those that failed, each with a note that names its case.
+    `names` are parameters of the test, as in `parametrize`. All cases are run, also after a failure. The failures are
+    raised as an ExceptionGroup, each with a note that names its case.
     """
     wanted = names if isinstance(names, tuple) else (names,)
     listed = [dict(zip(wanted, case if isinstance(names, tuple) else (case,), strict=True)) for case in cases]
@@ -212,7 +216,7 @@ def each(names: str | tuple[str, ...], cases: Iterable[Any]) -> Callable[[Callab
 
 @contextmanager
 def _failures() -> Iterator[list[Exception]]:
-    """Collect failures and raise all of them in the end."""
+    """Yield a list for failures; at the end raise all that it contains."""
     failures: list[Exception] = []
     yield failures
     if failures:
@@ -221,31 +225,31 @@ def _failures() -> Iterator[list[Exception]]:
 
 @contextmanager
 def _noted(case: Mapping[str, Any], failures: list[Exception]) -> Iterator[None]:
-    """Keep the failure of a case, so that the next one is run."""
+    """Add the failure of a case to `failures` instead of raising it, so that the next case is run."""
     try:
         yield
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is raised in the end
+    except Exception as error:  # noqa: BLE001 - `_failures` raises it at the end
         error.add_note(f"case: {case!r}"[:_NOTE_CHARS])
         failures.append(error)
 
 
-# How much memory a piece of work took at its peak, allocations of Rust and C included.
+# Peak memory of a piece of work, read from /proc, so that it includes allocations of Rust and C.
 
 
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
-_RESET_PEAK = "5"
+_RESET_PEAK = "5"  # written to clear_refs, resets VmHWM (proc(5))
 
 
 @contextmanager
 def peak_growth() -> Iterator[Callable[[], int]]:
-    """Yield a function that returns by how many bytes this process has grown at most, also after the block."""
+    """Yield a function that returns this process's peak growth since now in bytes; it may be called after the block."""
     _CLEAR.write_text(_RESET_PEAK)
     before = _bytes("VmRSS")
     yield lambda: _bytes("VmHWM") - before
 
 
 def resident_bytes() -> int:
-    """Return the resident size of this process."""
+    """Return the resident memory of this process."""
     return _bytes("VmRSS")
 
 
@@ -254,7 +258,7 @@ def _bytes(key: str) -> int:
     return int(line.split()[1]) * 1024
 
 
-# The database role that executors log in as: it may do what `openapi-tool sql grants` prints, and nothing else.
+# The database role of executors. It has only the privileges that `openapi-tool sql grants` prints.
 
 
 ROLE = "openapi_tool"
@@ -262,7 +266,7 @@ _PASSWORD = secrets.token_urlsafe(18)
 
 
 async def make_role(dsn: str, role: str = ROLE, *, registration: bool = False) -> None:
-    """Make the role, if it is not there, and give it its grants in this database."""
+    """Create the role if it is missing, and grant it its privileges; `registration` adds those of `tools apply`."""
     connection = await asyncpg.connect(dsn)
     if not await connection.fetchval("select exists (select from pg_roles where rolname = $1)", role):
         await connection.execute(f"create role {quoted_role(role)} login password '{_PASSWORD}'")
@@ -271,7 +275,7 @@ async def make_role(dsn: str, role: str = ROLE, *, registration: bool = False) -
 
 
 def dsn_of(stack: EmbeddedStack, database: str, role: str = ROLE, *, at: str = "") -> str:
-    """Return the executor's connection string; `at` replaces the stack's `host:port`, or several with commas."""
+    """Return the executor's connection string; `at` replaces the stack's `host:port`, and may list several."""
     return f"postgresql://{role}:{_PASSWORD}@{at or f'127.0.0.1:{stack.postgres.port}'}/{database}"
 
 
@@ -279,11 +283,11 @@ INTRODUCED = re.compile(r"\[Untrusted web content between marks (\d{6,}): ")
 
 
 def framed_items(content: str) -> list[str]:
-    """Return the web content of each frame, character by character. Raises AssertionError for a broken frame."""
-    introduced = INTRODUCED.findall(content)
-    if not introduced:
+    """Return the exact web content of each frame. Raises AssertionError for a broken frame."""
+    marks = INTRODUCED.findall(content)
+    if not marks:
         return []
-    mark = introduced[0]
+    mark = marks[0]
     begun = re.findall(rf"^\[{mark}\] ", content, re.MULTILINE)
     found = re.findall(rf"^\[{mark}\] (.*?)\n(?=\[{mark}[ \]])", content, re.MULTILINE | re.DOTALL)
     assert len(begun) == len(found) > 0
@@ -291,15 +295,15 @@ def framed_items(content: str) -> list[str]:
 
 
 def repeated_lines(content: str) -> list[int]:
-    """Return how many lines each item of a later part begins with that an earlier part has shown."""
+    """Return for each item of a later part the number of its first lines that an earlier part has shown already."""
     notes = re.findall(r"^\[Continued: .*?\]$", content, re.MULTILINE)
     found = [re.search(r"its first (?:(\d+) lines are|line is) repeated", note) for note in notes]
     return [0 if lines is None else int(lines[1] or 1) for lines in found]
 
 
 def copy_clusters(model: Path) -> None:
-    """Fill the clusters of this process from the folder `model`, which the first one makes; passwords differ."""
-    initialize = PostgresServer._initialize  # noqa: SLF001 - taking its place is the purpose
+    """Replace `initdb`: copy new clusters from the folder `model`, which the first one creates; passwords differ."""
+    initialize = PostgresServer._initialize  # noqa: SLF001 - replaced on purpose
 
     def fill(self: PostgresServer, data: Path, password: Path) -> None:
         if model.exists():
@@ -310,19 +314,19 @@ def copy_clusters(model: Path) -> None:
             part = model.with_name(f"{model.name}-{os.getpid()}-{id(self)}")
             part.mkdir()
             _copy(data, part)
-            with suppress(OSError):  # another one was first
+            with suppress(OSError):  # another process has created it meanwhile
                 part.rename(model)
 
     PostgresServer._initialize = fill  # type: ignore[method-assign]  # noqa: SLF001 - as above
 
 
 def _copy(source: Path, target: Path) -> None:
-    """Copy what a folder holds, with owners and modes."""
+    """Copy the contents of a folder with owners and modes."""
     subprocess.run(["cp", "-a", f"{source}/.", target], check=True)  # noqa: S603, S607 - a standard program
 
 
 def _set_password(server: PostgresServer, data: Path, password: str) -> None:
-    """Change the password of a cluster that does not run."""
+    """Change the password of a stopped cluster."""
     subprocess.run(  # noqa: S603 - the server's own program
         [server._bin / "postgres", "--single", "-D", data, "-c", "fsync=off", "-j", "postgres"],  # noqa: SLF001 - its own
         input=f"alter role {USER} password '{password}';\n\n".encode(),
@@ -337,12 +341,12 @@ CHART = Path(__file__).parent.parent / "helm" / "openapi-tool"
 
 
 def rendered(values: Mapping[str, Any] | None = None, *, name: str = "r") -> list[dict[str, Any]]:
-    """Return every object in the order of its templates. Raises HelmError for values that are refused."""
+    """Return all objects of the chart, in the order of the templates. Raises HelmError for values that it refuses."""
     return _rendered(json.dumps(values or {}, sort_keys=True), name)
 
 
 def notes(values: Mapping[str, Any] | None = None) -> str:
-    """Return what `helm install` prints."""
+    """Return the text that `helm install` prints."""
     texts = _chart().render(dict(values or {}), name="r", namespace="n")
     return next(text for path, text in texts.items() if path.endswith("NOTES.txt"))
 
@@ -355,7 +359,7 @@ def _rendered(values: str, name: str) -> list[dict[str, Any]]:
 
 @cache
 def _documents(text: str) -> list[dict[str, Any]]:
-    """Return what a file of YAML holds; most files are the same whatever the values are."""
+    """Return the YAML documents of a rendered file. Cached, since most files do not depend on the values."""
     return [document for document in yaml.load_all(text, Loader=yaml.CSafeLoader) if document]
 
 
@@ -373,7 +377,7 @@ def objects_of(values: Mapping[str, Any] | None = None) -> dict[str, list[dict[s
 
 
 RETRIES = {"no": (False, 0), "once": (True, ONCE), "yes": (True, SOME), "later": (True, 0)}
-"""`retryable` and `max_retries` by the words of the error table; `later` is not within the call."""
+"""`retryable` and `max_retries` by the words that tests of errors use; `later` is retryable, but not in this call."""
 
 _REQUEST = UpstreamRequest("POST", "r.jina.ai", "/", {"Accept": "application/json"}, b"{}")
 _REMEDY = re.compile(r"\b(try|use|call|ask|read|shorten|correct|wait|change|check|operator)\b")
@@ -384,7 +388,7 @@ _CLASS_NAME = re.compile(r"\b[A-Z]\w*Error\b|\bError:")
 async def fetched(
     status: int, headers: Mapping[str, str], body: bytes, failures: FailureTable = FAILURES
 ) -> dict[str, Any]:
-    """Return the client's result for this answer. Raises ToolError."""
+    """Return the body that the client gets for a response with these values. Raises ToolError."""
     request = replace(_REQUEST, failures=failures)
     sent = httpx.Headers(dict(headers), encoding="latin-1")
     transport = httpx.MockTransport(lambda _: httpx.Response(status, headers=sent, content=body))
@@ -412,5 +416,5 @@ def assert_for_a_model(error: ToolError) -> None:
 
 
 def retry(error: ToolError) -> str:
-    """Return the word of the error table for the retries of an error."""
+    """Return the word of RETRIES for an error."""
     return next(word for word, decision in RETRIES.items() if decision == (error.retryable, error.max_retries))

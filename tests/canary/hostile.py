@@ -1,6 +1,6 @@
 """Executor that fails on demand: exceptions with secrets at every fault point, verbose libraries, leaks, a crash.
 
-A file `raise` in the folder CANARY_FOLDER contains the next failure, which happens once.
+The file `raise` in the folder CANARY_FOLDER names the next failure; the executor deletes it and fails once.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def values() -> list[str]:
 
 
 def demanded(what: str) -> bool:
-    """Return whether the run demands this failure now; True once per demand."""
+    """Return whether the run demands this failure now, and delete the demand."""
     file = Path(os.environ[FOLDER_VARIABLE]) / DEMANDED
     if not file.is_file() or file.read_text() != what:
         return False
@@ -50,7 +50,7 @@ def demanded(what: str) -> bool:
 
 
 def fail() -> None:
-    """Raise an exception that contains every secret, caused by another one that does."""
+    """Raise an exception that contains every secret, caused by another one that contains a secret."""
     try:
         int(values()[0])
     except ValueError as error:

@@ -48,7 +48,7 @@ _SPECIALS = "+/=%&<>~_ "
 """Characters between head and tail that encodings write differently."""
 
 _DIGITS = 12
-_KEPT_DIGITS = slice(2, 11)  # of a float's text: after the point, before rounded digits
+_KEPT_DIGITS = slice(2, 11)  # part of a float's text: after the point, before the digits that rounding changes
 _MARKDOWN = re.compile(r"([^\w\s]|_)")
 """Characters that the reader escapes in a page: punctuation may be Markdown there."""
 
@@ -63,7 +63,7 @@ class Canary:
 
     @property
     def value(self) -> str:
-        """Value that is set."""
+        """The secret itself."""
         return f"{self.head}{self.specials}{self.tail}"
 
     @property
@@ -194,7 +194,7 @@ _HOSTS = ("s.jina.ai", "r.jina.ai")
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """Received request; `silent` if the model's own arguments contained secrets."""
+    """Received request; `silent` if the arguments of the call contained secrets themselves."""
 
     host: str
     target: str
@@ -206,7 +206,7 @@ class Received:
         return f"{self.target} {dict(self.headers)} {self.body.decode()}"
 
     def elsewhere(self, keys: Iterable[str], fields: Mapping[str, str]) -> bytes:
-        """Return the request without its expected secrets: a key as bearer of a known host, each field once."""
+        """Return the request without its expected secrets: `keys` as bearer of a known host, each of `fields` once."""
         bearers = {f"Bearer {key}".encode() for key in keys} if self.host in _HOSTS else set()
         headers = [
             name + b": " + value
@@ -366,7 +366,7 @@ def odd_canaries(names: Iterable[str]) -> dict[str, Canary]:
 
 
 def odd_commands(canaries: Mapping[str, Canary], postgres_port: int, nats_port: int) -> Iterator[tuple[str, Command]]:
-    """Yield each command with each of `odd_canaries` as password of its connection string or URL."""
+    """Yield commands with each of `odd_canaries` as password of their connection string or URLs."""
     for name, canary in canaries.items():
         database = {"PG_DSN": f"postgresql://canary:{canary.value}@127.0.0.1:{postgres_port}/canary"}
         server = f"canary:{canary.value}@127.0.0.1:{nats_port}"
@@ -424,7 +424,7 @@ def _killed_after(process: subprocess.Popen[bytes], seconds: float) -> Iterator[
 
 
 _ELSEWHERE = ("locale", "url", "q", "customHeader.X-Leak", "userAgent ", "proxyUrl", "setCookies", "unknown.deep.er")
-"""Names of `envs` whose value a page, a URL or a third party would see."""
+"""Names in `envs` whose value would reach a page, a URL or a third party."""
 
 _OWN = (
     *("PG_DSN", "PGPASSWORD", "NATS_SERVERS", "OPENAPI_TOOL__NATS__PASSWORD", "OPENAPI_TOOL__SESSION__KEY"),
@@ -639,7 +639,7 @@ async def _echoes(scene: Scene, statuses: Sequence[int]) -> None:
 
 
 async def _batches(scene: Scene) -> None:
-    """Run batches with one successful item, and one with none."""
+    """Run three batches with one successful item, and one without any."""
     for first in (PAGE["url"], PAGE["url"], PAGE["url"], f"{FAILS}0"):
         await scene.call("jina_many", {"urls": [first, *(f"{FAILS}{number}" for number in range(1, 10))]})
 
@@ -758,7 +758,7 @@ STATUSES = (200, 302, 400, 401, 402, 422, 429, 451, 503)
 
 
 def _sent(scene: Scene) -> dict[str, bytes]:
-    """Return what upstream and proxy received, without the secrets that belong there, and arguments of a model."""
+    """Return what upstream and proxy received, without expected secrets and without requests that are `silent`."""
     received = scene.upstream.received
     keys = [scene.canaries[name].value for name in KEYS]
     fields = {parameter: scene.canaries[name].value for parameter, name in FIELDS.items()}

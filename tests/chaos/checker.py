@@ -1,26 +1,25 @@
 """Periods of faults, and the check of every call of a run.
 
-The journal has `{"outage": why, "began": s, "since": s, "until": s, "over": s, "deliveries": n}` for every outage and
-`{"probe": replica, "at": s, "ready": bool}` for every response of `/readyz`, in seconds since the epoch.
-
 The journal has one JSON object per line, with times in seconds since the epoch:
 
 - `{"call": …}`: a command that was sent;
 - `{"crash": time}`: a process was killed, or, with `dead_s`, frozen for as long;
 - `{"fault": kind, "began": time, "ended": time}`: a fault was injected;
 - `{"discarded": sequence, "cause": word, "at": time}`: an executor logged that it discarded a dead letter;
-- outages and responses of `/readyz`: see `periods`.
+- `{"dead_letter": call id, "at": time}`: a fault removed a dead letter that was written at this time;
+- `{"outage": why, "began": time, "since": time, "until": time, "over": time, "deliveries": number}`: see `Outage`;
+- `{"probe": replica, "at": time, "ready": bool}`: a response of `/readyz`.
 
 A call is
 
-- answered if it has one result card, one inbox row and one report edge that belong together, or a dead letter. If its
-  result cannot reach any turn, and the stream of dead letters was full, the log line about the discarded letter counts
-  as one, since a full stream must not keep a command from being settled;
+- answered if it has one result card, one inbox row and one report edge that belong together, or a dead letter. If the
+  stream of dead letters was full, the log line about the discarded dead letter counts as one: a full stream must not
+  prevent the settlement of a command;
 - lost if its command reached the stream, but it was not answered within `deadline_s` of its placement, outages not
   counted; `late` lists those that were answered later;
 - doubled if it has more than one card, row or edge;
-- refused if it got only a dead letter although a turn waited, or a failure although it had time left (as it must where
-  the upstream fails, or a limit refuses calls of a flood);
+- refused if it got only a dead letter although a turn waited, or a failure although it had time left. Profiles with
+  upstream errors or limits cause such failures, and do not judge this finding;
 - requested too late if the upstream received a request for it after `DEADLINE_S`.
 """
 
@@ -58,8 +57,8 @@ Span = tuple[float, float]
 class Outage:
     """A period in which no call could be finished.
 
-    A fault takes time to take effect and to be undone: calls surely fail from `since` to `until`, and may fail from
-    `began` to `over`. `deliveries` counts those of the durable in between, None if NATS did not respond.
+    A fault needs time to take effect and to be undone: calls certainly fail from `since` to `until`, and may fail from
+    `began` to `over`. `deliveries` counts deliveries of the durable meanwhile, None if NATS did not respond.
     """
 
     why: str
@@ -207,8 +206,8 @@ _EARLY_FAILURE_S = 25.0
 class Journal:
     """Parsed journal of a run: `calls` by id, `crashes` as (from, to), faults, outages, responses of `/readyz`.
 
-    `letters`: when dead letters that a fault has removed were written, by call. `discarded`: executors' log lines about
-    dead letters that they could not store.
+    `letters`: by call, the time at which a dead letter was written that a fault removed later. `discarded`: executors'
+    log lines about dead letters that they could not store.
     """
 
     calls: Mapping[str, Mapping[str, Any]]
@@ -319,9 +318,9 @@ def read_journal(path: Path) -> Journal:
 
 
 def discarded_letters(journal: Journal) -> dict[str, float]:
-    """Return when executors discarded the dead letters of unanswerable commands, by call.
+    """Return, by call, the time at which an executor discarded the dead letter of an unanswerable command.
 
-    Only those count that were discarded for a full stream while a fault kept it full.
+    A discarded dead letter counts only if its cause is a full stream, and a fault kept the stream full at that time.
     """
     full = [outage for outage in journal.outages if outage.why == f"{DEAD_LETTERS} full"]
     at = {
@@ -346,7 +345,7 @@ def late_calls(journal: Journal, answered_at: Mapping[str, float], deadline_s: f
 
 
 def faults_during(journal: Journal, call_ids: Iterable[str]) -> Counter[str]:
-    """Return the number of calls during which each kind of fault was injected, up to their deadline."""
+    """Return for each kind of fault the number of calls in whose time, up to the deadline, it was injected."""
     return Counter(
         fault["fault"]
         for placed_at in (journal.calls[call_id]["placed_at"] for call_id in call_ids)
@@ -356,7 +355,7 @@ def faults_during(journal: Journal, call_ids: Iterable[str]) -> Counter[str]:
 
 
 def most_in_a_minute(times: Iterable[float]) -> int:
-    """Return the largest number of times (seconds) in any window of 60 s."""
+    """Return the largest number of `times` (in seconds) in any window of 60 s."""
     ordered, most, first = sorted(times), 0, 0
     for last, at in enumerate(ordered):
         while at - ordered[first] >= _MINUTE_S:
@@ -377,7 +376,7 @@ def _query(request: Mapping[str, Any]) -> Any:
 
 
 def dead_lettered(letters: Iterable[Message]) -> dict[str, float]:
-    """Return when dead letters were written, by call id, which is the body of a command without headers."""
+    """Return the time of each dead letter by call id, which a command without headers has in its body."""
     found = {}
     for letter in letters:
         record = json.loads(letter.data)

@@ -25,7 +25,7 @@ FROZEN_S = 8.0
 _POLL_S = 0.05
 _POLLS = 60
 _MAX_DOWNTIME_S = 1.0
-_BURST = 20  # more responses than requests of a second
+_BURST = 20  # more error responses than the load requests in a second
 
 
 async def kill(run: Run) -> int:
@@ -110,7 +110,7 @@ _MAX_ROUNDS = 5
 
 
 def upstream_fault(seconds: float, **rule: Any) -> Callable[[Run], Awaitable[int]]:
-    """Return a fault: the double answers every request by `rule` for `seconds`. The hits are its requests."""
+    """Return a fault: for `seconds` the double answers every request by `rule`. These requests are the hits."""
 
     async def inject(run: Run) -> int:
         before, hits = len(await asyncio.to_thread(run.stack.upstream.requests)), 0

@@ -44,7 +44,7 @@ DATABASE, DURABLE = "chaos", default_durable("v1r4", "jina")
 RECORDING = "s-post-json"
 EXECUTOR = "tests.chaos.fail_points"
 _POLL_S = 0.05
-_POLLS = 60  # 3 s
+_POLLS = 60  # for 3 s
 _NATS_TIMEOUT_S = 2.0
 
 
@@ -52,7 +52,7 @@ _NATS_TIMEOUT_S = 2.0
 class Replica:
     """One executor, and the port of its health server.
 
-    `under_fault`: a fault has stopped it, so it gets no other fault and is not restarted.
+    `under_fault`: a fault has stopped the process, so it gets no other fault and is not restarted.
     """
 
     process: ExecutorProcess
@@ -161,7 +161,7 @@ class Run:
         return {kind for kind, count in self.faults.items() if count["hit"]}
 
     async def delivered(self) -> int | None:
-        """Return the number of deliveries of the durable, None if NATS does not answer at once."""
+        """Return the number of deliveries of the durable, None if NATS does not respond within 2 s."""
         try:
             async with asyncio.timeout(_NATS_TIMEOUT_S), nats_client(self.addresses.nats_urls) as client:
                 info = await client.jetstream().consumer_info(COMMANDS, DURABLE)
@@ -416,7 +416,7 @@ class PgBouncer:
 
     @staticmethod
     def missing() -> str | None:
-        """Return why it cannot be started here, None if it can."""
+        """Return why PgBouncer cannot be started here, None if it can."""
         return None if shutil.which(_PGBOUNCER) else f"{_PGBOUNCER} is not installed (Debian package pgbouncer)"
 
     def _write(self, path: Path, text: str) -> None:
@@ -426,7 +426,7 @@ class PgBouncer:
             os.chown(path, self._identity["user"], self._identity["group"])
 
     def start(self) -> None:
-        """Start, after a stop on the same port. Raises ServerFailed."""
+        """Start; a restart keeps the port. Raises ServerFailed."""
         log = self._folder / "pgbouncer.log"
         self.process = ServerProcess("PgBouncer", [_PGBOUNCER, self._config], self._guard, log, identity=self._identity)
         self.process.start(lambda: accepts(self.port))

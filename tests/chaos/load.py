@@ -26,6 +26,8 @@ from tests.chaos.fail_points import KILLER
 PROJECT, AGENT = "proj_chaos", "agent_chaos"
 FLOODER = "proj_flood"
 QUICK_S, SLOW_S, SLOW_SHARE = 0.05, 3.0, 0.05
+"""Seconds of quick and of slow upstream responses, and the share of slow ones."""
+
 TOOL = {
     "tool_name": "jina_search",
     "target_subject": "cg.v1r4.{project_id}.{channel_id}.cmd.tool.jina.search",
@@ -43,7 +45,7 @@ _NUMBER_OFFSET = 1_000_000
 """Added to the numbers of the second kernel's calls, so that no two kernels have the same query."""
 
 _CONNECT_OPTIONS = {"max_reconnect_attempts": -1, "reconnect_time_wait": 0.25, "ping_interval": 1, "connect_timeout": 1}
-"""Notice a frozen server within seconds; otherwise hardly any call is placed while it is frozen."""
+"""Detect a frozen server within seconds: otherwise hardly any call would be placed while it is frozen."""
 _OUTAGES = (
     asyncpg.PostgresError,
     asyncpg.InterfaceError,
@@ -56,7 +58,7 @@ _OUTAGES = (
 
 @dataclass(slots=True)
 class Journal:
-    """Journal of a run, one JSON object per line; `checker.py` lists them."""
+    """Journal of a run, one JSON object per line; `checker.py` describes them."""
 
     path: Path
 
@@ -105,7 +107,7 @@ class Load:
             await caller.set_up_project(project, AGENT, [TOOL])
 
     async def run(self, calls: int, per_second: float) -> None:
-        """Place `calls` calls at the given rate, even if earlier ones are slow to place."""
+        """Place `calls` calls at the given rate, without waiting until earlier ones are placed."""
         began = time.monotonic()
         async with asyncio.TaskGroup() as group:
             for number in range(calls):

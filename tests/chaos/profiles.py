@@ -174,7 +174,7 @@ class Cluster(Profile):
 
 
 async def until_led(urls: list[str], led: Callable[[JetStreamContext], Awaitable[bool]]) -> float:
-    """Wait until `led` holds. Return when it last did not, in seconds since the epoch, 0 if never.
+    """Wait until `led` holds. Return when it did not hold for the last time (seconds since the epoch), or 0.
 
     Raises TimeoutError.
     """
@@ -218,7 +218,7 @@ _SHORT_ACK_WAIT_S = 1.0
 class Admin(Profile):
     """One server. Each change is undone if executors have not undone it, so that it does not hide the next one.
 
-    The durable is deleted first: creating it again would redeliver what later changes lose.
+    The durable is deleted before other changes: a new durable redelivers commands, which would hide later losses.
     """
 
     def faults(self) -> Mapping[str, Fault]:

@@ -1,6 +1,6 @@
-"""Run replicas under load while faults are injected, then check what they left.
+"""Run replicas under load while faults are injected, then check every call.
 
-The last line printed is one JSON object; the exit code is 0 only if no finding that the profile judges fails.
+The last line printed is one JSON object. The exit code is 0 only if none of the findings that the profile judges fails.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def failures(found: Mapping[str, Any], profile: Profile) -> list[str]:
 
 
 async def prepare(profile: Profile, options: Options, exits: AsyncExitStack) -> Run:
-    """Return a run whose database is ready, with replicas not yet started and a load not yet placed."""
+    """Return a run whose database is ready; start neither replicas nor load."""
     stack = profile.stack
     folder = stack.folder / f"chaos-{options.seed}-{time.monotonic_ns()}"
     folder.mkdir()
@@ -160,7 +160,7 @@ async def findings(run: Run, deadline_s: float, per_minute: float = math.inf) ->
 
 
 async def _older_findings(run: Run) -> dict[str, Any]:
-    """Return the findings of the checker for the second kernel, which had the same faults."""
+    """Return the findings of the checker for the second kernel; copy the faults, which hit both, to its journal."""
     path = run.folder / f"journal-{OLDER}"
     lines = run.journal.path.read_text().splitlines(keepends=True)
     with path.open("a") as journal:
@@ -227,13 +227,13 @@ async def _keep_up_load(
 ) -> None:
     """Continue the load until the faults have been injected, and then until replicas can be ready again."""
     give_up = time.monotonic() + options.hit_all_within_s
-    second = round(options.per_second)  # calls of a second
+    one_second = round(options.per_second)  # number of calls
     if profile.endless:
         while run.hit != set(kinds) and time.monotonic() < give_up:
-            await profile.place(run, second, options.per_second)
+            await profile.place(run, one_second, options.per_second)
         return
     while not injector.done():
-        await profile.place(run, second, options.per_second)
+        await profile.place(run, one_second, options.per_second)
     await profile.place(run, round((REACTION_S + 1) * options.per_second), options.per_second)
 
 

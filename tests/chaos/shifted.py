@@ -1,6 +1,7 @@
-"""`serve` with a wall clock that is off by `OFFSET_VARIABLE` seconds, and an hour ahead of that after its jump.
+"""`serve` with a wall clock that is off by `OFFSET_VARIABLE` seconds.
 
-It jumps when the file that `JUMP_VARIABLE` names is created. The monotonic clock is unchanged.
+When the file that `JUMP_VARIABLE` names is created, the clock jumps forward by an hour. The monotonic clock is
+unchanged.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ def _offset_s() -> float:
 
 
 class _Datetime(type):
-    """`datetime` with a shifted `now`; its values are real ones, so that encoders accept them."""
+    """`datetime` with a shifted `now`. It creates instances of the real `datetime`, so that encoders accept them."""
 
     def __instancecheck__(cls, value: object) -> bool:
         return isinstance(value, datetime)

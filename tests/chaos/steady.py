@@ -33,7 +33,7 @@ _SOAK_WARM_UP_S = 120.0
 
 
 async def under_load(seconds: float, replicas: int, work: Callable[[Run], Awaitable[dict[str, Any]]]) -> dict[str, Any]:
-    """Do `work` while calls are placed; return its findings and those of the checker."""
+    """Do `work` while calls are placed; return its findings, and those of the checker that matter here."""
     options = Options(calls=round(seconds * PER_SECOND), per_second=PER_SECOND, replicas=replicas)
     with EmbeddedStack() as stack:
         run = await prepare(Standard(stack), options, AsyncExitStack())
@@ -54,7 +54,7 @@ async def under_load(seconds: float, replicas: int, work: Callable[[Run], Awaita
 
 
 async def restarts(run: Run) -> dict[str, Any]:
-    """Return the seconds from the end of a restart until 90 % of the rate are answered again."""
+    """Return the seconds from the end of each restart until results are written at 90 % of the rate again."""
     found = {}
     for name, restart in {"postgres": restart_postgres, "nats": restart_nats}.items():
         await asyncio.sleep(_WARM_S)

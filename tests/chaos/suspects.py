@@ -1,4 +1,4 @@
-"""Results of calls whose executor was killed twice while it ran them, with and without a poison call.
+"""Measure the results of calls whose executor is killed twice while it runs them, by SIGKILL or by a poison call.
 
 `python -m tests.chaos.suspects [--poison]` prints one JSON object.
 """

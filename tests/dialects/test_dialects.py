@@ -123,7 +123,7 @@ GARBAGE = b'{"tool_call_id": "same", "agent_id": 7}'
 
 @pytest.fixture
 async def environment(kernels: Kernels) -> dict[str, str]:
-    """Settings of both kernels, with the kernels' own database users."""
+    """Return settings of both kernels, with the owner of the databases as user."""
     databases = {
         version: await one.database.fetchval("select current_database()") for version, one in kernels.callers.items()
     }

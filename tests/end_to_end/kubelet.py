@@ -1,7 +1,7 @@
 """Minimal kubelet that runs a rendered container: environment, files, user, probes and termination.
 
 Without containers: volumes are folders, and paths below their mounts are rewritten in environment and arguments. As
-root the process gets the container's user and a read-only file system; otherwise those of the test.
+root the process gets the container's user and a read-only file system; otherwise user and file system of the test.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ _SCRIPT = Path(sys.executable).parent / "openapi-tool"
 _ENTRY_POINT = (
     [sys.executable, "-m", "openapi_tool"] if _SCRIPT.read_bytes().startswith(b"#!/bin/sh") else [str(_SCRIPT)]
 )
-"""In a folder with a space in its path pip writes a shell script, which another user may not be able to run."""
+"""The installed script, or the module: in a folder with a space in its path pip writes a shell script instead, which
+another user may not be able to run."""
 
 _PROBE_S = 5.0
 _POLL_S = 0.02
@@ -104,7 +105,7 @@ class Pod:
     def start(self) -> tuple[float, float]:
         """Start it and wait as the kubelet does: startup first, then readiness.
 
-        Returns CPU seconds and seconds until ready; the latter measure also what else the machine does.
+        Returns CPU seconds, and seconds until ready, which depend on other load of the machine.
         """
         began, limit_s = time.monotonic(), self._patience_s("startup")
         self.process.start(lambda: True)
@@ -149,10 +150,10 @@ class Pod:
 
 
 def isolated(folder: Path, user: int) -> list[str]:
-    """Return the prefix of a command that is to run as `user` on a read-only file system; `folder` is tried.
+    """Return the prefix of a command that runs as `user` on a read-only file system; it fails if `folder` is writable.
 
-    Empty where that is impossible: as another user than root, in a container without CAP_SYS_ADMIN, or with an
-    interpreter in a folder that is closed to other users.
+    Return an empty list where that is impossible: as another user than root, in a container without CAP_SYS_ADMIN, or
+    with an interpreter in a folder that is closed to other users.
     """
     if not _can_isolate():
         return []

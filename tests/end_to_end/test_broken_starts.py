@@ -131,7 +131,7 @@ async def test_a_missing_database_or_table(stack: EmbeddedStack, caplog: pytest.
 async def test_a_database_of_the_other_version(
     stack: EmbeddedStack, v1r3_database: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Reported in one line, like other causes: the start waits until database or settings are corrected."""
+    """The log has one line for it, as for other causes; the start waits until database or settings are corrected."""
     dsn = stack.postgres.dsn(v1r3_database)
     message = await reason(POSTGRES, dsn, stack.nats.url, caplog)
     where = f"PostgreSQL at {address_of(dsn)} (database {v1r3_database})"
@@ -200,7 +200,7 @@ async def test_nats_without_jetstream(stack: EmbeddedStack, database: str, caplo
 async def test_a_login_that_nats_refuses(
     stack: EmbeddedStack, database: str, caplog: pytest.LogCaptureFixture, login: dict[str, Any]
 ) -> None:
-    """The server closes after its refusal, so later attempts may see a reset only; both reasons were logged in turn."""
+    """The server closes after its refusal, so later attempts may see only a reset. This is not logged as a change."""
     with bare_nats("--user", "u", "--pass", "the-password") as address:
         message = await reason(NATS, stack.postgres.dsn(database), f"nats://{address}", caplog, **login)
     assert message.startswith(f"NATS at {address}: the login is refused (Authorization Violation); check nats.user")

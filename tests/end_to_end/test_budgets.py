@@ -35,7 +35,11 @@ from tests.support import dsn_of
 from tests.wire.conftest import World
 
 LIMIT, REPLICAS, RUNNING, LEASE_S = 100, 3, 8, 2.0
+"""Budget in requests, executors, concurrent calls of one, and seconds after which a silent executor counts as dead."""
+
 SEARCH_TOKENS, PAGE_TOKENS, TOKENS = 10_000, 500, 20_000
+"""Tokens that the double charges for a search and for a page, and the budget in tokens."""
+
 RULES: Sequence[Mapping[str, Any]] = (
     {"match": "busy", "statuses": [503] * 4, "answer": "s-post-json"},
     {"match": "refused", "statuses": [422] * 100},
@@ -51,6 +55,8 @@ ARRIVAL_S = 0.5
 """Maximum seconds until the double logs a request that an executor sent before it was killed."""
 
 CALLS, KILLED_EVERY_S, RATE = 48, 0.5, 24
+"""Calls, seconds between kills, and calls per second."""
+
 PAGES = {"tool_name": "pages", "options": {"jina": {"mode": "reader", "tool": "jina.read_many"}}}
 SETTINGS = {
     "OPENAPI_TOOL__CACHE__TTL_S": "0",
@@ -162,7 +168,7 @@ async def test_tokens_are_exceeded_by_no_more_than_running_requests_cost(
         await published(world, placed)
         await world.settled(30)
     log = await three.log()
-    # The double does not see how long a request runs: it is reserved before it arrives there, and settled after.
+    # A request counts as running for longer than the double sees it: its cost is reserved before, and settled after.
     most = REPLICAS * RUNNING
     assert TOKENS - PAGE_TOKENS < len(log) * PAGE_TOKENS <= TOKENS + most * (PAGE_TOKENS - 1)
     assert (await three.account()).used == (len(log), len(log) * PAGE_TOKENS)
@@ -189,7 +195,7 @@ async def mixed(world: World, number: int, random_: random.Random) -> PlacedCall
 async def test_usage_and_budgets_equal_the_doubles_count_while_executors_are_killed(
     stack: EmbeddedStack, world: World, tmp_path: Path, seed: int
 ) -> None:
-    """Killed once at each fail point. Only requests of calls that ran in a killed executor may be missing."""
+    """An executor is killed once at each fail point. Only requests of calls that ran in it may be missing."""
     random_ = random.Random(seed)  # noqa: S311 - repeatable
     async with fleet(stack, world, tmp_path, project_day_requests=10_000) as three:
         alive = asyncio.create_task(three.keep_alive())
@@ -249,7 +255,7 @@ def uncounted(
 
 
 def tokens(log: Iterable[Mapping[str, Any]]) -> int:
-    """Return what the double charged for these requests."""
+    """Return the tokens that the double charged for these requests."""
     answered = [request for request in log if request.get("status") == 200 and request.get("whole")]
     return sum(SEARCH_TOKENS if request["host"].startswith("s.") else PAGE_TOKENS for request in answered)
 

@@ -1,4 +1,4 @@
-"""`openapi-tool call` with a kernel that `dev` did not create; with one of `dev`: test_dev.py."""
+"""`openapi-tool call` with a kernel that `dev` did not create (test_dev.py tests it with one that `dev` created)."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ async def call(addresses: dict[str, str], caller: Caller) -> Call:
 
 
 async def written(caller: Caller) -> int:
-    """Return all rows and messages of a call."""
+    """Return the number of rows and messages that calls have written."""
     tables = ("cards", "state.agent_inbox", "state.execution_edges")
     rows: list[int] = [await caller.database.fetchval(f"select count(*) from {table}") for table in tables]  # noqa: S608
     streams = await caller.client.jetstream().streams_info()
@@ -289,7 +289,7 @@ def test_an_unreachable_or_silent_nats_is_reported_within_three_seconds(command:
     ):
         servers = {"PG_DSN": f"postgresql://{silent}/kernel", "NATS_SERVERS": f"nats://{where}"}
         took_s, result = _timed(command, servers)
-        for _ in range(2):  # a busy machine may take seconds of its own for one of them
+        for _ in range(2):  # on a busy machine one of the two attempts may take seconds longer
             if took_s >= 3:
                 took_s, result = _timed(command, servers)
         assert took_s < 3

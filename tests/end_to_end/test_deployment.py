@@ -111,7 +111,7 @@ class Cluster:
 
 @pytest.fixture
 async def cluster(stack: EmbeddedStack, database: str, caller: Caller, tls: Tls) -> AsyncIterator[Cluster]:
-    del caller  # the double's rules are reset by it
+    del caller  # the fixture resets the rules of the double
     async with Proxy(stack.upstream.port) as proxy:
         values = {
             "nats": {"servers": [tls.nats.url.replace("nats://", "tls://")]},
@@ -271,7 +271,7 @@ _PINNED = re.compile(r"^([a-z0-9][\w.-]*)(?:\[[^\]]*\])?==([^\s;\\]+)", re.MULTI
 def image(*, download: bool) -> Iterator[Path]:
     """Yield the result of the build stage, below a folder instead of the root.
 
-    Without `download` what is locked comes from the environment of the test, which must have the same versions.
+    Without `download` locked packages are copied from the environment of the test, which must have the same versions.
     """
     root = Path(tempfile.mkdtemp(prefix="openapi-tool-image-"))
     try:
@@ -318,7 +318,7 @@ def _copy_locked(lock: Path, prefix: Path) -> None:
 
 
 def _copy_context(build: str, source: Path) -> None:
-    """Copy what COPY names, as far as .dockerignore lets it through."""
+    """Copy the files that COPY names, except those that .dockerignore excludes."""
     left_out = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if line[0] not in "!*"]
     source.mkdir()
     for words in instructions(build, "COPY"):
@@ -333,7 +333,7 @@ def _copy_context(build: str, source: Path) -> None:
 
 def run(image: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [*isolated(image, USER), str(image / "opt/openapi-tool/bin/openapi-tool"), *arguments]
-    return subprocess.run(  # noqa: S603 - what the steps have made
+    return subprocess.run(  # noqa: S603 - the result of the build steps
         command, env={"PATH": os.environ["PATH"]}, capture_output=True, text=True, timeout=60, check=False
     )
 
@@ -344,7 +344,7 @@ def run(image: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 def test_the_steps_make_an_entry_point_for_another_user_on_a_read_only_root(
     download: bool,  # noqa: FBT001 - a parameter of the test
 ) -> None:
-    """One test, so that the steps run once, also with several test processes; `make long` runs each as it is."""
+    """One test, so that several test processes do not repeat the steps; `make long` runs the steps unchanged."""
     with image(download=download) as made:
         _holds_what_is_locked_and_nothing_else(made / "opt/openapi-tool")
         assert run(made, "--version").stdout.strip() == __version__

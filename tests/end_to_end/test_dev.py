@@ -150,7 +150,7 @@ def read_on_page(dev: Dev) -> dict[str, Any]:
 
 
 def assert_vanished(parts: list[psutil.Process], *paths: Path) -> None:
-    """Wait until all processes and paths have vanished; fail after 15 s."""
+    """Wait until all processes have ended and all paths are deleted; fail after 15 s."""
     give_up = time.monotonic() + 15
     while not test_local.have_ended([part.pid for part in parts]) or any(path.exists() for path in paths):
         assert time.monotonic() < give_up, "something stayed behind"
@@ -204,7 +204,7 @@ async def test_several_executors_share_the_calls(
     dev = await start_dev("--replicas", "2")
     variables = await dev.addresses()
     async with Caller.open(variables["PG_DSN"], servers=variables["NATS_SERVERS"]) as caller:
-        # Forked from one process, all have its name.
+        # All processes were forked from one process and have its name.
         answers = 0
         async with asyncio.timeout(20):
             while answers < 2:
@@ -417,7 +417,7 @@ def _password(variables: dict[str, str]) -> str:
 
 @requirement("cli.dev")
 async def test_dev_names_a_server_that_ended_unexpectedly(start_dev: StartDev, spaced: Path) -> None:
-    with locked(spaced / state_path().name):  # so this is the second one, which `call` does not find
+    with locked(spaced / state_path().name):  # so the started dev stack is the second one, which `call` does not find
         dev = await start_dev()
         variables = await dev.addresses()
     (prefix,) = {line.split(" call ")[0] for line in dev.output.splitlines() if " call " in line}

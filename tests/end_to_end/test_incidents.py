@@ -1,7 +1,8 @@
 """Staged incidents: the alert of each fires on really scraped metrics, and a command names the culprit.
 
-The rules of the chart are evaluated by promtool over two scrapes of a real executor, one before the incident and one
-during it: from minute 15 on every counter grows each minute as it did between the two, and every gauge keeps its value.
+promtool evaluates the rules of the chart over two scrapes of a real executor, one before the incident and one during
+it. From minute 15 on every counter grows each minute by its growth between the two scrapes, and every gauge keeps its
+value.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from tests.wire.conftest import DURABLE
 HELLO = {"query": "hello world", "count": 3}
 TIMEOUT_S = 30.0
 BEGINS, ONCE, LASTING = 15, 20, 58
-"""Minutes: begin of an incident, and evaluation of one that happens once and of one that lasts."""
+"""Minutes: begin of an incident, and evaluation of an incident that happens once and of one that lasts."""
 
 pytestmark = [needs_promtool, pytest.mark.long]
 
@@ -51,7 +52,7 @@ Scrape = Mapping[str, float]
 
 @dataclass(slots=True)
 class Scene:
-    """An executor with its health server, the kernel's side, and what was scraped before the incident."""
+    """An executor with its health server, the kernel's side, and the scrape `before` the incident."""
 
     stack: EmbeddedStack
     caller: Caller
@@ -101,7 +102,7 @@ class Scene:
             pytest.fail(f"only {fired} fire, not {alerts}")
 
     async def run(self, *arguments: str) -> str:
-        """Return what a command prints, with the executor's settings; whatever its exit code."""
+        """Return the output of a command that has the executor's settings, whatever its exit code."""
         result = await asyncio.to_thread(CliRunner().invoke, app, list(arguments), env=dict(self.environment))
         return " ".join(result.output.split())
 

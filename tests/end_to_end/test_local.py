@@ -49,7 +49,7 @@ class Interrupted(subprocess.Popen[bytes]):
         if self.meanwhile is not None:
             thread, self.meanwhile = self.meanwhile, None
             thread.start()
-            thread.join(0.2)  # it may have to wait for us
+            thread.join(0.2)  # the other thread may have to wait for this one
         return super().poll()
 
 

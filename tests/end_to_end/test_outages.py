@@ -70,7 +70,7 @@ class Served:
         return shown
 
     def scraped(self, line: str) -> str:
-        """Return all metrics once `line` is among them: a call is counted a moment after its result is committed."""
+        """Return all metrics once they contain `line`: a call is counted a moment after its result is committed."""
         give_up = time.monotonic() + _TIMEOUT_S
         while line not in (metrics := self.get("/metrics")[1]):
             assert time.monotonic() < give_up, metrics
@@ -175,7 +175,7 @@ async def test_without_the_database_nothing_is_fetched_and_afterwards_everything
 
 @requirement("outage")
 async def test_servers_may_come_up_after_the_executor(served: Served) -> None:
-    """PostgreSQL, then NATS; meanwhile /readyz names what the executor waits for."""
+    """PostgreSQL starts first, then NATS; meanwhile /readyz says why each dependency is unavailable."""
     port, stack = free_port(), served.stack
     early = stack.executor("early", served.executor.process.name, {"OPENAPI_TOOL__HEALTH__PORT": str(port)})
     waiting = Served(stack, early, port)

@@ -98,7 +98,7 @@ HELP_ONLY = r"\.venv/bin/python -m .*"
 
 
 def adjusted(words: list[str]) -> list[str]:
-    """Add options for the test: --yes, because `apply` would ask, and `call` refuses a kernel not of `dev`."""
+    """Add --yes: `apply` would ask for confirmation, and `call` refuses a kernel that `dev` did not create."""
     if words[:1] == ["call"]:
         return [*words, "--yes", "--project", PROJECT, "--agent", AGENT]
     if words[:2] == ["tools", "apply"]:
@@ -111,7 +111,7 @@ def reason(command: str) -> str | None:
 
 
 def run(command: str, folder: Path, environment: Mapping[str, str]) -> None:
-    """Run a command, which must succeed: `openapi-tool` in this process, what follows a pipe in a shell."""
+    """Run a command, which must succeed: `openapi-tool` in this process, the part after a pipe in a shell."""
     command, *piped = command.split(" | ")
     program, *words = shlex.split(command, comments=True)
     if program != "openapi-tool":
@@ -222,7 +222,7 @@ def test_every_reason_belongs_to_a_command_of_a_document() -> None:
         assert any(re.fullmatch(pattern, command) for _, command in COMMANDS), pattern
 
 
-# Blocks that are no commands, by file and beginning: how each is checked, or why it is not.
+# Blocks that are no commands, by file and first words: the function that checks the block, or why none does.
 
 
 def _lints(text: str) -> None:

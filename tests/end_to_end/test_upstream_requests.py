@@ -111,7 +111,7 @@ async def test_two_unequal_definitions_give_exactly_the_requests_that_they_imply
         "retainImages": "none",
         "tenant_token": "tenant-value",
         "maxTokens": 20_000,
-        "timeout": 11,  # two stages of it and 3 s are what the worker's 30 s leave, less 3 s for the commit
+        "timeout": 11,  # two stages fit into the worker's 30 s, less 3 s for the commit and 3 s of margin
     }
 
 
@@ -299,7 +299,7 @@ sys.addaudithook(_note)
 
 @contextmanager
 def watched() -> Iterator[set[Any]]:
-    """Return every address and name that was connected to, sent to or looked up, with its port."""
+    """Yield the set of all addresses and names, with ports, that the process connects to, sends to or looks up."""
     _watching.append(set())
     try:
         yield _watching[-1]

@@ -1,9 +1,10 @@
 """Corpora, mutations of their inputs, and the target whose inputs are mutated by structure: a whole call in memory.
 
-Seeds are messages of the tests, their tables of addresses, and the recordings.
+Seeds are messages and addresses of the tests, and the recordings.
 
-An input is three parts between record separators: the definition's row as a JSON object, the arguments as JSON, and the
-answer, a byte for its status and its body. A part that is no JSON stands for an empty object.
+An input of `whole` has three parts, separated by record separators: the definition's row as a JSON object, the
+arguments as JSON, and the response (a byte for its status, then its body). A part that is no JSON stands for an empty
+object.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ class Source:
         return self.take(len(self._data))
 
     def value(self, texts: Sequence[str], depth: int = 0) -> Any:
-        """Return a JSON value with odd numbers, and with texts and keys from `texts` or any others."""
+        """Return a JSON value with unusual numbers; its texts and keys are from `texts` or arbitrary."""
         kind = self.below(8 if depth < _MAX_DEPTH else 6)
         if kind == _LIST:
             return [self.value(texts, depth + 1) for _ in range(self.below(5))]
@@ -250,7 +251,7 @@ _loops: list[asyncio.AbstractEventLoop] = []
 
 
 def _loop() -> asyncio.AbstractEventLoop:
-    """Return one loop for all inputs."""
+    """Return one loop for all inputs: a new one would take longer than an input."""
     if not _loops:
         _loops.append(asyncio.new_event_loop())
     return _loops[0]
@@ -313,7 +314,7 @@ class _Kernel:
             RequestEdgeRecord("edge", 0),
             None,
         )
-        published_at = datetime.now(UTC) - _HELD  # otherwise each result would be delayed
+        published_at = datetime.now(UTC) - _HELD  # a result is not delayed any more (ADR 8)
         return await self._handle(Delivery(SUBJECT, HEADERS, orjson.dumps(BODY), published_at, 1, 1))
 
     def _response(self) -> httpx.Response:

@@ -42,7 +42,7 @@ def timed(check: Callable[[bytes], None], figures: Path) -> Callable[[bytes], No
 
 
 def with_replay(name: str, figures: Path) -> Callable[[bytes], None]:
-    """Return a check that repeats slow inputs and the largest so far in a process without instrumentation."""
+    """Return a check that repeats slow inputs, and those with a new peak of memory, in a process as in production."""
     check, worst = TARGETS[name], {"slowest_ms": 0.0, "largest_mb": 0.0, "replayed": 0}
     suspect, replayer = figures.with_name("suspect"), Replayer(name)
     peak_so_far = peak_bytes()
@@ -72,7 +72,7 @@ def with_replay(name: str, figures: Path) -> Callable[[bytes], None]:
 def main() -> None:
     """Fuzz; never returns, since libFuzzer ends the process."""
     name, figures, *arguments = sys.argv[1:]
-    command = shlex.join([sys.executable, "-m", "tests.fuzz.one", name, figures])  # that a merge runs again
+    command = shlex.join([sys.executable, "-m", "tests.fuzz.one", name, figures])  # libFuzzer runs it again for a merge
     check = with_replay(name, Path(figures)) if name in REPLAYED else timed(TARGETS[name], Path(figures))
     options = {}
     if mutate := MUTATORS.get(name):

@@ -1,11 +1,11 @@
 """Fuzz each target for a time, from its saved corpus: `make fuzz FUZZ="--seconds 60 --only address"`.
 
-Ends with one JSON line, {target: {executions, seconds, crashes, slowest_ms, …}}; exit code 1 if a failure was found.
-An input that fails is left in `build/fuzz/<target>/`. With `--keep`, inputs that reached new code are merged
-into the saved corpus: as few and as small ones as reach all of it.
+The last line is one JSON object, {target: {executions, seconds, crashes, slowest_ms, …}}; the exit code is 1 if a
+failure was found. An input that fails is left in `build/fuzz/<target>/`. With `--keep`, the smallest set of inputs that
+reaches all code reached so far becomes the saved corpus.
 
-`python -m tests.fuzz.run --replay NAME` repeats inputs without instrumentation, as in production: it reads the paths of
-inputs, a line each, and answers each with a JSON line: seconds of CPU time, bytes of memory above what it held before.
+`python -m tests.fuzz.run --replay NAME` repeats inputs without instrumentation, as in production. It reads the path of
+one input per line. For each it prints a JSON list: seconds of CPU time, and peak memory above the baseline in bytes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tests.fuzz.corpora import save, saved, seeds
 from tests.fuzz.targets import MAX_BYTES, REPLAYED, TARGETS
 
 FOUND = Path("build") / "fuzz"
-_HANG_S = {"whole": 60}  # wall-clock limit for hangs; `one` limits CPU time per input
+_HANG_S = {"whole": 60}  # wall-clock limit; fuzz/one.py limits the CPU time of an input
 _USUAL_HANG_S = 5
 _EXECUTIONS = re.compile(r"stat::number_of_executed_units:\s+(\d+)")
 
@@ -66,7 +66,7 @@ def _fill(folder: Path, inputs: Iterable[bytes]) -> None:
 
 
 def merge(name: str) -> None:
-    """Merge the inputs found into the saved corpus."""
+    """Merge new inputs, seeds and saved corpus into a minimal saved corpus."""
     merged = FOUND / name / "merged"
     shutil.rmtree(merged, ignore_errors=True)
     merged.mkdir()
@@ -128,12 +128,12 @@ def measured(
 
 
 class Replayer:
-    """Client of such a process."""
+    """Client of a `--replay` process."""
 
     def __init__(self, name: str) -> None:
         command = [sys.executable, "-m", "tests.fuzz.run", "--replay", name]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)  # noqa: S603
-        self._heard()
+        self._heard()  # the baseline, once the process is ready
 
     def __del__(self) -> None:
         self._process.kill()
@@ -161,7 +161,7 @@ class Replayer:
 def replay(name: str) -> None:
     """Replay the files that standard input names, one per line."""
     check, (forget, spent_s) = TARGETS[name], REPLAYED[name]
-    for data in seeds(name):  # so that no input is charged for imports and compilation
+    for data in seeds(name):  # first, so that no input is charged for imports and compilation
         check(data)
     forget_peak()
     baseline = peak_bytes()

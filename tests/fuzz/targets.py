@@ -1,13 +1,14 @@
 """Fuzz targets by name; each takes bytes and raises an exception for a failure.
 
-An input is `SMLF` (status, mode, limit, result format, a byte each) and the body as it came, or `G` in place of the
-first byte and bytes from which an envelope of known names is drawn.
+Inputs of `answer`: four bytes choose status, endpoint, limit and result format; the rest is the body. If the first byte
+is `G`, the rest chooses status, headers and an envelope of known names instead.
 
-An input is a message as text: the subject on the first line, a header on each further one, an empty line, the body.
+Inputs of `command`: a message as text, with the subject on the first line, a header on each further line, an empty
+line, and the body.
 
-A server on loopback sends the input to a connected client. If the first byte is even, the rest is sent as it is, as by
-a broken server. If it is odd, the rest is subject, reply, headers and body of one message, with `|` between them,
-framed as a real server frames what any client may publish: that message must arrive, and be one that can be settled.
+Inputs of `socket`: a server on loopback sends them to a connected client. If the first byte is even, the rest is sent
+unchanged, as by a broken server. If it is odd, the rest is subject, reply, headers and body of one message, separated
+by `|`, and framed as a real server would. Any client may publish such a message, so it must arrive, and be settled.
 """
 
 from __future__ import annotations
@@ -137,7 +138,7 @@ class World:
     mark: bytes = b""
 
     async def hear(self, message: Msg) -> None:
-        """Record a message; the mark follows the input."""
+        """Record a message, or the mark, which follows each input."""
         if message.data == self.mark:
             self.marked.set()
         else:
@@ -301,7 +302,7 @@ def _assert_form(url: str) -> None:
 
 
 def _hosts(url: str) -> Iterator[str]:
-    """Yield the host as read by two libraries, and by a careless parser: up to the first `/`, `?` or `#`."""
+    """Yield the host as two libraries read it, and as a careless parser does: up to the first `/`, `?` or `#`."""
     yield urlsplit(url).hostname or ""
     with contextlib.suppress(ValueError):
         read = URL(url)
@@ -332,7 +333,7 @@ def _host_forms(host: str) -> Iterator[str]:
 
 
 def assert_public(host: str) -> None:
-    """Assert that a form of a host is public by the standard library's lists."""
+    """Assert that a host is no internal name and no address that the standard library lists as not public."""
     name = host.lower().replace("\u3002", ".").removesuffix(".")
     address = _address(name)
     if address is not None:
@@ -455,7 +456,7 @@ def _fetched(request: UpstreamRequest, status: int, headers: Mapping[str, str], 
 
 
 class _Body(httpx.AsyncByteStream):
-    """Body of a response, whatever length its headers declare."""
+    """Body of a response that ignores the declared length."""
 
     def __init__(self, body: bytes) -> None:
         self._body = body
@@ -657,8 +658,8 @@ MAX_BYTES: Mapping[str, int] = dict.fromkeys(TARGETS, 4_096) | {
 """Maximum size of an input."""
 
 MUTATORS: Mapping[str, Mutate] = {"whole": mutate}
-"""Targets whose inputs are mutated by structure."""
+"""Functions that mutate the inputs of a target by their structure, instead of bytewise."""
 
 REPLAYED: Mapping[str, tuple[Callable[[], None], Callable[[], float]]] = {"whole": (corpora.forget, corpora.spent_s)}
-"""Targets whose slow and large inputs are measured without instrumentation, with functions that clear caches and return
-the CPU time."""
+"""Targets whose slow and large inputs are measured again without instrumentation. The two functions clear caches, and
+return the CPU time of the last input."""

@@ -19,7 +19,7 @@ MAX_BYTES = 9_900_000
 PAGES = 56
 """Concurrent calls: fewer than there are slots, since a project that fills all slots is another case."""
 TIMEOUT_S = 110
-"""Limit for calls that wait for each other's memory: 640 MB are processed within 256 MB, on a busy machine."""
+"""Limit in seconds for calls that wait for memory, also on a busy machine: all PAGES together exceed the limit."""
 NEIGHBOUR_S = 5
 READER = {"jina": {"mode": "reader"}}
 SHOWN_CHARS, CARD_CHARS = 40_000, 300_000

@@ -1,7 +1,7 @@
 """`python -m tests.hostile.bare`: delay of small messages behind the largest ones, with a minimal consumer.
 
-Messages reach a durable consumer in the order of the stream. So a small one waits for every client until those before
-it have come over the connection; `large_headers_without_identity` of `make hostile` includes this time.
+Messages reach a durable consumer in the order of the stream. So with any client a small message waits until the large
+ones before it have been transferred. The case `large_headers_without_identity` of `make hostile` includes this time.
 """
 
 from __future__ import annotations

@@ -12,11 +12,11 @@ MEMORY_BYTES = 512 * 1024 * 1024
 """The memory limit of the chart."""
 
 LAG_S = 0.25
-"""Limit of the event loop's lag; generous, since a slow machine multiplies CPU time. The aim is 0.05 s."""
+"""Limit of event-loop lag in seconds; the aim is 0.05 s, but a slow machine needs several times that."""
 
 LOG_BYTES = 200_000
 LATENCY_S = 15.0
-"""Limit of the victim's slowest call; generous, too. `make hostile` limits how much slower it gets."""
+"""Limit of the victim's slowest call in seconds; generous, too. `make hostile` also limits how much its p99 grows."""
 
 Attack = Callable[[Scene], Awaitable[None]]
 
@@ -25,8 +25,8 @@ Attack = Callable[[Scene], Awaitable[None]]
 class Case:
     """One attack. `answers` returns complete HTTP responses by name; it is called before any measurement.
 
-    `attack` raises if the attacker sees what it must not; it may run repeatedly. `versions`: protocol versions to which
-    it applies.
+    `attack` raises if the attacker sees what it must not see; it may run repeatedly. The attack applies to the protocol
+    versions `versions`.
     """
 
     name: str
@@ -54,7 +54,7 @@ class Cases(dict[str, Case]):
         latency_s: float = LATENCY_S,
         versions: Sequence[str] = VERSIONS,
     ) -> Callable[[Attack], Attack]:
-        """Return a decorator that adds a function as a case; `item` is the number of its finding, or `own`."""
+        """Return a decorator that adds a function as a case; `item` names the kind of attack."""
 
         def add(attack: Attack) -> Attack:
             name = attack.__name__

@@ -11,7 +11,7 @@ from tests.hostile.case import Cases
 from tests.hostile.scene import Scene, assert_failed, assert_succeeded
 
 CASES = Cases()
-_OPERATORS = "tool_misconfigured"
+_OPERATORS = "tool_misconfigured"  # code of an error that an operator must correct
 _LEVELS = 30
 _STRING = {"type": "string"}
 _SEARCH = {"mode": "search"}

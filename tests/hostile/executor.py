@@ -62,7 +62,7 @@ class LagProbe:
 
 
 class _TwoUpstreams(LoopbackResolver):
-    """Resolves the search host to an upstream of its own: the real one is not delayed by what attackers read."""
+    """Resolves the search host to a second upstream, so that pages for attackers do not delay the victim's searches."""
 
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET

@@ -18,7 +18,7 @@ from tests.hostile.scene import Scene, assert_failed, assert_succeeded, content_
 from tests.hostile.upstream import response
 
 CASES = Cases()
-_OPERATORS = "tool_misconfigured"
+_OPERATORS = "tool_misconfigured"  # code of an error that an operator must correct
 _READER, _SEARCH = {"mode": "reader"}, {"mode": "search"}
 _AUTHORIZATION = re.compile(rb"^authorization:.*$", re.IGNORECASE | re.MULTILINE)
 
@@ -79,7 +79,7 @@ async def keys_only_in_the_authorization_header(scene: Scene) -> None:
 
 @CASES.case("6")
 async def keys_in_defaults_and_fixed_values(scene: Scene) -> None:
-    """Name that `envs` may not hold, beside a template that would render it."""
+    """Templates that name a key or the argument for it; then a fixed value of that argument."""
     for args in ({"defaults": {"locale": "{JINA_API_KEY}"}}, {"fixed": {"site": "{api_key}"}}):
         tool = await scene.define({"jina": _SEARCH, "args": args})
         assert_failed(await scene.call(tool, {"query": "x"}), _OPERATORS)

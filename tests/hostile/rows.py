@@ -22,7 +22,7 @@ from tests.hostile.upstream import response
 CASES = Cases()
 LARGE_CHARS = 30_000_000
 COMMANDS = 24
-ABOVE_SLOTS = 66  # more than there are slots
+ABOVE_SLOTS = 66  # more calls than slots (64)
 _HELLO = {"query": "hello world"}
 
 WORKERS = ("*", ">", "a.b", "a b", "", "\u202e", "x" * 5_000, "worker\r\nPUB x 1", "w\u0000"[:1] * 300)

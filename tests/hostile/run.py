@@ -79,7 +79,7 @@ async def measure(case: Case, stage: Stage, pace: Pace) -> Measured:
 
 
 async def _use_memory(stage: Stage) -> None:
-    """Store and delete 71 MB in NATS: a virtual machine takes long to get unused memory from its host."""
+    """Store and delete 71 MB in NATS: a virtual machine gets memory slowly from its host; do not measure that."""
     async with attacking(stage) as scene:
         jetstream = scene.caller.client.jetstream()
         await jetstream.add_stream(name=_SCRATCH, subjects=[_SCRATCH])

@@ -46,8 +46,7 @@ class Stage:
     """All processes of a run. Call `begin` before and `vitals` after each case.
 
     After a case that `has_failed` the executor is replaced. In a `short` run attacks have an eighth of the number and
-    size of `make hostile`.
-    The kernel is of protocol `version`.
+    size of `make hostile`. The kernel is of protocol `version`.
     """
 
     def __init__(
@@ -121,9 +120,9 @@ class Stage:
             **self._settings,
         }
 
-    def _executor(self, more: Mapping[str, str]) -> ExecutorProcess:
+    def _executor(self, settings: Mapping[str, str]) -> ExecutorProcess:
         own = {PROBE_VARIABLE: str(self.folder / "lag"), SEARCH_PORT_VARIABLE: str(self.search_port)}
-        environment = {**self.environment, **own, **more}
+        environment = {**self.environment, **own, **settings}
         return ExecutorProcess(
             "executor", self.folder, self._guard, environment, self.upstream_port, "tests.hostile.executor"
         )
@@ -221,8 +220,8 @@ class Scene:
     async def begin_round(self) -> None:
         """Reset dead letters and log: earlier rounds may have filled this project's share. Delete settled commands.
 
-        Otherwise a flood of large commands fills gigabytes of page cache, and a virtual machine that must get memory
-        from its host for each page measures that: the server takes twice the CPU time.
+        Settled commands of a flood would otherwise fill gigabytes of page cache. On a virtual machine, which gets each
+        page from its host, that doubles the CPU time of the server and so falsifies the measurement.
         """
         jetstream = self.caller.client.jetstream()
         with suppress(NotFoundError):
@@ -344,7 +343,7 @@ class Scene:
                 await asyncio.sleep(_POLL_S)
 
     async def letters(self, at_least: int = 1) -> list[dict[str, Any]]:
-        """Return the records of this round's dead letters once there are `at_least` this many. Raises TimeoutError."""
+        """Return this round's dead letters once there are `at_least` that many. Raises TimeoutError."""
         async with asyncio.timeout(ANSWER_S):
             while (last := await self.last_letter()) < self._letters_from + at_least:  # noqa: ASYNC110 - another process
                 await asyncio.sleep(_POLL_S)

@@ -25,7 +25,7 @@ TIMEOUT_S = 15.0
 
 
 def dsn(between: str) -> dict[str, str]:
-    """Return a connection string whose password has `between` between its halves."""
+    """Return PG_DSN with a password that has `between` between its two halves."""
     return {"PG_DSN": f"postgresql://user:{HEAD}{between}{TAIL}@127.0.0.1:1/kernel"}
 
 

@@ -31,7 +31,7 @@ _SLICE_BYTES = 256 * 1024
 _LATE_S = 0.05
 _DRIP_S = 1.0
 _HEAD_BYTES = 64 * 1024
-_RECORDINGS = {True: "s-post-json", False: "r-ok-json"}
+_RECORDINGS = {True: "s-post-json", False: "r-ok-json"}  # by whether the request is a search
 
 
 def response(body: bytes, status: int = 200, headers: str = "", *, chunked: bool = False) -> bytes:

@@ -105,7 +105,7 @@ async def _place_calls(caller: Caller, pace: Pace, stop: asyncio.Event) -> CallO
 
 
 async def _call(caller: Caller, pace: Pace, outcomes: CallOutcomes) -> None:
-    query = f"victim-{pace.upstream_ms} {next(_NUMBERS)}"  # the double delays its response by this number
+    query = f"victim-{pace.upstream_ms} {next(_NUMBERS)}"  # the upstream delays its response by this many milliseconds
     call = await caller.place(PROJECT, AGENT, "jina_search", {"query": query}, publish=False)
     began = time.time()
     await caller.publish(call)
@@ -121,7 +121,7 @@ async def _call(caller: Caller, pace: Pace, outcomes: CallOutcomes) -> None:
 
 
 async def _serve(dsn: str, nats_url: str, version: str) -> None:
-    """Place calls as the lines on standard input say: a pace starts them, the next line stops them."""
+    """Read standard input: a line with a pace starts calls, the next line stops them; print their outcomes as JSON."""
     async with Caller.open(dsn, version, servers=nats_url) as caller:
         await set_up(caller)
         _print_line(_READY)

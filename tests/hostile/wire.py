@@ -213,7 +213,7 @@ async def dead_letters_of_one_project_leave_space_for_others(scene: Scene) -> No
     assert any("proj_other" in letter["subject"] for letter in await scene.letters()), "pushed out"
 
 
-@CASES.case("3", versions=["v1r4"])  # tests/kernel/test_store.py has the row of v1r3
+@CASES.case("3", versions=["v1r4"])  # for v1r3 see tests/kernel/test_store.py
 async def inbox_row_without_its_card(scene: Scene) -> None:
     tool = await scene.define()
     call = await scene.place(tool, {"query": "stray row"}, publish=False)

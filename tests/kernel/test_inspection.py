@@ -1,6 +1,6 @@
 """Checks of the database, privileges, and the cost of a project's calls.
 
-The whole suite shows that they are enough: its executors have no others.
+The whole suite shows that the printed privileges suffice: its executors have no others.
 """
 
 from __future__ import annotations

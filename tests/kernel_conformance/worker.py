@@ -68,7 +68,7 @@ def _effective(content: Mapping[str, Any]) -> str:
 
 
 class Worker:
-    """Suspends a turn until its results are in the inbox, and times out at the turn's deadline."""
+    """Suspends a turn until its results are in the inbox; fails it at its deadline, as the watchdog does."""
 
     def __init__(
         self, caller: Caller, inbox: Caller, default_s: float, suspend_s: float, max_deferrals: int = MAX_DEFERRALS

@@ -21,7 +21,7 @@ from tests.requirements import requirement
 MAX_CPU, RUNS = 3.0, 5
 REQUESTS_PER_MINUTE = 300
 MAX_INSTRUCTIONS = 3.1
-"""Multiple of the floor; docs/performance.md has the measured one. If it falls, lower the limit, too."""
+"""Limit, as a multiple of the floor's instructions. If the value in docs/performance.md falls, lower the limit, too."""
 
 
 async def measured() -> ScenarioResult:
@@ -89,7 +89,7 @@ async def test_an_executor_without_a_part_can_be_measured() -> None:
 @pytest.mark.alone
 @requirement("limits.shared", "limits.window")
 async def test_replicas_with_wrong_clocks_share_a_limit_without_a_429() -> None:
-    """More is demanded than the limit, and the double refuses nothing."""
+    """Demand exceeds the limit, but the double has to refuse nothing."""
     figures = (await run(["clocks"], Size(seconds=5, limit=REQUESTS_PER_MINUTE, sharing=2, projects=10)))["clocks"]
     assert figures["answered_429"] == 0
     assert REQUESTS_PER_MINUTE / 10 < figures["served"] <= figures["most_in_60_s"] <= REQUESTS_PER_MINUTE

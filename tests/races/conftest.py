@@ -1,4 +1,4 @@
-"""Fakes of NATS and of calls, on each of the two event loops."""
+"""Fakes of NATS, database, upstream and calls; runners for asyncio's loop, uvloop, and a loop in virtual time."""
 
 from __future__ import annotations
 
@@ -70,13 +70,13 @@ async def iterate_loop(number: int = 10) -> None:
 
 @dataclass
 class Schedule:
-    """Numbers the awaits of all fakes from 1; calls `acts[number]` at an await, and records the names in `seen`."""
+    """Numbers the awaits of all fakes from 1; `acts[number]` is called at that await, `seen` lists their names."""
 
     acts: dict[int, Callable[[], object]] = field(default_factory=dict)
     seen: list[str] = field(default_factory=list)
 
     async def step(self, name: str) -> None:
-        """Await once; here a cancellation can arrive."""
+        """Await once, so that a cancellation can arrive here."""
         self.seen.append(name)
         self.acts.get(len(self.seen), lambda: None)()
         await asyncio.sleep(0)
@@ -373,7 +373,7 @@ class Scene:
 
 
 class _JumpingSelector(selectors.DefaultSelector):
-    """Selector that does not wait: the clock jumps to the end of the wait."""
+    """Selector that never waits: it moves the clock to the end of the wait instead."""
 
     now = 0.0
 
@@ -399,7 +399,7 @@ class VirtualTime(asyncio.SelectorEventLoop):
 
 @contextmanager
 def virtual_time() -> Iterator[asyncio.Runner]:
-    """Yield a runner on such a loop, whose clock is also that of deadlines."""
+    """Yield a runner on a loop in virtual time, whose clock deadlines use, too."""
     with pytest.MonkeyPatch.context() as patch, asyncio.Runner(loop_factory=VirtualTime) as runner:
         patch.setattr(policy, "time", SimpleNamespace(monotonic=runner.get_loop().time))
         yield runner

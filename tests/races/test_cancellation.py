@@ -168,7 +168,7 @@ MANY = DefinitionRecord("jina_search", None, {}, {"jina": {"mode": "reader", "to
 @pytest.mark.parametrize("calls", [1, 2])
 @requirement("cancel.once", "memory.limit")
 def test_a_batch_cancelled_at_any_await_gives_all_memory_back_and_is_no_defect(calls: int, run: Run) -> None:
-    """A drain without grace; two calls with the same pages share requests and wait for memory."""
+    """As in a drain without grace. Two calls with the same pages share requests and wait for memory."""
 
     async def play(at: int) -> int:
         schedule = Schedule()

@@ -120,12 +120,12 @@ def test_calls_of_one_project_that_never_end_leave_slots_for_others(run: Run) ->
 
 @requirement("hostile.neighbour")
 def test_look_ahead_fetches_past_a_project_at_its_limit_although_slots_are_free(run: Run) -> None:
-    """Else a project with many short calls delays all others: fewer of its commands wait than there are free slots."""
+    """Otherwise a project with many short calls delays all others: its few waiting commands fit into the free slots."""
 
     async def check() -> None:
         scene, handling = scene_with(concurrency=64)
         scene.offer(scene.bus.message(100, project="other"))
-        for number in range(1, 57):
+        for number in range(1, 57):  # seven eighths of the slots: the limit of one project
             scene.offer(scene.bus.message(number))
         await iterate_loop(10)
         assert len(handling.numbers) == 57
@@ -171,7 +171,7 @@ def test_paused_calls_that_resume_take_no_slots_from_other_projects(run: Run) ->
         for number in range(1, 61):
             scene.offer(scene.bus.message(number))
         await iterate_loop(10)
-        for number in range(1, 61):  # each makes place for the next
+        for number in range(1, 61):  # each frees its slot for the next one
             slots.pause(number)
             await iterate_loop(10)
         assert len(handling.numbers) == 61

@@ -157,7 +157,7 @@ OPTIONS = DurableOptions("v1r4", "durable", FILTER, 6.0, 1_000)
 
 @dataclass
 class FakeServer:
-    """Client and consumer of a monitor. `replies` are errors, or changes of the usual consumer info."""
+    """Client and consumer of a monitor. `replies` are errors, or differences from the usual consumer info."""
 
     replies: list[Exception | dict[str, Any]] = field(default_factory=list)
     is_connected: bool = True
@@ -206,7 +206,7 @@ def test_a_silent_server_is_unready_at_the_first_check_and_reconnects_back_off(r
         server.replies = [{}]
         await monitor.check()
         assert health.dependencies[NATS].ok
-        assert server.calls == ["renew"]  # the server may have forgotten the request
+        assert server.calls == ["renew"]  # the server may have lost the pull request
         for _ in range(3):
             server.replies = [nats.errors.TimeoutError()]
             await monitor.check()

@@ -1,4 +1,4 @@
-"""The kernel's management API as a double, and the world of these tests."""
+"""Double of the kernel's management API, and the world of these tests."""
 
 from __future__ import annotations
 

@@ -413,7 +413,7 @@ def test_no_mistake_hides_another(wrong: str) -> None:
         jina[wrong] = {"base_url": "https://evil.example", "mode": "searching", "auth_env": "PG_DSN"}[wrong]
         expected |= {f"options.jina.{wrong}"}
     places = ("jina.params.proxyUrl", "jina.params.engine", "jina.headers.Cookie", "args.fixed.colour")
-    expected |= {f"options.{place}" for place in places}  # a misspelt mode is treated as the one that was meant
+    expected |= {f"options.{place}" for place in places}  # a misspelt mode counts as the most similar one
     assert expected <= {problem.where for problem in definition_problems(document) if not problem.warning}
 
 

@@ -251,7 +251,7 @@ def record(parameters: Any, options: Any = OPTIONS) -> DefinitionRecord:
 def measured() -> dict[str, tuple[float, float]]:
     """Return the measured and the estimated memory of each kind of compiled schema, in bytes.
 
-    In a process of its own: Rust's memory shows only in the resident size, where this one's own noise is larger.
+    Measured in another process: Rust's memory shows only in the resident size, which varies too much in this process.
     """
     done = subprocess.run(  # noqa: S603 - our own code
         [sys.executable, "-m", __name__], capture_output=True, text=True, check=True, timeout=60

@@ -247,7 +247,7 @@ def test_a_health_check_that_succeeds_again_brings_the_next_probe_forward(new_lo
 def test_one_fault_is_logged_once_whether_a_call_or_a_check_met_it(
     new_loop: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Without the same form of both reasons (the check's names host and database) one fault would be two lines."""
+    """Both reasons have the same form, although the check's names host and database; else one fault gets two lines."""
 
     async def test(_: BreakerHarness) -> None:
         watch = DatabaseMonitor(Health(), "db.example:5432 (database kernel)")
@@ -348,7 +348,7 @@ def test_one_project_whose_commits_are_slow_repeatedly_never_opens_it(new_loop: 
 def test_calls_of_two_projects_in_a_row_whose_commits_are_slow_open_it_and_another_call_closes_it_for_good(
     new_loop: Any,
 ) -> None:
-    """Their retries neither open it again, nor put the probe off."""
+    """Retries of these calls neither open the breaker again nor delay the probe."""
 
     async def test(harness: BreakerHarness) -> None:
         await harness.fail(error=SLOW)
@@ -358,7 +358,7 @@ def test_calls_of_two_projects_in_a_row_whose_commits_are_slow_open_it_and_anoth
         waiting = asyncio.Event()
         retried = asyncio.create_task(harness.attempt(error=SLOW, until=waiting, retry=True))
         await asyncio.sleep(0)
-        assert harness.breaker.may_probe  # a result that waits is no probe of anything but its own rows
+        assert harness.breaker.may_probe  # the retry of a waiting result probes only its own rows
         waiting.set()
         with pytest.raises(Contended):
             await retried
@@ -394,7 +394,7 @@ def test_a_slow_commit_neither_hides_an_outage_nor_ends_its_probes(new_loop: Any
         held = asyncio.Event()
         waiting = asyncio.create_task(harness.attempt(until=held, retry=True))
         await asyncio.sleep(0)
-        assert not harness.breaker.may_probe  # that of an outage is one
+        assert not harness.breaker.may_probe  # a retry in an outage is a probe
         held.set()
         await waiting
         assert harness.breaker.reason == ""
@@ -432,7 +432,7 @@ def test_commits_that_are_slow_say_nothing_of_loads(new_loop: Any) -> None:
 
 
 class _Store:
-    """In place of a KernelStore: what a commit says next."""
+    """KernelStore whose commits return or raise the values of `says` in turn."""
 
     def __init__(self, says: list[bool | Exception]) -> None:
         self._says = says

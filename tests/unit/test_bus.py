@@ -159,7 +159,7 @@ def test_a_subject_is_shown_with_its_odd_bytes_escaped() -> None:
 
 @requirement("outage")
 def test_an_outage_is_logged_at_once_and_then_ever_more_seldom() -> None:
-    """Twice a second a client tried again, and wrote a line each time."""
+    """A client tries again twice a second; it must not log each attempt."""
     repeats = LogBackoff()
     logged = [second for second in range(3600) if repeats.should_log("refused", second)]
     assert logged[:5] == [0, 5, 15, 35, 75]
@@ -171,7 +171,7 @@ def test_an_outage_is_logged_at_once_and_then_ever_more_seldom() -> None:
     assert repeats.should_log("another reason", 10_005)
 
 
-# Fair queueing: who runs next, who gives way, and that made-up names cost no memory.
+# Fair queueing: which command runs next, which one is evicted; made-up names cost no memory.
 
 
 _SEQUENCES = count(1)
@@ -232,7 +232,7 @@ def test_agents_whose_commands_were_all_evicted_are_removed() -> None:
         scheduler.offer(held("flood", f"agent {number}"))
         if number >= 8:
             scheduler.evict()
-    agents: Any = scheduler._projects._flows["flood"].queue  # noqa: SLF001 - what it holds shows nowhere else
+    agents: Any = scheduler._projects._flows["flood"].queue  # noqa: SLF001 - not visible elsewhere
     assert (len(agents._flows), len(scheduler)) == (8, 8)  # noqa: SLF001
     assert len(agents._due) < 100  # noqa: SLF001
     assert run(scheduler, 9) == ["flood"] * 8
@@ -291,7 +291,7 @@ def test_the_only_project_of_a_process_gets_all_slots() -> None:
 
 @requirement("hostile.neighbour")
 def test_a_held_command_is_counted_with_all_of_its_headers_and_keeps_no_long_name() -> None:
-    """Names of headers are the sender's too, and one wide character quadruples a text."""
+    """The sender chooses names of headers, too, and one wide character quadruples the memory of a text."""
     assert held("one", "a" * 60_000).flow == ("one", "a" * 512)
     plain = held("one").memory_bytes
     assert held("one", more={"X" * 60_000: "", "Y": "\U0001f600" + "y" * 10_000}).memory_bytes - plain > 60_000 + 40_000
@@ -351,7 +351,7 @@ def test_calls_without_an_upstream_request_are_not_free() -> None:
 
 @requirement("fair.weights")
 def test_a_refund_is_no_credit() -> None:
-    """A project that was alone with calls that cost nothing is not served before others because of it."""
+    """A project whose calls cost nothing while no other had any does not take precedence afterwards."""
     scheduler = FairScheduler()
     offer(scheduler, "invalid", 100)
     for work in [scheduler.next() for _ in range(50)]:
@@ -420,7 +420,7 @@ def test_projects_that_are_not_seen_again_are_removed() -> None:
         scheduler.offer(work := held(f"project{number}"))
         scheduler.next()
         scheduler.finished(work, number % 3)
-    assert len(scheduler._projects._flows) < 5_000  # noqa: SLF001 - what is bounded
+    assert len(scheduler._projects._flows) < 5_000  # noqa: SLF001 - their number is limited
 
 
 # The record of a dead letter: bounded whatever the command, and readable in every shape that was ever written.
@@ -472,7 +472,7 @@ def test_a_record_is_bounded_whatever_the_command(
 
 @requirement("deadletters")
 def test_a_message_keeps_neither_body_nor_headers_while_it_is_worked_on() -> None:
-    """Sixty-four of them are held at once, each for as long as its call runs."""
+    """A process holds 64 messages at once, each for as long as its call runs."""
     large = message(b"x" * 790_000, raw_header_block(HEADERS, b"x-other: " + b"v" * 50_000))
     delivered = delivery_of(large)
     assert delivered is not None

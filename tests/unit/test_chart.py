@@ -61,7 +61,7 @@ features = pytest.mark.parametrize("feature", FEATURES, ids=[document["feature"]
 
 
 def matches(expected: Any, actual: Any) -> bool:
-    """Return whether everything expected is there; an expected item of a list may be anywhere in it."""
+    """Return whether `actual` contains all of `expected`, whose list items may be at any place of the actual list."""
     if isinstance(expected, dict):
         return isinstance(actual, dict) and all(
             key in actual and matches(value, actual[key]) for key, value in expected.items()
@@ -351,7 +351,7 @@ def every(values: Iterable[Value]) -> Iterator[Value]:
 
 NAMED = next(document for document in FEATURES if document["feature"].startswith("names, labels and numbers"))
 PODS = {"bcd": "4b", "56f8d9c7b4": "x2zkq", "7d4": "bbbbb"}
-"""Hash of a ReplicaSet and suffix of a pod, as Kubernetes makes them up."""
+"""Hash of a ReplicaSet and suffix of a pod, as Kubernetes generates them."""
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -433,7 +433,7 @@ def test_names_and_labels_are_strings_whatever_they_look_like(release: str) -> N
 
 
 def strings(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield what Kubernetes wants as strings: names, keys of Secrets, labels, annotations, values of variables."""
+    """Yield the values that must be strings: names, keys of Secrets, labels, annotations, values of variables."""
     if isinstance(node, dict):
         for key, value in node.items():
             is_name = path.endswith((".labels", ".annotations", ".matchLabels", ".nodeSelector", ".data", ".metadata"))
@@ -608,7 +608,7 @@ RUNBOOK = Path(__file__).parent.parent.parent / "docs" / "runbook.md"
 POD = 'namespace="n",pod="r-openapi-tool-abc12-x1y2z"'
 MINUTES = 45
 
-# Series as `name{labels}: values`, in promtool's notation for one sample a minute; what fires, what stays quiet.
+# For each alert, series with which it fires, as `name{labels}: values` in promtool's notation for one sample a minute.
 FIRE: dict[str, dict[str, str]] = {
     "OpenapiToolMissing": {"up": "0x60"},
     "OpenapiToolDependencyDown": {'dependency_up{dependency="postgres"}': "0x60"},

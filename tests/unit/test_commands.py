@@ -1,4 +1,4 @@
-"""What the command line prints: text that is safe for terminals, `check`, and tables."""
+"""Output of the command line: text that is safe for terminals, `check`, and tables."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ UNSAFE = (
 
 
 def assert_text(written: str) -> None:
-    """Assert that markup is unchanged, the rest escaped, and that no line begins like one of ours."""
+    """Assert that markup is unchanged, the rest is escaped, and no line begins like a message of the command."""
     assert UNSAFE & set(written) <= {"\n"}
     assert "[/bold][link=https://evil.example]here[/link] :smile:" in written.replace("\n", "")
     assert not [line for line in written.splitlines() if line.startswith("openapi-tool: forged")]
@@ -68,7 +68,7 @@ def test_every_unsafe_character_is_escaped() -> None:
 def test_any_text_is_one_line_of_safe_characters(text: str) -> None:
     line = printable_line(text)
     assert not UNSAFE & set(line)
-    line.encode()  # whatever is left has an encoding
+    line.encode()  # raises UnicodeEncodeError if a lone surrogate is left
     assert UNSAFE & set(text) or line == text
 
 
@@ -96,8 +96,8 @@ SAFE = (
     *("cell", "printable_", "as_yaml(", "json.dumps(", "__version__", 'f"{statement};"', "fg=_COLOURS.get(line.split"),
     *("super().write(data)", "{error.strerror}"),
 )
-"""Helpers; JSON in ASCII; our own texts; `dev`'s lines, in which nothing but printable characters is left; and the
-stream of standard output itself, with the system's text for a write that failed."""
+"""Parts of a printing statement that make it safe: helpers that escape, ASCII JSON, texts of this project, lines of
+`dev`, which are escaped already, and standard output itself with the system's text for a failed write."""
 
 
 @pytest.mark.parametrize("file", sorted(Path(common.__file__).parent.glob("*.py")), ids=lambda file: file.stem)
@@ -227,7 +227,7 @@ def placed_call() -> PlacedCall:
 @requirement("terminal.text")
 def test_output_of_call_is_escaped(monkeypatch: pytest.MonkeyPatch, status: str) -> None:
     error = {"code": STORED, "message": STORED}
-    result = STORED.replace("openapi-tool: forged", "a second line")  # of the text that a model reads
+    result = STORED.replace("openapi-tool: forged", "a second line")  # the text for the model may have several lines
     content = {"status": status, "result": result, "error": None if status == "success" else error}
     outcome = call_command._Outcome(placed_call(), ResultRows({"content": content}, {}, {}, None, None), {"placed": 0})  # noqa: SLF001
 

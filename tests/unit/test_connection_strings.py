@@ -89,7 +89,7 @@ ACCEPTED = [
 CANARY = "zq7canary"
 P = f"{CANARY}{{}}{CANARY}"
 REFUSED = [
-    # a password with a character that ends it for some program; with a number in front it would even be taken
+    # a password with a character that ends it for some parser; with digits before it, the rest would even be accepted
     *(f"postgresql://u:{P.format(char)}@h/db" for char in "/?#@[] \t\n\x00\x7f\u00a0\u2028\ud800\uff0f"),
     *(f"postgresql://u:5432{char}{CANARY}@h/db" for char in "/?#@"),
     f"postgresql://u:1?{CANARY}=x@h/db", f"postgresql://u:1?x={CANARY}@h/db", f"postgresql://u:1/{CANARY}?x@h/db",
@@ -289,7 +289,7 @@ def test_options_that_the_driver_accepts_are_not_reported(dsn: str, variables: d
 
 @requirement("settings.errors")
 def test_a_process_without_a_user_name_needs_a_user_in_the_dsn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a container with any user id: the driver would end with KeyError."""
+    """A container may have an arbitrary user id, with which the driver would raise KeyError."""
 
     def nameless() -> str:
         raise KeyError("getpwuid(): uid not found: 12345")
@@ -344,7 +344,7 @@ def test_a_service_is_parsed_as_by_the_driver(tmp_path: Path) -> None:
     assert ["sslmode" in reported[0], "port" in reported[1]] == [True, True]
 
 
-# URLs of servers in the settings: read as the drivers read them, or refused without a trace of what they hold.
+# URLs of servers in the settings: parsed as by the drivers, or refused without showing their content.
 
 
 CANARY_URLS = "zq7canary"
@@ -483,7 +483,7 @@ def test_every_part_of_an_ambiguous_url_is_masked() -> None:
     assert likely_secrets({"PG_DSN": f"postgresql://u:{CANARY_URLS},x@h/db\n"}) == [f"{CANARY_URLS},x"]
 
 
-# Files that a login at NATS needs: looked at before anything connects.
+# Files for a login to NATS: checked before any connection.
 
 
 TOKEN = b"header.claims-of-a-user.signature"

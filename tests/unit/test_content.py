@@ -262,7 +262,7 @@ def test_no_key_of_the_envelope_shows(name: str) -> None:
     content = shown(without_page_text(envelope) if is_search(envelope) else envelope)
     for text in (item.get(field) for item in items(envelope) for field in PAGE_TEXT):
         content = content.replace(text.strip(), "") if text else content
-    for key in {*_keys(envelope)} - {"Title"}:  # a key of a document's metadata, and a label of ours
+    for key in {*_keys(envelope)} - {"Title"}:  # also a label in the text for the model
         assert not re.search(rf"""["']{re.escape(key)}["']|^{re.escape(key)}\s*[:=]""", content, re.MULTILINE), key
     assert not re.search("None|null|undefined|{", content)
 

@@ -470,7 +470,7 @@ async def test_without_the_setting_any_address_is_allowed(monkeypatch: pytest.Mo
 
 @requirement("egress.public")
 async def test_dns_rebinding_has_no_effect(origin: Origin, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The name is resolved once: the address that was checked is the one that is connected to."""
+    """The name is resolved once, so the connection goes to the address that was checked."""
     await origin.start(_ok)
     assert origin.runner is not None
     port = origin.runner.addresses[0][1]

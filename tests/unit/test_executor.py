@@ -220,7 +220,7 @@ async def test_parked_result_is_not_found_by_another_project_agent_or_turn(other
     parked = ParkedResults(store, KEY)
     await parked.park(identity(), CallResult(FIELDS))
     assert await parked.find(identity(**other)) is None
-    mine, foreign = parked._name(identity()), parked._name(identity(**other))  # noqa: SLF001 - as who writes there could
+    mine, foreign = parked._name(identity()), parked._name(identity(**other))  # noqa: SLF001 - as another writer of the bucket could
     store.records[foreign] = store.records[mine]
     assert await parked.find(identity(**other)) is None
 
@@ -273,7 +273,7 @@ async def test_a_result_that_was_not_stored_takes_no_share_of_its_project() -> N
     parked = ParkedResults(UnavailableResultStore(), KEY)
     for number in range(MAX_PROJECT_BYTES // MAX_BYTES + 9):
         await parked.park(identity(tool_call_id=f"tc_{number}"), LARGE)
-    assert not any(parked._sizes.values())  # noqa: SLF001 - what a later call would be refused for
+    assert not any(parked._sizes.values())  # noqa: SLF001 - otherwise later calls would be refused
 
 
 @requirement("answer.parked")
@@ -289,7 +289,7 @@ START = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 class LoopClock:
-    """The server's clock, on the event loop's."""
+    """Server clock that follows the event loop's time."""
 
     behind_s = 0.0
 
@@ -551,7 +551,7 @@ def test_the_upstream_is_done_before_the_call_is(left_s: float, engine: str, own
     assert done_s <= max(left_s, 2 + MARGIN_S)
 
 
-# The server's clock: right whatever the local wall clock says, and whatever single answers say.
+# The server's clock is right even if the local wall clock or single replies are wrong.
 
 
 SERVER_S = 1_800_000_000.0

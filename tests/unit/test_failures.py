@@ -419,7 +419,7 @@ async def test_empty_search_is_no_failure(text: str) -> None:
     answer = json.dumps(refusal(text)).encode()
     assert await fetched(422, JSON, answer, SEARCH_FAILURES) == {"code": 200, "data": []}
     with pytest.raises(UpstreamRejected):
-        await fetched(422, JSON, answer)  # of a page it is one
+        await fetched(422, JSON, answer)  # for a page it is a failure
 
 
 # Texts of the upstream.

@@ -460,7 +460,7 @@ class AccountPod:
 
 @dataclass
 class AccountWorld:
-    """Replicas over one record, in virtual time; `journals` are those of the dead, `lost` is in no journal."""
+    """Replicas over one record, in virtual time; `journals` of killed ones, `lost` counts their uses in no journal."""
 
     limit: int
     pods: list[AccountPod] = field(default_factory=list)

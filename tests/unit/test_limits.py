@@ -137,6 +137,7 @@ class World:
 
 
 ACTS = ("send", "plan", "write", "lose", "crash", "start", "wait", "pass")
+"""`lose` is a write of unknown outcome, `wait` sets the number of waiting calls, `pass` lets time pass."""
 
 
 @given(
@@ -430,7 +431,7 @@ def test_costs_of_many_projects_are_kept_for_the_largest_only() -> None:
 def certain_timeouts_by_definition(
     queue: FairQueue[str], wait_s: Callable[[float], float], now: float
 ) -> list[tuple[Waiter[str], float]]:
-    """Do the same by a loop over the other projects for each call."""
+    """Compute the certain timeouts by their definition: for each call a loop over the other projects."""
     found, projects = [], queue._projects  # noqa: SLF001
     for name, project in projects.items():
         position, virtual_time = 1, queue._virtual_time  # noqa: SLF001
@@ -798,9 +799,10 @@ async def test_the_keys_of_a_pool_share_the_load_by_their_limits() -> None:
     limits = {"A": KeyLimits(search_requests_per_minute=3_000), "B": KeyLimits(search_requests_per_minute=1_000)}
     async with replicas(1, LimitOptions(keys=limits, pools=POOL)) as world:
         [limiter] = world.limiters
-        for number in range(100):  # who names a key uses its pool
+        for number in range(100):  # a tool that names a key uses its pool
             await world.done(limiter, "P" if number % 2 else "B")
-        assert 68 <= world.sent[ENVIRONMENT["A"]] <= 76  # the other one serves while one takes its permits
+        # About three quarters, since the other key is used while one gets new permits.
+        assert 68 <= world.sent[ENVIRONMENT["A"]] <= 76
 
 
 @pytest.mark.parametrize("status", [40102, 40201, 42901])

@@ -615,7 +615,7 @@ async def test_expired_too_large_or_failed_responses_are_not_cached() -> None:
                 request_context(),
                 Meter(),
             )
-    assert len(log) == 10  # 2 + 4 + 2 + 2: each call sent a request
+    assert len(log) == 10  # 2 + 4 + 2 + 2 calls, each with a request of its own
 
 
 @requirement("cache")

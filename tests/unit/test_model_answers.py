@@ -1,4 +1,7 @@
-"""Cases in which a result cost a model turns or tokens, or misled it. Each has a number, used only here."""
+"""Cases in which a result cost a model turns or tokens, or misled it.
+
+Their numbers are used only in tests; case 11 is tested in test_large_texts.py and wire/test_continuation.py.
+"""
 
 from __future__ import annotations
 
@@ -365,8 +368,8 @@ def test_case_7_get_headers_are_written_as_the_server_parses_them() -> None:
 @requirement("upstream.request")
 @pytest.mark.parametrize(
     ("mode", "left_s", "parameters", "has_own_limit", "stage_s"),
-    # With a limit of its own, a call gives each of two stages half of what is left, less a margin; without one, at most
-    # the default of a stage.
+    # A call with its own time limit gives each of two stages half of the remaining time less a margin; another call at
+    # most the default of a stage.
     [
         ("reader", 117, {}, False, 15),
         ("reader", 117, {}, True, 57),
@@ -542,7 +545,7 @@ def _compact(value: Any) -> int:
     return len(json.dumps(value, ensure_ascii=False, separators=(",", ":")))
 
 
-# Case 13: repair of arguments whose intent is plain.
+# Case 13: repair of arguments whose intent is clear.
 
 
 def prepared(schema: dict[str, Any], values: dict[str, Any], **args: Any) -> Arguments:
@@ -829,7 +832,7 @@ def test_case_15_whatever_a_page_says_stays_in_its_frame(attack: str) -> None:
 
 @requirement("content.kept")
 def test_answers_cost_no_more_than_in_jinas_own_form_and_lose_nothing() -> None:
-    """Within the error of the estimate; `make answers` counts exactly, and is stricter."""
+    """Here tokens are estimated, with its error as allowance; `make answers` counts exactly, and is stricter."""
     rows = answers.table()
     assert len(rows) > 300
     assert answers.violations(rows, answers.ERROR, answers.ERROR_TOKENS) == []

@@ -316,7 +316,7 @@ RUST = "pydantic's engine is linear for any pattern"
 
 @dataclass(frozen=True)
 class Bound:
-    """`chars`: most characters that it is given, None where its engine is linear; `why`: what makes it linear."""
+    """`chars`: maximum length of a pattern's input, None if its engine is linear; `why`: reason for linear time."""
 
     chars: int | None
     why: str
@@ -465,7 +465,7 @@ NAMED = [where for where, bound in TABLE.items() if bound.chars and re.fullmatch
 @pytest.mark.parametrize("where", NAMED)
 @requirement("loop.answers")
 def test_no_pattern_takes_long_for_the_longest_text_that_it_is_given(where: str) -> None:
-    """Texts that repeat the pattern's own letters and words; not a proof, but what was found was found like this."""
+    """Inputs repeat letters and words of the pattern. No proof, but it has found all slow patterns so far."""
     file, name = where.split(" ")
     pattern = getattr(importlib.import_module(f"openapi_tool.{file[:-3].replace('/', '.')}"), name)
     binary = isinstance(pattern.pattern, bytes)

@@ -1,4 +1,4 @@
-"""Values that no output may show: how they are read, held and masked."""
+"""Secrets: how they are read, stored and masked."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def test_a_secret_that_comes_back_as_a_number_is_masked() -> None:
 @pytest.mark.parametrize("form", ["r", ".0f", ".14e", ".15e", ".16e"])
 @requirement("secrets.output")
 def test_a_long_number_is_masked_however_it_is_rounded(secret: str, form: str) -> None:
-    """With a carry, the rounded digits are not those of the secret."""
+    """If rounding carries, the rounded digits differ from those of the secret."""
     number = float(secret)
     text = f"pages: {number!r}" if form == "r" else f"pages: {number:{form}}"
     assert Redactor([secret]).text(text) == f"pages: {MASK}"
@@ -296,7 +296,7 @@ def test_a_value_comes_from_the_file_that_its_variable_names(file: Path) -> None
 
 @requirement("secrets.files")
 def test_a_byte_order_mark_is_no_part_of_a_value(file: Path) -> None:
-    """Windows editors and PowerShell put one before a text; the key passed the start and failed in every call."""
+    """Windows editors and PowerShell write one before a text; such a key passed the start, and failed in every call."""
     for content in (b"\xef\xbb\xbf" + VALUE.encode(), b"\xef\xbb\xbf " + VALUE.encode() + b"\r\n"):
         file.write_bytes(content)
         secrets = Secrets({"JINA_API_KEY_FILE": str(file)}, NAMES)
@@ -344,7 +344,7 @@ def test_a_secret_that_is_too_short_to_be_masked_is_warned_of(caplog: pytest.Log
     bootstrap = build_bootstrap(settings, {"JINA_API_KEY": "x" * (MIN_SECRET_CHARS - 1)})
     assert bootstrap.unmasked == ["JINA_API_KEY", "postgres.dsn"]
     with caplog.at_level(logging.WARNING):
-        service._log_configuration(bootstrap, {})  # noqa: SLF001 - what it logs is the point
+        service._log_configuration(bootstrap, {})  # noqa: SLF001 - its log lines are tested
     warned = [record.getMessage() for record in caplog.records if getattr(record, "action", "") == "secret.short"]
     assert [message.partition(" ")[0] for message in warned] == bootstrap.unmasked
     assert build_bootstrap(Settings.model_validate(DSN), {"JINA_API_KEY": "x" * MIN_SECRET_CHARS}).unmasked == []

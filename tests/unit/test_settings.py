@@ -175,7 +175,7 @@ def test_no_setting_and_only_the_local_package_can_redirect_connections() -> Non
 
 
 BROKEN = yaml.safe_load((Path(__file__).parent.parent / "data" / "broken_settings.yaml").read_text(encoding="utf-8"))
-"""Environments that `serve` refuses, and the whole of what it says: the place, what is wrong, and the remedy."""
+"""Environments that `serve` refuses, and its whole message: the setting, the mistake, and the remedy."""
 
 
 @requirement("settings.errors")

@@ -380,7 +380,7 @@ def test_spans_beyond_the_queue_are_dropped_and_counted(monkeypatch: pytest.Monk
 
     for _ in range(64):
         call()
-    started.wait()  # it holds the first of them
+    started.wait()  # the exporter holds the first span
     for _ in range(200):
         call()
     release.set()
@@ -597,7 +597,7 @@ async def test_a_probe_is_answered_despite_many_half_sent_requests(port: int) ->
 @requirement("health")
 async def test_open_connections_never_exceed_the_limit(port: int) -> None:
     taken: set[object] = set()
-    usual = module._Connection.connection_made  # noqa: SLF001 - what the server itself holds is the point
+    usual = module._Connection.connection_made  # noqa: SLF001 - connections of the server itself are counted
 
     def count(self: module._Connection, transport: asyncio.BaseTransport) -> None:
         usual(self, transport)
@@ -677,7 +677,7 @@ async def test_every_response_closes_its_connection(request_: bytes, status: byt
 def test_bytes_beyond_the_limit_are_not_buffered_and_close_the_connection() -> None:
     """aiohttp buffers data that arrives after a refusal: a few connections of 10 MB took 600 MB."""
     inner, transport = Mock(), Mock()
-    connection = module._Connection(inner, {})  # noqa: SLF001 - what aiohttp keeps cannot be seen from outside
+    connection = module._Connection(inner, {})  # noqa: SLF001 - not visible elsewhere
     connection._transport = transport  # noqa: SLF001
     for _ in range(100):
         connection.data_received(b"x" * 65_536)
@@ -806,7 +806,7 @@ async def test_the_page_has_a_strict_policy_and_its_numbers_no_payload(page_port
 
 @requirement("page")
 async def test_the_page_is_refused_under_public_host_names(page_port: int) -> None:
-    """A page elsewhere could point its name here and read it (DNS rebinding)."""
+    """A foreign web page could resolve its own host name to this address, and read the page (DNS rebinding)."""
     for host in (
         "localhost",
         "127.0.0.1:8080",

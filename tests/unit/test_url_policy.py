@@ -277,7 +277,7 @@ def filled(piece: str, head: str = "", tail: str = "") -> str:
     return head + piece * ((LENGTH - len(head) - len(tail)) // len(piece)) + tail
 
 
-# Each took quadratic time, or exercises a loop, a pattern or a library that might.
+# Each text took quadratic time, or exercises a loop, a pattern or a library that might take it.
 LABORIOUS = {
     "reader prefixes": filled("r.jina.ai/", tail="example.com"),
     "reader prefixes with a scheme": filled("https://r.jina.ai/", tail="example.com"),
@@ -416,7 +416,7 @@ v6_urls = st.ip_addresses(v=6).map(lambda address: f"https://[{address}]/")
 
 
 def assert_public(url: str) -> None:
-    """Check independently of the code: with the standard library's parser and its lists."""
+    """Check a URL with the standard library's parser and its lists of addresses, independently of the tested code."""
     parts = urlsplit(url)
     assert parts.scheme in ("http", "https")
     assert parts.username is None

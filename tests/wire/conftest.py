@@ -1,4 +1,4 @@
-"""The world of these tests: kernel, executor in this process, and what calls left."""
+"""World of these tests: the kernel's side, an executor in this process, and the rows and messages of calls."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Outcome:
     rows: ResultRows
     doorbells: list[Msg]
     dead_letters: list[dict[str, Any]]
-    term_acks: int
+    term_acks: int  # commands that no executor may get again
     handed_back: int
     deliveries: int
     upstream_requests: list[dict[str, Any]]
@@ -108,7 +108,7 @@ class World:
         return await self.outcome(call)
 
     async def outcome(self, call: PlacedCall) -> Outcome:
-        """Return the state once nothing is pending. Raises TimeoutError."""
+        """Return rows and messages of a call once every command is settled. Raises TimeoutError."""
         info = await self.settled()
         await self.caller.client.flush()
         kinds = [advisory["type"].rpartition(".")[2] for advisory in self.advisories]
@@ -123,7 +123,7 @@ class World:
         )
 
     async def settled(self, within_s: float = SETTLED_S) -> Any:
-        """Return the durable's info once every sent command is settled; `num_pending` alone may lag behind."""
+        """Return the durable's info once every sent command is settled. Raises TimeoutError."""
         async with asyncio.timeout(within_s):
             while True:
                 try:
@@ -165,7 +165,7 @@ class World:
 
 
 def _all_settled(info: ConsumerInfo, last_sequence: int) -> bool:
-    """Return whether every command up to this stream sequence is settled."""
+    """Return whether every command up to this stream sequence is settled; `num_pending` alone may lag behind."""
     floor = info.ack_floor.stream_seq if info.ack_floor else 0
     return floor >= last_sequence and not info.num_pending and not info.num_ack_pending
 
@@ -179,7 +179,7 @@ async def open_world(stack: EmbeddedStack, caller: Caller, database: str) -> Asy
     yield world
 
 
-# Client and server that send any bytes, also those that no correct one would send.
+# A NATS client and a NATS server that send arbitrary bytes, also invalid ones.
 
 
 INFO = {"server_id": "fake", "version": "2.15.0", "headers": True, "max_payload": 1_048_576}
@@ -283,12 +283,13 @@ def _this_task() -> asyncio.Task[Any]:
 
 
 async def _run_loop() -> None:
+    """Let callbacks run that are scheduled now, and those that they schedule in turn."""
     for _ in range(10):
         await asyncio.sleep(0)
 
 
 def info(**changes: Any) -> bytes:
-    """Return the greeting of a server."""
+    """Return the INFO line of a NATS server with these changes."""
     return b"INFO " + json.dumps(INFO | changes).encode() + b"\r\n"
 
 

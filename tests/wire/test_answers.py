@@ -31,7 +31,7 @@ ATTEMPTS = 4  # the first request and three retries, for any status that is retr
         *(
             ({"statuses": [status] * ATTEMPTS, "retry_after": "0"}, code)
             for status, code in {
-                400: "upstream_unavailable",  # the double's body has no known sub-status (spec/jina-api.md section 4)
+                400: "upstream_unavailable",  # the double's body has no known sub-status (jina-api section 4)
                 401: "auth_failed",
                 402: "budget_exceeded",
                 403: "auth_failed",

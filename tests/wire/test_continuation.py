@@ -333,7 +333,7 @@ async def test_an_object_result_names_the_artifact_too(world: World) -> None:
     assert result["artifact_ref"].keys() == {"card_id", "chars", "sha256"}
 
 
-# Case 11: the owner of a stored text may search it.
+# The owner of a stored text may search it.
 
 
 @requirement("content.find")
@@ -455,7 +455,7 @@ async def test_a_paid_result_is_not_requested_again(
 async def test_a_result_whose_commit_wrote_nothing_is_parked(
     world_without_executor: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As where the ids of the call's own rows change during the commit."""
+    """This happens if the ids of the call's own rows change during the commit."""
     world, commit, refused = world_without_executor, KernelStore.commit, list[bool]()
 
     async def write_nothing_once(*given: Any, **named: Any) -> bool:
@@ -479,7 +479,7 @@ async def test_a_result_whose_commit_wrote_nothing_is_parked(
 async def test_copies_of_a_command_count_their_request_in_the_result(
     world_without_executor: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Run together they would share the request, and the run that counts it could be the one that is refused."""
+    """Run at once they would share the request, and the database might refuse the result that counts it."""
     world, commit, commits = world_without_executor, KernelStore.commit, list[int]()
 
     async def commit_the_second_run_first(*given: Any, **named: Any) -> bool:

@@ -1,4 +1,4 @@
-"""`inspect`, and what logs, metrics and spans say of a call."""
+"""`inspect` and `top`; logs, metrics and spans of a call."""
 
 from __future__ import annotations
 

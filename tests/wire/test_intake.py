@@ -61,7 +61,7 @@ class ConsumerHarness:
         self.consumer = CommandConsumer(client, options, letters, self._handle, self._mode)
 
     def _mode(self) -> FetchMode:
-        return self.mode()  # which a test may replace
+        return self.mode()  # looked up anew: a test may replace it
 
     async def _handle(self, delivery: Delivery) -> Settlement:
         self.handled.append(delivery)
@@ -143,7 +143,7 @@ async def test_messages_in_transit_are_handed_back_at_once_and_need_no_lease(wor
 async def test_a_command_behind_the_backlog_of_another_project_runs_next(world_without_executor: World) -> None:
     async with running(world_without_executor, FetchMode.UNLIMITED) as harness:
         await harness.info(lambda info: info.num_waiting == 1)
-        await harness.publish(700)
+        await harness.publish(700)  # more than may be held, so that some are handed back
         await harness.info(lambda info: info.delivered.consumer_seq >= 700)
         await harness.publish(1, OTHERS)
         await harness.info(lambda info: info.delivered.stream_seq == 701)

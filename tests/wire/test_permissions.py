@@ -81,7 +81,7 @@ async def kernel_of(strict: NatsServer, dsn: str) -> AsyncIterator[Caller]:
 
 @pytest.fixture
 async def strict_world(strict: NatsServer, stack: EmbeddedStack, caller: Caller, database: str) -> AsyncIterator[World]:
-    del caller  # it has made project and agent
+    del caller  # the fixture has created project and agent
     async with kernel_of(strict, stack.postgres.dsn(database)) as kernel, open_world(stack, kernel, database) as world:
         yield world
 
@@ -485,7 +485,7 @@ async def test_check_names_a_denied_bucket(stack: EmbeddedStack, monkeypatch: py
 async def test_cli_commands_need_only_the_permissions_printed_for_them(
     stack: EmbeddedStack, caller: Caller, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    del caller  # it has made project and agent
+    del caller  # the fixture has created project and agent
     executor = printed("--format", "server-config")
     for command in ("inspect", "top", "switches"):
         operator = printed("--format", "server-config", "--for", command)
@@ -517,7 +517,7 @@ async def test_cli_commands_need_only_the_permissions_printed_for_them(
 async def test_the_durable_is_handed_over_with_the_printed_permissions(
     stack: EmbeddedStack, caller: Caller, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    del caller  # it has made project and agent
+    del caller  # the fixture has created project and agent
     operator = printed("--format", "server-config", "--for", "durable")
     with server(stack, config(printed("--format", "server-config"), operator)) as strict:
         async with (
@@ -543,7 +543,7 @@ async def test_without_statistics_calls_are_answered_and_top_names_the_permissio
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """The users of executor or `top` may have permissions from before the subject existed."""
-    del caller  # it has made project and agent
+    del caller  # the fixture has created project and agent
     everything, no_stats = 'permissions: { publish: ">" }', '"openapi_tool.stats"'
     no_subscribe = f"permissions: {{ subscribe: {{ deny: [{no_stats}] }} }}"
     no_publish = f"permissions: {{ publish: {{ deny: [{no_stats}] }} }}"

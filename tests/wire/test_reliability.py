@@ -1,4 +1,4 @@
-"""No result is lost or doubled: retries, heartbeats, leases, lost runs, outages and memory; nor are doorbells."""
+"""No result and no doorbell is lost or doubled: retries, heartbeats, leases, lost runs, outages and memory."""
 
 from __future__ import annotations
 

@@ -237,7 +237,7 @@ async def _run(world: World, statements: list[str]) -> None:
 
 @requirement("data.places")
 async def test_the_documented_sql_deletes_exactly_the_documented_rows(world: World) -> None:
-    of_agent, of_project = SQL
+    of_agent, of_project = SQL  # `of_project` deletes first the results, then the expired artifacts
     await world.caller.add_agent(PROJECT, OTHER_AGENT)
     await world.caller.add_tool(PROJECT, reader_tool())
     world.stack.upstream.rules(
@@ -286,9 +286,8 @@ async def tenants(world_without_executor: World) -> World:
     await world_without_executor.caller.add_project(OTHER)
     await world_without_executor.caller.add_agent(OTHER, AGENT, "worker_other")
     await world_without_executor.caller.add_tool(OTHER, search_tool(args={"fixed": {"query": "example"}}))
-    await world_without_executor.caller.add_tool(
-        PROJECT, search_tool()
-    )  # stored again, so that its row follows the other one
+    # Stored again, so that its row follows that of the other project.
+    await world_without_executor.caller.add_tool(PROJECT, search_tool())
     return world_without_executor
 
 

@@ -326,7 +326,7 @@ async def test_an_operator_can_forbid_creating_the_command_stream(tree: LeafNode
 async def test_from_a_leaf_node_calls_of_the_hub_are_answered(
     tree: LeafNode, stack: EmbeddedStack, caller: Caller, database: str
 ) -> None:
-    del caller  # it has made project and agent
+    del caller  # the fixture has created project and agent
     async with kernel_on(tree.hub, stack, database) as world:
         settings = {"servers": tree.leaf.url, "jetstream_domain": "hub", "inbox_prefix": "_INBOX.mine"}
         async with world.executor(nats=settings):
