@@ -21,6 +21,7 @@ from openapi_tool.jina.backend import JinaBackend, JinaBackendOptions
 from openapi_tool.jina.byte_semaphore import JinaCallContext
 from openapi_tool.jina.client import JinaClient
 from openapi_tool.jina.url_policy import UrlPolicy
+from openapi_tool.limits.permits import Permits
 from openapi_tool.options import CacheOptions, RetryOptions, ToolOptions
 from openapi_tool.protocol.cards import StoredText
 from openapi_tool.protocol.records import DefinitionRecord
@@ -87,6 +88,7 @@ class ToolsOverTransport:
     secrets: tuple[str, ...] = (KEY,)
     options: Mapping[str, Any] = field(default_factory=dict)
     max_chars: int = 40_000
+    permits: Permits | None = None
 
     def __post_init__(self) -> None:
         slicer, errors = TimeSlicer(), Redactor(self.secrets, "error")
@@ -99,7 +101,7 @@ class ToolsOverTransport:
             "url_policy": UrlPolicy(),
             **self.options,
         }
-        self.tools = JinaBackend(client, JinaBackendOptions(**values), errors, slicer)
+        self.tools = JinaBackend(client, JinaBackendOptions(**values), errors, slicer, permits=self.permits)
         self.continuation = Continuation(
             cast("Kernel", None), Cursors(b"k" * 32), ToolOptions(max_result_chars=self.max_chars), slicer
         )

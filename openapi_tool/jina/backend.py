@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -121,7 +121,7 @@ class JinaBackend:
         }
         await _wait_for_all(list(tasks.values()))
         outcomes = {item: task.result() for item, task in tasks.items()}
-        output = batch_output(items, outcomes, _response_redactor(arguments, arguments.api_key))
+        output = batch_output(items, outcomes, _response_redactor(arguments, context.keys_sent))
         return self._with_advice(output, definition, arguments, list(tasks))
 
     def _with_advice(
@@ -227,6 +227,7 @@ class JinaBackend:
             attempt = Attempt(time.monotonic(), sent.method, sent.host, meter.usage.requests)
             context.record_attempt(attempt)
             need.slot.sending()
+            context.keys_sent.add(need.key)
             meter.add(_ONE_REQUEST)
             requests.inc()
             try:
@@ -243,7 +244,7 @@ class JinaBackend:
             min_s = endpoint.timeouts.min_s(resolved.parameters)
             sleep = _without_slot(self._sleep, context.slot)
             envelope = await with_retries(fetch, self._options.retry, deadline, min_s, sleep)
-            redactor = _response_redactor(arguments, need.key)
+            redactor = _response_redactor(arguments, context.keys_sent)
             rendering_context = RenderContext(redactor, self._redactor, may_suggest, resolved.names)
             rendering = endpoint.render(envelope, resolved.parameters, rendering_context)
             del envelope
@@ -381,6 +382,6 @@ def _may_suggest(definition: ToolDefinition, arguments: Arguments, name: str) ->
     return name in definition.model_arguments and (name in _ADJUSTABLE or not arguments.values.get(name))
 
 
-def _response_redactor(arguments: Arguments, key: SecretStr) -> Redactor:
-    sent = (key, *arguments.secrets.values())
+def _response_redactor(arguments: Arguments, keys: Collection[SecretStr]) -> Redactor:
+    sent = (*keys, arguments.api_key, *arguments.secrets.values())
     return of_call(secret.get_secret_value() for secret in sent)

@@ -21,6 +21,8 @@ from itertools import count
 from types import TracebackType
 from typing import Self
 
+from pydantic import SecretStr
+
 from openapi_tool.budgets.budgets import Charge
 from openapi_tool.jina.answer_json import MAX_VALUES
 from openapi_tool.limits.permits import NO_SLOT, Slot
@@ -229,6 +231,7 @@ class JinaCallContext:
         self.number = next(_CALL_NUMBERS)
         self.slot: Slot = NO_SLOT
         self.budget: Charge | None = None
+        self.keys_sent: set[SecretStr] = set()
         self.recheck: Callable[[], None] | None = None
 
     @property
@@ -297,6 +300,11 @@ class RequestContext:
     def budget(self) -> Charge | None:
         """Accounts that the call's requests are charged to."""
         return self._call.budget
+
+    @property
+    def keys_sent(self) -> set[SecretStr]:
+        """Keys that the call has sent: each attempt and each item of a batch may take another one of a pool."""
+        return self._call.keys_sent
 
     def recheck(self) -> None:
         """Raise ToolError if the call may send no further request, for example because its tool was disabled."""

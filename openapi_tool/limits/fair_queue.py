@@ -40,7 +40,7 @@ _BACKLOG_S = 2.0
 
 _FORGET_S = 60.0
 """Seconds without a waiting call after which the tags are forgotten. Sooner would be wrong: under a limit of few requests
-each one but the next is refused at once, and the queue is empty between those."""
+most calls are refused at once, so that the queue is often empty although projects compete."""
 
 
 @dataclass(slots=True, eq=False)

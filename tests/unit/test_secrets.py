@@ -16,6 +16,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from itertools import cycle
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,7 +29,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import REGISTRY
-from pydantic import BaseModel, ValidationError, field_validator
+from pydantic import BaseModel, SecretStr, ValidationError, field_validator
 from typer.testing import CliRunner
 
 from openapi_tool import service
@@ -38,7 +39,9 @@ from openapi_tool.cli import app, call
 from openapi_tool.jina.byte_semaphore import ByteSemaphore
 from openapi_tool.jina.client import JinaClient
 from openapi_tool.jina.request import UpstreamRequest
+from openapi_tool.limits.permits import Need, Permit, Unlimited
 from openapi_tool.local.caller import ResultRows
+from openapi_tool.options import RetryOptions
 from openapi_tool.protocol.errors import ToolError, ToolMisconfigured
 from openapi_tool.settings import Settings, SettingsError, load_settings
 from openapi_tool.settings.loading import likely_secrets, secret_values
@@ -48,6 +51,7 @@ from openapi_tool.telemetry.logs import JsonFormatter
 from openapi_tool.telemetry.redact import MASK, MIN_SECRET_CHARS, Redactor, of_call
 from openapi_tool.tools.placeholders import Secret, Secrets
 from openapi_tool.tools.policy import Deadline
+from tests.answering import ToolsOverTransport
 from tests.requirements import requirement
 from tests.support import delivery, each
 
@@ -148,6 +152,43 @@ def test_a_head_has_no_half_of_a_secret(chars: int, secret: str, form: str) -> N
     assert head == whole[: len(head)]
     assert len(head) >= min(chars, len(whole)) - len(written)
     assert len(head) <= chars + len(MASK)
+
+
+class _PoolPermits(Unlimited):
+    """Permits of a pool: each request is sent with the next key."""
+
+    def __init__(self, *keys: str) -> None:
+        self._keys = cycle(keys)
+
+    async def acquire(self, need: Need) -> Permit:
+        need.key = SecretStr(next(self._keys))
+        return await super().acquire(need)
+
+
+@pytest.mark.parametrize(
+    "values", [{"url": "https://a.example/"}, {"urls": ["https://a.example/", "https://b.example/"]}]
+)
+@requirement("secrets.output", "keys.pools")
+async def test_the_keys_of_all_attempts_and_items_of_a_call_are_masked(values: dict[str, Any]) -> None:
+    keys = ("first-key-of-the-pool", "second-key-of-the-pool", "third-key-of-the-pool")
+    sent: list[str] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        sent.append(request.headers["authorization"].removeprefix("Bearer "))
+        if len(sent) == 1:
+            return httpx.Response(503, content=b"{}")
+        return httpx.Response(
+            200, json={"code": 200, "data": {"title": "t", "content": " ".join([*sent, "unsent-key-of-a-pool"])}}
+        )
+
+    tools = ToolsOverTransport(
+        answer, secrets=(), options={"retry": RetryOptions(2, 0.01, 0.01)}, permits=_PoolPermits(*keys)
+    )
+    fields, _, _ = await tools.card(key="a-key-that-is-not-sent", **values)
+    card = orjson.dumps(fields).decode()
+    assert len(set(sent)) == len(values.get("urls", [0])) + 1
+    assert not [key for key in sent if key in card]
+    assert "unsent-key-of-a-pool" in card
 
 
 @requirement("secrets.output")
