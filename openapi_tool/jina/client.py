@@ -111,8 +111,8 @@ class JinaClient:
         return min(int(declared[:_MAX_LENGTH_DIGITS]), self.max_response_bytes)
 
     async def _read(self, response: httpx.Response, context: RequestContext) -> bytearray:
-        encoding = response.headers.get("content-encoding", "identity")
-        if encoding != "identity":
+        encoding = response.headers.get("content-encoding", "")
+        if encoding.strip().lower() not in ("", "identity"):
             raise UpstreamUnavailable("The service answered in an encoding that was not asked for; try again later.")
         body = bytearray()
         try:

@@ -39,10 +39,12 @@ from openapi_tool.concurrency import FairSemaphore
 from openapi_tool.jina.addresses import is_public
 from openapi_tool.telemetry import metrics
 
-_PIECE_BYTES, _MAX_INFORMATIONAL = 16 * 1024, 8
+_PIECE_BYTES, _MAX_INFORMATIONAL = 8 * 1024, 8
 _MAX_NON_BODY_BYTES = 32 * 1024
-_MAX_FRAMING_SHARE = 1 / 4
+_FRAMING_SHARE = 1 / 4
 """Limit of chunk framing as a fraction of the body. Parsing a chunk costs as much as parsing a kilobyte of body."""
+
+_MAX_FRAMING_BYTES = 20 * 1024  # above that: the ends of head and body in two pieces, and some small chunks
 
 
 class ResponseAborted(ClientConnectionError):
@@ -58,10 +60,10 @@ class UpstreamConnection(ResponseHandler):
 
     It aborts on:
     - the first byte that no request asked for;
-    - the ninth informational response. Data is parsed in pieces of 16 kB, since a single TLS read can contain 14,000
+    - the ninth informational response. Data is parsed in pieces of 8 kB, since a single TLS read can contain 14,000
       of them, which take a second to parse;
     - 32 kB without a body byte: a head or trailers, which the parser buffers;
-    - chunks that are mostly framing: 500,000 chunks of one byte take a second to parse.
+    - some 4,000 chunks that are mostly framing, wherever they are: 500,000 of one byte take a second.
 
     A pending request then fails with (First)ResponseAborted; a response that is already complete stays readable.
     """
@@ -97,8 +99,11 @@ class UpstreamConnection(ResponseHandler):
             self._parse_next()
 
     def _parse_next(self) -> None:
-        piece = bytes(self._unparsed[:_PIECE_BYTES])
-        del self._unparsed[:_PIECE_BYTES]
+        # The last byte is a piece of its own: if it is surplus, the response is complete by then. Within a piece the
+        # parser would ignore a blank line behind the response, and keep the beginning of a further one.
+        size = min(_PIECE_BYTES, max(1, len(self._unparsed) - 1))
+        piece = bytes(self._unparsed[:size])
+        del self._unparsed[:size]
         if self._is_idle():
             self._abort_now()
         if not self._aborted:
@@ -111,12 +116,9 @@ class UpstreamConnection(ResponseHandler):
             return
         body_bytes = self._body_bytes()
         self._non_body_bytes = self._non_body_bytes + len(piece) if body_bytes == before else 0
-        self._framing_bytes += len(piece) - (body_bytes - before)
-        # Twice, because head and trailers may each take the limit.
-        if (
-            self._non_body_bytes > _MAX_NON_BODY_BYTES
-            or self._framing_bytes > 2 * _MAX_NON_BODY_BYTES + body_bytes * _MAX_FRAMING_SHARE
-        ):
+        if body := body_bytes - before:  # at least 0, as a large chunk must not allow many small ones later
+            self._framing_bytes = max(0, self._framing_bytes + len(piece) - body - int(body * _FRAMING_SHARE))
+        if self._non_body_bytes > _MAX_NON_BODY_BYTES or self._framing_bytes > _MAX_FRAMING_BYTES:
             self._abort_now()
 
     def connection_lost(self, exc: BaseException | None) -> None:
@@ -185,8 +187,7 @@ on_connected: ContextVar[Callable[[], Callable[[], None] | None]] = ContextVar("
 
 A connection keeps the context of the task that opened it, and must not keep that task's call in memory.
 """
-_CHUNK_BYTES = 64 * 1024
-_MAX_HEADER_BYTES, _MAX_HEADERS = 8_190, 100
+_CHUNK_BYTES, _MAX_HEADER_BYTES, _MAX_HEADERS = 64 * 1024, 8_190, 100
 _RESPONSE_HEADERS = (b"content-encoding", b"content-length", b"retry-after")
 
 

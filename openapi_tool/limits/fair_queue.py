@@ -39,8 +39,8 @@ _BACKLOG_S = 2.0
 """Seconds after which a project that waits is expected to send more calls."""
 
 _FORGET_S = 60.0
-"""Seconds without a waiting call after which the tags are forgotten. Sooner would be wrong: under a limit of few requests
-most calls are refused at once, so that the queue is often empty although projects compete."""
+"""Seconds without a waiting call after which the tags are forgotten. Sooner would be wrong: under a low limit most calls
+are refused at once, so that the queue is often empty although projects compete."""
 
 
 @dataclass(slots=True, eq=False)

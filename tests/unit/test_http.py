@@ -476,6 +476,9 @@ LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
 TIMEOUT_S = 10
 
 
+CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
 def response(content: str = "c", *, headers: bytes = b"") -> bytes:
     """Return a complete response."""
     body = json.dumps({"code": 200, "data": content}).encode()
@@ -607,13 +610,31 @@ def test_unsolicited_response_reaches_no_later_request(
     run(check())
 
 
+@pytest.mark.parametrize(
+    "surplus",
+    [response("smuggled"), b"HTTP/1.1 200 OK\r\nContent-", b"H", b"\r\n", b"\n"],
+    ids=["whole", "half a head", "one byte", "blank line", "line feed"],
+)
+@pytest.mark.parametrize("chunked", [False, True])
+@pytest.mark.parametrize("begun", [0, 5])
 @requirement("egress.response")
-def test_surplus_response_in_the_same_read_reaches_no_later_request(run: Run, tmp_path: Path) -> None:
+def test_surplus_data_in_the_same_read_reaches_no_later_request(
+    surplus: bytes,
+    chunked: bool,  # noqa: FBT001
+    begun: int,
+    run: Run,
+    tmp_path: Path,
+) -> None:
     async def twice(peer: Peer) -> None:
         head, _, body = response(f"of connection {len(upstream.peers)}").partition(b"\r\n\r\n")
-        peer.send(head + b"\r\n\r\n" + body[:5])
-        await asyncio.sleep(0)  # so that the end and the surplus are sent together, but apart from the beginning
-        peer.send(body[5:] + response("smuggled"))
+        if chunked:
+            head, body = CHUNKED.removesuffix(b"\r\n\r\n"), b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
+        if begun:
+            peer.send(head + b"\r\n\r\n" + body[:begun])
+            await asyncio.sleep(0)  # so that the end and the surplus are sent together, but apart from the beginning
+            peer.send(body[begun:] + surplus)
+        else:
+            peer.send(head + b"\r\n\r\n" + body + surplus)
 
     async def check() -> None:
         async with upstream:
@@ -705,7 +726,7 @@ def test_a_response_larger_than_the_read_buffer_arrives_whole(run: Run, tmp_path
     async def chunked(peer: Peer) -> None:
         body = json.dumps({"code": 200, "data": text}).encode()
         parts = b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in (body[:7], body[7:500_000], body[500_000:]))
-        peer.send(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + parts + b"0\r\n\r\n")
+        peer.send(CHUNKED + parts + b"0\r\n\r\n")
 
     async def closed(peer: Peer) -> None:
         peer.send(response(text, headers=b"Connection: close\r\n"))
@@ -820,18 +841,24 @@ def test_malformed_response_is_retried_once(sent: bytes, run: Run, tmp_path: Pat
     run(check())
 
 
-@pytest.mark.parametrize("piece", [b"1\r\n \r\n", b"8;" + b"x" * 200 + b"\r\n        \r\n"], ids=["tiny", "extended"])
+TINY = b"1\r\n \r\n"
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [166_000 * TINY, 4_700 * (b"8;" + b"x" * 200 + b"\r\n        \r\n"), b"1e8480\r\n%b\r\n" % (b" " * 2_000_000) + 8_000 * TINY],
+    ids=["tiny", "extended", "tiny behind a large one"],
+)  # fmt: skip
 @requirement("egress.response")
-def test_body_in_chunks_that_are_mostly_framing_is_aborted(piece: bytes, run: Run, tmp_path: Path) -> None:
+def test_body_in_chunks_that_are_mostly_framing_is_aborted(pieces: bytes, run: Run, tmp_path: Path) -> None:
     """Parsing 500,000 chunks of one byte would block the event loop for a second."""
-    head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 
     async def in_chunks(peer: Peer) -> None:
         body = b'{"code":200,"data":"c"}'
-        peer.send(head + piece * (1_000_000 // len(piece)) + b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body))
+        peer.send(CHUNKED + pieces + b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body))
 
     async def check() -> None:
-        async with Upstream(tmp_path, in_chunks) as upstream:
+        async with Upstream(tmp_path, in_chunks, max_bytes=10_000_000) as upstream:
             with pytest.raises(UpstreamUnavailable):
                 await upstream.request()
 
@@ -845,7 +872,7 @@ def test_a_body_in_many_chunks_of_a_usual_size_is_read(run: Run, tmp_path: Path)
 
     async def in_chunks(peer: Peer) -> None:
         framed = b"".join(b"%x\r\n%b\r\n" % (len(chunk), chunk) for chunk in chunks)
-        peer.send(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + framed + b"0\r\n\r\n")
+        peer.send(CHUNKED + framed + b"0\r\n\r\n")
 
     async def check() -> None:
         async with Upstream(tmp_path, in_chunks) as upstream:
