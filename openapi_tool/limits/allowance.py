@@ -79,6 +79,7 @@ class Allowance:
         self.record = Record()
         self.revision = 0
         self.running = 0
+        self.refused = False  # a call since the last report, for lack of permits
         self.fallback_replicas = 0
         self.at_hand = {REQUESTS: 0, TOKENS: 0}
         self.demand = 0.0
@@ -92,7 +93,7 @@ class Allowance:
         self._max_concurrent = self._counted_concurrent = 0
         self._reported_at = self._steady_since = -math.inf
         self._own_pause_until = 0.0
-        self.tokens_per_request = 0 if rates.tokens is None else min(min_tokens, rates.tokens)
+        self.tokens_per_request = 0 if rates.tokens is None else min(max(min_tokens, _USUAL_TOKENS), rates.tokens)
 
     @property
     def limited(self) -> bool:
@@ -248,6 +249,10 @@ class Allowance:
         surplus = self._counted_concurrent > max(self.running, self._max_concurrent)
         return surplus and self.in_force(now).concurrent is not None and bool(self.record.others(now, self.name))
 
+    def raise_due(self, now: float) -> bool:
+        """Return whether to report that calls were refused, because an adaptive limit may be raised for it."""
+        return self.refused and ledger.may_raise_adaptive(self.record, now)
+
     def concurrency_due(self, waiting: int, since_s: float, now: float) -> bool:
         """Return whether to report concurrent requests, `since_s` seconds after the last report."""
         limit = self.in_force(now).concurrent
@@ -276,7 +281,9 @@ class Allowance:
             self._steady_since = now
         steady = self._steady_since
         uses = tuple(self._uses)
-        report = UsageReport(uses, keep, want, self.running, want_running, sent, each, self._serial, steady)
+        report = UsageReport(
+            uses, keep, want, self.running, want_running, sent, self.refused, each, self._serial, steady
+        )
         mine = ledger.apply_report(record, self.name, report, self.rates, now)
         return Planned(record, mine, len(self._uses))
 
@@ -291,6 +298,7 @@ class Allowance:
         self._uses = later
         mine = planned.mine
         self._reported_at = mine.seen
+        self.refused = False
         self._adopt(planned.record, revision)
         self.at_hand = {REQUESTS: mine.requests, TOKENS: mine.tokens}
         for use in later:

@@ -39,8 +39,8 @@ _BACKLOG_S = 2.0
 """Seconds after which a project that waits is expected to send more calls."""
 
 _FORGET_S = 60.0
-"""Seconds without a waiting call after which the tags are forgotten. Sooner would be wrong: under a low limit most calls
-are refused at once, so that the queue is often empty although projects compete."""
+"""Seconds without a waiting call after which the tags are forgotten. Sooner would be wrong: under a low limit most
+calls are refused at once, so that the queue is often empty although projects compete."""
 
 
 @dataclass(slots=True, eq=False)
@@ -367,8 +367,7 @@ class KeyPermit:
     def done(self, tokens: int) -> None:
         """Settle a request that cost this many tokens."""
         self._end(tokens)
-        if self._trial:
-            self._limiter.keys.record_success(self._limiter.variable)
+        self._limiter.keys.record_success(self._limiter.variable, trial=self._trial)
 
     def failed(self, error: ToolError) -> None:
         """Settle a failed request; a refusal of its key pauses or blocks the key."""

@@ -57,8 +57,7 @@ class KeyLimiter:
     ) -> None:
         self.variable, self.endpoint = variable, endpoint
         self.allowance = allowance
-        self.group, self.waiting = group, group.waiting
-        self.keys = keys
+        self.group, self.waiting, self.keys = group, group.waiting, keys
         self.weight, self.load = 1.0, 0.0
         self.trial = False
         self.calls_refused = 0
@@ -172,7 +171,8 @@ class KeyLimiter:
             return
         need.refused_by |= {self.variable}
         if any(limiter.variable not in need.refused_by and not limiter.paused_s for limiter in self.group.usable()):
-            error.max_retries, error.retry_after = max(1, error.max_retries), 0.0  # retry with another key
+            others = len(self.group.limiters) - 1  # each of them, as the next one may be refused, too
+            error.max_retries, error.retry_after = max(others, error.max_retries), 0.0
 
     def end_request(self, use: Use | None, tokens: int | None, project: str) -> None:
         """Settle the use of a request of a project; `tokens` is its cost, None if unknown."""
@@ -252,7 +252,7 @@ class KeyLimiter:
         since_s, waiting = now - self._written_at, self.group.share_of_waiting(self)
         if allowance.fallback_replicas or allowance.holds_unused(now) or since_s >= _REPORT_INTERVAL_S:
             return True
-        if allowance.concurrency_due(waiting, since_s, now):
+        if allowance.concurrency_due(waiting, since_s, now) or allowance.raise_due(now):
             return True
         fraction = REFILL_BELOW if now >= self._next_refill_at else REFILL_AT_ONCE_BELOW
         wanted = waiting > 0 or allowance.is_low(now, fraction)
@@ -284,9 +284,9 @@ class KeyLimiter:
                 waiter.item.set_exception(self._rate_limited(retry_after_s))
 
     def _rate_limited(self, retry_after_s: float) -> RateLimited:
-        self.calls_refused += 1
+        self.calls_refused, seconds = self.calls_refused + 1, math.ceil(min(retry_after_s, MAX_PAUSE_S))
+        self.allowance.refused = True
         metrics.RATE_LIMITED.labels(self.endpoint).inc()
-        seconds = math.ceil(min(retry_after_s, MAX_PAUSE_S))
         return RateLimited(
             f"The rate limit of this service is used up. Call again in {seconds} s.",
             detail={"retry_after_s": seconds},

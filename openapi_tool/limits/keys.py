@@ -105,6 +105,13 @@ def unblock(record: KeyRecord) -> bool:
     return changed
 
 
+def forget_refusals(record: KeyRecord) -> bool:
+    """Clear the refusals of a key that is not blocked: another request succeeded with it."""
+    changed = bool(record.refusals) and not record.status
+    record.refusals = {} if changed else record.refusals
+    return changed
+
+
 def encode(record: KeyRecord) -> bytes:
     """Return the stored form."""
     return orjson.dumps(asdict(record), option=orjson.OPT_NON_STR_KEYS)
@@ -159,6 +166,7 @@ class Keys:
         self, name: str, store: Store, clock: Callable[[], float], failure: Callable[[int], ToolError]
     ) -> None:
         self.blocked: dict[str, KeyRecord] = {}
+        self._suspected: set[str] = set()  # refused once, not blocked
         self._states: dict[str, str | None] = {}
         self.on_state_change: Callable[[str], None] = lambda _: None
         self.now = clock
@@ -220,10 +228,17 @@ class Keys:
             caller = f"{self._name}/{call}"
             self._start(self._apply(name, partial(record_refusal, status=status, call=caller, now=self.now())))
 
-    def record_success(self, variable: str) -> None:
-        """Unblock a key if it is blocked."""
+    def record_success(self, variable: str, *, trial: bool) -> None:
+        """Unblock a key that a trial found usable, and forget a refusal of a key that is not blocked.
+
+        Else one project could block the key with calls that only it makes.
+        """
         if variable in self.blocked:
-            self._start(self._apply(self._name_of(variable), unblock))
+            if trial:
+                self._start(self._apply(self._name_of(variable), unblock))
+        elif variable in self._suspected:
+            self._suspected.discard(variable)
+            self._start(self._apply(self._name_of(variable), forget_refusals))
 
     def end_trial(self, variable: str) -> None:
         """Let the next call try a blocked key: the trial ended without a response that depends on the key."""
@@ -315,8 +330,11 @@ class Keys:
 
     def _set_state(self, variable: str, record: KeyRecord) -> None:
         self.blocked.pop(variable, None)
+        self._suspected.discard(variable)
         if record.status:
             self.blocked[variable] = record
+        elif record.refusals:
+            self._suspected.add(variable)
         if record.state == self._states.get(variable):
             return
         self._states[variable] = record.state

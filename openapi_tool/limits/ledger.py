@@ -49,7 +49,8 @@ class UsageReport:
     """Report of a replica: uses since its last report, permits that it keeps, and further ones that it wants.
 
     `tokens_each` is the estimate of a request. `running` requests are open; it wants to open `want_running` more.
-    `sent` are its requests of the last 60 s, for the start of an adaptive limit. Each report has its own `serial`.
+    `sent` are its requests of the last 60 s, for the start of an adaptive limit. `refused` tells whether a call got no
+    permit since the last report. Each report has its own `serial`.
     Since `steady_since` it has reported every few seconds.
     """
 
@@ -59,6 +60,7 @@ class UsageReport:
     running: int = 0
     want_running: int = 0
     sent: tuple[Use, ...] = ()
+    refused: bool = False
     tokens_each: int = 1
     serial: int = 0
     steady_since: float = math.inf
@@ -81,7 +83,8 @@ def apply_report(record: Record, name: str, report: UsageReport, rates: Rates, n
     mine.want = max(unmet, _take_concurrent(record, name, report, in_force, now))
     mine.seen, mine.until = round(now, 3), round(now + BLOCK_S, 3)
     mine.serial = report.serial
-    _raise_adaptive(record, unmet, now)
+    if unmet or report.refused:
+        _raise_adaptive(record, now)
     return mine
 
 
@@ -216,7 +219,7 @@ def lower_adaptive(record: Record, now: float) -> None:
         record.adaptive = Adaptive(0, now, now, now + ADAPTIVE_S)
     elif now - record.adaptive.changed >= _STEP_S:  # one step for all 429s of a burst
         record.adaptive.limit = max(MIN_ADAPTIVE, record.adaptive.limit // 2)
-        record.adaptive.changed = now
+        record.adaptive.changed, record.adaptive.lowered = now, True
     record.adaptive.until = now + ADAPTIVE_S
 
 
@@ -232,8 +235,19 @@ def _add_to_adaptive(record: Record, mine: Replica, report: UsageReport, now: fl
         adaptive.limit += sum(use.requests for use in report.sent) // 2
 
 
-def _raise_adaptive(record: Record, unmet: int, now: float) -> None:
+def may_raise_adaptive(record: Record, now: float) -> bool:
+    """Return whether the adaptive limit is due for a raise if calls need more."""
     adaptive = record.adaptive
-    if adaptive is not None and unmet and now - max(adaptive.changed, record.paused_until) >= _STEP_S:
-        adaptive.limit = max(MIN_ADAPTIVE, adaptive.limit) + max(_MIN_STEP, adaptive.limit // _RAISE_DIVISOR)
+    return adaptive is not None and now - max(adaptive.changed, record.paused_until) >= _STEP_S
+
+
+def _raise_adaptive(record: Record, now: float) -> None:
+    """Raise the adaptive limit: double it until the next 429, then add a twentieth at a time.
+
+    Like TCP's slow start: half of the requests of the last minute may be far below the real limit.
+    """
+    adaptive = record.adaptive
+    if adaptive is not None and may_raise_adaptive(record, now):
+        limit = max(MIN_ADAPTIVE, adaptive.limit)
+        adaptive.limit = limit + (max(_MIN_STEP, limit // _RAISE_DIVISOR) if adaptive.lowered else limit)
         adaptive.changed = now

@@ -169,12 +169,16 @@ class Replica:
 
 @dataclass(slots=True)
 class Adaptive:
-    """Limit of requests derived from 429s if none is configured; it ends an hour after the last 429."""
+    """Limit of requests derived from 429s if none is configured; it ends an hour after the last 429.
+
+    `lowered` becomes true at the first 429 after a raise.
+    """
 
     limit: Number
     since: Time
     changed: Time
     until: Time
+    lowered: bool = False
 
     def correct(self, now: float) -> None:
         """Correct times of the future and a limit without effect."""

@@ -846,9 +846,13 @@ TINY = b"1\r\n \r\n"
 
 @pytest.mark.parametrize(
     "pieces",
-    [166_000 * TINY, 4_700 * (b"8;" + b"x" * 200 + b"\r\n        \r\n"), b"1e8480\r\n%b\r\n" % (b" " * 2_000_000) + 8_000 * TINY],
+    [
+        166_000 * TINY,
+        4_700 * (b"8;" + b"x" * 200 + b"\r\n        \r\n"),
+        b"1e8480\r\n%b\r\n" % (b" " * 2_000_000) + 8_000 * TINY,
+    ],
     ids=["tiny", "extended", "tiny behind a large one"],
-)  # fmt: skip
+)
 @requirement("egress.response")
 def test_body_in_chunks_that_are_mostly_framing_is_aborted(pieces: bytes, run: Run, tmp_path: Path) -> None:
     """Parsing 500,000 chunks of one byte would block the event loop for a second."""

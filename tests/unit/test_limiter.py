@@ -766,3 +766,26 @@ async def test_large_requests_of_one_project_leave_tokens_to_another(tokens: int
     small_calls, large_calls = served["small"] // 10, served["large"] // tokens
     assert small_calls >= max(8, 1.5 * large_calls), (small_calls, large_calls)
     assert large_calls >= 3
+
+
+@requirement("limits.shared", "hostile.neighbour")
+async def test_one_429_without_a_limit_costs_a_key_with_little_load_seconds_only() -> None:
+    async with replicas(2) as world:
+        served = refused = 0
+        for step in range(240):  # of half a second, with a call each
+            limiter = world.limiters[step % 2]
+            try:
+                permit = await world.permit(limiter, wait_s=2)
+            except RateLimited:
+                refused += 1
+            else:
+                served += 1
+                if step == 10:
+                    permit.failed(refusal(42900))
+                else:
+                    permit.done(1)
+            world.now += 0.5
+            for one in limiter._limiters.values():  # noqa: SLF001
+                one.wake()
+            await asyncio.sleep(0.001)
+    assert refused <= 80, (served, refused)

@@ -256,6 +256,29 @@ def test_a_limit_found_by_429s_is_halved_once_for_a_burst_and_grows_while_calls_
     assert 50 < grown < 100
 
 
+@requirement("limits.shared", "hostile.neighbour")
+def test_a_limit_found_by_one_429_doubles_while_calls_wait_until_the_next() -> None:
+    def report(now: float) -> int | None:
+        ledger.apply_report(record, "pod", ledger.UsageReport(refused=True), Rates(), now)
+        return record.effective(Rates(), now).requests
+
+    record = Record()
+    ledger.lower_adaptive(record, START)
+    assert [report(START + after_s) for after_s in (9, 10, 19, 20, 30, 40)] == [10, 20, 20, 40, 80, 160]
+    ledger.lower_adaptive(record, START + 50)
+    assert [report(START + after_s) for after_s in (59, 60, 70)] == [80, 84, 88]
+    ledger.apply_report(record, "pod", ledger.UsageReport(), Rates(), START + 90)
+    assert record.effective(Rates(), START + 90).requests == 88, "nothing was refused"
+
+
+@requirement("limits.window")
+def test_requests_of_unknown_cost_are_estimated_at_a_usual_one() -> None:
+    allowance = Allowance("pod", Rates(tokens=600_000))
+    allowance.confirm(allowance.plan(None, 100, START), 1)
+    assert sum(allowance.take(START) is not None for _ in range(100)) <= 60
+    assert Allowance("pod", Rates(tokens=3_000)).tokens_per_request == 3_000, "at least one request is sent"
+
+
 @requirement("limits.window")
 def test_a_record_that_is_none_is_empty() -> None:
     for stored in (None, b"", b"null", b"[]", b'{"version": 1}', b'{"version": 2, "paused_until": 1e999}', b"\xff"):
@@ -656,6 +679,41 @@ async def test_faults_of_a_call_and_single_refusals_never_block_a_key(statuses: 
         for number, status in enumerate(statuses):
             await world.refused(world.limiters[number % 2], status)
         assert [await world.done(limiter) for limiter in world.limiters] == [ENVIRONMENT["A"]] * 2
+
+
+@requirement("keys.blocked", "hostile.neighbour")
+async def test_a_key_that_serves_other_calls_between_two_refusals_is_not_blocked() -> None:
+    async with replicas() as world:
+        one, two = world.limiters
+        for _ in range(3):
+            await world.refused(one, 40201)
+            assert await world.done(two) == "first value"
+        running = await world.permit(two)
+        await world.refused(one, 40201)
+        await world.refused(one, 40201)
+        assert "A" in one.keys.blocked
+        running.done(1)
+        await world.settled()
+        assert "A" in two.keys.blocked, "the request was sent before the refusals"
+
+
+@requirement("keys.blocked", "keys.pools")
+async def test_a_refused_request_may_be_sent_with_each_key_of_its_pool() -> None:
+    options = LimitOptions(pools={"P": KeyPool(("A", "B", "C"))})
+    world = Replicas(options)
+    world.start()
+    world.secrets = Secrets({**ENVIRONMENT, "C": "third value"}, {"A", "B", "C", "P"}, options.pool_of)
+    [limiter] = world.limiters
+    limiter.keys.set_secrets(world.secrets)
+    try:
+        need = Need("P", "search", ("p", "a"), Deadline.after(5), world.secrets("P"))
+        for left in (2, 1, 0):
+            permit = await limiter.acquire(need)
+            error = refusal(40102)
+            permit.failed(error)
+            assert error.max_retries >= 2 if left else error.max_retries == 0
+    finally:
+        await limiter.aclose()
 
 
 @requirement("keys.blocked")
