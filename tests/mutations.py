@@ -361,9 +361,27 @@ SECRETS = (
     ),
     Mutation(
         "jina/backend.py",
-        "(key, *arguments.secrets.values())",
-        "(key,)",
+        "(*keys, arguments.api_key, *arguments.secrets.values())",
+        "(*keys, arguments.api_key)",
         "tests/unit/test_content.py::test_only_secrets_sent_with_the_call_are_masked_in_its_response",
+    ),
+    Mutation(
+        "jina/backend.py",
+        "context.keys_sent.add(need.key)",
+        "pass",
+        "tests/unit/test_secrets.py::test_the_keys_of_all_attempts_and_items_of_a_call_are_masked",
+    ),
+    Mutation(
+        "jina/transport.py",
+        "max(1, len(self._unparsed) - 1)",
+        "len(self._unparsed)",
+        "tests/unit/test_http.py::test_surplus_data_in_the_same_read_reaches_no_later_request",
+    ),
+    Mutation(
+        "limits/keys.py",
+        "        elif variable in self._suspected:",
+        "        elif False:",
+        "tests/unit/test_limits.py::test_a_key_that_serves_other_calls_between_two_refusals_is_not_blocked",
     ),
     Mutation(
         "telemetry/logs.py",
