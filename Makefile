@@ -13,7 +13,7 @@ PAINTER := $(VENV)/.painter
 TOOLS := .venv-tools
 DOCKER ?= docker
 VERSION_OF = -c 'import platform; print(platform.python_version())'
-WORKERS = $$($(PY) -c 'import os; print(min(4, 1 + (os.cpu_count() or 1)))')
+WORKERS = $$($(PY) -c 'import os; print(min(5, 2 + (os.cpu_count() or 1)))')
 VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 
 # Write bytecode even if PYTHONDONTWRITEBYTECODE is set: each worker of the tests would otherwise compile all of them.
@@ -27,7 +27,7 @@ install: $(READY)
 demo: $(READY)
 	$(PY) -m openapi_tool demo
 
-# A worker more than cores, as many tests wait; each has servers of its own.
+# Two workers more than cores, as many tests wait; each has servers of its own.
 # With GOGC, Helm, NATS and promtool look for garbage less often, for some MB; rendering the chart takes a quarter less.
 PARALLEL = GOGC=400 $(PY) -m pytest --numprocesses $(WORKERS) --dist worksteal
 
