@@ -274,6 +274,7 @@ MEANINGS = {
     "redelivered calls wait. The message has the command that adds replicas.",
     "turn.unknown": "Cannot read other results of the step; the deadline of the call is unchanged.",
     "upstream.response": "A response of the upstream, with its status and size.",
+    "upstream.unreachable": "A request got no response: the name was not resolved, or the connection failed or broke.",
 }
 """Meanings of actions whose message alone is not clear; others are described by their message."""
 

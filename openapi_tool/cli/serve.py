@@ -238,7 +238,8 @@ async def _reach(client: JinaClient, host: str) -> None:
     try:
         await client.reach(host)
     except ToolError as error:
-        kind = error.detail["kind"] if isinstance(error.detail, dict) else error.code
+        detail = error.detail if isinstance(error.detail, dict) else {}
+        kind = detail.get("cause") or detail.get("kind") or error.code
         remedy = "egress.ca_file (SSL_CERT_FILE)" if kind == "certificate" else "DNS, egress.proxy and network policies"
         raise _Unusable(f"{host} cannot be reached ({kind}); check {remedy}") from error
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import socket
 import ssl
 from collections.abc import AsyncIterator, Sequence
 from functools import lru_cache
@@ -253,11 +254,38 @@ def _network_failure(error: httpx.TransportError, host: str) -> ToolError:
             detail={"kind": type(error).__name__},
             max_retries=0 if isinstance(error, OwnResponseRefused) else ONCE,
         )
+    cause = _network_cause(error)
+    log.info(
+        "a request to %s failed: %s",
+        host,
+        cause,
+        extra={"action": "upstream.unreachable", "host": host, "cause": cause},
+    )
     return UpstreamUnavailable(
         "The service could not be reached, or the connection broke; try again in a moment.",
-        detail={"kind": type(error).__name__},
+        detail={"kind": type(error).__name__, "cause": cause},
         max_retries=SOME,
     )
+
+
+_NETWORK_CAUSES: tuple[tuple[type[BaseException], str], ...] = (
+    (socket.gaierror, "the host's name cannot be resolved"),
+    (ConnectionRefusedError, "connection refused"),
+    (ssl.SSLError, "the TLS handshake failed"),
+    (ConnectionResetError, "the connection was reset"),
+    (httpx.ConnectTimeout, "no connection in time"),
+    (httpx.ReadTimeout, "no response in time"),
+    (httpx.ConnectError, "no connection"),
+    (httpx.TransportError, "the connection ended before the response"),
+)
+"""Texts for an operator; the first whose exception is in the chain of causes counts."""
+
+
+def _network_cause(error: httpx.TransportError) -> str:
+    chain: list[BaseException] = [error]
+    while (inner := chain[-1].__cause__ or getattr(chain[-1], "os_error", None)) is not None and inner not in chain:
+        chain.append(inner)
+    return next(text for kind, text in _NETWORK_CAUSES if any(isinstance(one, kind) for one in chain))
 
 
 def _outcome_of(

@@ -469,7 +469,7 @@ async def test_the_upstream_option_connects_as_calls_do(
         assert (result.exit_code, line) == (0, "upstream: ok; r.jina.ai; s.jina.ai")
         assert {request["headers"].get("authorization") for request in stack.upstream.requests()} <= {None}
     else:
-        kind, remedy = ("ConnectError", "DNS") if port else ("certificate", "egress.ca_file (SSL_CERT_FILE)")
+        kind, remedy = ("connection refused", "DNS") if port else ("certificate", "egress.ca_file (SSL_CERT_FILE)")
         assert result.exit_code == 1
         assert f".jina.ai cannot be reached ({kind}); check {remedy}" in line
 

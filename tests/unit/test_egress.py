@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, Self
 
+import aiohttp
 import httpx
 import pytest
 import trustme
@@ -23,6 +24,7 @@ from openapi_tool.jina.client import EgressRefused, EgressTransport, JinaClient,
 from openapi_tool.jina.transport import AiohttpTransport
 from openapi_tool.protocol.errors import ToolMisconfigured, UpstreamUnavailable
 from openapi_tool.settings import SettingsError, load_settings
+from tests.answering import ToolsOverTransport
 from tests.requirements import requirement
 from tests.support import definition, each
 from tests.unit.test_http import SUCCESS, Origin, fetch
@@ -184,6 +186,50 @@ async def test_the_head_of_an_answer_is_bounded(case: str, origin: Origin) -> No
             await fetch(client)
         assert failed.value.detail == {"kind": "ResponseRefused"}
     await client.aclose()
+
+
+@pytest.mark.parametrize(
+    ("raised", "inner", "cause"),
+    [
+        (httpx.ConnectError, socket.gaierror(-2, "Name or service not known"), "the host's name cannot be resolved"),
+        (httpx.ConnectError, ConnectionRefusedError(111, "refused"), "connection refused"),
+        (httpx.ConnectError, ssl.SSLError(1, "unknown protocol"), "the TLS handshake failed"),
+        (httpx.ConnectTimeout, TimeoutError(), "no connection in time"),
+        (httpx.ConnectError, OSError(113, "No route to host"), "no connection"),
+        (httpx.ReadError, ConnectionResetError(104, "reset"), "the connection was reset"),
+        (httpx.ReadTimeout, TimeoutError(), "no response in time"),
+        (httpx.RemoteProtocolError, aiohttp.ServerDisconnectedError(), "the connection ended before the response"),
+    ],
+)
+@requirement("logs.call")
+async def test_the_cause_of_a_request_without_response_is_logged(
+    raised: type[httpx.TransportError], inner: Exception, cause: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    def answer(_: httpx.Request) -> httpx.Response:
+        try:
+            try:
+                raise inner
+            except OSError as error:
+                raise aiohttp.ClientConnectionError from error
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise raised("text with https://an.address/") from error
+
+    caplog.set_level(logging.INFO)
+    tools = ToolsOverTransport(answer)
+    with pytest.raises(UpstreamUnavailable) as failed:
+        await tools.output()
+    assert failed.value.detail == {"kind": raised.__name__, "cause": cause}
+    [line] = [record for record in caplog.records if getattr(record, "action", "") == "upstream.unreachable"]
+    assert line.getMessage() == f"a request to r.jina.ai failed: {cause}"
+
+
+@pytest.mark.parametrize("encoding", ["", "identity", "Identity"])
+@requirement("egress.response")
+async def test_a_response_that_names_no_encoding_is_read(encoding: str) -> None:
+    def answer(_: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, headers={"Content-Encoding": encoding}, json={"code": 200, "data": {"content": "c"}})
+
+    assert (await ToolsOverTransport(answer).output()).content
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "deflate", "br", "zstd", "x-gzip", "gzip, identity"])
@@ -441,7 +487,8 @@ async def _connects(addresses: list[str], monkeypatch: pytest.MonkeyPatch, *, pu
     client = JinaClient(EgressTransport(transport), 1000)
     with pytest.raises(UpstreamUnavailable) as failed:
         await fetch(client)
-    assert failed.value.detail == {"kind": "ConnectError"}
+    cause = "connection refused" if reached else "no connection"
+    assert failed.value.detail == {"kind": "ConnectError", "cause": cause}
     await client.aclose()
     return reached
 

@@ -461,7 +461,7 @@ async def test_closed_port_is_unavailable_at_once(tmp_path: Path) -> None:
     client = JinaClient(EgressTransport(AiohttpTransport(tls_context(None), 10, LoopbackResolver(1))), 1000)
     with pytest.raises(UpstreamUnavailable) as failed:
         await fetch(client)
-    assert failed.value.detail == {"kind": "ConnectError"}
+    assert failed.value.detail == {"kind": "ConnectError", "cause": "connection refused"}
     await client.aclose()
 
 
