@@ -81,7 +81,8 @@ def _cause(error: Exception, setting: str) -> str:
     reason = str(error).removeprefix("nats: ").strip("'\" ")
     if _refuses_login(error):
         return (
-            f"the login is refused ({reason}); check {section}.user, {section}.token or the file that holds the login"
+            f"the login is refused ({reason}); check {section}.user, {section}.token, a login in {setting} (sent as it "
+            "is written there), or the file that holds the login"
         )
     if isinstance(error, ConnectionRefusedError) or "Connect call failed" in reason:
         return f"connection refused; {check}"
@@ -130,7 +131,7 @@ def seed_problem(file: Path) -> str | None:
     return None if _is_seed(seed) else f"holds no seed of a user: {_SEED_FORM}"
 
 
-_SEED_FORM = "it begins with SU, has 58 characters, and nothing else is on its line"
+_SEED_FORM = "a seed begins with SU, has 58 characters with a valid checksum, and is alone on its line"
 
 
 def _content(file: Path) -> bytes:

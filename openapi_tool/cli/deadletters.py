@@ -34,7 +34,7 @@ app = typer.Typer(no_args_is_help=True, help="List, show and replay commands tha
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON only.")]
 AbandonedOption = Annotated[
     bool,
-    typer.Option("--abandoned", help="Include commands without a result whose deliveries another executor used up."),
+    typer.Option("--abandoned", help="Include commands that were settled without a result and without a dead letter."),
 ]
 
 
@@ -166,7 +166,7 @@ async def _masked_letters(bootstrap: Bootstrap, client: BusClient, *, abandoned:
 
 
 async def _letters(bootstrap: Bootstrap, client: BusClient, *, abandoned: bool) -> AsyncIterator[DeadLetter]:
-    """Yield the dead letters, then if `abandoned` the commands whose deliveries another executor used up."""
+    """Yield the dead letters, then if `abandoned` the settled commands that have neither a result nor a dead letter."""
     recorded = set[int]()
     async for letter in dead_letter_reader.dead_letters(client):
         recorded.add(letter.stream_sequence)

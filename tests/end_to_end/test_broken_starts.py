@@ -204,6 +204,7 @@ async def test_a_login_that_nats_refuses(
     with bare_nats("--user", "u", "--pass", "the-password") as address:
         message = await reason(NATS, stack.postgres.dsn(database), f"nats://{address}", caplog, **login)
     assert message.startswith(f"NATS at {address}: the login is refused (Authorization Violation); check nats.user")
+    assert "a login in nats.servers (NATS_SERVERS)" in message
     assert "the-password" not in caplog.text
 
 
