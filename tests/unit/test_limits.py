@@ -271,6 +271,26 @@ def test_a_limit_found_by_one_429_doubles_while_calls_wait_until_the_next() -> N
     assert record.effective(Rates(), START + 90).requests == 88, "nothing was refused"
 
 
+@pytest.mark.parametrize(
+    ("rates", "cost", "extra"),
+    [
+        (Rates(tokens=600_000), 30_000, 2.0),
+        (Rates(tokens=600_000), 1_000, -0.9),
+        (Rates(tokens=600_000), 9_000_000, 59.0),  # nothing is sent for a minute, but no longer
+        (Rates(requests=60, tokens=600_000), 10, 0.0),  # takes one of 60 requests, whatever its tokens
+        (Rates(requests=6, tokens=600_000), 30_000, 0.0),  # a sixth of the requests, a twentieth of the tokens
+        (Rates(requests=60), 30_000, 0.0),
+    ],
+)
+@requirement("limits.waiting")
+def test_a_request_costs_turns_by_the_resource_of_which_it_takes_most(rates: Rates, cost: int, extra: float) -> None:
+    allowance = Allowance("pod", rates)
+    allowance.confirm(allowance.plan(None, 1, START), 1)
+    use = allowance.take(START)
+    assert use is not None
+    assert allowance.extra_requests(use, cost) == pytest.approx(extra)
+
+
 @requirement("limits.window")
 def test_requests_of_unknown_cost_are_estimated_at_a_usual_one() -> None:
     allowance = Allowance("pod", Rates(tokens=600_000))
