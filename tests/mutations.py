@@ -366,8 +366,8 @@ SECRETS = (
         "tests/unit/test_content.py::test_only_secrets_sent_with_the_call_are_masked_in_its_response",
     ),
     Mutation(
-        "jina/backend.py",
-        "context.keys_sent.add(need.key)",
+        "jina/byte_semaphore.py",
+        "self._call.keys_sent.add(key)",
         "pass",
         "tests/unit/test_secrets.py::test_the_keys_of_all_attempts_and_items_of_a_call_are_masked",
     ),

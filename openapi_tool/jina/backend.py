@@ -225,9 +225,8 @@ class JinaBackend:
                 else build_request(definition, replace(resolved, parameters=timed))
             )
             attempt = Attempt(time.monotonic(), sent.method, sent.host, meter.usage.requests)
-            context.record_attempt(attempt)
+            context.record_attempt(attempt, need.key)
             need.slot.sending()
-            context.keys_sent.add(need.key)
             meter.add(_ONE_REQUEST)
             requests.inc()
             try:

@@ -311,9 +311,10 @@ class RequestContext:
         if self._call.recheck is not None:
             self._call.recheck()
 
-    def record_attempt(self, attempt: Attempt) -> None:
-        """Record a request that is sent now."""
+    def record_attempt(self, attempt: Attempt, key: SecretStr) -> None:
+        """Record a request that is sent now with this key."""
         self.http_status = None
+        self._call.keys_sent.add(key)
         if len(self._call.attempts) < MAX_ATTEMPTS:
             self._call.attempts.append(attempt)
 
