@@ -144,7 +144,7 @@ class ToolOptions(Options):
         ),
     ] = 20_000
     cost_note_tokens: Annotated[
-        int, Field(ge=0, le=1_000_000_000, description="Tokens charged above which a result's text names its cost.")
+        int, Field(ge=0, le=1_000_000_000, description="A result that cost more tokens than this names its cost.")
     ] = 10_000
     max_result_tokens: Annotated[
         int,

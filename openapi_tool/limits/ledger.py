@@ -129,7 +129,7 @@ def _share(record: Record, name: str, per_window: float, free: int, now: float, 
     _start_equal(mine, others)
     per_second = per_window / WINDOW_S
     least = min(replica.served for replica in others)
-    mine.served = min(mine.served, least + math.ceil(per_window))  # a forged count ends when the others have caught up
+    mine.served = min(mine.served, least + math.ceil(per_window))  # a forged count delays this one a minute only
     ahead = mine.served - least
     if ahead > max(1.0, per_second / (1 + len(others))) and free / unit < max(per_second, 1 + len(others)):
         return 0
@@ -151,7 +151,7 @@ def _take_concurrent(record: Record, name: str, report: UsageReport, rates: Rate
     mine.concurrent = mine.may_open = 0
     if rates.concurrent is None:
         return 0
-    if rates.requests is rates.tokens is None:
+    if rates.requests is rates.tokens is None:  # otherwise `_take` has counted them
         mine.served += sum(use.requests for use in report.uses)
     if others := record.others(now, name):
         _start_equal(mine, others)
@@ -216,7 +216,8 @@ def lower_adaptive(record: Record, now: float) -> None:
     """Lower the adaptive limit after a 429, or create it; the requests of each replica are added by `apply_report`."""
     record.drop_expired(now)
     if record.adaptive is None:
-        record.adaptive = Adaptive(0, now, now, now + ADAPTIVE_S)
+        # Each replica adds its part of the limit: see `_add_to_adaptive`.
+        record.adaptive = Adaptive(limit=0, since=now, changed=now, until=now + ADAPTIVE_S)
     elif now - record.adaptive.changed >= _STEP_S:  # one step for all 429s of a burst
         record.adaptive.limit = max(MIN_ADAPTIVE, record.adaptive.limit // 2)
         record.adaptive.changed, record.adaptive.lowered = now, True

@@ -37,7 +37,8 @@ _IGNORED_BESIDE = (("timeout", "timeout_s"), ("path", "endpoint_template"), ("au
 _NO_VALUE_IN_V1R4 = "context_box_id"
 _MAX_SUBJECT_CHARS = 255
 _MAX_DEPTH = 12
-"""Levels of schemas below the root. At run time `bounds` allows 32 levels of objects and lists: 15 of these."""
+"""Levels of schemas below the root. At run time `bounds` allows 32 levels of objects and lists, which are 15 levels of
+schemas: each takes two, `properties` and the schema itself."""
 
 _BOUNDS = (("minimum", "maximum"), ("minLength", "maxLength"), ("minItems", "maxItems"))
 _MAX_DESCRIPTION_CHARS, _LONG_DESCRIPTION_CHARS = 10_000, 1_024

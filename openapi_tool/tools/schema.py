@@ -204,7 +204,10 @@ def _huge_numbers(instance: dict[str, Any]) -> Iterator[str]:
 def _located(
     error: jsonschema_rs.ValidationError, schema: Mapping[str, Any], instance: Mapping[str, Any]
 ) -> Iterator[tuple[tuple[str | int, ...], str]]:
-    """Yield path and message of each mistake in an error: one per missing or unexpected name."""
+    """Yield path and message of each mistake in an error: one per missing or unexpected name.
+
+    Names are suggested at the top level only, as `schema` and `instance` are those of the root.
+    """
     match error.kind:
         case jsonschema_rs.ValidationErrorKind.Required(property=name):
             yield (*error.instance_path, name), _missing(name, schema, {} if error.instance_path else instance)

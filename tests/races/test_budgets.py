@@ -155,7 +155,7 @@ def test_replicas_send_exactly_the_budget_and_refuse_only_the_rest(run: Run, run
         done = await asyncio.gather(*map(call, range(2 * LIMIT)))
         [record] = await world.close()
         assert world.sent == done.count(True) == record.used.requests == LIMIT
-        assert min(taken for taken, _ in world.refusals) >= LIMIT - 2
+        assert min(taken for taken, _ in world.refusals) >= LIMIT - 2  # two other replicas may hold one unused each
         assert record.held(world.clock()) == NOTHING
 
     run(work())

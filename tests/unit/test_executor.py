@@ -70,7 +70,7 @@ class Tools:
 
 
 class Texts:
-    """The stored text of one owner."""
+    """Fake store of artifacts, with one text of agent `agent` in project `proj`."""
 
     async def artifact(self, project_id: str, agent_id: str, card_id: str, start: int, chars: int) -> Artifact | None:
         assert (project_id, agent_id) == ("proj", "agent")
