@@ -102,7 +102,7 @@ _OTHER_RULES = {
 _MAX_MATCHED_BYTES = 50_000  # bytes of the arguments times patterns; at up to 1 µs each, 50 ms
 # Bytes of copies in the validator's errors. They take up to 4 times as much memory, and 5 ms per MB.
 _MAX_EXPLAINED_BYTES = 6_000_000
-_BYTES_PER_COPY = 60  # of a value, in addition to its text
+_BYTES_PER_COPY = 2_000  # in addition to the text: an error takes 15 µs, as long as 3 kB of copies
 
 # Memory of a compiled validator in bytes: for each value, byte and costly pattern of its schema, and the minimum.
 _PER_VALUE, _PER_BYTE, _PER_PATTERN, _MIN_BYTES = 1_000, 2, 250_000, 5_000

@@ -584,7 +584,8 @@ def _card(source: Source) -> CardRecord:
 def _assert_prepared(arguments: Arguments, definition: ToolDefinition, call: ToolCall) -> None:
     own = {*definition.fixed, *definition.envs, *call.fixed_applied, *call.defaults_applied}
     for name in arguments.by_model:
-        assert arguments.values[name] is call.arguments[name], name
+        value, given = arguments.values[name], call.arguments[name]
+        assert value is given or (value == [given] and isinstance(given, str)), name  # a text in place of a list
         assert name not in own
     assert not any(is_identity(name) for name in arguments.values)
     for name in arguments.values.keys() - arguments.by_model:

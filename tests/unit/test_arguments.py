@@ -740,3 +740,17 @@ if __name__ == "__main__":
     for make_warm in ORDINARY.values():
         measure(make_warm, everything)
     sys.stdout.write(json.dumps({case: measure(make, everything) for case, make in (ORDINARY | LARGEST).items()}))
+
+
+@requirement("definition.bounds")
+def test_many_errors_of_many_arguments_are_not_all_collected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found by a fuzzer: 14,000 errors took 160 ms."""
+    rule: Any = False
+    for _ in range(6):
+        rule = {"allOf": [rule, rule]}
+    located = []
+    find = schema._located  # noqa: SLF001
+    monkeypatch.setattr(schema, "_located", lambda *given: located.append(0) or find(*given))
+    problems = schema_problems({"type": "object", "additionalProperties": rule}, {f"a{n}": n for n in range(218)})
+    assert problems
+    assert 0 < len(located) <= 3_000
