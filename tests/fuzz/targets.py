@@ -50,6 +50,7 @@ from openapi_tool.protocol.errors import BadRequest, TargetRefused, ToolError, U
 from openapi_tool.protocol.identity import MAX_EPOCH, CallIdentity, ClaimedIdentity
 from openapi_tool.protocol.records import CardRecord, DefinitionRecord
 from openapi_tool.telemetry.redact import Redactor, of_call
+from openapi_tool.tools import arguments as arguments_module
 from openapi_tool.tools.arguments import Arguments, CallOwner, OperatorEnvs, is_identity, prepare_arguments
 from openapi_tool.tools.catalogue import CATALOGUE
 from openapi_tool.tools.definition import ToolDefinition, parse_definition
@@ -583,9 +584,11 @@ def _card(source: Source) -> CardRecord:
 
 def _assert_prepared(arguments: Arguments, definition: ToolDefinition, call: ToolCall) -> None:
     own = {*definition.fixed, *definition.envs, *call.fixed_applied, *call.defaults_applied}
+    rules: Any = definition.schema.get("properties")
     for name in arguments.by_model:
         value, given = arguments.values[name], call.arguments[name]
-        assert value is given or (value == [given] and isinstance(given, str)), name  # a text in place of a list
+        # Only a value that its schema refuses is read differently, such as "5" as 5, a text as a list of one.
+        assert value is given or arguments_module._refuses(name, rules[name], given), name  # noqa: SLF001
         assert name not in own
     assert not any(is_identity(name) for name in arguments.values)
     for name in arguments.values.keys() - arguments.by_model:
