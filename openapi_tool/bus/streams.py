@@ -87,8 +87,9 @@ async def _create_durable(client: Client, durable: Durable, options: DurableOpti
     """Create the durable; if one existed before, start after its ack floor."""
     config, floor = _new_durable(options), 0
     if durable.created:
-        known = AckFloor(durable.stream, durable.created, options.filter_subject, 0)
-        floor = await load_ack_floor(client, durable.name, known)
+        # A stored floor counts only if its stream, creation time and filter are these.
+        wanted = AckFloor(durable.stream, durable.created, options.filter_subject, sequence=0)
+        floor = await load_ack_floor(client, durable.name, wanted)
     if floor > 0:
         config = config.evolve(deliver_policy=DeliverPolicy.BY_START_SEQUENCE, opt_start_seq=floor + 1)
     await client.jetstream().add_consumer(durable.stream, config)
@@ -194,6 +195,7 @@ async def _update_settings(
     before = {name: getattr(info.config, name) for name in settings}
     if before == settings:
         return
+    # `backoff` would override AckWait; the server refuses `filter_subjects` beside `filter_subject`.
     await jetstream.add_consumer(
         stream, info.config.evolve(**settings, name=options.name, backoff=None, filter_subjects=None)
     )

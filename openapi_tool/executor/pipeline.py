@@ -168,6 +168,7 @@ class Pipeline:
         except Unanswerable:
             await self._delete_parked(identity, earlier_run=earlier_run)
             raise
+        # Before the run: the results of other calls of this step wait for the step's newest command.
         self._result_delay.record_command(delivery, identity)
         function_name, age_s = short(command.function_name), max(0.0, self._age_s(delivery))
         link = trace_link(identity, acceptance.waiting_turn)
@@ -184,8 +185,10 @@ class Pipeline:
             facts.attempts, facts.permit_waits = context.attempts, context.permit_waits
             context.agent, context.slot = identity.agent_id, self._slots.of(delivery.stream_sequence)
             result = await self._parked_result(call) or await self._run_to_result(call, context)
-            # Each number can be too small: `attempts` ends at MAX_ATTEMPTS, `spent` lacks requests of another call.
+            # Each number can be too small: `attempts` ends at MAX_ATTEMPTS, and a request that identical calls share
+            # (single-flight) is in the `spent` of only one of them.
             self._slots.charge(delivery.stream_sequence, max(context.spent.requests, len(context.attempts)))
+            # Release the memory of responses, except what the commit needs.
             context.release_all_but(_COPIES_OF_COMMIT * len(result.artifact.content) if result.artifact else 0)
             _record_outcome(facts, result, context)
             card = self._result_card(call, result.fields)
@@ -249,6 +252,7 @@ class Pipeline:
         """Run the call. Once it outlasts `worker_timeout_s`, check for an earlier deadline of its turn."""
         check_after_s = self._limits.worker_wait_left_s(self._age_s(call.delivery))
         outlasts = self._limits.outlasts_worker_wait(request.definition.suspend_timeout_s)
+        # Without a step id the results of other calls of the step, which move the deadline, cannot be found.
         if not outlasts or call.identity.step_id is None or check_after_s >= request.deadline.remaining():
             return await self._runner.run(request, context)
         async with TurnDeadline(self._kernel, self._limits, call.identity, check_after_s) as turn:

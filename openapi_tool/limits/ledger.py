@@ -13,7 +13,7 @@ from typing import NamedTuple
 from openapi_tool.limits.record import (
     ADAPTIVE_S,
     BLOCK_S,
-    CONTENDER_S,
+    CONTENDER_S,  # after this time without a report a replica competes for nothing
     MAX_PAUSE_S,
     MIN_ADAPTIVE,
     REQUESTS,
@@ -49,8 +49,8 @@ class UsageReport:
     """Report of a replica: uses since its last report, permits that it keeps, and further ones that it wants.
 
     `tokens_each` is the estimate of a request. `running` requests are open; it wants to open `want_running` more.
-    `sent` are its requests of the last 60 s, for the start of an adaptive limit. `refused` tells whether a call got no
-    permit since the last report. Each report has its own `serial`.
+    `sent` are its requests of the last 60 s: half of those of all replicas become the adaptive limit. `refused` tells
+    whether a call got no permit since the last report. Each report has its own `serial`.
     Since `steady_since` it has reported every few seconds.
     """
 
@@ -100,7 +100,8 @@ def _take(record: Record, name: str, report: UsageReport, resource: str, limit: 
     setattr(mine, resource, 0)
     if limit is None:
         return 0
-    window.take(limit, min(0, keep + used - before), now, unit)  # put unused ones back, but no corrections
+    # Put unused permits back in the bucket. Uses above the block (low estimates, outages) take nothing from it.
+    window.take(limit, min(0, keep + used - before), now, unit)
     want, free = report.want.get(resource, 0), limit - record.counted(resource, now) - keep
     taken = 0
     if record.paused_until <= now:
@@ -111,7 +112,7 @@ def _take(record: Record, name: str, report: UsageReport, resource: str, limit: 
     window.take(limit, taken, now, unit)
     setattr(mine, resource, keep + taken)
     mine.served += taken // unit
-    if want > taken and free - taken < unit:
+    if want > taken and free - taken < unit:  # the window is used up
         window.end_burst(limit, now, unit)
     return want - taken
 
@@ -129,7 +130,7 @@ def _share(record: Record, name: str, per_window: float, free: int, now: float, 
     _start_equal(mine, others)
     per_second = per_window / WINDOW_S
     least = min(replica.served for replica in others)
-    mine.served = min(mine.served, least + math.ceil(per_window))  # a forged count delays this one a minute only
+    mine.served = min(mine.served, least + math.ceil(per_window))  # or a forged count would exclude this replica
     ahead = mine.served - least
     if ahead > max(1.0, per_second / (1 + len(others))) and free / unit < max(per_second, 1 + len(others)):
         return 0
@@ -151,7 +152,7 @@ def _take_concurrent(record: Record, name: str, report: UsageReport, rates: Rate
     mine.concurrent = mine.may_open = 0
     if rates.concurrent is None:
         return 0
-    if rates.requests is rates.tokens is None:  # otherwise `_take` has counted them
+    if rates.requests is rates.tokens is None:  # else `_take` has counted them
         mine.served += sum(use.requests for use in report.uses)
     if others := record.others(now, name):
         _start_equal(mine, others)
@@ -216,7 +217,6 @@ def lower_adaptive(record: Record, now: float) -> None:
     """Lower the adaptive limit after a 429, or create it; the requests of each replica are added by `apply_report`."""
     record.drop_expired(now)
     if record.adaptive is None:
-        # Each replica adds its part of the limit: see `_add_to_adaptive`.
         record.adaptive = Adaptive(limit=0, since=now, changed=now, until=now + ADAPTIVE_S)
     elif now - record.adaptive.changed >= _STEP_S:  # one step for all 429s of a burst
         record.adaptive.limit = max(MIN_ADAPTIVE, record.adaptive.limit // 2)
@@ -225,7 +225,7 @@ def lower_adaptive(record: Record, now: float) -> None:
 
 
 def _add_to_adaptive(record: Record, mine: Replica, report: UsageReport, now: float) -> None:
-    """Count the requests that a replica sent before the adaptive limit: half of those of all replicas are the limit."""
+    """Count the requests that a replica sent before the adaptive limit, and add half of them to this limit."""
     adaptive = record.adaptive
     if adaptive is None or mine.adaptive_since == adaptive.since:
         return

@@ -315,7 +315,7 @@ def list_projects(project_ids: Iterable[str]) -> None:
 def project_label(project_id: str | None) -> str:
     """Return the label of a project: its id if the operator lists it, else empty.
 
-    A blank, which no id contains, separates the version of a further kernel from the id of its project.
+    For a project of a further kernel, `project_id` is `VERSION ID` (`bootstrap._ScopedBackend`).
     """
     name = (project_id or "").rpartition(" ")[2]
     return name if name in _listed else ""

@@ -34,11 +34,11 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _ARGS = ("options", "args")
 # Pairs of an ignored option and the option that wins over it.
 _IGNORED_BESIDE = (("timeout", "timeout_s"), ("path", "endpoint_template"), ("auth_env", "auth"))
-_NO_VALUE_IN_V1R4 = "context_box_id"
+_NO_VALUE_IN_V1R4 = "context_box_id"  # not in its commands; a worker may have put the value into the call's card
 _MAX_SUBJECT_CHARS = 255
 _MAX_DEPTH = 12
-"""Levels of schemas below the root. At run time `bounds` allows 32 levels of objects and lists, which are 15 levels of
-schemas: each takes two, `properties` and the schema itself."""
+"""Levels of schemas below the root. At run time `bounds` allows 32 levels of objects and lists. A level of
+schemas takes two of those (`properties` and the schema), so 15 fit."""
 
 _BOUNDS = (("minimum", "maximum"), ("minLength", "maxLength"), ("minItems", "maxItems"))
 _MAX_DESCRIPTION_CHARS, _LONG_DESCRIPTION_CHARS = 10_000, 1_024
@@ -49,7 +49,7 @@ class LintLimits:
     """Settings of the executor that will serve the definitions.
 
     - `targets`: TARGET tokens of the subjects that it may serve.
-    - `env_parameters`: folded names of arguments that may take a secret, beside `api_key`.
+    - `env_parameters`: names of arguments that may take a secret beside `api_key`, in lower case without `_` and `-`.
     - `allowed_env`: variables that tools may read, None if unknown. Naming another one is an error if `configured`
       (these are the executor's own settings), else a warning.
     - `budgets`: those of every project.
@@ -204,7 +204,7 @@ def _argument_problems(document: Mapping[str, JsonValue]) -> Iterator[Problem]:
     )
     for names, others, path, message in rules:
         yield from (Problem((*path, name), message) for name in names if name in others)
-    for name in shown:
+    for name in shown:  # a model may choose a session within its project and agent, so `session_id` is allowed
         if is_identity(name) and fold(name) != "sessionid" and name not in fixed:
             yield Problem(
                 ("parameters", "properties", name), "identifies the caller; a model is not asked for it; take it out"
@@ -298,8 +298,9 @@ def _time_problems(document: Mapping[str, JsonValue], limits: LintLimits) -> Ite
     why = f"the worker gives up after {max_call_s + commit_s:g} s, and {commit_s:g} s of it are for the commit"
     too_long = list(_too_long_limits(given, max_call_s, max_timeout_s, why))
     yield from too_long
-    useful_s = max_timeout_s + limits.executor.worker_timeout_s
-    if suspend is not None and not too_long and useful_s < suspend <= MAX_SUSPEND_S:
+    # Above `max_timeout_s`, commit and redeliveries may use the usual wait of a worker.
+    tolerated_s = max_timeout_s + limits.executor.worker_timeout_s
+    if suspend is not None and not too_long and tolerated_s < suspend <= MAX_SUSPEND_S:
         message = f"is longer than any call: tools.max_timeout_s ends them after {max_timeout_s:g} s; shorten it"
         yield Problem(("options", "suspend_timeout_seconds"), message, warning=True)
 

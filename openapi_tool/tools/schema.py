@@ -204,10 +204,8 @@ def _huge_numbers(instance: dict[str, Any]) -> Iterator[str]:
 def _located(
     error: jsonschema_rs.ValidationError, schema: Mapping[str, Any], instance: Mapping[str, Any]
 ) -> Iterator[tuple[tuple[str | int, ...], str]]:
-    """Yield path and message of each mistake in an error: one per missing or unexpected name.
-
-    Names are suggested at the top level only, as `schema` and `instance` are those of the root.
-    """
+    """Yield path and message of each mistake in an error: one per missing or unexpected name."""
+    # Other names are suggested at the top level only: `schema` and `instance` are those of the root.
     match error.kind:
         case jsonschema_rs.ValidationErrorKind.Required(property=name):
             yield (*error.instance_path, name), _missing(name, schema, {} if error.instance_path else instance)
@@ -216,7 +214,7 @@ def _located(
             for number, name in enumerate(names):  # only the first MAX_PROBLEMS are reported
                 yield (*error.instance_path, name), not_taken(name, sorted(known) if number < MAX_PROBLEMS else ())
         case jsonschema_rs.ValidationErrorKind.Type() if error.instance is None and error.instance_path:
-            # A model means by null that it omits the argument.
+            # A model means by null that it omits the argument. `repaired` has omitted nulls of optional arguments.
             yield tuple(error.instance_path), "is required"
         case kind:
             yield tuple(error.instance_path), _rule(kind, error, schema)
@@ -298,7 +296,7 @@ def _defect(error: Exception) -> Problem:
     if not isinstance(error, jsonschema_rs.ValidationError):
         return Problem(("parameters",), short(str(error)))
     path = ("parameters", *error.instance_path)
-    if isinstance(error.kind, jsonschema_rs.ValidationErrorKind.Format):
+    if isinstance(error.kind, jsonschema_rs.ValidationErrorKind.Format):  # in a schema only `regex` is checked
         return Problem(path, "is no supported regular expression: too large, or with look-around or back-references")
     return Problem(path, short(error.message))
 
