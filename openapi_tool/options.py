@@ -112,7 +112,7 @@ class ExecutorOptions(Options):
 
 @validated(frozen=True)
 class FairnessOptions(Options):
-    """Weights of projects in the fair shares of slots and of held commands."""
+    """Weights of projects that compete for slots, places among the waiting commands, and permits of `limits`."""
 
     weights: Annotated[
         dict[str, Annotated[float, Field(ge=0.01, le=100)]],
@@ -144,7 +144,7 @@ class ToolOptions(Options):
         ),
     ] = 20_000
     cost_note_tokens: Annotated[
-        int, Field(ge=0, le=1_000_000_000, description="A result that cost more tokens than this names its cost.")
+        int, Field(ge=0, le=1_000_000_000, description="A result names its cost in tokens if it is above this number.")
     ] = 10_000
     max_result_tokens: Annotated[
         int,
@@ -239,7 +239,7 @@ SearchTokensPerMinute = Annotated[
     Field(
         ge=10_000,
         le=TERABYTE,
-        description="Maximum tokens of one key in any 60 s, estimated before each request; a search at 10,000 or more.",
+        description="Maximum tokens of one key in any 60 s, estimated before each request: 10,000 or more per search.",
     ),
 ]
 Concurrent = Annotated[
@@ -278,7 +278,7 @@ class KeyPool(Options):
 
 @validated(frozen=True)
 class LimitOptions(KeyLimits):
-    """Limits of the upstream per key, shared by all replicas; if none is set, a 429 causes an estimated limit."""
+    """Limits of the upstream per key, shared by all replicas; if none is set, a 429 causes an adaptive limit."""
 
     keys: Annotated[
         dict[str, KeyLimits],

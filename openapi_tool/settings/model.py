@@ -100,7 +100,9 @@ class ToolsSettings(ToolOptions):
 
     jina: Annotated[
         JinaToolSettings,
-        Field(description="Argument to variable: `envs` for all targets, `services.TARGET.envs` for one target."),
+        Field(
+            description="Secret arguments and their variables: `envs` for all targets, `services.TARGET.envs` for one."
+        ),
     ] = field(default_factory=JinaToolSettings)
 
 
