@@ -51,10 +51,10 @@ class SpentContext:
 
 
 class Tools:
-    """Backend that returns or raises `end`, and records the calls that reached it."""
+    """Fake backend of tools: returns or raises `outcome`, and records the calls that reached it."""
 
-    def __init__(self, end: ToolOutput | BaseException) -> None:
-        self.end = end
+    def __init__(self, outcome: ToolOutput | BaseException) -> None:
+        self.outcome = outcome
         self.calls: list[dict[str, Any]] = []
 
     def call_context(self, project_id: str) -> SpentContext:
@@ -64,13 +64,13 @@ class Tools:
     async def run(self, definition: Any, arguments: Any, deadline: Any, context: Any) -> ToolOutput:
         del definition, deadline, context
         self.calls.append(dict(arguments.values))
-        if isinstance(self.end, BaseException):
-            raise self.end
-        return self.end
+        if isinstance(self.outcome, BaseException):
+            raise self.outcome
+        return self.outcome
 
 
-class Texts:
-    """Fake store of artifacts, with one text of agent `agent` in project `proj`."""
+class FakeArtifactStore:
+    """Artifact store that has one text of 60,000 characters, of agent `agent` in `proj`."""
 
     async def artifact(self, project_id: str, agent_id: str, card_id: str, start: int, chars: int) -> Artifact | None:
         assert (project_id, agent_id) == ("proj", "agent")
@@ -83,31 +83,31 @@ def request(left_s: float = 60, **arguments: Any) -> ToolCallRequest:
     return ToolCallRequest(OWNER, definition(READ, parameters=PARAMETERS), ToolCall(given), Deadline.after(left_s))
 
 
-async def run(tools: Tools, call: ToolCallRequest, **options: Any) -> tuple[ResultFields, StoredText | None]:
-    one = runner(Texts(), tools, **options)
+async def run(backend: Tools, call: ToolCallRequest, **options: Any) -> tuple[ResultFields, StoredText | None]:
+    one = runner(FakeArtifactStore(), backend, **options)
     return await one.run(call, one.call_context("proj"))
 
 
 @requirement("runner.alone")
 async def test_a_call_needs_no_turn_no_card_and_no_inbox() -> None:
-    tools = Tools(ToolOutput((Item("the page"),), {"url": "x"}, Usage(3, 1)))
-    fields, stored = await run(tools, request())
+    backend = Tools(ToolOutput((Item("the page"),), {"url": "x"}, Usage(3, 1)))
+    fields, stored = await run(backend, request())
     assert (fields.status, framed_items(fields.result), stored) == ("success", ["the page"], None)
-    assert tools.calls == [{"url": "https://site.example/"}]
+    assert backend.calls == [{"url": "https://site.example/"}]
 
 
 @requirement("runner.alone")
 async def test_truncated_result_returns_the_whole_text_and_continues_for_its_owner() -> None:
-    tools = Tools(ToolOutput((Item("x" * 60_000),)))
-    fields, stored = await run(tools, request())
+    backend = Tools(ToolOutput((Item("x" * 60_000),)))
+    fields, stored = await run(backend, request())
     assert stored is not None
     assert fields.tool_output is not None
     about = fields.tool_output
     assert about["artifact_ref"] is not None
     assert about["artifact_ref"]["card_id"] == stored.card_id
-    again, _ = await run(tools, request(cursor=about["next_cursor"]))
+    again, _ = await run(backend, request(cursor=about["next_cursor"]))
     assert again.status == "success"
-    assert len(tools.calls) == 1
+    assert len(backend.calls) == 1
 
 
 @requirement("runner.alone")
@@ -134,9 +134,9 @@ async def test_a_hook_of_a_call_without_turn_sees_empty_ids() -> None:
 )
 @requirement("runner.alone")
 async def test_refused_call_reaches_no_tool(arguments: dict[str, Any], options: dict[str, Any], code: str) -> None:
-    tools = Tools(ToolOutput((Item("x"),)))
-    fields, _ = await run(tools, request(**arguments), **options)
-    assert (fields.error_code, tools.calls) == (code, [])
+    backend = Tools(ToolOutput((Item("x"),)))
+    fields, _ = await run(backend, request(**arguments), **options)
+    assert (fields.error_code, backend.calls) == (code, [])
 
 
 @requirement("runner.alone")
@@ -160,9 +160,9 @@ async def test_outage_and_cancellation_are_raised() -> None:
 
 
 @requirement("runner.alone")
-async def test_error_in_a_front_end_becomes_a_result_too(caplog: pytest.LogCaptureFixture) -> None:
-    tools = Tools(ToolOutput((Item("x"),)))
-    one = runner(None, tools, redact=lambda value: "masked" if isinstance(value, str) else value)
+async def test_error_in_a_front_end_becomes_a_result_and_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    backend = Tools(ToolOutput((Item("x"),)))
+    one = runner(None, backend, redact=lambda value: "masked" if isinstance(value, str) else value)
     for _ in range(2):
         fields = one.failure_result(OWNER, "a_tool", ToolMisconfigured("no host"), one.call_context("proj"), 0.0)
         assert fields.error_code == "tool_misconfigured"
@@ -196,9 +196,8 @@ class UnavailableResultStore(FakeResultStore):
 async def test_parked_result_is_found_complete_and_then_deleted() -> None:
     store = FakeResultStore()
     parked = ParkedResults(store, KEY)
-    artifact = artifact_card(
-        "tool.openapi", identity(), call_card(), at_once(stored_text([Item("the whole text")], [])), 60
-    )
+    text = at_once(stored_text([Item("the whole text")], []))  # `stored_text` divides its work into steps
+    artifact = artifact_card("tool.openapi", identity(), call_card(), text, 60)
     await parked.park(identity(), CallResult(FIELDS, artifact))
     found = await ParkedResults(store, KEY).find(identity())
     assert found is not None
@@ -231,7 +230,7 @@ async def test_parked_record_with_a_wrong_seal_is_ignored() -> None:
     parked = ParkedResults(store, KEY)
     await parked.park(identity(), CallResult(FIELDS))
     name, record = store.records.popitem()
-    assert "what the model reads" not in name
+    assert "what the model reads" not in name  # only ids of the call are in the name, as an HMAC
     for forged in (record.replace(b"model", b"forger"), record[:40], b"", bytes(32) + record[32:]):
         store.records[name] = forged
         assert await parked.find(identity()) is None
