@@ -188,7 +188,7 @@ def _abandoned(delivery: Delivery) -> DeadLetter:
     return DeadLetter(
         number=delivery.stream_sequence,
         reason="abandoned",
-        message="settled without a result, and there is no dead letter for it; a replayed or purged one had one",
+        message="settled without a result, and no dead letter of it is stored (a replayed or purged one has none)",
         subject=shown_subject(delivery.subject),
         headers=delivery.headers,
         data=delivery.data,

@@ -171,7 +171,7 @@ class Replica:
 class Adaptive:
     """Limit of requests derived from 429s if none is configured; it ends an hour after the last 429.
 
-    `lowered` becomes true at the first 429 after a raise.
+    `lowered` becomes true at a 429 that comes 10 s or more after the first or after a raise.
     """
 
     limit: Number

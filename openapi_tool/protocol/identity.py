@@ -81,7 +81,7 @@ def command_stream(version: str) -> tuple[str, str]:
 
 
 def default_durable(version: str, target: str) -> str:
-    """Return the durable of the kernel's own executor; whoever shares it can take over without losing a command."""
+    """Return the durable of the kernel's own executor: one that shares it takes over without losing a command."""
     return f"tool_{target}_openapi_cmd_{version}"
 
 
