@@ -51,19 +51,14 @@ class Limited(Profile):
         return {name: faults.FAULTS[name] for name in (*names, *more)} | {"drain_full": drain_full}
 
     async def place(self, run: Run, calls: int, per_second: float) -> None:
-        """Place calls, and bursts of the flood meanwhile."""
-        flood = asyncio.create_task(self._flood(run))
-        try:
-            await run.place(calls, per_second)
-        finally:
-            flood.cancel()
-            await asyncio.wait([flood])
-
-    async def _flood(self, run: Run) -> None:
-        while True:
-            await asyncio.sleep(self._next_burst - time.monotonic())
-            self._next_burst = time.monotonic() + _EVERY_S
-            await run.load.flood(_BURST)
+        """Place calls, and bursts of the flood meanwhile; a burst that has begun is placed whole."""
+        placing = asyncio.create_task(run.place(calls, per_second))
+        while not placing.done():
+            if time.monotonic() >= self._next_burst:
+                self._next_burst = time.monotonic() + _EVERY_S
+                await run.load.flood(_BURST)
+            await asyncio.wait([placing], timeout=_POLL_S)
+        await placing
 
 
 async def drain_full(run: Run) -> int:
