@@ -279,11 +279,10 @@ class Allowance:
         self._serial += 1
         if now - self._reported_at >= CONTENDER_S:
             self._steady_since = now
-        steady = self._steady_since
-        uses = tuple(self._uses)
         report = UsageReport(
-            uses, keep, want, self.running, want_running, sent, self.refused, each, self._serial, steady
-        )
+            uses=tuple(self._uses), keep=keep, want=want, running=self.running, want_running=want_running, sent=sent,
+            refused=self.refused, tokens_each=each, serial=self._serial, steady_since=self._steady_since,
+        )  # fmt: skip
         mine = ledger.apply_report(record, self.name, report, self.rates, now)
         return Planned(record, mine, len(self._uses))
 

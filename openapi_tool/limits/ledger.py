@@ -44,7 +44,7 @@ class Use:
     tokens: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class UsageReport:
     """Report of a replica: uses since its last report, permits that it keeps, and further ones that it wants.
 
