@@ -47,7 +47,7 @@ from openapi_tool.jina.url_policy import INTERNAL_SUFFIXES, UrlPolicy, checked_u
 from openapi_tool.protocol.cards import ToolCall, read_tool_call
 from openapi_tool.protocol.command import HEARTBEAT_NAMES, Command, Delivery
 from openapi_tool.protocol.errors import BadRequest, TargetRefused, ToolError, Unanswerable
-from openapi_tool.protocol.identity import MAX_EPOCH, CallIdentity, ClaimedIdentity
+from openapi_tool.protocol.identity import MAX_EPOCH, MAX_ID_BYTES, CallIdentity, ClaimedIdentity
 from openapi_tool.protocol.records import CardRecord, DefinitionRecord
 from openapi_tool.telemetry.redact import Redactor, of_call
 from openapi_tool.tools import arguments as arguments_module
@@ -607,7 +607,8 @@ def check_command(data: bytes) -> None:
     headers = {name: value for name, _, value in (line.partition(": ") for line in lines)}
     tokens = subject.split(".")
     is_text = not any(char == " " or (unicodedata.category(char) == "Cc" and char < "\x80") for char in subject)
-    is_command = is_text and len(tokens) >= 8 and tokens[0] == "cg" and tokens[4:6] == ["cmd", "tool"]
+    is_short = all(len(token.encode()) <= MAX_ID_BYTES for token in tokens[2:4])
+    is_command = is_text and is_short and len(tokens) >= 8 and tokens[0] == "cg" and tokens[4:6] == ["cmd", "tool"]
     try:
         command = V1R4.decode(Delivery(subject, headers, body, _PUBLISHED, attempt=1, stream_sequence=1))
     except Unanswerable as refusal:
