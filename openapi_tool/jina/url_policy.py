@@ -208,8 +208,10 @@ def _parsed(text: str) -> _ParsedUrl:
         or int(place[2] or _MAX_PORT) not in range(1, _MAX_PORT + 1)
     ):
         raise _no_host(authority)
+    if place[1].startswith("["):  # an IPv6 address is neither decoded nor mapped
+        return _ParsedUrl(url, place[1], rest)
     host = _folded(_decoded(place[1]))
-    if host.startswith("[") != place[1].startswith("["):
+    if host.startswith("["):
         raise _no_host(authority)
     return _ParsedUrl(url, host, rest)
 
