@@ -148,7 +148,7 @@ def records(
 
 
 def definition(
-    jina: Mapping[str, Any] | None = None, *, parameters: Mapping[str, Any] | None = None, **options: Any
+    jina: dict[str, Any] | None = None, *, parameters: dict[str, Any] | None = None, **options: Any
 ) -> ToolDefinition:
     return parse_definition(
         DefinitionRecord(

@@ -9,9 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from openapi_tool.budgets.budgets import Charge
 from openapi_tool.concurrency import KeyedLock, raise_if_cancelled, shielded
@@ -45,7 +43,7 @@ from openapi_tool.protocol.errors import (
     Unavailable,
 )
 from openapi_tool.protocol.identity import CallIdentity, identify
-from openapi_tool.protocol.records import CallRecords, EarlierResult
+from openapi_tool.protocol.records import CallRecords, EarlierResult, ResultContent
 from openapi_tool.telemetry import metrics
 from openapi_tool.telemetry.calls import CALL_FIELDS, CallFacts, record_finished
 from openapi_tool.tools.arguments import CallOwner
@@ -303,7 +301,7 @@ class Pipeline:
             tool_output=fields.tool_output,
         )
 
-    def _report(self, acceptance: Acceptance, span: Span, card_id: str, content: Mapping[str, Any]) -> Report:
+    def _report(self, acceptance: Acceptance, span: Span, card_id: str, content: ResultContent) -> Report:
         return self._dialect.report(acceptance, span.context, span.tracestate, card_id, content)
 
     async def _settle_existing_result(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Literal
 
 import orjson
 import uuid_utils
@@ -15,7 +15,7 @@ from openapi_tool.protocol.command import AfterExecution
 from openapi_tool.protocol.errors import BadRequest, NotFound, Status
 from openapi_tool.protocol.identity import MAX_ID_BYTES, CallIdentity, is_storable_id
 from openapi_tool.protocol.jsontext import ErrorObject, JsonValue, ToolOutputObject
-from openapi_tool.protocol.records import TOOL_CALL, CardRecord, call_metadata
+from openapi_tool.protocol.records import TOOL_CALL, CardRecord, ResultContent, StoredFields, call_metadata
 
 TOOL_RESULT = "tool.result"
 ARTIFACT = "tool.artifact"
@@ -39,29 +39,37 @@ class ToolCall:
     fixed_applied: frozenset[str] = frozenset()
 
 
+class ToolResultContent(ResultContent):
+    """Content of a tool.result card."""
+
+    __type__: Literal["ToolResultContent"]
+    result: object
+    error: ErrorObject | None
+
+
 @frozen
 class Card:
-    """Card to be written; `content` has the name of its class in `__type__`."""
+    """Tool.result card to be written."""
 
     card_id: str
     tenant_id: str
     tool_call_id: str | None
-    content: dict[str, Any]
-    metadata: dict[str, Any]
+    content: ToolResultContent
+    metadata: dict[str, object]
 
 
 @dataclass(frozen=True, slots=True)
 class StoredText:
     """Whole text of a truncated result; `content` is the JSON of its TextContent, built piece by piece.
 
-    `card_id` is the id of the card to write; `items` are the fields of each `StoredItem` (tools/truncation.py).
+    `card_id` is the id of the card to write; `items` are the fields of each item.
     """
 
     card_id: str
     content: bytearray
     chars: int
     sha256: str
-    items: tuple[tuple[JsonValue, ...], ...] = ()
+    items: tuple[StoredFields, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,12 +168,12 @@ def result_card(
     }
     if tool_output is not None:
         metadata["tool_output"] = dict(tool_output)
-    content = {
+    content: ToolResultContent = {
         "__type__": "ToolResultContent",
         "status": status,
         "after_execution": after_execution,
         "result": result,
-        "error": None if error is None else dict(error),
+        "error": None if error is None else error.copy(),
     }
     return Card(new_id(), identity.project_id, identity.tool_call_id, content, metadata)
 
@@ -193,7 +201,7 @@ def artifact_card(
     return ArtifactCard(stored_text.card_id, identity.project_id, stored_text.content, metadata, ttl_s)
 
 
-def as_model_reads(content: Mapping[str, Any]) -> str:
+def as_model_reads(content: Mapping[str, object]) -> str:
     """Return the text that a worker shows the model for a result card's content (protocol section 7)."""
     shown = content.get("result") if content.get("status") == "success" else {"error": content.get("error")}
     return shown if isinstance(shown, str) else orjson.dumps(shown).decode()

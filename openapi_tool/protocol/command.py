@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Literal, cast
+from typing import Literal, cast
 
 from openapi_tool.frozen import frozen
 from openapi_tool.protocol import identity as header
@@ -26,7 +26,7 @@ from openapi_tool.protocol.identity import (
     new_root,
     parse_traceparent,
 )
-from openapi_tool.protocol.jsontext import JsonObject, loads, storable_text
+from openapi_tool.protocol.jsontext import JsonObject, JsonValue, loads, storable_text
 from openapi_tool.protocol.records import CallRecords, WaitingTurnRecord
 
 AfterExecution = Literal["suspend", "terminate"]
@@ -206,8 +206,6 @@ MAX_DEPTH = 20
 The kernel refuses a report at this depth or a greater one.
 """
 
-ResultContent = Mapping[str, Any]
-"""Content of a result card, with at least `status` and `after_execution`."""
 
 STATUSES = frozenset({"success", "failed", "canceled", "timeout", "partial"})
 """Statuses of a result that the kernel's workers accept."""
@@ -263,8 +261,8 @@ class Report:
     trace_id: str
     parent_step_id: str | None
     context_headers: Mapping[str, str]
-    payload: Mapping[str, str | int]
-    edge_metadata: Mapping[str, Any]
+    payload: Mapping[str, JsonValue]
+    edge_metadata: Mapping[str, JsonValue]
     waiting_inbox_id: str
     request_edge_id: str
     wakeup: Wakeup | None
@@ -302,7 +300,7 @@ def _trace_of(waiting_turn: WaitingTurnRecord) -> SpanContext | None:
         return None
 
 
-def reportable_content(content: Mapping[str, Any]) -> bool:
+def reportable_content(content: Mapping[str, object]) -> bool:
     """Return whether the kernel's workers accept a stored tool.result; they check these two fields."""
     return content.get("status") in STATUSES and content.get("after_execution") in AFTER_EXECUTION
 

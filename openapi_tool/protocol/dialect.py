@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
-from openapi_tool.protocol.command import Acceptance, Body, Command, Delivery, Report, ResultContent, Wakeup
+from openapi_tool.protocol.command import Acceptance, Body, Command, Delivery, Report, Wakeup
 from openapi_tool.protocol.identity import CallIdentity, ClaimedIdentity, CommandSubject, SpanContext, read_identity
 from openapi_tool.protocol.jsontext import JsonObject, JsonValue, loads
-from openapi_tool.protocol.records import CallRecords
+from openapi_tool.protocol.records import CallRecords, ResultContent
 from openapi_tool.protocol.v1r3 import V1r3, identity_in_body
 
 

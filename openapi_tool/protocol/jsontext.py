@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from typing import Any, NoReturn, NotRequired, TypedDict, TypeVar, cast
+from typing import NoReturn, NotRequired, TypedDict, TypeVar, cast
 
 import orjson
 from pydantic import JsonValue as JsonValue  # noqa: PLC0414 - re-exported
 
 JsonObject = dict[str, JsonValue]
+BudgetObject = Mapping[str, JsonValue]
+"""What is left of each budget, by its scope."""
 
 
 class ErrorObject(TypedDict):
@@ -40,6 +42,14 @@ class AttemptObject(TypedDict):
     error_code: NotRequired[str]
 
 
+class ArtifactObject(TypedDict):
+    """Reference to a stored text, with its length and its SHA-256 in hex."""
+
+    card_id: str
+    chars: int
+    sha256: str
+
+
 class ToolOutputObject(TypedDict, total=False):
     """`metadata.tool_output` of a result; a failure has only `usage`, `latency_ms` and the last four fields.
 
@@ -47,10 +57,10 @@ class ToolOutputObject(TypedDict, total=False):
     each) if there are budgets.
     """
 
-    state: Mapping[str, Any]
+    state: Mapping[str, object]
     usage: UsageObject
     truncated: bool
-    artifact_ref: Mapping[str, Any] | None
+    artifact_ref: ArtifactObject | None
     next_cursor: str | None
     cached: bool
     latency_ms: int
@@ -58,7 +68,7 @@ class ToolOutputObject(TypedDict, total=False):
     session: str
     retries: int
     attempts: list[AttemptObject]
-    budget: Mapping[str, Any]
+    budget: BudgetObject
 
 
 _MAX_FALLBACK_BYTES = 1_000_000

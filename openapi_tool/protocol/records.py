@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TypedDict
 
 from openapi_tool.frozen import frozen
-from openapi_tool.protocol.jsontext import AttemptObject, JsonValue
+from openapi_tool.protocol.jsontext import ArtifactObject, AttemptObject, JsonValue
 
 TOOL_CALL = "tool.call"
 UI_ACTION = "ui_action"
@@ -19,8 +19,8 @@ class CardRecord:
 
     card_id: str
     tool_call_id: str | None
-    content: Any
-    metadata: Mapping[str, Any]
+    content: JsonValue
+    metadata: Mapping[str, JsonValue]
     oversized: bool = False
 
 
@@ -32,9 +32,9 @@ class DefinitionRecord:
     """
 
     tool_name: str
-    after_execution: str | None
-    parameters: Any
-    options: Any
+    after_execution: JsonValue
+    parameters: JsonValue
+    options: JsonValue
     oversized: bool = False
     unreadable: bool = False
 
@@ -51,7 +51,7 @@ class WaitingTurnRecord:
     channel_id: str
     agent_turn_id: str
     turn_epoch: int
-    context_headers: Mapping[str, Any]
+    context_headers: Mapping[str, JsonValue]
     oversized: bool = False
 
     @property
@@ -68,6 +68,13 @@ class RequestEdgeRecord:
     recursion_depth: int | None
 
 
+class ResultContent(TypedDict):
+    """Fields of a result card's content that its report repeats; unchecked if another process wrote the card."""
+
+    status: str | None
+    after_execution: str | None
+
+
 @dataclass(frozen=True, slots=True)
 class EarlierResult:
     """Existing tool.result card of the call; `report_headers` and `report_status` are those of its inbox row.
@@ -79,10 +86,14 @@ class EarlierResult:
     card_id: str
     author_id: str | None
     is_deleted: bool
-    content: Mapping[str, str | None]
-    report_headers: Mapping[str, Any] | None
+    content: ResultContent
+    report_headers: Mapping[str, JsonValue] | None
     report_status: str | None = None
     is_of_this_call: bool = True
+
+
+StoredFields = tuple[int, int, int, int | None, str, str, str]
+"""Fields of a `StoredItem` (tools/truncation.py); a list in JSON, which in old texts lacks the last ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,10 +104,10 @@ class Artifact:
     chars: int
     sha256: str
     text: str
-    items: Sequence[Sequence[Any]] | None = None
+    items: Sequence[StoredFields] | None = None
 
     @property
-    def reference(self) -> dict[str, str | int]:
+    def reference(self) -> ArtifactObject:
         """Return the `artifact_ref` of a result."""
         return {"card_id": self.card_id, "chars": self.chars, "sha256": self.sha256}
 

@@ -19,7 +19,6 @@ from openapi_tool.protocol.command import (
     Command,
     Delivery,
     Report,
-    ResultContent,
     Wakeup,
     command_of,
     name_of,
@@ -39,8 +38,8 @@ from openapi_tool.protocol.identity import (
     parse_command_subject,
     wakeup_subject,
 )
-from openapi_tool.protocol.jsontext import JsonValue, storable_text
-from openapi_tool.protocol.records import CallRecords, WaitingTurnRecord
+from openapi_tool.protocol.jsontext import JsonObject, JsonValue, storable_text
+from openapi_tool.protocol.records import CallRecords, ResultContent, WaitingTurnRecord
 
 # No other inbound headers: Nats-Msg-Id, for example, could make the server drop the doorbell as a duplicate.
 _WAKEUP_HEADERS = (header.DEPTH, header.TRACEPARENT, header.TRACESTATE)
@@ -185,8 +184,8 @@ def _epoch(body: Body) -> int | None:
     return None
 
 
-def _payload(identity: CallIdentity, card_id: str, content: ResultContent) -> dict[str, str | int]:
-    payload: dict[str, str | int] = {
+def _payload(identity: CallIdentity, card_id: str, content: ResultContent) -> JsonObject:
+    payload: JsonObject = {
         "tool_call_id": identity.tool_call_id,
         "agent_turn_id": identity.agent_turn_id,
         "turn_epoch": identity.turn_epoch,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import Any
 
 from openapi_tool.protocol import identity as header
 from openapi_tool.protocol.cards import new_id
@@ -14,7 +13,6 @@ from openapi_tool.protocol.command import (
     Command,
     Delivery,
     Report,
-    ResultContent,
     Wakeup,
     command_of,
     read_body,
@@ -30,7 +28,7 @@ from openapi_tool.protocol.identity import (
     wakeup_subject,
 )
 from openapi_tool.protocol.jsontext import JsonValue
-from openapi_tool.protocol.records import CallRecords
+from openapi_tool.protocol.records import CallRecords, ResultContent
 
 # Fields that a body may not have: they belong in the headers.
 CONTROL_FIELDS = frozenset(
@@ -167,7 +165,7 @@ class V1r4:
         return Wakeup(subject, headers | sent | {"CG-Sender": self._sender}, b"{}")
 
 
-def _depth(headers: Mapping[str, Any]) -> int | None:
+def _depth(headers: Mapping[str, JsonValue]) -> int | None:
     value = str(headers.get(header.DEPTH, "0"))
     return int(value) if value.isascii() and value.isdigit() and len(value) <= len(str(MAX_DEPTH)) else None
 
@@ -187,7 +185,7 @@ def _topology(acceptance: Acceptance) -> dict[str, str]:
     return {name: value for name, value in known.items() if value}
 
 
-def _edge_context(context: Mapping[str, str], epoch: int, depth: int, trace_id: str) -> dict[str, Any]:
+def _edge_context(context: Mapping[str, str], epoch: int, depth: int, trace_id: str) -> dict[str, JsonValue]:
     return {
         "project_id": context[header.PROJECT],
         "channel_id": context[header.CHANNEL],

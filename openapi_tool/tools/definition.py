@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, cast
+from typing import Literal, cast
 
 import orjson
 from cachetools import LRUCache
@@ -115,7 +115,7 @@ def suspend_timeout(options: object) -> float | None:
     return _seconds(value)
 
 
-def stored_record(row: Mapping[str, Any]) -> DefinitionRecord:
+def stored_record(row: Mapping[str, JsonValue]) -> DefinitionRecord:
     """Return a definition's row, or the document of its file, as the record that the executor would load."""
     name = row.get("tool_name", row.get("name"))  # a file may call it `name`, as the kernel's management API allows
     return DefinitionRecord(str(name), row.get("after_execution"), row.get("parameters"), row.get("options"))

@@ -16,11 +16,19 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
 from functools import lru_cache
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from openapi_tool.frozen import frozen
 from openapi_tool.protocol.errors import Status, ToolError
-from openapi_tool.protocol.jsontext import ErrorObject, ToolOutputObject, UsageObject, storable, storable_text
+from openapi_tool.protocol.jsontext import (
+    ArtifactObject,
+    BudgetObject,
+    ErrorObject,
+    ToolOutputObject,
+    UsageObject,
+    storable,
+    storable_text,
+)
 from openapi_tool.protocol.records import Attempt, attempt_objects
 from openapi_tool.tools.definition import ResultFormat
 from openapi_tool.tools.problems import counted
@@ -105,7 +113,7 @@ class ToolOutput:
     """
 
     items: tuple[Item, ...]
-    state: Mapping[str, Any] = field(default_factory=dict)
+    state: Mapping[str, object] = field(default_factory=dict)
     usage: Usage = NO_USAGE
     cached: bool = False
     may_store: bool = True
@@ -134,7 +142,7 @@ class RenderedResult:
 
     content: str
     truncated: bool = False
-    artifact_ref: Mapping[str, Any] | None = None
+    artifact_ref: ArtifactObject | None = None
     next_cursor: str | None = None
     repaired: tuple[str, ...] = ()
 
@@ -147,7 +155,7 @@ class ResultFields:
     """
 
     status: Status
-    result: Any
+    result: object
     error: ErrorObject | None
     tool_output: ToolOutputObject | None
     tool: str = ""
@@ -168,7 +176,7 @@ def success(
     attempts: Sequence[Attempt] = (),
     tool: str = "",
     session: str | None = None,
-    budget: Mapping[str, Any] | None = None,
+    budget: BudgetObject | None = None,
 ) -> ResultFields:
     """Return the fields of a success: the text as result and the rest as `tool_output`.
 
@@ -206,7 +214,7 @@ def failure(
     attempts: Sequence[Attempt] = (),
     tool: str = "",
     session: str | None = None,
-    budget: Mapping[str, Any] | None = None,
+    budget: BudgetObject | None = None,
 ) -> ResultFields:
     """Return the fields of a failure. The model sees `error` only, so the error's message says what to do instead."""
     described = storable(error.as_error())
@@ -219,7 +227,7 @@ def failure(
     return ResultFields(error.status, result, described, tool_output, tool)
 
 
-def _extras(attempts: Sequence[Attempt], session: str | None, budget: Mapping[str, Any] | None) -> ToolOutputObject:
+def _extras(attempts: Sequence[Attempt], session: str | None, budget: BudgetObject | None) -> ToolOutputObject:
     """Return the session, attempts, number of retries and budgets of a call."""
     extras = ToolOutputObject(retries=sum(attempt.resends > 0 for attempt in attempts))
     if session is not None:

@@ -10,12 +10,12 @@ import hashlib
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass
-from typing import Any
 
 from openapi_tool.concurrency import Steps
 from openapi_tool.frozen import frozen
 from openapi_tool.protocol.cards import StoredText, new_id
 from openapi_tool.protocol.jsontext import dumps
+from openapi_tool.protocol.records import StoredFields
 from openapi_tool.tools.result import (
     BLOCK_GAP,
     CAPTION_CHARS,
@@ -296,7 +296,7 @@ def _pieces(items: Sequence[Item]) -> Iterator[str]:
         yield from (text[start : start + _PIECE_CHARS] for start in range(0, len(text), _PIECE_CHARS))
 
 
-def stored_items_of(stored: Sequence[Sequence[Any]] | None, chars: int) -> list[StoredItem]:
+def stored_items_of(stored: Sequence[StoredFields] | None, chars: int) -> list[StoredItem]:
     """Return the items of a stored text of `chars` characters; an old text without them counts as one item."""
     return [StoredItem(*place) for place in stored] if stored else [StoredItem(0, 0, chars)]
 

@@ -272,7 +272,7 @@ class _Kernel:
     """Kernel, doorbell and upstream of one call, in place of all servers that `serve` connects to."""
 
     def __init__(self) -> None:
-        self.written: list[tuple[dict[str, Any], dict[str, Any]]] = []
+        self.written: list[tuple[Mapping[str, Any], Mapping[str, Any]]] = []
         self._records = CallRecords(None, None, None, None, None, None)
         self._answer = b""
         self._handle = _loop().run_until_complete(self._assembled())
@@ -302,7 +302,7 @@ class _Kernel:
     async def handle(self, row: Mapping[str, Any], arguments: Mapping[str, Any], answer: bytes) -> Any:
         """Handle a call and return the settlement of its command."""
         self.written.clear()
-        content = {"__type__": "ToolCallContent", "tool_name": "a_tool", "arguments": arguments}
+        content: dict[str, Any] = {"__type__": "ToolCallContent", "tool_name": "a_tool", "arguments": arguments}
         own = {"type": "tool.call", "author_id": "agent", "agent_turn_id": "turn"}
         more = row.get("metadata")
         self._answer = answer

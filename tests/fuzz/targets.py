@@ -48,6 +48,7 @@ from openapi_tool.protocol.cards import ToolCall, read_tool_call
 from openapi_tool.protocol.command import HEARTBEAT_NAMES, Command, Delivery
 from openapi_tool.protocol.errors import BadRequest, TargetRefused, ToolError, Unanswerable
 from openapi_tool.protocol.identity import MAX_EPOCH, MAX_ID_BYTES, CallIdentity, ClaimedIdentity
+from openapi_tool.protocol.jsontext import JsonObject
 from openapi_tool.protocol.records import CardRecord, DefinitionRecord
 from openapi_tool.telemetry.redact import Redactor, of_call
 from openapi_tool.tools import arguments as arguments_module
@@ -560,10 +561,10 @@ def _record(source: Source) -> DefinitionRecord:
     parameters: Any = source.pick((None, tool.schema(), {}))
     if parameters is None:
         parameters = source.object((*_SCHEMA_WORDS, *_ARGUMENT_NAMES))
-    options = {
+    options: JsonObject = {
         "jina": {"tool": tool.name, "mode": tool.operation.name},
         "args": {"defaults": _named(source), "fixed": _named(source)},
-        "envs": source.pick(({}, {"api_key": "JINA_API_KEY"}, {"note": "JINA_API_KEY"})),
+        "envs": {**source.pick(({}, {"api_key": "JINA_API_KEY"}, {"note": "JINA_API_KEY"}))},
     }
     return DefinitionRecord("a_tool", "suspend", parameters, options)
 
@@ -573,7 +574,7 @@ def _named(source: Source) -> dict[str, Any]:
 
 
 def _card(source: Source) -> CardRecord:
-    applied = {
+    applied: JsonObject = {
         "tool_args_defaults_applied": [source.pick(_ARGUMENT_NAMES) for _ in range(source.below(3))],
         "tool_args_fixed_applied": [source.pick(_ARGUMENT_NAMES) for _ in range(source.below(2))],
     }

@@ -519,11 +519,11 @@ async def play(calls: Sequence[Call], answers: Sequence[Answer], cache_ttl_s: fl
     assert len(cards) == len(calls)
     await iterate_loop()
     assert scene.tools.semaphore.free_bytes == whole
-    usages = [_usage(card.content, card.metadata) for card in cards]
+    usages = [_usage(card.metadata) for card in cards]
     assert sum(usage["requests"] for usage in usages) == upstream.seen, [card.content for card in cards]
 
 
-def _usage(content: dict[str, Any], metadata: dict[str, Any]) -> dict[str, int]:
+def _usage(metadata: dict[str, Any]) -> dict[str, int]:
     usage: dict[str, int] = metadata["tool_output"]["usage"]
     return usage
 

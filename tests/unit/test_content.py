@@ -518,7 +518,9 @@ async def test_every_secret_is_masked_in_failures_alone_or_in_a_batch() -> None:
 
     urls = ["https://good.example/", f"https://a.example/{OTHER}"]
     fields, shown, _ = await ToolsOverTransport(half, SECRETS).card(urls=urls)
-    failure = fields.tool_output["state"]["results"][1]["error"]  # type: ignore[index]
+    assert fields.tool_output is not None
+    results: Any = fields.tool_output["state"]["results"]
+    failure = results[1]["error"]
     for text in (shown.content.partition("Failed")[2], json.dumps(failure)):
         assert f"no {MASK} and no {MASK}" in text
         assert OTHER not in text

@@ -92,7 +92,7 @@ async def run(backend: Tools, call: ToolCallRequest, **options: Any) -> tuple[Re
 async def test_a_call_needs_no_turn_no_card_and_no_inbox() -> None:
     backend = Tools(ToolOutput((Item("the page"),), {"url": "x"}, Usage(3, 1)))
     fields, stored = await run(backend, request())
-    assert (fields.status, framed_items(fields.result), stored) == ("success", ["the page"], None)
+    assert (fields.status, framed_items(str(fields.result)), stored) == ("success", ["the page"], None)
     assert backend.calls == [{"url": "https://site.example/"}]
 
 

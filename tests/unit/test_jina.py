@@ -323,7 +323,8 @@ def test_search_results_are_numbered_and_complete() -> None:
     assert "1. Result 1 for foo" in output.content
     assert "2. Result 2 for foo" in output.content
     assert (output.usage.tokens, output.usage.requests) == (10000, 1)
-    assert [result["url"] for result in output.state["results"]]
+    results: Any = output.state["results"]
+    assert [result["url"] for result in results]
 
 
 @pytest.mark.parametrize("data", [[], None])

@@ -677,9 +677,9 @@ async def test_case_11_an_empty_query_is_ignored(nothing: Any) -> None:
     cursor = await stored.first()
     one = runner(stored.kernel, Tools(ToolOutput((Item("a page"),))))
     fields, _ = await one.run(request(cursor=cursor, find=nothing, question=nothing), one.call_context("proj"))
-    assert fields.result.startswith("[Continued: ")
+    assert str(fields.result).startswith("[Continued: ")
     fields, _ = await one.run(request(url="https://a.example/", find=nothing), one.call_context("proj"))
-    assert framed_items(fields.result) == ["a page"]
+    assert framed_items(str(fields.result)) == ["a page"]
 
 
 # Long strings are decoded in slices.

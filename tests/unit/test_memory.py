@@ -454,7 +454,8 @@ async def test_pages_of_one_call_share_the_size_limit() -> None:
     whole = answering.tools.semaphore.free_bytes
     output = await answering.output(urls=[f"https://a.example/{number}" for number in range(6)])
     assert (output.state["succeeded"], output.state["failed"]) == (3, 3)
-    failures = [entry["error"] for entry in output.state["results"] if entry["status"] == "failed"]
+    entries: Any = output.state["results"]
+    failures = [entry["error"] for entry in entries if entry["status"] == "failed"]
     assert {failure["code"] for failure in failures} == {"response_too_large"}
     assert "all pages of a call together" in failures[0]["message"]
     assert answering.tools.semaphore.free_bytes == whole

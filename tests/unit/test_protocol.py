@@ -27,7 +27,7 @@ from openapi_tool.protocol.identity import (
     wakeup_subject,
 )
 from openapi_tool.protocol.jsontext import dumps, loads, storable
-from openapi_tool.protocol.records import CardRecord, RequestEdgeRecord, WaitingTurnRecord
+from openapi_tool.protocol.records import CardRecord, RequestEdgeRecord, ResultContent, WaitingTurnRecord
 from openapi_tool.protocol.v1r3 import V1r3
 from openapi_tool.protocol.v1r4 import CONTROL_FIELDS
 from openapi_tool.tools.placeholders import placeholder_values
@@ -375,7 +375,7 @@ def test_without_a_traceparent_the_report_has_the_trace_of_the_card(trace_id: st
 
 def _report(waiting: Any = None, tracestate: str | None = None) -> Report:
     acceptance = V1R4.accept(identity(), records(waiting_turn=waiting or waiting_turn(), request_edge=EDGE))
-    content = {"status": "success", "after_execution": "terminate", "result": None, "error": None}
+    content = ResultContent(status="success", after_execution="terminate")
     return V1R4.report(acceptance, SpanContext(TRACE_ID, "c" * 16, "01"), tracestate, "result", content)
 
 
@@ -392,7 +392,9 @@ def test_a_turn_row_gets_the_tool_call_id_and_keeps_the_parents() -> None:
     report = _report(waiting)
     assert report.context_headers["CG-Tool-Call-Id"] == "call"
     assert report.parent_step_id == "p"
-    assert report.edge_metadata["cg_ctx"]["parent_agent_id"] == "boss"
+    context = report.edge_metadata["cg_ctx"]
+    assert isinstance(context, dict)
+    assert context["parent_agent_id"] == "boss"
 
 
 @requirement("answer.doorbell")
@@ -462,7 +464,7 @@ SUBJECT = "cg.v1r3.proj.public.cmd.tool.jina.search"
 V1R3_HEADERS = {"traceparent": TRACEPARENT, "CG-Recursion-Depth": "2"}
 IDENTITY = {"tool_call_id": "call", "agent_turn_id": "turn", "turn_epoch": 3, "agent_id": "agent"}
 SPAN = SpanContext(TRACE_ID, "1111111111111111", "01")
-CONTENT = {"status": "success", "after_execution": "suspend"}
+CONTENT = ResultContent(status="success", after_execution="suspend")
 EXAMPLE = json.loads((Path(__file__).parent.parent / "data" / "example-call-v1r3.json").read_text(encoding="utf-8"))
 
 
