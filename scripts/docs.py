@@ -452,7 +452,7 @@ def _tools() -> str:
 
 
 def _tool(tool: BuiltInTool) -> str:
-    schema = tool.schema()
+    schema: Any = tool.schema()
     rows = [_argument(tool, name, rule, schema) for name, rule in schema["properties"].items()]
     tags = ", ".join(f"`{tag}`" for tag in sorted(tool.tags))
     return "\n".join(

@@ -338,7 +338,7 @@ class _SampleCalls:
 
     def _shown_and_fixed(self) -> Iterator[Problem]:
         """Yield a problem for each fixed value whose parameter a model is shown under another name."""
-        derived = visible_schema(self.built_in.schema(), self.definition.hidden)["properties"]
+        derived = object_at(visible_schema(self.built_in.schema(), self.definition.hidden), "properties")
         shown = self.shown if object_at(self.document, "parameters") else derived
         for name in self.definition.fixed.keys() - shown.keys():
             parameter = self.endpoint.find(name)

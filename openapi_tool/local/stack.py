@@ -294,7 +294,7 @@ async def prepare(stack: EmbeddedStack, version: str = VERSION) -> None:
 def demo_tools(version: str = VERSION) -> Iterator[dict[str, Any]]:
     """Return a definition of each built-in tool for a kernel of this version."""
     for row in map(registration, CATALOGUE.values()):
-        yield {**row, "target_subject": subject_in_version(row["target_subject"], version)}
+        yield {**row, "target_subject": subject_in_version(str(row["target_subject"]), version)}
 
 
 async def _run_call(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import orjson
 from pydantic import SecretStr
@@ -13,7 +12,7 @@ from pydantic import SecretStr
 from openapi_tool.frozen import frozen
 from openapi_tool.protocol.cards import ToolCall
 from openapi_tool.protocol.errors import BadRequest, ToolMisconfigured
-from openapi_tool.protocol.jsontext import JsonValue, storable_text
+from openapi_tool.protocol.jsontext import JsonObject, JsonValue, storable_text
 from openapi_tool.tools.definition import ToolDefinition, unusable
 from openapi_tool.tools.placeholders import MissingVariable, VariableNotAllowed, render_default, render_fixed
 from openapi_tool.tools.problems import fold, listed, short
@@ -48,7 +47,7 @@ def whole_number(value: object) -> int | None:
     return int(value) if isinstance(value, str) and _DIGITS.fullmatch(value) else None
 
 
-def repaired(schema: Mapping[str, Any], given: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
+def repaired(schema: Mapping[str, JsonValue], given: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
     """Return, by name, the repaired values of arguments that violate their rule in the schema.
 
     The value None means that an empty optional argument counts as omitted. If every interpretation of a value violates
@@ -73,7 +72,7 @@ def repaired(schema: Mapping[str, Any], given: Mapping[str, JsonValue]) -> dict[
     return found
 
 
-def _refuses(name: str, rule: Mapping[str, Any], value: JsonValue) -> bool:
+def _refuses(name: str, rule: JsonObject, value: JsonValue) -> bool:
     return bool(schema_problems({"properties": {name: rule}}, {name: value}))
 
 

@@ -10,10 +10,12 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.json_schema import SkipJsonSchema
+
+from openapi_tool.protocol.jsontext import JsonObject
 
 MAX_ITEMS = 10
 """Maximum items of a batch in the schema for models; the executor enforces the setting `tools.max_batch_items`."""
@@ -209,9 +211,9 @@ class BuiltInTool:
     suspend_timeout_s: int
     list_argument: str | None = None
 
-    def schema(self) -> dict[str, Any]:
+    def schema(self) -> JsonObject:
         """Return a new copy of the JSON Schema of the arguments (tool-design section 2)."""
-        schema: dict[str, Any] = json.loads(_schema_json(self.arguments))
+        schema: JsonObject = json.loads(_schema_json(self.arguments))
         return schema
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol, TypedDict
 
 import yaml
 
 from openapi_tool.protocol.errors import ExecutorError
-from openapi_tool.protocol.jsontext import JsonValue
+from openapi_tool.protocol.jsontext import JsonObject, JsonValue
 from openapi_tool.tools.catalogue import (
     CATALOGUE,
     DEFAULT_MAX_TOKENS,
@@ -19,6 +19,7 @@ from openapi_tool.tools.catalogue import (
     BuiltInTool,
 )
 from openapi_tool.tools.definition import DEFAULT_AUTH_ENV, ToolDefinition
+from openapi_tool.tools.lint import object_at
 from openapi_tool.tools.placeholders import PLACEHOLDERS
 from openapi_tool.tools.problems import camel_case, in_words, mangled
 from openapi_tool.tools.result import one_line
@@ -47,7 +48,7 @@ class ShownTool:
     api_name: str
     title: str
     description: str
-    parameters: Mapping[str, Any]
+    parameters: JsonObject
     built_in: str = ""
 
 
@@ -55,16 +56,15 @@ class DuplicateName(ValueError):
     """Two exported tools would have the same name."""
 
 
-def complete(document: Mapping[str, Any], tool: BuiltInTool) -> dict[str, Any]:
+def complete(document: Mapping[str, JsonValue], tool: BuiltInTool) -> JsonObject:
     """Return the row to store for a definition's file; the built-in tool fills fields that the file omits."""
-    options = document.get("options") or {}
     return {
         "tool_name": document.get("tool_name", document.get("name")),
         "description": document.get("description") or tool.description,
         "target_subject": document.get("target_subject"),
         "after_execution": document.get("after_execution"),
-        "parameters": document.get("parameters") or _shown(tool.schema(), options),
-        "options": options,
+        "parameters": document.get("parameters") or _shown(tool.schema(), object_at(document, "options")),
+        "options": document.get("options") or {},
     }
 
 
@@ -73,29 +73,29 @@ def built_in(tool: BuiltInTool) -> ShownTool:
     return ShownTool(tool.name, tool.api_name, tool.title, tool.description, tool.schema(), tool.name)
 
 
-def defined(row: Mapping[str, Any], definition: ToolDefinition) -> ShownTool:
+def defined(row: Mapping[str, JsonValue], definition: ToolDefinition) -> ShownTool:
     """Return a project's tool as shown to a model: its parameters without `fixed` and `envs`, with its defaults."""
     return ShownTool(
-        name=row["tool_name"],
-        api_name=camel_case(row["tool_name"]),
+        name=str(row["tool_name"]),
+        api_name=camel_case(str(row["tool_name"])),
         title=_title(row, definition.built_in),
-        description=row["description"],
-        parameters=_shown(row["parameters"], row["options"]),
+        description=str(row["description"]),
+        parameters=_shown(object_at(row, "parameters"), object_at(row, "options")),
         built_in=definition.built_in.name,
     )
 
 
-def _title(row: Mapping[str, Any], tool: BuiltInTool) -> str:
+def _title(row: Mapping[str, JsonValue], tool: BuiltInTool) -> str:
     """Return the title in `parameters`, else the built-in tool's if the names are equal, else the name in words."""
-    title = row["parameters"].get("title")
+    title = object_at(row, "parameters").get("title")
     if isinstance(title, str) and title.strip():
         return title
     if row["tool_name"] == tool.name.replace(".", "_"):
         return tool.title
-    return in_words(row["tool_name"])
+    return in_words(str(row["tool_name"]))
 
 
-def registration(tool: BuiltInTool) -> dict[str, Any]:
+def registration(tool: BuiltInTool) -> JsonObject:
     """Return the definition that registers a built-in tool unchanged."""
     return {
         "tool_name": tool.name.replace(".", "_"),
@@ -116,7 +116,20 @@ def registration(tool: BuiltInTool) -> dict[str, Any]:
     }
 
 
-def openai_functions(tools: Iterable[ShownTool]) -> list[dict[str, Any]]:
+class _Function(TypedDict):
+    name: str
+    description: str
+    parameters: JsonObject
+
+
+class OpenAiFunction(TypedDict):
+    """Tool of OpenAI's chat completions."""
+
+    type: str
+    function: _Function
+
+
+def openai_functions(tools: Iterable[ShownTool]) -> list[OpenAiFunction]:
     """Return function specifications for OpenAI's chat completions; names without dots."""
     return [
         {
@@ -127,19 +140,19 @@ def openai_functions(tools: Iterable[ShownTool]) -> list[dict[str, Any]]:
     ]
 
 
-def openai_responses(tools: Iterable[ShownTool]) -> list[dict[str, Any]]:
+def openai_responses(tools: Iterable[ShownTool]) -> list[dict[str, object]]:
     """Return tools for OpenAI's Responses API; not strict, because a strict schema requires every argument."""
     return [{"type": "function", **function["function"], "strict": False} for function in openai_functions(tools)]
 
 
-def anthropic_tools(tools: Iterable[ShownTool]) -> list[dict[str, Any]]:
+def anthropic_tools(tools: Iterable[ShownTool]) -> list[JsonObject]:
     """Return tools for Anthropic's Messages API; names without dots."""
     return [
         {"name": mangled(tool.name), "description": tool.description, "input_schema": tool.parameters} for tool in tools
     ]
 
 
-def mcp_tools(tools: Iterable[ShownTool]) -> dict[str, Any]:
+def mcp_tools(tools: Iterable[ShownTool]) -> JsonObject:
     """Return the result of MCP's `tools/list`."""
     return {
         "tools": [
@@ -155,7 +168,7 @@ def mcp_tools(tools: Iterable[ShownTool]) -> dict[str, Any]:
     }
 
 
-def lobehub_manifest(tools: Iterable[ShownTool]) -> dict[str, Any]:
+def lobehub_manifest(tools: Iterable[ShownTool]) -> JsonObject:
     """Return a LobeHub manifest with one entry of `api` for each tool; `names` maps API names back to tools."""
     tools = list(tools)
     return {
@@ -194,7 +207,7 @@ def system_role(tools: Sequence[ShownTool]) -> str:
             f"Choose the few results that matter, and read those{together}.",
         ]
     for tool in tools:
-        if "cursor" in (tool.parameters.get("properties") or {}):
+        if "cursor" in object_at(tool.parameters, "properties"):
             rules.append(_ON_CURSORS.format(tool.api_name))
             break
     numbered = [f"{number}. {rule}" for number, rule in enumerate([*rules, *_RULES], start=1)]
@@ -211,17 +224,17 @@ def _purpose(tool: ShownTool, names: Mapping[str, str]) -> str:
     return PURPOSES[tool.built_in] + prefer
 
 
-def as_yaml(value: Mapping[str, Any]) -> str:
+def as_yaml(value: Mapping[str, object]) -> str:
     """Return a definition as YAML in key order; escape non-ASCII if it holds control or bidirectional characters."""
     text = _yaml(value, allow_unicode=True)
     return text if text.replace("\n", "").isprintable() else _yaml(value, allow_unicode=False)
 
 
-def _yaml(value: Mapping[str, Any], *, allow_unicode: bool) -> str:
+def _yaml(value: Mapping[str, object], *, allow_unicode: bool) -> str:
     return yaml.safe_dump(value, sort_keys=False, allow_unicode=allow_unicode, width=_YAML_LINE_CHARS)
 
 
-FORMATS: Mapping[str, Callable[[Iterable[ShownTool]], Any]] = {
+FORMATS: Mapping[str, Callable[[Iterable[ShownTool]], object]] = {
     "openai": openai_functions,
     "openai-responses": openai_responses,
     "anthropic": anthropic_tools,
@@ -246,22 +259,22 @@ def all_built_in() -> list[ShownTool]:
     return [built_in(tool) for tool in CATALOGUE.values()]
 
 
-def _shown(schema: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+def _shown(schema: Mapping[str, JsonValue], options: Mapping[str, JsonValue]) -> JsonObject:
     """Return the schema without `fixed` and `envs` arguments, each other argument with the definition's default.
 
     An argument with a default is not required. A default with placeholders differs in each call, so it is not shown.
     """
-    args = options.get("args") or {}
-    defaults, fixed = args.get("defaults") or {}, args.get("fixed") or {}
-    visible = dict(visible_schema(schema, frozenset(fixed) | frozenset(options.get("envs") or {})))
-    if isinstance(visible.get("properties"), dict):
+    defaults, fixed = object_at(options, "args", "defaults"), object_at(options, "args", "fixed")
+    visible = dict(visible_schema(schema, frozenset(fixed) | frozenset(object_at(options, "envs"))))
+    properties, needed = visible.get("properties"), visible.get("required")
+    if isinstance(properties, dict):
         visible["properties"] = {
             name: rule | {"default": defaults[name]}
-            if name in defaults and _has_no_placeholder(defaults[name])
+            if isinstance(rule, dict) and name in defaults and _has_no_placeholder(defaults[name])
             else rule
-            for name, rule in visible["properties"].items()
+            for name, rule in properties.items()
         }
-    required = [name for name in visible.get("required") or [] if name not in defaults]
+    required = [name for name in needed if name not in defaults] if isinstance(needed, list) else []
     return {name: value for name, value in visible.items() if name != "required"} | (
         {"required": required} if required else {}
     )

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from openapi_tool.options import BudgetLimits, ExecutorOptions, ToolOptions
 from openapi_tool.protocol.errors import ToolMisconfigured, Unanswerable
 from openapi_tool.protocol.identity import VERSIONS, parse_command_subject
-from openapi_tool.protocol.jsontext import JsonValue
+from openapi_tool.protocol.jsontext import JsonObject, JsonValue
 from openapi_tool.tools.arguments import is_identity
 from openapi_tool.tools.definition import TIMEOUTS, ToolDefinition, read_as_far_as_possible, stored_record
 from openapi_tool.tools.meta_schema import MAX_SUSPEND_S, violations
@@ -215,7 +215,7 @@ def _argument_problems(document: Mapping[str, JsonValue]) -> Iterator[Problem]:
             yield Problem((*_ARGS, "defaults", name), message)
 
 
-def _rule_for(value: JsonValue, rule: Mapping[str, JsonValue]) -> Mapping[str, JsonValue]:
+def _rule_for(value: JsonValue, rule: JsonObject) -> JsonObject:
     """Return the schema to check a default by: the argument's, or only its type if the default is a template."""
     is_template = any(PLACEHOLDER.search(text) for _, text in _texts(value, ()))
     return {"type": rule["type"]} if is_template and "type" in rule else rule
@@ -365,7 +365,7 @@ def _required_conflicts(required: JsonValue, named: Mapping[str, JsonValue], pat
             yield Problem((*path, place), "is named twice; take one out")
 
 
-def _fits(schema: Mapping[str, JsonValue], value: JsonValue) -> bool:
+def _fits(schema: JsonObject, value: JsonValue) -> bool:
     """Return whether a value is valid; True for a schema that cannot be compiled, which is reported elsewhere."""
     try:
         return not schema_problems({"properties": {"value": schema}}, {"value": value})

@@ -11,9 +11,9 @@ Two additional keywords: `errorMessage` is the message for a violation of the ke
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
-from typing import Any
+from typing import TypedDict, cast
 
 import jsonschema_rs
 
@@ -268,12 +268,43 @@ def violations(part: str, value: object, path: Path) -> Iterator[Problem]:
         return
     for error in errors:
         *places, keyword = error.schema_path
-        rule: Any = META_SCHEMA
-        for place in places:
-            rule = rule[place]
+        rule = rule_at(META_SCHEMA, places)
         for where, given in _places(error):
             message = rule.get("errorMessage") or _message(rule, keyword, given)
             yield Problem((*path, *error.instance_path, *where), message, warning="warning" in rule)
+
+
+class Rule(TypedDict, total=False):
+    """Keywords of a schema that messages state; compiling the schema has checked their types."""
+
+    type: str | list[str] | None
+    enum: list[JsonValue]
+    properties: JsonObject
+    description: str
+    minimum: float
+    maximum: float
+    exclusiveMinimum: float
+    exclusiveMaximum: float
+    minLength: int
+    maxLength: int
+    minItems: int
+    maxItems: int
+    pattern: str
+    items: JsonValue
+    errorMessage: str
+    warning: bool
+
+
+def rule_at(schema: object, path: Sequence[str | int]) -> Rule:
+    """Return the schema at a path in a compiled schema, empty if there is no object."""
+    for part in path:
+        if isinstance(schema, dict):
+            schema = schema.get(str(part))
+        elif isinstance(schema, list) and isinstance(part, int) and part < len(schema):
+            schema = schema[part]
+        else:
+            return {}
+    return cast("Rule", schema) if isinstance(schema, dict) else {}
 
 
 @cache
@@ -291,15 +322,17 @@ def _places(error: jsonschema_rs.ValidationError) -> list[tuple[Path, object]]:
     return [((), error.instance)]
 
 
-def _message(rule: Mapping[str, Any], keyword: str | int, given: object) -> str:
+def _message(rule: Rule, keyword: str | int, given: object) -> str:
     match keyword:
         case "required":
             return f"is missing{_MISSING_HINTS.get(str(given), '')}"
         case "enum":
-            return f"must be {any_of(rule['enum'])}{did_you_mean(str(given), rule['enum'])}"
+            choices = list(map(str, rule["enum"]))
+            return f"must be {any_of(choices)}{did_you_mean(str(given), choices)}"
         case "additionalProperties":
             known = rule["properties"]
             home = next((place for place, names in _SECTIONS.items() if given in names and names is not known), None)
             hint = f"; {given!r} belongs in {home}" if home else did_you_mean(str(given), known)
             return f"is not known here{hint or '; known are ' + any_of(sorted(known))}"
-    return f"must be {_KINDS[rule['type'][0] if isinstance(rule['type'], list) else rule['type']]}"
+    types = rule["type"]
+    return f"must be {_KINDS[types[0] if isinstance(types, list) else str(types)]}"

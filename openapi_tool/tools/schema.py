@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import jsonschema_rs
 import orjson
 from cachetools import LRUCache
 
 from openapi_tool.protocol.errors import ToolMisconfigured
-from openapi_tool.protocol.jsontext import JsonValue
+from openapi_tool.protocol.jsontext import JsonObject, JsonValue
 from openapi_tool.tools.bounds import count_values, patterns
+from openapi_tool.tools.meta_schema import Rule, rule_at
 from openapi_tool.tools.problems import MAX_PROBLEMS, Problem, argument_path, listed, not_taken, probably_meant, short
 
 _MAX_CHOICES_CHARS = 160
-_PATTERN_PHRASES: Mapping[Any, str] = {None: "", r"\S": ", not blank"}
+_PATTERN_PHRASES: Mapping[str | None, str] = {None: "", r"\S": ", not blank"}
 _EXAMPLE = re.compile(r"such as .{1,40}?(?=;|\.(?:\s|$)|$)")
 _NOUNS = {"boolean": "true or false", "object": "an object", "null": "null"}
 
 
-def rule_text(rule: Mapping[str, Any]) -> str | None:
+def _rule_text(rule: Rule) -> str | None:
     """Return what a value must be, such as `must be an integer from 1 to 20`; None if the rule has no type.
 
     Append an example from the argument's description (`such as de`).
@@ -38,7 +38,7 @@ def rule_text(rule: Mapping[str, Any]) -> str | None:
     return f"must be {' or '.join(kinds)}{f', {example[0]}' if example else ''}" if kinds else None
 
 
-def _type_text(wanted: str, rule: Mapping[str, Any]) -> str:
+def _type_text(wanted: str, rule: Rule) -> str:
     """Return a phrase: `an integer from 1 to 20`, `a number above 0 and at most 5`, `a list of 1 to 10 texts`."""
     if wanted in ("integer", "number"):
         above, below = rule.get("exclusiveMinimum"), rule.get("exclusiveMaximum")
@@ -126,7 +126,7 @@ class _Compiled:
 _compiled: LRUCache[bytes, _Compiled] = LRUCache(MAX_CACHE_BYTES, getsizeof=lambda compiled: compiled.memory)
 
 
-def schema_problems(schema: Mapping[str, Any], arguments: Mapping[str, Any]) -> list[str]:
+def schema_problems(schema: Mapping[str, JsonValue], arguments: Mapping[str, JsonValue]) -> list[str]:
     """Return a line for each offending path of the arguments; an empty list if they are valid.
 
     After MAX_PROBLEMS lines one line counts the others. Raises UnusableSchema if `schema` itself is not usable.
@@ -148,7 +148,7 @@ def schema_problems(schema: Mapping[str, Any], arguments: Mapping[str, Any]) -> 
     return listed(_explained(schema, compiled, instance))
 
 
-def _explained(schema: Mapping[str, Any], compiled: _Compiled, instance: dict[str, Any]) -> list[str]:
+def _explained(schema: Mapping[str, JsonValue], compiled: _Compiled, instance: JsonObject) -> list[str]:
     """Return the problems of an invalid instance, without arguments whose errors would take too much memory.
 
     Each error of jsonschema-rs has a copy of the value and of the choices in its rule, so all errors together may take
@@ -168,7 +168,7 @@ def _explained(schema: Mapping[str, Any], compiled: _Compiled, instance: dict[st
     return [f"{named}: too large to say what is wrong; call again with less"]
 
 
-def _within_memory(compiled: _Compiled, instance: dict[str, Any]) -> tuple[dict[str, Any], frozenset[str]]:
+def _within_memory(compiled: _Compiled, instance: JsonObject) -> tuple[JsonObject, frozenset[str]]:
     """Return the arguments, smallest first, whose errors together fit into memory, and the names of the others."""
     costs = {name: _cost(compiled, value) for name, value in instance.items()}
     budget, within = _MAX_EXPLAINED_BYTES, set[str]()
@@ -193,7 +193,7 @@ def _size(value: JsonValue) -> int:
     return len(orjson.dumps(value))
 
 
-def _huge_numbers(instance: dict[str, Any]) -> Iterator[str]:
+def _huge_numbers(instance: JsonObject) -> Iterator[str]:
     for name, value in instance.items():
         try:
             _size(value)
@@ -202,7 +202,7 @@ def _huge_numbers(instance: dict[str, Any]) -> Iterator[str]:
 
 
 def _located(
-    error: jsonschema_rs.ValidationError, schema: Mapping[str, Any], instance: Mapping[str, Any]
+    error: jsonschema_rs.ValidationError, schema: Mapping[str, JsonValue], instance: Mapping[str, JsonValue]
 ) -> Iterator[tuple[tuple[str | int, ...], str]]:
     """Yield path and message of each mistake in an error: one per missing or unexpected name."""
     # Other names are suggested at the top level only: `schema` and `instance` are those of the root.
@@ -220,41 +220,30 @@ def _located(
             yield tuple(error.instance_path), _rule(kind, error, schema)
 
 
-def _missing(name: str, schema: Mapping[str, Any], instance: Mapping[str, Any]) -> str:
+def _missing(name: str, schema: Mapping[str, JsonValue], instance: Mapping[str, JsonValue]) -> str:
     unknown = [other for other in instance if other not in _properties(schema)][:MAX_PROBLEMS]
     other = next((other for other in unknown if probably_meant(other, [name])), None)
     return f"is required; give it in place of {short(other)}" if other else "is required"
 
 
-def _properties(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+def _properties(schema: Mapping[str, JsonValue]) -> Mapping[str, JsonValue]:
     properties = schema.get("properties")
     return properties if isinstance(properties, dict) else {}
 
 
 def _rule(
-    kind: jsonschema_rs.ValidationErrorKind, error: jsonschema_rs.ValidationError, schema: Mapping[str, Any]
+    kind: jsonschema_rs.ValidationErrorKind, error: jsonschema_rs.ValidationError, schema: Mapping[str, JsonValue]
 ) -> str:
     """Return what a value must be: its rule, not the value, which may be long."""
     keyword = kind.name
     if keyword in _RULES:
-        rule = _rule_at(schema, error.schema_path[:-1])
-        if text := rule_text(rule if "type" in rule else {**rule, "type": _RULES[keyword]}):
+        rule = rule_at(schema, error.schema_path[:-1])
+        if text := _rule_text(rule if "type" in rule else {**rule, "type": _RULES[keyword]}):
             return text
     return _OTHER_RULES.get(keyword) or short(error.message)
 
 
-def _rule_at(schema: object, path: Sequence[str | int]) -> Mapping[str, Any]:
-    for part in path:
-        if isinstance(schema, dict):
-            schema = schema.get(str(part))
-        elif isinstance(schema, list) and isinstance(part, int) and part < len(schema):
-            schema = schema[part]
-        else:
-            return {}
-    return schema if isinstance(schema, dict) else {}
-
-
-def schema_defect(schema: Mapping[str, Any]) -> Problem | None:
+def schema_defect(schema: Mapping[str, JsonValue]) -> Problem | None:
     """Return why a schema cannot be compiled, or None."""
     try:
         _validator(schema)
@@ -271,7 +260,7 @@ class UnusableSchema(ToolMisconfigured):
         self.problem = problem
 
 
-def _validator(schema: Mapping[str, Any]) -> _Compiled:
+def _validator(schema: Mapping[str, JsonValue]) -> _Compiled:
     try:
         content = orjson.dumps(schema, option=orjson.OPT_SORT_KEYS)
     except orjson.JSONEncodeError as error:
@@ -283,7 +272,7 @@ def _validator(schema: Mapping[str, Any]) -> _Compiled:
     return compiled
 
 
-def _compile(schema: dict[str, Any], size: int) -> _Compiled:
+def _compile(schema: JsonObject, size: int) -> _Compiled:
     try:
         validator = jsonschema_rs.Draft202012Validator(schema, offline=True, pattern_options=_LINEAR)
     except (ValueError, jsonschema_rs.ValidationError, jsonschema_rs.ReferencingError) as error:
@@ -301,7 +290,7 @@ def _defect(error: Exception) -> Problem:
     return Problem(path, short(error.message))
 
 
-def visible_schema(schema: Mapping[str, Any], hidden: frozenset[str]) -> Mapping[str, Any]:
+def visible_schema(schema: Mapping[str, JsonValue], hidden: frozenset[str]) -> Mapping[str, JsonValue]:
     """Return the schema without the arguments that are hidden from the model (`fixed` and `envs`)."""
     properties, required = schema.get("properties"), schema.get("required")
     if not hidden or not (isinstance(properties, dict) or isinstance(required, list)):

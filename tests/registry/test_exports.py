@@ -84,9 +84,8 @@ def parsed(row: Mapping[str, Any]) -> ToolDefinition:
     )
 
 
-def function(row: Mapping[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = openai_functions([defined(row, parsed(row))])[0]["function"]
-    return found
+def function(row: Mapping[str, Any]) -> Any:
+    return openai_functions([defined(row, parsed(row))])[0]["function"]
 
 
 @requirement("definition.exports")
@@ -128,7 +127,7 @@ def test_exports_match_the_types_of_the_vendors_libraries(form: str, kind: Any, 
 
 @requirement("definition.exports")
 def test_a_title_comes_from_the_definition_if_it_has_one() -> None:
-    row = registration(CATALOGUE["jina.search"])
+    row: Any = registration(CATALOGUE["jina.search"])
     renamed = {**row, "tool_name": "web_search.v2"}
     titled = {**renamed, "parameters": {**row["parameters"], "title": "Search our site"}}
     shown = [defined(one, parsed(one)).title for one in (row, renamed, titled)]

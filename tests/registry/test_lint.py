@@ -29,6 +29,7 @@ from openapi_tool.local.caller import Caller
 from openapi_tool.local.stack import EmbeddedStack
 from openapi_tool.options import ToolOptions
 from openapi_tool.protocol.errors import ToolMisconfigured
+from openapi_tool.protocol.jsontext import JsonObject
 from openapi_tool.protocol.records import DefinitionRecord
 from openapi_tool.tools.catalogue import CATALOGUE
 from openapi_tool.tools.definition import parse_definition
@@ -293,7 +294,7 @@ def paths_of(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str
 @pytest.mark.parametrize("tool", ["jina.search", "jina.read_many"])
 def test_no_value_of_a_wrong_type_makes_the_linter_fail(tool: str, wrong: Any) -> None:
     """Without checks of types 166 of 19,720 such definitions ended the linter with a traceback."""
-    row = registration(CATALOGUE[tool])
+    row: Any = registration(CATALOGUE[tool])
     args = {"defaults": {"page": 2}, "fixed": {"urls": ["https://example.com"]}}
     row["options"] |= {"args": args, "envs": {"a": "B"}}
     for *above, last in paths_of(row):
@@ -382,7 +383,7 @@ def test_a_budget_that_lowers_nothing_gives_a_warning(
     ],
 )
 def test_a_budget_beyond_its_upper_bound_is_a_typed_error(tmp_path: Path, name: str, value: int, most: str) -> None:
-    options = {"jina": {"mode": "search"}, "budget": {name: value}}
+    options: JsonObject = {"jina": {"mode": "search"}, "budget": {name: value}}
     says = f"options.budget.{name}: must be at most {most}"
     file = tmp_path / "tool.yaml"
     file.write_text(json.dumps({**SEARCH, "options": options}), encoding="utf-8")

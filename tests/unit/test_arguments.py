@@ -40,6 +40,7 @@ from openapi_tool.tools.bounds import MAX_ROW_BYTES, MAX_VALUES, count_values, m
 from openapi_tool.tools.catalogue import CATALOGUE
 from openapi_tool.tools.definition import ToolDefinition, parse_definition
 from openapi_tool.tools.exports import registration
+from openapi_tool.tools.lint import object_at
 from openapi_tool.tools.meta_schema import MAX_ENUM_VALUES, MAX_PROPERTIES, REFUSED_KEYWORDS
 from openapi_tool.tools.problems import fold, probably_meant
 from openapi_tool.tools.schema import schema_problems
@@ -63,7 +64,7 @@ HEADERS = {
 
 known_names = sorted(
     {name for entry in (*SEARCH, *READER) for name in (entry.name, entry.header, *entry.aliases) if name}
-    | {name for tool in CATALOGUE.values() for name in tool.schema()["properties"]}
+    | {name for tool in CATALOGUE.values() for name in object_at(tool.schema(), "properties")}
 )
 texts = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=20)  # characters that jsonb accepts
 names = st.one_of(

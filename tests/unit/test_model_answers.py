@@ -165,7 +165,8 @@ def test_case_3_results_whose_pages_the_upstream_cut_are_named() -> None:
     output = search_output({"data": data}, "a query", with_pages=True, max_tokens=500)
     said = "[This page is longer: it was cut at max_tokens = 500. To see more, read it by its address.]"
     assert [item.after for item in output.items] == ["", said, "", said]
-    assert [result.get("cut_at_tokens") for result in output.state["results"]] == [None, 500, None, 500]
+    results: Any = output.state["results"]
+    assert [result.get("cut_at_tokens") for result in results] == [None, 500, None, 500]
     assert "is longer" not in search_output({"data": data}, "a query", max_tokens=500).content
 
 
@@ -519,7 +520,8 @@ def test_case_10_numbered_links_are_listed_with_their_addresses() -> None:
     assert "【2†absolute link†other.fixture.test】" in text
     assert "- 2: http://other.fixture.test:8099/page#frag" in text
     for tool in ("jina.read", "jina.read_many"):
-        assert "gpt-oss" in CATALOGUE[tool].schema()["properties"]["retain_links"]["enum"]
+        schema: Any = CATALOGUE[tool].schema()
+        assert "gpt-oss" in schema["properties"]["retain_links"]["enum"]
 
 
 # Size of the definitions in characters, which stands for their tokens.
@@ -532,7 +534,7 @@ _LATER = frozenset(
 
 @requirement("definition.exports")
 def test_the_definitions_cost_no_more_than_before_and_little_for_each_new_argument() -> None:
-    functions = openai_functions(all_built_in())
+    functions: Any = openai_functions(all_built_in())
     properties = [item for one in functions for item in one["function"]["parameters"]["properties"].items()]
     new = [
         _compact({name: rule}) - 1 for name, rule in properties if name in _LATER
@@ -632,7 +634,8 @@ def test_case_12_a_barrier_is_a_typed_warning_and_a_page_that_mentions_one_is_no
     due = (
         page["warns"] if page["text"].strip() else None
     )  # a search result without content is no page that did not load
-    assert [result.get("warnings") for result in found.state["results"]] == [None, [due] if due else None]
+    results: Any = found.state["results"]
+    assert [result.get("warnings") for result in results] == [None, [due] if due else None]
     assert (f"[Warning about result 2: {WARNINGS[due]}]" in found.content) if due else "Warning" not in found.content
 
 

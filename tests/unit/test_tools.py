@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from openapi_tool.jina.endpoints import ENDPOINTS
 from openapi_tool.protocol.errors import BadRequest, ToolError, ToolMisconfigured, ToolNotAvailable
+from openapi_tool.protocol.jsontext import JsonObject
 from openapi_tool.protocol.records import DefinitionRecord
 from openapi_tool.tools.arguments import Arguments, OperatorEnvs, prepare_arguments
 from openapi_tool.tools.catalogue import CATALOGUE, OPERATIONS, READER, BuiltInTool, DuplicateTool, catalogue
@@ -334,7 +335,9 @@ def test_each_form_of_a_definition_is_understood(jina: dict[str, Any], expected:
 
 @requirement("options.jina")
 def test_the_legacy_section_is_understood() -> None:
-    options = {"openapi": {"base_url": "https://r.jina.ai", "method": "GET", "auth": {"env": "OLD_KEY"}, "timeout": 9}}
+    options: JsonObject = {
+        "openapi": {"base_url": "https://r.jina.ai", "method": "GET", "auth": {"env": "OLD_KEY"}, "timeout": 9}
+    }
     parsed = parse_definition(DefinitionRecord("t", None, {}, options))
     assert (parsed.operation, parsed.method, parsed.auth_env, parsed.timeout_s) == (
         READER,
@@ -413,6 +416,7 @@ def test_a_text_result_is_the_content_with_the_rest_in_metadata() -> None:
 def test_an_object_result_holds_everything() -> None:
     fields = success(ToolOutput((Item("hello"),), {"a": 1}, Usage(7, 1)), RenderedResult("hello"), "object", 12)
     assert fields.tool_output == {"retries": 0}
+    assert isinstance(fields.result, dict)
     assert fields.result.keys() == {
         *("content", "state", "usage", "truncated", "artifact_ref", "next_cursor", "cached", "latency_ms")
     }
@@ -430,6 +434,7 @@ def test_a_failure_says_the_same_in_error_and_result() -> None:
         "detail": {"kind": "y"},
         "http_status": 400,
     }
+    assert isinstance(fields.result, dict)
     assert fields.result["error_code"] == "bad_request"
     assert fields.result["error_message"] == "Correct x."
     assert fields.result["error_detail"] == {"problems": ["x"], "kind": "y"}
@@ -505,7 +510,7 @@ def nodes(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
 @requirement("catalogue")
 @pytest.mark.parametrize("tool", TOOLS)
 def test_schema_uses_only_keywords_of_the_subset_and_describes_every_argument(tool: BuiltInTool) -> None:
-    schema = tool.schema()
+    schema: Any = tool.schema()
     jsonschema_rs.meta.validate(schema)
     for node in nodes(schema):
         assert node.keys() <= KEYWORDS
@@ -518,7 +523,8 @@ def test_schema_uses_only_keywords_of_the_subset_and_describes_every_argument(to
 @requirement("catalogue")
 def test_schema_returns_a_copy() -> None:
     tool = CATALOGUE["jina.search"]
-    changed, before = tool.schema(), tool.schema()
+    changed: Any = tool.schema()
+    before = tool.schema()
     changed["properties"].clear()
     assert tool.schema() == before
 
@@ -527,7 +533,8 @@ def test_schema_returns_a_copy() -> None:
 @pytest.mark.parametrize("tool", TOOLS)
 def test_offered_arguments_are_those_that_a_model_may_set(tool: BuiltInTool) -> None:
     endpoint, offered = ENDPOINTS[tool.operation.name], set()
-    for name in tool.schema()["properties"].keys() - EXECUTOR_ARGUMENTS:
+    schema: Any = tool.schema()
+    for name in schema["properties"].keys() - EXECUTOR_ARGUMENTS:
         parameter = endpoint.find(name)
         assert parameter is not None, name
         assert parameter.model, name
