@@ -17,6 +17,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Gener
 from contextlib import asynccontextmanager, suppress
 from contextvars import Context
 from typing import Any, TypeVar
+from weakref import WeakValueDictionary
 
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_never
 
@@ -125,33 +126,34 @@ def each(computations: Iterable[Steps[T]]) -> Steps[list[T]]:
 
 
 class TimeSlicer:
-    """Runs one large computation at a time, and yields to the event loop every 4 ms.
+    """Runs one large computation of each project at a time, in turns of 4 ms; between turns the event loop continues.
 
-    Without the lock, 64 concurrent computations would take 64 slices (256 ms) in each iteration.
+    If computations ran independently, 64 of them would take 64 turns (256 ms) in each iteration of the event loop.
     """
 
     def __init__(self) -> None:
-        self._lock = asyncio.Lock()
+        self._projects = WeakValueDictionary[Hashable, asyncio.Lock]()
+        self._turn = asyncio.Lock()  # FIFO; at most one computation of each project waits for it
 
-    async def run(self, steps: Steps[T], size: int) -> T:
+    async def run(self, steps: Steps[T], size: int, project: Hashable = None) -> T:
         """Run `steps`, which process `size` bytes or characters; return their result. No pauses up to SMALL."""
         if size <= SMALL:
             return at_once(steps)
-        async with self._lock:
-            return await _with_pauses(steps)
+        async with self._projects.setdefault(project, asyncio.Lock()):
+            return await self._in_turns(steps)
 
-
-async def _with_pauses(steps: Steps[T]) -> T:
-    try:
-        while True:
-            for _ in range(_ITERATIONS_BETWEEN):
-                await asyncio.sleep(0)
-            pause_at = time.perf_counter() + _SLICE_S
-            while time.perf_counter() < pause_at:
-                next(steps)
-    except StopIteration as done:
-        result: T = done.value
-        return result
+    async def _in_turns(self, steps: Steps[T]) -> T:
+        try:
+            while True:
+                async with self._turn:
+                    for _ in range(_ITERATIONS_BETWEEN):
+                        await asyncio.sleep(0)
+                    pause_at = time.perf_counter() + _SLICE_S
+                    while time.perf_counter() < pause_at:
+                        next(steps)
+        except StopIteration as done:
+            result: T = done.value
+            return result
 
 
 _RESERVED_SHARE = 1 / 8

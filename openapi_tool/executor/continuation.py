@@ -120,7 +120,7 @@ class Continuation:
         `max_result_tokens` is the call's own limit. `note` is shown after the text.
         """
         steps = self._render_steps(output, definition, owner, max_result_tokens, note)
-        return await self._slicer.run(steps, items_chars(output.items))
+        return await self._slicer.run(steps, items_chars(output.items), owner.project_id)
 
     def _render_steps(
         self, output: ToolOutput, definition: ToolDefinition, owner: CallOwner, max_result_tokens: int | None, note: str

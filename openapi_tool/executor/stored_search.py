@@ -120,7 +120,7 @@ class StoredSearch:
             stored_items = stored_items_of(artifact.items, artifact.chars)
             for item in stored_items:
                 await self._scan(search, text, item)
-            spans = await self._slicer.run(search.spans(), artifact.chars)
+            spans = await self._slicer.run(search.spans(), artifact.chars, owner.project_id)
             passages = [await self._passage(text, stored_items, span) for span in spans]
         chars = sum(item.end - item.start for item in stored_items)
         result = _SearchResult(partial(self._new_cursor, owner, artifact.card_id), artifact, chars, passages, limit)
@@ -134,14 +134,15 @@ class StoredSearch:
         window_at = max(item.start, span.at - _LOOK_BACK_CHARS)
         window = await text.read(window_at, min(item.end, span.at + span.chars))
         steps = _passage_steps(window, window_at, stored_items, number, span)
-        return await self._slicer.run(steps, _FORCE_SLICING)
+        return await self._slicer.run(steps, _FORCE_SLICING, text.owner.project_id)
 
     async def _scan(self, search: Search, text: _Windows, item: StoredItem) -> None:
         at = item.start
         while at < item.end:
             window = await text.read(at, item.end)
             last = at + len(window) >= item.end or len(window) < _WINDOW_CHARS
-            at += await self._slicer.run(search.scan(window, at, last=last), len(window))
+            steps = search.scan(window, at, last=last)
+            at += await self._slicer.run(steps, len(window), text.owner.project_id)
 
 
 class _Windows:
@@ -149,7 +150,7 @@ class _Windows:
 
     def __init__(self, artifacts: Artifacts, owner: CallOwner, card_id: str) -> None:
         self._artifacts = artifacts
-        self._owner = owner
+        self.owner = owner
         self._card_id = card_id
         self._start = 0
         self._text = ""
@@ -166,7 +167,7 @@ class _Windows:
 
     async def _load(self, start: int) -> Artifact:
         self._text = ""  # free the old window before the next one arrives
-        owner = self._owner
+        owner = self.owner
         part = await self._artifacts.artifact(owner.project_id, owner.agent_id, self._card_id, start, _WINDOW_CHARS)
         if part is None or not part.text:
             raise unknown_cursor()

@@ -102,8 +102,8 @@ def _decoded(body: bytearray, start: int, end: int) -> Steps[str]:
         stop = start + len(piece)
         if stop < end:
             stop = start + _end_of_escapes(piece)
-            while body[stop] & 0xC0 == 0x80:  # noqa: PLR2004 - a continuation byte of UTF-8
-                stop -= 1
+            # Cut before a character, which has at most three continuation bytes (10xxxxxx); the parser refuses others.
+            stop -= next((back for back in range(4) if body[stop - back] & 0xC0 != 0x80), 0)  # noqa: PLR2004
         parts.append(orjson.loads(b'"%b"' % bytes(body[start:stop])))
         start = stop
         yield

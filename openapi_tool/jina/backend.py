@@ -247,7 +247,7 @@ class JinaBackend:
             rendering_context = RenderContext(redactor, self._redactor, may_suggest, resolved.names)
             rendering = endpoint.render(envelope, resolved.parameters, rendering_context)
             del envelope
-            output = await self._slicer.run(rendering, context.body_bytes)
+            output = await self._slicer.run(rendering, context.body_bytes, context.project)
         except ToolError as error:
             context.clear()
             meter.add(Usage(tokens=error.tokens))

@@ -92,12 +92,12 @@ class ResponseCache:
             # Small responses are not counted: reserving memory would cost more than they occupy.
             await _hold(context, memory_of(cached) if len(cached) > SMALL else 0, deadline)
             metrics.CACHE_HITS.inc()
-            return await self._slicer.run(_deserialize(cached), len(cached))
+            return await self._slicer.run(_deserialize(cached), len(cached), context.project)
         pending = self._in_flight.get(key)
         joined = pending is not None
         if pending is None:
             metrics.CACHE_MISSES.inc()
-            pending = self._start(key, fetch)
+            pending = self._start(key, fetch, context.project)
         try:
             output = await self._wait(pending, deadline, spent)
         except ToolTimeout:
@@ -115,17 +115,18 @@ class ResponseCache:
         metrics.CACHE_HITS.inc()
         return replace(output, cached=True, usage=NO_USAGE)
 
-    def _start(self, key: bytes, fetch: Fetch) -> _InFlightRequest:
+    def _start(self, key: bytes, fetch: Fetch, project: str | None) -> _InFlightRequest:
         meter = Meter()
-        pending = self._in_flight[key] = _InFlightRequest(key, asyncio.create_task(self._run(key, fetch(meter))), meter)
+        task = asyncio.create_task(self._run(key, fetch(meter), project))
+        pending = self._in_flight[key] = _InFlightRequest(key, task, meter)
         pending.task.add_done_callback(lambda _: self._on_done(pending))
         return pending
 
-    async def _run(self, key: bytes, request: Coroutine[Any, Any, ToolOutput]) -> ToolOutput:
+    async def _run(self, key: bytes, request: Coroutine[Any, Any, ToolOutput], project: str | None) -> ToolOutput:
         output = await request
         chars = items_chars(output.items)
         if chars <= self._options.max_bytes:
-            serialized = await self._slicer.run(_serialize(output), chars)
+            serialized = await self._slicer.run(_serialize(output), chars, project)
             if _size(serialized) <= self._options.max_bytes:
                 self._responses[key] = serialized
                 metrics.CACHE_BYTES.set(self._responses.currsize)

@@ -179,9 +179,9 @@ class JinaClient:
             extra={"action": "upstream.response", "http_status": status, "bytes": len(body)},
         )
         try:
-            values = await self._slicer.run(count_values(body), len(body))
+            values = await self._slicer.run(count_values(body), len(body), context.project)
             await context.hold(memory_of(body, values) if len(body) > SMALL else 0)
-            value = await self._slicer.run(parse(body), len(body))
+            value = await self._slicer.run(parse(body), len(body), context.project)
         except ResponseTooLarge as error:
             return error if status == _OK else _outcome_of(status, retry_after, None, request, self._redactor)
         finally:

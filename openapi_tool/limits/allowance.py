@@ -171,11 +171,12 @@ class Allowance:
     def extra_requests(self, use: Use, tokens: int) -> float:
         """Return how many more requests, as estimated by `use`, could have been sent for the cost of this one.
 
-        Negative if it cost less. The resource counts of which the request takes the larger part of the limit. Tokens
-        above the limit do not count: nothing is sent for a minute after them, but no longer.
+        Negative if it cost less, but not if it cost nothing: it failed, and the estimate remains. So a project whose
+        requests all fail would always be first. The resource counts of which the request takes the larger part of the
+        limit. Tokens above the limit do not count: nothing is sent for a minute after them, but no longer.
         """
         limit = self.rates.tokens
-        if limit is None:
+        if limit is None or not tokens:
             return 0.0
         least = 1 / self.rates.requests if self.rates.requests else 0.0
         return max(least, min(tokens, limit) / limit) / max(least, use.tokens / limit) - 1

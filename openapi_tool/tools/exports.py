@@ -79,7 +79,7 @@ def defined(row: Mapping[str, JsonValue], definition: ToolDefinition) -> ShownTo
         name=str(row["tool_name"]),
         api_name=camel_case(str(row["tool_name"])),
         title=_title(row, definition.built_in),
-        description=str(row["description"]),
+        description=str(row["description"] or ""),
         parameters=_shown(object_at(row, "parameters"), object_at(row, "options")),
         built_in=definition.built_in.name,
     )

@@ -47,6 +47,7 @@ _MIN_PLURAL_CHARS = 4
 _MAX_TERMS = 64
 _MIN_SCORE_SHARE = 0.25  # of the best score; passages below it contain only frequent words of the question
 _K1, _B = 1.2, 0.75  # the usual parameters of BM25
+_MAX_COUNT = 255  # of a term in a passage; higher counts hardly change a score
 
 
 class Span(NamedTuple):
@@ -91,6 +92,12 @@ def _squeeze(text: str) -> tuple[str, list[int], list[int]]:
     return _RUN.sub(" ", text), ends, removed
 
 
+def _squeezed(at: int, ends: list[int], removed: list[int]) -> int:
+    """Return the position of `at` in a squeezed text (`_squeeze`); within a run of blanks, that after its blank."""
+    run = bisect_right(range(len(ends)), at, key=lambda run: ends[run] + removed[run + 1])  # the first that ends later
+    return min([at - removed[run], *ends[run : run + 1]])
+
+
 class Phrase:
     """Search for a phrase. Matches from position `start` on are preferred to those before it.
 
@@ -124,13 +131,13 @@ class Phrase:
         ends, removed = list[int](), [0]
         if " " in self._phrase and "  " in text:
             text, ends, removed = _squeeze(text)
-        at = max(0, start - removed[-1])  # at or before `start`, whatever was removed before it
+        at = _squeezed(start, ends, removed)
         while (at := text.find(self._phrase, at)) >= 0:
             shift = removed[bisect_right(ends, at)]
             if at + shift >= start:
                 yield at + shift
                 start = at + shift + _MIN_DISTANCE_CHARS
-            at = max(at + 1, start - removed[-1])
+            at = max(at + 1, _squeezed(start, ends, removed))
 
     def _add(self, at: int) -> None:
         self._min_next = at + _MIN_DISTANCE_CHARS
@@ -159,9 +166,10 @@ class Question:
         unique = list(dict.fromkeys(terms(question)))[:_MAX_TERMS]
         self._unspaced = [term for term in unique if _IS_UNSPACED.match(term)]
         self._words = [(term, f"{term}s") for term in unique if not _IS_UNSPACED.match(term)]
-        # Passages with their terms of the question and the counts of these.
-        self._found: list[tuple[Span, list[tuple[str, int]]]] = []
-        self._passages_with: Counter[str] = Counter()
+        # Passages with a term of the question: position, length, and the count of each term in one byte. As tuples of
+        # terms and counts those of a page of 10 MB took 80 MB.
+        self._found: list[tuple[int, int, bytes]] = []
+        self._passages_with = [0] * len(unique)
         self._passages = self._total_chars = 0
 
     def scan(self, text: str, at: int, *, last: bool) -> Steps[int]:
@@ -176,27 +184,32 @@ class Question:
 
     def _count(self, passage: str, at: int) -> None:
         text = passage.lower()
-        found = [(term, text.count(term)) for term in self._unspaced if term in text]
+        counts = [text.count(term) for term in self._unspaced]
         if any(word in text for word, _ in self._words):
             words = Counter(_WORD.findall(text))
-            found += [(word, count) for word, plural in self._words if (count := words[word] + words[plural])]
+            counts += [words[word] + words[plural] for word, plural in self._words]
+        else:
+            counts += [0] * len(self._words)
         self._passages += 1
         self._total_chars += len(passage)
-        if found:
-            self._passages_with.update(term for term, _ in found)
-            self._found.append((Span(at, len(passage)), found))
+        if any(counts):
+            for place, count in enumerate(counts):
+                self._passages_with[place] += count > 0
+            self._found.append((at, len(passage), bytes(min(count, _MAX_COUNT) for count in counts)))
 
     def spans(self) -> Steps[list[Span]]:
         """Return the best passages, best first; those of equal score in the order of the text."""
-        idf = {term: self._idf(having) for term, having in self._passages_with.items()}
-        scored = []
-        for span, found in self._found:
-            norm = _K1 * (1 - _B + _B * span.chars * self._passages / self._total_chars)
-            score = sum(idf[term] * count * (_K1 + 1) / (count + norm) for term, count in found)
-            scored.append((score, -span.at, span))
+        idf = list(map(self._idf, self._passages_with))
+        best: list[tuple[float, int, int]] = []  # heap of score, minus position, length
+        for at, chars, counts in self._found:
+            norm = _K1 * (1 - _B + _B * chars * self._passages / self._total_chars)
+            score = sum(idf[term] * count * (_K1 + 1) / (count + norm) for term, count in enumerate(counts) if count)
+            heapq.heappush(best, (score, -at, chars))
+            if len(best) > MAX_SHOWN:
+                heapq.heappop(best)
             yield
-        best = heapq.nlargest(MAX_SHOWN, scored)
-        return [span for score, _, span in best if score >= _MIN_SCORE_SHARE * best[0][0]]
+        best.sort(reverse=True)
+        return [Span(-at, chars) for score, at, chars in best if score >= _MIN_SCORE_SHARE * best[0][0]]
 
     def _idf(self, having: int) -> float:
         return math.log(1 + (self._passages - having + 0.5) / (having + 0.5))

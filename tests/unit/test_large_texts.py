@@ -6,7 +6,11 @@ import asyncio
 import json
 import random
 import re
+import time
+import tracemalloc
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import Any
 
 import httpx
@@ -87,6 +91,20 @@ async def test_small_work_does_not_wait_for_large_work() -> None:
     assert order == ["small", "small"]
     await large
     assert order[2:] == ["large"] * 3
+
+
+@requirement("loop.answers")
+async def test_projects_take_turns_however_much_work_each_has() -> None:
+    slicer, order = TimeSlicer(), []
+
+    def steps(project: str) -> Any:
+        for _ in range(3):
+            time.sleep(0.005)  # longer than a turn
+            order.append(project)
+            yield
+
+    await asyncio.gather(*(slicer.run(steps(project), SMALL + 1, project) for project in "aaab"))
+    assert "".join(order) == "abababa" + "aaaaa"
 
 
 @requirement("loop.answers")
@@ -176,6 +194,19 @@ async def test_a_page_whose_text_is_full_of_brackets_is_read() -> None:
 
 
 # JSON that a strict parser refuses.
+
+
+@pytest.mark.parametrize("byte", [b"\x80", b"\xbf", b"\xe8\xaa", b"\xff"])
+@requirement("loop.answers")
+def test_parsing_a_response_that_is_not_utf8_ends(byte: bytes) -> None:
+    parsed: list[Any] = []
+
+    def parsing() -> Any:
+        parsed.append((yield from parse(bytearray(b'{"data":{"content":"' + byte * 600_000 + b'"}}'))))
+
+    assert len(list(islice(parsing(), 1_000))) < 1_000
+    assert parsed == [None]
+
 
 ESCAPES = st.lists(
     st.sampled_from(["\\\\", "\\ud83d", "\\ude00", "\\uD800", "\\udFFf", "a", "\\n", '\\"', "\\u0041", "ud800"]),
@@ -554,6 +585,34 @@ def test_case_11_terms_are_words_and_pairs_of_letters_where_no_blanks_are() -> N
 
 
 # Bounds.
+
+
+@requirement("memory.limit")
+def test_a_search_for_many_words_takes_less_memory_than_the_text() -> None:
+    words = [f"w{number}x" for number in range(64)]
+    text = (" ".join(words) + "\n\n") * 5_000
+    search = Question(" ".join(words))
+    tracemalloc.start()
+    try:
+        at_once(scanned(search, [text], 512 * 1024).spans())
+        assert tracemalloc.get_traced_memory()[1] < 3 * len(text)
+    finally:
+        tracemalloc.stop()
+
+
+@requirement("loop.answers")
+def test_a_search_skips_the_matches_near_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_up: list[int] = []
+
+    def counted(places: Any, at: int, **options: Any) -> int:
+        looked_up.append(at)
+        return bisect_right(places, at, **options)
+
+    monkeypatch.setattr(text_search, "bisect_right", counted)
+    search = Phrase("a a", 0)
+    scanned(search, ["a  a  " * 5_000], 512 * 1024)
+    assert 100 < search.after < 200
+    assert len(looked_up) < 4 * search.after
 
 
 @requirement("content.find")

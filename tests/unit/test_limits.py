@@ -280,6 +280,7 @@ def test_a_limit_found_by_one_429_doubles_while_calls_wait_until_the_next() -> N
         (Rates(requests=60, tokens=600_000), 10, 0.0),  # takes one of 60 requests, whatever its tokens
         (Rates(requests=6, tokens=600_000), 30_000, 0.0),  # a sixth of the requests, a twentieth of the tokens
         (Rates(requests=60), 30_000, 0.0),
+        (Rates(tokens=100_000), 0, 0.0),  # it failed: it keeps its turn, or failing requests would always be first
     ],
 )
 @requirement("limits.waiting")
