@@ -54,7 +54,8 @@ _LOOK_BACK_CHARS = 64 * 1024
 _FORCE_SLICING = SMALL + 1
 """Size for `TimeSlicer.run` that has short texts sliced, too: several passages together take long."""
 _MAX_CONCURRENT = 8
-"""Limit of concurrent searches in a process: each holds a window of the text, up to 2 MB, and as much in the driver."""
+"""Limit of concurrent searches in a process. Each holds a window of the text, up to 2 MB, and as much in the driver; a
+question also its passages, up to some 5 MB."""
 _MAX_CHARS = {FIND: MAX_PHRASE_CHARS, QUESTION: MAX_QUESTION_CHARS}
 _SEARCH_ARGUMENTS = frozenset(_MAX_CHARS)
 _READ_ON = "Each cursor reads on from its passage, given alone."
