@@ -375,9 +375,10 @@ def saved(name: str) -> dict[str, bytes]:
 def save(name: str, inputs: Iterable[bytes]) -> None:
     """Save the smallest inputs up to the limit, and all that once caused a failure."""
     ordered = sorted(inputs, key=lambda data: (len(data), data))
-    sizes = accumulate(map(len, ordered))
     chosen = {known: data for known, data in saved(name).items() if known.startswith(BROKE)}
-    for data, size in zip(ordered[:MAX_INPUTS], sizes, strict=False):
+    sizes = accumulate(map(len, ordered), initial=sum(map(len, chosen.values())))
+    next(sizes)  # that of the chosen ones
+    for data, size in zip(ordered[: MAX_INPUTS - len(chosen)], sizes, strict=False):
         if size <= MAX_TOTAL_BYTES:
             chosen[hashlib.sha256(data).hexdigest()[:16]] = data
     entries = ({"name": known, "data": data.decode("latin-1")} for known, data in chosen.items())
