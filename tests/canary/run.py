@@ -578,6 +578,9 @@ def _environment(stack: EmbeddedStack, canaries: Mapping[str, Canary], folder: P
         "OPENAPI_TOOL__TOOLS__JINA__ENVS": '{"tenant_service": "SERVICE_TOKEN"}',
         "OPENAPI_TOOL__TELEMETRY__LOG_LEVEL": "debug",
         "OPENAPI_TOOL__CACHE__TTL_S": "0",
+        # Without a limit of its own the key of the 429 could send 10 requests a minute, too few for the commands.
+        "OPENAPI_TOOL__LIMITS__SEARCH_REQUESTS_PER_MINUTE": "6000",
+        "OPENAPI_TOOL__LIMITS__READER_REQUESTS_PER_MINUTE": "6000",
         "OPENAPI_TOOL__RETRY__INITIAL_BACKOFF_S": "0.01",
         "OPENAPI_TOOL__EXECUTOR__REQUEUE_DELAY_S": "0.05",
         FOLDER_VARIABLE: str(folder),
