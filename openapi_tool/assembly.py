@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from tenacity import wait_exponential_jitter
 
-from openapi_tool.bootstrap import NAME, Bootstrap, Upstream, build_runner, scoped_key
+from openapi_tool.bootstrap import Bootstrap, Upstream, build_runner, scoped_key
 from openapi_tool.budgets.account import SCOPES
 from openapi_tool.bus.connection import (
     INSTANCE,
@@ -43,10 +43,8 @@ from openapi_tool.jina.transport import AiohttpTransport, Resolver
 from openapi_tool.kernel.breaker import CircuitBreaker, GuardedStore
 from openapi_tool.kernel.failures import DSN_SETTING, located
 from openapi_tool.kernel.store import KernelStore, PoolOptions
-from openapi_tool.protocol.dialect import Dialect
+from openapi_tool.protocol.dialect import dialect_of
 from openapi_tool.protocol.errors import Unavailable
-from openapi_tool.protocol.v1r3 import V1r3
-from openapi_tool.protocol.v1r4 import V1r4
 from openapi_tool.settings import Settings
 from openapi_tool.telemetry import metrics
 from openapi_tool.telemetry.calls import Exporting, WireTracer, shut_down
@@ -203,7 +201,7 @@ async def assemble(stack: AsyncExitStack, bootstrap: Bootstrap, shared: Shared) 
     runner = build_runner(bootstrap, shared.upstream, guarded, session_key)
     pipeline = Pipeline(
         PipelineOptions(settings.actor_id, settings.executor, settings.tools),
-        _dialect(settings),
+        dialect_of(settings.protocol.version, settings.actor_id),
         guarded,
         runner,
         WakeupPublisher(client),
@@ -241,10 +239,6 @@ async def _connect(
     reminder = Reminder()
     bus = replace(options, on_trouble=lambda reason: reminder.log(on_unavailable(Unavailable(reason))))
     return await _until_available(lambda: stack.enter_async_context(connected(bus)), on_unavailable)
-
-
-def _dialect(settings: Settings) -> Dialect:
-    return V1r3(settings.actor_id) if settings.protocol.version == "v1r3" else V1r4(settings.actor_id, NAME)
 
 
 def snapshots(bootstrap: Bootstrap) -> Snapshots:

@@ -57,7 +57,7 @@ from openapi_tool.tools.policy import Deadline
 _NOTE_CHARS = 1_000
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
 TRACEPARENT = f"00-{TRACE_ID}-b7ad6b7169203331-01"
-V1R4 = V1r4("tool.openapi", "tool")
+V1R4 = V1r4("tool.openapi")
 SUBJECT = "cg.v1r4.proj.public.cmd.tool.jina.search"
 
 HEADERS = {

@@ -35,12 +35,13 @@ from openapi_tool.cli.common import (
     print_status,
     running,
 )
-from openapi_tool.cli.kernels import ProtocolOption, ProtocolVersion, connected_once
+from openapi_tool.cli.kernels import ProtocolOption, connected_once
 from openapi_tool.concurrency import interruptible
 from openapi_tool.kernel.failures import DSN_SETTING, located, translate_connection_errors
 from openapi_tool.local.caller import ERRORS, Caller, PlacedCall, ResultRows, open_database
 from openapi_tool.local.dev import DevError, RequestedCall, resolve_call, running_dev
 from openapi_tool.protocol.cards import as_model_reads
+from openapi_tool.protocol.dialect import ProtocolVersion
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.protocol.identity import default_durable, parse_command_subject
 from openapi_tool.settings import PREFIX, SettingsError, load_settings

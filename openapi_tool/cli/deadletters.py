@@ -15,10 +15,10 @@ from openapi_tool.bus.connection import BusClient
 from openapi_tool.bus.dead_letter_reader import NotReplayable
 from openapi_tool.bus.dead_letters import DeadLetter, without_secrets
 from openapi_tool.cli.common import USAGE, Rows, fail, output, print_json, print_line, print_status
-from openapi_tool.cli.kernels import ProtocolOption, ProtocolVersion, with_nats
+from openapi_tool.cli.kernels import ProtocolOption, with_nats
 from openapi_tool.kernel.store import KernelStore
 from openapi_tool.protocol.command import Delivery
-from openapi_tool.protocol.dialect import claimed_identity
+from openapi_tool.protocol.dialect import ProtocolVersion, claimed_identity
 from openapi_tool.protocol.errors import Unanswerable
 from openapi_tool.protocol.identity import parse_command_subject
 from openapi_tool.tools.problems import counted

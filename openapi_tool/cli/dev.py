@@ -32,7 +32,7 @@ from openapi_tool.cli.common import (
     running,
 )
 from openapi_tool.cli.dev_executor import DevStatistics, dev_page
-from openapi_tool.cli.kernels import ProtocolOption, ProtocolVersion
+from openapi_tool.cli.kernels import ProtocolOption
 from openapi_tool.local.caller import ERRORS, Caller
 from openapi_tool.local.dev import (
     AGENT,
@@ -48,6 +48,7 @@ from openapi_tool.local.dev import (
     tools_of,
 )
 from openapi_tool.protocol.cards import as_model_reads
+from openapi_tool.protocol.dialect import ProtocolVersion
 from openapi_tool.settings import PREFIX
 from openapi_tool.tools.problems import counted
 from openapi_tool.tools.result import one_line

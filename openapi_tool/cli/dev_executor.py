@@ -15,10 +15,11 @@ from typing import Any
 
 from openapi_tool.bootstrap import build_bootstrap, tool_secrets
 from openapi_tool.cli.common import NO_DATABASE, Upstream, executor_settings
-from openapi_tool.cli.kernels import ProtocolVersion, settings_failed
+from openapi_tool.cli.kernels import settings_failed
 from openapi_tool.local.caller import ERRORS
 from openapi_tool.local.dev import KEY_NAMES
 from openapi_tool.local.recordings import RECORDED_HOSTS
+from openapi_tool.protocol.dialect import ProtocolVersion
 from openapi_tool.settings import PREFIX, SettingsError, given_values, load_settings
 from openapi_tool.settings.loading import ignored_variables
 from openapi_tool.settings.sources import kernel_remarks

@@ -8,7 +8,6 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, NoReturn, TypeVar
@@ -21,6 +20,7 @@ from openapi_tool.bus.connection import BusClient, BusOptions, connected, outage
 from openapi_tool.cli.common import NO_DATABASE, USAGE, fail, print_status
 from openapi_tool.jina.definition_checks import source_problems
 from openapi_tool.kernel.failures import located
+from openapi_tool.protocol.dialect import ProtocolVersion
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.settings import CONFIG_VARIABLE, Settings, SettingsError, given_values, load_settings
 from openapi_tool.settings.sources import SourceUnreadable
@@ -193,13 +193,6 @@ def _read_file(file: Path) -> bytes:
 
 def _read_bounded(stream: BinaryIO) -> bytes:
     return stream.read(MAX_BYTES + 1)
-
-
-class ProtocolVersion(StrEnum):
-    """Protocol version of a kernel."""
-
-    V1R4 = "v1r4"
-    V1R3 = "v1r3"
 
 
 ProtocolOption = Annotated[

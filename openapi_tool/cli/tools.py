@@ -22,13 +22,13 @@ from openapi_tool.cli.kernels import (
     LINT_FAILED,
     Files,
     ProtocolOption,
-    ProtocolVersion,
     file_count,
     lint_files,
     load_definitions,
     with_nats,
 )
 from openapi_tool.cli.tools_registry import JsonOption, ProjectOption
+from openapi_tool.protocol.dialect import ProtocolVersion
 from openapi_tool.protocol.identity import is_token
 from openapi_tool.tools import exports
 from openapi_tool.tools.catalogue import CATALOGUE

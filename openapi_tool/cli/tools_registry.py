@@ -16,11 +16,12 @@ import typer
 
 from openapi_tool.bootstrap import database_dsn, operator_envs, tool_secrets
 from openapi_tool.cli.common import INTERRUPTED, USAGE, Rows, cell, fail, output, print_json, print_line, print_status
-from openapi_tool.cli.kernels import ProtocolOption, ProtocolVersion, settings_failed, settings_without_database
+from openapi_tool.cli.kernels import ProtocolOption, settings_failed, settings_without_database
 from openapi_tool.cli.management_api import ManagementApi
 from openapi_tool.jina.definition_checks import StoredCheck
 from openapi_tool.kernel.failures import located
 from openapi_tool.kernel.queries import ToolRows
+from openapi_tool.protocol.dialect import ProtocolVersion
 from openapi_tool.settings import Settings, SettingsError, load_settings
 from openapi_tool.settings.loading import likely_secrets
 from openapi_tool.telemetry.logs import printable_json, printable_line

@@ -1,15 +1,27 @@
-"""Interface of one protocol version; unverified identity of a command of any version, to list and search commands."""
+"""Protocol versions: their interface, their implementations, and the unverified identity of a command of any version.
+
+A new version is added to `ProtocolVersion` and `_DIALECTS`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from enum import StrEnum
 from typing import Protocol
 
-from openapi_tool.protocol.command import Acceptance, Body, Command, Delivery, Report, Wakeup
-from openapi_tool.protocol.identity import CallIdentity, ClaimedIdentity, CommandSubject, SpanContext, read_identity
-from openapi_tool.protocol.jsontext import JsonObject, JsonValue, loads
+from openapi_tool.protocol.command import Acceptance, Command, Delivery, Report, Wakeup
+from openapi_tool.protocol.identity import CallIdentity, ClaimedIdentity, CommandSubject, SpanContext
+from openapi_tool.protocol.jsontext import JsonValue
 from openapi_tool.protocol.records import CallRecords, ResultContent
-from openapi_tool.protocol.v1r3 import V1r3, identity_in_body
+from openapi_tool.protocol.v1r3 import V1r3
+from openapi_tool.protocol.v1r4 import V1r4
+
+
+class ProtocolVersion(StrEnum):
+    """Version of the kernel's protocol: the second token of its subjects."""
+
+    V1R4 = "v1r4"
+    V1R3 = "v1r3"
 
 
 class Dialect(Protocol):
@@ -36,18 +48,16 @@ class Dialect(Protocol):
         """Build the doorbell of an earlier report from the headers of its inbox row."""
 
 
+_DIALECTS: Mapping[str, type[V1r4 | V1r3]] = {ProtocolVersion.V1R4: V1r4, ProtocolVersion.V1R3: V1r3}
+
+
+def dialect_of(version: ProtocolVersion, actor_id: str) -> Dialect:
+    """Return the dialect of a version; `actor_id` is the author of its reports."""
+    return _DIALECTS[version](actor_id)
+
+
 def claimed_identity(subject: str, headers: Mapping[str, str], data: bytes) -> ClaimedIdentity:
     """Return the ids in subject, headers and, in v1r3, the body; empty or None if unknown. Raises nothing."""
     tokens = [*subject.split(".", 4), "", "", "", ""]
     parsed = CommandSubject(tokens[1], tokens[2], tokens[3], "", "")
-    if parsed.version == V1r3.version:
-        return identity_in_body(parsed, headers, Body(_fields(data)))
-    return read_identity(parsed, headers)
-
-
-def _fields(data: bytes) -> JsonObject:
-    try:
-        fields = loads(data)
-    except ValueError:  # not JSON, or a truncated body
-        return {}
-    return fields if isinstance(fields, dict) else {}
+    return _DIALECTS.get(parsed.version, V1r4).claimed_identity(parsed, headers, data)

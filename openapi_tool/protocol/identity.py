@@ -10,8 +10,6 @@ from openapi_tool.frozen import frozen
 from openapi_tool.protocol.errors import Unanswerable
 from openapi_tool.protocol.records import CardRecord, call_metadata
 
-VERSIONS = ("v1r4", "v1r3")
-
 MAX_ID_BYTES = 512
 """Limit of ids in UTF-8; the kernel's have about 40 bytes. Project, agent, turn and step are in B-tree indexes, whose
 rows are limited to 2,704 bytes: longer ids would make the database refuse the result after the call was billed.
@@ -24,6 +22,7 @@ _TOKENS_BEFORE_SUFFIX = 7
 _MAX_TOKEN_BYTES = 1_024
 _MAX_SHOWN_CHARS = 100
 _TOKEN = re.compile(r"[^\s.*>\x00-\x20\x7f\ud800-\udfff]+")
+_VERSION = re.compile(r"v\d+r\d+")
 _FORBIDDEN = re.compile(r"[\x00-\x20\x7f\ud800-\udfff]")
 """Control characters (jsonb refuses some), and surrogates, which represent bytes that are not UTF-8."""
 
@@ -67,7 +66,7 @@ def subject_in_version(subject: str, version: str) -> str:
     """Return a command's subject, or a pattern of it, in another protocol version; any other text unchanged."""
     root, _, rest = subject.partition(".")
     known, _, rest = rest.partition(".")
-    return f"cg.{version}.{rest}" if root == "cg" and known in VERSIONS else subject
+    return f"cg.{version}.{rest}" if root == "cg" and _VERSION.fullmatch(known) else subject
 
 
 def command_filter(version: str, project: str, channel: str, target: str) -> str:

@@ -38,7 +38,7 @@ from openapi_tool.protocol.identity import (
     parse_command_subject,
     wakeup_subject,
 )
-from openapi_tool.protocol.jsontext import JsonObject, JsonValue, storable_text
+from openapi_tool.protocol.jsontext import JsonObject, JsonValue, loads, storable_text
 from openapi_tool.protocol.records import CallRecords, ResultContent, WaitingTurnRecord
 
 # No other inbound headers: Nats-Msg-Id, for example, could make the server drop the doorbell as a duplicate.
@@ -57,7 +57,12 @@ class V1r3:
         """Decode a delivery. Raises Unanswerable only if its subject is not that of a tool command."""
         subject = parse_command_subject(delivery.subject)
         body = read_body(delivery)
-        return command_of(subject, identity_in_body(subject, delivery.headers, body), body)
+        return command_of(subject, _identity_in_body(subject, delivery.headers, body), body)
+
+    @staticmethod
+    def claimed_identity(subject: CommandSubject, headers: Mapping[str, str], data: bytes) -> ClaimedIdentity:
+        """Return the ids in body, subject and headers; empty or None if unknown. Raises nothing."""
+        return _identity_in_body(subject, headers, Body(_fields(data)))
 
     def accept(self, identity: CallIdentity, records: CallRecords) -> Acceptance:
         """Check, before anything is billed, that the kernel will take the report.
@@ -132,7 +137,7 @@ class V1r3:
         return Wakeup(subject, headers, orjson.dumps({"agent_id": context_headers[header.AGENT]}))
 
 
-def identity_in_body(subject: CommandSubject, headers: Mapping[str, str], body: Body) -> ClaimedIdentity:
+def _identity_in_body(subject: CommandSubject, headers: Mapping[str, str], body: Body) -> ClaimedIdentity:
     """Return the identity that body, subject and headers claim; add problems of body fields to those of the body.
 
     The call's step is in its tool.call card only: the body's is not the step of the call.
@@ -153,6 +158,14 @@ def identity_in_body(subject: CommandSubject, headers: Mapping[str, str], body: 
         problems=tuple(reader.problems),
         context_box_id=name_of(body.fields.get("context_box_id")),
     )
+
+
+def _fields(data: bytes) -> JsonObject:
+    try:
+        fields = loads(data)
+    except ValueError:  # not JSON, or a truncated body
+        return {}
+    return fields if isinstance(fields, dict) else {}
 
 
 def _id(body: Body, name: str) -> str | None:

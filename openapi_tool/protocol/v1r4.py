@@ -22,6 +22,8 @@ from openapi_tool.protocol.command import (
 from openapi_tool.protocol.errors import ReportRefused
 from openapi_tool.protocol.identity import (
     CallIdentity,
+    ClaimedIdentity,
+    CommandSubject,
     SpanContext,
     parse_command_subject,
     read_identity,
@@ -61,16 +63,16 @@ _WAKEUP_HEADERS = (
     header.TRACEPARENT,
     header.TRACESTATE,
 )
+_SENDER = "openapi-tool"
 
 
 class V1r4:
-    """Dialect of protocol v1r4; `actor_id` is the author of reports, `sender` the sender of doorbells."""
+    """Dialect of protocol v1r4; `actor_id` is the author of reports."""
 
     version = "v1r4"
 
-    def __init__(self, actor_id: str, sender: str) -> None:
+    def __init__(self, actor_id: str) -> None:
         self._actor_id = actor_id
-        self._sender = sender
 
     def decode(self, delivery: Delivery) -> Command:
         """Decode a delivery. Raises Unanswerable only if its subject is not that of a tool command."""
@@ -83,6 +85,11 @@ class V1r4:
                 f"control fields are forbidden in the body ({', '.join(control)}): they belong in CG-* headers"
             )
         return command_of(subject, identity, body)
+
+    @staticmethod
+    def claimed_identity(subject: CommandSubject, headers: Mapping[str, str], data: bytes) -> ClaimedIdentity:  # noqa: ARG004 - the body has no ids
+        """Return the ids in subject and headers; empty or None if unknown. Raises nothing."""
+        return read_identity(subject, headers)
 
     def accept(self, identity: CallIdentity, records: CallRecords) -> Acceptance:
         """Check, before anything is billed, that the kernel will take the report.
@@ -162,7 +169,7 @@ class V1r4:
         except ValueError:
             return None
         sent = {"CG-Timestamp": str(time.time_ns() // 1_000_000), "CG-Version": self.version, "CG-Msg-Type": "dict"}
-        return Wakeup(subject, headers | sent | {"CG-Sender": self._sender}, b"{}")
+        return Wakeup(subject, headers | sent | {"CG-Sender": _SENDER}, b"{}")
 
 
 def _depth(headers: Mapping[str, JsonValue]) -> int | None:

@@ -30,6 +30,7 @@ from openapi_tool.options import (
     ToolOptions,
     split,
 )
+from openapi_tool.protocol.dialect import ProtocolVersion
 from openapi_tool.protocol.identity import default_durable
 from openapi_tool.settings.sections import (
     SCHEMES,
@@ -57,8 +58,8 @@ _PROXY_FORM = "must look like http://user:password@host:port, with the port"
 class ProtocolSettings(Section):
     """Protocol version and identity."""
 
-    version: Literal["v1r4", "v1r3"] = Field(
-        "v1r4", description="Protocol version of the kernel in sections `nats` and `postgres`."
+    version: ProtocolVersion = Field(
+        ProtocolVersion.V1R4, description="Protocol version of the kernel in sections `nats` and `postgres`."
     )
     target: str = Field("jina", pattern=r"^[A-Za-z0-9_-]+$", description="Tool target, a subject's seventh token.")
     actor_id: ActorId = Field(
@@ -86,12 +87,17 @@ class DialectSettings(Section):
 
 
 class DialectsSettings(Section):
-    """Kernels of other protocol versions that the same process serves."""
+    """Kernels of other protocol versions that the same process serves, one setting for each version."""
 
     v1r3: DialectSettings | None = Field(
         None,
         description="Kernel of protocol v1r3: sections `dialects.v1r3.postgres` and `.nats`, and `actor_id`.",
     )
+
+    @property
+    def given(self) -> dict[ProtocolVersion, DialectSettings]:
+        """Return the kernels that are configured."""
+        return {version: kernel for version in ProtocolVersion if (kernel := getattr(self, version, None))}
 
 
 @dataclass(frozen=True)
@@ -235,8 +241,9 @@ class Settings(BaseSettings):
     @model_validator(mode="after")
     def _narrowed_durable_has_its_own_name(self) -> Settings:
         narrowed = self.protocol.project != "*" or self.protocol.channel != "*"
-        for place, kernel in zip(("", "dialects.v1r3."), self.kernels, strict=False):
+        for kernel in self.kernels:
             if narrowed and kernel.nats.durable is None:
+                place = "" if kernel is self else f"dialects.{kernel.protocol.version}."
                 raise ValueError(
                     f"{place}nats.durable must be set where protocol.project or protocol.channel narrows the filter"
                 )
@@ -244,10 +251,15 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _kernels_differ(self) -> Settings:
-        if self.dialects.v1r3 is not None and self.protocol.version == "v1r3":
-            raise ValueError("dialects.v1r3 cannot be set beside protocol.version = v1r3; remove one of them")
-        if len({kernel.durable for kernel in self.kernels}) < len(self.kernels):
-            raise ValueError("dialects.v1r3.nats.durable must differ from nats.durable")
+        version = self.protocol.version
+        if version in self.dialects.given:
+            raise ValueError(
+                f"dialects.{version} cannot be set beside protocol.version = {version}; remove one of them"
+            )
+        durables = [kernel.durable for kernel in self.kernels]
+        for kernel in self.kernels[1:]:
+            if durables.count(kernel.durable) > 1:
+                raise ValueError(f"dialects.{kernel.protocol.version}.nats.durable must differ from nats.durable")
         return self
 
     @model_validator(mode="after")
@@ -306,18 +318,18 @@ class Settings(BaseSettings):
 
         They differ in version, author, `nats` and `postgres`.
         """
-        other = self.dialects.v1r3
-        if other is None:
-            return (self,)
+        return self, *(self._kernel(version, other) for version, other in self.dialects.given.items())
+
+    def _kernel(self, version: ProtocolVersion, other: DialectSettings) -> Settings:
         changed: dict[str, Any] = {
-            "protocol": self.protocol.model_copy(update={"version": "v1r3", "actor_id": other.actor_id}),
+            "protocol": self.protocol.model_copy(update={"version": version, "actor_id": other.actor_id}),
             "nats": other.nats or self.nats.model_copy(update={"durable": None}),
             "postgres": other.postgres,
             "dialects": DialectsSettings(),
         }
-        kernel, place = self.model_copy(update=changed), ("dialects", "v1r3")
+        kernel, place = self.model_copy(update=changed), ("dialects", version)
         kernel._places = {"postgres": place, **({"nats": place} if other.nats else {})}  # noqa: SLF001 - of the same class
-        return self, kernel
+        return kernel
 
     def named(self, section: str, key: str) -> str:
         """Return the name of a setting of this kernel's section `nats` or `postgres`, and its variable in brackets."""
@@ -325,7 +337,7 @@ class Settings(BaseSettings):
         short = (variable for variable, setting in SHORT_NAMES.items() if setting == path)
         return f"{'.'.join(path)} ({next(short, PREFIX + '__'.join(path).upper())})"
 
-    def of_version(self, version: str | None) -> Settings:
+    def of_version(self, version: ProtocolVersion | None) -> Settings:
         """Return the settings of the kernel of this protocol version alone; those of all kernels if it is None.
 
         If none is configured, the main servers are taken as those of a kernel of this version.
@@ -357,10 +369,10 @@ class Settings(BaseSettings):
         """Return the effective settings for display, with masked credentials."""
         shown = self.model_dump(mode="json", exclude_none=True)
         _mask_connections(shown, self)
-        if self.dialects.v1r3 is not None:
-            other = shown["dialects"]["v1r3"]
+        for kernel in self.kernels[1:]:
+            other = shown["dialects"][kernel.protocol.version]
             other.setdefault("nats", {})
-            _mask_connections(other, self.kernels[1])
+            _mask_connections(other, kernel)
         if self.egress.proxy is not None:
             shown["egress"]["proxy"] = parse_url(self.egress.proxy.get_secret_value(), SCHEMES).shown
         for name in ("otlp_endpoint", "otlp_metrics_endpoint"):

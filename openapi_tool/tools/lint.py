@@ -10,8 +10,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from openapi_tool.options import BudgetLimits, ExecutorOptions, ToolOptions
+from openapi_tool.protocol.dialect import ProtocolVersion
 from openapi_tool.protocol.errors import ToolMisconfigured, Unanswerable
-from openapi_tool.protocol.identity import VERSIONS, parse_command_subject
+from openapi_tool.protocol.identity import parse_command_subject
 from openapi_tool.protocol.jsontext import JsonObject, JsonValue
 from openapi_tool.tools.arguments import is_identity
 from openapi_tool.tools.definition import TIMEOUTS, ToolDefinition, read_as_far_as_possible, stored_record
@@ -151,7 +152,7 @@ def _subject_problems(subject: object, limits: LintLimits) -> Iterator[Problem]:
         return
     if not _SUBJECT.fullmatch(subject):
         yield Problem(path, "may hold only letters, digits, '_' and '-' between its dots")
-    if parsed.version not in VERSIONS:
+    if parsed.version not in tuple(ProtocolVersion):
         yield Problem(path, f"the second token must be v1r4{did_you_mean(parsed.version, ('v1r4',))}")
     if (parsed.project_id, parsed.channel_id) != (_PROJECT, _CHANNEL):
         message = f"tokens 3 and 4 must be {_PROJECT} and {_CHANNEL}, or the calls of other projects are refused"

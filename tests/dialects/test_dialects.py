@@ -19,11 +19,11 @@ from openapi_tool.bus.connection import gather_stats
 from openapi_tool.cli import app
 from openapi_tool.cli.common import Upstream
 from openapi_tool.cli.dev_executor import dev_settings
-from openapi_tool.cli.kernels import ProtocolVersion
 from openapi_tool.local.caller import Caller, PlacedCall, ResultRows
 from openapi_tool.local.executor import ExecutorProcess
 from openapi_tool.local.servers import free_port
 from openapi_tool.local.stack import EmbeddedStack
+from openapi_tool.protocol.dialect import ProtocolVersion
 from openapi_tool.protocol.identity import subject_in_version
 from openapi_tool.settings import Settings
 from openapi_tool.settings.sections import NatsSettings
@@ -107,12 +107,12 @@ def test_the_label_of_a_project_is_its_id_in_either_kernel(listed: None) -> None
 @requirement("dialects.isolated")
 def test_the_settings_of_one_kernel_contain_nothing_of_the_other() -> None:
     settings = Settings.model_validate({**KERNELS, "nats": {"durable": "mine", "password": "-", "user": "u"}})
-    older, main = settings.of_version("v1r3"), settings.of_version("v1r4")
+    older, main = settings.of_version(ProtocolVersion.V1R3), settings.of_version(ProtocolVersion.V1R4)
     assert [len(one.kernels) for one in (settings, main, older)] == [2, 1, 1]
     assert (older.postgres.parsed.database, older.durable) == ("older", "tool_jina_openapi_cmd_v1r3")
     assert (main.postgres.parsed.database, main.durable) == ("main", "mine")
     assert (older.actor_id, main.actor_id) == ("tool.openapi.jina", "tool.openapi")
-    alone = main.of_version("v1r3")
+    alone = main.of_version(ProtocolVersion.V1R3)
     assert (alone.postgres, alone.durable) == (main.postgres, older.durable)
 
 

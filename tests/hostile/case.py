@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from openapi_tool.protocol.identity import VERSIONS
+from openapi_tool.protocol.dialect import ProtocolVersion
 from tests.hostile.scene import Scene
 
 MEMORY_BYTES = 512 * 1024 * 1024
@@ -37,7 +37,7 @@ class Case:
     lag_s: float
     log_bytes: int
     latency_s: float
-    versions: Sequence[str] = VERSIONS
+    versions: Sequence[str] = tuple(ProtocolVersion)
 
 
 class Cases(dict[str, Case]):
@@ -52,7 +52,7 @@ class Cases(dict[str, Case]):
         lag_s: float = LAG_S,
         log_bytes: int = LOG_BYTES,
         latency_s: float = LATENCY_S,
-        versions: Sequence[str] = VERSIONS,
+        versions: Sequence[str] = tuple(ProtocolVersion),
     ) -> Callable[[Attack], Attack]:
         """Return a decorator that adds a function as a case; `item` names the kind of attack."""
 

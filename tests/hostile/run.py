@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, field
 
 from openapi_tool.local.caller import VERSION
 from openapi_tool.local.stack import EmbeddedStack, kernel_schema
-from openapi_tool.protocol.identity import VERSIONS
+from openapi_tool.protocol.dialect import ProtocolVersion
 from tests.hostile.case import Case
 from tests.hostile.play import CASES, CaseResult, attacking, broken_limits, make_world, play, replace_executor
 from tests.hostile.scene import Stage
@@ -133,7 +133,9 @@ def main() -> int:
     )
     parser.add_argument("--calls", type=int, default=60, help="the victim's calls, alone and beside each attack")
     parser.add_argument("--per-second", type=float, default=20.0, help="the victim's calls a second")
-    parser.add_argument("--protocol", choices=VERSIONS, default=VERSION, help="protocol version of the kernel")
+    parser.add_argument(
+        "--protocol", choices=list(ProtocolVersion), default=VERSION, help="protocol version of the kernel"
+    )
     options = parser.parse_args()
     cases = [case for case in CASES.values() if options.protocol in case.versions]
     chosen = [case for case in cases if not options.only or any(_is_named(case, word) for word in options.only)]
