@@ -1,12 +1,4 @@
-"""Helpers for asyncio.
-
-`shielded` exists because `asyncio.shield` alone is not enough: a cancelled caller stops waiting at once while the work
-continues. The caller would then hand back a command that the work acknowledges.
-
-`TimeSlicer` runs a long computation (`Steps`) without blocking the event loop. A computation is a generator that yields
-after every few milliseconds of work and returns its result. A thread would not help: JSON parsing, searching and
-copying hold the GIL.
-"""
+"""Helpers for asyncio: protection from cancellation, time slices, fair semaphores and locks, retries."""
 
 from __future__ import annotations
 
@@ -27,22 +19,22 @@ T = TypeVar("T")
 async def shielded(work: Coroutine[Any, Any, T], grace_s: float) -> T:
     """Run `work` in its own task; return its result or raise its exception, however often the caller is cancelled.
 
-    A cancellation is deferred until `work` has ended and then requested again, so the caller's next await raises it.
-    Work that still runs `grace_s` seconds after a cancellation is cancelled, which raises CancelledError. It is never
-    left running.
+    With `asyncio.shield` alone a cancelled caller would hand back a command that the work still acknowledges. Here the
+    cancellation is requested again once `work` has ended, so the caller's next await raises it. Work that still runs
+    `grace_s` seconds after a cancellation is cancelled, which raises CancelledError.
     """
     task = asyncio.ensure_future(work)
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
         await _end(task, grace_s)
-    if not task.cancelled():
-        _cancel_caller()
+    if not task.cancelled() and (caller := asyncio.current_task()):
+        caller.cancel()
     return task.result()
 
 
 async def _end(task: asyncio.Task[Any], grace_s: float) -> None:
-    """Wait until a task has ended, cancelling it after `grace_s` seconds; ignore cancellations of the caller."""
+    """Wait until a task has ended, cancelling it after `grace_s` seconds; swallow cancellations of the caller."""
     loop = asyncio.get_running_loop()
     give_up_at: float | None = loop.time() + grace_s
     while not task.done():
@@ -53,10 +45,10 @@ async def _end(task: asyncio.Task[Any], grace_s: float) -> None:
 
 
 async def interruptible(work: Coroutine[Any, Any, T]) -> T:
-    """Return the result of `work`, which is cancelled when the caller is.
+    """Return the result of `work`, which is cancelled with the caller.
 
-    Before Python 3.12 `asyncio.wait_for`, which nats-py and asyncpg use, drops a cancellation that arrives in the same
-    iteration as the result. `work` runs in its own task, so that the cancellation of the caller is never dropped.
+    `asyncio.wait_for` before Python 3.12, which nats-py and asyncpg use, drops a cancellation that arrives in the same
+    iteration as the result. In a task of its own `work` cannot drop that of the caller.
     """
     task = asyncio.ensure_future(work)
     try:
@@ -67,48 +59,35 @@ async def interruptible(work: Coroutine[Any, Any, T]) -> T:
 
 
 def in_background(work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
-    """Start a task that serves many calls, without the context of the call that starts it.
-
-    Otherwise every log line of the task would have the ids of that call, which may be another project's.
-    """
+    """Start a task that serves many calls; in the context of its caller it would log the ids of one call."""
     return asyncio.create_task(work, name=name, context=Context())
-
-
-def cancellation_requested() -> bool:
-    """Return whether the current task has a cancellation that was requested and not handled yet."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
 
 
 def raise_if_cancelled(cause: Exception) -> None:
     """Raise CancelledError from `cause` if the current task was cancelled.
 
-    An exception group, or an exception in a `finally` block, can replace the original CancelledError. If it were taken
-    for a failure of the call, it would be committed as a result, although the command must be handed back.
+    An exception group, or an exception in a `finally` block, can replace the CancelledError. Taken for a failure of
+    the call, it would be committed as a result, although the command must be handed back.
     """
-    if cancellation_requested():
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
         raise asyncio.CancelledError from cause
 
 
-def _cancel_caller() -> None:
-    task = asyncio.current_task()
-    if task is not None:
-        task.cancel()
-
-
 Steps = Generator[None, None, T]
+"""Long computation: yields every few milliseconds, and returns its result. In a thread it would hold the GIL."""
 
 SMALL = 64 * 1024
-"""Bytes or characters that are processed without a pause, which takes a fraction of a millisecond."""
+"""Bytes or characters that are processed without a pause, in a fraction of a millisecond."""
 
 _SLICE_S = 0.004
 _ITERATIONS_BETWEEN = 2
-"""Iterations of the event loop between slices. In the first the loop only polls sockets and timers that became ready
-during the slice; their callbacks run in the second."""
+"""Iterations of the event loop between slices. The first only polls sockets and timers that became ready during the
+slice; their callbacks run in the second."""
 
 
 def at_once(steps: Steps[T]) -> T:
-    """Run all steps without a pause and return the result."""
+    """Return the result of a computation, run without a pause."""
     try:
         while True:
             next(steps)
@@ -118,7 +97,7 @@ def at_once(steps: Steps[T]) -> T:
 
 
 def each(computations: Iterable[Steps[T]]) -> Steps[list[T]]:
-    """Run several computations one after the other and return their results."""
+    """Run computations one after the other and return their results."""
     results = []
     for steps in computations:
         results.append((yield from steps))  # noqa: PERF401 - no comprehension can yield
@@ -126,9 +105,9 @@ def each(computations: Iterable[Steps[T]]) -> Steps[list[T]]:
 
 
 class TimeSlicer:
-    """Runs one large computation of each project at a time, in turns of 4 ms; between turns the event loop continues.
+    """Runs one large computation per project, in turns of 4 ms; between turns the event loop continues.
 
-    If computations ran independently, 64 of them would take 64 turns (256 ms) in each iteration of the event loop.
+    Independently, 64 computations would take 64 turns (256 ms) in each iteration of the event loop.
     """
 
     def __init__(self) -> None:
@@ -136,7 +115,7 @@ class TimeSlicer:
         self._turn = asyncio.Lock()  # FIFO; at most one computation of each project waits for it
 
     async def run(self, steps: Steps[T], size: int, project: Hashable = None) -> T:
-        """Run `steps`, which process `size` bytes or characters; return their result. No pauses up to SMALL."""
+        """Return the result of `steps`, which process `size` bytes or characters; without pauses up to SMALL."""
         if size <= SMALL:
             return at_once(steps)
         async with self._projects.setdefault(project, asyncio.Lock()):
@@ -161,10 +140,9 @@ _RESERVED_SHARE = 1 / 8
 
 
 class FairSemaphore:
-    """Semaphore whose next permit goes to the waiting project that holds the fewest.
+    """Semaphore whose next permit goes to the waiting project that holds the fewest; FIFO among equals.
 
-    FIFO within a project, and between projects that hold equally many. A task that holds a permit must not wait for
-    another one, or tasks may deadlock.
+    A task that holds a permit must not wait for another one, or tasks may deadlock.
     """
 
     def __init__(self, permits: int) -> None:
@@ -175,7 +153,7 @@ class FairSemaphore:
 
     @property
     def used(self) -> int:
-        """Number of permits that are held."""
+        """Number of held permits."""
         return self._held.total()
 
     @property
@@ -185,7 +163,7 @@ class FairSemaphore:
 
     @asynccontextmanager
     async def permit(self, project: str) -> AsyncIterator[None]:
-        """Hold a permit for the duration of the context."""
+        """Hold a permit."""
         await self.take(project)
         try:
             yield
@@ -193,7 +171,7 @@ class FairSemaphore:
             self.give(project)
 
     async def take(self, project: str) -> None:
-        """Acquire a permit, waiting for one if necessary; release it with `give`. A cancelled wait acquires none."""
+        """Acquire a permit, to be released by `give`; a cancelled wait acquires none."""
         if self._free and self._held[project] < self._max_per_project:
             self._grant(project)
             return
@@ -209,7 +187,7 @@ class FairSemaphore:
             raise
 
     def give(self, project: str) -> None:
-        """Release a permit of a project and grant free permits to waiting projects."""
+        """Release a permit of a project."""
         self._free += 1
         self._held[project] -= 1
         if not self._held[project]:
@@ -250,8 +228,7 @@ async def retried(
 ) -> T:
     """Return the result of `attempt`, repeated after each exception of a type in `on`; raise the last one.
 
-    The first attempt runs without tenacity, which takes 60 µs of CPU. If it fails, tenacity counts the
-    failure as its first attempt.
+    The first attempt runs without tenacity, which takes 60 µs of CPU, but counts as tenacity's first.
     """
     try:
         return await attempt()
@@ -274,7 +251,7 @@ async def retried(
 
 
 class KeyedLock:
-    """Locks by key; each exists only while it is held. First come, first served."""
+    """FIFO locks by key; each exists only while it is held."""
 
     def __init__(self) -> None:
         self._waiting: dict[Hashable, deque[asyncio.Future[None]]] = {}
@@ -282,17 +259,17 @@ class KeyedLock:
     @asynccontextmanager
     async def hold(self, key: Hashable) -> AsyncIterator[bool]:
         """Hold the lock of a key; yield whether it had to be awaited."""
-        waited = await self._acquire(key)
-        try:
-            yield waited
-        finally:
-            self._release(key)
-
-    async def _acquire(self, key: Hashable) -> bool:
         waiting = self._waiting.get(key)
         if waiting is None:
             self._waiting[key] = deque()
-            return False
+        else:
+            await self._turn(key, waiting)
+        try:
+            yield waiting is not None
+        finally:
+            self._release(key)
+
+    async def _turn(self, key: Hashable, waiting: deque[asyncio.Future[None]]) -> None:
         turn = asyncio.get_running_loop().create_future()
         waiting.append(turn)
         try:
@@ -301,7 +278,6 @@ class KeyedLock:
             if turn.done() and not turn.cancelled():  # the lock was already passed to this task: pass it on
                 self._release(key)
             raise
-        return True
 
     def _release(self, key: Hashable) -> None:
         waiting = self._waiting[key]

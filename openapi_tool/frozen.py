@@ -1,4 +1,4 @@
-"""Decorator for dataclasses that are frozen for the type checker only."""
+"""Dataclasses that are frozen for the type checker only."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ T = TypeVar("T")
 
 @dataclass_transform(frozen_default=True)
 def frozen(cls: type[T]) -> type[T]:
-    """Make a dataclass that mypy treats as frozen; truly frozen ones spend 3 % of the CPU in `object.__setattr__`."""
+    """Make a dataclass; truly frozen ones spend 3 % of the CPU in `object.__setattr__`."""
     return dataclass(slots=True, unsafe_hash=True)(cls)
