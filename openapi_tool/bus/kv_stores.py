@@ -1,8 +1,4 @@
-"""KV buckets: session key, acknowledgement floor, disabled tools, parked results.
-
-A durable that is deleted and created again resumes at its acknowledgement floor; without one it would redeliver every
-command of the last day.
-"""
+"""KV buckets: session key, ack floor, disabled tools, parked results."""
 
 from __future__ import annotations
 
@@ -11,12 +7,13 @@ import contextlib
 import logging
 import secrets
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 import nats.errors
 import nats.js.errors
 import orjson
 from nats.aio.client import Client
+from nats.js import JetStreamContext
 from nats.js.api import KeyValueConfig
 from nats.js.errors import BadRequestError, BucketNotFoundError, KeyNotFoundError, KeyWrongLastSequenceError
 from nats.js.kv import KeyValue
@@ -24,27 +21,49 @@ from nats.js.kv import KeyValue
 from openapi_tool.bus.client import Denied
 from openapi_tool.bus.connection import outage_as_unavailable
 from openapi_tool.protocol.errors import Unavailable
-from openapi_tool.tools.policy import Switch, Switches, SwitchRecordInvalid
+from openapi_tool.tools.policy import Switches, SwitchRecordInvalid
 
 log = logging.getLogger(__name__)
+
+
+async def open_bucket(jetstream: JetStreamContext, config: KeyValueConfig) -> KeyValue:
+    """Open a bucket; create it if it is missing. Raises nats.errors.Error."""
+    try:
+        return await jetstream.key_value(config.bucket)
+    except BucketNotFoundError:
+        with contextlib.suppress(BadRequestError):  # another executor created it first, with other options
+            return await jetstream.create_key_value(config)
+        return await jetstream.key_value(config.bucket)
+
+
+async def read_key(bucket: KeyValue, key: str) -> tuple[int, bytes | None]:
+    """Return revision and value of a key: 0 and None if it was never written. Raises nats.errors.Error."""
+    try:
+        entry = await bucket.get(key)
+    except KeyNotFoundError as missing:  # a deleted key still has a revision
+        return (missing.entry.revision or 0) if missing.entry else 0, None
+    return entry.revision or 0, entry.value or b""
+
 
 BUCKET = "openapi_tool"
 SESSION_KEY = "session_key"
 _KEY_BYTES = 32
 
 
+async def ensure_bucket(client: Client, replicas: int = 1) -> KeyValue:
+    """Open the bucket; create it if it is missing. Raises nats.errors.Error."""
+    return await open_bucket(client.jetstream(), KeyValueConfig(bucket=BUCKET, replicas=replicas))
+
+
 async def shared_session_key(client: Client, replicas: int = 1) -> bytes:
     """Return the key for session identities; the first executor creates it, and it never changes.
 
-    A missing bucket is created with `replicas` replicas. Raises Unavailable if NATS refuses; an operator can set
-    `session.key` instead.
+    A missing bucket gets `replicas` replicas. Raises Unavailable; an operator can set `session.key` instead.
     """
     try:
         bucket = await ensure_bucket(client, replicas)
-        try:
-            return _value(await bucket.get(SESSION_KEY))
-        except KeyNotFoundError:
-            return await _create(bucket)
+        _, key = await read_key(bucket, SESSION_KEY)
+        return key or await _store_session_key(bucket, secrets.token_bytes(_KEY_BYTES))
     except (nats.errors.Error, nats.js.errors.Error) as error:
         raise Unavailable(f"NATS: no shared session key (set session.key): {type(error).__name__}: {error}") from error
 
@@ -54,40 +73,22 @@ async def restore_session_key(client: Client, key: bytes, replicas: int = 1) -> 
 
     Raises nats.errors.Error, or Unavailable if the stored key is empty.
     """
-    bucket = await ensure_bucket(client, replicas)
-    with contextlib.suppress(KeyWrongLastSequenceError):  # another executor was first
-        await bucket.create(SESSION_KEY, key)
-    if _value(await bucket.get(SESSION_KEY)) != key:
+    if await _store_session_key(await ensure_bucket(client, replicas), key) != key:
         log.error(
             "another executor created a different session key: the executors compute different sessions; restart all",
             extra={"action": "session_key.differs"},
         )
 
 
-async def ensure_bucket(client: Client, replicas: int = 1) -> KeyValue:
-    """Open the bucket; create it if it is missing. Raises nats.errors.Error."""
-    jetstream = client.jetstream()
-    try:
-        return await jetstream.key_value(BUCKET)
-    except BucketNotFoundError:
-        with contextlib.suppress(BadRequestError):  # another executor created it first, with other options
-            return await jetstream.create_key_value(KeyValueConfig(bucket=BUCKET, replicas=replicas))
-        return await jetstream.key_value(BUCKET)
-
-
-async def _create(bucket: KeyValue) -> bytes:
-    key = secrets.token_bytes(_KEY_BYTES)
+async def _store_session_key(bucket: KeyValue, key: bytes) -> bytes:
+    """Store the key unless there is one; return the stored one."""
     try:
         await bucket.create(SESSION_KEY, key)
     except KeyWrongLastSequenceError:  # another executor was first
-        return _value(await bucket.get(SESSION_KEY))
-    return key
-
-
-def _value(entry: KeyValue.Entry) -> bytes:
-    if not entry.value:
+        key = (await bucket.get(SESSION_KEY)).value or b""
+    if not key:
         raise Unavailable(f"NATS: the key {SESSION_KEY} in bucket {BUCKET} is empty; remove it")
-    return entry.value
+    return key
 
 
 FLOOR_PREFIX = "floor"
@@ -97,7 +98,8 @@ FLOOR_PREFIX = "floor"
 class AckFloor:
     """All commands up to `sequence` of a stream that match the filter are settled.
 
-    `created` distinguishes a stream from an earlier one of the same name, whose sequences are meaningless for it.
+    A durable that is created again resumes after it, instead of redelivering every command of the last day. `created`
+    distinguishes a stream from an earlier one of the same name, whose sequences are meaningless for it.
     """
 
     stream: str
@@ -106,19 +108,16 @@ class AckFloor:
     sequence: int
 
     def is_of(self, other: AckFloor) -> bool:
-        """Return whether both refer to the same stream and filter."""
+        """Return whether stream and filter are the same."""
         return (self.stream, self.created, self.filter_subject) == (other.stream, other.created, other.filter_subject)
 
 
 async def load_ack_floor(client: Client, durable: str, current: AckFloor) -> int:
-    """Return the stored sequence for the stream and filter of `current`, 0 if there is none.
-
-    Raises nats.errors.Error in an outage.
-    """
+    """Return the stored sequence for the stream and filter of `current`, 0 without one. Raises nats.errors.Error."""
     try:
         bucket = await client.jetstream().key_value(BUCKET)
-        stored = _decoded((await bucket.get(_floor_key(durable))).value)
-    except (BucketNotFoundError, KeyNotFoundError):
+        _, value = await read_key(bucket, _floor_key(durable))
+    except BucketNotFoundError:
         return 0
     except Denied as denied:
         log.warning(
@@ -127,22 +126,16 @@ async def load_ack_floor(client: Client, durable: str, current: AckFloor) -> int
             extra={"action": "ack_floor.denied"},
         )
         return 0
+    stored = _decoded(value)
     return stored.sequence if stored and stored.is_of(current) else 0
 
 
 async def save_ack_floor(client: Client, durable: str, current: AckFloor) -> None:
-    """Store `current` if it is ahead of the stored floor; on a conflict the other floor stays.
-
-    Raises nats.errors.Error.
-    """
+    """Store `current` if it is ahead of the stored floor; on a conflict the other stays. Raises nats.errors.Error."""
     bucket = await client.jetstream().key_value(BUCKET)
-    revision, stored = 0, None
-    try:
-        entry = await bucket.get(_floor_key(durable))
-        revision, stored = entry.revision or 0, _decoded(entry.value)
-    except KeyNotFoundError as missing:  # a deleted key still has a revision
-        revision = (missing.entry.revision or 0) if missing.entry else 0
-    if stored is not None and stored.is_of(current) and stored.sequence >= current.sequence:
+    revision, value = await read_key(bucket, _floor_key(durable))
+    stored = _decoded(value)
+    if stored and stored.is_of(current) and stored.sequence >= current.sequence:
         return
     try:
         await bucket.update(_floor_key(durable), orjson.dumps(asdict(current)), last=revision)
@@ -172,55 +165,47 @@ _MAX_WRITE_ATTEMPTS = 8  # of a compare-and-set
 class StoredSwitches:
     """The stored switches and the revision of their record, 0 without one."""
 
-    switches: Switches
-    revision: int
+    switches: Switches = field(default_factory=Switches)
+    revision: int = 0
 
 
 async def load_switches(client: Client) -> StoredSwitches:
     """Return the stored switches. Raises nats.errors.Error, SwitchRecordInvalid."""
     try:
         bucket = await client.jetstream(timeout=_SWITCHES_TIMEOUT_S).key_value(BUCKET)
-        entry = await bucket.get(SWITCHES_KEY)
     except BucketNotFoundError:
-        return StoredSwitches(Switches(), 0)
-    except KeyNotFoundError as missing:  # a deleted key still has a revision
-        return StoredSwitches(Switches(), (missing.entry.revision or 0) if missing.entry else 0)
-    return StoredSwitches(Switches.decode(entry.value or b""), entry.revision or 0)
+        return StoredSwitches()
+    revision, record = await read_key(bucket, SWITCHES_KEY)
+    return StoredSwitches(Switches() if record is None else Switches.decode(record), revision)
 
 
 async def change_switches(client: Client, change: Callable[[Switches], Switches]) -> tuple[Switches, Switches]:
-    """Apply `change` to the stored switches; return them before and after. Raises nats.errors.Error, Unavailable.
+    """Apply `change`, again after each conflict; return the switches before and after.
 
-    `change` is called again if another client changed the record meanwhile.
+    Raises nats.errors.Error, SwitchRecordInvalid, Unavailable.
     """
     bucket = await ensure_bucket(client)
     for _ in range(_MAX_WRITE_ATTEMPTS):
         stored = await load_switches(client)
         changed = change(stored.switches)
-        if changed is stored.switches:
+        with contextlib.suppress(KeyWrongLastSequenceError):
+            if changed is not stored.switches:
+                await bucket.update(SWITCHES_KEY, changed.encode(), last=stored.revision)
             return stored.switches, changed
-        try:
-            await bucket.update(SWITCHES_KEY, changed.encode(), last=stored.revision)
-        except KeyWrongLastSequenceError:
-            continue
-        return stored.switches, changed
     raise Unavailable("NATS: others change the disabled tools at the same time; try again")
 
 
 class SwitchMonitor:
-    """Reads the switches every second, and passes them to `use` when they changed.
-
-    If they cannot be read, the last known ones stay in use.
-    """
+    """Passes the switches to `use` when they changed; the last known ones stay in use if they cannot be read."""
 
     def __init__(self, client: Client, use: Callable[[Switches], None]) -> None:
         self._client = client
         self._use = use
-        self._known = StoredSwitches(Switches(), 0)
+        self._known = StoredSwitches()
         self._failure = ""
 
     async def run(self) -> None:
-        """Monitor until cancelled."""
+        """Read them every second until cancelled."""
         while True:
             await self.check()
             await asyncio.sleep(SWITCHES_READ_INTERVAL_S)
@@ -266,24 +251,14 @@ def _log_changes(before: Switches, after: Switches) -> None:
     old, new = {switch.scope: switch for switch in before.all}, {switch.scope: switch for switch in after.all}
     for scope, switch in new.items():
         if old.get(scope) != switch:
-            log.warning("disabled by an operator", extra={"action": "tool.disabled"} | _fields(switch))
+            log.warning("disabled by an operator", extra={"action": "tool.disabled"} | asdict(switch))
     enablings = {switch.scope: switch for switch in after.enablings}
     for scope, switch in old.items():
         if scope not in new:
             log.warning(
                 "enabled again by an operator",
-                extra={"action": "tool.enabled"} | _fields(enablings.get(scope, switch)),
+                extra={"action": "tool.enabled"} | asdict(enablings.get(scope, switch)),
             )
-
-
-def _fields(switch: Switch) -> dict[str, str]:
-    return {
-        "project_id": switch.project_id,
-        "tool_name": switch.tool_name,
-        "reason": switch.reason,
-        "by": switch.by,
-        "at": switch.at,
-    }
 
 
 PARKED_BUCKET = "openapi_tool_answers"
@@ -294,49 +269,45 @@ _PARKED_MAX_VALUE_BYTES = 512 * 1024
 
 
 class ParkedResultStore:
-    """Stores parked results by name; all methods raise Unavailable. The bucket is created with `replicas` replicas."""
+    """Stores parked results by name for an hour; all methods raise Unavailable.
+
+    A missing bucket is created with `replicas` replicas.
+    """
 
     def __init__(self, client: Client, replicas: int) -> None:
         self._client = client
-        self._replicas = replicas
+        self._config = KeyValueConfig(
+            bucket=PARKED_BUCKET,
+            ttl=_PARKED_TTL_S,
+            max_bytes=_PARKED_MAX_BYTES,
+            max_value_size=_PARKED_MAX_VALUE_BYTES,
+            replicas=replicas,
+        )
 
     async def ensure(self) -> None:
         """Create the bucket if it is missing."""
         with outage_as_unavailable():
-            await self._opened()
+            await open_bucket(self._client.jetstream(), self._config)
 
     async def put(self, name: str, record: bytes) -> None:
-        """Store a record for an hour; create the bucket if it is missing."""
+        """Store a record."""
         with outage_as_unavailable():
-            await (await self._opened()).put(_parked_key(name), record)
+            bucket = await open_bucket(self._client.jetstream(), self._config)
+            await bucket.put(_parked_key(name), record)
 
     async def get(self, name: str) -> bytes | None:
         """Return a record, None if there is none."""
         with outage_as_unavailable():
             try:
-                return (await (await self._bucket()).get(_parked_key(name))).value
-            except (BucketNotFoundError, KeyNotFoundError):
+                _, record = await read_key(await self._bucket(), _parked_key(name))
+            except BucketNotFoundError:
                 return None
+            return record
 
     async def delete(self, name: str) -> None:
         """Delete a record with all its revisions."""
         with outage_as_unavailable():
             await (await self._bucket()).purge(_parked_key(name))
-
-    async def _opened(self) -> KeyValue:
-        try:
-            return await self._bucket()
-        except BucketNotFoundError:
-            config = KeyValueConfig(
-                bucket=PARKED_BUCKET,
-                ttl=_PARKED_TTL_S,
-                max_bytes=_PARKED_MAX_BYTES,
-                max_value_size=_PARKED_MAX_VALUE_BYTES,
-                replicas=self._replicas,
-            )
-            with contextlib.suppress(BadRequestError):  # another executor created it first, with other limits
-                return await self._client.jetstream().create_key_value(config)
-            return await self._bucket()
 
     async def _bucket(self) -> KeyValue:
         return await self._client.jetstream().key_value(PARKED_BUCKET)

@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
 import nats.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.js.api import KeyValueConfig, StreamInfo
-from nats.js.errors import (
-    BadRequestError,
-    BucketNotFoundError,
-    KeyNotFoundError,
-    KeyWrongLastSequenceError,
-    NoStreamResponseError,
-    NotFoundError,
-)
+from nats.js.errors import BucketNotFoundError, KeyWrongLastSequenceError, NoStreamResponseError, NotFoundError
 from nats.js.kv import KeyValue
 
 from openapi_tool.budgets.budgets import Budgets
@@ -37,9 +29,6 @@ from openapi_tool.telemetry.metrics import Counter
 
 log = logging.getLogger(__name__)
 
-OnChange = Callable[[str, int, bytes], None]
-"""Takes name, revision and value of a record that another replica wrote."""
-
 MAX_VALUE_BYTES = 256 * 1024
 _TIMEOUT_S = 2.0
 _MAX_DIGITS = 20  # of a revision
@@ -49,10 +38,9 @@ _SUFFIX_BYTES = 3
 
 @dataclass(frozen=True, slots=True)
 class BucketSpec:
-    """Bucket of records. Their keys match `keys`; they expire `ttl_s` seconds after their last change.
+    """Bucket of records, whose keys match `keys`; they expire `ttl_s` seconds after their last change.
 
-    Each change is published on the subject `CHANGES.RECORD`; the message contains the revision and the record. The
-    metric `operations` counts reads, writes and conflicts.
+    Each change is published on the subject `CHANGES.RECORD`, with revision and record.
     """
 
     bucket: str
@@ -72,38 +60,8 @@ BUDGETS = BucketSpec(
 """The TTL is longer than the month of a budget. Accounts of sessions expire 40 days after their last call."""
 
 
-class SharedRecords:
-    """Records of a bucket; unavailable until NATS is connected."""
-
-    def __init__(self, spec: BucketSpec) -> None:
-        self._spec = spec
-        self._store: RecordStore | None = None
-
-    async def connect(self, client: Client, replicas: int, on_change: OnChange) -> None:
-        """Use this connection from now on, and call `on_change` with each record that another replica writes."""
-        self._store = RecordStore(client, replicas, self._spec)
-        await self._store.subscribe(on_change)
-
-    async def read(self, name: str) -> tuple[int, bytes | None]:
-        """Return revision and value of a record; 0 and None if there is none. Raises Unavailable."""
-        return await self._opened().read(name)
-
-    async def write(self, name: str, value: bytes, revision: int) -> int | None:
-        """Replace a record if it still has this revision; return the new one, None if not. Raises Unavailable."""
-        return await self._opened().write(name, value, revision)
-
-    async def put(self, name: str, value: bytes) -> None:
-        """Store a record that only this replica writes; without a message to other replicas. Raises Unavailable."""
-        await self._opened().put(name, value)
-
-    def _opened(self) -> RecordStore:
-        if self._store is None:
-            raise Unavailable("NATS: not connected yet")
-        return self._store
-
-
 class SharedLimits:
-    """Limiter of this process, and its store. The arguments are those of Limiter."""
+    """Limiter of this process, and its store; the arguments are those of Limiter."""
 
     def __init__(
         self,
@@ -112,75 +70,89 @@ class SharedLimits:
         failure: Callable[[int], ToolError],
         weights: Mapping[str, float],
     ) -> None:
-        self._records = SharedRecords(LIMITS)
+        self._records = RecordStore(LIMITS)
         self.limiter = Limiter(secrets.token_hex(_NAME_BYTES), options, self._records, clock, failure, weights)
 
     @asynccontextmanager
     async def connected(self, client: Client, replicas: int) -> AsyncIterator[None]:
-        """Share the limits over this connection; at the end the limiter gives back its unused permits."""
+        """Share the limits over this connection; at the end give back unused permits."""
         await self._records.connect(client, replicas, self.limiter.on_change)
-        with contextlib.suppress(Unavailable):  # blocked keys are then detected by their next refusal
-            await self.limiter.keys.load()
-        try:
+        async with aclosing(self.limiter):
+            with suppress(Unavailable):  # blocked keys are then detected by their next refusal
+                await self.limiter.keys.load()
             yield
-        finally:
-            await self.limiter.aclose()
 
 
 class SharedBudgets:
-    """Budgets of this process, and their store.
-
-    `instance` names the process; a restarted one may have the same name, and is another replica. `clock` is the
-    server's, in seconds since the epoch.
-    """
+    """Budgets of the process `instance`, and their store; `clock` is the server's, in seconds since the epoch."""
 
     def __init__(self, instance: str, options: BudgetOptions, clock: Callable[[], float]) -> None:
-        self._records = SharedRecords(BUDGETS)
-        self.budgets = Budgets(f"{instance}-{secrets.token_hex(_SUFFIX_BYTES)}", options, self._records, clock)
+        self._records = RecordStore(BUDGETS)
+        replica = f"{instance}-{secrets.token_hex(_SUFFIX_BYTES)}"  # a restarted process may have the same name
+        self.budgets = Budgets(replica, options, self._records, clock)
 
     @asynccontextmanager
     async def connected(self, client: Client, replicas: int) -> AsyncIterator[None]:
         """Share the budgets over this connection; at the end report all uses and give back blocks."""
         await self._records.connect(client, replicas, self.budgets.on_change)
-        try:
+        async with aclosing(self.budgets):
             yield
-        finally:
-            await self.budgets.aclose()
 
 
 class RecordStore:
-    """Reads and writes records of a bucket by compare-and-set; all methods raise Unavailable.
+    """Reads and writes records of a bucket; all methods raise Unavailable, also before `connect`."""
 
-    The bucket is created with `replicas` replicas when the first record is written.
-    """
-
-    def __init__(self, client: Client, replicas: int, spec: BucketSpec) -> None:
-        self._client = client
+    def __init__(self, spec: BucketSpec) -> None:
         self._spec = spec
-        self._replicas = replicas
+        self._connection: Client | None = None
+        self._replicas = 1
         self._bucket: KeyValue | None = None
+
+    async def connect(self, client: Client, replicas: int, on_change: Callable[[str, int, bytes], None]) -> None:
+        """Use this connection, and create a missing bucket with `replicas` replicas at the first write.
+
+        `on_change` takes name, revision and value of each record that a replica writes from now on.
+        """
+        self._connection, self._replicas = client, replicas
+
+        async def received(message: Msg) -> None:
+            number, _, value = message.data.partition(b"\n")
+            if number.isdigit() and len(number) < _MAX_DIGITS and len(value) <= MAX_VALUE_BYTES:
+                on_change(message.subject.removeprefix(f"{self._spec.changes}."), int(number), value)
+
+        try:
+            await client.subscribe(f"{self._spec.changes}.>", cb=received)
+        except (nats.errors.Error, OSError) as error:
+            log.warning(
+                "cannot subscribe to changes of %s: %s",
+                self._spec.bucket,
+                error,
+                extra={"action": "limits.not_followed"},
+            )
 
     async def read(self, name: str) -> tuple[int, bytes | None]:
         """Return revision and value of a record; 0 and None if there is none."""
-        self._spec.operations.labels("read").inc()
+        client = self._client("read")
         with outage_as_unavailable():
             try:
-                entry = await (await self._opened()).get(name)
+                self._bucket = self._bucket or await client.jetstream(timeout=_TIMEOUT_S).key_value(self._spec.bucket)
+                return await kv_stores.read_key(self._bucket, name)
             except BucketNotFoundError:
                 return 0, None
-            except KeyNotFoundError as missing:  # a deleted key still has a revision
-                return (missing.entry.revision or 0) if missing.entry else 0, None
             except nats.errors.Error:
                 self._bucket = None
                 raise
-        return entry.revision or 0, entry.value
 
     async def write(self, name: str, value: bytes, revision: int) -> int | None:
-        """Replace a record if it still has this revision; return the new one, None if not."""
-        self._spec.operations.labels("write").inc()
+        """Replace a record that still has this revision, and notify the other replicas.
+
+        Return the new revision, None after a conflict.
+        """
+        client = self._client("write")
         with outage_as_unavailable():
             try:
-                written = await (await self._created()).update(name, value, last=revision)
+                self._bucket = self._bucket or await self._created(client)
+                written = await self._bucket.update(name, value, last=revision)
             except KeyWrongLastSequenceError:
                 self._spec.operations.labels("conflict").inc()
                 return None
@@ -190,89 +162,62 @@ class RecordStore:
             except nats.errors.Error:
                 self._bucket = None
                 raise
-            await self._client.publish(f"{self._spec.changes}.{name}", b"%d\n%b" % (written, value))
+            await client.publish(f"{self._spec.changes}.{name}", b"%d\n%b" % (written, value))
         return written
 
     async def put(self, name: str, value: bytes) -> None:
         """Store a record of this replica in an existing bucket, without a message to other replicas.
 
-        Does not wait for a confirmation: so the write takes a fifth of the CPU. A record that was sent survives a kill
-        of this process.
+        Does not wait for a confirmation: so the write takes a fifth of the CPU, and survives a kill of this process.
         """
-        self._spec.operations.labels("write").inc()
+        client = self._client("write")
         with outage_as_unavailable():
-            await self._client.publish(f"$KV.{self._spec.bucket}.{name}", value)
+            await client.publish(f"$KV.{self._spec.bucket}.{name}", value)
 
-    async def subscribe(self, on_change: OnChange) -> None:
-        """Call `on_change` with each record that a replica writes from now on."""
+    def _client(self, operation: str) -> Client:
+        if self._connection is None:
+            raise Unavailable("NATS: not connected yet")
+        self._spec.operations.labels(operation).inc()
+        return self._connection
 
-        async def received(message: Msg) -> None:
-            number, _, value = message.data.partition(b"\n")
-            if number.isdigit() and len(number) < _MAX_DIGITS and len(value) <= MAX_VALUE_BYTES:
-                on_change(message.subject.removeprefix(f"{self._spec.changes}."), int(number), value)
-
-        try:
-            await self._client.subscribe(f"{self._spec.changes}.>", cb=received)
-        except (nats.errors.Error, OSError) as error:
-            log.warning(
-                "cannot subscribe to changes of %s: %s",
-                self._spec.bucket,
-                error,
-                extra={"action": "limits.not_followed"},
-            )
-
-    async def _opened(self) -> KeyValue:
-        if self._bucket is None:
-            self._bucket = await self._client.jetstream(timeout=_TIMEOUT_S).key_value(self._spec.bucket)
-        return self._bucket
-
-    async def _created(self) -> KeyValue:
-        try:
-            return await self._opened()
-        except BucketNotFoundError:
-            config = KeyValueConfig(
-                bucket=self._spec.bucket,
-                ttl=self._spec.ttl_s,
-                max_bytes=self._spec.max_bytes,
-                max_value_size=MAX_VALUE_BYTES,
-                replicas=self._replicas,
-            )
-            with contextlib.suppress(BadRequestError):  # another executor created it first, with other limits
-                await self._client.jetstream(timeout=_TIMEOUT_S).create_key_value(config)
-            return await self._opened()
+    async def _created(self, client: Client) -> KeyValue:
+        config = KeyValueConfig(
+            bucket=self._spec.bucket,
+            ttl=self._spec.ttl_s,
+            max_bytes=self._spec.max_bytes,
+            max_value_size=MAX_VALUE_BYTES,
+            replicas=self._replicas,
+        )
+        return await kv_stores.open_bucket(client.jetstream(timeout=_TIMEOUT_S), config)
 
 
 _CHECK_INTERVAL_S = 4.0
 _MIN_FREE_BYTES = 1024
-_LEASES, _SESSIONS, _PARKED = (
-    f"KV_{leases.BUCKET}",
-    f"KV_{kv_stores.BUCKET}",
-    f"KV_{kv_stores.PARKED_BUCKET}",
-)
+_LEASES, _SESSIONS, _PARKED = f"KV_{leases.BUCKET}", f"KV_{kv_stores.BUCKET}", f"KV_{kv_stores.PARKED_BUCKET}"
 _STORED = (_LEASES, _SESSIONS, _PARKED, f"KV_{LIMITS.bucket}", f"KV_{BUDGETS.bucket}", dead_letters.STREAM)
 
 
 async def denied(client: BusClient) -> list[str]:
-    """Return for which streams and buckets of the executor this user lacks permission. Raises nats.errors.Error."""
-    return [str(refusal) for refusal in await asyncio.gather(*(_denied(client, name) for name in _STORED)) if refusal]
+    """Return which streams and buckets of the executor this user may not use. Raises nats.errors.Error."""
+    return list(filter(None, await asyncio.gather(*(_denial(client, name) for name in _STORED))))
 
 
-async def _denied(client: BusClient, stream: str) -> Denied | None:
+async def _denial(client: BusClient, stream: str) -> str:
     try:
         await client.jetstream(timeout=_TIMEOUT_S).stream_info(stream)
-    except NotFoundError:
-        return None  # it is created when it is needed
     except Denied as refusal:
-        return refusal
-    return None
+        return str(refusal)
+    except NotFoundError:  # it is created when it is needed
+        pass
+    return ""
 
 
 @dataclass(slots=True)
 class Storage:
     """Creates missing streams and buckets, and records in `health` which are full or do not answer.
 
-    `session_key` is stored again after its bucket was deleted, so that executors which start later use the same; None
-    if it is not stored in NATS. Streams and buckets are created with `replicas` replicas; fewer cause a warning.
+    `session_key` is stored again after its bucket was deleted; None if it is not stored in NATS. Fewer than `replicas`
+    replicas cause a warning.
     """
 
     client: BusClient
@@ -299,7 +244,7 @@ class Storage:
             dead_letters.STREAM: self.dead_letter_stream.ensure,
         }
         problems = await asyncio.gather(*(self._problem(stream, create) for stream, create in creators.items()))
-        reason = "; ".join(problem for problem in problems if problem)
+        reason = "; ".join(filter(None, problems))
         self.health.record(JETSTREAM, ok=not reason, reason=reason)
 
     async def _restore_session_key(self) -> None:
@@ -308,7 +253,7 @@ class Storage:
             await kv_stores.restore_session_key(self.client, self.session_key, self.replicas)
 
     async def _problem(self, stream: str, create: Callable[[], Awaitable[object]]) -> str:
-        """Return why a stream cannot be used, empty if it can; create a missing one."""
+        """Return why a stream cannot be used, empty if it can."""
         jetstream = self.client.jetstream(timeout=_TIMEOUT_S)
         try:
             try:

@@ -122,8 +122,7 @@ async def test_429s_set_an_adaptive_limit_if_none_is_configured(world_without_ex
         assert errors(await sent(world, 30)) == []
         world.stack.upstream.rules({"statuses": [429], "retry_after": "0"})
         await sent(world, 1)
-        _, value = await RecordStore(world.caller.client, 1, LIMITS).read(RECORD)
-    found = decode(value).adaptive
+        found = (await stored(world)).adaptive
     assert found is not None
     assert found.limit == 15  # half of the requests that were sent
 
@@ -159,7 +158,9 @@ async def test_a_drain_hands_back_calls_that_wait_for_permits(
 
 
 async def stored(world: World) -> Record:
-    _, value = await RecordStore(world.caller.client, 1, LIMITS).read(RECORD)
+    records = RecordStore(LIMITS)
+    await records.connect(world.caller.client, 1, lambda *_: None)
+    _, value = await records.read(RECORD)
     return decode(value)
 
 

@@ -142,17 +142,17 @@ async def test_a_bucket_of_parked_results_created_meanwhile_with_other_options_i
     stored: Stored, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two replicas with different limits start at once; the server refuses the second creation."""
-    open_bucket = ParkedResultStore._bucket  # noqa: SLF001 - the only hook between look-up and creation
+    open_bucket = JetStreamContext.key_value  # the only hook between look-up and creation
     others = [KeyValueConfig(bucket=kv_stores.PARKED_BUCKET, ttl=7200)]
 
-    async def create_meanwhile(parked: ParkedResultStore) -> Any:
+    async def create_meanwhile(jetstream: JetStreamContext, bucket: str) -> Any:
         try:
-            return await open_bucket(parked)
+            return await open_bucket(jetstream, bucket)
         finally:
             if others:
                 await stored.jetstream.create_key_value(others.pop())
 
-    monkeypatch.setattr(ParkedResultStore, "_bucket", create_meanwhile)
+    monkeypatch.setattr(JetStreamContext, "key_value", create_meanwhile)
     await stored.parked.put("one", b"result")
     assert await stored.parked.get("one") == b"result"
 
