@@ -258,7 +258,7 @@ def snapshots(bootstrap: Bootstrap) -> Snapshots:
 
 
 async def _replica_count(client: BusClient, durable: DurableOptions) -> int:
-    with outage_as_unavailable(client.where):
+    with outage_as_unavailable(client.bus.where):
         return await replica_count(client, durable)
 
 

@@ -1,7 +1,7 @@
 """NATS client that survives any published message and any server error, and sends no login in plain text.
 
 nats-py ends its read loop on bytes that it cannot decode, closes permanently on most server errors, and logs in
-over whatever transport the server offers. The hooks below replace these parts of nats-py.
+over whatever transport the server offers.
 """
 
 from __future__ import annotations
@@ -10,8 +10,10 @@ import asyncio
 import logging
 import re
 import secrets
+import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import nats.errors
@@ -32,17 +34,15 @@ from openapi_tool.protocol.errors import Unavailable
 log = logging.getLogger(__name__)
 
 INBOX = "_INBOX.openapi_tool"
-"""Prefix of reply subjects. With nats-py's `_INBOX` the NATS user would need permission to read everybody's replies."""
+"""Prefix of reply subjects. With nats-py's `_INBOX` the NATS user could read everybody's replies."""
 
 _TOKEN_BYTES = 16
 _FLUSH_TIMEOUT_S = 10  # nats-py's default
 _ACK_DELAY_S = 0.01
-"""Seconds for which an acknowledgement waits for a publication to share its socket write: each write costs CPU."""
+"""Seconds for which an acknowledgement waits to share a socket write: each write costs CPU."""
 
 LISTED_BY = "openapi-tool nats permissions"
 """Command that prints the permissions that `serve` needs."""
-
-_DOMAIN_PREFIXES = ("$JS.API.", "$KV.")  # of subjects that depend on the JetStream domain
 
 _DENIAL = re.compile(r'permissions violation for (publish|subscription) to "([^"]*)"')
 _MAX_RETRY_WAIT_S = 5.0  # between attempts of the first connection
@@ -68,49 +68,53 @@ class TlsNotOffered(nats.errors.Error):
 class _Tokens:
     """Random tokens for reply subjects, in place of nats-py's NUID, whose values can be predicted from one of them.
 
-    Every doorbell shows one token in its reply subject. From it a client that may publish to our inboxes could compute
-    the inbox of the open pull request, and forge the server's status messages there, such as "consumer deleted".
+    Every doorbell shows one. From it a client that may publish to our inboxes could compute the inbox of the open pull
+    request, and forge the server's status messages there, such as "consumer deleted".
     """
 
     def next(self) -> bytearray:
-        """Return an unguessable token."""
         return bytearray(secrets.token_urlsafe(_TOKEN_BYTES).encode())
+
+
+@dataclass(frozen=True, slots=True)
+class BusOptions:
+    """Servers and authentication; `login` holds options of nats-py.
+
+    With `tls` the client logs in over TLS only. JetStream requests go to `domain`, by default the server's own; replies
+    arrive at `inbox`. `once` makes a single connection attempt, for CLI commands, and logs denials only. Error messages
+    contain `listed_by` (the command that prints the needed permissions), `where` (hosts and ports of the servers) and
+    `setting` (the setting with the servers). `on_trouble` is called with the reason of every failed attempt until the
+    first connection.
+    """
+
+    servers: Sequence[str] = field(default=(), repr=False)
+    name: str = ""
+    tls: ssl.SSLContext | None = None
+    login: Mapping[str, str] = field(default_factory=dict, repr=False)
+    domain: str | None = None
+    inbox: str = INBOX
+    once: bool = False
+    listed_by: str = LISTED_BY
+    where: str = ""
+    setting: str = SERVERS_SETTING
+    on_trouble: Callable[[str], None] | None = None
 
 
 class BusClient(Client):
     """Client that always reconnects, and fails a request at once if the server denies its subject.
 
-    With `tls_required` it logs in over TLS only, also to servers that the cluster announces; `connect` raises
-    Unavailable if no server offers TLS. JetStream requests go to `domain`, by default the server's own; replies arrive
-    at `inbox`. A `quiet` client logs denials only. Further options: BusOptions.
+    TLS, if required, is also required of servers that the cluster announces; `connect` raises Unavailable if no server
+    offers it.
     """
 
-    def __init__(
-        self,
-        *,
-        tls_required: bool = False,
-        domain: str | None = None,
-        inbox: str = INBOX,
-        listed_by: str = LISTED_BY,
-        quiet: bool = False,
-        where: str = "",
-        setting: str = SERVERS_SETTING,
-        on_trouble: Callable[[str], None] | None = None,
-    ) -> None:
+    def __init__(self, bus: BusOptions | None = None) -> None:
         super().__init__()
+        self.bus = bus or BusOptions()
         self._nuid = _Tokens()  # type: ignore[assignment] # nats-py calls only `next`
-        self._listed_by = listed_by
-        self._quiet = quiet
-        self.where = where
-        self._setting = setting
-        self._on_trouble = on_trouble
         self._error_log_backoff = LogBackoff()
         self._denial_log_backoff = LogBackoff()
         self.reported_error: Exception | None = None
         self._login_refusal = LoginRefusal()
-        self._domain = domain
-        self._inbox = inbox
-        self._tls_required = tls_required
         self._addresses_without_tls: set[str] = set()
         self._was_connected = False
         self._configured_wait_s: float | None = None  # set while `_back_off` has replaced it
@@ -127,23 +131,22 @@ class BusClient(Client):
         self._ack_timer: asyncio.TimerHandle | None = None
 
     async def request(self, subject: str, *request: Any, **options: Any) -> Msg:
-        """Send a request and return the reply. Raises nats.errors.Error, Denied without permission."""
-        subject = routed(subject, self._domain)
+        """Return the reply to a request. Raises nats.errors.Error, Denied without permission."""
+        subject = routed(subject, self.bus.domain)
         if self._inbox_denied_at == self.stats["reconnects"]:
-            raise Denied(f"{self._inbox}.>", self._listed_by)
+            raise self._denied(f"{self.bus.inbox}.>")
         return await super().request(subject, *request, **options)
 
     async def flush(self, timeout: int = _FLUSH_TIMEOUT_S) -> None:  # noqa: ASYNC109 - nats-py's signature
         """Wait for a round trip. Raises nats.errors.Error.
 
-        nats-py waits with asyncio.wait_for, which in Python 3.11 swallows a cancellation that arrives together with the
-        reply. A cancelled pull then continued, and the drain waited for it forever.
+        nats-py may swallow a cancellation (`interruptible`): a drain would wait forever for a cancelled pull.
         """
         await interruptible(super().flush(timeout))
 
     async def publish(self, subject: str, *message: Any, **options: Any) -> None:
         """Publish; subjects of the JetStream API are mapped to the domain. Raises nats.errors.Error."""
-        await super().publish(routed(subject, self._domain), *message, **options)
+        await super().publish(routed(subject, self.bus.domain), *message, **options)
 
     async def publish_to_stream(self, subject: str, payload: bytes, headers: dict[str, str], timeout_s: float) -> None:
         """Publish, and wait until a stream has stored the message. Raises nats.errors.Error."""
@@ -180,33 +183,53 @@ class BusClient(Client):
     @property
     def unconfigured_domain(self) -> str:
         """JetStream domain of the server if the settings name none; empty if the server has no domain."""
-        return "" if self._domain else str(self._server_info.get("domain") or "")
+        return "" if self.bus.domain else str(self._server_info.get("domain") or "")
 
     @property
     def encrypted(self) -> bool:
-        """Return whether the connection uses TLS."""
-        return self._is_encrypted()
+        """Whether the connection uses TLS."""
+        match self._transport:
+            case TcpTransport(_io_writer=stream) | WebSocketTransport(_ws=stream) if stream is not None:
+                return stream.get_extra_info("ssl_object") is not None
+            case _:
+                return False
 
     async def on_error(self, error: Exception) -> None:
         """Log an error of the client; fail the pending requests that a denial concerns (callback of nats-py)."""
-        denied = _DENIAL.search(str(error).lower())
-        if denied is None:
+        denial = _DENIAL.search(str(error).lower())
+        if denial is None:
             self.reported_error = self._login_refusal.reason_of(error)
-            cause = describe_connection_error(self.reported_error, self.where, self._setting)
-            if self._on_trouble is not None and not self._was_connected:
+            cause = describe_connection_error(self.reported_error, self.bus.where, self.bus.setting)
+            if self.bus.on_trouble is not None and not self._was_connected:
                 self._back_off()
-                self._on_trouble(cause)  # the callback logs the cause
-            elif not self._quiet and self._error_log_backoff.should_log(cause, time.monotonic()):
+                self.bus.on_trouble(cause)  # the callback logs the cause
+            elif not self.bus.once and self._error_log_backoff.should_log(cause, time.monotonic()):
                 log.warning("%s", cause, extra={"action": "nats.error", "error": type(error).__name__})
             return
-        kind, subject = denied.groups()
-        subject = self._fail_requests(subject) if kind == "publish" else self._fail_all_requests(subject)
-        refusal = Denied(subject, self._listed_by)
+        subject = self._fail_requests(*denial.groups())
         if self._denial_log_backoff.should_log(subject, time.monotonic()):
-            log.error("NATS: %s", refusal, extra={"action": "nats.denied", "subject": subject})
+            log.error("NATS: %s", self._denied(subject), extra={"action": "nats.denied", "subject": subject})
+
+    def _fail_requests(self, kind: str, subject: str) -> str:
+        """Fail the pending requests that a denial concerns; return its subject, which nats-py reports in lower case."""
+        pending = self._awaiting_reply
+        if kind == "publish":
+            failed = {reply: requested for reply, requested in pending.items() if requested.lower() == subject}
+        elif subject.startswith(self.bus.inbox.lower()):  # no reply arrives on this connection
+            self._inbox_denied_at = self.stats["reconnects"]
+            subject = f"{self.bus.inbox}.>"
+            failed = dict.fromkeys(pending, subject)
+        else:
+            return subject
+        for reply, denied in failed.items():
+            if not reply.done():
+                reply.set_exception(self._denied(denied))
+        return next(iter(failed.values()), subject)
+
+    def _denied(self, subject: str) -> Denied:
+        return Denied(subject, self.bus.listed_by)
 
     def _back_off(self) -> None:
-        """Double the wait before the next attempt to connect for the first time."""
         wait_s = self.options["reconnect_time_wait"]
         self._configured_wait_s = self._configured_wait_s or wait_s
         self.options["reconnect_time_wait"] = min(2 * wait_s, _MAX_RETRY_WAIT_S)
@@ -223,29 +246,8 @@ class BusClient(Client):
                 stream.transport.abort()
 
     def drop(self, subscription: Subscription) -> None:
-        """Remove a subscription, even without a connection.
-
-        nats-py keeps a subscription whose drain failed, and would subscribe again after the next reconnect.
-        """
+        """Remove a subscription. nats-py keeps one whose drain failed, and subscribes again after a reconnect."""
         self._remove_sub(subscription._id)  # noqa: SLF001 - nats-py has no public method for it
-
-    def _fail_requests(self, lowered: str) -> str:
-        """Fail pending requests to a subject, given in lower case as nats-py reports it; return it in its real case."""
-        denied = {subject for subject in self._awaiting_reply.values() if subject.lower() == lowered}
-        for reply, subject in self._awaiting_reply.items():
-            if subject in denied and not reply.done():
-                reply.set_exception(Denied(subject, self._listed_by))
-        return next(iter(denied), lowered)
-
-    def _fail_all_requests(self, lowered: str) -> str:
-        """Fail all pending requests if the denied subscription is the inbox: no reply arrives on this connection."""
-        if not lowered.startswith(self._inbox.lower()):
-            return lowered
-        self._inbox_denied_at = self.stats["reconnects"]
-        for reply in self._awaiting_reply:
-            if not reply.done():
-                reply.set_exception(Denied(f"{self._inbox}.>", self._listed_by))
-        return f"{self._inbox}.>"
 
     # Hooks of nats-py.
 
@@ -256,10 +258,7 @@ class BusClient(Client):
         timeout: float = 1,  # noqa: ASYNC109
         headers: dict[str, Any] | None = None,
     ) -> Msg:
-        """Send a request and await the reply in the caller's task. Raises nats.errors.Error, Denied.
-
-        nats-py waits with asyncio.wait_for, which may swallow a cancellation (`flush`).
-        """
+        """Await the reply in the caller's task, without asyncio.wait_for, which may swallow a cancellation."""
         if not self._resp_sub_prefix:
             await self._init_request_sub()
         token = self._nuid.next().decode()
@@ -278,7 +277,7 @@ class BusClient(Client):
             self._resp_map.pop(token, None)
 
     async def _read_loop(self) -> None:
-        """Read until the connection ends, then reconnect at once instead of after failed pings."""
+        """Reconnect as soon as the read loop ends, instead of after failed pings."""
         await super()._read_loop()
         if self.is_connected:
             self._err = nats.errors.Error("nats: the connection's read loop ended")
@@ -286,13 +285,13 @@ class BusClient(Client):
             await self._process_op_err(self._err)
 
     async def _close(self, status: int, do_cbs: bool = True) -> None:  # noqa: FBT001, FBT002
-        """Close. If not connected, discard pending writes: nats-py would write them to a closed transport."""
+        """If not connected, discard pending writes: nats-py would write them to a closed transport."""
         if not self.is_connected:
             self._pending, self._pending_data_size = [], 0
         await super()._close(status, do_cbs)
 
     async def _process_connect_init(self) -> None:
-        """Log in. On failure close the transport, which nats-py leaves open, and raise an error that it retries."""
+        """On failure close the transport, which nats-py leaves open, and raise an error that it retries."""
         try:
             await super()._process_connect_init()
         except BaseException as error:
@@ -310,16 +309,16 @@ class BusClient(Client):
             self.options["reconnect_time_wait"] = self._configured_wait_s
 
     async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:  # noqa: FBT001, FBT002
-        """If TLS is required here, use it also if the server only offers it. Raises TlsNotOffered."""
-        if initial_connection and self._tls_required and not self._is_encrypted():
+        """Use TLS, if required here, also if the server only offers it. Raises TlsNotOffered."""
+        if initial_connection and self.bus.tls and not self.encrypted:
             if not (info.get("tls_required") or info.get("tls_available")):
                 raise self._tls_not_offered()
             info["tls_required"] = True
         await super()._process_info(info, initial_connection)
 
     def _connect_command(self) -> bytes:
-        """Return the login. Raises TlsNotOffered if TLS is required and the transport is not encrypted."""
-        if self._tls_required and not self._is_encrypted():
+        """Return the login. Raises TlsNotOffered."""
+        if self.bus.tls and not self.encrypted:
             raise self._tls_not_offered()
         return super()._connect_command()
 
@@ -330,15 +329,6 @@ class BusClient(Client):
 
     def _no_server_offers_tls(self) -> bool:
         return {server.uri.netloc.rpartition("@")[2] for server in self._server_pool} <= self._addresses_without_tls
-
-    def _is_encrypted(self) -> bool:
-        match self._transport:
-            case TcpTransport(_io_writer=stream) if stream is not None:
-                return stream.get_extra_info("ssl_object") is not None
-            case WebSocketTransport(_ws=stream) if stream is not None:
-                return stream.get_extra_info("ssl_object") is not None
-            case _:
-                return False
 
     async def _process_err(self, err_msg: str) -> None:
         """Treat every error but a denial as a lost connection; nats-py would close the client permanently."""
@@ -353,7 +343,7 @@ class BusClient(Client):
     def _build_message(
         self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: dict[str, str] | None
     ) -> Msg:
-        """Create a message; lone surrogates represent bytes that are not UTF-8 (PEP 383)."""
+        """Represent bytes that are not UTF-8 by lone surrogates (PEP 383)."""
         return Msg(
             _client=self,
             _sid=sid,
@@ -366,10 +356,9 @@ class BusClient(Client):
     async def _send_publish(
         self, subject: str, reply: str, payload: bytes, payload_size: int, headers: dict[str, Any] | None
     ) -> None:
-        """Publish. Raises MaxPayloadError if headers and payload together are too large.
+        """Raise MaxPayloadError if headers and payload together are too large: the server would disconnect.
 
-        nats-py checks the payload only, and the server would then disconnect. Headers are encoded here because
-        nats-py's encoder takes a tenth of the CPU that NATS costs per call.
+        nats-py's encoder of headers would take a tenth of the CPU that NATS costs per call.
         """
         if not headers:
             await super()._send_publish(subject, reply, payload, payload_size, None)
@@ -389,7 +378,7 @@ def routed(subject: str, domain: str | None) -> str:
 
     A leaf node does not forward `$JS.API` and `$KV` to another domain (NATS ADR-15).
     """
-    if domain is None or not subject.startswith(_DOMAIN_PREFIXES):
+    if domain is None or not subject.startswith(("$JS.API.", "$KV.")):
         return subject
     return f"$JS.{domain}.API.{subject.removeprefix('$JS.API.')}"
 

@@ -11,11 +11,10 @@ import logging
 import os
 import secrets
 import socket
-import ssl
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import nats.errors
@@ -25,8 +24,8 @@ from nats.aio.client import Client
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from tenacity import RetryCallState, stop_after_delay, wait_exponential_jitter
 
-from openapi_tool.bus.client import INBOX, LISTED_BY, BusClient
-from openapi_tool.bus.connection_errors import SERVERS_SETTING, describe_connection_error, describe_jetstream_error
+from openapi_tool.bus.client import BusClient, BusOptions
+from openapi_tool.bus.connection_errors import describe_connection_error, describe_jetstream_error
 from openapi_tool.concurrency import in_background, retried
 from openapi_tool.protocol.command import Wakeup
 from openapi_tool.protocol.errors import Unavailable
@@ -42,53 +41,24 @@ _PING_INTERVAL_S = 10
 _CLOSE_TIMEOUT_S = 3.0
 
 
-@dataclass(frozen=True, slots=True)
-class BusOptions:
-    """Servers and authentication; `login` holds options of nats-py.
-
-    `once` makes a single connection attempt, for CLI commands. Error messages contain `listed_by` (the command that
-    prints the needed permissions), `where` (hosts and ports of the servers) and `setting` (the setting with the
-    servers). `on_trouble` is called with the reason of every failed attempt until the first connection.
-    """
-
-    servers: Sequence[str] = field(repr=False)
-    name: str
-    tls: ssl.SSLContext | None = None
-    login: Mapping[str, str] = field(default_factory=dict, repr=False)
-    domain: str | None = None
-    inbox: str = INBOX
-    once: bool = False
-    listed_by: str = LISTED_BY
-    where: str = ""
-    setting: str = SERVERS_SETTING
-    on_trouble: Callable[[str], None] | None = None
-
-
 @asynccontextmanager
 async def connected(options: BusOptions) -> AsyncIterator[BusClient]:
     """Connect, and reconnect after any outage; wait while NATS is unavailable at the start.
 
     Raises Unavailable if TLS is required and no server offers it, or with `once` if the attempt fails.
     """
-    closing = asyncio.Event()
-    client = await _connect(options, closing)
+    client = await _connect(options)
     try:
         yield client
     finally:
-        closing.set()
-        await _close(client)
-
-
-async def _close(client: BusClient) -> None:
-    """Close; an unresponsive server may never accept the pending writes."""
-    try:
-        async with asyncio.timeout(_CLOSE_TIMEOUT_S):
-            await client.close()
-    except (nats.errors.Error, OSError) as error:
-        log.info(
-            "cannot close the NATS connection gracefully",
-            extra={"action": "nats.connection_dropped", "error": f"{type(error).__name__}: {error}"},
-        )
+        try:
+            async with asyncio.timeout(_CLOSE_TIMEOUT_S):  # an unresponsive server may never accept the pending writes
+                await client.close()
+        except (nats.errors.Error, OSError) as error:
+            log.info(
+                "cannot close the NATS connection gracefully",
+                extra={"action": "nats.connection_dropped", "error": f"{type(error).__name__}: {error}"},
+            )
 
 
 @contextmanager
@@ -100,21 +70,13 @@ def outage_as_unavailable(where: str = "") -> Iterator[None]:
         raise Unavailable(describe_jetstream_error(error, where)) from error
 
 
-async def _connect(options: BusOptions, closing: asyncio.Event) -> BusClient:
+async def _connect(options: BusOptions) -> BusClient:
+    client = BusClient(options)
+
     async def log_disconnect() -> None:
-        if not closing.is_set() and not options.once:
+        if not client.is_closed and not options.once:
             log.warning("lost the connection to NATS; reconnecting", extra={"action": "nats.disconnected"})
 
-    client = BusClient(
-        tls_required=options.tls is not None,
-        domain=options.domain,
-        inbox=options.inbox,
-        listed_by=options.listed_by,
-        quiet=options.once,
-        where=options.where,
-        setting=options.setting,
-        on_trouble=options.on_trouble,
-    )
     settings: dict[str, Any] = {
         "servers": list(options.servers),
         "name": options.name,

@@ -21,7 +21,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.js.api import StreamConfig
 
-from openapi_tool.bus.client import BusClient
+from openapi_tool.bus.client import BusClient, BusOptions
 from openapi_tool.local.placed_call import VERSION, PlacedCall, doorbell_key, new_call, save_rows
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.protocol.identity import command_stream
@@ -103,7 +103,7 @@ class Caller:
         """Connect and change nothing; `bus` are the NATS client's options. Raises ERRORS."""
         async with AsyncExitStack() as stack:
             database = await stack.enter_async_context(open_database(dsn, _CONNECT_S))
-            client = BusClient(tls_required=bus.get("tls") is not None)
+            client = BusClient(BusOptions(tls=bus.get("tls")))
             await client.connect(name="kernel-player", **bus)
             stack.push_async_callback(client.close)
             yield cls(database, client, version)
