@@ -42,9 +42,8 @@ class _Sample:
 class ServerClock:
     """Server time, estimated from `ts` in its replies and the local monotonic clock.
 
-    Publish times of commands are server time: on a machine whose wall clock is 28 s ahead, every call would look
-    expired. As in NTP, the reply with the shortest round trip of the last 30 s counts. Before the first reply the
-    local wall clock is used.
+    Publish times of commands are server time: with a wall clock that is 28 s ahead, every call would look expired. As
+    in NTP, the reply with the shortest round trip of the last 30 s counts.
     """
 
     def __init__(self) -> None:
@@ -54,7 +53,7 @@ class ServerClock:
         self._warned = False
 
     def time(self) -> float:
-        """Return the server's time in seconds since the epoch."""
+        """Return the server's time in seconds since the epoch; before the first reply that of the local clock."""
         if self._offset_s is not None:
             return time.monotonic() + self._offset_s
         if not self._warned_unknown:
@@ -68,10 +67,7 @@ class ServerClock:
         return None if self._offset_s is None else time.time() - time.monotonic() - self._offset_s
 
     def observe(self, server_time: float, requested_at: float, replied_at: float) -> None:
-        """Add a reply with `server_time` (seconds since the epoch).
-
-        The times of request and reply are in seconds on the monotonic clock.
-        """
+        """Add a reply: its `server_time` in seconds since the epoch, both other times on the monotonic clock."""
         newest = _Sample(replied_at, server_time - (requested_at + replied_at) / 2, (replied_at - requested_at) / 2)
         recent = [sample for sample in self._samples if sample.at >= replied_at - _WINDOW_S and _agree(sample, newest)]
         self._samples = deque([*recent, newest])
@@ -92,7 +88,7 @@ class ServerClock:
 
 
 def _agree(sample: _Sample, newest: _Sample) -> bool:
-    """Return whether both samples can be right: a suspended machine stops monotonic time, which changes the offset."""
+    """Return whether both can be right: a suspended machine stops monotonic time, which changes the offset."""
     return abs(sample.offset_s - newest.offset_s) <= sample.error_s + newest.error_s + _TOLERANCE_S
 
 
@@ -100,8 +96,8 @@ REPLY_TIMEOUT_S = 2.0
 _NANOSECONDS = 1_000_000_000
 _NOT_FOUND = 404
 _MAX_INACTIVE_NS = 3 * _NANOSECONDS
-"""Silence after which a follower counts as failed. Followers are active every second, but the server does not report a
-frozen one as offline."""
+"""Silence after which a follower counts as failed; they are active every second. The server reports a frozen one as
+online."""
 
 
 class DurableMissing(nats.errors.Error):
@@ -135,28 +131,23 @@ class DurableState:
 async def observe(client: BusClient, durable: Durable, clock: ServerClock) -> DurableState:
     """Return the state of the durable, and pass the server's time to `clock`.
 
-    Raises DurableMissing, ErrorReply, or without a reply within REPLY_TIMEOUT_S another nats.errors.Error or OSError.
+    Raises DurableMissing, ErrorReply, or without a reply another nats.errors.Error or OSError.
     """
     requested_at = time.monotonic()
     reply = await client.request(f"$JS.API.CONSUMER.INFO.{durable.stream}.{durable.name}", b"", timeout=REPLY_TIMEOUT_S)
     replied_at = time.monotonic()
-    info = _decoded(reply.data)
+    try:
+        info = orjson.loads(reply.data)
+    except ValueError:
+        info = None
+    if not isinstance(info, dict):
+        raise ErrorReply("the reply is not a JSON object")
     if error := info.get("error"):
         kind = DurableMissing if error.get("code") == _NOT_FOUND else ErrorReply
         raise kind(f"{error.get('description')} ({error.get('err_code')})")
     if timestamp := info.get("ts"):  # absent before nats-server 2.10
         clock.observe(_seconds(timestamp), requested_at, replied_at)
     return _state(info)
-
-
-def _decoded(data: bytes) -> Mapping[str, Any]:
-    try:
-        info = orjson.loads(data)
-    except ValueError:
-        info = None
-    if not isinstance(info, dict):
-        raise ErrorReply("the reply is not a JSON object")
-    return info
 
 
 def _seconds(timestamp: object) -> float:
@@ -168,23 +159,23 @@ def _seconds(timestamp: object) -> float:
 
 def _state(info: Mapping[str, Any]) -> DurableState:
     config = info.get("config") or {}
-    filters = config.get("filter_subjects") or [config.get("filter_subject", "")]
+    cluster = info.get("cluster") or {}
     return DurableState(
-        filters=tuple(filters),
+        filters=tuple(config.get("filter_subjects") or [config.get("filter_subject", "")]),
         ack_wait_s=config.get("ack_wait", 0) / _NANOSECONDS,
         max_deliver=config.get("max_deliver", 0),
         max_ack_pending=config.get("max_ack_pending", 0),
         paused_until=config.get("pause_until", "") if info.get("paused") else "",
-        leader=(info.get("cluster") or {}).get("leader", ""),
+        leader=cluster.get("leader", ""),
         pending=info.get("num_pending", 0),
         ack_pending=info.get("num_ack_pending", 0),
         ack_floor=(info.get("ack_floor") or {}).get("stream_seq", 0),
-        quorum=_has_quorum((info.get("cluster") or {}).get("replicas") or []),
+        quorum=_has_quorum(cluster.get("replicas") or []),
     )
 
 
 def _has_quorum(followers: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether the leader and its recently active `followers` are a majority."""
+    """Return whether the leader and its active `followers` are a majority."""
     active = [peer for peer in followers if not peer.get("offline") and peer.get("active", 0) < _MAX_INACTIVE_NS]
     return 2 * (1 + len(active)) > 1 + len(followers)
 
@@ -192,9 +183,7 @@ def _has_quorum(followers: Sequence[Mapping[str, Any]]) -> bool:
 KERNEL_ACK_WAIT_S, KERNEL_MAX_DELIVER = 30.0, 3
 """The kernel executor's own settings of the durable (protocol section 1)."""
 
-_REPLY_TIMEOUT_S = 0.5
-"""Seconds to wait for the statistics of all running replicas."""
-
+_REPLY_TIMEOUT_S = 0.5  # for the statistics of all replicas
 _MAX_NAMED = 5
 
 
@@ -204,7 +193,7 @@ class StillPulled(nats.errors.Error):
 
 @dataclass(frozen=True, slots=True)
 class DurableShown:
-    """State of the durable for the command line; `waiting` commands were never delivered."""
+    """State for the command line; `waiting` commands were never delivered."""
 
     durable: str
     stream: str
@@ -222,24 +211,24 @@ async def durable_shown(client: Client, options: DurableOptions) -> DurableShown
 
 
 async def hand_to_kernel(client: Client, options: DurableOptions) -> tuple[DurableShown, DurableShown]:
-    """Set the durable to the settings that the kernel's own executor needs; return its state before and after.
+    """Set what the kernel's own executor needs; return the durable before and after.
 
     With our settings a command that has a result, but whose acknowledgement was lost, is redelivered every few seconds
-    forever. The kernel's executor fails on it each time, and its later calls time out.
-
-    Raises StillPulled while an executor consumes from it, DurableMissing, or another nats.errors.Error.
+    forever. The kernel's executor fails on it each time, and its later calls time out. Raises StillPulled,
+    DurableMissing, or another nats.errors.Error.
     """
     before = await _info(client, options)
     if before.num_waiting:
         raise StillPulled(f"the durable {options.name!r} still has open pull requests ({before.num_waiting})")
-    # A replica without a free slot, or during an outage of the database, has no open pull request.
+    # A replica without a free slot, or during an outage of the database, has no open pull request. One that does not
+    # list its durables may consume from this one.
     replicas = await gather_stats(client, _REPLY_TIMEOUT_S)
-    # A replica that does not list its durables may consume from this one.
     running = [str(each["instance"]) for each in replicas if options.name in each.get("durables", [options.name])]
     if running:
         named = ", ".join(running[:_MAX_NAMED]) + (", …" if len(running) > _MAX_NAMED else "")
-        replicas_text = f"{counted(len(running), 'running replica')} ({named})"
-        raise StillPulled(f"the durable {options.name!r} still has {replicas_text}")
+        raise StillPulled(
+            f"the durable {options.name!r} still has {counted(len(running), 'running replica')} ({named})"
+        )
     config = before.config.evolve(
         name=options.name, ack_wait=KERNEL_ACK_WAIT_S, max_deliver=KERNEL_MAX_DELIVER, backoff=None
     )

@@ -6,7 +6,6 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable
 from typing import Protocol
 
 import nats.errors
@@ -14,14 +13,7 @@ import nats.errors
 from openapi_tool.bus.client import BusClient
 from openapi_tool.bus.durable import DurableMissing, DurableState, ErrorReply, ServerClock, observe
 from openapi_tool.bus.kv_stores import AckFloor, save_ack_floor
-from openapi_tool.bus.streams import (
-    UNLIMITED,
-    Durable,
-    DurableOptions,
-    change_max_ack_pending,
-    reset_durable,
-    restore_settings,
-)
+from openapi_tool.bus.streams import UNLIMITED, Durable, DurableOptions, change_durable
 from openapi_tool.options import MAX_ACK_PENDING
 from openapi_tool.telemetry import metrics
 from openapi_tool.telemetry.health import CONSUMER, NATS, Health
@@ -40,39 +32,34 @@ _SAVE_FLOOR_INTERVAL_S = 10.0
 _WARN_FULL_EVERY_S = 60.0
 
 
-class Consumer(Protocol):
-    """Methods of CommandConsumer that the monitor uses."""
+class _Consumer(Protocol):
+    """Part of CommandConsumer."""
 
     @property
-    def durable(self) -> Durable | None:
-        """The durable, None until it is found or created."""
+    def durable(self) -> Durable | None: ...
 
     @property
-    def durable_error(self) -> str:
-        """Reason why it could not be found or created, empty if unknown."""
+    def durable_error(self) -> str: ...
 
     @property
-    def silence_s(self) -> float:
-        """Seconds since the server last answered the open pull request."""
+    def silence_s(self) -> float: ...
 
-    def renew_pull(self) -> None:
-        """Replace the open pull request: the server may have lost it."""
+    def renew_pull(self) -> None: ...
 
-    def ensure_durable_again(self, reason: str) -> None:
-        """Look up or create the durable again."""
+    def ensure_durable_again(self, reason: str) -> None: ...
 
-    def use_ack_wait(self, seconds: float) -> None:
-        """Use this AckWait for heartbeats and leases."""
+    def use_ack_wait(self, seconds: float) -> None: ...
 
 
 class DurableMonitor:
     """Records in `health` whether commands can arrive, updates `clock`, and restores the durable's settings."""
 
     def __init__(
-        self, client: BusClient, options: DurableOptions, consumer: Consumer, clock: ServerClock, health: Health
+        self, client: BusClient, options: DurableOptions, consumer: _Consumer, clock: ServerClock, health: Health
     ) -> None:
         self._client = client
         self._options = options
+        self._filters = (options.filter_subject,)
         self._consumer = consumer
         self._clock = clock
         self._health = health
@@ -97,17 +84,17 @@ class DurableMonitor:
             await asyncio.sleep(max(0.0, began + every_s - time.monotonic()))
 
     async def check(self) -> None:
-        """Check once, and act on the result."""
+        """Check once."""
         if not self._client.is_connected:
             self._unanswered = 0
             self._record("no connection", "no connection")
             return
-        durable = self._consumer.durable
-        if durable is None and self._last_state is None and not self._consumer.durable_error:
-            self._health.record(NATS, ok=True)  # still starting: a missing durable is no problem yet
-            return
+        durable, reason = self._consumer.durable, self._consumer.durable_error
         if durable is None:
-            self._record("", self._consumer.durable_error or "the durable is not found or created yet")
+            if reason or self._last_state:
+                self._record("", reason or "the durable is not found or created yet")
+            else:
+                self._health.record(NATS, ok=True)  # still starting: a missing durable is no problem yet
             return
         try:
             state = await observe(self._client, durable, self._clock)
@@ -132,18 +119,17 @@ class DurableMonitor:
             return f"the durable is paused until {state.paused_until}; `nats consumer resume` ends that"
         if not state.quorum:
             return "the durable has no quorum: most of its servers are unavailable"
-        if state.filters != (self._options.filter_subject,):
+        if state.filters != self._filters:
             return f"the durable has the wrong filter: {', '.join(state.filters)}"
         if self._consumer.silence_s > _MAX_SILENCE_S:
             return "the server does not answer the pull request"
         return ""
 
     def _record(self, connection: str, consumer: str) -> None:
-        """Record the problem of the connection and that of the consumer, each empty if there is none."""
+        """Record the problems of connection and consumer, empty if there is none."""
         self._health.record(NATS, ok=not connection, reason=connection)
         self._health.record(CONSUMER, ok=not consumer, reason=consumer)
-        if consumer:
-            self._had_problem = True
+        self._had_problem |= bool(consumer)
 
     async def _no_answer(self, error: Exception) -> None:
         """Reconnect after several checks without a reply: TCP detects a half-open connection only after minutes."""
@@ -159,7 +145,7 @@ class DurableMonitor:
             await self._client.start_over()
 
     async def _follow_up(self, durable: Durable, state: DurableState) -> None:
-        """Renew the pull request after a problem, adopt the AckWait, and restore settings."""
+        """Act on a valid answer."""
         if self._had_problem or state.leader != self._leader:  # a new leader does not know open requests
             self._consumer.renew_pull()
         self._had_problem, self._leader = False, state.leader
@@ -169,18 +155,19 @@ class DurableMonitor:
             self._consumer.use_ack_wait(state.ack_wait_s)
         previous, self._last_state = self._last_state, state
         changed = previous is None or _settings(previous) != _settings(state)
+        if changed:
+            self._log_differences(state)
         if changed or time.monotonic() - self._checked_settings_at >= _RESTORE_RETRY_S:
             self._checked_settings_at = time.monotonic()
-            self._log_differences(state, changed=changed)
-            if state.max_deliver != UNLIMITED or state.filters != (self._options.filter_subject,):
+            if state.max_deliver != UNLIMITED or state.filters != self._filters:
                 await self._restore(durable, state)
 
     async def _save_floor(self, durable: Durable, state: DurableState) -> None:
-        """Store the durable's ack floor, in case the durable is deleted."""
-        now = time.monotonic()
-        if state.filters != (self._options.filter_subject,):
+        """Store the ack floor, in case the durable is deleted."""
+        if state.filters != self._filters:
             return  # with a wrong filter the floor may be past commands that were never delivered
         self._valid_floor = state.ack_floor
+        now = time.monotonic()
         if not durable.created or state.ack_floor <= self._saved_floor or now - self._saved_at < _SAVE_FLOOR_INTERVAL_S:
             return
         self._saved_at = now
@@ -192,13 +179,10 @@ class DurableMonitor:
         else:
             self._saved_floor = state.ack_floor
 
-    def _log_differences(self, state: DurableState, *, changed: bool) -> None:
-        """Log once that AckWait differs or `max_ack_pending` is lower than set; other executors may have changed them.
-
-        A higher `max_ack_pending` is normal: replicas raise it during a backlog.
-        """
+    def _log_differences(self, state: DurableState) -> None:
+        """Log other settings than ours. A higher `max_ack_pending` is normal: replicas raise it during a backlog."""
         lower = state.max_ack_pending < self._options.max_ack_pending
-        if changed and (lower or state.ack_wait_s != self._options.ack_wait_s):
+        if lower or state.ack_wait_s != self._options.ack_wait_s:
             log.warning(
                 "the durable's AckWait or max_ack_pending was changed; heartbeats adapt to it",
                 extra={
@@ -209,20 +193,31 @@ class DurableMonitor:
             )
 
     async def _restore(self, durable: Durable, state: DurableState) -> None:
+        """Restore the settings without which calls are lost: the filter, and unlimited deliveries.
+
+        Another executor or an operator may have set AckWait, `max_ack_pending` and a pause.
+        """
         log.warning(
             "the durable was changed so that calls would be lost; restoring its settings",
             extra={"action": "durable.restored", "filters": state.filters, "max_deliver": state.max_deliver},
         )
         try:
-            await restore_settings(self._client, durable, self._options)
-            if state.filters != (self._options.filter_subject,):
+            await change_durable(
+                self._client,
+                durable,
+                max_deliver=UNLIMITED,
+                filter_subject=self._options.filter_subject,
+                filter_subjects=None,
+            )
+            if state.filters != self._filters:
                 await self._redeliver_skipped(durable)
         except (nats.errors.Error, OSError) as error:
             log.warning("cannot restore the durable's settings: %s", error, extra={"action": "durable.not_restored"})
 
     async def _redeliver_skipped(self, durable: Durable) -> None:
-        try:
-            await reset_durable(self._client, durable, self._valid_floor)
+        """Redeliver everything since the filter was last right; commands that have a result are only acknowledged."""
+        try:  # needs nats-server 2.14 (NATS ADR-60)
+            await self._client.jetstream().reset_consumer(durable.stream, durable.name, seq=self._valid_floor + 1)
         except (nats.errors.Error, OSError) as error:
             log.warning(
                 "cannot redeliver commands that arrived while the filter was wrong: %s; "
@@ -245,14 +240,13 @@ def _settings(state: DurableState) -> tuple[object, ...]:
 class DurableCapacity:
     """Adapts the durable's `max_ack_pending` to the backlog: at least `minimum`, at most MAX_ACK_PENDING.
 
-    Commands that were handed back with a delay count as unacknowledged. Once they reach the limit, the server delivers
-    no further command, so a backlog of one project would block those of all others behind it (ADR 6).
+    Commands that were handed back with a delay count as unacknowledged. At the limit the server delivers no further
+    command, so a backlog of one project would block those of all others behind it (ADR 6).
     """
 
-    def __init__(self, client: BusClient, minimum: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, client: BusClient, minimum: int) -> None:
         self._client = client
         self._minimum = minimum
-        self._clock = clock
         self._warned_at = -math.inf
 
     async def adapt(self, durable: Durable, state: DurableState) -> None:
@@ -268,7 +262,7 @@ class DurableCapacity:
 
     async def _change(self, durable: Durable, state: DurableState, limit: int) -> bool:
         try:
-            await change_max_ack_pending(self._client, durable, limit)
+            await change_durable(self._client, durable, max_ack_pending=limit)
         except (nats.errors.Error, OSError) as error:
             log.warning(
                 "cannot change the durable's max_ack_pending: %s", error, extra={"action": "durable.capacity_refused"}
@@ -276,16 +270,21 @@ class DurableCapacity:
             return False
         log.info(
             "changed the durable's max_ack_pending to fit the backlog",
-            extra={"action": "durable.capacity", "before": state.max_ack_pending, "max_ack_pending": limit}
-            | {"pending": state.pending, "unacknowledged": state.ack_pending},
+            extra={
+                "action": "durable.capacity",
+                "before": state.max_ack_pending,
+                "max_ack_pending": limit,
+                "pending": state.pending,
+                "unacknowledged": state.ack_pending,
+            },
         )
         return True
 
     def _warn(self, state: DurableState) -> None:
         """Log once a minute that the limit is reached: nothing else would show that delivery has stopped."""
-        if self._clock() - self._warned_at < _WARN_FULL_EVERY_S:
+        if time.monotonic() - self._warned_at < _WARN_FULL_EVERY_S:
             return
-        self._warned_at = self._clock()
+        self._warned_at = time.monotonic()
         log.warning(
             "the durable has %s unacknowledged commands, its max_ack_pending, which cannot be raised: no further "
             "command is delivered, of any project",

@@ -1,12 +1,10 @@
 """Pull consumer with an open request for as many messages as there are free slots, and look-ahead while there are none.
 
-One request covers all free slots and stays open; a further request covers slots that become free. So a
-single message is delivered at once, a burst in one batch, and no message is fetched without a free slot
-(NATS ADR-13, pull consumers; our ADR 2).
+One request covers all free slots, a further one those that become free. So a single message is delivered at once, a
+burst in one batch, and no message is fetched without a free slot (NATS ADR-13, pull consumers; our ADR 2).
 
 Without look-ahead the backlog of one project blocks the commands of others (head-of-line blocking). Its requests use
-`no_wait`, so they take no command from an executor with a free slot: the server serves that one's open pull request
-first (NATS ADR-13).
+`no_wait`: the server serves open pull requests, of executors with a free slot, first (NATS ADR-13).
 """
 
 from __future__ import annotations
@@ -33,11 +31,11 @@ EXPIRES_S = 30.0
 HEARTBEAT_S = 5.0
 _UNSUBSCRIBE_TIMEOUT_S = 2.0
 _MAX_SILENCE_S = 2.5 * HEARTBEAT_S
-"""Without a message or heartbeat for this long, assume that the server has lost the open request."""
+"""Silence after which the server has probably lost the open request."""
 
 _MAX_BYTES = 4 * 2**20
-"""Byte limit of the messages of one request; at it the server ends the request with 409. A larger burst would delay the
-acknowledgements of our publications on the same connection: 64 large commands by 0.2 s."""
+"""Byte limit of one request, which the server then ends with 409. A larger burst would delay acknowledgements of our
+publications on the same connection: 64 large commands by 0.2 s."""
 
 _COMPLETED = ("batch completed", "message size exceeds maxbytes")  # descriptions of status 409
 _EXPECTED_STATUSES = (StatusCode.REQUEST_TIMEOUT, StatusCode.NO_MESSAGES)
@@ -50,7 +48,12 @@ _TOP_UP_DIVISOR = 4
 
 
 class ConsumerGone(Exception):
-    """Raised if the server reports that the durable does not exist."""
+    """The server reports that the durable does not exist."""
+
+
+def _server_status(message: Msg) -> str | None:
+    """Return the server's status, None for a stored message: it has a reply subject, and any header `Status`."""
+    return message.headers.get(Header.STATUS) if message.headers and not message.reply else None
 
 
 class PullConsumer:
@@ -81,9 +84,9 @@ class PullConsumer:
 
     @property
     def silence_s(self) -> float:
-        """Seconds since the server last answered an open request, also by heartbeat; 0 without an open request.
+        """Seconds since the server answered an open request, also by heartbeat; 0 without one.
 
-        Sending another request does not reset it: an unresponsive server must not look alive.
+        Another request does not reset it: an unresponsive server must not look alive.
         """
         return 0.0 if self._unanswered_since is None else time.monotonic() - self._unanswered_since
 
@@ -92,12 +95,12 @@ class PullConsumer:
         self._wake.set()
 
     def renew(self) -> None:
-        """Withdraw the open request and send a new one, because the server may have lost it."""
+        """Replace the open request: the server may have lost it."""
         self._renew_requested = True
         self._wake.set()
 
     def give_up(self, reason: str) -> None:
-        """End `run` with ConsumerGone, because the durable is missing."""
+        """End `run` with ConsumerGone."""
         self._gone_reason = reason
         self._wake.set()
 
@@ -129,8 +132,8 @@ class PullConsumer:
     async def _resubscribe(self) -> None:
         """Subscribe to a new inbox, so that the server drops the open request for the old one.
 
-        With a second request for the same inbox it would serve both, which exceeds the free slots. Messages already
-        sent to the old inbox are received first and take their slots.
+        With two requests for one inbox it would serve both, which exceeds the free slots. Messages already sent to the
+        old inbox are received first and take their slots.
         """
         self._renew_requested = False
         await self._unsubscribe()
@@ -170,16 +173,12 @@ class PullConsumer:
             await self._wake.wait()
         finally:
             timer.cancel()
-        if self._requested and time.monotonic() - self._last_answer_or_request > _MAX_SILENCE_S:
+        last_answer_or_request = max(self._unanswered_since or 0.0, self._requested_at)
+        if self._requested and time.monotonic() - last_answer_or_request > _MAX_SILENCE_S:
             self._renew_requested = True
 
-    @property
-    def _last_answer_or_request(self) -> float:
-        return max(self._unanswered_since or 0.0, self._requested_at)
-
     async def _on_message(self, message: Msg) -> None:
-        # A stored message has a reply subject; its publisher may have set a header `Status`, which is not the server's.
-        status = message.headers.get(Header.STATUS) if message.headers and not message.reply else None
+        status = _server_status(message)
         if status is None:
             self._requested = max(0, self._requested - self._receive(message))  # minus 1, or 0 for a foreign message
         elif status != _HEARTBEAT:
@@ -189,7 +188,7 @@ class PullConsumer:
             self._wake.set()
 
     def _request_ended(self, status: str, headers: dict[str, str]) -> None:
-        """Handle a request that expired or was refused: its remaining messages are no longer requested."""
+        """Handle the end of a request: its remaining messages are no longer requested."""
         description = headers.get(Header.DESCRIPTION, "")
         remaining = headers.get(_PENDING, "")
         self._requested = max(0, self._requested - int(remaining)) if _NUMBER.fullmatch(remaining) else 0
@@ -203,7 +202,7 @@ class PullConsumer:
 
 
 async def unsubscribe(client: BusClient, subscription: Subscription) -> None:
-    """End a subscription; messages already sent by the server are still received."""
+    """End a subscription; messages already sent are still received."""
     try:
         if client.is_connected:
             async with asyncio.timeout(_UNSUBSCRIBE_TIMEOUT_S):
@@ -218,21 +217,15 @@ async def unsubscribe(client: BusClient, subscription: Subscription) -> None:
 
 
 PAUSE_S = 0.05
-"""Mean pause in seconds after a request that found fewer commands than it asked for."""
+"""Mean pause after a request that found fewer commands than it asked for."""
 
 JITTER = 0.5, 1.5
-"""Bounds of the random factor of PAUSE_S. With a fixed pause the replicas would always ask in the same order,
-and the one that asks after the longest gap would get most of the new commands."""
+"""Bounds of the random factor of PAUSE_S. With a fixed pause replicas would always ask in the same order, and the one
+after the longest gap would get most of the new commands."""
 
-_REPLY_TIMEOUT_S = 1.0
-"""Seconds until the next request if the server does not answer."""
-
-_MAX_RECEIVE_S = 0.01
-"""Seconds of receiving messages before other tasks run."""
-
-_LOOK_AHEAD_MAX_BYTES = 8 * 2**20
-"""Byte limit of one request: nats-py buffers its messages until they are received."""
-
+_REPLY_TIMEOUT_S = 1.0  # then another request is sent
+_MAX_RECEIVE_S = 0.01  # then other tasks run
+_LOOK_AHEAD_MAX_BYTES = 8 * 2**20  # nats-py buffers the messages of a request
 _CONFLICT = "409"  # status: `max_bytes` is reached
 
 
@@ -261,7 +254,7 @@ class LookAhead:
         self._wake.set()
 
     async def run(self) -> None:
-        """Fetch until cancelled; messages already sent by the server are still received."""
+        """Fetch until cancelled; messages already sent are still received."""
         inbox = self._client.new_inbox()
         subscription = await self._client.subscribe(inbox, cb=self._on_message)
         try:
@@ -286,8 +279,7 @@ class LookAhead:
             await asyncio.sleep(PAUSE_S * random.uniform(*JITTER))  # noqa: S311 - no secret depends on it
 
     async def _on_message(self, message: Msg) -> None:
-        # As in PullConsumer, only a message without a reply subject is the server's.
-        status = message.headers.get(Header.STATUS) if message.headers and not message.reply else None
+        status = _server_status(message)
         if status is None:
             self._receive(message)
             self._outstanding = max(0, self._outstanding - 1)
@@ -295,10 +287,6 @@ class LookAhead:
             self._outstanding = 0  # more commands are pending, so fetch again without a pause
         if status is not None or not self._outstanding:
             self._batch_ended.set()
-        await self._yield()
-
-    async def _yield(self) -> None:
-        now = time.monotonic()
-        if now - self._yielded_at > _MAX_RECEIVE_S:
+        if time.monotonic() - self._yielded_at > _MAX_RECEIVE_S:
             await asyncio.sleep(0)
             self._yielded_at = time.monotonic()

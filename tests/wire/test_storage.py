@@ -509,10 +509,10 @@ async def test_a_durable_whose_filter_was_wrong_redelivers_what_it_may_have_skip
 async def test_a_server_that_cannot_reset_a_durable_logs_how_to_find_the_commands(
     watched: Watched, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def unknown(*_: Any) -> None:
+    async def unknown(*_: Any, **__: Any) -> None:
         raise nats.errors.NoRespondersError  # before nats-server 2.14
 
-    monkeypatch.setattr(durable_monitor, "reset_durable", unknown)
+    monkeypatch.setattr(JetStreamContext, "reset_consumer", unknown)
     await watched.change(filter_subject="cg.v1r4.*.*.cmd.tool.other.>")
     await watched.monitor.check()
     assert "deadletters list --abandoned" in caplog.text
@@ -574,11 +574,11 @@ async def test_a_backlog_raises_the_durables_limit_which_is_lowered_afterwards(
 async def test_a_durable_limit_that_cannot_be_raised_logs_a_warning_once_a_minute(
     watched: Watched, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def refused(*_: Any) -> None:
+    async def refused(*_: Any, **__: Any) -> None:
         raise nats.errors.Error
 
     await fill(watched, 2, 1)
-    monkeypatch.setattr(durable_monitor, "change_max_ack_pending", refused)
+    monkeypatch.setattr(durable_monitor, "change_durable", refused)
     for _ in range(3):
         await watched.monitor.check()
     monkeypatch.undo()
@@ -594,10 +594,10 @@ async def test_settings_that_are_changed_repeatedly_are_restored_once_a_minute(
 ) -> None:
     tried: list[float] = []
 
-    async def refused(*_: Any) -> None:
+    async def refused(*_: Any, **__: Any) -> None:
         tried.append(time.monotonic())
 
-    monkeypatch.setattr(durable_monitor, "restore_settings", refused)
+    monkeypatch.setattr(durable_monitor, "change_durable", refused)
     await watched.change(max_deliver=3)
     for _ in range(4):
         await watched.monitor.check()
