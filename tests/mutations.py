@@ -367,7 +367,7 @@ SECRETS = (
     ),
     Mutation(
         "jina/byte_semaphore.py",
-        "self._call.keys_sent.add(key)",
+        "self.call.keys_sent.add(key)",
         "pass",
         "tests/unit/test_secrets.py::test_the_keys_of_all_attempts_and_items_of_a_call_are_masked",
     ),

@@ -208,11 +208,13 @@ class JinaBackend:
 
         Each attempt sends `request` with the remaining time as the upstream's `timeout`.
         """
-        endpoint, tool, project = endpoint_of(definition), definition.built_in.name, project_label(context.project)
+        call, endpoint = context.call, endpoint_of(definition)
+        tool, project = definition.built_in.name, project_label(call.project)
         requests, tokens = metrics.UPSTREAM_REQUESTS.labels(tool), metrics.UPSTREAM_TOKENS.labels(tool, project)
         has_own_limit = resolved.timeout_s is not None or definition.timeout_s is not None
         key, variable = arguments.api_key, arguments.key_variable
-        need = Need(variable, endpoint.operation.name, context.flow, deadline, key, context.slot, context.call_number)
+        flow = call.project or "", call.agent
+        need = Need(variable, endpoint.operation.name, flow, deadline, key, call.slot, call.number)
 
         async def fetch() -> dict[str, Any]:
             return await self._send_within_limits(context, endpoint.min_tokens(resolved.parameters), need, send)
@@ -241,13 +243,13 @@ class JinaBackend:
         may_suggest = partial(_may_suggest, definition, arguments)
         try:
             min_s = endpoint.timeouts.min_s(resolved.parameters)
-            sleep = _without_slot(self._sleep, context.slot)
+            sleep = _without_slot(self._sleep, call.slot)
             envelope = await with_retries(fetch, self._options.retry, deadline, min_s, sleep)
-            redactor = _response_redactor(arguments, context.keys_sent)
+            redactor = _response_redactor(arguments, call.keys_sent)
             rendering_context = RenderContext(redactor, self._redactor, may_suggest, resolved.names)
             rendering = endpoint.render(envelope, resolved.parameters, rendering_context)
             del envelope
-            output = await self._slicer.run(rendering, context.body_bytes, context.project)
+            output = await self._slicer.run(rendering, context.body_bytes, call.project)
         except ToolError as error:
             context.clear()
             meter.add(Usage(tokens=error.tokens))
@@ -267,7 +269,7 @@ class JinaBackend:
         Before that, reserve the estimated cost, at least `min_tokens`, in the call's budget; afterwards charge the
         actual cost.
         """
-        budget = context.budget
+        budget = context.call.budget
         if budget is None:
             return await self._send_with_permit(await self._acquire(context, need), need, send)
         reservation = await budget.reserve(min_tokens, need.deadline)
@@ -298,7 +300,8 @@ class JinaBackend:
         if (end := time.monotonic()) - begin >= _MIN_WAIT_S:
             context.record_permit_wait(begin, end)
         try:
-            context.recheck()
+            if context.call.recheck is not None:
+                context.call.recheck()
         except BaseException:
             permit.cancelled()
             raise

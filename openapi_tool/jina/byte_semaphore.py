@@ -36,22 +36,19 @@ _ASCII_FACTOR, _TWO_BYTE_FACTOR, _FOUR_BYTE_FACTOR = 6, 8, 14
 Python stores a string with one, two or four bytes per character, depending on its widest: one emoji makes 40 MB of a
 page of 10 MB. Measured by scripts/answer_costs.py, and rounded up.
 """
-_FOUR_BYTE_LEADS = tuple(bytes([first]) for first in range(0xF0, 0xF5))  # first byte of such characters in UTF-8
-_SURROGATE_ESCAPES = (rb"\ud", rb"\uD")
+_FOUR_BYTE_MARKS = (*(bytes([first]) for first in range(0xF0, 0xF5)), rb"\ud", rb"\uD")
+"""How such characters begin: in UTF-8, and as an escape, which is then half of a surrogate pair."""
 _BYTES_PER_VALUE = 250
 """Memory of a JSON value beside its text: the object, and its entry in a list or dictionary."""
 
 
 def memory_of(body: bytes | bytearray, values: int = 0) -> int:
     """Return the bytes of memory that a response with `values` JSON values needs until its result is committed."""
-    return len(body) * _memory_factor(body) + values * _BYTES_PER_VALUE
-
-
-def _memory_factor(body: bytes | bytearray) -> int:
     if body.isascii() and rb"\u" not in body:
-        return _ASCII_FACTOR
-    has_four_bytes = any(mark in body for mark in (*_FOUR_BYTE_LEADS, *_SURROGATE_ESCAPES))
-    return _FOUR_BYTE_FACTOR if has_four_bytes else _TWO_BYTE_FACTOR
+        factor = _ASCII_FACTOR
+    else:
+        factor = _FOUR_BYTE_FACTOR if any(mark in body for mark in _FOUR_BYTE_MARKS) else _TWO_BYTE_FACTOR
+    return len(body) * factor + values * _BYTES_PER_VALUE
 
 
 def max_call_memory(max_response_bytes: int) -> int:
@@ -71,20 +68,16 @@ class ByteSemaphore:
 
     FIFO with two exceptions: calls that hold memory come before those that hold none, since they release it sooner; and
     no call waits behind calls of a project that has used up its share. While a call has the reserve, its `held` is 0.
+    `free_bytes` does not count the reserve.
     """
 
     def __init__(self, total_bytes: int, reserve_bytes: int = 0) -> None:
-        self._free = total_bytes - reserve_bytes
-        self._share = self._free // 2
+        self.free_bytes = total_bytes - reserve_bytes
+        self._share = self.free_bytes // 2
         self._reserve_is_free = reserve_bytes > 0
         self._last_reserve_project: str | None = None
         self._waiting: deque[_Waiter] = deque()
         self._held_by: Counter[str | None] = Counter()
-
-    @property
-    def free_bytes(self) -> int:
-        """Free bytes, not counting the reserve."""
-        return self._free
 
     @property
     def waiting(self) -> int:
@@ -117,7 +110,7 @@ class ByteSemaphore:
         """Take `size` bytes more for `call` if that needs no wait; return whether it did."""
         if call.has_reserve:
             return True
-        if size > self._free or not self._within_share(call, size) or self._must_queue(call):
+        if size > self.free_bytes or not self._within_share(call, size) or self._must_queue(call):
             return False
         self._move(call, size)
         return True
@@ -136,7 +129,7 @@ class ByteSemaphore:
     def release_all_but(self, call: JinaCallContext, size: int) -> None:
         """Release all but `size` bytes of `call`; the reserve only if `size` bytes are free without it."""
         if call.has_reserve:
-            if size > self._free:
+            if size > self.free_bytes:
                 return
             call.has_reserve, self._reserve_is_free = False, True
             self._move(call, size)
@@ -144,19 +137,16 @@ class ByteSemaphore:
 
     def _serve(self) -> None:
         while self._waiting and (waiter := self._next_waiter()):
-            if not waiter.call.has_reserve:
-                if waiter.size <= self._free and self._within_share(waiter.call, waiter.size):
-                    self._move(waiter.call, waiter.size)
+            call = waiter.call
+            if not call.has_reserve:
+                if waiter.size <= self.free_bytes and self._within_share(call, waiter.size):
+                    self._move(call, waiter.size)
                 else:
-                    self._hand_over_reserve(waiter.call)
+                    self._reserve_is_free, self._last_reserve_project = False, call.project
+                    call.has_reserve = True
+                    self._move(call, -call.held)  # the reserve covers all that the call may need
             self._waiting.remove(waiter)
             waiter.granted.set_result(None)
-
-    def _hand_over_reserve(self, call: JinaCallContext) -> None:
-        """Give the reserve to a call. It covers all that the call may need, so release what it held."""
-        self._reserve_is_free, self._last_reserve_project = False, call.project
-        call.has_reserve = True
-        self._move(call, -call.held)
 
     def _next_waiter(self) -> _Waiter | None:
         """Return the waiter to serve next; None if it must wait for free memory. Skip projects at their share."""
@@ -166,7 +156,7 @@ class ByteSemaphore:
             if call.has_reserve or (call.held and self._reserve_is_free):
                 return waiter
             if call.project not in blocked_projects and self._within_share(call, waiter.size):
-                return waiter if waiter.size <= self._free else None
+                return waiter if waiter.size <= self.free_bytes else None
             blocked_projects.add(call.project)
         return None
 
@@ -202,7 +192,7 @@ class ByteSemaphore:
 
     def _move(self, call: JinaCallContext, size: int) -> None:
         """Move `size` bytes (may be negative) from the free memory to `call`."""
-        self._free -= size
+        self.free_bytes -= size
         call.held += size
         if call.project is not None:
             self._held_by[call.project] += size
@@ -213,8 +203,9 @@ class ByteSemaphore:
 class JinaCallContext:
     """Context of a call (see `executor/ports.py`): memory, body bytes of its responses, cost and requests so far.
 
-    `number` identifies the call in this process. Memory is released when the last `with` block ends: a shared request
-    may outlive the call that started it.
+    `number` identifies the call in this process. `keys_sent` are several if each attempt, or item of a batch, took
+    another key of a pool. Memory is released when the last `with` block ends: a shared request may outlive the call
+    that started it.
     """
 
     def __init__(self, semaphore: ByteSemaphore, project: str | None = None) -> None:
@@ -233,11 +224,6 @@ class JinaCallContext:
         self.budget: Charge | None = None
         self.keys_sent: set[SecretStr] = set()
         self.recheck: Callable[[], None] | None = None
-
-    @property
-    def holds(self) -> bool:
-        """Return whether the call holds the reserve or memory, for which others may wait."""
-        return self.has_reserve or self.held > 0
 
     def __enter__(self) -> Self:
         self._users += 1
@@ -264,76 +250,38 @@ class JinaCallContext:
 
 
 class RequestContext:
-    """One upstream request of a call, retries included: memory of its response, and access to the call's data.
-
-    `http_status` is that of the response, None before it arrives.
-    """
+    """One upstream request of `call`, retries included: memory of its response, and its status once it arrives."""
 
     def __init__(self, call: JinaCallContext, semaphore: ByteSemaphore) -> None:
-        self._call = call
+        self.call = call
         self._semaphore = semaphore
         self._held = 0
         self.body_bytes = 0
         self.http_status: int | None = None
 
-    @property
-    def project(self) -> str | None:
-        """Project to which the memory is charged."""
-        return self._call.project
-
-    @property
-    def flow(self) -> tuple[str, str]:
-        """Project and agent of the call."""
-        return self._call.project or "", self._call.agent
-
-    @property
-    def call_number(self) -> int:
-        """Number of the call in this process."""
-        return self._call.number
-
-    @property
-    def slot(self) -> Slot:
-        """Slot of the call."""
-        return self._call.slot
-
-    @property
-    def budget(self) -> Charge | None:
-        """Accounts that the call's requests are charged to."""
-        return self._call.budget
-
-    @property
-    def keys_sent(self) -> set[SecretStr]:
-        """Keys that the call has sent: each attempt and each item of a batch may take another one of a pool."""
-        return self._call.keys_sent
-
-    def recheck(self) -> None:
-        """Raise ToolError if the call may send no further request, for example because its tool was disabled."""
-        if self._call.recheck is not None:
-            self._call.recheck()
-
     def record_attempt(self, attempt: Attempt, key: SecretStr) -> None:
         """Record a request that is sent now with this key."""
         self.http_status = None
-        self._call.keys_sent.add(key)
-        if len(self._call.attempts) < MAX_ATTEMPTS:
-            self._call.attempts.append(attempt)
+        self.call.keys_sent.add(key)
+        if len(self.call.attempts) < MAX_ATTEMPTS:
+            self.call.attempts.append(attempt)
 
     def record_permit_wait(self, begin: float, end: float) -> None:
         """Record begin and end of a wait for a permit of the rate limit."""
-        if len(self._call.permit_waits) < MAX_ATTEMPTS:
-            self._call.permit_waits.append((begin, end))
+        if len(self.call.permit_waits) < MAX_ATTEMPTS:
+            self.call.permit_waits.append((begin, end))
 
     async def hold(self, size: int) -> None:
         """Hold `size` bytes; wait if that is more than before."""
         if size > self._held:
-            await self._semaphore.take(self._call, size - self._held)
+            await self._semaphore.take(self.call, size - self._held)
         elif size < self._held:
-            self._semaphore.give(self._call, self._held - size)
+            self._semaphore.give(self.call, self._held - size)
         self._held = size
 
     def try_hold(self, size: int) -> bool:
         """Hold `size` bytes if that needs no wait; return whether it did."""
-        if size > self._held and not self._semaphore.try_take(self._call, size - self._held):
+        if size > self._held and not self._semaphore.try_take(self.call, size - self._held):
             return False
         self._held = max(size, self._held)
         return True
@@ -341,13 +289,13 @@ class RequestContext:
     def add_body_bytes(self, size: int) -> int:
         """Count `size` more body bytes of this response; return the total of all responses of the call."""
         self.body_bytes += size
-        self._call.body_bytes += size
-        return self._call.body_bytes
+        self.call.body_bytes += size
+        return self.call.body_bytes
 
     def clear(self) -> None:
         """Release the memory of this request and reset its body bytes, before a retry."""
-        self._call.body_bytes -= self.body_bytes
+        self.call.body_bytes -= self.body_bytes
         self.body_bytes = 0
         if self._held:
-            self._semaphore.give(self._call, self._held)
+            self._semaphore.give(self.call, self._held)
             self._held = 0

@@ -92,12 +92,12 @@ class ResponseCache:
             # Small responses are not counted: reserving memory would cost more than they occupy.
             await _hold(context, memory_of(cached) if len(cached) > SMALL else 0, deadline)
             metrics.CACHE_HITS.inc()
-            return await self._slicer.run(_deserialize(cached), len(cached), context.project)
+            return await self._slicer.run(_deserialize(cached), len(cached), context.call.project)
         pending = self._in_flight.get(key)
         joined = pending is not None
         if pending is None:
             metrics.CACHE_MISSES.inc()
-            pending = self._start(key, fetch, context.project)
+            pending = self._start(key, fetch, context.call.project)
         try:
             output = await self._wait(pending, deadline, spent)
         except ToolTimeout:

@@ -96,7 +96,7 @@ class JinaClient:
     async def _exchange(
         self, request: UpstreamRequest, api_key: SecretStr, context: RequestContext
     ) -> tuple[int, str | None, bytearray]:
-        response = await self._transport.handle_async_request(_outgoing(request, api_key, context.project or ""))
+        response = await self._transport.handle_async_request(_outgoing(request, api_key, context.call.project or ""))
         context.http_status = response.status_code
         try:
             body = await self._read(response, context)
@@ -179,9 +179,9 @@ class JinaClient:
             extra={"action": "upstream.response", "http_status": status, "bytes": len(body)},
         )
         try:
-            values = await self._slicer.run(count_values(body), len(body), context.project)
+            values = await self._slicer.run(count_values(body), len(body), context.call.project)
             await context.hold(memory_of(body, values) if len(body) > SMALL else 0)
-            value = await self._slicer.run(parse(body), len(body), context.project)
+            value = await self._slicer.run(parse(body), len(body), context.call.project)
         except ResponseTooLarge as error:
             return error if status == _OK else _outcome_of(status, retry_after, None, request, self._redactor)
         finally:
