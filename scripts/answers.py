@@ -24,10 +24,10 @@ from typing import Any
 
 import yaml
 
-from openapi_tool.jina.content import page_output, search_output
 from openapi_tool.local.recordings import Recording, load_recordings
 from openapi_tool.protocol.errors import UpstreamRejected
 from openapi_tool.tools.result import Part, estimate_tokens, framed
+from tests.support import page_output, search_output
 
 SEARCH_SHARE = 0.6
 """Maximum share of the upstream's JSON that is shown, over all searches."""

@@ -27,9 +27,11 @@ from nats.js.errors import NotFoundError
 from pydantic import SecretStr
 
 from openapi_tool.bus.dead_letters import STREAM as DEAD_LETTERS
+from openapi_tool.concurrency import at_once
 from openapi_tool.jina.byte_semaphore import ByteSemaphore
 from openapi_tool.jina.client import EgressTransport, JinaClient
-from openapi_tool.jina.failures import FAILURES, ONCE, SOME, FailureTable
+from openapi_tool.jina.content import RenderContext, page_steps, search_steps
+from openapi_tool.jina.failures import FAILURES, NO_SECRETS, ONCE, SOME, FailureTable
 from openapi_tool.jina.request import UpstreamRequest
 from openapi_tool.kernel.inspection import grant_statements, quoted_role
 from openapi_tool.local.caller import Caller
@@ -53,6 +55,7 @@ from openapi_tool.tools.arguments import CallOwner
 from openapi_tool.tools.definition import ToolDefinition, parse_definition
 from openapi_tool.tools.placeholders import placeholder_values
 from openapi_tool.tools.policy import Deadline
+from openapi_tool.tools.result import ToolOutput
 
 _NOTE_CHARS = 1_000
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
@@ -402,6 +405,22 @@ async def fetched(
         )
     finally:
         await client.aclose()
+
+
+_CONTEXT = RenderContext(NO_SECRETS, NO_SECRETS)
+
+
+def search_output(
+    envelope: Mapping[str, Any], query: str, *, with_pages: bool = False, max_tokens: int | None = None
+) -> ToolOutput:
+    """Render the response of a search, with or without page content, in one step."""
+    parameters = {"q": query, "maxTokens": max_tokens, "respondWith": "content" if with_pages else "no-content"}
+    return at_once(search_steps(envelope, parameters, _CONTEXT))
+
+
+def page_output(envelope: Mapping[str, Any], max_tokens: int | None = None) -> ToolOutput:
+    """Render the response of a reader in one step."""
+    return at_once(page_steps(envelope, {"maxTokens": max_tokens}, _CONTEXT))
 
 
 def assert_for_a_model(error: ToolError) -> None:

@@ -18,7 +18,7 @@ from openapi_tool.concurrency import TimeSlicer, shielded
 from openapi_tool.jina.byte_semaphore import ByteSemaphore, JinaCallContext, RequestContext, max_call_memory
 from openapi_tool.jina.cache import ResponseCache, cache_key
 from openapi_tool.jina.client import JinaClient
-from openapi_tool.jina.content import RenderContext, usage_of
+from openapi_tool.jina.content import RenderContext, masked, usage_of
 from openapi_tool.jina.endpoints import batch_items, batch_output, endpoint_of, item_arguments, without_secrets
 from openapi_tool.jina.failures import NO_SECRETS, Sleep, with_retries
 from openapi_tool.jina.remarks import cost_advice
@@ -249,7 +249,7 @@ class JinaBackend:
             rendering_context = RenderContext(redactor, self._redactor, may_suggest, resolved.names)
             rendering = endpoint.render(envelope, resolved.parameters, rendering_context)
             del envelope
-            output = await self._slicer.run(rendering, context.body_bytes, call.project)
+            output = await self._slicer.run(masked(rendering, redactor), context.body_bytes, call.project)
         except ToolError as error:
             context.clear()
             meter.add(Usage(tokens=error.tokens))

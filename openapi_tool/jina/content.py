@@ -12,10 +12,10 @@ from collections.abc import Iterator, Mapping
 from itertools import chain, islice
 from typing import Any
 
-from openapi_tool.concurrency import SMALL, Steps, at_once
+from openapi_tool.concurrency import SMALL, Steps
 from openapi_tool.frozen import frozen
 from openapi_tool.jina.addresses import is_inline, without_inline_images
-from openapi_tool.jina.failures import NO_SECRETS, quoted
+from openapi_tool.jina.failures import quoted
 from openapi_tool.jina.remarks import (
     Offers,
     barrier_type,
@@ -30,7 +30,7 @@ from openapi_tool.jina.remarks import (
     warning,
 )
 from openapi_tool.protocol.errors import UpstreamRejected, UpstreamUnavailable
-from openapi_tool.telemetry.redact import Redactor, of_call
+from openapi_tool.telemetry.redact import Redactor
 from openapi_tool.tools.problems import counted
 from openapi_tool.tools.result import BLOCK_GAP, Item, ToolOutput, Usage, items_chars, one_line
 
@@ -70,41 +70,19 @@ class RenderContext:
     names: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
-NO_CONTEXT = RenderContext(of_call(()), NO_SECRETS)
-
-
-def search_output(
-    envelope: Mapping[str, Any], query: str, *, with_pages: bool = False, max_tokens: int | None = None
-) -> ToolOutput:
-    """Render numbered search results; no results are a success. `with_pages` means that page content was requested."""
-    return at_once(search_steps(envelope, query, with_pages=with_pages, max_tokens=max_tokens))
-
-
 def search_steps(
-    envelope: Mapping[str, Any],
-    query: str,
-    *,
-    with_pages: bool = False,
-    max_tokens: int | None = None,
-    context: RenderContext = NO_CONTEXT,
+    envelope: Mapping[str, Any], parameters: Mapping[str, Any], context: RenderContext
 ) -> Steps[ToolOutput]:
-    """Like `search_output`, in steps, with secrets masked."""
-    max_tokens = max_tokens if with_pages else None
-    output = yield from _search_steps(envelope, query, context, max_tokens, with_pages=with_pages)
-    del envelope
-    return (yield from _masked(output, context.redactor))
-
-
-def _search_steps(
-    envelope: Mapping[str, Any], query: str, context: RenderContext, max_tokens: int | None, *, with_pages: bool
-) -> Steps[ToolOutput]:
+    """Render numbered search results; no results are a success."""
+    with_pages = parameters.get("respondWith") != "no-content"
+    max_tokens = parameters.get("maxTokens") if with_pages else None
     results = envelope.get("data")
     if results is None:
         results = []
     if not isinstance(results, list) or not all(isinstance(item, dict) for item in results):
         raise UpstreamUnavailable("The search answered in an unexpected shape; try again later.")
     if not results:
-        return _no_results(query, usage_of(envelope), context, with_pages=with_pages)
+        return _no_results(str(parameters.get("q", "")), usage_of(envelope), context, with_pages=with_pages)
     reader = _FieldReader(context.redactor)
     shown = results[:_MAX_RESULTS]
     items, warning_types, facts = yield from _result_items(shown, reader, with_pages=with_pages)
@@ -116,8 +94,7 @@ def _search_steps(
             facts[place]["cut_at_tokens"] = max_tokens
     if any(warning_types):
         items += _result_warnings(warning_types, facts, context.offers)
-    state = {"results": facts}
-    return ToolOutput(tuple(items), state, usage_of(envelope))
+    return ToolOutput(tuple(items), {"results": facts}, usage_of(envelope))
 
 
 def _result_warnings(per_result: list[tuple[str, ...]], facts: list[dict[str, Any]], offers: Offers) -> Iterator[Item]:
@@ -138,11 +115,12 @@ def _no_results(query: str, usage: Usage, context: RenderContext, *, with_pages:
     return ToolOutput((Item(caption=text),), {"results": []}, usage)
 
 
-def _masked(output: ToolOutput, redactor: Redactor) -> Steps[ToolOutput]:
-    """Mask secrets in an output before it is truncated: the redactor does not recognize half a key.
+def masked(rendering: Steps[ToolOutput], redactor: Redactor) -> Steps[ToolOutput]:
+    """Render, then mask secrets in the output before it is truncated: the redactor does not recognize half a key.
 
     A small output is searched as one text first, because nearly all contain no secret.
     """
+    output = yield from rendering  # then its frame, with the original text, is gone
     if items_chars(output.items) <= SMALL and not redactor.finds_in(output.content):
         return ToolOutput(output.items, redactor.value(output.state), output.usage)
     items = []
@@ -185,24 +163,8 @@ def _result_items(
     return items, warning_types, state
 
 
-def page_output(envelope: Mapping[str, Any], max_tokens: int | None = None) -> ToolOutput:
-    """Render a page: title, url, published time, warnings, body; links and images if requested.
-
-    `max_tokens` is the limit that was sent with its request.
-    """
-    return at_once(page_steps(envelope, max_tokens))
-
-
-def page_steps(
-    envelope: Mapping[str, Any], max_tokens: int | None = None, context: RenderContext = NO_CONTEXT
-) -> Steps[ToolOutput]:
-    """Like `page_output`, in steps, with secrets masked."""
-    output = yield from _page_steps(envelope, max_tokens, context)
-    del envelope  # frees the original text, which may be four times as large as the response
-    return (yield from _masked(output, context.redactor))
-
-
-def _page_steps(envelope: Mapping[str, Any], max_tokens: int | None, context: RenderContext) -> Steps[ToolOutput]:
+def page_steps(envelope: Mapping[str, Any], parameters: Mapping[str, Any], context: RenderContext) -> Steps[ToolOutput]:
+    """Render a page: title, url, published time, warnings, body; links and images if requested."""
     item = envelope.get("data")
     if not isinstance(item, dict):
         raise UpstreamUnavailable("The reader answered in an unexpected shape; try again later.")
@@ -215,15 +177,18 @@ def _page_steps(envelope: Mapping[str, Any], max_tokens: int | None, context: Re
     head = [
         f"Title: {reader.line(item.get('title')) or '(none)'}",
         f"URL: {reader.line(item.get('url'), _MAX_URL_CHARS)}",
-        *(f"Published: {reader.line(published)}" for published in _if_given(item.get("publishedTime"))),
-        *(f"Pages: {reader.line(count)}" for count in _if_given(item.get("numPages"))),
+        *(
+            f"{label}: {reader.line(item[field])}"
+            for label, field in (("Published", "publishedTime"), ("Pages", "numPages"))
+            if item.get(field) not in (None, "", 0)
+        ),
         *(f"Warning: {warning}" for warning in warnings),
         *([f"Description: {text}"] if (text := reader.description(item, parts)) else []),
     ]
     state = reader.facts(item, ("title", "url", "publishedTime", "warning", "numPages"))
     body = BLOCK_GAP.join([*parts, *lists])
     page = Item("\n".join(head), body, page_warnings(warning_types, context.offers) if warning_types else "")
-    usage = usage_of(envelope)
+    usage, max_tokens = usage_of(envelope), parameters.get("maxTokens")
     if warning_types:
         state["warnings"] = list(warning_types)
     if max_tokens and is_cut(usage.tokens, max_tokens):
@@ -390,10 +355,6 @@ def _pairs(value: Any) -> Iterator[tuple[str, str]]:
             match pair:
                 case [str(text), str(url)]:
                     yield text, url
-
-
-def _if_given(value: Any) -> tuple[Any, ...]:
-    return (value,) if value not in (None, "", 0) else ()
 
 
 def _text(value: Any) -> str:

@@ -105,7 +105,7 @@ _MIN_PAGE_TOKENS = {
 """Minimum charge in tokens for a page that is read with one of these parameters."""
 
 Renderer = Callable[[Mapping[str, Any], Parameters, RenderContext], Steps[ToolOutput]]
-"""Renders a response envelope, given the parameters of its request, with secrets masked."""
+"""Renders a response envelope, given the parameters of its request."""
 
 
 @dataclass(frozen=True)
@@ -154,16 +154,6 @@ class Endpoint:
         return by_name(self.parameters)
 
 
-def _render_search(envelope: Mapping[str, Any], parameters: Parameters, context: RenderContext) -> Steps[ToolOutput]:
-    with_pages = parameters.get("respondWith") != "no-content"
-    query, max_tokens = str(parameters.get("q", "")), parameters.get("maxTokens")
-    return search_steps(envelope, query, with_pages=with_pages, max_tokens=max_tokens, context=context)
-
-
-def _render_page(envelope: Mapping[str, Any], parameters: Parameters, context: RenderContext) -> Steps[ToolOutput]:
-    return page_steps(envelope, parameters.get("maxTokens"), context)
-
-
 def _min_search_tokens(parameters: Parameters) -> int:
     """Return the minimum charge: for each ten results asked for, times 5 for images and news, times 3 for Bing."""
     scale = 5 if parameters.get("type") in ("images", "news") else 3 if parameters.get("provider") == "bing" else 1
@@ -182,7 +172,7 @@ ENDPOINTS: Mapping[str, Endpoint] = {
             SEARCH,
             tables.SEARCH,
             SEARCH_TIMEOUTS,
-            _render_search,
+            search_steps,
             SEARCH_FAILURES,
             formats=(*MODEL_FORMATS, "no-content"),
             own=(WITH_CONTENT,),
@@ -194,7 +184,7 @@ ENDPOINTS: Mapping[str, Endpoint] = {
             READER,
             tables.READER,
             READER_TIMEOUTS,
-            _render_page,
+            page_steps,
             FAILURES,
             check_url=checked_url,
             min_tokens=_min_page_tokens,

@@ -40,7 +40,7 @@ from openapi_tool.bus.wire import ForeignMessage, delivery_of
 from openapi_tool.concurrency import at_once
 from openapi_tool.jina.byte_semaphore import ByteSemaphore
 from openapi_tool.jina.client import JinaClient
-from openapi_tool.jina.content import RenderContext
+from openapi_tool.jina.content import RenderContext, masked
 from openapi_tool.jina.endpoints import ENDPOINTS
 from openapi_tool.jina.request import UpstreamRequest
 from openapi_tool.jina.url_policy import INTERNAL_SUFFIXES, UrlPolicy, checked_url
@@ -426,7 +426,7 @@ def check_answer(data: bytes) -> None:
     try:
         request = replace(_REQUEST, failures=endpoint.failures)
         envelope = _fetched(request, _STATUSES[status], {name: text for name, text in headers.items() if text}, body)
-        output = at_once(endpoint.render(envelope, _PARAMETERS, _CONTEXT))
+        output = at_once(masked(endpoint.render(envelope, _PARAMETERS, _CONTEXT), _CONTEXT.redactor))
     except ToolError as error:
         assert SECRET not in error.message
         assert_storable(failure(error, 1).result)

@@ -24,7 +24,6 @@ from pydantic import SecretStr
 from openapi_tool.concurrency import at_once
 from openapi_tool.jina.addresses import without_inline_images
 from openapi_tool.jina.client import ALLOWED_HEADERS
-from openapi_tool.jina.content import search_output
 from openapi_tool.jina.endpoints import batch_items, endpoint_of, item_arguments
 from openapi_tool.jina.parameters import READER, REFUSED, SEARCH
 from openapi_tool.jina.request import UpstreamRequest, build_request, resolve_parameters
@@ -47,7 +46,7 @@ from openapi_tool.tools.schema import schema_problems
 from openapi_tool.tools.scopes import SessionScope
 from tests.answering import ToolsOverTransport, serving
 from tests.requirements import requirement
-from tests.support import definition, owner, resident_bytes, tool_call
+from tests.support import definition, owner, resident_bytes, search_output, tool_call
 
 SCOPE = SessionScope(b"k" * 32)
 RULES = UrlPolicy()

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from prometheus_client import Counter
 
 from openapi_tool.concurrency import at_once
-from openapi_tool.jina.content import page_output, search_output
 from openapi_tool.jina.remarks import WARNINGS, upstream_warning_type
 from openapi_tool.protocol.errors import NotFound, ToolError, UpstreamRejected
 from openapi_tool.telemetry.redact import MASK
@@ -49,7 +48,7 @@ from scripts.answers import (
 )
 from tests.answering import KEY, ToolsOverTransport, serving
 from tests.requirements import requirement
-from tests.support import assert_for_a_model, each, framed_items, repeated_lines
+from tests.support import assert_for_a_model, each, framed_items, page_output, repeated_lines, search_output
 
 NOTHING_TO_READ = "t-204-json"
 """A page without a body and with a warning, which is a failure."""

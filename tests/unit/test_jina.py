@@ -21,7 +21,6 @@ from hypothesis import strategies as st
 from pydantic import SecretStr
 
 from openapi_tool.jina.client import ALLOWED_HEADERS
-from openapi_tool.jina.content import page_output, search_output
 from openapi_tool.jina.endpoints import ENDPOINTS
 from openapi_tool.jina.request import UpstreamRequest, build_request, resolve_parameters
 from openapi_tool.local.recordings import Recording, exchanges, load_recordings, parse_request
@@ -40,7 +39,7 @@ from openapi_tool.tools.arguments import Arguments
 from openapi_tool.tools.result import ToolOutput
 from scripts.answers import is_search, successes
 from tests.requirements import requirement
-from tests.support import assert_for_a_model, definition, each, fetched, framed_items, retry
+from tests.support import assert_for_a_model, definition, each, fetched, framed_items, page_output, retry, search_output
 
 KEY = SecretStr("the-key")
 READER = {"mode": "reader"}

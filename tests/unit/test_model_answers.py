@@ -21,7 +21,6 @@ from pydantic import SecretStr
 from openapi_tool.concurrency import at_once
 from openapi_tool.executor.continuation import requested_tokens
 from openapi_tool.jina.addresses import without_inline_images
-from openapi_tool.jina.content import page_output, search_output
 from openapi_tool.jina.endpoints import ENDPOINTS, batch_output
 from openapi_tool.jina.remarks import BARRIERS, STEMS, WARNINGS, barrier_type, cost_advice
 from openapi_tool.jina.request import UpstreamRequest, build_request, resolve_parameters, with_max_tokens
@@ -41,7 +40,7 @@ from scripts import answers
 from scripts.answers import successes
 from tests.answering import OWNER, ToolsOverTransport, serving
 from tests.requirements import requirement
-from tests.support import definition, each, framed_items, owner, tool_call
+from tests.support import definition, each, framed_items, owner, page_output, search_output, tool_call
 from tests.unit.test_large_texts import StoredResult
 
 READER, SEARCH = {"mode": "reader"}, {"mode": "search"}
