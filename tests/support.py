@@ -31,7 +31,7 @@ from openapi_tool.concurrency import at_once
 from openapi_tool.jina.byte_semaphore import ByteSemaphore
 from openapi_tool.jina.client import EgressTransport, JinaClient
 from openapi_tool.jina.content import RenderContext, page_steps, search_steps
-from openapi_tool.jina.failures import FAILURES, NO_SECRETS, ONCE, SOME, FailureTable
+from openapi_tool.jina.failures import NO_SECRETS, ONCE, SOME
 from openapi_tool.jina.request import UpstreamRequest
 from openapi_tool.kernel.inspection import grant_statements, quoted_role
 from openapi_tool.local.caller import Caller
@@ -389,10 +389,10 @@ _CLASS_NAME = re.compile(r"\b[A-Z]\w*Error\b|\bError:")
 
 
 async def fetched(
-    status: int, headers: Mapping[str, str], body: bytes, failures: FailureTable = FAILURES
+    status: int, headers: Mapping[str, str], body: bytes, nothing_found: str | None = None
 ) -> dict[str, Any]:
     """Return the body that the client gets for a response with these values. Raises ToolError."""
-    request = replace(_REQUEST, failures=failures)
+    request = replace(_REQUEST, nothing_found=nothing_found)
     sent = httpx.Headers(dict(headers), encoding="latin-1")
     transport = httpx.MockTransport(lambda _: httpx.Response(status, headers=sent, content=body))
     client = JinaClient(EgressTransport(transport), max_response_bytes=1_000_000)

@@ -9,6 +9,7 @@ import socket
 import ssl
 from collections.abc import AsyncIterator, Sequence
 from functools import lru_cache
+from http import HTTPStatus
 from typing import Any, cast
 
 import certifi
@@ -18,7 +19,7 @@ from pydantic import SecretStr
 from openapi_tool.concurrency import SMALL, TimeSlicer
 from openapi_tool.jina.answer_json import count_values, parse
 from openapi_tool.jina.byte_semaphore import RequestContext, memory_of
-from openapi_tool.jina.failures import NO_SECRETS, ONCE, SOME, is_empty_search, upstream_failure
+from openapi_tool.jina.failures import NO_SECRETS, ONCE, SOME, upstream_failure
 from openapi_tool.jina.parameters import OUTGOING_HEADERS
 from openapi_tool.jina.request import UpstreamRequest
 from openapi_tool.jina.transport import PROJECT, CertificateRefused, OwnResponseRefused, ResponseRefused
@@ -295,10 +296,12 @@ def _outcome_of(
 
     The body may contain a `code` other than 200 although the HTTP status is 200, so check both.
     """
-    if is_empty_search(status, value, request.failures):
+    message = value.get("message") if isinstance(value, dict) else None
+    unprocessable = status == HTTPStatus.UNPROCESSABLE_ENTITY
+    if unprocessable and request.nothing_found and str(message).startswith(request.nothing_found):
         return {"code": _OK, "data": []}
     if status != _OK:
-        return upstream_failure(status, value, retry_after, redactor, request.failures, request.names)
+        return upstream_failure(status, value, retry_after, redactor, request.names)
     if not isinstance(value, dict):
         return UpstreamUnavailable(
             "The service's answer was not the JSON that was asked for; try again.", max_retries=ONCE
@@ -306,7 +309,7 @@ def _outcome_of(
     code = value.get("code", _OK)
     if isinstance(code, int) and code != _OK:
         code = code if code in _STATUSES else _BAD_GATEWAY  # the body may hold any number
-        return upstream_failure(code, value, retry_after, redactor, request.failures, request.names)
+        return upstream_failure(code, value, retry_after, redactor, request.names)
     return value
 
 

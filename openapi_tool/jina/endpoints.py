@@ -17,7 +17,7 @@ from typing import Any, cast
 from openapi_tool.concurrency import Steps
 from openapi_tool.jina import parameters as tables
 from openapi_tool.jina.content import RenderContext, page_steps, search_steps
-from openapi_tool.jina.failures import FAILURES, SEARCH_FAILURES, FailureTable
+from openapi_tool.jina.failures import NOTHING_FOUND
 from openapi_tool.jina.parameters import MODEL_FORMATS, WITH_CONTENT, Parameter, by_name
 from openapi_tool.jina.url_policy import UrlPolicy, checked_url
 from openapi_tool.protocol.errors import BadRequest, ToolError
@@ -118,19 +118,20 @@ class Endpoint:
     - `implied`: not sent, since they are the upstream's defaults.
     - `check_url`: checks and repairs the main parameter; None if that is no address.
     - `min_tokens`: minimum charge for a successful request (jina-api section 5).
+    - `nothing_found`: beginning of the message of a 422 that is no error but a response without results (jina-api 2.2).
     """
 
     operation: Operation
     parameters: tuple[Parameter, ...]
     timeouts: Timeouts
     render: Renderer
-    failures: FailureTable
     formats: tuple[str, ...] = MODEL_FORMATS
     own: tuple[Parameter, ...] = ()
     defaults: Mapping[str, Any] = field(default_factory=dict)
     implied: Mapping[str, Any] = field(default_factory=dict)
     check_url: Callable[[str, UrlPolicy], str] | None = None
     min_tokens: Callable[[Parameters], int] = lambda _: 1
+    nothing_found: str | None = None
 
     def find(self, name: str) -> Parameter | None:
         """Return the parameter with this name, alias or header, None if there is none."""
@@ -173,19 +174,18 @@ ENDPOINTS: Mapping[str, Endpoint] = {
             tables.SEARCH,
             SEARCH_TIMEOUTS,
             search_steps,
-            SEARCH_FAILURES,
             formats=(*MODEL_FORMATS, "no-content"),
             own=(WITH_CONTENT,),
             defaults={"respondWith": "no-content"},
             implied={"respondWith": "content"},
             min_tokens=_min_search_tokens,
+            nothing_found=NOTHING_FOUND,
         ),
         Endpoint(
             READER,
             tables.READER,
             READER_TIMEOUTS,
             page_steps,
-            FAILURES,
             check_url=checked_url,
             min_tokens=_min_page_tokens,
         ),

@@ -9,6 +9,7 @@ import asyncio
 import functools
 import logging
 import math
+import random
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
@@ -17,7 +18,7 @@ from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from typing import Any, TypeVar, cast
 
-from tenacity import RetryCallState, wait_exception, wait_exponential_jitter, wait_random
+from tenacity import RetryCallState, wait_exponential_jitter
 
 from openapi_tool.concurrency import retried
 from openapi_tool.options import RetryOptions
@@ -39,7 +40,7 @@ _MAX_REASON_CHARS = 300
 _MAX_VALUE_CHARS = 80
 _QUOTES = re.compile('["\u201c-\u201f\u2033\u2036\u300c-\u300f\u301d-\u301f\u00ab\u00bb\uff02\uff62\uff63]')
 """Characters that a model could read as the end of a quotation."""
-_VALIDATOR = "Rejected by validator"
+_VALIDATOR = "Rejected by validator"  # followed by source code of the validator
 _MAX_WAIT_CHARS = 500
 _MAX_WAIT_S = 1e9
 _ERROR_NAME = re.compile(r"\b(?:[A-Z]\w*)?Error(?:\((?P<path>[^()]*)\))?(?:: |$)")
@@ -110,20 +111,8 @@ BY_HTTP: Mapping[int, Rule] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class FailureTable:
-    """Error rules of an operation.
-
-    A 422 whose message starts with `nothing_found` is not an error but a response without results.
-    """
-
-    by_status: Mapping[int, Rule]
-    by_http: Mapping[int, Rule]
-    nothing_found: str | None = None
-
-
-FAILURES = FailureTable(BY_STATUS, BY_HTTP)
-SEARCH_FAILURES = FailureTable(BY_STATUS, BY_HTTP, nothing_found="No search results available")
+NOTHING_FOUND = "No search results available"
+"""Beginning of the message of a 422 that means a search without results, which is not an error (jina-api 2.2)."""
 
 _REDIRECT = Rule(
     errors.UpstreamRejected,
@@ -167,7 +156,6 @@ def upstream_failure(
     body: Any,
     retry_after: str | None,
     redactor: Redactor = NO_SECRETS,
-    table: FailureTable = FAILURES,
     names: Mapping[str, str] | None = None,
 ) -> ToolError:
     """Return the typed error of an unsuccessful response.
@@ -176,7 +164,7 @@ def upstream_failure(
     of 5xx responses, texts outside of Jina's envelope, or secrets of `redactor`.
     """
     envelope, names = body if isinstance(body, dict) else {}, names or {}
-    rule = _EDGE_BLOCK if http_status == HTTPStatus.FORBIDDEN and not envelope else _rule(http_status, envelope, table)
+    rule = _rule(http_status, envelope)
     if http_status == HTTPStatus.UNPROCESSABLE_ENTITY and (advice := _selector_advice(envelope, names)):
         rule = replace(rule, message=advice, reason=False)
     reason = (
@@ -204,14 +192,6 @@ def quoted(text: str) -> str:
     return '"' + _QUOTES.sub("'", one_line(text[:_MAX_READ_CHARS])[:_MAX_REASON_CHARS]) + '"'
 
 
-def is_empty_search(http_status: int, body: Any, table: FailureTable) -> bool:
-    """Return whether a 422 means a search without results, which is not an error (jina-api 2.2)."""
-    if table.nothing_found is None or http_status != HTTPStatus.UNPROCESSABLE_ENTITY:
-        return False
-    message = body.get("message") if isinstance(body, dict) else None
-    return isinstance(message, str) and message.startswith(table.nothing_found)
-
-
 def _selector_advice(envelope: Mapping[str, Any], names: Mapping[str, str]) -> str:
     """Return advice about the model's CSS selector if the selector made the request fail, else an empty text."""
     given = [names[parameter] for parameter in _SELECTORS if parameter in names]
@@ -228,16 +208,17 @@ def _selector_advice(envelope: Mapping[str, Any], names: Mapping[str, str]) -> s
     return ""
 
 
-def _rule(http_status: int, envelope: Mapping[str, Any], table: FailureTable) -> Rule:
+def _rule(http_status: int, envelope: Mapping[str, Any]) -> Rule:
     status = envelope.get("status")
-    by_status = table.by_status.get(status) if isinstance(status, int) else None
-    if by_status is not None:
-        return by_status
+    if isinstance(status, int) and status in BY_STATUS:
+        return BY_STATUS[status]
+    if http_status == HTTPStatus.FORBIDDEN and not envelope:
+        return _EDGE_BLOCK
     if HTTPStatus.MULTIPLE_CHOICES <= http_status < HTTPStatus.BAD_REQUEST:
         return _REDIRECT
     if http_status == HTTPStatus.UNPROCESSABLE_ENTITY and _is_transient(envelope):
         return _PAGE_UNREACHABLE
-    return table.by_http.get(http_status, _SERVER if http_status >= HTTPStatus.INTERNAL_SERVER_ERROR else _OTHER)
+    return BY_HTTP.get(http_status, _SERVER if http_status >= HTTPStatus.INTERNAL_SERVER_ERROR else _OTHER)
 
 
 def _is_transient(envelope: Mapping[str, Any]) -> bool:
@@ -252,15 +233,13 @@ def _reason(envelope: Mapping[str, Any], redactor: Redactor, names: Mapping[str,
     match = _ERROR_NAME.match(text)
     path = match["path"] if match else None
     words = one_line(_ERROR_NAME.sub("", text))
-    if words.startswith(_VALIDATOR):  # followed by source code of the validator
+    if words.startswith(_VALIDATOR):
         value = redactor.head(one_line(str(envelope.get("value", ""))[:_MAX_READ_CHARS]), _MAX_VALUE_CHARS)
         words = f"the value {value!r} is not accepted" if value else "its value is not accepted"
-    return f"{_own_name(path, names)}: {words}" if path and path != "undefined" else words
-
-
-def _own_name(path: str, names: Mapping[str, str]) -> str:
-    """Return the name under which the model gave a parameter that the upstream names in an error."""
-    return next((given for name, given in names.items() if name.rpartition(".")[2] == path), path)
+    if not path or path == "undefined":
+        return words
+    given = (own for name, own in names.items() if name.rpartition(".")[2] == path)  # the model's name for it
+    return f"{next(given, path)}: {words}"
 
 
 def _text(envelope: Mapping[str, Any]) -> str:
@@ -330,14 +309,14 @@ async def with_retries(
 @functools.lru_cache(maxsize=4)  # a service has one set of options
 def _wait(options: RetryOptions) -> Callable[[RetryCallState], float]:
     """Return a function for the wait before a retry: Retry-After, else exponential back-off; both with jitter."""
-    initial_s = options.initial_backoff_s
-    backoff = wait_exponential_jitter(multiplier=initial_s, max=options.max_backoff_s, jitter=initial_s)
-    retry_after = wait_exception(_delay_asked_for) + wait_random(0, initial_s)
-    return lambda state: (backoff if _error(state).retry_after is None else retry_after)(state)
+    jitter = options.initial_backoff_s
+    backoff = wait_exponential_jitter(multiplier=jitter, max=options.max_backoff_s, jitter=jitter)
 
+    def wait(state: RetryCallState) -> float:
+        asked_for = _error(state).retry_after
+        return backoff(state) if asked_for is None else asked_for + random.uniform(0, jitter)  # noqa: S311 - no secret
 
-def _delay_asked_for(error: BaseException) -> float:
-    return cast("ToolError", error).retry_after or 0.0
+    return wait
 
 
 def _error(state: RetryCallState) -> ToolError:

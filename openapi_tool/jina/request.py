@@ -21,7 +21,6 @@ from pydantic import SecretStr
 from openapi_tool import __version__
 from openapi_tool.frozen import frozen
 from openapi_tool.jina.endpoints import Endpoint, endpoint_of
-from openapi_tool.jina.failures import FAILURES, FailureTable
 from openapi_tool.jina.parameters import REFUSED, Parameter, header_text, query_parts, secret_problem
 from openapi_tool.jina.url_policy import UrlPolicy
 from openapi_tool.protocol.errors import BadRequest, TargetRefused
@@ -294,7 +293,7 @@ MAX_GET_URL_CHARS = 8_000
 class UpstreamRequest:
     """Request without its API key; `target` is the percent-encoded path and query.
 
-    `names` maps parameters to the model's names for them, `failures` maps error responses to errors.
+    `names` maps parameters to the model's names for them. `nothing_found` as in `Endpoint`.
     """
 
     method: str
@@ -302,7 +301,7 @@ class UpstreamRequest:
     target: str
     headers: Mapping[str, str]
     body: bytes | None
-    failures: FailureTable = field(default=FAILURES, repr=False)
+    nothing_found: str | None = field(default=None, repr=False)
     names: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
@@ -340,7 +339,7 @@ def _post(endpoint: Endpoint, path: str, resolved: ResolvedParameters) -> Upstre
     operation = endpoint.operation
     path = "/" if path == operation.template else path  # the page address is in the body
     return UpstreamRequest(
-        "POST", operation.host, path, _headers(headers), dumps(body), endpoint.failures, resolved.names
+        "POST", operation.host, path, _headers(headers), dumps(body), endpoint.nothing_found, resolved.names
     )
 
 
@@ -377,7 +376,9 @@ def _get(endpoint: Endpoint, path: str, resolved: ResolvedParameters) -> Upstrea
     target = path + ("?" + "&".join(query) if query else "")
     if len(target) > MAX_GET_URL_CHARS or not all(map(_fits_header, headers.values())):
         return None
-    return UpstreamRequest("GET", operation.host, target, _headers(headers), None, endpoint.failures, resolved.names)
+    return UpstreamRequest(
+        "GET", operation.host, target, _headers(headers), None, endpoint.nothing_found, resolved.names
+    )
 
 
 def _would_be_split(name: str, value: Any) -> bool:

@@ -22,7 +22,7 @@ from asyncpg.exceptions import _base
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from openapi_tool.jina.failures import BY_HTTP, BY_STATUS, SEARCH_FAILURES, upstream_failure
+from openapi_tool.jina.failures import BY_HTTP, BY_STATUS, NOTHING_FOUND, upstream_failure
 from openapi_tool.kernel.failures import (
     KINDS,
     Contended,
@@ -417,7 +417,7 @@ async def test_permanent_failure_of_a_page_is_not_retried(text: str) -> None:
 @requirement("upstream.errors", "content.search")
 async def test_empty_search_is_no_failure(text: str) -> None:
     answer = json.dumps(refusal(text)).encode()
-    assert await fetched(422, JSON, answer, SEARCH_FAILURES) == {"code": 200, "data": []}
+    assert await fetched(422, JSON, answer, NOTHING_FOUND) == {"code": 200, "data": []}
     with pytest.raises(UpstreamRejected):
         await fetched(422, JSON, answer)  # for a page it is a failure
 

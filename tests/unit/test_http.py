@@ -24,7 +24,7 @@ from pydantic import SecretStr
 
 from openapi_tool.jina.byte_semaphore import ByteSemaphore
 from openapi_tool.jina.client import ALLOWED_HOSTS, EgressRefused, EgressTransport, JinaClient, tls_context
-from openapi_tool.jina.failures import ONCE, SEARCH_FAILURES
+from openapi_tool.jina.failures import NOTHING_FOUND, ONCE
 from openapi_tool.jina.request import UpstreamRequest
 from openapi_tool.jina.transport import ERRORS, AiohttpTransport, on_connected, translate
 from openapi_tool.local.executor import LoopbackResolver
@@ -41,7 +41,7 @@ from tests.requirements import requirement
 from tests.support import assert_for_a_model, each
 
 KEY = SecretStr("a-key-of-the-test")
-SEARCH = UpstreamRequest("POST", "s.jina.ai", "/", {"Accept": "application/json"}, b'{"q":"x"}', SEARCH_FAILURES)
+SEARCH = UpstreamRequest("POST", "s.jina.ai", "/", {"Accept": "application/json"}, b'{"q":"x"}', NOTHING_FOUND)
 SUCCESS = {"code": 200, "data": []}
 
 
