@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import field, replace
 from typing import Any
 from urllib.parse import quote
@@ -56,36 +56,24 @@ class ResolvedParameters:
     names: Mapping[str, str] = field(default_factory=dict)
 
 
-@frozen
-class Findings:
-    """Mistakes of the model and of the operator, options that the upstream does not know, and resolved parameters."""
-
-    model: list[Problem]
-    operator: list[Problem]
-    unknown: list[Path]
-    parameters: Mapping[str, Any] = field(default_factory=dict)
-
-
 def resolve_parameters(definition: ToolDefinition, arguments: Arguments) -> ResolvedParameters:
     """Resolve a call's parameters. Raises BadRequest or ToolMisconfigured, whose message lists every mistake."""
-    resolver = _resolver(definition, arguments)
-    return resolver.finish({resolver.secret_name(name): value for name, value in arguments.secrets.items()})
+    resolver = examine_parameters(definition, arguments)
+    for name in arguments.secrets:
+        if problem := secret_problem(name):
+            resolver.operator.append(Problem(("options", "envs", name), problem))
+    return resolver.finish(arguments.secrets)
 
 
-def examine_parameters(definition: ToolDefinition, arguments: Arguments) -> Findings:
-    """Resolve a call's parameters for the linter; return its mistakes instead of raising them."""
-    resolver = _resolver(definition, arguments)
-    return replace(resolver.findings, parameters=resolver.values)
-
-
-def _resolver(definition: ToolDefinition, arguments: Arguments) -> _ParameterResolver:
-    resolver = _ParameterResolver(definition)
+def examine_parameters(definition: ToolDefinition, arguments: Arguments) -> ParameterResolver:
+    """Resolve a call's parameters; return them with their mistakes instead of raising these."""
+    resolver = ParameterResolver(definition)
     for name, header in definition.headers.items():
-        resolver.header(name, header)
+        resolver.take_header(name, header)
     for name, option in definition.upstream_params.items():
-        resolver.option(name, option, ("options", "jina", "params", name))
+        resolver.take_option(name, option, ("options", "jina", "params", name))
     for name, value in arguments.values.items():
-        resolver.argument(name, value, by_model=name in arguments.by_model)
+        resolver.take_argument(name, value, by_model=name in arguments.by_model)
     return resolver
 
 
@@ -126,42 +114,48 @@ def with_max_tokens(resolved: ResolvedParameters, max_tokens: int) -> ResolvedPa
     return replace(resolved, parameters={**parameters, "maxTokens": max_tokens})
 
 
-class _ParameterResolver:
-    """Parameters of one call; its sources set them one after the other, the lowest precedence first."""
+class ParameterResolver:
+    """Parameters of one call; its sources set them one after the other, the lowest precedence first.
+
+    `model` and `operator` are the mistakes of each, `unknown` the options that the upstream does not know.
+    """
 
     def __init__(self, definition: ToolDefinition) -> None:
-        self.findings = Findings([], [], [])
+        self.model: list[Problem] = []
+        self.operator: list[Problem] = []
+        self.unknown: list[Path] = []
+        self.parameters: dict[str, Any] = {}
         self._definition = definition
         self._endpoint = endpoint_of(definition)
-        self.values: dict[str, Any] = {}
         self._first_names: dict[str, str] = {}  # by parameter, as the model gave it
         self._names: dict[str, str] = {}
         self._main_parameter_option: Path | None = None
         self._timeout_s: float | None = None
 
-    def header(self, name: str, value: str) -> None:
+    def take_header(self, name: str, value: str) -> None:
+        """Take a header of the definition, which names a parameter."""
         path = ("options", "jina", "headers", name)
         if fold(name) in IGNORED_HEADERS:
             return
         if reason := REFUSED.get(fold(name)):
-            self.findings.operator.append(Problem(path, f"is not a header that may be sent: {reason}"))
+            self.operator.append(Problem(path, f"is not a header that may be sent: {reason}"))
         elif self._endpoint.find(name) is None:
-            self.findings.operator.append(Problem(path, "is not a header that may be sent"))
+            self.operator.append(Problem(path, "is not a header that may be sent"))
         else:
-            self.option(name, value, path)
+            self.take_option(name, value, path)
 
-    def option(self, name: str, value: Any, path: Path) -> None:
+    def take_option(self, name: str, value: Any, path: Path) -> None:
         """Take a value set by the operator; record an unknown name, to be logged and not sent."""
-        parameter = self._endpoint.find(name)
         if reason := REFUSED.get(fold(name)):
-            self.findings.operator.append(Problem(path, f"may not be sent to the upstream: {reason}"))
-        elif parameter is not None:
-            self._set(parameter, value, path, self.findings.operator)
+            self.operator.append(Problem(path, f"may not be sent to the upstream: {reason}"))
+        elif parameter := self._endpoint.find(name):
+            self._set(parameter, value, path, self.operator)
         else:
-            self.findings.unknown.append(path)
+            self.unknown.append(path)
 
-    def argument(self, name: str, value: Any, *, by_model: bool) -> None:
-        path, problems = ((name,), self.findings.model) if by_model else (self._option_of(name), self.findings.operator)
+    def take_argument(self, name: str, value: Any, *, by_model: bool) -> None:
+        """Take an argument of the call."""
+        path, problems = ((name,), self.model) if by_model else (self._option_of(name), self.operator)
         if fold(name) == _TIMEOUT:
             self._set_timeout(value, path, problems)
         elif name == MAX_RESULT_TOKENS:
@@ -169,42 +163,37 @@ class _ParameterResolver:
         elif own := self._endpoint.own_argument(name):
             self._set(own, value, path, problems)
         elif by_model:
-            self._model_argument(name, value)
+            self._take_model_argument(name, value)
         else:
-            self.option(name, value, path)
-
-    def secret_name(self, name: str) -> str:
-        """Check the name of an `envs` argument, and return it unchanged as the body name."""
-        if problem := secret_problem(name):
-            self.findings.operator.append(Problem(("options", "envs", name), problem))
-        return name
+            self.take_option(name, value, path)
 
     def finish(self, secrets: Mapping[str, SecretStr]) -> ResolvedParameters:
-        model, operator = self.findings.model, self.findings.operator
-        if self.findings.unknown:
+        """Raise the mistakes, else return the parameters with the endpoint's defaults."""
+        if self.unknown:
             self._log_unknown()
-        if operator:
-            raise unusable(self._definition.tool_name, listed(list(map(str, operator))))
-        if self._endpoint.operation.main_parameter not in self.values and not model:
-            model.append(_missing_main_argument(self._definition.built_in))
-        if model:
-            problems = listed(list(map(str, model)))
+        if self.operator:
+            raise unusable(self._definition.tool_name, listed(list(map(str, self.operator))))
+        if self._endpoint.operation.main_parameter not in self.parameters and not self.model:
+            self.model.append(_missing_main_argument(self._definition.built_in))
+        if self.model:
+            problems = listed(list(map(str, self.model)))
             raise BadRequest(
                 "Correct these arguments and call again: " + "; ".join(problems), detail={"problems": problems}
             )
+        values = self.parameters
         for name, value in self._endpoint.defaults.items():
-            self.values.setdefault(name, value)
-        if "respondWith" not in self.values and not _NEEDS_WHOLE_PAGE.isdisjoint(self.values):
-            self.values["respondWith"] = "markdown"
+            values.setdefault(name, value)
+        if "respondWith" not in values and not _NEEDS_WHOLE_PAGE.isdisjoint(values):
+            values["respondWith"] = "markdown"
         implied = self._endpoint.implied
         parameters = {
-            name: value for name, value in self.values.items() if name not in secrets and implied.get(name) != value
+            name: value for name, value in values.items() if name not in secrets and implied.get(name) != value
         }
         return ResolvedParameters(parameters, secrets, self._timeout_s, self._main_parameter_option, self._names)
 
     def _log_unknown(self) -> None:
         """Log once per definition: 20,000 unknown names would make 26 MB of log for each call."""
-        names = tuple(listed(sorted(map(shown_path, self.findings.unknown))))
+        names = tuple(listed(sorted(map(shown_path, self.unknown))))
         if _logged.first(self._definition.tool_name, names):
             log.warning(
                 "a definition has parameters that the upstream does not know; they are not sent: %s",
@@ -212,33 +201,27 @@ class _ParameterResolver:
                 extra={"action": "parameter.ignored", "tool_name": short(self._definition.tool_name)},
             )
 
-    def _model_argument(self, name: str, value: Any) -> None:
+    def _take_model_argument(self, name: str, value: Any) -> None:
         if value in (None, "") and name in self._definition.built_in.arguments.model_fields:
             return
-        path, problems = (name,), self.findings.model
+        path, problems = (name,), self.model
         parameter = self._endpoint.find(name)
-        if parameter is None or not self._model_may(parameter):
+        declared = self._definition.schema.get("properties")
+        if (
+            parameter is None
+            or not parameter.model
+            or (parameter.declared and not (isinstance(declared, dict) and parameter.name in declared))
+        ):
             is_listed = len(problems) < MAX_PROBLEMS  # else skip the search for similar names: 0.1 ms for each
             known = sorted(self._definition.model_arguments - {name}) if is_listed else ()
             problems.append(Problem(path, not_taken(name, known)))
         elif parameter.name == "respondWith" and value is not None and value not in self._endpoint.formats:
             problems.append(Problem(path, f"must be one of {', '.join(self._endpoint.formats)}"))
-        elif self._only_name_of(parameter.name, name):
+        elif (other := self._first_names.setdefault(parameter.name, name)) != name:
+            # else the order of the arguments would decide which value is sent
+            problems.append(Problem(path, f"sets the same parameter as {short(other)}; give only one of them"))
+        else:
             self._set(parameter, value, path, problems)
-
-    def _model_may(self, parameter: Parameter) -> bool:
-        declared = self._definition.schema.get("properties")
-        return parameter.model and (
-            not parameter.declared or (isinstance(declared, dict) and parameter.name in declared)
-        )
-
-    def _only_name_of(self, parameter_name: str, name: str) -> bool:
-        """Refuse a second name for one parameter: the order of the arguments would decide which value is sent."""
-        other = self._first_names.setdefault(parameter_name, name)
-        if other != name:
-            message = f"sets the same parameter as {short(other)}; give only one of them"
-            self.findings.model.append(Problem((name,), message))
-        return other == name
 
     def _option_of(self, name: str) -> Path:
         """Return the path of the option that sets an argument; for an item of a batch, the path of the list."""
@@ -266,15 +249,15 @@ class _ParameterResolver:
             problems.append(Problem(path, str(problem)))
             return
         if converted is None:  # not sent, such as a flag that is set to False
-            self.values.pop(parameter.name, None)
+            self.parameters.pop(parameter.name, None)
         else:
-            self.values[parameter.name] = converted
-        if problems is self.findings.model:
+            self.parameters[parameter.name] = converted
+        if problems is self.model:
             self._names[parameter.name] = short(str(path[0]))
         else:  # the operator's value is sent, so an error must not name the model's argument
             self._names.pop(parameter.name, None)
         if parameter.name == self._endpoint.operation.main_parameter:
-            self._main_parameter_option = path if problems is self.findings.operator else None
+            self._main_parameter_option = path if problems is self.operator else None
 
 
 def _missing_main_argument(tool: BuiltInTool) -> Problem:
@@ -287,6 +270,9 @@ def _missing_main_argument(tool: BuiltInTool) -> Problem:
 USER_AGENT = f"openapi-tool/{__version__}"
 _DNT = "DNT"  # the upstream expects a number in this header: `true` has no effect (jina-api section 9)
 MAX_GET_URL_CHARS = 8_000
+
+_Parts = tuple[str, dict[str, str], bytes | None]
+"""Target, headers of the call's own, and body of a request."""
 
 
 @frozen
@@ -310,9 +296,12 @@ def build_request(definition: ToolDefinition, resolved: ResolvedParameters) -> U
     endpoint = endpoint_of(definition)
     if not endpoint.separators.keys().isdisjoint(resolved.parameters):
         resolved = replace(resolved, parameters=_with_appended(endpoint, resolved.parameters))
-    if definition.method == "GET" and (request := _get(endpoint, definition.path, resolved)) is not None:
-        return request
-    return _post(endpoint, definition.path, resolved)
+    get = _get(endpoint, definition.path, resolved) if definition.method == "GET" else None
+    target, headers, body = get or _post(endpoint, definition.path, resolved)
+    # `identity`, as a small compressed body could unpack to any size
+    headers = {"Accept": "application/json", "Accept-Encoding": "identity", "User-Agent": USER_AGENT, **headers}
+    method, host = "GET" if get else "POST", endpoint.operation.host
+    return UpstreamRequest(method, host, target, headers, body, endpoint.nothing_found, resolved.names)
 
 
 def _with_appended(endpoint: Endpoint, parameters: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -327,24 +316,19 @@ def _with_appended(endpoint: Endpoint, parameters: Mapping[str, Any]) -> Mapping
     return {**rest, name: text}
 
 
-def _post(endpoint: Endpoint, path: str, resolved: ResolvedParameters) -> UpstreamRequest:
+def _post(endpoint: Endpoint, path: str, resolved: ResolvedParameters) -> _Parts:
     body: dict[str, Any] = {}
     headers = {"Content-Type": "application/json"}
-    for name, value in (*resolved.parameters.items(), *_revealed(resolved.secrets)):
+    for name, value in resolved.parameters.items():
         parameter = endpoint.find(name)
         if parameter is not None and parameter.header_only and parameter.header:
             headers[parameter.header] = header_text(value)
         else:
             _nest(body, name, value)
-    operation = endpoint.operation
-    path = "/" if path == operation.template else path  # the page address is in the body
-    return UpstreamRequest(
-        "POST", operation.host, path, _headers(headers), dumps(body), endpoint.nothing_found, resolved.names
-    )
-
-
-def _revealed(secrets: Mapping[str, SecretStr]) -> Iterator[tuple[str, str]]:
-    return ((name, value.get_secret_value()) for name, value in secrets.items())
+    for name, secret in resolved.secrets.items():
+        _nest(body, name, secret.get_secret_value())
+    path = "/" if path == endpoint.operation.template else path  # the page address is in the body
+    return path, headers, dumps(body)
 
 
 def _nest(body: dict[str, Any], name: str, value: Any) -> None:
@@ -354,7 +338,7 @@ def _nest(body: dict[str, Any], name: str, value: Any) -> None:
     body[leaf] = value
 
 
-def _get(endpoint: Endpoint, path: str, resolved: ResolvedParameters) -> UpstreamRequest | None:
+def _get(endpoint: Endpoint, path: str, resolved: ResolvedParameters) -> _Parts | None:
     if resolved.secrets:
         return None
     headers: dict[str, str] = {}
@@ -362,8 +346,7 @@ def _get(endpoint: Endpoint, path: str, resolved: ResolvedParameters) -> Upstrea
     operation = endpoint.operation
     for name, value in resolved.parameters.items():
         parameter = endpoint.find(name)
-        header = parameter.header if parameter else None
-        if header is not None:
+        if parameter and (header := parameter.header):
             if _would_be_split(name, value):
                 return None
             headers[header] = "1" if header == _DNT else header_text(value)
@@ -374,23 +357,12 @@ def _get(endpoint: Endpoint, path: str, resolved: ResolvedParameters) -> Upstrea
         else:
             query.extend(query_parts(name, value))
     target = path + ("?" + "&".join(query) if query else "")
-    if len(target) > MAX_GET_URL_CHARS or not all(map(_fits_header, headers.values())):
+    if len(target) > MAX_GET_URL_CHARS or not all(text.isascii() and text.isprintable() for text in headers.values()):
         return None
-    return UpstreamRequest(
-        "GET", operation.host, target, _headers(headers), None, endpoint.nothing_found, resolved.names
-    )
+    return target, headers, None
 
 
 def _would_be_split(name: str, value: Any) -> bool:
-    """Return whether the server would split a selector in a header: it splits at `, `, also within `:is(h1, h2)`."""
+    """Return whether the server would split a selector in a header: at each `, `, also within `:is(h1, h2)`."""
     texts = value if isinstance(value, list) else [value]
     return name.endswith("Selector") and any(", " in text for text in texts)
-
-
-def _fits_header(text: str) -> bool:
-    return text.isascii() and text.isprintable()
-
-
-def _headers(parameters: Mapping[str, str]) -> dict[str, str]:
-    """Return all headers. `identity` forbids compression, as a small compressed body could unpack to any size."""
-    return {"Accept": "application/json", "Accept-Encoding": "identity", "User-Agent": USER_AGENT, **parameters}
