@@ -12,7 +12,7 @@ import re
 import unicodedata
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address, ip_address
-from typing import Annotated
+from typing import Annotated, NamedTuple
 from urllib.parse import unquote
 
 from pydantic import AfterValidator, BeforeValidator, Field
@@ -68,6 +68,7 @@ _URL = re.compile(r"https?://([^/?#]*)(.*)", re.IGNORECASE | re.DOTALL)
 _FORBIDDEN = re.compile(r"[\s\x00-\x1f\x7f-\x9f\ud800-\udfff]")  # white space, Cc, Cs
 _HOST_AND_PORT = re.compile(r"(\[[^\[\]]*\]|[^:\[\]]+)(?::([0-9]{0,5}))?")
 _MAX_PORT, _MAX_BYTE = 65_535, 255
+_PORTS = range(1, _MAX_PORT + 1)
 
 _MAX_NAME_CHARS, _MAX_LABEL_CHARS = 253, 63
 # More than a name may have, because of percent-encoding. Limited, because NFKC sorts combining marks in quadratic time:
@@ -92,11 +93,12 @@ def _name(entry: str) -> str:
     return entry
 
 
-def _name_or_address(entry: str) -> str:
+def _address(entry: str) -> str:
+    """Return an IP address in its canonical form; an empty text if the entry is none."""
     try:
         return str(ip_address(entry.strip("[]")))
     except ValueError:
-        return _name(entry)
+        return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +115,7 @@ class UrlPolicy(Options):
         ),
     ] = ()
     allow: Annotated[
-        tuple[Annotated[str, AfterValidator(_name_or_address)], ...],
+        tuple[Annotated[str, AfterValidator(lambda entry: _address(entry) or _name(entry))], ...],
         NoDecode,
         BeforeValidator(split),
         Field(
@@ -123,8 +125,7 @@ class UrlPolicy(Options):
     ] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class _ParsedUrl:
+class _ParsedUrl(NamedTuple):
     """A URL, its host as a browser would read it (IPv6 in brackets), and what follows the host."""
 
     text: str
@@ -159,7 +160,6 @@ def _bounded(text: str) -> str:
 
 
 def _unwrapped(text: str) -> str:
-    """Return the text without surrounding blanks, quotes, angle brackets and markdown."""
     text = text.strip(_BLANKS)
     while inner := _without_wrapper(text):
         text = inner
@@ -169,7 +169,7 @@ def _unwrapped(text: str) -> str:
 
 
 def _without_wrapper(text: str) -> str:
-    """Return the text inside the outermost wrapper, without the punctuation after it; empty if there is no wrapper.
+    """Return the text inside the outermost quotes, brackets or markdown, without the punctuation after these; or "".
 
     Removes a run of the same wrapper (`**…**`) at once; one by one would take quadratic time. Also removes a comma or
     semicolon at the inner end, but no dot, since addresses may end in one (`/Acme_Inc.`).
@@ -187,7 +187,7 @@ def _without_wrapper(text: str) -> str:
 
 
 def _behind_reader(reader: _ParsedUrl) -> str:
-    """Return the URL inside a reader URL (`r.jina.ai/https://example.com`). Raises BadRequest if there is none."""
+    """Return the URL inside a reader URL (`r.jina.ai/https://example.com`)."""
     target = reader.rest.lstrip("/")
     if not reader.rest.startswith("/") or not target or target[0] in "?#":
         raise BadRequest(f"url: {_shown(reader.host)} is the reader itself, no page. Give the address of a page.")
@@ -195,29 +195,23 @@ def _behind_reader(reader: _ParsedUrl) -> str:
 
 
 def _parsed(text: str) -> _ParsedUrl:
-    """Parse a text of allowed characters. Raises BadRequest if it is no http or https URL with a host."""
     url = _with_scheme(text)
     parts = _URL.fullmatch(url)
     authority, rest = parts.groups() if parts else ("", "")
     if "@" in authority:
         raise BadRequest("url: holds a user name or password before '@'. Give the address without it.")
     place = _HOST_AND_PORT.fullmatch(authority)
-    if (
-        not place
-        or len(place[1]) > _MAX_ENCODED_NAME_CHARS
-        or int(place[2] or _MAX_PORT) not in range(1, _MAX_PORT + 1)
-    ):
+    if not place or len(place[1]) > _MAX_ENCODED_NAME_CHARS or int(place[2] or _MAX_PORT) not in _PORTS:
         raise _no_host(authority)
-    if place[1].startswith("["):  # an IPv6 address is neither decoded nor mapped
-        return _ParsedUrl(url, place[1], rest)
-    host = _folded(_decoded(place[1]))
-    if host.startswith("["):
-        raise _no_host(authority)
+    host = place[1]
+    if not host.startswith("["):  # an IPv6 address is neither decoded nor mapped
+        host = _folded(_decoded(host))
+        if host.startswith("["):
+            raise _no_host(authority)
     return _ParsedUrl(url, host, rest)
 
 
 def _with_scheme(text: str) -> str:
-    """Return the text with exactly one scheme, `http://` or `https://`; the latter if there was none."""
     text = text.removeprefix("//")
     if _ENCODED_SCHEME.match(text):
         text = _checked(_decoded(text))
@@ -229,7 +223,7 @@ def _with_scheme(text: str) -> str:
 
 
 def _checked(text: str) -> str:
-    """Return the text without trailing white space. Raises BadRequest for a character that a URL cannot contain."""
+    """Refuse characters that a URL cannot contain, except for trailing white space, which is removed."""
     text = text.rstrip(_BLANKS)
     if _FORBIDDEN.search(text):
         raise BadRequest("url: holds blanks, line breaks or control characters. Write one address, blanks as %20.")
@@ -239,7 +233,6 @@ def _checked(text: str) -> str:
 
 
 def _decoded(text: str) -> str:
-    """Percent-decode once. Raises BadRequest if the result is not UTF-8."""
     try:
         return unquote(text, errors="strict")
     except UnicodeDecodeError:
@@ -255,7 +248,6 @@ def _folded(host: str) -> str:
 
 
 def _mapped(text: str) -> str:
-    """Return the text with compatibility forms, case, ignored characters and full stops normalized."""
     mapped = unicodedata.normalize("NFKC", text).casefold()
     return unicodedata.normalize("NFKC", _IGNORED.sub("", mapped)).replace("\u3002", ".")
 
@@ -272,7 +264,6 @@ def _decode_label(label: str) -> str:
 
 
 def _check_host(host: str, rules: UrlPolicy) -> None:
-    """Raise BadRequest for a host that cannot exist, TargetRefused for an internal one."""
     if host.startswith("["):
         _check_v6(host.strip("[]"), rules)
     elif _LAST_IS_NUMBER.fullmatch(host):
@@ -301,7 +292,7 @@ def _check_v4(host: str, rules: UrlPolicy) -> None:
 
 
 def _v4(host: str) -> IPv4Address:
-    """Parse one to four parts, each decimal, octal (0…) or hexadecimal (0x…). Raises BadRequest."""
+    """Parse one to four parts, each decimal, octal (0…) or hexadecimal (0x…)."""
     parts = host.split(".")
     if len(host) <= _MAX_NAME_CHARS and len(parts) <= _V4_PARTS and all(map(_NUMBER.fullmatch, parts)):
         *front, last = map(_number, parts)
@@ -311,9 +302,8 @@ def _v4(host: str) -> IPv4Address:
 
 
 def _number(part: str) -> int:
-    if part.startswith("0x"):
-        return int(part[2:] or "0", 16)
-    return int(part, 8 if part.startswith("0") else 10)
+    base = 16 if part.startswith("0x") else 8 if part.startswith("0") else 10
+    return int(part.removeprefix("0x") or "0", base)
 
 
 def _check_address(address: IPv4Address | IPv6Address, rules: UrlPolicy) -> None:
@@ -334,19 +324,15 @@ def _check_name(host: str, rules: UrlPolicy) -> None:
 
 
 def _is_label(label: str) -> bool:
-    """Return whether a label has only letters, digits, hyphens, underscores, and visible non-ASCII characters."""
     if not 0 < len(label) <= _MAX_LABEL_CHARS or label.startswith(_ENCODED_LABEL):
         return False
-    return all(_ASCII_OF_LABEL.match(char) or _is_visible(char) for char in label)
+    return all(
+        _ASCII_OF_LABEL.match(char) if char.isascii() else unicodedata.category(char)[0] not in "CZ" for char in label
+    )
 
 
-def _is_visible(char: str) -> bool:
-    return not char.isascii() and unicodedata.category(char)[0] not in "CZ"
-
-
-@dataclass(frozen=True, slots=True)
-class _Compiled:
-    """Policy with folded names: allowed hosts, allowed and internal suffixes; each suffix with its leading dot."""
+class _Compiled(NamedTuple):
+    """Policy with folded names; each suffix with its leading dot."""
 
     hosts: frozenset[str]
     allowed: tuple[str, ...]
@@ -356,7 +342,7 @@ class _Compiled:
 @functools.lru_cache(maxsize=4)  # a process has one policy; without a cache each call would fold its names again
 def _compiled(rules: UrlPolicy) -> _Compiled:
     return _Compiled(
-        hosts=frozenset(_canonical(entry) for entry in rules.allow if not entry.startswith(".")),
+        hosts=frozenset(_address(entry) or _folded(entry) for entry in rules.allow if not entry.startswith(".")),
         allowed=tuple(_suffix(entry) for entry in rules.allow if entry.startswith(".")),
         internal=tuple(map(_suffix, (*INTERNAL_SUFFIXES, *rules.internal_suffixes))),
     )
@@ -364,13 +350,6 @@ def _compiled(rules: UrlPolicy) -> _Compiled:
 
 def _suffix(entry: str) -> str:
     return "." + _folded(entry).removeprefix(".")
-
-
-def _canonical(entry: str) -> str:
-    try:
-        return str(ip_address(entry.strip("[]")))
-    except ValueError:
-        return _folded(entry)
 
 
 def _no_host(text: str) -> BadRequest:
@@ -382,6 +361,5 @@ def _refused(host: str, why: str) -> TargetRefused:
 
 
 def _shown(text: str) -> str:
-    """Return a text quoted and truncated for one line, with unprintable characters escaped."""
     shown = repr(text[:_SHOWN_CHARS])
     return shown if len(shown) <= _MAX_SHOWN_CHARS else f"{shown[:_MAX_SHOWN_CHARS]}…"
