@@ -21,7 +21,6 @@ from openapi_tool.tools.problems import fold
 MAX_TEXT_CHARS = 2_000
 MAX_LIST_ITEMS = 20
 _NO_SITE = re.compile(r"[\s,;|\[\]()\"']")  # characters that no name of a site contains
-_SITE_RULE = 'must be names of sites, such as ["example.com"]'
 
 Convert = Callable[[Any], Any]
 """Converts an argument to the upstream's value; None to send none. Raises ValueError with the allowed values."""
@@ -31,12 +30,9 @@ Convert = Callable[[Any], Any]
 class Parameter:
     """One upstream parameter: `name` in a JSON body (dots nest), `header` in a GET request.
 
-    - Without a header, a GET request has the parameter in the query. With `header_only` a POST request has it as a
-      header, too.
-    - A model may set it if `model` is True; with `declared` only if the definition's `parameters` declare it, since
-      such parameters cost more.
-    - With a `separator` the upstream has no such parameter: the value is appended to the query or page address after
-      that separator.
+    - Without a header, a GET request has it in the query. With `header_only` a POST request has it as a header, too.
+    - A model may set it if `model`; with `declared` only if the definition's `parameters` declare it, as it costs more.
+    - With a `separator` the upstream has no such parameter: the value is appended to the query or page address.
     """
 
     name: str
@@ -68,8 +64,6 @@ def _texts(value: Any) -> str | list[str]:
 
 
 def _each(write: Callable[[str], str]) -> Convert:
-    """Return a conversion that applies `write` to a text, or to each text of a list."""
-
     def convert(value: Any) -> str | list[str]:
         texts = _texts(value)
         return write(texts) if isinstance(texts, str) else list(map(write, texts))
@@ -86,15 +80,13 @@ def _sites(value: Any) -> str | list[str]:
     """Return names of sites unchanged; refuse several in one text, which would be searched as one site."""
     texts = _texts(value)
     if any(map(_NO_SITE.search, [texts] if isinstance(texts, str) else texts)):
-        raise ValueError(_SITE_RULE)
+        raise ValueError('must be names of sites, such as ["example.com"]')
     return texts
 
 
 def _excluded_sites(value: Any) -> str:
     texts = _texts(value)
-    sites = [_site(text) for text in ([texts] if isinstance(texts, str) else texts)]
-    if any(map(_NO_SITE.search, sites)):
-        raise ValueError(_SITE_RULE)
+    sites = _sites([_site(text) for text in ([texts] if isinstance(texts, str) else texts)])
     return " ".join(f"-site:{site}" for site in sites)
 
 
@@ -146,19 +138,18 @@ def _flag_or(*words: str) -> Convert:
     return convert
 
 
-_COUNTRIES = {"uk": "gb"}
 _REGIONAL = frozenset({"zh-cn", "zh-tw", "zh-hk", "pt-br", "pt-pt", "es-419", "fr-ca"})
 _SCRIPTS = {"zh-hans": "zh-cn", "zh-hant": "zh-tw"}
 
 
 def _country(value: Any) -> str:
-    """Return the upstream's code of a country; the upstream refuses unknown codes itself (jina-api 9)."""
+    """Take any code: the upstream refuses unknown ones itself (jina-api 9)."""
     code: str = _text(10)(value).lower()
-    return _COUNTRIES.get(code, code)
+    return "gb" if code == "uk" else code
 
 
 def _language(value: Any) -> str:
-    """Return the upstream's code of a language, with a region only if the upstream distinguishes it."""
+    """Keep a region only if the upstream distinguishes it."""
     code: str = _text(20)(value).lower().replace("_", "-")
     code = _SCRIPTS.get(code, code)
     return code if code in _REGIONAL else code.partition("-")[0] or code
@@ -176,60 +167,58 @@ _MAX_PDF_PAGE = 100_000
 _WEEK_S = 7 * 24 * 3600
 _style = _text(128)
 
+
+def _with_header(
+    name: str, convert: Convert, *aliases: str, model: bool = False, header_only: bool = False
+) -> Parameter:
+    """Return a parameter with its header: `X-Target-Selector` for `targetSelector`, `X-Md-Hr` for `markdown.hr`."""
+    words = "".join(f"-{char}" if char.isupper() else char for char in name.replace("markdown.", "md-"))
+    return Parameter(name, convert, f"X-{words.title()}", aliases, model, header_only=header_only)
+
+
 _PAGE = (
-    Parameter("targetSelector", _texts, "X-Target-Selector", model=True),
-    Parameter("waitForSelector", _texts, "X-Wait-For-Selector", model=True),
-    Parameter("removeSelector", _texts, "X-Remove-Selector", model=True),
-    Parameter("retainImages", _choice("none", "all", "alt", "all_p", "alt_p"), "X-Retain-Images", model=True),
-    Parameter("retainLinks", _choice("none", "all", "text", "gpt-oss"), "X-Retain-Links", model=True),
-    Parameter("withLinksSummary", _flag_or("all"), "X-With-Links-Summary", ("with_links",), model=True),
-    Parameter("withImagesSummary", _flag, "X-With-Images-Summary", ("with_images",), model=True),
-    Parameter(
-        "markdown.linkStyle",
-        _choice("inlined", "referenced", "discarded"),
-        "X-Md-Link-Style",
-        ("link_style",),
-        model=True,
-    ),
-    Parameter("noCache", _flag, "X-No-Cache", model=True),
-    Parameter("maxTokens", _integer(MIN_MAX_TOKENS, _MAX_TOKENS), "X-Max-Tokens", model=True),
-    Parameter("timeout", _integer(1, _MAX_TIMEOUT_S), "X-Timeout"),
-    Parameter("engine", _text(40), "X-Engine"),
-    Parameter(
+    _with_header("targetSelector", _texts, model=True),
+    _with_header("waitForSelector", _texts, model=True),
+    _with_header("removeSelector", _texts, model=True),
+    _with_header("retainImages", _choice("none", "all", "alt", "all_p", "alt_p"), model=True),
+    _with_header("retainLinks", _choice("none", "all", "text", "gpt-oss"), model=True),
+    _with_header("withLinksSummary", _flag_or("all"), "with_links", model=True),
+    _with_header("withImagesSummary", _flag, "with_images", model=True),
+    _with_header("markdown.linkStyle", _choice("inlined", "referenced", "discarded"), "link_style", model=True),
+    _with_header("noCache", _flag, model=True),
+    _with_header("maxTokens", _integer(MIN_MAX_TOKENS, _MAX_TOKENS), model=True),
+    _with_header("timeout", _integer(1, _MAX_TIMEOUT_S)),
+    _with_header("engine", _text(40)),
+    _with_header(
         "respondTiming",
         _choice("html", "visible-content", "mutation-idle", "resource-idle", "media-idle", "network-idle"),
-        "X-Respond-Timing",
     ),
-    Parameter("base", _choice("initial", "final"), "X-Base"),
-    Parameter("locale", _text(40), "X-Locale"),
-    Parameter("robotsTxt", _text(200), "X-Robots-Txt"),
-    Parameter("cacheTolerance", _integer(0, _WEEK_S), "X-Cache-Tolerance"),
+    _with_header("base", _choice("initial", "final")),
+    _with_header("locale", _text(40)),
+    _with_header("robotsTxt", _text(200)),
+    _with_header("cacheTolerance", _integer(0, _WEEK_S)),
     Parameter("doNotTrack", _flag, "DNT"),
-    Parameter("tokenBudget", _integer(1, _MAX_TOKENS), "X-Token-Budget"),
-    Parameter("markdownChunking", _text(20), "X-Markdown-Chunking"),
-    Parameter("withIframe", _flag_or("quoted"), "X-With-Iframe"),
-    Parameter("withShadowDom", _flag, "X-With-Shadow-Dom"),
-    Parameter("withGeneratedAlt", _flag, "X-With-Generated-Alt"),
-    Parameter("removeOverlay", _flag, "X-Remove-Overlay"),
-    Parameter("keepImgDataUrl", _flag, "X-Keep-Img-Data-Url"),
-    Parameter("noGfm", _flag_or("table"), "X-No-Gfm"),
-    Parameter("proxy", _text(40), "X-Proxy"),
-    Parameter("markdown.headingStyle", _choice("setext", "atx"), "X-Md-Heading-Style"),
-    Parameter("markdown.hr", _style, "X-Md-Hr"),
-    Parameter("markdown.bulletListMarker", _choice("-", "+", "*"), "X-Md-Bullet-List-Marker"),
-    Parameter("markdown.emDelimiter", _choice("_", "*"), "X-Md-Em-Delimiter"),
-    Parameter("markdown.strongDelimiter", _choice("__", "**"), "X-Md-Strong-Delimiter"),
-    Parameter(
-        "markdown.linkReferenceStyle",
-        _choice("full", "collapsed", "shortcut", "discarded"),
-        "X-Md-Link-Reference-Style",
-    ),
+    _with_header("tokenBudget", _integer(1, _MAX_TOKENS)),
+    _with_header("markdownChunking", _text(20)),
+    _with_header("withIframe", _flag_or("quoted")),
+    _with_header("withShadowDom", _flag),
+    _with_header("withGeneratedAlt", _flag),
+    _with_header("removeOverlay", _flag),
+    _with_header("keepImgDataUrl", _flag),
+    _with_header("noGfm", _flag_or("table")),
+    _with_header("proxy", _text(40)),
+    _with_header("markdown.headingStyle", _choice("setext", "atx")),
+    _with_header("markdown.hr", _style),
+    _with_header("markdown.bulletListMarker", _choice("-", "+", "*")),
+    _with_header("markdown.emDelimiter", _choice("_", "*")),
+    _with_header("markdown.strongDelimiter", _choice("__", "**")),
+    _with_header("markdown.linkReferenceStyle", _choice("full", "collapsed", "shortcut", "discarded")),
     Parameter("viewport", _object),
 )
 
 READER: tuple[Parameter, ...] = (
     Parameter("url", _text(MAX_URL_CHARS), aliases=("target_url",), model=True),
-    Parameter("respondWith", _text(80), "X-Respond-With", ("format", "return_format", "X-Return-Format"), model=True),
+    _with_header("respondWith", _text(80), "format", "return_format", "X-Return-Format", model=True),
     Parameter("pdf_page", _integer(1, _MAX_PDF_PAGE), model=True, separator="#"),
     *_PAGE,
 )
@@ -252,8 +241,8 @@ SEARCH: tuple[Parameter, ...] = (
     Parameter("provider", _choice("google", "bing", "reader")),
     Parameter("nfpr", _flag),
     Parameter("fallback", _flag),
-    Parameter("respondWith", _text(80), "X-Respond-With", ("format", "return_format", "X-Return-Format"), model=True),
-    Parameter("withFavicons", _flag, "X-With-Favicons", header_only=True),
+    _with_header("respondWith", _text(80), "format", "return_format", "X-Return-Format", model=True),
+    _with_header("withFavicons", _flag, header_only=True),
     *_PAGE,
 )
 
@@ -270,32 +259,42 @@ WITH_CONTENT = Parameter("respondWith", _content_or_none, aliases=("with_content
 MODEL_FORMATS = ("content", "markdown", "text", "html")
 """Values of `respondWith` that a model may use; a search also takes `no-content`."""
 
-_LOGGED_IN = "it could log in at a page; only public pages are read"
-_FORGED = "it pretends to be another client; to reach pages that refuse, set engine to `browser` or proxy to a country"
-_CODE = "it runs code in the page; use target_selector, remove_selector or wait_for_selector"
-_UPLOAD = "it uploads content; give the page's address as url"
-_ANOTHER_MODEL = "it lets the upstream run a model, at its price; let the model that calls the tool read the text"
-_KEY = "no key stands in a definition; name its variable in options.jina.auth_env or options.envs.api_key"
-_OWN_PROXY = "it sends pages and keys through a foreign proxy; use proxy, a country of the upstream's own"
-
 REFUSED: Mapping[str, str] = {
     fold(name): reason
-    for reason, names in {
-        _OWN_PROXY: ("proxyUrl", "X-Proxy-Url"),
-        _LOGGED_IN: ("setCookies", "X-Set-Cookie", "cookie", "customHeader"),
-        _FORGED: ("referer", "X-Referer", "userAgent", "X-User-Agent", "X-Forwarded-For"),
-        _CODE: ("injectPageScript", "injectFrameScript"),
-        _UPLOAD: ("html", "pdf", "file"),
-        _ANOTHER_MODEL: ("instruction", "jsonSchema"),
-        _KEY: ("authorization", "token", "_token", "api_key"),
-    }.items()
-    for name in names
+    for names, reason in (
+        (
+            "proxyUrl X-Proxy-Url",
+            "it sends pages and keys through a foreign proxy; use proxy, a country of the upstream's own",
+        ),
+        ("setCookies X-Set-Cookie cookie customHeader", "it could log in at a page; only public pages are read"),
+        (
+            "referer X-Referer userAgent X-User-Agent X-Forwarded-For",
+            (
+                "it pretends to be another client; to reach pages that refuse, set engine to `browser` or proxy to a "
+                "country"
+            ),
+        ),
+        (
+            "injectPageScript injectFrameScript",
+            "it runs code in the page; use target_selector, remove_selector or wait_for_selector",
+        ),
+        ("html pdf file", "it uploads content; give the page's address as url"),
+        (
+            "instruction jsonSchema",
+            "it lets the upstream run a model, at its price; let the model that calls the tool read the text",
+        ),
+        (
+            "authorization token _token api_key",
+            "no key stands in a definition; name its variable in options.jina.auth_env or options.envs.api_key",
+        ),
+    )
+    for name in names.split()
 }
 """Reasons why a parameter is never sent, and the alternative, by its folded name (jina-api 6.3)."""
 
 
 def by_name(parameters: tuple[Parameter, ...]) -> Mapping[str, Parameter]:
-    """Return parameters by each of their names, folded and without dots."""
+    """Return parameters by each of their names, folded and without dots; a nested one also without its parent."""
     return {
         fold(name).replace(".", ""): parameter
         for parameter in parameters
@@ -313,15 +312,13 @@ _DOCUMENTED = (
 OUTGOING_HEADERS = frozenset(
     parameter.header.lower() for parameter in (*SEARCH, *READER) if parameter.header is not None
 )
-"""All headers of parameters, in lower case."""
-
 
 OWN_FIELD = "tenant"
 """Folded prefix of the operator's own body members; no parameter of the upstream has it."""
 
 
 def is_documented(name: str) -> bool:
-    """Return whether a name, in any spelling, is a parameter of the upstream or of the built-in tools."""
+    """Return whether a name, in any spelling, is one of the upstream's or of the built-in tools."""
     return fold(name).partition(".")[0].strip() in _DOCUMENTED
 
 
@@ -344,7 +341,7 @@ def secret_problem(name: str) -> str | None:
 
 
 def query_parts(name: str, value: Any) -> Iterator[str]:
-    """Yield the parts of a URL's query for a converted value."""
+    """Yield the parts of a URL's query."""
     for item in value if isinstance(value, list) else [value]:
         text = str(item).lower() if isinstance(item, bool) else str(item)
         yield f"{name}={quote(text, safe='')}"
