@@ -50,7 +50,6 @@ _ADJUSTABLE = frozenset({"count", "max_tokens", "target_selector"})  # a remedy 
 _TIMEOUT = "timeout"
 
 Send = Callable[[], Awaitable[dict[str, Any]]]
-"""Sends one request; returns the response envelope."""
 
 _MIN_WAIT_S = 0.001  # a shorter wait is not recorded if the permit was granted
 _CANCEL_GRACE_S = 1.0
@@ -59,7 +58,7 @@ _CANCEL_GRACE_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class JinaBackendOptions:
-    """Settings sections for upstream calls, and the memory limit of all responses in bytes."""
+    """Settings sections for upstream calls, and the limit of all responses' memory."""
 
     retry: RetryOptions
     cache: CacheOptions
@@ -113,12 +112,14 @@ class JinaBackend:
         if items is None:
             output = await self._run_one(definition, arguments, deadline, context)
             return self._with_advice(output, definition, arguments, [])
-        tasks = {
-            item: asyncio.create_task(
-                self._run_item(definition, item_arguments(definition, arguments, item), deadline, context)
-            )
-            for item in dict.fromkeys(items)
-        }
+
+        async def outcome(item: str) -> ToolOutput | ToolError:
+            try:
+                return await self._run_one(definition, item_arguments(definition, arguments, item), deadline, context)
+            except ToolError as error:  # the other items continue
+                return without_secrets(error, self._redactor)
+
+        tasks = {item: asyncio.create_task(outcome(item)) for item in dict.fromkeys(items)}
         await _wait_for_all(list(tasks.values()))
         outcomes = {item: task.result() for item, task in tasks.items()}
         output = batch_output(items, outcomes, _response_redactor(arguments, context.keys_sent))
@@ -127,7 +128,7 @@ class JinaBackend:
     def _with_advice(
         self, output: ToolOutput, definition: ToolDefinition, arguments: Arguments, items: Sequence[str]
     ) -> ToolOutput:
-        """Add advice on how to lower the cost to an expensive output; `items` are those of a batch, else empty."""
+        """Add advice on how to lower a high cost; `items` are those of a batch, else empty."""
         tokens = output.usage.tokens
         if tokens <= self._options.tools.cost_note_tokens:
             return output
@@ -135,15 +136,6 @@ class JinaBackend:
         parameters = resolve_parameters(definition, one).parameters
         may_suggest = partial(_may_suggest, definition, arguments)
         return replace(output, cost_advice=cost_advice(parameters, tokens, max(1, len(items)), may_suggest))
-
-    async def _run_item(
-        self, definition: ToolDefinition, arguments: Arguments, deadline: Deadline, context: JinaCallContext
-    ) -> ToolOutput | ToolError:
-        """Run one item of a batch; return its error, so that the other items continue."""
-        try:
-            return await self._run_one(definition, arguments, deadline, context)
-        except ToolError as error:
-            return without_secrets(error, self._redactor)
 
     async def _run_one(
         self, definition: ToolDefinition, arguments: Arguments, deadline: Deadline, context: JinaCallContext
@@ -204,10 +196,7 @@ class JinaBackend:
         context: RequestContext,
         meter: Meter,
     ) -> ToolOutput:
-        """Send the request, with retries, and render the response; `meter` counts each attempt, also failed ones.
-
-        Each attempt sends `request` with the remaining time as the upstream's `timeout`.
-        """
+        """Send the request, with retries and each time with the remaining time as `timeout`; render the response."""
         call, endpoint = context.call, endpoint_of(definition)
         tool, project = definition.built_in.name, project_label(call.project)
         requests, tokens = metrics.UPSTREAM_REQUESTS.labels(tool), metrics.UPSTREAM_TOKENS.labels(tool, project)
@@ -215,9 +204,6 @@ class JinaBackend:
         key, variable = arguments.api_key, arguments.key_variable
         flow = call.project or "", call.agent
         need = Need(variable, endpoint.operation.name, flow, deadline, key, call.slot, call.number)
-
-        async def fetch() -> dict[str, Any]:
-            return await self._send_within_limits(context, endpoint.min_tokens(resolved.parameters), need, send)
 
         async def send() -> dict[str, Any]:
             timed = endpoint.timeouts.within(resolved.parameters, deadline.remaining(), has_own_limit=has_own_limit)
@@ -242,6 +228,7 @@ class JinaBackend:
 
         may_suggest = partial(_may_suggest, definition, arguments)
         try:
+            fetch = partial(self._send_within_limits, context, endpoint.min_tokens(resolved.parameters), need, send)
             min_s = endpoint.timeouts.min_s(resolved.parameters)
             sleep = _without_slot(self._sleep, call.slot)
             envelope = await with_retries(fetch, self._options.retry, deadline, min_s, sleep)
@@ -264,11 +251,7 @@ class JinaBackend:
     async def _send_within_limits(
         self, context: RequestContext, min_tokens: int, need: Need, send: Send
     ) -> dict[str, Any]:
-        """Wait for a permit and send a request.
-
-        Before that, reserve the estimated cost, at least `min_tokens`, in the call's budget; afterwards charge the
-        actual cost.
-        """
+        """Reserve the estimated cost, at least `min_tokens`, in the call's budget, and charge the actual one after."""
         budget = context.call.budget
         if budget is None:
             return await self._send_with_permit(await self._acquire(context, need), need, send)
@@ -289,7 +272,7 @@ class JinaBackend:
         return envelope
 
     async def _acquire(self, context: RequestContext, need: Need) -> Permit:
-        """Wait for a permit; then check again that the tool was not disabled meanwhile. Raises ToolError."""
+        """Wait for a permit; then check again that the tool was not disabled meanwhile."""
         begin = time.monotonic()
         try:
             permit = await self._permits.acquire(need)
@@ -308,7 +291,6 @@ class JinaBackend:
         return permit
 
     async def _send_with_permit(self, permit: Permit, need: Need, send: Send) -> dict[str, Any]:
-        """Send a request with the key of its permit, and report its cost or error to the permit."""
         need.key = permit.key
         on_connected.set(WeakMethod(permit.connected))  # called by the transport
         try:
@@ -336,18 +318,14 @@ async def _wait_for_all(tasks: Sequence[asyncio.Task[Any]]) -> None:
         if not all(task.done() for task in tasks):
             for task in tasks:
                 task.cancel()
-            await shielded(_ended(tasks), _CANCEL_GRACE_S)
+            await shielded(asyncio.wait(tasks), _CANCEL_GRACE_S)
     defects = [defect for task in tasks if not task.cancelled() and (defect := task.exception())]
     if defects:
         raise defects[0]
 
 
-async def _ended(tasks: Sequence[asyncio.Task[Any]]) -> None:
-    await asyncio.wait(tasks)
-
-
 def _without_slot(sleep: Sleep, slot: Slot) -> Sleep:
-    """Return a function that waits like `sleep`; the call gives up its slot meanwhile."""
+    """Return `sleep`, with the slot given up meanwhile."""
 
     async def wait(seconds: float) -> None:
         slot.pause()
@@ -367,13 +345,12 @@ def _record_end(attempt: Attempt, context: RequestContext, error_code: str | Non
 
 def _output_with_cost(output: ToolOutput, usage: Usage) -> ToolOutput:
     cached = output.cached and not usage.requests
-    if (output.usage, output.cached) == (usage, cached):
-        return output
-    return replace(output, usage=usage, cached=cached)
+    unchanged = (output.usage, output.cached) == (usage, cached)
+    return output if unchanged else replace(output, usage=usage, cached=cached)
 
 
 def _error_with_cost(error: ToolError, usage: Usage) -> ToolError:
-    """Return a copy of the error with this call's cost: calls that share a request get the same error object."""
+    """Return a copy, since calls that share a request get the same error object."""
     charged = copy.copy(error)
     charged.tokens, charged.requests = usage.tokens, usage.requests
     return charged
