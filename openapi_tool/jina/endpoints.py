@@ -42,14 +42,14 @@ Parameters = Mapping[str, Any]
 class Timeouts:
     """Use of the parameter `timeout` by an operation.
 
-    `stages` returns the number of stages of a request, `timing` the extra parameters for a stage of the given seconds.
-    A request gets a `timeout` if `needs_timeout`, by default at most `default_stage_s`.
+    A request gets one if `needs_timeout`, by default at most `default_stage_s`. `stages` returns the number of its
+    stages, `timing` the extra parameters for a stage of the given seconds.
     """
 
-    stages: Callable[[Parameters], int]
-    timing: Callable[[Parameters, int], Parameters]
-    needs_timeout: Callable[[Parameters], bool]
     default_stage_s: int
+    stages: Callable[[Parameters], int] = lambda _: 1
+    timing: Callable[[Parameters, int], Parameters] = lambda _, __: {}
+    needs_timeout: Callable[[Parameters], bool] = lambda _: True
 
     def min_s(self, parameters: Parameters) -> float:
         """Return the least time for a retry: with less it would time out and hide why the first request failed."""
@@ -77,21 +77,16 @@ def _stages_of_reader(parameters: Parameters) -> int:
 
 
 def _timing_of_reader(parameters: Parameters, stage_s: int) -> Parameters:
-    """Return `respondTiming`, or a reader would wait for an idle network if `timeout` is 20 s or more."""
+    """With a `timeout` of 20 s or more a reader would wait for an idle network."""
     if stage_s < _NETWORK_IDLE_FROM_S or "timeout" in parameters or parameters.get("withIframe"):
         return {}
     shot = "shot" in str(parameters.get("respondWith"))
     return {"respondTiming": "media-idle" if shot else "resource-idle"}
 
 
-READER_TIMEOUTS = Timeouts(_stages_of_reader, _timing_of_reader, needs_timeout=lambda _: True, default_stage_s=15)
-
-SEARCH_TIMEOUTS = Timeouts(
-    stages=lambda _: 1,
-    timing=lambda _, __: {},
-    needs_timeout=lambda parameters: parameters.get("respondWith") != "no-content",  # only page texts take time
-    default_stage_s=25,
-)
+def _has_pages(parameters: Parameters) -> bool:
+    """Only page texts take a search time."""
+    return parameters.get("respondWith") != "no-content"
 
 
 _MIN_TEN_RESULTS_TOKENS = 10_000
@@ -104,15 +99,13 @@ _MIN_PAGE_TOKENS = {
 }
 """Minimum charge in tokens for a page that is read with one of these parameters."""
 
-Renderer = Callable[[Mapping[str, Any], Parameters, RenderContext], Steps[ToolOutput]]
-"""Renders a response envelope, given the parameters of its request."""
-
 
 @dataclass(frozen=True)
 class Endpoint:
-    """One operation of the upstream: parameters, timeouts, rendering of responses, meaning of errors.
+    """One operation of the upstream.
 
-    - `own`: arguments of the built-in tools that set a parameter by other values than its own, such as `with_content`.
+    - `render`: returns the output for a response envelope and the parameters of its request.
+    - `own`: arguments of the built-in tools, folded, that set a parameter by other values than its own.
     - `formats`: values of `respondWith` that a model may use.
     - `defaults`: sent if nothing else sets them.
     - `implied`: not sent, since they are the upstream's defaults.
@@ -124,9 +117,9 @@ class Endpoint:
     operation: Operation
     parameters: tuple[Parameter, ...]
     timeouts: Timeouts
-    render: Renderer
+    render: Callable[[Mapping[str, Any], Parameters, RenderContext], Steps[ToolOutput]]
     formats: tuple[str, ...] = MODEL_FORMATS
-    own: tuple[Parameter, ...] = ()
+    own: Mapping[str, Parameter] = field(default_factory=dict)
     defaults: Mapping[str, Any] = field(default_factory=dict)
     implied: Mapping[str, Any] = field(default_factory=dict)
     check_url: Callable[[str, UrlPolicy], str] | None = None
@@ -134,21 +127,13 @@ class Endpoint:
     nothing_found: str | None = None
 
     def find(self, name: str) -> Parameter | None:
-        """Return the parameter with this name, alias or header, None if there is none."""
+        """Return the parameter with this name, alias or header."""
         return self._by_name.get(fold(name).replace(".", ""))
-
-    def own_argument(self, name: str) -> Parameter | None:
-        """Return the parameter that a built-in tool's own argument sets, None if there is none."""
-        return self._own_by_alias.get(fold(name))
 
     @cached_property
     def separators(self) -> Mapping[str, str]:
-        """Return the separators of the parameters that are appended to the main one, by name."""
+        """Separators of the parameters that are appended to the main one, by name."""
         return {parameter.name: parameter.separator for parameter in self.parameters if parameter.separator}
-
-    @cached_property
-    def _own_by_alias(self) -> Mapping[str, Parameter]:
-        return {fold(alias): parameter for parameter in self.own for alias in parameter.aliases}
 
     @cached_property
     def _by_name(self) -> Mapping[str, Parameter]:
@@ -156,7 +141,7 @@ class Endpoint:
 
 
 def _min_search_tokens(parameters: Parameters) -> int:
-    """Return the minimum charge: for each ten results asked for, times 5 for images and news, times 3 for Bing."""
+    """For each ten results asked for; times 5 for images and news, times 3 for Bing."""
     scale = 5 if parameters.get("type") in ("images", "news") else 3 if parameters.get("provider") == "bing" else 1
     number = parameters.get("num")
     return _MIN_TEN_RESULTS_TOKENS * scale * math.ceil((number if isinstance(number, int) else 1) / 10)
@@ -172,10 +157,10 @@ ENDPOINTS: Mapping[str, Endpoint] = {
         Endpoint(
             SEARCH,
             tables.SEARCH,
-            SEARCH_TIMEOUTS,
+            Timeouts(25, needs_timeout=_has_pages),
             search_steps,
             formats=(*MODEL_FORMATS, "no-content"),
-            own=(WITH_CONTENT,),
+            own={fold("with_content"): WITH_CONTENT},
             defaults={"respondWith": "no-content"},
             implied={"respondWith": "content"},
             min_tokens=_min_search_tokens,
@@ -184,7 +169,7 @@ ENDPOINTS: Mapping[str, Endpoint] = {
         Endpoint(
             READER,
             tables.READER,
-            READER_TIMEOUTS,
+            Timeouts(15, _stages_of_reader, _timing_of_reader),
             page_steps,
             check_url=checked_url,
             min_tokens=_min_page_tokens,
@@ -247,7 +232,7 @@ def item_arguments(definition: ToolDefinition, arguments: Arguments, item: str) 
 
 
 def without_secrets(error: ToolError, redactor: Redactor) -> ToolError:
-    """Mask secrets in the error of an item, since the model reads it within a successful result."""
+    """Mask secrets in an item's error, since the model reads it within a successful result."""
     error.message = redactor.text(error.message)
     error.detail = redactor.value(error.detail)
     return error
@@ -271,7 +256,12 @@ def batch_output(
     for item, outcome in outcomes.items():
         label = f"{_positions(items, item)} of {len(items)}"
         caption = f"## {label}: {redactor.head(one_line(item), _SHOWN_CHARS)}"
-        first, *others = (item._replace(label=label) for item in _items(outcome))
+        parts = (
+            outcome.items
+            if isinstance(outcome, ToolOutput)
+            else (Item(caption=f"Failed ({outcome.code}): {outcome.message}"),)
+        )
+        first, *others = (part._replace(label=label) for part in parts)
         shown += [first._replace(caption=f"{caption}\n{first.caption}".rstrip()), *others]
     results = [_entry(redactor.text(item), outcomes[item]) for item in items]
     return ToolOutput(
@@ -284,14 +274,8 @@ def batch_output(
 
 
 def _positions(items: Sequence[str], item: str) -> str:
-    """Return the positions of an item in the call, such as `1 and 3`: a repeated item is requested only once."""
+    """Return such as `1 and 3`: a repeated item is requested only once."""
     return " and ".join(str(number) for number, given in enumerate(items, start=1) if given == item)
-
-
-def _items(outcome: ToolOutput | ToolError) -> tuple[Item, ...]:
-    if isinstance(outcome, ToolOutput):
-        return outcome.items
-    return (Item(caption=f"Failed ({outcome.code}): {outcome.message}"),)
 
 
 def _entry(item: str, outcome: ToolOutput | ToolError) -> dict[str, Any]:
@@ -305,7 +289,7 @@ def _all_failed(items: Sequence[str], errors: Mapping[str, ToolError]) -> ToolEr
     first = next(iter(errors.values()))
     reasons: dict[str, list[str]] = {}
     for item, error in errors.items():
-        reasons.setdefault(error.message, []).append(f"{_positions(items, item)} ({_short(item)})")
+        reasons.setdefault(error.message, []).append(f"{_positions(items, item)} ({one_line(item)[:_SHOWN_CHARS]})")
     message = (
         first.message
         if len(reasons) == 1
@@ -321,7 +305,3 @@ def _all_failed(items: Sequence[str], errors: Mapping[str, ToolError]) -> ToolEr
     usage = sum(map(cost, errors.values()), Usage())
     failure.tokens, failure.requests = usage.tokens, usage.requests
     return failure
-
-
-def _short(item: str) -> str:
-    return one_line(item)[:_SHOWN_CHARS]

@@ -253,7 +253,7 @@ def _content_or_none(value: Any) -> str:
     raise ValueError("must be true or false")
 
 
-WITH_CONTENT = Parameter("respondWith", _content_or_none, aliases=("with_content",), model=True)
+WITH_CONTENT = Parameter("respondWith", _content_or_none, model=True)
 """Argument `with_content` of the search tools; sets the same parameter as `format`, with a boolean."""
 
 MODEL_FORMATS = ("content", "markdown", "text", "html")

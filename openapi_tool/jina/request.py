@@ -160,7 +160,7 @@ class ParameterResolver:
             self._set_timeout(value, path, problems)
         elif name == MAX_RESULT_TOKENS:
             return  # used by the executor (executor/continuation.py), not sent
-        elif own := self._endpoint.own_argument(name):
+        elif own := self._endpoint.own.get(fold(name)):
             self._set(own, value, path, problems)
         elif by_model:
             self._take_model_argument(name, value)
