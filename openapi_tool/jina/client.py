@@ -43,8 +43,8 @@ _LARGE_READS = 8
 class JinaClient:
     """Client that sends requests through the egress transport, which does not redirect, retry or store cookies.
 
-    `max_response_bytes` limits the responses of one call together. `redactor` masks secrets in error messages. `slicer`
-    is shared by the process and parses large responses without blocking the event loop. Only tests pass `pace_s`.
+    `max_response_bytes` limits the responses of one call together. `redactor` masks secrets in error messages. The
+    process shares `slicer`. Only tests pass `pace_s`.
     """
 
     def __init__(
@@ -65,17 +65,15 @@ class JinaClient:
     async def fetch(
         self, request: UpstreamRequest, api_key: SecretStr, deadline: Deadline, context: RequestContext
     ) -> dict[str, Any]:
-        """Send a request and return the success envelope, `{code, status, data, meta}`, unchanged.
+        """Send a request and return the success envelope, `{code, status, data, meta}`, unchanged. Raises ToolError.
 
         Afterwards `context` holds the memory that the response needs until its commit.
-
-        Raises ToolError for a failure of the upstream or the network, a response that is too large, and the deadline.
         """
         if log.isEnabledFor(logging.DEBUG):
             _log_request(request)
         try:
             async with deadline.limit():
-                outcome = await self._outcome(*await self._exchange(request, api_key, context), request, context)
+                outcome = await self._exchange(request, api_key, context)
         except TimeoutError:
             raise ToolTimeout(
                 "The service did not answer within the time of this call; try again, ask for less, or use another page."
@@ -96,21 +94,28 @@ class JinaClient:
 
     async def _exchange(
         self, request: UpstreamRequest, api_key: SecretStr, context: RequestContext
-    ) -> tuple[int, str | None, bytearray]:
+    ) -> dict[str, Any] | ToolError:
         response = await self._transport.handle_async_request(_outgoing(request, api_key, context.call.project or ""))
-        context.http_status = response.status_code
+        context.http_status = status = response.status_code
         try:
             body = await self._read(response, context)
         finally:
             await response.aclose()
-        return response.status_code, response.headers.get("retry-after"), body
-
-    def _max_body_bytes(self, response: httpx.Response) -> int:
-        """Return the declared size of a response in bytes, at most the limit; the limit if no size is declared."""
-        declared = response.headers.get("content-length", "")
-        if not (declared.isascii() and declared.isdigit()):
-            return self.max_response_bytes
-        return min(int(declared[:_MAX_LENGTH_DIGITS]), self.max_response_bytes)
+        log.debug(
+            "response of the upstream",
+            extra={"action": "upstream.response", "http_status": status, "bytes": len(body)},
+        )
+        try:
+            values = await self._slicer.run(count_values(body), len(body), context.call.project)
+            await context.hold(memory_of(body, values) if len(body) > SMALL else 0)
+            value = await self._slicer.run(parse(body), len(body), context.call.project)
+        except ResponseTooLarge as error:
+            if status == _OK:
+                return error
+            value = None
+        finally:
+            body.clear()  # free the bytes before rendering; only the parsed value is needed
+        return _outcome_of(status, response.headers.get("retry-after"), value, request, self._redactor)
 
     async def _read(self, response: httpx.Response, context: RequestContext) -> bytearray:
         encoding = response.headers.get("content-encoding", "")
@@ -137,11 +142,15 @@ class JinaClient:
 
         Raises TimeoutError if it is too slow, ResponseTooLarge.
         """
+        declared = response.headers.get("content-length", "")
+        max_bytes = self.max_response_bytes
+        if declared.isascii() and declared.isdigit():
+            max_bytes = min(int(declared[:_MAX_LENGTH_DIGITS]), max_bytes)
         chunks = aiter(cast("httpx.AsyncByteStream", response.stream))
         async for chunk in chunks:
-            self._check_size(context.add_body_bytes(len(chunk)))
+            self._count(chunk, context)
             if context.body_bytes > SMALL:  # smaller responses reserve nothing, so they never wait behind large ones
-                await self._fill_large(body, chunk, chunks, self._max_body_bytes(response), context)
+                await self._fill_large(body, chunk, chunks, max_bytes, context)
             else:
                 body += chunk
 
@@ -163,31 +172,14 @@ class JinaClient:
                 async with self._large_reads:  # at most _LARGE_READS responses continue in one iteration
                     await asyncio.sleep(0)
                 chunk = await anext(chunks, b"")
-                self._check_size(context.add_body_bytes(len(chunk)))
+                self._count(chunk, context)
 
-    def _check_size(self, size: int) -> None:
-        if size > self.max_response_bytes:
+    def _count(self, chunk: bytes, context: RequestContext) -> None:
+        if context.add_body_bytes(len(chunk)) > self.max_response_bytes:
             raise ResponseTooLarge(
                 f"The answer is larger than {self.max_response_bytes:,} bytes, all pages of a call together; "
                 "ask for less: a smaller page or fewer of them, a target_selector, fewer results, or max_tokens."
             )
-
-    async def _outcome(
-        self, status: int, retry_after: str | None, body: bytearray, request: UpstreamRequest, context: RequestContext
-    ) -> dict[str, Any] | ToolError:
-        log.debug(
-            "response of the upstream",
-            extra={"action": "upstream.response", "http_status": status, "bytes": len(body)},
-        )
-        try:
-            values = await self._slicer.run(count_values(body), len(body), context.call.project)
-            await context.hold(memory_of(body, values) if len(body) > SMALL else 0)
-            value = await self._slicer.run(parse(body), len(body), context.call.project)
-        except ResponseTooLarge as error:
-            return error if status == _OK else _outcome_of(status, retry_after, None, request, self._redactor)
-        finally:
-            body.clear()  # free the bytes before rendering; only the parsed value is needed
-        return _outcome_of(status, retry_after, value, request, self._redactor)
 
     async def aclose(self) -> None:
         """Close every connection."""
@@ -227,22 +219,17 @@ def _log_request(request: UpstreamRequest) -> None:
     )
 
 
-def _log_certificate(host: str, error: BaseException | None) -> None:
-    """Log why the certificate was refused, for the operator; the model is told only that an operator must act."""
-    cause = getattr(error, "certificate_error", error)
-    reason = getattr(cause, "verify_message", type(cause).__name__)
-    log.error(
-        "cannot verify the certificate of %s: %s; check the clock, TLS-intercepting proxies and egress.ca_file",
-        host,
-        reason,
-        extra={"action": "egress.certificate_refused", "host": host, "reason": reason},
-    )
-
-
 def _network_failure(error: httpx.TransportError, host: str) -> ToolError:
-    """Return the error for a failure of the network, without the library's text, which may show addresses."""
+    """Return the error for a model; causes are logged for the operator, without the library's text with addresses."""
     if isinstance(error, CertificateRefused):
-        _log_certificate(host, error.__cause__)
+        refusal = getattr(error.__cause__, "certificate_error", error.__cause__)
+        reason = getattr(refusal, "verify_message", type(refusal).__name__)
+        log.error(
+            "cannot verify the certificate of %s: %s; check the clock, TLS-intercepting proxies and egress.ca_file",
+            host,
+            reason,
+            extra={"action": "egress.certificate_refused", "host": host, "reason": reason},
+        )
         return UpstreamUnavailable(
             "The service's certificate could not be verified, so nothing was sent; an operator must act first.",
             detail={"kind": "certificate"},
@@ -279,7 +266,7 @@ _NETWORK_CAUSES: tuple[tuple[type[BaseException], str], ...] = (
     (httpx.ConnectError, "no connection"),
     (httpx.TransportError, "the connection ended before the response"),
 )
-"""Texts for an operator; the first whose exception is in the chain of causes counts."""
+"""The first whose exception is in the chain of causes counts."""
 
 
 def _network_cause(error: httpx.TransportError) -> str:
@@ -292,10 +279,7 @@ def _network_cause(error: httpx.TransportError) -> str:
 def _outcome_of(
     status: int, retry_after: str | None, value: Any, request: UpstreamRequest, redactor: Redactor
 ) -> dict[str, Any] | ToolError:
-    """Return the success envelope, or the error that the response means.
-
-    The body may contain a `code` other than 200 although the HTTP status is 200, so check both.
-    """
+    """Return the success envelope, or an error. The body may hold another `code` than 200 with the HTTP status 200."""
     message = value.get("message") if isinstance(value, dict) else None
     unprocessable = status == HTTPStatus.UNPROCESSABLE_ENTITY
     if unprocessable and request.nothing_found and str(message).startswith(request.nothing_found):
