@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Iterator, Mapping
-from itertools import chain, islice
+from itertools import islice
 from typing import Any
 
 from openapi_tool.concurrency import SMALL, Steps
@@ -82,37 +82,17 @@ def search_steps(
     if not isinstance(results, list) or not all(isinstance(item, dict) for item in results):
         raise UpstreamUnavailable("The search answered in an unexpected shape; try again later.")
     if not results:
-        return _no_results(str(parameters.get("q", "")), usage_of(envelope), context, with_pages=with_pages)
-    reader = _FieldReader(context.redactor)
-    shown = results[:_MAX_RESULTS]
-    items, warning_types, facts = yield from _result_items(shown, reader, with_pages=with_pages)
+        query = context.redactor.head(one_line(str(parameters.get("q", ""))), 200)
+        text = f"No results for {query!r}. {other_search(context.names)}"
+        if with_pages:  # it may have timed out (jina-api 2.2)
+            text += " If there should be some, search without page content: pages that load slowly are left out."
+        return ToolOutput((Item(caption=text),), {"results": []}, usage_of(envelope))
+    reader, shown = _FieldReader(context.redactor), results[:_MAX_RESULTS]
+    items, facts, warned = yield from _result_items(shown, reader, max_tokens, with_pages=with_pages)
     if len(results) > len(shown):
         items.append(Item(caption=f"[{counted(len(results) - len(shown), 'more result', 'left out')}.]"))
-    if max_tokens and (cut := [place for place, item in enumerate(shown) if is_cut(_tokens(item), max_tokens)]):
-        for place in cut:
-            items[place] = items[place]._replace(after=cut_result(max_tokens))
-            facts[place]["cut_at_tokens"] = max_tokens
-    if any(warning_types):
-        items += _result_warnings(warning_types, facts, context.offers)
+    items += [Item(caption=result_warning(kind, numbers, context.offers)) for kind, numbers in warned.items()]
     return ToolOutput(tuple(items), {"results": facts}, usage_of(envelope))
-
-
-def _result_warnings(per_result: list[tuple[str, ...]], facts: list[dict[str, Any]], offers: Offers) -> Iterator[Item]:
-    """Add the types of warnings to the facts of each result; yield a warning per type, with result numbers."""
-    for types, result in zip(per_result, facts, strict=True):
-        if types:
-            result["warnings"] = list(types)
-    for kind in dict.fromkeys(chain.from_iterable(per_result)):
-        numbers = [number for number, types in enumerate(per_result, start=1) if kind in types]
-        yield Item(caption=result_warning(kind, numbers, offers))
-
-
-def _no_results(query: str, usage: Usage, context: RenderContext, *, with_pages: bool) -> ToolOutput:
-    """Return the output of a search without results; a search with page content may have timed out (jina-api 2.2)."""
-    text = f"No results for {context.redactor.head(one_line(query), 200)!r}. {other_search(context.names)}"
-    if with_pages:
-        text += " If there should be some, search without page content: pages that load slowly are left out."
-    return ToolOutput((Item(caption=text),), {"results": []}, usage)
 
 
 def masked(rendering: Steps[ToolOutput], redactor: Redactor) -> Steps[ToolOutput]:
@@ -133,14 +113,15 @@ def masked(rendering: Steps[ToolOutput], redactor: Redactor) -> Steps[ToolOutput
 
 
 def _result_items(
-    results: list[Mapping[str, Any]], reader: _FieldReader, *, with_pages: bool
-) -> Steps[tuple[list[Item], list[tuple[str, ...]], list[dict[str, Any]]]]:
-    """Render the results; return items, warning types for the model, and facts for a UI, one of each per result."""
+    results: list[Mapping[str, Any]], reader: _FieldReader, max_tokens: int | None, *, with_pages: bool
+) -> Steps[tuple[list[Item], list[dict[str, Any]], dict[str, list[int]]]]:
+    """Render the results; return an item and the facts for a UI of each, and the numbers of results by warning type."""
     first_with: dict[tuple[str, ...], int] = {}
-    items, warning_types, state = [], [], []
+    items, state = [], []
+    warned: dict[str, list[int]] = {}
     for number, item in enumerate(results, start=1):
         facts = reader.facts(item, _RESULT_FACTS)
-        state.append({field: facts[field] for field in _STATE_FACTS if field in facts})
+        shown_facts = {field: facts[field] for field in _STATE_FACTS if field in facts}
         title = one_line(str(facts.pop("title", "")))
         if "imageUrl" in facts and is_inline(str(facts["imageUrl"])):
             del facts["imageUrl"]
@@ -157,10 +138,20 @@ def _result_items(
         yield
         if bodies := list(reader.bodies(item)):
             bodies = yield from without_inline_images(bodies)
-        has_types = with_pages or bodies or item.get("warning")
-        warning_types.append(reader.warning_types(item, with_text=with_pages) if has_types else ())
-        items.append(Item("\n".join(filter(None, lines)), BLOCK_GAP.join([*bodies, *(yield from reader.lists(item))])))
-    return items, warning_types, state
+        body = BLOCK_GAP.join([*bodies, *(yield from reader.lists(item))])
+        after = ""
+        if max_tokens and is_cut(_tokens(item), max_tokens):
+            after = cut_result(max_tokens)
+            shown_facts["cut_at_tokens"] = max_tokens
+        items.append(Item("\n".join(filter(None, lines)), body, after=after))
+        if (with_pages or bodies or item.get("warning")) and (
+            types := reader.warning_types(item, with_text=with_pages)
+        ):
+            shown_facts["warnings"] = list(types)
+            for kind in types:
+                warned.setdefault(kind, []).append(number)
+        state.append(shown_facts)
+    return items, state, warned
 
 
 def page_steps(envelope: Mapping[str, Any], parameters: Mapping[str, Any], context: RenderContext) -> Steps[ToolOutput]:
@@ -187,7 +178,7 @@ def page_steps(envelope: Mapping[str, Any], parameters: Mapping[str, Any], conte
     ]
     state = reader.facts(item, ("title", "url", "publishedTime", "warning", "numPages"))
     body = BLOCK_GAP.join([*parts, *lists])
-    page = Item("\n".join(head), body, page_warnings(warning_types, context.offers) if warning_types else "")
+    page = Item("\n".join(head), body, page_warnings(warning_types, context.offers))
     usage, max_tokens = usage_of(envelope), parameters.get("maxTokens")
     if warning_types:
         state["warnings"] = list(warning_types)
@@ -200,7 +191,6 @@ def page_steps(envelope: Mapping[str, Any], parameters: Mapping[str, Any], conte
 def _nothing_to_read(
     warnings: tuple[str, ...], types: tuple[str, ...], tokens: int, context: RenderContext
 ) -> UpstreamRejected:
-    """Return the error of a page that has only warnings; the upstream charges for the page."""
     wait = "wait for it with wait_for_selector, " if context.offers("wait_for_selector") else ""
     parts = [
         f"The page has nothing to read; check the address, {wait}or use another page.",
@@ -214,13 +204,12 @@ def _nothing_to_read(
 
 
 class _FieldReader:
-    """Reads fields of a page or search result, each within its limit; a secret that the limit would cut is masked."""
+    """Reads fields, each within its limit; a secret that the limit would cut is masked."""
 
     def __init__(self, redactor: Redactor) -> None:
         self._redactor = redactor
 
     def line(self, value: Any, chars: int = _MAX_CHARS) -> str:
-        """Return a text or a number as one line."""
         return one_line(self._short(str(value), chars)) if isinstance(value, _PLAIN) else ""
 
     def _short(self, text: str, chars: int) -> str:
@@ -229,18 +218,13 @@ class _FieldReader:
         return f"{self._redactor.head(text, chars)} … ({counted(len(text) - chars, 'character')} more)"
 
     def facts(self, item: Mapping[str, Any], fields: tuple[str, ...]) -> dict[str, Any]:
-        """Return the fields that exist; only texts and numbers, since deeply nested values cannot be stored."""
+        """Only texts and numbers, since deeply nested values cannot be stored."""
         facts: dict[str, Any] = {}
         for field in fields:
             value = item.get(field)
-            if value is None:
-                continue
-            if isinstance(value, str):
-                if len(value) > _MAX_CHARS:
-                    facts[field] = self._short(value, _MAX_URL_CHARS if field in _URLS else _MAX_CHARS)
-                elif value:
-                    facts[field] = value
-            elif isinstance(value, _PLAIN):
+            if isinstance(value, str) and len(value) > _MAX_CHARS:
+                value = self._short(value, _MAX_URL_CHARS if field in _URLS else _MAX_CHARS)
+            if value is not None and value != "" and isinstance(value, _PLAIN):
                 facts[field] = value
         return facts
 
@@ -255,7 +239,7 @@ class _FieldReader:
         return (*shown, f"({counted(left, 'more line')})") if left > 0 else shown
 
     def warning_types(self, item: Mapping[str, Any], *, with_text: bool) -> tuple[str, ...]:
-        """Return the types of the warnings for the model; `with_text` means that page text was requested."""
+        """Return the types for the model; `with_text` means that page text was requested."""
         text = _text(item.get("content")) or _text(item.get("text"))
         if text and not text.isspace():
             kind = barrier_type(_text(item.get("title")), text)
@@ -271,7 +255,7 @@ class _FieldReader:
         return tuple(found)
 
     def description(self, page: Mapping[str, Any], bodies: list[str]) -> str:
-        """Return the page's description if it has a word that is neither in the title nor in the body."""
+        """Return the description if it has a word that is neither in the title nor in the body."""
         description = self.line(page.get("description"), _MAX_PAGE_DESCRIPTION_CHARS)
         if not description:
             return ""
@@ -281,7 +265,7 @@ class _FieldReader:
         return "" if all(map(shown.__contains__, words)) else description
 
     def bodies(self, page: Mapping[str, Any]) -> Iterator[str]:
-        """Yield all forms of the body in a fixed order; chunks only without content, which they repeat."""
+        """Yield all forms of the body; chunks only without content, which they repeat."""
         texts = [text for field in _BODY_FIELDS if (given := page.get(field)) and (text := _text(given).strip())]
         chunks = page.get("chunks")
         if isinstance(chunks, list) and not _text(page.get("content")).strip():
@@ -292,7 +276,6 @@ class _FieldReader:
                 yield f"{label}: {url}"
 
     def lists(self, page: Mapping[str, Any]) -> Steps[list[str]]:
-        """Render the lists of links and images."""
         found = []
         for title, field in (("Links", "links"), ("Images", "images")):
             if not page.get(field):
@@ -315,7 +298,7 @@ class _FieldReader:
         return (f"- {title}: {address}" if title else f"- {address}") + (f" ({note})" if note else "")
 
     def site_links(self, item: Mapping[str, Any]) -> Iterator[str]:
-        """Render the site links of a search result, each `{title, link, snippet?}`."""
+        """Each is `{title, link, snippet?}`."""
         links = item.get("siteLinks")
         known = [link for link in links if isinstance(link, dict)] if isinstance(links, list) else []
         for link in known[:_MAX_SITE_LINKS]:
