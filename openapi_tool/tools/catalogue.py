@@ -9,11 +9,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
-from typing import Annotated, Literal
+from functools import cache, partial
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
-from pydantic.json_schema import SkipJsonSchema
+from pydantic import BaseModel, Field
 
 from openapi_tool.protocol.jsontext import JsonObject
 
@@ -23,59 +22,43 @@ MAX_ITEMS = 10
 DEFAULT_MAX_TOKENS = 20_000
 """Limit of tokens per page in the definitions of `config/tools`; a model may ask for more."""
 
-LeftOut = SkipJsonSchema[None]  # None means an omitted argument; the schema for models does not allow null
-_NOT_BLANK = r"\S"
-Text = Annotated[str, Field(min_length=1, max_length=2_000, pattern=_NOT_BLANK)]
-Address = Annotated[str, Field(min_length=1, max_length=16_000, pattern=_NOT_BLANK)]
-Cursor = Annotated[str, Field(min_length=1, max_length=200)]
-Phrase = Annotated[str, Field(min_length=1, max_length=200)]
-Question = Annotated[str, Field(min_length=1, max_length=500)]
-Country = Annotated[str, Field(min_length=2, max_length=2)]
-Language = Annotated[str, Field(min_length=2, max_length=20)]
-Place = Annotated[str, Field(min_length=1, max_length=200)]
-Count = Annotated[int, Field(ge=1, le=20)]
-Page = Annotated[int, Field(ge=1, le=1_000)]
-Tokens = Annotated[int, Field(ge=500, le=2_000_000)]
-ShownTokens = Annotated[int, Field(ge=500)]
-Timeout = Annotated[float, Field(gt=0, le=3_600)]
-Word = Annotated[str, Field(min_length=1, max_length=20)]
-PdfPage = Annotated[int, Field(ge=1, le=100_000)]
-Sites = Annotated[list[Text], Field(min_length=1, max_length=20)]
-Names = Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=20)]
-_ITEMS = Field(min_length=1, max_length=MAX_ITEMS)
+Text = Annotated[str, Field(min_length=1, max_length=2_000, pattern=r"\S")]
+Address = Annotated[str, Field(min_length=1, max_length=16_000, pattern=r"\S")]
+Name = Annotated[str, Field(min_length=1)]
+
+_optional: Any = partial(Field, None)
+"""Field of an argument that a model may omit but not set to null: the classes below only declare schemas."""
+_tokens: Any = partial(_optional, ge=500, le=2_000_000)
 
 
-class _Arguments(BaseModel):
-    """Arguments as given by a model; an omitted one is None."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class _Options(_Arguments):
-    max_result_tokens: ShownTokens | LeftOut = Field(
-        None, description="Most tokens of the result; only lowers its limit."
-    )
+class _Options(BaseModel):
+    max_result_tokens: int = _optional(description="Most tokens of the result; only lowers its limit.", ge=500)
 
 
 class _SearchOptions(_Options):
-    count: Count | LeftOut = Field(None, description="How many results, by default 10. Over 10 costs twice as much.")
-    page: Page | LeftOut = Field(
-        None, description="Which page of results, from 1; for more results of the same search."
+    count: int = _optional(description="How many results, by default 10. Over 10 costs twice as much.", ge=1, le=20)
+    page: int = _optional(
+        description="Which page of results, from 1; for more results of the same search.", ge=1, le=1_000
     )
-    country: Country | LeftOut = Field(None, description="Code of the country to search from, such as de.")
-    language: Language | LeftOut = Field(None, description="Language of the results, such as en or zh-cn.")
-    location: Place | LeftOut = Field(None, description="City or region to search from, such as Berlin.")
-    site: Sites | LeftOut = Field(None, description='Only results from these sites, such as ["example.com"].')
-    exclude_sites: Names | LeftOut = Field(None, description="No results from these sites.")
-    after: Word | LeftOut = Field(None, description="Only pages from after this date, such as 2025-12-31.")
-    file_type: Word | LeftOut = Field(None, description="Only files of this type, such as pdf.")
-    title_words: Names | LeftOut = Field(None, description="Only titles with one of these.")
-    with_content: bool | LeftOut = Field(
-        None,
-        description="True to read every result's page, too: much slower and longer. Without it: titles, addresses and "
-        "snippets, mostly enough to choose pages to read.",
+    country: str = _optional(description="Code of the country to search from, such as de.", min_length=2, max_length=2)
+    language: str = _optional(description="Language of the results, such as en or zh-cn.", min_length=2, max_length=20)
+    location: str = _optional(
+        description="City or region to search from, such as Berlin.", min_length=1, max_length=200
     )
-    max_tokens: Tokens | LeftOut = Field(None, description="With with_content: cut each page to about so many tokens.")
+    site: list[Text] = _optional(
+        description='Only results from these sites, such as ["example.com"].', min_length=1, max_length=20
+    )
+    exclude_sites: list[Name] = _optional(description="No results from these sites.", min_length=1, max_length=20)
+    after: str = _optional(
+        description="Only pages from after this date, such as 2025-12-31.", min_length=1, max_length=20
+    )
+    file_type: str = _optional(description="Only files of this type, such as pdf.", min_length=1, max_length=20)
+    title_words: list[Name] = _optional(description="Only titles with one of these.", min_length=1, max_length=20)
+    with_content: bool = _optional(
+        description="True to read every result's page, too: much slower and longer. Without it: titles, addresses "
+        "and snippets, mostly enough to choose pages to read."
+    )
+    max_tokens: int = _tokens(description="With with_content: cut each page to about so many tokens.")
 
 
 class SearchArguments(_SearchOptions):
@@ -87,63 +70,61 @@ class SearchArguments(_SearchOptions):
 class SearchManyArguments(_SearchOptions):
     """Several web searches with the same options."""
 
-    queries: Annotated[list[Text], _ITEMS] = Field(description=f"1 to {MAX_ITEMS} searches, run side by side.")
+    queries: list[Text] = Field(
+        description=f"1 to {MAX_ITEMS} searches, run side by side.", min_length=1, max_length=MAX_ITEMS
+    )
 
 
 class _ReadOptions(_Options):
-    format: Literal["content", "markdown", "text", "html"] | LeftOut = Field(
-        None,
+    format: Literal["content", "markdown", "text", "html"] = _optional(
         description="content (the default): the main text as markdown; markdown: the whole page; text: plain text; "
-        "html: the source.",
+        "html: the source."
     )
-    target_selector: Text | LeftOut = Field(
-        None, description="CSS selector: read only these parts. An error when nothing matches."
+    target_selector: Text = _optional(description="CSS selector: read only these parts. An error when nothing matches.")
+    remove_selector: Text = _optional(description="CSS selector: leave these parts out.")
+    wait_for_selector: Text = _optional(description="CSS selector: wait until this shows, for pages that load late.")
+    with_links: bool = _optional(description="True to add a list of the page's links.")
+    with_images: bool = _optional(description="True to add a list of the page's images.")
+    retain_links: Literal["none", "all", "text", "gpt-oss"] = _optional(
+        description="Links in the text: all (the default), only their text, none of both, or gpt-oss: numbers."
     )
-    remove_selector: Text | LeftOut = Field(None, description="CSS selector: leave these parts out.")
-    wait_for_selector: Text | LeftOut = Field(
-        None, description="CSS selector: wait until this shows, for pages that load late."
+    retain_images: Literal["none", "all", "alt"] = _optional(
+        description="Images in the text: all (the default), only their descriptions, or none."
     )
-    with_links: bool | LeftOut = Field(None, description="True to add a list of the page's links.")
-    with_images: bool | LeftOut = Field(None, description="True to add a list of the page's images.")
-    retain_links: Literal["none", "all", "text", "gpt-oss"] | LeftOut = Field(
-        None, description="Links in the text: all (the default), only their text, none of both, or gpt-oss: numbers."
+    link_style: Literal["inlined", "referenced", "discarded"] = _optional(
+        description="How links are written; discarded keeps only their text, much shorter."
     )
-    retain_images: Literal["none", "all", "alt"] | LeftOut = Field(
-        None, description="Images in the text: all (the default), only their descriptions, or none."
-    )
-    link_style: Literal["inlined", "referenced", "discarded"] | LeftOut = Field(
-        None, description="How links are written; discarded keeps only their text, much shorter."
-    )
-    max_tokens: Tokens | LeftOut = Field(
-        None, description="Cut the page to about so many tokens, which also costs less."
-    )
-    no_cache: bool | LeftOut = Field(None, description="True to load the page afresh; it may otherwise be an hour old.")
-    timeout: Timeout | LeftOut = Field(None, description="Most seconds for the whole call; only shortens its time.")
+    max_tokens: int = _tokens(description="Cut the page to about so many tokens, which also costs less.")
+    no_cache: bool = _optional(description="True to load the page afresh; it may otherwise be an hour old.")
+    timeout: float = _optional(description="Most seconds for the whole call; only shortens its time.", gt=0, le=3_600)
 
 
 class ReadArguments(_ReadOptions):
     """One page, or the next part of a long one."""
 
-    url: Address | LeftOut = Field(
-        None, description="Address of the page or PDF, http or https. Give exactly one of url and cursor."
+    url: Address = _optional(
+        description="Address of the page or PDF, http or https. Give exactly one of url and cursor."
     )
-    cursor: Cursor | LeftOut = Field(
-        None,
-        description="Continues a truncated result from the cursor that it named; costs nothing. "
-        "Give exactly one of url and cursor.",
+    cursor: str = _optional(
+        description="Continues a truncated result from the cursor that it named; costs nothing. Give exactly one "
+        "of url and cursor.",
+        min_length=1,
+        max_length=200,
     )
-    pdf_page: PdfPage | LeftOut = Field(None, description="Read only this page of a PDF, from 1; costs less.")
-    find: Phrase | LeftOut = Field(None, description="With cursor: find this text in the whole result instead; free.")
-    question: Question | LeftOut = Field(
-        None, description="With cursor: passages of the whole result that answer this; free."
+    pdf_page: int = _optional(description="Read only this page of a PDF, from 1; costs less.", ge=1, le=100_000)
+    find: str = _optional(
+        description="With cursor: find this text in the whole result instead; free.", min_length=1, max_length=200
+    )
+    question: str = _optional(
+        description="With cursor: passages of the whole result that answer this; free.", min_length=1, max_length=500
     )
 
 
 class ReadManyArguments(_ReadOptions):
     """Several pages with the same options."""
 
-    urls: Annotated[list[Address], _ITEMS] = Field(
-        description=f"Addresses of 1 to {MAX_ITEMS} pages, read side by side."
+    urls: list[Address] = Field(
+        description=f"Addresses of 1 to {MAX_ITEMS} pages, read side by side.", min_length=1, max_length=MAX_ITEMS
     )
 
 
@@ -197,8 +178,9 @@ OPERATIONS = (SEARCH, READER)
 class BuiltInTool:
     """Built-in tool.
 
-    `name` is the canonical name, `api_name` the name in manifests. `list_argument` is the argument with the items of a
-    batch tool, None for other tools. `suspend_timeout_s` is the recommended wait of a worker in seconds.
+    `name` is the canonical name, `api_name` the name in manifests. The system role of a manifest states `purpose`,
+    unless a definition has its own description. `list_argument` is the argument with the items of a batch tool, None
+    for other tools. `suspend_timeout_s` is the recommended wait of a worker in seconds.
     """
 
     name: str
@@ -206,6 +188,7 @@ class BuiltInTool:
     api_name: str
     title: str
     description: str
+    purpose: str
     arguments: type[BaseModel]
     tags: frozenset[str]
     suspend_timeout_s: int
@@ -254,6 +237,7 @@ CATALOGUE: Mapping[str, BuiltInTool] = catalogue(
         title="Web search",
         description="Searches the web and gives numbered results: title, address, date, snippet. Use it to find pages, "
         "then read the few that matter. For several searches at once use the batch form.",
+        purpose="finds pages; gives titles, addresses, dates and snippets, not the pages themselves.",
         arguments=SearchArguments,
         tags=_SEARCH,
         suspend_timeout_s=60,
@@ -265,6 +249,7 @@ CATALOGUE: Mapping[str, BuiltInTool] = catalogue(
         title="Several web searches",
         description="Runs several web searches side by side in one call. One that fails does not fail the others. "
         "Better than many single searches.",
+        purpose="several searches in one call.",
         arguments=SearchManyArguments,
         tags=_SEARCH,
         suspend_timeout_s=60,
@@ -277,6 +262,7 @@ CATALOGUE: Mapping[str, BuiltInTool] = catalogue(
         title="Read a page",
         description="Reads a web page or PDF as text: title, address, date, warnings, body. A truncated result says so "
         "at its end and names a cursor: call again with only that cursor for the next part.",
+        purpose="the text of one page or PDF.",
         arguments=ReadArguments,
         tags=_READ,
         suspend_timeout_s=90,
@@ -288,22 +274,10 @@ CATALOGUE: Mapping[str, BuiltInTool] = catalogue(
         title="Read several pages",
         description="Reads several web pages or PDFs side by side in one call. A page that fails does not fail the "
         "others. Better than many single reads.",
+        purpose="several pages in one call.",
         arguments=ReadManyArguments,
         tags=_READ,
         suspend_timeout_s=90,
         list_argument="urls",
     ),
 )
-
-IDENTIFIER = "jina-web"
-"""Identifier of the tools in manifests. Clients store it in conversations, so keep it as an alias if it changes."""
-
-TITLE = "Web search and reading"
-
-PURPOSES: Mapping[str, str] = {
-    "jina.search": "finds pages; gives titles, addresses, dates and snippets, not the pages themselves.",
-    "jina.search_many": "several searches in one call.",
-    "jina.read": "the text of one page or PDF.",
-    "jina.read_many": "several pages in one call.",
-}
-"""Purpose of each built-in tool, for the system role of a manifest; a definition's own description replaces it."""

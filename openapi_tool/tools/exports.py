@@ -4,20 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypedDict
+from typing import Any, Protocol
 
 import yaml
 
 from openapi_tool.protocol.errors import ExecutorError
 from openapi_tool.protocol.jsontext import JsonObject, JsonValue
-from openapi_tool.tools.catalogue import (
-    CATALOGUE,
-    DEFAULT_MAX_TOKENS,
-    IDENTIFIER,
-    PURPOSES,
-    TITLE,
-    BuiltInTool,
-)
+from openapi_tool.tools.catalogue import CATALOGUE, DEFAULT_MAX_TOKENS, BuiltInTool
 from openapi_tool.tools.definition import DEFAULT_AUTH_ENV, ToolDefinition
 from openapi_tool.tools.lint import object_at
 from openapi_tool.tools.placeholders import PLACEHOLDERS
@@ -116,40 +109,23 @@ def registration(tool: BuiltInTool) -> JsonObject:
     }
 
 
-class _Function(TypedDict):
-    name: str
-    description: str
-    parameters: JsonObject
-
-
-class OpenAiFunction(TypedDict):
-    """Tool of OpenAI's chat completions."""
-
-    type: str
-    function: _Function
-
-
-def openai_functions(tools: Iterable[ShownTool]) -> list[OpenAiFunction]:
+def openai_functions(tools: Iterable[ShownTool]) -> list[dict[str, Any]]:
     """Return function specifications for OpenAI's chat completions; names without dots."""
-    return [
-        {
-            "type": "function",
-            "function": {"name": mangled(tool.name), "description": tool.description, "parameters": tool.parameters},
-        }
-        for tool in tools
-    ]
+    return [{"type": "function", "function": _specification(tool, mangled(tool.name))} for tool in tools]
 
 
-def openai_responses(tools: Iterable[ShownTool]) -> list[dict[str, object]]:
+def openai_responses(tools: Iterable[ShownTool]) -> list[JsonObject]:
     """Return tools for OpenAI's Responses API; not strict, because a strict schema requires every argument."""
-    return [{"type": "function", **function["function"], "strict": False} for function in openai_functions(tools)]
+    return [{"type": "function", **_specification(tool, mangled(tool.name)), "strict": False} for tool in tools]
 
 
 def anthropic_tools(tools: Iterable[ShownTool]) -> list[JsonObject]:
     """Return tools for Anthropic's Messages API; names without dots."""
-    return [
-        {"name": mangled(tool.name), "description": tool.description, "input_schema": tool.parameters} for tool in tools
-    ]
+    return [_specification(tool, mangled(tool.name), "input_schema") for tool in tools]
+
+
+def _specification(tool: ShownTool, name: str, schema: str = "parameters") -> JsonObject:
+    return {"name": name, "description": tool.description, schema: tool.parameters}
 
 
 def mcp_tools(tools: Iterable[ShownTool]) -> JsonObject:
@@ -157,10 +133,8 @@ def mcp_tools(tools: Iterable[ShownTool]) -> JsonObject:
     return {
         "tools": [
             {
-                "name": tool.name,
+                **_specification(tool, tool.name, "inputSchema"),
                 "title": tool.title,
-                "description": tool.description,
-                "inputSchema": tool.parameters,
                 "annotations": {"readOnlyHint": True, "openWorldHint": True},
             }
             for tool in tools
@@ -172,21 +146,17 @@ def lobehub_manifest(tools: Iterable[ShownTool]) -> JsonObject:
     """Return a LobeHub manifest with one entry of `api` for each tool; `names` maps API names back to tools."""
     tools = list(tools)
     return {
-        "identifier": IDENTIFIER,
+        "identifier": "jina-web",  # stored by clients in conversations
         "type": "builtin",
-        "meta": {"avatar": "🌐", "title": TITLE, "description": "Search the web and read pages through Jina."},
+        "meta": {
+            "avatar": "🌐",
+            "title": "Web search and reading",
+            "description": "Search the web and read pages through Jina.",
+        },
         "systemRole": system_role(tools),
         "humanIntervention": "never",
         "names": {tool.api_name: tool.name for tool in tools},
-        "api": [
-            {
-                "name": tool.api_name,
-                "description": tool.description,
-                "parameters": tool.parameters,
-                "humanIntervention": "never",
-            }
-            for tool in tools
-        ],
+        "api": [{**_specification(tool, tool.api_name), "humanIntervention": "never"} for tool in tools],
     }
 
 
@@ -194,13 +164,12 @@ def system_role(tools: Sequence[ShownTool]) -> str:
     """Return instructions for a model that has exactly these tools, by their API names."""
     # Reversed, so that the first of several tools with the same built-in tool is named.
     names = {tool.built_in: tool.api_name for tool in reversed(tools)}
-    can = {"search": bool(names.keys() & _SEARCHES), "read": bool(names.keys() & _READS)}
-    abilities = " and ".join(
-        text for text, has in (("search the web", can["search"]), ("read pages", can["read"])) if has
-    )
+    abilities = [
+        text for text, able in (("search the web", _SEARCHES), ("read pages", _READS)) if not able.isdisjoint(names)
+    ]
     lines = [f"- **{tool.api_name}**: {_purpose(tool, names)}" for tool in tools]
     rules = []
-    if all(can.values()):
+    if len(abilities) > 1:
         together = " together" if "jina.read_many" in names else ""
         rules = [
             "Search first, unless you know the address.",
@@ -211,7 +180,7 @@ def system_role(tools: Sequence[ShownTool]) -> str:
             rules.append(_ON_CURSORS.format(tool.api_name))
             break
     numbered = [f"{number}. {rule}" for number, rule in enumerate([*rules, *_RULES], start=1)]
-    return "\n".join([f"You can {abilities}.", "", *lines, "", *numbered, ""])
+    return "\n".join([f"You can {' and '.join(abilities)}.", "", *lines, "", *numbered, ""])
 
 
 def _purpose(tool: ShownTool, names: Mapping[str, str]) -> str:
@@ -221,17 +190,16 @@ def _purpose(tool: ShownTool, names: Mapping[str, str]) -> str:
         return f"{one_line(first)}{'.' if mark else ''}"
     single = names.get(tool.built_in.removesuffix("_many"))
     prefer = f" Prefer it to calling {single} again and again." if single and single != tool.api_name else ""
-    return PURPOSES[tool.built_in] + prefer
+    return CATALOGUE[tool.built_in].purpose + prefer
 
 
 def as_yaml(value: Mapping[str, object]) -> str:
     """Return a definition as YAML in key order; escape non-ASCII if it holds control or bidirectional characters."""
-    text = _yaml(value, allow_unicode=True)
-    return text if text.replace("\n", "").isprintable() else _yaml(value, allow_unicode=False)
-
-
-def _yaml(value: Mapping[str, object], *, allow_unicode: bool) -> str:
-    return yaml.safe_dump(value, sort_keys=False, allow_unicode=allow_unicode, width=_YAML_LINE_CHARS)
+    texts = (
+        yaml.safe_dump(value, sort_keys=False, allow_unicode=unicode, width=_YAML_LINE_CHARS)
+        for unicode in (True, False)
+    )
+    return next(text for text in texts if text.replace("\n", "").isprintable())
 
 
 FORMATS: Mapping[str, Callable[[Iterable[ShownTool]], object]] = {
@@ -265,23 +233,18 @@ def _shown(schema: Mapping[str, JsonValue], options: Mapping[str, JsonValue]) ->
     An argument with a default is not required. A default with placeholders differs in each call, so it is not shown.
     """
     defaults, fixed = object_at(options, "args", "defaults"), object_at(options, "args", "fixed")
+    constant = {
+        name: value for name, value in defaults.items() if not any(template in str(value) for template in _TEMPLATES)
+    }
     visible = dict(visible_schema(schema, frozenset(fixed) | frozenset(object_at(options, "envs"))))
-    properties, needed = visible.get("properties"), visible.get("required")
+    properties, required = visible.get("properties"), visible.pop("required", None)
     if isinstance(properties, dict):
         visible["properties"] = {
-            name: rule | {"default": defaults[name]}
-            if isinstance(rule, dict) and name in defaults and _has_no_placeholder(defaults[name])
-            else rule
+            name: rule | {"default": constant[name]} if isinstance(rule, dict) and name in constant else rule
             for name, rule in properties.items()
         }
-    required = [name for name in needed if name not in defaults] if isinstance(needed, list) else []
-    return {name: value for name, value in visible.items() if name != "required"} | (
-        {"required": required} if required else {}
-    )
-
-
-def _has_no_placeholder(value: JsonValue) -> bool:
-    return not any(template in str(value) for template in _TEMPLATES)
+    needed = [name for name in required if name not in defaults] if isinstance(required, list) else []
+    return visible | ({"required": needed} if needed else {})
 
 
 COLUMNS = ("tool_name", "description", "target_subject", "after_execution", "parameters", "options")
