@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import getpass
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from datetime import UTC, datetime
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 import typer
 
@@ -32,7 +31,6 @@ from openapi_tool.protocol.dialect import ProtocolVersion
 from openapi_tool.protocol.identity import is_token
 from openapi_tool.tools import exports
 from openapi_tool.tools.catalogue import CATALOGUE
-from openapi_tool.tools.exports import DuplicateName, ShownTool, defined
 from openapi_tool.tools.policy import ALL, MAX_SWITCHES, MAX_TEXT_CHARS, Switch, Switches, SwitchRecordInvalid
 from openapi_tool.tools.problems import counted, short
 
@@ -70,10 +68,7 @@ def disable(
         return changed
 
     _with_store(lambda client: change_switches(client, change), protocol)
-    if as_json:
-        print_json(asdict(switch))
-    else:
-        print_status(f"disabled {_named(switch)}")
+    _show_change("disabled", switch, as_json=as_json)
 
 
 def enable(
@@ -94,10 +89,7 @@ def enable(
     before, after = _with_store(lambda client: change_switches(client, lambda state: state.enabled(switch)), protocol)
     if len(before.all) == len(after.all):
         fail(f"{_named(switch)} is not disabled; openapi-tool tools disabled lists what is", _NOT_DISABLED)
-    if as_json:
-        print_json(asdict(switch))
-    else:
-        print_status(f"enabled {_named(switch)}")
+    _show_change("enabled", switch, as_json=as_json)
 
 
 def disabled(*, protocol: ProtocolOption = None, as_json: JsonOption = False) -> None:
@@ -146,6 +138,13 @@ def _named(switch: Switch) -> str:
     return f"{tools} of {'all projects' if switch.project_id == ALL else f'project {switch.project_id!r}'}"
 
 
+def _show_change(verb: str, switch: Switch, *, as_json: bool) -> None:
+    if as_json:
+        print_json(asdict(switch))
+    else:
+        print_status(f"{verb} {_named(switch)}")
+
+
 def _with_store(work: Callable[[BusClient], Awaitable[T]], protocol: ProtocolVersion | None) -> T:
     """Return the result of `work` with a connection; exits if NATS is unavailable or the stored record invalid."""
 
@@ -164,15 +163,7 @@ _MAX_SHOWN = 1_000  # problems
 app = typer.Typer(no_args_is_help=True, help="Lint, apply, list, export, disable … tool definitions.")
 
 
-class ExportFormat(StrEnum):
-    """Format of an export."""
-
-    OPENAI = "openai"
-    OPENAI_RESPONSES = "openai-responses"
-    ANTHROPIC = "anthropic"
-    MCP = "mcp"
-    LOBEHUB = "lobehub"
-    KERNEL = "kernel"
+ExportFormat = Literal["openai", "openai-responses", "anthropic", "mcp", "lobehub", "kernel"]
 
 
 @app.command(short_help="Print every problem of definitions as FILE:LINE:COLUMN.")
@@ -220,12 +211,12 @@ def render(
     definition, *others = load_definitions([file])
     if others:
         fail(f"{file} holds {1 + len(others)} definitions; give a file with one", LINT_FAILED)
-    shown = exports.openai_functions([defined(definition.row, definition.parsed)])[0]["function"]
+    shown = exports.openai_functions([exports.defined(definition.row, definition.parsed)])[0]["function"]
     stored = {"project_id": project, **definition.row}
     if as_json:
         subject = definition.row["target_subject"].replace("{project_id}", project)
         built_in = definition.parsed.built_in.name
-        _write({"stored": stored, "subject": subject, "built_in": built_in, "model_sees": shown}, as_json=True)
+        print_json({"stored": stored, "subject": subject, "built_in": built_in, "model_sees": shown})
         return
     print_line(f"# stored in project {project}, a {definition.parsed.built_in.name}")
     sys.stdout.write(f"{exports.as_yaml(stored)}\n# a model sees\n{exports.as_yaml(shown)}")
@@ -238,21 +229,27 @@ def export(
         typer.Argument(help="YAML files, folders or -; default: the built-in tools."),
     ] = None,
     *,
-    form: Annotated[ExportFormat, typer.Option("--format", help="Output format.")] = ExportFormat.OPENAI,
+    form: Annotated[ExportFormat, typer.Option("--format", help="Output format.")] = "openai",
 ) -> None:
     """Print tools for OpenAI (Chat Completions, Responses), Anthropic, MCP, LobeHub, or as YAML for the kernel.
 
     Leaves out `fixed` and `envs` arguments, shows defaults. Exit codes: 0, 1 a definition has errors.
     """
-    if form is ExportFormat.KERNEL:
-        rows = [definition.row for definition in load_definitions(files)] if files else _registrations()
+    definitions = load_definitions(files) if files else None
+    if form == "kernel":
+        built_in = map(exports.registration, CATALOGUE.values())
+        rows = built_in if definitions is None else (definition.row for definition in definitions)
         sys.stdout.write("---\n".join(exports.as_yaml(row) for row in rows))
         return
+    if definitions is None:
+        tools = exports.all_built_in()
+    else:
+        tools = [exports.defined(definition.row, definition.parsed) for definition in definitions]
     try:
-        tools = exports.without_duplicates(_shown(files) if files else exports.all_built_in())
-    except DuplicateName as duplicate:
+        tools = exports.without_duplicates(tools)
+    except exports.DuplicateName as duplicate:
         fail(str(duplicate), LINT_FAILED)
-    _write(exports.FORMATS[form.value](tools), as_json=False)
+    print_json(exports.FORMATS[form](tools), 2)
 
 
 app.command(short_help="Register definitions; show differences first.")(tools_apply.apply)
@@ -262,15 +259,3 @@ app.command(short_help="Delete definitions; running calls finish.")(tools_regist
 app.command(short_help="Disable a tool, a project or all tools at once.")(disable)
 app.command(short_help="Enable again what was disabled.")(enable)
 app.command(short_help="List what is disabled, by whom and why.")(disabled)
-
-
-def _shown(files: Sequence[Path]) -> list[ShownTool]:
-    return [defined(definition.row, definition.parsed) for definition in load_definitions(files)]
-
-
-def _registrations() -> list[dict[str, Any]]:
-    return [exports.registration(tool) for tool in CATALOGUE.values()]
-
-
-def _write(value: Any, *, as_json: bool) -> None:
-    print_json(value, None if as_json else 2)

@@ -23,7 +23,6 @@ from openapi_tool.cli.tools_registry import (
     RegistryOptions,
     YesOption,
     confirmed,
-    kernel_version,
     run_with,
 )
 from openapi_tool.protocol.identity import subject_in_version
@@ -72,15 +71,13 @@ def apply(
     """
     if as_json and not (yes or dry_run):
         fail("--json cannot ask for confirmation: add --yes or --dry-run", USAGE)
-    projects = _projects(project or [], projects_file)
-    definitions, options = load_definitions(files), RegistryOptions(api, db, protocol)
-    version = kernel_version(options)
-    rows = [_of_version(definition.row, version) for definition in definitions]
+    projects, definitions = _projects(project or [], projects_file), load_definitions(files)
 
-    async def work(registry: Registry) -> list[Result]:
+    async def work(registry: Registry, version: str | None) -> list[Result]:
+        rows = [_of_version(definition.row, version) for definition in definitions]
         return await _apply(registry, projects, rows, ask=not yes, dry_run=dry_run, quiet=as_json)
 
-    results = run_with(options, work)
+    results = run_with(RegistryOptions(api, db, protocol), work)
     if as_json:
         for result in results:
             print_json(asdict(result))
@@ -115,8 +112,7 @@ async def _apply(
     project_count = len({result.project_id for result in changes})
     if ask and not confirmed(f"Write {counted(len(changes), 'definition')} (projects: {project_count})?"):
         fail("nothing was changed", FAILED)
-    by_pair = {(result.project_id, result.tool_name): result for result in compared}
-    todo = [(by_pair[project, row["tool_name"]], row) for project, row in pairs]
+    todo = [(result, row) for result, (_, row) in zip(compared, pairs, strict=True)]
     return await _each(todo, "writing", lambda pair: _written(registry, *pair), quiet=quiet)
 
 

@@ -73,8 +73,11 @@ def list_(
 
     Exit codes: 0, 2 there is no such project, usage or settings, or the kernel cannot be reached.
     """
-    options = RegistryOptions(api, db, protocol)
-    stored, version = run_with(options, lambda registry: registry.rows(project)), kernel_version(options)
+
+    async def read(registry: Registry, version: str | None) -> tuple[list[dict[str, Any]], str | None]:
+        return await registry.rows(project), version
+
+    stored, version = run_with(RegistryOptions(api, db, protocol), read)
     masked, check = _masking(), stored_check(settings_without_database())
     rows = [masked({**row, **judge(row, check, version)}) for row in stored]
     if as_json:
@@ -103,7 +106,7 @@ def show(
     Exit codes: 0, 2 there is no such tool, usage or settings, or the kernel cannot be reached.
     """
 
-    async def read(registry: Registry) -> dict[str, Any]:
+    async def read(registry: Registry, _: object) -> dict[str, Any]:
         return await registry.row(project, tool) or await _no_such_tool(registry, project, tool)
 
     row = _masking()(run_with(RegistryOptions(api, db, protocol), read))
@@ -126,7 +129,7 @@ def delete(
     usage or settings, or the kernel cannot be reached.
     """
 
-    async def delete_all(registry: Registry) -> list[dict[str, Any]]:
+    async def delete_all(registry: Registry, _: object) -> list[dict[str, Any]]:
         known = {row["tool_name"] for row in await registry.rows(project)}
         if unknown := next((tool for tool in tools if tool not in known), None):
             await _no_such_tool(registry, project, unknown)
@@ -170,12 +173,15 @@ def confirmed(question: str) -> bool:
     return answer.strip().lower() in ("y", "yes")
 
 
-def run_with(options: RegistryOptions, work: Callable[[Registry], Coroutine[Any, Any, T]]) -> T:
-    """Run `work` with the chosen registry; on a failure print it in one line and exit."""
+def run_with(options: RegistryOptions, work: Callable[[Registry, str | None], Coroutine[Any, Any, T]]) -> T:
+    """Run `work` with the chosen registry and its kernel's protocol version, None if unknown (--api).
+
+    A failure is printed in one line, and ends the program.
+    """
 
     async def open_and_work() -> T:
-        async with _registry(options) as registry:
-            return await work(registry)
+        async with _registry(options) as (registry, version):
+            return await work(registry, version)
 
     if options.api is not None and options.db:
         fail(_CHOOSE_REGISTRY, USAGE)
@@ -189,20 +195,11 @@ def run_with(options: RegistryOptions, work: Callable[[Registry], Coroutine[Any,
         raise typer.Exit(INTERRUPTED) from None
 
 
-def kernel_version(options: RegistryOptions) -> str | None:
-    """Return the protocol version of the kernel with these definitions; None if unknown (--api). Exits with 2."""
-    if options.api is not None:
-        return options.protocol
-    if not options.db:
-        return _running_dev(options.protocol).protocol
-    return settings_without_database().of_version(options.protocol).protocol.version
-
-
 @asynccontextmanager
-async def _registry(options: RegistryOptions) -> AsyncIterator[Registry]:
+async def _registry(options: RegistryOptions) -> AsyncIterator[tuple[Registry, str | None]]:
     if options.api is not None:
         async with ManagementApi.open(options.api) as client:
-            yield client
+            yield client, options.protocol
         return
     if options.db:
         settings = load_settings().of_version(options.protocol)
@@ -212,7 +209,7 @@ async def _registry(options: RegistryOptions) -> AsyncIterator[Registry]:
         settings, version = load_settings({"postgres": {"dsn": stack.pg_dsn}}), stack.protocol
     try:
         async with ToolRows.open(database_dsn(settings, os.environ), settings.postgres.timeout_s, version) as rows:
-            yield rows
+            yield rows, version
     except RegistryUnreachable as error:
         raise RegistryUnreachable(
             located(str(error), settings.postgres.parsed.where, settings.named("postgres", "dsn"))

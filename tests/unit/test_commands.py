@@ -178,7 +178,7 @@ ROW = {
 @requirement("terminal.text")
 def test_stored_definitions_are_escaped(monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]) -> None:
     deleted = [{"tool_name": HOSTILE, "project_id": HOSTILE, "outcome": "failed", "reason": HOSTILE}]
-    answers: Mapping[str, Any] = {"list": [ROW], "show": ROW, "delete": deleted}
+    answers: Mapping[str, Any] = {"list": ([ROW], "v1r4"), "show": ROW, "delete": deleted}
     monkeypatch.setattr(tools_registry, "run_with", lambda *_: answers[command[0]])
     written = printed("tools", *command, "--project", "p", "--db")
     assert_text(written)
