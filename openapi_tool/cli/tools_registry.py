@@ -29,7 +29,7 @@ from openapi_tool.telemetry.redact import MASK, Redactor
 from openapi_tool.tools.bounds import MAX_ROW_BYTES
 from openapi_tool.tools.definition import stored_record
 from openapi_tool.tools.exports import TOO_LARGE, NoSuchProject, Registry, RegistryError, RegistryUnreachable, as_yaml
-from openapi_tool.tools.lint import object_at
+from openapi_tool.tools.meta_schema import object_at
 from openapi_tool.tools.placeholders import without_keys
 from openapi_tool.tools.problems import did_you_mean, short
 

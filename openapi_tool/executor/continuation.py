@@ -23,7 +23,8 @@ from openapi_tool.tools.arguments import (
     takes_cursor,
     whole_number,
 )
-from openapi_tool.tools.definition import MIN_RESULT_TOKENS, ToolDefinition
+from openapi_tool.tools.definition import ToolDefinition
+from openapi_tool.tools.meta_schema import MIN_RESULT_TOKENS
 from openapi_tool.tools.problems import counted, listed, short
 from openapi_tool.tools.result import Item, RenderedResult, ToolOutput, framed, items_chars, without_frames
 from openapi_tool.tools.schema import schema_problems

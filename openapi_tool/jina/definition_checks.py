@@ -23,7 +23,8 @@ from openapi_tool.protocol.records import DefinitionRecord
 from openapi_tool.tools.arguments import API_KEY, Arguments, OperatorEnvs, SecretSource, default_problems, is_identity
 from openapi_tool.tools.catalogue import CATALOGUE
 from openapi_tool.tools.definition import ToolDefinition, parse_definition, suspend_timeout
-from openapi_tool.tools.lint import LintLimits, general_problems, object_at, upstream_section
+from openapi_tool.tools.lint import LintLimits, general_problems, upstream_section
+from openapi_tool.tools.meta_schema import object_at
 from openapi_tool.tools.placeholders import PLACEHOLDERS, MissingVariable, VariableNotAllowed, render
 from openapi_tool.tools.problems import Path, Problem, Source, any_of, did_you_mean, fold, short
 from openapi_tool.tools.schema import visible_schema

@@ -15,14 +15,15 @@ import orjson
 from cachetools import LRUCache
 from pydantic import ValidationError
 
-from openapi_tool.options import BUDGETS, BudgetLimits
+from openapi_tool.options import BudgetLimits
 from openapi_tool.protocol.command import AFTER_EXECUTION, AfterExecution
 from openapi_tool.protocol.errors import ToolMisconfigured
-from openapi_tool.protocol.jsontext import JsonValue
+from openapi_tool.protocol.jsontext import JsonObject, JsonValue
 from openapi_tool.protocol.records import DefinitionRecord
 from openapi_tool.tools.bounds import MAX_ROW_BYTES, memory_bytes, row_problems
 from openapi_tool.tools.catalogue import CATALOGUE, OPERATIONS, BuiltInTool, Operation
-from openapi_tool.tools.problems import Problem, any_of, close_to, did_you_mean, fold, listed, short
+from openapi_tool.tools.meta_schema import object_at, violations
+from openapi_tool.tools.problems import Path, Problem, any_of, close_to, did_you_mean, fold, listed, short
 from openapi_tool.tools.schema import schema_defect, visible_schema
 
 Method = Literal["GET", "POST"]
@@ -32,9 +33,6 @@ TIMEOUTS = ("timeout_s", "timeout")
 """Names of a definition's time limit in seconds; the first one given is used."""
 
 DEFAULT_AUTH_ENV = "JINA_API_KEY"
-
-MIN_RESULT_TOKENS = 500
-"""Lowest limit of the tokens that a model is shown at once."""
 
 MAX_CACHE_BYTES = 16_000_000
 """Cache size in bytes for parsed definitions, usable or not."""
@@ -90,8 +88,7 @@ class ToolDefinition:
     @property
     def model_arguments(self) -> frozenset[str]:
         """Return the arguments that a model may give, by the names that error messages use."""
-        properties = self.schema.get("properties")
-        names = set(properties) if isinstance(properties, dict) else set()
+        names = set(object_at(self.schema, "properties"))
         if self.schema.get("additionalProperties") is not False:
             names |= self.built_in.arguments.model_fields.keys()
         hidden = set(map(fold, self.hidden))
@@ -111,8 +108,7 @@ def stored_after_execution(record: DefinitionRecord | None) -> AfterExecution | 
 
 def suspend_timeout(options: object) -> float | None:
     """Return the seconds that the worker waits for this tool, if the definition sets them."""
-    value = options.get("suspend_timeout_seconds") if isinstance(options, dict) else None
-    return _seconds(value)
+    return _seconds(object_at(options).get("suspend_timeout_seconds"))
 
 
 def stored_record(row: Mapping[str, JsonValue]) -> DefinitionRecord:
@@ -190,18 +186,25 @@ def read_as_far_as_possible(record: DefinitionRecord) -> tuple[ToolDefinition | 
 
 
 class _Reader:
-    """Parser of a record's options that collects all problems."""
+    """Parser of a record that collects all problems, and reads as if wrong values were missing."""
 
     def __init__(self, record: DefinitionRecord) -> None:
         self.record = record
         self.problems: list[Problem] = []
         self.names_upstream = False
-        self.options = self._object(record.options, "options")
-        legacy = self._object(self.options.get("openapi"), "options", "openapi")
-        jina = self._object(self.options.get("jina"), "options", "jina")
+        self.row = self._valid("stored", {"parameters": record.parameters, "options": record.options}, ())
+        self.options = object_at(self.row, "options")
+        jina, legacy = object_at(self.options, "jina"), object_at(self.options, "openapi")
         self.section = ("options", "jina" if self.options.get("jina") is not None or not legacy else "openapi")
         # Old definitions have `options.openapi` instead; it is used only if `options.jina` is missing or empty.
-        self.jina = jina or _jina_from_legacy(legacy)
+        self.jina = self._valid("section", jina or _jina_from_legacy(legacy), self.section)
+
+    def _valid(self, part: str, value: Mapping[str, JsonValue], path: Path) -> Mapping[str, JsonValue]:
+        found = list(dict.fromkeys(violations(part, value, path)))
+        self.problems += found
+        for problem in found:
+            value = _without(value, problem.path[len(path) :])
+        return value
 
     def outcome(self, *, compiled: bool = True) -> tuple[ToolDefinition, list[Problem]]:
         """Return the definition and its problems; with `compiled` compile its schema to find its defects, too."""
@@ -213,26 +216,25 @@ class _Reader:
         if not self.jina:
             self._problem("is missing; give it mode: search or mode: reader", "options", "jina")
         operation = self._operation()
-        args = self._object(self.options.get("args"), "options", "args")
+        tokens = self.options.get("max_result_tokens")
         return ToolDefinition(
             tool_name=self.record.tool_name,
             built_in=self._built_in(operation),
             method=self._method(),
             path=self._path(operation),
-            auth_env=self._auth_env(),
+            auth_env=str(self.jina.get("auth_env") or DEFAULT_AUTH_ENV),
             after_execution=stored_after_execution(self.record),
-            schema=self._object(self.record.parameters, "parameters"),
-            defaults=self._object(args.get("defaults"), "options", "args", "defaults"),
-            fixed=self._object(args.get("fixed"), "options", "args", "fixed"),
-            envs=self._names(self.options.get("envs"), "options", "envs"),
+            schema=object_at(self.row, "parameters"),
+            defaults=object_at(self.options, "args", "defaults"),
+            fixed=object_at(self.options, "args", "fixed"),
+            envs=cast("Mapping[str, str]", object_at(self.options, "envs")),
             # `defaults` is the legacy name of `params`; a parameter that both set has the value of `params`
-            upstream_params=self._object(self.jina.get("defaults"), *self.section, "defaults")
-            | self._object(self.jina.get("params"), *self.section, "params"),
-            headers=self._names(self.jina.get("headers"), *self.section, "headers"),
+            upstream_params={**object_at(self.jina, "defaults"), **object_at(self.jina, "params")},
+            headers=cast("Mapping[str, str]", object_at(self.jina, "headers")),
             timeout_s=self._timeout_s(),
             suspend_timeout_s=suspend_timeout(self.options),
-            result_format=self._result_format(),
-            max_result_tokens=self._max_result_tokens(),
+            result_format=cast("ResultFormat", self.options.get("result_format") or "text"),
+            max_result_tokens=int(tokens) if isinstance(tokens, int | float) else None,
             budget=self._budget(),
         )
 
@@ -240,27 +242,22 @@ class _Reader:
         of_host = self._operation_of_base_url()
         named = self.jina.get("mode")
         if named is None:
-            return self._operation_without_mode(of_host)
-        of_mode = _BY_MODE.get(named.strip().lower()) if isinstance(named, str) else None
-        if of_mode is None:
-            names = [known.name for known in OPERATIONS]
-            self._problem(f"must be {any_of(names)}{did_you_mean(short(str(named)), names)}", *self.section, "mode")
-            of_mode = of_host or next((_BY_MODE[name] for name in close_to(short(str(named)), names)), None)
-        elif of_host is not None and of_host.host != of_mode.host:
-            self._problem(
-                f"{of_mode.name!r} does not go with the host of base_url; leave one of them out", *self.section, "mode"
-            )
-        self.names_upstream = bool(of_mode or of_host)
-        return of_mode or of_host or _UNKNOWN_OPERATION
-
-    def _operation_without_mode(self, of_host: Operation | None) -> Operation:
-        tool = CATALOGUE.get(str(self.jina.get("tool")))
-        operation = of_host or (tool.operation if tool else None)
+            tool = CATALOGUE.get(str(self.jina.get("tool")))
+            operation = of_host or (tool.operation if tool else None)
+            # `_definition` reports a missing section, `_operation_of_base_url` a wrong URL.
+            if operation is None and self.jina and self.jina.get("base_url") is None:
+                self._problem("names neither mode nor base_url nor a built-in tool", *self.section)
+        else:
+            mode = short(str(named))
+            operation = _BY_MODE.get(mode.strip().lower())
+            if operation is None:
+                names = [known.name for known in OPERATIONS]
+                self._problem(f"must be {any_of(names)}{did_you_mean(mode, names)}", *self.section, "mode")
+                operation = of_host or next((_BY_MODE[name] for name in close_to(mode, names)), None)
+            elif of_host is not None and of_host is not operation:
+                message = f"{operation.name!r} does not go with the host of base_url; leave one of them out"
+                self._problem(message, *self.section, "mode")
         self.names_upstream = operation is not None
-        # `_definition` reports a missing section, `_operation_of_base_url` a wrong URL.
-        already_reported = not self.jina or self.jina.get("base_url") is not None
-        if operation is None and not already_reported:
-            self._problem("names neither mode nor base_url nor a built-in tool", *self.section)
         return operation or _UNKNOWN_OPERATION
 
     def _operation_of_base_url(self) -> Operation | None:
@@ -284,19 +281,16 @@ class _Reader:
         return tool or next(iter(fitting.values()))
 
     def _method(self) -> Method:
-        method = self.jina.get("method") or ("GET" if self._url_in_path() else "POST")
-        if not isinstance(method, str) or method.upper() not in ("GET", "POST"):
-            self._problem("must be GET or POST", *self.section, "method")
-            return "POST"
-        return cast("Method", method.upper())
-
-    def _url_in_path(self) -> bool:
-        return self.jina.get("endpoint_template") is not None or self.jina.get("path") in _TEMPLATES
+        url_in_path = self.jina.get("endpoint_template") is not None or self.jina.get("path") in _TEMPLATES
+        return cast("Method", str(self.jina.get("method") or ("GET" if url_in_path else "POST")).upper())
 
     def _path(self, operation: Operation) -> str:
-        template = self.jina.get("endpoint_template")
+        template, expected = self.jina.get("endpoint_template"), operation.template
         if template is not None:
-            return self._template(operation, template)
+            if expected is None or template not in (expected, *operation.urls(expected)):
+                allowed = " or ".join(f"https://{known.host}{known.template}" for known in OPERATIONS if known.template)
+                self._problem(f"may only be {allowed}", *self.section, "endpoint_template")
+            return expected or "/"
         path = self.jina.get("path") or "/"
         path = f"/{path}" if isinstance(path, str) and not path.startswith("/") else path
         if not isinstance(path, str) or path not in operation.paths:
@@ -304,20 +298,6 @@ class _Reader:
             self._problem(f"must be {fitting} for a {operation.name} tool", *self.section, "path")
             return "/"
         return operation.paths[path]
-
-    def _template(self, operation: Operation, template: object) -> str:
-        expected = operation.template
-        if expected is None or template not in (expected, *operation.urls(expected)):
-            allowed = " or ".join(f"https://{known.host}{known.template}" for known in OPERATIONS if known.template)
-            self._problem(f"may only be {allowed}", *self.section, "endpoint_template")
-        return expected or "/"
-
-    def _auth_env(self) -> str:
-        name = self.jina.get("auth_env") or DEFAULT_AUTH_ENV
-        if not isinstance(name, str):
-            self._problem("must be the name of an environment variable", *self.section, "auth_env")
-            return DEFAULT_AUTH_ENV
-        return name
 
     def _timeout_s(self) -> float | None:
         """Return the time limit: of options.jina, else of options itself, as the kernel's own executor reads it.
@@ -327,30 +307,8 @@ class _Reader:
         values = (section.get(name) for section in (self.jina, self.options) for name in TIMEOUTS)
         return next((seconds for value in values if (seconds := _seconds(value)) is not None), None)
 
-    def _result_format(self) -> ResultFormat:
-        value = self.options.get("result_format") or "text"
-        if value not in ("text", "object"):
-            self._problem("must be 'text' or 'object'", "options", "result_format")
-            return "text"
-        return cast("ResultFormat", value)
-
-    def _max_result_tokens(self) -> int | None:
-        value = self.options.get("max_result_tokens")
-        if value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= MIN_RESULT_TOKENS):
-            return value
-        self._problem(f"must be an integer of at least {MIN_RESULT_TOKENS}", "options", "max_result_tokens")
-        return None
-
     def _budget(self) -> BudgetLimits | None:
-        given = self._object(self.options.get("budget"), "options", "budget")
-        for name, value in given.items():
-            if name not in BUDGETS:
-                self._problem(f"is no budget{did_you_mean(short(name), BUDGETS)}", "options", "budget", name)
-            elif isinstance(value, bool) or not isinstance(value, int) or value < 0:
-                self._problem("must be an integer of at least 0", "options", "budget", name)
-            else:
-                continue
-            return None
+        given = object_at(self.options, "budget")
         try:
             return BudgetLimits(**given) if given else None  # type: ignore[arg-type]
         except ValidationError as refused:  # an upper bound, which differs for requests and tokens
@@ -358,26 +316,20 @@ class _Reader:
                 self._problem(f"must be at most {error['ctx']['le']:,}", "options", "budget", str(error["loc"][-1]))
             return None
 
-    def _object(self, value: JsonValue, *path: str) -> dict[str, JsonValue]:
-        if value is None or isinstance(value, dict):
-            return value or {}
-        self._problem("must be an object", *path)
-        return {}
-
-    def _names(self, value: JsonValue, *path: str) -> dict[str, str]:
-        pairs = self._object(value, *path)
-        texts = {name: text for name, text in pairs.items() if isinstance(text, str) and text}
-        for name in sorted(pairs.keys() - texts.keys()):
-            self._problem("must be a text that is not empty", *path, name)
-        return texts
-
     def _problem(self, message: str, *path: str) -> None:
         self.problems.append(Problem(path, message))
 
 
+def _without(value: Mapping[str, JsonValue], path: Path) -> JsonObject:
+    if not path:
+        return {}
+    name, *below = path
+    others = {key: item for key, item in value.items() if key != name}
+    return {**others, str(name): _without(object_at(value, name), tuple(below))} if below else others
+
+
 def _jina_from_legacy(openapi: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
-    auth = openapi.get("auth")
-    env = auth.get("env") if isinstance(auth, dict) else None
+    env = object_at(openapi, "auth").get("env")
     return {key: value for key, value in openapi.items() if key != "auth"} | ({"auth_env": env} if env else {})
 
 

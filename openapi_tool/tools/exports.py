@@ -12,7 +12,7 @@ from openapi_tool.protocol.errors import ExecutorError
 from openapi_tool.protocol.jsontext import JsonObject, JsonValue
 from openapi_tool.tools.catalogue import CATALOGUE, DEFAULT_MAX_TOKENS, BuiltInTool
 from openapi_tool.tools.definition import DEFAULT_AUTH_ENV, ToolDefinition
-from openapi_tool.tools.lint import object_at
+from openapi_tool.tools.meta_schema import object_at
 from openapi_tool.tools.placeholders import PLACEHOLDERS
 from openapi_tool.tools.problems import camel_case, in_words, mangled
 from openapi_tool.tools.result import one_line

@@ -16,7 +16,7 @@ from openapi_tool.protocol.identity import parse_command_subject
 from openapi_tool.protocol.jsontext import JsonObject, JsonValue
 from openapi_tool.tools.arguments import is_identity
 from openapi_tool.tools.definition import TIMEOUTS, ToolDefinition, read_as_far_as_possible, stored_record
-from openapi_tool.tools.meta_schema import MAX_SUSPEND_S, violations
+from openapi_tool.tools.meta_schema import MAX_SUSPEND_S, object_at, violations
 from openapi_tool.tools.placeholders import (
     PLACEHOLDER,
     PLACEHOLDERS,
@@ -94,14 +94,6 @@ def general_problems(
     # The parser may find the same mistake again: drop its problems at a place with an error, and one level above.
     wrong = {path for problem in found if not problem.warning for path in (problem.path, problem.path[:-1])}
     return definition, [*found, *(problem for problem in by_parser if problem.path not in wrong)]
-
-
-def object_at(document: Mapping[str, JsonValue], *path: str) -> Mapping[str, JsonValue]:
-    """Return the object at a path, empty if there is none."""
-    value: object = document
-    for name in path:
-        value = value.get(name) if isinstance(value, dict) else None
-    return value if isinstance(value, dict) else {}
 
 
 def upstream_section(document: Mapping[str, JsonValue]) -> tuple[Path, Mapping[str, JsonValue]]:

@@ -11,17 +11,19 @@ Two additional keywords: `errorMessage` is the message for a violation of the ke
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import cache
-from typing import TypedDict, cast
+from typing import Any
 
 import jsonschema_rs
 
-from openapi_tool.options import BUDGETS, TERABYTE
+from openapi_tool.options import BUDGETS
 from openapi_tool.protocol.jsontext import JsonObject, JsonValue
 from openapi_tool.tools.problems import Path, Problem, any_of, did_you_mean
 
 MAX_SUSPEND_S = 3_600
+MIN_RESULT_TOKENS = 500
+"""Lowest limit of the tokens that a model is shown at once."""
 
 MAX_PROPERTIES = 200
 """Names in one `properties`; model providers accept at most 100 to 128 arguments per tool."""
@@ -195,8 +197,7 @@ _JINA: JsonObject = {
 }
 _ARGS: JsonObject = {"defaults": _NO_NULLS, "fixed": _NO_NULLS}
 _BUDGET: JsonObject = {
-    name: {"type": "integer", "minimum": 0, "maximum": TERABYTE, "errorMessage": "must be an integer from 0"}
-    for name in BUDGETS
+    name: {"type": "integer", "minimum": 0, "errorMessage": "must be an integer of at least 0"} for name in BUDGETS
 }
 # Known options by section: also for the hint in which section a misplaced option belongs.
 _SECTIONS: Mapping[str, JsonObject] = {
@@ -216,6 +217,34 @@ _SECTIONS: Mapping[str, JsonObject] = {
         "ui_allowed": {"type": ["boolean", "null"], "errorMessage": "must be true or false"},
     },
 }
+# What the parser of stored rows checks; `tools.definition` adds what depends on several options.
+_IF_GIVEN: JsonObject = {"type": ["object", "null"], "errorMessage": "must be an object"}
+_NAMES: JsonObject = {**_IF_GIVEN, "additionalProperties": _TEXT}
+_STORED_SECTION: JsonObject = {
+    "properties": {
+        "method": {
+            "type": ["string", "null"],
+            "pattern": "^((?i)get|post)?$",
+            "errorMessage": "must be GET or POST",
+        },
+        "auth_env": {"type": ["string", "null"], "errorMessage": "must be the name of an environment variable"},
+        **dict.fromkeys(("params", "defaults"), _IF_GIVEN),
+        "headers": _NAMES,
+    }
+}
+_STORED_OPTIONS: JsonObject = {
+    **dict.fromkeys(("jina", "openapi"), _IF_GIVEN),
+    "args": {**_IF_GIVEN, "properties": dict.fromkeys(("defaults", "fixed"), _IF_GIVEN)},
+    "envs": _NAMES,
+    "result_format": {"enum": ["text", "object", "", None], "errorMessage": "must be 'text' or 'object'"},
+    "max_result_tokens": {
+        "type": ["integer", "null"],
+        "minimum": MIN_RESULT_TOKENS,
+        "errorMessage": f"must be an integer of at least {MIN_RESULT_TOKENS}",
+    },
+    "budget": {**_IF_GIVEN, "allOf": [{"properties": _BUDGET, "additionalProperties": False}]},
+}
+_STORED: JsonObject = {"properties": {"parameters": _IF_GIVEN, "options": {**_IF_GIVEN, "properties": _STORED_OPTIONS}}}
 _DEFINITION: JsonObject = _object_of(
     **dict.fromkeys(("tool_name", "name", "target_subject"), _TEXT),
     after_execution={"enum": ["suspend", "terminate"]},
@@ -233,6 +262,8 @@ _DEFINITION: JsonObject = _object_of(
 META_SCHEMA: JsonObject = {
     "$defs": {
         "definition": _DEFINITION,
+        "stored": _STORED,
+        "section": _STORED_SECTION,
         "schema": _schema(),
         "keywords": {
             "properties": {**_COMMON_KEYWORDS, **_TYPE_KEYWORDS, **_NOT_IN_SUBSET},
@@ -268,43 +299,22 @@ def violations(part: str, value: object, path: Path) -> Iterator[Problem]:
         return
     for error in errors:
         *places, keyword = error.schema_path
-        rule = rule_at(META_SCHEMA, places)
+        rule: Mapping[str, Any] = object_at(META_SCHEMA, *places)
         for where, given in _places(error):
             message = rule.get("errorMessage") or _message(rule, keyword, given)
             yield Problem((*path, *error.instance_path, *where), message, warning="warning" in rule)
 
 
-class Rule(TypedDict, total=False):
-    """Keywords of a schema that messages state; compiling the schema has checked their types."""
-
-    type: str | list[str] | None
-    enum: list[JsonValue]
-    properties: JsonObject
-    description: str
-    minimum: float
-    maximum: float
-    exclusiveMinimum: float
-    exclusiveMaximum: float
-    minLength: int
-    maxLength: int
-    minItems: int
-    maxItems: int
-    pattern: str
-    items: JsonValue
-    errorMessage: str
-    warning: bool
-
-
-def rule_at(schema: object, path: Sequence[str | int]) -> Rule:
-    """Return the schema at a path in a compiled schema, empty if there is no object."""
+def object_at(value: object, *path: str | int) -> Mapping[str, JsonValue]:
+    """Return the object at a path of a JSON value, empty if there is none."""
     for part in path:
-        if isinstance(schema, dict):
-            schema = schema.get(str(part))
-        elif isinstance(schema, list) and isinstance(part, int) and part < len(schema):
-            schema = schema[part]
+        if isinstance(value, dict):
+            value = value.get(str(part))
+        elif isinstance(value, list) and isinstance(part, int) and part < len(value):
+            value = value[part]
         else:
             return {}
-    return cast("Rule", schema) if isinstance(schema, dict) else {}
+    return value if isinstance(value, dict) else {}
 
 
 @cache
@@ -322,7 +332,7 @@ def _places(error: jsonschema_rs.ValidationError) -> list[tuple[Path, object]]:
     return [((), error.instance)]
 
 
-def _message(rule: Rule, keyword: str | int, given: object) -> str:
+def _message(rule: Mapping[str, Any], keyword: str | int, given: object) -> str:
     match keyword:
         case "required":
             return f"is missing{_MISSING_HINTS.get(str(given), '')}"

@@ -6,6 +6,7 @@ import hashlib
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import jsonschema_rs
 import orjson
@@ -14,7 +15,7 @@ from cachetools import LRUCache
 from openapi_tool.protocol.errors import ToolMisconfigured
 from openapi_tool.protocol.jsontext import JsonObject, JsonValue
 from openapi_tool.tools.bounds import count_values, patterns
-from openapi_tool.tools.meta_schema import Rule, rule_at
+from openapi_tool.tools.meta_schema import object_at
 from openapi_tool.tools.problems import MAX_PROBLEMS, Problem, argument_path, listed, not_taken, probably_meant, short
 
 _MAX_CHOICES_CHARS = 160
@@ -23,7 +24,7 @@ _EXAMPLE = re.compile(r"such as .{1,40}?(?=;|\.(?:\s|$)|$)")
 _NOUNS = {"boolean": "true or false", "object": "an object", "null": "null"}
 
 
-def _rule_text(rule: Rule) -> str | None:
+def _rule_text(rule: Mapping[str, Any]) -> str | None:
     """Return what a value must be, such as `must be an integer from 1 to 20`; None if the rule has no type.
 
     Append an example from the argument's description (`such as de`).
@@ -38,7 +39,7 @@ def _rule_text(rule: Rule) -> str | None:
     return f"must be {' or '.join(kinds)}{f', {example[0]}' if example else ''}" if kinds else None
 
 
-def _type_text(wanted: str, rule: Rule) -> str:
+def _type_text(wanted: str, rule: Mapping[str, Any]) -> str:
     """Return a phrase: `an integer from 1 to 20`, `a number above 0 and at most 5`, `a list of 1 to 10 texts`."""
     if wanted in ("integer", "number"):
         above, below = rule.get("exclusiveMinimum"), rule.get("exclusiveMaximum")
@@ -210,7 +211,7 @@ def _located(
         case jsonschema_rs.ValidationErrorKind.Required(property=name):
             yield (*error.instance_path, name), _missing(name, schema, {} if error.instance_path else instance)
         case jsonschema_rs.ValidationErrorKind.AdditionalProperties(unexpected=names):
-            known = () if error.instance_path else _properties(schema).keys() - instance.keys()
+            known = () if error.instance_path else object_at(schema, "properties").keys() - instance.keys()
             for number, name in enumerate(names):  # only the first MAX_PROBLEMS are reported
                 yield (*error.instance_path, name), not_taken(name, sorted(known) if number < MAX_PROBLEMS else ())
         case jsonschema_rs.ValidationErrorKind.Type() if error.instance is None and error.instance_path:
@@ -221,14 +222,9 @@ def _located(
 
 
 def _missing(name: str, schema: Mapping[str, JsonValue], instance: Mapping[str, JsonValue]) -> str:
-    unknown = [other for other in instance if other not in _properties(schema)][:MAX_PROBLEMS]
+    unknown = [other for other in instance if other not in object_at(schema, "properties")][:MAX_PROBLEMS]
     other = next((other for other in unknown if probably_meant(other, [name])), None)
     return f"is required; give it in place of {short(other)}" if other else "is required"
-
-
-def _properties(schema: Mapping[str, JsonValue]) -> Mapping[str, JsonValue]:
-    properties = schema.get("properties")
-    return properties if isinstance(properties, dict) else {}
 
 
 def _rule(
@@ -237,7 +233,7 @@ def _rule(
     """Return what a value must be: its rule, not the value, which may be long."""
     keyword = kind.name
     if keyword in _RULES:
-        rule = rule_at(schema, error.schema_path[:-1])
+        rule = object_at(schema, *error.schema_path[:-1])
         if text := _rule_text(rule if "type" in rule else {**rule, "type": _RULES[keyword]}):
             return text
     return _OTHER_RULES.get(keyword) or short(error.message)

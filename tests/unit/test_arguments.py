@@ -39,8 +39,7 @@ from openapi_tool.tools.bounds import MAX_ROW_BYTES, MAX_VALUES, count_values, m
 from openapi_tool.tools.catalogue import CATALOGUE
 from openapi_tool.tools.definition import ToolDefinition, parse_definition
 from openapi_tool.tools.exports import registration
-from openapi_tool.tools.lint import object_at
-from openapi_tool.tools.meta_schema import MAX_ENUM_VALUES, MAX_PROPERTIES, REFUSED_KEYWORDS
+from openapi_tool.tools.meta_schema import MAX_ENUM_VALUES, MAX_PROPERTIES, REFUSED_KEYWORDS, object_at
 from openapi_tool.tools.problems import fold, probably_meant
 from openapi_tool.tools.schema import schema_problems
 from openapi_tool.tools.scopes import SessionScope
