@@ -11,8 +11,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from openapi_tool.protocol.cards import MAX_CONTENT_BYTES
-from openapi_tool.protocol.records import CardRecord, DefinitionRecord, EarlierResult, RequestEdgeRecord
+from openapi_tool.protocol.command import Command, Report
+from openapi_tool.protocol.jsontext import JsonValue
+from openapi_tool.protocol.records import (
+    CallRecords,
+    CardRecord,
+    DefinitionRecord,
+    EarlierResult,
+    RequestEdgeRecord,
+    WaitingTurnRecord,
+)
 from openapi_tool.tools.bounds import MAX_ROW_BYTES
+from openapi_tool.tools.problems import unmangled
 
 MAX_HEADER_BYTES = 64 * 1024
 """Limit in bytes of a turn's headers and of a card's metadata; NATS allows no more in headers."""
@@ -233,22 +243,104 @@ where card_id = $3 and tenant_id = $1 and metadata ->> 'agent_id' = $2 and metad
 """
 
 
-def card_of(row: Mapping[str, Any]) -> CardRecord | None:
-    """Return the tool.call card of a row of LOAD."""
+def writes(inbox: str, accepted: str, edge_turn: str, first: int) -> tuple[str, str]:
+    """Return the statements COMMIT and REPORT, which write only if the condition `accepted` holds.
+
+    `inbox` has the CTEs from `card` on that end with the inbox row, `edge_turn` is the turn that its edge names.
+    `first` is the number of the first parameter after those of REPORT: content and metadata of the result card, then
+    id, content, metadata and lifetime in seconds of the artifact card, null without one.
+
+    Data-modifying CTEs make all inserts one statement and so one transaction without BEGIN and COMMIT. If an inbox row
+    exists without its card, the insert raises a unique violation, which rolls the card back.
+    """
+    content, metadata, artifact_id, text, artifact_metadata, ttl_s = (f"${first + place}" for place in range(6))
+    new_card = f"""
+    insert into cards (card_id, tenant_id, content, tool_call_id, metadata)
+    select $2, $1, {content}, $6, {metadata} where {accepted}
+    on conflict do nothing
+    returning card_id
+), artifact as (
+    insert into cards (card_id, tenant_id, content, metadata, ttl_seconds, expires_at)
+    select {artifact_id}, $1, {text}, {artifact_metadata}, {ttl_s}::int, now() + make_interval(secs => {ttl_s}::int)
+    from card where {artifact_id}::text is not null
+"""  # noqa: S608 - constants only
+    card = f"select card_id from cards where card_id = $2 and tenant_id = $1 and deleted_at is null and {accepted}"  # noqa: S608
+    rows = f"""{inbox}, edge as (
+    insert into state.execution_edges (
+        edge_id, project_id, channel_id, primitive, edge_phase, source_agent_id, target_agent_id,
+        target_agent_turn_id, correlation_id, recursion_depth, trace_id, parent_step_id, metadata
+    )
+    select $9, $1, $5, 'report', 'response', $10, $4, {edge_turn}, $6, $11, $12, $13, $14 from inbox
+    on conflict do nothing
+)
+select count(*) from inbox
+"""  # noqa: S608 - constants only
+    return f"with card as ({new_card}), {rows}", f"with card as ({card}), {rows}"
+
+
+def call_values(command: Command, own: object) -> tuple[Any, ...]:
+    """Return the parameters of LOAD; `own` is the version's own, $6."""
+    identity, tool_name = command.identity, command.tool_name
+    return (
+        identity.project_id,
+        command.card_id,
+        identity.tool_call_id,
+        identity.agent_id,
+        identity.agent_turn_id,
+        own,
+        tool_name,
+        tool_name and unmangled(tool_name),
+    )
+
+
+def report_values(card_id: str, report: Report, *own: object) -> tuple[Any, ...]:
+    """Return the parameters of REPORT; `own` are the version's own, from $16 on."""
+    return (
+        report.project_id,
+        card_id,
+        report.inbox_id,
+        report.agent_id,
+        report.channel_id,
+        report.tool_call_id,
+        report.agent_turn_id,
+        report.payload,
+        report.edge_id,
+        report.actor_id,
+        report.depth,
+        report.trace_id,
+        report.parent_step_id,
+        report.edge_metadata,
+        report.request_edge_id,
+        *own,
+    )
+
+
+def call_records(row: Mapping[str, Any]) -> CallRecords:
+    """Return the records of a call from a row of LOAD; only v1r4 selects a row of the waiting turn."""
+    return CallRecords(
+        card=_card(row),
+        tool=_tool(row),
+        worker_target=row["worker_target"],
+        waiting_turn=_waiting_turn(row),
+        request_edge=None if row["edge_id"] is None else RequestEdgeRecord(row["edge_id"], row["recursion_depth"]),
+        earlier=_earlier(row),
+        reported_inbox_id=row["reported_inbox_id"],
+    )
+
+
+def _card(row: Mapping[str, Any]) -> CardRecord | None:
     if row["call_card_id"] is None:
         return None
-    metadata = row["call_metadata"]
     return CardRecord(
         card_id=row["call_card_id"],
         tool_call_id=row["call_tool_call_id"],
         content=row["call_content"],
-        metadata=metadata if isinstance(metadata, dict) else {},
+        metadata=_object(row["call_metadata"]),
         oversized=row["call_fits"] is False,
     )
 
 
-def tool_of(row: Mapping[str, Any]) -> DefinitionRecord | None:
-    """Return the definition of a row of LOAD."""
+def _tool(row: Mapping[str, Any]) -> DefinitionRecord | None:
     if row["tool_name"] is None:
         return None
     parameters, options, oversized = row["parameters"], row["options"], row["tool_fits"] is False
@@ -262,13 +354,21 @@ def tool_of(row: Mapping[str, Any]) -> DefinitionRecord | None:
     )
 
 
-def request_edge_of(row: Mapping[str, Any]) -> RequestEdgeRecord | None:
-    """Return the request edge of a row of LOAD."""
-    return None if row["edge_id"] is None else RequestEdgeRecord(row["edge_id"], row["recursion_depth"])
+def _waiting_turn(row: Mapping[str, Any]) -> WaitingTurnRecord | None:
+    if row.get("waiting_inbox_id") is None:
+        return None
+    return WaitingTurnRecord(
+        inbox_id=row["waiting_inbox_id"],
+        message_type=row["waiting_message_type"],
+        channel_id=row["waiting_channel_id"],
+        agent_turn_id=row["waiting_turn_id"],
+        turn_epoch=row["waiting_epoch"],
+        context_headers=_object(row["waiting_headers"]),
+        oversized=row["waiting_fits"] is False,
+    )
 
 
-def earlier_of(row: Mapping[str, Any]) -> EarlierResult | None:
-    """Return the earlier result of a row of LOAD."""
+def _earlier(row: Mapping[str, Any]) -> EarlierResult | None:
     if row["result_card_id"] is None:
         return None
     return EarlierResult(
@@ -280,3 +380,7 @@ def earlier_of(row: Mapping[str, Any]) -> EarlierResult | None:
         report_status=row["report_status"],
         is_of_this_call=row["result_of_call"],
     )
+
+
+def _object(value: JsonValue) -> Mapping[str, JsonValue]:
+    return value if isinstance(value, dict) else {}

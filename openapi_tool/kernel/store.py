@@ -18,6 +18,7 @@ from openapi_tool.kernel.failures import (
     translate_connection_errors,
     translate_statement_errors,
 )
+from openapi_tool.kernel.fragments import ARTIFACT, HAS_RESULT, LAST_RESULT_AGE, call_records
 from openapi_tool.kernel.inspection import STATEMENTS, Statements, check_access, inspect
 from openapi_tool.protocol.cards import ArtifactCard, Card
 from openapi_tool.protocol.command import Command, Report
@@ -110,7 +111,7 @@ class KernelStore:
     async def has_result(self, project_id: str, tool_call_id: str) -> bool:
         """Return whether a call of a project has a result. Raises Unavailable."""
         async with self._connection(project_id) as connection:
-            return bool(await connection.fetchval(self._sql.HAS_RESULT, project_id, tool_call_id))
+            return bool(await connection.fetchval(HAS_RESULT, project_id, tool_call_id))
 
     async def load(self, command: Command) -> CallRecords:
         """Load the records of a call in one round trip. Raises Unavailable."""
@@ -118,14 +119,12 @@ class KernelStore:
             row = await connection.fetchrow(self._sql.LOAD, *self._sql.call_values(command))
             if row["read_only"]:
                 raise ReadOnly
-        return self._sql.call_records(row)
+        return call_records(row)
 
     async def last_result_age_s(self, project_id: str, agent_turn_id: str, step_id: str) -> float | None:
         """Return the age in seconds of the newest result of a step, None without one. Raises Unavailable."""
         async with self._connection(project_id) as connection:
-            age_s: float | None = await connection.fetchval(
-                self._sql.LAST_RESULT_AGE, project_id, agent_turn_id, step_id
-            )
+            age_s: float | None = await connection.fetchval(LAST_RESULT_AGE, project_id, agent_turn_id, step_id)
         return age_s
 
     async def commit(self, card: Card, report: Report, artifact: ArtifactCard | None = None) -> bool:
@@ -144,7 +143,7 @@ class KernelStore:
     async def artifact(self, project_id: str, agent_id: str, card_id: str, start: int, chars: int) -> Artifact | None:
         """Return up to `chars` characters from `start` of an agent's live artifact, or None. Raises Unavailable."""
         async with self._connection(project_id) as connection:
-            row = await connection.fetchrow(self._sql.ARTIFACT, project_id, agent_id, card_id, start, chars)
+            row = await connection.fetchrow(ARTIFACT, project_id, agent_id, card_id, start, chars)
         return None if row is None else Artifact(card_id, row["chars"], row["sha256"], row["text"], row["items"])
 
     async def _write(self, statement: str, card_id: str, report: Report, *card: Any) -> bool:

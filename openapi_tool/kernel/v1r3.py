@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from openapi_tool.kernel import fragments
-from openapi_tool.kernel.fragments import CALL, COLUMNS, MAX_HEADER_BYTES
+from openapi_tool.kernel.fragments import CALL, COLUMNS, MAX_HEADER_BYTES, writes
 from openapi_tool.protocol import identity as header
 from openapi_tool.protocol.command import Command, Report
-from openapi_tool.protocol.records import CallRecords
-from openapi_tool.tools.problems import unmangled
 
 VERSION = "v1r3"
 INBOX_COLUMN = "traceparent"
@@ -45,16 +42,14 @@ where project_id = $1 and message_type = 'tool_result' and md5(correlation_id) =
 order by created_at limit 10
 """
 
-HAS_RESULT, LAST_RESULT_AGE, ARTIFACT = fragments.HAS_RESULT, fragments.LAST_RESULT_AGE, fragments.ARTIFACT
-
 # A missing request edge is added. Another transaction may add it at the same time: then the unique index decides.
-_REPORT = """
+_INBOX = """
 request as (
     insert into state.execution_edges (
         edge_id, project_id, channel_id, primitive, edge_phase, source_agent_id, source_agent_turn_id, source_step_id,
         target_agent_id, target_agent_turn_id, correlation_id, recursion_depth, trace_id
     )
-    select $17, $1, $5, 'tool_call', 'request', $4, $7, $15, $4, $7, $6, $13, $14 from card
+    select $15, $1, $5, 'tool_call', 'request', $4, $7, $13, $4, $7, $6, $11, $12 from card
     where not exists (
         select from state.execution_edges
         where project_id = $1 and md5(correlation_id) = md5($6) and correlation_id = $6 and edge_phase = 'request'
@@ -65,85 +60,21 @@ request as (
         inbox_id, project_id, agent_id, message_type, enqueue_mode, correlation_id, recursion_depth, traceparent,
         tracestate, trace_id, parent_step_id, source_agent_id, payload, status
     )
-    select $3, $1, $4, 'tool_result', null, $6, $13, $8, $9, $14, $15, $12, $10, 'pending' from card
+    select $3, $1, $4, 'tool_result', null, $6, $11, $16, $17, $12, $13, $10, $8, 'pending' from card
     returning inbox_id
-), edge as (
-    insert into state.execution_edges (
-        edge_id, project_id, channel_id, primitive, edge_phase, source_agent_id, target_agent_id, correlation_id,
-        recursion_depth, trace_id, parent_step_id, metadata
-    )
-    select $11, $1, $5, 'report', 'response', $12, $4, $6, $13, $14, $15, $16 from inbox
-    on conflict do nothing
 )
-select count(*) from inbox
 """
 
-# One statement, as in v1r4. There is no row of the waiting turn that could have been deleted since the load.
-COMMIT = f"""
-with card as (
-    insert into cards (card_id, tenant_id, content, tool_call_id, metadata)
-    values ($2, $1, $18, $6, $19)
-    on conflict do nothing
-    returning card_id
-), artifact as (
-    insert into cards (card_id, tenant_id, content, metadata, ttl_seconds, expires_at)
-    select $20, $1, $21, $22, $23::int, now() + make_interval(secs => $23::int) from card where $20::text is not null
-), {_REPORT}
-"""  # noqa: S608 - constants only
-
-REPORT = f"""
-with card as (
-    select card_id from cards where card_id = $2 and tenant_id = $1 and deleted_at is null
-), {_REPORT}
-"""  # noqa: S608 - constants only
+# There is no row of the waiting turn that could have been deleted since the load.
+COMMIT, REPORT = writes(_INBOX, accepted="true", edge_turn="null", first=18)
 
 
 def call_values(command: Command) -> tuple[Any, ...]:
     """Return the parameters of LOAD."""
-    identity, tool_name = command.identity, command.tool_name
-    return (
-        identity.project_id,
-        command.card_id,
-        identity.tool_call_id,
-        identity.agent_id,
-        identity.agent_turn_id,
-        identity.channel_id,
-        tool_name,
-        tool_name and unmangled(tool_name),
-    )
+    return fragments.call_values(command, command.identity.channel_id)
 
 
 def report_values(card_id: str, report: Report) -> tuple[Any, ...]:
-    """Return the parameters of REPORT; COMMIT takes the same ones first."""
-    return (
-        report.project_id,
-        card_id,
-        report.inbox_id,
-        report.agent_id,
-        report.channel_id,
-        report.tool_call_id,
-        report.agent_turn_id,
-        report.context_headers[header.TRACEPARENT],
-        report.context_headers.get(header.TRACESTATE),
-        report.payload,
-        report.edge_id,
-        report.actor_id,
-        report.depth,
-        report.trace_id,
-        report.parent_step_id,
-        report.edge_metadata,
-        report.request_edge_id,
-    )
-
-
-def call_records(row: Mapping[str, Any]) -> CallRecords:
-    """Return the records of a call from a row of LOAD; there is never a row of the waiting turn."""
-    return CallRecords(
-        card=fragments.card_of(row),
-        tool=fragments.tool_of(row),
-        worker_target=row["worker_target"],
-        waiting_turn=None,
-        request_edge=fragments.request_edge_of(row),
-        earlier=fragments.earlier_of(row),
-        reported_inbox_id=row["reported_inbox_id"],
-    )
+    """Return the parameters of REPORT."""
+    headers = report.context_headers
+    return fragments.report_values(card_id, report, headers[header.TRACEPARENT], headers.get(header.TRACESTATE))

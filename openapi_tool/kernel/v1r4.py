@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from openapi_tool.kernel import fragments
-from openapi_tool.kernel.fragments import CALL, COLUMNS, MAX_HEADER_BYTES, MAX_NAME_CHARS, NEWEST_ROWS, fits
+from openapi_tool.kernel.fragments import CALL, COLUMNS, MAX_HEADER_BYTES, MAX_NAME_CHARS, NEWEST_ROWS, fits, writes
 from openapi_tool.protocol.command import Command, Report
-from openapi_tool.protocol.records import CallRecords, WaitingTurnRecord
-from openapi_tool.tools.problems import unmangled
 
 VERSION = "v1r4"
 INBOX_COLUMN = "context_headers"
@@ -71,117 +68,32 @@ where project_id = $1 and message_type in ('command_anchor', 'tool_result')
 order by created_at limit 10
 """
 
-HAS_RESULT, LAST_RESULT_AGE, ARTIFACT = fragments.HAS_RESULT, fragments.LAST_RESULT_AGE, fragments.ARTIFACT
-
-_REPORT = """
+_INBOX = """
 inbox as (
     insert into state.agent_inbox (
         inbox_id, project_id, agent_id, channel_id, message_type, enqueue_mode, correlation_id,
         agent_turn_id, turn_epoch, context_headers, payload, status, retry_count
     )
-    select $3, $1, $4, $5, 'tool_result', null, $6, $7, $8, $9, $10, 'pending', 0 from card
+    select $3, $1, $4, $5, 'tool_result', null, $6, $7, $16, $17, $8, 'pending', 0 from card
     returning inbox_id
-), edge as (
-    insert into state.execution_edges (
-        edge_id, project_id, channel_id, primitive, edge_phase, source_agent_id, target_agent_id,
-        target_agent_turn_id, correlation_id, recursion_depth, trace_id, parent_step_id, metadata
-    )
-    select $11, $1, $5, 'report', 'response', $12, $4, $7, $6, $13, $14, $15, $16 from inbox
-    on conflict do nothing
 )
-select count(*) from inbox
 """
 
 # Turn or request edge may have been deleted since the load.
 _ACCEPTED = """
-    exists (select from state.agent_inbox where inbox_id = $17 and project_id = $1)
-    and exists (select from state.execution_edges where edge_id = $18 and project_id = $1)
+    exists (select from state.agent_inbox where inbox_id = $18 and project_id = $1)
+    and exists (select from state.execution_edges where edge_id = $15 and project_id = $1)
 """
 
-# Data-modifying CTEs make all four inserts one statement and so one transaction without BEGIN and COMMIT. If an inbox
-# row exists without its card, the insert raises a unique violation, which rolls the card back.
-COMMIT = f"""
-with card as (
-    insert into cards (card_id, tenant_id, content, tool_call_id, metadata)
-    select $2, $1, $19, $6, $20 where {_ACCEPTED}
-    on conflict do nothing
-    returning card_id
-), artifact as (
-    insert into cards (card_id, tenant_id, content, metadata, ttl_seconds, expires_at)
-    select $21, $1, $22, $23, $24::int, now() + make_interval(secs => $24::int) from card where $21::text is not null
-), {_REPORT}
-"""  # noqa: S608 - constants only
-
-REPORT = f"""
-with card as (
-    select card_id from cards
-    where card_id = $2 and tenant_id = $1 and deleted_at is null and {_ACCEPTED}
-), {_REPORT}
-"""  # noqa: S608 - constants only
+COMMIT, REPORT = writes(_INBOX, _ACCEPTED, edge_turn="$7", first=19)
 
 
 def call_values(command: Command) -> tuple[Any, ...]:
     """Return the parameters of LOAD."""
-    identity, tool_name = command.identity, command.tool_name
-    return (
-        identity.project_id,
-        command.card_id,
-        identity.tool_call_id,
-        identity.agent_id,
-        identity.agent_turn_id,
-        identity.turn_epoch or 0,
-        tool_name,
-        tool_name and unmangled(tool_name),
-    )
+    return fragments.call_values(command, command.identity.turn_epoch or 0)
 
 
 def report_values(card_id: str, report: Report) -> tuple[Any, ...]:
-    """Return the parameters of REPORT; COMMIT takes the same ones first."""
-    return (
-        report.project_id,
-        card_id,
-        report.inbox_id,
-        report.agent_id,
-        report.channel_id,
-        report.tool_call_id,
-        report.agent_turn_id,
-        report.turn_epoch,
-        report.context_headers,
-        report.payload,
-        report.edge_id,
-        report.actor_id,
-        report.depth,
-        report.trace_id,
-        report.parent_step_id,
-        report.edge_metadata,
-        report.waiting_inbox_id,
-        report.request_edge_id,
-    )
-
-
-def call_records(row: Mapping[str, Any]) -> CallRecords:
-    """Return the records of a call from a row of LOAD."""
-    return CallRecords(
-        card=fragments.card_of(row),
-        tool=fragments.tool_of(row),
-        worker_target=row["worker_target"],
-        waiting_turn=_waiting_turn(row),
-        request_edge=fragments.request_edge_of(row),
-        earlier=fragments.earlier_of(row),
-        reported_inbox_id=row["reported_inbox_id"],
-    )
-
-
-def _waiting_turn(row: Mapping[str, Any]) -> WaitingTurnRecord | None:
-    if row["waiting_inbox_id"] is None:
-        return None
-    headers = row["waiting_headers"]
-    return WaitingTurnRecord(
-        inbox_id=row["waiting_inbox_id"],
-        message_type=row["waiting_message_type"],
-        channel_id=row["waiting_channel_id"],
-        agent_turn_id=row["waiting_turn_id"],
-        turn_epoch=row["waiting_epoch"],
-        context_headers=headers if isinstance(headers, dict) else {},
-        oversized=row["waiting_fits"] is False,
-    )
+    """Return the parameters of REPORT."""
+    own = (report.turn_epoch, report.context_headers, report.waiting_inbox_id)
+    return fragments.report_values(card_id, report, *own)

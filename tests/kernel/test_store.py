@@ -24,9 +24,10 @@ from openapi_tool.bootstrap import build_bootstrap
 from openapi_tool.bus.connection import BusOptions
 from openapi_tool.concurrency import at_once
 from openapi_tool.kernel import v1r3
+from openapi_tool.kernel.fragments import LAST_RESULT_AGE
 from openapi_tool.kernel.queries import call_rows
 from openapi_tool.kernel.store import KernelStore, PoolOptions
-from openapi_tool.kernel.v1r4 import LAST_RESULT_AGE, LOAD
+from openapi_tool.kernel.v1r4 import LOAD
 from openapi_tool.local.caller import Caller, PlacedCall
 from openapi_tool.local.stack import EmbeddedStack
 from openapi_tool.protocol.cards import Card, artifact_card, result_card
