@@ -442,9 +442,9 @@ LOSS = (
         "tests/races/test_cancellation.py::test_a_call_cancelled_at_any_await_is_acknowledged_or_handed_back",
     ),
     Mutation(
-        "protocol/v1r4.py",
-        "tool_call_id=identity.tool_call_id,",
-        "tool_call_id=inbox_id,",
+        "kernel/fragments.py",
+        "identity.tool_call_id,\n        turn.",
+        "report.inbox_id,\n        turn.",
         "tests/wire/test_reliability.py::test_two_commands_of_one_call_give_one_result",
     ),
     Mutation(

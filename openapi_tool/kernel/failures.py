@@ -2,10 +2,9 @@
 
 - *defect*: caused by the values of one call. The driver's error is raised unchanged; the retry counts as a lost run.
 - *outage*: temporary. Raised as Unavailable; the call waits, and no lost run is counted.
-- *operator*: a missing grant, migration or setting. Raised as NeedsOperator with the remedy; otherwise as an outage.
+- *operator*: a missing grant, migration or setting. An outage that is raised as NeedsOperator with the remedy.
 
-A SQLSTATE that is not listed is a defect, because lost runs are limited: retrying an unknown error as an outage might
-never end.
+A SQLSTATE that is not listed is a defect, because retries of an unknown error as an outage might never end.
 """
 
 from __future__ import annotations
@@ -38,21 +37,21 @@ KINDS: dict[str, Kind] = {
 }
 """Kind by SQLSTATE (five characters), else by its class (first two)."""
 
+DSN_SETTING = "postgres.dsn (PG_DSN)"
 _OPERATOR = "An operator must correct this: "
 GRANT_PRIVILEGES = f"{_OPERATOR}grant what `openapi-tool sql grants` prints"
 RUN_MIGRATIONS = f"{_OPERATOR}check that it is the kernel's database of the configured version, with all its migrations"
 SET_VERSION = f"{_OPERATOR}set protocol.version, or name each database in the section of its own version"
+_REMEDIES = {"42501": GRANT_PRIVILEGES, "3D000": f"{_OPERATOR}check the database's name in {DSN_SETTING}"}
 _POOLER = f"{_OPERATOR}a pooler in transaction mode is in between; set postgres.prepared_statements = false"
 _LOST_STATEMENT = ("26000", "42P05")
 _CONTENTION = ("40", "55P03", "57014")  # conflict, lock, timeout
-_READ_ONLY, _DENIED, _NO_DATABASE = "25006", "42501", "3D000"
-DSN_SETTING = "postgres.dsn (PG_DSN)"
 _CHECK = f"check {DSN_SETTING}"
 _DRIVER_ERRORS = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError, TimeoutError)
 
 
 class ReadOnly(Unavailable):
-    """The database takes no writes: a standby, the old primary after a failover, or a setting."""
+    """The database takes no writes."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -73,16 +72,14 @@ class Contended(Unavailable):
 
 
 def kind_of(sqlstate: str | None) -> Kind:
-    """Return the kind of an error by its SQLSTATE; an error without one (None) is a defect."""
-    state = sqlstate or ""
-    return KINDS.get(state) or KINDS.get(state[:2]) or "defect"
+    """Return the kind of an error by its SQLSTATE; an error without one is a defect."""
+    return KINDS.get(sqlstate or "") or KINDS.get((sqlstate or "")[:2], "defect")
 
 
 class _Translation:
-    """Context manager that replaces an error of the driver by the Unavailable that `translated` returns for it.
+    """Replaces an error of the driver by the Unavailable that `translated` returns for it, None to keep the error.
 
-    If `translated` returns None, the error is raised unchanged. It is a class, because a generator costs more CPU, and
-    every call enters six of these.
+    A class, because a generator costs more CPU, and every call enters six of these.
     """
 
     def __init__(self, translated: Callable[[Exception], Unavailable | None]) -> None:
@@ -97,43 +94,44 @@ class _Translation:
 
 
 def translate_connection_errors() -> AbstractContextManager[None]:
-    """Translate errors while a connection is opened, prepared or released; none is a defect. Raises Unavailable."""
+    """Translate errors while a connection is opened, prepared or released, all to Unavailable."""
     return _CONNECTION
 
 
 def translate_statement_errors() -> AbstractContextManager[None]:
-    """Translate errors of a statement. Raises Unavailable, or the driver's own error for a defect of the call."""
+    """Translate errors of a statement to Unavailable, except a defect of the call."""
     return _STATEMENT
 
 
+def _sqlstate(error: Exception) -> str:
+    return (isinstance(error, asyncpg.PostgresError) and error.sqlstate) or ""
+
+
 def _statement_error(error: Exception) -> Unavailable | None:
-    if isinstance(error, asyncpg.PostgresError) and kind_of(error.sqlstate) == "defect":
+    state = _sqlstate(error)
+    if isinstance(error, asyncpg.PostgresError) and kind_of(state) == "defect":
         return None
-    if isinstance(error, TimeoutError) or (_sqlstate(error) or "").startswith(_CONTENTION):
+    if isinstance(error, TimeoutError) or state.startswith(_CONTENTION):
         return Contended(f"PostgreSQL: {type(error).__name__}: {error}")
     return _as_unavailable(error)
 
 
-def _sqlstate(error: Exception) -> str | None:
-    return error.sqlstate if isinstance(error, asyncpg.PostgresError) else None
-
-
 def _as_unavailable(error: Exception) -> Unavailable:
     state = _sqlstate(error)
-    if state == _READ_ONLY:
+    if state == "25006":  # read-only
         return ReadOnly()
     if state in _LOST_STATEMENT:  # one text for both, so that it is logged once
         return NeedsOperator(
             f"PostgreSQL: prepared statements are lost (SQLSTATE {' or '.join(_LOST_STATEMENT)})", _POOLER
         )
     if kind_of(state) == "operator":
-        return NeedsOperator(f"PostgreSQL: {error} (SQLSTATE {state})", _remedy(state))
+        return NeedsOperator(f"PostgreSQL: {error} (SQLSTATE {state})", _REMEDIES.get(state, RUN_MIGRATIONS))
     return Unavailable(f"PostgreSQL: {describe_connection_error(error)}")
 
 
 def describe_connection_error(error: Exception) -> str:
-    """Return why PostgreSQL cannot be reached, and the setting to check."""
-    state = _sqlstate(error) or ""
+    """Return why PostgreSQL cannot be reached, and what to check."""
+    state = _sqlstate(error)
     if state.startswith("28"):
         return f"{error} (SQLSTATE {state}); check user and password in {DSN_SETTING}"
     if isinstance(error, socket.gaierror):
@@ -148,19 +146,13 @@ def describe_connection_error(error: Exception) -> str:
 
 
 def located(problem: str, where: str, setting: str = DSN_SETTING) -> str:
-    """Return an error message that names the server and database (`where`) and the `setting` of their DSN.
+    """Return an error message with the server and database (`where`) and the `setting` of their DSN.
 
-    The errors themselves do not know which of several kernels they are about.
+    The error itself does not know which of several kernels it is about.
     """
     section = setting.partition(".dsn (")[0]
     problem = problem.replace(DSN_SETTING, setting).replace("set postgres.", f"set {section}.")
     return problem.replace("PostgreSQL:", f"PostgreSQL at {where}:", 1) if where else problem
-
-
-def _remedy(sqlstate: str | None) -> str:
-    if sqlstate == _NO_DATABASE:
-        return f"{_OPERATOR}check the database's name in {DSN_SETTING}"
-    return GRANT_PRIVILEGES if sqlstate == _DENIED else RUN_MIGRATIONS
 
 
 _CONNECTION, _STATEMENT = _Translation(_as_unavailable), _Translation(_statement_error)

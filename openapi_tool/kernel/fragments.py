@@ -295,22 +295,23 @@ def call_values(command: Command, own: object) -> tuple[Any, ...]:
 
 def report_values(card_id: str, report: Report, *own: object) -> tuple[Any, ...]:
     """Return the parameters of REPORT; `own` are the version's own, from $16 on."""
+    acceptance, identity, turn = report.acceptance, report.acceptance.identity, report.acceptance.waiting_turn
     return (
-        report.project_id,
+        identity.project_id,
         card_id,
         report.inbox_id,
-        report.agent_id,
-        report.channel_id,
-        report.tool_call_id,
-        report.agent_turn_id,
+        identity.agent_id,
+        turn.channel_id,
+        identity.tool_call_id,
+        turn.agent_turn_id,
         report.payload,
         report.edge_id,
         report.actor_id,
-        report.depth,
+        acceptance.depth,
         report.trace_id,
         report.parent_step_id,
         report.edge_metadata,
-        report.request_edge_id,
+        acceptance.request_edge_id,
         *own,
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import asyncpg
 
@@ -39,18 +39,15 @@ STATEMENTS: Mapping[str, Statements] = {v1r4.VERSION: v1r4, v1r3.VERSION: v1r3}
 
 
 _MAX_NAME_BYTES = 63
-_NO_ROLES = ("public", "none")
 
 
-@dataclass(frozen=True, slots=True)
-class Grant:
-    """Privileges on tables, as written in a GRANT statement."""
+class Grant(NamedTuple):
+    """Privileges on tables."""
 
     privileges: tuple[str, ...]
     tables: tuple[str, ...]
 
 
-SCHEMAS = ("public", "resource", "state")
 EXECUTOR = (
     Grant(("select",), ("resource.tools", "resource.project_agents")),
     Grant(("select", "insert"), ("cards", "state.agent_inbox", "state.execution_edges")),
@@ -65,11 +62,7 @@ USAGE = Grant(("select",), ("cards", "state.agent_inbox"))
 
 def reader_grants(role: str, grant: Grant) -> list[str]:
     """Return the GRANT statements for a command that only reads. Raises ValueError like `grant_statements`."""
-    name = quoted_role(role)
-    return [
-        f"grant usage on schema public, state to {name}",
-        f"grant {', '.join(grant.privileges)} on {', '.join(grant.tables)} to {name}",
-    ]
+    return _statements(role, "public, state", (grant,))
 
 
 def grant_statements(role: str, *, registration: bool = False) -> list[str]:
@@ -77,10 +70,13 @@ def grant_statements(role: str, *, registration: bool = False) -> list[str]:
 
     Raises ValueError for a name that no role can have.
     """
+    return _statements(role, "public, resource, state", (*EXECUTOR, *REGISTRATION) if registration else EXECUTOR)
+
+
+def _statements(role: str, schemas: str, grants: Iterable[Grant]) -> list[str]:
     name = quoted_role(role)
-    grants = (*EXECUTOR, *REGISTRATION) if registration else EXECUTOR
     return [
-        f"grant usage on schema {', '.join(SCHEMAS)} to {name}",
+        f"grant usage on schema {schemas} to {name}",
         *(f"grant {', '.join(grant.privileges)} on {', '.join(grant.tables)} to {name}" for grant in grants),
     ]
 
@@ -88,36 +84,28 @@ def grant_statements(role: str, *, registration: bool = False) -> list[str]:
 def quoted_role(role: str) -> str:
     """Return a role's name as a quoted SQL identifier.
 
-    Raises ValueError for a name that PostgreSQL would truncate, and for `public` and `none`, which are keywords even in
-    quotes: a grant to `public` would be a grant to everybody.
+    Raises ValueError for a name that PostgreSQL would truncate, and for keywords: a grant to `public` would be one to
+    everybody.
     """
-    if role in _NO_ROLES:
+    if role in ("public", "none"):
         raise ValueError(f"{role!r} cannot be a role's name: PostgreSQL reads it as a keyword, even in quotes")
     if not role.isprintable() or not 0 < len(role.encode()) <= _MAX_NAME_BYTES:
         raise ValueError(f"a role's name must have 1 to {_MAX_NAME_BYTES} bytes, all of them printable")
     return '"' + role.replace('"', '""') + '"'
 
 
-def _missing() -> str:
-    """Return a query for the grants that the connection's role lacks, as one text; null if it lacks none.
+_NEEDED = ", ".join(
+    f"('{privilege}', '{table}')" for grant in EXECUTOR for privilege in grant.privileges for table in grant.tables
+)
 
-    A grant on some columns is enough here: an operator may restrict the role to the columns in use. `inspect`
-    detects a column that does not exist.
-    """
-    needed = ", ".join(
-        f"('{privilege}', '{table}')" for grant in EXECUTOR for privilege in grant.privileges for table in grant.tables
-    )
-    return f"""
-select string_agg(privilege || ' on ' || name, ', ')
-from (values {needed}) as needed (privilege, name)
-where not coalesce(has_any_column_privilege(to_regclass(name), privilege), false)
+# A grant on some columns is enough here: an operator may restrict the role to the columns in use. `inspect` detects a
+# column that does not exist.
+_ACCESS = f"""
+select current_setting('transaction_read_only') = 'on' as read_only, (
+    select string_agg(privilege || ' on ' || name, ', ') from (values {_NEEDED}) as needed (privilege, name)
+    where not coalesce(has_any_column_privilege(to_regclass(name), privilege), false)
+) as missing
 """  # noqa: S608 - constants only
-
-
-MISSING_GRANTS = _missing()
-
-
-_ACCESS = f"select ({MISSING_GRANTS}) as missing, current_setting('transaction_read_only') = 'on' as read_only"
 
 # Read from the catalogue, as every role may, to distinguish a missing table from a missing grant.
 _MISSING_TABLES = """
@@ -150,7 +138,7 @@ join pg_index as i on i.indrelid = to_regclass(needed.name)
 where i.indisunique and i.indisvalid
 """
 _DECORATION = re.compile(r"::(?:text|character varying)|\bmd5\b|[\s()]")
-_NOT_NULL = "tool_call_idisnotnulland"
+_NOT_NULL = "tool_call_idISNOTNULLAND"
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +174,7 @@ async def check_access(connection: asyncpg.Connection, timeout_s: float | None =
 
 
 async def inspect(connection: asyncpg.Connection, statements: Statements, timeout_s: float | None = None) -> None:
-    """Check columns and unique indexes, after `check_access`. Raises Unavailable.
+    """Check access, columns and unique indexes. Raises Unavailable.
 
     Statements are prepared without a name, because a pooler in transaction mode loses named ones.
     """
@@ -219,9 +207,5 @@ async def refuse_other_version(
 
 def unique_index(table: str, keys: Iterable[str], predicate: str) -> UniqueIndex:
     """Normalize an index as printed by PostgreSQL: without casts, hashes, brackets and implied NOT NULL."""
-    return UniqueIndex(table, frozenset(map(_normalized, keys)), _normalized(predicate).removeprefix(_NOT_NULL))
-
-
-def _normalized(expression: str) -> str:
-    """Return an expression without `_DECORATION`. Case matters in literals, so only NOT NULL is lower-cased."""
-    return _DECORATION.sub("", expression).replace("ISNOTNULLAND", "isnotnulland")
+    columns, where = (_DECORATION.sub("", key) for key in keys), _DECORATION.sub("", predicate)
+    return UniqueIndex(table, frozenset(columns), where.removeprefix(_NOT_NULL))

@@ -1,4 +1,4 @@
-"""Database access of the command line: rows of a call, cost of a project's calls, stored definitions."""
+"""Database access of the command line."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from openapi_tool.protocol.jsontext import dumps, loads
 from openapi_tool.tools.exports import COLUMNS, TOO_LARGE, NoSuchProject, RegistryError, RegistryUnreachable, stored_row
 from openapi_tool.tools.problems import RESERVED_NAMES
 
-_TIMELINE_TIMEOUT_S = 10.0
+_TIMEOUT_S, _USAGE_TIMEOUT_S = 10.0, 60.0
 
 # The kernel's index is on the hash of the id, so conditions on it compare both.
 _EDGES = """
@@ -47,29 +47,36 @@ order by created_at limit 10
 
 @dataclass(frozen=True, slots=True)
 class CallRows:
-    """Rows of one call, as dictionaries of their columns, oldest first."""
+    """Rows of one call by column, oldest first."""
 
     inbox: list[dict[str, Any]] = field(default_factory=list)
     edges: list[dict[str, Any]] = field(default_factory=list)
     cards: list[dict[str, Any]] = field(default_factory=list)
 
 
-async def call_rows(dsn: str, version: str, project_id: str, tool_call_id: str) -> CallRows:
-    """Return the rows of a call in a database of this protocol version. Raises Unavailable."""
-    statements = STATEMENTS[version]
-    queries = (statements.TIMELINE, _EDGES, _CARDS)
+@asynccontextmanager
+async def _connected(dsn: str, version: str, timeout_s: float) -> AsyncIterator[asyncpg.Connection]:
+    """Connect to a database of this protocol version. Raises Unavailable, also for errors in the context.
+
+    `timeout_s` limits each statement.
+    """
     with translate_connection_errors():
-        connection = await asyncpg.connect(dsn, timeout=_TIMELINE_TIMEOUT_S, command_timeout=_TIMELINE_TIMEOUT_S)
+        connection = await asyncpg.connect(dsn, timeout=_TIMEOUT_S, command_timeout=timeout_s)
     try:
         with translate_statement_errors():
-            await refuse_other_version(connection, statements)
-            results = [await connection.fetch(query, project_id, tool_call_id) for query in queries]
+            await refuse_other_version(connection, STATEMENTS[version])
+            yield connection
     finally:
-        await connection.close(timeout=_TIMELINE_TIMEOUT_S)
+        await connection.close(timeout=_TIMEOUT_S)
+
+
+async def call_rows(dsn: str, version: str, project_id: str, tool_call_id: str) -> CallRows:
+    """Return the rows of a call in a database of this protocol version. Raises Unavailable."""
+    queries = (STATEMENTS[version].TIMELINE, _EDGES, _CARDS)
+    async with _connected(dsn, version, _TIMEOUT_S) as connection:
+        results = [await connection.fetch(query, project_id, tool_call_id) for query in queries]
     return CallRows(*([dict(row) for row in rows] for rows in results))
 
-
-_TIMEOUT_S, _STATEMENT_TIMEOUT_S = 10.0, 60.0
 
 MAX_ROWS = 1_000
 
@@ -92,9 +99,9 @@ _KEYS = {
     By.ERROR: "error_code",
 }
 
-# The ids of this service's cards are UUIDs of version 7, so a range of ids is a range of time. If a card's metadata
-# contain `truncated`, it is a successful text result with all figures in its metadata. `output` is then null, so that
-# no large content is read. A field that a card of an earlier version lacks is null, not 0.
+# A range of card ids is a range of time (`first_card_id`). If a card's metadata contain `truncated`, it is a successful
+# text result with all figures in its metadata: `output` is then null, so that no large content is read. A field that a
+# card of an earlier version lacks is null, not 0.
 _CALLS = """
 with calls as materialized (
     select tool_call_id, created_at, metadata ->> 'function_name' as function_name,
@@ -138,13 +145,13 @@ _AGENT = """(
 
 
 def _number(value: str) -> str:
-    """Return the SQL of a JSON value as a number; null for other types, and for a number that no call can have."""
+    """Return the SQL of a JSON value as a number; null for one that no call can have, and for other types."""
     number = f"case when jsonb_typeof({value}) = 'number' then ({value})::numeric end"
     return f"case when {number} between 0 and 1e12 then {number} end"
 
 
 def statement(by: By) -> str:
-    """Return the query. Its parameters: project, first card id, card id after the last, actor id, maximum of rows."""
+    """Return the query; its parameters are project, first card id, card id after the last, actor id, limit of rows."""
     return _CALLS.format(
         key=_KEYS[by],
         agent=_AGENT if by is By.AGENT else "null::text",
@@ -164,25 +171,17 @@ def first_card_id(moment: datetime) -> str:
 async def usage(
     dsn: str, version: str, project_id: str, since: datetime, until: datetime, actor_id: str, by: By
 ) -> list[dict[str, Any]]:
-    """Return a total row, then at most `MAX_ROWS` rows grouped by `by`: days in ascending order, others by tokens.
+    """Return a total row, then at most `MAX_ROWS` rows grouped by `by`: days ascending, others by tokens.
 
-    A row has `key`, `calls`, `tokens`, `requests`, `cache_hits`, `errors`, `truncated`, `retries`, `p50_ms`, `p95_ms`,
-    `total`; a figure is None where no card records it. Raises Unavailable, also for a database of another protocol
-    version than `version`.
+    A row has the columns of `_CALLS`; a figure is None where no card records it. Raises Unavailable, also for a
+    database of another protocol version than `version`.
     """
     values = (project_id, first_card_id(since), first_card_id(until), actor_id, MAX_ROWS + 1)
-    with translate_connection_errors():
-        connection = await asyncpg.connect(dsn, timeout=_TIMEOUT_S, command_timeout=_STATEMENT_TIMEOUT_S)
-    try:
-        with translate_statement_errors():
-            await refuse_other_version(connection, STATEMENTS[version])
-            return [dict(row) for row in await connection.fetch(statement(by), *values)]
-    finally:
-        await connection.close(timeout=_TIMEOUT_S)
+    async with _connected(dsn, version, _USAGE_TIMEOUT_S) as connection:
+        return [dict(row) for row in await connection.fetch(statement(by), *values)]
 
 
 _CONNECTIONS = 4
-_EXTERNAL_SUBJECT = ".cmd.tool."  # part of the subject of every tool that is not the kernel's own
 _MAX_JSON_BYTES = 1_000_000
 # A larger column is replaced by a text such as `1234567 bytes as stored: too large to show`.
 _COLUMNS_IN_BOUNDS = ", ".join(
@@ -214,7 +213,7 @@ class ToolRows:
     @classmethod
     @asynccontextmanager
     async def open(cls, dsn: str, timeout_s: float, version: str | None = None) -> AsyncIterator[ToolRows]:
-        """Connect to PostgreSQL; a connection or a statement may take `timeout_s` seconds.
+        """Connect to PostgreSQL; `timeout_s` limits the connection and each statement.
 
         Raises RegistryError, also for a database of another protocol version than `version`.
         """
@@ -231,25 +230,26 @@ class ToolRows:
             )
         try:
             if version is not None:
-                await _check_version(pool, version)
+                with _translate_errors():
+                    async with pool.acquire() as connection:
+                        await refuse_other_version(connection, STATEMENTS[version])
             yield cls(pool)
         finally:
             await pool.close()
 
     async def rows(self, project_id: str) -> list[dict[str, Any]]:
-        """Return the definitions of a project, ordered by name. Raises RegistryError, also for an unknown project."""
+        """Return a project's definitions by name. Raises RegistryError, also for an unknown project."""
         with _translate_errors():
             await self._check_project(project_id)
-            rows = await self._pool.fetch(f"{_SELECT} order by tool_name", project_id)
-        return [stored_row(row) for row in rows]
+        return await self.definitions(project_id)
 
     async def definitions(self, project_id: str) -> list[dict[str, Any]]:
-        """Return a project's definitions, none if it is unknown: the executor's role may not read `projects`."""
+        """Return the same, none for an unknown project: the executor's role may not read `projects`."""
         with _translate_errors():
             return [stored_row(row) for row in await self._pool.fetch(f"{_SELECT} order by tool_name", project_id)]
 
     async def row(self, project_id: str, tool_name: str) -> dict[str, Any] | None:
-        """Return a definition, or None. Raises RegistryError, also for an unknown project."""
+        """Return a definition, None without one. Raises RegistryError, also for an unknown project."""
         with _translate_errors():
             await self._check_project(project_id)
             row = await self._pool.fetchrow(f"{_SELECT} and tool_name = $2", project_id, tool_name)
@@ -271,7 +271,7 @@ class ToolRows:
         row = await self.row(project_id, tool_name)
         if row is None:
             return False
-        if _EXTERNAL_SUBJECT not in (row["target_subject"] or ""):
+        if ".cmd.tool." not in (row["target_subject"] or ""):
             raise RegistryError(f"bad_request: {tool_name!r} is one of the kernel's own tools and cannot be deleted")
         with _translate_errors():
             return await self._pool.fetchval(_DELETE, project_id, tool_name) is not None
@@ -290,15 +290,6 @@ def _no_such_project(project_id: str) -> NoSuchProject:
     return NoSuchProject(f"not_found: there is no project {project_id!r}")
 
 
-async def _check_version(pool: asyncpg.Pool, version: str) -> None:
-    with _translate_errors():
-        async with pool.acquire() as connection:
-            try:
-                await refuse_other_version(connection, STATEMENTS[version])
-            except NeedsOperator as refusal:
-                raise RegistryError(str(refusal)) from None
-
-
 @contextmanager
 def _translate_errors() -> Iterator[None]:
     try:
@@ -307,6 +298,8 @@ def _translate_errors() -> Iterator[None]:
         raise RegistryUnreachable(f"PostgreSQL: {describe_connection_error(error)}") from error
     except (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError) as error:
         raise RegistryError(f"PostgreSQL: {type(error).__name__}: {error}") from error
+    except NeedsOperator as refusal:
+        raise RegistryError(str(refusal)) from None
 
 
 async def _prepare_connection(connection: asyncpg.Connection) -> None:

@@ -29,18 +29,18 @@ from openapi_tool.telemetry import metrics
 
 _JSONB_VERSION = b"\x01"
 _MAX_IDLE_S = 30.0  # until a connection is closed; the health check keeps one in use
-_NO_PROJECT = ""  # of connections for the service itself
+_NO_PROJECT = ""  # connections for the service itself
 _RETRY_POOL_S = 0.05
 _CHECK_TIMEOUT_S = 2.0  # of each step of a health check, to detect a database that hangs
 
 
 @dataclass(frozen=True, slots=True)
 class PoolOptions:
-    """Pool size, and the timeout of a connection or a statement in seconds.
+    """Options of the pool; `timeout_s` limits a connection and a statement.
 
-    `where` (hosts, ports, database) and the `setting` of the DSN are for error messages (`failures.located`).
-    `version` is the protocol version of the database. With `inspect_on_connect` a database in which calls cannot be
-    committed is refused; CLI commands that only read switch it off.
+    `where` (hosts, ports, database) and the `setting` of the DSN are for error messages (`failures.located`), `version`
+    is that of the protocol. With `inspect_on_connect` a database in which calls cannot be committed is refused; CLI
+    commands that only read switch it off.
     """
 
     dsn: str = field(repr=False)
@@ -54,7 +54,7 @@ class PoolOptions:
 
 
 class KernelStore:
-    """Loads calls and commits results, scoped by project in every statement."""
+    """Loads calls and commits results, scoped by project in every statement. Methods raise Unavailable."""
 
     def __init__(self, pool: asyncpg.Pool, timeout_s: float, statements: Statements) -> None:
         self._pool = pool
@@ -66,7 +66,7 @@ class KernelStore:
 
     @classmethod
     async def open(cls, options: PoolOptions) -> KernelStore:
-        """Open a pool with one connection. Raises Unavailable, also if the inspection fails."""
+        """Open a pool with one connection, inspected."""
         statements = STATEMENTS[options.version]
         with translate_connection_errors():
             pool = await asyncpg.create_pool(
@@ -92,10 +92,7 @@ class KernelStore:
             raise
 
     async def ping(self, *, thorough: bool = False) -> None:
-        """Check privileges and writability; with `thorough` also statements and indexes, as on a new connection.
-
-        Raises Unavailable.
-        """
+        """Check privileges and writability; with `thorough` also statements and indexes, as on a new connection."""
         timeout_s = min(_CHECK_TIMEOUT_S, self._timeout_s)
         async with self._connection(_NO_PROJECT, timeout_s) as connection:
             if thorough:
@@ -104,17 +101,17 @@ class KernelStore:
                 await check_access(connection, timeout_s)
 
     async def encrypted(self) -> bool:
-        """Return whether connections use TLS. Raises Unavailable."""
+        """Return whether connections use TLS."""
         async with self._connection(_NO_PROJECT) as connection:
             return bool(await connection.fetchval("select ssl from pg_stat_ssl where pid = pg_backend_pid()"))
 
     async def has_result(self, project_id: str, tool_call_id: str) -> bool:
-        """Return whether a call of a project has a result. Raises Unavailable."""
+        """Return whether a call has a result."""
         async with self._connection(project_id) as connection:
             return bool(await connection.fetchval(HAS_RESULT, project_id, tool_call_id))
 
     async def load(self, command: Command) -> CallRecords:
-        """Load the records of a call in one round trip. Raises Unavailable."""
+        """Load the records of a call in one round trip."""
         async with self._connection(command.identity.project_id) as connection:
             row = await connection.fetchrow(self._sql.LOAD, *self._sql.call_values(command))
             if row["read_only"]:
@@ -122,7 +119,7 @@ class KernelStore:
         return call_records(row)
 
     async def last_result_age_s(self, project_id: str, agent_turn_id: str, step_id: str) -> float | None:
-        """Return the age in seconds of the newest result of a step, None without one. Raises Unavailable."""
+        """Return the age in seconds of the newest result of a step, None without one."""
         async with self._connection(project_id) as connection:
             age_s: float | None = await connection.fetchval(LAST_RESULT_AGE, project_id, agent_turn_id, step_id)
         return age_s
@@ -131,7 +128,7 @@ class KernelStore:
         """Write card, artifact, inbox row and edge, all or nothing.
 
         Return False if nothing was written: since the load the call got a result, or its turn or request edge was
-        deleted. Raises Unavailable.
+        deleted.
         """
         stored = (artifact.card_id, artifact.content, artifact.metadata, artifact.ttl_s) if artifact else (None,) * 4
         return await self._write(self._sql.COMMIT, card.card_id, report, card.content, card.metadata, *stored)
@@ -141,7 +138,7 @@ class KernelStore:
         return await self._write(self._sql.REPORT, card_id, report)
 
     async def artifact(self, project_id: str, agent_id: str, card_id: str, start: int, chars: int) -> Artifact | None:
-        """Return up to `chars` characters from `start` of an agent's live artifact, or None. Raises Unavailable."""
+        """Return up to `chars` characters from `start` of an agent's live artifact, or None."""
         async with self._connection(project_id) as connection:
             row = await connection.fetchrow(ARTIFACT, project_id, agent_id, card_id, start, chars)
         return None if row is None else Artifact(card_id, row["chars"], row["sha256"], row["text"], row["items"])
@@ -157,7 +154,7 @@ class KernelStore:
     def _connection(self, project_id: str, timeout_s: float | None = None) -> _PooledConnection:
         """Return a context with a connection of the pool, which projects share fairly.
 
-        Raises Unavailable for an error of the database; a defect of the statement is raised unchanged.
+        It raises a defect of the statement unchanged, and Unavailable for any other error of the database.
         """
         return _PooledConnection(self, project_id, timeout_s or self._timeout_s)
 
@@ -254,7 +251,7 @@ async def _prepare_and_inspect(connection: asyncpg.Connection, *, statements: St
 
 
 async def _skip_reset(connection: asyncpg.Connection) -> None:
-    """Replace the driver's reset, a round trip on each release; no statement here changes the session's state."""
+    """Replace the driver's reset, a round trip on each release: no statement changes the session's state."""
 
 
 def _encode_jsonb(value: object) -> bytes:

@@ -95,5 +95,5 @@ def call_values(command: Command) -> tuple[Any, ...]:
 
 def report_values(card_id: str, report: Report) -> tuple[Any, ...]:
     """Return the parameters of REPORT."""
-    own = (report.turn_epoch, report.context_headers, report.waiting_inbox_id)
-    return fragments.report_values(card_id, report, *own)
+    turn = report.acceptance.waiting_turn
+    return fragments.report_values(card_id, report, turn.turn_epoch, report.context_headers, turn.inbox_id)

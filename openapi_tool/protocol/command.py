@@ -216,8 +216,8 @@ class Acceptance:
     """Call whose report the kernel will accept.
 
     `worker_target` is the subject token of the agent's worker, to which the doorbell is sent; None if unknown.
-    `request_edge_id` is the call's request edge, empty if the report may create it (v1r3). `depth` is the recursion
-    depth of the waiting turn. v1r3 has no row of the waiting turn; `waiting_turn` is then derived from the command.
+    `request_edge_id` is the call's request edge, in v1r3 a new id for a missing one. `depth` is the recursion depth of
+    the waiting turn. v1r3 has no row of the waiting turn; `waiting_turn` is then derived from the command.
     """
 
     identity: CallIdentity
@@ -240,32 +240,27 @@ class Wakeup:
 class Report:
     """One tool_result row with its response edge, ready to be written.
 
-    - `actor_id`: this service, the sender. `agent_id`: the agent that gets the result.
+    - `actor_id`: this service, the sender.
     - `context_headers`: those of the waiting turn's inbox row (agent, turn, epoch, parents, depth), with the report's
       own trace. The worker uses them to match the result to the turn.
-    - `waiting_inbox_id`: the waiting turn's row, which the commit checks again; empty if there is none to check (v1r3).
-    - `request_edge_id`: the call's request edge, or a new id for a missing one.
     - `wakeup`: published after the commit; None if no worker can be addressed.
     """
 
+    acceptance: Acceptance
+    actor_id: str
     inbox_id: str
     edge_id: str
-    project_id: str
-    channel_id: str
-    agent_id: str
-    agent_turn_id: str
-    turn_epoch: int
-    tool_call_id: str
-    actor_id: str
-    depth: int
     trace_id: str
     parent_step_id: str | None
     context_headers: Mapping[str, str]
     payload: Mapping[str, JsonValue]
     edge_metadata: Mapping[str, JsonValue]
-    waiting_inbox_id: str
-    request_edge_id: str
     wakeup: Wakeup | None
+
+    @property
+    def project_id(self) -> str:
+        """Project of the call."""
+        return self.acceptance.identity.project_id
 
 
 def refuse_reported(records: CallRecords) -> None:

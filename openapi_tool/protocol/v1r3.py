@@ -84,7 +84,7 @@ class V1r3:
             turn_epoch=identity.turn_epoch,
             context_headers={},
         )
-        return Acceptance(identity, records.worker_target, turn, "", depth)
+        return Acceptance(identity, records.worker_target, turn, new_id("edge_"), depth)
 
     def report(
         self, acceptance: Acceptance, span: SpanContext, tracestate: str | None, card_id: str, content: ResultContent
@@ -98,23 +98,15 @@ class V1r3:
             **trace_headers(span, tracestate),
         }
         return Report(
-            inbox_id=inbox_id,
-            edge_id=new_id("edge_"),
-            project_id=identity.project_id,
-            channel_id=identity.channel_id,
-            agent_id=identity.agent_id,
-            agent_turn_id=identity.agent_turn_id,
-            turn_epoch=identity.turn_epoch,
-            tool_call_id=identity.tool_call_id,
-            actor_id=self._actor_id,
-            depth=depth,
-            trace_id=span.trace_id,
+            acceptance,
+            self._actor_id,
+            inbox_id,
+            new_id("edge_"),
+            span.trace_id,
             parent_step_id=identity.step_id,
             context_headers=headers,
             payload=_payload(identity, card_id, content),
             edge_metadata={"message_type": "tool_result", "inbox_id": inbox_id, "recursion_depth": depth},
-            waiting_inbox_id="",
-            request_edge_id=new_id("edge_"),
             wakeup=self.wakeup(identity.project_id, acceptance.worker_target, headers),
         )
 

@@ -29,7 +29,7 @@ from openapi_tool.protocol.identity import (
     read_identity,
     wakeup_subject,
 )
-from openapi_tool.protocol.jsontext import JsonValue
+from openapi_tool.protocol.jsontext import JsonObject, JsonValue
 from openapi_tool.protocol.records import CallRecords, ResultContent
 
 # Fields that a body may not have: they belong in the headers.
@@ -120,22 +120,14 @@ class V1r4:
         self, acceptance: Acceptance, span: SpanContext, tracestate: str | None, card_id: str, content: ResultContent
     ) -> Report:
         """Build the report of a result card with the kernel's field names, and its doorbell."""
-        identity, turn = acceptance.identity, acceptance.waiting_turn
-        context = _topology(acceptance)
+        context, inbox_id = _topology(acceptance), new_id("inbox_")
         headers = context | trace_headers(span, tracestate)
-        inbox_id = new_id("inbox_")
         return Report(
-            inbox_id=inbox_id,
-            edge_id=new_id("edge_"),
-            project_id=identity.project_id,
-            channel_id=turn.channel_id,
-            agent_id=identity.agent_id,
-            agent_turn_id=turn.agent_turn_id,
-            turn_epoch=turn.turn_epoch,
-            tool_call_id=identity.tool_call_id,
-            actor_id=self._actor_id,
-            depth=acceptance.depth,
-            trace_id=span.trace_id,
+            acceptance,
+            self._actor_id,
+            inbox_id,
+            new_id("edge_"),
+            span.trace_id,
             parent_step_id=context.get(header.PARENT_STEP),
             context_headers=headers,
             payload={
@@ -147,11 +139,9 @@ class V1r4:
                 "message_type": "tool_result",
                 "inbox_id": inbox_id,
                 "recursion_depth": acceptance.depth,
-                "cg_ctx": _edge_context(context, turn.turn_epoch, acceptance.depth, span.trace_id),
+                "cg_ctx": _edge_context(context, acceptance, span.trace_id),
             },
-            waiting_inbox_id=turn.inbox_id,
-            request_edge_id=acceptance.request_edge_id,
-            wakeup=self.wakeup(identity.project_id, acceptance.worker_target, headers),
+            wakeup=self.wakeup(context[header.PROJECT], acceptance.worker_target, headers),
         )
 
     def wakeup(
@@ -192,17 +182,17 @@ def _topology(acceptance: Acceptance) -> dict[str, str]:
     return {name: value for name, value in known.items() if value}
 
 
-def _edge_context(context: Mapping[str, str], epoch: int, depth: int, trace_id: str) -> dict[str, JsonValue]:
+def _edge_context(context: Mapping[str, str], acceptance: Acceptance, trace_id: str) -> JsonObject:
     return {
         "project_id": context[header.PROJECT],
         "channel_id": context[header.CHANNEL],
         "agent_id": context[header.AGENT],
         "agent_turn_id": context[header.TURN],
-        "turn_epoch": epoch,
+        "turn_epoch": acceptance.waiting_turn.turn_epoch,
         "step_id": context.get(header.STEP),
         "tool_call_id": context[header.TOOL_CALL],
         "trace_id": trace_id,
-        "recursion_depth": depth,
+        "recursion_depth": acceptance.depth,
         "parent_agent_id": context.get(header.PARENT_AGENT),
         "parent_agent_turn_id": context.get(header.PARENT_TURN),
         "parent_step_id": context.get(header.PARENT_STEP),

@@ -614,7 +614,7 @@ def test_the_depth_is_the_request_edges_else_the_headers_else_0(
 ) -> None:
     sent = {**V1R3_HEADERS, "CG-Recursion-Depth": header}
     headers = {name: value for name, value in sent.items() if value is not None}
-    assert report_of(command_message(headers), request_edge=edge).depth == depth
+    assert report_of(command_message(headers), request_edge=edge).acceptance.depth == depth
 
 
 @pytest.mark.parametrize(("edge", "header"), [(None, "20"), (RequestEdgeRecord("e", 20), "0"), (None, str(2**60))])
