@@ -1,16 +1,14 @@
 """Circuit breaker: no command is fetched while loads or commits fail.
 
-Loads and commits have a state each; the breaker is open while the latest attempt of either failed. While it is open,
-retried commits serve as probes. Without any, a command may be fetched as a probe: first after 0.2 s, then with
-back-off up to every MAX_PROBE_INTERVAL_S seconds.
+The breaker is open while the latest load or the latest commit failed. Meanwhile, retried commits serve as probes.
+Without any, a command may be fetched as a probe: first after 0.2 s, then with back-off up to every
+MAX_PROBE_INTERVAL_S seconds.
 
-The attempt that began last counts, not the one that ended last: one that hung through an outage does not show the
-state after it.
+The attempt that began last counts: one that hung through an outage does not show the state after it.
 
 A statement that failed at a lock or its timeout (Contended) may have failed because of its project's rows only. So such
-calls open the breaker only if those of two projects fail in a row. While the breaker is open only because of
-contention, retried commits do not count as probes: they neither open the breaker nor delay the next probe. Otherwise a
-project that locks its own rows would stop the fetching of all calls.
+calls open the breaker only if those of two projects fail in a row. While only contention keeps it open, retried commits
+neither count as failures nor delay the next probe: a project that locks its own rows must not stop all fetching.
 """
 
 from __future__ import annotations
@@ -46,8 +44,7 @@ _MAX_DOUBLINGS = 10
 class _Outcome:
     """Outcome of the latest attempt; `reason` is empty if it succeeded.
 
-    `number` orders attempts by their start. `suspect` is the project that met contention; a second one in a row opens
-    the breaker.
+    `number` orders attempts by their start. `suspect` is the project that met contention.
     """
 
     number: int = 0
@@ -57,9 +54,9 @@ class _Outcome:
 
 
 class CircuitBreaker:
-    """Open while commands should not be fetched. `changed` is called when it opens or closes, and when a probe is due.
+    """Open while `reason` is not empty; calls `changed` when it opens or closes, and when a probe is due.
 
-    `reason` is why it is open, empty while it is closed. `clock` returns monotonic seconds.
+    `clock` returns monotonic seconds.
     """
 
     def __init__(self, changed: Callable[[], None], clock: Callable[[], float] = time.monotonic) -> None:
@@ -83,16 +80,15 @@ class CircuitBreaker:
 
     @property
     def _is_contended(self) -> bool:
-        """Return whether only contention holds the breaker open; a retry meets the same lock and shows nothing."""
+        # A retry meets the same lock again and shows nothing.
         return all(outcome.cause == "contention" for outcome in self._latest.values() if outcome.reason)
 
     @contextmanager
     def attempt(self, operation: Operation, project_id: str, *, retry: bool = False) -> Iterator[Callable[[], None]]:
-        """Yield a function to call when the attempt has succeeded; `retry` means that it repeats a failed one.
+        """Yield a function to call on success; an attempt that raises Unavailable has failed.
 
-        An attempt that raises Unavailable has failed. One that ends otherwise changes nothing: a defect of the call, a
-        cancellation, or a project that has used up its share of the connections does not show the state of the
-        database.
+        One that ends otherwise changes nothing: a defect of the call, a cancellation, or a project that has used up its
+        share of the connections does not show the state of the database. `retry`: the attempt repeats a failed one.
         """
         self._last_number += 1
         number = self._last_number
@@ -122,7 +118,7 @@ class CircuitBreaker:
         self._failures = 0
 
     def close_if_quiet(self) -> None:
-        """Close the breaker if nothing was attempted for _QUIET_S; without commands as probes it would stay open."""
+        """Close the breaker after _QUIET_S without an attempt: without commands to probe with it would stay open."""
         if self.reason and not self._in_progress and self._clock() >= self._failed_at + _QUIET_S:
             self._latest = {operation: _Outcome(outcome.number) for operation, outcome in self._latest.items()}
             self.reason = ""
@@ -130,7 +126,6 @@ class CircuitBreaker:
             self._changed()
 
     def _record_contention(self, operation: Operation, outcome: _Outcome) -> None:
-        """Record contention as a failure only if the operation fails already, or another project met it just before."""
         latest = self._latest[operation]
         if latest.reason or latest.suspect not in ("", outcome.suspect):
             self._record(operation, outcome)
@@ -175,35 +170,32 @@ class GuardedStore:
         self._breaker = breaker
 
     async def load(self, command: Command) -> CallRecords:
-        """Load the records of a call; report the outcome to the breaker."""
+        """Report the outcome to the breaker."""
         with self._breaker.attempt("load", command.identity.project_id) as succeeded:
             records = await self._store.load(command)
             succeeded()
-        return records
+            return records
 
     async def last_result_age_s(self, project_id: str, agent_turn_id: str, step_id: str) -> float | None:
-        """Return the age of the step's newest result. A failure is not reported to the breaker: the call continues."""
+        """Report nothing to the breaker: after a failure the call continues."""
         return await self._store.last_result_age_s(project_id, agent_turn_id, step_id)
 
     async def commit(
         self, card: Card, report: Report, artifact: ArtifactCard | None = None, *, retry: bool = False
     ) -> bool:
-        """Commit a result; report the outcome to the breaker.
-
-        A commit that wrote nothing is not reported as a success: it would succeed with a full disk, too.
-        """
+        """Report the outcome to the breaker, but no success of a commit that wrote nothing: the disk may be full."""
         with self._breaker.attempt("commit", report.project_id, retry=retry) as succeeded:
             written = await self._store.commit(card, report, artifact)
             if written:
                 succeeded()
-        return written
+            return written
 
     async def report(self, card_id: str, report: Report) -> bool:
-        """Report an existing result card. Only a failure is reported to the breaker: it writes less than a commit."""
+        """Report only a failure to the breaker: this writes less than a commit."""
         with self._breaker.attempt("commit", report.project_id):
             return await self._store.report(card_id, report)
 
     async def artifact(self, project_id: str, agent_id: str, card_id: str, start: int, chars: int) -> Artifact | None:
-        """Return a part of a stored text; report a failure to the breaker."""
+        """Report only a failure to the breaker."""
         with self._breaker.attempt("load", project_id):
             return await self._store.artifact(project_id, agent_id, card_id, start, chars)

@@ -1,8 +1,7 @@
 """SQL and row mapping that all protocol versions share (protocol sections 3, 4, 6).
 
-The statement LOAD (`v1r4.py`, `v1r3.py`) reads everything about a call. Its parameters: $1 is the project; $2 to $5
-are card, tool call, agent and turn of the command, null if missing; $6 depends on the version; $7 and $8 are the tool's
-name as received and unmangled.
+The statement LOAD (`v1r4.py`, `v1r3.py`) reads everything about a call. `call_values` returns its parameters, null for
+an id that the command lacks.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ _MAX_EDGES = 100  # of a call, of which the oldest is used; the kernel writes tw
 def fits(column: str, max_bytes: int) -> str:
     """Return the SQL condition that a jsonb column's text has at most `max_bytes` bytes; null if Python cannot read it.
 
-    Every column is measured before it is read: 24 concurrent calls with 30 MB each took 1 GB of memory in the executor.
+    Columns are measured before they are read: 24 concurrent calls with 30 MB each took 1 GB of memory in the executor.
     """
     text_fits = f"octet_length({column}::text) <= {max_bytes}"
     return (
@@ -58,18 +57,18 @@ def fits(column: str, max_bytes: int) -> str:
 def _is_small(column: str) -> str:
     """Return the SQL condition that a value's text has at most 13 MB, which PostgreSQL measures in 50 ms.
 
-    1,024 bytes of jsonb hold about a hundred numbers such as 1e131071, of 131 kB of text each.
+    1,024 bytes of jsonb hold at most a hundred numbers such as 1e131071, of 131 kB of text each.
     """
     return f"(pg_column_compression({column}) is null and pg_column_size({column}) <= {_SMALL_BYTES})"
 
 
 def _uncompressed_bytes(column: str) -> str:
-    """Return the SQL of a jsonb value's uncompressed size, up to 250 times the stored one."""
+    # Up to 250 times the stored size.
     return f"pg_column_size(jsonb_path_query_first({column}, 'strict $'))"
 
 
 def _has_large_number(column: str) -> str:
-    """Return the SQL condition that Python cannot read a number. 1e131071 takes 12 bytes, and 131 kB as text."""
+    """Return the SQL condition that Python cannot read a number."""
     large = f"@ >= 1e{_MAX_DIGITS} || @ <= -1e{_MAX_DIGITS}"
     return f"""jsonb_path_exists({column}, 'strict $.** ? (@.type() == "number" && ({large}))')"""
 
@@ -90,7 +89,6 @@ def _has_many_long_numbers(columns: Sequence[str], max_bytes: int) -> str:
 
 
 def _call_card(source: str) -> str:
-    """Return the SQL that selects cards from `source`, each column measured before it is read."""
     return f"""
     select
         card_id, left(tool_call_id, {MAX_HEADER_BYTES}) as tool_call_id,
@@ -106,15 +104,15 @@ def _call_card(source: str) -> str:
 """  # noqa: S608 - constants only
 
 
-# An id may have thousands of cards. At most _MAX_CARDS are read, to find the tool.call card by its metadata.
+# An id may have thousands of cards; the tool.call card is found by its metadata.
 _CARDS_OF_ID = f"""(
         select card_id, tool_call_id, content, metadata from cards
         where $2::text is null and tool_call_id = $3 and tenant_id = $1 and deleted_at is null
         limit {_MAX_CARDS}
     ) as cards"""  # noqa: S608 - constants only
 
-# A definition is measured in the same way, but by the sum of two columns. With at most MAX_VALUES values (tools/bounds)
-# jsonb is less than 64 kB larger than its text. With more values it is at most four times as large: 12 bytes for "0, ".
+# Measured like a column in `fits`, but by the sum of two. With at most MAX_VALUES values (tools/bounds) jsonb is less
+# than 64 kB larger than its text, with more values at most four times as large: 12 bytes for "0, ".
 _DEFINITION = f"""
     select
         tool_name, left(after_execution, 16) as after_execution, measured.fits,
@@ -138,7 +136,7 @@ _DEFINITION = f"""
 # The content of an earlier result is read only to complete its missing report.
 _READS_CONTENT = f"reported.inbox_id is null and pg_column_size(content) <= {_MAX_STORED_BYTES}"
 
-# `limit 1`, even if a key is unique: PostgreSQL then plans each subquery as an index look-up. Without it, a plan made
+# `limit 1`, even if a key is unique, makes PostgreSQL plan each subquery as an index look-up. Without it, a plan made
 # while a table is small joins all rows of the project, and a session keeps its plan while the table grows.
 CALL = f"""
 left join lateral (
@@ -172,7 +170,7 @@ left join lateral (
 """  # noqa: S608 - constants only
 """Joins of LOAD: card `c`, ids `k` (the command's, else those of a tool.call card), definition `t`, roster row `a`."""
 
-# Compares the hash, too, as the kernel's indexes are on hashes.
+# Compares the hash, too: the kernel's indexes are on hashes.
 REQUEST_EDGE = f"""
 left join lateral (
     select edge_id, recursion_depth from (
@@ -212,8 +210,8 @@ COLUMNS = f"""\
     r.deleted_at is not null as result_deleted, r.of_call as result_of_call,
     reported.inbox_id as reported_inbox_id, reported.status as report_status,
     reported.context_headers as report_headers, current_setting('transaction_read_only') = 'on' as read_only"""
-"""Columns of LOAD. `read_only`: a standby may lag behind the primary. A row that is missing there proves nothing, so
-the store discards the load."""
+"""Columns of LOAD. The store discards a `read_only` load: a standby may lag, so a row that is missing there proves
+nothing."""
 
 HAS_RESULT = """
 select exists (
@@ -279,7 +277,7 @@ select count(*) from inbox
 
 
 def call_values(command: Command, own: object) -> tuple[Any, ...]:
-    """Return the parameters of LOAD; `own` is the version's own, $6."""
+    """Return the parameters of LOAD; `own`, $6, depends on the version. Tool names are as received and unmangled."""
     identity, tool_name = command.identity, command.tool_name
     return (
         identity.project_id,
