@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Literal
@@ -14,7 +14,7 @@ from openapi_tool.frozen import frozen
 from openapi_tool.protocol.command import AfterExecution
 from openapi_tool.protocol.errors import BadRequest, NotFound, Status
 from openapi_tool.protocol.identity import MAX_ID_BYTES, CallIdentity, is_storable_id
-from openapi_tool.protocol.jsontext import ErrorObject, JsonValue, ToolOutputObject
+from openapi_tool.protocol.jsontext import ErrorObject, JsonValue, ToolOutputObject, levels
 from openapi_tool.protocol.records import TOOL_CALL, CardRecord, ResultContent, StoredFields, call_metadata
 
 TOOL_RESULT = "tool.result"
@@ -29,10 +29,7 @@ MAX_ARGUMENT_DEPTH = 20
 
 @frozen
 class ToolCall:
-    """Tool call of a model, read from its tool.call card.
-
-    `fixed_applied` and `defaults_applied` name the arguments that the kernel's worker merged into the card.
-    """
+    """Tool call of a model; `*_applied` name the arguments that the kernel's worker merged into its card."""
 
     arguments: Mapping[str, JsonValue]
     defaults_applied: frozenset[str] = frozenset()
@@ -40,7 +37,7 @@ class ToolCall:
 
 
 class ToolResultContent(ResultContent):
-    """Content of a tool.result card."""
+    """Content of a tool.result card, complete."""
 
     __type__: Literal["ToolResultContent"]
     result: object
@@ -60,10 +57,7 @@ class Card:
 
 @dataclass(frozen=True, slots=True)
 class StoredText:
-    """Whole text of a truncated result; `content` is the JSON of its TextContent, built piece by piece.
-
-    `card_id` is the id of the card to write; `items` are the fields of each item.
-    """
+    """Whole text of a truncated result, for the card `card_id`; `content` is the JSON of its TextContent."""
 
     card_id: str
     content: bytearray
@@ -74,7 +68,7 @@ class StoredText:
 
 @dataclass(frozen=True, slots=True)
 class ArtifactCard:
-    """Card with the whole text of a truncated result as JSON, up to megabytes; it expires after `ttl_s` seconds."""
+    """Card to be written with the JSON of a StoredText, up to megabytes; it expires after `ttl_s` seconds."""
 
     card_id: str
     tenant_id: str
@@ -124,22 +118,15 @@ def _arguments(arguments: object) -> Mapping[str, JsonValue]:
 
 def _check_shape(arguments: Mapping[str, JsonValue]) -> None:
     """Refuse too many or too deeply nested arguments, before recursive functions process them."""
-    level: list[object] = [arguments]
     count = 0
-    for _ in range(MAX_ARGUMENT_DEPTH):
-        level = [item for value in level for item in _members(value)]
+    for depth, level in enumerate(levels(arguments), start=1):
         count += len(level)
-        if not level:
-            return
         if count > MAX_ARGUMENTS:
             raise BadRequest(f"The tool call has more than {MAX_ARGUMENTS:,} values; call again with fewer.")
-    raise BadRequest(f"The tool call's arguments are nested deeper than {MAX_ARGUMENT_DEPTH} levels; flatten them.")
-
-
-def _members(value: object) -> Iterable[object]:
-    if isinstance(value, dict):
-        return value.values()
-    return value if isinstance(value, list) else ()
+        if depth == MAX_ARGUMENT_DEPTH:
+            raise BadRequest(
+                f"The tool call's arguments are nested deeper than {MAX_ARGUMENT_DEPTH} levels; flatten them."
+            )
 
 
 def result_card(
@@ -154,7 +141,7 @@ def result_card(
     error: ErrorObject | None,
     tool_output: ToolOutputObject | None,
 ) -> Card:
-    """Build the tool.result card with exactly the fields that readers accept; `_lineage` copies some of `call_card`."""
+    """Build the tool.result card with exactly the fields that readers accept."""
     metadata: dict[str, object] = {
         "type": TOOL_RESULT,
         "role": "tool",
@@ -181,7 +168,7 @@ def result_card(
 def artifact_card(
     actor_id: str, identity: CallIdentity, call_card: CardRecord | None, stored_text: StoredText, ttl_s: int
 ) -> ArtifactCard:
-    """Return the calling agent's artifact card with the whole text of a truncated result (tool-design section 3).
+    """Return the artifact card of the calling agent (tool-design section 3).
 
     Its column `tool_call_id` stays empty, because results are found by that column.
     """
@@ -212,7 +199,6 @@ def _now() -> str:
 
 
 def _lineage(identity: CallIdentity, call_card: CardRecord | None) -> dict[str, JsonValue]:
-    """Return step, trace and parent step of the call's card; a missing step is taken from the command's headers."""
     metadata = call_metadata(call_card, identity.tool_call_id)
     lineage = {name: metadata[name] for name in LINEAGE if name in metadata and is_storable_id(metadata[name])}
     if not lineage.get("step_id") and identity.step_id:

@@ -1,10 +1,11 @@
-"""JSON: types of values, parser and serializer, and values that jsonb accepts (protocol sections 3 and 10)."""
+"""JSON: types, parser and serializer, and values that jsonb accepts (protocol sections 3 and 10)."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import NoReturn, NotRequired, TypedDict, TypeVar, cast
 
 import orjson
@@ -34,7 +35,7 @@ class UsageObject(TypedDict):
 
 
 class AttemptObject(TypedDict):
-    """One upstream request; times in milliseconds, `at_ms` since the call's first one; no `ms` if it did not end."""
+    """One upstream request; `at_ms` since the call's first one; no `ms` if it did not end."""
 
     at_ms: int
     http_status: int | None
@@ -43,7 +44,7 @@ class AttemptObject(TypedDict):
 
 
 class ArtifactObject(TypedDict):
-    """Reference to a stored text, with its length and its SHA-256 in hex."""
+    """Reference to a stored text; SHA-256 in hex."""
 
     card_id: str
     chars: int
@@ -53,8 +54,7 @@ class ArtifactObject(TypedDict):
 class ToolOutputObject(TypedDict, total=False):
     """`metadata.tool_output` of a result; a failure has only `usage`, `latency_ms` and the last four fields.
 
-    `attempts` is present if the call sent requests itself, `session` if the call named one, `budget` (the remainder of
-    each) if there are budgets.
+    `session` is present if the call named one, `attempts` if it sent requests itself.
     """
 
     state: Mapping[str, object]
@@ -72,17 +72,18 @@ class ToolOutputObject(TypedDict, total=False):
 
 
 _MAX_FALLBACK_BYTES = 1_000_000
-_MAX_DEPTH = 1_024  # orjson's limit
+_MAX_DEPTH = 1_024  # orjson's limit; that of `json` depends on the version of Python
 _TOO_DEEP = "JSON is nested too deeply"
-_MIN_INTEGER, _MAX_INTEGER = -(2**63), 2**64 - 1
+MIN_INTEGER, MAX_INTEGER = -(2**63), 2**64 - 1  # of orjson
 
 T = TypeVar("T")
 
 
 def loads(text: bytes | bytearray | str) -> JsonValue:
-    """Parse JSON, including lone surrogates and huge numbers, which orjson refuses but senders produce.
+    """Parse JSON. Raises ValueError if the text is not JSON or not UTF-8.
 
-    A slower parser reads them, limited to 1 MB (20 ms). Raises ValueError if the text is not JSON or not UTF-8.
+    A slower parser, limited to 1 MB (20 ms), reads lone surrogates and huge numbers, which orjson refuses but senders
+    produce.
     """
     try:
         return cast("JsonValue", orjson.loads(text))
@@ -93,33 +94,28 @@ def loads(text: bytes | bytearray | str) -> JsonValue:
             value = json.loads(text, parse_constant=_refuse_constant)
         except RecursionError:
             raise ValueError(_TOO_DEEP) from None
-        if _is_deeper_than(value, _MAX_DEPTH):
+        if len(list(islice(levels(value), _MAX_DEPTH))) == _MAX_DEPTH:
             raise ValueError(_TOO_DEEP) from None
         return cast("JsonValue", value)
 
 
-def _is_deeper_than(value: object, levels: int) -> bool:
-    """Return whether a value has more than `levels` levels; `json`'s own limit depends on the version of Python."""
-    layer = [value]
-    for _ in range(levels):
-        layer = [
-            item
-            for outer in layer
-            if isinstance(outer, dict | list)
-            for item in (outer.values() if isinstance(outer, dict) else outer)
-        ]
-        if not layer:
-            return False
-    return True
+def levels(root: object) -> Iterator[list[object]]:
+    """Yield the members at each level below a JSON value; a level is built only when it is asked for."""
+    level = [root]
+    while level := [
+        member
+        for value in level
+        if isinstance(value, dict | list)
+        for member in (value.values() if isinstance(value, dict) else value)
+    ]:
+        yield level
 
 
 def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
 
 
-def dumps(value: object) -> bytes:
-    """Return compact UTF-8 JSON. Raises TypeError for values that are not JSON."""
-    return orjson.dumps(value)
+dumps = orjson.dumps
 
 
 def storable_text(text: str) -> str:
@@ -135,16 +131,12 @@ def storable_text(text: str) -> str:
 
 
 def storable(value: T) -> T:
-    """Return `value` with every string and key made storable.
-
-    Infinity and NaN become null, an integer beyond 64 bits a string of its digits.
-    """
+    """Return `value` with storable texts; infinity and NaN become null, an integer beyond 64 bits its digits."""
     return value if _is_storable(value) else cast("T", _made_storable(value))
 
 
 def _is_storable(value: object) -> bool:
-    """Return whether a value survives a JSON round trip; that is much faster than a check of each member."""
-    try:
+    try:  # a round trip is much faster than a check of each member
         text = orjson.dumps(value)
     except TypeError:
         return False
@@ -160,6 +152,6 @@ def _made_storable(value: object) -> object:
         return [_made_storable(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
-    if isinstance(value, int) and not _MIN_INTEGER <= value <= _MAX_INTEGER:
+    if isinstance(value, int) and not MIN_INTEGER <= value <= MAX_INTEGER:
         return str(value)
     return value

@@ -1,7 +1,7 @@
-"""Size limits of a stored definition, shared by linter and executor (tool-design section 2).
+"""Size limits of a stored definition, for linter and executor (tool-design section 2).
 
-A row may have been written without the linter, and each call loads its tool's row. Without these limits a row of 2 kB
-(nested `$ref` and `anyOf`) made the schema validator allocate memory until every replica was killed.
+Each call loads a row, which may have been written without the linter. Without these limits a row of 2 kB (nested `$ref`
+and `anyOf`) made the schema validator allocate memory until every replica was killed.
 """
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
+from itertools import chain
 
-from openapi_tool.protocol.jsontext import JsonValue
+from openapi_tool.protocol.jsontext import MAX_INTEGER, MIN_INTEGER, JsonValue, levels
 from openapi_tool.tools.meta_schema import violations
 from openapi_tool.tools.problems import MAX_PROBLEMS, Path, Problem
 
@@ -18,9 +19,9 @@ MAX_ROW_BYTES = 256 * 1024
 """Bytes of `parameters` and `options` together, as JSON text of PostgreSQL; the limit of a `tool.call` card, too."""
 
 MAX_VALUES = 2_000
-"""Values of `parameters`, and of `options`: members of objects and items of lists, at all levels.
+"""Values (`count_values`) of `parameters`, and of `options`; the largest built-in tool has 81.
 
-The largest built-in tool has 81. A compiled validator takes about 1 kB for each value, and its errors may copy them.
+A compiled validator takes about 1 kB for each value, and its errors may copy them.
 """
 
 MAX_DEPTH = 32
@@ -44,11 +45,10 @@ MAX_NAMES = 100
 """Members of each of `params`, `headers`, `defaults`, `fixed` and `envs`; the upstream has some 60 parameters."""
 
 _GC_HEADER_BYTES = 16  # before each object, not included in sys.getsizeof
-_MAX_INTEGER, _MIN_INTEGER = 2**64 - 1, -(2**63)  # the range that orjson can serialize
 
 
 def row_problems(parameters: object, options: object) -> list[Problem]:
-    """Return the limits that a definition exceeds, at most MAX_PROBLEMS + 1; the last shows that there are more."""
+    """Return the limits that a definition exceeds, at most MAX_PROBLEMS + 1."""
     problems = [*_schema_problems(parameters), *_options_problems(options)]
     if not problems and row_bytes(parameters, options) > MAX_ROW_BYTES:
         problems.append(Problem((), f"is larger than {MAX_ROW_BYTES:,} bytes; shorten descriptions and values"))
@@ -56,26 +56,21 @@ def row_problems(parameters: object, options: object) -> list[Problem]:
 
 
 def row_bytes(parameters: object, options: object) -> int:
-    """Return the size in bytes of a definition's two JSON columns, as PostgreSQL writes them."""
+    """Return the bytes of both JSON columns, as PostgreSQL writes them."""
     return sum(len(json.dumps(value, ensure_ascii=False).encode()) for value in (parameters, options))
 
 
 def count_values(value: object) -> int:
-    """Count the values in a value: members of objects and items of lists, at all levels."""
-    count, level = 0, [value]
-    while level:
-        level = [member for one in level for _, member in _members(one)]
-        count += len(level)
-    return count
+    """Return the number of members of objects and items of lists, at all levels."""
+    return sum(map(len, levels(value)))
 
 
 def memory_bytes(value: object) -> int:
     """Return the memory of a JSON value in bytes; shared objects count each time."""
-    total, level = 0, [value]
-    while level:
+    total = 0
+    for level in chain([[value]], levels(value)):
         total += sum(sys.getsizeof(one) + _GC_HEADER_BYTES for one in level)
         total += sum(sys.getsizeof(key) for one in level if isinstance(one, dict) for key in one)
-        level = [member for one in level for _, member in _members(one)]
     return total
 
 
@@ -92,16 +87,18 @@ def _schema_problems(schema: object) -> Iterator[Problem]:
         found += _patterns(value)
         multiples += "multipleOf" in value
         for pattern in _patterns(value):
+            place = (*path, "pattern")
             if len(pattern) > MAX_PATTERN_CHARS:
-                yield Problem((*path, "pattern"), f"has more than {MAX_PATTERN_CHARS} characters; shorten it")
+                yield Problem(place, f"has more than {MAX_PATTERN_CHARS} characters; shorten it")
             if _class_uses(pattern) > MAX_PATTERN_CLASSES:
-                yield Problem((*path, "pattern"), f"uses {_CLASSES} more than {MAX_PATTERN_CLASSES} times; shorten it")
-    if sum(map(_class_uses, found)) > MAX_CLASSES:
-        yield Problem(("parameters",), f"uses {_CLASSES} more than {MAX_CLASSES} times; take some out")
-    if len(found) > MAX_PATTERNS:
-        yield Problem(("parameters",), f"holds more than {MAX_PATTERNS} regular expressions; take some out")
-    if multiples > MAX_MULTIPLES:
-        yield Problem(("parameters",), f"uses multipleOf more than {MAX_MULTIPLES} times; take some out")
+                yield Problem(place, f"uses {_CLASSES} more than {MAX_PATTERN_CLASSES} times; shorten it")
+    for number, limit, excess in (
+        (sum(map(_class_uses, found)), MAX_CLASSES, f"uses {_CLASSES} more than {MAX_CLASSES} times"),
+        (len(found), MAX_PATTERNS, f"holds more than {MAX_PATTERNS} regular expressions"),
+        (multiples, MAX_MULTIPLES, f"uses multipleOf more than {MAX_MULTIPLES} times"),
+    ):
+        if number > limit:
+            yield Problem(("parameters",), f"{excess}; take some out")
     yield from problems or violations("row", schema, ("parameters",))
 
 
@@ -146,7 +143,11 @@ def _objects(root: object, path: Path, problems: list[Problem]) -> Iterator[tupl
             return
         yield from ((where, value) for where, value in level if isinstance(value, dict))
         level = [((*where, key), member) for where, value in level for key, member in _members(value)]
-        problems += [Problem(where, "is a number beyond 64 bits") for where, value in level if _is_huge(value)]
+        problems += (
+            Problem(where, "is a number beyond 64 bits")
+            for where, value in level
+            if isinstance(value, int) and not MIN_INTEGER <= value <= MAX_INTEGER
+        )
         if not level:
             return
     where, _ = level[0]
@@ -158,7 +159,3 @@ def _members(value: object) -> Iterator[tuple[str | int, JsonValue]]:
         yield from value.items()
     elif isinstance(value, list):
         yield from enumerate(value)
-
-
-def _is_huge(value: object) -> bool:
-    return isinstance(value, int) and not _MIN_INTEGER <= value <= _MAX_INTEGER
