@@ -34,7 +34,7 @@ from openapi_tool.local.recordings import (
     error_classes,
     load_recordings,
     parse_request,
-    recorded_responses,
+    recording_of,
 )
 from openapi_tool.protocol.cards import StoredText, ToolCall, as_model_reads
 from openapi_tool.protocol.jsontext import ErrorObject, UsageObject
@@ -289,10 +289,9 @@ def _recording_of(request: httpx.Request) -> Recording | None:
     headers = dict(request.headers)
     target = request.url.raw_path.decode("ascii")
     try:
-        question = parse_request(request.url.host, request.method, target, headers, request.content)
+        return recording_of(parse_request(request.url.host, request.method, target, headers, request.content))
     except UnknownRequest:
         return None
-    return recorded_responses().get(question) or recorded_responses().get(question.without_time_limits())
 
 
 def _unanswered(request: httpx.Request) -> UnansweredRequest:

@@ -1,6 +1,6 @@
 """The Jina double: HTTPS on loopback for s.jina.ai and r.jina.ai, answering from recordings.
 
-It checks every request (host and SNI, key, Accept, body). An unknown request gets an error, never a default page.
+It checks host and SNI, key, Accept and body. An unknown request gets an error, never a default page.
 A second port without TLS accepts rules and returns the received requests, with keys replaced by their names.
 """
 
@@ -30,7 +30,7 @@ from openapi_tool.local.recordings import (
     error_bodies,
     load_recordings,
     parse_request,
-    recorded_responses,
+    recording_of,
 )
 
 KEYS_VARIABLE = "OPENAPI_TOOL_DOUBLE_KEYS"
@@ -42,15 +42,13 @@ _MAX_REQUEST_BYTES = 1_000_000
 
 @dataclass(slots=True)
 class Rule:
-    """Response rule for requests whose query or url contains `match` (any if empty); with `key` only for that key.
+    """Response rule for requests whose query or url contains `match`; with `key` only for that key.
 
-    `answer` names the recording for requests without one of their own. The response comes after `delay_s` seconds, or
-    never (`hang`). Each request takes the next of `statuses`; when they are used up, responses are normal. Above
-    `rate_per_minute` requests in any 60 s the status is 429. Responses with an error status have the header
-    `Retry-After: retry_after`, if given. `body` replaces the text of the response, `body_bytes` sets the length of its
-    content, `echo_headers` adds the request's headers to the response. `drop` aborts the connection `before` the
-    response or after `half` of its body; with `stall` the second half never comes. `recent` is internal: the times of
-    the last requests.
+    `answer` names the recording for requests without one of their own. Each request takes the next of `statuses`; when
+    they are used up, responses are normal. Above `rate_per_minute` requests in any 60 s the status is 429. Error
+    responses have the header `Retry-After: retry_after`. `body` replaces the text of the response, `body_bytes` sets
+    the length of its content, `echo_headers` adds the request's headers. `drop` aborts the connection `before` the
+    response or after `half` of its body; with `stall` the second half never comes. `recent` are the times of requests.
     """
 
     match: str = ""
@@ -68,11 +66,11 @@ class Rule:
     recent: deque[float] = field(default_factory=deque)
 
     def matches(self, subject: str, key: str | None) -> bool:
-        """Return whether the rule applies to a request with this query or url and this key."""
+        """Return whether the rule applies to this query or url."""
         return self.match in subject and self.key in (None, key)
 
     def over_rate(self) -> bool:
-        """Count a request; return whether it exceeds the limit of this minute."""
+        """Count a request; return whether it exceeds `rate_per_minute`."""
         if self.rate_per_minute is None:
             return False
         now = time.monotonic()
@@ -94,16 +92,14 @@ class Double:
 
     def __init__(self, keys: Mapping[str, str]) -> None:
         self._key_names = {value: name for name, value in keys.items()}
-        self._rules: list[Rule] = []
-        self._fallbacks: list[Rule] = []
+        self._rules: dict[str, list[Rule]] = {"rules": [], "fallbacks": []}
         self._received: deque[dict[str, Any]] = deque(maxlen=_MAX_LOGGED_REQUESTS)
         self._log_changed = asyncio.Condition()
         self._contexts: dict[str, ssl.SSLContext] = {}
 
     def tls(self, certificate: Path) -> ssl.SSLContext:
         """Return a TLS context that switches to one context per SNI host, so that `_check` can compare SNI and Host."""
-        for host in (SEARCH, READER):
-            self._contexts[host] = _server_context(certificate)
+        self._contexts = {host: _server_context(certificate) for host in (SEARCH, READER)}
         first = _server_context(certificate)
         first.sni_callback = self._choose_context
         return first
@@ -115,11 +111,11 @@ class Double:
         return None
 
     async def upstream(self, request: web.Request) -> web.StreamResponse:
-        """Answer as Jina would, or as a rule says."""
+        """Answer a request to Jina."""
         entry = await self._record(request)
         try:
             content = self._check(request, entry)
-            rule = next((rule for rule in self._rules if rule.matches(content.subject, entry["key"])), Rule())
+            rule = next((rule for rule in self._rules["rules"] if rule.matches(content.subject, entry["key"])), Rule())
             entry["hung"] = rule.hang
             response = await self._answer(request, content, rule)
         except _Refused as refusal:
@@ -134,24 +130,20 @@ class Double:
 
     async def _record(self, request: web.Request) -> dict[str, Any]:
         body = await request.read()
-        headers = {name: value for name, value in request.headers.items() if name.lower() != "authorization"}
+        scheme, _, value = request.headers.get("Authorization", "").partition(" ")
         entry = {
             "at": time.time(),
             "host": request.host,
             "method": request.method,
             "target": request.raw_path,
-            "headers": headers,
-            "key": self._key_name(request),
+            "headers": {name: value for name, value in request.headers.items() if name.lower() != "authorization"},
+            "key": self._key_names.get(value) if scheme == "Bearer" else None,
             "body": body.decode("utf-8", "replace"),
         }
         self._received.append(entry)
         async with self._log_changed:
             self._log_changed.notify_all()
         return entry
-
-    def _key_name(self, request: web.Request) -> str | None:
-        scheme, _, value = request.headers.get("Authorization", "").partition(" ")
-        return self._key_names.get(value) if scheme == "Bearer" else None
 
     def _check(self, request: web.Request, entry: Mapping[str, Any]) -> RequestContent:
         connection = request.transport.get_extra_info("ssl_object") if request.transport else None
@@ -174,58 +166,49 @@ class Double:
             await asyncio.Event().wait()
         if rule.drop == "before" and request.transport is not None:
             request.transport.abort()
-        status = 429 if rule.over_rate() else rule.statuses.pop(0) if rule.statuses else None
-        if status is not None and status != web.HTTPOk.status_code:
-            return self._failure(request, status, rule)
-        recording = self._recording(content, rule)
-        text = rule.body if rule.body is not None else _padded(recording.body.decode(), rule.body_bytes)
+        status = 429 if rule.over_rate() else rule.statuses.pop(0) if rule.statuses else web.HTTPOk.status_code
+        failed = status != web.HTTPOk.status_code
+        if failed:
+            text = json.dumps(error_bodies().get(status, {"code": status}))
+        else:
+            recording = self._recording(content, rule)
+            status, text = recording.status, _padded(recording.body.decode(), rule.body_bytes)
+        text = text if rule.body is None else rule.body
+        headers = {"Retry-After": rule.retry_after} if failed and rule.retry_after is not None else {}
         if rule.echo_headers:
             text = _with_echo(text, request)
-        if rule.drop in ("half", "stall"):
+            headers["X-Echo"] = request.headers.get("Authorization", "")
+        if rule.drop in ("half", "stall") and not failed:
             return await _partial_response(request, text.encode(), stall=rule.drop == "stall")
-        return _json(recording.status, text, self._echo(request, rule))
-
-    def _failure(self, request: web.Request, status: int, rule: Rule) -> web.Response:
-        text = rule.body if rule.body is not None else json.dumps(error_bodies().get(status, {"code": status}))
-        if rule.echo_headers:
-            text = _with_echo(text, request)
-        headers = self._echo(request, rule)
-        if rule.retry_after is not None:
-            headers["Retry-After"] = rule.retry_after
         return _json(status, text, headers)
-
-    def _echo(self, request: web.Request, rule: Rule) -> dict[str, str]:
-        return {"X-Echo": request.headers.get("Authorization", "")} if rule.echo_headers else {}
 
     def _recording(self, content: RequestContent, rule: Rule) -> Recording:
         """Return the recording of the same request, else the rule's `answer`, else that of a fallback."""
-        recording = recorded_responses().get(content) or recorded_responses().get(content.without_time_limits())
-        named = (each.answer for each in (rule, *self._fallbacks) if each.answer and each.match in content.subject)
-        if recording is None and (name := next(named, None)):
-            recording = load_recordings()[name]
-        if recording is None:
-            raise _Refused(UNKNOWN_STATUS, _error_body(f"no recording answers {content.text()}"))
-        return recording
+        if recording := recording_of(content):
+            return recording
+        for each in (rule, *self._rules["fallbacks"]):
+            if each.answer and each.match in content.subject:
+                return load_recordings()[each.answer]
+        raise _Refused(UNKNOWN_STATUS, _error_body(f"no recording answers {content.text()}"))
 
     async def set_rules(self, request: web.Request) -> web.Response:
-        """Replace all rules by the list in the body."""
-        self._rules = await _rules_in(request)
-        return web.json_response({"rules": len(self._rules)})
+        """Replace all rules or all fallbacks by the list in the body.
 
-    async def set_fallbacks(self, request: web.Request) -> web.Response:
-        """Replace the fallbacks: rules whose `answer` serves requests that neither a recording nor a rule answers."""
-        self._fallbacks = await _rules_in(request)
-        return web.json_response({"fallbacks": len(self._fallbacks)})
+        The `answer` of a fallback serves requests that neither a recording nor a rule answers.
+        """
+        kind = request.match_info["kind"]
+        self._rules[kind] = await _rules_in(request)
+        return web.json_response({kind: len(self._rules[kind])})
 
     async def requests(self, request: web.Request) -> web.Response:
-        """Return all received requests, oldest first; wait until there are `at_least` as many as asked for."""
+        """Return all received requests, oldest first, once there are `at_least` as many."""
         at_least = int(request.query.get("at_least", 0))
         async with self._log_changed:
             await self._log_changed.wait_for(lambda: len(self._received) >= at_least)
         return web.json_response(list(self._received))
 
     async def clear_requests(self, _: web.Request) -> web.Response:
-        """Clear the log of received requests."""
+        """Clear the log of requests."""
         self._received.clear()
         return web.json_response({})
 
@@ -237,7 +220,6 @@ def _server_context(certificate: Path) -> ssl.SSLContext:
 
 
 async def _rules_in(request: web.Request) -> list[Rule]:
-    """Return the rules in the body. Raises HTTPBadRequest, which says what is wrong."""
     try:
         rules = [Rule(**rule) for rule in await request.json()]
     except (TypeError, ValueError) as error:
@@ -251,17 +233,19 @@ async def _rules_in(request: web.Request) -> list[Rule]:
 
 
 def _error_body(what: str) -> dict[str, Any]:
-    """Return an error in Jina's format, so that it shows in the executor's result."""
+    # Jina's format, so that the executor's result shows it.
     text = f"the Jina double refuses: {what}"
     return {"data": None, "code": UNKNOWN_STATUS, "name": "DoubleError", "message": text, "readableMessage": text}
 
 
 def _padded(text: str, size: int) -> str:
     """Repeat or cut the content of the first item to `size` characters; 0 changes nothing."""
+    if not size:
+        return text
     envelope = json.loads(text)
     data = envelope.get("data")
     item = data[0] if isinstance(data, list) and data else data
-    if not size or not isinstance(item, dict):
+    if not isinstance(item, dict):
         return text
     content = item.get("content") or "Lorem ipsum dolor sit amet. "
     item["content"] = (content * (size // len(content) + 1))[:size]
@@ -269,7 +253,7 @@ def _padded(text: str, size: int) -> str:
 
 
 def _with_echo(text: str, request: web.Request) -> str:
-    """Return the answer with the request's headers in it, including the key, as some gateways do in errors."""
+    """Return the text with the request's headers, including the key, as some gateways do in errors."""
     headers = json.dumps(json.dumps(dict(request.headers)))[1:-1]
     envelope = json.loads(text)
     data = envelope.get("data")
@@ -295,19 +279,18 @@ def _json(status: int, text: str, headers: Mapping[str, str] | None = None) -> w
 
 
 async def serve(double: Double, certificate: Path, port: int, admin_port: int) -> None:
-    """Serve both ports until cancelled; print them as one JSON line once they are open."""
+    """Serve both ports until cancelled; print them as one JSON line."""
     upstream = web.Application(client_max_size=_MAX_REQUEST_BYTES)
     upstream.router.add_route("*", "/{tail:.*}", double.upstream)
     admin = web.Application()
-    admin.router.add_put("/rules", double.set_rules)
-    admin.router.add_put("/fallbacks", double.set_fallbacks)
+    admin.router.add_put("/{kind:rules|fallbacks}", double.set_rules)
     admin.router.add_get("/requests", double.requests)
     admin.router.add_delete("/requests", double.clear_requests)
-    ports = [
-        await _listen(upstream, port, double.tls(certificate)),
-        await _listen(admin, admin_port, None),
-    ]
-    sys.stdout.write(json.dumps({"port": ports[0], "admin_port": ports[1]}) + "\n")
+    ports = {
+        "port": await _listen(upstream, port, double.tls(certificate)),
+        "admin_port": await _listen(admin, admin_port, None),
+    }
+    sys.stdout.write(json.dumps(ports) + "\n")
     sys.stdout.flush()
     await asyncio.Event().wait()
 
@@ -321,14 +304,14 @@ async def _listen(app: web.Application, port: int, tls: ssl.SSLContext | None) -
 
 
 def main() -> None:
-    """Run the double as a process of its own."""
+    """Run the double."""
     parser = argparse.ArgumentParser(description="A stand-in for Jina's search and reader on loopback.")
     parser.add_argument("--certificate", type=Path, required=True, help="PEM file with key and chain")
     parser.add_argument("--port", type=int, default=0, help="HTTPS port; 0 takes a free one")
     parser.add_argument("--admin-port", type=int, default=0, help="plain HTTP port for rules and the log of requests")
     arguments = parser.parse_args()
-    keys = json.loads(os.environ[KEYS_VARIABLE])
-    asyncio.run(serve(Double(keys), arguments.certificate, arguments.port, arguments.admin_port))
+    double = Double(json.loads(os.environ[KEYS_VARIABLE]))
+    asyncio.run(serve(double, arguments.certificate, arguments.port, arguments.admin_port))
 
 
 if __name__ == "__main__":

@@ -2,10 +2,9 @@
 
 The server is jina-ai/reader of May 2026; pages are fixtures, and its error 429 is synthetic.
 
-Each line of `data/jina/recordings.jsonl.xz` contains one exchange as text; the last line contains all error classes.
-The content of a request is its host, its subject (query or url) and its options under their names in a POST body. GET
-and POST forms of the same content have the same response. This parser shares no code with the executor, so that it
-detects mistakes there.
+Each line of `data/jina/recordings.jsonl.xz` contains one exchange as text, the last line all error classes. GET and
+POST forms of the same content have the same response. This parser shares no code with the executor, so that it detects
+mistakes there.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
-from typing import Any
+from typing import Any, cast
 from urllib.parse import parse_qsl, unquote
 
 SEARCH, READER = "s.jina.ai", "r.jina.ai"
@@ -50,69 +49,62 @@ HEADERS = {
     "x-with-links-summary": "withLinksSummary",
 }
 # Headers that set no option.
-PLAIN_HEADERS = frozenset(
-    {
-        "accept",
-        "accept-encoding",
-        "authorization",
-        "connection",
-        "content-length",
-        "content-type",
-        "host",
-        "user-agent",
-    }
-)
+PLAIN_HEADERS = {
+    *("accept", "accept-encoding", "authorization", "connection"),
+    *("content-length", "content-type", "host", "user-agent"),
+}
 # Body fields of a search besides the options above.
-SEARCH_FIELDS = frozenset(
-    {
-        *("q", "num", "type", "provider", "gl", "hl", "location", "page", "nfpr", "fallback"),
-        *("site", "ext", "filetype", "intitle", "loc"),
-    }
-)
+SEARCH_FIELDS = {
+    *("q", "num", "type", "provider", "gl", "hl", "location", "page", "nfpr", "fallback"),
+    *("site", "ext", "filetype", "intitle", "loc"),
+}
 _MIN_UNREACHED_DIGITS = 5  # no recorded page reaches a token limit of five digits; the longest has 1,800 tokens
 _ALIASES = {"count": "num"}
 _SEARCH_PATHS = ("/", "/search")
 
 
 class UnknownRequest(Exception):
-    """Request that no client should send; the message names the unknown part."""
+    """No client should send this request; the message names the unknown part."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestContent:
-    """Content of a request, independent of its form (GET or POST)."""
+    """Host, subject (query or url) and options of a request, under their names in a POST body."""
 
     host: str
     subject: str
     options: frozenset[tuple[str, str]]
 
     def without_time_limits(self) -> RequestContent:
-        """Return the same content without time limits, and without a token limit that no recorded page reaches."""
-        return replace(self, options=frozenset(option for option in self.options if not _is_ignored(*option)))
+        """Omit time limits, and a token limit that no recorded page reaches."""
+        options = {
+            (name, value)
+            for name, value in self.options
+            if name not in ("timeout", "respondTiming")
+            and not (name == "maxTokens" and len(value) >= _MIN_UNREACHED_DIGITS)
+        }
+        return replace(self, options=frozenset(options))
 
     def text(self) -> str:
-        """Return the content as text for messages."""
+        """Return a text for messages."""
         return f"{self.host} {self.subject!r} {dict(sorted(self.options))}"
 
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """One recorded response."""
+    """One recorded response; `request` is None if no client may send the recorded request."""
 
     name: str
     status: int
     headers: Mapping[str, str]
     body: bytes
-
-
-def _is_ignored(name: str, value: str) -> bool:
-    return name in ("timeout", "respondTiming") or (name == "maxTokens" and len(value) >= _MIN_UNREACHED_DIGITS)
+    request: RequestContent | None
 
 
 def parse_request(host: str, method: str, target: str, headers: Mapping[str, str], body: bytes) -> RequestContent:
-    """Parse a request. Raises UnknownRequest for forms, headers or fields that no client should send."""
+    """Parse a request. Raises UnknownRequest."""
     options = {HEADERS[name.lower()]: _text(value) for name, value in headers.items() if name.lower() in HEADERS}
-    unknown = [name for name in headers if name.lower() not in HEADERS | dict.fromkeys(PLAIN_HEADERS)]
+    unknown = [name for name in headers if name.lower() not in HEADERS.keys() | PLAIN_HEADERS]
     if unknown:
         raise UnknownRequest(f"headers {sorted(unknown)}")
     fields = _body_fields(method, headers, body)
@@ -126,8 +118,7 @@ def parse_request(host: str, method: str, target: str, headers: Mapping[str, str
     if host == SEARCH and path not in _SEARCH_PATHS:
         fields["q"] = unquote(path[1:])
     subject = fields.pop("q" if host == SEARCH else "url", "")
-    known = SEARCH_FIELDS | set(HEADERS.values()) if host == SEARCH else set(HEADERS.values())
-    unknown_fields = sorted(fields.keys() - known)
+    unknown_fields = sorted(fields.keys() - HEADERS.values() - (SEARCH_FIELDS if host == SEARCH else set()))
     if unknown_fields or not subject:
         raise UnknownRequest(f"fields {unknown_fields}" if unknown_fields else "no query or url")
     return RequestContent(host, subject, frozenset((options | fields).items()))
@@ -165,26 +156,26 @@ def _text(value: Any) -> str:
 @cache
 def load_recordings() -> Mapping[str, Recording]:
     """Return the recordings by name."""
-    return {recording.name: recording for recording, _ in _parsed()}
+    return {exchange["name"]: _parse(exchange["name"], exchange["http"]) for exchange in exchanges()}
+
+
+def recording_of(request: RequestContent) -> Recording | None:
+    """Return the recording of a request, or of one that differs in its time limits only; None without one."""
+    responses = _recorded_responses()
+    return responses.get(request) or responses.get(request.without_time_limits())
 
 
 @cache
-def recorded_responses() -> Mapping[RequestContent, Recording]:
-    """Return the responses by recorded request. If a request was recorded several times, the first by name counts."""
+def _recorded_responses() -> Mapping[RequestContent, Recording]:
     responses: dict[RequestContent, Recording] = {}
-    for recording, request in _parsed():
-        if request is not None:
-            responses.setdefault(request, recording)
+    for recording in load_recordings().values():
+        if recording.request is not None:  # if a request was recorded several times, the first by name counts
+            responses.setdefault(recording.request, recording)
     return responses
 
 
-@cache
-def _parsed() -> tuple[tuple[Recording, RequestContent | None], ...]:
-    return tuple(_parse(exchange["name"], exchange["http"]) for exchange in exchanges())
-
-
 def exchanges() -> list[dict[str, str]]:
-    """Return all exchanges as stored: `name`, and the texts of request and response as `http`."""
+    """Return all exchanges: `name`, and the texts of request and response as `http`."""
     return _stored_lines()[:-1]
 
 
@@ -194,37 +185,34 @@ def _stored_lines() -> list[Any]:
     return [json.loads(line) for line in lzma.decompress(stored).splitlines()]
 
 
-def _parse(name: str, text: str) -> tuple[Recording, RequestContent | None]:
-    """Parse an exchange: two HTTP messages, each below a heading line. The request is None if no client may send it."""
+def _parse(name: str, text: str) -> Recording:
+    """Parse an exchange: two HTTP messages, each below a heading line."""
     request, _, response = text.partition("\n### response")
     request_line, headers, body = _message(request.partition("\n")[2])
     status_line, response_headers, answer = _message(response.partition("\n")[2])
     method, target, _ = request_line.split(" ")
-    recording = Recording(name, int(status_line.split(" ")[1]), response_headers, answer.strip().encode())
     host = SEARCH if name.startswith("s-") else READER
-    headers = {key: value for key, value in headers.items() if key.lower() != "host"}
     try:
-        return recording, parse_request(host, method, target, headers, body.strip().encode())
+        content = parse_request(host, method, target, headers, body.strip().encode())
     except UnknownRequest:
-        return recording, None
+        content = None
+    return Recording(name, int(status_line.split(" ")[1]), response_headers, answer.strip().encode(), content)
 
 
 def _message(text: str) -> tuple[str, dict[str, str], str]:
-    """Return the first line, the headers and the body of an HTTP message."""
     head, _, body = text.partition("\n\n")
     first, *lines = head.split("\n")
     return first, dict(line.split(": ", 1) for line in lines if ": " in line), body
 
 
 def error_classes() -> Mapping[str, Mapping[str, Any]]:
-    """Return the server's error classes by name: `http`, `body`, and `headers` if it sets any."""
-    classes: Mapping[str, Mapping[str, Any]] = _stored_lines()[-1]
-    return classes
+    """Return the server's error classes by name: `http`, `body`, perhaps `headers`."""
+    return cast("Mapping[str, Mapping[str, Any]]", _stored_lines()[-1])
 
 
 @cache
 def error_bodies() -> Mapping[int, Mapping[str, Any]]:
-    """Return an error body for each HTTP status of the server's error classes, from the first class by name."""
+    """Return an error body for each HTTP status, from the first error class by name."""
     bodies: dict[int, Mapping[str, Any]] = {}
     for _, entry in sorted(error_classes().items()):
         bodies.setdefault(entry["http"], entry["body"])
