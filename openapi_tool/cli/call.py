@@ -9,7 +9,6 @@ import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -38,8 +37,8 @@ from openapi_tool.cli.common import (
 from openapi_tool.cli.kernels import ProtocolOption, connected_once
 from openapi_tool.concurrency import interruptible
 from openapi_tool.kernel.failures import DSN_SETTING, located, translate_connection_errors
-from openapi_tool.local.caller import ERRORS, Caller, PlacedCall, ResultRows, open_database
-from openapi_tool.local.dev import DevError, RequestedCall, resolve_call, running_dev
+from openapi_tool.local.caller import ERRORS, Caller, PlacedCall, ResultRows, open_database, prepare_database
+from openapi_tool.local.dev import DevError, RequestedCall, running_dev, save_call
 from openapi_tool.protocol.cards import as_model_reads
 from openapi_tool.protocol.dialect import ProtocolVersion
 from openapi_tool.protocol.errors import Unavailable
@@ -54,7 +53,7 @@ from openapi_tool.tools.definition import DEFAULT_AUTH_ENV
 from openapi_tool.tools.problems import counted
 
 if TYPE_CHECKING:
-    from openapi_tool.local.stack import CompletedCall
+    from openapi_tool.local.stack import CompletedCall, EmbeddedStack
 
 
 _FAILED = 1
@@ -103,7 +102,6 @@ def call(
 
 
 def _arguments(text: str) -> dict[str, Any]:
-    """Return the arguments from the command line, a file or standard input. Raises DevError."""
     try:
         if text == "-":
             text = sys.stdin.read()
@@ -121,7 +119,7 @@ def _arguments(text: str) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class _Addresses:
-    """Servers of a kernel of a protocol version. Messages name the database by `where` and the `setting` of its DSN."""
+    """Servers of a kernel. Messages name the database by `where` and the `setting` of its DSN."""
 
     dsn: str
     where: str
@@ -131,7 +129,6 @@ class _Addresses:
 
 
 def _addresses(protocol: ProtocolVersion | None) -> tuple[_Addresses, Redactor]:
-    """Return the servers from the environment or of the dev stack, and a redactor. Raises DevError."""
     for problem in empty_servers(os.environ):
         raise DevError(problem)
     dsn, servers = (os.environ.get(name) for name in ("PG_DSN", "NATS_SERVERS"))
@@ -160,7 +157,7 @@ def _of_dev_stack(protocol: ProtocolVersion | None) -> _Addresses:
 
 @dataclass(frozen=True, slots=True)
 class _Outcome:
-    """Outcome of a published call: its result, or the reason `why` there is none."""
+    """Outcome of a published call; `why` there is none. `times` are milliseconds since it was published."""
 
     placed: PlacedCall
     answer: ResultRows | None
@@ -169,11 +166,9 @@ class _Outcome:
 
     @property
     def content(self) -> Mapping[str, Any]:
-        """Return the content of the result card; empty without one."""
         return (self.answer.card.get("content") if self.answer else None) or {}
 
     def as_object(self) -> dict[str, Any]:
-        """Return the JSON form of the result; `times` are milliseconds since the call was published."""
         return {
             "status": self.content.get("status"),
             "content": as_model_reads(self.content) if self.content else None,
@@ -188,23 +183,10 @@ class _Outcome:
 
 
 async def _call(addresses: _Addresses, requested: RequestedCall, arguments: Any, timeout_s: float) -> _Outcome:
-    """Publish the call and wait for its result. Raises DevError before anything is written."""
+    """Raises DevError before anything is written."""
     try:
         async with _connected(addresses) as caller:
-            resolved = await resolve_call(caller, requested)
-            await caller.listen(resolved.doorbell)
-            async with caller.database.transaction():  # rolled back if the database refuses anything
-                placed = await caller.place(
-                    resolved.project_id,
-                    resolved.agent_id,
-                    resolved.tool_name,
-                    arguments,
-                    subject=resolved.subject,
-                    after_execution=resolved.after_execution,
-                    channel_id=resolved.channel_id,
-                    publish=False,
-                )
-            return await _outcome(caller, placed, timeout_s)
+            return await _outcome(caller, await save_call(caller, requested, arguments), timeout_s)
     except Unavailable as error:
         raise DevError(located(str(error), addresses.where, addresses.setting)) from None
     except ERRORS as error:
@@ -285,20 +267,21 @@ def demo(
 
 def _run(upstream: Upstream, protocol: ProtocolVersion, *, quiet: bool) -> list[CompletedCall]:
     with extra_needed("the demo"):
+        from openapi_tool.local import stack as local  # noqa: PLC0415 - the same
         from openapi_tool.local.servers import ServerFailed  # noqa: PLC0415 - needs the extra [local]
-        from openapi_tool.local.stack import (  # noqa: PLC0415 - the same
-            DATABASE,
-            MAX_RESULT_CHARS,
-            EmbeddedStack,
-            play,
-            prepare,
-        )
-    more = {f"{PREFIX}TOOLS__MAX_RESULT_CHARS": str(MAX_RESULT_CHARS), f"{PREFIX}PROTOCOL__VERSION": protocol.value}
+
+    async def prepare(stack: EmbeddedStack) -> None:
+        await prepare_database(stack.postgres.dsn(), local.DATABASE, local.kernel_schema(protocol))
+
+    more = {
+        f"{PREFIX}TOOLS__MAX_RESULT_CHARS": str(local.MAX_RESULT_CHARS),
+        f"{PREFIX}PROTOCOL__VERSION": protocol.value,
+    }
     settings = executor_settings(upstream) | more
-    stack = EmbeddedStack()
+    stack = local.EmbeddedStack()
     try:
-        with running(stack, DATABASE, partial(prepare, version=protocol), settings, quiet=quiet) as executor:
-            return asyncio.run(play(stack, executor, upstream.value, protocol))
+        with running(stack, local.DATABASE, prepare, settings, quiet=quiet) as executor:
+            return asyncio.run(local.play(stack, executor, upstream.value, protocol))
     except ServerFailed as failure:
         fail(str(failure))
     except TimeoutError:
@@ -333,7 +316,7 @@ def _table(call: CompletedCall) -> Table:
         "cut": f"yes, {counted(output['artifact_ref']['chars'], 'character')} in all"
         if output.get("truncated")
         else "no",
-        "inbox row": _select(call.inbox_row, "inbox_id", "message_type", "status", "payload"),
+        "inbox row": {name: call.inbox_row[name] for name in ("inbox_id", "message_type", "status", "payload")},
         "doorbell": call.doorbell["subject"],
         "  headers ": call.doorbell["headers"],
         "  body ": call.doorbell["data"],
@@ -347,8 +330,7 @@ def _table(call: CompletedCall) -> Table:
 
 
 def _upstream_rows(requests: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the first request in full and the bodies of the others; none for a cached response."""
-    if not requests:
+    if not requests:  # a cached response
         return {"upstream": "not asked"}
     first, *others = requests
     return {
@@ -357,7 +339,3 @@ def _upstream_rows(requests: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "  body": first["body"],
         **{f"  and {number}": sent["body"] or sent["target"] for number, sent in enumerate(others, start=2)},
     }
-
-
-def _select(row: Mapping[str, Any], *names: str) -> dict[str, Any]:
-    return {name: row[name] for name in names}

@@ -104,36 +104,35 @@ def dev(
     0 stopped by Ctrl-C or SIGTERM, 1 a server ended unexpectedly, 2 something is missing or in use.
     """
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    for option, port in (("--nats-port", nats_port), ("--pg-port", pg_port), ("--page-port", page_port)):
-        _require_free(option, port)
+    _require_free({"--nats-port": nats_port, "--pg-port": pg_port, "--page-port": page_port})
     with suppress(KeyboardInterrupt):
         version, folder = protocol or ProtocolVersion.V1R4, keep and keep.resolve()
-        options = _DevOptions(upstream, version, folder, pg_port, nats_port, replicas)
-        _run(options, page_port)
+        _run(_DevOptions(upstream, version, folder, pg_port, nats_port, page_port, replicas))
 
 
-def _require_free(option: str, port: int) -> None:
+def _require_free(ports: Mapping[str, int]) -> None:
     """Exit if a port cannot be listened on, before the servers start."""
-    try:
-        socket.create_server(("127.0.0.1", port)).close()
-    except OSError as error:
-        why = os.strerror(error.errno or 0)  # the error's own text repeats the address
-        fail(f"{option}: port {port} cannot be used: {why}; name another one, or 0 for any free one")
+    with ExitStack() as probes:
+        for option, port in ports.items():
+            try:
+                probes.enter_context(socket.create_server(("127.0.0.1", port)))
+            except OSError as error:
+                why = os.strerror(error.errno or 0)  # the error's own text repeats the address
+                fail(f"{option}: port {port} cannot be used: {why}; name another one, or 0 for any free one")
 
 
 @dataclass(frozen=True, slots=True)
 class _DevOptions:
-    """The stack that the options describe, with `replicas` executors; a port of 0 is any free one."""
-
     upstream: Upstream
     protocol: ProtocolVersion
     keep: Path | None
     pg_port: int
     nats_port: int
+    page_port: int
     replicas: int
 
 
-def _run(options: _DevOptions, page_port: int) -> None:
+def _run(options: _DevOptions) -> None:
     with extra_needed("dev"):
         from openapi_tool.cli.dev_executor import dev_settings  # noqa: PLC0415 - needs the extra [local]
         from openapi_tool.local.servers import ServerFailed  # noqa: PLC0415 - the same
@@ -142,34 +141,27 @@ def _run(options: _DevOptions, page_port: int) -> None:
     for remark in settings.remarks:
         print_status(remark)
     try:
-        with _started(options, settings) as (kernel, executors, prefix):
+        with _started(options, settings) as (running_stack, prefix):
             examples = [_command(prefix, *example) for example in CALLS[options.upstream.value]]
-            notes = [*_notes(kernel.stack, options), "In another terminal:", *examples]
-            asyncio.run(_watch(kernel, executors, notes, page_port))
+            notes = [*_notes(running_stack.stack, options), "In another terminal:", *examples]
+            asyncio.run(_watch(running_stack, notes, options.page_port))
     except (DevError, ServerFailed, OSError) as error:
         fail(str(error))
 
 
 @dataclass(frozen=True, slots=True)
-class _Kernel:
-    """Simulated kernel in the stack."""
-
+class _RunningStack:
     stack: EmbeddedStack
     version: ProtocolVersion
-
-    @property
-    def database(self) -> str:
-        """Return the name of the kernel's database."""
-        return database_of(self.version)
+    executors: list[ExecutorProcess]
 
     @property
     def dsn(self) -> str:
-        """Return the connection string of the kernel's database."""
-        return self.stack.postgres.dsn(self.database)
+        return self.stack.postgres.dsn(database_of(self.version))
 
     @property
     def variables(self) -> list[str]:
-        """Return the variables by which other commands find the kernel, as shell assignments."""
+        """Shell assignments by which other commands find the kernel."""
         named = {"PG_DSN": self.dsn, "NATS_SERVERS": self.stack.nats.url}
         if self.version is not ProtocolVersion.V1R4:
             named[f"{PREFIX}PROTOCOL__VERSION"] = self.version.value
@@ -177,13 +169,9 @@ class _Kernel:
 
 
 @contextmanager
-def _started(options: _DevOptions, settings: DevSettings) -> Iterator[tuple[_Kernel, list[ExecutorProcess], str]]:
-    """Run the stack; yield kernel, executors, and the assignments that `call` needs in front to find the kernel."""
-    from openapi_tool.local.stack import (  # noqa: PLC0415 - see _run
-        EmbeddedStack,
-        demo_tools,
-        kernel_schema,
-    )
+def _started(options: _DevOptions, settings: DevSettings) -> Iterator[tuple[_RunningStack, str]]:
+    """Run the stack; yield it, and the assignments that `call` needs in front to find the kernel."""
+    from openapi_tool.local.stack import EmbeddedStack, demo_tools, kernel_schema  # noqa: PLC0415 - see _run
 
     with ExitStack() as exits:
         folder = exits.enter_context(persistent_folder(options.keep)) if options.keep else None
@@ -194,22 +182,20 @@ def _started(options: _DevOptions, settings: DevSettings) -> Iterator[tuple[_Ker
             settings.key_names, keep=options.keep, pg_port=options.pg_port, nats_port=options.nats_port, hold=hold
         )
         if state is not None:
-            stack.delete_at_end(state_path())
-        kernel, version = _Kernel(stack, options.protocol), options.protocol
+            stack.guard.delete_at_end(state_path())
+        version, database = options.protocol, database_of(options.protocol)
         prepare_kernel = partial(prepare, version=version, schema=kernel_schema(version), tools=demo_tools(version))
-        executors = [exits.enter_context(running(stack, kernel.database, prepare_kernel, settings.environment))]
+        executors = [exits.enter_context(running(stack, database, prepare_kernel, settings.environment))]
+        environment = {**settings.environment, f"{PREFIX}HEALTH__PORT": "0"}  # off: the first process uses the port
+        real = options.upstream is Upstream.REAL
         for number in range(2, options.replicas + 1):
-            executors.append(_replica(kernel, number, settings, real=options.upstream is Upstream.REAL))
+            executors.append(stack.executor(f"executor{number}", database, environment, real_upstream=real))
             executors[-1].start()
             exits.callback(executors[-1].stop)
+        running_stack = _RunningStack(stack, version, executors)
         if state is not None:
-            announce(state, kernel.dsn, stack.nats.url, version)
-        yield kernel, executors, "" if state is not None else " ".join(kernel.variables) + " "
-
-
-def _replica(kernel: _Kernel, number: int, settings: DevSettings, *, real: bool) -> ExecutorProcess:
-    environment = {**settings.environment, f"{PREFIX}HEALTH__PORT": "0"}  # off: the first process uses the port
-    return kernel.stack.executor(f"executor{number}", kernel.database, environment, real_upstream=real)
+            announce(state, running_stack.dsn, stack.nats.url, version)
+        yield running_stack, "" if state is not None else " ".join(running_stack.variables) + " "
 
 
 def _command(prefix: str, tool: str, arguments: Mapping[str, Any]) -> str:
@@ -229,16 +215,21 @@ def _notes(stack: EmbeddedStack, options: _DevOptions) -> Iterator[str]:
         yield f"data is kept in {options.keep}"
 
 
-async def _watch(kernel: _Kernel, executors: Sequence[ExecutorProcess], notes: Sequence[str], page_port: int) -> None:
+async def _watch(running_stack: _RunningStack, notes: Sequence[str], page_port: int) -> None:
     """Describe the stack, then print its calls until a signal has stopped the executors."""
-    stopping, statistics, stack = _stop_on_signals(executors), DevStatistics(), kernel.stack
+    stack, executors, statistics = running_stack.stack, running_stack.executors, DevStatistics()
+    stopping = _stop_on_signals(executors)
     async with AsyncExitStack() as parts:
-        caller = await parts.enter_async_context(Caller.open(kernel.dsn, kernel.version, servers=stack.nats.url))
+        caller = await parts.enter_async_context(
+            Caller.open(running_stack.dsn, running_stack.version, servers=stack.nats.url)
+        )
         ask = partial(gather_stats, caller.client, _STATISTICS_S)
         page = await parts.enter_async_context(dev_page(ask, page_port, statistics))
         tools = sorted(await tools_of(caller, PROJECT))
-        stack_lines = [f"project {PROJECT}, agent {AGENT}, tools {', '.join(tools)}", f"page: {page}"]
-        for line in (*(f"export {address}" for address in kernel.variables), *stack_lines, *notes, "Ctrl-C stops it."):
+        for variable in running_stack.variables:
+            print_line(f"export {variable}")
+        project = f"project {PROJECT}, agent {AGENT}, tools {', '.join(tools)}"
+        for line in (project, f"page: {page}", *notes, "Ctrl-C stops it."):
             print_line(line)
         logs = [parts.enter_context(executor.process.log.open("rb")) for executor in executors]
         await _follow(
@@ -250,7 +241,7 @@ async def _watch(kernel: _Kernel, executors: Sequence[ExecutorProcess], notes: S
 
 
 def _should_continue(stack: EmbeddedStack, executors: Sequence[ExecutorProcess], stopping: asyncio.Event) -> bool:
-    """Return whether to continue: False once all executors have ended, or one of them or a server unexpectedly."""
+    """Return False once all executors have ended, or one of them or a server unexpectedly."""
     alive = [executor.process.alive for executor in executors]
     return any(alive) if stopping.is_set() else all(alive) and stack.ended() is None
 
@@ -275,7 +266,7 @@ def _stop_on_signals(executors: Sequence[ExecutorProcess]) -> asyncio.Event:
 
 
 async def _follow(logs: Sequence[BinaryIO], feed: Feed, should_continue: Callable[[], bool]) -> None:
-    """Print the events in the logs, until the executors have ended and the logs are read to their ends."""
+    """Print the events, until the executors have ended and the logs are read to their ends."""
     more = True
     while more:
         more = should_continue()
@@ -287,10 +278,9 @@ async def _follow(logs: Sequence[BinaryIO], feed: Feed, should_continue: Callabl
 
 
 class Feed:
-    """Renderer of call events from the executor's log; arguments and results are read from cards."""
+    """Renderer of call events from the executor's log; `on_result` gets each tool call id and what the model reads."""
 
     def __init__(self, caller: Caller, on_result: Callable[[str, str], None] = lambda *_: None) -> None:
-        """`on_result` gets the tool call id and the text that the model reads, for each result."""
         self._caller = caller
         self._on_result = on_result
         self._begun: set[str] = set()
@@ -316,13 +306,14 @@ class Feed:
 
     async def _end(self, entry: Mapping[str, Any]) -> str:
         content = await self._content(entry, "tool.result")
-        self._on_result(entry["tool_call_id"], as_model_reads(content))
+        text = as_model_reads(content)
+        self._on_result(entry["tool_call_id"], text)
         again = f", delivery {entry['attempt']}" if entry["attempt"] > 1 else ""
         summary = f"{entry['tool_name']} {entry['status']}, {entry['duration_ms']} ms{again}"
         error = content.get("error")
         if entry["status"] != "success":
             return _line("!", entry, f"{summary}, {entry.get('error_code')}: {error and error.get('message')}")
-        return _line("←", entry, f"{summary}, {counted(len(as_model_reads(content)), 'character')}")
+        return _line("←", entry, f"{summary}, {counted(len(text), 'character')}")
 
     async def _content(self, entry: Mapping[str, Any], card_type: str) -> Mapping[str, Any]:
         with suppress(*ERRORS):

@@ -1,7 +1,4 @@
-"""Shared parts of `dev` and `call`: data and address of the dev stack, lookup of callable tools.
-
-`call` must work without the extra [local], so this module imports no package of that extra.
-"""
+"""Shared parts of `dev` and `call`, which works without the extra [local]: so none of its packages is imported here."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import orjson
 from nats.js.errors import NotFoundError
 
-from openapi_tool.local.caller import VERSION, Caller, prepare_database
+from openapi_tool.local.caller import VERSION, Caller, PlacedCall, prepare_database
 from openapi_tool.protocol.errors import Unanswerable
 from openapi_tool.protocol.identity import parse_command_subject, wakeup_subject
 
@@ -32,7 +29,7 @@ MARK = "openapi-tool dev"
 """Marks what `dev` created: as comment on its database, and in the metadata of its stream."""
 
 FALLBACKS = ({"match": "://", "answer": "r-post-json"}, {"answer": "s-post-json"})
-"""Fallbacks of the double for requests without a recording: a page for an address, else a list of results."""
+"""Fallbacks of the double: a page for an address, else a list of results."""
 
 KEY_NAMES = ("JINA_API_KEY", "SEARCH_API_KEY")
 """Variables whose keys an executor of the embedded stack sends to the double."""
@@ -41,6 +38,10 @@ _STREAM_MARK = {"made_by": MARK}
 _LOCK_FILE = "dev.lock"
 _SUBJECT = re.compile(r"[^\s.*>{}]+(\.[^\s.*>{}]+)+")
 _NAMES_SHOWN = 20
+_NOT_OF_DEV = (
+    "the {} was not created by `openapi-tool dev`: the call would write a card, an edge and inbox rows there, "
+    "and real workers would get its doorbell; add --yes to allow it"
+)
 
 
 class DevError(Exception):
@@ -58,12 +59,12 @@ class StackAddress:
 
 
 def database_of(version: str) -> str:
-    """Return the name of the database of this kernel version; a persistent folder may contain one for each version."""
+    """Return the name of a version's database: a persistent folder may contain both."""
     return "dev" if version == VERSION else f"dev_{version}"
 
 
 def state_path() -> Path:
-    """Return the path of the state file, in which `call` finds the dev stack of this user."""
+    """Return the path of the file in which `call` finds the dev stack of this user."""
     private = os.environ.get("XDG_RUNTIME_DIR")
     folder = private if private and Path(private).is_dir() else tempfile.gettempdir()
     return Path(folder) / f"openapi-tool-dev-{os.geteuid()}.json"
@@ -73,7 +74,7 @@ def state_path() -> Path:
 def locked(path: Path) -> Iterator[int]:
     """Open and lock a private file; yield its descriptor, whose lock a child process inherits.
 
-    Raises BlockingIOError if another process has the lock, OSError if the file cannot be used.
+    Raises BlockingIOError if another process has the lock, or OSError.
     """
     descriptor = _open_private(path, os.O_RDWR | os.O_CREAT)
     try:
@@ -118,7 +119,7 @@ def write(descriptor: int, text: str) -> None:
 
 @contextmanager
 def persistent_folder(folder: Path) -> Iterator[int]:
-    """Create the folder of `--keep` if it is missing, lock it, and yield the descriptor. Raises DevError."""
+    """Create and lock the folder of `--keep`; yield the descriptor. Raises DevError."""
     with ExitStack() as exits:
         try:
             _create(folder)
@@ -143,15 +144,12 @@ def _create(folder: Path) -> None:
 
 
 def announce(descriptor: int, pg_dsn: str, nats_servers: str, version: str = VERSION) -> None:
-    """Write the addresses of the dev stack to the locked state file, for `call`."""
+    """Write the addresses to the locked state file."""
     write(descriptor, json.dumps(asdict(StackAddress(os.getpid(), pg_dsn, nats_servers, version))))
 
 
 def running_dev(version: str | None = None) -> StackAddress:
-    """Return the addresses of this user's running dev stack, of this protocol version if one is given.
-
-    Raises DevError.
-    """
+    """Return the addresses of this user's running dev stack. Raises DevError, also if it is of another `version`."""
     path = state_path()
     try:
         with os.fdopen(_open_private(path, os.O_RDONLY), encoding="utf-8") as file:
@@ -180,8 +178,7 @@ def _runs(pid: int) -> bool:
 async def prepare(stack: EmbeddedStack, version: str, schema: str, tools: Iterable[Mapping[str, Any]]) -> None:
     """Create stream and database of a version if they are missing; keep existing data, such as edited tools.
 
-    The database gets its mark last: a database without the mark is incomplete, so the next start creates it again. The
-    double gets fallback rules for requests without a recording.
+    The database gets its mark last: a database without the mark is incomplete, so the next start creates it again.
     """
     stack.upstream.fallbacks(*FALLBACKS)
     database = database_of(version)
@@ -206,7 +203,7 @@ async def _comment(caller: Caller, database: str | None = None) -> str | None:
 
 
 def log_entries(log: BinaryIO) -> Iterator[dict[str, Any]]:
-    """Yield log entries since the last read; an incomplete line is left for the next read."""
+    """Yield entries since the last read; an incomplete line is left for the next."""
     while line := log.readline():
         if not line.endswith(b"\n"):
             log.seek(-len(line), os.SEEK_CUR)
@@ -217,7 +214,7 @@ def log_entries(log: BinaryIO) -> Iterator[dict[str, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class RequestedCall:
-    """Requested call; None means the dev stack's default. `anywhere` allows servers whose data `dev` did not create."""
+    """None means the dev stack's default; `anywhere` allows servers whose data `dev` did not create."""
 
     tool_name: str
     project_id: str | None
@@ -226,57 +223,40 @@ class RequestedCall:
     anywhere: bool
 
 
-@dataclass(frozen=True, slots=True)
-class ResolvedCall:
-    """Call whose project, agent, tool and stream exist; `doorbell` is the subject of its doorbell."""
+async def save_call(caller: Caller, requested: RequestedCall, arguments: Any) -> PlacedCall:
+    """Subscribe to the doorbell of a call, and save the call unpublished.
 
-    project_id: str
-    agent_id: str
-    channel_id: str
-    tool_name: str
-    subject: str
-    after_execution: str
-    doorbell: str
-
-
-async def resolve_call(caller: Caller, requested: RequestedCall) -> ResolvedCall:
-    """Check that project, agent, tool and stream exist. Raises DevError, which names the existing ones."""
+    Raises DevError if project, agent, tool or stream do not exist; it names the existing ones.
+    """
     created_by_dev = await _comment(caller) == MARK
     if not created_by_dev and not requested.anywhere:
-        raise DevError(_not_of_dev("database"))
-    project_id = requested.project_id or _default(PROJECT, "--project", created_by_dev=created_by_dev)
-    agent_id = requested.agent_id or _default(AGENT, "--agent", created_by_dev=created_by_dev)
+        raise DevError(_NOT_OF_DEV.format("database"))
+    for option, value in (("--project", requested.project_id), ("--agent", requested.agent_id)):
+        if not value and not created_by_dev:
+            raise DevError(f"{option} is needed, because this database was not created by `openapi-tool dev`")
+    project_id, agent_id = requested.project_id or PROJECT, requested.agent_id or AGENT
     tool = await _tool(caller, project_id, requested.tool_name)
     worker_target = await _worker_target(caller, project_id, agent_id)
-    values = {"project_id": project_id, "channel_id": requested.channel_id, "agent_id": agent_id}
+    values: dict[str, Any] = {"project_id": project_id, "channel_id": requested.channel_id, "agent_id": agent_id}
     subject = _subject(caller.version, tool, values)
-    stream = await _stream(caller, subject)
-    if not requested.anywhere and not await _is_dev_stream(caller, stream):
-        raise DevError(_not_of_dev("stream"))
-    return ResolvedCall(
-        **values,
-        tool_name=requested.tool_name,
-        subject=subject,
-        after_execution=tool["after_execution"] or "suspend",
-        doorbell=_doorbell(caller.version, project_id, requested.channel_id, worker_target),
-    )
-
-
-def _not_of_dev(part: str) -> str:
-    return (
-        f"the {part} was not created by `openapi-tool dev`: the call would write a card, an edge and inbox rows there, "
-        "and real workers would get its doorbell; add --yes to allow it"
-    )
-
-
-def _default(name: str, option: str, *, created_by_dev: bool) -> str:
-    if created_by_dev:
-        return name
-    raise DevError(f"{option} is needed, because this database was not created by `openapi-tool dev`")
+    await _check_stream(caller, subject, anywhere=requested.anywhere)
+    try:
+        await caller.listen(wakeup_subject(caller.version, project_id, requested.channel_id, worker_target))
+    except ValueError as error:
+        raise DevError(str(error)) from None
+    async with caller.database.transaction():  # rolled back if the database refuses anything
+        return await caller.place(
+            **values,
+            tool_name=requested.tool_name,
+            arguments=arguments,
+            subject=subject,
+            after_execution=tool["after_execution"] or "suspend",
+            publish=False,
+        )
 
 
 async def tools_of(caller: Caller, project_id: str) -> dict[str, Mapping[str, Any]]:
-    """Return a project's tools by name, with `target_subject` and `after_execution`."""
+    """Return `target_subject` and `after_execution` of a project's tools, by name."""
     rows = await caller.database.fetch(
         "select tool_name, target_subject, after_execution from resource.tools where project_id = $1", project_id
     )
@@ -311,7 +291,6 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def _subject(version: str, tool: Mapping[str, Any], values: Mapping[str, str]) -> str:
-    """Return the subject of the command with its placeholders filled as by the kernel."""
     subject = str(tool["target_subject"] or "")
     for name, value in values.items():
         subject = subject.replace(f"{{{name}}}", value)
@@ -324,21 +303,13 @@ def _subject(version: str, tool: Mapping[str, Any], values: Mapping[str, str]) -
     return subject
 
 
-def _doorbell(version: str, project_id: str, channel_id: str, worker_target: str) -> str:
+async def _check_stream(caller: Caller, subject: str, *, anywhere: bool) -> None:
+    jetstream = caller.client.jetstream()
     try:
-        return wakeup_subject(version, project_id, channel_id, worker_target)
-    except ValueError as error:
-        raise DevError(str(error)) from None
-
-
-async def _stream(caller: Caller, subject: str) -> str:
-    try:
-        name: str = await caller.client.jetstream().find_stream_name_by_subject(subject)
+        name = await jetstream.find_stream_name_by_subject(subject)
     except NotFoundError:
         raise DevError(f"no stream captures {subject}; the kernel or an executor creates it at its start") from None
-    return name
-
-
-async def _is_dev_stream(caller: Caller, name: str) -> bool:
-    info = await caller.client.jetstream().stream_info(name)
-    return _STREAM_MARK.items() <= (info.config.metadata or {}).items()
+    if not anywhere:
+        info = await jetstream.stream_info(name)
+        if not _STREAM_MARK.items() <= (info.config.metadata or {}).items():
+            raise DevError(_NOT_OF_DEV.format("stream"))

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import signal
 import socket
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from aiohttp.abc import AbstractResolver, ResolveResult
 
@@ -20,10 +18,8 @@ from openapi_tool.service import run
 from openapi_tool.settings import SettingsError, load_settings
 from openapi_tool.telemetry.logs import guard_crashes
 
-_TAIL_CHARS = 2000
-
 READY = "consumer.started"
-"""Log action of `serve` once it fetches commands; the process counts as started when its log contains this."""
+"""Log action of `serve` once it fetches commands."""
 
 
 class LoopbackResolver(AbstractResolver):
@@ -37,43 +33,20 @@ class LoopbackResolver(AbstractResolver):
     ) -> list[ResolveResult]:
         """Return the loopback address and port."""
         del port, family
+        flags = socket.AI_NUMERICHOST
         return [
-            ResolveResult(
-                hostname=host,
-                host="127.0.0.1",
-                port=self._port,
-                family=socket.AF_INET,
-                proto=0,
-                flags=socket.AI_NUMERICHOST,
-            )
+            ResolveResult(hostname=host, host="127.0.0.1", port=self._port, family=socket.AF_INET, proto=0, flags=flags)
         ]
 
     async def close(self) -> None:
-        """Do nothing: there is nothing to close."""
-
-
-class _Process(ServerProcess):
-    def log_tail(self) -> str:
-        """Return the end of the log: messages of warnings and errors, and lines that are no log entries."""
-        lines = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
-        return "\n".join(filter(None, map(_message, lines)))[-_TAIL_CHARS:]
-
-
-def _message(line: str) -> str:
-    if not line.startswith("{"):
-        return line
-    try:
-        entry = json.loads(line)
-    except ValueError:  # the process ended in the middle of the line
-        return ""
-    return str(entry["message"]) if entry["level"] in ("warning", "error", "critical") else ""
+        """Do nothing."""
 
 
 class ExecutorProcess:
-    """One replica of the executor, run as `python -m module`.
+    """One replica of the executor.
 
-    `upstream_port` is the double's port. None means the real upstream; then `openapi_tool` runs instead of `module`.
-    Otherwise `module` is this module, or a variant with the same command line.
+    `upstream_port` is the double's port; `module` is this module, or a variant with the same command line. With None,
+    the real upstream, `openapi_tool` runs instead of `module`.
     """
 
     def __init__(
@@ -85,11 +58,14 @@ class ExecutorProcess:
         upstream_port: int | None,
         module: str,
     ) -> None:
-        module = "openapi_tool" if upstream_port is None else module
-        arguments: list[Any] = ["serve"] if upstream_port is None else ["--upstream-port", upstream_port]
-        self.process = _Process(
+        real = ["openapi_tool", "serve"]
+        self.process = ServerProcess(
             name,
-            [sys.executable, "-m", module, *arguments],
+            [
+                sys.executable,
+                "-m",
+                *(real if upstream_port is None else [module, "--upstream-port", str(upstream_port)]),
+            ],
             guard,
             folder / f"{name}.log",
             environment={"PATH": os.environ.get("PATH", ""), **environment},
@@ -102,7 +78,7 @@ class ExecutorProcess:
         self.process.start(lambda: READY.encode() in self.process.log.read_bytes()[offset:])
 
     def stop(self) -> int:
-        """Send SIGTERM, wait for the drain, and return the exit code."""
+        """Drain it, and return the exit code."""
         return self.process.stop()
 
     def signal(self, number: signal.Signals) -> None:
@@ -115,7 +91,7 @@ class ExecutorProcess:
 
 
 def main() -> None:
-    """Serve with all connections to the upstream going to loopback."""
+    """Serve against the double."""
     parser = argparse.ArgumentParser(description="`openapi-tool serve` against the Jina double.")
     parser.add_argument("--upstream-port", type=int, required=True, help="the double's HTTPS port on loopback")
     arguments = parser.parse_args()

@@ -1,7 +1,7 @@
 """Guard process that cleans up after its parent has ended.
 
-The parent names its child processes, folders and files over a pipe. When the pipe closes, because the
-parent closed it or died in any way, the guard stops these processes and deletes the folders and files.
+The parent names its child processes, folders and files over a pipe. When the pipe closes, because the parent closed it
+or died in any way, the guard stops and deletes them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, cast
 
 import psutil
 
@@ -25,10 +25,7 @@ _POLL_S = 0.01
 
 
 class Guard:
-    """Parent's end of the pipe.
-
-    `hold` are descriptors of locked files. The guard inherits them, so the locks last until it has cleaned up.
-    """
+    """Parent's end of the pipe. Locks on the inherited descriptors `hold` last until the guard has cleaned up."""
 
     def __init__(self, hold: Sequence[int] = ()) -> None:
         self._process = subprocess.Popen(
@@ -38,11 +35,12 @@ class Guard:
             start_new_session=True,
             pass_fds=hold,
         )
+        self._pipe = cast("IO[str]", self._process.stdin)
         self._children: list[subprocess.Popen[bytes]] = []
         self._lock = threading.Lock()
 
     def stop_at_end(self, child: subprocess.Popen[bytes], stop_signal: signal.Signals = signal.SIGTERM) -> None:
-        """Stop this process with `stop_signal` if it still runs at the end."""
+        """Stop this process at the end."""
         with self._lock:  # servers start in threads: without the lock, one of two concurrent calls would lose its child
             self._children = [*(child for child in self._children if child.poll() is None), child]
         self._send({"pid": child.pid, "signal": int(stop_signal)})
@@ -52,26 +50,20 @@ class Guard:
         self._send({"path": str(path)})
 
     def _send(self, message: dict[str, object]) -> None:
-        pipe = self._pipe()
         with self._lock:
-            pipe.write(json.dumps(message) + "\n")
-            pipe.flush()
-
-    def _pipe(self) -> IO[str]:
-        if self._process.stdin is None:
-            raise AssertionError("the guard was started with a pipe")
-        return self._process.stdin
+            self._pipe.write(json.dumps(message) + "\n")
+            self._pipe.flush()
 
     def close(self) -> None:
         """Clean up now, and wait until it is done."""
-        self._pipe().close()
+        self._pipe.close()
         self._process.wait()
         for child in self._children:
             child.wait()
 
 
 def main() -> None:
-    """Run the guard."""
+    """Wait for the parent's end, then clean up."""
     # Clean up when the pipe closes, not when a signal to the whole process group or pod arrives first.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -100,7 +92,7 @@ def _end(processes: list[tuple[psutil.Process, int]]) -> None:
 
 
 def _remove(path: Path) -> None:
-    """Delete a file or folder; retry if a process that was just stopped still wrote a file into it."""
+    # A process that was just stopped may still have written a file into a folder.
     give_up = time.monotonic() + _STOP_S
     while path.exists():
         if path.is_dir():
@@ -113,8 +105,7 @@ def _remove(path: Path) -> None:
 
 
 def _send(process: psutil.Process, number: int) -> None:
-    """Signal a process. If its pid belongs to another process by now, psutil raises NoSuchProcess instead."""
-    with contextlib.suppress(psutil.NoSuchProcess):
+    with contextlib.suppress(psutil.NoSuchProcess):  # raised also if its pid belongs to another process by now
         process.send_signal(number)
 
 

@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, files
 from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -38,10 +39,7 @@ class ServerFailed(Exception):
 
 
 class ServerProcess:
-    """One child process. `stop_signal` asks it to stop; `identity` are options of Popen that run it as another user.
-
-    `start` may be called again after `stop` or `kill`.
-    """
+    """One child process, which may be started again. `identity` are options of Popen that run it as another user."""
 
     def __init__(
         self,
@@ -60,7 +58,7 @@ class ServerProcess:
         self._guard = guard
         self._stop_signal = stop_signal
         self._environment = environment
-        self._identity = dict(identity or {})
+        self._identity = identity or {}
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -74,7 +72,7 @@ class ServerProcess:
         return self._process
 
     def start(self, ready: Callable[[], bool]) -> None:
-        """Start and wait until `ready`. Raises ServerFailed."""
+        """Start it, and wait until `ready`. Raises ServerFailed."""
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 self._command,
@@ -93,8 +91,9 @@ class ServerProcess:
             time.sleep(_POLL_S)
 
     def log_tail(self) -> str:
-        """Return the end of the log."""
-        return self.log.read_text(errors="replace")[-_LOG_TAIL_CHARS:] if self.log.exists() else ""
+        """Return the end of the log, of JSON lines only the messages of warnings and errors."""
+        lines = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
+        return "\n".join(filter(None, map(_message, lines)))[-_LOG_TAIL_CHARS:]
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal."""
@@ -104,33 +103,42 @@ class ServerProcess:
         """Ask the process to stop, kill it if it does not, and return the exit code."""
         if self._process is None:
             return 0
-        if self._process.poll() is None:
-            self.signal(self._stop_signal)
+        self.signal(self._stop_signal)
         return self.wait(STOP_S)
 
     def wait(self, seconds: float) -> int:
-        """Wait for the end, kill the process if it does not end in time, and return the exit code."""
+        """Wait for the exit code; kill the process if it does not end in time."""
         try:
             return self._running().wait(seconds)
         except subprocess.TimeoutExpired:
             return self.kill()
 
     def kill(self) -> int:
-        """Kill the process (SIGKILL)."""
+        """Send SIGKILL, and return the exit code."""
         self._running().kill()
         return self._running().wait()
 
     @property
     def alive(self) -> bool:
-        """Return whether the process runs."""
+        """Whether the process runs."""
         return self._process is not None and self._process.poll() is None
 
 
+def _message(line: str) -> str:
+    if not line.startswith("{"):
+        return line
+    try:
+        entry = json.loads(line)
+    except ValueError:  # the process ended in the middle of the line
+        return ""
+    return str(entry["message"]) if entry.get("level") in ("warning", "error", "critical") else ""
+
+
 def free_port() -> int:
-    """Return a loopback port that is free now; another process may take it before it is used.
+    """Return a loopback port that is free now. Raises OSError.
 
     It is below the range of ephemeral ports, so no outgoing connection takes it. The last 1,000 returned ports are not
-    returned again, since their callers may not have opened them yet. Raises OSError.
+    returned again, since their callers may not have opened them yet.
     """
     for port in _random.choices(_PORTS, k=_PORTS_TO_TRY):
         with socket.socket() as probe, contextlib.suppress(OSError):
@@ -150,6 +158,17 @@ def accepts(port: int) -> bool:
         return False
 
 
+class EmbeddedServer:
+    """Server with one process; None before the first start."""
+
+    process: ServerProcess | None = None
+
+    def stop(self) -> None:
+        """Stop it, if it was started."""
+        if self.process is not None:
+            self.process.stop()
+
+
 _CONFIG = """
 listen: "127.0.0.1:{port}"
 ports_file_dir: {folder}
@@ -158,11 +177,10 @@ jetstream {{ store_dir: {store} }}
 """
 
 
-class NatsServer:
-    """One server in `folder`, on a free port of loopback unless `port` is given; a restart keeps port and streams.
+class NatsServer(EmbeddedServer):
+    """One server on a free port of loopback unless `port` is given; a restart keeps port and streams.
 
-    `more` is appended to its configuration (authorization, tls, cluster); `store` is its storage folder; `name` must be
-    unique in a cluster.
+    `more` is appended to its configuration; `name` must be unique in a cluster.
     """
 
     def __init__(
@@ -182,7 +200,6 @@ class NatsServer:
         self._port = port or -1  # with -1 nats-server chooses a free port
         self._store = store or folder / "jetstream"
         self.url = ""
-        self.process: ServerProcess | None = None
 
     def start(self) -> None:
         """Start it. Raises ServerFailed."""
@@ -191,28 +208,19 @@ class NatsServer:
             old.unlink()
         port = self.url.rpartition(":")[2] or self._port
         config = self._folder / "nats.conf"
-        places = {"name": json.dumps(self.name), "folder": _quoted(self._folder), "store": _quoted(self._store)}
-        config.write_text(_CONFIG.format(port=port, **places) + self._more)
+        places = {"name": self.name, "folder": self._folder, "store": self._store}
+        quoted = {key: json.dumps(str(value)) for key, value in places.items()}
+        config.write_text(_CONFIG.format(port=port, **quoted) + self._more)
         self.process = ServerProcess("nats-server", [_binary(), "-c", config], self._guard, self._folder / "nats.log")
         self.process.start(self._is_ready)
 
     def _is_ready(self) -> bool:
-        for ports in self._folder.glob("*.ports"):
-            try:
-                self.url = json.loads(ports.read_text())["nats"][0]
-            except ValueError:  # half written
-                return False
-            return True
-        return False
-
-    def stop(self) -> None:
-        """Stop it."""
-        if self.process is not None:
-            self.process.stop()
-
-
-def _quoted(path: Path) -> str:
-    return json.dumps(str(path))
+        try:
+            [ports] = self._folder.glob("*.ports")
+            self.url = json.loads(ports.read_text())["nats"][0]
+        except ValueError:  # not there, or half written
+            return False
+        return True
 
 
 def _binary() -> Path:
@@ -245,10 +253,10 @@ _NOBODY = 65534  # conventional id of the user nobody
 _POSTGRES_PORTS_TO_TRY = 3
 
 
-class PostgresServer:
+class PostgresServer(EmbeddedServer):
     """One cluster with a random password, on a free port of loopback unless `port` is given.
 
-    Its data is in `folder`. With `keep`, cluster and password are in the folder `keep`, for later starts, too.
+    With `keep`, cluster and password are in the folder `keep`, for later starts, too.
     """
 
     def __init__(self, folder: Path, guard: Guard, *, port: int = 0, keep: Path | None = None) -> None:
@@ -260,36 +268,32 @@ class PostgresServer:
         self._password = _kept_password(keep / "password") if keep else secrets.token_urlsafe(18)
         self._bin = _binaries(folder, must_be_reachable=bool(self._identity)) / "bin"
         self.port = port
-        self.process: ServerProcess | None = None
 
     def dsn(self, database: str = "postgres") -> str:
-        """Return the connection string of a database."""
+        """Return a connection string."""
         return f"postgresql://{USER}:{self._password}@127.0.0.1:{self.port}/{database}"
 
     def start(self) -> None:
-        """Create the cluster if it is missing, and start it. Raises ServerFailed."""
+        """Start it, after creating a missing cluster. Raises ServerFailed."""
         parent = self._data.parent
         if self._identity and not reachable_by_all(parent):
             raise ServerFailed(f"the user that PostgreSQL runs as cannot reach {parent}; choose another folder")
         if not self._data.exists():
             self._make_cluster()
-        if self.port:
-            self._start_on(self.port)
-            return
-        for attempt in range(_POSTGRES_PORTS_TO_TRY):  # another process may take a free port first
+        attempts = 1 if self.port else _POSTGRES_PORTS_TO_TRY  # another process may take a free port first
+        for left in reversed(range(attempts)):
             try:
-                self._start_on(free_port())
+                self._start_on(self.port or free_port())
+                break
             except ServerFailed:
-                if attempt == _POSTGRES_PORTS_TO_TRY - 1:
+                if not left:
                     raise
-            else:
-                return
 
     def _start_on(self, port: int) -> None:
-        options = {**self._settings, "port": str(port)}
+        options = [("-c", f"{name}={value}") for name, value in {**self._settings, "port": port}.items()]
         self.process = ServerProcess(
             "PostgreSQL",
-            [self._bin / "postgres", "-D", self._data, *_as_options(options)],
+            [self._bin / "postgres", "-D", self._data, *chain.from_iterable(options)],
             self._guard,
             self._folder / "postgres.log",
             stop_signal=signal.SIGINT,  # fast shutdown; after SIGTERM it would wait for its clients
@@ -328,11 +332,6 @@ class PostgresServer:
         if done.returncode:
             raise ServerFailed(f"{Path(command[0]).name} failed:\n{done.stderr}")
 
-    def stop(self) -> None:
-        """Stop it; running statements are cancelled."""
-        if self.process is not None:
-            self.process.stop()
-
 
 def _kept_password(path: Path) -> str:
     if not path.exists():
@@ -348,10 +347,6 @@ def _write_private(path: Path, text: str) -> None:
     path.write_text(text, encoding="ascii")
 
 
-def _as_options(settings: dict[str, str]) -> list[str]:
-    return [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
-
-
 def _environment() -> dict[str, str]:
     return {"PATH": os.environ.get("PATH", ""), "LC_ALL": "C", "TZ": "UTC"}
 
@@ -360,11 +355,10 @@ def unprivileged() -> dict[str, Any]:
     """Return options of Popen for the user nobody if this is root (PostgreSQL refuses to run as root), else none."""
     if os.geteuid() != 0:
         return {}
-    try:
-        nobody = pwd.getpwnam("nobody")
-    except KeyError:
-        return {"user": _NOBODY, "group": _NOBODY, "extra_groups": []}
-    return {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
+    user = group = _NOBODY
+    with contextlib.suppress(KeyError):
+        _, _, user, group, *_ = pwd.getpwnam("nobody")
+    return {"user": user, "group": group, "extra_groups": []}
 
 
 def _binaries(folder: Path, *, must_be_reachable: bool) -> Path:
@@ -387,5 +381,5 @@ def _binaries(folder: Path, *, must_be_reachable: bool) -> Path:
 
 
 def reachable_by_all(path: Path) -> bool:
-    """Return whether all users may traverse every folder down to `path`."""
+    """Return whether all users may enter `path`."""
     return all(folder.stat().st_mode & 0o001 for folder in (path, *path.resolve().parents))

@@ -1,33 +1,31 @@
-"""Embedded stack, which starts in a second or two and leaves no files or processes; and the sample calls of `demo`."""
+"""Embedded stack, which leaves no files or processes, and the sample calls of `demo`."""
 
 from __future__ import annotations
 
 import json
 import os
 import secrets
-import socket
 import sys
 import tempfile
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import datetime
 from importlib.resources import files
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import trustme
 
-from openapi_tool.local.caller import VERSION, Caller, PlacedCall, ResultRows, prepare_database
+from openapi_tool.local.caller import VERSION, Caller, PlacedCall, ResultRows
 from openapi_tool.local.dev import KEY_NAMES, log_entries
 from openapi_tool.local.double import KEYS_VARIABLE
 from openapi_tool.local.executor import ExecutorProcess
 from openapi_tool.local.guard import Guard
 from openapi_tool.local.recordings import RECORDED_HOSTS
-from openapi_tool.local.servers import NatsServer, PostgresServer, ServerFailed, ServerProcess, reachable_by_all
+from openapi_tool.local.servers import EmbeddedServer, NatsServer, PostgresServer, ServerProcess, reachable_by_all
 from openapi_tool.protocol.identity import subject_in_version
 from openapi_tool.tools.catalogue import CATALOGUE, OPERATIONS
 from openapi_tool.tools.exports import registration
@@ -37,14 +35,14 @@ _ADMIN_TIMEOUT_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Certificates:
-    """PEM files: the CA to trust, and the double's chain with its key."""
+    """PEM files: a CA, and the double's chain with its key."""
 
     ca: Path
     server: Path
 
 
 def make_certificates(folder: Path) -> Certificates:
-    """Write both files into `folder`: a temporary CA, and a certificate for the upstream's hosts."""
+    """Write a new CA and a certificate for the upstream's hosts into `folder`."""
     authority = trustme.CA()
     server = authority.issue_cert(*(operation.host for operation in OPERATIONS))
     files = Certificates(folder / "ca.pem", folder / "server.pem")
@@ -54,17 +52,15 @@ def make_certificates(folder: Path) -> Certificates:
     return files
 
 
-class UpstreamDouble:
-    """Starts the double, sets its rules, reads the requests that it received. `keys` maps names to accepted keys."""
+class UpstreamDouble(EmbeddedServer):
+    """Starts and controls the double. `keys` maps names to accepted keys."""
 
     def __init__(self, folder: Path, certificates: Certificates, guard: Guard, key_names: Sequence[str]) -> None:
         self._log = folder / "double.log"
         self._certificates = certificates
         self._guard = guard
         self.keys = {name: f"double-{secrets.token_hex(12)}" for name in key_names}
-        self.port = 0
-        self.admin_port = 0
-        self.process: ServerProcess | None = None
+        self.port = self.admin_port = 0
 
     def start(self) -> None:
         """Start it; a restart keeps its ports. Raises ServerFailed."""
@@ -86,26 +82,21 @@ class UpstreamDouble:
         self.port, self.admin_port = ports["port"], ports["admin_port"]
         return True
 
-    def stop(self) -> None:
-        """Stop it."""
-        if self.process is not None:
-            self.process.stop()
-
     def rules(self, *rules: Mapping[str, Any]) -> None:
-        """Replace all rules (`openapi_tool.local.double.Rule`); without rules, recordings alone answer."""
+        """Replace all rules (`openapi_tool.local.double.Rule`)."""
         self._admin("PUT", "/rules", list(rules))
 
     def fallbacks(self, *rules: Mapping[str, Any]) -> None:
-        """Replace the rules for requests that neither a recording nor another rule answers."""
+        """Replace the rules for requests that nothing else answers."""
         self._admin("PUT", "/fallbacks", list(rules))
 
     def requests(self, at_least: int = 0) -> list[dict[str, Any]]:
-        """Return received requests, oldest first, with `body` as text. Waits for `at_least`; raises TimeoutError."""
+        """Return received requests, oldest first, once there are `at_least` as many. Raises TimeoutError."""
         received: list[dict[str, Any]] = self._admin("GET", f"/requests?at_least={at_least}")
         return received
 
     def clear_requests(self) -> None:
-        """Clear the log of received requests."""
+        """Clear the log of requests."""
         self._admin("DELETE", "/requests")
 
     def _admin(self, method: str, path: str, body: Any = None) -> Any:
@@ -121,16 +112,15 @@ class UpstreamDouble:
 
 
 def kernel_schema(version: str = "v1r4") -> str:
-    """Return the DDL of the tables of a kernel of this protocol version."""
+    """Return the DDL of a kernel's tables."""
     return (files(__package__) / "data" / f"kernel_{version}.sql").read_text(encoding="utf-8")
 
 
 class EmbeddedStack:
-    """PostgreSQL, NATS and the Jina double as child processes in one folder of their own.
+    """PostgreSQL, NATS and the Jina double as child processes, with a temporary folder in `base`.
 
-    The folder is a temporary one in `base`. With `keep`, the data of PostgreSQL and NATS is in `keep` instead, and
-    stays there. Ports are free ones unless given. Locks on the file descriptors in `hold` last until everything has
-    stopped. `guard` can end further processes of the same run.
+    With `keep`, the data of PostgreSQL and NATS stays in that folder. Ports are free ones unless given. Locks on the
+    file descriptors in `hold` last until everything has stopped. `guard` can end further processes of the same run.
     """
 
     def __init__(
@@ -150,7 +140,6 @@ class EmbeddedStack:
         for name in ("postgres", "nats"):
             (self.folder / name).mkdir()
         self.certificates = make_certificates(self.folder)
-        self._ports = [port for port in (pg_port, nats_port) if port]
         self.postgres = PostgresServer(self.folder / "postgres", self.guard, port=pg_port, keep=keep)
         store = keep / "nats" if keep else None
         self.nats = NatsServer(self.folder / "nats", self.guard, port=nats_port, store=store)
@@ -158,7 +147,6 @@ class EmbeddedStack:
 
     def __enter__(self) -> Self:
         try:
-            _must_be_free(self._ports)
             with ThreadPoolExecutor() as starters:
                 list(starters.map(lambda server: server.start(), (self.postgres, self.nats, self.upstream)))
         except BaseException:
@@ -171,17 +159,13 @@ class EmbeddedStack:
     ) -> None:
         self.close()
 
-    def delete_at_end(self, path: Path) -> None:
-        """Delete this file or folder, too, when all servers have stopped."""
-        self.guard.delete_at_end(path)
-
     def ended(self) -> str | None:
-        """Return the name of a server that has ended unexpectedly, None if all run."""
+        """Return the name of a server that has ended."""
         processes = [server.process for server in (self.postgres, self.nats, self.upstream)]
         return next((process.name for process in processes if process and not process.alive), None)
 
     def another_nats(self, name: str, more: str) -> NatsServer:
-        """Return another NATS server, not yet started, with `more` in its configuration."""
+        """Return a further NATS server, not yet started."""
         folder = self.folder / name
         folder.mkdir()
         return NatsServer(folder, self.guard, more, name=name)
@@ -195,46 +179,26 @@ class EmbeddedStack:
         real_upstream: bool = False,
         module: str = "openapi_tool.local.executor",
     ) -> ExecutorProcess:
-        """Return an executor, not yet started; `settings` are environment variables, `module` the module to run."""
-        environment = {
-            "PG_DSN": self.postgres.dsn(database),
-            "NATS_SERVERS": self.nats.url,
-            **({} if real_upstream else self._double_environment()),
-            **(settings or {}),
-        }
+        """Return an executor, not yet started; `settings` are environment variables."""
+        environment = {"PG_DSN": self.postgres.dsn(database), "NATS_SERVERS": self.nats.url}
+        if not real_upstream:
+            environment |= {**self.upstream.keys, "SSL_CERT_FILE": str(self.certificates.ca)}
+            environment["OPENAPI_TOOL__URL_POLICY__ALLOW"] = RECORDED_HOSTS
         port = None if real_upstream else self.upstream.port
-        return ExecutorProcess(name, self.folder, self.guard, environment, port, module)
-
-    def _double_environment(self) -> dict[str, str]:
-        trust = {"SSL_CERT_FILE": str(self.certificates.ca), "OPENAPI_TOOL__URL_POLICY__ALLOW": RECORDED_HOSTS}
-        return {**self.upstream.keys, **trust}
+        return ExecutorProcess(name, self.folder, self.guard, environment | dict(settings or {}), port, module)
 
     def close(self) -> None:
-        """Stop every process and remove the folder: the guard does both, as it would after a crash."""
+        """Stop every process and remove the folder, by the guard."""
         self.guard.close()
 
 
-def _must_be_free(ports: Sequence[int]) -> None:
-    with ExitStack() as probes:
-        for port in ports:
-            probe = probes.enter_context(socket.socket())
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind(("127.0.0.1", port))
-                probe.listen()
-            except OSError as error:
-                raise ServerFailed(f"port {port} cannot be used: {error.strerror}") from None
-
-
 def _base_folder() -> Path:
-    """Return a folder for temporary files that PostgreSQL's unprivileged user can reach."""
+    # PostgreSQL's unprivileged user must reach it.
     usual = Path(tempfile.gettempdir())
     if os.geteuid() != 0:
         return usual
     return next((folder for folder in (usual, Path("/var/tmp"), Path("/dev/shm")) if reachable_by_all(folder)), usual)  # noqa: S108
 
-
-Upstream = Literal["double", "real"]
 
 PROJECT, AGENT, DATABASE = "proj_demo", "agent_demo", "demo"
 MAX_RESULT_CHARS = 2_000
@@ -242,7 +206,7 @@ MAX_RESULT_CHARS = 2_000
 
 _RESULT_TIMEOUT_S = 60.0
 _SITE = "http://site.fixture.test:8099"
-CALLS: Mapping[Upstream, tuple[tuple[str, dict[str, Any]], ...]] = {
+CALLS: Mapping[str, tuple[tuple[str, dict[str, Any]], ...]] = {
     "double": (
         ("jina_search", {"query": "hello world", "count": 3}),
         ("jina_read_many", {"urls": [f"{_SITE}/doc.pdf", f"{_SITE}/loop", f"{_SITE}/missing"]}),
@@ -258,7 +222,7 @@ CALLS: Mapping[Upstream, tuple[tuple[str, dict[str, Any]], ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class CompletedCall:
-    """Rows and messages of one call; `steps` are milliseconds since its command was published."""
+    """One call; `steps` are milliseconds since its command was published."""
 
     tool_name: str
     arguments: Mapping[str, Any]
@@ -274,9 +238,7 @@ class CompletedCall:
     steps: Mapping[str, int]
 
 
-async def play(
-    stack: EmbeddedStack, executor: ExecutorProcess, upstream: Upstream, version: str = VERSION
-) -> list[CompletedCall]:
+async def play(stack: EmbeddedStack, executor: ExecutorProcess, upstream: str, version: str) -> list[CompletedCall]:
     """Register the tools, run the calls, and read the second part of the last one, whose page is long."""
     async with Caller.connect(stack.postgres.dsn(DATABASE), stack.nats.url, version) as caller:
         await caller.set_up_project(PROJECT, AGENT, demo_tools(version))
@@ -286,13 +248,8 @@ async def play(
         return completed
 
 
-async def prepare(stack: EmbeddedStack, version: str = VERSION) -> None:
-    """Create the demonstration's database."""
-    await prepare_database(stack.postgres.dsn(), DATABASE, kernel_schema(version))
-
-
 def demo_tools(version: str = VERSION) -> Iterator[dict[str, Any]]:
-    """Return a definition of each built-in tool for a kernel of this version."""
+    """Return a definition of each built-in tool."""
     for row in map(registration, CATALOGUE.values()):
         yield {**row, "target_subject": subject_in_version(str(row["target_subject"]), version)}
 
@@ -304,25 +261,17 @@ async def _run_call(
         log.seek(0, os.SEEK_END)
         call = await caller.place(PROJECT, AGENT, tool_name, arguments, suffix=tool_name)
         rows = await caller.result(call, _RESULT_TIMEOUT_S)
-        return _completed(call, tool_name, arguments, rows, list(log_entries(log)))
-
-
-def _completed(
-    call: PlacedCall,
-    tool_name: str,
-    arguments: Mapping[str, Any],
-    rows: ResultRows,
-    lines: Sequence[Mapping[str, Any]],
-) -> CompletedCall:
+        lines = list(log_entries(log))
     content = rows.card["content"]
     result = content["result"]
-    requests = [line for line in lines if line["action"] == "upstream.request"]
     return CompletedCall(
         tool_name=tool_name,
         arguments=arguments,
         command={"subject": call.subject, "headers": dict(call.headers), "body": dict(call.body)},
         upstream_requests=[
-            {key: line.get(key) for key in ("method", "host", "target", "headers", "body")} for line in requests
+            {key: line.get(key) for key in ("method", "host", "target", "headers", "body")}
+            for line in lines
+            if line["action"] == "upstream.request"
         ],
         status=content["status"],
         content=result if isinstance(result, str) else "",
@@ -336,15 +285,12 @@ def _completed(
 
 
 def _steps(call: PlacedCall, rows: ResultRows, lines: Sequence[Mapping[str, Any]]) -> dict[str, int]:
-    requested, responded = (_logged(lines, action) for action in ("upstream.request", "upstream.response"))
-    moments = {
-        "upstream asked": requested[0] if requested else None,
-        "upstream answered": responded[-1] if responded else None,
-        "result committed": rows.inbox_row["created_at"].timestamp(),
-        "doorbell received": rows.doorbell_at,
-    }
+    moments: dict[str, float | None] = {}
+    for line in lines:
+        at = datetime.fromisoformat(line["time"]).timestamp()
+        if line["action"] == "upstream.request":
+            moments.setdefault("upstream asked", at)
+        elif line["action"] == "upstream.response":
+            moments["upstream answered"] = at
+    moments |= {"result committed": rows.inbox_row["created_at"].timestamp(), "doorbell received": rows.doorbell_at}
     return {name: round((at - call.placed_at) * 1000) for name, at in moments.items() if at is not None}
-
-
-def _logged(lines: Sequence[Mapping[str, Any]], action: str) -> list[float]:
-    return [datetime.fromisoformat(line["time"]).timestamp() for line in lines if line["action"] == action]
