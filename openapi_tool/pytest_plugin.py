@@ -1,7 +1,6 @@
 """pytest fixtures for tests of your own tool definitions (`openapi_tool.testing`); needs the extra [testing].
 
-pytest loads this module wherever the package is installed. So it imports `openapi_tool.testing` and respx only when a
-test uses a fixture.
+pytest loads this module wherever the package is installed, so fixtures import what needs the extra.
 """
 
 from __future__ import annotations

@@ -3,17 +3,17 @@
     executor = InProcessExecutor(router)
     result = await executor.run_tool("tools/product_docs.yaml", {"query": "install"})
 
-The router replaces the transport below the egress checks, so `result.requests` are the requests that would be sent. In
-pytest the fixtures of `openapi_tool.pytest_plugin` do the same in one line. docs/registering-tools.md describes both;
-install the extra [testing].
+The router is below the egress checks, so `result.requests` are the requests that would be sent. In pytest use the
+fixtures of `openapi_tool.pytest_plugin`. docs/registering-tools.md describes both; install the extra [testing].
 """
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -85,9 +85,9 @@ class ToolResult:
     """Result of a call.
 
     - `text`: what the model reads.
-    - `fields`: the parts of the result card (`status`, `result`, `error`, `tool_output`).
+    - `fields`: the parts of the result card.
     - `requests`: the upstream requests, as the executor would send them.
-    - `waits_s`: the waits between attempts in seconds, which are recorded and skipped.
+    - `waits_s`: the waits between attempts in seconds, which are skipped.
     """
 
     text: str
@@ -122,14 +122,12 @@ class ToolResult:
 
     @property
     def _metadata(self) -> Mapping[str, Any]:
-        """Fields of the card beside the text: in `tool_output`, or with `result_format: object` in the result."""
+        # With `result_format: object` the result contains them.
         return cast("Mapping[str, Any]", self.fields.tool_output or self.fields.result)
 
 
 @dataclass(slots=True)
 class _Traffic:
-    """Upstream requests and waits of one call."""
-
     requests: list[httpx.Request] = field(default_factory=list)
     waits_s: list[float] = field(default_factory=list)
     unanswered: UnansweredRequest | None = None
@@ -141,9 +139,9 @@ _traffic: ContextVar[_Traffic] = ContextVar("traffic")  # tasks of a call inheri
 class InProcessExecutor:
     """Runs tool calls as `serve` does, without NATS and PostgreSQL; `router` answers in place of Jina.
 
-    `settings` are those of `serve` by section; those of the shell's environment and of files are ignored.
-    `environment` has the variables that definitions may name; JINA_API_KEY has a default. A request without a route is
-    answered by the recording of the same request. Waits between attempts are skipped. Raises SettingsError.
+    `settings` are those of `serve` by section; the shell's and those of files are ignored. `environment` has the
+    variables that definitions may name; JINA_API_KEY has a default. A request without a route is answered by the
+    recording of the same request. Waits between attempts are skipped. Raises SettingsError.
     """
 
     def __init__(
@@ -170,9 +168,9 @@ class InProcessExecutor:
         agent: str = AGENT,
         ids: Mapping[str, str | None] | None = None,
     ) -> ToolResult:
-        """Call a tool with a model's arguments, as `agent` of `project`; `ids` replaces values of placeholders.
+        """Call a tool with a model's arguments; `ids` replaces values of placeholders.
 
-        Raises InvalidDefinition, and UnansweredRequest if nothing answers a request of the call.
+        Raises InvalidDefinition, UnansweredRequest.
         """
         parsed = self._parsed(definition)
         owner = CallOwner(project, agent, {**_IDS, "project_id": project, "agent_id": agent, **(ids or {})})
@@ -194,26 +192,24 @@ class InProcessExecutor:
         return ToolResult(text, fields, tuple(traffic.requests), tuple(traffic.waits_s))
 
     def _parsed(self, definition: Definition) -> ToolDefinition:
-        """Return the definition as the executor would load it. Raises InvalidDefinition."""
         if isinstance(definition, ToolDefinition):
             return definition
         source = _read(definition)
         problems = source_problems(source, lint_limits(self._settings), self._settings.url_policy)
-        errors = [problem for problem in problems if not problem.warning]
-        if errors:
+        if errors := [problem for problem in problems if not problem.warning]:
             file = "definition" if isinstance(definition, Mapping) else definition
-            lines = [(*source.position(problem.path), problem) for problem in errors]
-            places = [f"{file}:{line}:{column}: error: {one.where}: {one.message}" for line, column, one in lines]
-            raise InvalidDefinition("\n".join(places))
+            places = ["{}:{}".format(*source.position(problem.path)) for problem in errors]
+            lines = [f"{file}:{at}: error: {one.where}: {one.message}" for at, one in zip(places, errors, strict=True)]
+            raise InvalidDefinition("\n".join(lines))
         document = cast("Mapping[str, Any]", source.document)
         built_in = parse_definition(stored_record(document)).built_in
         return parse_definition(stored_record(complete(document, built_in)))
 
 
 def recorded(name: str) -> httpx.Response:
-    """Return a recorded response of Jina by its name, or an error response by the name of Jina's error class.
+    """Return a recorded response by a name of `recordings()`, or an error by a name of `error_names()`.
 
-    The names are those of `recordings()` and `error_names()`. Raises LookupError with the nearest name.
+    Raises LookupError with the nearest name.
     """
     if name in error_classes():
         error = error_classes()[name]
@@ -226,7 +222,7 @@ def recorded(name: str) -> httpx.Response:
 
 
 def recordings() -> Sequence[str]:
-    """Return the names of all recorded responses: `s-…` of searches, the others of pages."""
+    """Return the names of all recorded responses: `s-…` of searches, else of pages."""
     return sorted(load_recordings())
 
 
@@ -250,56 +246,34 @@ def _read(definition: str | Path | Mapping[str, Any]) -> Source:
 
 
 class _IsolatedSettings(Settings):
-    """Settings from the constructor alone."""
-
     @classmethod
     def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
+        cls, settings_cls: type[BaseSettings], init_settings: PydanticBaseSettingsSource, *_: Any, **__: Any
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Return the values of the constructor as the only source."""
-        del settings_cls, env_settings, dotenv_settings, file_secret_settings
+        del settings_cls
         return (init_settings,)
 
 
 class _RouterTransport(httpx.AsyncBaseTransport):
-    """Answers from the router's routes, else from the recordings."""
-
     def __init__(self, router: respx.Router) -> None:
         self._router = router
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         traffic = _traffic.get()
         traffic.requests.append(request)
-        try:
+        with suppress(AllMockedAssertionError):
             return await self._router.async_handler(request)
-        except AllMockedAssertionError:
-            recording = _recording_of(request)
-        if recording is not None:
-            return _response(recording)
-        traffic.unanswered = _unanswered(request)
+        url, method, headers = request.url, request.method, dict(request.headers)
+        with suppress(UnknownRequest):
+            content = parse_request(url.host, method, url.raw_path.decode("ascii"), headers, request.content)
+            if recording := recording_of(content):
+                return _response(recording)
+        traffic.unanswered = UnansweredRequest(
+            f"nothing answers {method} {url} {request.content.decode()}; add a route, such as "
+            f'jina.{method.lower()}("{url.copy_with(raw_path=b"/")}").mock(recorded("NAME"))'
+        )
         return httpx.Response(_NOT_RETRIED)  # an exception here would be logged as a defect of the executor
-
-
-def _recording_of(request: httpx.Request) -> Recording | None:
-    headers = dict(request.headers)
-    target = request.url.raw_path.decode("ascii")
-    try:
-        return recording_of(parse_request(request.url.host, request.method, target, headers, request.content))
-    except UnknownRequest:
-        return None
-
-
-def _unanswered(request: httpx.Request) -> UnansweredRequest:
-    url = request.url.copy_with(raw_path=b"/")
-    return UnansweredRequest(
-        f"nothing answers {request.method} {request.url} {request.content.decode()}; add a route, such as "
-        f'jina.{request.method.lower()}("{url}").mock(recorded("NAME"))'
-    )
 
 
 async def _record_wait(seconds: float) -> None:
@@ -307,20 +281,16 @@ async def _record_wait(seconds: float) -> None:
 
 
 class _Artifacts:
-    """Whole texts of truncated results, in memory."""
-
     def __init__(self) -> None:
-        self._texts: dict[tuple[str, str, str], tuple[StoredText, str]] = {}
+        self._stored: dict[tuple[str, str, str], Artifact] = {}
 
     def put(self, owner: CallOwner, stored: StoredText) -> None:
-        """Store a text for its owner."""
+        """Store the whole text of a truncated result for its owner."""
         text = orjson.loads(stored.content)["text"]
-        self._texts[owner.project_id, owner.agent_id, stored.card_id] = stored, text
+        artifact = Artifact(stored.card_id, stored.chars, stored.sha256, text, stored.items)
+        self._stored[owner.project_id, owner.agent_id, stored.card_id] = artifact
 
     async def artifact(self, project_id: str, agent_id: str, card_id: str, start: int, chars: int) -> Artifact | None:
         """Return a part of a text, as the database does."""
-        found = self._texts.get((project_id, agent_id, card_id))
-        if found is None:
-            return None
-        stored, text = found
-        return Artifact(card_id, stored.chars, stored.sha256, text[start : start + chars], stored.items)
+        whole = self._stored.get((project_id, agent_id, card_id))
+        return whole and replace(whole, text=whole.text[start : start + chars])

@@ -1,7 +1,4 @@
-"""Simulate the kernel's side of a call: project, roster, tools, then card, rows and command.
-
-Also simulate the worker, as far as a demonstration or a test needs it: receive the doorbell and read the inbox.
-"""
+"""Simulate the kernel's side of a call, and the worker's as far as a test needs it: doorbell and inbox."""
 
 from __future__ import annotations
 
@@ -57,7 +54,7 @@ _CONNECT_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class ResultRows:
-    """Rows of a result, its doorbell, and the arrival of the doorbell in seconds since the epoch."""
+    """Rows of a result, and its doorbell with its arrival in seconds since the epoch."""
 
     card: Mapping[str, Any]
     inbox_row: Mapping[str, Any]
@@ -68,7 +65,7 @@ class ResultRows:
 
 @asynccontextmanager
 async def open_database(dsn: str, timeout_s: float) -> AsyncIterator[asyncpg.Connection]:
-    """Connect to a database; jsonb columns are decoded. Raises asyncpg's errors or OSError."""
+    """Connect; jsonb columns are decoded. Raises asyncpg's errors or OSError."""
     database = await asyncpg.connect(dsn, timeout=timeout_s)
     try:
         await database.set_type_codec(
@@ -80,18 +77,18 @@ async def open_database(dsn: str, timeout_s: float) -> AsyncIterator[asyncpg.Con
 
 
 class Caller:
-    """The parts of a kernel of protocol `version` that a tool executor interacts with."""
+    """The parts of a kernel that a tool executor interacts with."""
 
     def __init__(self, database: asyncpg.Connection, client: Client, version: str = VERSION) -> None:
         self.database, self.client, self.version = database, client, version
-        self._doorbells: dict[str, asyncio.Future[tuple[float, Msg]]] = {}
+        self._doorbells: dict[str, asyncio.Future[tuple[dict[str, Any], float]]] = {}
         self._lock = asyncio.Lock()  # asyncpg refuses concurrent statements on one connection
         self.last_sequence = 0  # stream sequence of the last published command
 
     @classmethod
     @asynccontextmanager
     async def connect(cls, dsn: str, nats_url: str, version: str = VERSION) -> AsyncIterator[Caller]:
-        """Connect, create the kernel's stream if it is missing, and subscribe to doorbells."""
+        """Connect, create a missing stream, and subscribe to doorbells."""
         async with cls.open(dsn, version, servers=nats_url) as caller:
             await caller.make_stream()
             await caller.listen(f"cg.{version}.*.*.cmd.agent.*.wakeup")
@@ -109,17 +106,11 @@ class Caller:
             yield cls(database, client, version)
 
     async def make_stream(self, metadata: Mapping[str, str] | None = None, *, replicas: int = 1) -> None:
-        """Create the kernel's stream with `replicas` replicas if it is missing."""
+        """Create the kernel's stream if it is missing."""
         name, subjects = command_stream(self.version)
-        await self.client.jetstream().add_stream(
-            StreamConfig(
-                name=name,
-                subjects=[subjects],
-                max_age=24 * 3600,
-                metadata=dict(metadata) if metadata else None,
-                num_replicas=replicas,
-            )
-        )
+        config = StreamConfig(name=name, subjects=[subjects], max_age=24 * 3600, num_replicas=replicas)
+        config.metadata = dict(metadata) if metadata else None
+        await self.client.jetstream().add_stream(config)
 
     async def listen(self, subject: str) -> None:
         """Subscribe to the doorbells on `subject`."""
@@ -128,13 +119,14 @@ class Caller:
     async def _receive(self, message: Msg) -> None:
         doorbell = self._doorbell(doorbell_key(message))
         if not doorbell.done():
-            doorbell.set_result((time.time(), message))
+            content = {"subject": message.subject, "headers": message.headers, "data": message.data.decode()}
+            doorbell.set_result((content, time.time()))
 
-    def _doorbell(self, key: str) -> asyncio.Future[tuple[float, Msg]]:
+    def _doorbell(self, key: str) -> asyncio.Future[tuple[dict[str, Any], float]]:
         return self._doorbells.setdefault(key, asyncio.get_running_loop().create_future())
 
     async def delete_streams(self) -> None:
-        """Delete every stream of the server with its consumers."""
+        """Delete every stream of the server."""
         jetstream = self.client.jetstream()
         for stream in await jetstream.streams_info():
             await jetstream.delete_stream(str(stream.config.name))
@@ -206,24 +198,7 @@ class Caller:
         return call
 
     async def save(self, call: PlacedCall, arguments: Any, card_metadata: Mapping[str, Any]) -> None:
-        """Save the card of a call, and the rows that its protocol version requires."""
-        await self._save_card(call, arguments, card_metadata)
-        async with self._lock, self.database.transaction():
-            await save_rows(self.database, call)
-
-    async def publish(
-        self, call: PlacedCall, *, headers: Mapping[str, str] | None = None, data: bytes | None = None
-    ) -> int:
-        """Publish a call's command, with other headers or data if given; return its stream sequence."""
-        acknowledged = await self.client.jetstream().publish(
-            call.subject,
-            orjson.dumps(call.body) if data is None else data,
-            headers=dict(call.headers if headers is None else headers),
-        )
-        self.last_sequence = max(self.last_sequence, acknowledged.seq)
-        return acknowledged.seq
-
-    async def _save_card(self, call: PlacedCall, arguments: Any, extra_metadata: Mapping[str, Any]) -> None:
+        """Save the card of a call, then the rows that its protocol version requires."""
         content = {
             "__type__": "ToolCallContent",
             "status": "called",
@@ -240,7 +215,7 @@ class Caller:
             "tool_call_id": call.tool_call_id,
             "step_id": call.step_id,
             "trace_id": call.trace_id,
-            **extra_metadata,
+            **card_metadata,
         }
         async with self._lock:
             await self.database.execute(
@@ -251,12 +226,26 @@ class Caller:
                 call.tool_call_id,
                 metadata,
             )
+            async with self.database.transaction():
+                await save_rows(self.database, call)
+
+    async def publish(
+        self, call: PlacedCall, *, headers: Mapping[str, str] | None = None, data: bytes | None = None
+    ) -> int:
+        """Publish a call's command, with other headers or data if given; return its stream sequence."""
+        acknowledged = await self.client.jetstream().publish(
+            call.subject,
+            orjson.dumps(call.body) if data is None else data,
+            headers=dict(call.headers if headers is None else headers),
+        )
+        self.last_sequence = max(self.last_sequence, acknowledged.seq)
+        return acknowledged.seq
 
     async def result(self, call: PlacedCall, timeout_s: float) -> ResultRows:
         """Wait for the doorbell of a call and read its result. Raises TimeoutError."""
         async with asyncio.timeout(timeout_s):
-            doorbell_at, message = await self._doorbell(call.doorbell_key)
-        return await self.read_result(call, _as_dict(message), doorbell_at)
+            doorbell = await self._doorbell(call.doorbell_key)
+        return await self.read_result(call, *doorbell)
 
     async def result_or_row(self, call: PlacedCall, timeout_s: float) -> ResultRows:
         """Wait for the inbox row of a call, then one second for its doorbell. Raises TimeoutError without a row."""
@@ -265,15 +254,12 @@ class Caller:
             while not doorbell.done() and not (await self.read_result(call)).inbox_row:
                 await asyncio.wait([doorbell], timeout=_POLL_S)
         await asyncio.wait([doorbell], timeout=_DOORBELL_GRACE_S)
-        if not doorbell.done():
-            return await self.read_result(call)
-        doorbell_at, message = doorbell.result()
-        return await self.read_result(call, _as_dict(message), doorbell_at)
+        return await self.read_result(call, *(doorbell.result() if doorbell.done() else ()))
 
     async def read_result(
         self, call: PlacedCall, doorbell: Mapping[str, Any] | None = None, doorbell_at: float | None = None
     ) -> ResultRows:
-        """Return the rows of a call as they are now, with the given doorbell; a missing row is an empty mapping."""
+        """Return the rows of a call as they are now; a missing row is an empty mapping."""
         return ResultRows(
             card=await self.card(call.project_id, call.tool_call_id, "tool.result"),
             inbox_row=await self._row(
@@ -293,7 +279,7 @@ class Caller:
         )
 
     async def card(self, project_id: str, tool_call_id: str, card_type: str) -> dict[str, Any]:
-        """Return the `tool.call` or `tool.result` card of a call; empty if there is none."""
+        """Return a call's `tool.call` or `tool.result` card; empty if there is none."""
         return await self._row(
             "select * from cards where tenant_id = $1 and tool_call_id = $2 and metadata ->> 'type' = $3",
             project_id,
@@ -307,22 +293,12 @@ class Caller:
         return dict(row) if row else {}
 
 
-def _as_dict(message: Msg) -> dict[str, Any]:
-    return {"subject": message.subject, "headers": message.headers, "data": message.data.decode()}
-
-
 async def prepare_database(server_dsn: str, database: str, schema: str | None, template: str | None = None) -> None:
     """Create a database: with a schema, or as a copy of `template`."""
     # The default strategy, wal_log, takes twice as long.
     copied = f' template "{template}" strategy file_copy' if template else ""
-    connection = await asyncpg.connect(server_dsn)
-    try:
-        await connection.execute(f'create database "{database}"{copied}')
-    finally:
-        await connection.close()
+    async with open_database(server_dsn, _CONNECT_S) as server:
+        await server.execute(f'create database "{database}"{copied}')
     if schema is not None:
-        connection = await asyncpg.connect(server_dsn.rpartition("/")[0] + "/" + database)
-        try:
-            await connection.execute(schema)
-        finally:
-            await connection.close()
+        async with open_database(server_dsn.rpartition("/")[0] + "/" + database, _CONNECT_S) as created:
+            await created.execute(schema)

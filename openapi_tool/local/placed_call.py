@@ -15,7 +15,7 @@ from nats.aio.msg import Msg
 
 from openapi_tool.protocol.identity import parse_traceparent
 
-VERSION, V1R3 = VERSIONS = "v1r4", "v1r3"
+VERSION, V1R3 = "v1r4", "v1r3"
 SENDER = "kernel"
 # Headers that the kernel adds only when it publishes; its anchor row does not have them.
 _PUBLISHER_HEADERS = ("CG-Timestamp", "CG-Version", "CG-Msg-Type", "CG-Sender")
@@ -23,7 +23,7 @@ _PUBLISHER_HEADERS = ("CG-Timestamp", "CG-Version", "CG-Msg-Type", "CG-Sender")
 
 @dataclass(frozen=True, slots=True)
 class PlacedCall:
-    """Call as the kernel saved and published it: ids of the rows, and the command."""
+    """Ids of the rows of a call, and its command."""
 
     project_id: str
     channel_id: str
@@ -41,20 +41,17 @@ class PlacedCall:
 
     @property
     def version(self) -> str:
-        """Return the protocol version, which the subject names."""
+        """Protocol version."""
         return self.subject.split(".")[1]
 
     @property
     def doorbell_key(self) -> str:
-        """Return the id that identifies this call's doorbell: the turn, in v1r3 the trace."""
+        """Id in this call's doorbell: the turn, in v1r3 the trace."""
         return self.trace_id if self.version == V1R3 else self.agent_turn_id
 
 
 def new_call(project_id: str, channel_id: str, agent_id: str, subject: str, body: Mapping[str, Any]) -> PlacedCall:
-    """Return a call of a new turn, of the subject's protocol version.
-
-    `body` has `tool_name` and `after_execution`.
-    """
+    """Return a call of a new turn; `body` has `tool_name` and `after_execution`."""
     turn_id, step_id, tool_call_id = (f"{kind}_{uuid.uuid4().hex}" for kind in ("turn", "step", "tc"))
     trace_id, card_id = secrets.token_hex(16), uuid.uuid4().hex
     headers = {"CG-Recursion-Depth": "0", "traceparent": f"00-{trace_id}-{secrets.token_hex(8)}-01"}
@@ -109,7 +106,7 @@ def _identity_fields(ids: Mapping[str, str]) -> dict[str, Any]:
 
 
 def doorbell_key(message: Msg) -> str:
-    """Return the key of the call that a doorbell is for; empty if it names none."""
+    """Return the key of a doorbell's call; empty if it names none."""
     headers = message.headers or {}
     if message.subject.split(".")[1] != V1R3:
         return headers.get("CG-Turn-Id", "")
@@ -121,12 +118,6 @@ def doorbell_key(message: Msg) -> str:
 
 async def save_rows(database: asyncpg.Connection, call: PlacedCall) -> None:
     """Save the request edge of a call, in v1r4 also the anchor row of its turn."""
-    await _save_edge(database, call)
-    if call.version != V1R3:
-        await _save_anchor(database, call)
-
-
-async def _save_edge(database: asyncpg.Connection, call: PlacedCall) -> None:
     await database.execute(
         "insert into state.execution_edges (edge_id, project_id, channel_id, primitive, edge_phase, "
         "source_agent_id, source_agent_turn_id, source_step_id, target_agent_id, target_agent_turn_id, "
@@ -142,9 +133,8 @@ async def _save_edge(database: asyncpg.Connection, call: PlacedCall) -> None:
         int(call.headers["CG-Recursion-Depth"]),
         call.trace_id,
     )
-
-
-async def _save_anchor(database: asyncpg.Connection, call: PlacedCall) -> None:
+    if call.version == V1R3:
+        return
     await database.execute(
         "insert into state.agent_inbox (inbox_id, project_id, agent_id, channel_id, message_type, enqueue_mode, "
         "correlation_id, agent_turn_id, turn_epoch, context_headers, payload, status) "
