@@ -13,8 +13,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import hashlib
-import math
-import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from ipaddress import ip_address
@@ -24,6 +22,7 @@ from urllib.parse import urlsplit
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
+from cachetools import TTLCache, cached
 from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, generate_latest
 from prometheus_client.core import Metric as Exposed
 from prometheus_client.registry import Collector
@@ -106,6 +105,9 @@ _BACKLOG = 32  # below MAX_CONNECTIONS: connections accepted together never clos
 _LIMITS: dict[str, Any] = {"max_line_size": 2_048, "max_field_size": 2_048, "max_headers": 32, "lingering_time": 0}
 
 
+Routes = dict[str, Callable[[web.Request], Any]]
+
+
 class Statistics(Protocol):
     """Data of the HTML page."""
 
@@ -122,10 +124,12 @@ async def health_server(
     Raises OSError when it cannot listen.
     """
     app = web.Application(middlewares=[_close_afterwards])
+    handlers: Routes = {}
     if health is not None:
-        app.add_routes([web.get(path, handler) for path, handler in _handlers(health).items()])
+        handlers |= _probes(health)
     if snapshots is not None:
-        app.add_routes([web.get(path, handler) for path, handler in _page_handlers(snapshots).items()])
+        handlers |= _page(snapshots)
+    app.add_routes(web.get(path, handler) for path, handler in handlers.items())
     runner = web.AppRunner(app, access_log=None, handle_signals=False, **_LIMITS)
     await runner.setup()
     connections: dict[_Connection, None] = {}
@@ -198,35 +202,17 @@ async def _close_afterwards(request: web.Request, handler: Handler) -> web.Strea
     return response
 
 
-class _Metrics:
-    """Text of /metrics. Generating it blocks the event loop for milliseconds, so it is cached for METRICS_CACHE_S."""
+def _probes(health: Health) -> Routes:
+    metrics = cached(TTLCache(1, METRICS_CACHE_S))(exposition)  # it blocks the event loop for milliseconds
 
-    def __init__(self) -> None:
-        self._text = b""
-        self._made_at = -math.inf
-
-    def text(self) -> bytes:
-        """Return the text, at most METRICS_CACHE_S old."""
-        now = time.monotonic()
-        if now - self._made_at >= METRICS_CACHE_S:
-            self._text, self._made_at = exposition(), now
-        return self._text
-
-
-def _handlers(health: Health) -> dict[str, Callable[[web.Request], Any]]:
-    metrics = _Metrics()
-
-    async def live(request: web.Request) -> web.Response:
-        del request
+    async def live(_: web.Request) -> web.Response:
         return web.json_response({"live": True})
 
-    async def ready(request: web.Request) -> web.Response:
-        del request
+    async def ready(_: web.Request) -> web.Response:
         return web.json_response(health.as_json(), status=200 if health.ready else 503)
 
-    async def scrape(request: web.Request) -> web.Response:
-        del request
-        return web.Response(body=metrics.text(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+    async def scrape(_: web.Request) -> web.Response:
+        return web.Response(body=metrics(), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     return {"/livez": live, "/readyz": ready, "/metrics": scrape}
 
@@ -239,21 +225,14 @@ def _refuse_public_name(request: web.Request) -> None:
     """
     try:
         host = urlsplit(f"//{request.host}").hostname or ""
+        if "." in host and not host.endswith(_INTERNAL):
+            ip_address(host)
     except ValueError:
-        host = "."  # refused below
-    if "." in host and not host.endswith(_INTERNAL) and not _is_address(host):
-        raise web.HTTPMisdirectedRequest(text="open this page under an address or an internal name, not a public one")
+        why = "open this page under an address or an internal name, not a public one"
+        raise web.HTTPMisdirectedRequest(text=why) from None
 
 
-def _is_address(host: str) -> bool:
-    try:
-        ip_address(host)
-    except ValueError:
-        return False
-    return True
-
-
-def _page_handlers(snapshots: Statistics) -> dict[str, Callable[[web.Request], Any]]:
+def _page(snapshots: Statistics) -> Routes:
     async def page(request: web.Request) -> web.Response:
         _refuse_public_name(request)
         return web.Response(text=PAGE, content_type="text/html", headers=HEADERS)
@@ -266,7 +245,7 @@ def _page_handlers(snapshots: Statistics) -> dict[str, Callable[[web.Request], A
 
 
 class _Collector(Collector):
-    """Converts the instruments when they are scraped; without `_created` series, which nothing here reads."""
+    """Converts the instruments when they are scraped."""
 
     def collect(self) -> Iterator[Exposed]:
         return map(_exposed, ALL)
