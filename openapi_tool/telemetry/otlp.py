@@ -1,8 +1,8 @@
 """Export of spans over OTLP; imported only if an endpoint is configured, because the import takes 30 MB.
 
 A call only puts its record into a bounded queue. A thread makes and exports the spans: on the event loop the seven
-spans of a call would take a fifth of its CPU time. All names of spans and attributes are in this module. They follow
-OpenTelemetry's conventions, which may still change for generative AI and messaging.
+spans of a call would take a fifth of its CPU time. Names of spans and attributes follow OpenTelemetry's conventions,
+which may still change for generative AI and messaging.
 """
 
 from __future__ import annotations
@@ -63,18 +63,27 @@ class _EndedCall(NamedTuple):
     offset_ns: int
     error: tuple[str, str] | None
 
+    def ns(self, seconds: float) -> int:
+        """Convert a time on the monotonic clock."""
+        return self.offset_ns + round(seconds * 1e9)
+
 
 class ExportingTracer:
     """Tracer with an exporter; the exported span has the ids of the traceparent in report and doorbell.
 
-    A call is sampled if its parent is, and if its trace id is below `ratio` of the largest id. All services that sample
-    by this rule choose the same traces.
+    A call is sampled if its parent is, and if its trace id is below `ratio` of the largest id: so all services that
+    sample by this rule choose the same traces.
     """
 
     def __init__(self, exporter: SpanExporter, redactor: Redactor, ratio: float = 1.0, instance: str = "") -> None:
         self._id_bound = int(ratio * 2**_RATIO_BITS)
         self._builder = _Builder(redactor, instance)
-        self._queue = _ExportQueue(exporter, self._builder)
+        self._exporter = exporter
+        self._ended: deque[_EndedCall] = deque()
+        self._wake = threading.Event()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="span export", daemon=True)
+        self._thread.start()
 
     def sampled(self, parent: SpanContext) -> bool:
         """Return whether the spans of a call with this parent are exported."""
@@ -96,26 +105,9 @@ class ExportingTracer:
         finally:
             offset_ns = time.time_ns() - time.monotonic_ns()
             now = time.monotonic_ns() + offset_ns
-            self._queue.put(_EndedCall(name, link, attributes, span, began + offset_ns, now, offset_ns, error))
+            self._put(_EndedCall(name, link, attributes, span, began + offset_ns, now, offset_ns, error))
 
-    def shutdown(self) -> None:
-        """Export the remaining spans and stop; may block for as long as the collector does."""
-        self._queue.shutdown()
-
-
-class _ExportQueue:
-    """Bounded queue of ended calls, and the thread that exports them; a full queue drops calls and counts them."""
-
-    def __init__(self, exporter: SpanExporter, builder: _Builder) -> None:
-        self._exporter = exporter
-        self._builder = builder
-        self._ended: deque[_EndedCall] = deque()
-        self._wake = threading.Event()
-        self._stopping = False
-        self._thread = threading.Thread(target=self._run, name="span export", daemon=True)
-        self._thread.start()
-
-    def put(self, ended: _EndedCall) -> None:
+    def _put(self, ended: _EndedCall) -> None:
         """Queue a call; drop and count it if too many wait. Takes a microsecond."""
         if len(self._ended) >= MAX_QUEUED:
             metrics.SPANS_DROPPED.inc()
@@ -132,17 +124,15 @@ class _ExportQueue:
 
     def _export_all(self) -> None:
         while batch := [self._ended.popleft() for _ in range(min(_BATCH, len(self._ended)))]:
-            self._export(batch)
-
-    def _export(self, batch: list[_EndedCall]) -> None:
-        try:
-            result = self._exporter.export([span for ended in batch for span in self._builder.spans(ended)])
-        except Exception:  # noqa: BLE001 - a library's defect must not end the thread
-            result = SpanExportResult.FAILURE
-        if result is not SpanExportResult.SUCCESS:
-            metrics.SPANS_DROPPED.inc(len(batch))
+            try:
+                result = self._exporter.export([span for ended in batch for span in self._builder.spans(ended)])
+            except Exception:  # noqa: BLE001 - a library's defect must not end the thread
+                result = SpanExportResult.FAILURE
+            if result is not SpanExportResult.SUCCESS:
+                metrics.SPANS_DROPPED.inc(len(batch))
 
     def shutdown(self) -> None:
+        """Export the remaining spans and stop; may block for as long as the collector does."""
         self._stopping = True
         self._wake.set()
         self._thread.join()
@@ -154,43 +144,53 @@ class _Builder:
     """Makes the spans of a call, secrets masked."""
 
     def __init__(self, redactor: Redactor, instance: str) -> None:
-        self._redactor = redactor
-        service = {"service.name": "openapi-tool", "service.version": __version__}
-        self._resource = Resource.create({**service, **({"service.instance.id": instance} if instance else {})})
+        self._masked = redactor.text
+        self._resource = resource(instance)
 
     def spans(self, ended: _EndedCall) -> Iterator[ReadableSpan]:
-        """Yield the span of the call and those of its phases."""
         link, facts = ended.link, ended.span.facts
         parent = _remote(link.parent, link.tracestate and self._masked(link.tracestate))
-        start_ns = ended.start_ns
-        if facts is not None:
-            # The call begins with the arrival of its command in the stream.
-            start_ns = ended.offset_ns + round((facts.began - facts.age_s) * 1e9)
+        # The call begins with the arrival of its command in the stream.
+        start_ns = ended.start_ns if facts is None else ended.ns(facts.began - facts.age_s)
         context = _context(ended.span.context, parent)
-        error_type = (facts and facts.error_code) or (ended.error and ended.error[0])
+        attributes = self._attributes(ended, facts)
         yield ReadableSpan(
             name=self._masked(ended.name),
             context=context,
             parent=parent,
             resource=self._resource,
-            attributes={**self._attributes(ended, facts), **({"error.type": error_type} if error_type else {})},
+            attributes=attributes,
             events=self._events(ended),
             links=[trace.Link(_remote(link.linked, None))] if link.linked else (),
             kind=SpanKind.CONSUMER,
-            status=Status(StatusCode.ERROR) if error_type else Status(),
+            status=_status(attributes),
             start_time=start_ns,
             end_time=ended.end_ns,
             instrumentation_scope=_SCOPE,
         )
-        if facts is not None:
-            for child in _children(facts):
-                yield self._child(child, context, ended)
-
-    def _masked(self, text: str) -> str:
-        return self._redactor.text(text)
+        for child in _children(facts) if facts is not None else ():
+            yield ReadableSpan(
+                name=child.name,
+                context=_context(SpanContext(link.parent.trace_id, new_span_id(), link.parent.flags), context),
+                parent=context,
+                resource=self._resource,
+                attributes={
+                    name: self._masked(value) if isinstance(value, str) else value
+                    for name, value in child.attributes.items()
+                },
+                kind=child.kind,
+                status=_status(child.attributes),
+                start_time=ended.ns(child.start),
+                end_time=ended.end_ns if child.end is None else ended.ns(child.end),
+                instrumentation_scope=_SCOPE,
+            )
 
     def _attributes(self, ended: _EndedCall, facts: CallFacts | None) -> Attributes:
-        named = {_ATTRIBUTE_OF_ID.get(name, name): self._masked(value) for name, value in ended.attributes.items()}
+        named: Attributes = {
+            _ATTRIBUTE_OF_ID.get(name, name): self._masked(value) for name, value in ended.attributes.items()
+        }
+        if error_type := (facts and facts.error_code) or (ended.error and ended.error[0]):
+            named["error.type"] = error_type
         if facts is None:
             return named
         return named | {
@@ -208,31 +208,12 @@ class _Builder:
         }
 
     def _events(self, ended: _EndedCall) -> list[Event]:
-        """Return an exception event as OpenTelemetry defines it, but masked and without traceback."""
+        """Return an exception event, masked and without traceback."""
         if ended.error is None:
             return []
         kind, message = ended.error
         attributes = {"exception.type": kind, "exception.message": self._masked(message)}
         return [Event("exception", attributes, ended.end_ns)]
-
-    def _child(self, child: _Child, parent: trace.SpanContext, ended: _EndedCall) -> ReadableSpan:
-        error = child.attributes.get("error.type")
-        end_ns = ended.end_ns if child.end is None else ended.offset_ns + round(child.end * 1e9)
-        return ReadableSpan(
-            name=child.name,
-            context=_context(SpanContext(ended.link.parent.trace_id, new_span_id(), ended.link.parent.flags), parent),
-            parent=parent,
-            resource=self._resource,
-            attributes={name: self._masked_value(value) for name, value in child.attributes.items()},
-            kind=child.kind,
-            status=Status(StatusCode.ERROR) if error else Status(),
-            start_time=ended.offset_ns + round(child.start * 1e9),
-            end_time=end_ns,
-            instrumentation_scope=_SCOPE,
-        )
-
-    def _masked_value(self, value: object) -> Any:
-        return self._masked(value) if isinstance(value, str) else value
 
 
 class _Child(NamedTuple):
@@ -246,13 +227,10 @@ class _Child(NamedTuple):
 
 
 def _children(facts: CallFacts) -> Iterator[_Child]:
-    waited: Attributes = {
-        "messaging.system": "nats",
-        "messaging.operation.name": "receive",
-        "messaging.operation.type": "receive",
-        "messaging.destination.template": "cg.{version}.{project}.{channel}.cmd.tool.{target}.{suffix}",
+    received = _messaging("receive") | {
+        "messaging.destination.template": "cg.{version}.{project}.{channel}.cmd.tool.{target}.{suffix}"
     }
-    yield _Child("queue", SpanKind.CONSUMER, facts.began - facts.age_s, facts.began, waited)
+    yield _Child("queue", SpanKind.CONSUMER, facts.began - facts.age_s, facts.began, received)
     yield _Child("load", SpanKind.CLIENT, facts.began, facts.loaded, {"db.system.name": "postgresql"})
     for begin, end in facts.permit_waits:
         yield _Child("wait for permit", SpanKind.INTERNAL, begin, end, {})
@@ -260,39 +238,49 @@ def _children(facts: CallFacts) -> Iterator[_Child]:
     if facts.commit is not None:
         yield _Child("commit", SpanKind.CLIENT, *facts.commit, {"db.system.name": "postgresql"})
     if facts.wakeup is not None:
-        sent: Attributes = {
-            "messaging.system": "nats",
-            "messaging.operation.name": "send",
-            "messaging.operation.type": "send",
-            "messaging.destination.name": facts.wakeup_subject,
-        }
+        sent = _messaging("send") | {"messaging.destination.name": facts.wakeup_subject}
         yield _Child("send wakeup", SpanKind.PRODUCER, *facts.wakeup, sent)
 
 
+def _messaging(operation: str) -> Attributes:
+    return {
+        "messaging.system": "nats",
+        "messaging.operation.name": operation,
+        "messaging.operation.type": operation,
+    }
+
+
 def _attempt(attempt: Attempt) -> _Child:
-    """Return an upstream request, by the stable conventions for HTTP clients."""
-    attributes: Attributes = {
+    attributes = {
         "http.request.method": attempt.method,
         "server.address": attempt.host,
         "server.port": 443,
         "url.scheme": "https",
-    }
-    optional = {
         "http.response.status_code": attempt.http_status,
         "http.request.resend_count": attempt.resends or None,
         "error.type": attempt.error_code if attempt.seconds is not None else "canceled",
     }
-    attributes |= {name: value for name, value in optional.items() if value is not None}
+    known = {name: value for name, value in attributes.items() if value is not None}
     end = None if attempt.seconds is None else attempt.began + attempt.seconds
-    return _Child(attempt.method, SpanKind.CLIENT, attempt.began, end, attributes)
+    return _Child(attempt.method, SpanKind.CLIENT, attempt.began, end, known)
+
+
+def _status(attributes: Attributes) -> Status:
+    return Status(StatusCode.ERROR if "error.type" in attributes else StatusCode.UNSET)
 
 
 def open_tracer(endpoint: str, redactor: Redactor, ratio: float = 1.0, instance: str = "") -> ExportingTracer:
     """Return a tracer that exports to `endpoint`: the full traces URL of an OTLP/HTTP collector."""
-    return ExportingTracer(OTLPSpanExporter(endpoint=endpoint, session=session()), redactor, ratio, instance)
+    return ExportingTracer(OTLPSpanExporter(endpoint=endpoint, session=CollectorSession()), redactor, ratio, instance)
 
 
-class _Session(requests.Session):
+def resource(instance: str) -> Resource:
+    """Return the attributes of this process."""
+    service = {"service.name": "openapi-tool", "service.version": __version__}
+    return Resource.create(service | ({"service.instance.id": instance} if instance else {}))
+
+
+class CollectorSession(requests.Session):
     """HTTP session for a collector: follows no redirect, and keeps only status and headers of a response.
 
     A redirect is reported as an error status: otherwise the exporter would take it for a success, although nothing was
@@ -318,13 +306,7 @@ class _Session(requests.Session):
         return head
 
 
-def session() -> requests.Session:
-    """Return an HTTP session for an exporter."""
-    return _Session()
-
-
 def _remote(span: SpanContext, tracestate: str | None) -> trace.SpanContext:
-    """Return a received span context as OpenTelemetry's propagator parses it (W3C Trace Context)."""
     carrier = {"traceparent": span.traceparent(), **({"tracestate": tracestate} if tracestate else {})}
     return trace.get_current_span(_PROPAGATOR.extract(carrier)).get_span_context()
 

@@ -271,12 +271,12 @@ def test_a_span_shows_no_secret_in_name_attributes_events_and_status() -> None:
 @requirement("traces")
 def test_only_the_headers_of_a_collectors_response_are_read_and_no_redirect_is_followed() -> None:
     with collector(b"HTTP/1.1 200 OK\r\n\r\n", endless=True) as port:
-        answer = otlp.session().post(f"http://127.0.0.1:{port}/v1/traces", data=b"x", timeout=5)
+        answer = otlp.CollectorSession().post(f"http://127.0.0.1:{port}/v1/traces", data=b"x", timeout=5)
         assert (answer.status_code, answer.text) == (200, "")
     for status in (302, 307):
         elsewhere = b"HTTP/1.1 %d Moved\r\nLocation: http://127.0.0.1:1/\r\nContent-Length: 0\r\n\r\n" % status
         with collector(elsewhere) as port:
-            exporter = OTLPSpanExporter(endpoint=f"http://127.0.0.1:{port}/v1/traces", session=otlp.session())
+            exporter = OTLPSpanExporter(endpoint=f"http://127.0.0.1:{port}/v1/traces", session=otlp.CollectorSession())
             assert exporter.export([]) is SpanExportResult.FAILURE, "nothing was stored, so it counts as dropped"
 
 
