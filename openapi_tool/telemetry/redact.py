@@ -25,7 +25,6 @@ REACH_CHARS = 40
 """Overlap of slices, in characters per byte of the longest secret; longer encodings may be missed at a slice's end."""
 
 _SHORTEST_MARK = 3
-_BASE64_BITS, _BYTE_BITS, _BLOCK_BYTES = 6, 8, 3
 _FLOAT_DIGITS = 15  # significant digits that every float formatter preserves
 _DECIMALS = (14, 15, 16)  # digits after the point in forms with an exponent
 _MIN_DIGITS = 5  # fewer occur in too many other numbers
@@ -48,7 +47,7 @@ class Encoding:
     source: str
 
     def may_match(self, text: str, start: int, end: int) -> bool:
-        """Return whether a slice of a text contains a mark, so that the pattern must run."""
+        """Return whether the pattern must run over a slice of a text."""
         for mark in self.marks:  # no `any`: its generator would take longer than the search
             if text.find(mark, start, end) >= 0:
                 return True
@@ -56,7 +55,7 @@ class Encoding:
 
     @cached_property
     def pattern(self) -> re.Pattern[str]:
-        """Pattern, compiled on first use: compiling takes milliseconds, and most secrets never occur."""
+        """Compiled on first use: that takes milliseconds, and most secrets never occur."""
         return re.compile(self.source, re.IGNORECASE)
 
 
@@ -94,7 +93,7 @@ def _leading_digits(number: str) -> str:
 
 
 def _escaped(text: str, instead: Mapping[str, str] = MappingProxyType({}), *, any_case: bool = True) -> Encoding:
-    """Return the encoding with plain letters and digits, in any case, and all other characters plain or escaped.
+    """Return the encoding with plain letters and digits, and all other characters plain or escaped.
 
     `instead` maps a character to a pattern that also matches its alternatives.
     """
@@ -111,7 +110,7 @@ def _run(char: str, length: int, instead: Mapping[str, str]) -> str:
     """
     if char == "\\":
         return f"{_BACKSLASH}{{{length},{8 * length}}}"
-    return length * (char if _is_plain(char) else _any_form(char, instead.get(char)))
+    return length * (char if _is_plain(char) else f"(?:{'|'.join(_forms(char, instead.get(char, re.escape(char))))})")
 
 
 def _is_plain(char: str) -> bool:
@@ -122,12 +121,8 @@ def _cases(text: str) -> tuple[str, ...]:
     return tuple({text: None, text.lower(): None, text.upper(): None})
 
 
-def _any_form(char: str, literal: str | None = None) -> str:
-    """Return a pattern for one character: plain, behind backslashes, or escaped in any way."""
-    return f"(?:{'|'.join(_forms(char, literal or re.escape(char)))})"
-
-
 def _forms(char: str, literal: str) -> Iterator[str]:
+    """Yield patterns of a character: `literal` or escaped, also behind backslashes."""
     code, value = ord(char), char.encode("utf-8", "surrogatepass")
     named = f"|{_AMPERSAND}{_NAMES[char]}{_SEMICOLON}" if char in _NAMES else ""
     entity = f"{_AMPERSAND}{_NUMBER}(?:0{{0,6}}{code}|x0{{0,6}}{code:x}){_SEMICOLON}"
@@ -161,12 +156,10 @@ def _uniform(secret: str, escape: Callable[[str], str]) -> Encoding:
 
 
 def _base64(secret: bytes) -> Iterator[str]:
-    """Return the base64 text that does not depend on the bytes around the secret, for each alignment."""
-    for before in range(_BLOCK_BYTES):
-        encoded = base64.b64encode(bytes(before) + secret).decode()
-        first = -(-before * _BYTE_BITS // _BASE64_BITS)
-        last = (before + len(secret)) * _BYTE_BITS // _BASE64_BITS
-        yield encoded[first:last]
+    """Yield the base64 text that does not depend on the bytes around the secret, for each alignment."""
+    for before, first in enumerate((0, 2, 3)):
+        last = (before + len(secret)) * 8 // 6
+        yield base64.b64encode(bytes(before) + secret).decode()[first:last]
 
 
 MASK = "[redacted]"
@@ -198,7 +191,7 @@ def is_maskable(secret: str) -> bool:
 class Redactor:
     """Replaces every known secret and every Jina-shaped key in texts, at any depth.
 
-    Secrets that are not maskable stay. `where` is the label of the metric that counts masked values.
+    Secrets that are not maskable stay; `known` are the others. `where` is a label of the metric of masked values.
     """
 
     def __init__(self, secrets: Iterable[str] = (), where: str = "log") -> None:
@@ -207,28 +200,23 @@ class Redactor:
         self._set_secrets(frozenset(secret for secret in secrets if is_maskable(secret)))
 
     def _set_secrets(self, secrets: frozenset[str]) -> None:
-        self._secrets = secrets
-        self._encodings = (_JINA_KEY, *(encoding for secret in sorted(self._secrets) for encoding in encodings(secret)))
+        self.known = secrets
+        self._encodings = (_JINA_KEY, *(encoding for secret in sorted(secrets) for encoding in encodings(secret)))
         marks = [mark for encoding in self._encodings[1:] for mark in encoding.marks]
         self._marks = tuple(mark for mark in marks if mark[0] not in _ESCAPES)
         self._escaped_marks = {sign: tuple(mark for mark in marks if mark[0] == sign) for sign in _ESCAPES}
         self._has_unmarked = any(not encoding.marks for encoding in self._encodings)
         self._reach = max(
-            [_JINA_KEY_REACH, *(REACH_CHARS * len(secret.encode("utf-8", "surrogatepass")) for secret in self._secrets)]
+            [_JINA_KEY_REACH, *(REACH_CHARS * len(secret.encode("utf-8", "surrogatepass")) for secret in secrets)]
         )
-
-    @property
-    def known(self) -> frozenset[str]:
-        """Secrets that are masked."""
-        return self._secrets
 
     def with_label(self, label: str) -> Redactor:
         """Return a redactor for the same secrets, also those added later, that counts under another label."""
-        return self._by_label.setdefault(label, Redactor(self._secrets, label))
+        return self._by_label.setdefault(label, Redactor(self.known, label))
 
     def add(self, secrets: Iterable[str]) -> None:
-        """Mask these secrets, too, from now on; the earlier ones stay masked."""
-        known = self._secrets | Redactor(secrets).known
+        """Mask these secrets, too, from now on."""
+        known = self.known | Redactor(secrets).known
         for redactor in (self, *self._by_label.values()):
             redactor._set_secrets(known)  # noqa: SLF001 - of the same class
 
@@ -262,31 +250,33 @@ class Redactor:
 
     def value(self, value: Any) -> Any:
         """Return a JSON-like value with secrets masked, also in keys; other objects become their text."""
-        return value if isinstance(value, (dict, list)) and self._is_clean(value) else self._masked(value)
+        return at_once(self.value_steps(value) if isinstance(value, dict | list) else self._masked(value))
 
     def value_steps(self, value: Any) -> Steps[Any]:
         """Like `value`, in steps of a few milliseconds."""
         try:
             text = orjson.dumps(value).decode()
         except (TypeError, ValueError):
-            return (yield from self._masked_steps(value))
+            return (yield from self._masked(value))
         yield
-        for spans in self._found(text):
+        for spans in self._found(text):  # searching the JSON is much faster than a traversal
             if spans:
-                return (yield from self._masked_steps(value))
+                return (yield from self._masked(value))
             yield
         return value
 
-    def _masked_steps(self, value: Any) -> Steps[Any]:
+    def _masked(self, value: Any) -> Steps[Any]:
         if isinstance(value, dict):
             masked = {}
             for key, item in value.items():
-                masked[self.text(str(key))] = yield from self._masked_steps(item)
+                masked[self.text(str(key))] = yield from self._masked(item)
             return masked
         if isinstance(value, list | tuple):
-            return (yield from each(map(self._masked_steps, value)))
+            return (yield from each(map(self._masked, value)))
         yield
-        return self._masked(value)
+        text = value if isinstance(value, str) else str(value)
+        clean = self.text(text)
+        return value if clean == text and (value is None or isinstance(value, str | int | float)) else clean
 
     def _found(self, text: str) -> Iterator[list[Span]]:
         """Yield the spans of secrets slice by slice; a secret that begins in a slice may end after it."""
@@ -321,29 +311,8 @@ class Redactor:
         metrics.MASKED.labels(self._where).inc(len(pieces) // 2)
         return "".join(pieces), done
 
-    def _is_clean(self, value: Any) -> bool:
-        """Return whether a value contains no secret; a search of its JSON is much faster than a traversal."""
-        try:
-            text = orjson.dumps(value).decode()
-        except (TypeError, ValueError):
-            return False
-        return not self.finds_in(text)
 
-    def _masked(self, value: Any) -> Any:
-        if isinstance(value, str):
-            return self.text(value)
-        if isinstance(value, dict):
-            return {self.text(str(key)): self._masked(item) for key, item in value.items()}
-        if isinstance(value, list | tuple):
-            return [self._masked(item) for item in value]
-        text = str(value)
-        masked = self.text(text)
-        return value if masked == text and (value is None or isinstance(value, int | float)) else masked
-
-
-@lru_cache(maxsize=256)
-def _redactor(secrets: frozenset[str], where: str) -> Redactor:
-    return Redactor(secrets, where)
+_of_call = lru_cache(maxsize=256)(Redactor)
 
 
 def of_call(secrets: Iterable[str]) -> Redactor:
@@ -352,4 +321,4 @@ def of_call(secrets: Iterable[str]) -> Redactor:
     Otherwise a page could list guesses of another secret of the process, and its author would learn which guess is
     masked. Redactors are cached, because to build one takes longer than to use it.
     """
-    return _redactor(frozenset(secrets), "answer")
+    return _of_call(frozenset(secrets), "answer")
