@@ -21,7 +21,7 @@ from openapi_tool.telemetry.metrics import project_label
 log = logging.getLogger(__name__)
 
 CALL_FIELDS: ContextVar[Callable[[], Mapping[str, Any]]] = ContextVar("call_fields", default=dict)
-"""Returns ids, trace id and protocol of the call that the current task works for; the formatters add them to its lines.
+"""Returns the fields that the formatters add to log lines: ids, trace id and protocol of the current task's call.
 
 Before a command is decoded, and in the other tasks of a kernel, it returns the protocol only.
 """
@@ -32,12 +32,10 @@ _MAX_RECENT = 1_024
 
 @dataclass(slots=True)
 class CallFacts:
-    """Facts of one call. Times are on the monotonic clock, in seconds; None if the phase was not reached.
+    """Facts of one call. Times are on the monotonic clock, in seconds; pairs are begin and end.
 
-    `ids` are for log lines. `protocol` is the kernel's version. `function_name` is the tool's name in the command,
-    `tool` the built-in tool that its definition selects. `age_s` is the age of the command in the stream at `began`,
-    when its handling began. `permit_waits` are begins and ends of waits for a permit of the rate limit.
-    `commit` and `wakeup` are begin and end of the commit and of the doorbell, whose subject is `wakeup_subject`.
+    `function_name` is the tool's name in the command, `tool` the built-in tool that its definition selects. `age_s` is
+    the age of the command in the stream at `began`, when its handling began.
     """
 
     ids: Mapping[str, str]
@@ -68,7 +66,7 @@ class CallFacts:
 
     @property
     def permit_s(self) -> float | None:
-        """Longest wait for a permit in seconds, None without one."""
+        """Longest wait for a permit."""
         return max((end - begin for begin, end in self.permit_waits), default=None)
 
     def fields(self) -> Mapping[str, Any]:
@@ -77,7 +75,7 @@ class CallFacts:
 
     @property
     def http_status(self) -> int | None:
-        """Status of the last upstream response, None without one."""
+        """Status of the last upstream response."""
         return self.attempts[-1].http_status if self.attempts else None
 
 
@@ -128,7 +126,7 @@ def _count(facts: CallFacts, permit_s: float | None, upstream_s: float | None) -
 
 @dataclass(slots=True)
 class CallSpan:
-    """Span context for the traceparent, and the facts for the exported span and its children."""
+    """Span context for the traceparent, and the facts for the exported spans."""
 
     context: SpanContext
     tracestate: str | None
@@ -139,12 +137,12 @@ class WireTracer:
     """Tracer without an exporter: a span is only a new span id for the traceparent."""
 
     def span(self, name: str, link: TraceLink, attributes: Mapping[str, str]) -> AbstractContextManager[CallSpan]:
-        """Start a child span of the link's parent."""
+        """Start a child span."""
         del name, attributes
         return nullcontext(child_of(link))
 
     def shutdown(self) -> None:
-        """Do nothing: there is nothing to export."""
+        """Do nothing."""
 
 
 def child_of(link: TraceLink) -> CallSpan:
@@ -156,7 +154,7 @@ class Exporting(Protocol):
     """Tracer, or exporter of metrics."""
 
     def shutdown(self) -> None:
-        """Export what remains and stop; may block for as long as the collector does."""
+        """Export what remains; may block for as long as the collector does."""
 
 
 async def shut_down(tracer: Exporting, limit_s: float = 5.0) -> None:

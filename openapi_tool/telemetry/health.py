@@ -29,16 +29,11 @@ _LAG_WARNING_S = 0.5
 _REASON_CHARS = 1_000
 _MAX_LOGGED_REASONS = 64
 _REPEAT_AFTER_S = 3_600.0
-"""Seconds until the full text of a known reason is logged again."""
 
 
 @dataclass(slots=True)
 class Dependency:
-    """State of a dependency.
-
-    `last_ok_at` is its last success on the monotonic clock, in seconds; `since` the last change of `ok`; `reason` why
-    it is not ok.
-    """
+    """State of a dependency: `last_ok_at` is its last success (monotonic clock), `since` the last change of `ok`."""
 
     ok: bool = False
     last_ok_at: float | None = None
@@ -46,7 +41,7 @@ class Dependency:
     reason: str = ""
 
     def as_json(self) -> dict[str, Any]:
-        """Return the JSON object; `age_s` is in seconds since the last success, null before the first one."""
+        """Return the JSON object; `age_s` is the time since the last success."""
         age_s = None if self.last_ok_at is None else round(time.monotonic() - self.last_ok_at, 1)
         reason = {"reason": self.reason} if self.reason else {}
         return {"ok": self.ok, "age_s": age_s, "since": self.since.isoformat(timespec="seconds"), **reason}
@@ -56,11 +51,10 @@ class Dependency:
 class Health:
     """Dependencies by name; ready while all are available and the process does not drain.
 
-    `clock_offset_s` is the local clock's offset from the NATS server's in seconds; None while unknown.
-    `redact` masks secrets in a reason. `limits` returns the state of each limited key and endpoint, `keys` that of each
-    blocked key, `budgets` that of each account, `budget_outage` why accounts cannot be shared, empty while they can.
-    `prefix` precedes the names of dependencies in output. `kernels` are the records of further kernels that this
-    process serves; the process is ready only if all are.
+    `clock_offset_s` is the local clock's offset from the NATS server's; None while unknown. `limits` returns the state
+    of each limited key and endpoint, `keys` that of each blocked key, `budgets` that of each account, `budget_outage`
+    why accounts cannot be shared. `prefix` precedes the names of dependencies in output. `kernels` are the records of
+    further kernels that this process serves; it is ready only if all are.
     """
 
     dependencies: dict[str, Dependency] = field(default_factory=lambda: {name: Dependency() for name in DEPENDENCIES})
@@ -78,7 +72,7 @@ class Health:
     )
 
     def add_kernel(self, name: str) -> Health:
-        """Add and return the record of a further kernel."""
+        """Return the record of a further kernel."""
         kernel = Health(redact=self.redact, prefix=f"{name}.")
         self.kernels.append(kernel)
         return kernel
@@ -116,7 +110,7 @@ class Health:
         )
 
     def ok(self, name: str) -> bool:
-        """Return whether a dependency was available at the last check."""
+        """Return whether a dependency is available."""
         return self.dependencies[name].ok
 
     @property
@@ -147,7 +141,7 @@ class Health:
 
 
 async def monitor_loop_lag(on_lag: Callable[[float], None]) -> None:
-    """Monitor event-loop lag until cancelled; call `on_lag` with the lag in seconds if it exceeds the threshold."""
+    """Monitor event-loop lag until cancelled; call `on_lag` with a lag of more than half a second."""
     loop = asyncio.get_running_loop()
     metrics.EVENT_LOOP_TASKS.set_function(lambda: len(asyncio.all_tasks(loop)))
     while True:
@@ -161,49 +155,35 @@ async def monitor_loop_lag(on_lag: Callable[[float], None]) -> None:
 
 
 WARNINGS_WINDOW_S = 600.0
-"""Seconds for which a warning is shown."""
-
 _MAX_ACTIONS = 100
 _MAX_CHARS = 300
-_EXCLUDED_ACTION = "health.changed"
-"""Action that is not recorded: the current state of each dependency is shown instead."""
-
+_EXCLUDED_ACTION = "health.changed"  # the current state of each dependency is shown instead
 _IDS = ("project_id", "variable")
 
 
 @dataclass(slots=True)
-class RecentWarning:
-    """Number of an action's warnings and errors, and the last of them; `at` is its time on the monotonic clock.
-
-    Texts are masked when they are read, not when they are recorded: masking each line of a flood would take much CPU.
-    """
+class _Warned:
+    """Number of an action's warnings and errors, and the last of them; `at` is its time on the monotonic clock."""
 
     count: int
     at: float
     message: str
     ids: Mapping[str, str]
 
-    def as_dict(self, action: str, now: float, mask: Callable[[str], str]) -> dict[str, Any]:
-        """Return the JSON form; each text goes through `mask`."""
-        return {
-            "action": action,
-            "count": self.count,
-            "ago_s": round(now - self.at, 1),
-            "message": mask(self.message),
-            **{name: mask(text) for name, text in self.ids.items()},
-        }
-
 
 class RecentWarnings(logging.Handler):
-    """Log handler that stores the last warning of each action; `snapshot` masks and truncates them."""
+    """Log handler that stores the last warning of each action.
+
+    `snapshot` masks and truncates them: masking each line of a flood would take much CPU.
+    """
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
         self._redactor = Redactor()
-        self._warned: dict[str, RecentWarning] = {}
+        self._warned: dict[str, _Warned] = {}
 
     def install(self, redactor: Redactor) -> None:
-        """Record the package's own warnings from now on, and discard older ones."""
+        """Discard older warnings, and record the package's own from now on."""
         self._redactor = redactor
         self._warned.clear()
         logger = logging.getLogger(__name__.partition(".")[0])
@@ -220,7 +200,7 @@ class RecentWarnings(logging.Handler):
         now = time.monotonic()
         before = known.count if known is not None and now - known.at <= WARNINGS_WINDOW_S else 0
         ids = {name: str(fields[name]) for name in _IDS if name in fields}
-        self._warned[action] = RecentWarning(before + 1, now, record.getMessage(), ids)
+        self._warned[action] = _Warned(before + 1, now, record.getMessage(), ids)
 
     def _masked(self, text: str) -> str:
         return self._redactor.head(text, _MAX_CHARS)
@@ -228,18 +208,24 @@ class RecentWarnings(logging.Handler):
     def snapshot(self) -> list[dict[str, Any]]:
         """Return the warnings of the last ten minutes, the newest first."""
         now = time.monotonic()
-        recent = [
-            (action, warned) for action, warned in list(self._warned.items()) if now - warned.at <= WARNINGS_WINDOW_S
+        return [
+            {
+                "action": action,
+                "count": warned.count,
+                "ago_s": round(now - warned.at, 1),
+                "message": self._masked(warned.message),
+                **{name: self._masked(text) for name, text in warned.ids.items()},
+            }
+            for action, warned in sorted(self._warned.copy().items(), key=lambda item: -item[1].at)
+            if now - warned.at <= WARNINGS_WINDOW_S
         ]
-        newest = sorted(recent, key=lambda item: -item[1].at)
-        return [warned.as_dict(action, now, self._masked) for action, warned in newest]
 
 
 RECENT_WARNINGS = RecentWarnings()
 
 
 WINDOW_S = 60.0
-"""Period in seconds of rates and latencies; shorter if `RECENT` cannot hold all of its calls."""
+"""Period of rates and latencies; shorter if `RECENT` cannot hold all of its calls."""
 
 _MAX_ROWS = 20
 _MAX_CALLS = 20
@@ -272,12 +258,12 @@ class Snapshots:
     durables: Sequence[str] = ()
     work: list[Callable[[], Mapping[str, Any]]] = field(default_factory=list)
     _made_at: float = 0.0
-    _last: Mapping[str, Any] | None = None
+    _last: Mapping[str, Any] = field(default_factory=dict)
 
     def now(self) -> Mapping[str, Any]:
         """Return a snapshot, at most half a second old."""
         now = time.monotonic()
-        if self._last is None or now - self._made_at >= _MAX_AGE_S:
+        if not self._last or now - self._made_at >= _MAX_AGE_S:
             self._made_at, self._last = now, self._snapshot(now)
         return self._last
 
@@ -323,11 +309,10 @@ def _kernels() -> list[dict[str, Any]]:
 
 
 def _rates(calls: Sequence[CallFacts], window_s: float) -> dict[str, Any]:
-    failed = sum(call.error_code is not None for call in calls)
     seconds = sorted(call.seconds for call in calls)
     return {
         "calls": len(calls),
-        "failed": failed,
+        "failed": sum(call.error_code is not None for call in calls),
         "rate": round(len(calls) / max(window_s, 1.0), 2),
         "p50_ms": _quantile_ms(seconds, 0.5),
         "p95_ms": _quantile_ms(seconds, 0.95),
@@ -336,7 +321,7 @@ def _rates(calls: Sequence[CallFacts], window_s: float) -> dict[str, Any]:
 
 
 def _phases(calls: Sequence[CallFacts]) -> dict[str, int | None]:
-    """Return the 95th percentile of queue, load, permit and commit in milliseconds; None if no call had that phase."""
+    """Return the 95th percentile of each phase in milliseconds; None if no call had it."""
     seconds = {
         "queue": [call.age_s for call in calls],
         "load": [call.loaded - call.began for call in calls],
@@ -351,7 +336,6 @@ def _quantile_ms(seconds: Sequence[float], share: float) -> int | None:
 
 
 def _rows(calls: Sequence[CallFacts]) -> list[dict[str, Any]]:
-    """Return the calls by protocol, project and tool, the largest groups first."""
     groups: dict[tuple[str, str, str], list[CallFacts]] = defaultdict(list)
     for call in calls:
         groups[call.protocol, call.ids["project_id"], call.tool].append(call)

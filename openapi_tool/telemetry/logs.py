@@ -23,11 +23,9 @@ _UNSAFE = re.compile(
     r"[\x00-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff\ufff9-\ufffb"
     r"\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e007f]"
 )
-"""Control characters (C0, C1), line separators, bidirectional controls, lone surrogates (not encodable), and invisible
+"""Control characters, line separators, bidirectional controls, lone surrogates (not encodable), and invisible
 characters: soft hyphens, zero-width spaces, tags. Not the joiners U+200C and U+200D: languages and emoji need them.
 """
-
-_BREAK = re.compile(r"\r\n|\n")
 
 
 def printable_line(text: str) -> str:
@@ -39,7 +37,7 @@ def printable_line(text: str) -> str:
 
 def printable_lines(text: str, indent: str = "") -> str:
     """Return `text` with unsafe characters escaped, except tabs and line breaks; `indent` begins each later line."""
-    lines = (line.split("\t") for line in _BREAK.split(text))
+    lines = (line.split("\t") for line in text.replace("\r\n", "\n").split("\n"))
     return f"\n{indent}".join("\t".join(map(printable_line, parts)) for parts in lines)
 
 
@@ -50,7 +48,7 @@ def printable_json(value: Any, indent: int | None = None) -> str:
 
 
 def _json_escape(unsafe: re.Match[str]) -> str:
-    """Return the JSON escape, a surrogate pair beyond U+FFFF. `json` does not escape DEL, so do that here."""
+    """Return the JSON escape; `json` itself does not escape DEL."""
     return json.dumps(unsafe[0])[1:-1] if unsafe[0] > "\x7f" else f"\\u{ord(unsafe[0]):04x}"
 
 
@@ -60,9 +58,7 @@ LogFormat = Literal["json", "console"]
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 _PACKAGE = __name__.partition(".")[0]
-_MAX_CHARS = 100_000
-"""Limit of one message or traceback of a library; the rest is truncated."""
-
+_MAX_CHARS = 100_000  # of a library's message or traceback
 FLOODED = frozenset(
     {
         *("call.broken", "call.dead_lettered", "call.deduplicated", "call.overlapping", "call.redelivered"),
@@ -110,22 +106,18 @@ class _Formatter(logging.Formatter):
         extra = {name: fields[name] for name in filterfalse(_STANDARD.__contains__, fields) if fields[name] is not None}
         return {"action": "log", **CALL_FIELDS.get()(), **extra}
 
-    def _message(self, record: logging.LogRecord) -> str:
-        return self._library_text_masked(record, record.getMessage())
-
-    def _traceback(self, record: logging.LogRecord) -> str:
-        """Return the traceback after a line break; empty without an exception."""
-        return (
-            self._library_text_masked(record, f"\n{self.formatException(record.exc_info)}") if record.exc_info else ""
-        )
-
-    def _library_text_masked(self, record: logging.LogRecord, text: str) -> str:
-        """Return a library's text masked and without details, and other text unchanged.
+    def _texts(self, record: logging.LogRecord) -> tuple[str, str]:
+        """Return the message, and the traceback after a line break; a library's are masked and without details.
 
         `format` masks the whole record in any case. A library's text must be masked before, because `without_details`
         may truncate it.
         """
-        return text if _is_ours(record) else without_details(self._redactor.text(text))
+        message, traceback = record.getMessage(), ""
+        if record.exc_info:
+            traceback = f"\n{self.formatException(record.exc_info)}"
+        if record.name.partition(".")[0] != _PACKAGE:
+            message, traceback = (without_details(self._redactor.text(text)) for text in (message, traceback))
+        return message, traceback
 
 
 class JsonFormatter(_Formatter):
@@ -137,17 +129,17 @@ class JsonFormatter(_Formatter):
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
-            "message": self._message(record) + self._traceback(record),
+            "message": "".join(self._texts(record)),
             **self._fields(record),
         }
-        # Most records contain no secret: searching the line once costs less than a walk over all values of the entry.
-        # If one does, mask the values and serialize again: masking the line itself could break its JSON.
+        # Searching the line once costs less than a walk over all values. If it contains a secret, mask the values and
+        # serialize again: masking the line itself could break its JSON.
         line = _as_json(entry)
         return _as_json(self._redactor.value(entry)) if self._redactor.finds_in(line) else line
 
 
 def _as_json(entry: dict[str, Any]) -> str:
-    """Return one line of JSON; `json` also accepts lone surrogates and huge integers, which orjson refuses."""
+    """Return one line of JSON; orjson refuses lone surrogates and huge integers."""
     try:
         return orjson.dumps(entry, default=str).decode()
     except TypeError:
@@ -164,13 +156,14 @@ class ConsoleFormatter(_Formatter):
         """Return one redacted line, more with a traceback."""
         at = datetime.fromtimestamp(record.created).astimezone().strftime("%H:%M:%S.%f")[:-3]
         fields = " ".join(f"{name}={value}" for name, value in self._fields(record).items())
-        line = printable_line(self._redactor.text(f"{self._message(record)}  {fields}"))
-        traceback = printable_lines(self._redactor.text(self._traceback(record)), _INDENT)
+        message, traceback = self._texts(record)
+        line = printable_line(self._redactor.text(f"{message}  {fields}"))
+        traceback = printable_lines(self._redactor.text(traceback), _INDENT)
         return f"{at} {record.levelname:7} {line}{traceback}"
 
 
 class _Handler(logging.StreamHandler[TextIO]):
-    """Handler of standard error; a record that cannot be formatted is reported by source location only."""
+    """Handler of standard error."""
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
         """Report the source location only; logging's own report would show the arguments unredacted."""
@@ -191,7 +184,7 @@ class FloodFilter(logging.Filter):
         self._lock = threading.Lock()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether to write a record."""
+        """Return whether a record passes."""
         action = getattr(record, "action", None)
         if action not in FLOODED:
             return True
@@ -208,10 +201,7 @@ class FloodFilter(logging.Filter):
 
 
 def configure_logging(level: str, log_format: LogFormat, redactor: Redactor) -> None:
-    """Send every record of this process to standard error through the redactor.
-
-    `level` is that of the package; records of libraries are shown from WARNING on.
-    """
+    """Send all records to standard error through the redactor, those of libraries from WARNING on."""
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False  # no line shows them
     handler = _Handler(sys.stderr)
     handler.setFormatter(JsonFormatter(redactor) if log_format == "json" else ConsoleFormatter(redactor))
@@ -235,18 +225,14 @@ def log_crash(error: BaseException | None) -> None:
     log.critical("uncaught exception", exc_info=error, extra={"action": "process.crashed"})
 
 
-def _is_ours(record: logging.LogRecord) -> bool:
-    return record.name.partition(".")[0] == _PACKAGE
-
-
 class Once:
-    """LRU set of items that were logged, to log each only once."""
+    """LRU set, to log each item only once."""
 
     def __init__(self) -> None:
         self._logged: LRUCache[int, None] = LRUCache(_MAX_LOGGED)
 
     def first(self, *item: Hashable) -> bool:
-        """Return whether an item is new, and store its hash."""
+        """Add an item; return whether it is new."""
         key = hash(item)
         known = key in self._logged
         self._logged[key] = None

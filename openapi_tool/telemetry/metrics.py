@@ -1,8 +1,7 @@
-"""All metrics, defined once, and their instruments; /metrics, OTLP and docs/operations.md are made from `ALL`.
+"""All metrics, and their instruments; /metrics, OTLP and docs/operations.md are made from `ALL`.
 
-prometheus_client's own instruments lock and validate on every use, which takes microseconds per call, and export
-`_created` series. The instruments here are plain attributes without a lock, since calls change them on the event loop's
-thread only.
+prometheus_client's own instruments lock and validate on every use, and export `_created` series. Those here have no
+lock, since calls change them on the event loop's thread only.
 
 Labels are bounded: never a URL or a call; a project only if the operator lists it (`telemetry.projects`); a tool only
 by the name of the built-in tool that its definition selects.
@@ -59,10 +58,10 @@ ChildT = TypeVar("ChildT", Value, Distribution)
 
 
 class Family(Generic[ChildT]):
-    """One metric: name without suffix, meaning, label names, and the children by their label values.
+    """One metric, with a child for each combination of label values; without labels the only child always exists.
 
-    `present` are combinations of label values that exist from the start, at 0: Prometheus sees no increase in a series
-    that starts at 1, so an alert would miss the first event. Without labels the only child always exists.
+    `present` are combinations that exist from the start, at 0: Prometheus sees no increase in a series that starts at
+    1, so an alert would miss the first event.
     """
 
     kind: ClassVar[Kind]
@@ -80,7 +79,7 @@ class Family(Generic[ChildT]):
         """Return a new child."""
 
     def labels(self, *values: str) -> ChildT:
-        """Return the child of these label values, in the order of the label names; keep it to save the lookup."""
+        """Return the child of these label values."""
         try:
             return self._children[values]
         except KeyError:
@@ -88,7 +87,7 @@ class Family(Generic[ChildT]):
             return child
 
     def children(self) -> Iterator[tuple[dict[str, str], ChildT]]:
-        """Yield labels and child of each series, without empty labels: Prometheus treats these as absent."""
+        """Yield each child and its labels, without empty ones: Prometheus treats these as absent."""
         for values, child in list(self._children.items()):
             yield {name: value for name, value in zip(self.label_names, values, strict=True) if value}, child
 
@@ -102,14 +101,14 @@ class Counter(Family[Value]):
         return Value()
 
     def inc(self, amount: float = 1) -> None:
-        """Add to the only child of a counter without labels."""
+        """Add to the only child."""
         self._children[()].number += amount
 
 
 class Gauge(Family[Value]):
     """Number that goes up and down; set, or read from sources whenever it is exported.
 
-    `combine` combines the numbers of a child's sources; each kernel that the process serves is a source.
+    `combine` combines the numbers of a child's sources, such as kernels.
     """
 
     kind = "gauge"
@@ -131,7 +130,7 @@ class Gauge(Family[Value]):
         return Value()
 
     def set(self, number: float) -> None:
-        """Set the only child of a gauge without labels."""
+        """Set the only child."""
         self._children[()].number = number
 
     def set_function(self, source: Callable[[], float], *values: str, part: str = "") -> None:
@@ -142,7 +141,7 @@ class Gauge(Family[Value]):
         self._sources.setdefault(values, {})[part] = source
 
     def children(self) -> Iterator[tuple[dict[str, str], Value]]:
-        """Yield labels and child of each series, those with a source up to date."""
+        """Read the sources first."""
         for values, sources in self._sources.items():
             self.labels(*values).number = self._combine(source() for source in sources.values())
         return super().children()
@@ -163,7 +162,7 @@ class Histogram(Family[Distribution]):
         return Distribution(self.bounds)
 
     def observe(self, value: float) -> None:
-        """Count an observation of the only child of a histogram without labels."""
+        """Count an observation of the only child."""
         self._children[()].observe(value)
 
 
@@ -171,7 +170,7 @@ Metric = Counter | Gauge | Histogram
 
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0)
-_LAG_BOUNDS = (0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0)
+_OPERATIONS = [("read",), ("write",), ("conflict",)]
 _ERROR_CODES = ("", "internal_error", "tool_misconfigured")
 
 BUILD_INFO = Gauge(
@@ -263,18 +262,16 @@ LIMIT_NOT_SHARED = Gauge(
     ("variable", "endpoint"), combine=max,
 )  # fmt: skip
 LIMIT_OPERATIONS = Counter(
-    "limit_operations", "Operations on the shared records of `limits` in NATS.", ("operation",),
-    [("read",), ("write",), ("conflict",)],
-)  # fmt: skip
+    "limit_operations", "Operations on the shared records of `limits` in NATS.", ("operation",), _OPERATIONS
+)
 RATE_LIMITED = Counter(
     "rate_limited", "Requests not sent, because no permit of `limits` could come before the deadline.", ("endpoint",),
     [("search",), ("reader",)],
 )  # fmt: skip
 _SCOPES = [("session",), ("agent_day",), ("project_day",), ("project_month",)]
 BUDGET_OPERATIONS = Counter(
-    "budget_operations", "Operations on the shared accounts of `budgets` in NATS.", ("operation",),
-    [("read",), ("write",), ("conflict",)],
-)  # fmt: skip
+    "budget_operations", "Operations on the shared accounts of `budgets` in NATS.", ("operation",), _OPERATIONS
+)
 BUDGET_REFUSALS = Counter("budget_refusals", "Requests not sent, because of a budget.", ("scope",), _SCOPES)
 BUDGET_WARNINGS = Counter("budget_warnings", "Budgets of which 80 % were used.", ("scope",), _SCOPES)
 BUDGET_USED = Gauge(
@@ -297,8 +294,9 @@ CLOCK_OFFSET = Gauge(
     "clock_offset_seconds", "Seconds by which the local clock is ahead of the clock of NATS, which the executor uses."
 )
 EVENT_LOOP_LAG = Histogram(
-    "event_loop_lag_seconds", "Delay of a timer of the event loop in seconds.", bounds=_LAG_BOUNDS
-)
+    "event_loop_lag_seconds", "Delay of a timer of the event loop in seconds.",
+    bounds=(0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0),
+)  # fmt: skip
 EVENT_LOOP_TASKS = Gauge("event_loop_tasks", "Tasks of the event loop.")
 MASKED = Counter("masked_values", "Secrets that were masked; `where` is the kind of text.", ("where",))
 SPANS_DROPPED = Counter("spans_dropped", "Calls whose spans were not exported: the queue was full, or export failed.")
@@ -307,15 +305,15 @@ _listed: set[str] = set()
 
 
 def list_projects(project_ids: Iterable[str]) -> None:
-    """Set the projects that get a label (`telemetry.projects`)."""
+    """Set the projects that get a label."""
     _listed.clear()
     _listed.update(project_ids)
 
 
 def project_label(project_id: str | None) -> str:
-    """Return the label of a project: its id if the operator lists it, else empty.
+    """Return the id of a project if the operator lists it, else an empty label.
 
-    For a project of a further kernel, `project_id` is `VERSION ID` (`bootstrap._ScopedBackend`).
+    For a further kernel, `project_id` is `VERSION ID` (`bootstrap._ScopedBackend`).
     """
     name = (project_id or "").rpartition(" ")[2]
     return name if name in _listed else ""

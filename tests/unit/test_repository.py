@@ -384,7 +384,6 @@ TABLE: dict[str, Bound] = {
     "telemetry/logs.py _CREDENTIALS": Bound(100_000, "every repeat begins behind a literal text and is tried once"),
     "telemetry/logs.py _QUERY": Bound(100_000, ONE_CLASS),
     "telemetry/logs.py _USER_INFO": Bound(100_000, "the scheme has 21 characters at most, the rest ends at a slash"),
-    "telemetry/logs.py _BREAK": Bound(10_000_000, LITERALS),
     "telemetry/logs.py _UNSAFE": Bound(10_000_000, ONE_CLASS),
     "telemetry/redact.py _HEX": Bound(10_000, ONE_CLASS),
     "telemetry/redact.py self.source": Bound(65_536, "repeats of 40 at most; in slices of 64 kB (test_secrets.py)"),
