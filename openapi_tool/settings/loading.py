@@ -1,4 +1,4 @@
-"""Load the settings, and report every mistake in one error. Collect their secret values, which are masked in output."""
+"""Load the settings, and report every mistake in one error; collect the secret values, to mask them."""
 
 from __future__ import annotations
 
@@ -43,6 +43,11 @@ PATTERNS: Mapping[str, str] = {
 }
 """Error message for each pattern of a setting."""
 
+_MESSAGES = {
+    **dict.fromkeys(("dict_type", "model_type", "dataclass_type"), 'must be an object, such as {"key": "value"}'),
+    **dict.fromkeys(("tuple_type", "list_type"), 'must be a list, such as ["A", "B"]'),
+    **dict.fromkeys(("bool_parsing", "bool_type"), "must be true or false"),
+}
 _REWORDED = {  # beginnings of messages of pydantic, and what replaces them
     "Input should be greater than or equal to": "must be at least",
     "Input should be less than or equal to": "must be at most",
@@ -66,7 +71,7 @@ class SettingsError(Exception):
 
 def load_settings(flags: Mapping[str, Any] | None = None) -> Settings:
     """Load the settings from all sources. Raises SettingsError with every mistake."""
-    problems = [*_unknown_variables(os.environ), *_misread_variables(os.environ)]
+    problems = list(_variable_problems(os.environ))
     settings, mistakes = _validated(flags or {})
     if settings is None or problems:
         raise SettingsError([*problems, *mistakes])
@@ -104,33 +109,23 @@ def _merged(values: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any
     return {**values, **more, **both}
 
 
-def _unknown_variables(environment: Mapping[str, str]) -> Iterator[str]:
-    """Yield a problem for each variable with the prefix and an unknown section; pydantic checks keys of known ones."""
-    known = _by_folded_name()
-    for variable in sorted(environment):
-        section = variable.removeprefix(PREFIX).split("__")[0].lower()
-        if not variable.startswith(PREFIX) or section in Settings.model_fields:
-            continue
-        if meant := known.get(_folded(variable)):
-            yield f"{variable}: is no setting; did you mean {meant}?"
-        else:
-            hint = _did_you_mean(section, Settings.model_fields) or f"; known are {', '.join(Settings.model_fields)}"
-            yield f"{variable}: there is no section {section!r}{hint}"
-
-
-def _misread_variables(environment: Mapping[str, str]) -> Iterator[str]:
+def _variable_problems(environment: Mapping[str, str]) -> Iterator[str]:
     """Yield a problem for each variable that looks like a setting and sets none, and for an empty NATS_SERVERS.
 
-    An example is `OPENAPI_TOOL_EXECUTOR_CONCURRENCY`, with single underscores. Variables that Kubernetes sets for a
-    Service of this name (`OPENAPI_TOOL_SERVICE_HOST`, `OPENAPI_TOOL_PORT`) look like no setting.
+    An example is `OPENAPI_TOOL_EXECUTOR_CONCURRENCY`, with single underscores. pydantic checks the keys of a section.
     """
     yield from empty_servers(environment)
-    known = _by_folded_name()
     for variable in sorted(environment):
-        if variable.startswith(PREFIX) or variable in _variables():
+        section = variable.removeprefix(PREFIX).split("__")[0].lower()
+        is_prefixed = variable.startswith(PREFIX)
+        meant = _by_folded_name().get(_folded(variable)) or (None if is_prefixed else _misspelt_config(variable))
+        if meant == variable or (is_prefixed and section in Settings.model_fields):
             continue
-        if meant := known.get(_folded(variable)) or _misspelt_config(variable):
+        if meant:
             yield f"{variable}: is no setting; did you mean {meant}?"
+        elif is_prefixed:
+            hint = _did_you_mean(section, Settings.model_fields) or f"; known are {', '.join(Settings.model_fields)}"
+            yield f"{variable}: there is no section {section!r}{hint}"
 
 
 def empty_servers(environment: Mapping[str, str]) -> Iterator[str]:
@@ -152,7 +147,10 @@ def _misspelt_config(variable: str) -> str | None:
 
 
 def ignored_variables(environment: Mapping[str, str]) -> list[str]:
-    """Return a line for each variable that has the prefix, but is no setting and not similar to one."""
+    """Return a line for each variable that has the prefix, but is no setting and not similar to one.
+
+    Kubernetes sets `OPENAPI_TOOL_SERVICE_HOST` and `OPENAPI_TOOL_PORT` for a Service of this name.
+    """
     known = _by_folded_name()
     return [
         f"{variable} is no setting and has no effect"
@@ -165,16 +163,11 @@ def ignored_variables(environment: Mapping[str, str]) -> list[str]:
 
 @cache
 def _by_folded_name() -> Mapping[str, str]:
-    return {_folded(name): name for name in _variables()}
-
-
-@cache
-def _variables() -> frozenset[str]:
-    """Return the variables of all sections and settings, but not of a mapping's entries, whose names are free."""
-    return frozenset({CONFIG_VARIABLE, *_variables_of(Settings, PREFIX)})
+    return {_folded(name): name for name in (CONFIG_VARIABLE, *_variables_of(Settings, PREFIX))}
 
 
 def _variables_of(kind: Any, beginning: str) -> Iterator[str]:
+    """Yield the variables of sections and settings, but not of a mapping's entries, whose names are free."""
     for name, field in fields_of(kind).items():
         variable = f"{beginning}{name.upper()}"
         yield variable
@@ -187,7 +180,6 @@ def _folded(variable: str) -> str:
 
 
 def _invalid_json(environment: Mapping[str, str]) -> Iterator[str]:
-    """Yield a problem for each variable that sets a whole section or mapping and is not JSON."""
     for variable in sorted(environment):
         path = variable.removeprefix(PREFIX).lower().split("__")
         kind = _type_of(path) if variable.startswith(PREFIX) else None
@@ -199,7 +191,7 @@ def _invalid_json(environment: Mapping[str, str]) -> Iterator[str]:
 
 
 def _type_of(path: Sequence[str]) -> Any:
-    """Return the type of a section or setting, None if unknown; for a key in a mapping the type of the mapping."""
+    """Return the type of a section or setting, None if unknown; for a mapping's key the type of the mapping."""
     kind: Any = Settings
     for part in path:
         if get_origin(kind) is not dict:
@@ -209,10 +201,7 @@ def _type_of(path: Sequence[str]) -> Any:
 
 
 def _problems(error: ValidationError, flags: Mapping[str, Any]) -> list[str]:
-    """Return a line for each mistake.
-
-    pydantic drops invalid entries of a list and may then report the list as too short; skip that second report.
-    """
+    # pydantic drops invalid entries of a list and may then report the list as too short; skip that second report.
     items = error.errors(include_input=False, include_url=False)
     parents = {tuple(item["loc"][:-1]) for item in items}
     return [_problem(item, flags) for item in items if item["type"] != "too_short" or tuple(item["loc"]) not in parents]
@@ -222,17 +211,11 @@ def _problem(item: Mapping[str, Any], flags: Mapping[str, Any]) -> str:
     path = [str(part) for part in item["loc"]]
     where = _where(path, flags)
     if item["type"] in ("extra_forbidden", "unexpected_keyword_argument"):  # of a model, of a dataclass
-        return f"{where}: is not a setting{_did_you_mean(path[-1], _siblings(path[:-1])) or '; remove it'}"
+        return f"{where}: is not a setting{_did_you_mean(path[-1], fields_of(_type_of(path[:-1]))) or '; remove it'}"
     if item["type"] == "missing":
         short = next((name for name, target in SHORT_NAMES.items() if target[: len(path)] == tuple(path)), None)
         return f"{where}: is missing" + (f"; set {short}" if short else "")
-    if item["type"] in ("dict_type", "model_type", "dataclass_type"):
-        return f'{where}: must be an object, such as {{"key": "value"}}'
-    if item["type"] in ("tuple_type", "list_type"):
-        return f'{where}: must be a list, such as ["A", "B"]'
-    if item["type"] == "too_short":
-        return f"{where}: {_too_short(item['ctx'])}"
-    return f"{where}: {_reworded(item)}"
+    return f"{where}: {_MESSAGES.get(item['type']) or _reworded(item)}"
 
 
 def _where(path: Sequence[str], flags: Mapping[str, Any]) -> str:
@@ -242,27 +225,19 @@ def _where(path: Sequence[str], flags: Mapping[str, Any]) -> str:
 
 
 def _reworded(item: Mapping[str, Any]) -> str:
-    if item["type"] in ("bool_parsing", "bool_type"):
-        return "must be true or false"
     if item["type"] == "string_pattern_mismatch":
         return PATTERNS[item["ctx"]["pattern"]]
+    if item["type"] == "too_short":
+        least, kind = item["ctx"]["min_length"], item["ctx"]["field_type"]
+        if kind not in ("Tuple", "List"):  # a secret, whose type pydantic does not name
+            return f"must have at least {counted(least, 'character')}"
+        return f"must have at least {least} {'entry' if least == 1 else 'entries'}"
     message = str(item["msg"])
     beginning = next((known for known in _REWORDED if message.startswith(known)), "")
     return _REWORDED.get(beginning, "") + message.removeprefix(beginning).partition(", unable to parse")[0]
 
 
-def _too_short(context: Mapping[str, Any]) -> str:
-    """Return the message for a list or secret that is too short; pydantic does not name the type of a secret."""
-    if context["field_type"] in ("Tuple", "List"):
-        return f"must have at least {context['min_length']} {'entry' if context['min_length'] == 1 else 'entries'}"
-    return f"must have at least {counted(context['min_length'], 'character')}"
-
-
-def _siblings(path: Sequence[str]) -> list[str]:
-    return list(fields_of(_type_of(path)))
-
-
-def _did_you_mean(name: str, known: Any) -> str:
+def _did_you_mean(name: str, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(name, list(known), n=1)
     return f"; did you mean {close[0]!r}?" if close else ""
 
@@ -273,22 +248,20 @@ NamedSecret = tuple[str, str]
 _COLLECTOR_VARIABLES = ("OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_TRACES_HEADERS")
 _SECRET_NAME = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL|HEADERS|DSN|SERVERS|PROXY|ENDPOINT", re.IGNORECASE)
 _DELIMITER = re.compile(r"[:/?#@\[\]&=,;\s]+")
-_NOT_SECRET = ("", "postgres", "postgresql", *SCHEMES)  # common words; masking them would spoil every message
+_NOT_SECRET = ("", "postgres", "postgresql", *SCHEMES)
 _LONG_LINE = re.compile(r"^[A-Za-z0-9._=-]{20,}$", re.MULTILINE)  # in a credentials file: JWT and seed
 
 
 def secret_values(
     settings: Settings, secrets: Secrets, environment: Mapping[str, str], driver_options: Iterable[DriverOptions]
 ) -> list[NamedSecret]:
-    """Return the secrets for the redactor: of the settings, of tools, and of files and variables that drivers read."""
+    """Return the secrets of settings, of tools, and of files and variables that drivers read."""
     return [
         *secrets.values().items(),
         *settings.secret_values(),
         *((option.where, option.value) for options in driver_options for option in options.passwords()),
-        *(
-            secret
-            for kernel in settings.kernels
-            for secret in _of_files(kernel.nats.credentials_file, kernel.nats.nkey_seed_file)
+        *_of_files(
+            file for kernel in settings.kernels for file in (kernel.nats.credentials_file, kernel.nats.nkey_seed_file)
         ),
         *_collector_secrets(environment),
     ]
@@ -300,15 +273,15 @@ def unmasked(named: list[NamedSecret]) -> list[str]:
 
 
 def likely_secrets(environment: Mapping[str, str]) -> list[str]:
-    """Return likely secrets of an environment, to mask before the settings are loaded; false positives do no harm."""
+    """Return likely secrets of an environment, to mask before the settings are loaded."""
     likely = [value.strip() for name, value in environment.items() if _SECRET_NAME.search(name)]
     return [part for value in likely for part in (_url_credentials(value) if "://" in value else [value])]
 
 
 def _url_credentials(value: str) -> list[str]:
-    """Return the credentials in a connection string or in URLs; for another text, the whole text and all its parts.
+    """Return the credentials in a connection string or in URLs.
 
-    A library that fails to parse such a text may show a part of it in its error.
+    Of another text return all parts: a library that fails to parse it may show a part in its error.
     """
     try:
         return list(parse_dsn(value).credentials)
@@ -320,14 +293,14 @@ def _url_credentials(value: str) -> list[str]:
         return [value, *(part for part in _DELIMITER.split(value) if part.lower() not in _NOT_SECRET)]
 
 
-def _of_files(*files: Path | None) -> Iterator[NamedSecret]:
+def _of_files(files: Iterable[Path | None]) -> Iterator[NamedSecret]:
     for file in filter(None, files):
         for line in _LONG_LINE.findall(file.read_text(encoding="utf-8", errors="replace")):
             yield str(file), line
 
 
 def _collector_secrets(environment: Mapping[str, str]) -> Iterator[NamedSecret]:
-    """Return the values of the collector's headers: `name=value,name=value`, percent-encoded."""
+    """Yield the values of `name=value,name=value`, percent-encoded."""
     for variable in _COLLECTOR_VARIABLES:
         for pair in filter(None, environment.get(variable, "").split(",")):
             value = unquote(pair.partition("=")[2]).strip()
