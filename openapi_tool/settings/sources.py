@@ -1,8 +1,8 @@
 """Sources of settings: TOML files, names of environment variables, and options that the PostgreSQL driver reads itself.
 
-The driver, asyncpg, takes options from `PG*` variables and from service, password and TLS files. It would report a
-mistake there only when it connects: as ClientConfigurationError, which counts as an outage and is retried without end,
-or, for a port, as ValueError, which counts as a defect. So all these options are checked at the start.
+asyncpg takes options from `PG*` variables and from service, password and TLS files. It would report a mistake there
+only when it connects: as ClientConfigurationError, which counts as an outage and is retried without end, or, for a
+port, as ValueError, which counts as a defect. So all these options are checked at the start.
 """
 
 from __future__ import annotations
@@ -41,20 +41,17 @@ KERNEL_KEYS: Mapping[str, tuple[str, ...]] = {
     "tools.jina.envs": ("tools", "jina", "envs"),
     "tools.jina.services": ("tools", "jina", "services"),
 }
-"""Keys of the kernel's `config.toml` that are read, with their settings; the last key of a setting wins."""
+"""Keys of the kernel's `config.toml`, with their settings; the last key of a setting wins."""
 
 _INFLIGHT = "nats.pull.max_inflight"
 _KERNEL_ENVS = ("openapi.envs", "tools.openapi.envs")
 _KERNEL_SERVICES = ("openapi.services", "tools.openapi.services", "tools.openapi_services")
 """Sections of the kernel's own executor, from which only the variables of API keys are taken; the last wins."""
 
-_API_KEY = "api_key"
-
 _KERNEL_CERTIFICATES = {"ca_file": "ca.crt", "cert_file": "client.crt", "key_file": "client.key"}
 
 
 _skipped: ContextVar[frozenset[str]] = ContextVar("skipped", default=frozenset())
-"""Variables whose files are not read, within `file_ignored`."""
 
 
 class SourceUnreadable(Exception):
@@ -80,8 +77,16 @@ def file_sources(settings_class: type[BaseSettings]) -> tuple[PydanticBaseSettin
 
     They are the short names (`PG_DSN`, `NATS_SERVERS`), the executor's own file, and the kernel's.
     """
-    files = (_short_names(os.environ), _read(CONFIG_VARIABLE), from_kernel(_read(KERNEL_CONFIG_VARIABLE)))
-    return tuple(InitSettingsSource(settings_class, values) for values in files if values)
+    return tuple(
+        InitSettingsSource(settings_class, values) for values in (_short_names(), *_files().values()) if values
+    )
+
+
+def _files() -> dict[str, dict[str, Any]]:
+    return {
+        CONFIG_VARIABLE: _read(CONFIG_VARIABLE),
+        KERNEL_CONFIG_VARIABLE: from_kernel(_read(KERNEL_CONFIG_VARIABLE)),
+    }
 
 
 def origin(path: Sequence[str], flags: Mapping[str, Any]) -> str:
@@ -93,15 +98,11 @@ def origin(path: Sequence[str], flags: Mapping[str, Any]) -> str:
     short = (name for name, setting in SHORT_NAMES.items() if setting == tuple(path[:2]))
     if variable := next((name for name in (*variables, *short) if name in names), None):
         return variable
-    files = {
-        CONFIG_VARIABLE: _read(CONFIG_VARIABLE),
-        KERNEL_CONFIG_VARIABLE: from_kernel(_read(KERNEL_CONFIG_VARIABLE)),
-    }
-    return next((f"in {os.environ[variable]}" for variable, values in files.items() if _contains(values, path)), "")
+    return next((f"in {os.environ[variable]}" for variable, values in _files().items() if _contains(values, path)), "")
 
 
 def _contains(values: Any, path: Sequence[str]) -> bool:
-    """Return whether these values contain the setting, or a wrong value in place of a table that would contain it."""
+    """Return whether these values contain a setting, or a wrong value in place of its table."""
     for part in path:
         if not isinstance(values, dict):
             return True
@@ -111,10 +112,10 @@ def _contains(values: Any, path: Sequence[str]) -> bool:
     return True
 
 
-def _short_names(environment: Mapping[str, str]) -> dict[str, Any]:
+def _short_names() -> dict[str, Any]:
     values: dict[str, Any] = {}
     for variable, path in SHORT_NAMES.items():
-        if (value := environment.get(variable, "")).strip():
+        if (value := os.environ.get(variable, "")).strip():
             _put(values, path, value)
     return values
 
@@ -132,7 +133,7 @@ def _read(variable: str) -> dict[str, Any]:
 
 
 def from_kernel(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the executor's settings in the kernel's `config.toml`; ignore other keys."""
+    """Return the executor's settings in the kernel's `config.toml`."""
     values: dict[str, Any] = {}
     for key, path in KERNEL_KEYS.items():
         value = _get(config, key)
@@ -148,7 +149,7 @@ def from_kernel(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _add_api_keys(config: Mapping[str, Any], values: dict[str, Any]) -> None:
-    """Add the variables of API keys from the sections of the kernel's own executor, unless `tools.jina` has some."""
+    """Add the variables of API keys of the kernel's own executor, unless `tools.jina` has some."""
     envs: dict[str, Any] = {}
     for section in _KERNEL_ENVS:
         envs |= _key_of(_get(config, section))
@@ -166,7 +167,7 @@ def _add_api_keys(config: Mapping[str, Any], values: dict[str, Any]) -> None:
 
 
 def _key_of(envs: Any) -> dict[str, Any]:
-    return {_API_KEY: envs[_API_KEY]} if isinstance(envs, dict) and _API_KEY in envs else {}
+    return {"api_key": envs["api_key"]} if isinstance(envs, dict) and "api_key" in envs else {}
 
 
 def kernel_remarks() -> list[str]:
@@ -191,25 +192,9 @@ def _put(values: dict[str, Any], path: tuple[str, ...], value: Any) -> None:
     values[leaf] = value
 
 
-_VARIABLES: Mapping[str, str] = {
-    "host": "PGHOST",
-    "port": "PGPORT",
-    "sslmode": "PGSSLMODE",
-    "sslnegotiation": "PGSSLNEGOTIATION",
-    "sslrootcert": "PGSSLROOTCERT",
-    "sslcrl": "PGSSLCRL",
-    "sslcert": "PGSSLCERT",
-    "sslkey": "PGSSLKEY",
-    "ssl_min_protocol_version": "PGSSLMINPROTOCOLVERSION",
-    "ssl_max_protocol_version": "PGSSLMAXPROTOCOLVERSION",
-    "target_session_attrs": "PGTARGETSESSIONATTRS",
-    "gsslib": "PGGSSLIB",
-    "passfile": "PGPASSFILE",
-    "password": "PGPASSWORD",
-}
 _MODES = ("disable", "allow", "prefer", "require", "verify-ca", "verify-full")
 _VERIFYING = ("require", "verify-ca", "verify-full")
-"""Modes that verify the server's certificate; `require` does so only if there is a file with a CA, as in libpq."""
+"""Modes that verify the server's certificate; `require` only if there is a file with a CA, as in libpq."""
 
 _TLS_VERSIONS = ("", "TLSv1", "TLSv1.1", "TLSv1.2", "TLSv1.3")
 _CHOICES: Mapping[str, tuple[str, ...]] = {
@@ -232,7 +217,7 @@ _FIELD_END = re.compile(r"(?<!\\):")
 
 
 class Option(NamedTuple):
-    """Effective value of an option, and the setting, variable or file that it comes from."""
+    """Value of an option, and the setting, variable or file that it comes from."""
 
     value: str
     where: str
@@ -241,7 +226,7 @@ class Option(NamedTuple):
 class DriverOptions:
     """Effective options of a connection string: from its query, else its service file, else the environment.
 
-    `home` is the user's home directory, if any. Raises ValueError for a service file that cannot be parsed.
+    `home` is the user's home directory. Raises ValueError for a service file that cannot be parsed.
     """
 
     def __init__(self, dsn: Dsn, environment: Mapping[str, str], home: Path | None) -> None:
@@ -251,16 +236,16 @@ class DriverOptions:
         self._service = self._read_service()
 
     def option(self, name: str) -> Option | None:
-        """Return an option, None if it is absent. An empty value counts as present, as for the driver."""
+        """Return an option. An empty value counts as present, as for the driver."""
         if name in self._dsn.query:
             return Option(self._dsn.query[name], f"postgres.dsn: {name}")
         if name in self._service:
             return Option(self._service[name], f"postgres.dsn: {name} in the service file")
-        variable = _VARIABLES[name]
+        variable = "PG" + name.replace("_", "").upper()
         return Option(self._environment[variable], variable) if variable in self._environment else None
 
     def problems(self) -> Iterator[str]:
-        """Yield a line for each option that the driver would refuse, with its source and without its value."""
+        """Yield a line for each option that the driver would refuse, without its value."""
         for name, choices in _CHOICES.items():
             option = self.option(name)
             if option and option.value not in choices:
@@ -270,9 +255,9 @@ class DriverOptions:
         yield from self._tls_problems()
 
     def passwords(self) -> Iterator[Option]:
-        """Yield every password that the driver may use in addition to those of the connection string.
+        """Yield the passwords that the driver may use beside those of the connection string.
 
-        They are masked in all output. The driver chooses a line of the password file by server and user; yield all.
+        It chooses a line of the password file by server and user; yield all.
         """
         for name in ("password", "sslpassword"):
             if self._service.get(name):
@@ -321,7 +306,7 @@ class DriverOptions:
                 yield f"{ports.where}: must have one port, or one for each of {host_count} hosts"
 
     def _tls_problems(self) -> Iterator[str]:
-        """Load every TLS file as the driver does, and yield the errors."""
+        """Load every TLS file as the driver does."""
         option, negotiation = self.option("sslmode") or Option("prefer", ""), self.option("sslnegotiation")
         mode = option.value.replace("_", "-")
         if mode not in _VERIFYING and negotiation and negotiation.value == "direct":
@@ -338,13 +323,12 @@ class DriverOptions:
         certificate, key = self._file("sslcert"), self._file("sslkey")
         password = self._dsn.query.get("sslpassword") or self._service.get("sslpassword") or ""
         if certificate:
-            # Without a password OpenSSL would ask for one on the terminal if the key is encrypted. Pass a function, as
-            # the driver does: OpenSSL calls it only for an encrypted key.
+            # For an encrypted key OpenSSL calls this function; without one it would ask on the terminal.
             load = partial(context.load_cert_chain, certificate.value, key and key.value, lambda: password)
             yield from _load_problems(load, certificate)
 
     def _file(self, name: str) -> Option | None:
-        """Return the TLS file that an option names, else the default one in `~/.postgresql` if it exists."""
+        """Return the TLS file that an option names, else the default one if it exists."""
         named = self.option(name)
         if named and named.value:
             return named
@@ -363,7 +347,6 @@ class DriverOptions:
             return
         for line in text.splitlines():
             password = _FIELD_END.split(line.strip(), maxsplit=4)[-1]
-            # As written, and unescaped as the driver sends it.
             for value in {password, password.replace(r"\:", ":").replace("\\\\", "\\")}:
                 if value and not line.startswith("#"):
                     yield Option(value, named.where if named else "~/.pgpass")

@@ -2,8 +2,7 @@
 
 If a user name or password has an unescaped `/`, `?`, `#` or `@`, programs take a part of it for host, port, path or
 database, and show that part in errors and name look-ups. So such input is refused before anything else reads it. Any
-other connection string that asyncpg accepts is accepted: several hosts with ports, sockets, IPv6 in brackets,
-everything in the query.
+other connection string that asyncpg accepts is accepted.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ MAX_PORT = 65_535
 
 @dataclass(frozen=True, slots=True)
 class ServerUrl:
-    """Parts of a URL as written; an IPv6 `host` is in brackets, `path` and `query` are empty if absent."""
+    """Parts of a URL as written; an IPv6 `host` is in brackets."""
 
     scheme: str
     host: str
@@ -40,7 +39,7 @@ class ServerUrl:
 
     @property
     def credentials(self) -> list[str]:
-        """The password, as written and decoded; without a password the user name, which then is a token."""
+        """The password, as written and decoded; without one the user name, which then is a token."""
         secret = self.password or self.user
         return [secret, unquote(secret)] if secret else []
 
@@ -65,15 +64,14 @@ def parse_url(text: str, schemes: Collection[str]) -> ServerUrl:
     match = _URL.fullmatch(text)
     if not match or match["scheme"].lower() not in schemes:
         raise ValueError("is not a URL of this kind")
-    port = None if match["port"] is None else checked_port(match["port"])
-    try:
-        urlsplit(text)  # drivers call it, and it refuses more than the pattern
-    except ValueError:
-        raise ValueError("is not a URL of this kind") from None
+    _check_with_urllib(text, "is not a URL of this kind")
+    host = match["host"]
+    check = _check_v6 if host.startswith("[") else _check_name
+    check(host.strip("[]"))
     return ServerUrl(
         scheme=match["scheme"].lower(),
-        host=_checked_host(match["host"]),
-        port=port,
+        host=host,
+        port=None if match["port"] is None else checked_port(match["port"]),
         path=match["path"] or "",
         user=match["user"],
         password=match["password"],
@@ -89,18 +87,24 @@ def checked_port(text: str) -> int:
     return port
 
 
-def check_name(host: str) -> None:
-    """Raise ValueError for an invalid host name. Its look-up would raise UnicodeError, which drivers do not handle."""
+def _check_with_urllib(text: str, problem: str) -> None:
+    """Raise ValueError if urllib, which drivers call, refuses the text, such as a host changed by normalization."""
+    try:
+        urlsplit(text)
+    except ValueError:
+        raise ValueError(problem) from None
+
+
+def _check_name(host: str) -> None:
     try:
         host.encode("idna")
-    except UnicodeError:
+    except UnicodeError:  # the look-up would raise it, and drivers do not handle it
         raise ValueError("a host name has an empty or too long part; correct it") from None
     if _NO_NAME.search(host):
         raise ValueError("a host name holds a character that none can hold")
 
 
-def check_v6(literal: str) -> None:
-    """Raise ValueError for an invalid IPv6 address (without brackets)."""
+def _check_v6(literal: str) -> None:
     try:
         IPv6Address(literal)
     except ValueError:
@@ -109,18 +113,8 @@ def check_v6(literal: str) -> None:
 
 def checked_address(host: str) -> str:
     """Return a host name or an address (of IPv6 without brackets). Raises ValueError."""
-    if ":" in host:
-        check_v6(host)
-    else:
-        check_name(host)
-    return host
-
-
-def _checked_host(host: str) -> str:
-    if host.startswith("["):
-        check_v6(host.strip("[]"))
-    else:
-        check_name(host)
+    check = _check_v6 if ":" in host else _check_name
+    check(host)
     return host
 
 
@@ -137,7 +131,7 @@ Host = tuple[str, int | None]
 
 @dataclass(frozen=True, slots=True)
 class Dsn:
-    """Decoded connection string. A part that it leaves to the environment is None; `hosts` is then empty.
+    """Decoded connection string. A part that it leaves to the environment is None or empty.
 
     `shown` has `***` for user and password and no query; `credentials` are all passwords, as written and decoded.
     """
@@ -159,7 +153,7 @@ class Dsn:
 
 
 def parse_dsn(text: str) -> Dsn:
-    """Parse a connection string. Raises ValueError; its message contains no part of it and names the remedy."""
+    """Parse a connection string. Raises ValueError, whose message names the remedy."""
     scheme, separator, rest = text.partition("://")
     if not separator or scheme.lower() not in _SCHEMES:
         raise ValueError(_FORM)
@@ -176,7 +170,7 @@ def _parsed(text: str, rest: str) -> Dsn:
     has_stray_at = rest.count("@") > len(at)
     if _FORBIDDEN.search(rest) or has_stray_at or "[" in login or "]" in login:
         raise ValueError("contains a character in a place where it is not allowed")
-    _check_with_urllib(text)
+    _check_with_urllib(text, "is no URL")
     options = _options(query)
     if hosts:  # the driver then ignores hosts in the query
         options = {name: value for name, value in options.items() if name not in ("host", "port")}
@@ -196,14 +190,6 @@ def _parsed(text: str, rest: str) -> Dsn:
     return dsn
 
 
-def _check_with_urllib(text: str) -> None:
-    """Raise ValueError if urllib, which the driver calls, refuses the text, such as a host changed by normalization."""
-    try:
-        urlsplit(text)
-    except ValueError:
-        raise ValueError("is no URL") from None
-
-
 def _options(query: str) -> dict[str, str]:
     try:
         return {name: values[-1] for name, values in parse_qs(query, strict_parsing=True).items()} if query else {}
@@ -212,7 +198,7 @@ def _options(query: str) -> dict[str, str]:
 
 
 def _hosts_of(options: Mapping[str, str]) -> tuple[Host, ...]:
-    """Return the hosts from the query; its `port`, one for all hosts or one for each, overrides ports in `host`."""
+    """Return the hosts from the query, whose `port` overrides ports in `host`."""
     hosts, ports = parse_hosts(options.get("host", "")), options.get("port", "").split(",")
     if ports == [""]:
         return hosts
@@ -223,7 +209,7 @@ def _hosts_of(options: Mapping[str, str]) -> tuple[Host, ...]:
 
 
 def parse_hosts(text: str, *, decode: bool = False) -> tuple[Host, ...]:
-    """Parse comma-separated hosts; `decode` percent-decodes them, for hosts before the query. Raises ValueError."""
+    """Parse comma-separated hosts, which are percent-encoded before the query (`decode`). Raises ValueError."""
     return tuple(_host(part, decode=decode) for part in text.split(",")) if text else ()
 
 
@@ -236,7 +222,7 @@ def _host(text: str, *, decode: bool) -> Host:
     name = match["v6"] or match["name"]
     name = unquote(name) if decode else name
     if match["v6"]:
-        check_v6(name)
+        _check_v6(name)
     elif not name.startswith("/"):
         checked_address(name)
     port = unquote(match["port"] or "") if decode else match["port"]
