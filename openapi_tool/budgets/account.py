@@ -217,7 +217,7 @@ class Account:
 
     def _readable(self, value: bytes | None) -> bytes | None:
         """Return a stored record, or the last known one if this version cannot read it."""
-        if not value or ledger.is_readable(value):
+        if not value or ledger.parse(value):
             return value
         if not self._unreadable_logged:
             self._unreadable_logged = True

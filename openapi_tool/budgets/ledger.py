@@ -11,11 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import date, datetime, timedelta, tzinfo
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import orjson
+from pydantic import Field, TypeAdapter, ValidationError
 
-VERSION = 1
+from openapi_tool.limits.permits import Number, Time
 
 LEASE_S = 60.0
 """Seconds after its last report until a replica counts as dead and loses its share."""
@@ -33,9 +34,8 @@ _WARN_PERCENT = 80
 """Used percentage at which a warning is logged."""
 
 UNLIMITED = 2**62
-MAX_AMOUNT = 2**53
-"""Largest amount in a record; the sums of all replicas stay far below `UNLIMITED`."""
-
+Resource = Annotated[Number, Field(strict=True)]
+"""Amount of a resource in a record; the sums of all replicas stay far below `UNLIMITED`."""
 
 _new = tuple.__new__  # saves a Python frame; each call makes several amounts
 
@@ -43,8 +43,8 @@ _new = tuple.__new__  # saves a Python frame; each call makes several amounts
 class Amount(NamedTuple):
     """Upstream requests and tokens."""
 
-    requests: int = 0
-    tokens: int = 0
+    requests: Resource = 0
+    tokens: Resource = 0
 
     def plus(self, other: Amount) -> Amount:
         """Return the sum."""
@@ -120,9 +120,9 @@ class Share:
 
     reserved: Amount = NOTHING
     idle: Amount = NOTHING
-    until: float = 0.0
+    until: Time = 0.0
     total: Amount = NOTHING
-    short_until: float = 0.0
+    short_until: Time = 0.0
 
     @property
     def holds(self) -> bool:
@@ -137,30 +137,18 @@ class Record:
     used: Amount = NOTHING
     shares: dict[str, Share] = field(default_factory=dict)
     warned: bool = False
+    version: Literal[1] = 1
+
+    def live(self, now: float, excluding: str = "") -> list[Share]:
+        """Return the shares that are valid, without that of `excluding`."""
+        return [share for name, share in self.shares.items() if share.until > now and name != excluding]
 
     def held(self, now: float, excluding: str = "") -> Amount:
         """Return the sum of the shares that replicas hold, without that of `excluding`."""
         total = NOTHING
-        for name, share in self.shares.items():
-            if name != excluding and share.until > now:
-                total = total.plus(share.reserved).plus(share.idle)
+        for share in self.live(now, excluding):
+            total = total.plus_both(share.reserved, share.idle)
         return total
-
-    def idle(self, now: float, excluding: str = "") -> Amount:
-        """Return the sum of the idle blocks of replicas, without that of `excluding`."""
-        total = NOTHING
-        for name, share in self.shares.items():
-            if name != excluding and share.until > now:
-                total = total.plus(share.idle)
-        return total
-
-    def replicas(self, now: float, excluding: str = "") -> int:
-        """Return the number of replicas that use the account, `excluding` one of them."""
-        return sum(share.until > now for name, share in self.shares.items() if name != excluding)
-
-    def is_request_waiting(self, now: float, excluding: str = "") -> bool:
-        """Return whether a request of any replica but `excluding` waits for idle blocks."""
-        return any(share.short_until > now for name, share in self.shares.items() if name != excluding)
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +205,8 @@ def apply_report(
         if fits:
             taken, share.reserved = taken.plus(need), share.reserved.plus(need)
     share.short_until = 0.0 if all(granted) else now + RETURN_S
-    share.idle = NOTHING if record.is_request_waiting(now) else _block(record, name, report.ahead, limit, taken, now)
+    is_request_waiting = any(each.short_until > now for each in record.shares.values())
+    share.idle = NOTHING if is_request_waiting else _block(record, name, report.ahead, limit, taken, now)
     share.until = now + LEASE_S if share.holds else now  # one that holds nothing does not reduce others' blocks
     warns = not record.warned and limit.reached(record.used, _WARN_PERCENT)
     record.warned |= warns
@@ -228,13 +217,15 @@ def _block(record: Record, name: str, ahead: Amount, limit: Limit, taken: Amount
     free = limit.limited_part(limit.percentage(_BLOCKS_PERCENT).remaining(taken))
     if not free.covers(limit.limited_part(Amount(1, 1))):
         return NOTHING
-    return limit.limited_part(ahead).minimum(free.times(1 / (2 * (1 + record.replicas(now, excluding=name)))))
+    return limit.limited_part(ahead).minimum(free.times(1 / (2 * (1 + len(record.live(now, excluding=name))))))
 
 
 def may_be_returned(record: Record, name: str, need: Amount, limit: Limit, now: float) -> bool:
     """Return whether the budget would cover a need if the other replicas returned their idle blocks."""
-    remaining = limit.remaining(record.used.plus(record.held(now)))
-    return remaining.plus(record.idle(now, excluding=name)).covers(need)
+    taken = record.used.plus(record.held(now))
+    for share in record.live(now, excluding=name):
+        taken = taken.minus(share.idle)
+    return limit.remaining(taken).covers(need)
 
 
 def _free_dead_shares(record: Record, now: float, journals: Mapping[str, Amount]) -> None:
@@ -253,56 +244,35 @@ def _add_missing(record: Record, share: Share, total: Amount) -> None:
     record.used, share.total = record.used.plus(missing), share.total.plus(missing)
 
 
+_RECORD = TypeAdapter(Record)
+
+
 def encode(record: Record, labels: Mapping[str, str]) -> bytes:
     """Return the stored form; `labels` describe the account to people who read the bucket."""
-    shares = {
-        name: {
-            "reserved": list(share.reserved),
-            "idle": list(share.idle),
-            "until": share.until,
-            "total": list(share.total),
-            "short_until": share.short_until,
-        }
-        for name, share in record.shares.items()
-    }
-    stored = {"version": VERSION, "about": labels, "used": list(record.used), "shares": shares, "warned": record.warned}
-    return orjson.dumps(stored)
+    return orjson.dumps(
+        {
+            "version": record.version,
+            "about": labels,
+            "used": record.used,
+            "shares": record.shares,
+            "warned": record.warned,
+        },
+        default=list,  # amounts
+    )
+
+
+def parse(stored: bytes | None) -> Record | None:
+    """Return a stored record; None for anything else, also for another version."""
+    try:
+        record = _RECORD.validate_json(stored or b"")
+    except ValidationError:
+        return None
+    return record if record.used.covers(NOTHING) else None
 
 
 def decode(stored: bytes | None) -> Record:
-    """Return a stored record; an empty one for anything else (`is_readable`)."""
-    return _parsed(stored) or Record()
-
-
-def is_readable(stored: bytes) -> bool:
-    """Return whether these bytes are a record of this version, with amounts that a budget can have."""
-    return _parsed(stored) is not None
-
-
-def parse_amount(value: Any) -> Amount:
-    """Return a stored amount. Raises TypeError or ValueError for values that a budget cannot have."""
-    requests, tokens = value
-    for number in (requests, tokens):
-        if type(number) is not int or abs(number) > MAX_AMOUNT:
-            raise ValueError("no amount of a budget")
-    return Amount(requests, tokens)
-
-
-def _parsed(stored: bytes | None) -> Record | None:
-    try:
-        value: Any = orjson.loads(stored or b"null")
-        if value["version"] != VERSION or (used := parse_amount(value["used"])).minimum(NOTHING) != NOTHING:
-            return None
-        return Record(
-            used, {str(name): _share(share) for name, share in value["shares"].items()}, bool(value["warned"])
-        )
-    except (TypeError, ValueError, KeyError, AttributeError):
-        return None
-
-
-def _share(value: Mapping[str, Any]) -> Share:
-    reserved, idle, total = (parse_amount(value[name]) for name in ("reserved", "idle", "total"))
-    return Share(reserved, idle, float(value["until"]), total, float(value["short_until"]))
+    """Return a stored record; an empty one for anything else."""
+    return parse(stored) or Record()
 
 
 class Period(NamedTuple):

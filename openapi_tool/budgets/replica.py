@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import orjson
+from pydantic import TypeAdapter, ValidationError
 
 from openapi_tool.budgets import ledger
-from openapi_tool.budgets.ledger import NO_JOURNALS, NOTHING, Amount, Grant, Limit, Record, UsageReport, parse_amount
+from openapi_tool.budgets.ledger import NO_JOURNALS, NOTHING, Amount, Grant, Limit, Record, UsageReport
 from openapi_tool.concurrency import in_background
 from openapi_tool.limits.permits import Store
 from openapi_tool.protocol.errors import Unavailable
@@ -215,7 +216,7 @@ class Allowance:
             return
         record = self.record
         remaining = self.limit.limited_part(self.limit.remaining(record.used.plus(record.held(now)))).positive()
-        share = remaining.times(1 / (1 + record.replicas(now, excluding=self.name)))
+        share = remaining.times(1 / (1 + len(record.live(now, excluding=self.name))))
         if now < self._lease_ends_at:
             self.idle = self.idle.plus(share)
         else:  # the record does not count what this replica holds
@@ -235,6 +236,8 @@ _WRITE_INTERVAL_S = 0.05
 
 _MAX_ACCOUNTS = 3_000
 """Maximum of the last used accounts in a journal, whose record may have 256 KiB."""
+
+_JOURNAL = TypeAdapter(dict[str, Amount])
 
 
 class AccountStore(Store, Protocol):
@@ -309,8 +312,8 @@ class Journal:
         """Return the uses of an account that a replica wrote since its start. Raises Unavailable."""
         _, value = await self._store.read(_journal_key(replica))
         try:
-            return parse_amount(orjson.loads(value or b"{}").get(account, NOTHING))
-        except (TypeError, ValueError, AttributeError):
+            return _JOURNAL.validate_json(value or b"{}").get(account, NOTHING)
+        except ValidationError:
             return NOTHING
 
     async def aclose(self) -> None:
@@ -347,7 +350,9 @@ class Journal:
         last = list(self._unreported.items())[-_MAX_ACCOUNTS:]
         self._is_empty = not last
         try:
-            await self._store.put(self._key, orjson.dumps({name: list(allowance.total) for name, allowance in last}))
+            await self._store.put(
+                self._key, orjson.dumps({name: allowance.total for name, allowance in last}, default=list)
+            )
         except Unavailable as outage:
             self._outage.begin(str(outage))
 

@@ -15,19 +15,17 @@ from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from types import MappingProxyType
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import orjson
 from pydantic import Field, SecretStr, TypeAdapter, ValidationError
 
 from openapi_tool.concurrency import in_background
-from openapi_tool.limits.permits import MAX_WRITE_ATTEMPTS, Store
-from openapi_tool.limits.record import Time
+from openapi_tool.limits.permits import MAX_WRITE_ATTEMPTS, Store, Time
 from openapi_tool.protocol.errors import ToolError, Unavailable
 from openapi_tool.telemetry import metrics
 from openapi_tool.tools.placeholders import Secrets
 
-VERSION = 2
 STATES: Mapping[int, str] = MappingProxyType({40102: "invalid", 40201: "exhausted", 40203: "exhausted"})
 """State of a blocked key by the upstream's status. 40103, 40104 and 40202 are caused by the call, not by the key."""
 
@@ -50,7 +48,7 @@ class Refusal:
 class KeyRecord:
     """State of one key. `status` is 0 while it is not blocked; `retry_at` is when a blocked key may be tried again."""
 
-    version: Annotated[int, Field(ge=VERSION, le=VERSION)] = VERSION
+    version: Literal[2] = 2
     status: int = 0
     since: Time = 0.0
     retry_at: Time = 0.0

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Annotated, Protocol
 
-from pydantic import SecretStr
+from pydantic import Field, SecretStr
 
 from openapi_tool.protocol.errors import ToolError
 from openapi_tool.tools.policy import Deadline
@@ -119,6 +119,10 @@ class Unlimited:
 
 
 MAX_WRITE_ATTEMPTS = 8  # of a compare-and-set
+Time = Annotated[float, Field(ge=0, le=1e12)]
+"""Server time in a record, in seconds since the epoch."""
+
+Number = Annotated[int, Field(ge=-(2**53), le=2**53)]
 
 
 class Store(Protocol):

@@ -15,12 +15,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Annotated
+from typing import Annotated, Literal
 
 import orjson
-from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
+from pydantic import BeforeValidator, TypeAdapter, ValidationError
 
-VERSION = 2
+from openapi_tool.limits.permits import Number, Time
+
 WINDOW_S = 60.0
 MARGIN_S = 0.5
 """Seconds for differences between clocks, and between the latencies of requests to the upstream."""
@@ -57,9 +58,6 @@ _MIN_BURST = 10
 _CLOCK_S = 10.0
 """Seconds by which a replica's time may be ahead, before its uses are taken for forged. Larger than MARGIN_S, as a
 use that is dropped no longer counts against the limit."""
-
-Time = Annotated[float, Field(ge=0, le=1e12)]
-Number = Annotated[int, Field(ge=-(2**53), le=2**53)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +196,7 @@ def _replica_fields(row: object) -> object:
 class Record:
     """State of one key and endpoint."""
 
-    version: Annotated[int, Field(ge=VERSION, le=VERSION)] = VERSION
+    version: Literal[2] = 2
     paused_until: Time = 0.0
     requests: Window = field(default_factory=Window)
     tokens: Window = field(default_factory=Window)
