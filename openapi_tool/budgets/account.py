@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from openapi_tool.budgets import ledger
-from openapi_tool.budgets.ledger import NOTHING, RETURN_S, Amount, Limit, Period
+from openapi_tool.budgets.ledger import NOTHING, RETURN_S, Amount, Limit, Period, Record
 from openapi_tool.budgets.replica import Allowance, Planned, Replica
 from openapi_tool.concurrency import in_background
 from openapi_tool.protocol.errors import BudgetExceeded, ToolTimeout, Unavailable
@@ -143,8 +143,7 @@ class Account:
     def on_change(self, revision: int, value: bytes) -> None:
         """Adopt a record that another replica wrote."""
         if self._stored is None or revision > self._stored[0]:
-            self._stored = revision, self._readable(value)
-            self.allowance.adopt(ledger.decode(self._stored[1]), revision)
+            self._adopt(revision, value)
             now = self._now()
             if self._fits_now(now) or self.allowance.should_return_block(now):
                 self.wake()
@@ -162,11 +161,7 @@ class Account:
             await asyncio.wait([self._task])
         if not self.allowance.is_quiet:
             with suppress(Unavailable):
-                await self._change(leave=True)
-
-    async def probe(self) -> None:
-        """Report once to find out whether the store is available again. Raises Unavailable."""
-        await self._change()
+                await self.report(leave=True)
 
     async def _run(self) -> None:
         try:
@@ -176,18 +171,22 @@ class Account:
                     self._decide_offline()
                     return
                 try:
-                    await self._change()
+                    await self.report()
                 except Unavailable as outage:
                     self._outage.begin(str(outage))
                     self._decide_offline()
         finally:
             self._task = None
 
-    async def _change(self, *, leave: bool = False) -> None:
-        """Report uses and reserve for waiting requests, by compare-and-set."""
+    async def report(self, *, leave: bool = False) -> None:
+        """Report uses and reserve for waiting requests, by compare-and-set; with `leave` keep no block.
+
+        Raises Unavailable.
+        """
         for _ in range(_MAX_WRITE_ATTEMPTS):
             if self._stored is None or self._write_outcome_unknown:
-                await self._read()
+                self._adopt(*await self._store.read(self.name))
+                self._write_outcome_unknown = False
             journals = await self._journals_of_dead()
             revision, stored = self._stored or (0, None)
             waiting = list(self._waiting)
@@ -202,31 +201,28 @@ class Account:
             written = await self._store.write(self.name, value, revision)
             if written is not None:
                 self._write_outcome_unknown, self._stored = False, (written, value)
-                self.allowance.confirm(planned, written)
+                self.allowance.confirm(planned)
                 self._outage.end()
                 self._decide(waiting, planned)
                 self._on_write(self)
                 return
         asyncio.get_running_loop().call_later(_RETRY_S, self.wake)
 
-    async def _read(self) -> None:
-        revision, value = await self._store.read(self.name)
-        self._stored = revision, self._readable(value)
-        self.allowance.adopt(ledger.decode(self._stored[1]), self._stored[0])
-        self._write_outcome_unknown = False
-
-    def _readable(self, value: bytes | None) -> bytes | None:
-        """Return a stored record, or the last known one if this version cannot read it."""
-        if not value or ledger.parse(value):
-            return value
-        if not self._unreadable_logged:
-            self._unreadable_logged = True
-            log.warning(
-                "the record of a budget of project %s cannot be read; its last known state is used",
-                self.id.project,
-                extra={"action": "budget.unreadable", **self._log_fields(), "key": self.name},
-            )
-        return ledger.encode(self.allowance.record, self.id.labels())
+    def _adopt(self, revision: int, value: bytes | None) -> None:
+        """Adopt a stored record, or the last known one if this version cannot read it."""
+        record = ledger.parse(value) if value else Record()
+        if record is None:
+            record = self.allowance.record
+            value = ledger.encode(record, self.id.labels())
+            if not self._unreadable_logged:
+                self._unreadable_logged = True
+                log.warning(
+                    "the record of a budget of project %s cannot be read; its last known state is used",
+                    self.id.project,
+                    extra={"action": "budget.unreadable", **self._log_fields(), "key": self.name},
+                )
+        self._stored = revision, value
+        self.allowance.adopt(record)
 
     async def _journals_of_dead(self) -> dict[str, Amount]:
         dead = ledger.dead_replicas(self.allowance.record, self.allowance.name, self._now())
@@ -242,7 +238,7 @@ class Account:
             elif granted:
                 self._end(waiter, None)
             elif self._may_be_returned(waiter, now):
-                self._wake_later()
+                asyncio.get_running_loop().call_later(_RETRY_S, self._wake_if_waiting)
             else:
                 self._end(waiter, self._refusal(waiter.need))
         if planned.grant.warns:
@@ -259,9 +255,6 @@ class Account:
         record, limit = self.allowance.record, self.allowance.limit
         remaining = limit.remaining(record.used.plus(record.held(now)))
         return any(remaining.covers(waiter.need) for waiter in self._waiting)
-
-    def _wake_later(self) -> None:
-        asyncio.get_running_loop().call_later(_RETRY_S, self._wake_if_waiting)
 
     def _wake_if_waiting(self) -> None:
         if self._waiting:
@@ -284,13 +277,9 @@ class Account:
     def _refusal(self, need: Amount) -> BudgetExceeded:
         metrics.BUDGET_REFUSALS.labels(self.id.scope).inc()
         limit, taken = self.allowance.limit, self.allowance.taken
-        requests = limit.requests is not None and taken.requests + need.requests > limit.requests
-        kind, maximum, used, needed = (
-            ("requests", limit.requests, taken.requests, need.requests)
-            if requests or limit.tokens is None
-            else ("tokens", limit.tokens, taken.tokens, need.tokens)
-        )
-        owner = _OWNER_TEXT[self.id.scope] + (" with this tool" if self.id.tool else "")
+        exceeds_requests = limit.requests is not None and taken.requests + need.requests > limit.requests
+        kind = "requests" if exceeds_requests or limit.tokens is None else "tokens"
+        maximum, used, needed = (getattr(amount, kind) for amount in (limit, taken, need))
         renews = f"It renews at {self.period.renews}." if self.period.renews else "It does not renew."
         until = "before that" if self.period.renews else "in this session"
         detail = {
@@ -300,21 +289,22 @@ class Account:
             "needed": needed,
             "renews_at": self.period.renews or None,
         }
-        self._log_first_refusal(detail)
-        return BudgetExceeded(
-            f"The budget {owner} does not cover this call, so nothing was sent: {used:,} of {maximum:,} {kind} are "
-            f"used or reserved, and it needs {needed:,}. {renews} Do not call again {until}; "
-            "continue with what you have.",
-            detail=detail,
-        )
-
-    def _log_first_refusal(self, detail: dict[str, Any]) -> None:
         if not self._refusal_logged:
             self._refusal_logged = True
             log.warning(
                 "the budget %s of project %s is used up", detail["budget"], self.id.project,
                 extra={"action": "budget.exceeded", **self._log_fields(), **detail},
             )  # fmt: skip
+        return BudgetExceeded(
+            f"The budget {self._owner_text} does not cover this call, so nothing was sent: {used:,} of {maximum:,} "
+            f"{kind} are used or reserved, and it needs {needed:,}. {renews} Do not call again {until}; "
+            "continue with what you have.",
+            detail=detail,
+        )
+
+    @property
+    def _owner_text(self) -> str:
+        return _OWNER_TEXT[self.id.scope] + (" with this tool" if self.id.tool else "")
 
     def _warn(self) -> None:
         metrics.BUDGET_WARNINGS.labels(self.id.scope).inc()
@@ -349,15 +339,10 @@ class Account:
     @property
     def note(self) -> str:
         """Text for the model if less than a tenth is left."""
-        limit, left = self.allowance.limit, self.left()
-        named = (
-            f"{left[f'{kind}_left']:,} of {left[kind]:,} {kind}"
-            for kind in Limit._fields
-            if getattr(limit, kind) is not None
-        )
-        owner = _OWNER_TEXT[self.id.scope] + (" with this tool" if self.id.tool else "")
+        left = self.left()
+        named = (f"{left[f'{kind}_left']:,} of {left[kind]:,} {kind}" for kind in Limit._fields if kind in left)
         renews = f"; it renews at {self.period.renews}" if self.period.renews else ""
-        return f"[The budget {owner} is nearly used up: {' and '.join(named)} are left{renews}.]"
+        return f"[The budget {self._owner_text} is nearly used up: {' and '.join(named)} are left{renews}.]"
 
     @property
     def used_fraction(self) -> float:

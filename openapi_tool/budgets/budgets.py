@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from openapi_tool.budgets.account import SCOPES, Account, AccountId
 from openapi_tool.budgets.ledger import ALWAYS, NOTHING, Amount, Limit, Period, Periods
-from openapi_tool.budgets.replica import AccountStore, Journal, Outage, Replica, record_key
+from openapi_tool.budgets.replica import AccountStore, Replica, record_key
 from openapi_tool.concurrency import in_background
 from openapi_tool.options import BudgetLimits, BudgetOptions, time_zone
 from openapi_tool.protocol.errors import Unavailable
@@ -44,17 +44,17 @@ class Spender(NamedTuple):
 class Charge:
     """Accounts that the requests of one call are charged to, narrowest first."""
 
-    __slots__ = ("_accounts", "_budgets", "_has_reserved", "_spender")
+    __slots__ = ("_accounts", "_budgets", "_has_reserved", "_tool")
 
     def __init__(self, budgets: Budgets, spender: Spender, accounts: Sequence[Account]) -> None:
-        self._budgets, self._spender, self._accounts = budgets, spender, accounts
+        self._budgets, self._tool, self._accounts = budgets, (spender.project, spender.tool), accounts
         self._has_reserved = False
 
     async def reserve(self, min_tokens: int, deadline: Deadline) -> Reservation:
         """Reserve the estimated cost of a request, at least `min_tokens`. Raises BudgetExceeded, ToolTimeout."""
-        need = Amount(1, self._budgets.estimate(self._spender, min_tokens))
-        reservation = Reservation(need, [])
         budgets, self._has_reserved = self._budgets, True
+        need = Amount(1, max(min_tokens, round(budgets.means.get(self._tool, 0.0))))
+        reservation = Reservation(need, [])
         now = budgets.clock()
         try:
             for account in self._accounts:
@@ -75,8 +75,13 @@ class Charge:
             await self._budgets.journal.wait_until_written()
 
     def record_cost(self, tokens: int) -> None:
-        """Count the cost of a request for the next estimate."""
-        self._budgets.record_cost(self._spender, tokens)
+        """Count the cost of a request for the next estimates."""
+        if tokens > 0:
+            means = self._budgets.means
+            mean = means.pop(self._tool, float(tokens))
+            means[self._tool] = mean + _NEWEST_WEIGHT * (tokens - mean)
+            if len(means) > _MAX_MEANS:
+                del means[next(iter(means))]
 
     def left(self) -> dict[str, Any]:
         """Return the rest of each account for the card; those of the tool's definition under `tool`."""
@@ -118,14 +123,15 @@ class Budgets:
     """Budgets of this process, named `replica`. `clock` returns the NATS server's time in seconds since the epoch.
 
     `limited`: the settings have a budget. `active`: the accounts, by name, that hold something or must report.
+    `means`: the moving averages of the tokens of requests, by project and tool.
     """
 
     def __init__(self, replica: str, options: BudgetOptions, store: AccountStore, clock: Callable[[], float]) -> None:
         self._options, self.clock = options, clock
-        self._outage = Outage()
-        self.journal = Journal(replica, store, self._outage)
-        self._replica = Replica(replica, store, clock, self._outage, self.journal)
+        self._replica = Replica(replica, store, clock)
+        self.journal = self._replica.journal
         self.active: dict[str, Account] = {}
+        self.means: dict[tuple[str, str], float] = {}
         self._most_used: dict[str, dict[str, Account]] = {scope: {} for scope in SCOPES}
         # Expiry and accounts by project, agent and session.
         self._charged: dict[tuple[str, str, str], tuple[float, list[Account]]] = {}
@@ -136,7 +142,6 @@ class Budgets:
         self._by_name: dict[str, Account] = {}
         self._by_project = {name: options.for_project(name) for name in options.projects}
         self.limited = options.limited or bool(options.projects)
-        self._means: dict[tuple[str, str], float] = {}
         self._task: asyncio.Task[None] | None = None
 
     def charge(self, spender: Spender) -> Charge | None:
@@ -145,26 +150,14 @@ class Budgets:
         now, key = self.clock(), (project, agent, session)
         until, accounts = self._charged.get(key, _NOT_OPENED)
         if now >= until:
-            accounts = self._open(spender, self._limits_of(project), "", now)
+            bare_project = project.rpartition(" ")[2]  # without the protocol version of a further kernel
+            accounts = self._open(spender, self._by_project.get(bare_project, self._options), "", now)
             if len(self._charged) >= _MAX_ACCOUNTS:
                 self._charged.clear()
             self._charged[key] = min((account.period.end for account in accounts), default=math.inf), accounts
         if tool_limits is not None:
             accounts = [*accounts, *self._open(spender, tool_limits, tool, now)]
         return Charge(self, spender, accounts) if accounts else None
-
-    def estimate(self, spender: Spender, min_tokens: int) -> int:
-        """Return the expected tokens of a tool's request: their moving average, at least `min_tokens`."""
-        return max(min_tokens, round(self._means.get((spender.project, spender.tool), 0.0)))
-
-    def record_cost(self, spender: Spender, tokens: int) -> None:
-        """Add a request to the moving average of its tool."""
-        if tokens > 0:
-            key, means = (spender.project, spender.tool), self._means
-            mean = means.pop(key, float(tokens))
-            means[key] = mean + _NEWEST_WEIGHT * (tokens - mean)
-            if len(means) > _MAX_MEANS:
-                del means[next(iter(means))]
 
     def on_change(self, name: str, revision: int, value: bytes) -> None:
         """Adopt a record that another replica wrote."""
@@ -179,7 +172,7 @@ class Budgets:
 
     def outage(self) -> str:
         """Return why the store is unavailable; empty while it is available."""
-        return self._outage.reason
+        return self._replica.outage.reason
 
     def largest_used_fraction(self, scope: str) -> float:
         """Return the largest used fraction of the accounts of a scope."""
@@ -192,10 +185,6 @@ class Budgets:
             await asyncio.wait([self._task])
         await asyncio.gather(*(account.aclose() for account in self.active.values()))
         await self.journal.aclose()
-
-    def _limits_of(self, project: str) -> BudgetLimits:
-        bare_project = project.rpartition(" ")[2]  # without the protocol version of a further kernel
-        return self._by_project.get(bare_project, self._options)
 
     def _open(self, spender: Spender, limits: BudgetLimits, tool: str, now: float) -> list[Account]:
         found = []
@@ -215,7 +204,7 @@ class Budgets:
             account = Account(name, account_id, limit, period, self._replica, on_write=self._rank)
             self._accounts[key] = self._by_name[name] = account
             self._rank(account)
-            self._start()
+            self._task = self._task or in_background(self._run(), "budgets")
         account.allowance.limit = limit  # the definition may have changed
         return account
 
@@ -224,14 +213,10 @@ class Budgets:
             return ALWAYS
         return self._periods.month(now) if scope == "project_month" else self._periods.day(now)
 
-    def _start(self) -> None:
-        if self._task is None:
-            self._task = in_background(self._run(), "budgets")
-
     async def _run(self) -> None:
         while True:
             await asyncio.sleep(_TICK_S)
-            if self._outage.reason:
+            if self._replica.outage.reason:
                 await self._probe()
                 continue
             now = self.clock()
@@ -245,7 +230,7 @@ class Budgets:
         """Check whether the store is available again, with one account."""
         for account in islice(chain(self.active.values(), self._accounts.values()), 1):
             with suppress(Unavailable):
-                await account.probe()
+                await account.report()
 
     def _drop_unused(self, now: float) -> None:
         """Drop quiet accounts whose period is over, or the oldest ones if there are too many."""

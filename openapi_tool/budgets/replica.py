@@ -67,7 +67,7 @@ class Allowance:
         self.name = name
         self.limit = limit
         self.idle = self.reserved = self.total = self._reported = NOTHING
-        self._set_record(Record(), 0)
+        self._set_record(Record())
         self.offline = False
         self._has_unwritten_change = False
         self._has_read_record = False
@@ -118,7 +118,8 @@ class Allowance:
             return True
         if self.is_quiet:
             return False
-        return now - self._reported_at >= RENEW_S or self._is_unused(now) or self.should_return_block(now)
+        is_unused = self.idle.positive() != NOTHING and now - self.used_at >= IDLE_S
+        return is_unused or now - self._reported_at >= RENEW_S or self.should_return_block(now)
 
     def should_return_block(self, now: float) -> bool:
         """Return whether another replica waits for this block, or for the report of its use."""
@@ -132,9 +133,6 @@ class Allowance:
         """Return whether nothing is held or unreported."""
         held = self._has_unwritten_change or (self.reserved, self.idle.positive()) != (NOTHING, NOTHING)
         return not held and self.total == self._reported
-
-    def _is_unused(self, now: float) -> bool:
-        return self.idle.positive() != NOTHING and now - self.used_at >= IDLE_S
 
     def _ahead(self, now: float) -> Amount:
         """Return the size of the next block: `_AHEAD_S` seconds of demand."""
@@ -174,7 +172,7 @@ class Allowance:
         self._has_unwritten_change = not is_empty
         return is_empty
 
-    def confirm(self, planned: Planned, revision: int) -> None:
+    def confirm(self, planned: Planned) -> None:
         """Adopt a written change: granted needs become reserved, and the block grows."""
         for need, granted in zip(planned.needs, planned.grant.granted, strict=True):
             if granted:
@@ -185,9 +183,9 @@ class Allowance:
         self._unreported_since = self._reported_at = planned.at
         self._lease_ends_at = planned.at + ledger.LEASE_S
         self.offline = self._has_unwritten_change = False
-        self._set_record(planned.record, revision)
+        self._set_record(planned.record)
 
-    def adopt(self, record: Record, revision: int) -> None:
+    def adopt(self, record: Record) -> None:
         """Adopt a record that was read, or that another replica wrote.
 
         The record may contain a report of this replica whose write had an unknown outcome; the next report gives back
@@ -199,12 +197,12 @@ class Allowance:
             self.total = self.total if self._has_read_record else self.total.plus(own.total)
             self._reported = own.total
         self._has_read_record = True
-        self._set_record(record, revision)
+        self._set_record(record)
 
-    def _set_record(self, record: Record, revision: int) -> None:
-        """Adopt a record; compute until when requests of others wait for blocks, and what others use and reserve."""
-        self.record, self.revision = record, revision
-        self._short_until, self._used_elsewhere = 0.0, record.used.minus(self._reported)
+    def _set_record(self, record: Record) -> None:
+        self.record = record
+        self._short_until = 0.0  # until then requests of others wait for blocks
+        self._used_elsewhere = record.used.minus(self._reported)
         for name, share in record.shares.items():
             if name != self.name:
                 self._short_until = max(self._short_until, share.short_until)
@@ -321,9 +319,7 @@ class Journal:
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
-        self._unreported = {
-            name: allowance for name, allowance in self._unreported.items() if allowance.spent != NOTHING
-        }
+        self._drop_reported()
         if not self._is_empty:
             await self._write()
 
@@ -334,9 +330,7 @@ class Journal:
                 await asyncio.sleep(max(0.0, self._next_at - loop.time()))
                 self._next_at = loop.time() + _WRITE_INTERVAL_S
                 self._writing, self._waiting = self._waiting, None
-                self._unreported = {
-                    name: allowance for name, allowance in self._unreported.items() if allowance.spent != NOTHING
-                }
+                self._drop_reported()
                 if self._unreported:
                     await self._write()
                 _resolve(self._writing)
@@ -345,6 +339,9 @@ class Journal:
             _resolve(self._writing)
             _resolve(self._waiting)
             self._writing = self._waiting = self._task = None
+
+    def _drop_reported(self) -> None:
+        self._unreported = {name: each for name, each in self._unreported.items() if each.spent != NOTHING}
 
     async def _write(self) -> None:
         last = list(self._unreported.items())[-_MAX_ACCOUNTS:]
@@ -357,15 +354,13 @@ class Journal:
             self._outage.begin(str(outage))
 
 
-@dataclass(frozen=True, slots=True)
 class Replica:
-    """Name, store and journal of this process; `now` is the server's time in seconds."""
+    """Name, store, outage and journal of this process; `now` returns the server's time in seconds since the epoch."""
 
-    name: str
-    store: AccountStore
-    now: Callable[[], float]
-    outage: Outage
-    journal: Journal
+    def __init__(self, name: str, store: AccountStore, now: Callable[[], float]) -> None:
+        self.name, self.store, self.now = name, store, now
+        self.outage = Outage()
+        self.journal = Journal(name, store, self.outage)
 
 
 def record_key(*parts: str) -> str:

@@ -480,7 +480,7 @@ class AccountWorld:
     def plan(self, pod: AccountPod) -> None:
         """Read the record and compute its change."""
         record = accounts.decode(self.value)
-        pod.allowance.adopt(record, self.revision)
+        pod.allowance.adopt(record)
         if (own := record.shares.get(pod.allowance.name)) is not None:
             assert pod.allowance.spent == pod.allowance.total.minus(own.total)
         needs, journals = (ONE,) * pod.asked, self.journals_of_dead(pod)
@@ -503,7 +503,7 @@ class AccountWorld:
         self.value, self.revision = accounts.encode(planned.record, {}), revision + 1
         if not answered:
             return
-        pod.allowance.confirm(planned, self.revision)
+        pod.allowance.confirm(planned)
         pod.running += sum(planned.grant.granted)
         pod.asked = 0
 
@@ -511,7 +511,7 @@ class AccountWorld:
         self.plan(pod)
         self.write(pod)
         for other in self.pods:
-            other.allowance.adopt(accounts.decode(self.value), self.revision)
+            other.allowance.adopt(accounts.decode(self.value))
 
     def ask(self, pod: AccountPod, number: int) -> None:
         """Let requests wait for the next change."""
@@ -544,7 +544,7 @@ class AccountWorld:
     def crash(self, pod: AccountPod) -> None:
         """End a replica; a journal counts only for one that held something by its last report."""
         record, name = accounts.decode(self.value), pod.allowance.name
-        pod.allowance.adopt(record, self.revision)
+        pod.allowance.adopt(record)
         noted = pod.noted if name in record.shares and record.shares[name].holds else NOTHING
         self.lost += min(pod.allowance.spent, pod.allowance.total.minus(noted)).requests
         self.journals[name] = pod.noted
@@ -637,7 +637,7 @@ def test_tokens_are_exceeded_by_what_running_requests_cost_beyond_their_estimate
     allowance = Allowance("pod", Limit(None, 100))
     planned = allowance.plan(None, (Amount(0, 30),) * 4, START)
     assert planned.grant.granted == (True, True, True, False)
-    allowance.confirm(planned, 1)
+    allowance.confirm(planned)
     for _ in range(3):
         allowance.settle(Amount(0, 30), Amount(1, 40), START)
     planned = allowance.plan(accounts.encode(planned.record, {}), (Amount(0, 1),), START)
@@ -659,7 +659,7 @@ def test_without_the_store_a_replica_uses_its_part_of_what_was_left(replicas: in
     for share in record.shares.values():
         share.idle = NOTHING
     pod = world.pods[0]
-    pod.allowance.adopt(record, 9)
+    pod.allowance.adopt(record)
     pod.allowance.go_offline(world.now)
     while pod.allowance.take(ONE, world.now + 999):
         pod.running += 1
