@@ -1,7 +1,6 @@
 """Keys that the upstream refuses: blocked for all replicas by a shared record, tried again every 3 minutes (ADR 9).
 
-The functions on a KeyRecord are pure: no I/O, server time in seconds. Each returns whether it changed the record.
-`Keys` applies them to the shared records.
+Times are the server's, in seconds since the epoch.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import hashlib
 import logging
 import time
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
@@ -46,7 +45,7 @@ class Refusal:
 
 @dataclass(slots=True)
 class KeyRecord:
-    """State of one key. `status` is 0 while it is not blocked; `retry_at` is when a blocked key may be tried again."""
+    """State of one key. `status` is 0 while it is not blocked; a blocked key may be tried again at `retry_at`."""
 
     version: Literal[2] = 2
     status: int = 0
@@ -56,63 +55,45 @@ class KeyRecord:
 
     @property
     def state(self) -> str | None:
-        """Return `invalid`, `exhausted`, or None while the key is not blocked."""
+        """Return `invalid` or `exhausted`; None while the key is not blocked."""
         return STATES.get(self.status)
 
 
-def record_refusal(record: KeyRecord, status: int, call: str, now: float) -> bool:
+def _record_refusal(record: KeyRecord, status: int, call: str, now: float) -> None:
     """Record a refusal; the second one, by another call, blocks the key."""
     if record.status:
-        return block(record, status, now)
+        if STATES[status] != record.state:
+            record.status = status
+        return
     first = record.refusals.get(status)
     if first is None or abs(now - first.at) >= _SECOND_REFUSAL_S:
         record.refusals[status] = Refusal(call, now)
-        return True
-    return first.call != call and block(record, status, now)
+    elif first.call != call:
+        record.status, record.since, record.retry_at, record.refusals = status, now, now + RETRY_S, {}
 
 
-def block(record: KeyRecord, status: int, now: float) -> bool:
-    """Block the key; return False if it is blocked with the same state already."""
-    if STATES[status] == record.state:
-        return False
-    if not record.status:
-        record.since, record.retry_at, record.refusals = now, now + RETRY_S, {}
-    record.status = status
-    return True
+def _claim_trial(record: KeyRecord, now: float) -> None:
+    if record.status and record.retry_at <= now:
+        record.retry_at = now + RETRY_S
 
 
-def claim_trial(record: KeyRecord, now: float) -> bool:
-    """Let the caller try a blocked key if no other call did within `RETRY_S`."""
-    if not record.status or record.retry_at > now:
-        return False
-    record.retry_at = now + RETRY_S
-    return True
+def _end_trial(record: KeyRecord, now: float) -> None:
+    if record.status:
+        record.retry_at = min(record.retry_at, now)
 
 
-def end_trial(record: KeyRecord, now: float) -> bool:
-    """Let the next call try a blocked key: the response to this one did not depend on the key."""
-    changed = bool(record.status) and record.retry_at > now
-    record.retry_at = min(record.retry_at, now)
-    return changed
-
-
-def unblock(record: KeyRecord) -> bool:
-    """Unblock a working key, and clear its refusals."""
-    changed = bool(record.status or record.refusals)
+def _unblock(record: KeyRecord) -> None:
     record.status, record.refusals = 0, {}
-    return changed
 
 
-def forget_refusals(record: KeyRecord) -> bool:
-    """Clear the refusals of a key that is not blocked: another request succeeded with it."""
-    changed = bool(record.refusals) and not record.status
-    record.refusals = {} if changed else record.refusals
-    return changed
+def _forget_refusals(record: KeyRecord) -> None:
+    if not record.status:
+        record.refusals = {}
 
 
 def encode(record: KeyRecord) -> bytes:
     """Return the stored form."""
-    return orjson.dumps(asdict(record), option=orjson.OPT_NON_STR_KEYS)
+    return orjson.dumps(record, option=orjson.OPT_NON_STR_KEYS)
 
 
 _RECORD = TypeAdapter(KeyRecord)
@@ -142,8 +123,7 @@ _REFUSED_KEY_ADVICE = {
     402: "its balance is used up; top it up or set another one",
 }
 _WARNING_INTERVAL_S = 60.0
-Change = Callable[[KeyRecord], bool]
-"""Changes a record in place; returns False if it left it unchanged."""
+Change = Callable[[KeyRecord], None]
 
 
 def record_name(variable: str, value: str) -> str:
@@ -155,9 +135,8 @@ def record_name(variable: str, value: str) -> str:
 class Keys:
     """State of the keys of this process. `blocked` has the records of the blocked ones by variable.
 
-    `name` is the replica's. `clock` (later `now`) is the NATS server's, in seconds since the epoch. `failure` returns
-    the error of a call whose key is refused with a five-digit status. `on_state_change` is called with the variable of
-    a key that was blocked or unblocked.
+    `name` is the replica's. `failure` returns the error of a call whose key is refused with a five-digit status.
+    `on_state_change` is called with the variable of a key that was blocked or unblocked.
     """
 
     def __init__(
@@ -176,7 +155,7 @@ class Keys:
         self._write_lock = asyncio.Lock()
 
     def set_secrets(self, secrets: Secrets) -> None:
-        """Use these values from now on. A new value is blocked only if its record is."""
+        """Use these values from now on."""
         self._secrets = secrets
         before = self._variables
         self._variables = {record_name(variable, value): variable for variable, value in secrets.values().items()}
@@ -200,20 +179,17 @@ class Keys:
         error.key_variable = variable
         return error
 
-    def may_retry(self, variable: str) -> bool:
-        """Return whether a blocked key may be tried again now."""
-        return self.blocked[variable].retry_at <= self.now()
-
     async def claim_trial(self, variable: str) -> bool:
-        """Return whether this call may try a blocked key again; of all replicas one call may every 3 minutes."""
-        now, name = self.now(), self._name_of(variable)
-        claimed = copy.copy(self.blocked[variable])
-        if not claim_trial(claimed, now):
+        """Return whether this call may try a blocked key; of all replicas one call may every 3 minutes."""
+        now, record = self.now(), self.blocked[variable]
+        if record.retry_at > now:
             return False
-        self.blocked[variable] = claimed  # before any `await`, so that other calls of this process claim no second one
+        # Before any `await`, so that other calls of this process claim no second one.
+        self.blocked[variable] = replace(record, retry_at=now + RETRY_S)
         try:
+            change = partial(_claim_trial, now=now)
             # A key that another replica has unblocked meanwhile may be tried, too.
-            return await self._apply(name, partial(claim_trial, now=now)) or variable not in self.blocked
+            return await self._apply(self._name_of(variable), change) or variable not in self.blocked
         except Unavailable:
             return True  # without the store each replica tries
 
@@ -224,7 +200,7 @@ class Keys:
             return  # the key was rotated after the request was sent
         if variable not in self.blocked or self.blocked[variable].state != STATES[status]:
             caller = f"{self._name}/{call}"
-            self._start(self._apply(name, partial(record_refusal, status=status, call=caller, now=self.now())))
+            self._start(self._apply(name, partial(_record_refusal, status=status, call=caller, now=self.now())))
 
     def record_success(self, variable: str, *, trial: bool) -> None:
         """Unblock a key that a trial found usable, and forget a refusal of a key that is not blocked.
@@ -233,15 +209,15 @@ class Keys:
         """
         if variable in self.blocked:
             if trial:
-                self._start(self._apply(self._name_of(variable), unblock))
+                self._start(self._apply(self._name_of(variable), _unblock))
         elif variable in self._suspected:
             self._suspected.discard(variable)
-            self._start(self._apply(self._name_of(variable), forget_refusals))
+            self._start(self._apply(self._name_of(variable), _forget_refusals))
 
     def end_trial(self, variable: str) -> None:
-        """Let the next call try a blocked key: the trial ended without a response that depends on the key."""
+        """Let the next call try a blocked key: the response to this one did not depend on the key."""
         if variable in self.blocked:
-            self._start(self._apply(self._name_of(variable), partial(end_trial, now=self.now())))
+            self._start(self._apply(self._name_of(variable), partial(_end_trial, now=self.now())))
 
     def on_change(self, name: str, revision: int, value: bytes) -> None:
         """Adopt a record that another replica wrote."""
@@ -249,7 +225,7 @@ class Keys:
             self._adopt(name, revision, decode(value, self.now()))
 
     def snapshot(self) -> list[dict[str, Any]]:
-        """Return the blocked keys, for `openapi-tool limits` and /readyz."""
+        """Return the blocked keys."""
         now = self.now() if self.blocked else 0.0  # the server's time may not be known yet
         return [
             {
@@ -309,7 +285,9 @@ class Keys:
             if value is None:  # never written, or expired
                 self._records.pop(name, None)
             record = self._record(name, revision, value)
-            changed = change(record)
+            before = copy.deepcopy(record)
+            change(record)
+            changed = record != before
             written = await self._store.write(name, encode(record), revision) if changed else revision
             if written is not None:
                 self._adopt(name, written, record)
@@ -353,13 +331,13 @@ class Keys:
 
 
 class RefusedKeys:
-    """Counts requests whose key the upstream refused, and warns of each key and status once a minute."""
+    """Counts requests whose key the upstream refused; warns of each key and status once a minute."""
 
     def __init__(self) -> None:
         self._warned_at: dict[tuple[str, int], float] = {}
 
     def record(self, variable: str, status: int | None) -> None:
-        """Record that a request with the key of `variable` ended with this HTTP status."""
+        """Record the HTTP status of a request with the key of `variable`."""
         if status is None or status not in _REFUSED_KEY_ADVICE:
             return
         metrics.KEYS_REFUSED.labels(variable).inc()

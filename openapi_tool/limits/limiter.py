@@ -59,7 +59,7 @@ class Limiter:
         """Let the call try a blocked key if a retry is due. Raises the error of a key if none is usable."""
         blocked = [limiter for limiter in group.limiters if limiter.variable in self.keys.blocked]
         for limiter in blocked:
-            if self.keys.may_retry(limiter.variable) and await self.keys.claim_trial(limiter.variable):
+            if await self.keys.claim_trial(limiter.variable):
                 limiter.trial = True
         if blocked and not group.usable():
             # `claim_trial` awaits, so some keys may no longer be blocked; one is, as none is usable.
