@@ -82,8 +82,8 @@ class Account:
         self._replica, self._on_write = replica, on_write
         self._store, self._now, self._outage = replica.store, replica.now, replica.outage
         self._waiting: list[_Waiter] = []
-        self._stored: tuple[int, bytes | None] | None = None  # revision and value
-        self._write_outcome_unknown = False
+        self._stored: tuple[int, bytes | None] = 0, None  # revision and value
+        self._must_read = True
         self._rerun_requested = False
         self._task: asyncio.Task[None] | None = None
         self._refusal_logged = self._unreadable_logged = False
@@ -142,7 +142,7 @@ class Account:
 
     def on_change(self, revision: int, value: bytes) -> None:
         """Adopt a record that another replica wrote."""
-        if self._stored is None or revision > self._stored[0]:
+        if revision > self._stored[0]:
             self._adopt(revision, value)
             now = self._now()
             if self._fits_now(now) or self.allowance.should_return_block(now):
@@ -184,11 +184,11 @@ class Account:
         Raises Unavailable.
         """
         for _ in range(_MAX_WRITE_ATTEMPTS):
-            if self._stored is None or self._write_outcome_unknown:
+            if self._must_read:
                 self._adopt(*await self._store.read(self.name))
-                self._write_outcome_unknown = False
+                self._must_read = False
             journals = await self._journals_of_dead()
-            revision, stored = self._stored or (0, None)
+            revision, stored = self._stored
             waiting = list(self._waiting)
             needs = tuple(waiter.need for waiter in waiting)
             planned = self.allowance.plan(stored, needs, self._now(), journals=journals, leave=leave)
@@ -197,10 +197,10 @@ class Account:
                 self._decide(waiting, planned)
                 return
             value = ledger.encode(planned.record, self.id.labels())
-            self._write_outcome_unknown = True  # a write that fails may still have been stored
+            self._must_read = True  # after a conflict, and as a write that fails may still have been stored
             written = await self._store.write(self.name, value, revision)
             if written is not None:
-                self._write_outcome_unknown, self._stored = False, (written, value)
+                self._must_read, self._stored = False, (written, value)
                 self.allowance.confirm(planned)
                 self._outage.end()
                 self._decide(waiting, planned)

@@ -19,11 +19,9 @@ from operator import attrgetter
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from pydantic import SecretStr
-
 from openapi_tool.limits.keys import STATES
 from openapi_tool.limits.ledger import Use
-from openapi_tool.limits.permits import Need
+from openapi_tool.limits.permits import Need, Permit
 from openapi_tool.protocol.errors import ToolError
 
 if TYPE_CHECKING:
@@ -234,8 +232,7 @@ _ACTIVE_S = 600.0
 _CHECK_INTERVALS = 19  # durations of a search for timeouts until the next one
 _KEY_STATUSES = (401, 402, 429)  # of the key, not of the request only
 
-Granted = tuple["KeyLimiter", Use, bool]
-"""Permit of a waiting call: limiter of the key, use, and whether the call is the trial of a blocked key."""
+Waiting = tuple[asyncio.Future[Permit], Need]
 
 
 class OpenRequests:
@@ -282,7 +279,7 @@ class KeyGroup:
     """Limiters of one key, or of a pool's keys (`pooled`), and their waiting calls; `weights` are those of projects."""
 
     def __init__(self, weights: Mapping[str, float], *, pooled: bool) -> None:
-        self.waiting: FairQueue[asyncio.Future[Granted]] = FairQueue(weights)
+        self.waiting: FairQueue[Waiting] = FairQueue(weights)
         self.limiters: list[KeyLimiter] = []
         self.pooled = pooled
         self._virtual_time = 0.0
@@ -324,7 +321,7 @@ class KeyGroup:
         ]
         return lambda count: min((wait_s(count * share) for wait_s, share in parts), default=0.0)
 
-    def certain_timeouts(self, now: float) -> list[tuple[Waiter[asyncio.Future[Granted]], float]]:
+    def certain_timeouts(self, now: float) -> list[tuple[Waiter[Waiting], float]]:
         """Return the calls that certainly get no permit in time, and the seconds until they would (see FairQueue).
 
         Many calls may wait, so the search takes at most a twentieth of the time; before that it returns none.
@@ -346,18 +343,19 @@ class KeyGroup:
         """End all waiting calls with an error."""
         for waiter in self.waiting.waiters():
             self.waiting.discard(waiter)
-            if not waiter.item.done():
-                waiter.item.set_exception(copy.copy(error))
+            future, _ = waiter.item
+            if not future.done():
+                future.set_exception(copy.copy(error))
 
 
-class KeyPermit:
+class KeyPermit(Permit):
     """Permit of one request with a key; `trial` if it tries a blocked one (see `Permit`)."""
 
-    __slots__ = ("__weakref__", "_ended", "_limiter", "_need", "_trial", "_use", "key")
+    __slots__ = ("_ended", "_limiter", "_need", "_trial", "_use")
 
-    def __init__(self, limiter: KeyLimiter, use: Use | None, need: Need, key: SecretStr, *, trial: bool) -> None:
+    def __init__(self, limiter: KeyLimiter, use: Use | None, need: Need, *, trial: bool) -> None:
+        super().__init__(limiter.keys.get(limiter.variable) or need.key)
         self._limiter, self._use, self._need, self._trial, self._ended = limiter, use, need, trial, False
-        self.key = key
 
     def connected(self) -> None:
         """Count the request from now on, if it waited for its connection."""

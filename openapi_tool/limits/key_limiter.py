@@ -23,11 +23,11 @@ from openapi_tool.limits.allowance import (
     Allowance,
     Planned,
 )
-from openapi_tool.limits.fair_queue import FairQueue, Granted, KeyGroup, KeyPermit, OpenRequests, Waiter
+from openapi_tool.limits.fair_queue import FairQueue, KeyGroup, KeyPermit, OpenRequests, Waiter
 from openapi_tool.limits.keys import STATES, Keys
 from openapi_tool.limits.ledger import Use
 from openapi_tool.limits.permits import MAX_WRITE_ATTEMPTS, Need, Permit, Store
-from openapi_tool.limits.record import BLOCK_S, MAX_PAUSE_S, REQUESTS, decode, encode, parse
+from openapi_tool.limits.record import BLOCK_S, MAX_PAUSE_S, REQUESTS, Record, decode, encode, parse
 from openapi_tool.protocol.errors import RateLimited, ToolError, Unavailable
 from openapi_tool.telemetry import metrics
 
@@ -56,6 +56,7 @@ class KeyLimiter:
         self, variable: str, endpoint: str, allowance: Allowance, store: Store, keys: Keys, group: KeyGroup
     ) -> None:
         self.variable, self.endpoint = variable, endpoint
+        self.record_name = f"limit.{variable.upper()}.{endpoint}"
         self.allowance = allowance
         self.group, self.waiting, self.keys = group, group.waiting, keys
         self.weight, self.load = 1.0, 0.0
@@ -65,7 +66,8 @@ class KeyLimiter:
         self._now = keys.now
         self._wake = asyncio.Event()
         self._task = in_background(self._run(), f"limits of {variable}")
-        self._stored: tuple[int, bytes | None] | None = None
+        self._stored: tuple[int, bytes | None] = 0, None  # revision and value
+        self._must_read = True
         self._unconfirmed: Planned | None = None  # of unknown outcome
         self._next_write_at = self._next_refill_at = 0.0
         self._written_at = -_REPORT_INTERVAL_S
@@ -73,10 +75,7 @@ class KeyLimiter:
         self._open = OpenRequests(self.allowance, keys.now)
         self._durations: deque[float] = deque(maxlen=_DURATIONS)
         group.limiters.append(self)
-        self._export()
-
-    def _export(self) -> None:
-        labels, allowance = (self.variable, self.endpoint), self.allowance
+        labels = (variable, endpoint)
         metrics.LIMIT_USED.set_function(lambda: allowance.record.counted(REQUESTS, self._now()), *labels)
         metrics.LIMIT_WAITING.set_function(lambda: len(self.counted_queue), *labels)
         metrics.LIMIT_PAUSED.set_function(lambda: self.paused_s, *labels)
@@ -99,11 +98,6 @@ class KeyLimiter:
         """Return the shortest duration of a recent request in seconds."""
         return min(self._durations, default=_INITIAL_REQUEST_S)
 
-    @property
-    def record_name(self) -> str:
-        """Key of the shared record."""
-        return f"limit.{self.variable.upper()}.{self.endpoint}"
-
     def try_take(self, need: Need) -> Permit | None:
         """Return a permit if one is at hand and no call waits."""
         allowance, now = self.allowance, self._now()
@@ -122,11 +116,7 @@ class KeyLimiter:
 
     def _permit(self, use: Use | None, need: Need) -> Permit:
         trial, self.trial = self.trial, False
-        return KeyPermit(self, use, need, self.key(need), trial=trial)
-
-    def key(self, need: Need) -> SecretStr:
-        """Return the key to send: it may have been replaced, or be another one of a pool."""
-        return self.keys.get(self.variable) or need.key
+        return KeyPermit(self, use, need, trial=trial)
 
     async def wait(self, need: Need) -> Permit:
         """Wait for a permit of this key or of another one of its pool.
@@ -135,15 +125,15 @@ class KeyLimiter:
         """
         now, left_s = self._now(), need.deadline.remaining()
         patience_s = max(left_s - self.min_request_s, left_s / 2)  # at least half: the shortest one may have been slow
-        future: asyncio.Future[Granted] = asyncio.get_running_loop().create_future()
-        waiter = Waiter(need.flow, now + patience_s, future)
+        future: asyncio.Future[Permit] = asyncio.get_running_loop().create_future()
+        waiter = Waiter(need.flow, now + patience_s, (future, need))
         self.waiting.add(waiter, now)
         self.group.wake()
         need.slot.pause()
         received = False
         try:
             async with asyncio.timeout(patience_s):
-                limiter, use, trial = await future
+                permit = await future
             received = True
         except TimeoutError:
             raise self._rate_limited(max(1.0, self.group.wait_s(self._now())(len(self.waiting)))) from None
@@ -151,9 +141,8 @@ class KeyLimiter:
             self.waiting.discard(waiter)
             need.slot.resume()
             if not received and future.done() and not future.cancelled() and future.exception() is None:
-                limiter, use, trial = future.result()  # granted while the call was cancelled
-                KeyPermit(limiter, use, need, need.key, trial=trial).cancelled()
-        return KeyPermit(limiter, use, need, limiter.key(need), trial=trial)
+                future.result().cancelled()  # granted while the call was cancelled
+        return permit
 
     def wake(self) -> None:
         """Check now whether permits can be granted or taken."""
@@ -191,10 +180,7 @@ class KeyLimiter:
 
     def on_change(self, revision: int, value: bytes) -> None:
         """Adopt a record that another replica wrote."""
-        if self._stored is None or revision > self._stored[0]:
-            record = parse(value)
-            if record is None:
-                return
+        if revision > self._stored[0] and (record := parse(value)) is not None:
             self._stored = revision, value
             self.allowance.adopt(record, revision, self._now())
             if self.waiting or self.allowance.limited:
@@ -204,7 +190,7 @@ class KeyLimiter:
         """Give back unused permits and stop."""
         self._task.cancel()
         await asyncio.wait([self._task])
-        if self.allowance.limited and self._stored is not None:
+        if self.allowance.limited and not self._must_read:
             with suppress(Unavailable):
                 await self._report(leave=True)
 
@@ -217,13 +203,13 @@ class KeyLimiter:
                 self._use_fallback_share(str(outage))
             except Exception:  # a defect; if this task ended, every call with the key would wait until its deadline
                 log.exception("internal error in a rate limit", extra={"action": "limits.broken", **self._log_fields()})
-                self._stored = None
+                self._stored, self._must_read = (0, None), True
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._idle_s()):
                     await self._wake.wait()
 
     async def _step(self) -> None:
-        if self._stored is None:
+        if self._must_read:
             await self._read()
         if self._unwritten_pause:
             await self._write_pause()
@@ -235,7 +221,7 @@ class KeyLimiter:
 
     def _idle_s(self) -> float | None:
         """Return the seconds until the next step; None to wait for an event."""
-        if self._stored is None or self._unconfirmed is not None or self._unwritten_pause:
+        if self._must_read or self._unconfirmed is not None or self._unwritten_pause:
             return _RETRY_S if self.allowance.limited else _RETRY_WITHOUT_LIMIT_S
         if not self.allowance.limited:
             return None
@@ -263,15 +249,14 @@ class KeyLimiter:
         while self.usable and (project := self.waiting.next_project(self._open.may_open)) is not None:
             if (use := self.allowance.take(now)) is None:
                 return
-            future = self.waiting.pop(project).item
+            future, need = self.waiting.pop(project).item
             if future.done():
                 self.allowance.settle(use, None)
             else:
                 self._open.opened(project)
                 if self.group.pooled:
                     self.group.count_request(self)
-                trial, self.trial = self.trial, False
-                future.set_result((self, use, trial))
+                future.set_result(self._permit(use, need))
 
     def _refuse_certain_timeouts(self) -> None:
         if not self.waiting:
@@ -280,8 +265,9 @@ class KeyLimiter:
             self.group.fail(self.keys.error(self.variable))
         for waiter, retry_after_s in self.group.certain_timeouts(self._now()):
             self.waiting.discard(waiter)
-            if not waiter.item.done():
-                waiter.item.set_exception(self._rate_limited(retry_after_s))
+            future, _ = waiter.item
+            if not future.done():
+                future.set_exception(self._rate_limited(retry_after_s))
 
     def _rate_limited(self, retry_after_s: float) -> RateLimited:
         self.calls_refused, seconds = self.calls_refused + 1, math.ceil(min(retry_after_s, MAX_PAUSE_S))
@@ -293,36 +279,44 @@ class KeyLimiter:
             retry_after=float(seconds),
         )
 
-    async def _read(self) -> None:
+    async def _read(self) -> bool:
+        """Read the record; return whether it contains the change whose write had an unknown outcome."""
+        allowance = self.allowance
         revision, value = await self._store.read(self.record_name)
-        if self._stored is not None and parse(value) is None:
+        if parse(value) is None:
             value = self._stored[1]  # the bucket was deleted, or the record damaged: what was sent still counts
-        self._stored = revision, value
-        self.allowance.revision = min(self.allowance.revision, revision)  # a new bucket counts from 1 again
-        self.allowance.adopt(decode(value), revision, self._now())
-        if self._unconfirmed is not None and self.allowance.is_written(self._unconfirmed, self._stored[1]):
-            self.allowance.confirm(self._unconfirmed, self._stored[0])
-        self._unconfirmed = None
+        self._stored, self._must_read = (revision, value), False
+        allowance.revision = min(allowance.revision, revision)  # a new bucket counts from 1 again
+        allowance.adopt(decode(value), revision, self._now())
+        unconfirmed, self._unconfirmed = self._unconfirmed, None
+        if unconfirmed is None or not allowance.is_written(unconfirmed, value):
+            return False
+        allowance.confirm(unconfirmed, revision)
+        return True
+
+    async def _write(self, record: Record) -> int | None:
+        """Write the record by compare-and-set; return its revision, None after a conflict."""
+        value = encode(record)
+        written = await self._store.write(self.record_name, value, self._stored[0])
+        if written is not None:
+            self._stored = written, value
+        return written
 
     async def _report(self, *, leave: bool = False) -> None:
         """Report uses and take a block, by compare-and-set."""
         allowance = self.allowance
-        if self._unconfirmed is not None or self._stored is None:
+        if self._unconfirmed is not None:
             await self._read()
         for _ in range(MAX_WRITE_ATTEMPTS):
-            revision, stored = self._stored or (0, None)
             now = self._now()
-            planned = allowance.plan(stored, self.group.share_of_waiting(self), now, leave=leave)
-            value = encode(planned.record)
+            planned = allowance.plan(self._stored[1], self.group.share_of_waiting(self), now, leave=leave)
             self._unconfirmed = planned
-            written = await self._store.write(self.record_name, value, revision)
-            if written is not None:
-                self._unconfirmed, self._stored = None, (written, value)
+            if (written := await self._write(planned.record)) is not None:
+                self._unconfirmed = None
                 self._adopt_written(planned, written, now)
                 return
-            await self._read()
-            if allowance.revision and self._stored is not None and allowance.is_written(planned, self._stored[1]):
-                return  # the write had succeeded
+            if await self._read():
+                return
 
     def _adopt_written(self, planned: Planned, revision: int, now: float) -> None:
         if self.allowance.fallback_replicas:
@@ -338,7 +332,15 @@ class KeyLimiter:
         until, self._unwritten_pause = self._unwritten_pause, 0.0
         if until - self._logged_pause >= _POLL_S:
             self._logged_pause = until
-            self._log_pause()
+            configured = self.allowance.rates.requests is not None
+            log.warning(
+                "the upstream answered 429: %s requests with the key of %s wait for %.1f s%s",
+                self.endpoint,
+                self.variable,
+                self.paused_s,
+                "" if configured else "; no limit is configured, so one is found by trial for an hour",
+                extra={"action": "limits.paused", "pause_s": round(self.paused_s, 3), **self._log_fields()},
+            )
         try:
             await self._share_pause(until)
         except Unavailable:
@@ -348,8 +350,7 @@ class KeyLimiter:
     async def _share_pause(self, until: float) -> None:
         """Write the end of the pause to the shared record; if no limit is configured, lower the adaptive one."""
         for _ in range(MAX_WRITE_ATTEMPTS):
-            revision, stored = self._stored or (0, None)
-            record, now = decode(stored), self._now()
+            record, now = decode(self._stored[1]), self._now()
             paused_before, limit_before = record.paused_until, record.adaptive and record.adaptive.limit
             record.paused_until = max(record.paused_until, until)
             if self.allowance.rates.requests is None:
@@ -357,24 +358,10 @@ class KeyLimiter:
             limit = record.adaptive and record.adaptive.limit
             if record.paused_until - paused_before < _POLL_S and limit == limit_before:
                 return  # another replica has written it
-            value = encode(record)
-            written = await self._store.write(self.record_name, value, revision)
-            if written is not None:
-                self._stored = written, value
+            if (written := await self._write(record)) is not None:
                 self.allowance.adopt(record, written, now)
                 return
             await self._read()
-
-    def _log_pause(self) -> None:
-        configured = self.allowance.rates.requests is not None
-        log.warning(
-            "the upstream answered 429: %s requests with the key of %s wait for %.1f s%s",
-            self.endpoint,
-            self.variable,
-            self.paused_s,
-            "" if configured else "; no limit is configured, so one is found by trial for an hour",
-            extra={"action": "limits.paused", "pause_s": round(self.paused_s, 3), **self._log_fields()},
-        )
 
     def _use_fallback_share(self, reason: str) -> None:
         allowance = self.allowance

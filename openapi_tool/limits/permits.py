@@ -59,12 +59,13 @@ class Need:
     refused_by: frozenset[str] = frozenset()
 
 
-class Permit(Protocol):
-    """Right to send one request."""
+class Permit:
+    """Right to send one request with `key`: that of the `Need`, or another of its pool. This one is unlimited."""
 
-    @property
-    def key(self) -> SecretStr:
-        """Key that the request is sent with: that of the `Need`, or another of its pool."""
+    __slots__ = ("__weakref__", "key")
+
+    def __init__(self, key: SecretStr) -> None:
+        self.key = key
 
     def connected(self) -> None:
         """Record that the request is sent only now, after a wait for its connection."""
@@ -93,29 +94,12 @@ class Permits(Protocol):
         """
 
 
-class _Unlimited:
-    def __init__(self, key: SecretStr) -> None:
-        self.key = key
-
-    def connected(self) -> None:
-        """Do nothing."""
-
-    def done(self, tokens: int) -> None:
-        """Do nothing."""
-
-    def failed(self, error: ToolError) -> None:
-        """Do nothing."""
-
-    def cancelled(self) -> None:
-        """Do nothing."""
-
-
 class Unlimited:
     """Permits without any limit, for tests."""
 
     async def acquire(self, need: Need) -> Permit:
         """Return a permit at once."""
-        return _Unlimited(need.key)
+        return Permit(need.key)
 
 
 MAX_WRITE_ATTEMPTS = 8  # of a compare-and-set
