@@ -1,6 +1,6 @@
 """One replica's part of a limit: permits at hand, unreported uses, and its share while the store is unavailable.
 
-The permits at hand are the rest of a block of the shared record. Pure like `ledger`: no I/O, server time in seconds.
+Pure: no I/O; every time is the server's, in seconds since the epoch.
 """
 
 from __future__ import annotations
@@ -29,18 +29,12 @@ from openapi_tool.limits.record import (
     expires,
 )
 
-_AHEAD_S = 3.2
-"""Seconds of demand to take permits for."""
+_AHEAD_S = 3.2  # of demand, to take permits for
+REFILL_AT_ONCE_BELOW, REFILL_BELOW = 0.4, 0.75
+"""Fractions of `Allowance.ahead`: with fewer permits at hand more are taken at once, or after a pause."""
 
-REFILL_AT_ONCE_BELOW = 0.4
-REFILL_BELOW = 0.75
-"""Fractions of `Allowance.ahead`. With fewer permits at hand more are taken: at once, and after a pause."""
-
-REFILL_PAUSE_S = 1.0, 2.0
-"""Range of the random pause: replicas that write at the same time conflict."""
-
-MIN_TOKENS = {"search": 10_000}
-"""Minimum charge of a request by endpoint (jina-api section 5)."""
+REFILL_PAUSE_S = 1.0, 2.0  # range of the random pause: replicas that write at the same time conflict
+MIN_TOKENS = {"search": 10_000}  # charge of a request by endpoint (jina-api section 5)
 
 _USUAL_TOKENS = 10_000  # of a request
 _NEWEST_WEIGHT = 0.2  # of the newest request in the moving average of tokens
@@ -50,7 +44,7 @@ _MAX_GROWTH = 4
 _RELEASE_INTERVAL_S = 1.0  # between reports that give concurrent requests to replicas that want more
 _MIN_CHANGE_S = 0.1  # between changes of concurrent requests
 OPEN_REPORT_S = 1.5
-"""Seconds between reports while requests are open whose number is limited; without reports they count as ended."""
+"""Seconds between reports while requests of a limited number are open; without reports they count as ended."""
 
 _RATE_S = 5.0  # time constant of the moving average of demand
 _MAX_SENT = 120  # seconds with requests, one entry each
@@ -66,7 +60,7 @@ class Planned:
 
 
 class Allowance:
-    """Permits of one replica, named `name`, for one key and endpoint with configured limits `rates`.
+    """Permits of replica `name` for one key and endpoint with configured limits `rates`.
 
     A request costs at least `min_tokens`. `at_hand` is the rest of the block, `demand` the requests per second (moving
     average). `fallback_replicas` is the number of replicas that share the limit while the store is unavailable, else 0.
@@ -106,7 +100,7 @@ class Allowance:
 
     @property
     def max_concurrent(self) -> int | None:
-        """Return how many requests this replica may have open; None is unlimited."""
+        """How many requests this replica may have open; None is unlimited."""
         return None if self.rates.concurrent is None else self._max_concurrent
 
     def paused_s(self, now: float) -> float:
@@ -114,23 +108,23 @@ class Allowance:
         return min(max(0.0, self.record.paused_until - now, self._own_pause_until - now), MAX_PAUSE_S)
 
     def pause(self, retry_after_s: float | None, now: float) -> float:
-        """Pause after a 429 that this replica got, also if the record cannot be written; return when the pause ends."""
+        """Pause after a 429, also if the record cannot be written; return when the pause ends."""
         self._own_pause_until = max(self._own_pause_until, ledger.pause_end(retry_after_s, now))
         return self._own_pause_until
 
     def use_fallback(self) -> None:
-        """Continue without the store: divide the limit by the replicas that were last seen there."""
+        """Divide the limit by the replicas that were last seen in the record."""
         self.fallback_replicas = self.fallback_replicas or self.record.replicas_seen(self.name)
 
     def record_sent(self, now: float) -> None:
-        """Count a request, by second, for the adaptive limit that a later 429 may set."""
+        """Count a request for the adaptive limit that a later 429 may set."""
         if self._sent and now - self._sent[-1][0] < 1.0:
             self._sent[-1][1] += 1
         else:
             self._sent.append([now, 1])
 
     def take(self, now: float) -> Use | None:
-        """Use a permit if there is one; return the use for `settle`."""
+        """Use a permit if there is one."""
         rates = self.in_force(now)
         if self.paused_s(now) or not self._has_permit(rates, now):
             return None
@@ -171,7 +165,7 @@ class Allowance:
     def extra_requests(self, use: Use, tokens: int) -> float:
         """Return how many more requests, as estimated by `use`, could have been sent for the cost of this one.
 
-        Negative if it cost less, but not if it cost nothing: it failed, and the estimate remains. So a project whose
+        Negative if it cost less. If it cost nothing, it failed, and the estimate remains: otherwise a project whose
         requests all fail would always be first. The resource counts of which the request takes the larger part of the
         limit. Tokens above the limit do not count: nothing is sent for a minute after them, but no longer.
         """
@@ -182,7 +176,7 @@ class Allowance:
         return max(least, min(tokens, limit) / limit) / max(least, use.tokens / limit) - 1
 
     def sent_late(self, use: Use, now: float) -> Use:
-        """Move a use to `now` if its request was sent INTERVAL_S or more after the permit; return it for `settle`."""
+        """Move a use to `now` if its request was sent INTERVAL_S or more after the permit."""
         if now - use.at < INTERVAL_S:
             return use
         sent = Use(now, use.requests, use.tokens)
@@ -206,7 +200,7 @@ class Allowance:
         )
 
     def _fallback_share(self, rates: Rates, now: float) -> dict[str, int]:
-        """Return this replica's permits during an outage: those free at the last read, divided by the replicas."""
+        """Divide the permits that were free at the last read by the replicas."""
         while self._fallback_uses and self._fallback_uses[0].at + USE_COUNTS_S <= now:
             self._fallback_uses.popleft()
         share: dict[str, int] = {}
@@ -222,7 +216,7 @@ class Allowance:
         self._demand_at = now
 
     def ahead(self, now: float) -> int:
-        """Return how many permits to hold for the demand of the next `_AHEAD_S` seconds."""
+        """Return how many permits to hold."""
         rate = self.demand * math.exp(-max(0.0, now - self._demand_at) / _RATE_S)
         return int(rate * _AHEAD_S)
 
@@ -246,12 +240,12 @@ class Allowance:
         return self.running > 0 and self.in_force(now).concurrent is not None
 
     def has_surplus(self, now: float) -> bool:
-        """Return whether requests above this replica's share, which others want, have ended and still count for it."""
+        """Return whether ended requests above this replica's share still count for it, while others want them."""
         surplus = self._counted_concurrent > max(self.running, self._max_concurrent)
         return surplus and self.in_force(now).concurrent is not None and bool(self.record.others(now, self.name))
 
     def raise_due(self, now: float) -> bool:
-        """Return whether to report that calls were refused, because an adaptive limit may be raised for it."""
+        """Return whether to report that calls were refused: an adaptive limit may be raised for it."""
         return self.refused and ledger.may_raise_adaptive(self.record, now)
 
     def concurrency_due(self, waiting: int, since_s: float, now: float) -> bool:
@@ -268,7 +262,7 @@ class Allowance:
         return ledger.may_open(self.record, self.name, self.running + waiting, limit, now) > self._max_concurrent
 
     def plan(self, stored: bytes | None, waiting: int, now: float, *, leave: bool = False) -> Planned:
-        """Apply this replica's report to a stored record; with `leave` (shutdown) give the block back and take none."""
+        """Apply this replica's report to a stored record; with `leave` (shutdown) keep no block."""
         record = decode(stored)
         keep = dict(self.at_hand) if now < self._block_expires_at and not leave else {}
         want_running = 0 if leave else max(waiting, self.ahead(now) - keep.get(REQUESTS, 0), 0)
@@ -311,7 +305,7 @@ class Allowance:
         self._adaptive_since = self.record.adaptive.since if self.record.adaptive else 0.0
 
     def adopt(self, record: Record, revision: int, now: float) -> None:
-        """Adopt a newer record, such as one that another replica wrote."""
+        """Adopt a record unless a newer one is known."""
         record.correct(now)
         self._adopt(record, revision)
 
@@ -324,18 +318,18 @@ class Allowance:
 
         A request takes at least `request_s` seconds.
         """
-        free = self._free(now)
+        free_in_s = self._free_in_s(now)
         if replicas := self.fallback_replicas:
-            return lambda count: max(free.wait_s(count * replicas), self._open_in_s(count, replicas, request_s, now))
+            return lambda count: max(free_in_s(count * replicas), self._open_in_s(count, replicas, request_s, now))
         # Shares are equal: until this replica has `count`, each other one gets as many, or all it wants.
         demands = [other.want for other in self.record.others(now, self.name)]
         return lambda count: max(
-            free.wait_s(count + sum(min(count, demand) for demand in demands)),
+            free_in_s(count + sum(min(count, demand) for demand in demands)),
             self._open_in_s(count, 1 + len(demands), request_s, now),
         )
 
     def _open_in_s(self, count: float, replicas: int, request_s: float, now: float) -> float:
-        """Return the seconds after which `count` more requests may have been opened at the earliest."""
+        """Return the seconds after which `count` more requests may be open at the earliest."""
         limit = self.in_force(now).concurrent
         if limit is None:
             return 0.0
@@ -348,33 +342,24 @@ class Allowance:
 
     def free_in_s(self, now: float) -> float:
         """Return the seconds until a permit is free for any replica."""
-        return self._free(now).wait_s(1)
+        return self._free_in_s(now)(1)
 
-    def _free(self, now: float) -> Forecast:
-        return Forecast(self.record, self.in_force(now), max(1, self.tokens_per_request), self.paused_s(now), now)
-
-
-class Forecast:
-    """Times at which further permits become free for all replicas together, if no other replica takes any."""
-
-    def __init__(self, record: Record, in_force: Rates, tokens_per_request: int, pause_s: float, now: float) -> None:
-        self._pause_s = pause_s
-        self._parts = [
-            _ResourceForecast(record, resource, limit, each, now)
+    def _free_in_s(self, now: float) -> Callable[[float], float]:
+        """Return a function from a number of permits to the seconds until they are free, if no replica takes any."""
+        rates, pause_s = self.in_force(now), self.paused_s(now)
+        waits = [
+            _Forecast(self.record, resource, limit, each, now).wait_s
             for resource, limit, each in (
-                (REQUESTS, in_force.requests, 1),
-                (TOKENS, in_force.tokens, tokens_per_request),
+                (REQUESTS, rates.requests, 1),
+                (TOKENS, rates.tokens, max(1, self.tokens_per_request)),
             )
             if limit is not None
         ]
-
-    def wait_s(self, count: float) -> float:
-        """Return the seconds until `count` further permits have become free."""
-        return max([self._pause_s, *(part.wait_s(count) for part in self._parts)])
+        return lambda count: max([pause_s, *(wait_s(count) for wait_s in waits)])
 
 
-class _ResourceForecast:
-    """Forecast of one resource: permits become free as uses and blocks expire, at most at the token bucket's rate."""
+class _Forecast:
+    """Permits of a resource become free as uses and blocks expire, at most at the token bucket's rate."""
 
     def __init__(self, record: Record, resource: str, limit: int, each: int, now: float) -> None:
         window = record.window(resource)
