@@ -324,7 +324,9 @@ class KeyLimiter:
         self.allowance.confirm(planned, revision)
         self._written_at = now
         self._next_refill_at = now + random.uniform(*REFILL_PAUSE_S)  # noqa: S311
-        spacing_s = max(_MIN_WRITE_INTERVAL_S, planned.record.contenders(now, self.allowance.name) / _MAX_WRITES_PER_S)
+        spacing_s = max(
+            _MIN_WRITE_INTERVAL_S, (1 + len(planned.record.others(now, self.allowance.name))) / _MAX_WRITES_PER_S
+        )
         self._next_write_at = now + spacing_s * random.uniform(0.75, 1.25) if planned.mine.want else now  # noqa: S311
 
     async def _write_pause(self) -> None:

@@ -1,8 +1,8 @@
 """Shared record of one key and endpoint: a sliding window of permits, and its stored form (ADR 9).
 
-A replica takes permits in blocks. From the moment it is written, a block counts against the limit as a whole. At the
-replica's next report its used permits count from the times of their requests, and the unused ones are free again. So
-every request of the last 60 s is counted at any time, also those of a replica that crashed.
+A replica takes permits in blocks. Once written, a block counts against the limit as a whole; at the replica's next
+report its used permits count from the times of their requests, and the unused ones are free again. So every request of
+the last 60 s counts at any time, also those of a replica that crashed.
 
 Any client that may write the bucket may store anything: `parse` checks types, `correct` corrects times in the future,
 so that a forged record has no effect for longer than a real one.
@@ -23,46 +23,37 @@ from pydantic import BeforeValidator, TypeAdapter, ValidationError
 from openapi_tool.limits.permits import Number, Time
 
 WINDOW_S = 60.0
-MARGIN_S = 0.5
-"""Seconds for differences between clocks, and between the latencies of requests to the upstream."""
-
-USE_COUNTS_S = WINDOW_S + MARGIN_S
-"""Seconds for which a used permit counts against the limit."""
-
+MARGIN_S = 0.5  # for differences between clocks, and between the latencies of requests to the upstream
+USE_COUNTS_S = WINDOW_S + MARGIN_S  # for which a used permit counts against the limit
 INTERVAL_S = 0.5
 """Resolution of the window: uses are counted by intervals of this length, numbered from the epoch on."""
 
-BLOCK_S = 4.0
-"""Seconds within which a block must be used."""
-
-CONTENDER_S = 4.0
-"""Seconds for which a replica's unmet demand counts; then a killed one loses its share."""
-
+BLOCK_S = 4.0  # within which a block must be used
+CONTENDER_S = 4.0  # for which a replica's unmet demand counts; then a killed one loses its share
 REPLICA_S = 60.0  # from its last report until a replica is removed from the record
 MAX_REPLICAS = 1_000
-"""Replicas in a record. Beyond that, those without permits that reported least recently are removed. They still get
-permits, but their demand does not lower the shares of others."""
+"""Beyond that, those without permits that reported least recently are removed. They still get permits, but their demand
+does not lower the shares of others."""
 
 MAX_PAUSE_S = 120.0
 ADAPTIVE_S = 3600.0
 MIN_ADAPTIVE, MAX_ADAPTIVE = 10, 1_000_000
-"""Bounds of the adaptive limit. Without the lower one, a 429 that other users of the key caused would stop a service
-that hardly uses it."""
+"""Without the lower bound, a 429 that other users of the key caused would stop a service that hardly uses it."""
 
 REQUESTS, TOKENS = RESOURCES = "requests", "tokens"
 
 _BURST_SHARE = 1 / 6
-"""Fraction of a limit that an idle key may use at once. A window used up in a second would allow no call for 59 s."""
+"""Fraction of a limit that an idle key may use at once: a window used up in a second would allow no call for 59 s."""
 
 _MIN_BURST = 10
 _CLOCK_S = 10.0
-"""Seconds by which a replica's time may be ahead, before its uses are taken for forged. Larger than MARGIN_S, as a
-use that is dropped no longer counts against the limit."""
+"""Seconds by which a replica's time may be ahead before its uses are taken for forged. Larger than MARGIN_S, as a
+dropped use no longer counts against the limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Limits of one key and endpoint: requests and tokens in any 60 s, concurrent requests; None is unlimited."""
+    """Limits: requests and tokens in any 60 s, concurrent requests; None is unlimited."""
 
     requests: int | None = None
     tokens: int | None = None
@@ -70,19 +61,19 @@ class Rates:
 
     @property
     def limited(self) -> bool:
-        """Return whether anything is limited."""
+        """Whether anything is limited."""
         return self.requests is not None or self.tokens is not None or self.concurrent is not None
 
 
 @dataclass(slots=True)
 class Window:
-    """Uses of a resource by number of their interval, and its token bucket, which is full again at `paced_until`."""
+    """Uses of a resource by interval, and its token bucket, which is full again at `paced_until`."""
 
     used: dict[Number, Number] = field(default_factory=dict)
     paced_until: Time = 0.0
 
     def add(self, at: float, amount: int) -> None:
-        """Count a use; a negative amount corrects an estimate."""
+        """Count a use; a negative amount is a correction."""
         interval = math.ceil(at / INTERVAL_S)
         self.used[interval] = self.used.get(interval, 0) + amount
 
@@ -96,37 +87,30 @@ class Window:
         self.used = {interval: amount for interval, amount in self.used.items() if expires(interval) > now}
 
     def available(self, limit: int, now: float, unit: int = 1) -> float:
-        """Return the content of the token bucket. Requests wait while it is less than `unit`, the need of one."""
+        """Return the content of the token bucket; requests wait while it is below `unit`, the need of one."""
         return (now - self._paced(limit, now, unit)) * limit / WINDOW_S + _burst(limit, unit)
 
     def take(self, limit: int, amount: int, now: float, unit: int = 1) -> None:
-        """Take an amount from the token bucket; put a negative one back."""
+        """Take an amount from the token bucket; a negative one is put back."""
         self.paced_until = self._paced(limit, now, unit) + amount * WINDOW_S / limit
 
     def end_burst(self, limit: int, now: float, unit: int) -> None:
-        """Leave the permits of one second in the token bucket.
-
-        The window is used up, so the permits that it frees have to be spread over time.
-        """
+        """Leave one second's permits in the bucket: a used-up window must spread over time what it frees."""
         burst = _burst(limit, unit)
         remaining = min(burst, max(float(unit), limit / WINDOW_S))
         self.paced_until = max(self.paced_until, now + (burst - remaining) * WINDOW_S / limit)
 
     def _paced(self, limit: int, now: float, unit: int) -> float:
-        """Return `paced_until`, at most the time in which an empty bucket of this limit refills.
-
-        The stored time may be later, because the limit was lower then or a client has forged it.
-        """
+        """Return `paced_until`, at most the refill time of an empty bucket: the limit was lower, or the time forged."""
         return min(max(self.paced_until, now), now + _burst(limit, unit) * WINDOW_S / limit)
 
 
 def _burst(limit: int, unit: int) -> float:
-    """Return the size of the token bucket."""
     return max(float(min(limit, max(_MIN_BURST, unit))), limit * _BURST_SHARE)
 
 
 def expires(interval: int) -> float:
-    """Return the time from which the uses of an interval no longer count."""
+    """Return when the uses of an interval no longer count."""
     return interval * INTERVAL_S + USE_COUNTS_S
 
 
@@ -134,11 +118,11 @@ def expires(interval: int) -> float:
 class Replica:
     """Share of one replica: a block of `requests` and `tokens`, valid until `until`, and a number of open requests.
 
-    `want` is its unmet demand, `seen` the time of its last report. `served` counts the permits that it got; while
-    permits are scarce, a replica that got more than the others gets none. `serial` is the number of its last report:
-    it shows whether a report was stored whose write had an unknown outcome. `adaptive_since` is the start of the last
-    adaptive limit to which its earlier requests were added. `may_open` is the number of requests that it may have open;
-    it is not stored. `concurrent` counts against the limit: `may_open`, or the number of open requests if larger.
+    `want` is its unmet demand, `seen` the time of its last report, `serial` the number of it: it shows whether a write
+    of unknown outcome was stored. `served` counts the permits that it got; while permits are scarce, a replica that got
+    more than the others gets none. `adaptive_since` is the start of the last adaptive limit to which its earlier
+    requests were added. `may_open` is the number of requests that it may have open; it is not stored. `concurrent`
+    counts against the limit: `may_open`, or the number of open requests if larger.
     """
 
     seen: Time = 0.0
@@ -153,11 +137,11 @@ class Replica:
     may_open: Number = 0
 
     def counts(self, now: float) -> bool:
-        """Return whether its block counts against a limit."""
+        """Return whether its block counts against the limit."""
         return self.requests + self.tokens > 0 and self.until + USE_COUNTS_S > now
 
     def block(self, resource: str) -> int:
-        """Return the permits of its block."""
+        """Return the permits of the block."""
         return self.requests if resource == REQUESTS else self.tokens
 
     def correct(self, now: float) -> None:
@@ -167,9 +151,9 @@ class Replica:
 
 @dataclass(slots=True)
 class Adaptive:
-    """Limit of requests derived from 429s if none is configured; it ends an hour after the last 429.
+    """Limit of requests derived from 429s if none is configured, until an hour after the last 429.
 
-    `lowered` becomes true at a 429 that comes 10 s or more after the first or after a raise.
+    `lowered`: there was a 429 that came 10 s or more after the first or after a raise.
     """
 
     limit: Number
@@ -179,7 +163,7 @@ class Adaptive:
     lowered: bool = False
 
     def correct(self, now: float) -> None:
-        """Correct times of the future and a limit without effect."""
+        """Correct times of the future, and a limit without effect."""
         self.limit = min(self.limit, MAX_ADAPTIVE)
         self.since, self.changed = min(self.since, now), min(self.changed, now)
         self.until = min(self.until, now + ADAPTIVE_S)
@@ -208,29 +192,25 @@ class Record:
         return self.requests if resource == REQUESTS else self.tokens
 
     def counted(self, resource: str, now: float) -> int:
-        """Return what counts against the limit: uses and whole blocks."""
+        """Return what counts against the limit: uses, whole blocks."""
         used = sum(amount for interval, amount in self.window(resource).used.items() if expires(interval) > now)
         return used + sum(
             replica.block(resource) for replica in self.replicas.values() if replica.until + USE_COUNTS_S > now
         )
 
     def effective(self, rates: Rates, now: float) -> Rates:
-        """Return the limits in force: the configured ones, or the adaptive one."""
+        """Return the limits in force: configured or adaptive."""
         if rates.requests is None and self.adaptive is not None and self.adaptive.until > now:
             return Rates(max(MIN_ADAPTIVE, self.adaptive.limit), rates.tokens, rates.concurrent)
         return rates
 
     def replicas_seen(self, name: str) -> int:
-        """Return the number of replicas in the 60 s before the newest report, the one of this name included.
+        """Return the number of replicas in the 60 s before the newest report, that of this name included.
 
-        Not in the last 60 s: while the store refuses writes, replicas still run that can report nothing.
+        Not in the last 60 s: while the store refuses writes, replicas run that can report nothing.
         """
         newest = max((replica.seen for replica in self.replicas.values()), default=0.0)
         return len({name, *(key for key, replica in self.replicas.items() if replica.seen > newest - REPLICA_S)})
-
-    def contenders(self, now: float, name: str) -> int:
-        """Return the number of replicas that want permits, this one included."""
-        return 1 + len(self.others(now, name))
 
     def others(self, now: float, name: str) -> list[Replica]:
         """Return the other replicas that want permits."""
@@ -242,7 +222,7 @@ class Record:
         ]
 
     def correct(self, now: float) -> None:
-        """Correct what no replica can have written: times far in the future."""
+        """Correct what no replica can have written."""
         self.paused_until = min(self.paused_until, now + MAX_PAUSE_S)
         for resource in RESOURCES:
             self.window(resource).correct(now)
@@ -252,7 +232,7 @@ class Record:
             self.adaptive.correct(now)
 
     def drop_expired(self, now: float) -> None:
-        """Correct the record, and drop what no longer counts."""
+        """Correct the record and drop what no longer counts."""
         self.correct(now)
         for resource in RESOURCES:
             self.window(resource).drop_expired(now)
@@ -278,7 +258,7 @@ _RECORD = TypeAdapter(Record)
 
 
 def encode(record: Record) -> bytes:
-    """Return the stored form. Replicas are lists of their fields, to save bytes: a record may have 1,000 of them."""
+    """Return the stored form. Replicas are lists of their fields: a record may have 1,000 of them."""
     value = {
         "version": record.version,
         "paused_until": record.paused_until,
@@ -291,7 +271,7 @@ def encode(record: Record) -> bytes:
 
 
 def parse(stored: bytes | None) -> Record | None:
-    """Return a stored record; None for anything else, also for another version."""
+    """Return a stored record; None for anything else or another version."""
     try:
         return _RECORD.validate_json(stored or b"")
     except ValidationError:
@@ -299,5 +279,5 @@ def parse(stored: bytes | None) -> Record | None:
 
 
 def decode(stored: bytes | None) -> Record:
-    """Return a stored record; an empty one for anything else, also for another version."""
+    """Return a stored record; an empty one for anything else."""
     return parse(stored) or Record()
