@@ -1,7 +1,4 @@
-"""Calls that wait for a permit: their fair queue, and the keys of which any may grant them one.
-
-Pure like `ledger`.
-"""
+"""Calls that wait for a permit: their fair queue, and the keys of which any may grant them one. No I/O."""
 
 from __future__ import annotations
 
@@ -15,7 +12,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from heapq import nlargest
 from itertools import accumulate
-from operator import attrgetter
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -33,12 +29,10 @@ T = TypeVar("T")
 
 NO_WEIGHTS: Mapping[str, float] = MappingProxyType({})
 _MAX_TAGS = 1_000
-_BACKLOG_S = 2.0
-"""Seconds after which a project that waits is expected to send more calls."""
-
+_BACKLOG_S = 2.0  # after which a project that waits is expected to send more calls
 _FORGET_S = 60.0
-"""Seconds without a waiting call after which the tags are forgotten. Sooner would be wrong: under a low limit most
-calls are refused at once, so that the queue is often empty although projects compete."""
+"""Seconds without a waiting call after which the tags are forgotten. Not sooner: under a low limit most calls are
+refused at once, so that the queue is often empty although projects compete."""
 
 
 @dataclass(slots=True, eq=False)
@@ -61,45 +55,37 @@ class _Project(Generic[T]):
     length: int = 0
 
     def start(self, virtual_time: float) -> float:
-        """Return the progress at which the project is served again; later if its requests cost more than estimated."""
+        """Return the progress at which it is served again; later if its requests cost more than estimated."""
         return max(0.0, self.tag - virtual_time - 1 / self.weight)
 
 
 def _expected_calls(project: _Project[Any], now: float) -> float:
-    """Return how many calls a forecast counts for a project: those that wait, infinite if it has a lasting backlog."""
+    """Return the number of calls that wait, infinite for a lasting backlog."""
     return math.inf if now - project.waiting_since >= _BACKLOG_S else project.length
 
 
 class _ServedCalls:
     """Forecast of the calls that are served for all projects together, by the progress of weighted fair queueing.
 
-    For a project these are its weight times the `progress` since its start, at most its expected calls. The sum is
-    piecewise linear, so each value takes two binary searches, not a loop over the projects.
+    For a project these are its weight times the progress since its start, at most its expected calls. The sum is
+    piecewise linear, so each value takes a binary search, not a loop over the projects.
     """
 
     def __init__(self, projects: Iterable[_Project[Any]], virtual_time: float, now: float) -> None:
-        starts = [(project.start(virtual_time), project) for project in projects]
-        self._begun = _Ramps((start, project.weight) for start, project in starts)
-        self._ended = _Ramps((start + _expected_calls(one, now) / one.weight, one.weight) for start, one in starts)
+        changes = []  # of the slope
+        for project in projects:
+            start = project.start(virtual_time)
+            changes.append((start, project.weight))
+            if (expected := _expected_calls(project, now)) < math.inf:
+                changes.append((start + expected / project.weight, -project.weight))
+        changes.sort()
+        self._progress = [progress for progress, _ in changes]
+        self._slopes = [0.0, *accumulate(slope for _, slope in changes)]
+        self._offsets = [0.0, *accumulate(progress * slope for progress, slope in changes)]
 
-    def calls(self, progress: float) -> float:
-        """Return the calls of all projects at this progress."""
-        return self._begun(progress) - self._ended(progress)
-
-
-class _Ramps:
-    """Sum of functions that are 0 up to a start and rise with a slope from there on."""
-
-    def __init__(self, ramps: Iterable[tuple[float, float]]) -> None:
-        """`ramps` are pairs of start and slope."""
-        ordered = sorted(ramp for ramp in ramps if ramp[0] < math.inf)
-        self._starts = [start for start, _ in ordered]
-        self._slopes = [0.0, *accumulate(slope for _, slope in ordered)]
-        self._offsets = [0.0, *accumulate(start * slope for start, slope in ordered)]
-
-    def __call__(self, x: float) -> float:
-        count = bisect_right(self._starts, x)
-        return x * self._slopes[count] - self._offsets[count]
+    def at(self, progress: float) -> float:
+        count = bisect_right(self._progress, progress)
+        return progress * self._slopes[count] - self._offsets[count]
 
 
 class FairQueue(Generic[T]):
@@ -117,7 +103,7 @@ class FairQueue(Generic[T]):
         return self._length
 
     def by_project(self) -> dict[str, int]:
-        """Return the number of waiting calls by project."""
+        """Return the number of calls by project."""
         return {name: project.length for name, project in self._projects.items()}
 
     def add(self, waiter: Waiter[T], now: float) -> None:
@@ -135,12 +121,12 @@ class FairQueue(Generic[T]):
         self._length += 1
 
     def next_project(self, may_send: Callable[[str], bool]) -> str | None:
-        """Return the project whose call is next, of those for which `may_send` is true; None if there is none."""
+        """Return the project whose call is next, of those that may send; None if there is none."""
         return min(filter(may_send, self._projects), key=lambda name: self._projects[name].tag, default=None)
 
-    def pop(self, name: str | None = None) -> Waiter[T]:
-        """Remove and return the next call, or that of a project. Raises ValueError if none waits."""
-        project = self._projects[name] if name is not None else min(self._projects.values(), key=attrgetter("tag"))
+    def pop(self, name: str) -> Waiter[T]:
+        """Remove and return the next call of a project."""
+        project = self._projects[name]
         self._virtual_time = project.tag
         project.tag += 1 / project.weight
         agent, waiting = next(iter(project.agents.items()))
@@ -150,7 +136,7 @@ class FairQueue(Generic[T]):
         return waiter
 
     def charge(self, name: str, requests: float, now: float) -> None:
-        """Charge a project for a request that cost as much as this many more than it was counted as, or fewer.
+        """Charge a project for a request that cost as much as this many further ones; a negative number is a refund.
 
         Only if calls have waited in the last minute: what nobody else wanted costs no turn.
         """
@@ -166,7 +152,7 @@ class FairQueue(Generic[T]):
             self._drop_old_tags()
 
     def discard(self, waiter: Waiter[T]) -> None:
-        """Remove a call if it waits."""
+        """Remove a call if it still waits."""
         project = self._projects.get(waiter.flow[0])
         waiting = project.agents.get(waiter.flow[1]) if project else None
         if waiting and waiter in waiting:
@@ -174,16 +160,15 @@ class FairQueue(Generic[T]):
             self._deduct(waiter)
 
     def waiters(self) -> list[Waiter[T]]:
-        """Return all calls by project."""
+        """Return all calls, by project."""
         return [waiter for project in self._projects.values() for waiter in _in_order(project)]
 
     def certain_timeouts(self, wait_s: Callable[[float], float], now: float) -> list[tuple[Waiter[T], float]]:
         """Return the calls that certainly get no permit in time, each with the seconds until it would get one.
 
-        `wait_s` returns the seconds until a number of permits is free. A call gets a permit after the earlier calls of
-        its project and as many calls of every other project, by their weights; more of them if this project was
-        charged. A project that began to wait less than `_BACKLOG_S` ago counts only with the calls that wait now: it
-        may send no more.
+        `wait_s` returns the seconds until a number of permits is free. A call gets one after the earlier calls of its
+        project and, by their weights, as many of every other project; more if its project was charged. A project that
+        began to wait less than `_BACKLOG_S` ago counts with the calls that wait now: it may send no more.
         """
         served, found = _ServedCalls(self._projects.values(), self._virtual_time, now), []
         for project in self._projects.values():
@@ -191,7 +176,7 @@ class FairQueue(Generic[T]):
             for waiter in _in_order(project):
                 # `served` includes `position` calls of this project itself, at most its `maximum`.
                 progress = start + position / project.weight
-                needed_s = wait_s(position + served.calls(progress) - min(position, maximum))
+                needed_s = wait_s(position + served.at(progress) - min(position, maximum))
                 if now + needed_s > waiter.latest:
                     found.append((waiter, max(1.0, needed_s)))
                 else:
@@ -217,15 +202,13 @@ class FairQueue(Generic[T]):
 
 
 def _in_order(project: _Project[T]) -> Iterator[Waiter[T]]:
-    queues = [iter(waiting) for waiting in project.agents.values()]
+    queues = deque(iter(waiting) for waiting in project.agents.values())
     while queues:
-        remaining = []
-        for queue in queues:
-            waiter = next(queue, None)
-            if waiter is not None:
-                yield waiter
-                remaining.append(queue)
-        queues = remaining
+        queue = queues.popleft()
+        for waiter in queue:
+            yield waiter
+            queues.append(queue)
+            break
 
 
 _ACTIVE_S = 600.0
@@ -239,7 +222,7 @@ class OpenRequests:
     """Open requests of one key and endpoint in this replica, by project.
 
     If several projects have asked within `_ACTIVE_S`, none may open the last eighth of the allowed requests, at least
-    one: otherwise the slow requests of one project hold all of them, and any other waits until one ends.
+    one: otherwise the slow requests of one project can hold all of them.
     """
 
     def __init__(self, allowance: Allowance, now: Callable[[], float]) -> None:
@@ -249,14 +232,14 @@ class OpenRequests:
         self._asked: dict[str, float] = {}  # the two projects that asked last, and when
 
     def ask(self, project: str) -> None:
-        """Note that a project asks for a permit."""
+        """Record that a project asks for a permit."""
         self._asked.pop(project, None)
         self._asked[project] = self._now()
         if len(self._asked) > 2:  # noqa: PLR2004 - one of them is another project than any that asks
             del self._asked[next(iter(self._asked))]
 
     def may_open(self, project: str) -> bool:
-        """Return whether a project may open one more of the requests that this replica may have open."""
+        """Return whether a project may open one more."""
         limit = self._allowance.max_concurrent
         if limit is None or limit <= 1:
             return True
@@ -286,18 +269,15 @@ class KeyGroup:
         self._next_check_at = 0.0  # on the monotonic clock
 
     def usable(self) -> list[KeyLimiter]:
-        """Return the limiters of the keys that may be used: set, and not blocked."""
+        """Return the limiters of keys that are set and not blocked."""
         return [limiter for limiter in self.limiters if limiter.usable]
 
     def by_load(self, limiters: list[KeyLimiter]) -> list[KeyLimiter]:
-        """Sort limiters by load relative to their limits, lowest first.
-
-        By virtual time: a key that was unusable for a while does not catch up.
-        """
+        """Sort limiters by load, lowest first; a key that was unusable for a while does not catch up."""
         return sorted(limiters, key=lambda limiter: max(limiter.load, self._virtual_time))
 
     def share_of_waiting(self, limiter: KeyLimiter) -> int:
-        """Return the number of waiting calls that a key should serve."""
+        """Return how many of the waiting calls a key should serve."""
         if not self.pooled:
             return len(self.waiting)
         total = sum(other.weight for other in self.usable())
@@ -310,7 +290,7 @@ class KeyGroup:
         self._virtual_time = max(self._virtual_time, min(usable, default=0.0))
 
     def wait_s(self, now: float) -> Callable[[float], float]:
-        """Return a function from a number of permits to a lower bound of the seconds until the group has granted them.
+        """Return a function from a number of permits to a lower bound of the seconds until they are granted.
 
         At least one of the keys must grant its share of the number, so the shortest of their waits is a lower bound.
         """
@@ -322,10 +302,7 @@ class KeyGroup:
         return lambda count: min((wait_s(count * share) for wait_s, share in parts), default=0.0)
 
     def certain_timeouts(self, now: float) -> list[tuple[Waiter[Waiting], float]]:
-        """Return the calls that certainly get no permit in time, and the seconds until they would (see FairQueue).
-
-        Many calls may wait, so the search takes at most a twentieth of the time; before that it returns none.
-        """
+        """Return those of FairQueue; none if the last search is recent: it may take a twentieth of the time."""
         began = time.monotonic()
         if began < self._next_check_at:
             return []
@@ -349,7 +326,7 @@ class KeyGroup:
 
 
 class KeyPermit(Permit):
-    """Permit of one request with a key; `trial` if it tries a blocked one (see `Permit`)."""
+    """Permit of a limited key; `trial` if it tries a blocked one."""
 
     __slots__ = ("_ended", "_limiter", "_need", "_trial", "_use")
 
@@ -358,17 +335,17 @@ class KeyPermit(Permit):
         self._limiter, self._use, self._need, self._trial, self._ended = limiter, use, need, trial, False
 
     def connected(self) -> None:
-        """Count the request from now on, if it waited for its connection."""
+        """Count the request from now on."""
         if self._use is not None and not self._ended:
             self._use = self._limiter.allowance.sent_late(self._use, self._limiter.keys.now())
 
     def done(self, tokens: int) -> None:
-        """Settle a request that cost this many tokens."""
+        """Settle the request."""
         self._end(tokens)
         self._limiter.keys.record_success(self._limiter.variable, trial=self._trial)
 
     def failed(self, error: ToolError) -> None:
-        """Settle a failed request; a refusal of its key pauses or blocks the key."""
+        """Settle the request; a refusal pauses or blocks its key."""
         self._end(error.tokens)
         if error.http_status in _KEY_STATUSES:
             self._limiter.record_upstream_refusal(error, self._need, self.key)
@@ -376,7 +353,7 @@ class KeyPermit(Permit):
             self._limiter.keys.end_trial(self._limiter.variable)
 
     def cancelled(self) -> None:
-        """Settle a request without a response."""
+        """Settle the request."""
         self._end(None)
         if self._trial:
             self._limiter.keys.end_trial(self._limiter.variable)
