@@ -47,7 +47,7 @@ _DURATIONS = 16  # newest requests; the shortest decides how long a call may wai
 
 
 class KeyLimiter:
-    """Limiter of one key and endpoint: its permits at hand, and the task that takes more and grants them.
+    """Limiter of one key and endpoint, with a task that takes permits and grants them.
 
     In a pool `load` is its requests divided by `weight`. A blocked key serves only one call, once `trial` is set.
     """
@@ -83,19 +83,19 @@ class KeyLimiter:
 
     @property
     def usable(self) -> bool:
-        """Return whether calls may use the key."""
+        """Whether calls may use the key."""
         if self.variable in self.keys.blocked:
             return self.trial
         return not self.group.pooled or self.keys.get(self.variable) is not None
 
     @property
     def paused_s(self) -> float:
-        """Return the seconds until a pause after a 429 ends."""
+        """Seconds until a pause after a 429 ends."""
         return self.allowance.paused_s(self._now())
 
     @property
     def min_request_s(self) -> float:
-        """Return the shortest duration of a recent request in seconds."""
+        """Shortest duration of a recent request in seconds."""
         return min(self._durations, default=_INITIAL_REQUEST_S)
 
     def try_take(self, need: Need) -> Permit | None:
@@ -119,10 +119,7 @@ class KeyLimiter:
         return KeyPermit(self, use, need, trial=trial)
 
     async def wait(self, need: Need) -> Permit:
-        """Wait for a permit of this key or of another one of its pool.
-
-        Raises RateLimited, and the error of a key that is blocked meanwhile.
-        """
+        """Wait for a permit of any key of the pool. Raises RateLimited, and the error of a key blocked meanwhile."""
         now, left_s = self._now(), need.deadline.remaining()
         patience_s = max(left_s - self.min_request_s, left_s / 2)  # at least half: the shortest one may have been slow
         future: asyncio.Future[Permit] = asyncio.get_running_loop().create_future()
@@ -145,11 +142,11 @@ class KeyLimiter:
         return permit
 
     def wake(self) -> None:
-        """Check now whether permits can be granted or taken."""
+        """Grant or take permits now."""
         self._wake.set()
 
     def record_upstream_refusal(self, error: ToolError, need: Need, key: SecretStr) -> None:
-        """Pause the key after a 429, or count its refusal: here at once, in other replicas after the next write."""
+        """Pause the key after a 429, or count its refusal; other replicas get it by the next write."""
         error.key_variable = self.variable
         if error.http_status == HTTPStatus.TOO_MANY_REQUESTS:
             self._unwritten_pause = self.allowance.pause(error.retry_after, self._now())
@@ -164,7 +161,7 @@ class KeyLimiter:
             error.max_retries, error.retry_after = max(others, error.max_retries), 0.0
 
     def end_request(self, use: Use | None, tokens: int | None, project: str) -> None:
-        """Settle the use of a request of a project; `tokens` is its cost, None if unknown."""
+        """Settle a request; `tokens` is its cost, None if unknown."""
         if use is None:
             return
         self._open.ended(project)
@@ -220,7 +217,7 @@ class KeyLimiter:
         self._refuse_certain_timeouts()
 
     def _idle_s(self) -> float | None:
-        """Return the seconds until the next step; None to wait for an event."""
+        """Return the seconds until the next step; None: until an event."""
         if self._must_read or self._unconfirmed is not None or self._unwritten_pause:
             return _RETRY_S if self.allowance.limited else _RETRY_WITHOUT_LIMIT_S
         if not self.allowance.limited:
@@ -330,7 +327,7 @@ class KeyLimiter:
         self._next_write_at = now + spacing_s * random.uniform(0.75, 1.25) if planned.mine.want else now  # noqa: S311
 
     async def _write_pause(self) -> None:
-        """Share the pause after a 429; until that succeeds, this replica pauses alone."""
+        """Share a pause; until that succeeds, this replica pauses alone."""
         until, self._unwritten_pause = self._unwritten_pause, 0.0
         if until - self._logged_pause >= _POLL_S:
             self._logged_pause = until
@@ -350,7 +347,6 @@ class KeyLimiter:
             raise
 
     async def _share_pause(self, until: float) -> None:
-        """Write the end of the pause to the shared record; if no limit is configured, lower the adaptive one."""
         for _ in range(MAX_WRITE_ATTEMPTS):
             record, now = decode(self._stored[1]), self._now()
             paused_before, limit_before = record.paused_until, record.adaptive and record.adaptive.limit
@@ -385,5 +381,5 @@ class KeyLimiter:
 
     @property
     def counted_queue(self) -> FairQueue[Any]:
-        """Waiting calls, for status and metrics. A pool has one queue, reported for its first key only."""
+        """Waiting calls; those of a pool are reported for its first key only."""
         return self.waiting if self is self.group.limiters[0] else FairQueue()

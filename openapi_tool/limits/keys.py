@@ -1,7 +1,4 @@
-"""Keys that the upstream refuses: blocked for all replicas by a shared record, tried again every 3 minutes (ADR 9).
-
-Times are the server's, in seconds since the epoch.
-"""
+"""Keys that the upstream refuses: blocked for all replicas by a shared record, tried again every 3 minutes (ADR 9)."""
 
 from __future__ import annotations
 
@@ -28,11 +25,8 @@ from openapi_tool.tools.placeholders import Secrets
 STATES: Mapping[int, str] = MappingProxyType({40102: "invalid", 40201: "exhausted", 40203: "exhausted"})
 """State of a blocked key by the upstream's status. 40103, 40104 and 40202 are caused by the call, not by the key."""
 
-RETRY_S = 180.0
-"""Seconds after which one call may try a blocked key again."""
-
-_SECOND_REFUSAL_S = 600.0
-"""Maximum seconds between two refusals that block a key."""
+RETRY_S = 180.0  # after which one call may try a blocked key again
+_SECOND_REFUSAL_S = 600.0  # maximum between two refusals that block a key
 
 
 @dataclass(slots=True)
@@ -45,7 +39,7 @@ class Refusal:
 
 @dataclass(slots=True)
 class KeyRecord:
-    """State of one key. `status` is 0 while it is not blocked; a blocked key may be tried again at `retry_at`."""
+    """State of one key: if `status` is not 0, it is blocked since `since`, and may be tried again at `retry_at`."""
 
     version: Literal[2] = 2
     status: int = 0
@@ -55,7 +49,7 @@ class KeyRecord:
 
     @property
     def state(self) -> str | None:
-        """Return `invalid` or `exhausted`; None while the key is not blocked."""
+        """State of a blocked key, else None."""
         return STATES.get(self.status)
 
 
@@ -100,7 +94,7 @@ _RECORD = TypeAdapter(KeyRecord)
 
 
 def decode(stored: bytes | None, now: float) -> KeyRecord:
-    """Return a stored record; an empty one for anything else, also for another version.
+    """Return a stored record; an empty one for anything else.
 
     Any client that may write the bucket may store anything, so a key is tried again `RETRY_S` from now at the latest.
     """
@@ -127,7 +121,7 @@ Change = Callable[[KeyRecord], None]
 
 
 def record_name(variable: str, value: str) -> str:
-    """Return the name of a key's record: with a hash of the value, so that a rotated key has another record."""
+    """Return the name of a key's record; the hash of its value gives a rotated key another record."""
     digest = hashlib.blake2b(value.encode(), digest_size=_HASH_BYTES, person=b"openapi_tool_key")
     return f"{PREFIX}{variable}.{digest.hexdigest()}"
 
@@ -144,7 +138,6 @@ class Keys:
     ) -> None:
         self.blocked: dict[str, KeyRecord] = {}
         self._suspected: set[str] = set()  # refused once, not blocked
-        self._states: dict[str, str | None] = {}
         self.on_state_change: Callable[[str], None] = lambda _: None
         self.now = clock
         self._name, self._store, self._failure = name, store, failure
@@ -170,7 +163,7 @@ class Keys:
         await self._load(sorted(self._variables))
 
     def get(self, variable: str) -> SecretStr | None:
-        """Return the value of a variable, None if it is not set."""
+        """Return the value of a variable."""
         return self._secrets.get(variable)
 
     def error(self, variable: str) -> ToolError:
@@ -180,7 +173,7 @@ class Keys:
         return error
 
     async def claim_trial(self, variable: str) -> bool:
-        """Return whether this call may try a blocked key; of all replicas one call may every 3 minutes."""
+        """Return whether this call may try a blocked key; one call of all replicas may every 3 minutes."""
         now, record = self.now(), self.blocked[variable]
         if record.retry_at > now:
             return False
@@ -194,7 +187,7 @@ class Keys:
             return True  # without the store each replica tries
 
     def record_refusal(self, variable: str, key: SecretStr, status: int, call: int) -> None:
-        """Record a refusal of the key that was sent; the status is one of `STATES`."""
+        """Record a refusal of the sent key with one of `STATES`."""
         name = record_name(variable, key.get_secret_value())
         if name not in self._variables:
             return  # the key was rotated after the request was sent
@@ -203,7 +196,7 @@ class Keys:
             self._start(self._apply(name, partial(_record_refusal, status=status, call=caller, now=self.now())))
 
     def record_success(self, variable: str, *, trial: bool) -> None:
-        """Unblock a key that a trial found usable, and forget a refusal of a key that is not blocked.
+        """Unblock a key after a trial; forget the refusal of one that is not blocked.
 
         Else one project could block the key with calls that only it makes.
         """
@@ -239,7 +232,7 @@ class Keys:
         ]
 
     async def aclose(self) -> None:
-        """Wait for pending writes; the time limit of the store bounds each."""
+        """Wait for pending writes, which end by the time limit of the store."""
         if self._tasks:
             await asyncio.wait(self._tasks)
 
@@ -268,18 +261,18 @@ class Keys:
                 self._adopt(name, revision, decode(value, self.now()))
 
     async def _apply(self, name: str, change: Change) -> bool:
-        """Change the shared record. If the store is unavailable, change this replica's copy and raise Unavailable."""
+        """Change the shared record; without the store change this replica's copy and raise Unavailable."""
         async with self._write_lock:
             try:
                 return await self._change(name, change)
             except Unavailable:
-                revision, record = self._records.get(name, (0, KeyRecord()))
+                revision, record = copy.deepcopy(self._records.get(name, (0, KeyRecord())))
                 change(record)
                 self._adopt(name, revision, record)
                 raise
 
     async def _change(self, name: str, change: Change) -> bool:
-        """Change the shared record by compare-and-set and adopt it; return whether it was changed."""
+        """Change the shared record by compare-and-set; return whether it differs."""
         for _ in range(MAX_WRITE_ATTEMPTS):
             revision, value = await self._store.read(name)
             if value is None:  # never written, or expired
@@ -295,7 +288,7 @@ class Keys:
         return False
 
     def _record(self, name: str, revision: int, value: bytes | None) -> KeyRecord:
-        """Return a copy of the record if the revision is known. Decoding it again would move a forged `retry_at` on."""
+        """Return a copy of a known record: decoding it again would move a forged `retry_at` on."""
         known_revision, known = self._records.get(name, (None, KeyRecord()))
         return copy.deepcopy(known) if revision == known_revision else decode(value, self.now())
 
@@ -305,15 +298,14 @@ class Keys:
             self._set_state(self._variables[name], record)
 
     def _set_state(self, variable: str, record: KeyRecord) -> None:
-        self.blocked.pop(variable, None)
+        before = self.blocked.pop(variable, KeyRecord())
         self._suspected.discard(variable)
         if record.status:
             self.blocked[variable] = record
         elif record.refusals:
             self._suspected.add(variable)
-        if record.state == self._states.get(variable):
+        if record.state == before.state:
             return
-        self._states[variable] = record.state
         for state in set(STATES.values()):
             metrics.KEY_UNUSABLE.labels(variable, state).set(state == record.state)
         if record.state:

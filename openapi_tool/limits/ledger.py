@@ -1,6 +1,6 @@
 """Reports of replicas to the shared record of one key and endpoint, and the blocks of permits that they get (ADR 9).
 
-Pure: no I/O; every time is the server's, in seconds since the epoch.
+Pure, like `record`.
 """
 
 from __future__ import annotations
@@ -27,9 +27,7 @@ from openapi_tool.limits.record import (
 
 _ROUNDING = 1e-6
 _MIN_PAUSE_S = 0.5  # also after a Retry-After of 0, or each waiting call would cause a 429
-_PAUSE_S = 2.0
-"""Pause in seconds after a 429 without Retry-After."""
-
+_PAUSE_S = 2.0  # after a 429 without Retry-After
 _STEP_S = 10.0  # minimum time between changes of the adaptive limit
 _RAISE_DIVISOR = 20  # it rises by 1/20
 _MIN_STEP = 2
@@ -37,7 +35,7 @@ _MIN_STEP = 2
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """Request sent at `at` with its estimated tokens; if `requests` is 0, a correction of the estimate."""
+    """Request and its estimated tokens; a correction of the estimate if `requests` is 0."""
 
     at: float
     requests: int
@@ -46,12 +44,11 @@ class Use:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageReport:
-    """Report of a replica: uses since its last report, permits that it keeps, and further ones that it wants.
+    """Report of a replica: uses since the last one, permits that it keeps, and further ones that it wants.
 
-    `tokens_each` is the estimate of a request. `running` requests are open; it wants to open `want_running` more.
-    `sent` are its requests of the last 60 s: half of those of all replicas become the adaptive limit. `refused` tells
-    whether a call got no permit since the last report. Each report has its own `serial`.
-    Since `steady_since` it has reported every few seconds.
+    A request needs about `tokens_each`. `running` ones are open; it wants to open `want_running` more. `sent` are those
+    of the last 60 s: half of those of all replicas become the adaptive limit. `refused`: a call got no permit since the
+    last report. Each report has its own `serial`. Since `steady_since` it has reported every few seconds.
     """
 
     uses: tuple[Use, ...] = ()
@@ -66,12 +63,12 @@ class UsageReport:
     steady_since: float = math.inf
 
     def unit(self, resource: str) -> int:
-        """Return the amount that a request needs."""
+        """Return what a request needs."""
         return 1 if resource == REQUESTS else self.tokens_each
 
 
 def apply_report(record: Record, name: str, report: UsageReport, rates: Rates, now: float) -> Replica:
-    """Count a replica's report and assign it a block; return its share, which is valid once the record is written."""
+    """Count a replica's report and assign it a block; return its share, valid once the record is written."""
     record.drop_expired(now)
     mine = record.replicas.setdefault(name, Replica())
     _add_to_adaptive(record, mine, report, now)
@@ -89,7 +86,7 @@ def apply_report(record: Record, name: str, report: UsageReport, rates: Rates, n
 
 
 def _take(record: Record, name: str, report: UsageReport, resource: str, limit: int | None, now: float) -> int:
-    """Settle the last block of a resource and take the next; return the number of wanted permits that are missing."""
+    """Settle the last block and take the next; return how much of what it wants is missing."""
     mine, window, unit = record.replicas[name], record.window(resource), report.unit(resource)
     used = 0
     for use in report.uses:
@@ -120,7 +117,7 @@ def _take(record: Record, name: str, report: UsageReport, resource: str, limit: 
 def _share(record: Record, name: str, per_window: float, free: int, now: float, unit: int) -> int:
     """Return a replica's part of what is free; `per_window` is the limit in requests, each of which needs `unit`.
 
-    Each replica that wants more gets an equal part, at least one request. That alone would favour a replica that always
+    Each replica that wants more gets an equal part, at least one request. That alone would favour one that always
     writes first, for example because its clock is ahead. So a replica that is ahead of the others by more than a
     second's worth of its share takes nothing, unless more than a second's worth is free.
     """
@@ -138,7 +135,7 @@ def _share(record: Record, name: str, per_window: float, free: int, now: float, 
 
 
 def _start_equal(mine: Replica, others: Sequence[Replica]) -> None:
-    """Let a replica that begins to want more count as served as the others, so that it does not catch up."""
+    """Let a replica that begins to want more not catch up with the others."""
     if not mine.want:
         mine.served = max(mine.served, min(replica.served for replica in others))
 
@@ -146,7 +143,7 @@ def _start_equal(mine: Replica, others: Sequence[Replica]) -> None:
 def _take_concurrent(record: Record, name: str, report: UsageReport, rates: Rates, now: float) -> int:
     """Set how many requests a replica may have open; return how many more it wants.
 
-    Open ones above its share count until they end, and it begins no further one until then.
+    Open ones above its share count until they end; it begins none until then.
     """
     mine = record.replicas[name]
     mine.concurrent = mine.may_open = 0
@@ -156,8 +153,12 @@ def _take_concurrent(record: Record, name: str, report: UsageReport, rates: Rate
         mine.served += sum(use.requests for use in report.uses)
     if others := record.others(now, name):
         _start_equal(mine, others)
+    # Free the open requests of dead replicas, which reported nothing while this one reported all the time. After an
+    # outage of the store all are late, so a replica that begins to report waits for the others' reports.
     if now - report.steady_since >= CONTENDER_S:
-        _free_open_requests(record, now)
+        for replica in record.replicas.values():
+            if replica.seen <= now - CONTENDER_S:
+                replica.concurrent = 0
     wanted = report.running + report.want_running
     mine.may_open = may_open(record, name, wanted, rates.concurrent, now)
     mine.concurrent = max(mine.may_open, report.running)
@@ -165,7 +166,7 @@ def _take_concurrent(record: Record, name: str, report: UsageReport, rates: Rate
 
 
 class Demand(NamedTuple):
-    """Requests that a replica would have open, and its permits so far; replicas with the fewest permits come first."""
+    """Requests that a replica would have open, and its permits so far: those with the fewest come first."""
 
     requests: int
     served: int
@@ -186,18 +187,8 @@ def shares(limit: int, demands: Mapping[str, Demand]) -> dict[str, int]:
     return found
 
 
-def _free_open_requests(record: Record, now: float) -> None:
-    """Free the open requests of dead replicas: they reported nothing while this one reported all the time.
-
-    After an outage of the store all are late, so a replica that begins to report waits for the others' reports.
-    """
-    for replica in record.replicas.values():
-        if replica.seen <= now - CONTENDER_S:
-            replica.concurrent = 0
-
-
 def may_open(record: Record, name: str, wanted: int, limit: int, now: float) -> int:
-    """Return how many of the `wanted` requests a replica may have open beside those of the others."""
+    """Return how many of the `wanted` requests a replica may have open."""
     others = {key: replica for key, replica in record.replicas.items() if key != name}
     since, mine = now - CONTENDER_S, record.replicas.get(name) or Replica()
     demands = {name: Demand(wanted, mine.served)} | {
@@ -209,12 +200,12 @@ def may_open(record: Record, name: str, wanted: int, limit: int, now: float) -> 
 
 
 def pause_end(retry_after_s: float | None, now: float) -> float:
-    """Return when the pause after a 429 ends, in at most 120 s."""
+    """Return when the pause after a 429 ends."""
     return now + min(max(_PAUSE_S if retry_after_s is None else retry_after_s, _MIN_PAUSE_S), MAX_PAUSE_S)
 
 
 def lower_adaptive(record: Record, now: float) -> None:
-    """Lower the adaptive limit after a 429, or create it; the requests of each replica are added by `apply_report`."""
+    """Lower the adaptive limit after a 429, or create it; `apply_report` adds the requests of each replica."""
     record.drop_expired(now)
     if record.adaptive is None:
         record.adaptive = Adaptive(limit=0, since=now, changed=now, until=now + ADAPTIVE_S)
@@ -225,7 +216,7 @@ def lower_adaptive(record: Record, now: float) -> None:
 
 
 def _add_to_adaptive(record: Record, mine: Replica, report: UsageReport, now: float) -> None:
-    """Count the requests that a replica sent before the adaptive limit, and add half of them to this limit."""
+    """Count what a replica sent before the adaptive limit; add half of it to this limit."""
     adaptive = record.adaptive
     if adaptive is None or mine.adaptive_since == adaptive.since:
         return
@@ -237,13 +228,13 @@ def _add_to_adaptive(record: Record, mine: Replica, report: UsageReport, now: fl
 
 
 def may_raise_adaptive(record: Record, now: float) -> bool:
-    """Return whether the adaptive limit is due for a raise if calls need more."""
+    """Return whether the adaptive limit may be raised."""
     adaptive = record.adaptive
     return adaptive is not None and now - max(adaptive.changed, record.paused_until) >= _STEP_S
 
 
 def _raise_adaptive(record: Record, now: float) -> None:
-    """Raise the adaptive limit: double it until the next 429, then add a twentieth at a time.
+    """Double the adaptive limit until the next 429, then add a twentieth at a time.
 
     Like TCP's slow start: half of the requests of the last minute may be far below the real limit.
     """

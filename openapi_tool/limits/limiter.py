@@ -20,10 +20,9 @@ _MAX_PROJECTS = 20
 
 
 class Limiter:
-    """Permits of all keys of this process, and their state (`keys`).
+    """Permits of all keys of replica `name`. `clock` returns the NATS server's time, `failure` see `Keys`.
 
-    `name` is the replica's, `clock` returns the NATS server's time, `failure` the error for an upstream status that
-    refuses a key; `weights` are those of projects, by default 1.
+    `weights` are those of projects, by default 1.
     """
 
     def __init__(
@@ -56,7 +55,7 @@ class Limiter:
         return limiter.try_take(need) or await limiter.wait(need)
 
     async def _check_blocked(self, group: KeyGroup) -> None:
-        """Let the call try a blocked key if a retry is due. Raises the error of a key if none is usable."""
+        """Let the call try a blocked key if that is due. Raises the error of a key if none is usable."""
         blocked = [limiter for limiter in group.limiters if limiter.variable in self.keys.blocked]
         for limiter in blocked:
             if await self.keys.claim_trial(limiter.variable):
@@ -87,7 +86,7 @@ class Limiter:
                 limiter.on_change(revision, value)
 
     def snapshot(self) -> list[dict[str, Any]]:
-        """Return the state of every key and endpoint with a limit, for `openapi-tool limits` and /readyz."""
+        """Return the state of every key and endpoint with a limit."""
         return [
             {
                 **_snapshot(limiter),
@@ -103,7 +102,7 @@ class Limiter:
         await asyncio.gather(*(limiter.aclose() for limiter in self._limiters.values()), self.keys.aclose())
 
     def _key_changed(self, variable: str) -> None:
-        """Serve the calls that wait for a key, or fail them if no key is usable any more."""
+        """Serve the calls that wait for a key, or fail them."""
         for limiter in self._limiters.values():
             if limiter.variable == variable:
                 limiter.trial = False

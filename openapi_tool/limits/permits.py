@@ -15,7 +15,7 @@ class Slot(Protocol):
     """Slot of one running call."""
 
     def pause(self) -> None:
-        """Give up the slot while the call waits, unless too many calls are paused."""
+        """Give up the slot while the call waits, if not too many do."""
 
     def resume(self) -> None:
         """Take a slot again."""
@@ -42,11 +42,11 @@ NO_SLOT = NoSlot()
 
 @dataclass(slots=True)
 class Need:
-    """A request to send: variable of its key, endpoint (`search` or `reader`), caller, deadline.
+    """A request to `endpoint` (`search` or `reader`).
 
-    `flow` is (project, agent). `slot` is given up while the request waits. `key` is the value of the variable; a pool
-    may send another key. `call` is the number of the call in this process. `refused_by` are the variables of the keys
-    with which the upstream has refused this request.
+    `flow` is (project, agent). `slot` is given up while the request waits. `key` is the value of `variable`; a pool may
+    send another one. `call` is the number of the call in this process. `refused_by` are the variables of the keys with
+    which the upstream has refused the request.
     """
 
     variable: str
@@ -89,8 +89,7 @@ class Permits(Protocol):
     async def acquire(self, need: Need) -> Permit:
         """Wait for a permit.
 
-        Raises RateLimited once it is certain that none comes before the deadline, and the error of a refused key while
-        it is blocked.
+        Raises RateLimited once none can come before the deadline, and the error of a key that is blocked.
         """
 
 
