@@ -9,9 +9,10 @@ from openapi_tool.bus import connection, dead_letters, intake, kv_stores, leases
 from openapi_tool.bus.client import INBOX, routed
 from openapi_tool.bus.storage import BUDGETS, LIMITS
 from openapi_tool.bus.streams import DurableOptions
-from openapi_tool.protocol.identity import command_stream, doorbell_filter
+from openapi_tool.protocol.identity import doorbell_filter
 
 _API = "$JS.API"
+_REPLIES = f"{INBOX}.>"
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,24 +20,24 @@ class Permissions:
     """Subjects, possibly with NATS wildcards, that a user may publish and subscribe to."""
 
     publish: tuple[str, ...]
-    subscribe: tuple[str, ...] = (f"{INBOX}.>",)
+    subscribe: tuple[str, ...] = (_REPLIES,)
 
     def as_object(self) -> dict[str, dict[str, list[str]]]:
-        """Return the JSON object of a user's `permissions` in NATS."""
+        """Return the `permissions` of a user as a JSON object."""
         return {"publish": {"allow": list(self.publish)}, "subscribe": {"allow": list(self.subscribe)}}
 
     def union(self, other: Permissions) -> Permissions:
-        """Return the union of both permissions."""
+        """Return both permissions."""
         publish, subscribe = (*self.publish, *other.publish), (*self.subscribe, *other.subscribe)
         return Permissions(tuple(dict.fromkeys(publish)), tuple(dict.fromkeys(subscribe)))
 
     def over(self, domain: str | None, inbox: str) -> Permissions:
         """Return the permissions for another JetStream domain and inbox prefix."""
-        subscribe = tuple(f"{inbox}.>" if subject == f"{INBOX}.>" else subject for subject in self.subscribe)
+        subscribe = tuple(f"{inbox}.>" if subject == _REPLIES else subject for subject in self.subscribe)
         return Permissions(tuple(routed(subject, domain) for subject in self.publish), subscribe)
 
     def server_config(self) -> str:
-        """Return the `permissions` block of a user in the server's configuration file."""
+        """Return the `permissions` block of a user in the server's configuration."""
         blocks = (("publish", self.publish), ("subscribe", self.subscribe))
         return f"permissions: {{\n{''.join(_block(*block) for block in blocks)}}}"
 
@@ -46,13 +47,8 @@ def _block(name: str, subjects: tuple[str, ...]) -> str:
     return f"  {name}: {{\n    allow: [\n{lines}    ]\n  }}\n"
 
 
-def executor_permissions(options: DurableOptions, *, stream: str | None, session_key: bool) -> Permissions:
-    """Return the permissions of `serve`.
-
-    `stream` is the command stream's name, by default the kernel's. With `session_key` the settings contain the key,
-    so it is not stored in NATS.
-    """
-    stream = stream or command_stream(options.version)[0]
+def executor_permissions(options: DurableOptions, stream: str, *, session_key: bool) -> Permissions:
+    """Return the permissions of `serve`; with `session_key` the settings contain the key, so NATS does not."""
     returned = intake.notice_subject(stream, options.name)  # replicas tell each other which commands they handed back
     return Permissions(
         (
@@ -64,7 +60,8 @@ def executor_permissions(options: DurableOptions, *, stream: str | None, session
             f"{_API}.CONSUMER.MSG.NEXT.{stream}.{options.name}",
             f"{_API}.CONSUMER.RESET.{stream}.{options.name}",
             f"$JS.ACK.{stream}.{options.name}.>",
-            _doorbells(options),
+            # Of any channel: the waiting turn's channel may differ from the command's.
+            doorbell_filter(options.version, options.filter_subject.split(".")[2]),
             dead_letters.SUBJECT_PREFIX,  # the whole subject if an earlier version created the stream
             dead_letters.SUBJECT_FILTER,
             connection.STATS_REPLIES,
@@ -83,13 +80,12 @@ def executor_permissions(options: DurableOptions, *, stream: str | None, session
             ),
             _direct_get(kv_stores.BUCKET, kv_stores.SWITCHES_KEY),
         ),
-        (f"{INBOX}.>", connection.STATS_SUBJECT, returned, f"{LIMITS.changes}.>", f"{BUDGETS.changes}.>"),
+        (_REPLIES, connection.STATS_SUBJECT, returned, f"{LIMITS.changes}.>", f"{BUDGETS.changes}.>"),
     )
 
 
-def dead_letter_permissions(options: DurableOptions, *, stream: str | None) -> Permissions:
+def dead_letter_permissions(options: DurableOptions, stream: str) -> Permissions:
     """Return the permissions of `deadletters`, including `--abandoned` and `replay`."""
-    stream = stream or command_stream(options.version)[0]
     return Permissions(
         (
             f"{_API}.STREAM.NAMES",
@@ -103,11 +99,11 @@ def dead_letter_permissions(options: DurableOptions, *, stream: str | None) -> P
     )
 
 
-def inspect_permissions(options: DurableOptions, *, stream: str | None) -> Permissions:
+def inspect_permissions(options: DurableOptions, stream: str) -> Permissions:
     """Return what `inspect` needs beyond `serve`: reading the command stream and the dead letters."""
-    stream = stream or command_stream(options.version)[0]
-    # `inspect` accepts any project, also if the settings name one; otherwise both filters are the same.
-    filters = dict.fromkeys((options.filter_subject, _all_projects(options)))
+    # `inspect` accepts any project and channel, also if the settings name a project.
+    tokens = options.filter_subject.split(".")
+    filters = options.filter_subject, ".".join((*tokens[:2], "*", "*", *tokens[4:]))
     consumers = [_temporary_consumer(f"{stream}.*.{subject}", stream) for subject in filters]
     return Permissions(
         (
@@ -117,17 +113,16 @@ def inspect_permissions(options: DurableOptions, *, stream: str | None) -> Permi
             _temporary_consumer(f"{stream}.*.{doorbell_filter(options.version, '*')}", stream)[0],
             *_temporary_consumer(f"{dead_letters.STREAM}.*", dead_letters.STREAM),
             f"{_API}.STREAM.INFO.KV_{leases.BUCKET}",
-            f"{_API}.DIRECT.GET.KV_{leases.BUCKET}.$KV.{leases.BUCKET}.{leases.KEYS}",
+            _direct_get(leases.BUCKET, leases.KEYS),
             f"{_API}.STREAM.MSG.GET.KV_{leases.BUCKET}",
             connection.STATS_SUBJECT,
         ),
-        (f"{INBOX}.>", connection.STATS_REPLIES),
+        (_REPLIES, connection.STATS_REPLIES),
     )
 
 
-def handover_permissions(options: DurableOptions, *, stream: str | None) -> Permissions:
+def handover_permissions(options: DurableOptions, stream: str) -> Permissions:
     """Return the permissions of `nats durable`, including `--restore`."""
-    stream = stream or command_stream(options.version)[0]
     return Permissions(
         (
             f"{_API}.STREAM.NAMES",
@@ -135,29 +130,8 @@ def handover_permissions(options: DurableOptions, *, stream: str | None) -> Perm
             f"{_API}.CONSUMER.CREATE.{stream}.{options.name}.>",
             connection.STATS_SUBJECT,
         ),
-        (f"{INBOX}.>", connection.STATS_REPLIES),
+        (_REPLIES, connection.STATS_REPLIES),
     )
-
-
-def _all_projects(options: DurableOptions) -> str:
-    """Return the durable's filter with wildcards for project and channel."""
-    tokens = options.filter_subject.split(".")
-    return ".".join((*tokens[:2], "*", "*", *tokens[4:]))
-
-
-def switch_permissions() -> Permissions:
-    """Return the permissions of `tools disable`, `enable` and `disabled`."""
-    return Permissions(_bucket(kv_stores.BUCKET, kv_stores.SWITCHES_KEY))
-
-
-def top_permissions() -> Permissions:
-    """Return the permissions of `top`."""
-    return Permissions((connection.STATS_SUBJECT,), (f"{INBOX}.>", connection.STATS_REPLIES))
-
-
-def _doorbells(options: DurableOptions) -> str:
-    """Return the doorbell subjects, of any channel: the waiting turn's channel may differ from the command's."""
-    return doorbell_filter(options.version, options.filter_subject.split(".")[2])
 
 
 def _created_stream(stream: str) -> tuple[str, ...]:
@@ -169,15 +143,20 @@ def _direct_get(bucket: str, key: str) -> str:
 
 
 def _bucket(bucket: str, *keys: str) -> tuple[str, ...]:
-    """Return the subjects of a bucket. A bucket that an operator created may forbid direct gets, so allow both ways."""
-    subjects = [f"$KV.{bucket}.{key}" for key in keys]
-    stream = f"KV_{bucket}"
+    """Return the subjects of a bucket. One that an operator created may forbid direct gets, so allow both ways."""
     return (
-        *_created_stream(stream),
+        *_created_stream(f"KV_{bucket}"),
         *(_direct_get(bucket, key) for key in keys),
-        f"{_API}.STREAM.MSG.GET.{stream}",
-        *subjects,
+        f"{_API}.STREAM.MSG.GET.KV_{bucket}",
+        *(f"$KV.{bucket}.{key}" for key in keys),
     )
+
+
+SWITCH_PERMISSIONS = Permissions(_bucket(kv_stores.BUCKET, kv_stores.SWITCHES_KEY))
+"""Permissions of `tools disable`, `enable` and `disabled`."""
+
+TOP_PERMISSIONS = Permissions((connection.STATS_SUBJECT,), (_REPLIES, connection.STATS_REPLIES))
+"""Permissions of `top`."""
 
 
 def _temporary_consumer(consumer: str, stream: str) -> tuple[str, ...]:

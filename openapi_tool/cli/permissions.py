@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 from dataclasses import asdict
 from enum import StrEnum
 from functools import partial
@@ -16,19 +15,20 @@ from openapi_tool.bootstrap import Bootstrap, durable_options
 from openapi_tool.bus.connection import BusClient
 from openapi_tool.bus.durable import DurableMissing, DurableShown, StillPulled, durable_shown, hand_to_kernel
 from openapi_tool.bus.permissions import (
+    SWITCH_PERMISSIONS,
+    TOP_PERMISSIONS,
     Permissions,
     dead_letter_permissions,
     executor_permissions,
     handover_permissions,
     inspect_permissions,
-    switch_permissions,
-    top_permissions,
 )
 from openapi_tool.cli.common import NO_DATABASE, USAGE, fail, print_json, print_line
 from openapi_tool.cli.kernels import ProtocolOption, settings_failed, with_nats
 from openapi_tool.kernel import inspection
 from openapi_tool.kernel.inspection import grant_statements, reader_grants
 from openapi_tool.protocol.dialect import ProtocolVersion
+from openapi_tool.protocol.identity import command_stream
 from openapi_tool.settings import Settings, SettingsError, load_settings
 from openapi_tool.telemetry.logs import printable_lines
 
@@ -89,24 +89,27 @@ def permissions(
 
 
 def _on_one_server(settings: Settings) -> list[Settings]:
-    """Return the settings of the kernels that the process reaches with the login of section `nats`."""
+    """Return the settings of the kernels that share the login of section `nats`."""
     own = settings.nats.model_copy(update={"durable": None})
     return [kernel for kernel in settings.kernels if kernel.nats.model_copy(update={"durable": None}) == own]
 
 
 def _needed(user: NatsUser, settings: Settings, stream: str | None) -> Permissions:
     options = durable_options(settings)
-    of_user: dict[NatsUser, Callable[[], Permissions]] = {
-        NatsUser.EXECUTOR: lambda: executor_permissions(
-            options, stream=stream, session_key=settings.session.key is not None
-        ),
-        NatsUser.DEADLETTERS: lambda: dead_letter_permissions(options, stream=stream),
-        NatsUser.INSPECT: lambda: inspect_permissions(options, stream=stream),
-        NatsUser.TOP: top_permissions,
-        NatsUser.SWITCHES: switch_permissions,
-        NatsUser.DURABLE: lambda: handover_permissions(options, stream=stream),
-    }
-    return of_user[user]()
+    stream = stream or command_stream(options.version)[0]
+    match user:
+        case NatsUser.EXECUTOR:
+            return executor_permissions(options, stream, session_key=settings.session.key is not None)
+        case NatsUser.DEADLETTERS:
+            return dead_letter_permissions(options, stream)
+        case NatsUser.INSPECT:
+            return inspect_permissions(options, stream)
+        case NatsUser.DURABLE:
+            return handover_permissions(options, stream)
+        case NatsUser.TOP:
+            return TOP_PERMISSIONS
+        case NatsUser.SWITCHES:
+            return SWITCH_PERMISSIONS
 
 
 @nats_app.command(short_help="Show the durable, or restore it for the kernel.")
@@ -130,9 +133,8 @@ def durable(
     if as_json:
         print_json({"before": asdict(before), "after": asdict(after)} if restore else asdict(after))
         return
-    old = asdict(before)
-    for name, value in asdict(after).items():
-        print_line(f"{name}: {value}" + (f" (was {old[name]})" if old[name] != value else ""))
+    for (name, old), new in zip(asdict(before).items(), asdict(after).values(), strict=True):
+        print_line(f"{name}: {new}" + (f" (was {old})" if old != new else ""))
 
 
 async def _durable(bootstrap: Bootstrap, client: BusClient, *, restore: bool) -> tuple[DurableShown, DurableShown]:
@@ -152,11 +154,7 @@ def _shown(needed: Permissions, form: Format) -> str:
         return json.dumps(needed.as_object())
     if form is Format.SERVER_CONFIG:
         return needed.server_config()
-    return "\n".join(
-        f"{action:<9} {subject}"
-        for action, subjects in (("publish", needed.publish), ("subscribe", needed.subscribe))
-        for subject in subjects
-    )
+    return "\n".join(f"{action:<9} {subject}" for action, subjects in asdict(needed).items() for subject in subjects)
 
 
 sql_app = typer.Typer(no_args_is_help=True, help="Print the database privileges that the service needs.")
