@@ -1,7 +1,6 @@
-"""Messages about failed NATS connections, and checks of credentials files and nkey seed files.
+"""Messages about failed NATS connections, and checks of the files that nats-py reads only when it connects.
 
-nats-py reads these files only when it connects. A wrong seed then ends the process, and a credentials file without a
-token makes nats-py loop forever.
+A wrong seed would then end the process, and a credentials file without a token make nats-py loop forever.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _FIRST_REPEAT_S, _MAX_REPEAT_S = 5.0, 300.0
 class LogBackoff:
     """Back-off for a repeated log line: the second one after 5 s, the next after 10 s, … up to 5 minutes.
 
-    The client reconnects twice a second; without this, an outage of an hour would log 7,000 lines.
+    The client reconnects twice a second, so an outage of an hour would log 7,000 lines.
     """
 
     def __init__(self) -> None:
@@ -32,7 +31,7 @@ class LogBackoff:
         self._next_at = 0.0
 
     def should_log(self, text: str, now: float) -> bool:
-        """Return whether to log `text` at `now` (monotonic clock, seconds)."""
+        """Return whether to log `text` at `now`, in seconds on the monotonic clock."""
         if text == self._last and now < self._next_at:
             return False
         # After a longer pause the same text is a new outage.
@@ -43,16 +42,13 @@ class LogBackoff:
 
 
 class LoginRefusal:
-    """Last refused login, reported as the reason of the closed connection that follows it.
-
-    After a refusal the server closes the socket, which nats-py may report as a second, less useful error.
-    """
+    """Last refused login: the server then closes the socket, which nats-py may report as a less useful error."""
 
     def __init__(self) -> None:
         self._refusal: Exception | None = None
 
     def reason_of(self, error: Exception) -> Exception:
-        """Return the refusal of the login if `error` is the closed connection after it, else the error itself."""
+        """Return the refusal before `error` if that is a closed connection, else the error itself."""
         if _refuses_login(error):
             self._refusal = error
         elif not isinstance(error, _CLOSED):
@@ -60,7 +56,7 @@ class LoginRefusal:
         return self._refusal or error
 
     def clear(self) -> None:
-        """Discard the refusal: a login was accepted."""
+        """Discard it: a login was accepted."""
         self._refusal = None
 
 
@@ -69,16 +65,20 @@ def _refuses_login(error: Exception) -> bool:
 
 
 def describe_connection_error(error: Exception, where: str, setting: str = SERVERS_SETTING) -> str:
-    """Return why no connection to `where` (hosts and ports) can be made, and what to check.
+    """Return why no connection to `where` (hosts and ports) can be made, and what to check in section of `setting`."""
+    return f"{_at(where)}: {_cause(error, setting)}"
 
-    `setting` is the setting with the servers; user and token are in the same section.
-    """
-    return f"NATS at {where}: {_cause(error, setting)}" if where else f"NATS: {_cause(error, setting)}"
+
+def _at(where: str) -> str:
+    return f"NATS at {where}" if where else "NATS"
+
+
+def _reason(error: Exception) -> str:
+    return str(error).removeprefix("nats: ").strip("'\" ")
 
 
 def _cause(error: Exception, setting: str) -> str:
-    section, check = setting.partition(".servers (")[0], f"check {setting}"
-    reason = str(error).removeprefix("nats: ").strip("'\" ")
+    section, check, reason = setting.partition(".servers (")[0], f"check {setting}", _reason(error)
     if _refuses_login(error):
         return (
             f"the login is refused ({reason}); check {section}.user, {section}.token, a login in {setting} (sent as it "
@@ -90,19 +90,18 @@ def _cause(error: Exception, setting: str) -> str:
         return f"the host's name cannot be resolved; {check}"
     if isinstance(error, _CLOSED):
         return f"the server closed the connection before the login was accepted: is it a NATS server? {check}"
-    if isinstance(error, TimeoutError | asyncio.TimeoutError | nats.errors.TimeoutError):
+    if isinstance(error, TimeoutError | nats.errors.TimeoutError):
         return f"no answer in time: is it a NATS server? {check}"
     return f"{reason or type(error).__name__}; {check}"
 
 
 def describe_jetstream_error(error: Exception, where: str) -> str:
-    """Return why a JetStream request to NATS at `where` failed although the connection works."""
+    """Return why a JetStream request to `where` failed although the connection works."""
     # Without a code: nobody responds to JetStream requests.
     if isinstance(error, NoStreamResponseError) or (isinstance(error, ServiceUnavailableError) and error.code is None):
         at = f" on {where}" if where else ""
         return f"NATS: JetStream is not enabled{at}, or not for this account: start the server with -js"
-    reason = str(error).removeprefix("nats: ").strip("'\" ")
-    return f"{f'NATS at {where}' if where else 'NATS'}: {': '.join(filter(None, (type(error).__name__, reason)))}"
+    return ": ".join(filter(None, (_at(where), type(error).__name__, _reason(error))))
 
 
 _MAX_FILE_BYTES = 64 * 1024
@@ -115,7 +114,7 @@ def credentials_problem(file: Path) -> str | None:
     try:
         lines = _content(file).split(b"\n")
     except OSError as error:
-        return _unreadable(error)
+        return f"cannot be read: {error.strerror}"
     if not _TOKEN.fullmatch(_line_after(_TOKEN_HEADING, lines)):
         return f"no user token (JWT) on the line after {_TOKEN_HEADING.decode()}, alone and without blanks"
     seed = _line_after(_SEED_HEADING, lines)
@@ -127,7 +126,7 @@ def seed_problem(file: Path) -> str | None:
     try:
         seed = _content(file).strip()
     except OSError as error:
-        return _unreadable(error)
+        return f"cannot be read: {error.strerror}"
     return None if _is_seed(seed) else f"holds no seed of a user: {_SEED_FORM}"
 
 
@@ -145,13 +144,8 @@ def _line_after(heading: bytes, lines: list[bytes]) -> bytes:
 
 
 def _is_seed(text: bytes) -> bool:
-    """Return whether a text is a user's seed. Encodes it again and compares: nkeys does not verify the checksum."""
     try:
-        prefix, seed = nkeys.decode_seed(text)
+        prefix, seed = nkeys.decode_seed(text)  # does not verify the checksum
         return bool(prefix == nkeys.PREFIX_BYTE_USER and nkeys.encode_seed(bytes(seed), prefix) == text)
     except (nkeys.NkeysError, ValueError):
         return False
-
-
-def _unreadable(error: OSError) -> str:
-    return f"cannot be read: {error.strerror}"

@@ -1,7 +1,7 @@
 """NATS client protocol parser that accepts any bytes another client may publish; messages as deliveries.
 
-Replaces nats-py's parser, because one published message could end its read loop: it splits control lines at any white
-space, although a subject may contain vertical tabs and form feeds, and it decodes bytes that need not be UTF-8.
+One published message could end the read loop of nats-py's parser: it splits control lines at any white space, although
+a subject may contain vertical tabs and form feeds, and it decodes bytes that need not be UTF-8.
 Source: NATS client protocol, docs.nats.io/reference/reference-protocols/nats-protocol; ADR-4 (headers).
 """
 
@@ -28,7 +28,7 @@ from openapi_tool.protocol.command import (
 from openapi_tool.protocol.identity import TOPOLOGY, TRACEPARENT, TRACESTATE
 
 _MAX_LINE_BYTES = 256 * 1024
-"""Limit of a control line. INFO of a large cluster is the longest; the server limits all others to 4 KiB."""
+"""Limit of a control line: INFO of a large cluster; the server limits all others to 4 KiB."""
 
 _MAX_DIGITS = 10
 _TOKENS_BEFORE_SIZES = 2  # subject and subscription id
@@ -37,17 +37,15 @@ _VERSION = b"NATS/1.0"
 _STATUS_DIGITS = 3
 _BLANKS = " \t\n\r\x0b\x0c"
 _KERNEL_NAMES = {"CG-Timestamp", "CG-Version", "CG-Msg-Type", "CG-Sender"}
-# Header names that need no validation.
 _KNOWN_NAMES = frozenset({*TOPOLOGY, TRACEPARENT, TRACESTATE, *_KERNEL_NAMES, *(header.value for header in Header)})
+"""Header names that need no validation."""
+
 _NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 
 
 @dataclass(frozen=True, slots=True)
 class Handlers:
-    """Callbacks for server messages.
-
-    `message` takes subscription id, subject, reply, data and header block: bytes, except the id; empty if absent.
-    """
+    """Callbacks for server messages; `message` takes subscription id, subject, reply, data, header block."""
 
     message: Callable[[int, bytes, bytes, bytes, bytes], Awaitable[None]]
     ping: Callable[[], Awaitable[None]]
@@ -57,7 +55,7 @@ class Handlers:
 
 
 class _Frame(NamedTuple):
-    """Control line of MSG or HMSG; sizes in bytes, `size` includes the headers."""
+    """Control line of MSG or HMSG; `size` includes the headers."""
 
     subject: bytes
     sid: int
@@ -79,7 +77,7 @@ class Parser:
         self._frame: _Frame | None = None
 
     async def parse(self, data: bytes = b"") -> None:
-        """Parse `data` and call the handlers. Raises ProtocolError if it violates the NATS protocol."""
+        """Parse `data` and call the handlers. Raises ProtocolError."""
         self._buffer += data
         while await (self._control() if self._frame is None else self._deliver(self._frame)):
             pass
@@ -162,17 +160,16 @@ def _info(text: bytes) -> dict[str, Any]:
 
 
 class Headers(dict[str, str]):
-    """Headers of a message; `complete` is False if the block exceeded the limits and its rest was not read."""
+    """Headers of a message; not `complete` if the rest of the block exceeds the limits."""
 
     complete: bool = True
 
 
 def parse_headers(block: bytes) -> Headers:
-    """Decode a header block of any bytes; never raises.
+    """Decode a header block of any bytes, up to MAX_HEADER_LINES lines and MAX_HEADER_BYTES bytes; never raises.
 
-    At most MAX_HEADER_LINES lines in MAX_HEADER_BYTES bytes are read. If a name repeats, the last value counts. Lines
-    without a name in visible ASCII are ignored; in values U+FFFD replaces bytes that are not UTF-8. An inline status
-    and its description become the headers `Status` and `Description`.
+    The last value of a name counts. Lines without a name in visible ASCII are ignored; in values U+FFFD replaces bytes
+    that are not UTF-8. An inline status and its description become the headers `Status` and `Description`.
     """
     head, _, rest = block[:MAX_HEADER_BYTES].partition(_CRLF)
     lines = rest.decode("utf-8", "replace").split("\r\n", MAX_HEADER_LINES)
@@ -208,12 +205,12 @@ def header_block(headers: Mapping[str, str]) -> bytes:
 
 
 def shown_subject(subject: str) -> str:
-    r"""Return a subject with its lone surrogates, which represent bytes that are not UTF-8, as `\xff`."""
+    r"""Return a subject with lone surrogates, which represent bytes that are not UTF-8, as `\xff`."""
     return subject.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
 def _status(head: bytes) -> dict[str, str]:
-    """Return the inline status of `NATS/1.0 404 No Messages` as headers; empty unless it is three digits."""
+    """Return the status in `NATS/1.0 404 No Messages` as headers; empty unless it is three digits."""
     status, _, description = head.removeprefix(_VERSION).strip().partition(b" ")
     if not head.startswith(_VERSION) or len(status) != _STATUS_DIGITS or not status.isdigit():
         return {}
@@ -222,10 +219,9 @@ def _status(head: bytes) -> dict[str, str]:
 
 
 class ForeignMessage(Exception):
-    """Message in this process's inbox that JetStream did not send, so it cannot be settled.
+    """Message that JetStream did not send, so it cannot be settled: any client may publish to our inbox.
 
-    Any client with permission to publish to our inbox can send one. JetStream's own messages carry stream sequence and
-    delivery count in the reply subject.
+    JetStream's own carry stream sequence and delivery count in the reply subject.
     """
 
 
@@ -240,9 +236,9 @@ def metadata_of(message: Msg) -> Msg.Metadata:
 
 
 def delivery_of(message: Msg) -> Delivery:
-    """Return the delivery of a message. Raises ForeignMessage.
+    """Return the delivery of a message, and empty the message, which would double the memory until it is settled.
 
-    Empties body and headers of the message: it is held until settled, and would double the memory.
+    Raises ForeignMessage.
     """
     metadata = metadata_of(message)
     data, headers = message.data, message.headers
