@@ -18,7 +18,7 @@ from typing import Any
 
 import nats.errors
 import orjson
-from nats.aio.client import Client
+from nats.aio.client import Client, Srv
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.aio.transport import TcpTransport, WebSocketTransport
@@ -26,7 +26,7 @@ from nats.js.errors import APIError, NoStreamResponseError
 from nats.protocol.command import hpub_cmd, pub_cmd
 from nats.protocol.parser import PERMISSIONS_ERR
 
-from openapi_tool.bus.connection_errors import SERVERS_SETTING, LogBackoff, LoginRefusal, describe_connection_error
+from openapi_tool.bus.connection_errors import SERVERS_SETTING, LogBackoff, cause_of, describe_connection_error
 from openapi_tool.bus.wire import Handlers, Headers, Parser, header_block, parse_headers
 from openapi_tool.concurrency import interruptible
 from openapi_tool.protocol.errors import Unavailable
@@ -38,12 +38,8 @@ INBOX = "_INBOX.openapi_tool"
 
 _TOKEN_BYTES = 16
 _FLUSH_TIMEOUT_S = 10  # nats-py's default
-_ACK_DELAY_S = 0.01
-"""Seconds for which an acknowledgement waits to share a socket write: each write costs CPU."""
-
+_ACK_DELAY_S = 0.01  # in which an acknowledgement may share a socket write: each costs CPU
 LISTED_BY = "openapi-tool nats permissions"
-"""Command that prints the permissions that `serve` needs."""
-
 _DENIAL = re.compile(r'permissions violation for (publish|subscription) to "([^"]*)"')
 _MAX_RETRY_WAIT_S = 5.0  # between attempts of the first connection
 
@@ -56,7 +52,7 @@ class Denied(nats.errors.Error):
 
 
 class TlsNotOffered(nats.errors.Error):
-    """TLS is required, but the server at `address` does not offer it, or a man in the middle removed the offer."""
+    """The server at `address` does not offer the required TLS, or a man in the middle removed the offer."""
 
     def __init__(self, address: str) -> None:
         super().__init__(
@@ -80,11 +76,10 @@ class _Tokens:
 class BusOptions:
     """Servers and authentication; `login` holds options of nats-py.
 
-    With `tls` the client logs in over TLS only. JetStream requests go to `domain`, by default the server's own; replies
-    arrive at `inbox`. `once` makes a single connection attempt, for CLI commands, and logs denials only. Error messages
-    contain `listed_by` (the command that prints the needed permissions), `where` (hosts and ports of the servers) and
-    `setting` (the setting with the servers). `on_trouble` is called with the reason of every failed attempt until the
-    first connection.
+    With `tls` the client logs in over TLS only. JetStream requests go to `domain`, by default the server's own. `once`
+    makes a single connection attempt, for CLI commands, and logs denials only. Error messages contain `listed_by` (the
+    command that prints the needed permissions), `where` (hosts and ports) and `setting` (that of the servers).
+    `on_trouble` takes the reason of every failed attempt until the first connection.
     """
 
     servers: Sequence[str] = field(default=(), repr=False)
@@ -114,7 +109,6 @@ class BusClient(Client):
         self._error_log_backoff = LogBackoff()
         self._denial_log_backoff = LogBackoff()
         self.reported_error: Exception | None = None
-        self._login_refusal = LoginRefusal()
         self._addresses_without_tls: set[str] = set()
         self._was_connected = False
         self._configured_wait_s: float | None = None  # set while `_back_off` has replaced it
@@ -161,7 +155,7 @@ class BusClient(Client):
             raise NoStreamResponseError
 
     def acknowledge(self, message: Msg) -> None:
-        """Acknowledge a message without an `await`, which a cancellation could interrupt. Raises nats.errors.Error."""
+        """Acknowledge a message without `await`, which a cancellation could interrupt. Raises nats.errors.Error."""
         message._check_reply()  # noqa: SLF001 - as `Msg.ack` does
         if self.is_closed:
             raise nats.errors.ConnectionClosedError
@@ -195,10 +189,10 @@ class BusClient(Client):
                 return False
 
     async def on_error(self, error: Exception) -> None:
-        """Log an error of the client; fail the pending requests that a denial concerns (callback of nats-py)."""
+        """Log an error, and fail the pending requests that a denial concerns (callback of nats-py)."""
         denial = _DENIAL.search(str(error).lower())
         if denial is None:
-            self.reported_error = self._login_refusal.reason_of(error)
+            self.reported_error = cause_of(error, self.reported_error)
             cause = describe_connection_error(self.reported_error, self.bus.where, self.bus.setting)
             if self.bus.on_trouble is not None and not self._was_connected:
                 self._back_off()
@@ -235,12 +229,12 @@ class BusClient(Client):
         self.options["reconnect_time_wait"] = min(2 * wait_s, _MAX_RETRY_WAIT_S)
 
     async def start_over(self) -> None:
-        """Reconnect and abort the old socket: a graceful close of a half-open connection would never end."""
+        """Reconnect without a graceful close, which would never end on a half-open connection."""
         await self.force_reconnect()
         self.abort()
 
     def abort(self) -> None:
-        """Close the socket at once, if there is one."""
+        """Close the socket at once."""
         match self._transport:
             case TcpTransport(_io_writer=stream) if stream is not None:
                 stream.transport.abort()
@@ -297,14 +291,15 @@ class BusClient(Client):
         except BaseException as error:
             if self._transport is not None:
                 self._transport.close()  # type: ignore[no-untyped-call]
-            if isinstance(error, TlsNotOffered) and not self._was_connected and self._no_server_offers_tls():
+            no_tls = self._addresses_without_tls.issuperset(map(_address, self._server_pool))
+            if isinstance(error, TlsNotOffered) and no_tls and not self._was_connected:
                 await self._close(Client.DISCONNECTED, do_cbs=False)
                 raise Unavailable(f"NATS: {error}") from error  # which ends `connect`, unlike nats-py's own errors
             if not isinstance(error, Exception) or isinstance(error, nats.errors.Error | OSError | TimeoutError):
                 raise
             raise nats.errors.Error(f"nats: the server's greeting cannot be read: {type(error).__name__}") from error
         self._was_connected = True
-        self._login_refusal.clear()
+        self.reported_error = None
         if self._configured_wait_s is not None:
             self.options["reconnect_time_wait"] = self._configured_wait_s
 
@@ -323,12 +318,9 @@ class BusClient(Client):
         return super()._connect_command()
 
     def _tls_not_offered(self) -> TlsNotOffered:
-        address = self._current_server.uri.netloc.rpartition("@")[2] if self._current_server else ""
+        address = _address(self._current_server) if self._current_server else ""
         self._addresses_without_tls.add(address)
         return TlsNotOffered(address)
-
-    def _no_server_offers_tls(self) -> bool:
-        return {server.uri.netloc.rpartition("@")[2] for server in self._server_pool} <= self._addresses_without_tls
 
     async def _process_err(self, err_msg: str) -> None:
         """Treat every error but a denial as a lost connection; nats-py would close the client permanently."""
@@ -371,6 +363,10 @@ class BusClient(Client):
         await self._send_command(hpub_cmd(subject, reply, block, payload))
         if self._flush_queue is not None and self._flush_queue.empty():
             await self._flush_pending()
+
+
+def _address(server: Srv) -> str:
+    return server.uri.netloc.rpartition("@")[2]
 
 
 def routed(subject: str, domain: str | None) -> str:

@@ -1,8 +1,4 @@
-"""NATS connection, one per kernel: doorbells (protocol section 6), and statistics of all replicas for `top`.
-
-A replica sends statistics only to subjects below `STATS_SUBJECT`, so that its user needs no permission to publish to
-the inboxes of other clients.
-"""
+"""NATS connection, one per kernel: doorbells (protocol section 6), and statistics of all replicas for `top`."""
 
 from __future__ import annotations
 
@@ -15,7 +11,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import nats.errors
 import nats.js.errors
@@ -77,6 +73,9 @@ async def _connect(options: BusOptions) -> BusClient:
         if not client.is_closed and not options.once:
             log.warning("lost the connection to NATS; reconnecting", extra={"action": "nats.disconnected"})
 
+    async def log_reconnect() -> None:
+        log.info("reconnected to NATS", extra={"action": "nats.reconnected"})
+
     settings: dict[str, Any] = {
         "servers": list(options.servers),
         "name": options.name,
@@ -89,7 +88,7 @@ async def _connect(options: BusOptions) -> BusClient:
         "inbox_prefix": options.inbox,
         "error_cb": client.on_error,
         "disconnected_cb": log_disconnect,
-        "reconnected_cb": _log_reconnect,
+        "reconnected_cb": log_reconnect,
         **options.login,
     }
     with outage_as_unavailable():
@@ -106,18 +105,12 @@ async def _connect(options: BusOptions) -> BusClient:
     return client
 
 
-async def _log_reconnect() -> None:
-    log.info("reconnected to NATS", extra={"action": "nats.reconnected"})
-
-
-_RETRY_LIMIT_S = 3.0
-"""Seconds for which a doorbell is retried in the slot of its call; then the command is requeued."""
+_RETRY_LIMIT_S = 3.0  # in the slot of the call; then its command is requeued
 
 _WAIT = wait_exponential_jitter(multiplier=0.1, max=1.0, jitter=0.1)
 _TIMEOUT_S = 2.0  # of one attempt
-_OUTAGE = (nats.errors.Error, OSError)
+_OUTAGE = (nats.errors.Error, OSError)  # also "no responders" and "no stream": a stream may have no leader
 _PERMANENT = (nats.errors.BadSubjectError, nats.errors.MaxPayloadError, nats.js.errors.BadRequestError)
-"""Permanent errors. All others are outages, also "no responders" and "no stream": a stream may have no leader."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,9 +120,9 @@ class WakeupPublisher:
     client: BusClient
 
     async def publish(self, wakeup: Wakeup) -> bool:
-        """Publish a doorbell; return False if NATS refuses it permanently.
+        """Return False if NATS refuses a doorbell permanently.
 
-        Raises Unavailable in an outage of NATS: the command is then requeued, and its next delivery publishes again.
+        Raises Unavailable in an outage: the command is then requeued, and its next delivery publishes again.
         """
         try:
             return await retried(
@@ -164,19 +157,21 @@ def _log_retry(state: RetryCallState) -> None:
 
 
 INSTANCE = f"{socket.gethostname()}-{os.getpid()}"
-"""Name of this process among the replicas, in spans, metrics over OTLP, lease records and `top`."""
+"""Name of this process among the replicas."""
+
 STATS_SUBJECT = "openapi_tool.stats"
-STATS_REPLIES = f"{STATS_SUBJECT}.*"
+STATS_REPLIES = f"{STATS_SUBJECT}.*"  # so that a replica needs no permission to publish to inboxes of other clients
 MAX_REPLICAS = 500
 _RESUBSCRIBE_AFTER_S = 60.0
-_MAX_PER_SECOND = 20
-"""Limit of requests that get a reply: more than dashboards send, too few to slow down calls."""
-_MAX_PATH_CHARS = 100  # of the invalid field's path, in an error message
+_MAX_PER_SECOND = 20  # replies: more than dashboards need, too few to slow down calls
+_MAX_PATH_CHARS = 100  # of an invalid field
 _MAX_DEPTH = 12  # of nested objects and arrays in a reply
 
+T = TypeVar("T")
 _Name = Annotated[str, Field(max_length=1_024)]
-_MAX_ROWS = Field(max_length=200)
-_MAX_HELD = Field(max_length=10_000)
+_Text = Annotated[str, Field(max_length=4_000)]
+_Rows = Annotated[list[T], Field(max_length=200)]
+_Sequences = Annotated[list[int], Field(max_length=10_000)]
 
 
 class _StrictModel(BaseModel):
@@ -185,7 +180,7 @@ class _StrictModel(BaseModel):
 
 class _Dependency(_StrictModel):
     ok: bool = True
-    reason: Annotated[str, Field(max_length=4_000)] | None = None
+    reason: _Text | None = None
 
 
 class _Health(_StrictModel):
@@ -212,7 +207,7 @@ class _Warning(_StrictModel):
     action: _Name
     count: int
     ago_s: float | None = None
-    message: Annotated[str, Field(max_length=4_000)]
+    message: _Text
     project_id: _Name | None = None
 
 
@@ -238,30 +233,30 @@ class _Account(_StrictModel):
 
 class _Work(_StrictModel):
     durable: _Name
-    running: Annotated[list[int], _MAX_HELD] = []
-    waiting: Annotated[list[int], _MAX_HELD] = []
+    running: _Sequences = []
+    waiting: _Sequences = []
 
 
 class _Statistics(_StrictModel):
-    """Fields with which the CLI computes, so their types are checked. Other fields are only displayed."""
+    """Fields with which the CLI computes; others are only displayed."""
 
     instance: Annotated[str, Field(max_length=256)]
-    work: Annotated[list[_Work], _MAX_ROWS] = []
-    durables: Annotated[list[str], _MAX_ROWS] = []
+    work: _Rows[_Work] = []
+    durables: _Rows[str] = []
     waiting: float | None = None
     slots: float | None = None
-    kernels: Annotated[list[_Kernel], _MAX_ROWS] = []
+    kernels: _Rows[_Kernel] = []
     waiting_for_memory: float | None = None
     phases_p95_ms: dict[str, float | None] = {}
     health: _Health = _Health()
-    tools: Annotated[list[_Row], _MAX_ROWS] = []
-    errors: Annotated[list[_Row], _MAX_ROWS] = []
-    warnings: Annotated[list[_Warning], _MAX_ROWS] = []
-    last: Annotated[list[dict[str, Any]], _MAX_ROWS] = []
+    tools: _Rows[_Row] = []
+    errors: _Rows[_Row] = []
+    warnings: _Rows[_Warning] = []
+    last: _Rows[dict[str, Any]] = []
     limits: dict[str, Any] = {}
-    upstream_limits: Annotated[list[_Limit], _MAX_ROWS] = []
-    upstream_keys: Annotated[list[_Key], _MAX_ROWS] = []
-    budgets: Annotated[list[_Account], _MAX_ROWS] = []
+    upstream_limits: _Rows[_Limit] = []
+    upstream_keys: _Rows[_Key] = []
+    budgets: _Rows[_Account] = []
 
 
 @asynccontextmanager
@@ -276,11 +271,7 @@ async def answering_stats(client: Client, snapshot: Callable[[], Mapping[str, An
 
 
 async def _answer_requests(client: Client, snapshot: Callable[[], Mapping[str, Any]]) -> None:
-    """Answer up to `_MAX_PER_SECOND` requests per second. An error concerns only that reply; a later one may succeed.
-
-    Any client with permission to publish on the subject may send requests. The server ends each subscription after
-    `_MAX_PER_SECOND` messages and does not deliver the rest of a flood, which would slow down calls.
-    """
+    """Subscribe anew every second, to `_MAX_PER_SECOND` messages: the server then does not deliver a flood."""
     while True:
         began = time.monotonic()
         try:
@@ -288,9 +279,9 @@ async def _answer_requests(client: Client, snapshot: Callable[[], Mapping[str, A
             await subscription.unsubscribe(_MAX_PER_SECOND)
             async for message in subscription.messages:
                 if message.reply.startswith(f"{STATS_SUBJECT}."):
-                    with suppress(nats.errors.Error, OSError):
+                    with suppress(*_OUTAGE):  # a later reply may succeed
                         await client.publish(message.reply, orjson.dumps(snapshot()))
-        except (nats.errors.Error, OSError) as error:
+        except _OUTAGE as error:
             log.warning("cannot answer `openapi-tool top`: %s", error, extra={"action": "stats.not_answered"})
             began += _RESUBSCRIBE_AFTER_S  # prolongs the sleep below
         await asyncio.sleep(max(0.0, began + 1.0 - time.monotonic()))
@@ -299,8 +290,7 @@ async def _answer_requests(client: Client, snapshot: Callable[[], Mapping[str, A
 async def gather_stats(client: Client, within_s: float) -> list[dict[str, Any]]:
     """Return the statistics of all replicas that answer within `within_s` seconds, sorted by instance.
 
-    Of several replies of one instance the first counts; its field `answers` is set to the number of replies. Raises
-    nats.errors.Error.
+    Of several replies of one instance the first counts, whose `answers` is their number. Raises nats.errors.Error.
     """
     inbox = f"{STATS_SUBJECT}.{secrets.token_hex(8)}"
     replies = await client.subscribe(inbox)
@@ -320,10 +310,9 @@ async def gather_stats(client: Client, within_s: float) -> list[dict[str, Any]]:
 
 
 def _decoded(data: bytes) -> dict[str, Any]:
-    """Decode a reply; return {} for a message that is no reply.
+    """Decode a reply, {} for any other message; reduce an invalid one to the instance, with the reason as `unreadable`.
 
-    If a value is invalid, return only the instance, and the problem as `unreadable`: a replica of another version, or
-    any client with permission to publish here, may have sent it.
+    A replica of another version, or any client with permission to publish here, may have sent it.
     """
     try:
         value = orjson.loads(data)
@@ -347,6 +336,7 @@ def _problem(value: Mapping[str, Any]) -> str | None:
 
 
 def _is_nested_at_most(value: object, depth: int) -> bool:
-    if isinstance(value, dict):
-        return depth > 0 and all(_is_nested_at_most(each, depth - 1) for each in value.values())
-    return not isinstance(value, list) or (depth > 0 and all(_is_nested_at_most(each, depth - 1) for each in value))
+    if not isinstance(value, dict | list):
+        return True
+    children = value.values() if isinstance(value, dict) else value
+    return depth > 0 and all(_is_nested_at_most(child, depth - 1) for child in children)

@@ -41,23 +41,9 @@ class LogBackoff:
         return True
 
 
-class LoginRefusal:
-    """Last refused login: the server then closes the socket, which nats-py may report as a less useful error."""
-
-    def __init__(self) -> None:
-        self._refusal: Exception | None = None
-
-    def reason_of(self, error: Exception) -> Exception:
-        """Return the refusal before `error` if that is a closed connection, else the error itself."""
-        if _refuses_login(error):
-            self._refusal = error
-        elif not isinstance(error, _CLOSED):
-            self._refusal = None
-        return self._refusal or error
-
-    def clear(self) -> None:
-        """Discard it: a login was accepted."""
-        self._refusal = None
+def cause_of(error: Exception, previous: Exception | None) -> Exception:
+    """Return `previous` if that refused the login and `error` only reports that the server then closed the socket."""
+    return previous if isinstance(error, _CLOSED) and previous and _refuses_login(previous) else error
 
 
 def _refuses_login(error: Exception) -> bool:
