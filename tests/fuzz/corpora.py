@@ -264,7 +264,8 @@ def _consumer(handlers: list[Handler], handle: Handler) -> mock.Mock:
 
 def _client() -> mock.AsyncMock:
     """Return a connection to NATS without buckets."""
-    buckets = mock.AsyncMock(key_value=mock.AsyncMock(side_effect=BucketNotFoundError))
+    missing = mock.AsyncMock(side_effect=BucketNotFoundError)
+    buckets = mock.AsyncMock(key_value=missing, create_key_value=missing)
     return mock.AsyncMock(jetstream=mock.Mock(return_value=buckets))
 
 
