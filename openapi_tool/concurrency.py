@@ -19,9 +19,8 @@ T = TypeVar("T")
 async def shielded(work: Coroutine[Any, Any, T], grace_s: float) -> T:
     """Run `work` in its own task; return its result or raise its exception, however often the caller is cancelled.
 
-    With `asyncio.shield` alone a cancelled caller would hand back a command that the work still acknowledges. Here the
-    cancellation is requested again once `work` has ended, so the caller's next await raises it. Work that still runs
-    `grace_s` seconds after a cancellation is cancelled, which raises CancelledError.
+    With `asyncio.shield` alone a cancelled caller would hand back a command that the work still acknowledges. Here its
+    next await raises the cancellation. Work that still runs `grace_s` seconds later is cancelled.
     """
     task = asyncio.ensure_future(work)
     try:
@@ -48,7 +47,7 @@ async def interruptible(work: Coroutine[Any, Any, T]) -> T:
     """Return the result of `work`, which is cancelled with the caller.
 
     `asyncio.wait_for` before Python 3.12, which nats-py and asyncpg use, drops a cancellation that arrives in the same
-    iteration as the result. In a task of its own `work` cannot drop that of the caller.
+    iteration as the result, but in a task of its own not that of the caller.
     """
     task = asyncio.ensure_future(work)
     try:
@@ -66,8 +65,8 @@ def in_background(work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
 def raise_if_cancelled(cause: Exception) -> None:
     """Raise CancelledError from `cause` if the current task was cancelled.
 
-    An exception group, or an exception in a `finally` block, can replace the CancelledError. Taken for a failure of
-    the call, it would be committed as a result, although the command must be handed back.
+    An exception group, or an exception in a `finally` block, can replace the CancelledError. It would be committed as
+    a failure of the call, although the command must be handed back.
     """
     task = asyncio.current_task()
     if task is not None and task.cancelling():
@@ -82,8 +81,7 @@ SMALL = 64 * 1024
 
 _SLICE_S = 0.004
 _ITERATIONS_BETWEEN = 2
-"""Iterations of the event loop between slices. The first only polls sockets and timers that became ready during the
-slice; their callbacks run in the second."""
+"""Iterations of the event loop between slices: the first only polls sockets and timers, the second runs callbacks."""
 
 
 def at_once(steps: Steps[T]) -> T:
@@ -105,17 +103,17 @@ def each(computations: Iterable[Steps[T]]) -> Steps[list[T]]:
 
 
 class TimeSlicer:
-    """Runs one large computation per project, in turns of 4 ms; between turns the event loop continues.
+    """Runs one large computation per project in turns of 4 ms, between which the event loop continues.
 
-    Independently, 64 computations would take 64 turns (256 ms) in each iteration of the event loop.
+    Without turns, 64 computations would block each iteration of the event loop for 256 ms.
     """
 
     def __init__(self) -> None:
         self._projects = WeakValueDictionary[Hashable, asyncio.Lock]()
-        self._turn = asyncio.Lock()  # FIFO; at most one computation of each project waits for it
+        self._turn = asyncio.Lock()  # FIFO
 
     async def run(self, steps: Steps[T], size: int, project: Hashable = None) -> T:
-        """Return the result of `steps`, which process `size` bytes or characters; without pauses up to SMALL."""
+        """Return the result of `steps` for `size` bytes or characters; without pauses up to SMALL."""
         if size <= SMALL:
             return at_once(steps)
         async with self._projects.setdefault(project, asyncio.Lock()):
@@ -135,8 +133,7 @@ class TimeSlicer:
             return result
 
 
-_RESERVED_SHARE = 1 / 8
-"""Fraction of the permits that a single project cannot take; another project gets one of them without waiting."""
+_RESERVED_SHARE = 1 / 8  # of the permits, which a single project cannot take
 
 
 class FairSemaphore:
@@ -181,7 +178,7 @@ class FairSemaphore:
             await waiter
         except asyncio.CancelledError:
             if waiter.done() and not waiter.cancelled():
-                self.give(project)  # granted in the same iteration of the event loop as the cancellation
+                self.give(project)  # granted in the iteration of the cancellation
             else:
                 self._leave(project, waiter)
             raise
@@ -197,7 +194,7 @@ class FairSemaphore:
             waiter = queue.popleft()
             if queue:
                 self._waiting[following] = queue  # last in the dictionary: equal projects take turns
-            if not waiter.done():  # else its task was cancelled in this iteration and has not left the queue yet
+            if not waiter.done():  # else its task was cancelled in this iteration
                 self._grant(following)
                 waiter.set_result(None)
 
@@ -206,7 +203,7 @@ class FairSemaphore:
         self._held[project] += 1
 
     def _next(self) -> str | None:
-        """Return the waiting project that is served next, or None if each holds its maximum."""
+        """Return the waiting project that is served next, None if each holds its maximum."""
         project = min(self._waiting, key=self._held.__getitem__, default=None)
         return project if project is not None and self._held[project] < self._max_per_project else None
 
@@ -247,7 +244,7 @@ async def retried(
     try:
         return await retrying(again)
     finally:
-        retrying.iter_state.reset()  # its actions refer to `retrying`, a cycle that only garbage collection would free
+        retrying.iter_state.reset()  # a cycle that only garbage collection would free
 
 
 class KeyedLock:
@@ -275,7 +272,7 @@ class KeyedLock:
         try:
             await turn
         except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():  # the lock was already passed to this task: pass it on
+            if turn.done() and not turn.cancelled():  # it holds the lock already
                 self._release(key)
             raise
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -23,16 +22,14 @@ from openapi_tool.tools.problems import counted
 
 log = logging.getLogger(__name__)
 
-_WINDOW_S = 30.0
-"""Seconds for which a sample is used."""
-
+_WINDOW_S = 30.0  # in which a sample counts
 _WARN_ABOVE_S = 2.0  # offset of the local clock
 _TOLERANCE_S = 0.05  # in addition to the error bounds of two samples
 
 
 @dataclass(frozen=True, slots=True)
 class _Sample:
-    """Offset of the server's clock from our monotonic clock, measured `at` a monotonic time, accurate to `error_s`."""
+    """Offset of the server's clock from our monotonic clock, measured `at` a monotonic time."""
 
     at: float
     offset_s: float
@@ -47,7 +44,7 @@ class ServerClock:
     """
 
     def __init__(self) -> None:
-        self._samples: deque[_Sample] = deque()
+        self._samples: list[_Sample] = []
         self._offset_s: float | None = None
         self._warned_unknown = False
         self._warned = False
@@ -69,12 +66,10 @@ class ServerClock:
     def observe(self, server_time: float, requested_at: float, replied_at: float) -> None:
         """Add a reply: its `server_time` in seconds since the epoch, both other times on the monotonic clock."""
         newest = _Sample(replied_at, server_time - (requested_at + replied_at) / 2, (replied_at - requested_at) / 2)
-        recent = [sample for sample in self._samples if sample.at >= replied_at - _WINDOW_S and _agree(sample, newest)]
-        self._samples = deque([*recent, newest])
+        oldest_at = replied_at - _WINDOW_S
+        self._samples = [each for each in self._samples if each.at >= oldest_at and _agree(each, newest)]
+        self._samples.append(newest)
         self._offset_s = min(self._samples, key=lambda sample: sample.error_s).offset_s
-        self._warn_of_offset()
-
-    def _warn_of_offset(self) -> None:
         off_s = self.local_offset_s or 0.0
         too_far = abs(off_s) > _WARN_ABOVE_S
         if too_far and not self._warned:
@@ -96,8 +91,7 @@ REPLY_TIMEOUT_S = 2.0
 _NANOSECONDS = 1_000_000_000
 _NOT_FOUND = 404
 _MAX_INACTIVE_NS = 3 * _NANOSECONDS
-"""Silence after which a follower counts as failed; they are active every second. The server reports a frozen one as
-online."""
+"""Silence of a failed follower: others are active every second, and the server reports a frozen one as online."""
 
 
 class DurableMissing(nats.errors.Error):
@@ -105,15 +99,15 @@ class DurableMissing(nats.errors.Error):
 
 
 class ErrorReply(nats.errors.Error):
-    """JetStream replied with an error, such as that it has no leader, or with an invalid message."""
+    """JetStream replied with an error, such as no leader, or with an invalid message."""
 
 
 @dataclass(frozen=True, slots=True)
 class DurableState:
     """Configuration and progress of a durable; durations in seconds.
 
-    `filters` are its filter subjects; `paused_until` (RFC 3339) is empty unless it is paused; `leader` is empty on a
-    single server. Without a `quorum` its leader still answers, but delivers nothing.
+    `paused_until` (RFC 3339) is empty unless it is paused, `leader` on a single server. Without a `quorum` its leader
+    still answers, but delivers nothing.
     """
 
     filters: tuple[str, ...]

@@ -69,7 +69,7 @@ async def shared_session_key(client: Client, replicas: int = 1) -> bytes:
 
 
 async def restore_session_key(client: Client, key: bytes, replicas: int = 1) -> None:
-    """Store the key again after its bucket was deleted, so that executors which start later use the same one.
+    """Store the key after its bucket was deleted, for executors which start later.
 
     Raises nats.errors.Error, or Unavailable if the stored key is empty.
     """
@@ -96,10 +96,10 @@ FLOOR_PREFIX = "floor"
 
 @dataclass(frozen=True, slots=True)
 class AckFloor:
-    """All commands up to `sequence` of a stream that match the filter are settled.
+    """All commands up to `sequence` of a stream that match the filter are settled: where a new durable resumes.
 
-    A durable that is created again resumes after it, instead of redelivering every command of the last day. `created`
-    distinguishes a stream from an earlier one of the same name, whose sequences are meaningless for it.
+    Otherwise it would redeliver every command of the last day. `created` distinguishes a stream from an earlier one of
+    the same name, whose sequences mean nothing.
     """
 
     stream: str
@@ -269,10 +269,7 @@ _PARKED_MAX_VALUE_BYTES = 512 * 1024
 
 
 class ParkedResultStore:
-    """Stores parked results by name for an hour; all methods raise Unavailable.
-
-    A missing bucket is created with `replicas` replicas.
-    """
+    """Stores parked results by name for an hour; all methods raise Unavailable."""
 
     def __init__(self, client: Client, replicas: int) -> None:
         self._client = client

@@ -44,11 +44,11 @@ _HEARTBEAT = "100"
 _PENDING = "Nats-Pending-Messages"
 _NUMBER = re.compile(r"[0-9]{1,18}")
 _TOP_UP_DIVISOR = 4
-"""Send a further request once a quarter of all slots is free and not yet requested: fewer, larger requests."""
+"""Send a further request once a quarter of all slots is free: fewer, larger requests."""
 
 
 class ConsumerGone(Exception):
-    """The server reports that the durable does not exist."""
+    """The durable does not exist."""
 
 
 def _server_status(message: Msg) -> str | None:
@@ -76,7 +76,8 @@ class PullConsumer:
         self._requested = 0  # messages of open requests that have not arrived
         self._max_free_slots = 1  # so far
         self._requested_at = time.monotonic()
-        self._unanswered_since: float | None = None  # while requests are open: last answer, else request
+        # While requests are open, the last answer, else the first request: further requests are no sign of life.
+        self._unanswered_since: float | None = None
         self._renew_requested = False
         self._wake = asyncio.Event()
         self._gone_reason: str | None = None
@@ -84,14 +85,11 @@ class PullConsumer:
 
     @property
     def silence_s(self) -> float:
-        """Seconds since the server answered an open request, also by heartbeat; 0 without one.
-
-        Another request does not reset it: an unresponsive server must not look alive.
-        """
+        """Seconds since the server answered an open request, also by heartbeat; 0 without one."""
         return 0.0 if self._unanswered_since is None else time.monotonic() - self._unanswered_since
 
     def wake(self) -> None:
-        """Request messages for slots that became free."""
+        """Fill slots that became free."""
         self._wake.set()
 
     def renew(self) -> None:
@@ -120,7 +118,7 @@ class PullConsumer:
             await self._unsubscribe()
 
     def _must_resubscribe(self) -> bool:
-        """Return whether the open request may be lost, or exceeds the free slots: a request cannot be reduced."""
+        """Return whether the open request may be lost, or exceeds the free slots: it cannot be reduced."""
         reconnected = self._reconnects != self._client.stats["reconnects"]
         return self._renew_requested or reconnected or 0 < self._requested > self._free_slots()
 
@@ -143,7 +141,7 @@ class PullConsumer:
         await self._subscribe()
 
     async def _unsubscribe(self) -> None:
-        """Withdraw the open request: the server drops a request whose inbox has no subscriber."""
+        """Withdraw the open request: the server drops one whose inbox has no subscriber."""
         subscription, self._subscription = self._subscription, None
         if subscription is not None:
             await unsubscribe(self._client, subscription)
@@ -188,7 +186,6 @@ class PullConsumer:
             self._wake.set()
 
     def _request_ended(self, status: str, headers: dict[str, str]) -> None:
-        """Handle the end of a request: its remaining messages are no longer requested."""
         description = headers.get(Header.DESCRIPTION, "")
         remaining = headers.get(_PENDING, "")
         self._requested = max(0, self._requested - int(remaining)) if _NUMBER.fullmatch(remaining) else 0
@@ -230,7 +227,7 @@ _CONFLICT = "409"  # status: `max_bytes` is reached
 
 
 class LookAhead:
-    """Fetches `batch()` commands at a time while that is positive, and passes each to `receive`."""
+    """Fetches `batch()` commands at a time while that is positive."""
 
     def __init__(
         self,

@@ -38,10 +38,7 @@ _SUFFIX_BYTES = 3
 
 @dataclass(frozen=True, slots=True)
 class BucketSpec:
-    """Bucket of records, whose keys match `keys`; they expire `ttl_s` seconds after their last change.
-
-    Each change is published on the subject `CHANGES.RECORD`, with revision and record.
-    """
+    """Bucket whose records expire `ttl_s` seconds after their last change; it is published on `CHANGES.RECORD`."""
 
     bucket: str
     keys: str
@@ -57,7 +54,7 @@ LIMITS = BucketSpec(
 BUDGETS = BucketSpec(
     "openapi_tool_budgets", "budget.*", "openapi_tool.budgets", 40 * 86_400, 128 * 2**20, metrics.BUDGET_OPERATIONS
 )
-"""The TTL is longer than the month of a budget. Accounts of sessions expire 40 days after their last call."""
+"""The TTL is longer than the month of a budget."""
 
 
 class SharedLimits:
@@ -93,7 +90,7 @@ class SharedBudgets:
 
     @asynccontextmanager
     async def connected(self, client: Client, replicas: int) -> AsyncIterator[None]:
-        """Share the budgets over this connection; at the end report all uses and give back blocks."""
+        """Share the budgets over this connection; at the end give back blocks."""
         await self._records.connect(client, replicas, self.budgets.on_change)
         async with aclosing(self.budgets):
             yield
@@ -109,7 +106,7 @@ class RecordStore:
         self._bucket: KeyValue | None = None
 
     async def connect(self, client: Client, replicas: int, on_change: Callable[[str, int, bytes], None]) -> None:
-        """Use this connection, and create a missing bucket with `replicas` replicas at the first write.
+        """Use this connection; the first write creates a missing bucket with `replicas` replicas.
 
         `on_change` takes name, revision and value of each record that a replica writes from now on.
         """
@@ -168,7 +165,7 @@ class RecordStore:
     async def put(self, name: str, value: bytes) -> None:
         """Store a record of this replica in an existing bucket, without a message to other replicas.
 
-        Does not wait for a confirmation: so the write takes a fifth of the CPU, and survives a kill of this process.
+        Without waiting for a confirmation it takes a fifth of the CPU, and survives a kill of this process.
         """
         client = self._client("write")
         with outage_as_unavailable():
@@ -216,8 +213,7 @@ async def _denial(client: BusClient, stream: str) -> str:
 class Storage:
     """Creates missing streams and buckets, and records in `health` which are full or do not answer.
 
-    `session_key` is stored again after its bucket was deleted; None if it is not stored in NATS. Fewer than `replicas`
-    replicas cause a warning.
+    `session_key` is None if it is not stored in NATS. Fewer than `replicas` replicas cause a warning.
     """
 
     client: BusClient
@@ -230,13 +226,13 @@ class Storage:
     _warned: set[str] = field(default_factory=set)
 
     async def run(self) -> None:
-        """Check every few seconds until cancelled."""
+        """Check until cancelled."""
         while True:
             await self.check()
             await asyncio.sleep(_CHECK_INTERVAL_S)
 
     async def check(self) -> None:
-        """Check once, and create what is missing."""
+        """Check once."""
         creators: dict[str, Callable[[], Awaitable[object]]] = {
             _LEASES: self.leases.ensure,
             _SESSIONS: self._restore_session_key,
@@ -248,8 +244,9 @@ class Storage:
         self.health.record(JETSTREAM, ok=not reason, reason=reason)
 
     async def _restore_session_key(self) -> None:
-        await kv_stores.ensure_bucket(self.client, self.replicas)
-        if self.session_key is not None:
+        if self.session_key is None:
+            await kv_stores.ensure_bucket(self.client, self.replicas)
+        else:
             await kv_stores.restore_session_key(self.client, self.session_key, self.replicas)
 
     async def _problem(self, stream: str, create: Callable[[], Awaitable[object]]) -> str:
@@ -287,7 +284,5 @@ class Storage:
 
 def _is_full(info: StreamInfo) -> bool:
     """Return whether the next record may not fit; the server counts some overhead per record."""
-    bytes_limit, messages_limit = info.config.max_bytes or 0, info.config.max_msgs or 0
-    if bytes_limit > 0 and info.state.bytes + _MIN_FREE_BYTES > bytes_limit:
-        return True
-    return messages_limit > 0 and info.state.messages >= messages_limit
+    max_bytes, max_messages = info.config.max_bytes or 0, info.config.max_msgs or 0
+    return 0 < max_bytes < info.state.bytes + _MIN_FREE_BYTES or 0 < max_messages <= info.state.messages

@@ -155,7 +155,8 @@ async def command_stream_of(client: Client, options: DurableOptions) -> str | No
     """Return the stream that captures our subjects, None if it may be created. Raises nats.errors.Error.
 
     A leaf node with its own JetStream does not see the streams of the hub. A stream created there would never get a
-    command, and the executor would look ready. So StreamMissing is raised if the settings name no JetStream domain.
+    command, and the executor would look ready: so the settings must name the JetStream domain, or StreamMissing is
+    raised.
     """
     try:
         return await client.jetstream().find_stream_name_by_subject(options.filter_subject)

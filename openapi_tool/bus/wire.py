@@ -83,7 +83,7 @@ class Parser:
             pass
 
     async def _control(self) -> bool:
-        """Handle one control line; return False if it is incomplete."""
+        """Return False if the line is incomplete."""
         end = self._buffer.find(_CRLF)
         if end < 0:
             if len(self._buffer) > _MAX_LINE_BYTES:
@@ -114,7 +114,7 @@ class Parser:
                 raise ProtocolError
 
     async def _deliver(self, frame: _Frame) -> bool:
-        """Deliver one message; return False if it is incomplete."""
+        """Return False if the message is incomplete."""
         end = frame.size + len(_CRLF)
         if len(self._buffer) < end:
             return False
@@ -131,7 +131,7 @@ class Parser:
 
 
 def _frame(arguments: bytes, *, has_headers: bool) -> _Frame:
-    """Parse `<subject> <sid> [reply] [header size] <size>`, separated by spaces only."""
+    """Parse `<subject> <sid> [reply] [header size] <size>`."""
     parts = [part for part in arguments.split(b" ") if part]
     sizes = 2 if has_headers else 1
     if len(parts) not in (_TOKENS_BEFORE_SIZES + sizes, _TOKENS_BEFORE_SIZES + 1 + sizes):
@@ -189,10 +189,7 @@ def parse_headers(block: bytes) -> Headers:
 
 
 def header_block(headers: Mapping[str, str]) -> bytes:
-    """Encode headers as a block that ends with an empty line; line breaks in values become blanks.
-
-    Raises BadHeaderError for a name that is not a token of visible ASCII.
-    """
+    """Encode headers; line breaks in values become blanks. Raises BadHeaderError for names that are no tokens."""
     if not _KNOWN_NAMES.issuperset(headers):
         for name in headers:
             if not _NAME.fullmatch(name):
@@ -219,14 +216,11 @@ def _status(head: bytes) -> dict[str, str]:
 
 
 class ForeignMessage(Exception):
-    """Message that JetStream did not send, so it cannot be settled: any client may publish to our inbox.
-
-    JetStream's own carry stream sequence and delivery count in the reply subject.
-    """
+    """Message that JetStream did not send, so it cannot be settled: any client may publish to our inbox."""
 
 
 def metadata_of(message: Msg) -> Msg.Metadata:
-    """Return stream sequence and delivery count of a message. Raises ForeignMessage."""
+    """Return what JetStream puts into the reply subject. Raises ForeignMessage."""
     try:
         message.reply.encode()  # fails for lone surrogates: nobody can publish to such a subject
         metadata = message.metadata
@@ -236,10 +230,7 @@ def metadata_of(message: Msg) -> Msg.Metadata:
 
 
 def delivery_of(message: Msg) -> Delivery:
-    """Return the delivery of a message, and empty the message, which would double the memory until it is settled.
-
-    Raises ForeignMessage.
-    """
+    """Return the delivery of a message, and empty the message, to halve the memory. Raises ForeignMessage."""
     metadata = metadata_of(message)
     data, headers = message.data, message.headers
     message.data, message.headers = b"", None
