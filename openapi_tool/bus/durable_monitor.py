@@ -6,11 +6,11 @@ import asyncio
 import logging
 import math
 import time
-from typing import Protocol
 
 import nats.errors
 
 from openapi_tool.bus.client import BusClient
+from openapi_tool.bus.consumer import CommandConsumer
 from openapi_tool.bus.durable import DurableMissing, DurableState, ErrorReply, ServerClock, observe
 from openapi_tool.bus.kv_stores import AckFloor, save_ack_floor
 from openapi_tool.bus.streams import UNLIMITED, Durable, DurableOptions, change_durable
@@ -24,7 +24,7 @@ CHECK_INTERVAL_S = 1.0
 _START_INTERVAL_S = 0.1  # until the durable is found or created
 
 _FAILURES_BEFORE_RECONNECT = 3
-"""Failed checks before a reconnect; the next reconnects follow after 2, 4, 8, … times as many."""
+"""Failed checks before a reconnect; the next ones follow after 2, 4, 8, … times as many."""
 
 _MAX_SILENCE_S = 15.0  # after 12.5 s PullConsumer has sent another request
 _RESTORE_RETRY_S = 60.0  # until the next attempt to restore settings that are still wrong
@@ -32,30 +32,11 @@ _SAVE_FLOOR_INTERVAL_S = 10.0
 _WARN_FULL_EVERY_S = 60.0
 
 
-class _Consumer(Protocol):
-    """Part of CommandConsumer."""
-
-    @property
-    def durable(self) -> Durable | None: ...
-
-    @property
-    def durable_error(self) -> str: ...
-
-    @property
-    def silence_s(self) -> float: ...
-
-    def renew_pull(self) -> None: ...
-
-    def ensure_durable_again(self, reason: str) -> None: ...
-
-    def use_ack_wait(self, seconds: float) -> None: ...
-
-
 class DurableMonitor:
     """Records in `health` whether commands can arrive, updates `clock`, and restores the durable's settings."""
 
     def __init__(
-        self, client: BusClient, options: DurableOptions, consumer: _Consumer, clock: ServerClock, health: Health
+        self, client: BusClient, options: DurableOptions, consumer: CommandConsumer, clock: ServerClock, health: Health
     ) -> None:
         self._client = client
         self._options = options
@@ -132,7 +113,7 @@ class DurableMonitor:
         self._had_problem |= bool(consumer)
 
     async def _no_answer(self, error: Exception) -> None:
-        """Reconnect after several checks without a reply: TCP detects a half-open connection only after minutes."""
+        """Reconnect after several checks: TCP detects a half-open connection only after minutes."""
         self._unanswered += 1
         reason = f"no answer to a request: {type(error).__name__}"
         self._record(reason, reason)
@@ -145,7 +126,6 @@ class DurableMonitor:
             await self._client.start_over()
 
     async def _follow_up(self, durable: Durable, state: DurableState) -> None:
-        """Act on a valid answer."""
         if self._had_problem or state.leader != self._leader:  # a new leader does not know open requests
             self._consumer.renew_pull()
         self._had_problem, self._leader = False, state.leader
@@ -163,7 +143,6 @@ class DurableMonitor:
                 await self._restore(durable, state)
 
     async def _save_floor(self, durable: Durable, state: DurableState) -> None:
-        """Store the ack floor, in case the durable is deleted."""
         if state.filters != self._filters:
             return  # with a wrong filter the floor may be past commands that were never delivered
         self._valid_floor = state.ack_floor
@@ -180,7 +159,7 @@ class DurableMonitor:
             self._saved_floor = state.ack_floor
 
     def _log_differences(self, state: DurableState) -> None:
-        """Log other settings than ours. A higher `max_ack_pending` is normal: replicas raise it during a backlog."""
+        """Log other settings than ours; but replicas raise `max_ack_pending` during a backlog."""
         lower = state.max_ack_pending < self._options.max_ack_pending
         if lower or state.ack_wait_s != self._options.ack_wait_s:
             log.warning(
@@ -250,7 +229,7 @@ class DurableCapacity:
         self._warned_at = -math.inf
 
     async def adapt(self, durable: Durable, state: DurableState) -> None:
-        """Raise the limit to twice the backlog if it is reached; lower it to `minimum` once that is enough again."""
+        """Raise a reached limit to twice the backlog; lower it to `minimum` once that is enough again."""
         backlog = state.ack_pending + state.pending
         full = state.pending > 0 and 0 < state.max_ack_pending <= state.ack_pending
         if full:
@@ -281,7 +260,7 @@ class DurableCapacity:
         return True
 
     def _warn(self, state: DurableState) -> None:
-        """Log once a minute that the limit is reached: nothing else would show that delivery has stopped."""
+        """Log once a minute: nothing else would show that delivery has stopped."""
         if time.monotonic() - self._warned_at < _WARN_FULL_EVERY_S:
             return
         self._warned_at = time.monotonic()

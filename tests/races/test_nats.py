@@ -31,6 +31,7 @@ from tenacity import stop_after_attempt, wait_fixed
 from openapi_tool.bus import connection
 from openapi_tool.bus.client import BusClient
 from openapi_tool.bus.connection import WakeupPublisher
+from openapi_tool.bus.consumer import CommandConsumer
 from openapi_tool.bus.dead_letters import DeadLetters
 from openapi_tool.bus.durable import ServerClock
 from openapi_tool.bus.durable_monitor import DurableMonitor
@@ -188,7 +189,8 @@ class FakeServer:
         """Do nothing."""
 
     def monitor(self, health: Health, clock: ServerClock | None = None) -> DurableMonitor:
-        return DurableMonitor(cast("BusClient", self), OPTIONS, self, clock or ServerClock(), health)
+        consumer = cast("CommandConsumer", self)
+        return DurableMonitor(cast("BusClient", self), OPTIONS, consumer, clock or ServerClock(), health)
 
 
 @requirement("nats.watched")

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, cast
 
 import nats
 import nats.errors
@@ -27,6 +27,7 @@ from openapi_tool.bootstrap import build_bootstrap
 from openapi_tool.bus import dead_letters, durable_monitor, kv_stores, leases
 from openapi_tool.bus.client import BusClient, routed
 from openapi_tool.bus.connection import connected
+from openapi_tool.bus.consumer import CommandConsumer
 from openapi_tool.bus.dead_letters import DeadLetters
 from openapi_tool.bus.durable import ServerClock, _has_quorum
 from openapi_tool.bus.durable_monitor import DurableMonitor
@@ -399,6 +400,10 @@ class FakeConsumer:
         self.ack_wait_s = seconds
 
 
+def _monitor(client: BusClient, options: DurableOptions, consumer: FakeConsumer, health: Health) -> DurableMonitor:
+    return DurableMonitor(client, options, cast("CommandConsumer", consumer), ServerClock(), health)
+
+
 @dataclass
 class Watched:
     """Durable on a server of its own, and the monitor that checks it."""
@@ -425,7 +430,7 @@ class Watched:
 
     def monitor_with_limit(self, max_ack_pending: int) -> DurableMonitor:
         options = replace(self.options, max_ack_pending=max_ack_pending)
-        return DurableMonitor(self.client, options, self.consumer, ServerClock(), self.health)
+        return _monitor(self.client, options, self.consumer, self.health)
 
     def reason(self, name: str = CONSUMER) -> str:
         dependency = self.health.dependencies[name]
@@ -447,7 +452,7 @@ async def _watched(stack: EmbeddedStack) -> AsyncIterator[Watched]:
         async with connected(bootstrap.bus) as client:
             durable, health = await ensure_durable(client, bootstrap.durable), Health()
             consumer = FakeConsumer(durable)
-            monitor = DurableMonitor(client, bootstrap.durable, consumer, ServerClock(), health)
+            monitor = _monitor(client, bootstrap.durable, consumer, health)
             await monitor.check()
             consumer.calls.clear()
             yield Watched(nats_server, client, admin.jetstream(), bootstrap.durable, durable, consumer, health, monitor)
@@ -708,7 +713,7 @@ async def test_a_leader_without_quorum_is_not_ready(stack: EmbeddedStack) -> Non
         bootstrap = build_bootstrap(Settings(postgres=DSN, nats={"servers": cluster.nodes[leader].url}), {})
         async with connected(bootstrap.bus) as client:
             health = Health()
-            monitor = DurableMonitor(client, bootstrap.durable, FakeConsumer(durable), ServerClock(), health)
+            monitor = _monitor(client, bootstrap.durable, FakeConsumer(durable), health)
             await monitor.check()
             assert health.dependencies[CONSUMER].reason == ""
             followers = [node for name, node in cluster.nodes.items() if name != leader]
