@@ -36,8 +36,6 @@ log = logging.getLogger(__name__)
 INBOX = "_INBOX.openapi_tool"
 """Prefix of reply subjects. With nats-py's `_INBOX` the NATS user could read everybody's replies."""
 
-_TOKEN_BYTES = 16
-_FLUSH_TIMEOUT_S = 10  # nats-py's default
 _ACK_DELAY_S = 0.01  # in which an acknowledgement may share a socket write: each costs CPU
 LISTED_BY = "openapi-tool nats permissions"
 _DENIAL = re.compile(r'permissions violation for (publish|subscription) to "([^"]*)"')
@@ -69,7 +67,7 @@ class _Tokens:
     """
 
     def next(self) -> bytearray:
-        return bytearray(secrets.token_urlsafe(_TOKEN_BYTES).encode())
+        return bytearray(secrets.token_urlsafe(16).encode())
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +129,7 @@ class BusClient(Client):
             raise self._denied(f"{self.bus.inbox}.>")
         return await super().request(subject, *request, **options)
 
-    async def flush(self, timeout: int = _FLUSH_TIMEOUT_S) -> None:  # noqa: ASYNC109 - nats-py's signature
+    async def flush(self, timeout: int = 10) -> None:  # noqa: ASYNC109 - nats-py's signature
         """Wait for a round trip. Raises nats.errors.Error.
 
         nats-py may swallow a cancellation (`interruptible`): a drain would wait forever for a cancelled pull.
@@ -274,9 +272,7 @@ class BusClient(Client):
         """Reconnect as soon as the read loop ends, instead of after failed pings."""
         await super()._read_loop()
         if self.is_connected:
-            self._err = nats.errors.Error("nats: the connection's read loop ended")
-            await self._error_cb(self._err)
-            await self._process_op_err(self._err)
+            await self._process_err("the connection's read loop ended")
 
     async def _close(self, status: int, do_cbs: bool = True) -> None:  # noqa: FBT001, FBT002
         """If not connected, discard pending writes: nats-py would write them to a closed transport."""
@@ -295,7 +291,7 @@ class BusClient(Client):
             if isinstance(error, TlsNotOffered) and no_tls and not self._was_connected:
                 await self._close(Client.DISCONNECTED, do_cbs=False)
                 raise Unavailable(f"NATS: {error}") from error  # which ends `connect`, unlike nats-py's own errors
-            if not isinstance(error, Exception) or isinstance(error, nats.errors.Error | OSError | TimeoutError):
+            if not isinstance(error, Exception) or isinstance(error, nats.errors.Error | OSError):
                 raise
             raise nats.errors.Error(f"nats: the server's greeting cannot be read: {type(error).__name__}") from error
         self._was_connected = True

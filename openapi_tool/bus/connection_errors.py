@@ -76,7 +76,7 @@ def _cause(error: Exception, setting: str) -> str:
         return f"the host's name cannot be resolved; {check}"
     if isinstance(error, _CLOSED):
         return f"the server closed the connection before the login was accepted: is it a NATS server? {check}"
-    if isinstance(error, TimeoutError | nats.errors.TimeoutError):
+    if isinstance(error, TimeoutError):
         return f"no answer in time: is it a NATS server? {check}"
     return f"{reason or type(error).__name__}; {check}"
 

@@ -7,10 +7,9 @@ import contextlib
 import logging
 import secrets
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 
 import nats.errors
-import nats.js.errors
 import orjson
 from nats.aio.client import Client
 from nats.js import JetStreamContext
@@ -47,7 +46,6 @@ async def read_key(bucket: KeyValue, key: str) -> tuple[int, bytes | None]:
 
 BUCKET = "openapi_tool"
 SESSION_KEY = "session_key"
-_KEY_BYTES = 32
 
 
 async def ensure_bucket(client: Client, replicas: int = 1) -> KeyValue:
@@ -63,8 +61,8 @@ async def shared_session_key(client: Client, replicas: int = 1) -> bytes:
     try:
         bucket = await ensure_bucket(client, replicas)
         _, key = await read_key(bucket, SESSION_KEY)
-        return key or await _store_session_key(bucket, secrets.token_bytes(_KEY_BYTES))
-    except (nats.errors.Error, nats.js.errors.Error) as error:
+        return key or await _store_session_key(bucket, secrets.token_bytes(32))
+    except nats.errors.Error as error:
         raise Unavailable(f"NATS: no shared session key (set session.key): {type(error).__name__}: {error}") from error
 
 
@@ -107,13 +105,9 @@ class AckFloor:
     filter_subject: str
     sequence: int
 
-    def is_of(self, other: AckFloor) -> bool:
-        """Return whether stream and filter are the same."""
-        return (self.stream, self.created, self.filter_subject) == (other.stream, other.created, other.filter_subject)
-
 
 async def load_ack_floor(client: Client, durable: str, current: AckFloor) -> int:
-    """Return the stored sequence for the stream and filter of `current`, 0 without one. Raises nats.errors.Error."""
+    """Return the stored sequence for stream and filter of `current`, 0 without one. Raises nats.errors.Error."""
     try:
         bucket = await client.jetstream().key_value(BUCKET)
         _, value = await read_key(bucket, _floor_key(durable))
@@ -126,16 +120,14 @@ async def load_ack_floor(client: Client, durable: str, current: AckFloor) -> int
             extra={"action": "ack_floor.denied"},
         )
         return 0
-    stored = _decoded(value)
-    return stored.sequence if stored and stored.is_of(current) else 0
+    return _stored_sequence(value, current)
 
 
 async def save_ack_floor(client: Client, durable: str, current: AckFloor) -> None:
     """Store `current` if it is ahead of the stored floor; on a conflict the other stays. Raises nats.errors.Error."""
     bucket = await client.jetstream().key_value(BUCKET)
     revision, value = await read_key(bucket, _floor_key(durable))
-    stored = _decoded(value)
-    if stored and stored.is_of(current) and stored.sequence >= current.sequence:
+    if _stored_sequence(value, current) >= current.sequence:
         return
     try:
         await bucket.update(_floor_key(durable), orjson.dumps(asdict(current)), last=revision)
@@ -147,12 +139,14 @@ def _floor_key(durable: str) -> str:
     return f"{FLOOR_PREFIX}.{durable}"
 
 
-def _decoded(value: bytes | None) -> AckFloor | None:
+def _stored_sequence(value: bytes | None, current: AckFloor) -> int:
+    """Return the stored sequence, 0 if it is of another stream or filter than `current`."""
     try:
         found = orjson.loads(value or b"null")
-        return AckFloor(found["stream"], found["created"], found["filter_subject"], int(found["sequence"]))
+        stored = AckFloor(found["stream"], found["created"], found["filter_subject"], int(found["sequence"]))
     except (TypeError, ValueError, KeyError):
-        return None
+        return 0
+    return stored.sequence if stored == replace(current, sequence=stored.sequence) else 0
 
 
 SWITCHES_KEY = "switches"
@@ -263,9 +257,6 @@ def _log_changes(before: Switches, after: Switches) -> None:
 
 PARKED_BUCKET = "openapi_tool_answers"
 PARKED_KEYS = "answer.*"
-_PARKED_TTL_S = 3600
-_PARKED_MAX_BYTES = 64 * 2**20
-_PARKED_MAX_VALUE_BYTES = 512 * 1024
 
 
 class ParkedResultStore:
@@ -275,9 +266,9 @@ class ParkedResultStore:
         self._client = client
         self._config = KeyValueConfig(
             bucket=PARKED_BUCKET,
-            ttl=_PARKED_TTL_S,
-            max_bytes=_PARKED_MAX_BYTES,
-            max_value_size=_PARKED_MAX_VALUE_BYTES,
+            ttl=3600,
+            max_bytes=64 * 2**20,
+            max_value_size=512 * 1024,
             replicas=replicas,
         )
 

@@ -32,8 +32,6 @@ log = logging.getLogger(__name__)
 MAX_VALUE_BYTES = 256 * 1024
 _TIMEOUT_S = 2.0
 _MAX_DIGITS = 20  # of a revision
-_NAME_BYTES = 5  # of a replica in the records of limits, which contain up to 1,000 names
-_SUFFIX_BYTES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +66,8 @@ class SharedLimits:
         weights: Mapping[str, float],
     ) -> None:
         self._records = RecordStore(LIMITS)
-        self.limiter = Limiter(secrets.token_hex(_NAME_BYTES), options, self._records, clock, failure, weights)
+        replica = secrets.token_hex(5)  # short: a record contains up to 1,000 names
+        self.limiter = Limiter(replica, options, self._records, clock, failure, weights)
 
     @asynccontextmanager
     async def connected(self, client: Client, replicas: int) -> AsyncIterator[None]:
@@ -85,7 +84,7 @@ class SharedBudgets:
 
     def __init__(self, instance: str, options: BudgetOptions, clock: Callable[[], float]) -> None:
         self._records = RecordStore(BUDGETS)
-        replica = f"{instance}-{secrets.token_hex(_SUFFIX_BYTES)}"  # a restarted process may have the same name
+        replica = f"{instance}-{secrets.token_hex(3)}"  # a restarted process may have the same name
         self.budgets = Budgets(replica, options, self._records, clock)
 
     @asynccontextmanager

@@ -19,7 +19,6 @@ from openapi_tool.protocol.identity import command_stream
 log = logging.getLogger(__name__)
 
 _REPLY_TIMEOUT_S = 5.0
-_DAY_S = 24 * 3600
 _MAX_WAITING = 4_096
 """Open pull requests, one per executor; the server's default is 512. It cannot be changed later."""
 
@@ -181,7 +180,7 @@ async def _ensure_stream(client: Client, options: DurableOptions) -> str:
         name=name,
         subjects=[subjects],
         retention=RetentionPolicy.LIMITS,
-        max_age=_DAY_S,
+        max_age=24 * 3600,
         num_replicas=options.replicas or 1,
     )
     try:
