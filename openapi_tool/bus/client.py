@@ -27,7 +27,7 @@ from nats.protocol.command import hpub_cmd, pub_cmd
 from nats.protocol.parser import PERMISSIONS_ERR
 
 from openapi_tool.bus.connection_errors import SERVERS_SETTING, LogBackoff, cause_of, describe_connection_error
-from openapi_tool.bus.wire import Handlers, Headers, Parser, header_block, parse_headers
+from openapi_tool.bus.wire import Headers, Parser, header_block, parse_headers
 from openapi_tool.concurrency import interruptible
 from openapi_tool.protocol.errors import Unavailable
 
@@ -110,14 +110,7 @@ class BusClient(Client):
         self._addresses_without_tls: set[str] = set()
         self._was_connected = False
         self._configured_wait_s: float | None = None  # set while `_back_off` has replaced it
-        handlers = Handlers(
-            message=self._process_msg,
-            ping=self._process_ping,
-            pong=self._process_pong,
-            error=self._process_err,
-            info=self._process_info,
-        )
-        self._ps = Parser(handlers)  # type: ignore[assignment] # the same interface
+        self._ps = Parser(self)  # type: ignore[assignment] # the same interface
         self._awaiting_reply: dict[asyncio.Future[Msg], str] = {}  # subject of each pending request
         self._inbox_denied_at: int | None = None  # number of the connection (reconnects until then)
         self._ack_timer: asyncio.TimerHandle | None = None

@@ -8,11 +8,11 @@ Source: NATS client protocol, docs.nats.io/reference/reference-protocols/nats-pr
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import orjson
+from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.errors import BadHeaderError, Error, ProtocolError
 from nats.js.api import Header
@@ -43,17 +43,6 @@ _KNOWN_NAMES = frozenset({*TOPOLOGY, TRACEPARENT, TRACESTATE, *_KERNEL_NAMES, *(
 _NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 
 
-@dataclass(frozen=True, slots=True)
-class Handlers:
-    """Callbacks for server messages; `message` takes subscription id, subject, reply, data, header block."""
-
-    message: Callable[[int, bytes, bytes, bytes, bytes], Awaitable[None]]
-    ping: Callable[[], Awaitable[None]]
-    pong: Callable[[], Awaitable[None]]
-    error: Callable[[str], Awaitable[None]]
-    info: Callable[[dict[str, Any]], Awaitable[None]]
-
-
 class _Frame(NamedTuple):
     """Control line of MSG or HMSG; `size` includes the headers."""
 
@@ -65,10 +54,10 @@ class _Frame(NamedTuple):
 
 
 class Parser:
-    """Incremental parser with the interface of nats.protocol.parser.Parser."""
+    """Incremental parser with the interface of nats.protocol.parser.Parser: it calls the client's methods."""
 
-    def __init__(self, handlers: Handlers) -> None:
-        self._handlers = handlers
+    def __init__(self, client: Client) -> None:
+        self._client = client
         self.reset()
 
     def reset(self) -> None:
@@ -77,7 +66,7 @@ class Parser:
         self._frame: _Frame | None = None
 
     async def parse(self, data: bytes = b"") -> None:
-        """Parse `data` and call the handlers. Raises ProtocolError."""
+        """Parse `data`. Raises ProtocolError."""
         self._buffer += data
         while await (self._control() if self._frame is None else self._deliver(self._frame)):
             pass
@@ -92,26 +81,23 @@ class Parser:
         line = bytes(self._buffer[:end])
         del self._buffer[: end + len(_CRLF)]
         verb, _, rest = line.replace(b"\t", b" ").partition(b" ")
-        if verb in (b"MSG", b"HMSG"):
-            self._frame = _frame(rest, has_headers=verb == b"HMSG")
-        else:
-            await self._dispatch(verb, rest)
-        return True
-
-    async def _dispatch(self, verb: bytes, rest: bytes) -> None:
         match verb:
+            case b"MSG" | b"HMSG":
+                self._frame = _frame(rest, has_headers=verb == b"HMSG")
             case b"PING":
-                await self._handlers.ping()
+                await self._client._process_ping()  # noqa: SLF001
             case b"PONG":
-                await self._handlers.pong()
+                await self._client._process_pong()  # noqa: SLF001
             case b"-ERR":
-                await self._handlers.error(rest.strip().decode("utf-8", "backslashreplace").lower())
+                error = rest.strip().decode("utf-8", "backslashreplace").lower()
+                await self._client._process_err(error)  # noqa: SLF001
             case b"INFO":
-                await self._handlers.info(_info(rest))
+                await self._client._process_info(_info(rest))  # noqa: SLF001
             case b"+OK":
                 pass
             case _:
                 raise ProtocolError
+        return True
 
     async def _deliver(self, frame: _Frame) -> bool:
         """Return False if the message is incomplete."""
@@ -126,7 +112,7 @@ class Parser:
             raise ProtocolError
         del self._buffer[:end]
         self._frame = None
-        await self._handlers.message(frame.sid, frame.subject, frame.reply, data, headers)
+        await self._client._process_msg(frame.sid, frame.subject, frame.reply, data, headers)  # noqa: SLF001
         return True
 
 
