@@ -223,10 +223,8 @@ class CommandConsumer:
                 await observe(self._client, durable, self._clock)  # sets the clock that deadlines and leases use
                 await self._dead_letters.inspect()
                 self.durable = durable
-                self._pull = PullConsumer(self._client, durable.stream, durable.name, self._free_slots, self._receive)
-                self._look_ahead = LookAhead(
-                    self._client, durable.stream, durable.name, self._look_ahead_batch, self._receive_or_refuse
-                )
+                self._pull = PullConsumer(self._client, durable, self._free_slots, self._receive)
+                self._look_ahead = LookAhead(self._client, durable, self._look_ahead_batch, self._receive_or_refuse)
                 log.info(
                     "consuming",
                     extra={"action": "consumer.started", "stream": durable.stream, "durable": durable.name},

@@ -24,6 +24,7 @@ from nats.aio.subscription import Subscription
 from nats.js.api import Header, StatusCode
 
 from openapi_tool.bus.client import BusClient
+from openapi_tool.bus.streams import Durable
 
 log = logging.getLogger(__name__)
 
@@ -62,13 +63,12 @@ class PullConsumer:
     def __init__(
         self,
         client: BusClient,
-        stream: str,
-        durable: str,
+        durable: Durable,
         free_slots: Callable[[], int],
         receive: Callable[[Msg], bool],
     ) -> None:
         self._client = client
-        self._subject = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{durable}"
+        self._subject = f"$JS.API.CONSUMER.MSG.NEXT.{durable.stream}.{durable.name}"
         self._free_slots = free_slots
         self._receive = receive
         self._inbox = ""
@@ -104,7 +104,6 @@ class PullConsumer:
 
     async def run(self) -> None:
         """Pull until cancelled, across connection losses. Raises ConsumerGone."""
-        self._gone_reason = None
         await self._subscribe()
         try:
             while self._gone_reason is None:
@@ -232,13 +231,12 @@ class LookAhead:
     def __init__(
         self,
         client: BusClient,
-        stream: str,
-        durable: str,
+        durable: Durable,
         batch: Callable[[], int],
         receive: Callable[[Msg], None],
     ) -> None:
         self._client = client
-        self._subject = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{durable}"
+        self._subject = f"$JS.API.CONSUMER.MSG.NEXT.{durable.stream}.{durable.name}"
         self._batch = batch
         self._receive = receive
         self._outstanding = 0

@@ -27,7 +27,7 @@ from openapi_tool.bus.durable_monitor import DurableMonitor
 from openapi_tool.bus.intake import notice_subject
 from openapi_tool.bus.leases import FetchMode
 from openapi_tool.bus.pull_consumer import PullConsumer
-from openapi_tool.bus.streams import DurableOptions
+from openapi_tool.bus.streams import Durable, DurableOptions
 from openapi_tool.local.caller import STREAM
 from openapi_tool.local.servers import free_port
 from openapi_tool.local.stack import EmbeddedStack
@@ -377,7 +377,7 @@ class Pulling:
     def __init__(self, client: BusClient) -> None:
         self.client = client
         self.received: list[Msg] = []
-        self.pull = PullConsumer(client, STREAM_PULL, DURABLE_PULL, self.free_slots, self.receive)
+        self.pull = PullConsumer(client, Durable(STREAM_PULL, DURABLE_PULL), self.free_slots, self.receive)
 
     def free_slots(self) -> int:
         return max(0, SLOTS - len(self.received))
