@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from openapi_tool.bus import connection, dead_letters, intake, kv_stores, leases
 from openapi_tool.bus.client import INBOX, routed
@@ -24,7 +24,7 @@ class Permissions:
 
     def as_object(self) -> dict[str, dict[str, list[str]]]:
         """Return the `permissions` of a user as a JSON object."""
-        return {"publish": {"allow": list(self.publish)}, "subscribe": {"allow": list(self.subscribe)}}
+        return {name: {"allow": list(subjects)} for name, subjects in asdict(self).items()}
 
     def union(self, other: Permissions) -> Permissions:
         """Return both permissions."""
@@ -38,13 +38,11 @@ class Permissions:
 
     def server_config(self) -> str:
         """Return the `permissions` block of a user in the server's configuration."""
-        blocks = (("publish", self.publish), ("subscribe", self.subscribe))
-        return f"permissions: {{\n{''.join(_block(*block) for block in blocks)}}}"
-
-
-def _block(name: str, subjects: tuple[str, ...]) -> str:
-    lines = "".join(f"      {json.dumps(subject)}\n" for subject in subjects)
-    return f"  {name}: {{\n    allow: [\n{lines}    ]\n  }}\n"
+        lines = ["permissions: {"]
+        for name, subjects in asdict(self).items():
+            allowed = [f"      {json.dumps(subject)}" for subject in subjects]
+            lines += [f"  {name}: {{", "    allow: [", *allowed, "    ]", "  }"]
+        return "\n".join([*lines, "}"])
 
 
 def executor_permissions(options: DurableOptions, stream: str, *, session_key: bool) -> Permissions:
