@@ -25,6 +25,7 @@ from openapi_tool.bus.connection_errors import describe_connection_error, descri
 from openapi_tool.concurrency import in_background, retried
 from openapi_tool.protocol.command import Wakeup
 from openapi_tool.protocol.errors import Unavailable
+from openapi_tool.protocol.jsontext import is_deeper_than
 from openapi_tool.tools.problems import short
 
 __all__ = ["BusClient", "BusOptions", "connected", "outage_as_unavailable"]
@@ -323,7 +324,7 @@ def _decoded(data: bytes) -> dict[str, Any]:
 
 
 def _problem(value: Mapping[str, Any]) -> str | None:
-    if not _is_nested_at_most(value, _MAX_DEPTH):
+    if is_deeper_than(value, _MAX_DEPTH + 1):
         return f"it is nested more than {_MAX_DEPTH} deep"
     try:
         _Statistics.model_validate(value)
@@ -331,10 +332,3 @@ def _problem(value: Mapping[str, Any]) -> str | None:
         [first, *_] = error.errors(include_url=False, include_input=False)
         return f"{'.'.join(map(str, first['loc']))[:_MAX_PATH_CHARS]}: {first['msg']}"
     return None
-
-
-def _is_nested_at_most(value: object, depth: int) -> bool:
-    if not isinstance(value, dict | list):
-        return True
-    children = value.values() if isinstance(value, dict) else value
-    return depth > 0 and all(_is_nested_at_most(child, depth - 1) for child in children)

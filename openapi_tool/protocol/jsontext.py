@@ -94,7 +94,7 @@ def loads(text: bytes | bytearray | str) -> JsonValue:
             value = json.loads(text, parse_constant=_refuse_constant)
         except RecursionError:
             raise ValueError(_TOO_DEEP) from None
-        if len(list(islice(levels(value), _MAX_DEPTH))) == _MAX_DEPTH:
+        if is_deeper_than(value, _MAX_DEPTH):
             raise ValueError(_TOO_DEEP) from None
         return cast("JsonValue", value)
 
@@ -109,6 +109,11 @@ def levels(root: object) -> Iterator[list[object]]:
         for member in (value.values() if isinstance(value, dict) else value)
     ]:
         yield level
+
+
+def is_deeper_than(value: object, limit: int) -> bool:
+    """Return whether a value has more than `limit` levels; `json`'s own limit depends on the version of Python."""
+    return len(list(islice(levels(value), limit))) == limit
 
 
 def _refuse_constant(name: str) -> NoReturn:
