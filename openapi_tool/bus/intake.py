@@ -1,10 +1,8 @@
 """Intake: holds received commands from delivery to settlement, and hands back those that did not run.
 
-A waiting command costs memory and heartbeats, but no other I/O. More commands are fetched than can be held, so that the
-backlog of one project does not block the projects behind it in the stream. The surplus is handed back with a delay.
-
-The delays spread redeliveries to the rate at which calls end here. To receive a whole backlog at once, and to hand it
-back again, would cost more CPU than the calls themselves.
+More commands are fetched than can be held, so that the backlog of one project does not block the projects behind it in
+the stream. The surplus is handed back with a delay, which spreads redeliveries to the rate at which calls end here: to
+receive a whole backlog at once, and to hand it back again, would cost more CPU than the calls themselves.
 
 The replicas of a durable publish notices of the commands that they handed back unrun: these need no lease (ADR 6).
 """
@@ -16,9 +14,10 @@ import logging
 import time
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
-from typing import Annotated, Any
+from typing import Annotated
 
 import nats.errors
 import orjson
@@ -27,7 +26,7 @@ from nats.aio.msg import Msg
 from pydantic import Field, TypeAdapter, ValidationError
 
 from openapi_tool.bus.client import BusClient
-from openapi_tool.bus.leases import Held, ids_of, ids_of_message, project_of
+from openapi_tool.bus.leases import Held, ids_of, project_of
 from openapi_tool.bus.pull_consumer import unsubscribe
 from openapi_tool.bus.scheduler import Scheduler
 from openapi_tool.bus.wire import delivery_of, metadata_of
@@ -75,17 +74,21 @@ class Returns:
         self._unrun_deliveries: OrderedDict[int, int] = OrderedDict()  # delivery count by stream sequence
         self._subject: str | None = None
 
-    def add(self, message: Msg, work: Held | None, delay_s: float = 0.0, *, never_run: bool) -> None:
-        """Hand back a message for redelivery after `delay_s` seconds; `work` is its command if it was held.
-
-        `never_run` means that no delivery of the command, including this one, was ever run.
-        """
+    def add(self, message: Msg, work: Held | None, delay_s: float = 0.0) -> None:
+        """Hand back a message that was not run, for redelivery after `delay_s` seconds; `work` is its held command."""
+        never_run = work.never_run if work else self.never_run(message.metadata)
         self._queue.append((message, work, delay_s, never_run))
         self._wake.set()
         if not delay_s:
-            log.info("handed a waiting command back", extra={"action": "call.handed_back"} | _ids(message, work))
+            log.info(
+                "handed a waiting command back",
+                extra={"action": "call.handed_back"} | ids_of(work.delivery if work else message),
+            )
         elif log.isEnabledFor(logging.DEBUG):  # may be thousands of lines; `intake.full` is logged once a minute
-            log.debug("handed a surplus command back", extra={"action": "call.handed_back"} | _ids(message, work))
+            log.debug(
+                "handed a surplus command back",
+                extra={"action": "call.handed_back"} | ids_of(work.delivery if work else message),
+            )
         if never_run:
             self._remember(*_delivery(message))
 
@@ -97,8 +100,7 @@ class Returns:
     def never_run(self, metadata: Msg.Metadata) -> bool:
         """Return whether no earlier delivery of a command was run, so that it needs no lease (ADR 4).
 
-        Also False if the notice of the replica that handed it back has not arrived. Removes the command's entry,
-        because the command may run now.
+        Also False without a notice of the replica that handed it back. Removes the command's entry: it may run now.
         """
         attempt = metadata.num_delivered
         # The delivery before this one was handed back, and by induction all earlier ones.
@@ -115,14 +117,10 @@ class Returns:
             await unsubscribe(client, subscription)
 
     async def _on_notice(self, message: Msg) -> None:
-        if len(message.data) > _MAX_NOTICE_BYTES:
-            return
-        try:
-            deliveries = _NOTICE.validate_json(message.data, strict=True)
-        except ValidationError:
-            return
-        for sequence, attempt in deliveries:
-            self._remember(sequence, attempt)
+        with suppress(ValidationError):
+            data = message.data if len(message.data) <= _MAX_NOTICE_BYTES else b""
+            for sequence, attempt in _NOTICE.validate_json(data, strict=True):
+                self._remember(sequence, attempt)
 
     async def run(self) -> None:
         """Hand back added messages until cancelled."""
@@ -145,7 +143,7 @@ class Returns:
                 why = f"{type(error).__name__}: {error}"
                 log.warning(
                     "cannot hand a command back; the server redelivers it after AckWait",
-                    extra={"action": "call.unsettled", "error": why} | _ids(message, work),
+                    extra={"action": "call.unsettled", "error": why} | ids_of(work.delivery if work else message),
                 )
             await asyncio.sleep(0)
 
@@ -167,17 +165,11 @@ def _delivery(message: Msg) -> tuple[int, int]:
     return message.metadata.sequence.stream, message.metadata.num_delivered
 
 
-def _ids(message: Msg, work: Held | None) -> dict[str, Any]:
-    """Return the ids of a command for log lines; a held message was emptied into its delivery."""
-    return ids_of_message(message) if work is None else ids_of(work.delivery)
-
-
 class ReturnDelays:
     """Computes redelivery delays, so that a command returns when a slot should be free for it.
 
     Before it run the waiting commands that are ahead of it, and those that its project had handed back earlier. The
-    assumed rate is `slots` divided by the mean duration of the project's calls. A command that is redelivered too early
-    is handed back again.
+    assumed rate is `slots` divided by the mean duration of the project's calls.
     """
 
     def __init__(self, slots: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -187,7 +179,7 @@ class ReturnDelays:
         self._next_at: dict[str, float] = {}
 
     def finished(self, project: str, duration_s: float) -> None:
-        """Add the duration of a call in seconds to the moving average of its project."""
+        """Add the duration of a call to the moving average of its project."""
         mean_s = self._mean_s.get(project, duration_s)
         self._mean_s[project] = mean_s + (duration_s - mean_s) / _MEAN_WEIGHT
 
@@ -217,6 +209,7 @@ class Intake:
         self._scheduler = scheduler
         self.held: dict[int, Held] = {}
         self.returns = Returns(publish, self.release)
+        self.next = scheduler.next
         self._delays = ReturnDelays(options.concurrency)
         self._logged_at = -_LOG_EVERY_S
 
@@ -243,16 +236,14 @@ class Intake:
     def refuse(self, message: Msg) -> bool:
         """Hand back a message that the scheduler would evict at once; return False if it may be held.
 
-        Reads only subject and reply subject, not the body: there may be tens of thousands of such messages.
-        Raises ForeignMessage.
+        Reads no body: there may be tens of thousands of such messages. Raises ForeignMessage.
         """
         project = project_of(message.subject)
         if not self.full or not self._scheduler.would_evict(project):
             return False
-        metadata = metadata_of(message)
-        if metadata.sequence.stream in self.held:
+        if metadata_of(message).sequence.stream in self.held:
             return False
-        self._hand_back_surplus(message, project, None, never_run=self.returns.never_run(metadata))
+        self._hand_back_surplus(message, project, None)
         return True
 
     def take(self, message: Msg, *, stale: bool) -> Held | None:
@@ -282,14 +273,10 @@ class Intake:
         self._scheduler.offer(work)
         if full:
             surplus = self._scheduler.evict()
-            self._hand_back_surplus(surplus.message, surplus.flow[0], surplus, never_run=_never_run(surplus))
-
-    def next(self, may_begin: Callable[[str], bool]) -> Held | None:
-        """Remove and return the command that runs next; None if none waits whose project may begin another call."""
-        return self._scheduler.next(may_begin)
+            self._hand_back_surplus(surplus.message, surplus.flow[0], surplus)
 
     def finished(self, work: Held, duration_s: float, requests: int) -> None:
-        """Release a command that ran for `duration_s` seconds, and charge its project with its upstream requests."""
+        """Release a command that has run, and charge its project with its upstream requests."""
         self.release(work)
         self._delays.finished(work.flow[0], duration_s)
         self._scheduler.finished(work, cost=requests)
@@ -310,24 +297,14 @@ class Intake:
 
     def hand_back(self, work: Held) -> None:
         """Hand back a command that was not run, for immediate redelivery."""
-        self.returns.add(work.message, work, never_run=_never_run(work))
+        self.returns.add(work.message, work)
 
-    def _hand_back_surplus(self, message: Msg, project: str, work: Held | None, *, never_run: bool) -> None:
+    def _hand_back_surplus(self, message: Msg, project: str, work: Held | None) -> None:
         metrics.RETURNED.inc()
-        self._log_surplus(project)
-        delay_s = self._delays.next(project, self._scheduler.ahead_of(project))
-        self.returns.add(message, work, delay_s, never_run=never_run)
-
-    def _log_surplus(self, project: str) -> None:
-        if time.monotonic() - self._logged_at < _LOG_EVERY_S:
-            return
-        self._logged_at = time.monotonic()
-        log.warning(
-            "more commands wait than executor.max_held allows; the largest project's are handed back with a delay",
-            extra={"action": "intake.full", "project_id": project},
-        )
-
-
-def _never_run(work: Held) -> bool:
-    """Return whether no delivery of a waiting command was ever run, to this process's knowledge."""
-    return work.delivery.attempt == 1 and not work.stale
+        if time.monotonic() - self._logged_at >= _LOG_EVERY_S:
+            self._logged_at = time.monotonic()
+            log.warning(
+                "more commands wait than executor.max_held allows; the largest project's are handed back with a delay",
+                extra={"action": "intake.full", "project_id": project},
+            )
+        self.returns.add(message, work, self._delays.next(project, self._scheduler.ahead_of(project)))

@@ -13,18 +13,18 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
-from enum import Enum, StrEnum, auto
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from enum import Enum, auto
 from sys import getsizeof
-from typing import Any
+from typing import Any, ClassVar, Literal
 from urllib.parse import quote
 
 import nats.errors
 import orjson
 from nats.aio.client import Client
 from nats.aio.msg import Msg
-from nats.js import JetStreamContext
 from nats.js.api import KeyValueConfig
 from nats.js.errors import (
     BadRequestError,
@@ -35,6 +35,7 @@ from nats.js.errors import (
     ServiceUnavailableError,
 )
 from nats.js.kv import KeyValue
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from openapi_tool.bus.connection import INSTANCE
 from openapi_tool.protocol.command import Delivery
@@ -44,23 +45,17 @@ from openapi_tool.tools.problems import short
 
 BUCKET = "openapi_tool_leases"
 KEYS = "command.*.*"
-_VERSION = 1
 _TTL_S = 3600  # of a record after its last change
 _MAX_WRITE_ATTEMPTS = 8  # of a compare-and-set
 _MAX_EVENTS = 20
 
 
-class EventKind(StrEnum):
-    """Kind of a `RunEvent`."""
-
-    BEGAN = auto()
-    HANDED_BACK = auto()
-    SETTLED = auto()
-
-
 @dataclass(frozen=True, slots=True)
 class RunEvent:
-    """Event of a run, for `openapi-tool inspect`: `EventKind`, delivery number, executor, seconds since the epoch."""
+    """Event of a run, for `openapi-tool inspect`; `event` is `began`, `handed_back` or `settled`.
+
+    `at` is in seconds since the epoch.
+    """
 
     event: str
     delivery: int
@@ -73,14 +68,19 @@ class Record:
     """KV record of one command.
 
     `lost` counts runs that began and did not end, including the current run of `owner`. `expires_at` is in seconds
-    since the epoch, 0 without an owner. `runs` are the last events of its runs, oldest first.
+    since the epoch, 0 without an owner. `runs` are the last events, oldest first.
     """
 
-    version: int = _VERSION
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
+
+    version: Literal[1] = 1
     owner: str = ""
     lost: int = 0
     expires_at: float = 0.0
     runs: tuple[RunEvent, ...] = ()
+
+
+_RECORD = TypeAdapter(Record)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +106,7 @@ class LeaseLost(Exception):
 class Leases:
     """Leases by compare-and-set on KV records, one per command; all methods raise nats.errors.Error in an outage.
 
-    A missing bucket is created with `replicas` replicas. A lease lasts `duration_s` seconds on `clock`, which must be
-    the same for all executors (seconds since the epoch).
+    A lease lasts `duration_s` seconds on `clock`, which must be the same for all executors (seconds since the epoch).
     """
 
     def __init__(
@@ -121,8 +120,8 @@ class Leases:
         self._bucket: KeyValue | None = None
 
     async def take(self, delivery: Delivery) -> Lease | LeaseTaken:
-        """Take the lease of a redelivered command; return it, or for how long another executor holds it."""
-        key = _key(delivery)
+        """Take the lease of a redelivered command, unless another executor holds it."""
+        key = lease_key(delivery.stream, delivery.stream_sequence)
         for _ in range(_MAX_WRITE_ATTEMPTS):
             revision, record = await self._read(key, delivery.attempt)
             busy_s = record.expires_at - self._clock()
@@ -134,19 +133,18 @@ class Leases:
 
     async def begin(self, lease: Lease) -> None:
         """Count a run as lost from its start until it ends or is handed back."""
-        await self._change(
-            lease.key,
-            lambda record: self._with_event(
-                self._owned(replace(record, lost=record.lost + 1)), EventKind.BEGAN, lease.delivery
-            ),
-        )
+
+        def begun(record: Record) -> Record:
+            return self._with_event(self._owned(replace(record, lost=record.lost + 1)), "began", lease.delivery)
+
+        await self._change(lease.key, begun)
 
     async def renew(self, lease: Lease) -> None:
         """Extend the lease by its duration; do nothing if another executor took it meanwhile."""
         await self._change(lease.key, lambda record: self._owned(record) if record.owner == self._owner else None)
 
     async def release(self, lease: Lease) -> None:
-        """Release a lease that was just taken, because the run does not begin; no other executor can have it yet."""
+        """Release a lease that was just taken; no other executor can have it yet."""
         await self._change(lease.key, _without_owner)
 
     async def hand_back(self, delivery: Delivery, *, forgive: bool) -> None:
@@ -159,9 +157,9 @@ class Leases:
             record = replace(record, lost=max(0, record.lost - forgive))
             if record.owner in ("", self._owner):
                 record = _without_owner(record)
-            return self._with_event(record, EventKind.HANDED_BACK, delivery.attempt)
+            return self._with_event(record, "handed_back", delivery.attempt)
 
-        await self._change(_key(delivery), released)
+        await self._change(lease_key(delivery.stream, delivery.stream_sequence), released)
 
     async def settle(self, lease: Lease) -> None:
         """Release the lease of a settled command, unless another executor took it; its record stays for `inspect`."""
@@ -169,19 +167,19 @@ class Leases:
         def released(record: Record) -> Record | None:
             if record.owner != self._owner:
                 return None
-            return self._with_event(_without_owner(replace(record, lost=0)), EventKind.SETTLED, lease.delivery)
+            return self._with_event(_without_owner(replace(record, lost=0)), "settled", lease.delivery)
 
         await self._change(lease.key, released)
 
-    def _with_event(self, record: Record, kind: EventKind, delivery: int) -> Record:
-        event = RunEvent(kind, delivery, INSTANCE, round(self._clock(), 3))
-        return replace(record, runs=(*record.runs, event)[-_MAX_EVENTS:])
+    def _with_event(self, record: Record, event: str, delivery: int) -> Record:
+        run_event = RunEvent(event, delivery, INSTANCE, round(self._clock(), 3))
+        return replace(record, runs=(*record.runs, run_event)[-_MAX_EVENTS:])
 
     def _owned(self, record: Record) -> Record:
         return replace(record, owner=self._owner, expires_at=self._clock() + self.duration_s)
 
     async def _change(self, key: str, change: Callable[[Record], Record | None]) -> None:
-        """Apply `change` by compare-and-set, with retries on conflicts; None from `change` writes nothing."""
+        """Apply `change` by compare-and-set; None from `change` writes nothing."""
         for _ in range(_MAX_WRITE_ATTEMPTS):
             revision, record = await self._read(key)
             changed = change(record)
@@ -192,8 +190,8 @@ class Leases:
     async def _read(self, key: str, attempt: int = 2) -> tuple[int, Record]:
         """Return revision and record; `attempt` is the delivery count.
 
-        Without a record, a redelivered command has one lost run: its first, which writes no record. In delivery 1 it
-        has none: `take` also gets commands that were never run, if they arrive after a stall.
+        Without a record, a redelivered command has one lost run: its first, which writes no record. In delivery 1,
+        which may follow a stall, it has none.
         """
         unwritten = Record(lost=min(attempt - 1, 1))
         try:
@@ -203,11 +201,14 @@ class Leases:
         except (nats.errors.NoRespondersError, ServiceUnavailableError):
             self._bucket = None  # nothing responds to direct reads if the bucket was created again without them
             raise
-        return entry.revision or 0, _decoded(entry.value) or unwritten
+        try:
+            return entry.revision or 0, _RECORD.validate_json(entry.value or b"")
+        except ValidationError:
+            return entry.revision or 0, unwritten
 
     async def _write(self, key: str, record: Record, revision: int) -> bool:
         try:
-            await (await self._opened()).update(key, orjson.dumps(asdict(record)), last=revision)
+            await (await self._opened()).update(key, orjson.dumps(record), last=revision)
         except KeyWrongLastSequenceError:
             return False
         except NoStreamResponseError:  # the bucket was deleted or has no leader; opening it again shows which
@@ -226,14 +227,11 @@ class Leases:
             try:
                 self._bucket = await jetstream.key_value(BUCKET)
             except BucketNotFoundError:
-                self._bucket = await self._create(jetstream)
+                config = KeyValueConfig(bucket=BUCKET, ttl=_TTL_S, replicas=self._replicas)
+                with suppress(BadRequestError):  # another executor created it first, with another number of replicas
+                    await jetstream.create_key_value(config)
+                self._bucket = await jetstream.key_value(BUCKET)
         return self._bucket
-
-    async def _create(self, jetstream: JetStreamContext) -> KeyValue:
-        try:
-            return await jetstream.create_key_value(KeyValueConfig(bucket=BUCKET, ttl=_TTL_S, replicas=self._replicas))
-        except BadRequestError:  # another executor created it first, with another number of replicas
-            return await jetstream.key_value(BUCKET)
 
 
 def lease_key(stream: str, sequence: int) -> str:
@@ -241,21 +239,8 @@ def lease_key(stream: str, sequence: int) -> str:
     return f"command.{quote(stream, safe='').replace('~', '%7E').replace('%', '=')}.{sequence}"
 
 
-def _key(delivery: Delivery) -> str:
-    return lease_key(delivery.stream, delivery.stream_sequence)
-
-
 def _without_owner(record: Record) -> Record:
     return replace(record, owner="", expires_at=0.0)
-
-
-def _decoded(value: bytes | None) -> Record | None:
-    try:
-        fields = orjson.loads(value or b"null")
-        record = Record(**fields | {"runs": tuple(RunEvent(**event) for event in fields.get("runs", ()))})
-    except (AttributeError, TypeError, ValueError):
-        return None
-    return record if record.version == _VERSION else None
 
 
 _IDS = ("agent_id", "agent_turn_id", "tool_call_id")
@@ -267,7 +252,7 @@ _OVERHEAD_BYTES = 1_024
 
 
 class FetchMode(Enum):
-    """Limit of fetching: none (UNLIMITED), one command that tests the database (PROBE), no command (NONE)."""
+    """Limit of fetching; PROBE is one command that tests the database."""
 
     UNLIMITED = auto()
     PROBE = auto()
@@ -279,7 +264,7 @@ class Held:
     """Received command; times are on the monotonic clock, in seconds.
 
     `started_at` is the start of its run, `last_progress_ack` the last heartbeat; until then both are the time of its
-    delivery. `flow` is (project, agent) for fair scheduling. Flags:
+    delivery. `flow` is (project, agent). Flags:
     `stale`: the server may have redelivered the command elsewhere.
     `forgive_on_hand_back`: handing it back takes this run off the count of lost runs.
     `settling`: its settlement is decided and in progress.
@@ -299,12 +284,16 @@ class Held:
     memory_bytes: int = field(init=False)
 
     def __post_init__(self) -> None:
-        """Compute flow and memory from the delivery."""
         subject, headers = self.delivery.subject, self.delivery.headers
         self.flow = project_of(subject), headers.get(AGENT, "")[:MAX_ID_BYTES]
         # getsizeof, not len: one wide character makes CPython store the whole header in four bytes per character.
         texts = len(subject) + sum(map(getsizeof, headers)) + sum(map(getsizeof, headers.values()))
         self.memory_bytes = _OVERHEAD_BYTES + len(self.delivery.data) + texts
+
+    @property
+    def never_run(self) -> bool:
+        """Return whether no delivery of the command was ever run, to this process's knowledge."""
+        return self.delivery.attempt == 1 and not self.stale
 
 
 def project_of(subject: str) -> str:
@@ -313,32 +302,22 @@ def project_of(subject: str) -> str:
     return tokens[_PROJECT_TOKEN] if len(tokens) > _PROJECT_TOKEN else ""
 
 
-def ids_of(delivery: Delivery) -> dict[str, Any]:
-    """Return the ids that a command claims, each truncated to 128 characters, for log lines."""
-    claimed = _claimed(delivery.subject, delivery.headers, delivery.data)
-    return {"stream_sequence": delivery.stream_sequence, **claimed}
+def ids_of(command: Delivery | Msg) -> dict[str, Any]:
+    """Return the ids that a command claims, each truncated to 128 characters, for log lines.
 
-
-def ids_of_message(message: Msg) -> dict[str, Any]:
-    """Return the claimed ids of a JetStream message that is not held, for log lines."""
-    claimed = _claimed(message.subject, message.headers or {}, message.data)
-    return {"stream_sequence": message.metadata.sequence.stream, **claimed}
-
-
-def _claimed(subject: str, headers: Mapping[str, str], data: bytes) -> dict[str, str]:
+    A held message was emptied into its delivery. The trace id is that of the command: the waiting turn's would take
+    precedence, but is not loaded yet.
+    """
+    subject, headers, data = command.subject, command.headers or {}, command.data
+    sequence = command.stream_sequence if isinstance(command, Delivery) else command.metadata.sequence.stream
     claimed = claimed_identity(subject, headers, data if len(data) <= _MAX_PARSED_BYTES else b"")
-    protocol = subject.removeprefix("cg.").partition(".")[0]
-    ids = {name: getattr(claimed, name) or "" for name in _IDS}
-    found = {"protocol": protocol, "project_id": project_of(subject), **ids}
-    return {name: short(value, _MAX_LOGGED_CHARS) for name, value in found.items()} | _trace(headers)
-
-
-def _trace(headers: Mapping[str, str]) -> dict[str, str]:
-    """Return the trace id of the command's header; the waiting turn's would take precedence, but is not loaded yet."""
-    try:
-        return {"trace_id": parse_traceparent(headers.get(TRACEPARENT, "")).trace_id}
-    except ValueError:
-        return {}
+    found = {"protocol": subject.removeprefix("cg.").partition(".")[0], "project_id": project_of(subject)}
+    found |= {name: getattr(claimed, name) or "" for name in _IDS}
+    ids: dict[str, Any] = {"stream_sequence": sequence}
+    ids |= {name: short(value, _MAX_LOGGED_CHARS) for name, value in found.items()}
+    with suppress(ValueError):
+        ids["trace_id"] = parse_traceparent(headers.get(TRACEPARENT, "")).trace_id
+    return ids
 
 
 log = logging.getLogger(__name__)
