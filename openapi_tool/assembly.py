@@ -32,7 +32,7 @@ from openapi_tool.bus.kv_stores import ParkedResultStore, SwitchMonitor, shared_
 from openapi_tool.bus.leases import FetchMode
 from openapi_tool.bus.storage import SharedBudgets, SharedLimits, Storage
 from openapi_tool.bus.streams import DurableOptions, replica_count
-from openapi_tool.bus.worker import slots_of
+from openapi_tool.bus.worker import Slots
 from openapi_tool.concurrency import retried
 from openapi_tool.executor.commit import ParkedResults
 from openapi_tool.executor.pipeline import Pipeline, PipelineOptions
@@ -190,7 +190,8 @@ async def assemble(stack: AsyncExitStack, bootstrap: Bootstrap, shared: Shared) 
         connecting = group.create_task(_connect(stack, bootstrap.bus, nats_unavailable))
     kernel, client = opening.result(), connecting.result()
     health.record(NATS, ok=True)
-    clock, slots = shared.clock if bootstrap.main else ServerClock(), slots_of(settings.executor)
+    clock = shared.clock if bootstrap.main else ServerClock()
+    slots = Slots(settings.executor.concurrency, settings.executor.max_paused)
     replicas = await _until_available(lambda: _replica_count(client, bootstrap.durable), nats_unavailable)
     shared_key = await _session_key(settings, client, replicas, nats_unavailable)
     session_key = scoped_key(shared_key, bootstrap.version)

@@ -86,9 +86,7 @@ class CommandConsumer:
         self._mode = mode
         self._clock = clock
         self.leases = Leases(client, options.durable.ack_wait_s, options.replicas, clock.time)
-        self._worker = Worker(
-            client.acknowledge, self.leases, dead_letters, handle, self._concurrency, options.executor.max_lost_runs
-        )
+        self._worker = Worker(client.acknowledge, self.leases, dead_letters, handle, options.executor)
         self._heartbeats = Heartbeats(self.leases, options.durable.ack_wait_s)
         self._intake = Intake(options.executor, FairScheduler(options.fairness.weights), client.publish)
         self._stale_until = 0.0

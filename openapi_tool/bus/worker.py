@@ -26,8 +26,7 @@ Handler = Callable[[Delivery], Awaitable[Settlement]]
 
 _ACK_TIMEOUT_S = 5.0
 _HAND_BACK_TIMEOUT_S = 2.0
-_SETTLE_S = 6.0
-"""Seconds that a settlement may still take after its task is cancelled; longer than _ACK_TIMEOUT_S."""
+_SETTLE_S = 6.0  # after a cancellation; longer than _ACK_TIMEOUT_S
 
 _SUSPECT_RUNS = 2
 """After this many runs lost with their executor, a command is suspected of killing it."""
@@ -41,10 +40,9 @@ _SUSPECT_RETRY_S = 0.5
 
 
 class Worker:
-    """Runs commands with `handle` and settles them. The caller runs at most `slots` at once.
+    """Runs commands with `handle` and settles them. `acknowledge` must not wait.
 
-    `acknowledge` must not wait. A command whose executor died `max_lost_runs` times gets an error result without
-    being run.
+    A command whose executor died `max_lost_runs` times gets an error result without being run.
     """
 
     def __init__(
@@ -53,15 +51,14 @@ class Worker:
         leases: Leases,
         dead_letters: DeadLetters,
         handle: Handler,
-        slots: int,
-        max_lost_runs: int,
+        options: ExecutorOptions,
     ) -> None:
         self._acknowledge = acknowledge
         self._leases = leases
         self._dead_letters = dead_letters
         self._handle = handle
-        self._max_lost_runs = max_lost_runs
-        self._suspect_slots = max(1, int(slots * _SUSPECTS_SHARE))
+        self._max_lost_runs = options.max_lost_runs
+        self._suspect_slots = max(1, int(options.concurrency * _SUSPECTS_SHARE))
         self._suspects = 0
 
     async def run(self, work: Held) -> None:
@@ -84,7 +81,7 @@ class Worker:
 
     async def _own_and_handle(self, work: Held) -> Settlement | LeaseTaken:
         """Handle a command. If it was or may have been redelivered, take its lease first."""
-        if work.delivery.attempt == 1 and not work.stale:
+        if work.never_run:
             return await self._handle(work.delivery)
         work.forgive_on_hand_back = False  # until `_begin` counts this run, there is nothing to take off
         lease = await self._leases.take(work.delivery)
@@ -118,7 +115,7 @@ class Worker:
             case Acknowledge():
                 self._acknowledge(message)  # if the ack is lost, the redelivered command finds its stored result
             case Requeue(delay_s, defect, reason):
-                _log_requeue(work.delivery, reason)
+                log.info("command requeued: %s", reason, extra={"action": "command.requeued"} | ids_of(work.delivery))
                 await self._leases.hand_back(work.delivery, forgive=work.forgive_on_hand_back and not defect)
                 await message.nak(delay=delay_s)
             case LeaseTaken(retry_in_s) if not work.stale:
@@ -145,25 +142,14 @@ class Worker:
                     await work.message.nak()
             log.info("handed a command back", extra={"action": "call.handed_back"} | ids_of(work.delivery))
         except (nats.errors.Error, OSError, LeaseLost, TimeoutError) as error:
-            log.warning(
-                "cannot hand a command back; the server redelivers it after AckWait",
-                extra={"action": "call.unsettled", "error": f"{type(error).__name__}: {error}"} | ids_of(work.delivery),
-            )
+            _log_unsettled(work, error, "cannot hand a command back; the server redelivers it after AckWait")
 
 
-def _log_unsettled(work: Held, error: BaseException) -> None:
-    log.warning(
-        "cannot settle a command; the server redelivers it",
-        extra={
-            "action": "call.unsettled",
-            "error": f"{type(error).__name__}: {error}",
-        }
-        | ids_of(work.delivery),
-    )
-
-
-def _log_requeue(delivery: Delivery, reason: str) -> None:
-    log.info("command requeued: %s", reason, extra={"action": "command.requeued"} | ids_of(delivery))
+def _log_unsettled(
+    work: Held, error: BaseException, message: str = "cannot settle a command; the server redelivers it"
+) -> None:
+    fields = {"action": "call.unsettled", "error": f"{type(error).__name__}: {error}"}
+    log.warning(message, extra=fields | ids_of(work.delivery))
 
 
 def _log_redelivery(delivery: Delivery, lease: Lease | LeaseTaken) -> None:
@@ -180,12 +166,11 @@ def _log_redelivery(delivery: Delivery, lease: Lease | LeaseTaken) -> None:
     )
 
 
-_RESERVED_SHARE = 1 / 8
-"""Fraction of the slots that one project cannot take, so that others need not wait: running calls are not preempted."""
+_RESERVED_SHARE = 1 / 8  # of the slots; one project cannot take it, because running calls are not preempted
 
 
 class Slots:
-    """Slots of running calls, and the number of their upstream requests, by the command's sequence in the stream.
+    """Slots of running calls, by the command's sequence in the stream.
 
     Once calls of two projects have run, no project may begin a call in the last eighth of the `limit` slots. A call may
     give up its slot in two ways: released for good while its result is delayed (ADR 8), at most `limit` calls at once;
@@ -196,26 +181,18 @@ class Slots:
         self._limit = limit
         self._max_paused = max_paused
         self._max_of_project = limit - int(limit * _RESERVED_SHARE)
-        self._projects: dict[int, str] = {}
+        self._calls: dict[int, CallSlot] = {}
         self._first_project: str | None = None
-        self._several_projects = False  # True once calls of a second project have run
+        self._several_projects = False
         self._in_use: Counter[str] = Counter()  # slots of each project
-        self._released: set[int] = set()
-        self._paused: set[int] = set()
-        self._waiting: set[int] = set()  # for a permit; they keep their slot if too many are paused
-        self._sent: set[int] = set()
-        self._requests: dict[int, int] = {}
+        self._released = 0
+        self.paused = 0
         self.wake: Callable[[], None] = lambda: None
 
     @property
     def released(self) -> int:
         """Number of running calls without a slot."""
-        return len(self._released) + len(self._paused)
-
-    @property
-    def paused(self) -> int:
-        """Number of running calls that wait for a permit without a slot."""
-        return len(self._paused)
+        return self._released + self.paused
 
     def may_begin(self, project: str) -> bool:
         """Return whether a project may have one more slot, if one is free."""
@@ -228,99 +205,89 @@ class Slots:
 
     def begin(self, sequence: int, project: str) -> None:
         """Count a call that begins to run in a slot."""
-        self._projects[sequence] = project
+        self._calls[sequence] = CallSlot(self, project)
         self._in_use[project] += 1
         self._first_project = self._first_project or project
         self._several_projects = self._several_projects or project != self._first_project
 
     def release(self, sequence: int) -> None:
         """Take the slot from a running call for good: the next command gets it."""
-        if len(self._released) < self._limit:
-            self._give_up_slot(sequence, self._released)
+        call = self._calls[sequence]
+        if not call.released and self._released < self._limit:
+            self.take_back(call)
+            call.released = True
+            self._released += 1
+            self._in_use[call.project] -= 1
+            self.wake()
 
     def charge(self, sequence: int, requests: int) -> None:
-        """Record the number of upstream requests of a running call; without this it counts as one."""
-        if requests != 1:
-            self._requests[sequence] = requests
+        """Record the number of upstream requests of a running call, 1 by default."""
+        self._calls[sequence].requests = requests
 
     def of(self, sequence: int) -> CallSlot:
         """Return the slot of a running call."""
-        return CallSlot(self, sequence)
+        return self._calls[sequence]
 
     def unsent(self) -> set[int]:
         """Return the calls that wait for a permit and have sent no request yet."""
-        return self._waiting - self._sent
+        return {sequence for sequence, call in self._calls.items() if call.waiting and not call.sent}
 
-    def sending(self, sequence: int) -> None:
-        """Record that a call sends a request; ignore a call that has ended (`pause` says why)."""
-        if sequence in self._projects:
-            self._sent.add(sequence)
+    def give_up(self, call: CallSlot) -> None:
+        """Take the slot from a running call until it resumes, unless too many calls are paused."""
+        if self.paused < self._max_paused and not call.released:
+            call.paused = True
+            self.paused += 1
+            self._in_use[call.project] -= 1
+        self.wake()  # in a drain the consumer then hands the command back
 
-    def pause(self, sequence: int) -> None:
-        """Take the slot from a running call until it resumes.
-
-        A shared request may outlive the call that started it: a call that has ended has no slot to give up.
-        """
-        if sequence not in self._projects:
-            return
-        self._waiting.add(sequence)
-        if len(self._paused) < self._max_paused:
-            self._give_up_slot(sequence, self._paused)
-        else:
-            self.wake()  # in a drain the consumer then hands the command back
-
-    def resume(self, sequence: int) -> None:
+    def take_back(self, call: CallSlot) -> None:
         """Give a paused call its slot back at once. If none was free, no command begins until more calls have ended."""
-        self._waiting.discard(sequence)
-        if sequence in self._paused:
-            self._paused.discard(sequence)
-            self._in_use[self._projects[sequence]] += 1
+        if call.paused:
+            call.paused = False
+            self.paused -= 1
+            self._in_use[call.project] += 1
 
     def ended(self, sequence: int) -> int:
         """Remove a call; return its number of upstream requests."""
-        self.resume(sequence)
-        self._sent.discard(sequence)
-        project = self._projects.pop(sequence)
-        if sequence in self._released:
-            self._released.discard(sequence)
+        call = self._calls.pop(sequence)
+        self.take_back(call)
+        call.ended = True
+        if call.released:
+            self._released -= 1
         else:
-            self._in_use[project] -= 1
-        if not self._in_use[project]:
-            del self._in_use[project]
-        return self._requests.pop(sequence, 1) if self._requests else 1
-
-    def _give_up_slot(self, sequence: int, calls: set[int]) -> None:
-        if sequence not in calls:
-            calls.add(sequence)
-            self._in_use[self._projects[sequence]] -= 1
-            self.wake()
-
-
-def slots_of(options: ExecutorOptions) -> Slots:
-    """Return the slots for these settings."""
-    return Slots(options.concurrency, options.max_paused)
+            self._in_use[call.project] -= 1
+        if not self._in_use[call.project]:
+            del self._in_use[call.project]
+        return call.requests
 
 
 class CallSlot:
-    """Slot of one running call; paused while at least one of the call's requests waits for a permit."""
+    """Slot of one running call; paused while at least one of the call's requests waits for a permit.
 
-    __slots__ = ("_sequence", "_slots", "_waiting")
+    A shared request may outlive the call that started it: a call that has ended has no slot to give up.
+    """
 
-    def __init__(self, slots: Slots, sequence: int) -> None:
-        self._slots, self._sequence, self._waiting = slots, sequence, 0
+    __slots__ = ("_slots", "ended", "paused", "project", "released", "requests", "sent", "waiting")
+
+    def __init__(self, slots: Slots, project: str) -> None:
+        self._slots = slots
+        self.project = project
+        self.requests = 1
+        self.waiting = 0  # requests
+        self.sent = self.paused = self.released = self.ended = False
 
     def pause(self) -> None:
-        """Give up the slot while a request waits, unless too many calls are paused."""
-        self._waiting += 1
-        if self._waiting == 1:
-            self._slots.pause(self._sequence)
+        """Give up the slot while a request waits."""
+        self.waiting += 1
+        if self.waiting == 1 and not self.ended:
+            self._slots.give_up(self)
 
     def resume(self) -> None:
         """Take a slot again once no request waits."""
-        self._waiting -= 1
-        if not self._waiting:
-            self._slots.resume(self._sequence)
+        self.waiting -= 1
+        if not self.waiting:
+            self._slots.take_back(self)
 
     def sending(self) -> None:
         """Record that the call sends a request."""
-        self._slots.sending(self._sequence)
+        self.sent = True

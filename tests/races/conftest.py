@@ -291,6 +291,19 @@ class FakeResultStore:
         self.records.pop(name, None)
 
 
+class FakeSlots:
+    """Slots of calls that no consumer started."""
+
+    def release(self, _: int) -> None:
+        pass
+
+    def charge(self, _: int, __: int) -> None:
+        pass
+
+    def of(self, _: int) -> Slot:
+        return NO_SLOT
+
+
 def pipeline(
     kernel: Any, tools: Any, publisher: Any, slots: Slots | None = None, min_result_delay_s: float = 0
 ) -> Pipeline:
@@ -301,8 +314,17 @@ def pipeline(
         tools=ToolOptions(artifact_ttl_s=60),
     )
     parked = ParkedResults(FakeResultStore(), b"k" * 32)
-    slots = slots or Slots(0)
-    return Pipeline(options, V1R4, kernel, runner(kernel, tools), publisher, WireTracer(), ServerClock(), parked, slots)
+    return Pipeline(
+        options,
+        V1R4,
+        kernel,
+        runner(kernel, tools),
+        publisher,
+        WireTracer(),
+        ServerClock(),
+        parked,
+        slots or FakeSlots(),
+    )
 
 
 def runner(kernel: Any, tools: Any, **changes: Any) -> ToolRunner:

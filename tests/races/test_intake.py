@@ -172,11 +172,11 @@ def test_paused_calls_that_resume_take_no_slots_from_other_projects(run: Run) ->
             scene.offer(scene.bus.message(number))
         await iterate_loop(10)
         for number in range(1, 61):  # each frees its slot for the next one
-            slots.pause(number)
+            slots.of(number).pause()
             await iterate_loop(10)
         assert len(handling.numbers) == 61
         for number in range(1, 61):
-            slots.resume(number)
+            slots.of(number).resume()
         scene.offer(scene.bus.message(61))
         for number in range(101, 104):
             scene.offer(scene.bus.message(number, project="other"))

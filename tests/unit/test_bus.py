@@ -276,7 +276,7 @@ def test_calls_of_one_project_that_wait_for_permits_leave_slots_for_others() -> 
     assert slots.may_begin("other")
     slots.release(21)
     assert slots.may_begin("one")
-    slots.resume(0)
+    slots.of(0).resume()
     assert not slots.may_begin("one")
     for sequence in range(22):
         slots.ended(sequence)
