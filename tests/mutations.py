@@ -349,8 +349,8 @@ SECRETS = (
     ),
     Mutation(
         "bus/dead_letters.py",
-        "clean = without_secrets(delivery, redactor)",
-        "clean = delivery",
+        "return without_secrets(letter, redactor)",
+        "return letter",
         "tests/canary/test_canary.py::test_no_secret_is_in_any_output_whatever_goes_wrong",
     ),
     Mutation(

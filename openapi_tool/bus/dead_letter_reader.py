@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta
-from typing import Any, NamedTuple
+from typing import Any
 
 import nats.errors
 import orjson
@@ -21,9 +21,9 @@ from nats.js.errors import APIError, KeyNotFoundError, NotFoundError
 from openapi_tool.bus import leases
 from openapi_tool.bus.client import Denied
 from openapi_tool.bus.connection import gather_stats
-from openapi_tool.bus.dead_letters import STREAM, DeadLetter, decode
+from openapi_tool.bus.dead_letters import STREAM, DeadLetter, decode, unmasked_letter
 from openapi_tool.bus.streams import DurableOptions
-from openapi_tool.bus.wire import Headers, delivery_of, parse_headers, shown_subject
+from openapi_tool.bus.wire import delivery_of, parse_headers, shown_subject
 from openapi_tool.protocol.command import BodyDigest, Delivery
 from openapi_tool.protocol.dialect import claimed_identity
 from openapi_tool.protocol.identity import TRACEPARENT, command_filter, doorbell_filter
@@ -77,7 +77,10 @@ async def abandoned_commands(
             break
         delivery = delivery_of(message)
         if number not in recorded and not await has_result(delivery):
-            found.append(_abandoned(delivery))
+            why = "settled without a result, and no dead letter of it is stored (a replayed or purged one has none)"
+            letter = unmasked_letter(delivery, "abandoned", why)
+            published_at = delivery.published_at.isoformat(timespec="seconds")
+            found.append(replace(letter, number=number, published_at=published_at, attempt=0, abandoned=True))
     return found
 
 
@@ -101,14 +104,6 @@ async def replay(client: Client, letter: DeadLetter) -> None:
             await jetstream.delete_msg(STREAM, letter.number)
 
 
-class _Stored(NamedTuple):
-    """Stored message of a stream."""
-
-    subject: str
-    headers: Headers
-    data: bytes
-
-
 async def _original(client: Client, letter: DeadLetter) -> DeadLetter:
     """Read the whole command from its stream. Raises NotReplayable if it is gone or replaced."""
     place = f"{letter.stream}, message {letter.stream_sequence}"
@@ -117,33 +112,26 @@ async def _original(client: Client, letter: DeadLetter) -> DeadLetter:
         raise NotReplayable(f"its record holds only a part of it, and its stream no longer holds it ({place})")
     if BodyDigest.of(stored.data) != BodyDigest(letter.size, letter.sha256) or stored.subject != letter.subject:
         raise NotReplayable(f"its record holds only a part of it, and its stream holds another message now ({place})")
-    if not stored.headers.complete:
+    if not getattr(stored.headers, "complete", True):
         raise NotReplayable("it has more headers than the executor reads, and would be refused again")
-    return replace(letter, headers=stored.headers, data=stored.data)
+    return replace(letter, headers=stored.headers or {}, data=stored.data)
 
 
-async def _stored(client: Client, stream: str, number: int) -> _Stored | None:
+async def _stored(client: Client, stream: str, number: int) -> Msg | None:
     """Return a message of a stream, None if it was deleted; use a direct get if only that is permitted."""
     request = orjson.dumps({"seq": number})
     try:
         reply = await client.request(f"$JS.API.STREAM.MSG.GET.{stream}", request, timeout=_TIMEOUT_S)
     except Denied:
-        return _from_direct_get(await client.request(f"$JS.API.DIRECT.GET.{stream}", request, timeout=_TIMEOUT_S))
+        found = await client.request(f"$JS.API.DIRECT.GET.{stream}", request, timeout=_TIMEOUT_S)
+        added = {name: (found.headers or {}).pop(name, None) for name in _DIRECT_HEADERS}
+        subject = added["Nats-Subject"]
+        return replace(found, subject=subject) if subject is not None else None
     message = orjson.loads(reply.data).get("message")
     if message is None:
         return None
-    headers = parse_headers(base64.b64decode(message.get("hdrs", "")))
-    return _Stored(message["subject"], headers, base64.b64decode(message.get("data", "")))
-
-
-def _from_direct_get(message: Msg) -> _Stored | None:
-    headers = message.headers if isinstance(message.headers, Headers) else Headers()
-    subject = headers.get("Nats-Subject")
-    if subject is None:
-        return None
-    for name in _DIRECT_HEADERS:
-        headers.pop(name, None)
-    return _Stored(subject, headers, message.data)
+    data, headers = (base64.b64decode(message.get(name, "")) for name in ("data", "hdrs"))
+    return Msg(client, message["subject"], data=data, headers=parse_headers(headers))
 
 
 async def stream_messages(
@@ -183,25 +171,6 @@ async def stream_messages(
         await replies.unsubscribe()
 
 
-def _abandoned(delivery: Delivery) -> DeadLetter:
-    body = delivery.truncated_body or BodyDigest.of(delivery.data)
-    return DeadLetter(
-        number=delivery.stream_sequence,
-        reason="abandoned",
-        message="settled without a result, and no dead letter of it is stored (a replayed or purged one has none)",
-        subject=shown_subject(delivery.subject),
-        headers=delivery.headers,
-        data=delivery.data,
-        size=body.size,
-        sha256=body.sha256,
-        whole=delivery.truncated_body is None and delivery.headers_complete,
-        published_at=delivery.published_at.isoformat(timespec="seconds"),
-        stream=delivery.stream,
-        stream_sequence=delivery.stream_sequence,
-        abandoned=True,
-    )
-
-
 def _letter(message: Msg) -> DeadLetter:
     """Decode a record; a foreign or damaged one becomes a letter with the reason `unreadable`."""
     metadata = message.metadata
@@ -236,10 +205,10 @@ _MAX_DOORBELL_DELAY = timedelta(hours=1)  # after the report: a redelivery of th
 class CommandState:
     """State of a command: stream position, delivery state of the durable, lease.
 
-    `delivered` and `ack_floor` are positions of the durable (stream sequences), None without a durable. `pending`
-    counts its undelivered commands. `lease` is None for a command that was delivered once, and from an hour after the
-    last change of its record. `holder` is the replica that reported to hold the command; `running` is True if that
-    replica runs it. `answering` is True if any replica replied.
+    `delivered` and `ack_floor` are stream sequences, None without a durable. `pending` counts its undelivered commands.
+    `lease` is None for a command that was delivered once, and from an hour after the last change of its record.
+    `holder` is the replica that holds the command, and `running` is True if it runs it. `answering` is True if any
+    replica replied.
     """
 
     sequence: int
@@ -262,24 +231,31 @@ async def commands_of(
 
     Raises nats.errors.Error.
     """
-    jetstream = client.jetstream()
-    try:
-        stream = await jetstream.find_stream_name_by_subject(options.filter_subject)
-    except NotFoundError:
-        return []
     target = options.filter_subject.split(".")[6]  # cg.VERSION.PROJECT.CHANNEL.cmd.tool.TARGET.SUFFIX
     subject = command_filter(options.version, project_id, "*", target)
     deliveries: list[Delivery] = []
-    searched = 0
-    async for message in stream_messages(client, stream, subject, since and since - _MAX_CLOCK_SKEW):
-        searched += 1
+    async for message in _searched(client, options, subject, since):
         delivery = delivery_of(message)
         claimed = claimed_identity(delivery.subject, delivery.headers, delivery.data)
         if claimed.tool_call_id == tool_call_id:
             deliveries.append(delivery)
-        if searched >= MAX_SEARCHED:
-            break
-    return [await _state(client, options, stream, delivery) for delivery in deliveries]
+    return [await _state(client, options, delivery) for delivery in deliveries]
+
+
+async def _searched(
+    client: Client, options: DurableOptions, subject: str, since: datetime | None
+) -> AsyncIterator[Msg]:
+    """Yield the messages of the command stream from `since`, at most MAX_SEARCHED."""
+    try:
+        stream = await client.jetstream().find_stream_name_by_subject(options.filter_subject)
+    except NotFoundError:
+        return
+    left = MAX_SEARCHED
+    async for message in stream_messages(client, stream, subject, since and since - _MAX_CLOCK_SKEW):
+        yield message
+        left -= 1
+        if not left:
+            return
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,19 +271,12 @@ async def doorbells_of(
     client: Client, options: DurableOptions, project_id: str, traceparent: str, reported_at: datetime
 ) -> list[Doorbell]:
     """Return the doorbells of a report, which carry the `traceparent` of its inbox row. Raises nats.errors.Error."""
-    try:
-        stream = await client.jetstream().find_stream_name_by_subject(options.filter_subject)
-    except NotFoundError:
-        return []
     doorbells: list[Doorbell] = []
-    searched = 0
-    subject = doorbell_filter(options.version, project_id)
-    async for message in stream_messages(client, stream, subject, reported_at - _MAX_CLOCK_SKEW):
-        searched += 1
+    async for message in _searched(client, options, doorbell_filter(options.version, project_id), reported_at):
         published_at = message.metadata.timestamp
         if (message.headers or {}).get(TRACEPARENT) == traceparent:
             doorbells.append(Doorbell(message.metadata.sequence.stream, message.subject, published_at))
-        if searched >= MAX_SEARCHED or published_at > reported_at + _MAX_DOORBELL_DELAY:
+        if published_at > reported_at + _MAX_DOORBELL_DELAY:
             break
     return doorbells
 
@@ -325,21 +294,19 @@ async def with_holder(client: Client, options: DurableOptions, state: CommandSta
     return replace(state, answering=bool(replicas))
 
 
-async def _state(client: Client, options: DurableOptions, stream: str, delivery: Delivery) -> CommandState:
+async def _state(client: Client, options: DurableOptions, delivery: Delivery) -> CommandState:
     state = CommandState(delivery.stream_sequence, delivery.subject, delivery.published_at)
     try:
-        info = await client.jetstream().consumer_info(stream, options.name)
+        info = await client.jetstream().consumer_info(delivery.stream, options.name)
     except NotFoundError:
         return state
-    return CommandState(
-        state.sequence,
-        state.subject,
-        state.published_at,
-        info.delivered.stream_seq if info.delivered else 0,
-        info.ack_floor.stream_seq if info.ack_floor else 0,
-        info.num_pending or 0,
-        bool(getattr(info, "paused", False)),
-        await _lease(client, stream, delivery.stream_sequence),
+    return replace(
+        state,
+        delivered=info.delivered.stream_seq if info.delivered else 0,
+        ack_floor=info.ack_floor.stream_seq if info.ack_floor else 0,
+        pending=info.num_pending or 0,
+        paused=bool(getattr(info, "paused", False)),
+        lease=await _lease(client, delivery.stream, delivery.stream_sequence),
     )
 
 

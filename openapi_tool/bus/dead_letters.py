@@ -7,9 +7,10 @@ import hashlib
 import logging
 import re
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
-from typing import Any, TypeVar
+from typing import Any
 
 import nats.errors
 import orjson
@@ -79,44 +80,48 @@ class DeadLetter:
     def identity(self) -> dict[str, str | None]:
         """Return the caller's ids as the command claims them, truncated; None where missing."""
         claimed = claimed_identity(self.subject, self.headers, self.data)
-        known = {
-            "project_id": claimed.project_id or None,
-            "channel_id": claimed.channel_id or None,
-            "agent_id": claimed.agent_id,
-            "agent_turn_id": claimed.agent_turn_id,
-            "tool_call_id": claimed.tool_call_id,
-        }
-        return {name: value and value[:_ID_CHARS] for name, value in known.items()}
+        names = ("project_id", "channel_id", "agent_id", "agent_turn_id", "tool_call_id")
+        return {name: (getattr(claimed, name) or "")[:_ID_CHARS] or None for name in names}
 
 
-Record = TypeVar("Record", Delivery, DeadLetter)
-
-
-def without_secrets(record: Record, redactor: Redactor) -> Record:
-    """Return a command with this executor's secrets masked: a sender may have put one into it."""
+def without_secrets(letter: DeadLetter, redactor: Redactor) -> DeadLetter:
+    """Return a letter with this executor's secrets masked: a sender may have put one into the command."""
     return replace(
-        record,
-        subject=redactor.text(record.subject),
-        headers=redactor.value(dict(record.headers)),
-        data=redactor.text(record.data.decode(errors="surrogateescape")).encode(errors="surrogateescape"),
+        letter,
+        subject=redactor.text(letter.subject),
+        headers=redactor.value(dict(letter.headers)),
+        data=redactor.text(letter.data.decode(errors="surrogateescape")).encode(errors="surrogateescape"),
     )
 
 
 def dead_letter(delivery: Delivery, reason: str, message: str, redactor: Redactor) -> DeadLetter:
-    """Make the dead letter of a delivery with secrets masked; size and hash are of the received body."""
+    """Make the dead letter of a delivery with secrets masked."""
+    letter = unmasked_letter(delivery, reason, redactor.text(message)[:_MESSAGE_CHARS])
+    if letter.whole:
+        return without_secrets(letter, redactor)
+    # Truncate while masking: to mask first would search a body of any size.
+    beginning = redactor.head(letter.data.decode(errors="surrogateescape"), _HEAD_BYTES)
+    return replace(
+        letter,
+        subject=redactor.text(letter.subject),
+        headers=_bounded_headers(letter.headers, redactor.head),
+        data=beginning.encode(errors="surrogateescape"),
+    )
+
+
+def unmasked_letter(delivery: Delivery, reason: str, message: str) -> DeadLetter:
+    """Return the letter of a delivery with the command as it was received."""
     body = delivery.truncated_body or BodyDigest.of(delivery.data)
-    whole = delivery.truncated_body is None and delivery.headers_complete
-    clean = without_secrets(delivery, redactor) if whole else _truncated_without_secrets(delivery, redactor)
     return DeadLetter(
         number=0,
         reason=reason,
-        message=redactor.text(message)[:_MESSAGE_CHARS],
-        subject=shown_subject(clean.subject),
-        headers=clean.headers,
-        data=clean.data,
+        message=message,
+        subject=shown_subject(delivery.subject),
+        headers=delivery.headers,
+        data=delivery.data,
         size=body.size,
         sha256=body.sha256,
-        whole=whole,
+        whole=delivery.truncated_body is None and delivery.headers_complete,
         published_at=delivery.published_at.isoformat(),
         stream=delivery.stream,
         stream_sequence=delivery.stream_sequence,
@@ -130,8 +135,8 @@ def encode(letter: DeadLetter, max_bytes: int) -> bytes:
         record = _encoded(letter)
         if len(record) <= min(max_bytes, _MAX_WHOLE_BYTES):
             return record
-    partial = replace(letter, whole=False, headers=_bounded_headers(letter.headers), data=letter.data[:_HEAD_BYTES])
-    return _encoded(partial)
+    headers = _bounded_headers(letter.headers, lambda text, chars: text[:chars])
+    return _encoded(replace(letter, whole=False, headers=headers, data=letter.data[:_HEAD_BYTES]))
 
 
 def _encoded(letter: DeadLetter) -> bytes:
@@ -141,23 +146,8 @@ def _encoded(letter: DeadLetter) -> bytes:
     return orjson.dumps(fields | letter.identity() | {"recorded_at": datetime.now(UTC)})
 
 
-def _truncated_without_secrets(delivery: Delivery, redactor: Redactor) -> Delivery:
-    """Truncate a command and mask its secrets; masking it first would search a body of any size."""
-    beginning = redactor.head(delivery.data.decode(errors="surrogateescape"), _HEAD_BYTES)
-    return replace(
-        delivery,
-        subject=redactor.text(delivery.subject),
-        headers=_bounded_headers(delivery.headers, redactor.head),
-        data=beginning.encode(errors="surrogateescape"),
-    )
-
-
-def _truncated(text: str, chars: int) -> str:
-    return text[:chars]
-
-
-def _bounded_headers(headers: Mapping[str, str], head: Callable[[str, int], str] = _truncated) -> dict[str, str]:
-    """Return headers up to a size bound, identity headers first; `head` truncates each value."""
+def _bounded_headers(headers: Mapping[str, str], head: Callable[[str, int], str]) -> dict[str, str]:
+    """Return headers up to a size bound, identity headers first; `head` truncates names and values."""
     included: dict[str, str] = {}
     left = _HEADERS_BYTES
     for name in sorted(headers, key=lambda name: name.lower() not in _IDENTITY_HEADERS):
@@ -195,24 +185,19 @@ log = logging.getLogger(__name__)
 
 STREAM = "openapi_tool_dead_letters"
 SUBJECT_PREFIX = "openapi_tool.dead_letter"
-"""Prefix of the subjects; a project token follows, so that limits apply per project. The stream that an earlier version
-created captures only the prefix itself."""
+"""Prefix of the subjects; a project token follows, so that limits apply per project. A stream that an earlier version
+created captures only the prefix."""
 
 SUBJECT_FILTER = f"{SUBJECT_PREFIX}.*"
 NO_PROJECT = "=unreadable"
 _MAX_AGE_S = 7 * 24 * 3600
 _MAX_BYTES = 512 * 1024 * 1024
 _MAX_MESSAGES = 100_000
-_MAX_PER_PROJECT = 1_000
-"""Dead letters of one project. With records of at most 180 kB, one project alone cannot fill the stream."""
+_MAX_PER_PROJECT = 1_000  # of at most 180 kB, so that one project alone cannot fill the stream
 
 _TIMEOUT_S = 5.0
-_LAST_DELIVERY = 5
-"""During an outage the command is requeued until this delivery; then it is settled without a record."""
-
-_MAX_CONCURRENT = 2
-"""Limit of records that are stored concurrently, shared fairly by projects: a flood must not take the CPU from
-calls and from the receipt of other commands."""
+_LAST_DELIVERY = 5  # during an outage; then the command is settled without a record
+_MAX_CONCURRENT = 2  # records being stored, shared fairly by projects: a flood must not take the CPU from calls
 
 _STORE_FAILED = 10077  # error code of a full stream
 _TOO_LARGE = 10054
@@ -221,10 +206,7 @@ _HASH_CHARS = 32
 
 
 class DeadLetters:
-    """Logs dead letters and publishes them to the stream, which it creates if it is missing.
-
-    `redactor` masks secrets in them. The stream is created with `replicas` replicas.
-    """
+    """Logs dead letters and publishes them, masked by `redactor`, to the stream, which it creates if it is missing."""
 
     def __init__(self, client: Client, redactor: Redactor, replicas: int = 1) -> None:
         self._client = client
@@ -237,45 +219,39 @@ class DeadLetters:
     async def record(self, delivery: Delivery, reason: str, message: str) -> None:
         """Record why a command gets no result. The caller settles the command afterwards.
 
-        A record that the server refuses (stream full, no permission, too large) is logged, counted and discarded.
-        Raises nats.errors.Error in an outage; from delivery `_LAST_DELIVERY` on the record is discarded instead.
+        A record that the server refuses (stream full, no permission, too large) is logged, counted and discarded, in
+        an outage from delivery `_LAST_DELIVERY` on; before that nats.errors.Error is raised.
         """
         token = _token(delivery.subject)
         async with self._permits.permit(token):
-            await self._record(token, delivery, reason, message)
-
-    async def _record(self, token: str, delivery: Delivery, reason: str, message: str) -> None:
-        letter = dead_letter(delivery, reason, message, self._redactor)
-        fields = {"reason": reason, "subject": letter.subject, "stream_sequence": letter.stream_sequence}
-        fields |= {name: value for name, value in letter.identity().items() if value}
-        log.error("command dead-lettered: %s", letter.message, extra={"action": "call.dead_lettered"} | fields)
-        try:
-            await self._publish(token, letter)
-        except (nats.errors.Error, OSError) as error:
-            cause = _cause(error)
-            if cause == "unavailable" and delivery.attempt < _LAST_DELIVERY:
-                raise
-            metrics.DEAD_LETTERS_DISCARDED.labels(cause).inc()
-            log.error(  # noqa: TRY400 - refused by the server, not a defect
-                "cannot store a dead letter; it is discarded: %s",
-                error,
-                extra={"action": "dead_letters.discarded", "cause": cause} | fields,
-            )
-        else:
-            metrics.DEAD_LETTERS.labels(reason).inc()
+            letter = dead_letter(delivery, reason, message, self._redactor)
+            fields = {"reason": reason, "subject": letter.subject, "stream_sequence": letter.stream_sequence}
+            fields |= {name: value for name, value in letter.identity().items() if value}
+            log.error("command dead-lettered: %s", letter.message, extra={"action": "call.dead_lettered"} | fields)
+            try:
+                await self._publish(token, letter)
+            except (nats.errors.Error, OSError) as error:
+                cause = _cause(error)
+                if cause == "unavailable" and delivery.attempt < _LAST_DELIVERY:
+                    raise
+                metrics.DEAD_LETTERS_DISCARDED.labels(cause).inc()
+                log.error(  # noqa: TRY400 - refused by the server, not a defect
+                    "cannot store a dead letter; it is discarded: %s",
+                    error,
+                    extra={"action": "dead_letters.discarded", "cause": cause} | fields,
+                )
+            else:
+                metrics.DEAD_LETTERS.labels(reason).inc()
 
     async def inspect(self) -> None:
         """Check the configuration of an existing stream once, and warn of missing limits."""
         if self._inspected:
             return
         try:
-            config = (await self._client.jetstream().stream_info(STREAM)).config
-        except NotFoundError:
-            pass
+            with suppress(NotFoundError):
+                self._adapt_to((await self._client.jetstream().stream_info(STREAM)).config)
         except (nats.errors.Error, OSError) as error:
             log.warning("cannot inspect stream %s: %s", STREAM, error, extra={"action": "dead_letters.unknown"})
-        else:
-            self._adapt_to(config)
         self._inspected = True
 
     async def _publish(self, token: str, letter: DeadLetter) -> None:
@@ -294,28 +270,26 @@ class DeadLetters:
         """Create the stream if it is missing. Raises nats.errors.Error."""
         jetstream = self._client.jetstream()
         try:
-            config = (await jetstream.stream_info(STREAM)).config
+            info = await jetstream.stream_info(STREAM)
         except NotFoundError:
             try:
-                config = (await jetstream.add_stream(_new_stream(self._replicas))).config
+                info = await jetstream.add_stream(_new_stream(self._replicas))
             except BadRequestError:
                 log.info("another replica created the dead letter stream", extra={"action": "dead_letters.raced"})
-                config = (await jetstream.stream_info(STREAM)).config
-        self._adapt_to(config)
+                info = await jetstream.stream_info(STREAM)
+        self._adapt_to(info.config)
 
     def _adapt_to(self, config: StreamConfig) -> None:
         """Choose the subject that the stream captures, and warn of missing limits."""
         self._subject_per_project = SUBJECT_FILTER in (config.subjects or [])
-        missing = list(_missing_limits(config))
-        if missing:
-            flags = " ".join(flag for _, flag in missing)
+        if missing := dict(_missing_limits(config)):
             log.warning(
                 "stream %s has no %s: one project can evict the dead letters of others or fill the disk; run: "
                 "nats stream edit %s %s --force",
                 STREAM,
-                ", ".join(what for what, _ in missing),
+                ", ".join(missing),
                 STREAM,
-                flags,
+                " ".join(missing.values()),
                 extra={"action": "dead_letters.unlimited"},
             )
 
@@ -354,7 +328,7 @@ def _missing_limits(config: StreamConfig) -> Iterator[tuple[str, str]]:
 def _token(subject: str) -> str:
     """Return the subject token of a command's project: the name if it is plain, else its hash; NO_PROJECT without one.
 
-    Taken from the subject, because NATS permissions limit which subjects a sender may use, but not headers and body.
+    NATS permissions limit which subjects a sender may use, but not headers and body.
     """
     tokens = subject.split(".", 3)
     project = tokens[2] if len(tokens) > 3 else ""  # noqa: PLR2004 - version, project, channel

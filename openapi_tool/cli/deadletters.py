@@ -98,8 +98,13 @@ def show(
     as_json: JsonOption = False,
 ) -> None:
     """Show a dead letter in full. Exit codes: 0, 2 there is no such id."""
-    value = _as_object(_chosen(_run(_read(letter), protocol, abandoned=_is_abandoned(letter)), letter))
-    print_json(value, None if as_json else 2)
+    abandoned = _is_abandoned(letter)
+
+    async def read(bootstrap: Bootstrap, client: BusClient) -> list[DeadLetter]:
+        letters = _letters(bootstrap, client, abandoned=abandoned)
+        return [without_secrets(known, bootstrap.redactor) async for known in letters]
+
+    print_json(_as_object(_chosen(_run(read, protocol, abandoned=abandoned), letter)), None if as_json else 2)
 
 
 @app.command(short_help="Publish commands again and delete their records.")
@@ -153,16 +158,6 @@ async def _replay(bootstrap: Bootstrap, client: BusClient, letter: DeadLetter, *
             why = str(reason)
     shown = without_secrets(letter, bootstrap.redactor)
     return {"id": shown.id, "subject": shown.subject, "sent": yes and why is None, "why": why}
-
-
-def _read(letter_id: str) -> Callable[[Bootstrap, BusClient], Coroutine[Any, Any, list[DeadLetter]]]:
-    return lambda bootstrap, client: _masked_letters(bootstrap, client, abandoned=_is_abandoned(letter_id))
-
-
-async def _masked_letters(bootstrap: Bootstrap, client: BusClient, *, abandoned: bool) -> list[DeadLetter]:
-    """Return the letters with secrets masked, for output; a replay sends the original."""
-    letters = _letters(bootstrap, client, abandoned=abandoned)
-    return [without_secrets(letter, bootstrap.redactor) async for letter in letters]
 
 
 async def _letters(bootstrap: Bootstrap, client: BusClient, *, abandoned: bool) -> AsyncIterator[DeadLetter]:

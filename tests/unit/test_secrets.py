@@ -34,7 +34,7 @@ from typer.testing import CliRunner
 
 from openapi_tool import service
 from openapi_tool.bootstrap import build_bootstrap
-from openapi_tool.bus.dead_letters import without_secrets
+from openapi_tool.bus.dead_letters import unmasked_letter, without_secrets
 from openapi_tool.cli import app, call
 from openapi_tool.jina.byte_semaphore import ByteSemaphore
 from openapi_tool.jina.client import JinaClient
@@ -474,7 +474,7 @@ def test_no_error_of_the_settings_shows_a_value(monkeypatch: pytest.MonkeyPatch)
 
 @requirement("secrets.output")
 def test_dead_letter_is_stored_without_our_secrets() -> None:
-    made = delivery({"CG-Agent-Id": VALUE}, data=b'{"k": "%s"}\xff' % VALUE.encode())
+    made = unmasked_letter(delivery({"CG-Agent-Id": VALUE}, data=b'{"k": "%s"}\xff' % VALUE.encode()), "reason", "message")
     kept = without_secrets(made, Redactor([VALUE]))
     assert (kept.headers, kept.data) == ({"CG-Agent-Id": MASK}, b'{"k": "[redacted]"}\xff')
     assert without_secrets(made, Redactor(["another"])) == made
