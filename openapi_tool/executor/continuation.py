@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import chain
 
 from openapi_tool.concurrency import SMALL, Steps, TimeSlicer
 from openapi_tool.executor.ports import Artifacts
-from openapi_tool.executor.stored_search import SearchRequest, StoredSearch
+from openapi_tool.executor.stored_search import SearchRequest, StoredSearch, correction, load_part
 from openapi_tool.options import ToolOptions
 from openapi_tool.protocol.cards import StoredText
-from openapi_tool.protocol.errors import BadRequest
 from openapi_tool.protocol.jsontext import storable_text
 from openapi_tool.protocol.records import Artifact
 from openapi_tool.tools.arguments import (
@@ -28,7 +28,7 @@ from openapi_tool.tools.meta_schema import MIN_RESULT_TOKENS
 from openapi_tool.tools.problems import counted, listed, short
 from openapi_tool.tools.result import Item, RenderedResult, ToolOutput, framed, items_chars, without_frames
 from openapi_tool.tools.schema import schema_problems
-from openapi_tool.tools.scopes import Cursors, Position, unknown_cursor
+from openapi_tool.tools.scopes import Cursors, Position
 from openapi_tool.tools.truncation import (
     OPENING_CHARS,
     Limit,
@@ -66,8 +66,7 @@ def requested_cursor(definition: ToolDefinition, arguments: Arguments) -> str | 
         and not _requires(definition, name)
     ]
     if problems:
-        problems = listed(problems)
-        raise BadRequest("Correct these and call again: " + "; ".join(problems), detail={"problems": problems})
+        raise correction(listed(problems))
     return str(cursor)
 
 
@@ -79,18 +78,12 @@ def requested_tokens(arguments: Arguments) -> int | None:
     tokens = whole_number(value)
     if tokens is not None and tokens >= MIN_RESULT_TOKENS:
         return tokens
-    problem = f"{MAX_RESULT_TOKENS}: must be an integer of at least {MIN_RESULT_TOKENS}"
-    raise BadRequest(f"Correct these and call again: {problem}", detail={"problems": [problem]})
+    raise correction([f"{MAX_RESULT_TOKENS}: must be an integer of at least {MIN_RESULT_TOKENS}"])
 
 
 def _requires(definition: ToolDefinition, name: str) -> bool:
     required = definition.schema.get("required")
     return isinstance(required, list) and name in required
-
-
-def _schema_allows_cursor(definition: ToolDefinition) -> bool:
-    """Return whether the definition's schema allows a call with only a cursor."""
-    return not schema_problems(cursor_schema(definition, definition.hidden), {CURSOR: _SAMPLE_CURSOR})
 
 
 class Continuation:
@@ -116,9 +109,9 @@ class Continuation:
         max_result_tokens: int | None = None,
         note: str = "",
     ) -> tuple[RenderedResult, StoredText | None]:
-        """Return what the model is shown and, if it was truncated and may be stored, the whole text.
+        """Return what the model is shown, with `note` at its end, and the whole text if it is truncated and storable.
 
-        `max_result_tokens` is the call's own limit. `note` is shown after the text.
+        `max_result_tokens` is the call's own limit.
         """
         steps = self._render_steps(output, definition, owner, max_result_tokens, note)
         return await self._slicer.run(steps, items_chars(output.items), owner.project_id)
@@ -130,7 +123,7 @@ class Continuation:
         cost = _cost_note(output, self._cost_note_tokens) + note
         limit = self._limit(definition, max_result_tokens).minus(len(cost))
         parts = uncut_parts(items, limit)
-        cannot_continue = parts is None and takes_cursor(definition) and not _schema_allows_cursor(definition)
+        cannot_continue = parts is None and takes_cursor(definition) and _rejects_cursor(definition)
         if cannot_continue:
             limit = Limit(self._max_uncontinued_chars, _UNCONTINUED_FACTOR * limit.tokens).minus(len(cost))
             parts = uncut_parts(items, limit)
@@ -140,13 +133,13 @@ class Continuation:
         shown = framed(truncated.parts) + cost
         missing = _left_out(truncated)
         if not output.may_store:
-            last_line = f"[{missing} They are not stored.{_shorter_result_advice(definition)}]"
-            return RenderedResult(f"{shown}\n\n{last_line}", truncated=True), None
+            why = f"{missing} They are not stored.{_shorter_result_advice(definition)}"
+            return RenderedResult(f"{shown}\n\n[{why}]", truncated=True), None
         stored = yield from stored_text(items, truncated.stored_items)
         artifact = Artifact(stored.card_id, stored.chars, stored.sha256, "")
         if cannot_continue:
-            last_line = f"[{missing} This tool cannot show them.{_shorter_result_advice(definition)}]"
-            return RenderedResult(f"{shown}\n\n{last_line}", truncated=True, artifact_ref=artifact.reference), stored
+            why = f"{missing} This tool cannot show them.{_shorter_result_advice(definition)}"
+            return RenderedResult(f"{shown}\n\n[{why}]", truncated=True, artifact_ref=artifact.reference), stored
         return self._with_cursor(shown, missing, artifact, truncated.next, definition, owner), stored
 
     async def resume(
@@ -155,10 +148,9 @@ class Continuation:
         """Return the part at `cursor` as output and as shown to the model. Raises NotFound, Unavailable."""
         position = self._cursors.read(owner.project_id, owner.agent_id, cursor)
         # Twice the limit: the beginnings of later items, which were shown before, are skipped.
-        artifact = await self._load_part(owner, position.card_id, position.start, 2 * self._max_chars)
-        opening = ""
-        if position.opening is not None:
-            opening = (await self._load_part(owner, position.card_id, position.opening, OPENING_CHARS)).text
+        load = partial(load_part, self._artifacts, owner, position.card_id)
+        artifact = await load(position.start, 2 * self._max_chars)
+        opening = "" if position.opening is None else (await load(position.opening, OPENING_CHARS)).text
         stored_items = stored_items_of(artifact.items, artifact.chars)
         place = Place(position.start, position.opening)
         part = later_part(
@@ -187,13 +179,6 @@ class Continuation:
         tokens = definition.max_result_tokens or self._max_tokens
         return Limit(self._max_chars, min(tokens, max_result_tokens or tokens))
 
-    async def _load_part(self, owner: CallOwner, card_id: str, start: int, chars: int) -> Artifact:
-        """Return at most `chars` characters of a stored text. Raises NotFound if there are none."""
-        artifact = await self._artifacts.artifact(owner.project_id, owner.agent_id, card_id, start, chars)
-        if artifact is None or not artifact.text:
-            raise unknown_cursor()
-        return artifact
-
     def _with_cursor(
         self,
         text: str,
@@ -213,9 +198,14 @@ class Continuation:
         return RenderedResult(f"{text}\n\n{note}", truncated=True, artifact_ref=reference, next_cursor=cursor)
 
 
+def _rejects_cursor(definition: ToolDefinition) -> bool:
+    """Return whether the definition's schema rejects a call with only a cursor."""
+    return bool(schema_problems(cursor_schema(definition, definition.hidden), {CURSOR: _SAMPLE_CURSOR}))
+
+
 def _storable(items: Sequence[Item]) -> Steps[Sequence[Item]]:
-    """Return items whose texts jsonb accepts; small items are checked as one text."""
-    if items_chars(items) <= SMALL:
+    """Return items whose texts jsonb accepts."""
+    if items_chars(items) <= SMALL:  # check them as one text
         text = "".join(chain.from_iterable(items))
         if storable_text(text) is text:
             return items
@@ -227,7 +217,7 @@ def _storable(items: Sequence[Item]) -> Steps[Sequence[Item]]:
 
 
 def _cost_note(output: ToolOutput, above: int) -> str:
-    """Return a line about the cost of a result that cost more than `above` tokens, else an empty text."""
+    """Return a line about the cost of a result of more than `above` tokens, else an empty text."""
     tokens = output.usage.tokens
     return f"\n\n[This result cost {tokens:,} tokens.{output.cost_advice}]" if tokens > above else ""
 
@@ -241,12 +231,11 @@ def _shorter_result_advice(definition: ToolDefinition) -> str:
 
 
 def _unseen_chars(stored_items: Sequence[StoredItem], place: Place | None) -> int:
-    """Return the number of characters after `place` that the model has not been shown; 0 if `place` is None."""
+    """Return the number of characters after `place` that the model has not been shown."""
     return sum(max(0, item.end - max(item.shown, place.start)) for item in stored_items) if place else 0
 
 
 def _left_out(truncated: Truncated) -> str:
-    """Return a sentence that says how much of the result is not shown."""
     cut_items = sum(shown.left > 0 for shown in truncated.parts)
     unseen = sum(not shown.text for shown in truncated.parts if shown.left)
     where = f" in {counted(cut_items, 'item')}" if len(truncated.stored_items) > 1 else ""

@@ -12,6 +12,7 @@ from openapi_tool.protocol.errors import BadRequest
 from openapi_tool.protocol.records import Artifact
 from openapi_tool.tools.arguments import CURSOR, FIND, QUESTION, Arguments, CallOwner, takes_cursor
 from openapi_tool.tools.definition import ToolDefinition
+from openapi_tool.tools.problems import counted
 from openapi_tool.tools.result import (
     INTRO_CHARS,
     Item,
@@ -51,11 +52,10 @@ from openapi_tool.tools.truncation import (
 _WINDOW_CHARS = 512 * 1024  # read from the database at once
 _LOOK_BACK_CHARS = 64 * 1024
 """Characters before a passage that are searched for the start of its code block or table."""
-_FORCE_SLICING = SMALL + 1
-"""Size for `TimeSlicer.run` that has short texts sliced, too: several passages together take long."""
+_FORCE_SLICING = SMALL + 1  # has `TimeSlicer.run` slice short texts, too: several passages together take long
 _MAX_CONCURRENT = 8
-"""Limit of concurrent searches in a process. Each holds a window of the text, up to 2 MB, and as much in the driver; a
-question also its passages, up to some 5 MB."""
+"""Searches in a process. Each holds a window of the text, up to 2 MB, and as much in the driver; a question also its
+passages, up to some 5 MB."""
 _MAX_CHARS = {FIND: MAX_PHRASE_CHARS, QUESTION: MAX_QUESTION_CHARS}
 _SEARCH_ARGUMENTS = frozenset(_MAX_CHARS)
 _READ_ON = "Each cursor reads on from its passage, given alone."
@@ -82,8 +82,13 @@ def requested_search(definition: ToolDefinition, arguments: Arguments, cursor: s
     elif len(given) > 1:
         problems.append(f"{FIND}: cannot be given together with {QUESTION}; give one of them")
     if problems:
-        raise BadRequest("Correct these and call again: " + "; ".join(problems), detail={"problems": problems})
+        raise correction(problems)
     return SearchRequest(given[0], str(arguments.values[given[0]])) if given else None
+
+
+def correction(problems: list[str]) -> BadRequest:
+    """Return the error of a call whose arguments the model must correct."""
+    return BadRequest("Correct these and call again: " + "; ".join(problems), detail={"problems": problems})
 
 
 def _problem(name: str, value: object, cursor: str | None) -> str | None:
@@ -117,7 +122,7 @@ class StoredSearch:
         search: Search = phrase or Question(request.text)
         async with self._permits.permit(owner.project_id):
             text = _Windows(self._artifacts, owner, position.card_id)
-            artifact = await text.open()
+            artifact = await text.load(0)
             stored_items = stored_items_of(artifact.items, artifact.chars)
             for item in stored_items:
                 await self._scan(search, text, item)
@@ -156,24 +161,26 @@ class _Windows:
         self._start = 0
         self._text = ""
 
-    async def open(self) -> Artifact:
-        """Read the first window; return it, with the length of the text and its items."""
-        return await self._load(0)
-
     async def read(self, start: int, end: int) -> str:
         """Return the text from `start` to `end`, at most one window of it."""
         if not self._start <= start <= end <= self._start + len(self._text):
-            await self._load(start)
+            await self.load(start)
         return self._text[start - self._start : end - self._start]
 
-    async def _load(self, start: int) -> Artifact:
+    async def load(self, start: int) -> Artifact:
+        """Read the window at `start`; return it, with the length of the text and its items."""
         self._text = ""  # free the old window before the next one arrives
-        owner = self.owner
-        part = await self._artifacts.artifact(owner.project_id, owner.agent_id, self._card_id, start, _WINDOW_CHARS)
-        if part is None or not part.text:
-            raise unknown_cursor()
+        part = await load_part(self._artifacts, self.owner, self._card_id, start, _WINDOW_CHARS)
         self._start, self._text = start, part.text
         return part
+
+
+async def load_part(artifacts: Artifacts, owner: CallOwner, card_id: str, start: int, chars: int) -> Artifact:
+    """Return at most `chars` characters of a stored text. Raises NotFound if there are none."""
+    part = await artifacts.artifact(owner.project_id, owner.agent_id, card_id, start, chars)
+    if part is None or not part.text:
+        raise unknown_cursor()
+    return part
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,8 +188,8 @@ class _Passage:
     """Passage that was found.
 
     `at`, `start` and `opening` are positions in the stored text: of the match, of the passage, and of the code block or
-    table in which the passage begins. `lines` are repeated before the passage: the title of its item, if there are
-    several, and the first lines of that block. `where` names the item and the position in it.
+    table in which it begins. `lines` are repeated before it: the title of its item, if there are several, and the first
+    lines of that block. `where` names the item and the position in it.
     """
 
     at: int
@@ -198,24 +205,24 @@ def _passage_steps(
 ) -> Steps[_Passage]:
     """Return a passage of the item with this number; `window` is the text from `window_at` on."""
     item = stored_items[number - 1]
+    several = len(stored_items) > 1
     begin = _passage_start(window, span.at - window_at, span.before)
+    start = window_at + begin
     max_chars = span.at + span.chars - window_at - begin
     shown = window[begin : begin + max_chars + 1]  # one character more, to show `boundary` that the text continues
     opening = opening_of(window[:begin], window[begin : begin + 1])
     yield
     lines = "" if opening is None else opening_lines(window[opening:][:OPENING_CHARS])
-    if len(stored_items) > 1 and item.title and window_at + begin > item.start:
+    if several and item.title and start > item.start:
         title, _, _ = item.title.partition("\n")
         lines = f"{title}\n{lines}"
     return _Passage(
         at=span.at,
-        start=window_at + begin,
+        start=start,
         opening=None if opening is None else window_at + opening,
         text=shown[: boundary(shown, max_chars)].rstrip(),
         lines=lines,
-        where=where_in(
-            item, window_at + begin, number if len(stored_items) > 1 else None, len(stored_items), lines.count("\n")
-        ),
+        where=where_in(item, start, number if several else None, len(stored_items), lines.count("\n")),
     )
 
 
@@ -252,11 +259,11 @@ class _SearchResult:
             )
         parts = self._parts(_PHRASE_NOTES_CHARS)
         left = (phrase.after or phrase.before) - len(parts)
-        first = f"[Found in {_count(total, 'place')} of {self._searched}; {len(parts)} shown. {_READ_ON}"
+        first = f"[Found in {counted(total, 'place')} of {self._searched}; {len(parts)} shown. {_READ_ON}"
         if phrase.before and phrase.after:
             first += f' {phrase.before:,} before your cursor: for those give cursor "{self.new_cursor(0)}" and {FIND}.'
         following = self.new_cursor(self.passages[len(parts)].at) if left else None
-        last = f'[{_count(left, "more place")}: call again with the same {FIND} and cursor "{following}".]'
+        last = f'[{counted(left, "more place")}: call again with the same {FIND} and cursor "{following}".]'
         return self._shown(f"{first}]", parts, last if left else "", following, total)
 
     def of_question(self, cursor: str) -> tuple[ToolOutput, RenderedResult]:
@@ -266,7 +273,7 @@ class _SearchResult:
                 f"No word of the question is in {self._searched}. Ask in the words and the language of the text", cursor
             )
         parts = self._parts(_QUESTION_NOTES_CHARS)
-        first = f"[{_count(len(parts), 'passage')} of {self._searched}, the best for the question first. {_READ_ON}]"
+        first = f"[{counted(len(parts), 'passage')} of {self._searched}, the best for the question first. {_READ_ON}]"
         return self._shown(first, parts)
 
     @property
@@ -308,7 +315,3 @@ class _SearchResult:
         }
         rendered = RenderedResult(shown, following is not None, self.artifact.reference, following)
         return ToolOutput((Item(caption=shown),), state), rendered
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -474,7 +474,9 @@ def test_no_error_of_the_settings_shows_a_value(monkeypatch: pytest.MonkeyPatch)
 
 @requirement("secrets.output")
 def test_dead_letter_is_stored_without_our_secrets() -> None:
-    made = unmasked_letter(delivery({"CG-Agent-Id": VALUE}, data=b'{"k": "%s"}\xff' % VALUE.encode()), "reason", "message")
+    made = unmasked_letter(
+        delivery({"CG-Agent-Id": VALUE}, data=b'{"k": "%s"}\xff' % VALUE.encode()), "reason", "message"
+    )
     kept = without_secrets(made, Redactor([VALUE]))
     assert (kept.headers, kept.data) == ({"CG-Agent-Id": MASK}, b'{"k": "[redacted]"}\xff')
     assert without_secrets(made, Redactor(["another"])) == made
