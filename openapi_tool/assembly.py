@@ -207,7 +207,7 @@ async def assemble(stack: AsyncExitStack, bootstrap: Bootstrap, shared: Shared) 
         runner,
         WakeupPublisher(client),
         shared.tracer,
-        clock,
+        clock.time,
         ParkedResults(parked, session_key),
         slots,
     )

@@ -1,25 +1,21 @@
-"""Pipeline for one delivery of a command: decode, load, run, commit, publish the doorbell.
-
-It returns a settlement: acknowledged with a result, dead-lettered if no turn can take a result, or requeued after an
-outage or a defect.
-"""
+"""Pipeline for one delivery of a command: decode, load, run, commit, publish the doorbell."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from openapi_tool.budgets.budgets import Charge
 from openapi_tool.concurrency import KeyedLock, raise_if_cancelled, shielded
 from openapi_tool.executor.commit import CallResult, ParkedResults, ResultCommitter
-from openapi_tool.executor.ports import CallContext, Clock, Kernel, Publisher, Slots, Span, Tracer, ids
+from openapi_tool.executor.ports import CallContext, Clock, Kernel, Publisher, Slots, Tracer, ids
 from openapi_tool.executor.runner import ToolCallRequest, ToolRunner
-from openapi_tool.executor.waiting_turn import ResultDelay, TurnDeadline, WakeupSender, unclaimed
+from openapi_tool.executor.waiting_turn import ResultDelay, TurnDeadline, WakeupSender
 from openapi_tool.frozen import frozen
 from openapi_tool.options import ExecutorOptions, ToolOptions
-from openapi_tool.protocol.cards import ArtifactCard, Card, StoredText, artifact_card, read_tool_call, result_card
+from openapi_tool.protocol.cards import Card, StoredText, artifact_card, read_tool_call, result_card
 from openapi_tool.protocol.command import (
     Acceptance,
     Acknowledge,
@@ -45,9 +41,9 @@ from openapi_tool.protocol.errors import (
 from openapi_tool.protocol.identity import CallIdentity, identify
 from openapi_tool.protocol.records import CallRecords, EarlierResult, ResultContent
 from openapi_tool.telemetry import metrics
-from openapi_tool.telemetry.calls import CALL_FIELDS, CallFacts, record_finished
+from openapi_tool.telemetry.calls import CALL_FIELDS, CallFacts, CallSpan, record_finished
 from openapi_tool.tools.arguments import CallOwner
-from openapi_tool.tools.definition import ToolDefinition, parse_definition, stored_after_execution
+from openapi_tool.tools.definition import parse_definition, stored_after_execution
 from openapi_tool.tools.placeholders import placeholder_values
 from openapi_tool.tools.policy import Deadline, TimeLimits
 from openapi_tool.tools.problems import short
@@ -58,6 +54,7 @@ log = logging.getLogger(__name__)
 _FINISH_GRACE_S = 2.0
 """Seconds that commit and doorbell may still take after the call was cancelled."""
 
+_UNCLAIMED_STATUSES = ("pending", "deferred")  # of an inbox row that may still need a doorbell
 _COPIES_OF_COMMIT = 5  # of an artifact's text in memory: JSON, jsonb encoding, buffers of driver and transport
 _NOT_IN_ROSTER = (
     "The calling agent is not in the project's roster, so no worker can be woken; an operator must add it to "
@@ -68,7 +65,7 @@ _EXHAUSTED = "Every attempt at this call stopped the tool executor, so it is not
 
 @dataclass(frozen=True, slots=True)
 class PipelineOptions:
-    """Actor id that result cards name as their author, and the settings sections with the limits of a call."""
+    """Actor id (author of result cards), and the settings sections with the limits of a call."""
 
     actor_id: str
     executor: ExecutorOptions
@@ -77,10 +74,7 @@ class PipelineOptions:
 
 @frozen
 class _Call:
-    """Call that gets a result: its delivery, caller, records, and the turn that takes the result.
-
-    `earlier_run` means that another run may have parked the result of this call.
-    """
+    """Call that gets a result; `earlier_run` means that another run may have parked it."""
 
     delivery: Delivery
     command: Command
@@ -154,7 +148,6 @@ class Pipeline:
     async def _load_and_run(
         self, delivery: Delivery, command: Command, received: float, *, earlier_run: bool
     ) -> Settlement:
-        """Load the records of a call and run it. `earlier_run` is explained at `_Call`."""
         records = await self._kernel.load(command)
         identity = identify(command.identity, records.card)
         if records.earlier is not None:
@@ -182,26 +175,36 @@ class Pipeline:
             # The same lists: the backend appends to them while the call runs.
             facts.attempts, facts.permit_waits = context.attempts, context.permit_waits
             context.agent, context.slot = identity.agent_id, self._slots.of(delivery.stream_sequence)
-            result = await self._parked_result(call) or await self._run_to_result(call, context)
+            # The last delivery ignores a parked result: if the database refuses it each time, the call would never get
+            # any.
+            parked = await self._parked.find(identity) if earlier_run and not delivery.exhausted else None
+            result = parked or await self._run_to_result(call, context)
             # Each number can be too small: `attempts` ends at MAX_ATTEMPTS, and a request that identical calls share
             # (single-flight) is in the `spent` of only one of them.
             self._slots.charge(delivery.stream_sequence, max(context.spent.requests, len(context.attempts)))
             # Release the memory of responses, except what the commit needs.
             context.release_all_but(_COPIES_OF_COMMIT * len(result.artifact.content) if result.artifact else 0)
             _record_outcome(facts, result, context)
-            card = self._result_card(call, result.fields)
+            card = result_card(
+                actor_id=self._options.actor_id,
+                function_name=command.function_name,
+                identity=identity,
+                call_card=records.card,
+                status=result.fields.status,
+                after_execution=_after_execution(call),
+                result=result.fields.result,
+                error=result.fields.error,
+                tool_output=result.fields.tool_output,
+            )
             report = self._report(acceptance, span, card.card_id, card.content)
             return await shielded(self._finish(call, result, card, report, context.budget), _FINISH_GRACE_S)
 
     async def _finish(
         self, call: _Call, result: CallResult, card: Card, report: Report, budget: Charge | None
     ) -> Settlement:
-        """Wait until the worker has suspended the turn; then commit, and publish the doorbell. Shielded as a whole.
-
-        The use of budgets is written before the commit, so that no crash loses the cost of a committed result.
-        """
+        """Wait until the worker has suspended the turn; then commit, and publish the doorbell. Shielded as a whole."""
         await self._result_delay.wait(call.delivery, call.identity, call.acceptance.waiting_turn)
-        if budget is not None:
+        if budget is not None:  # before the commit, so that no crash loses the cost of a committed result
             await budget.wait_until_written()
         facts, began = call.facts, time.monotonic()
         written = await self._committer.commit(call.identity, result, card, report)
@@ -220,20 +223,12 @@ class Pipeline:
             return DeadLetter("attempts_exhausted", _EXHAUSTED, terminate=False)
         return Acknowledge()
 
-    async def _parked_result(self, call: _Call) -> CallResult | None:
-        """Return the result that an earlier run parked.
-
-        The last delivery ignores it: if the database refuses this result each time, the call would never get any.
-        """
-        return await self._parked.find(call.identity) if call.earlier_run and not call.delivery.exhausted else None
-
     async def _delete_parked(self, identity: CallIdentity, *, earlier_run: bool) -> None:
-        """Delete the result that an earlier run may have parked: the call has a result already, or can get none."""
+        """Delete the result that an earlier run may have parked."""
         if earlier_run and await self._parked.find(identity):
             await self._parked.delete(identity)
 
     async def _run_to_result(self, call: _Call, context: CallContext) -> CallResult:
-        """Run the call; every failure, also a defect, becomes a result."""
         identity = call.identity
         owner = CallOwner(identity.project_id, identity.agent_id, placeholder_values(identity))
         try:
@@ -241,8 +236,11 @@ class Pipeline:
         except Exception as cause:  # noqa: BLE001 - logged by `failure_result`
             name, started = call.command.function_name, call.facts.loaded
             return CallResult(self._runner.failure_result(owner, name, cause, context, started))
-        fields, stored_text = await self._run(call, request, context)
-        return CallResult(fields, self._artifact(call, stored_text))
+        fields, text = await self._run(call, request, context)
+        if text is None:
+            return CallResult(fields)
+        actor_id, ttl_s = self._options.actor_id, self._options.tools.artifact_ttl_s
+        return CallResult(fields, artifact_card(actor_id, identity, call.records.card, text, ttl_s))
 
     async def _run(
         self, call: _Call, request: ToolCallRequest, context: CallContext
@@ -254,22 +252,14 @@ class Pipeline:
         if not outlasts or call.identity.step_id is None or check_after_s >= request.deadline.remaining():
             return await self._runner.run(request, context)
         async with TurnDeadline(self._kernel, self._limits, call.identity, check_after_s) as turn:
-            deadline = Deadline(request.deadline.at, turn.limit)
-            with_limit = ToolCallRequest(request.owner, request.definition, request.call, deadline)
-            return await self._runner.run(with_limit, context)
+            request = replace(request, deadline=Deadline(request.deadline.at, turn.limit))
+            return await self._runner.run(request, context)
 
     def _age_s(self, delivery: Delivery) -> float:
-        return self._clock.time() - delivery.published_at.timestamp()
+        return self._clock() - delivery.published_at.timestamp()
 
     def _request(self, call: _Call, owner: CallOwner) -> ToolCallRequest:
-        """Build the request. Raises ToolError if the command, its card or its definition is invalid."""
-        definition = self._checked_definition(call)
-        tool_call = read_tool_call(call.records.card, call.identity.tool_call_id)
-        deadline = self._limits.deadline(self._age_s(call.delivery), definition.suspend_timeout_s, definition.timeout_s)
-        return ToolCallRequest(owner, definition, tool_call, deadline)
-
-    def _checked_definition(self, call: _Call) -> ToolDefinition:
-        """Return the definition. Raises ToolError if the call must not run: last delivery, no worker, no such tool."""
+        """Build the request. Raises ToolError if the call must not run, or its card or definition is invalid."""
         if call.delivery.exhausted:
             raise InternalError(_EXHAUSTED)
         if call.command.violation is not None:
@@ -280,28 +270,12 @@ class Pipeline:
         if call.records.tool is None:
             named = short(call.command.function_name)
             raise NotFound(f"This project has no tool named {named!r}; use one of the tools offered.")
-        return parse_definition(call.records.tool)
+        definition = parse_definition(call.records.tool)
+        tool_call = read_tool_call(call.records.card, call.identity.tool_call_id)
+        deadline = self._limits.deadline(self._age_s(call.delivery), definition.suspend_timeout_s, definition.timeout_s)
+        return ToolCallRequest(owner, definition, tool_call, deadline)
 
-    def _artifact(self, call: _Call, text: StoredText | None) -> ArtifactCard | None:
-        if text is None:
-            return None
-        options = self._options
-        return artifact_card(options.actor_id, call.identity, call.records.card, text, options.tools.artifact_ttl_s)
-
-    def _result_card(self, call: _Call, fields: ResultFields) -> Card:
-        return result_card(
-            actor_id=self._options.actor_id,
-            function_name=call.command.function_name,
-            identity=call.identity,
-            call_card=call.records.card,
-            status=fields.status,
-            after_execution=_after_execution(call),
-            result=fields.result,
-            error=fields.error,
-            tool_output=fields.tool_output,
-        )
-
-    def _report(self, acceptance: Acceptance, span: Span, card_id: str, content: ResultContent) -> Report:
+    def _report(self, acceptance: Acceptance, span: CallSpan, card_id: str, content: ResultContent) -> Report:
         return self._dialect.report(acceptance, span.context, span.tracestate, card_id, content)
 
     async def _settle_existing_result(
@@ -310,8 +284,8 @@ class Pipeline:
         """Settle a call that has a result card: complete a missing report, publish a missing doorbell.
 
         A result by another author is left alone. No doorbell is published for a claimed inbox row: a durable that is
-        created again may redeliver the commands of a day. Raises ReportRefused if the card is of a call whose id has
-        the same MD5: the unique index is on that hash, so the database takes no result of this call.
+        created again may redeliver the commands of a day. Raises ReportRefused if the id of the card's call has the
+        same MD5: the unique index is on that hash, so the database takes no result of this call.
         """
         if not earlier.is_of_this_call:
             raise ReportRefused(
@@ -320,7 +294,7 @@ class Pipeline:
         metrics.DEDUPLICATED.inc()
         ours = earlier.author_id == self._options.actor_id and not earlier.is_deleted
         if ours and earlier.report_headers is not None:
-            if unclaimed(earlier.report_status):
+            if earlier.report_status in _UNCLAIMED_STATUSES:
                 wakeup = self._dialect.wakeup(identity.project_id, records.worker_target, earlier.report_headers)
                 await self._wakeup.send(delivery, identity, records, wakeup)
         elif ours and reportable_content(earlier.content):

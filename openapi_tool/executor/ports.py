@@ -5,27 +5,30 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Protocol, Self
 
 from openapi_tool.budgets.budgets import Charge
 from openapi_tool.limits.permits import Slot
 from openapi_tool.protocol.cards import ArtifactCard, Card
 from openapi_tool.protocol.command import Command, Report, Wakeup
-from openapi_tool.protocol.identity import CallIdentity, SpanContext, TraceLink
+from openapi_tool.protocol.identity import CallIdentity, TraceLink
 from openapi_tool.protocol.records import Artifact, Attempt, CallRecords
-from openapi_tool.telemetry.calls import CallFacts
+from openapi_tool.telemetry.calls import CallSpan
 from openapi_tool.tools.arguments import Arguments, CallOwner
 from openapi_tool.tools.definition import ToolDefinition
 from openapi_tool.tools.policy import Deadline
 from openapi_tool.tools.problems import short
 from openapi_tool.tools.result import ToolOutput, Usage
 
+Clock = Callable[[], float]
+"""Returns the time of the server that timestamps commands, in seconds since the epoch."""
+
 
 class CallContext(Protocol):
     """State of one call, and the memory reserved for it from its first upstream response until its commit.
 
-    Its requests wait for permits as `agent` and with `slot`, and are charged to `budget`, if any. `recheck`, if any,
-    raises ToolError once the call may send no further request.
+    Its requests wait for permits as `agent` and with `slot`, and are charged to `budget`. `recheck` raises ToolError
+    once the call may send no further request.
     """
 
     agent: str
@@ -35,15 +38,15 @@ class CallContext(Protocol):
 
     @property
     def spent(self) -> Usage:
-        """Upstream cost of the call so far, including failed requests."""
+        """Upstream cost so far, including failed requests."""
 
     @property
     def attempts(self) -> Sequence[Attempt]:
-        """Upstream requests of the call so far, in the order in which they were sent."""
+        """Upstream requests so far, in the order in which they were sent."""
 
     @property
     def permit_waits(self) -> Sequence[tuple[float, float]]:
-        """Begins and ends of waits for a permit of the rate limit, on the monotonic clock in seconds."""
+        """Begins and ends of waits for a permit, on the monotonic clock in seconds."""
 
     def __enter__(self) -> Self:
         """Enter the context; may be nested."""
@@ -57,14 +60,11 @@ class CallContext(Protocol):
         """Release all but `size` bytes."""
 
 
-ContextT = TypeVar("ContextT", bound=CallContext)
-
-
 class Artifacts(Protocol):
     """Whole texts of truncated results."""
 
     async def artifact(self, project_id: str, agent_id: str, card_id: str, start: int, chars: int) -> Artifact | None:
-        """Return at most `chars` characters from `start` of an agent's artifact; None if missing or expired."""
+        """Return at most `chars` characters of an agent's artifact; None if missing or expired."""
 
 
 class Kernel(Artifacts, Protocol):
@@ -77,7 +77,7 @@ class Kernel(Artifacts, Protocol):
         """Return the age of the step's newest result in seconds, None without one."""
 
     async def commit(self, card: Card, report: Report, artifact: ArtifactCard | None, *, retry: bool = False) -> bool:
-        """Write result card, artifact, inbox row and edge in one transaction; return False if nothing was written.
+        """Write all rows of a result in one transaction; return False if nothing was written.
 
         `retry` means that an earlier attempt to write the same result failed.
         """
@@ -86,26 +86,26 @@ class Kernel(Artifacts, Protocol):
         """Write inbox row and edge for an existing result card."""
 
 
-class ToolBackend(Protocol[ContextT]):
+class ToolBackend(Protocol):
     """Implementation of the tools. Raises ToolError for every failure."""
 
-    def call_context(self, project_id: str) -> ContextT:
-        """Return a context for a call of this project."""
+    def call_context(self, project_id: str) -> CallContext:
+        """Return a context for a call, which only this backend's `run` takes."""
 
     async def run(
-        self, definition: ToolDefinition, arguments: Arguments, deadline: Deadline, context: ContextT
+        self, definition: ToolDefinition, arguments: Arguments, deadline: Deadline, context: Any
     ) -> ToolOutput:
-        """Send the upstream requests and render the responses, within `context`."""
+        """Send the upstream requests and render the responses."""
 
 
 class ResultStore(Protocol):
-    """Temporary record store that all executors share. Every method raises Unavailable."""
+    """Temporary records that all executors share. Every method raises Unavailable."""
 
     async def put(self, name: str, record: bytes) -> None:
-        """Store a record under a name."""
+        """Store a record."""
 
     async def get(self, name: str) -> bytes | None:
-        """Return the record of a name, None if there is none."""
+        """Return a record, None if there is none."""
 
     async def delete(self, name: str) -> None:
         """Delete a record."""
@@ -119,10 +119,10 @@ class Publisher(Protocol):
 
 
 class Slots(Protocol):
-    """Slots of the running calls."""
+    """Slots of the running calls, by the sequence of their command in the stream."""
 
     def release(self, sequence: int) -> None:
-        """Give up the slot of a running call, by its command's sequence in the stream; the call continues."""
+        """Give up the slot of a running call, which continues."""
 
     def charge(self, sequence: int, requests: int) -> None:
         """Record the number of upstream requests of a running call, for the fair share of its project."""
@@ -131,42 +131,20 @@ class Slots(Protocol):
         """Return the slot of a running call."""
 
 
-class Clock(Protocol):
-    """Clock of the server that timestamps commands."""
-
-    def time(self) -> float:
-        """Return seconds since the epoch."""
-
-
-class Span(Protocol):
-    """Span of one call; its report and doorbell continue its trace."""
-
-    @property
-    def context(self) -> SpanContext:
-        """Span context for the new traceparent."""
-
-    @property
-    def tracestate(self) -> str | None:
-        """Vendor state, passed through unchanged."""
-
-    facts: CallFacts | None
-    """Facts for the exported span; filled while the call runs."""
-
-
 class Tracer(Protocol):
-    """Creates the span of a call, whether or not spans are exported."""
+    """Creates the span of a call, whether or not spans are exported; report and doorbell continue its trace."""
 
-    def span(self, name: str, link: TraceLink, attributes: Mapping[str, str]) -> AbstractContextManager[Span]:
+    def span(self, name: str, link: TraceLink, attributes: Mapping[str, str]) -> AbstractContextManager[CallSpan]:
         """Start a child span of the link's parent."""
 
 
 _ID_NAMES = ("project_id", "agent_id", "agent_turn_id", "tool_call_id")
 _SHOWN_ID_CHARS = 128
-"""Limit of an id in a log line. A tool call id has any length, and JSON may need six bytes per character."""
+"""A tool call id has any length, and JSON may need six bytes per character."""
 
 
 def ids(identity: CallIdentity) -> dict[str, Any]:
-    """Return the ids for log lines and spans of a call, each truncated to 128 characters."""
+    """Return the ids for log lines and spans of a call, each truncated."""
     return {name: short(getattr(identity, name), _SHOWN_ID_CHARS) for name in _ID_NAMES}
 
 

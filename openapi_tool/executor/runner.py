@@ -1,7 +1,6 @@
 """Run one tool call for any front end: arguments, policy, deadline, cursor, upstream, result.
 
-A front end decides owner, definition and deadline, and stores the outcome. The kernel's front end is
-executor/pipeline.py; this module does not know cards, inbox or turns.
+A front end, such as executor/pipeline.py, decides owner, definition and deadline, and stores the outcome.
 """
 
 from __future__ import annotations
@@ -42,8 +41,8 @@ log = logging.getLogger(__name__)
 class RunnerOptions:
     """Dependencies of every call.
 
-    `authorizer` applies the policy, `envs` are the operator's mappings of arguments to variables, `read_secret` reads a
-    variable, `scope` derives session identities, `redact` masks all known secrets in the JSON value of a failure.
+    `envs` are the operator's mappings of arguments to variables, `read_secret` reads a variable, `scope` derives
+    session identities, `redact` masks all known secrets in the JSON value of a failure.
     """
 
     authorizer: Authorizer
@@ -55,7 +54,7 @@ class RunnerOptions:
 
 @frozen
 class ToolCallRequest:
-    """Tool call: owner, definition, the model's arguments, deadline."""
+    """Tool call; `call` holds the model's arguments."""
 
     owner: CallOwner
     definition: ToolDefinition
@@ -66,7 +65,7 @@ class ToolCallRequest:
 class ToolRunner:
     """Runs tool calls; every failure becomes a result."""
 
-    def __init__(self, options: RunnerOptions, backend: ToolBackend[Any], continuation: Continuation) -> None:
+    def __init__(self, options: RunnerOptions, backend: ToolBackend, continuation: Continuation) -> None:
         self._options = options
         self._backend = backend
         self._continuation = continuation
@@ -78,18 +77,17 @@ class ToolRunner:
         self._options = replace(self._options, authorizer=authorizer, read_secret=read_secret)
 
     def set_switches(self, switches: Switches) -> None:
-        """Use this list of disabled tools for all requests that are sent from now on."""
+        """Disable these tools for all requests that are sent from now on."""
         self._switches = switches
 
     def call_context(self, project_id: str) -> CallContext:
         """Return a context for a call; leave it once the result is stored."""
-        context: CallContext = self._backend.call_context(project_id)
-        return context
+        return self._backend.call_context(project_id)
 
     async def run(self, request: ToolCallRequest, context: CallContext) -> tuple[ResultFields, StoredText | None]:
         """Run a call within `context`; return its result, and the whole text if it was truncated.
 
-        Raises Unavailable, and CancelledError if the call was cancelled.
+        Raises Unavailable and CancelledError.
         """
         started = time.monotonic()
         definition, session = request.definition, None
@@ -125,8 +123,6 @@ class ToolRunner:
     ) -> ResultFields:
         """Return the result of a failed call; `started` is its start on the monotonic clock, in seconds.
 
-        The name of the built-in tool is empty and `session` (the argument `session_id`) None if unknown.
-
         Raises `cause` if it is Unavailable, and CancelledError if the call was cancelled.
         """
         if isinstance(cause, Unavailable):
@@ -135,7 +131,8 @@ class ToolRunner:
         without_traceback(cause)
         error.tokens, error.requests = context.spent.tokens, context.spent.requests
         if isinstance(error, ToolMisconfigured):
-            self._log_misconfigured(owner, tool_name, error)
+            message = "a tool cannot be called until an operator corrects it: %s"
+            self._warn_once("tool.misconfigured", owner, tool_name, message, error.message)
         fields = failure(error, _ms_since(started), context.attempts, built_in, session, _remaining_budget(context))
         redact = self._options.redact
         return replace(fields, result=redact(fields.result), error=redact(fields.error))
@@ -144,7 +141,9 @@ class ToolRunner:
         owner, definition, options = request.owner, request.definition, self._options
         arguments = prepare_arguments(definition, request.call, owner, options.envs, options.read_secret, options.scope)
         if arguments.key_fallback_reason is not None:
-            self._log_key_fallback(owner, definition, arguments.key_fallback_reason)
+            message = "the key of auth_env (%s) is used instead of the definition's own: %s"
+            shown = short(definition.auth_env), arguments.key_fallback_reason
+            self._warn_once("tool.key_passed_over", owner, definition.tool_name, message, *shown)
         if log.isEnabledFor(logging.DEBUG):
             log.debug("running", extra={"action": "call.running", "session": arguments.session} | owner_ids(owner))
         return arguments
@@ -152,29 +151,27 @@ class ToolRunner:
     async def _run(
         self, request: ToolCallRequest, arguments: Arguments, context: CallContext
     ) -> tuple[ToolOutput, RenderedResult, StoredText | None]:
-        """Return the output, what the model is shown, and the whole text if it was truncated."""
         owner, definition, deadline = request.owner, request.definition, request.deadline
-        self._check_switch(owner.project_id, definition.tool_name)
+        check_switch = partial(self._check_switch, owner.project_id, definition.tool_name)
+        check_switch()
         await self._options.authorizer.authorize(definition, owner, arguments)
         if not deadline.remaining():
             raise ToolTimeout("The tool executor received this call too late to run it; call again.")
         cursor, max_result_tokens = requested_cursor(definition, arguments), requested_tokens(arguments)
-        search = requested_search(definition, arguments, cursor)
-        if cursor is not None:
-            if search is not None:  # reads the whole text and may take seconds, so only this is limited
-                output, rendered = await self._find(search, cursor, request, max_result_tokens)
-            else:
-                output, rendered = await self._continuation.resume(cursor, definition, owner, max_result_tokens)
-            return output, _with_repairs(rendered, arguments), None
-        context.recheck = partial(self._check_switch, owner.project_id, definition.tool_name)
-        output = await self._backend.run(definition, arguments, deadline, context)
-        note = context.budget.note if context.budget is not None else ""
-        rendered, full_text = await self._continuation.render(output, definition, owner, max_result_tokens, note)
-        return output, _with_repairs(rendered, arguments), full_text
+        search, full_text = requested_search(definition, arguments, cursor), None
+        if cursor is None:
+            context.recheck = check_switch
+            output = await self._backend.run(definition, arguments, deadline, context)
+            note = context.budget.note if context.budget is not None else ""
+            rendered, full_text = await self._continuation.render(output, definition, owner, max_result_tokens, note)
+        elif search is None:
+            output, rendered = await self._continuation.resume(cursor, definition, owner, max_result_tokens)
+        else:  # reads the whole text and may take seconds, so only this is limited
+            output, rendered = await self._find(search, cursor, request, max_result_tokens)
+        return output, replace(rendered, repaired=arguments.repaired) if arguments.repaired else rendered, full_text
 
     def _check_switch(self, project_id: str, tool_name: str) -> None:
-        """Raise ToolNotAvailable if the tool is disabled. Called again before each request, which may have waited."""
-        self._switches.check(project_id, tool_name)
+        self._switches.check(project_id, tool_name)  # those of now: a request may have waited
 
     async def _find(
         self, search: SearchRequest, cursor: str, request: ToolCallRequest, max_result_tokens: int | None
@@ -189,35 +186,11 @@ class ToolRunner:
                 "The search in the stored text was not done in time; call again, or read on with only cursor."
             ) from None
 
-    def _log_misconfigured(self, owner: CallOwner, tool_name: str, error: ToolMisconfigured) -> None:
-        """Log once per project, tool and reason; the log line of each call has the error code."""
-        if self._logged.first(owner.project_id, tool_name, error.message):
-            log.warning(
-                "a tool cannot be called until an operator corrects it: %s",
-                error.message,
-                extra={
-                    "action": "tool.misconfigured",
-                    "project_id": owner.project_id,
-                    "tool_name": short(tool_name),
-                },
-            )
-
-    def _log_key_fallback(self, owner: CallOwner, definition: ToolDefinition, reason: str) -> None:
-        if self._logged.first(owner.project_id, definition.tool_name, reason):
-            log.warning(
-                "the key of auth_env (%s) is used instead of the definition's own: %s",
-                short(definition.auth_env),
-                reason,
-                extra={
-                    "action": "tool.key_passed_over",
-                    "project_id": owner.project_id,
-                    "tool_name": short(definition.tool_name),
-                },
-            )
-
-
-def _with_repairs(rendered: RenderedResult, arguments: Arguments) -> RenderedResult:
-    return replace(rendered, repaired=arguments.repaired) if arguments.repaired else rendered
+    def _warn_once(self, action: str, owner: CallOwner, tool_name: str, message: str, *values: str) -> None:
+        """Log once per project, tool and reason, which is the last of `values`."""
+        if self._logged.first(owner.project_id, tool_name, values[-1]):
+            fields = {"action": action, "project_id": owner.project_id, "tool_name": short(tool_name)}
+            log.warning(message, *values, extra=fields)
 
 
 def _remaining_budget(context: CallContext) -> Mapping[str, Any] | None:

@@ -23,16 +23,14 @@ _MAX_DELAY_S = 1.0
 
 _MAX_STEPS = 4_096  # remembered with the time of their newest command
 
-_Step = tuple[str, str, str, str | None]
-"""Project, agent, turn and step."""
+_Step = tuple[str, str, str, str | None]  # project, agent, turn, step
 
 
 class ResultDelay:
     """Delays results until `min_result_delay_s` seconds after the newest command of their step, at most `_MAX_DELAY_S`.
 
     A worker suspends a turn after it has sent all calls of the step. If it reads a result row before that, it defers
-    the row by a second, and the model's next step may have to wait for it. For a UI action, and in epoch 0, no worker
-    suspends a turn; those results are not delayed.
+    the row by a second, and the model's next step may have to wait for it. A turn that no worker suspends has no delay.
     """
 
     def __init__(self, min_result_delay_s: float, clock: Clock, slots: Slots) -> None:
@@ -42,7 +40,7 @@ class ResultDelay:
         self._newest_at: dict[_Step, float] = {}
 
     def record_command(self, delivery: Delivery, identity: CallIdentity) -> None:
-        """Record the publish time of a command: the delay counts from the newest of the step."""
+        """Record the publish time of a command."""
         if self._min_result_delay_s:
             step, at = _step(identity), delivery.published_at.timestamp()
             self._newest_at[step] = max(at, self._newest_at.get(step, at))
@@ -66,11 +64,11 @@ class ResultDelay:
 
     def _remaining_s(self, step: _Step, published_at: float) -> float:
         due = self._newest_at.get(step, published_at) + self._min_result_delay_s
-        return min(due, published_at + _MAX_DELAY_S) - self._clock.time()
+        return min(due, published_at + _MAX_DELAY_S) - self._clock()
 
     def _drop_old(self) -> None:
         """Drop steps whose results need no further delay; all steps if too many recent ones remain."""
-        cutoff = self._clock.time() - _MAX_DELAY_S
+        cutoff = self._clock() - _MAX_DELAY_S
         recent = {step: at for step, at in self._newest_at.items() if at > cutoff}
         self._newest_at = recent if len(recent) < _MAX_STEPS else {}
 
@@ -141,16 +139,12 @@ class TurnDeadline:
             return None
 
 
-_UNCLAIMED_STATUSES = ("pending", "deferred")
-
-
 @dataclass(frozen=True, slots=True)
 class WakeupSender:
     """Publishes doorbells.
 
-    In an outage of NATS the command is handed back and the next delivery publishes again, so that no slot is blocked
-    while NATS elects a leader. Once the worker no longer waits, the outage is logged and counted and the command is
-    acknowledged; the kernel's scan of the inbox finds the result.
+    In an outage of NATS the next delivery of the command publishes again, so that no slot is blocked while NATS elects
+    a leader. Once the worker no longer waits, the outage is logged and counted; the kernel's inbox scan finds the result.
     """
 
     publisher: Publisher
@@ -171,7 +165,9 @@ class WakeupSender:
         try:
             published = await self.publisher.publish(wakeup)
         except Unavailable as outage:
-            if self.clock.time() - delivery.published_at.timestamp() < self._worker_waits_s(records):
+            suspend_timeout_s = suspend_timeout(records.tool.options) if records.tool else None
+            waits_s = self.limits.worker_waits_s(suspend_timeout_s)
+            if self.clock() - delivery.published_at.timestamp() < waits_s:
                 raise
             published = False
             log.error(  # noqa: TRY400 - an outage, not a defect
@@ -181,11 +177,3 @@ class WakeupSender:
             )
         if not published:
             metrics.DOORBELLS_MISSED.inc()
-
-    def _worker_waits_s(self, records: CallRecords) -> float:
-        return self.limits.worker_waits_s(suspend_timeout(records.tool.options) if records.tool else None)
-
-
-def unclaimed(status: str | None) -> bool:
-    """Return whether an inbox row with this status may still need a doorbell; a claimed row does not."""
-    return status in _UNCLAIMED_STATUSES

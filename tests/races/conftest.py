@@ -321,7 +321,7 @@ def pipeline(
         runner(kernel, tools),
         publisher,
         WireTracer(),
-        ServerClock(),
+        ServerClock().time,
         parked,
         slots or FakeSlots(),
     )

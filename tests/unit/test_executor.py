@@ -321,7 +321,7 @@ class Scene:
     slots: FakeSlots = field(default_factory=FakeSlots)
 
     def __post_init__(self) -> None:
-        self.delay = ResultDelay(self.min_result_delay_s, self.clock, self.slots)
+        self.delay = ResultDelay(self.min_result_delay_s, self.clock.time, self.slots)
 
     async def answered(self, command: Delivery, waiting: WaitingTurnRecord | None = None, **ids: Any) -> int:
         caller = identity(**ids)
