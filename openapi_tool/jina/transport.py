@@ -25,8 +25,7 @@ import aiohttp
 import httpx
 import yarl
 from aiohttp import ClientConnectionError
-from aiohttp.abc import AbstractResolver as Resolver
-from aiohttp.abc import ResolveResult
+from aiohttp.abc import AbstractResolver, ResolveResult
 from aiohttp.client_proto import ResponseHandler
 from aiohttp.connector import Connection
 from aiohttp.http import RawResponseMessage
@@ -48,11 +47,11 @@ _MAX_FRAMING_BYTES = 20 * 1024  # above that: the ends of head and body in two p
 
 
 class ResponseAborted(ClientConnectionError):
-    """Raised if the connection was aborted because of what the upstream sent."""
+    """The connection was aborted because of what the upstream sent."""
 
 
 class FirstResponseAborted(ResponseAborted):
-    """Raised for the first request of a connection: what was received cannot be the surplus of an earlier response."""
+    """The same for the first request of a connection: this cannot be the surplus of an earlier response."""
 
 
 class UpstreamConnection(ResponseHandler):
@@ -78,14 +77,14 @@ class UpstreamConnection(ResponseHandler):
         self._poll: select.poll | None = None
 
     def set_response_params(self, **params: Any) -> None:
-        """Expect a response: aiohttp calls this for each request before it sends it."""
+        """Expect a response; called before each request is sent."""
         self._requests += 1
         self._has_head = False
         self._informational = self._non_body_bytes = self._framing_bytes = 0
         super().set_response_params(**params)
 
     def is_connected(self) -> bool:
-        """Return whether the connection can be reused; aiohttp asks before it takes one from its pool."""
+        """Return whether the connection can be reused."""
         unexpected = self._aborted or self._unparsed or (self._is_idle() and self._has_unread())
         return super().is_connected() and not unexpected
 
@@ -147,7 +146,7 @@ class UpstreamConnection(ResponseHandler):
         return self._has_head and (self._payload is None or self._payload.is_eof())
 
     def _has_unread(self) -> bool:
-        """Return whether the socket has bytes or an EOF that the event loop has not read yet."""
+        """Return whether the event loop has not read bytes or an EOF of the socket yet."""
         if self.transport is None:
             return True
         if self._poll is None:
@@ -170,7 +169,7 @@ class UpstreamConnection(ResponseHandler):
         return FirstResponseAborted() if self._requests == 1 else ResponseAborted()
 
 
-__all__ = ["ERRORS", "AiohttpTransport", "CertificateRefused", "PublicResolver", "Resolver", "translate"]
+Resolver = AbstractResolver
 
 log = logging.getLogger(__name__)
 
@@ -178,7 +177,7 @@ PROJECT = "project"
 """Name of the httpx request extension with the project id, for fair shares of connections."""
 
 HANDSHAKES = 16
-"""Maximum concurrent connection attempts: TLS handshakes then take at most 10 ms of an iteration of the event loop."""
+"""Maximum concurrent connection attempts; 10 ms of an iteration of the event loop."""
 
 _project: ContextVar[str] = ContextVar("project", default="")
 
@@ -192,7 +191,7 @@ _RESPONSE_HEADERS = (b"content-encoding", b"content-length", b"retry-after")
 
 
 class CertificateRefused(httpx.ConnectError):
-    """The certificate of the upstream, or of a proxy that intercepts TLS, cannot be verified; a retry cannot help."""
+    """The certificate of the upstream, or of a proxy that intercepts TLS, cannot be verified."""
 
 
 class ResponseRefused(httpx.RemoteProtocolError):
@@ -218,13 +217,13 @@ ERRORS: tuple[tuple[type[BaseException], type[httpx.TransportError]], ...] = (
     (TimeoutError, httpx.ReadTimeout),
     (aiohttp.ClientError, httpx.TransportError),
 )
-"""aiohttp's exceptions with httpx's equivalents; the first match counts, so subclasses come before their bases."""
+"""httpx's equivalents of aiohttp's exceptions; the first match counts, so subclasses come before their bases."""
 
 _CAUGHT = (aiohttp.ClientError, TimeoutError)
 
 
 def translate(error: BaseException) -> httpx.TransportError:
-    """Return httpx's equivalent of aiohttp's exception, without its text, which may contain the URL."""
+    """Return httpx's equivalent, without the text, which may contain the URL."""
     kind = next((translated for kind, translated in ERRORS if isinstance(error, kind)), httpx.TransportError)
     return kind(type(error).__name__)
 
@@ -254,8 +253,7 @@ class _Body(httpx.AsyncByteStream):
 class PublicResolver(Resolver):
     """DNS resolver that returns public addresses only.
 
-    aiohttp connects to the addresses returned here. A check in a separate look-up could see other addresses than the
-    connect does (DNS rebinding).
+    aiohttp connects to these. A check in a separate look-up could see other addresses (DNS rebinding).
     """
 
     def __init__(self, inner: Resolver) -> None:
@@ -280,22 +278,23 @@ class PublicResolver(Resolver):
         await self._inner.close()
 
 
+def _measured(semaphore: FairSemaphore, name: str) -> FairSemaphore:
+    metrics.PERMITS_USED.set_function(lambda: semaphore.used, name)
+    metrics.PERMITS_WAITING.set_function(lambda: semaphore.waiting, name)
+    return semaphore
+
+
 class _Connector(aiohttp.TCPConnector):
     """Connector that shares its connections, and HANDSHAKES concurrent attempts to open one, fairly among projects.
 
-    Batches of one project may need all connections while slow pages load.
-    A TLS handshake takes 0.5 ms of CPU. Without the limit, 300 handshakes of one project in one iteration of the event
-    loop delayed the calls of all other projects by 150 ms.
+    Batches of one project may need all connections while slow pages load. A TLS handshake takes 0.5 ms of CPU: without
+    the limit, 300 of one project in one iteration of the event loop delayed all other projects by 150 ms.
     """
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self._handshakes = handshakes = FairSemaphore(HANDSHAKES)
-        metrics.PERMITS_USED.set_function(lambda: handshakes.used, "tls_handshakes")
-        metrics.PERMITS_WAITING.set_function(lambda: handshakes.waiting, "tls_handshakes")
-        self._in_use = in_use = FairSemaphore(self.limit)
-        metrics.PERMITS_USED.set_function(lambda: in_use.used, "upstream_connections")
-        metrics.PERMITS_WAITING.set_function(lambda: in_use.waiting, "upstream_connections")
+        self._handshakes = _measured(FairSemaphore(HANDSHAKES), "tls_handshakes")
+        self._in_use = _measured(FairSemaphore(self.limit), "upstream_connections")
 
     async def _create_connection(
         self,
@@ -312,7 +311,7 @@ class _Connector(aiohttp.TCPConnector):
         traces: list[Trace],
         timeout: aiohttp.ClientTimeout,  # noqa: ASYNC109 - aiohttp's
     ) -> Connection:
-        """Return an open connection, after a wait if all are in use, and call `on_connected`."""
+        """Wait for a connection if all are in use, and call `on_connected`."""
         project = _project.get()
         await self._in_use.take(project)
         try:
@@ -329,7 +328,6 @@ class _Connector(aiohttp.TCPConnector):
 class AiohttpTransport(httpx.AsyncBaseTransport):
     """httpx transport with a pool of at most `connections` connections, whose certificates `tls` verifies.
 
-    - The request extension `project` names the project that the connection is for.
     - `resolver` replaces DNS; only the embedded stack passes one.
     - `proxy` is the URL of a forward proxy. TLS to the upstream is tunnelled through it, so it sees host names only.
     - `public_addresses_only` refuses hosts that resolve to an address that is not public.
@@ -376,7 +374,7 @@ class AiohttpTransport(httpx.AsyncBaseTransport):
         return session
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """Send one request and return the response with its body as a stream. Raises httpx.TransportError."""
+        """Send one request; the body of the response is a stream. Raises httpx.TransportError."""
         if self._session is None:
             self._session = self._open()
         _project.set(request.extensions.get(PROJECT, ""))
