@@ -6,7 +6,7 @@ The meta-schema checks the form, the executor's own parser the options. No messa
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from openapi_tool.options import BudgetLimits, ExecutorOptions, ToolOptions
@@ -25,7 +25,7 @@ from openapi_tool.tools.placeholders import (
     looks_like_a_key,
     names_a_variable,
 )
-from openapi_tool.tools.problems import RESERVED_NAMES, Path, Problem, any_of, did_you_mean, fold, name_problem, short
+from openapi_tool.tools.problems import Path, Problem, any_of, did_you_mean, fold, name_problem, short
 from openapi_tool.tools.schema import schema_problems
 
 _PROJECT, _CHANNEL = "{project_id}", "{channel_id}"
@@ -33,8 +33,8 @@ _SUBJECT_PLACEHOLDERS = (_PROJECT, _CHANNEL, "{agent_id}")
 _SUBJECT = re.compile(r"(?:[A-Za-z0-9_-]+|\{[^{}]*\})(?:\.(?:[A-Za-z0-9_-]+|\{[^{}]*\}))*")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _ARGS = ("options", "args")
-# Pairs of an ignored option and the option that wins over it.
-_IGNORED_BESIDE = (("timeout", "timeout_s"), ("path", "endpoint_template"), ("auth_env", "auth"))
+_PROPERTIES = ("parameters", "properties")
+_SUSPEND = ("options", "suspend_timeout_seconds")
 _NO_VALUE_IN_V1R4 = "context_box_id"  # not in its commands; a worker may have put the value into the call's card
 _MAX_SUBJECT_CHARS = 255
 _MAX_DEPTH = 12
@@ -66,8 +66,7 @@ class LintLimits:
 
     def max_call_s(self, document: Mapping[str, JsonValue]) -> float:
         """Return the seconds that a call may take: the worker's wait minus `commit_margin_s`."""
-        suspend = _number(object_at(document, "options").get("suspend_timeout_seconds"))
-        return max(self.executor.worker_timeout_s, suspend or 0) - self.executor.commit_margin_s
+        return max(self.executor.worker_timeout_s, _number(document, _SUSPEND) or 0) - self.executor.commit_margin_s
 
 
 def general_problems(
@@ -80,11 +79,9 @@ def general_problems(
         *_name_problems(document),
         *_length_problems(document),
         *_subject_problems(document.get("target_subject"), limits),
-        *_ignored_options(document),
         *_argument_problems(document),
         *_template_problems(document),
-        *_variable_problems(document, limits),
-        *_pasted_keys(document),
+        *_secret_problems(document, limits),
         *_time_problems(document, limits),
         *_budget_problems(document, limits),
     ]
@@ -96,19 +93,17 @@ def general_problems(
     return definition, [*found, *(problem for problem in by_parser if problem.path not in wrong)]
 
 
-def upstream_section(document: Mapping[str, JsonValue]) -> tuple[Path, Mapping[str, JsonValue]]:
+def upstream_section(document: Mapping[str, JsonValue]) -> tuple[tuple[str, str], Mapping[str, JsonValue]]:
     """Return path and value of `options.jina`, or of the legacy `options.openapi` if only that is present."""
     options = object_at(document, "options")
     name = "openapi" if options.get("jina") is None and options.get("openapi") is not None else "jina"
-    return ("options", name), object_at(document, "options", name)
+    return ("options", name), object_at(options, name)
 
 
 def _name_problems(document: Mapping[str, JsonValue]) -> Iterator[Problem]:
     key = "tool_name" if "tool_name" in document else "name"
     name = document.get(key)
-    if isinstance(name, str) and name in RESERVED_NAMES:
-        yield Problem((key,), f"{name!r} is reserved by the kernel; choose another name")
-    elif isinstance(name, str) and name and (problem := name_problem(name)):
+    if isinstance(name, str) and name and (problem := name_problem(name)):
         yield Problem((key,), problem)
 
 
@@ -158,50 +153,24 @@ def _subject_problems(subject: object, limits: LintLimits) -> Iterator[Problem]:
         )
 
 
-def _ignored_options(document: Mapping[str, JsonValue]) -> Iterator[Problem]:
-    section, jina = upstream_section(document)
-    if {"jina", "openapi"} <= object_at(document, "options").keys():
-        yield Problem(("options", "openapi"), "is ignored beside options.jina; take it out", warning=True)
-    if "accept" in jina:
-        yield Problem((*section, "accept"), "is ignored: JSON is always asked for; take it out", warning=True)
-    for name, winner in _IGNORED_BESIDE:
-        if {name, winner} <= jina.keys():
-            yield Problem((*section, name), f"is ignored beside {winner}; take it out", warning=True)
-
-
 def _argument_problems(document: Mapping[str, JsonValue]) -> Iterator[Problem]:
     """Yield problems of arguments that are set twice or set and shown to the model, and of defaults that do not fit."""
-    shown = object_at(document, "parameters", "properties")
+    shown, envs = object_at(document, *_PROPERTIES), object_at(document, "options", "envs")
     defaults, fixed = object_at(document, *_ARGS, "defaults"), object_at(document, *_ARGS, "fixed")
-    envs = object_at(document, "options", "envs")
+    of_fixed, of_envs = "is fixed in options.args.fixed", "is a secret of options.envs"
+    hide = "take it out here, a model may not be shown it"
+    unused = "is never used: fixed or envs set the same argument; take it out"
     rules = (  # a name in the first mapping must not be in the second; path of the first, message
-        (
-            shown,
-            fixed,
-            ("parameters", "properties"),
-            "is fixed in options.args.fixed; take it out here, a model may not be shown it",
-        ),
-        (
-            shown,
-            envs,
-            ("parameters", "properties"),
-            "is a secret of options.envs; take it out here, a model may not be shown it",
-        ),
-        (
-            defaults,
-            {**fixed, **envs},
-            (*_ARGS, "defaults"),
-            "is never used: fixed or envs set the same argument; take it out",
-        ),
+        (shown, fixed, _PROPERTIES, f"{of_fixed}; {hide}"),
+        (shown, envs, _PROPERTIES, f"{of_envs}; {hide}"),
+        (defaults, {**fixed, **envs}, (*_ARGS, "defaults"), unused),
         (fixed, envs, (*_ARGS, "fixed"), "is set by options.envs, too; give only one of them"),
     )
     for names, others, path, message in rules:
         yield from (Problem((*path, name), message) for name in names if name in others)
     for name in shown:  # a model may choose a session within its project and agent, so `session_id` is allowed
         if is_identity(name) and fold(name) != "sessionid" and name not in fixed:
-            yield Problem(
-                ("parameters", "properties", name), "identifies the caller; a model is not asked for it; take it out"
-            )
+            yield Problem((*_PROPERTIES, name), "identifies the caller; a model is not asked for it; take it out")
     for name, value in defaults.items():
         if isinstance(rule := shown.get(name), dict) and not _fits(_rule_for(value, rule), value):
             message = f"does not fit parameters.properties.{name}, so every call without the argument fails; change one"
@@ -221,25 +190,19 @@ def _template_problems(document: Mapping[str, JsonValue]) -> Iterator[Problem]:
                 hint = did_you_mean(name.strip(), PLACEHOLDERS) or f"; known are {', '.join(PLACEHOLDERS)}"
                 yield Problem(path, f"the placeholder {{{name[:40]}}} is not known{hint}")
             elif name == _NO_VALUE_IN_V1R4:
-                yield Problem(
-                    path, f"{{{name}}} has a value only where the worker fills it in; use another id", warning=True
-                )
-        yield from _stray_braces(path, text)
+                message = f"{{{name}}} has a value only where the worker fills it in; use another id"
+                yield Problem(path, message, warning=True)
+        if {"{", "}"} & set(PLACEHOLDER.sub("", text)):
+            meant = next((name for name in PLACEHOLDERS if f"{{{name}" in text or f"{name}}}" in text), None)
+            if meant is None:
+                yield Problem(path, "has a brace without its partner, which is sent as it is", warning=True)
+            else:
+                message = f"has a brace too many or too few; write {{{meant}}}, with one brace on each side"
+                yield Problem(path, message)
     section, jina = upstream_section(document)
     for path, text in _texts({name: jina.get(name) for name in ("params", "defaults", "headers")}, section):
         if not set(PLACEHOLDERS).isdisjoint(PLACEHOLDER.findall(text)):
             yield Problem(path, "placeholders are filled in only in options.args; move it there")
-
-
-def _stray_braces(path: Path, text: str) -> Iterator[Problem]:
-    """Yield a problem for braces that enclose no placeholder and are sent unchanged."""
-    if not {"{", "}"} & set(PLACEHOLDER.sub("", text)):
-        return
-    meant = next((name for name in PLACEHOLDERS if f"{{{name}" in text or f"{name}}}" in text), None)
-    if meant is None:
-        yield Problem(path, "has a brace without its partner, which is sent as it is", warning=True)
-    else:
-        yield Problem(path, f"has a brace too many or too few; write {{{meant}}}, with one brace on each side")
 
 
 def _texts(value: object, path: Path) -> Iterator[tuple[Path, str]]:
@@ -250,75 +213,65 @@ def _texts(value: object, path: Path) -> Iterator[tuple[Path, str]]:
             yield from _texts(item, (*path, name))
 
 
-def _variable_problems(document: Mapping[str, JsonValue], limits: LintLimits) -> Iterator[Problem]:
-    for path, name in _texts(object_at(document, "options"), ("options",)):
-        if not names_a_variable(path) or not name:
+def _secret_problems(document: Mapping[str, JsonValue], limits: LintLimits) -> Iterator[Problem]:
+    """Yield problems of variables' names, and of keys pasted elsewhere."""
+    for path, text in _texts(document, ()):
+        if not names_a_variable(path):
+            if PREFIXED_KEY.search(text):
+                message = "looks like a key; definitions are readable for many: name a variable in options.envs"
+                yield Problem(path, message)
+        elif path[0] != "options" or not text:
             continue
-        if looks_like_a_key(name):
+        elif looks_like_a_key(text):
             yield Problem(path, "looks like a key itself; put it into the executor's environment and name its variable")
-        elif not _VARIABLE.fullmatch(name):
+        elif not _VARIABLE.fullmatch(text):
             yield Problem(path, "must be the name of an environment variable: letters, digits and '_'")
-        elif is_executors_own(name):
-            yield Problem(
-                path, "names one of the executor's own settings, never given to tools; name a variable of the tool's"
-            )
-        elif limits.allowed_env is not None and name not in limits.allowed_env:
-            hint = did_you_mean(name, limits.allowed_env) or "; list it in secrets.allowed_env"
-            message = f"{short(name)} is no variable that these settings pass to tools{hint}"
+        elif is_executors_own(text):
+            message = "names one of the executor's own settings, never given to tools; name a variable of the tool's"
+            yield Problem(path, message)
+        elif limits.allowed_env is not None and text not in limits.allowed_env:
+            hint = did_you_mean(text, limits.allowed_env) or "; list it in secrets.allowed_env"
+            message = f"{short(text)} is no variable that these settings pass to tools{hint}"
             yield Problem(path, message, warning=not limits.configured)
 
 
-def _pasted_keys(document: Mapping[str, JsonValue]) -> Iterator[Problem]:
-    for path, text in _texts(document, ()):
-        if not names_a_variable(path) and PREFIXED_KEY.search(text):
-            yield Problem(path, "looks like a key; definitions are readable for many: name a variable in options.envs")
-
-
 def _time_problems(document: Mapping[str, JsonValue], limits: LintLimits) -> Iterator[Problem]:
-    section, jina = upstream_section(document)
-    suspend = _number(object_at(document, "options").get("suspend_timeout_seconds"))
-    if suspend is not None and 0 < suspend < limits.executor.worker_timeout_s:
-        message = (
-            f"changes nothing: workers wait {limits.executor.worker_timeout_s:g} s anyway; take it out or raise it"
-        )
-        yield Problem(("options", "suspend_timeout_seconds"), message, warning=True)
-    args = object_at(document, *_ARGS)
-    given = [((*section, name), jina.get(name)) for name in TIMEOUTS]
-    given += [(("options", name), object_at(document, "options").get(name)) for name in TIMEOUTS]
-    given += [((*_ARGS, group, "timeout"), object_at(args, group).get("timeout")) for group in ("defaults", "fixed")]
+    section, _ = upstream_section(document)
+    suspend, wait_s = _number(document, _SUSPEND), limits.executor.worker_timeout_s
+    if suspend is not None and 0 < suspend < wait_s:
+        message = f"changes nothing: workers wait {wait_s:g} s anyway; take it out or raise it"
+        yield Problem(_SUSPEND, message, warning=True)
     max_call_s, commit_s = limits.max_call_s(document), limits.executor.commit_margin_s
     max_timeout_s = limits.tools.max_timeout_s
-    why = f"the worker gives up after {max_call_s + commit_s:g} s, and {commit_s:g} s of it are for the commit"
-    too_long = list(_too_long_limits(given, max_call_s, max_timeout_s, why))
-    yield from too_long
+    by_worker = f"the worker gives up after {max_call_s + commit_s:g} s, and {commit_s:g} s of it are for the commit"
+    by_settings = f"tools.max_timeout_s ends every call after {max_timeout_s:g} s"
+    fits = True
+    for path in (
+        *((*place, name) for place in (section, ("options",)) for name in TIMEOUTS),
+        *((*_ARGS, group, "timeout") for group in ("defaults", "fixed")),
+    ):
+        seconds = _number(document, path) or 0
+        if seconds > min(max_call_s, max_timeout_s):
+            fits = False
+            remedy = f"{by_worker}; raise options.suspend_timeout_seconds"
+            yield Problem(path, f"cannot fit: {remedy if seconds > max_call_s else f'{by_settings}; shorten it'}")
     # Above `max_timeout_s`, commit and redeliveries may use the usual wait of a worker.
-    tolerated_s = max_timeout_s + limits.executor.worker_timeout_s
-    if suspend is not None and not too_long and tolerated_s < suspend <= MAX_SUSPEND_S:
+    if suspend is not None and fits and max_timeout_s + wait_s < suspend <= MAX_SUSPEND_S:
         message = f"is longer than any call: tools.max_timeout_s ends them after {max_timeout_s:g} s; shorten it"
-        yield Problem(("options", "suspend_timeout_seconds"), message, warning=True)
+        yield Problem(_SUSPEND, message, warning=True)
 
 
 def _budget_problems(document: Mapping[str, JsonValue], limits: LintLimits) -> Iterator[Problem]:
     """Yield a warning for each budget that is not lower than that of the settings, as the lower one applies."""
-    for name, value in object_at(document, "options", "budget").items():
-        most, own = getattr(limits.budgets, name, None), _number(value)
+    for name in object_at(document, "options", "budget"):
+        most, own = getattr(limits.budgets, name, None), _number(document, ("options", "budget", name))
         if most is not None and own is not None and own >= most:
             message = f"changes nothing: budgets.{name} is {most:,}, and a definition can only lower it"
             yield Problem(("options", "budget", name), message, warning=True)
 
 
-def _too_long_limits(
-    given: Iterable[tuple[Path, JsonValue]], max_call_s: float, longest_s: float, why: str
-) -> Iterator[Problem]:
-    for path, value in given:
-        seconds = _number(value)
-        if seconds is not None and seconds > max_call_s:
-            yield Problem(path, f"cannot fit: {why}; raise options.suspend_timeout_seconds")
-        elif seconds is not None and seconds > longest_s:
-            yield Problem(path, f"cannot fit: tools.max_timeout_s ends every call after {longest_s:g} s; shorten it")
-
-
-def _number(value: object) -> float | None:
+def _number(document: Mapping[str, JsonValue], path: tuple[str, ...]) -> float | None:
+    value = object_at(document, *path[:-1]).get(path[-1])
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
@@ -329,9 +282,11 @@ def _schema_conflicts(schema: JsonValue, path: Path, depth: int = 0) -> Iterator
     if depth > _MAX_DEPTH:
         yield Problem(path, f"is nested more than {_MAX_DEPTH} levels deep; flatten it")
         return
-    properties = schema.get("properties")
-    named = properties if isinstance(properties, dict) else {}
-    yield from _limit_conflicts(schema, path)
+    named = object_at(schema, "properties")
+    for low, high in _BOUNDS:
+        minimum, maximum = schema.get(low), schema.get(high)
+        if isinstance(minimum, int | float) and isinstance(maximum, int | float) and minimum > maximum:
+            yield Problem((*path, low), f"is more than {high}, so no value fits; change one of them")
     yield from _required_conflicts(schema.get("required"), named, (*path, "required"))
     for keyword in ("default", "const"):
         if keyword in schema and not _fits(schema, schema[keyword]):
@@ -339,13 +294,6 @@ def _schema_conflicts(schema: JsonValue, path: Path, depth: int = 0) -> Iterator
     for name, rule in named.items():
         yield from _schema_conflicts(rule, (*path, "properties", name), depth + 1)
     yield from _schema_conflicts(schema.get("items"), (*path, "items"), depth + 1)
-
-
-def _limit_conflicts(schema: Mapping[str, JsonValue], path: Path) -> Iterator[Problem]:
-    for low, high in _BOUNDS:
-        minimum, maximum = schema.get(low), schema.get(high)
-        if isinstance(minimum, int | float) and isinstance(maximum, int | float) and minimum > maximum:
-            yield Problem((*path, low), f"is more than {high}, so no value fits; change one of them")
 
 
 def _required_conflicts(required: JsonValue, named: Mapping[str, JsonValue], path: Path) -> Iterator[Problem]:

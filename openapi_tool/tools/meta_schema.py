@@ -39,6 +39,10 @@ def _refused(message: str, *words: str) -> JsonObject:
     return {word: {"not": {}, "errorMessage": message} for word in words}
 
 
+def _ignored(why: str) -> JsonObject:
+    return {"not": {}, "errorMessage": f"is ignored{why}; take it out", "warning": True}
+
+
 _UNBOUNDED = {
     **_refused("references are not read; write the schema out", "$ref", "$dynamicRef", "$recursiveRef"),
     **_refused(
@@ -190,7 +194,8 @@ _OBJECT: JsonObject = {"type": "object", "errorMessage": "must be an object"}
 _NO_NULLS: JsonObject = {**_OBJECT, "additionalProperties": {"not": {"type": "null"}, "errorMessage": _EMPTY}}
 _JINA: JsonObject = {
     **dict.fromkeys(("mode", "tool", "base_url", "method", "endpoint_template", "auth_env"), _TEXT_OR_NULL),
-    **dict.fromkeys(("path", "accept"), _ANY_TEXT),
+    "path": _ANY_TEXT,
+    "accept": {**_ANY_TEXT, "allOf": [_ignored(": JSON is always asked for")]},
     **dict.fromkeys(("params", "defaults"), _NO_NULLS),
     **dict.fromkeys(("timeout_s", "timeout"), _SECONDS),
     "headers": _OBJECT,
@@ -199,6 +204,17 @@ _ARGS: JsonObject = {"defaults": _NO_NULLS, "fixed": _NO_NULLS}
 _BUDGET: JsonObject = {
     name: {"type": "integer", "minimum": 0, "errorMessage": "must be an integer of at least 0"} for name in BUDGETS
 }
+
+
+def _section(**more: JsonValue) -> JsonObject:
+    beside = {"timeout_s": "timeout", "endpoint_template": "path", "auth": "auth_env"}
+    return _object_of(**_JINA, **more) | {
+        "dependentSchemas": {
+            winner: {"properties": {name: _ignored(f" beside {winner}")}} for winner, name in beside.items()
+        }
+    }
+
+
 # Known options by section: also for the hint in which section a misplaced option belongs.
 _SECTIONS: Mapping[str, JsonObject] = {
     "options.args": _ARGS,
@@ -207,9 +223,9 @@ _SECTIONS: Mapping[str, JsonObject] = {
     "options": {
         "args": {**_object_of(**_ARGS), **_OBJECT},
         "envs": _OBJECT,
-        "jina": _object_of(**_JINA),
+        "jina": _section(),
         # Legacy name of `jina`; it may also name the variable of the key as `auth.env`.
-        "openapi": _object_of(**_JINA, auth={**_object_of(env=_TEXT), "type": ["object", "null"], "required": ["env"]}),
+        "openapi": _section(auth={**_object_of(env=_TEXT), "type": ["object", "null"], "required": ["env"]}),
         **dict.fromkeys(("suspend_timeout_seconds", "timeout_s", "timeout"), _SECONDS),
         "result_format": _TEXT_OR_NULL,
         "max_result_tokens": {"type": ["integer", "null"], "errorMessage": "must be an integer"},
@@ -250,7 +266,11 @@ _DEFINITION: JsonObject = _object_of(
     after_execution={"enum": ["suspend", "terminate"]},
     description=_TEXT_OR_NULL,
     parameters=_parameters(),
-    options={**_object_of(**_SECTIONS["options"]), "type": "object"},
+    options={
+        **_object_of(**_SECTIONS["options"]),
+        "type": "object",
+        "dependentSchemas": {"jina": {"properties": {"openapi": _ignored(" beside options.jina")}}},
+    },
 ) | {
     "required": ["target_subject", "after_execution", "options"],
     "if": {"required": ["name"]},

@@ -322,6 +322,8 @@ def unmangled(name: str) -> str:
 
 def name_problem(name: str) -> str | None:
     """Return why a tool cannot have this name, or None."""
+    if name in RESERVED_NAMES:
+        return f"{name!r} is reserved by the kernel; choose another name"
     if not _ALLOWED.fullmatch(name) or name.endswith("."):
         return "must begin with a letter and contain only letters, digits, '_', '-' and '.'"
     if any(pair in name for pair in _AMBIGUOUS):
