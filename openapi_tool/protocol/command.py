@@ -1,7 +1,6 @@
-"""Commands and their settlement, and types of the report that announces a result (protocol sections 2 and 6).
+"""Commands and their settlement, and the report that announces a result (protocol sections 2 and 6).
 
-`Dialect.accept` builds an `Acceptance` before the call runs, `Dialect.report` a `Report` from it afterwards. The kernel
-package writes its rows, and `bus/connection.py` publishes its `Wakeup`.
+`Dialect.accept` builds an `Acceptance` before the call runs, `Dialect.report` a `Report` from it afterwards.
 """
 
 from __future__ import annotations
@@ -41,14 +40,14 @@ HEARTBEAT_NAMES = frozenset({"skills.task_watch", "skills.job_watch"})
 
 @dataclass(frozen=True, slots=True)
 class BodyDigest:
-    """Size in bytes and SHA-256 in hex of a body."""
+    """Size of a body in bytes, and its SHA-256 in hex."""
 
     size: int
     sha256: str
 
     @classmethod
     def of(cls, data: bytes) -> BodyDigest:
-        """Return size and hash of a body."""
+        """Digest a body."""
         return cls(len(data), hashlib.sha256(data).hexdigest())
 
 
@@ -57,11 +56,10 @@ class Delivery:
     """Delivery of a command by the bus.
 
     `published_at` is the stream's timestamp (UTC), the same for every redelivery; `attempt` counts deliveries from 1.
-    `exhausted` means that too many runs of the command were lost: it gets an error result without another run. `stream`
-    and `stream_sequence` locate the command.
+    `exhausted` means that too many runs of the command were lost: it gets an error result without another run.
 
     A body larger than MAX_BODY_BYTES could fill the memory: `data` then contains only its first HEAD_BYTES, and
-    `truncated_body` size and hash of the whole. `headers_complete` is False if there were more headers than are read.
+    `truncated_body` digests the whole. `headers_complete` is False if there were more headers than are read.
     """
 
     subject: str
@@ -78,7 +76,7 @@ class Delivery:
 
 @frozen
 class Command:
-    """Decoded command. A command with a `violation` is not run; its result is that error."""
+    """Decoded command; one with a `violation` is not run, and has that error as result."""
 
     identity: ClaimedIdentity
     suffix: str
@@ -89,7 +87,7 @@ class Command:
 
     @property
     def function_name(self) -> str:
-        """Return the function name of the result: the tool's name, else the subject's suffix."""
+        """Function name of the result: the tool's name, else the subject's suffix."""
         name = self.tool_name or self.suffix[:MAX_ID_BYTES]
         return f"tool.{name}" if name in HEARTBEAT_NAMES else name
 
@@ -103,8 +101,7 @@ class Acknowledge:
 class Requeue:
     """Requeue the command for `delay_s` seconds, after an outage or a `defect` of this service.
 
-    Outages do not limit the number of runs. A defect may be permanent, so the run counts as lost. `reason` is for the
-    log.
+    Only a defect, which may be permanent, counts as a lost run. `reason` is for the log.
     """
 
     delay_s: float
@@ -114,10 +111,7 @@ class Requeue:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """Record the command as a dead letter and end its deliveries: it can never get a result.
-
-    With `terminate` the message is terminated, else acknowledged.
-    """
+    """Record the command as a dead letter, and terminate its message or acknowledge it: it can never get a result."""
 
     reason: str
     message: str
@@ -132,7 +126,7 @@ INLINE_DATA = frozenset({"args", "arguments", "result"})  # body fields that are
 
 @frozen
 class Body:
-    """Fields of a body, empty if it is no JSON object, and the problems of the message, to which dialects add."""
+    """Fields of a body, empty if it is no JSON object, and problems of the message, to which dialects add."""
 
     fields: JsonObject
     problems: list[str] = field(default_factory=list)
@@ -140,22 +134,42 @@ class Body:
 
 def read_body(delivery: Delivery) -> Body:
     """Parse a body and check the fields that all versions have. Raises nothing."""
-    body = _parsed(delivery)
+    if delivery.truncated_body is not None:
+        body = Body({}, [f"the body is larger than {MAX_BODY_BYTES:,} bytes"])
+    else:
+        body = _parsed(delivery.data)
     if not delivery.headers_complete:
         body.problems.insert(0, f"the headers have more than {MAX_HEADER_LINES} lines or {MAX_HEADER_BYTES:,} bytes")
     return body
 
 
+def _parsed(data: bytes) -> Body:
+    try:
+        body = loads(data)
+    except ValueError:
+        return Body({}, ["the body is not JSON"])
+    if not isinstance(body, dict):
+        return Body({}, ["the body is not a JSON object"])
+    return Body(body, _problems(body))
+
+
 def command_of(subject: CommandSubject, identity: ClaimedIdentity, body: Body) -> Command:
     """Return the decoded command; problems of identity and body make it a violation."""
     after_execution, problems = body.fields.get("after_execution"), [*identity.problems, *body.problems]
+    violation = None
+    if problems:
+        listed = "; ".join(problems)
+        violation = BadRequest(
+            f"The tool call's command breaks the protocol; the calling system must correct it: {listed}.",
+            detail={"problems": problems},
+        )
     return Command(
         identity=identity,
         suffix=subject.suffix,
         card_id=name_of(body.fields.get("tool_call_card_id")),
         tool_name=name_of(body.fields.get("tool_name")),
         after_execution=cast("AfterExecution", after_execution) if after_execution in AFTER_EXECUTION else None,
-        violation=_violation(problems) if problems else None,
+        violation=violation,
     )
 
 
@@ -163,18 +177,6 @@ def name_of(value: object) -> str | None:
     """Return a name or id without surrounding white space; None if it is empty, too long or no string."""
     text = storable_text(value).strip() if isinstance(value, str) else ""
     return text if text and not is_too_long(text) else None
-
-
-def _parsed(delivery: Delivery) -> Body:
-    if delivery.truncated_body is not None:
-        return Body({}, [f"the body is larger than {MAX_BODY_BYTES:,} bytes"])
-    try:
-        body = loads(delivery.data)
-    except ValueError:
-        return Body({}, ["the body is not JSON"])
-    if not isinstance(body, dict):
-        return Body({}, ["the body is not a JSON object"])
-    return Body(body, _problems(body))
 
 
 def _problems(body: JsonObject) -> list[str]:
@@ -193,19 +195,8 @@ def _problems(body: JsonObject) -> list[str]:
     return problems
 
 
-def _violation(problems: list[str]) -> BadRequest:
-    return BadRequest(
-        "The tool call's command breaks the protocol; the calling system must correct it: " + "; ".join(problems) + ".",
-        detail={"problems": problems},
-    )
-
-
 MAX_DEPTH = 20
-"""The kernel's limit of the recursion depth, which is the length of the chain of agents that call each other.
-
-The kernel refuses a report at this depth or a greater one.
-"""
-
+"""Recursion depth, the length of the chain of agents that call each other, from which the kernel refuses a report."""
 
 STATUSES = frozenset({"success", "failed", "canceled", "timeout", "partial"})
 """Statuses of a result that the kernel's workers accept."""
@@ -215,9 +206,9 @@ STATUSES = frozenset({"success", "failed", "canceled", "timeout", "partial"})
 class Acceptance:
     """Call whose report the kernel will accept.
 
-    `worker_target` is the subject token of the agent's worker, to which the doorbell is sent; None if unknown.
-    `request_edge_id` is the call's request edge, in v1r3 a new id for a missing one. `depth` is the recursion depth of
-    the waiting turn. v1r3 has no row of the waiting turn; `waiting_turn` is then derived from the command.
+    `worker_target` is the subject token of the agent's worker, None if unknown; `request_edge_id` the call's request
+    edge, in v1r3 a new id for a missing one; `depth` the recursion depth of the waiting turn. v1r3 has no row of that
+    turn; `waiting_turn` is then derived from the command.
     """
 
     identity: CallIdentity
@@ -229,7 +220,7 @@ class Acceptance:
 
 @frozen
 class Wakeup:
-    """Doorbell: makes an agent's worker read its inbox."""
+    """Doorbell."""
 
     subject: str
     headers: Mapping[str, str]
@@ -238,12 +229,11 @@ class Wakeup:
 
 @frozen
 class Report:
-    """One tool_result row with its response edge, ready to be written.
+    """One tool_result row with its response edge, ready to be written; `actor_id` is the sender, this service.
 
-    - `actor_id`: this service, the sender.
-    - `context_headers`: those of the waiting turn's inbox row (agent, turn, epoch, parents, depth), with the report's
-      own trace. The worker uses them to match the result to the turn.
-    - `wakeup`: published after the commit; None if no worker can be addressed.
+    By `context_headers` the worker matches the result to the turn: those of the waiting turn's inbox row (agent, turn,
+    epoch, parents, depth), with the report's own trace. `wakeup` is published after the commit; None if no worker can
+    be addressed.
     """
 
     acceptance: Acceptance
@@ -264,13 +254,13 @@ class Report:
 
 
 def refuse_reported(records: CallRecords) -> None:
-    """Raise ReportRefused if an inbox row reports the call but its card is gone: no second row can be written."""
+    """Raise ReportRefused if a row reports the call but its card is gone: no second row can be written."""
     if records.earlier is None and records.reported_inbox_id is not None:
         raise ReportRefused("already_reported", f"row {records.reported_inbox_id!r} reports the call without a card")
 
 
 def trace_headers(span: SpanContext, tracestate: str | None) -> dict[str, str]:
-    """Return the trace headers of a span; `tracestate` only if it has a value."""
+    """Return the trace headers of a span."""
     headers = {header.TRACEPARENT: span.traceparent()}
     return headers | {header.TRACESTATE: tracestate} if tracestate else headers
 
@@ -278,27 +268,24 @@ def trace_headers(span: SpanContext, tracestate: str | None) -> dict[str, str]:
 def trace_link(identity: CallIdentity, waiting_turn: WaitingTurnRecord) -> TraceLink:
     """Return parent and link of the report's span, which must be in the trace of the waiting turn.
 
-    The worker refuses a row with another trace id. So an inbound span of another trace becomes a link, not the parent.
-    If neither command nor row has a trace, the report gets the trace id of the tool.call card.
+    The worker refuses a row with another trace id, so an inbound span of another trace becomes a link. If neither
+    command nor row has a trace, the report gets the trace id of the tool.call card.
     """
-    inbound, of_turn = identity.trace, _trace_of(waiting_turn)
+    headers, inbound = waiting_turn.context_headers, identity.trace
+    try:
+        of_turn = parse_traceparent(str(headers.get(header.TRACEPARENT, "")))
+    except ValueError:
+        of_turn = None
     if inbound is not None and (of_turn is None or inbound.trace_id == of_turn.trace_id):
         return TraceLink(parent=inbound, tracestate=identity.tracestate, linked=None)
-    tracestate = _text(waiting_turn.context_headers.get(header.TRACESTATE))
-    return TraceLink(parent=of_turn or new_root(identity.trace_id), tracestate=tracestate, linked=inbound)
-
-
-def _trace_of(waiting_turn: WaitingTurnRecord) -> SpanContext | None:
-    try:
-        return parse_traceparent(str(waiting_turn.context_headers.get(header.TRACEPARENT, "")))
-    except ValueError:
-        return None
+    tracestate = headers.get(header.TRACESTATE)
+    return TraceLink(
+        parent=of_turn or new_root(identity.trace_id),
+        tracestate=tracestate if isinstance(tracestate, str) and tracestate else None,
+        linked=inbound,
+    )
 
 
 def reportable_content(content: Mapping[str, object]) -> bool:
     """Return whether the kernel's workers accept a stored tool.result; they check these two fields."""
     return content.get("status") in STATUSES and content.get("after_execution") in AFTER_EXECUTION
-
-
-def _text(value: object) -> str | None:
-    return value if isinstance(value, str) and value else None

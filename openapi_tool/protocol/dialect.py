@@ -32,20 +32,20 @@ class Dialect(Protocol):
         """Name of the version: the second token of its subjects."""
 
     def decode(self, delivery: Delivery) -> Command:
-        """Decode a delivery. Raises Unanswerable only if its subject is not that of a tool command."""
+        """Decode a delivery. Raises Unanswerable only for a subject that is no tool command's."""
 
     def accept(self, identity: CallIdentity, records: CallRecords) -> Acceptance:
-        """Return what the report needs to know about the waiting turn. Raises ReportRefused if no turn will take it."""
+        """Check, before anything is billed, that the kernel will take the report. Raises ReportRefused."""
 
     def report(
         self, acceptance: Acceptance, span: SpanContext, tracestate: str | None, card_id: str, content: ResultContent
     ) -> Report:
-        """Build the report of a result card: inbox row, edge and doorbell."""
+        """Build the report of a result card, with its doorbell."""
 
     def wakeup(
         self, project_id: str, worker_target: str | None, context_headers: Mapping[str, JsonValue]
     ) -> Wakeup | None:
-        """Build the doorbell of an earlier report from the headers of its inbox row."""
+        """Build the doorbell from the headers of a report's row; None if no worker can be addressed."""
 
 
 _DIALECTS: Mapping[str, type[V1r4 | V1r3]] = {ProtocolVersion.V1R4: V1r4, ProtocolVersion.V1R3: V1r3}
@@ -57,7 +57,7 @@ def dialect_of(version: ProtocolVersion, actor_id: str) -> Dialect:
 
 
 def claimed_identity(subject: str, headers: Mapping[str, str], data: bytes) -> ClaimedIdentity:
-    """Return the ids in subject, headers and, in v1r3, the body; empty or None if unknown. Raises nothing."""
+    """Return the ids in subject, headers and, in v1r3, the body. Raises nothing."""
     tokens = [*subject.split(".", 4), "", "", "", ""]
     parsed = CommandSubject(tokens[1], tokens[2], tokens[3], "", "")
     return _DIALECTS.get(parsed.version, V1r4).claimed_identity(parsed, headers, data)

@@ -1,7 +1,6 @@
-"""Protocol v1r3: decode commands, accept and build reports, build doorbells (protocol sections 2 and 6).
+"""Protocol v1r3: commands, reports and doorbells (protocol sections 2 and 6).
 
-Commands of v1r3 carry the identity in the body. Its inbox rows have neither turn nor headers, so no row shows which
-turn waits for a call.
+Commands carry the identity in the body. Inbox rows have neither turn nor headers, so no row shows which turn waits.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ class V1r3:
         self._actor_id = actor_id
 
     def decode(self, delivery: Delivery) -> Command:
-        """Decode a delivery. Raises Unanswerable only if its subject is not that of a tool command."""
+        """See `Dialect`."""
         subject = parse_command_subject(delivery.subject)
         body = read_body(delivery)
         return command_of(subject, _identity_in_body(subject, delivery.headers, body), body)
@@ -65,10 +64,9 @@ class V1r3:
         return _identity_in_body(subject, headers, Body(_fields(data)))
 
     def accept(self, identity: CallIdentity, records: CallRecords) -> Acceptance:
-        """Check, before anything is billed, that the kernel will take the report.
+        """Refuse a reported call without its card, and a recursion depth at the limit.
 
-        The recursion depth is the request edge's, else the command's, else 0. Raises ReportRefused if the call is
-        reported but its card is gone, or if the depth reaches the limit.
+        The depth is the request edge's, else the command's, else 0.
         """
         refuse_reported(records)
         depth = records.request_edge.recursion_depth if records.request_edge else None
@@ -89,7 +87,7 @@ class V1r3:
     def report(
         self, acceptance: Acceptance, span: SpanContext, tracestate: str | None, card_id: str, content: ResultContent
     ) -> Report:
-        """Build the report of a result card with the kernel's field names, and its doorbell."""
+        """Build a report with the kernel's field names."""
         identity, inbox_id, depth = acceptance.identity, new_id("inbox_"), acceptance.depth
         headers = {
             header.CHANNEL: identity.channel_id,
@@ -113,10 +111,7 @@ class V1r3:
     def wakeup(
         self, project_id: str, worker_target: str | None, context_headers: Mapping[str, JsonValue]
     ) -> Wakeup | None:
-        """Build the doorbell; None if no worker can be addressed.
-
-        Its body names the agent. Its headers are the recursion depth and the report's trace.
-        """
+        """Build a doorbell whose body names the agent; its headers are the recursion depth and the report's trace."""
         if worker_target is None:
             return None
         try:
@@ -132,7 +127,7 @@ class V1r3:
 def _identity_in_body(subject: CommandSubject, headers: Mapping[str, str], body: Body) -> ClaimedIdentity:
     """Return the identity that body, subject and headers claim; add problems of body fields to those of the body.
 
-    The call's step is in its tool.call card only: the body's is not the step of the call.
+    The body's step is not that of the call, which is in the tool.call card only.
     """
     reader = Headers(headers)
     return ClaimedIdentity(

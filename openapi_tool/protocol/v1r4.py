@@ -1,4 +1,4 @@
-"""Protocol v1r4: decode commands, accept and build reports, build doorbells (protocol sections 2 and 6)."""
+"""Protocol v1r4: commands, reports and doorbells (protocol sections 2 and 6)."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class V1r4:
         self._actor_id = actor_id
 
     def decode(self, delivery: Delivery) -> Command:
-        """Decode a delivery. Raises Unanswerable only if its subject is not that of a tool command."""
+        """See `Dialect`."""
         subject = parse_command_subject(delivery.subject)
         identity = read_identity(subject, delivery.headers)
         body = read_body(delivery)
@@ -92,11 +92,7 @@ class V1r4:
         return read_identity(subject, headers)
 
     def accept(self, identity: CallIdentity, records: CallRecords) -> Acceptance:
-        """Check, before anything is billed, that the kernel will take the report.
-
-        Raises ReportRefused if the call is reported but its card is gone, no turn waits for it, the turn's headers are
-        too large, its recursion depth reaches the limit, or the request edge is missing or has another depth.
-        """
+        """See `Dialect`."""
         refuse_reported(records)
         turn, edge = records.waiting_turn, records.request_edge
         if turn is None:
@@ -119,7 +115,7 @@ class V1r4:
     def report(
         self, acceptance: Acceptance, span: SpanContext, tracestate: str | None, card_id: str, content: ResultContent
     ) -> Report:
-        """Build the report of a result card with the kernel's field names, and its doorbell."""
+        """Build a report with the kernel's field names."""
         context, inbox_id = _topology(acceptance), new_id("inbox_")
         headers = context | trace_headers(span, tracestate)
         return Report(
@@ -147,10 +143,7 @@ class V1r4:
     def wakeup(
         self, project_id: str, worker_target: str | None, context_headers: Mapping[str, JsonValue]
     ) -> Wakeup | None:
-        """Build the doorbell; None if no worker can be addressed.
-
-        Its headers are project, channel, agent, turn, epoch and trace, without the step.
-        """
+        """Build a doorbell, whose headers do not name the step."""
         headers = {name: str(context_headers[name]) for name in _WAKEUP_HEADERS if context_headers.get(name)}
         if worker_target is None or header.CHANNEL not in headers:
             return None
@@ -168,7 +161,7 @@ def _depth(headers: Mapping[str, JsonValue]) -> int | None:
 
 
 def _topology(acceptance: Acceptance) -> dict[str, str]:
-    """Return the CG-* headers of the waiting turn's inbox row that have a value, with the ids of this call."""
+    """Return the non-empty CG-* headers of the waiting turn's inbox row, with the ids of this call."""
     identity, turn = acceptance.identity, acceptance.waiting_turn
     known = {name: str(turn.context_headers.get(name) or "") for name in header.TOPOLOGY} | {
         header.PROJECT: identity.project_id,
