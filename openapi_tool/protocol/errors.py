@@ -1,12 +1,11 @@
 """Errors of a call, as one tree.
 
 ExecutorError
-├── ToolError                  gets a result: becomes the `error` of a tool.result card
-│   └── a class for each code: BadRequest, NotFound, …
-├── Unanswerable               no result can reach a turn: terminated and dead-lettered
-│   └── ReportRefused          the kernel's report rules would refuse the result
-└── Unavailable                PostgreSQL or NATS is unavailable: requeued
-    └── NeedsOperator          … until an operator adds what is missing: a grant, a migration, a setting
+├── ToolError          becomes the `error` of a tool.result card; a class for each code
+├── Unanswerable       no result can reach a turn: terminated and dead-lettered
+│   └── ReportRefused  the kernel would refuse the report
+└── Unavailable        PostgreSQL or NATS is unavailable: requeued
+    └── NeedsOperator  … until an operator adds a grant, a migration or a setting
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ E = TypeVar("E", bound=BaseException)
 
 Status = Literal["success", "failed", "timeout"]
 _IN_MESSAGE = frozenset({"problems", "results"})
-"""Members of `detail` whose texts are also in the message. A model reads the whole error, and would read them twice."""
+"""Members of `detail` whose texts are also in the message: a model reads the whole error, and would read them twice."""
 
 
 class ExecutorError(Exception):
-    """Base of the expected errors of this package."""
+    """Base of the expected errors."""
 
 
 class ToolError(ExecutorError):
@@ -31,8 +30,8 @@ class ToolError(ExecutorError):
 
     The model sees only `message` (protocol section 7): what happened and what to do instead. `retryable` means that the
     same request may work later, after `retry_after` seconds; `max_retries` limits its retries within the call. `tokens`
-    and `requests` are the call's cost upstream. `upstream_status` is the five-digit status of the upstream's response,
-    `key_variable` the environment variable of the key that the upstream refused.
+    and `requests` are its cost. `upstream_status` is the five-digit status of the upstream's response, `key_variable`
+    the environment variable of the key that the upstream refused.
     """
 
     code: ClassVar[str] = "internal_error"
@@ -62,7 +61,7 @@ class ToolError(ExecutorError):
         self.http_status = http_status
 
     def as_error(self) -> ErrorObject:
-        """Return the `error` object of a tool.result card; `detail` without members that the message contains."""
+        """Return the `error` object of a tool.result card."""
         error = ErrorObject(code=self.code, message=self.message, source="tool", retryable=self.retryable)
         detail = self.detail
         if isinstance(detail, dict):
@@ -75,7 +74,7 @@ class ToolError(ExecutorError):
 
 
 class BadRequest(ToolError):
-    """The call is malformed; the message names every offending field and the remedy."""
+    """The call is malformed; the message names every offending field."""
 
     code = "bad_request"
 
@@ -151,16 +150,13 @@ class ToolTimeout(ToolError):
 
 
 class InternalError(ToolError):
-    """A defect of this executor; the log line with the same tool_call_id has the details."""
-
-    code = "internal_error"
+    """A defect of this executor; its log line has the details."""
 
 
 class Unanswerable(ExecutorError):
     """No result of this command can reach a turn (protocol section 2).
 
-    `reason` is a stable identifier for logs, metrics and the dead letter. With `terminate` the command's message is
-    terminated, else acknowledged (a refused report).
+    `reason` is a stable identifier. With `terminate` the command's message is terminated, else acknowledged.
     """
 
     terminate: ClassVar[bool] = True
@@ -172,39 +168,33 @@ class Unanswerable(ExecutorError):
 
 
 class ReportRefused(Unanswerable):
-    """A rule of the report (protocol section 6) refuses the result."""
+    """A rule of the report refuses the result (protocol section 6)."""
 
     terminate = False
 
 
 class Unavailable(ExecutorError):
-    """PostgreSQL or NATS is unavailable; the command is requeued."""
+    """PostgreSQL or NATS is unavailable; `problem` is the message without the remedy."""
 
-    @property
-    def problem(self) -> str:
-        """Return what is wrong, without the remedy."""
-        return str(self).partition("; check ")[0]
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.problem = message.partition("; check ")[0]
 
 
 class NeedsOperator(Unavailable):
-    """The database is unusable until an operator acts; `problem` says why, `remedy` names the action."""
+    """The database is unusable until an operator acts as `remedy` says."""
 
-    def __init__(self, message: str, remedy: str) -> None:
-        super().__init__(f"{message}. {remedy}")
-        self._problem = message
+    def __init__(self, problem: str, remedy: str) -> None:
+        super().__init__(f"{problem}. {remedy}")
+        self.problem = problem
         self.remedy = remedy
-
-    @property
-    def problem(self) -> str:
-        """Return what is wrong, without the remedy."""
-        return self._problem
 
 
 def without_traceback(error: E) -> E:
     """Remove tracebacks and causes, whose frames keep the response alive, and return the error.
 
-    Error, traceback, task and waiting calls form a cycle, which is only freed by garbage collection: of many refused
-    responses it would block the event loop for most of a second.
+    Error, traceback, task and waiting calls form a cycle. Garbage collection of those of many refused responses would
+    block the event loop for most of a second.
     """
     link: BaseException | None = error
     while link is not None:

@@ -17,7 +17,6 @@ rows are limited to 2,704 bytes: longer ids would make the database refuse the r
 A tool call id has no such limit: a model provider may choose it, and indexes contain only its hash.
 """
 
-_MAX_CHAR_BYTES = 4  # in UTF-8
 _TOKENS_BEFORE_SUFFIX = 7
 _MAX_TOKEN_BYTES = 1_024
 _MAX_SHOWN_CHARS = 100
@@ -28,13 +27,13 @@ _FORBIDDEN = re.compile(r"[\x00-\x20\x7f\ud800-\udfff]")
 
 
 def is_token(text: str) -> bool:
-    """Return whether a text can be one token of a subject that is published."""
+    """Return whether a text can be one token of a published subject."""
     return bool(_TOKEN.fullmatch(text)) and len(text.encode(errors="replace")) <= _MAX_TOKEN_BYTES
 
 
 def is_too_long(value: str) -> bool:
-    """Return whether a text exceeds the length limit of ids."""
-    if len(value) * _MAX_CHAR_BYTES <= MAX_ID_BYTES:
+    """Return whether a text exceeds MAX_ID_BYTES."""
+    if len(value) * 4 <= MAX_ID_BYTES:  # UTF-8 has at most four bytes per character
         return False
     return len(value) > MAX_ID_BYTES or len(value.encode(errors="replace")) > MAX_ID_BYTES
 
@@ -63,7 +62,7 @@ def parse_command_subject(subject: str) -> CommandSubject:
 
 
 def subject_in_version(subject: str, version: str) -> str:
-    """Return a command's subject, or a pattern of it, in another protocol version; any other text unchanged."""
+    """Return the subject of a command, or a pattern of it, in another version; any other text unchanged."""
     root, _, rest = subject.partition(".")
     known, _, rest = rest.partition(".")
     return f"cg.{version}.{rest}" if root == "cg" and _VERSION.fullmatch(known) else subject
@@ -80,7 +79,7 @@ def command_stream(version: str) -> tuple[str, str]:
 
 
 def default_durable(version: str, target: str) -> str:
-    """Return the durable of the kernel's own executor: one that shares it takes over without losing a command."""
+    """Return the durable of the kernel's own executor, so that this one takes over without losing a command."""
     return f"tool_{target}_openapi_cmd_{version}"
 
 
@@ -101,7 +100,7 @@ def wakeup_subject(version: str, project_id: str, channel_id: str, worker_target
 
 
 def is_storable_id(value: object) -> bool:
-    """Return whether a value is None or a text that fits an indexed column."""
+    """Return whether an indexed column takes a value: None or a short text."""
     return value is None or (isinstance(value, str) and not is_too_long(value))
 
 
@@ -124,7 +123,7 @@ class SpanContext:
 
 @frozen
 class TraceLink:
-    """Parent span, tracestate and linked span (OpenTelemetry: link) of the report's span.
+    """Parent and link (OpenTelemetry) of the report's span.
 
     `linked` is the inbound span if it belongs to another trace than the waiting turn.
     """
@@ -171,7 +170,7 @@ TRACEPARENT = "traceparent"
 TRACESTATE = "tracestate"
 
 TOPOLOGY = (PROJECT, CHANNEL, AGENT, TURN, EPOCH, STEP, TOOL_CALL, PARENT_AGENT, PARENT_TURN, PARENT_STEP, DEPTH)
-"""Headers that identify a call and its place among the agents, in the exact case that the kernel reads."""
+"""Headers that identify a call, in the exact case that the kernel reads."""
 
 MAX_EPOCH = 2**63 - 1
 _MAX_DIGITS = 20  # enough to exceed MAX_EPOCH; int() raises ValueError for thousands of digits
@@ -179,7 +178,7 @@ _MAX_DIGITS = 20  # enough to exceed MAX_EPOCH; int() raises ValueError for thou
 
 @frozen
 class ClaimedIdentity:
-    """Identity as a command claims it; all but project and channel may be missing."""
+    """Identity as a command claims it, and the problems found in it."""
 
     project_id: str
     channel_id: str
@@ -198,7 +197,7 @@ class ClaimedIdentity:
 
 @frozen
 class CallIdentity:
-    """Complete identity of a call: agent, turn and tool call are known, so it can get a result."""
+    """Identity of a call that can get a result."""
 
     project_id: str
     channel_id: str
@@ -216,7 +215,7 @@ class CallIdentity:
 
 
 class Headers:
-    """Case-insensitive headers of a command, with the problems found while reading them."""
+    """Case-insensitive headers of a command; reading them adds to `problems`."""
 
     def __init__(self, headers: Mapping[str, str]) -> None:
         self._exact = headers
@@ -224,7 +223,7 @@ class Headers:
         self.problems: list[str] = []
 
     def text(self, name: str) -> str | None:
-        """Return a header without surrounding white space; None if it is missing or empty."""
+        """Return a header without surrounding white space; None if it is empty."""
         value = (self._exact.get(name) or self._folded.get(name.lower()) or "").strip()
         if "\x00" in value:
             self.problems.append(f"header {name} holds a NUL character")
@@ -240,7 +239,7 @@ class Headers:
         return value
 
     def required(self, name: str, read: Callable[[str], str | None]) -> str | None:
-        """Return what `read` (`text` or `id`) returns for a header; record a problem if the header is missing."""
+        """Return what `read` (`text` or `id`) returns; a missing header is a problem."""
         before = len(self.problems)
         value = read(name)
         if value is None and len(self.problems) == before:
@@ -259,7 +258,7 @@ class Headers:
         return int(digits)
 
     def trace(self) -> SpanContext | None:
-        """Return the sender's span context."""
+        """Return the context of the sender's span."""
         value = self.text(TRACEPARENT)
         if value is None:
             return None
@@ -270,14 +269,14 @@ class Headers:
             return None
 
     def must_equal(self, name: str, subject_token: str) -> None:
-        """Add a problem if a header differs from the subject."""
+        """Add a problem if the header differs from the subject's token."""
         value = self.text(name)
         if value is not None and value != subject_token:
             self.problems.append(f"header {name} differs from the subject's {subject_token!r}")
 
 
 def read_identity(subject: CommandSubject, headers: Mapping[str, str]) -> ClaimedIdentity:
-    """Return the claimed identity with all problems of the headers. Raises nothing, guesses nothing."""
+    """Return the claimed identity with all problems of the headers; guesses nothing."""
     reader = Headers(headers)
     reader.must_equal(PROJECT, subject.project_id)
     reader.must_equal(CHANNEL, subject.channel_id)
@@ -298,9 +297,9 @@ def read_identity(subject: CommandSubject, headers: Mapping[str, str]) -> Claime
 
 
 def identify(claimed: ClaimedIdentity, card: CardRecord | None) -> CallIdentity:
-    """Complete the identity that a command claims from its tool.call card.
+    """Complete a command's identity from its tool.call card (protocol section 2).
 
-    Raises Unanswerable when agent, turn or tool call id stay unknown (protocol section 2).
+    Raises Unanswerable if agent, turn or tool call id stay unknown.
     """
     metadata = call_metadata(card, claimed.tool_call_id)
     agent_id = claimed.agent_id or _id(metadata.get("author_id"))

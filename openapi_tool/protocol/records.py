@@ -1,4 +1,4 @@
-"""Rows of the kernel's tables for one call (protocol sections 3, 4, 6), and the record of its upstream requests."""
+"""Rows of the kernel's tables for one call (protocol sections 3, 4, 6), and its upstream requests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ UI_ACTION = "ui_action"
 
 @frozen
 class CardRecord:
-    """Live card of the project, of any type; the large column of an `oversized` card is not read."""
+    """Live card of any type; of an `oversized` one the large column is not read."""
 
     card_id: str
     tool_call_id: str | None
@@ -26,9 +26,9 @@ class CardRecord:
 
 @frozen
 class DefinitionRecord:
-    """Row of resource.tools; `parameters` and `options` as stored.
+    """Row of resource.tools; of an `oversized` one `parameters` and `options` are not read.
 
-    Both are not read from an `oversized` row. In an `unreadable` row the JSON parser refuses one of them.
+    In an `unreadable` row the JSON parser refuses one of them.
     """
 
     tool_name: str
@@ -41,10 +41,7 @@ class DefinitionRecord:
 
 @frozen
 class WaitingTurnRecord:
-    """Inbox row of the waiting turn: the call's anchor, else the turn's newest row.
-
-    Headers of an `oversized` row are not read.
-    """
+    """Inbox row of the waiting turn: the call's anchor, else the turn's newest; if `oversized`, without headers."""
 
     inbox_id: str
     message_type: str
@@ -56,7 +53,7 @@ class WaitingTurnRecord:
 
     @property
     def suspends(self) -> bool:
-        """Return whether a worker suspends the turn: not for a UI action or in epoch 0 (protocol section 7)."""
+        """Whether a worker suspends the turn (protocol section 7)."""
         return self.message_type != UI_ACTION and self.turn_epoch > 0
 
 
@@ -69,7 +66,7 @@ class RequestEdgeRecord:
 
 
 class ResultContent(TypedDict):
-    """Fields of a result card's content that its report repeats; unchecked if another process wrote the card."""
+    """Fields of a result card that its report repeats; unchecked if another process wrote the card."""
 
     status: str | None
     after_execution: str | None
@@ -79,8 +76,8 @@ class ResultContent(TypedDict):
 class EarlierResult:
     """Existing tool.result card of the call; `report_headers` and `report_status` are those of its inbox row.
 
-    Only `status` and `after_execution` of its `content` are read; a report repeats them. If not `is_of_this_call`, the
-    card is of another call whose id has the same MD5: the database's unique index allows only one result for both.
+    If not `is_of_this_call`, the card is of another call whose id has the same MD5: the database's unique index allows
+    only one result for both.
     """
 
     card_id: str
@@ -98,7 +95,7 @@ StoredFields = tuple[int, int, int, int | None, str, str, str]
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
-    """Part of a stored text; `chars`, `sha256` (hex) and `items` (their offsets) are of the whole text."""
+    """Part of a stored text; `chars`, `sha256` (hex) and `items` are of the whole text."""
 
     card_id: str
     chars: int
@@ -108,16 +105,13 @@ class Artifact:
 
     @property
     def reference(self) -> ArtifactObject:
-        """Return the `artifact_ref` of a result."""
+        """The `artifact_ref` of a result."""
         return {"card_id": self.card_id, "chars": self.chars, "sha256": self.sha256}
 
 
 @frozen
 class CallRecords:
-    """Records that one load returns for a call; a missing row is None.
-
-    `reported_inbox_id` is the call's tool_result row, which may exist without its card.
-    """
+    """Rows of a call; `reported_inbox_id` is that of its tool_result, which may exist without its card."""
 
     card: CardRecord | None
     tool: DefinitionRecord | None
@@ -138,15 +132,15 @@ def call_metadata(card: CardRecord | None, tool_call_id: str | None) -> Mapping[
 
 
 MAX_ATTEMPTS = 64
-"""Maximum number of recorded attempts of one call; a batch with retries may have more."""
+"""Recorded attempts of one call; a batch with retries may have more."""
 
 
 @dataclass(slots=True)
 class Attempt:
-    """One upstream request; `began` is in seconds on the monotonic clock.
+    """One upstream request; `began` is on the monotonic clock.
 
     `resends` is the number of earlier attempts to send the same request. `seconds`, `http_status` and `error_code` are
-    None until the attempt ends, `http_status` also without a response, `error_code` also without an error.
+    None until the attempt ends.
     """
 
     began: float
@@ -164,21 +158,20 @@ class Attempt:
 
 
 def attempt_objects(attempts: Sequence[Attempt]) -> list[AttemptObject]:
-    """Return the attempts for a result card; times in milliseconds, `at_ms` since the first attempt."""
-    first = attempts[0].began if attempts else 0.0
-    return [_attempt_object(attempt, first) for attempt in attempts]
-
-
-def _attempt_object(attempt: Attempt, first: float) -> AttemptObject:
-    attempt_object = AttemptObject(at_ms=round((attempt.began - first) * 1000), http_status=attempt.http_status)
-    if attempt.seconds is not None:
-        attempt_object["ms"] = round(attempt.seconds * 1000)
-    if attempt.error_code is not None:
-        attempt_object["error_code"] = attempt.error_code
-    return attempt_object
+    """Return the attempts for a result card."""
+    objects = []
+    for attempt in attempts:
+        at_ms = round((attempt.began - attempts[0].began) * 1000)
+        attempt_object = AttemptObject(at_ms=at_ms, http_status=attempt.http_status)
+        if attempt.seconds is not None:
+            attempt_object["ms"] = round(attempt.seconds * 1000)
+        if attempt.error_code is not None:
+            attempt_object["error_code"] = attempt.error_code
+        objects.append(attempt_object)
+    return objects
 
 
 def upstream_seconds(attempts: Sequence[Attempt], now: float) -> float:
-    """Return the seconds from the first request to the last response, or to `now` if one has not ended."""
+    """Return the seconds from the first request to the last response, which is `now` for one that has not ended."""
     ends = [now if attempt.seconds is None else attempt.began + attempt.seconds for attempt in attempts]
     return max(ends) - min(attempt.began for attempt in attempts)
