@@ -1,4 +1,4 @@
-"""Resolution of a call's arguments in the order of protocol section 5; repair of invalid but unambiguous ones."""
+"""Resolution of a call's arguments (protocol section 5), and repair of invalid but unambiguous ones."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from openapi_tool.frozen import frozen
 from openapi_tool.protocol.cards import ToolCall
 from openapi_tool.protocol.errors import BadRequest, ToolMisconfigured
 from openapi_tool.protocol.jsontext import JsonObject, JsonValue, storable_text
+from openapi_tool.protocol.v1r4 import CONTROL_FIELDS
 from openapi_tool.tools.definition import ToolDefinition, unusable
-from openapi_tool.tools.placeholders import MissingVariable, VariableNotAllowed, render_default, render_fixed
+from openapi_tool.tools.placeholders import MissingVariable, VariableNotAllowed, render, render_fixed
 from openapi_tool.tools.problems import fold, listed, short
 from openapi_tool.tools.schema import schema_problems, visible_schema
 from openapi_tool.tools.scopes import SessionScope
@@ -32,12 +33,12 @@ _HOST_NAME = rf"{_HOST_LABEL}(?:\.{_HOST_LABEL})++\.?"
 _SITE = re.compile(rf"(?:site:)?(?:https?://)?{_HOST_NAME}(?:/[^\s,;]*+)?", re.IGNORECASE)
 _ADDRESS = re.compile(rf"(?:https?://)?{_HOST_NAME}(?::[0-9]++)?(?:[/?#]\S*+)?", re.IGNORECASE)
 _ITEM_MATCHERS = {"urls": _ADDRESS.fullmatch, "site": _SITE.fullmatch, "exclude_sites": _SITE.fullmatch}
-"""Match one item of these list arguments. Such an item contains no blank, so one text can be split into several."""
+"""Match one item of these list arguments; it contains no blank, so that a text can be split into several."""
 _TWO_ADDRESSES = re.compile(r"[\s,;]https?://", re.IGNORECASE)
 
 
 def whole_number(value: object) -> int | None:
-    """Return a value as a whole number, also one that was given as `3.0` or `"3"`; None for others."""
+    """Return a value as a whole number, also `3.0` or `"3"`; None for others."""
     if isinstance(value, bool):
         return None
     if isinstance(value, int):
@@ -50,8 +51,8 @@ def whole_number(value: object) -> int | None:
 def repaired(schema: Mapping[str, JsonValue], given: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
     """Return, by name, the repaired values of arguments that violate their rule in the schema.
 
-    The value None means that an empty optional argument counts as omitted. If every interpretation of a value violates
-    the rule, too, return the first one, so that the error is about the number and not about its quotes.
+    None stands for an empty optional argument, which counts as omitted. If every interpretation of a value violates the
+    rule, too, return the first one, so that the error is about the number and not about its quotes.
     """
     properties, required = schema.get("properties"), schema.get("required")
     if not isinstance(properties, dict):
@@ -66,8 +67,7 @@ def repaired(schema: Mapping[str, JsonValue], given: Mapping[str, JsonValue]) ->
             if name not in needed:
                 found[name] = None
             continue
-        candidates = [*_choices(rule.get("enum"), value), *_interpretations(name, rule.get("type"), value)]
-        if candidates:
+        if candidates := list(_interpretations(name, rule, value)):
             found[name] = next((other for other in candidates if not _refuses(name, rule, other)), candidates[0])
     return found
 
@@ -76,14 +76,11 @@ def _refuses(name: str, rule: JsonObject, value: JsonValue) -> bool:
     return bool(schema_problems({"properties": {name: rule}}, {name: value}))
 
 
-def _choices(choices: object, value: JsonValue) -> Iterator[JsonValue]:
-    """Yield the value in lower case and without surrounding blanks, if the `enum` contains that."""
+def _interpretations(name: str, rule: JsonObject, value: JsonValue) -> Iterator[JsonValue]:
+    """Yield the possible meanings of a value, the likeliest first."""
+    choices, types = rule.get("enum"), rule.get("type")
     if isinstance(choices, list) and isinstance(value, str) and (word := value.strip().lower()) in choices:
         yield word
-
-
-def _interpretations(name: str, types: object, value: JsonValue) -> Iterator[JsonValue]:
-    """Yield the possible meanings of a value for an argument of these JSON types, the likeliest first."""
     wanted = types if isinstance(types, list) else [types]
     if "string" in wanted:
         if isinstance(value, list) and len(value) == 1 and isinstance(value[0], str):
@@ -104,7 +101,7 @@ def _interpretations(name: str, types: object, value: JsonValue) -> Iterator[Jso
 
 
 def _lists(name: str, text: str, value: str) -> Iterator[JsonValue]:
-    """Yield a text as a list: the JSON list that it contains, the items in it, or the unstripped text as only item."""
+    """Yield a text as a list: the JSON list in it, the items in it, or the unstripped text as only item."""
     if text.startswith("[") and len(text) <= _MAX_LIST_CHARS:
         try:
             parsed = orjson.loads(text)
@@ -131,41 +128,18 @@ def _lists(name: str, text: str, value: str) -> Iterator[JsonValue]:
 API_KEY = "api_key"
 CURSOR, MAX_RESULT_TOKENS = "cursor", "max_result_tokens"
 FIND, QUESTION = "find", "question"
-_FOLDED_SESSION_ID = "sessionid"
 _MAX_SESSION_ID_CHARS = 128
 
-IDENTITY_ARGUMENTS = frozenset(
-    name.replace("_", "")
-    for name in (
-        "project_id",
-        "channel_id",
-        "channel",
-        "agent_id",
-        "agent_turn_id",
-        "turn_id",
-        "turn_epoch",
-        "step_id",
-        "tool_call_id",
-        "session_id",
-        "trace_id",
-        "traceparent",
-        "tracestate",
-        "parent_agent_id",
-        "parent_agent_turn_id",
-        "parent_step_id",
-        "recursion_depth",
-        "context_box_id",
-    )
-)
-"""Names, folded, of arguments that identify the caller; they never go upstream."""
+_OTHER_IDS = {"turn_id", "session_id", "context_box_id"}
+IDENTITY_ARGUMENTS = frozenset(map(fold, (CONTROL_FIELDS | _OTHER_IDS) - {"parent_traceparent"}))
+"""Folded names of arguments that identify the caller; they never go upstream."""
 
 
 @frozen
 class CallOwner:
-    """Owner of a tool call: the project and agent to which sessions, cursors and stored texts belong.
+    """Project and agent to which sessions, cursors and stored texts belong.
 
-    `ids` maps the placeholders of templates to the ids of the call, None if the call has no such id. Hooks and log
-    lines use the same ids.
+    `ids` maps the placeholders of templates to the ids of the call, None for one that it does not have.
     """
 
     project_id: str
@@ -177,15 +151,14 @@ class CallOwner:
 class Arguments:
     """Resolved arguments of a call.
 
-    - `values`: defaults, the model's arguments, fixed values, in this order; a later one overrides an earlier one.
-    - `by_model`: names of the arguments that the model gave.
-    - `secrets`: values of the `envs` arguments except `api_key`.
-    - `api_key`: bearer key of the upstream request.
-    - `session`: session identity, derived from `session_id` (`tools/scopes.py`).
-    - `session_id`: first 128 characters of that argument, None if it is no text.
-    - `key_variable`: name of the variable that `api_key` was read from.
+    - `values`: defaults, the model's arguments (names in `by_model`), fixed values; a later one overrides an earlier
+      one.
+    - `secrets`: values of the `envs` arguments except `api_key`, the bearer key of the upstream request.
+    - `session`: identity derived from `session_id` (`tools/scopes.py`), which is cut to 128 characters and None if it
+      is no text.
+    - `key_variable`: the variable with `api_key`.
     - `key_fallback_reason`: why the key is that of `auth_env` although `envs` names another variable, or None.
-    - `repaired`: names of arguments that were invalid as the model gave them (function `repaired`).
+    - `repaired`: names of arguments that were invalid as the model gave them.
     """
 
     values: Mapping[str, JsonValue]
@@ -200,23 +173,22 @@ class Arguments:
 
 
 SecretSource = Callable[[str], SecretStr]
-"""Read a variable by name. Raises ToolMisconfigured when it is missing or not allowed."""
+"""Read a variable by name. Raises ToolMisconfigured if it is missing or not allowed."""
 
 
 @dataclass(frozen=True, slots=True)
 class OperatorEnvs:
-    """Arguments that take a secret from the environment, as the operator's settings allow (protocol section 5).
+    """Arguments that take a secret from the environment by the operator's settings (protocol section 5).
 
-    `variables` maps arguments to variables and overrides definitions. `parameters` are the folded names of arguments
-    that a definition may map beside `api_key`. No other argument may take a secret, because the upstream may pass it on
-    to a page, a URL or a third party.
+    `variables` maps arguments to variables and overrides definitions. `parameters` are the folded names that a
+    definition may map beside `api_key`. The upstream may pass on any other argument to a page, a URL or a third party.
     """
 
     variables: Mapping[str, str] = field(default_factory=dict)
     parameters: frozenset[str] = frozenset()
 
     def merged_envs(self, definition: ToolDefinition) -> dict[str, str]:
-        """Return the definition's `envs`, overridden by `variables`, as argument to variable.
+        """Return the definition's `envs`, overridden by `variables`.
 
         Raises ToolMisconfigured if the definition maps an argument that may not take a secret.
         """
@@ -239,20 +211,21 @@ def prepare_arguments(
     read_secret: SecretSource,
     scope: SessionScope,
 ) -> Arguments:
-    """Merge defaults, the model's arguments, fixed values and secrets; validate the model's arguments and the defaults.
+    """Merge defaults, the model's arguments, fixed values and secrets; validate the first two.
 
-    `scope` derives the session identity. Raises BadRequest with every offending path for a mistake of the model,
-    ToolMisconfigured for one of the operator.
+    Raises BadRequest with every offending path for a mistake of the model, ToolMisconfigured for one of the operator.
     """
     envs = operator.merged_envs(definition)
     hidden = frozenset(definition.fixed) | frozenset(envs) | call.fixed_applied
-    # The kernel's worker may already have merged defaults and fixed values into the card; the card lists their names.
-    # They are not the model's, so leave them out here and compute them again below.
+    # The kernel's worker may already have merged defaults and fixed values into the card. They are not the model's, so
+    # leave them out here and compute them again below.
     not_from_model = hidden | call.defaults_applied
     given = {name: value for name, value in call.arguments.items() if name not in not_from_model}
     # A default that the worker merged is used even if the definition no longer contains it.
     defaults = {
-        name: render_default(name, definition.defaults.get(name), call, owner.ids)
+        name: render(
+            call.arguments.get(name, definition.defaults.get(name)), owner.ids, f"options.args.defaults.{short(name)}"
+        )
         for name in sorted({*definition.defaults, *(call.defaults_applied & call.arguments.keys())})
         if name not in given and name not in hidden
     }
@@ -262,7 +235,8 @@ def prepare_arguments(
     fixed = {name: render_fixed(name, template, call, owner.ids) for name, template in definition.fixed.items()}
     prepared: dict[str, JsonValue] = defaults | given | fixed
     values = {name: value for name, value in prepared.items() if not is_identity(name)}
-    session_id = _session_id(prepared)
+    # Whatever the case and underscores of its name; the last one has the highest precedence.
+    session_id = next((prepared[name] for name in reversed(prepared) if fold(name) == "sessionid"), None)
     return Arguments(
         values=values,
         by_model=frozenset(given) & values.keys(),
@@ -274,14 +248,6 @@ def prepare_arguments(
         key_fallback_reason=fallback_reason,
         repaired=tuple(sorted(repairs)),
     )
-
-
-def _session_id(prepared: dict[str, JsonValue]) -> JsonValue:
-    """Return the value of `session_id` of the highest precedence, whatever the case and underscores of its name.
-
-    `prepared` has defaults first, then the model's arguments, then fixed values, so the last match wins.
-    """
-    return next((prepared[name] for name in reversed(prepared) if fold(name) == _FOLDED_SESSION_ID), None)
 
 
 def is_identity(name: str) -> bool:
@@ -298,7 +264,7 @@ def _validated_repairs(
     """Validate the model's arguments and defaults; return repaired arguments, with None for one to omit.
 
     A default that the schema does not declare is not validated: definitions set such defaults to hide an argument from
-    the model. `hidden` names the arguments that a model may not give. Raises BadRequest, ToolMisconfigured.
+    the model. `hidden` names the arguments that a model may not give.
     """
     resumes = isinstance(given.get(CURSOR), str) and takes_cursor(definition)
     schema = cursor_schema(definition, hidden) if resumes else visible_schema(definition.schema, hidden)
@@ -308,14 +274,12 @@ def _validated_repairs(
     problems = schema_problems(schema, checked)
     if not problems:
         return {}
-    repairs = repaired(schema, given)
-    if repairs:
-        left_out = {name for name, value in repairs.items() if value is None}
-        problems = schema_problems(
-            schema, {n: value for n, value in {**checked, **repairs}.items() if n not in left_out}
-        )
-    if not problems:
-        return repairs
+    if repairs := repaired(schema, given):
+        merged = {**checked, **repairs}
+        omitted = {name for name, value in repairs.items() if value is None}
+        problems = schema_problems(schema, {name: merged[name] for name in merged if name not in omitted})
+        if not problems:
+            return repairs
     if operator_problems := default_problems(definition, defaults):
         raise unusable(definition.tool_name, operator_problems)
     raise BadRequest(
@@ -325,15 +289,15 @@ def _validated_repairs(
 
 
 def takes_cursor(definition: ToolDefinition) -> bool:
-    """Return whether the built-in tool supports pagination by cursor, even if the definition's schema omits it."""
+    """Return whether the built-in tool takes a cursor, even if the definition's schema omits it."""
     return CURSOR in definition.built_in.arguments.model_fields
 
 
 def cursor_schema(definition: ToolDefinition, hidden: frozenset[str]) -> Mapping[str, JsonValue]:
     """Return the schema for a call with a cursor, which does not require page or query.
 
-    Definitions written for the kernel's own executor require `url` and do not declare `cursor`; without this their
-    models could not paginate.
+    Definitions for the kernel's own executor require `url` and do not declare `cursor`; their models could not
+    paginate.
     """
     schema = visible_schema(definition.schema, hidden)
     required = schema.get("required")
@@ -343,12 +307,12 @@ def cursor_schema(definition: ToolDefinition, hidden: frozenset[str]) -> Mapping
 
 
 def names_main_parameter(definition: ToolDefinition, name: JsonValue) -> bool:
-    """Return whether an argument of this name is the page or query of a call."""
+    """Return whether an argument is the page or query of a call."""
     return isinstance(name, str) and fold(name) in definition.operation.main_parameter_names
 
 
 def default_problems(definition: ToolDefinition, defaults: Mapping[str, JsonValue]) -> list[str]:
-    """Return how defaults violate the definition's own `parameters`; only an operator can correct that."""
+    """Return how defaults violate the definition's own `parameters`."""
     declared = definition.schema.get("properties")
     rules = {name: declared[name] for name in defaults if name in declared} if isinstance(declared, dict) else {}
     problems = schema_problems({"properties": rules}, {name: defaults[name] for name in rules}) if rules else []
@@ -360,9 +324,8 @@ def _api_key(
 ) -> tuple[SecretStr, str, str | None]:
     """Return the API key, the name of its variable, and why that variable is only the fallback (None if it is not).
 
-    `api_key` in `envs` names the variable, `auth_env` the fallback. As in the kernel's own executor, the fallback
-    applies if the first is missing or not allowed. Raises ToolMisconfigured if the fallback is, too, or if a name looks
-    like a key or configures the executor itself.
+    `api_key` in `envs` names the variable. As in the kernel's own executor, `auth_env` is the fallback if that is
+    missing or not allowed, but not if the name looks like a key or configures the executor itself.
     """
     named = envs.get(API_KEY, definition.auth_env)
     try:

@@ -20,13 +20,13 @@ from openapi_tool.tools.problems import Path, short
 PREFIXED_KEY = re.compile(r"(?:\b(?:jina|sk|pk|ghp|gho|xox[abp]|glpat|hf)[_-][A-Za-z0-9_-]{16,}|(?i:bearer)\s+\S{12,})")
 """A key with a known prefix (`jina_…`, `sk-…`), or a bearer token."""
 
-# At least one digit and one letter: names of variables have long parts without digits, and numbers have no letters.
+# A digit and a letter at least: names of variables have long parts without digits, and numbers have no letters.
 _KEY_CHUNK = re.compile(r"(?=[A-Za-z]*\d)(?=\d*[A-Za-z])[A-Za-z0-9]{16,}")
-_MAX_SHOWN_DEPTH = 100  # above the limit of a definition, below Python's recursion limit
+_MAX_SHOWN_DEPTH = 100  # above the limit of definitions, below Python's
 
 
 def looks_like_a_key(text: str) -> bool:
-    """Return whether a text is more likely a credential than the name of a variable."""
+    """Return whether a text is more likely a key than the name of a variable."""
     return bool(
         PREFIXED_KEY.search(text) or any(_KEY_CHUNK.fullmatch(chunk) for chunk in re.split(r"[^A-Za-z0-9]", text))
     )
@@ -59,34 +59,25 @@ FILE_SUFFIX = "_FILE"
 
 _NO_POOLS: Mapping[str, Sequence[str]] = MappingProxyType({})
 _MAX_FILE_BYTES = 64 * 1024
-_MAX_CHECKED_CHARS = 1_000  # of a name, which may have 256 kB
 # PG*: every variable of libpq and asyncpg. The others configure NATS, this service, trace export, proxies and CAs.
 _OWN_PREFIXES = ("PG", "NATS_", "OPENAPI_TOOL", "OTEL_")
 _OWN_NAMES = frozenset(
-    {
-        "CG_CONFIG_TOML",
-        "HTTP_PROXY",
-        "HTTPS_PROXY",
-        "ALL_PROXY",
-        "NO_PROXY",
-        "SSL_CERT_FILE",
-        "SSL_CERT_DIR",
-    }
+    ("CG_CONFIG_TOML", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "SSL_CERT_FILE", "SSL_CERT_DIR")
 )
 
 
 def is_executors_own(variable: str) -> bool:
     """Return whether a variable or `NAME_FILE`, in upper or lower case, configures the executor itself.
 
-    A tool never gets such a variable, even if an operator lists it: `envs: {api_key: PG_DSN}` would send the database's
-    password to the upstream as a bearer key.
+    No tool may get it, even if an operator lists it: `envs: {api_key: PG_DSN}` would send the database's password to
+    the upstream.
     """
     name = variable.upper()
     return name.startswith(_OWN_PREFIXES) or name in _OWN_NAMES or name.removesuffix(FILE_SUFFIX) in _OWN_NAMES
 
 
 class Secret(SecretStr):
-    """Text that only `get_secret_value` returns; `repr`, `str`, format and JSON mask it, pickling raises TypeError."""
+    """Text that only `get_secret_value` returns; pickling raises TypeError."""
 
     def __copy__(self) -> Self:
         return self
@@ -99,7 +90,7 @@ class Secret(SecretStr):
 
 
 class MissingVariable(ToolMisconfigured):
-    """An allowed variable is not set in the executor's environment."""
+    """An allowed variable is not set."""
 
 
 class VariableNotAllowed(ToolMisconfigured):
@@ -113,8 +104,8 @@ class _Unusable(Exception):
 class Secrets:
     """Variables that tool definitions may name, with their values at the time of construction.
 
-    `pools` maps the name of a pool, in upper case, to the variables with its keys. If no variable of the pool's name is
-    set, its value is the first key that is set. `problems` has a line for each variable whose value cannot be used.
+    `pools` maps the name of a pool, in upper case, to the variables with its keys. If no variable of that name is set,
+    its value is the first key that is set. `problems` has a line for each unusable value.
     """
 
     def __init__(
@@ -133,17 +124,13 @@ class Secrets:
                 self._values |= {name: Secret(value)} if value else {}
 
     def __call__(self, variable: str) -> Secret:
-        """Return the value of a variable.
-
-        Raises ToolMisconfigured if it configures the executor itself or the operator has not allowed it,
-        MissingVariable if it is not set.
-        """
+        """Return the value of a variable. Raises ToolMisconfigured, for which see its two subclasses."""
         if is_executors_own(variable):
             raise ToolMisconfigured(
                 f"The tool's definition names the environment variable {variable[:80]!r}, which is one of the "
                 "executor's own settings and never given to tools; an operator must correct the definition."
             )
-        if variable not in self.allowed and looks_like_a_key(variable[:_MAX_CHECKED_CHARS]):
+        if variable not in self.allowed and looks_like_a_key(variable[:1_000]):  # it may have 256 kB
             raise ToolMisconfigured(
                 "The tool's definition has what looks like a key where the name of an environment variable belongs; an "
                 "operator must put the key into the executor's environment and name its variable."
@@ -162,7 +149,7 @@ class Secrets:
         return value
 
     def get(self, variable: str) -> Secret | None:
-        """Return the value of an allowed variable itself, None if it is not set."""
+        """Return the value of an allowed variable itself, None without one."""
         return self._values.get(variable)
 
     def _first_of_pool(self, variable: str) -> Secret | None:
@@ -170,14 +157,14 @@ class Secrets:
         return next((value for key in keys if (value := self._values.get(key))), None)
 
     def missing(self) -> list[str]:
-        """Return the allowed variables that are not set; the name of a pool needs no value of its own."""
+        """Return the allowed variables without a value; the name of a pool needs none of its own."""
         missing = self.allowed - self._values.keys()
         # A pool may list its own name as a key: that variable must be set.
         pool_names = {name for name in missing if name not in self._pools.get(name.upper(), (name,))}
         return sorted(missing - {name for name in pool_names if self._first_of_pool(name)})
 
     def values(self) -> dict[str, str]:
-        """Return every value in use by the name of its variable, for the redactor."""
+        """Return every value by the name of its variable, for the redactor."""
         return {name: value.get_secret_value() for name, value in self._values.items()}
 
 
@@ -198,7 +185,7 @@ def _read(environment: Mapping[str, str], name: str) -> str:
 def _content(path: str, variable: str) -> str:
     """Return the content of a mounted file without a byte order mark.
 
-    Errors do not show the path, because the variable may contain a key by mistake. Raises _Unusable.
+    Errors do not show the path: the variable may contain a key by mistake.
     """
     try:
         with pathlib.Path(path).open("rb") as file:
@@ -231,30 +218,20 @@ PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
 
 
 class MissingValue(ToolMisconfigured):
-    """A known placeholder has no value in this call."""
+    """A placeholder has no value in this call."""
 
 
 def placeholder_values(identity: CallIdentity) -> dict[str, str | None]:
-    """Return the values of all placeholders, each None if the call has none; only v1r3 has a `context_box_id`."""
-    return {
-        "project_id": identity.project_id,
-        "channel_id": identity.channel_id,
-        "agent_id": identity.agent_id,
-        "agent_turn_id": identity.agent_turn_id,
-        "step_id": identity.step_id,
-        "tool_call_id": identity.tool_call_id,
-        "parent_step_id": identity.parent_step_id,
-        "trace_id": identity.trace_id,
-        "turn_epoch": str(identity.turn_epoch),
-        "context_box_id": identity.context_box_id,
-    }
+    """Return the values of PLACEHOLDERS, None for an id that the call does not have."""
+    values = {name: getattr(identity, name) for name in PLACEHOLDERS}
+    return values | {"turn_epoch": str(identity.turn_epoch)}
 
 
 def render(value: JsonValue, values: Mapping[str, str | None], where: str, depth: int = 0) -> JsonValue:
     """Replace the placeholders in every string of `value`; rendered text is not searched again for placeholders.
 
     `where` is the path that errors name, `depth` the level of `value` in the option. Raises ToolMisconfigured for an
-    unknown placeholder, too long an id and deep nesting, MissingValue for a known placeholder without a value.
+    unknown placeholder, too long an id and deep nesting, MissingValue.
     """
     if isinstance(value, str):
         return PLACEHOLDER.sub(lambda match: _value(match[1], values, where), value)
@@ -290,15 +267,10 @@ def _value(name: str, values: Mapping[str, str | None], where: str) -> str:
     return value
 
 
-def render_default(name: str, template: JsonValue, call: ToolCall, values: Mapping[str, str | None]) -> JsonValue:
-    """Return a rendered default: the card's value if the kernel's worker has merged one, else the definition's."""
-    return render(call.arguments.get(name, template), values, f"options.args.defaults.{short(name)}")
-
-
 def render_fixed(name: str, template: JsonValue, call: ToolCall, values: Mapping[str, str | None]) -> JsonValue:
     """Return a rendered fixed value: the definition's, or the card's if a placeholder has no value here.
 
-    The kernel's worker may know ids that the command does not carry, and merge the rendered value into the card.
+    The kernel's worker may know ids that the command does not carry, and merge the value into the card.
     """
     where = f"options.args.fixed.{short(name)}"
     try:
