@@ -1,7 +1,4 @@
-"""Authorization of calls (hooks, allowed tools, disabled tools; tool-design section 4), and their deadlines.
-
-A call is authorized before its first upstream request. A hook that fails or is too slow denies the call.
-"""
+"""Authorization of calls (hooks, allowed tools, disabled tools; tool-design section 4), and their deadlines."""
 
 from __future__ import annotations
 
@@ -37,20 +34,15 @@ _UNDECIDED = "it could not be checked"
 log = logging.getLogger(__name__)
 
 
-def matches(pattern: str, tool: BuiltInTool) -> bool:
+def _matches(pattern: str, tool: BuiltInTool) -> bool:
     """Return whether a pattern matches the canonical name (`jina.*`) or a tag (`tag:network`)."""
     if pattern.startswith(TAG):
         return pattern.removeprefix(TAG) in tool.tags
     return fnmatchcase(tool.name, pattern)
 
 
-def matches_nothing(pattern: str) -> bool:
-    """Return whether a pattern matches no built-in tool, so that it must be a mistake."""
-    return not any(matches(pattern, tool) for tool in CATALOGUE.values())
-
-
 def _matches_a_tool(pattern: str) -> str:
-    if matches_nothing(pattern):
+    if not any(_matches(pattern, tool) for tool in CATALOGUE.values()):
         raise ValueError("matches no tool; use canonical names such as jina.search or jina.*, or tag:read")
     return pattern
 
@@ -68,17 +60,15 @@ class ToolRules(Options):
     deny: Annotated[tuple[ToolPattern, ...], Field(description="The same; deny wins.")] = ()
 
     def permit(self, tool: BuiltInTool) -> bool:
-        """Return whether a tool is permitted; `deny` wins."""
-        return _matches_any(self.allow, tool) and not _matches_any(self.deny, tool)
-
-
-def _matches_any(patterns: Iterable[str], tool: BuiltInTool) -> bool:
-    return any(matches(pattern, tool) for pattern in patterns)
+        """Return whether a tool is permitted."""
+        return any(_matches(pattern, tool) for pattern in self.allow) and not any(
+            _matches(pattern, tool) for pattern in self.deny
+        )
 
 
 @validated(frozen=True)
 class Policy(ToolRules):
-    """Authorization of calls: hooks first, then patterns of canonical names and tags."""
+    """Authorization of calls."""
 
     allow: Annotated[
         tuple[ToolPattern, ...],
@@ -107,17 +97,17 @@ class Policy(ToolRules):
     ] = 1
 
     def permits(self, project_id: str, tool: BuiltInTool) -> bool:
-        """Return whether a project may use a tool: the general rules and the project's own must both permit it."""
+        """Return whether the general rules and the project's own, if any, permit a tool."""
         rules = self.projects.get(project_id)
         return self.permit(tool) and (rules is None or rules.permit(tool))
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedCall:
-    """Call as shown to a hook: names, owner and resolved arguments, without secrets.
+    """Call as shown to a hook, without secrets.
 
     `tool` is the canonical name, `tool_name` the project's own. An id that the call does not have is empty.
-    `arguments` is a deep copy, so a hook cannot change the call.
+    `arguments` are resolved, and a deep copy, so a hook cannot change the call.
     """
 
     tool: str
@@ -133,24 +123,24 @@ class PlannedCall:
 
 @dataclass(frozen=True, slots=True)
 class Denial:
-    """Denial of a call by a hook. The model reads `reason`."""
+    """Denial by a hook. The model reads `reason`."""
 
     reason: str
 
 
 Hook = Callable[[PlannedCall], Awaitable[object]]
-"""Pre-call hook. None allows the call; a Denial, any other value, an exception or a timeout denies it."""
+"""Pre-call hook. None allows the call; any other value, an exception or a timeout denies it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Authorizer:
-    """Authorizer of calls: run `hooks` in order, each within `policy.hook_timeout_s`, then apply the policy."""
+    """Runs `hooks` in order, each within `policy.hook_timeout_s`, then applies the policy."""
 
     policy: Policy = field(default_factory=Policy)
     hooks: Mapping[str, Hook] = field(default_factory=dict)
 
     async def authorize(self, definition: ToolDefinition, owner: CallOwner, arguments: Arguments) -> None:
-        """Authorize a call. Raises ToolNotAvailable if a hook or the policy denies it."""
+        """Raise ToolNotAvailable if a hook or the policy denies the call."""
         for name, hook in self.hooks.items():
             reason = await self._run(name, hook, _planned(definition, owner, arguments))
             if reason is not None:
@@ -218,7 +208,7 @@ MAX_TEXT_CHARS = 300
 
 @dataclass(frozen=True, slots=True)
 class Switch:
-    """Record that an operator disabled or enabled a tool of a project. `ALL` as project or tool means every one.
+    """Record that an operator disabled or enabled a tool; `ALL` as project or tool means every one.
 
     `by` is the operator, `at` the time in ISO 8601, UTC.
     """
@@ -231,7 +221,7 @@ class Switch:
 
     @property
     def scope(self) -> tuple[str, str]:
-        """Return project and tool."""
+        """Project and tool."""
         return self.project_id, self.tool_name
 
 
@@ -240,7 +230,7 @@ class SwitchRecordInvalid(Exception):
 
 
 class Switches:
-    """Set of disabled tools, one switch per scope; `enablings` are the last records of enabling, for replicas' logs."""
+    """Disabled tools, one switch per scope; `enablings` are the last records of enabling, for replicas' logs."""
 
     def __init__(self, switches: Iterable[Switch] = (), enablings: Iterable[Switch] = ()) -> None:
         self._by_scope: Mapping[tuple[str, str], Switch] = {switch.scope: switch for switch in switches}
@@ -276,11 +266,11 @@ class Switches:
                 )
 
     def disabled(self, switch: Switch) -> Switches:
-        """Return the set after disabling: `switch` is added, and replaces that of the same scope."""
+        """Return the set with `switch`, which replaces that of the same scope."""
         return Switches({**self._by_scope, switch.scope: switch}.values(), self.enablings)
 
     def enabled(self, switch: Switch) -> Switches:
-        """Return the set after enabling: without the switch of the same scope; the same set if there is none."""
+        """Return the set without the switch of the same scope; the same set if there is none."""
         if switch.scope not in self._by_scope:
             return self
         return Switches((each for each in self.all if each.scope != switch.scope), (*self.enablings, switch))
@@ -290,14 +280,13 @@ def _switch(row: Mapping[str, object]) -> Switch:
     return Switch(**{name: str(row[name]) for name in ("project_id", "tool_name", "reason", "by", "at")})
 
 
-_OTHER_STEPS_S = 30.0
-"""Seconds for all other steps, which have limits of a few seconds each: lease, rendering, doorbell."""
+_OTHER_STEPS_S = 30.0  # lease, rendering, doorbell, …; their limits are a few seconds each
 
 
 class TurnLimit:
     """Limit that may be set while a call runs, because its turn ends before the call's own deadline.
 
-    `at` is in seconds on the monotonic clock, infinite until `shorten` is called.
+    `at` is on the monotonic clock.
     """
 
     def __init__(self) -> None:
@@ -305,7 +294,7 @@ class TurnLimit:
         self._waits: list[asyncio.Timeout] = []
 
     def shorten(self, at: float) -> None:
-        """Bring the limit forward to `at`, also for waits that are in progress."""
+        """Bring the limit forward to `at`, also for waits in progress."""
         self.at = min(self.at, at)
         loop = asyncio.get_running_loop()
         when = loop.time() + self.at - time.monotonic()  # on the loop's clock
@@ -316,13 +305,13 @@ class TurnLimit:
                     timeout.reschedule(when)
 
     def watch(self, timeout: asyncio.Timeout) -> None:
-        """Register a timeout that `shorten` must reschedule. It stays registered after its end; a call has few."""
+        """Register a timeout for `shorten` to reschedule. It stays registered after its end; a call has few."""
         self._waits.append(timeout)
 
 
 @frozen
 class Deadline:
-    """Deadline of a call in seconds on the monotonic clock; `turn` may bring it forward while the call runs."""
+    """Deadline of a call on the monotonic clock; `turn` may bring it forward while the call runs."""
 
     at: float
     turn: TurnLimit | None = None
@@ -351,28 +340,28 @@ class Deadline:
 
 @dataclass(frozen=True, slots=True)
 class TimeLimits:
-    """Time limits of a call, computed from the settings sections `executor` and `tools`."""
+    """Time limits of a call by the settings."""
 
     executor: ExecutorOptions
     tools: ToolOptions
 
     def worker_waits_s(self, suspend_timeout_s: float | None) -> float:
-        """Return the seconds from a command's arrival in the stream until its worker stops waiting."""
+        """Return for how long a worker waits from the command's arrival in the stream on."""
         return max(self.executor.worker_timeout_s, suspend_timeout_s or 0.0)
 
     def outlasts_worker_wait(self, suspend_timeout_s: float | None) -> bool:
-        """Return whether a call may run on after `executor.worker_timeout_s`, the worker's least wait."""
+        """Return whether a call may outlast `executor.worker_timeout_s`, the worker's least wait."""
         return suspend_timeout_s is not None and suspend_timeout_s > self.executor.worker_timeout_s
 
     def worker_wait_left_s(self, age_s: float) -> float:
-        """Return the seconds left of `worker_timeout_s`, which began `age_s` ago, minus `commit_margin_s`."""
+        """Return what is left of `worker_timeout_s`, which began `age_s` ago, minus `commit_margin_s`."""
         return self.executor.worker_timeout_s - self.executor.commit_margin_s - age_s
 
     def deadline(self, age_s: float, suspend_timeout_s: float | None, timeout_s: float | None = None) -> Deadline:
         """Return the deadline of a call whose command arrived in the stream `age_s` seconds ago.
 
-        `suspend_timeout_s` and `timeout_s` are those of the definition. `tools.default_timeout_s` applies if it has
-        neither. The deadline may have passed already; then the runner does not run the call.
+        The other two are those of the definition; without both `tools.default_timeout_s` applies. The deadline may have
+        passed already; then the runner does not run the call.
         """
         wait_s = self.worker_waits_s(suspend_timeout_s) - self.executor.commit_margin_s
         left_s = min(wait_s, self.tools.max_timeout_s) - max(0.0, age_s)
@@ -383,8 +372,8 @@ class TimeLimits:
 def longest_call_s(limits: TimeLimits, authorizer: Authorizer, statement_s: float) -> float:
     """Return the seconds after which a call that still runs is a defect: the sum of the limits of its steps.
 
-    `statement_s` limits each wait for a database connection or statement. A call has at most eight of them: load,
-    commit, last retry of the commit, and reload after a commit that wrote nothing, each with its connection.
+    `statement_s` limits each wait for a database connection or statement. A call has at most eight: load, commit, last
+    retry of the commit, and reload after a commit that wrote nothing, each with its connection.
     """
     hooks_s = len(authorizer.hooks) * authorizer.policy.hook_timeout_s
     commit_s = limits.executor.commit_retry_timeout_s
