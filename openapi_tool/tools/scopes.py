@@ -3,14 +3,13 @@
 A cursor is base64 of 16 bytes card id, 5 bytes start, 5 bytes opening (optional; see `Position`), and 12 bytes of HMAC
 over owner and position.
 
-A caller's `session_id` is only an alias. The session identity is an HMAC of project, agent and alias. So the same alias
-of two agents gives two identities, no caller can compute another caller's identity, and all replicas compute the same.
+A session identity is an HMAC of project, agent and the caller's `session_id`. So the same alias of two agents gives two
+identities, no caller can compute another's, and all replicas compute the same.
 """
 
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 import hmac
 import json
@@ -25,14 +24,13 @@ from openapi_tool.protocol.jsontext import JsonValue
 _ID_BYTES, _START_BYTES, _SEAL_BYTES = 16, 5, 12
 # White space and quotes, in which a model may enclose a cursor.
 _STRIPPED_CHARS = " \t\r\n\"'`\u201c\u201d"
-_UNKNOWN = "cursor: is unknown here, or its text is no longer stored; ask for the page itself again, by its url."
 
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Position in an artifact's text: the card and an offset in characters.
+    """Position in an artifact's text; offsets in characters.
 
-    `opening` is the offset of the code block or table that contains `start`, so that the next part can repeat its first
+    `opening` is that of the code block or table that contains `start`, so that the next part can repeat its first
     lines; None outside of one.
     """
 
@@ -42,13 +40,13 @@ class Position:
 
 
 class Cursors:
-    """Issuer and reader of cursors, authenticated with a key that all replicas share."""
+    """Issues and reads cursors with a key that all replicas share."""
 
     def __init__(self, key: bytes) -> None:
         self._key = hmac.digest(key, b"cursor", hashlib.sha256)
 
     def issue(self, project_id: str, agent_id: str, position: Position) -> str:
-        """Return a cursor for `position`, valid for this owner only; 44 characters, or 52 with an `opening`."""
+        """Return a cursor, valid for this owner only; 44 characters, or 52 with an `opening`."""
         starts = (position.start,) if position.opening is None else (position.start, position.opening)
         payload = uuid.UUID(position.card_id).bytes + b"".join(start.to_bytes(_START_BYTES, "big") for start in starts)
         return base64.urlsafe_b64encode(payload + self._seal(project_id, agent_id, payload)).decode()
@@ -57,7 +55,7 @@ class Cursors:
         """Return the position of a cursor. Raises NotFound if it was not issued to this owner."""
         try:
             opened = base64.b64decode(cursor.strip(_STRIPPED_CHARS), altchars=b"-_", validate=True)
-        except (binascii.Error, ValueError):
+        except ValueError:
             raise unknown_cursor() from None
         payload, seal = opened[:-_SEAL_BYTES], opened[-_SEAL_BYTES:]
         if not hmac.compare_digest(seal, self._seal(project_id, agent_id, payload)):
@@ -76,14 +74,16 @@ class Cursors:
 
 def unknown_cursor() -> NotFound:
     """Return the error for forged, foreign and expired cursors, which a caller must not be able to distinguish."""
-    return NotFound(_UNKNOWN)
+    return NotFound(
+        "cursor: is unknown here, or its text is no longer stored; ask for the page itself again, by its url."
+    )
 
 
 MIN_KEY_BYTES = 16
 
 
 class SessionScope:
-    """Deriver of session identities, with a key that all replicas share; raises ValueError for a short key."""
+    """Derives session identities with a key that all replicas share. Raises ValueError for a short key."""
 
     def __init__(self, key: bytes) -> None:
         if len(key) < MIN_KEY_BYTES:
@@ -93,7 +93,7 @@ class SessionScope:
     def identity(self, project_id: str, agent_id: str, alias: JsonValue) -> str:
         """Return 64 hex digits for an owner and an alias (any JSON value, None if the call has none).
 
-        The HMAC is over one JSON array. Values joined by a separator could collide: `a:b` and `c`, or `a` and `b:c`.
+        The HMAC is over a JSON array: with a separator `a:b` and `c` would collide with `a` and `b:c`.
         """
         owned = [project_id, agent_id, alias]
         try:

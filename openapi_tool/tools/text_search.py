@@ -1,7 +1,7 @@
 """Search in a stored text: matches of a phrase, or the passages that fit a question best (tool-design section 3).
 
-The caller reads the text in windows, item by item. Positions and lengths are in characters. Every step takes a
-millisecond or less, and time is linear in the length of the text.
+The caller reads the text in windows, item by item. Positions and lengths are in characters. A step takes at most a
+millisecond; the time is linear in the length of the text.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from openapi_tool.tools.truncation import boundary
 
 MAX_PHRASE_CHARS, MAX_QUESTION_CHARS = 200, 500
 MAX_SHOWN = 8
-"""Maximum number of passages in a result."""
+"""Passages in a result."""
 
 _PASSAGE_CHARS = 600
 _BEFORE_CHARS, _AFTER_CHARS = 120, 400  # maximum of a passage before its match, and from the match's start on
@@ -51,7 +51,7 @@ _MAX_COUNT = 255  # of a term in a passage; higher counts hardly change a score
 
 
 class Span(NamedTuple):
-    """Passage: at most `chars` characters from position `at` on, and at most `before` characters before it."""
+    """Passage: at most `chars` characters from `at` on, and at most `before` characters before it."""
 
     at: int
     chars: int
@@ -59,20 +59,20 @@ class Span(NamedTuple):
 
 
 class Search(Protocol):
-    """Search of a text whose windows are given to it in order."""
+    """Search of a text that is given in windows, in order."""
 
     def scan(self, text: str, at: int, *, last: bool) -> Steps[int]:
         """Search a window that begins at `at`; return how many of its characters the next window need not repeat.
 
-        `last` says that an item of the stored text ends with the window.
+        An item of the stored text ends with its `last` window.
         """
 
     def spans(self) -> Steps[list[Span]]:
-        """Return the passages that were found, in the order to show them in."""
+        """Return the passages in the order to show them in."""
 
 
 def folded(text: str) -> str:
-    """Return a text of the same length for comparison, without differences of case, white space and quotes."""
+    """Return a text of the same length without differences of case, white space and quotes."""
     text = text.replace("İ", "i").lower()  # the only letter whose lower case has two characters
     for char, plain in _FOLDED_CHARS.items():
         text = text.replace(char, plain)
@@ -82,7 +82,7 @@ def folded(text: str) -> str:
 def _squeeze(text: str) -> tuple[str, list[int], list[int]]:
     """Return a text with each run of blanks as one, and two lists that map its positions to those of `text`.
 
-    The first list has the position after each run in the new text. Element n of the second is the number of characters
+    The first has the position after each run in the new text. Element n of the second is the number of characters
     removed in the first n runs.
     """
     ends, removed = list[int](), [0]
@@ -93,15 +93,15 @@ def _squeeze(text: str) -> tuple[str, list[int], list[int]]:
 
 
 def _squeezed(at: int, ends: list[int], removed: list[int]) -> int:
-    """Return the position of `at` in a squeezed text (`_squeeze`); within a run of blanks, that after its blank."""
+    """Return the position of `at` in a squeezed text; within a run of blanks, that after its blank."""
     run = bisect_right(range(len(ends)), at, key=lambda run: ends[run] + removed[run + 1])  # the first that ends later
     return min([at - removed[run], *ends[run : run + 1]])
 
 
 class Phrase:
-    """Search for a phrase. Matches from position `start` on are preferred to those before it.
+    """Search for a phrase. Matches from `start` on are preferred to those before it.
 
-    `before` and `after` count the matches before and after `start`; matches near each other count once.
+    `before` and `after` count both; matches near each other count once.
     """
 
     def __init__(self, phrase: str, start: int) -> None:
@@ -115,7 +115,7 @@ class Phrase:
         self.before = self.after = 0
 
     def scan(self, text: str, at: int, *, last: bool) -> Steps[int]:
-        """Search a window; see `Search`."""
+        """See `Search`."""
         for begin in range(0, len(text), _SLICE_CHARS):
             part = folded(text[begin : begin + _SLICE_CHARS + self._overlap])
             # `_min_next` skips matches in the overlap that were found in the slice or window before.
@@ -127,7 +127,7 @@ class Phrase:
         return len(text) if last else len(text) - self._overlap
 
     def _matches(self, text: str, start: int) -> Iterator[int]:
-        """Yield the matches in a folded text from `start` on that are not near the one before."""
+        """Yield the matches from `start` on that are not near the one before."""
         ends, removed = list[int](), [0]
         if " " in self._phrase and "  " in text:
             text, ends, removed = _squeeze(text)
@@ -160,20 +160,20 @@ class Phrase:
 
 
 class Question:
-    """Search for the passages that fit a question best, ranked by BM25."""
+    """Search for the passages that fit a question best by BM25."""
 
     def __init__(self, question: str) -> None:
         unique = list(dict.fromkeys(terms(question)))[:_MAX_TERMS]
         self._unspaced = [term for term in unique if _IS_UNSPACED.match(term)]
         self._words = [(term, f"{term}s") for term in unique if not _IS_UNSPACED.match(term)]
-        # Passages with a term of the question: position, length, and the count of each term in one byte. As tuples of
-        # terms and counts those of a page of 10 MB took 80 MB.
+        # Passages with a term: position, length, and the count of each term in one byte. As tuples of terms and counts
+        # those of a page of 10 MB took 80 MB.
         self._found: list[tuple[int, int, bytes]] = []
         self._passages_with = [0] * len(unique)
         self._passages = self._total_chars = 0
 
     def scan(self, text: str, at: int, *, last: bool) -> Steps[int]:
-        """Search a window; see `Search`."""
+        """See `Search`."""
         begin = 0
         while begin < len(text) if last else len(text) - begin > _PASSAGE_CHARS:
             size = boundary(text[begin : begin + _PASSAGE_CHARS + 1], _PASSAGE_CHARS)
@@ -198,7 +198,7 @@ class Question:
             self._found.append((at, len(passage), bytes(min(count, _MAX_COUNT) for count in counts)))
 
     def spans(self) -> Steps[list[Span]]:
-        """Return the best passages, best first; those of equal score in the order of the text."""
+        """Return the passages, best first; those of equal score in the order of the text."""
         idf = list(map(self._idf, self._passages_with))
         best: list[tuple[float, int, int]] = []  # heap of score, minus position, length
         for at, chars, counts in self._found:
@@ -218,7 +218,7 @@ class Question:
 def terms(text: str) -> Iterator[str]:
     """Yield the words of a text in lower case, without the s of plurals.
 
-    In scripts without blanks between words, yield each pair of adjacent letters, or a letter that stands alone.
+    In scripts without blanks between words, yield pairs of adjacent letters, or a letter that stands alone.
     """
     for word in _WORD.findall(text.lower()):
         if not _IS_UNSPACED.match(word):

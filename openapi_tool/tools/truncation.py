@@ -1,7 +1,6 @@
 """Truncation and pagination of results (tool-design section 3).
 
-Lengths and positions are in characters. A part begins where the one before ends. An item has a caption, written by
-this service, and web content: its head (title, address, facts), then its body.
+Lengths and positions are in characters. A part begins where the one before ends.
 """
 
 from __future__ import annotations
@@ -30,33 +29,33 @@ from openapi_tool.tools.result import (
 )
 
 NOTE_CHARS = 500
-"""Characters reserved for the introduction of frames and the note about what is missing."""
+"""Reserved for the introduction of frames and the note about what is missing."""
 
 _BOUNDARIES = ("\n\n", "\n", ". ", " ")
 _MIN_FILL = 0.7  # fraction of the limit: do not cut at a boundary before that
 _PIECE_CHARS = 128 * 1024  # encoded in one step
 MIN_CHARS = 150
-"""Minimum space for an item, enough for title and address; with less it is left out."""
+"""Minimum space for an item, enough for title and address; else it is left out."""
 FRAME_CHARS = MARK_CHARS + CAPTION_CHARS + CUT_CHARS
-"""Maximum characters of frame lines around a part."""
+"""Maximum of frame lines around a part."""
 FRAME_CHARS_PER_TOKEN = 3
-"""Characters per token of frame lines and notes, by estimate."""
+"""Estimate for frame lines and notes."""
 _MIN_ASCII_CHARS_PER_TOKEN = 2  # unless a text is all punctuation
 _MIN_HEAD_CHARS = 500  # an item is left out if there is no space for this much of its head
 _MAX_TITLE_CHARS = 120
 _MAX_LINE_CHARS = 200
 OPENING_CHARS = 3 * _MAX_LINE_CHARS
-"""Characters to read at an opening, enough for the lines that are repeated."""
+"""Enough at an opening for the lines that are repeated."""
 _FENCE = re.compile(r"^ {0,3}(`{3,}+|~{3,}+)([^`\n]*+)$", re.MULTILINE)
 _TABLE_RULE_CHARS = frozenset("|-: ")
 
 
 @dataclass(frozen=True, slots=True)
 class StoredItem:
-    """Item in a stored text, from `start` to `end`. The first result showed the item up to `shown`.
+    """Item in a stored text, from `start` to `end`. The first result showed it up to `shown`.
 
     `opening` is the start of the code block or table that contains `shown`, None outside of one. `title` holds the
-    lines that identify the item: its title and its address. `label` and `after` are those of `Item`.
+    lines that identify the item. `label` and `after` are those of `Item`.
     """
 
     start: int
@@ -70,7 +69,7 @@ class StoredItem:
 
 @dataclass(frozen=True, slots=True)
 class Truncated:
-    """Parts of the items that are shown, the items in the stored text, and the number of characters left out."""
+    """Parts that are shown, the items in the stored text, and the number of characters left out."""
 
     parts: tuple[Part, ...]
     stored_items: tuple[StoredItem, ...]
@@ -78,19 +77,19 @@ class Truncated:
 
     @property
     def next(self) -> Place:
-        """Return where the next part begins."""
+        """Where the next part begins."""
         return next(Place(item.shown, item.opening) for item in self.stored_items if item.shown < item.end)
 
 
 @frozen
 class Limit:
-    """Maximum characters that a model is shown at once, and maximum tokens by estimate."""
+    """Maximum of what a model is shown at once; tokens by estimate."""
 
     chars: int
     tokens: int
 
     def minus(self, chars: int) -> Limit:
-        """Return the limit that remains beside a note of `chars` characters."""
+        """Return what a note of `chars` characters leaves."""
         return Limit(self.chars - chars, self.tokens - chars // 4)
 
 
@@ -104,7 +103,6 @@ def uncut_parts(items: Sequence[Item], limit: Limit) -> tuple[Part, ...] | None:
 
 
 def _fits_tokens(items: Sequence[Item], chars: int, max_tokens: int) -> bool:
-    """Return whether items have at most `max_tokens`; `chars` includes frames."""
     if chars <= _MIN_ASCII_CHARS_PER_TOKEN * max_tokens and all(text.isascii() for text in texts(items)):
         return True  # estimating the tokens would take CPU
     frame_chars = chars - sum(map(len, texts(items)))
@@ -114,8 +112,8 @@ def _fits_tokens(items: Sequence[Item], chars: int, max_tokens: int) -> bool:
 def truncate(items: Sequence[Item], limit: Limit) -> Truncated:
     """Cut items so that together, with frames and note, they are within `limit`.
 
-    First all heads get max-min fair shares of the space, then all bodies: short ones are shown whole, the others share
-    the rest. If there is no space for every head, the last items are left out.
+    First all heads get max-min fair shares of the space, then all bodies. If there is no space for every head, the last
+    items are left out.
     """
     left_out = _left_out(items, limit)
     frame_chars = sum(_frame_chars(item) for index, item in enumerate(items) if index not in left_out)
@@ -148,13 +146,12 @@ def truncate(items: Sequence[Item], limit: Limit) -> Truncated:
 
 
 def _frame_chars(item: Item) -> int:
-    """Return the characters of marks and line ends around an item, and of the text after it."""
     notes = (CAPTION_CHARS if item.caption else 0) + (len(item.after) + CAPTION_CHARS if item.after else 0)
     return notes + (MARK_CHARS + CUT_CHARS if item.chars else 0)
 
 
 def _left_out(items: Sequence[Item], limit: Limit) -> frozenset[int]:
-    """Return the indexes of the items that are left out, because earlier heads take all space."""
+    """Return the indexes of the items that are left out: earlier heads take all space."""
     chars, tokens = limit.chars - NOTE_CHARS, limit.tokens - NOTE_CHARS // FRAME_CHARS_PER_TOKEN
     for index, item in enumerate(items):
         head = item.part(min(len(item.head), _MIN_HEAD_CHARS) or MIN_CHARS)
@@ -178,13 +175,12 @@ def _fit_captions(captions: Sequence[str], space: int, tokens: int) -> list[str]
 
 
 def _title(item: Item) -> str:
-    """Return the lines that identify the item in a later part: title, and address unless it is long."""
+    """Return the lines that identify the item in a later part."""
     title, address, *_ = [*item.head.split("\n", 2), "", ""]
     return f"{title[:_MAX_TITLE_CHARS]}\n{address if len(address) <= _MAX_LINE_CHARS else ''}".rstrip("\n")
 
 
 def _item_shares(items: Sequence[Item], space: int) -> list[int]:
-    """Return how many characters of each item may be shown: its head's share and its body's."""
     heads = max_min_shares([len(item.head) for item in items], space)
     bodies = max_min_shares([item.chars - len(item.head) for item in items], space - sum(heads))
     return [head + body for head, body in zip(heads, bodies, strict=True)]
@@ -208,7 +204,7 @@ def _within_tokens(items: Sequence[Item], shares: Sequence[int], space: int) -> 
 
 
 def max_min_shares(sizes: Sequence[int], space: int) -> list[int]:
-    """Return max-min fair shares of `space`: sizes below an equal share in full, equal shares for the others."""
+    """Return max-min fair shares of `space`: small sizes in full, equal shares for the others."""
     shares = [0] * len(sizes)
     for count, index in zip(range(len(sizes), 0, -1), sorted(range(len(sizes)), key=sizes.__getitem__), strict=True):
         shares[index] = min(sizes[index], space // count)
@@ -225,9 +221,9 @@ def _end(item: Item, limit: int) -> int:
 
 
 def boundary(text: str, limit: int) -> int:
-    """Return where to cut a text after at most `limit` characters: after a paragraph, else a line, sentence or word.
+    """Return where to cut a text: after a paragraph, else a line, sentence or word, else at `limit`.
 
-    If none ends in the last 30 % of these characters, cut at `limit`.
+    All but the last must fill at least 70 % of `limit`.
     """
     if len(text) <= limit:
         return len(text)
@@ -241,8 +237,8 @@ def boundary(text: str, limit: int) -> int:
 def opening_of(text: str, following: str, inherited: str = "") -> int | None:
     """Return the start of the code block or table in which a text ends, None outside of one.
 
-    `following` begins with the character after the text. `inherited` holds the first lines of the code block or table
-    in which the text begins, if any; return -1 if the text also ends in that one.
+    `following` begins with the character after the text. `inherited` holds the first lines of the one in which the text
+    begins, if any; return -1 if the text also ends in that.
     """
     opened = _FENCE.match(inherited)
     fence = (-1, opened[1]) if opened else None
@@ -255,7 +251,6 @@ def opening_of(text: str, following: str, inherited: str = "") -> int | None:
 
 
 def _table(text: str, following: str, inherited: str) -> int | None:
-    """Return the start of the table in which a text ends, as `opening_of` does."""
     if text.endswith("\n") and not following.startswith("|"):
         return None
     begin, at = None, len(text) - text.endswith("\n")
@@ -267,7 +262,7 @@ def _table(text: str, following: str, inherited: str) -> int | None:
 
 
 def opening_lines(text: str) -> str:
-    """Return the first lines of a code block or table, to repeat in later parts: its fence, or header and rule."""
+    """Return the lines of a code block or table to repeat in later parts: its fence, or header and rule."""
     first, second, *_ = [*text.split("\n", 2), "", ""]
     if len(first) > _MAX_LINE_CHARS or len(second) > _MAX_LINE_CHARS:
         return ""
@@ -278,7 +273,7 @@ def opening_lines(text: str) -> str:
 
 
 def stored_text(items: Sequence[Item], stored_items: Sequence[StoredItem]) -> Steps[StoredText]:
-    """Return the whole text of the items in the form to store, with the position of each item in it."""
+    """Return the whole text of the items, and the position of each in it."""
     content, digest, chars = bytearray(b'{"__type__":"TextContent","text":"'), hashlib.sha256(), 0
     for piece in _pieces(items):
         content += dumps(piece)[1:-1]
@@ -297,13 +292,13 @@ def _pieces(items: Sequence[Item]) -> Iterator[str]:
 
 
 def stored_items_of(stored: Sequence[StoredFields] | None, chars: int) -> list[StoredItem]:
-    """Return the items of a stored text of `chars` characters; an old text without them counts as one item."""
+    """Return the items of a stored text of `chars` characters; an old text is one item."""
     return [StoredItem(*place) for place in stored] if stored else [StoredItem(0, 0, chars)]
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Start of a part in a stored text, and start of the code block or table that contains it."""
+    """Start of a part in a stored text, and of the code block or table that contains it."""
 
     start: int
     opening: int | None = None
@@ -311,7 +306,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class LaterPart:
-    """Later part: what is shown, the position after it (`end`), and where the next part begins, None after the last."""
+    """What a later part shows, the position after it (`end`), and where the next one begins, None after the last."""
 
     parts: tuple[Part, ...]
     end: int
@@ -319,7 +314,7 @@ class LaterPart:
 
 
 def later_part(stored_items: Sequence[StoredItem], place: Place, window: str, opening: str, limit: Limit) -> LaterPart:
-    """Return what follows `place`, item by item, within `limit`.
+    """Return what follows `place`, within `limit`.
 
     `window` is the stored text from `place` on, as far as it was read; `opening` the lines at `place.opening`.
     """
@@ -336,16 +331,14 @@ def later_part(stored_items: Sequence[StoredItem], place: Place, window: str, op
             opening = "" if opening_at is None else opening_lines(window[opening_at - place.start :][:OPENING_CHARS])
         text = window[begin - place.start : item.end - place.start]
         lines = opening if begin == item.start or not item.title else f"{item.title}\n{opening}"
-        position = where_in(
-            item, begin, number if len(stored_items) > 1 else None, len(stored_items), lines.count("\n")
-        )
+        count = len(stored_items)
+        position = where_in(item, begin, number if count > 1 else None, count, lines.count("\n"))
         caption = f"[Continued: {position}.]"
         notes = len(caption) + len(item.after)
         space -= notes + len(lines) + FRAME_CHARS
-        if not text or (parts and space < MIN_CHARS):
-            return LaterPart(tuple(parts), at, Place(begin, opening_at))
         tokens -= (notes + FRAME_CHARS) // FRAME_CHARS_PER_TOKEN + estimate_tokens(lines)
-        if parts and tokens < MIN_CHARS // FRAME_CHARS_PER_TOKEN:
+        is_full = space < MIN_CHARS or tokens < MIN_CHARS // FRAME_CHARS_PER_TOKEN
+        if not text or (parts and is_full):
             return LaterPart(tuple(parts), at, Place(begin, opening_at))
         size = boundary(text, max(min(space, fitting_chars(text[: max(space, 0)], tokens)), MIN_CHARS))
         space, at = space - size, begin + size
@@ -354,14 +347,13 @@ def later_part(stored_items: Sequence[StoredItem], place: Place, window: str, op
         if at < item.end:
             # -1: the part ends in the code block or table in which it began.
             found = opening_of(text[:size], text[size : size + 1], opening)
-            return LaterPart(
-                tuple(parts), at, Place(at, opening_at if found == -1 else None if found is None else begin + found)
-            )
+            next_opening = opening_at if found == -1 else None if found is None else begin + found
+            return LaterPart(tuple(parts), at, Place(at, next_opening))
     return LaterPart(tuple(parts), at, None)
 
 
 def where_in(item: StoredItem, begin: int, number: int | None, count: int, repeated: int) -> str:
-    """Describe where a part begins and how many lines are repeated; `number` is None for a single item."""
+    """Describe where a part begins, and the lines repeated; `number` is None for a single item."""
     name = item.label or ("" if number is None else f"item {number} of {count}")
     prefix = f"{name}, " if name else ""
     lines = f"; its first {'line is' if repeated == 1 else f'{repeated} lines are'} repeated" if repeated else ""
