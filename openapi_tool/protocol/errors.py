@@ -74,7 +74,7 @@ class ToolError(ExecutorError):
 
 
 class BadRequest(ToolError):
-    """The call is malformed; the message names every offending field."""
+    """The call is malformed; the message names every offending field and the remedy."""
 
     code = "bad_request"
 
@@ -150,7 +150,9 @@ class ToolTimeout(ToolError):
 
 
 class InternalError(ToolError):
-    """A defect of this executor; its log line has the details."""
+    """A defect of this executor; the log line with the same tool_call_id has the details."""
+
+    code = "internal_error"
 
 
 class Unanswerable(ExecutorError):

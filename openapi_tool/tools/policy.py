@@ -68,7 +68,7 @@ class ToolRules(Options):
 
 @validated(frozen=True)
 class Policy(ToolRules):
-    """Authorization of calls."""
+    """Authorization of calls: hooks first, then patterns of canonical names and tags."""
 
     allow: Annotated[
         tuple[ToolPattern, ...],
