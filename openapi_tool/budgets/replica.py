@@ -1,7 +1,4 @@
-"""One replica's part of the budgets: its share of each account; its store, outages and journal of unreported uses.
-
-`Allowance` is pure like `ledger`; the rest reads and writes the store.
-"""
+"""One replica's part of the budgets: its share of each account (no I/O), and its journal of unreported uses."""
 
 from __future__ import annotations
 
@@ -24,29 +21,18 @@ from openapi_tool.limits.permits import Store
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.telemetry import metrics
 
-_AHEAD_S = 5.0
-"""Size of a block in seconds of demand."""
-
+_AHEAD_S = 5.0  # of demand: size of a block
+_FIRST_BLOCK = 4  # size of the first block in requests
 _LOW_SHARE = 0.25  # of the last block, below which the next one is taken
-_MIN_INTERVAL_S = 0.25
-"""Minimum seconds between blocks that are taken in advance."""
-
-_FIRST_BLOCK = 4
-"""Size of the first block, as a multiple of the request that needs it."""
-
-REPORT_S = 5.0
-"""Maximum seconds between a use and its report."""
-
-IDLE_S = 20.0
-"""Seconds without a request after which a block is given back."""
-
-RENEW_S = 20.0
-"""Seconds between reports while something is held; a third of `LEASE_S`."""
+_MIN_INTERVAL_S = 0.25  # between blocks that are taken in advance
+_REPORT_S = 5.0  # maximum between a use and its report
+_IDLE_S = 20.0  # without a request, after which a block is given back
+RENEW_S = 20.0  # between reports while something is held; a third of LEASE_S
 
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """Record to be written, with all uses up to `total`; `growth` is added to the block once it is written."""
+    """Record to be written, with all uses up to `total`; then `growth` is added to the block."""
 
     record: Record
     grant: Grant
@@ -79,7 +65,7 @@ class Allowance:
         self._unreported_since = 0.0
 
     def take(self, need: Amount, now: float) -> bool:
-        """Reserve an amount from the block; return False if the block is too small or has expired."""
+        """Reserve an amount from the block; return False if it is too small or has expired."""
         if now >= self._lease_ends_at or not self.idle.covers(need):
             return False
         self.idle, self.reserved = self.idle.minus(need), self.reserved.plus(need)
@@ -87,14 +73,14 @@ class Allowance:
         return True
 
     def record_demand(self, need: Amount, now: float) -> None:
-        """Count a request for the size of the next block (decaying sum)."""
+        """Count a request for the size of the next block."""
         elapsed = max(0.0, now - self.used_at)
         self._demand = self._demand * math.exp(-elapsed / _AHEAD_S) + 1
         self._last_need = need
         self.used_at = now
 
     def settle(self, need: Amount, actual: Amount, now: float) -> None:
-        """Replace a reserved amount by the actual one; the difference goes back to the block."""
+        """Replace a reserved amount by the actual one."""
         self.reserved = self.reserved.minus(need)
         if (limited := self.limit.limited_part(actual)) != need:
             self.idle = self.idle.plus(need).minus(limited)
@@ -105,20 +91,20 @@ class Allowance:
 
     @property
     def spent(self) -> Amount:
-        """Uses that are not reported yet."""
+        """Unreported uses."""
         return self.total.minus(self._reported)
 
     def is_low(self, now: float) -> bool:
-        """Return whether to take the next block: less than a quarter of the last one is left."""
+        """Return whether to take the next block."""
         return not self.idle.covers(self._low_mark) and now - self._reported_at >= _MIN_INTERVAL_S
 
     def is_due(self, now: float) -> bool:
         """Return whether something must be reported."""
-        if self._has_unwritten_change or (self.total != self._reported and now - self._unreported_since >= REPORT_S):
+        if self._has_unwritten_change or (self.total != self._reported and now - self._unreported_since >= _REPORT_S):
             return True
         if self.is_quiet:
             return False
-        is_unused = self.idle.positive() != NOTHING and now - self.used_at >= IDLE_S
+        is_unused = self.idle.positive() != NOTHING and now - self.used_at >= _IDLE_S
         return is_unused or now - self._reported_at >= RENEW_S or self.should_return_block(now)
 
     def should_return_block(self, now: float) -> bool:
@@ -130,13 +116,12 @@ class Allowance:
 
     @property
     def is_quiet(self) -> bool:
-        """Return whether nothing is held or unreported."""
+        """Whether nothing is held or unreported."""
         held = self._has_unwritten_change or (self.reserved, self.idle.positive()) != (NOTHING, NOTHING)
         return not held and self.total == self._reported
 
     def _ahead(self, now: float) -> Amount:
-        """Return the size of the next block: `_AHEAD_S` seconds of demand."""
-        if now - self.used_at >= IDLE_S:
+        if now - self.used_at >= _IDLE_S:
             return NOTHING
         demand = self._demand * math.exp(-max(0.0, now - self.used_at) / _AHEAD_S)
         return self._last_need.times(max(_FIRST_BLOCK, demand))
@@ -152,8 +137,8 @@ class Allowance:
     ) -> Planned:
         """Apply this replica's report to a stored record; with `leave` it keeps no block.
 
-        `journals` are the totals of dead replicas. A smaller block takes effect before the record is written: the write
-        lets other replicas use the difference.
+        `journals` are the totals of dead replicas. A smaller block takes effect before the write, which lets other
+        replicas use the difference.
         """
         record = ledger.decode(stored)
         if now >= self._lease_ends_at:
@@ -166,14 +151,14 @@ class Allowance:
         return Planned(record, grant, needs, report.total, growth, now)
 
     def drop_if_empty(self, planned: Planned) -> bool:
-        """Drop a change that contains only a refusal; return whether it did. Called if there is no record yet."""
+        """Drop a new record that contains only a refusal; return whether it does."""
         share = planned.record.shares[self.name]
         is_empty = planned.record.used == share.reserved == share.idle == NOTHING and not any(planned.grant.granted)
         self._has_unwritten_change = not is_empty
         return is_empty
 
     def confirm(self, planned: Planned) -> None:
-        """Adopt a written change: granted needs become reserved, and the block grows."""
+        """Adopt a written change."""
         for need, granted in zip(planned.needs, planned.grant.granted, strict=True):
             if granted:
                 self.reserved = self.reserved.plus(need)
@@ -188,9 +173,9 @@ class Allowance:
     def adopt(self, record: Record) -> None:
         """Adopt a record that was read, or that another replica wrote.
 
-        The record may contain a report of this replica whose write had an unknown outcome; the next report gives back
-        what that one was granted. The first record may contain reports from before this replica dropped the account;
-        `total` continues from them.
+        It may contain a report of this replica whose write had an unknown outcome; the next one gives back what that
+        one was granted. The first record may contain reports from before this replica dropped the account; `total`
+        continues from them.
         """
         own = record.shares.get(self.name)
         if own is not None:
@@ -209,7 +194,7 @@ class Allowance:
                 self._used_elsewhere = self._used_elsewhere.plus(share.reserved)
 
     def go_offline(self, now: float) -> None:
-        """Continue without the store: add to the block this replica's share of what was left at the last read."""
+        """Continue without the store: add this replica's share of what was left at the last read."""
         if self.offline:
             return
         record = self.record
@@ -223,18 +208,14 @@ class Allowance:
 
     @property
     def taken(self) -> Amount:
-        """Uses and reservations of all replicas, as far as this one knows, without idle blocks."""
+        """Known uses and reservations of all replicas, without idle blocks."""
         return self._used_elsewhere.plus_both(self.total, self.reserved)
 
 
 log = logging.getLogger(__name__)
 
-_WRITE_INTERVAL_S = 0.05
-"""Minimum seconds between writes of the journal; uses in between are written together."""
-
-_MAX_ACCOUNTS = 3_000
-"""Maximum of the last used accounts in a journal, whose record may have 256 KiB."""
-
+_WRITE_INTERVAL_S = 0.05  # minimum between writes of the journal
+_MAX_ACCOUNTS = 3_000  # the last used ones; a record may have 256 KiB
 _JOURNAL = TypeAdapter(dict[str, Amount])
 
 
@@ -242,14 +223,14 @@ class AccountStore(Store, Protocol):
     """Store of accounts and journals; every method raises Unavailable."""
 
     async def put(self, name: str, value: bytes) -> None:
-        """Send a record that only this replica writes; other replicas get no message.
+        """Send a record that only this replica writes, without a message to others.
 
-        It does not wait for the server's confirmation: a record that was sent survives a kill of this process.
+        Does not wait for the server's confirmation: a record that was sent survives a kill of this process.
         """
 
 
 class Outage:
-    """Outage of the store, common to all accounts; `reason` is empty while the store is available."""
+    """Outage of the store; `reason` is empty without one."""
 
     def __init__(self) -> None:
         self.reason = ""
@@ -276,16 +257,15 @@ class Outage:
 class Journal:
     """Write-ahead journal: one record with the totals of the accounts whose last uses are not reported yet.
 
-    If the replica dies, the next replica that writes an account adds the uses from the journal. A call commits its
-    result after its uses were sent to the store, so a killed process loses only the uses of calls that it was running.
+    If the replica dies, the next one that writes an account adds the uses from the journal. A call commits its result
+    after its uses were sent to the store, so a killed process loses only the uses of calls that it was running.
     """
 
     def __init__(self, replica: str, store: AccountStore, outage: Outage) -> None:
-        self._key, self._store, self._outage = _journal_key(replica), store, outage
+        self._key, self._store, self._outage = record_key("journal", replica), store, outage
         self._unreported: dict[str, Allowance] = {}
-        self._waiting: asyncio.Future[None] | None = None  # for the next write
-        self._writing: asyncio.Future[None] | None = None  # the current write
-        self._task: asyncio.Task[None] | None = None
+        self._next: asyncio.Task[None] | None = None  # write that has not begun
+        self._current: asyncio.Task[None] | None = None  # last write that has begun
         self._next_at = 0.0
         self._is_empty = True
 
@@ -293,52 +273,42 @@ class Journal:
         """Schedule a write of an account's total, except during an outage: the account's next report contains it."""
         self._unreported.pop(account, None)  # move to the end: the last ones are written
         self._unreported[account] = allowance
-        if self._outage.reason:
-            return
-        if self._waiting is None:
-            self._waiting = asyncio.get_running_loop().create_future()
-        if self._task is None:
-            self._task = in_background(self._run(), "budget_journal")
+        if self._next is None and not self._outage.reason:
+            self._next = in_background(self._write_after(self._current), "budget_journal")
 
     async def wait_until_written(self) -> None:
         """Wait until everything recorded is written, or the write has failed."""
-        pending = self._waiting or self._writing
-        if pending is not None:
-            await asyncio.wait([pending])
+        if (write := self._next or self._current) is not None:
+            await asyncio.wait([write])
 
     async def read(self, replica: str, account: str) -> Amount:
         """Return the uses of an account that a replica wrote since its start. Raises Unavailable."""
-        _, value = await self._store.read(_journal_key(replica))
+        _, value = await self._store.read(record_key("journal", replica))
         try:
             return _JOURNAL.validate_json(value or b"{}").get(account, NOTHING)
         except ValidationError:
             return NOTHING
 
     async def aclose(self) -> None:
-        """Stop, and write the accounts with unreported uses; without any this empties the record. Call it last."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
+        """Stop; write the unreported uses, without any an empty record. To be called after all reports."""
+        for write in filter(None, (self._next, self._current)):
+            write.cancel()
+            await asyncio.wait([write])
+        self._next = self._current = None
         self._drop_reported()
         if not self._is_empty:
             await self._write()
 
-    async def _run(self) -> None:
+    async def _write_after(self, previous: asyncio.Task[None] | None) -> None:
+        if previous is not None:
+            await asyncio.wait([previous])
         loop = asyncio.get_running_loop()
-        try:
-            while self._waiting is not None:
-                await asyncio.sleep(max(0.0, self._next_at - loop.time()))
-                self._next_at = loop.time() + _WRITE_INTERVAL_S
-                self._writing, self._waiting = self._waiting, None
-                self._drop_reported()
-                if self._unreported:
-                    await self._write()
-                _resolve(self._writing)
-                self._writing = None
-        finally:
-            _resolve(self._writing)
-            _resolve(self._waiting)
-            self._writing = self._waiting = self._task = None
+        await asyncio.sleep(max(0.0, self._next_at - loop.time()))
+        self._next_at = loop.time() + _WRITE_INTERVAL_S
+        self._current, self._next = self._next, None
+        self._drop_reported()
+        if self._unreported:
+            await self._write()
 
     def _drop_reported(self) -> None:
         self._unreported = {name: each for name, each in self._unreported.items() if each.spent != NOTHING}
@@ -366,12 +336,3 @@ class Replica:
 def record_key(*parts: str) -> str:
     """Return a KV key: a hash, because ids may contain any characters."""
     return f"budget.{hashlib.blake2b(json.dumps(parts).encode(), digest_size=20).hexdigest()}"
-
-
-def _journal_key(replica: str) -> str:
-    return record_key("journal", replica)
-
-
-def _resolve(future: asyncio.Future[None] | None) -> None:
-    if future is not None:
-        future.set_result(None)

@@ -102,7 +102,8 @@ class Pod:
 
     def stop(self) -> None:
         """End the background tasks without a report, as a killed process does."""
-        for task in (self.budgets._task, self.budgets.journal._task):  # noqa: SLF001
+        journal = self.budgets.journal
+        for task in (self.budgets._task, journal._current, journal._next):  # noqa: SLF001
             if task is not None:
                 task.cancel()
 
