@@ -68,6 +68,11 @@ def print_json(value: Any, indent: int | None = None) -> None:
     typer.echo(printable_json(value, indent))
 
 
+def or_dash(value: object) -> str:
+    """Return a value as text, a missing one as a dash."""
+    return "-" if value is None else str(value)
+
+
 def cell(value: object) -> Text:
     """Return a table cell: one line, without rich markup."""
     return Text(printable_line(str(value)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
 
@@ -22,7 +22,7 @@ from openapi_tool.bus.dead_letter_reader import (
     with_holder,
 )
 from openapi_tool.bus.dead_letters import without_secrets
-from openapi_tool.cli.common import USAGE, fail, json_default, print_json, print_line
+from openapi_tool.cli.common import fail, json_default, print_json, print_line
 from openapi_tool.cli.kernels import ProtocolOption, with_nats
 from openapi_tool.kernel.queries import CallRows, call_rows
 from openapi_tool.protocol.identity import is_token
@@ -35,7 +35,7 @@ _MAX_EPOCH_S = 1e11
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Event in the timeline of a call."""
+    """Event in the timeline."""
 
     at: datetime
     what: str
@@ -56,8 +56,6 @@ _ATTEMPTS = TypeAdapter(list[_Attempt])
 
 
 class _RunEvent(BaseModel):
-    """Event of a run in a lease record."""
-
     event: Annotated[str, Field(max_length=32)]
     delivery: int
     executor: Annotated[str, Field(max_length=256)]
@@ -69,7 +67,7 @@ _RUN_EVENTS = TypeAdapter(list[_RunEvent])
 
 @dataclass(frozen=True, slots=True)
 class CallRecords:
-    """Stored data of a call."""
+    """Stored data of a call; `card` and `row` return its first one of a type."""
 
     rows: CallRows
     commands: list[CommandState] = field(default_factory=list)
@@ -77,11 +75,11 @@ class CallRecords:
     doorbells: list[Doorbell] = field(default_factory=list)
 
     def row(self, message_type: str) -> Mapping[str, Any] | None:
-        """Return the call's first inbox row of a type."""
+        """Return an inbox row."""
         return next((row for row in self.rows.inbox if row["message_type"] == message_type), None)
 
     def card(self, kind: str) -> Mapping[str, Any] | None:
-        """Return the call's first card of a type."""
+        """Return a card."""
         return next((card for card in self.rows.cards if card["type"] == kind), None)
 
 
@@ -97,29 +95,32 @@ def inspect(
     Exit codes: 0, 2 no such call in this project, invalid settings, NATS or PostgreSQL cannot be reached.
     """
     if not is_token(project):
-        fail(f"--project: {short(project)!r} is no project id: it is empty or contains blanks or `.*>`", USAGE)
-    if not _is_storable(tool_call_id):
-        fail(f"TOOL_CALL_ID: {short(tool_call_id)!r} is no tool call id: it contains NUL or is not UTF-8", USAGE)
+        fail(f"--project: {short(project)!r} is no project id: it is empty or contains blanks or `.*>`")
+    if not tool_call_id or storable_text(tool_call_id) != tool_call_id:  # PostgreSQL takes no NUL or lone surrogate
+        fail(f"TOOL_CALL_ID: {short(tool_call_id)!r} is no tool call id: it contains NUL or is not UTF-8")
 
     async def gather(bootstrap: Bootstrap, client: BusClient) -> CallRecords:
+        durable, redactor = bootstrap.durable, bootstrap.redactor
         rows = await call_rows(bootstrap.pool.dsn, bootstrap.pool.version, project, tool_call_id)
         moments = [row["created_at"] for row in (*rows.inbox, *rows.edges)]
-        since = min(moments) if moments else None
-        commands = await commands_of(client, bootstrap.durable, project, tool_call_id, since)
+        commands = await commands_of(client, durable, project, tool_call_id, min(moments, default=None))
         if commands and not any(card["type"] == "tool.result" for card in rows.cards):
-            commands[-1] = await with_holder(client, bootstrap.durable, commands[-1])
-        redactor = bootstrap.redactor
+            commands[-1] = await with_holder(client, durable, commands[-1])
         letters = await dead_letters_of(
-            client, bootstrap.durable, project, tool_call_id, lambda letter: without_secrets(letter, redactor)
+            client, durable, project, tool_call_id, lambda letter: without_secrets(letter, redactor)
         )
-        doorbells = await _doorbells(client, bootstrap, project, rows)
-        return CallRecords(rows, commands, letters, doorbells)
+        records = CallRecords(rows, commands, letters)
+        report = records.row("tool_result")
+        if report is None or not report["traceparent"]:
+            return records
+        doorbells = await doorbells_of(client, durable, project, report["traceparent"], report["created_at"])
+        return replace(records, doorbells=doorbells)
 
     records = with_nats(
         gather, protocol, permissions_command="openapi-tool nats permissions --for inspect", database=True
     )
     if not (records.commands or records.dead_letters or records.rows.inbox or records.rows.edges or records.rows.cards):
-        fail(f"project {project!r} has no call {tool_call_id!r}, or its command and rows are gone", USAGE)
+        fail(f"project {project!r} has no call {tool_call_id!r}, or its command and rows are gone")
     events, verdict = sorted(_events(records), key=lambda event: event.at), conclusion(records)
     if as_json:
         print_json(
@@ -127,18 +128,6 @@ def inspect(
         )
         return
     _draw(tool_call_id, events, verdict)
-
-
-async def _doorbells(client: BusClient, bootstrap: Bootstrap, project: str, rows: CallRows) -> list[Doorbell]:
-    report = next((row for row in rows.inbox if row["message_type"] == "tool_result"), None)
-    if report is None or not report["traceparent"]:
-        return []
-    return await doorbells_of(client, bootstrap.durable, project, report["traceparent"], report["created_at"])
-
-
-def _is_storable(text: str) -> bool:
-    """Return whether PostgreSQL takes a text: no NUL and, from an argument that is not UTF-8, no lone surrogate."""
-    return bool(text) and storable_text(text) == text
 
 
 def _as_json(records: CallRecords, events: list[Event]) -> dict[str, Any]:
@@ -167,11 +156,8 @@ def _events(records: CallRecords) -> Iterator[Event]:
     for command in records.commands:
         yield Event(command.published_at, "command", f"message {command.sequence} on {command.subject}")
         for event in _run_events(command):
-            what, about = (
-                f"run {event.event.replace('_', ' ')}",
-                f"delivery {event.delivery}, executor {event.executor}",
-            )
-            yield Event(datetime.fromtimestamp(event.at, UTC), what, about)
+            about = f"delivery {event.delivery}, executor {event.executor}"
+            yield Event(datetime.fromtimestamp(event.at, UTC), f"run {event.event.replace('_', ' ')}", about)
     for doorbell in records.doorbells:
         yield Event(doorbell.published_at, "doorbell", f"message {doorbell.sequence} on {doorbell.subject}")
     for letter in records.dead_letters:
@@ -182,7 +168,6 @@ def _events(records: CallRecords) -> Iterator[Event]:
 
 
 def _run_events(command: CommandState) -> list[_RunEvent]:
-    """Return the events in the lease record; none for a command that was settled in its first delivery."""
     try:
         return _RUN_EVENTS.validate_python((command.lease or {}).get("runs", []))
     except ValidationError:  # written by another version
@@ -214,15 +199,14 @@ def _card_events(card: Mapping[str, Any]) -> Iterator[Event]:
 
 
 def _attempts(card: Mapping[str, Any]) -> list[_Attempt]:
-    """Return the card's upstream requests; none if another author's card has another form."""
     try:
         return _ATTEMPTS.validate_json(card["attempts"] or "[]")
-    except ValidationError:
+    except ValidationError:  # another author's card
         return []
 
 
 def conclusion(records: CallRecords) -> str:
-    """Return in one sentence how the call ended, or why it has no result."""
+    """Return how the call ended, or why it has no result."""
     result, report = records.card("tool.result"), records.row("tool_result")
     if result is not None and report is None:
         return "a result card without an inbox row: the next delivery of the command reports it"

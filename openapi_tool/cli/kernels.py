@@ -6,18 +6,19 @@ import asyncio
 import os
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
 
 import typer
 from pydantic_settings import SettingsError as UnreadableVariable
 
 from openapi_tool.bootstrap import Bootstrap, build_bootstrap, lint_limits
-from openapi_tool.bus.connection import BusClient, BusOptions, connected, outage_as_unavailable
-from openapi_tool.cli.common import NO_DATABASE, USAGE, fail, print_status
+from openapi_tool.bus.connection import BusClient, BusOptions, connected, gather_stats, outage_as_unavailable
+from openapi_tool.cli.common import NO_DATABASE, USAGE, fail, output, print_json, print_status, redraw
 from openapi_tool.jina.definition_checks import source_problems
 from openapi_tool.kernel.failures import located
 from openapi_tool.protocol.dialect import ProtocolVersion
@@ -31,22 +32,25 @@ from openapi_tool.tools.placeholders import PREFIXED_KEY
 from openapi_tool.tools.problems import MAX_BYTES, Problem, Source, read_sources
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from openapi_tool.local.dev import StackAddress
 
-
 LINT_FAILED = 1
+CONNECT_S = 1.5  # together with the start of the program, a failure is printed within 3 s
+_NO_REPLICA = 1
+_REPLIES_S = 1.0
 _SUFFIXES = (".yaml", ".yml")
 _STANDARD_INPUT = "-"
 
-Files = Annotated[
-    list[Path],
-    typer.Argument(help="YAML files with definitions, folders of them, or - for stdin."),
-]
+Files = Annotated[list[Path], typer.Argument(help="YAML files with definitions, folders of them, or - for stdin.")]
+Replicas = Sequence[Mapping[str, Any]]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class LocatedProblem:
-    """Problem at a line and column of a file."""
+    """Problem of a file."""
 
     file: str
     line: int
@@ -58,7 +62,7 @@ class LocatedProblem:
         return f"{self.file}:{self.line}:{self.column}: {shown['severity']}: {shown['path']}: {shown['message']}"
 
     def as_object(self) -> dict[str, Any]:
-        """Return the JSON form, with likely API keys masked: authors paste them in place of names."""
+        """Return the JSON form; likely API keys are masked, because authors paste them in place of names."""
         severity = "warning" if self.problem.warning else "error"
         place = {"file": self.file, "line": self.line, "column": self.column}
         texts = {"path": self.problem.where, "message": self.problem.message}
@@ -76,7 +80,7 @@ class Definition:
 def settings_without_database() -> Settings:
     """Return the settings for commands without a connection. Exits with 2 if they are invalid."""
     try:
-        return load_settings({"postgres": {"dsn": "postgresql://"}})
+        return load_settings(NO_DATABASE)
     except SettingsError as error:
         settings_failed(error)
 
@@ -89,10 +93,9 @@ def settings_failed(error: SettingsError) -> NoReturn:
 
 
 def lint_files(files: Sequence[Path], config: Path | None = None) -> list[LocatedProblem]:
-    """Return all problems of all definitions in files, folders and standard input, in the order of the text.
+    """Return all problems of all definitions, in the order of the text. Exits with 2 if a file cannot be read.
 
-    `config` is the executor's TOML file; without it this machine's settings are read, which may differ. Exits with 2
-    if a file cannot be read.
+    `config` is the executor's TOML file; without it this machine's settings are read, which may differ.
     """
     with _config_variable(config):
         settings = settings_without_database()
@@ -101,7 +104,6 @@ def lint_files(files: Sequence[Path], config: Path | None = None) -> list[Locate
 
 @contextmanager
 def _config_variable(config: Path | None) -> Iterator[None]:
-    """Name `config` in the environment while the settings are loaded."""
     before = os.environ.get(CONFIG_VARIABLE)
     if config is not None:
         os.environ[CONFIG_VARIABLE] = str(config)
@@ -114,7 +116,7 @@ def _config_variable(config: Path | None) -> Iterator[None]:
 
 
 def load_definitions(files: Sequence[Path]) -> list[Definition]:
-    """Return the definitions of files. Prints all problems; exits with 1 if one is an error."""
+    """Return definitions. Prints all problems; exits with 1 if one is an error."""
     sources = _sources(files)
     problems = _lint(sources, settings_without_database())
     for problem in problems:
@@ -151,18 +153,17 @@ def _duplicate_names(sources: Sequence[tuple[str, Source]]) -> list[LocatedProbl
     return located
 
 
+def _sources(paths: Sequence[Path]) -> list[tuple[str, Source]]:
+    return [(str(file), source) for path in paths for file in _files(path) for source in _read(file)]
+
+
 def _definition(document: Any) -> Definition:
     parsed = parse_definition(stored_record(document))
     return Definition(complete(document, parsed.built_in), parsed)
 
 
-def _sources(paths: Sequence[Path]) -> list[tuple[str, Source]]:
-    """Return the documents of files, of the YAML files in folders, and of standard input (`-`), with their names."""
-    return [(str(file), source) for path in paths for file in _files(path) for source in _read(file)]
-
-
 def file_count(paths: Sequence[Path]) -> int:
-    """Return the number of definition files at the paths. Exits with 2 for a folder without one."""
+    """Return the number of definition files. Exits with 2 for a folder without one."""
     return sum(len(_files(path)) for path in paths)
 
 
@@ -175,7 +176,8 @@ def _files(path: Path) -> list[Path]:
 
 def _read(file: Path) -> list[Source]:
     try:
-        content = _read_bounded(sys.stdin.buffer) if str(file) == _STANDARD_INPUT else _read_file(file)
+        with nullcontext(sys.stdin.buffer) if str(file) == _STANDARD_INPUT else file.open("rb") as stream:
+            content = stream.read(MAX_BYTES + 1)
     except OSError as error:
         fail(f"{file}: cannot be read: {error.strerror}")
     if len(content) > MAX_BYTES:
@@ -186,15 +188,6 @@ def _read(file: Path) -> list[Source]:
         return [Source(None, [Problem((), "is not UTF-8 text; save it as UTF-8")], {})]
 
 
-def _read_file(file: Path) -> bytes:
-    with file.open("rb") as stream:
-        return _read_bounded(stream)
-
-
-def _read_bounded(stream: BinaryIO) -> bytes:
-    return stream.read(MAX_BYTES + 1)
-
-
 ProtocolOption = Annotated[
     ProtocolVersion | None,
     typer.Option("--protocol", help="Protocol version of the kernel; default: the main kernel's.", show_default=False),
@@ -202,7 +195,7 @@ ProtocolOption = Annotated[
 
 
 def kernel_bootstrap(protocol: ProtocolVersion | None, *, database: bool = True) -> Bootstrap:
-    """Return the bootstrap of the kernel of a version: from the settings, else from this user's running `dev`.
+    """Return the bootstrap of a kernel from the settings, else from this user's running `dev`.
 
     Without `database` the settings need not name one. Exits with 2 if they are invalid.
     """
@@ -214,7 +207,6 @@ def kernel_bootstrap(protocol: ProtocolVersion | None, *, database: bool = True)
 
 
 def _servers(protocol: ProtocolVersion | None, *, database: bool) -> Mapping[str, Any]:
-    """Return the running `dev` as settings if none name servers; without `database` a placeholder for the DSN."""
     try:
         configured = given_values()
     except (SourceUnreadable, UnreadableVariable):
@@ -231,9 +223,8 @@ def _servers(protocol: ProtocolVersion | None, *, database: bool) -> Mapping[str
 
 
 def _is_given(configured: Mapping[str, Any], section: str, key: str) -> bool:
-    """Return whether a setting is given; True also if its section is not a mapping, which `load_settings` reports."""
     values = configured.get(section, {})
-    return not isinstance(values, Mapping) or key in values
+    return not isinstance(values, Mapping) or key in values  # `load_settings` reports another type
 
 
 def _running_dev(protocol: ProtocolVersion | None) -> StackAddress | None:
@@ -247,11 +238,6 @@ def _running_dev(protocol: ProtocolVersion | None) -> StackAddress | None:
         return None
 
 
-CONNECT_S = 1.5  # together with the start of the program, a failure is printed within 3 s
-
-T = TypeVar("T")
-
-
 def with_nats(
     work: Callable[[Bootstrap, BusClient], Awaitable[T]],
     protocol: ProtocolVersion | None = None,
@@ -259,17 +245,16 @@ def with_nats(
     permissions_command: str,
     database: bool = False,
 ) -> T:
-    """Return the result of `work` with a connection to NATS, or print why there is none and exit with 2.
+    """Return the result of `work` with a connection to a kernel's NATS, or print why there is none and exit with 2.
 
-    `protocol` is the version of the kernel whose NATS is used, by default the main one's. Messages name
-    `permissions_command`, which prints the permissions that the user needs. `database` is True if `work` connects to
-    PostgreSQL, too.
+    Messages name `permissions_command`, which prints the permissions that the user needs. `database` is True if `work`
+    connects to PostgreSQL, too.
     """
     bootstrap = kernel_bootstrap(protocol, database=database)
     try:
         return asyncio.run(_connected(bootstrap, work, permissions_command))
     except Unavailable as error:  # `located` adds the address to an error of PostgreSQL; one of NATS has its own
-        fail(bootstrap.redactor.text(located(str(error), bootstrap.pool.where, bootstrap.pool.setting)), USAGE)
+        fail(bootstrap.redactor.text(located(str(error), bootstrap.pool.where, bootstrap.pool.setting)))
 
 
 async def _connected(bootstrap: Bootstrap, work: Callable[[Bootstrap, BusClient], Awaitable[T]], permissions: str) -> T:
@@ -277,6 +262,38 @@ async def _connected(bootstrap: Bootstrap, work: Callable[[Bootstrap, BusClient]
     with outage_as_unavailable(bus.where):
         async with connected_once(bus) as client:
             return await work(bootstrap, client)
+
+
+def show_statistics(
+    draw: Callable[[Replicas], RenderableType],
+    select: Callable[[Replicas], Any],
+    *,
+    as_json: bool,
+    every_s: float | None = None,
+) -> None:
+    """Draw the statistics of all replicas, once or every `every_s` seconds, or print what `select` returns as JSON.
+
+    Exits with 1 if no replica answers, with 2 without NATS.
+    """
+
+    async def work(bootstrap: Bootstrap, client: BusClient) -> None:
+        del bootstrap
+        ask = partial(gather_stats, client, _REPLIES_S)
+
+        async def redrawn() -> RenderableType:
+            return draw(await ask())
+
+        replicas = await ask()
+        if not replicas:
+            fail("no replica answers on openapi_tool.stats: none runs, or its user lacks permission", _NO_REPLICA)
+        if as_json:
+            print_json(select(replicas))
+        elif every_s is None:
+            output().print(draw(replicas))
+        else:
+            await redraw(output(), draw(replicas), redrawn, every_s)
+
+    with_nats(work, permissions_command="openapi-tool nats permissions --for top")
 
 
 @asynccontextmanager

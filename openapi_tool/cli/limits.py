@@ -9,13 +9,9 @@ from typing import Annotated, Any
 import typer
 from rich.console import Group
 
-from openapi_tool.bootstrap import Bootstrap
-from openapi_tool.bus.connection import BusClient, gather_stats
-from openapi_tool.cli.common import Rows, fail, output, print_json, print_status, redraw
-from openapi_tool.cli.kernels import with_nats
+from openapi_tool.cli.common import Rows, or_dash, print_status
+from openapi_tool.cli.kernels import show_statistics
 
-_NO_REPLICA = 1
-_REPLIES_S = 1.0
 _UPDATE_S = 2.0
 _LIMITS = ("pool", "not_set", "requests_per_minute", "tokens_per_minute", "concurrent", "found_by_429")
 _KEY_FIELDS = ("variable", "state", "status", "for_s", "tried_again_s")
@@ -42,30 +38,16 @@ def limits(
 
     Exit codes: 0, 1 no replica answers, 2 invalid settings, or NATS cannot be reached.
     """
-
-    async def work(bootstrap: Bootstrap, client: BusClient) -> None:
-        del bootstrap
-        replicas = await gather_stats(client, _REPLIES_S)
-        if not replicas:
-            fail("no replica answers on openapi_tool.stats: none runs, or its user lacks permission", _NO_REPLICA)
-        if as_json:
-            print_json({"limits": combined(replicas), "keys": blocked(replicas)})
-            return
-        console = output()
-        if not watch:
-            console.print(shown(replicas))
-            return
-
-        async def draw() -> Group:
-            return shown(await gather_stats(client, _REPLIES_S))
-
-        await redraw(console, shown(replicas), draw, _UPDATE_S)
-
-    with_nats(work, permissions_command="openapi-tool nats permissions --for top")
+    show_statistics(
+        shown,
+        lambda replicas: {"limits": combined(replicas), "keys": blocked(replicas)},
+        as_json=as_json,
+        every_s=_UPDATE_S if watch else None,
+    )
 
 
 def combined(replicas: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return one entry per key and endpoint: the highest value for shared figures, sums for those of one replica."""
+    """Return an entry per key and endpoint: the highest of shared figures, the sum of a replica's own."""
     parts: dict[tuple[str, str], list[tuple[str, Mapping[str, Any]]]] = {}
     for replica in replicas:
         for limit in replica.get("upstream_limits") or ():
@@ -97,26 +79,23 @@ def _entry(key: tuple[str, str], parts: Sequence[tuple[str, Mapping[str, Any]]])
 
 def blocked(replicas: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return the keys that the upstream refuses, each as reported by the replica that will retry it last."""
-    keys: dict[str, dict[str, Any]] = {}
-    for entry in sorted(
-        (entry for replica in replicas for entry in replica.get("upstream_keys") or ()),
-        key=lambda entry: entry.get("tried_again_s") or 0,
-    ):
-        keys[str(entry.get("variable"))] = {name: entry.get(name) for name in _KEY_FIELDS}
+    entries = [entry for replica in replicas for entry in replica.get("upstream_keys") or ()]
+    entries.sort(key=lambda entry: entry.get("tried_again_s") or 0)
+    keys = {str(entry.get("variable")): {name: entry.get(name) for name in _KEY_FIELDS} for entry in entries}
     return [keys[variable] for variable in sorted(keys)]
 
 
 def shown(replicas: Sequence[Mapping[str, Any]]) -> Group:
-    """Return the tables: refused keys if there are any, limits, replicas, waiting calls by project."""
+    """Return tables of refused keys, limits, replicas, and waiting calls by project."""
     keys, entries = blocked(replicas), combined(replicas)
     table = Rows(*_LIMIT_HEADS, title="limits")
     shares = Rows("key", "endpoint", "replica", "requests/min", "permits at hand", "without NATS")
     waiting = Rows("key", "endpoint", "project", "waiting")
     for entry in entries:
         names = _key(entry), entry["endpoint"]
-        limit = _limit(entry["requests_per_minute"]) + (" (found by 429)" if entry["found_by_429"] else "")
+        limit = or_dash(entry["requests_per_minute"]) + (" (found by 429)" if entry["found_by_429"] else "")
         tokens = entry["tokens_per_minute"], None if entry["tokens_per_minute"] is None else entry["used_tokens"]
-        values = (entry["used"], *map(_limit, tokens), _limit(entry["concurrent"]))
+        values = (entry["used"], *map(or_dash, tokens), or_dash(entry["concurrent"]))
         rest = (entry["running"], entry["paused_s"], entry["waiting"])
         table.add(*names, limit, *values, *rest)
         for name, part in entry["replicas"].items():
@@ -135,10 +114,6 @@ def _key(entry: Mapping[str, Any]) -> str:
     return f"{entry['variable']}{pool}{' (not set)' if entry['not_set'] else ''}"
 
 
-def _limit(value: object) -> str:
-    return "-" if value is None else str(value)
-
-
 _ACCOUNT = ("project", "scope", "who", "tool", "period")
 _BUDGET_HEADS = ("project", "scope", "agent or session", "tool", "period", "requests", "tokens", "used", "renews")
 
@@ -153,26 +128,15 @@ def budgets(
     Each replica reports at most 100 accounts: those of projects, then the most used. Exit codes: 0, 1 no replica
     answers, 2 invalid settings, or NATS cannot be reached.
     """
-
-    async def work(bootstrap: Bootstrap, client: BusClient) -> None:
-        del bootstrap
-        replicas = await gather_stats(client, _REPLIES_S)
-        if not replicas:
-            fail("no replica answers on openapi_tool.stats: none runs, or its user lacks permission", _NO_REPLICA)
-        accounts = combined_budgets(replicas, project)
-        if as_json:
-            print_json({"budgets": accounts})
-        elif accounts:
-            output().print(_table(accounts))
-        else:
-            print_status("no account was used since the replicas started")
-
-    # Budgets are part of the statistics that `top` reads.
-    with_nats(work, permissions_command="openapi-tool nats permissions --for top")
+    show_statistics(
+        lambda replicas: _table(combined_budgets(replicas, project)),
+        lambda replicas: {"budgets": combined_budgets(replicas, project)},
+        as_json=as_json,
+    )
 
 
 def combined_budgets(replicas: Sequence[Mapping[str, Any]], project: str | None = None) -> list[dict[str, Any]]:
-    """Return each account once, with the highest use that a replica reports; with `project` only that project's."""
+    """Return each account, of one project or all, with the highest use that a replica reports."""
     accounts: dict[tuple[str, ...], dict[str, Any]] = {}
     for replica in replicas:
         for account in replica.get("budgets") or ():
@@ -188,6 +152,9 @@ def _used(account: Mapping[str, Any]) -> float:
 
 
 def _table(accounts: Sequence[Mapping[str, Any]]) -> Rows:
+    if not accounts:
+        print_status("no account was used since the replicas started")
+        raise typer.Exit
     table = Rows(*_BUDGET_HEADS, title="budgets")
     for account in accounts:
         used = f"{_used(account):.0%}" + (" (last known)" if account.get("offline") else "")
@@ -197,7 +164,6 @@ def _table(accounts: Sequence[Mapping[str, Any]]) -> Rows:
 
 
 def _left(account: Mapping[str, Any], kind: str) -> str:
-    """Return `LEFT of LIMIT left`, or `N used` without a limit."""
     if account.get(kind) is None:
         return f"{account.get(f'{kind}_used')} used"
     return f"{account.get(f'{kind}_left')} of {account.get(kind)} left"

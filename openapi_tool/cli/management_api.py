@@ -20,7 +20,7 @@ _MAX_REASON_CHARS = 400
 
 
 class ManagementApi:
-    """Definitions of projects, through the kernel's API."""
+    """Definitions of projects. Every method raises RegistryError."""
 
     def __init__(self, client: httpx.AsyncClient) -> None:
         self._client = client
@@ -29,10 +29,7 @@ class ManagementApi:
     @classmethod
     @asynccontextmanager
     async def open(cls, url: str) -> AsyncIterator[ManagementApi]:
-        """Open a client of the API at `url`, which may contain a path, and a login, which no message shows.
-
-        Raises RegistryError if it is not a URL.
-        """
+        """Open a client of the API at `url`, which may contain a path, and a login, which no message shows."""
         if not url.lower().startswith(("http://", "https://")):
             raise RegistryUnreachable("--api: must be a URL that begins with http:// or https://")
         try:
@@ -48,7 +45,7 @@ class ManagementApi:
             yield cls(client)
 
     async def rows(self, project_id: str) -> list[dict[str, Any]]:
-        """Return the definitions of a project, fetched page by page. Raises RegistryError."""
+        """Return the definitions of a project."""
         stored: list[dict[str, Any]] = []
         while True:
             query = {"limit": _PAGE_SIZE, "offset": len(stored)}
@@ -58,7 +55,7 @@ class ManagementApi:
                 return sorted(stored, key=lambda row: str(row["tool_name"]))
 
     async def row(self, project_id: str, tool_name: str) -> dict[str, Any] | None:
-        """Return a definition, or None. Raises RegistryError, also if there is no such project."""
+        """Return a definition, or None. A project that does not exist is an error."""
         expected = {HTTPStatus.OK, HTTPStatus.NOT_FOUND}
         answer = await self._request("GET", _path(project_id, tool_name), expected)
         if answer.status_code != HTTPStatus.NOT_FOUND:
@@ -69,12 +66,12 @@ class ManagementApi:
         return None
 
     async def put(self, project_id: str, row: Mapping[str, Any]) -> None:
-        """Create or replace a definition, sent as a YAML file in a form. Raises RegistryError."""
+        """Create or replace a definition."""
         file = ("tool.yaml", as_yaml(row).encode(), "application/yaml")
         await self._request("POST", _path(project_id), {HTTPStatus.CREATED}, files={"file": file})
 
     async def delete(self, project_id: str, tool_name: str) -> bool:
-        """Delete a definition; return False if there was none. Raises RegistryError."""
+        """Delete a definition; return False if there was none."""
         expected = {HTTPStatus.NO_CONTENT, HTTPStatus.NOT_FOUND}
         answer = await self._request("DELETE", _path(project_id, tool_name), expected)
         return answer.status_code == HTTPStatus.NO_CONTENT
@@ -120,8 +117,7 @@ def _json(answer: httpx.Response) -> Any:
 
 
 def _items(answer: httpx.Response) -> list[Any]:
-    """Return the rows of a page: the response is a list, or an object with one."""
-    body = _json(answer)
+    body = _json(answer)  # a list, or an object with one
     items = (
         body if isinstance(body, list) else next((item for item in dict(body).values() if isinstance(item, list)), [])
     )
@@ -129,7 +125,7 @@ def _items(answer: httpx.Response) -> list[Any]:
 
 
 def _reason(answer: httpx.Response) -> str:
-    """Return the message of an error response: the kernel's own form, a list of validation errors, or the text."""
+    """Return the message: in the kernel's own form, from a list of validation errors, or the text."""
     try:
         body = answer.json()
     except ValueError:

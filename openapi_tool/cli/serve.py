@@ -34,8 +34,7 @@ from openapi_tool.settings.loading import ignored_variables
 from openapi_tool.tools.catalogue import OPERATIONS
 from openapi_tool.tools.exports import RegistryError
 from openapi_tool.tools.placeholders import FILE_SUFFIX
-
-_USAGE = 2
+from openapi_tool.tools.problems import counted
 
 
 def _flag(text: str, section: str, key: str) -> Any:
@@ -74,17 +73,16 @@ def serve(
     try:
         run(lambda: load_settings(_given(flags)), os.environ)
     except SettingsError as error:
-        for problem in error.problems:
-            print_status(f"openapi-tool: {problem}")
-        raise typer.Exit(_USAGE) from None
+        settings_failed(error)
 
 
 def _given(flags: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Return only the flags that were given, so that defaults do not override the environment or the file."""
-    sections = {
-        section: {key: value for key, value in values.items() if value is not None} for section, values in flags.items()
+    # Others would override the environment and the file.
+    return {
+        section: given
+        for section, values in flags.items()
+        if (given := {key: value for key, value in values.items() if value is not None})
     }
-    return {section: values for section, values in sections.items() if values}
 
 
 Check = Callable[[Bootstrap], Awaitable[list[str]]]
@@ -95,7 +93,7 @@ _FAILED = 1
 
 @dataclass(slots=True)
 class Outcome:
-    """Outcome of one check: why `serve` could not use the dependency (empty if it could), and details to print."""
+    """Outcome of one check; `problem` is why `serve` could not use the dependency."""
 
     problem: str = ""
     details: list[str] = field(default_factory=list)
@@ -125,10 +123,9 @@ def check(
             _print_json({"settings": Outcome("\n".join(error.problems))}, [])
             raise typer.Exit(USAGE) from None
         settings_failed(error)
-    outcomes = {
-        "settings": Outcome(),
-        **asyncio.run(_outcomes(bootstrap, project or _own_project(bootstrap), upstream)),
-    }
+    own = bootstrap.settings.protocol.project
+    projects = project or ([] if own == "*" else [own])
+    outcomes = {"settings": Outcome(), **asyncio.run(_outcomes(bootstrap, projects, upstream))}
     failed = any(outcome.problem for outcome in outcomes.values())
     weak = [f"{name} is too short or too common a word to be masked; set another one" for name in bootstrap.unmasked]
     remarks = [*bootstrap.settings.remarks, *ignored_variables(os.environ), *weak]
@@ -148,13 +145,7 @@ def _print_json(outcomes: Mapping[str, Outcome], remarks: Sequence[str]) -> None
     print_json({"ok": not any(checks.values()), "checks": checks, "details": details, "remarks": list(remarks)})
 
 
-def _own_project(bootstrap: Bootstrap) -> list[str]:
-    own = bootstrap.settings.protocol.project
-    return [] if own == "*" else [own]
-
-
 async def _outcomes(bootstrap: Bootstrap, projects: Sequence[str], upstream: bool) -> dict[str, Outcome]:  # noqa: FBT001
-    """Return the outcome by dependency, project and key; names of a second kernel begin with its version."""
     checks: dict[str, tuple[Check, Bootstrap]] = {}
     for kernel in (bootstrap, *bootstrap.others):
         of_kernel: dict[str, Check] = {"postgres": _postgres, "nats": _nats}
@@ -188,7 +179,7 @@ async def _outcome(work: Awaitable[list[str]], bootstrap: Bootstrap) -> Outcome:
 
 
 class _Unusable(Exception):
-    """Dependency that `serve` could not use, and why."""
+    """Why `serve` could not use a dependency."""
 
 
 async def _postgres(bootstrap: Bootstrap) -> list[str]:
@@ -197,10 +188,6 @@ async def _postgres(bootstrap: Bootstrap) -> list[str]:
 
 
 async def _nats(bootstrap: Bootstrap) -> list[str]:
-    """Connect and check the command stream, the durable, and the right to streams and buckets of the executor.
-
-    Raises Unavailable, _Unusable.
-    """
     durable = bootstrap.durable
     with outage_as_unavailable(bootstrap.bus.where):
         async with connected(replace(bootstrap.bus, once=True)) as client:
@@ -213,7 +200,6 @@ async def _nats(bootstrap: Bootstrap) -> list[str]:
 
 
 async def _durable(client: BusClient, durable: Durable, options: DurableOptions) -> str:
-    """Return the state of the durable. Raises nats.errors.Error, _Unusable if it delivers nothing."""
     try:
         state = await observe(client, durable, ServerClock())
     except DurableMissing:
@@ -226,7 +212,6 @@ async def _durable(client: BusClient, durable: Durable, options: DurableOptions)
 
 
 async def _upstream(bootstrap: Bootstrap) -> list[str]:
-    """Connect to every host of the upstream as calls do. Raises _Unusable."""
     hosts = sorted({operation.host for operation in OPERATIONS})
     transport = upstream_transport(bootstrap, None)
     async with aclosing(JinaClient(transport, 0, bootstrap.redactor.with_label("error"), TimeSlicer())) as client:
@@ -245,7 +230,6 @@ async def _reach(client: JinaClient, host: str) -> None:
 
 
 async def _definitions(bootstrap: Bootstrap, project: str) -> list[str]:
-    """Check the definitions of a project. Raises RegistryError, _Unusable if calls of one would fail."""
     check = stored_check(bootstrap.settings)
     pool, version = bootstrap.pool, bootstrap.version
     async with ToolRows.open(pool.dsn, pool.timeout_s, version) as rows:
@@ -253,8 +237,7 @@ async def _definitions(bootstrap: Bootstrap, project: str) -> list[str]:
     unusable = [f"{name}: {'; '.join(verdict['problems'])}" for name, verdict in judged if verdict["is"] == "unusable"]
     if unusable:
         raise _Unusable("; ".join(unusable))
-    count = sum(verdict["is"] != "not ours" for _, verdict in judged)
-    return [f"{count} definition{'' if count == 1 else 's'}"]
+    return [counted(sum(verdict["is"] != "not ours" for _, verdict in judged), "definition")]
 
 
 def _transport(*, encrypted: bool) -> str:

@@ -17,9 +17,8 @@ from rich.console import Group
 from rich.text import Text
 
 from openapi_tool.bootstrap import Bootstrap
-from openapi_tool.bus.connection import BusClient, gather_stats
-from openapi_tool.cli.common import USAGE, Rows, cell, fail, output, print_json, print_status, redraw
-from openapi_tool.cli.kernels import ProtocolOption, kernel_bootstrap, with_nats
+from openapi_tool.cli.common import Rows, cell, fail, or_dash, output, print_json, print_status
+from openapi_tool.cli.kernels import ProtocolOption, kernel_bootstrap, show_statistics
 from openapi_tool.kernel.failures import located
 from openapi_tool.kernel.queries import MAX_ROWS, By, usage
 from openapi_tool.protocol.errors import Unavailable
@@ -27,8 +26,6 @@ from openapi_tool.protocol.identity import is_token
 from openapi_tool.telemetry.logs import printable_line
 from openapi_tool.tools.problems import counted, short
 
-_NO_REPLICA = 1
-_REPLIES_S = 1.0
 _MAX_ROWS = 20
 _SLOW_DATABASE_MS = 1_000
 _CLOCK_OFFSET_S = 2.0
@@ -45,40 +42,26 @@ def top(
 
     Exit codes: 0, 1 no replica answers, 2 invalid settings, or NATS cannot be reached.
     """
-
-    async def work(bootstrap: Bootstrap, client: BusClient) -> None:
-        del bootstrap
-        replicas = await gather_stats(client, _REPLIES_S)
-        if not replicas:
-            fail("no replica answers on openapi_tool.stats: none runs, or its user lacks permission", _NO_REPLICA)
-        if as_json:
-            print_json({"replicas": replicas, "problems": problems(replicas)})
-            return
-        console = output()
-        if once:
-            console.print(shown(replicas))
-            return
-
-        async def draw() -> Group:
-            return shown(await gather_stats(client, _REPLIES_S))
-
-        await redraw(console, shown(replicas), draw, every_s)
-
-    with_nats(work, permissions_command="openapi-tool nats permissions --for top")
+    show_statistics(
+        shown,
+        lambda replicas: {"replicas": replicas, "problems": problems(replicas)},
+        as_json=as_json,
+        every_s=None if once else every_s,
+    )
 
 
 def shown(replicas: Sequence[Mapping[str, Any]]) -> Group:
-    """Return the tables: replicas, tools by project, errors, problems."""
+    """Return tables of replicas, tools and errors, and the problems."""
     table = Rows("replica", *_COLUMNS, title=f"{counted(len(replicas), 'replica')}, the last minute")
     for replica in replicas:
-        table.add(*(_or_dash(replica.get(name)) for name in ("instance", *_COLUMNS)))
+        table.add(*(or_dash(replica.get(name)) for name in ("instance", *_COLUMNS)))
     problem_lines = [cell(f"! {text}") for text in problems(replicas)]
     errors = [_summed(replicas, "errors")] if any(replica.get("errors") for replica in replicas) else []
     return Group(table, *_lag(replicas), _summed(replicas, "tools"), *errors, *problem_lines)
 
 
 def _lag(replicas: Sequence[Mapping[str, Any]]) -> Iterator[Text]:
-    """Yield a line for the durable of each kernel. Replicas share it, so they report nearly the same numbers."""
+    # Replicas share the durable of each kernel, so they report nearly the same numbers.
     kernels = [kernel for replica in replicas for kernel in replica.get("kernels") or ()]
     for protocol in sorted({kernel["protocol"] for kernel in kernels}):
         reported = [kernel for kernel in kernels if kernel["protocol"] == protocol]
@@ -87,7 +70,6 @@ def _lag(replicas: Sequence[Mapping[str, Any]]) -> Iterator[Text]:
 
 
 def _summed(replicas: Sequence[Mapping[str, Any]], name: str) -> Rows:
-    """Return the sum of the calls of all replicas by protocol, project, tool and error."""
     counts: Counter[tuple[str, ...]] = Counter()
     for replica in replicas:
         for row in replica.get(name) or ():
@@ -96,10 +78,6 @@ def _summed(replicas: Sequence[Mapping[str, Any]], name: str) -> Rows:
     for key, count in counts.most_common(_MAX_ROWS):
         table.add(*key, count)
     return table
-
-
-def _or_dash(value: object) -> object:
-    return "-" if value is None else value
 
 
 def problems(replicas: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -188,7 +166,7 @@ def show_usage(
     if as_json and as_csv:
         fail("--json and --csv exclude each other; name one")
     if not is_token(project):
-        fail(f"--project: {short(project)!r} is no project id: it is empty or contains blanks or `.*>`", USAGE)
+        fail(f"--project: {short(project)!r} is no project id: it is empty or contains blanks or `.*>`")
     now = datetime.now(UTC)
     start, end = _moment(since, now, "--since"), _moment(until, now, "--until") if until else now
     if start >= end:
@@ -206,7 +184,6 @@ def show_usage(
 
 
 def _moment(text: str, now: datetime, option: str) -> datetime:
-    """Return a moment in UTC from a span before now or an ISO 8601 text; exits if it is neither."""
     if span := _SPAN.fullmatch(text):
         return now - timedelta(**{_UNITS[span[2]]: int(span[1])})
     try:
@@ -220,20 +197,16 @@ def _read(
     bootstrap: Bootstrap, project: str, start: datetime, end: datetime, by: By
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Return the sum over all calls, and the rows by `by`; exits if the database is unavailable."""
-    rows = _fetched(bootstrap, project, start, end, by)
+    pool = bootstrap.pool
+    try:
+        rows = asyncio.run(usage(pool.dsn, pool.version, project, start, end, bootstrap.settings.actor_id, by))
+    except Unavailable as error:
+        fail(bootstrap.redactor.text(located(str(error), pool.where, pool.setting)))
     figures = [{"key": row["key"], **{name: row[name] for name in _FIGURES}} for row in rows]
     if len(figures) > MAX_ROWS:
         print_status(f"only the first {MAX_ROWS:,} rows are shown; name a shorter time with --since and --until")
     total = {name: figures[0][name] for name in _FIGURES}
     return total, figures[1 : MAX_ROWS + 1]
-
-
-def _fetched(bootstrap: Bootstrap, project: str, start: datetime, end: datetime, by: By) -> list[dict[str, Any]]:
-    pool, actor_id = bootstrap.pool, bootstrap.settings.actor_id
-    try:
-        return asyncio.run(usage(pool.dsn, pool.version, project, start, end, actor_id, by))
-    except Unavailable as error:
-        fail(bootstrap.redactor.text(located(str(error), pool.where, pool.setting)), USAGE)
 
 
 def _print_table(by: By, rows: Sequence[Mapping[str, Any]], total: Mapping[str, Any]) -> None:
@@ -260,13 +233,12 @@ def _print_csv(by: By, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _csv_text(value: object) -> str:
-    """Return a cell that no spreadsheet reads as a formula: names and sessions are chosen by agents and models."""
+    # A formula in a spreadsheet would run: agents and models choose names and sessions.
     text = "" if value is None else printable_line(str(value))
     return f"'{text}" if text.startswith(("=", "+", "-", "@")) else text
 
 
 def _plot(file: Path, rows: Sequence[Mapping[str, Any]], title: str) -> None:
-    """Draw tokens and calls as bars, of the first rows only. Exits without matplotlib, or if it cannot write."""
     try:
         from matplotlib.figure import Figure  # noqa: PLC0415 - an extra
     except ModuleNotFoundError:
