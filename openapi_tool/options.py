@@ -1,7 +1,6 @@
 """Settings sections that components take as their options.
 
-pydantic validates them when the settings are loaded. A section that code constructs itself, as tests do, is a plain
-dataclass and is not validated.
+pydantic validates them when the settings are loaded, but not those that code constructs itself, as tests do.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from zoneinfo import ZoneInfo
 from pydantic import ConfigDict, Field, SecretStr, field_validator, model_validator
 from pydantic.dataclasses import dataclass as validated
 
-_UNUSABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")  # control characters, and surrogates (invalid UTF-8)
+_UNUSABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 _MAX_CHARS = 16_000
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -28,10 +27,10 @@ CallSeconds = Annotated[float, Field(ge=1, le=86_400)]
 
 
 def one_line(value: Any) -> Any:
-    """Return a value with its text stripped. Raises ValueError for a text of several lines or over 16,000 characters.
+    """Return a value with its text stripped.
 
-    Also raises it for control characters and invalid UTF-8, which environment variables may contain: drivers would send
-    them to the server, or raise an error whose message contains the value.
+    Raises ValueError for texts of over 16,000 characters, and for control characters and invalid UTF-8: drivers would
+    send them to the server, or raise an error whose message contains the value.
     """
     value = value.strip() if isinstance(value, str) else value
     if any(len(text) > _MAX_CHARS for text in _texts(value)):
@@ -55,7 +54,7 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def split(value: object) -> object:
-    """Return the entries of a comma-separated text; any other value unchanged. Raises ValueError for a JSON list."""
+    """Split a comma-separated text; return any other value unchanged. Raises ValueError for a JSON list."""
     if isinstance(value, str) and value.lstrip().startswith(('["', "['")):
         raise ValueError("must be comma-separated in the environment, such as A,B; it is JSON")
     return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
@@ -63,14 +62,11 @@ def split(value: object) -> object:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Base class of these sections: refuses unknown keys, strips texts, and refuses texts of several lines."""
+    """Base class of these sections: refuses unknown keys and unusable texts."""
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", hide_input_in_errors=True)
 
-    @field_validator("*", mode="before")
-    @classmethod
-    def _is_one_line(cls, value: Any) -> Any:
-        return one_line(value)
+    _is_one_line = field_validator("*", mode="before")(one_line)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,19 +172,11 @@ class ToolOptions(Options):
     ] = 604_800
 
     @model_validator(mode="after")
-    def _default_fits(self) -> ToolOptions:
+    def _fits_together(self) -> ToolOptions:
         if self.default_timeout_s is not None and self.default_timeout_s > self.max_timeout_s:
             raise ValueError("default_timeout_s must not be more than max_timeout_s")
-        return self
-
-    @model_validator(mode="after")
-    def _upstream_takes_the_limit(self) -> ToolOptions:
         if 0 < self.default_max_tokens < MIN_MAX_TOKENS:
             raise ValueError(f"default_max_tokens must be 0 or at least {MIN_MAX_TOKENS}")
-        return self
-
-    @model_validator(mode="after")
-    def _shows_no_less_without_a_cursor(self) -> ToolOptions:
         if self.max_uncontinued_chars is not None and self.max_uncontinued_chars < self.max_result_chars:
             raise ValueError("max_uncontinued_chars must not be less than max_result_chars")
         return self
@@ -309,7 +297,7 @@ class LimitOptions(KeyLimits):
         return self
 
     def pool_name(self, variable: str) -> str | None:
-        """Return the pool to which a key belongs, None if to none."""
+        """Return the pool of a key."""
         return next((name for name, pool in self.pools.items() if variable.upper() in map(str.upper, pool.keys)), None)
 
     @property
@@ -321,12 +309,11 @@ class LimitOptions(KeyLimits):
         """Return the limits of the key in a variable."""
         own = next((limits for name, limits in self.keys.items() if name.upper() == variable.upper()), None)
         names = [limit.name for limit in fields(KeyLimits)]
-        merged = {name: getattr(own, name, None) or getattr(self, name) for name in names}
-        return KeyLimits(**merged)
+        return KeyLimits(**{name: getattr(own, name, None) or getattr(self, name) for name in names})
 
     @property
     def pool_of(self) -> dict[str, tuple[str, ...]]:
-        """Map the name of each pool, and each of its keys' variables, to all of them; keys are in upper case."""
+        """Map the name of each pool and its variables, in upper case, to all its variables."""
         return {name.upper(): pool.keys for alias, pool in self.pools.items() for name in (alias, *pool.keys)}
 
 
@@ -338,7 +325,7 @@ BudgetTokens = Annotated[
 
 @validated(frozen=True)
 class BudgetLimits(Options):
-    """Budgets of one project, or of all; an unset budget does not apply."""
+    """Budgets of one project or of all; an unset budget does not apply."""
 
     session_requests: BudgetRequests = None
     session_tokens: BudgetTokens = None
@@ -350,7 +337,7 @@ class BudgetLimits(Options):
     project_month_tokens: BudgetTokens = None
 
     def of(self, scope: str) -> tuple[int | None, int | None]:
-        """Return the budgets (requests, tokens) of a scope such as `agent_day`."""
+        """Return requests and tokens of a scope such as `agent_day`."""
         return getattr(self, f"{scope}_requests"), getattr(self, f"{scope}_tokens")
 
     @property
@@ -360,7 +347,7 @@ class BudgetLimits(Options):
 
 
 def time_zone(name: str) -> tzinfo:
-    """Return a time zone of the IANA database. Raises ValueError for a zone that this system does not have."""
+    """Return a time zone. Raises ValueError for one that this system does not have."""
     if name == "UTC":  # also if the system has no database
         return UTC
     try:

@@ -1,8 +1,7 @@
 """Model of all settings.
 
 Sources in ascending precedence: defaults, the kernel's `config.toml`, the executor's TOML file, environment, flags.
-Each setting is also the variable `OPENAPI_TOOL__SECTION__KEY`; `PG_DSN` and `NATS_SERVERS` are short names. The module
-`sources` reads the files.
+Each setting is also the variable `OPENAPI_TOOL__SECTION__KEY`; `PG_DSN` and `NATS_SERVERS` are short names.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ from openapi_tool.settings.sections import (
     Section,
 )
 from openapi_tool.settings.sources import PREFIX, SHORT_NAMES, file_sources, kernel_remarks
-from openapi_tool.settings.urls import ESCAPE, checked_address, parse_url
+from openapi_tool.settings.urls import ESCAPE, ServerUrl, checked_address, parse_url
 from openapi_tool.tools.definition import DEFAULT_AUTH_ENV
 from openapi_tool.tools.placeholders import Secret, is_executors_own, looks_like_a_key
 from openapi_tool.tools.policy import Policy
@@ -155,13 +154,9 @@ class EgressSettings(Section):
         return proxy
 
     @model_validator(mode="after")
-    def _proxy_resolves_names(self) -> EgressSettings:
+    def _fits_together(self) -> EgressSettings:
         if self.proxy is not None and self.public_addresses_only:
             raise ValueError("public_addresses_only has no effect with a proxy, which resolves the names; unset one")
-        return self
-
-    @model_validator(mode="after")
-    def _fits_the_largest_response(self) -> EgressSettings:
         least = max_call_memory(self.max_response_bytes) + self.max_response_bytes
         if self.body_budget_bytes < least:
             raise ValueError(f"body_budget_bytes must be at least {least}, so that the largest response fits")
@@ -239,7 +234,7 @@ class Settings(BaseSettings):
     _places: dict[str, tuple[str, ...]] = PrivateAttr(default_factory=dict)  # section to the path of its parents
 
     @model_validator(mode="after")
-    def _narrowed_durable_has_its_own_name(self) -> Settings:
+    def _durables_differ(self) -> Settings:
         narrowed = self.protocol.project != "*" or self.protocol.channel != "*"
         for kernel in self.kernels:
             if narrowed and kernel.nats.durable is None:
@@ -247,10 +242,6 @@ class Settings(BaseSettings):
                 raise ValueError(
                     f"{place}nats.durable must be set where protocol.project or protocol.channel narrows the filter"
                 )
-        return self
-
-    @model_validator(mode="after")
-    def _kernels_differ(self) -> Settings:
         version = self.protocol.version
         if version in self.dialects.given:
             raise ValueError(
@@ -293,13 +284,13 @@ class Settings(BaseSettings):
 
     @property
     def tool_variables(self) -> set[str]:
-        """Return the variables that tools may use: those that definitions may name, and the keys of pools."""
+        """Return the variables that tools may use."""
         service_envs = self.tools.jina.envs_of(self.protocol.target)
         return {DEFAULT_AUTH_ENV, *self.secrets.allowed_env, *service_envs.values(), *self.limits.pooled}
 
     @property
     def remarks(self) -> list[str]:
-        """Return a line for each setting whose given value is changed or ignored."""
+        """Return a line for each value that is changed or ignored."""
         return [*self._remarks, *kernel_remarks()]
 
     @property
@@ -314,10 +305,7 @@ class Settings(BaseSettings):
 
     @property
     def kernels(self) -> tuple[Settings, ...]:
-        """Return the settings as each kernel's executor sees them, the main one's first.
-
-        They differ in version, author, `nats` and `postgres`.
-        """
+        """Return the settings as each kernel's executor sees them, the main one's first."""
         return self, *(self._kernel(version, other) for version, other in self.dialects.given.items())
 
     def _kernel(self, version: ProtocolVersion, other: DialectSettings) -> Settings:
@@ -332,13 +320,13 @@ class Settings(BaseSettings):
         return kernel
 
     def named(self, section: str, key: str) -> str:
-        """Return the name of a setting of this kernel's section `nats` or `postgres`, and its variable in brackets."""
+        """Return a setting's name, and its variable in brackets; `section` is this kernel's `nats` or `postgres`."""
         path = (*self._places.get(section, ()), section, key)
         short = (variable for variable, setting in SHORT_NAMES.items() if setting == path)
         return f"{'.'.join(path)} ({next(short, PREFIX + '__'.join(path).upper())})"
 
     def of_version(self, version: ProtocolVersion | None) -> Settings:
-        """Return the settings of the kernel of this protocol version alone; those of all kernels if it is None.
+        """Return the settings of the kernel of this version alone, all settings if it is None.
 
         If none is configured, the main servers are taken as those of a kernel of this version.
         """
@@ -354,16 +342,20 @@ class Settings(BaseSettings):
 
     def secret_values(self) -> list[tuple[str, str]]:
         """Return every secret in the settings, with the name of its setting."""
-        urls = [("egress.proxy", self.egress.proxy.get_secret_value())] if self.egress.proxy else []
-        collectors = ("otlp_endpoint", "otlp_metrics_endpoint")
-        named = ((f"telemetry.{name}", getattr(self.telemetry, name)) for name in collectors)
-        urls += [(name, url) for name, url in named if url]
         key = self.session.key
         return [
             *([("session.key", key.get_secret_value())] if key else []),
-            *((name, part) for name, url in urls for part in parse_url(url, SCHEMES).credentials),
+            *((f"{section}.{name}", part) for section, name, url in self._urls() for part in url.credentials),
             *(secret for kernel in self.kernels for secret in _connection_secrets(kernel.nats, kernel.postgres)),
         ]
+
+    def _urls(self) -> Iterator[tuple[str, str, ServerUrl]]:
+        """Yield section, key and value of each URL that is not a kernel's."""
+        if self.egress.proxy is not None:
+            yield "egress", "proxy", parse_url(self.egress.proxy.get_secret_value(), SCHEMES)
+        for name in ("otlp_endpoint", "otlp_metrics_endpoint"):
+            if (url := getattr(self.telemetry, name)) is not None:
+                yield "telemetry", name, parse_url(url, SCHEMES)
 
     def shown(self) -> dict[str, Any]:
         """Return the effective settings for display, with masked credentials."""
@@ -373,11 +365,8 @@ class Settings(BaseSettings):
             other = shown["dialects"][kernel.protocol.version]
             other.setdefault("nats", {})
             _mask_connections(other, kernel)
-        if self.egress.proxy is not None:
-            shown["egress"]["proxy"] = parse_url(self.egress.proxy.get_secret_value(), SCHEMES).shown
-        for name in ("otlp_endpoint", "otlp_metrics_endpoint"):
-            if (url := getattr(self.telemetry, name)) is not None:
-                shown["telemetry"][name] = parse_url(url, SCHEMES).shown
+        for section, name, url in self._urls():
+            shown[section][name] = url.shown
         return shown
 
     @classmethod
@@ -389,7 +378,7 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Return the sources by precedence: flags, long names, short names, the executor's file, the kernel's."""
+        """Return the sources by precedence."""
         del dotenv_settings, file_secret_settings
         if isinstance(env_settings, EnvSettingsSource):  # each section searches all variables: pass ours only
             own = (item for item in env_settings.env_vars.items() if item[0].startswith(PREFIX.lower()))

@@ -32,7 +32,6 @@ def _check_file(path: Path) -> Path:
 File = Annotated[Path, AfterValidator(_check_file)]
 
 TARGET = "{target}"
-"""Placeholder of an actor id for the tool target."""
 
 
 def _without_unknown_placeholders(actor_id: str) -> str:
@@ -45,18 +44,15 @@ ActorId = Annotated[str, AfterValidator(_without_unknown_placeholders)]
 
 
 class Section(BaseModel):
-    """Base class of sections that no component takes as options; the rules are those of `options.Options`."""
+    """Base class of sections that no component takes as options; its rules are those of `Options`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
-    @field_validator("*", mode="before")
-    @classmethod
-    def _is_one_line(cls, value: Any) -> Any:
-        return one_line(value)
+    _is_one_line = field_validator("*", mode="before")(one_line)
 
 
 def fields_of(kind: Any) -> Mapping[str, FieldInfo]:
-    """Return the fields of a section by name: of a model, an optional model or a dataclass; for another type none."""
+    """Return the fields of a section: a model, an optional model or a dataclass; for another type none."""
     kind = next((part for part in get_args(kind) if hasattr(part, "model_fields")), kind)
     is_dataclass = isinstance(kind, type) and dataclasses.is_dataclass(kind)
     return _fields_of_dataclass(kind) if is_dataclass else getattr(kind, "model_fields", {})
@@ -142,7 +138,7 @@ class SecretsSettings(Section):
 
 _TCP, _WEB_SOCKET, _HTTP = ("nats", "tls"), ("ws", "wss"), ("http", "https")
 SCHEMES = (*_TCP, *_WEB_SOCKET, *_HTTP)
-"""Schemes of all URLs in the settings except the database's."""
+"""Schemes of all URLs but the database's."""
 
 
 def _check_server_url(url: str) -> str:
@@ -215,7 +211,7 @@ class NatsSettings(Section):
     @field_validator("servers")
     @classmethod
     def _use_one_transport(cls, servers: tuple[str, ...]) -> tuple[str, ...]:
-        if len({url.lower().startswith(tuple(f"{scheme}:" for scheme in _WEB_SOCKET)) for url in servers}) > 1:
+        if len({url.lower().startswith("ws") for url in servers}) > 1:
             raise ValueError("must be all nats:// and tls://, or all ws:// and wss://")
         return servers
 
