@@ -144,7 +144,8 @@ class WakeupSender:
     """Publishes doorbells.
 
     In an outage of NATS the next delivery of the command publishes again, so that no slot is blocked while NATS elects
-    a leader. Once the worker no longer waits, the outage is logged and counted; the kernel's inbox scan finds the result.
+    a leader. Once the worker no longer waits, the outage is logged and counted; the kernel's inbox scan finds the
+    result.
     """
 
     publisher: Publisher
