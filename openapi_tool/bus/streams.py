@@ -8,7 +8,6 @@ from typing import Any
 
 import nats.errors
 import orjson
-from nats.aio.client import Client
 from nats.js.api import AckPolicy, ConsumerConfig, ConsumerInfo, DeliverPolicy, RetentionPolicy, StreamConfig
 from nats.js.errors import BadRequestError, NotFoundError
 
@@ -54,7 +53,7 @@ class StreamMissing(nats.errors.Error):
     """The command stream is missing, and this executor must not create it."""
 
 
-async def ensure_durable(client: Client, options: DurableOptions) -> Durable:
+async def ensure_durable(client: BusClient, options: DurableOptions) -> Durable:
     """Find or create stream and durable, and update the durable to our settings. Raises nats.errors.Error."""
     stream = await _ensure_stream(client, options)
     durable = Durable(stream, options.name, await _creation_time(client, stream))
@@ -67,7 +66,7 @@ async def ensure_durable(client: Client, options: DurableOptions) -> Durable:
     return durable
 
 
-async def _creation_time(client: Client, stream: str) -> str:
+async def _creation_time(client: BusClient, stream: str) -> str:
     try:  # the server's own text: `stream_info().created` is a datetime, which drops the nanoseconds
         reply = await client.request(f"$JS.API.STREAM.INFO.{stream}", b"", timeout=_REPLY_TIMEOUT_S)
     except Denied as denied:
@@ -76,7 +75,7 @@ async def _creation_time(client: Client, stream: str) -> str:
     return str(orjson.loads(reply.data).get("created", ""))
 
 
-async def _create_durable(client: Client, durable: Durable, options: DurableOptions) -> None:
+async def _create_durable(client: BusClient, durable: Durable, options: DurableOptions) -> None:
     """Create the durable; if one existed before, start after its ack floor."""
     floor = 0
     if durable.created:
@@ -106,7 +105,7 @@ def _settings(options: DurableOptions) -> dict[str, Any]:
     }
 
 
-async def _update_settings(client: Client, info: ConsumerInfo, options: DurableOptions) -> None:
+async def _update_settings(client: BusClient, info: ConsumerInfo, options: DurableOptions) -> None:
     """Update an existing durable: consuming from it does not change its settings."""
     settings = _settings(options)
     before = {name: getattr(info.config, name) for name in settings}
@@ -121,14 +120,14 @@ async def _update_settings(client: Client, info: ConsumerInfo, options: DurableO
     )
 
 
-async def change_durable(client: Client, durable: Durable, **settings: Any) -> None:
+async def change_durable(client: BusClient, durable: Durable, **settings: Any) -> None:
     """Change only these settings of the durable. Raises nats.errors.Error."""
     jetstream = client.jetstream()
     info = await jetstream.consumer_info(durable.stream, durable.name)
     await jetstream.add_consumer(durable.stream, info.config.evolve(**settings, name=durable.name))
 
 
-async def replica_count(client: Client, options: DurableOptions) -> int:
+async def replica_count(client: BusClient, options: DurableOptions) -> int:
     """Return the number of replicas for streams and buckets created here, 1 if neither setting nor stream gives one.
 
     Raises nats.errors.Error.
@@ -150,7 +149,7 @@ async def replica_count(client: Client, options: DurableOptions) -> int:
         return 1
 
 
-async def command_stream_of(client: Client, options: DurableOptions) -> str | None:
+async def command_stream_of(client: BusClient, options: DurableOptions) -> str | None:
     """Return the stream that captures our subjects, None if it may be created. Raises nats.errors.Error.
 
     A leaf node with its own JetStream does not see the streams of the hub. A stream created there would never get a
@@ -163,7 +162,7 @@ async def command_stream_of(client: Client, options: DurableOptions) -> str | No
         missing = f"no stream captures {options.filter_subject}"
     if not options.create_stream:
         raise StreamMissing(f"{missing}, and nats.create_stream is off: start the kernel, which creates it")
-    if isinstance(client, BusClient) and client.unconfigured_domain:
+    if client.unconfigured_domain:
         raise StreamMissing(
             f"{missing} in the JetStream domain {client.unconfigured_domain!r} of this server: set "
             "nats.jetstream_domain to the kernel's domain, or to this one if the stream should be created here"
@@ -171,7 +170,7 @@ async def command_stream_of(client: Client, options: DurableOptions) -> str | No
     return None
 
 
-async def _ensure_stream(client: Client, options: DurableOptions) -> str:
+async def _ensure_stream(client: BusClient, options: DurableOptions) -> str:
     """Return the stream that captures our subjects; create a missing one with the kernel's configuration."""
     if found := await command_stream_of(client, options):
         return found

@@ -17,7 +17,7 @@ from nats.js.api import KeyValueConfig
 from typer.testing import CliRunner
 
 from openapi_tool.bootstrap import build_bootstrap
-from openapi_tool.bus.client import Denied
+from openapi_tool.bus.client import BusClient, Denied
 from openapi_tool.bus.connection import connected, gather_stats
 from openapi_tool.bus.dead_letters import DeadLetters
 from openapi_tool.bus.kv_stores import AckFloor, ensure_bucket, load_ack_floor, save_ack_floor, shared_session_key
@@ -298,7 +298,7 @@ def permissions_without(subject: str) -> str:
     return whole.replace(json.dumps(subject), '"of_no_use"')
 
 
-async def _start(client: Client, settings: Settings) -> None:
+async def _start(client: BusClient, settings: Settings) -> None:
     """Send the requests to NATS with which `serve` starts."""
     await shared_session_key(client)
     await ensure_durable(client, build_bootstrap(settings, {}).durable)
