@@ -39,6 +39,7 @@ INBOX = "_INBOX.openapi_tool"
 _ACK_DELAY_S = 0.01  # in which an acknowledgement may share a socket write: each costs CPU
 LISTED_BY = "openapi-tool nats permissions"
 _DENIAL = re.compile(r'permissions violation for (publish|subscription) to "([^"]*)"')
+RECONNECT_WAIT_S = 0.5
 _MAX_RETRY_WAIT_S = 5.0  # between attempts of the first connection
 
 
@@ -109,7 +110,6 @@ class BusClient(Client):
         self.reported_error: Exception | None = None
         self._addresses_without_tls: set[str] = set()
         self._was_connected = False
-        self._configured_wait_s: float | None = None  # set while `_back_off` has replaced it
         self._ps = Parser(self)  # type: ignore[assignment] # the same interface
         self._awaiting_reply: dict[asyncio.Future[Msg], str] = {}  # subject of each pending request
         self._inbox_denied_at: int | None = None  # number of the connection (reconnects until then)
@@ -186,7 +186,7 @@ class BusClient(Client):
             self.reported_error = cause_of(error, self.reported_error)
             cause = describe_connection_error(self.reported_error, self.bus.where, self.bus.setting)
             if self.bus.on_trouble is not None and not self._was_connected:
-                self._back_off()
+                self.options["reconnect_time_wait"] = min(2 * self.options["reconnect_time_wait"], _MAX_RETRY_WAIT_S)
                 self.bus.on_trouble(cause)  # the callback logs the cause
             elif not self.bus.once and self._error_log_backoff.should_log(cause, time.monotonic()):
                 log.warning("%s", cause, extra={"action": "nats.error", "error": type(error).__name__})
@@ -213,11 +213,6 @@ class BusClient(Client):
 
     def _denied(self, subject: str) -> Denied:
         return Denied(subject, self.bus.listed_by)
-
-    def _back_off(self) -> None:
-        wait_s = self.options["reconnect_time_wait"]
-        self._configured_wait_s = self._configured_wait_s or wait_s
-        self.options["reconnect_time_wait"] = min(2 * wait_s, _MAX_RETRY_WAIT_S)
 
     async def start_over(self) -> None:
         """Reconnect without a graceful close, which would never end on a half-open connection."""
@@ -289,8 +284,8 @@ class BusClient(Client):
             raise nats.errors.Error(f"nats: the server's greeting cannot be read: {type(error).__name__}") from error
         self._was_connected = True
         self.reported_error = None
-        if self._configured_wait_s is not None:
-            self.options["reconnect_time_wait"] = self._configured_wait_s
+        if self.bus.on_trouble is not None:
+            self.options["reconnect_time_wait"] = RECONNECT_WAIT_S
 
     async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:  # noqa: FBT001, FBT002
         """Use TLS, if required here, also if the server only offers it. Raises TlsNotOffered."""

@@ -20,7 +20,7 @@ from nats.aio.client import Client
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from tenacity import RetryCallState, stop_after_delay, wait_exponential_jitter
 
-from openapi_tool.bus.client import BusClient, BusOptions
+from openapi_tool.bus.client import RECONNECT_WAIT_S, BusClient, BusOptions
 from openapi_tool.bus.connection_errors import describe_connection_error, describe_jetstream_error
 from openapi_tool.concurrency import in_background, retried
 from openapi_tool.protocol.command import Wakeup
@@ -82,7 +82,7 @@ async def _connect(options: BusOptions) -> BusClient:
         "connect_timeout": 5,
         "allow_reconnect": not options.once,
         "max_reconnect_attempts": 1 if options.once else -1,
-        "reconnect_time_wait": 0.5,
+        "reconnect_time_wait": RECONNECT_WAIT_S,
         "ping_interval": _PING_INTERVAL_S,
         "inbox_prefix": options.inbox,
         "error_cb": client.on_error,
