@@ -46,8 +46,8 @@ async def _end(task: asyncio.Task[Any], grace_s: float) -> None:
 async def interruptible(work: Coroutine[Any, Any, T]) -> T:
     """Return the result of `work`, which is cancelled with the caller.
 
-    `asyncio.wait_for` before Python 3.12, which nats-py and asyncpg use, drops a cancellation that arrives in the same
-    iteration as the result, but in a task of its own not that of the caller.
+    Before Python 3.12 `asyncio.wait_for`, which nats-py and asyncpg use, drops a cancellation that arrives in the same
+    iteration as the result. In a task of its own `work` cannot drop that of the caller.
     """
     task = asyncio.ensure_future(work)
     try:

@@ -206,7 +206,7 @@ class ForeignMessage(Exception):
 
 
 def metadata_of(message: Msg) -> Msg.Metadata:
-    """Return what JetStream puts into the reply subject. Raises ForeignMessage."""
+    """Return stream sequence and delivery count. Raises ForeignMessage."""
     try:
         message.reply.encode()  # fails for lone surrogates: nobody can publish to such a subject
         metadata = message.metadata
