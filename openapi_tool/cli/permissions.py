@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import suppress
 from dataclasses import asdict
 from enum import StrEnum
 from functools import partial
@@ -171,13 +172,6 @@ class RoleUser(StrEnum):
 _READS = {RoleUser.INSPECT: inspection.INSPECT, RoleUser.USAGE: inspection.USAGE}
 
 
-def _own_role(protocol: ProtocolVersion | None) -> str | None:
-    try:
-        return load_settings().of_version(protocol).postgres.parsed.user
-    except SettingsError:
-        return None
-
-
 @sql_app.callback()
 def _group() -> None:
     """Make `grants` a subcommand: typer merges a single command into its group."""
@@ -203,7 +197,9 @@ def grants(
     0, 2 invalid role name.
     """
     if role is None:
-        role = _own_role(protocol) or fail("--role: name the database role; the settings have no user in PG_DSN")
+        with suppress(SettingsError):
+            role = load_settings().of_version(protocol).postgres.parsed.user
+        role = role or fail("--role: name the database role; the settings have no user in PG_DSN")
     try:
         reads = _READS.get(user)
         statements = reader_grants(role, reads) if reads else grant_statements(role, registration=registration)
