@@ -31,7 +31,6 @@ _MAX_LINE_BYTES = 256 * 1024
 """Limit of a control line: INFO of a large cluster; the server limits all others to 4 KiB."""
 
 _MAX_DIGITS = 10
-_TOKENS_BEFORE_SIZES = 2  # subject and subscription id
 _CRLF = b"\r\n"
 _VERSION = b"NATS/1.0"
 _STATUS_DIGITS = 3
@@ -119,14 +118,19 @@ class Parser:
 def _frame(arguments: bytes, *, has_headers: bool) -> _Frame:
     """Parse `<subject> <sid> [reply] [header size] <size>`."""
     parts = [part for part in arguments.split(b" ") if part]
-    sizes = 2 if has_headers else 1
-    if len(parts) not in (_TOKENS_BEFORE_SIZES + sizes, _TOKENS_BEFORE_SIZES + 1 + sizes):
+    if not has_headers:
+        parts.insert(-1, b"0")
+    match parts:
+        case [subject, sid, header_size, size]:
+            reply = b""
+        case [subject, sid, reply, header_size, size]:
+            pass
+        case _:
+            raise ProtocolError
+    frame = _Frame(subject, _number(sid), reply, _number(header_size), _number(size))
+    if frame.header_size > frame.size:
         raise ProtocolError
-    reply = parts[_TOKENS_BEFORE_SIZES] if len(parts) > _TOKENS_BEFORE_SIZES + sizes else b""
-    header_size, size = _number(parts[-2]) if has_headers else 0, _number(parts[-1])
-    if header_size > size:
-        raise ProtocolError
-    return _Frame(parts[0], _number(parts[1]), reply, header_size, size)
+    return frame
 
 
 def _number(digits: bytes) -> int:
