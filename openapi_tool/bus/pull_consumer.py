@@ -41,7 +41,6 @@ publications on the same connection: 64 large commands by 0.2 s."""
 _COMPLETED = ("batch completed", "message size exceeds maxbytes")  # descriptions of status 409
 _EXPECTED_STATUSES = (StatusCode.REQUEST_TIMEOUT, StatusCode.NO_MESSAGES)
 _NANOSECONDS = 1_000_000_000
-_HEARTBEAT = "100"
 _PENDING = "Nats-Pending-Messages"
 _NUMBER = re.compile(r"[0-9]{1,18}")
 _TOP_UP_DIVISOR = 4
@@ -178,7 +177,7 @@ class PullConsumer:
         status = _server_status(message)
         if status is None:
             self._requested = max(0, self._requested - self._receive(message))  # minus 1, or 0 for a foreign message
-        elif status != _HEARTBEAT:
+        elif status != StatusCode.CONTROL_MESSAGE:  # a heartbeat
             self._request_ended(status, message.headers or {})
         self._unanswered_since = time.monotonic() if self._requested else None
         if self._free_slots() > self._requested:
@@ -222,7 +221,6 @@ after the longest gap would get most of the new commands."""
 _REPLY_TIMEOUT_S = 1.0  # then another request is sent
 _MAX_RECEIVE_S = 0.01  # then other tasks run
 _LOOK_AHEAD_MAX_BYTES = 8 * 2**20  # nats-py buffers the messages of a request
-_CONFLICT = "409"  # status: `max_bytes` is reached
 
 
 class LookAhead:
@@ -278,8 +276,8 @@ class LookAhead:
         if status is None:
             self._receive(message)
             self._outstanding = max(0, self._outstanding - 1)
-        elif status == _CONFLICT:
-            self._outstanding = 0  # more commands are pending, so fetch again without a pause
+        elif status == StatusCode.CONFLICT:
+            self._outstanding = 0  # `max_bytes` is reached: more commands are pending, so fetch again without a pause
         if status is not None or not self._outstanding:
             self._batch_ended.set()
         if time.monotonic() - self._yielded_at > _MAX_RECEIVE_S:
