@@ -34,6 +34,7 @@ log = logging.getLogger(__name__)
 
 _PING_INTERVAL_S = 10
 _CLOSE_TIMEOUT_S = 3.0
+_OUTAGE = (nats.errors.Error, OSError)  # also "no responders" and "no stream": a stream may have no leader
 
 
 @asynccontextmanager
@@ -49,7 +50,7 @@ async def connected(options: BusOptions) -> AsyncIterator[BusClient]:
         try:
             async with asyncio.timeout(_CLOSE_TIMEOUT_S):  # an unresponsive server may never accept the pending writes
                 await client.close()
-        except (nats.errors.Error, OSError) as error:
+        except _OUTAGE as error:
             log.info(
                 "cannot close the NATS connection gracefully",
                 extra={"action": "nats.connection_dropped", "error": f"{type(error).__name__}: {error}"},
@@ -58,10 +59,10 @@ async def connected(options: BusOptions) -> AsyncIterator[BusClient]:
 
 @contextmanager
 def outage_as_unavailable(where: str = "") -> Iterator[None]:
-    """Translate errors of NATS and of the network into Unavailable, which names the server."""
+    """Translate errors of NATS and of the network into Unavailable."""
     try:
         yield
-    except (nats.errors.Error, OSError) as error:
+    except _OUTAGE as error:
         raise Unavailable(describe_jetstream_error(error, where)) from error
 
 
@@ -90,17 +91,16 @@ async def _connect(options: BusOptions) -> BusClient:
         "reconnected_cb": log_reconnect,
         **options.login,
     }
-    with outage_as_unavailable():
-        try:
-            await client.connect(**settings)
-        except asyncio.CancelledError:
-            client.abort()  # nats-py would leave the socket of a login under way open
-            raise
-        except (nats.errors.Error, OSError) as error:
-            if not options.once:
-                raise
-            cause = describe_connection_error(client.reported_error or error, options.where, options.setting)
-            raise Unavailable(f"cannot connect to {cause}") from error
+    try:
+        await client.connect(**settings)
+    except asyncio.CancelledError:
+        client.abort()  # nats-py would leave the socket of a login under way open
+        raise
+    except _OUTAGE as error:
+        if not options.once:
+            raise Unavailable(describe_jetstream_error(error, "")) from error
+        cause = describe_connection_error(client.reported_error or error, options.where, options.setting)
+        raise Unavailable(f"cannot connect to {cause}") from error
     return client
 
 
@@ -108,7 +108,6 @@ _RETRY_LIMIT_S = 3.0  # in the slot of the call; then its command is requeued
 
 _WAIT = wait_exponential_jitter(multiplier=0.1, max=1.0, jitter=0.1)
 _TIMEOUT_S = 2.0  # of one attempt
-_OUTAGE = (nats.errors.Error, OSError)  # also "no responders" and "no stream": a stream may have no leader
 _PERMANENT = (nats.errors.BadSubjectError, nats.errors.MaxPayloadError, nats.js.errors.BadRequestError)
 
 
