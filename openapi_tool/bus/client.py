@@ -44,7 +44,7 @@ _MAX_RETRY_WAIT_S = 5.0  # between attempts of the first connection
 
 
 class Denied(nats.errors.Error):
-    """The server denies permission for `subject`; only an operator can grant it."""
+    """The server denies permission for `subject`."""
 
     def __init__(self, subject: str, listed_by: str = LISTED_BY) -> None:
         super().__init__(f"permission for {subject} is denied; grant what `{listed_by}` lists to the NATS user")
@@ -61,10 +61,10 @@ class TlsNotOffered(nats.errors.Error):
 
 
 class _Tokens:
-    """Random tokens for reply subjects, in place of nats-py's NUID, whose values can be predicted from one of them.
+    """Random tokens for reply subjects: nats-py's can be predicted from one of them, and every doorbell shows one.
 
-    Every doorbell shows one. From it a client that may publish to our inboxes could compute the inbox of the open pull
-    request, and forge the server's status messages there, such as "consumer deleted".
+    A client that may publish to our inboxes could compute that of the open pull request, and forge the server's status
+    messages there, such as "consumer deleted".
     """
 
     def next(self) -> bytearray:
@@ -130,7 +130,7 @@ class BusClient(Client):
         await interruptible(super().flush(timeout))
 
     async def publish(self, subject: str, *message: Any, **options: Any) -> None:
-        """Publish; subjects of the JetStream API are mapped to the domain. Raises nats.errors.Error."""
+        """Publish. Raises nats.errors.Error."""
         await super().publish(routed(subject, self.bus.domain), *message, **options)
 
     async def publish_to_stream(self, subject: str, payload: bytes, headers: dict[str, str], timeout_s: float) -> None:
@@ -180,7 +180,7 @@ class BusClient(Client):
                 return False
 
     async def on_error(self, error: Exception) -> None:
-        """Log an error, and fail the pending requests that a denial concerns (callback of nats-py)."""
+        """Log an error or denial (callback of nats-py)."""
         denial = _DENIAL.search(str(error).lower())
         if denial is None:
             self.reported_error = cause_of(error, self.reported_error)
@@ -226,10 +226,10 @@ class BusClient(Client):
                 stream.transport.abort()
 
     def drop(self, subscription: Subscription) -> None:
-        """Remove a subscription. nats-py keeps one whose drain failed, and subscribes again after a reconnect."""
-        self._remove_sub(subscription._id)  # noqa: SLF001 - nats-py has no public method for it
+        """Remove a subscription: nats-py keeps one whose drain failed, and subscribes again after a reconnect."""
+        self._remove_sub(subscription._id)  # noqa: SLF001
 
-    # Hooks of nats-py.
+    # Overridden methods of nats-py.
 
     async def _request_new_style(
         self,
@@ -296,7 +296,6 @@ class BusClient(Client):
         await super()._process_info(info, initial_connection)
 
     def _connect_command(self) -> bytes:
-        """Return the login. Raises TlsNotOffered."""
         if self.bus.tls and not self.encrypted:
             raise self._tls_not_offered()
         return super()._connect_command()
@@ -354,10 +353,7 @@ def _address(server: Srv) -> str:
 
 
 def routed(subject: str, domain: str | None) -> str:
-    """Return a subject of the JetStream API or of KV with the prefix of its domain, any other subject unchanged.
-
-    A leaf node does not forward `$JS.API` and `$KV` to another domain (NATS ADR-15).
-    """
+    """Return a JetStream subject with the prefix of its domain: a leaf node forwards no others (NATS ADR-15)."""
     if domain is None or not subject.startswith(("$JS.API.", "$KV.")):
         return subject
     return f"$JS.{domain}.API.{subject.removeprefix('$JS.API.')}"

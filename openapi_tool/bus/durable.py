@@ -37,10 +37,9 @@ class _Sample:
 
 
 class ServerClock:
-    """Server time, estimated from `ts` in its replies and the local monotonic clock.
+    """Server time, estimated from its replies: as in NTP, the one with the shortest round trip of the last 30 s counts.
 
-    Publish times of commands are server time: with a wall clock that is 28 s ahead, every call would look expired. As
-    in NTP, the reply with the shortest round trip of the last 30 s counts.
+    Publish times of commands are server time: with a wall clock that is 28 s ahead, every call would look expired.
     """
 
     def __init__(self) -> None:
@@ -207,14 +206,14 @@ async def durable_shown(client: Client, options: DurableOptions) -> DurableShown
 async def hand_to_kernel(client: Client, options: DurableOptions) -> tuple[DurableShown, DurableShown]:
     """Set what the kernel's own executor needs; return the durable before and after.
 
-    With our settings a command that has a result, but whose acknowledgement was lost, is redelivered every few seconds
-    forever. The kernel's executor fails on it each time, and its later calls time out. Raises StillPulled,
-    DurableMissing, or another nats.errors.Error.
+    With our settings a command that has a result, but whose acknowledgement was lost, is redelivered forever. The
+    kernel's executor fails on it each time, and its later calls time out. Raises StillPulled, DurableMissing, or
+    another nats.errors.Error.
     """
     before = await _info(client, options)
     if before.num_waiting:
         raise StillPulled(f"the durable {options.name!r} still has open pull requests ({before.num_waiting})")
-    # A replica without a free slot, or during an outage of the database, has no open pull request. One that does not
+    # Without a free slot, or during an outage of the database, a replica has no open pull request. One that does not
     # list its durables may consume from this one.
     replicas = await gather_stats(client, _REPLY_TIMEOUT_S)
     running = [str(each["instance"]) for each in replicas if options.name in each.get("durables", [options.name])]

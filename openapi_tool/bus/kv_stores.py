@@ -54,10 +54,7 @@ async def ensure_bucket(client: Client, replicas: int = 1) -> KeyValue:
 
 
 async def shared_session_key(client: Client, replicas: int = 1) -> bytes:
-    """Return the key for session identities; the first executor creates it, and it never changes.
-
-    A missing bucket gets `replicas` replicas. Raises Unavailable; an operator can set `session.key` instead.
-    """
+    """Return the key for session identities, which the first executor creates. Raises Unavailable."""
     try:
         bucket = await ensure_bucket(client, replicas)
         _, key = await read_key(bucket, SESSION_KEY)

@@ -52,12 +52,12 @@ class ConsumerGone(Exception):
 
 
 def _server_status(message: Msg) -> str | None:
-    """Return the server's status, None for a stored message: it has a reply subject, and any header `Status`."""
+    """Return the server's status; a stored message has a reply subject, and any header `Status`."""
     return message.headers.get(Header.STATUS) if message.headers and not message.reply else None
 
 
 class PullConsumer:
-    """Keeps requests open for `free_slots()` messages; `receive` returns False for one that JetStream did not send."""
+    """Keeps requests open for `free_slots()` messages; `receive` returns False for one that is not JetStream's."""
 
     def __init__(
         self,
