@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
@@ -15,6 +16,7 @@ from tenacity import wait_exponential_jitter
 
 from openapi_tool.bootstrap import Bootstrap, Upstream, build_runner, scoped_key
 from openapi_tool.budgets.account import SCOPES
+from openapi_tool.budgets.budgets import Budgets
 from openapi_tool.bus.connection import (
     INSTANCE,
     BusClient,
@@ -30,7 +32,7 @@ from openapi_tool.bus.durable import ServerClock
 from openapi_tool.bus.durable_monitor import DurableMonitor
 from openapi_tool.bus.kv_stores import ParkedResultStore, SwitchMonitor, shared_session_key
 from openapi_tool.bus.leases import FetchMode
-from openapi_tool.bus.storage import SharedBudgets, SharedLimits, Storage
+from openapi_tool.bus.storage import BUDGETS, LIMITS, RecordStore, Storage
 from openapi_tool.bus.streams import DurableOptions, replica_count
 from openapi_tool.bus.worker import Slots
 from openapi_tool.concurrency import retried
@@ -43,6 +45,7 @@ from openapi_tool.jina.transport import AiohttpTransport, Resolver
 from openapi_tool.kernel.breaker import CircuitBreaker, GuardedStore
 from openapi_tool.kernel.failures import DSN_SETTING, located
 from openapi_tool.kernel.store import KernelStore, PoolOptions
+from openapi_tool.limits.limiter import Limiter
 from openapi_tool.protocol.dialect import dialect_of
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.settings import Settings
@@ -138,14 +141,16 @@ class Parts:
 class Shared:
     """Parts that all kernels share: everything behind the tools, and the exporter of spans.
 
-    `limits` and `budgets` are stored in the main kernel's NATS and use its `clock`. If kernels share a NATS, only one
-    connection answers requests for the `statistics` of the process: `answering` contains the server list of each NATS
-    on which the process already answers.
+    `limiter` and `budgets` store their records in the main kernel's NATS and use its `clock`. If kernels share a NATS,
+    only one connection answers requests for the `statistics` of the process: `answering` contains the server list of
+    each NATS on which the process already answers.
     """
 
     upstream: Upstream
-    limits: SharedLimits
-    budgets: SharedBudgets
+    limiter: Limiter
+    limit_records: RecordStore
+    budgets: Budgets
+    budget_records: RecordStore
     clock: ServerClock
     tracer: WireTracer | ExportingTracer
     statistics: Snapshots
@@ -164,16 +169,19 @@ def open_shared(stack: AsyncExitStack, bootstrap: Bootstrap, resolver: Resolver 
         metrics.KEYS_REFUSED.labels(variable)  # at 0 from the start, so that an alert sees the first refusal
     clock = ServerClock()
     settings = bootstrap.settings
-    limits = SharedLimits(settings.limits, clock.time, key_failure, settings.fairness.weights)
-    limits.limiter.keys.set_secrets(bootstrap.secrets)
-    budgets = SharedBudgets(INSTANCE, bootstrap.settings.budgets, clock.time)
+    limit_records, budget_records = RecordStore(LIMITS), RecordStore(BUDGETS)
+    replica = secrets.token_hex(5)  # short: a record of limits contains up to 1,000 names
+    limiter = Limiter(replica, settings.limits, limit_records, clock.time, key_failure, settings.fairness.weights)
+    limiter.keys.set_secrets(bootstrap.secrets)
+    replica = f"{INSTANCE}-{secrets.token_hex(3)}"  # a restarted process may have the same name
+    budgets = Budgets(replica, settings.budgets, budget_records, clock.time)
     for scope in SCOPES:
-        metrics.BUDGET_USED.set_function(partial(budgets.budgets.largest_used_fraction, scope), scope)
+        metrics.BUDGET_USED.set_function(partial(budgets.largest_used_fraction, scope), scope)
     health = bootstrap.health
-    health.limits, health.keys = limits.limiter.snapshot, limits.limiter.keys.snapshot
-    health.budgets, health.budget_outage = budgets.budgets.snapshot, budgets.budgets.outage
-    upstream = Upstream(bootstrap, transport, permits=limits.limiter, budgets=budgets.budgets)
-    return Shared(upstream, limits, budgets, clock, tracer, snapshots(bootstrap))
+    health.limits, health.keys = limiter.snapshot, limiter.keys.snapshot
+    health.budgets, health.budget_outage = budgets.snapshot, budgets.outage
+    upstream = Upstream(bootstrap, transport, permits=limiter, budgets=budgets)
+    return Shared(upstream, limiter, limit_records, budgets, budget_records, clock, tracer, snapshots(bootstrap))
 
 
 async def assemble(stack: AsyncExitStack, bootstrap: Bootstrap, shared: Shared) -> Parts:
@@ -196,8 +204,10 @@ async def assemble(stack: AsyncExitStack, bootstrap: Bootstrap, shared: Shared) 
     shared_key = await _session_key(settings, client, replicas, nats_unavailable)
     session_key = scoped_key(shared_key, bootstrap.version)
     if bootstrap.main:
-        await stack.enter_async_context(shared.limits.connected(client, replicas))
-        await stack.enter_async_context(shared.budgets.connected(client, replicas))
+        await stack.enter_async_context(shared.limit_records.shared_by(shared.limiter, client, replicas))
+        with suppress(Unavailable):  # blocked keys are then detected by their next refusal
+            await shared.limiter.keys.load()
+        await stack.enter_async_context(shared.budget_records.shared_by(shared.budgets, client, replicas))
     guarded, parked = GuardedStore(kernel, database.breaker), ParkedResultStore(client, replicas)
     runner = build_runner(bootstrap, shared.upstream, guarded, session_key)
     pipeline = Pipeline(

@@ -236,7 +236,7 @@ async def _serve(
         await _serve_health(stack, bootstrap)
         set_malloc_thresholds()
         shared = open_shared(stack, bootstrap, resolver)
-        reloader = Reloader(bootstrap, read, environment, use_keys=shared.limits.limiter.keys.set_secrets)
+        reloader = Reloader(bootstrap, read, environment, use_keys=shared.limiter.keys.set_secrets)
         process = _Process(stop, stack, shared, reloader)
         async with asyncio.TaskGroup() as group:
             for kernel in (bootstrap, *bootstrap.others):

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import aclosing, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 
 import nats.errors
@@ -21,8 +20,7 @@ from openapi_tool.bus import dead_letters, kv_stores, leases
 from openapi_tool.bus.client import BusClient, Denied
 from openapi_tool.bus.connection import outage_as_unavailable
 from openapi_tool.limits.limiter import Limiter
-from openapi_tool.options import BudgetOptions, LimitOptions
-from openapi_tool.protocol.errors import ToolError, Unavailable
+from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.telemetry import metrics
 from openapi_tool.telemetry.health import JETSTREAM, Health
 from openapi_tool.telemetry.metrics import Counter
@@ -55,48 +53,8 @@ BUDGETS = BucketSpec(
 """The TTL is longer than the month of a budget."""
 
 
-class SharedLimits:
-    """Limiter of this process, and its store; the arguments are those of Limiter."""
-
-    def __init__(
-        self,
-        options: LimitOptions,
-        clock: Callable[[], float],
-        failure: Callable[[int], ToolError],
-        weights: Mapping[str, float],
-    ) -> None:
-        self._records = RecordStore(LIMITS)
-        replica = secrets.token_hex(5)  # short: a record contains up to 1,000 names
-        self.limiter = Limiter(replica, options, self._records, clock, failure, weights)
-
-    @asynccontextmanager
-    async def connected(self, client: Client, replicas: int) -> AsyncIterator[None]:
-        """Share the limits over this connection; at the end give back unused permits."""
-        await self._records.connect(client, replicas, self.limiter.on_change)
-        async with aclosing(self.limiter):
-            with suppress(Unavailable):  # blocked keys are then detected by their next refusal
-                await self.limiter.keys.load()
-            yield
-
-
-class SharedBudgets:
-    """Budgets of the process `instance`, and their store; `clock` is the server's, in seconds since the epoch."""
-
-    def __init__(self, instance: str, options: BudgetOptions, clock: Callable[[], float]) -> None:
-        self._records = RecordStore(BUDGETS)
-        replica = f"{instance}-{secrets.token_hex(3)}"  # a restarted process may have the same name
-        self.budgets = Budgets(replica, options, self._records, clock)
-
-    @asynccontextmanager
-    async def connected(self, client: Client, replicas: int) -> AsyncIterator[None]:
-        """Share the budgets over this connection; at the end give back blocks."""
-        await self._records.connect(client, replicas, self.budgets.on_change)
-        async with aclosing(self.budgets):
-            yield
-
-
 class RecordStore:
-    """Reads and writes records of a bucket; all methods raise Unavailable, also before `connect`."""
+    """Reads and writes records of a bucket; all methods raise Unavailable, also before `shared_by`."""
 
     def __init__(self, spec: BucketSpec) -> None:
         self._spec = spec
@@ -104,17 +62,18 @@ class RecordStore:
         self._replicas = 1
         self._bucket: KeyValue | None = None
 
-    async def connect(self, client: Client, replicas: int, on_change: Callable[[str, int, bytes], None]) -> None:
-        """Use this connection; the first write creates a missing bucket with `replicas` replicas.
+    @asynccontextmanager
+    async def shared_by(self, user: Limiter | Budgets, client: Client, replicas: int) -> AsyncIterator[None]:
+        """Share the records over this connection: pass each that a replica writes to `user`, and close it at the end.
 
-        `on_change` takes name, revision and value of each record that a replica writes from now on.
+        The first write creates a missing bucket with `replicas` replicas.
         """
         self._connection, self._replicas = client, replicas
 
         async def received(message: Msg) -> None:
             number, _, value = message.data.partition(b"\n")
             if number.isdigit() and len(number) < _MAX_DIGITS and len(value) <= MAX_VALUE_BYTES:
-                on_change(message.subject.removeprefix(f"{self._spec.changes}."), int(number), value)
+                user.on_change(message.subject.removeprefix(f"{self._spec.changes}."), int(number), value)
 
         try:
             await client.subscribe(f"{self._spec.changes}.>", cb=received)
@@ -125,6 +84,8 @@ class RecordStore:
                 error,
                 extra={"action": "limits.not_followed"},
             )
+        async with aclosing(user):
+            yield
 
     async def read(self, name: str) -> tuple[int, bytes | None]:
         """Return revision and value of a record; 0 and None if there is none."""

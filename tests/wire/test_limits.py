@@ -12,6 +12,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any
+from unittest import mock
 
 import pytest
 from nats.js.errors import NotFoundError
@@ -159,8 +160,8 @@ async def test_a_drain_hands_back_calls_that_wait_for_permits(
 
 async def stored(world: World) -> Record:
     records = RecordStore(LIMITS)
-    await records.connect(world.caller.client, 1, lambda *_: None)
-    _, value = await records.read(RECORD)
+    async with records.shared_by(mock.Mock(aclose=mock.AsyncMock()), world.caller.client, 1):
+        _, value = await records.read(RECORD)
     return decode(value)
 
 
