@@ -12,7 +12,7 @@ from openapi_tool.concurrency import KeyedLock, raise_if_cancelled, shielded
 from openapi_tool.executor.commit import CallResult, ParkedResults, ResultCommitter
 from openapi_tool.executor.ports import CallContext, Clock, Kernel, Publisher, Slots, Tracer, ids
 from openapi_tool.executor.runner import ToolCallRequest, ToolRunner
-from openapi_tool.executor.waiting_turn import ResultDelay, TurnDeadline, WakeupSender
+from openapi_tool.executor.waiting_turn import ResultDelay, WakeupSender, turn_deadline
 from openapi_tool.frozen import frozen
 from openapi_tool.options import ExecutorOptions, ToolOptions
 from openapi_tool.protocol.cards import Card, StoredText, artifact_card, read_tool_call, result_card
@@ -161,16 +161,21 @@ class Pipeline:
             raise
         # Before the run: the results of other calls of this step wait for the step's newest command.
         self._result_delay.record_command(delivery, identity)
-        function_name, age_s = short(command.function_name), max(0.0, self._age_s(delivery))
         link = trace_link(identity, acceptance.waiting_turn)
-        log_ids, trace_id = ids(identity), link.parent.trace_id
-        version, attempt, loaded = self._dialect.version, delivery.attempt, time.monotonic()
-        facts = CallFacts(log_ids, trace_id, version, function_name, attempt, age_s, began=received, loaded=loaded)
+        facts = CallFacts(
+            ids=ids(identity),
+            trace_id=link.parent.trace_id,
+            protocol=self._dialect.version,
+            function_name=short(command.function_name),
+            delivery_attempt=delivery.attempt,
+            age_s=max(0.0, self._age_s(delivery)),
+            began=received,
+            loaded=time.monotonic(),
+        )
         CALL_FIELDS.set(facts.fields)
         call = _Call(delivery, command, identity, records, acceptance, facts, earlier_run)
-        span_name = f"execute_tool {function_name}"
         context = self._runner.call_context(identity.project_id)
-        with self._tracer.span(span_name, link, log_ids) as span, context:
+        with self._tracer.span(f"execute_tool {facts.function_name}", link, facts.ids) as span, context:
             span.facts = facts
             # The same lists: the backend appends to them while the call runs.
             facts.attempts, facts.permit_waits = context.attempts, context.permit_waits
@@ -251,8 +256,8 @@ class Pipeline:
         # Without a step id the results of other calls of the step, which move the deadline, cannot be found.
         if not outlasts or call.identity.step_id is None or check_after_s >= request.deadline.remaining():
             return await self._runner.run(request, context)
-        async with TurnDeadline(self._kernel, self._limits, call.identity, check_after_s) as turn:
-            request = replace(request, deadline=Deadline(request.deadline.at, turn.limit))
+        async with turn_deadline(self._kernel, self._limits, call.identity, check_after_s) as limit:
+            request = replace(request, deadline=Deadline(request.deadline.at, limit))
             return await self._runner.run(request, context)
 
     def _age_s(self, delivery: Delivery) -> float:

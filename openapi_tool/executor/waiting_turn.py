@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Self
 
 from openapi_tool.executor.ports import Clock, Kernel, Publisher, Slots, ids
 from openapi_tool.protocol.command import Delivery, Wakeup
@@ -37,15 +37,15 @@ class ResultDelay:
         self._min_result_delay_s = min_result_delay_s
         self._clock = clock
         self._slots = slots
-        self._newest_at: dict[_Step, float] = {}
+        self._newest_at: dict[_Step, float] = {}  # the step of the newest command is last
 
     def record_command(self, delivery: Delivery, identity: CallIdentity) -> None:
         """Record the publish time of a command."""
         if self._min_result_delay_s:
             step, at = _step(identity), delivery.published_at.timestamp()
-            self._newest_at[step] = max(at, self._newest_at.get(step, at))
+            self._newest_at[step] = max(at, self._newest_at.pop(step, at))
             if len(self._newest_at) > _MAX_STEPS:
-                self._drop_old()
+                del self._newest_at[next(iter(self._newest_at))]
 
     async def wait(self, delivery: Delivery, identity: CallIdentity, waiting_turn: WaitingTurnRecord) -> None:
         """Release the slot and wait until the worker should have suspended the turn."""
@@ -66,12 +66,6 @@ class ResultDelay:
         due = self._newest_at.get(step, published_at) + self._min_result_delay_s
         return min(due, published_at + _MAX_DELAY_S) - self._clock()
 
-    def _drop_old(self) -> None:
-        """Drop steps whose results need no further delay; all steps if too many recent ones remain."""
-        cutoff = self._clock() - _MAX_DELAY_S
-        recent = {step: at for step, at in self._newest_at.items() if at > cutoff}
-        self._newest_at = recent if len(recent) < _MAX_STEPS else {}
-
 
 def _step(identity: CallIdentity) -> _Step:
     return identity.project_id, identity.agent_id, identity.agent_turn_id, identity.step_id
@@ -82,70 +76,56 @@ log = logging.getLogger(__name__)
 _MIN_CHECK_INTERVAL_S = 1.0
 
 
-class TurnDeadline:
-    """Context that shortens a call's limit once another call of the same step has a result.
+@asynccontextmanager
+async def turn_deadline(
+    kernel: Kernel, limits: TimeLimits, identity: CallIdentity, first_check_s: float
+) -> AsyncIterator[TurnLimit]:
+    """Yield the limit of a call's turn, which is shortened once another call of the same step has a result.
 
     `suspend_timeout_seconds` extends the turn's deadline. A result of another call of the step sets that deadline to
-    the time of the result plus `executor.worker_timeout_s`, which may be earlier. So this class asks the database for
-    such results: first after `first_check_s` seconds, `commit_margin_s` before this call is `worker_timeout_s` old;
-    then about every `worker_timeout_s`. A call that ends earlier costs only a timer.
+    the time of the result plus `executor.worker_timeout_s`, which may be earlier. So ask the database for such results:
+    first after `first_check_s` seconds, `commit_margin_s` before this call is `worker_timeout_s` old; then about every
+    `worker_timeout_s`. A call that ends earlier costs only a timer.
     """
+    limit = TurnLimit()
+    checks: list[asyncio.Task[None]] = []
 
-    def __init__(self, kernel: Kernel, limits: TimeLimits, identity: CallIdentity, first_check_s: float) -> None:
-        self.limit = TurnLimit()
-        self._kernel = kernel
-        self._limits = limits
-        self._identity = identity
-        self._first_check_s = first_check_s
-        self._timer: asyncio.TimerHandle | None = None
-        self._check: asyncio.Task[None] | None = None
+    def start() -> None:
+        checks.append(asyncio.create_task(_shorten(limit, kernel, limits, identity)))
 
-    async def __aenter__(self) -> Self:
-        self._timer = asyncio.get_running_loop().call_later(self._first_check_s, self._start_checks)
-        return self
+    timer = asyncio.get_running_loop().call_later(first_check_s, start)
+    try:
+        yield limit
+    finally:
+        timer.cancel()
+        for check in checks:
+            check.cancel()
+            await asyncio.wait([check])
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        if self._check is not None:
-            self._check.cancel()
-            await asyncio.wait([self._check])
 
-    def _start_checks(self) -> None:
-        self._check = asyncio.create_task(self._shorten())
-
-    async def _shorten(self) -> None:
-        while (age_s := await self._last_result_age_s()) is None:  # noqa: ASYNC110 - the other call may run in another process
-            # A later result leaves the turn at least `worker_timeout_s` from now.
-            await asyncio.sleep(max(_MIN_CHECK_INTERVAL_S, self._limits.worker_wait_left_s(0.0)))
-        left_s = self._limits.worker_wait_left_s(age_s)
-        self.limit.shorten(time.monotonic() + left_s)
-        log.info(
-            "another call of the step has a result, so the worker waits less; the deadline is brought forward",
-            extra={"action": "turn.shortened", "left_s": round(left_s, 3)} | ids(self._identity),
-        )
-
-    async def _last_result_age_s(self) -> float | None:
-        """Return the seconds since another call of the step got a result, None if none did or it is unknown."""
-        identity = self._identity
+async def _shorten(limit: TurnLimit, kernel: Kernel, limits: TimeLimits, identity: CallIdentity) -> None:
+    age_s = None
+    while age_s is None:
         try:
-            return await self._kernel.last_result_age_s(
-                identity.project_id, identity.agent_turn_id, identity.step_id or ""
-            )
+            age_s = await kernel.last_result_age_s(identity.project_id, identity.agent_turn_id, identity.step_id or "")
         except Unavailable as outage:
             log.debug("cannot read other results of the step: %s", outage, extra={"action": "turn.unknown"})
-            return None
+        if age_s is None:  # a later result leaves the turn at least `worker_timeout_s` from now
+            await asyncio.sleep(max(_MIN_CHECK_INTERVAL_S, limits.worker_wait_left_s(0.0)))
+    left_s = limits.worker_wait_left_s(age_s)
+    limit.shorten(time.monotonic() + left_s)
+    log.info(
+        "another call of the step has a result, so the worker waits less; the deadline is brought forward",
+        extra={"action": "turn.shortened", "left_s": round(left_s, 3)} | ids(identity),
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class WakeupSender:
     """Publishes doorbells.
 
-    In an outage of NATS the next delivery of the command publishes again, so that no slot is blocked while NATS elects
-    a leader. Once the worker no longer waits, the outage is logged and counted; the kernel's inbox scan finds the
-    result.
+    In an outage of NATS the next delivery publishes again, so that no slot is blocked while NATS elects a leader. Once
+    the worker no longer waits, the outage is logged and counted; the kernel's inbox scan finds the result.
     """
 
     publisher: Publisher

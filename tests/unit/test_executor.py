@@ -490,9 +490,9 @@ def test_call_ends_before_a_deadline_set_by_another_result(
     async def check() -> None:
         now = asyncio.get_running_loop().time
         monkeypatch.setattr(turn, "time", SimpleNamespace(monotonic=now))
-        async with turn.TurnDeadline(cast("Kernel", other), LIMITS, identity(), 27) as found:
+        async with turn.turn_deadline(cast("Kernel", other), LIMITS, identity(), 27) as limit:
             with suppress(TimeoutError):
-                async with Deadline(87, found.limit).limit():
+                async with Deadline(87, limit).limit():
                     await asyncio.sleep(1_000)
         assert (round(now()), other.looks) == (ends_at, looks)
 
