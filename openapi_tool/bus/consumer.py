@@ -30,25 +30,15 @@ from openapi_tool.telemetry import metrics
 log = logging.getLogger(__name__)
 
 _RETRY_S = 1.0  # between attempts to look up or create the durable
-_STALL_SHARE = 1 / 3
-"""Fraction of AckWait: messages received after a longer stall may have been redelivered elsewhere."""
-
-_DOUBT_S = 1.0
-"""Seconds after a stall: a message received in this time may have been sent during the stall."""
-
-_HAND_BACK_TIMEOUT_S = 5.0
-"""Timeout in seconds for handing back waiting commands on shutdown; the rest is redelivered after AckWait."""
-
-_CANCEL_TIMEOUT_S = 10.0
-"""Seconds for cancelled calls to settle or hand back; more than the sum of the limits in `bus/worker.py`."""
+_STALL_SHARE = 1 / 3  # of AckWait: after a longer stall, held messages may have been redelivered elsewhere
+_DOUBT_S = 1.0  # a message received in this time after a stall may have been sent during the stall
+_HAND_BACK_TIMEOUT_S = 5.0  # on shutdown; the remaining commands are redelivered after AckWait
+_CANCEL_TIMEOUT_S = 10.0  # more than the sum of the limits in `bus/worker.py`
 
 
 @dataclass(frozen=True, slots=True)
 class ConsumerOptions:
-    """Options of the consumer.
-
-    The lease bucket is created with `replicas` replicas. A call that runs longer than `max_run_s` seconds is cancelled.
-    """
+    """Options of the consumer. A call that runs longer than `max_run_s` seconds is cancelled."""
 
     durable: DurableOptions
     executor: ExecutorOptions
@@ -64,8 +54,8 @@ class BackgroundTaskEnded(Exception):
 class CommandConsumer:
     """Fetches commands, holds them until a slot is free, and sends heartbeats until they are settled.
 
-    `handle` runs a command. `mode` returns the current limit of fetching. `clock` learns the server's time from its
-    replies. `slots` counts the slots in use; the pipeline releases and pauses them.
+    `mode` returns the current limit of fetching. `clock` learns the server's time from its replies. The pipeline
+    releases and pauses `slots`.
     """
 
     def __init__(
@@ -106,14 +96,14 @@ class CommandConsumer:
         return len(self._running)
 
     def work(self) -> dict[str, Any]:
-        """Return the commands of the durable that run here and those that wait for a slot, by stream sequence."""
+        """Return the stream sequences of the commands that run here and of those that wait for a slot."""
         running = {work.delivery.stream_sequence for work in self._running.values()}
         waiting = [sequence for sequence in self._intake.held if sequence not in running]
         return {"durable": self._options.durable.name, "running": sorted(running), "waiting": waiting}
 
     @property
     def _free(self) -> int:
-        """Number of free slots; negative if more calls run than there are slots, because paused ones have resumed."""
+        """Number of free slots; negative if paused calls resumed while all slots were in use."""
         return self._concurrency - len(self._running) + self._slots.released
 
     @property
@@ -129,20 +119,17 @@ class CommandConsumer:
 
     def start(self) -> None:
         """Start consuming in the background; retry after connection losses and while the durable is missing."""
-        self._export()
+        version, intake = self._options.durable.version, self._intake
+        metrics.SLOTS.set_function(lambda: self._concurrency, part=version)
+        metrics.RUNNING.set_function(lambda: self.running, part=version)
+        metrics.HELD.set_function(lambda: len(intake.held), part=version)
+        metrics.WAITING.set_function(lambda: intake.waiting, part=version)
+        metrics.OLDEST_HELD.set_function(lambda: intake.oldest_s(self._clock.time()), part=version)
         self._background_tasks = [
             asyncio.create_task(self._keep_pulling(), name="pull"),
             asyncio.create_task(self._intake.returns.run(), name="returns"),
             asyncio.create_task(self._send_heartbeats(), name="heartbeat"),
         ]
-
-    def _export(self) -> None:
-        version = self._options.durable.version
-        metrics.SLOTS.set_function(lambda: self._concurrency, part=version)
-        metrics.RUNNING.set_function(lambda: self.running, part=version)
-        metrics.HELD.set_function(lambda: len(self._intake.held), part=version)
-        metrics.WAITING.set_function(lambda: self._intake.waiting, part=version)
-        metrics.OLDEST_HELD.set_function(lambda: self._intake.oldest_s(self._clock.time()), part=version)
 
     async def failed(self) -> None:
         """Wait until a background task ends, which is a defect. Raises BackgroundTaskEnded with the cause."""
@@ -152,23 +139,21 @@ class CommandConsumer:
     async def stop(self, grace_s: float) -> None:
         """Stop fetching, hand back waiting commands, let calls finish for `grace_s` seconds, hand back the others.
 
-        Calls that wait for a permit of a rate limit and have sent no request are handed back at once.
-        If the heartbeat task fails, the grace period ends early: the server would redeliver calls that still run here.
-        Raises BackgroundTaskEnded in that case, after everything is handed back.
+        Calls that wait for a permit and have sent no request are handed back at once. If the heartbeat task fails, the
+        grace period ends early, because the server would redeliver calls that still run here, and BackgroundTaskEnded
+        is raised after everything is handed back.
         """
         pulling, returning, heartbeat = self._background_tasks
         self._draining = True
         await _cancel(pulling)
-        await self._hand_back_waiting(returning)
-        log.info(
-            "draining",
-            extra={
-                "action": "drain.started",
-                "running": self.running,
-                "oldest_s": self._oldest_running_s(),
-                "grace_s": grace_s,
-            },
-        )
+        await _cancel(returning)  # this task would take from the same queue as `flush` below
+        self._intake.hand_back_waiting()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_HAND_BACK_TIMEOUT_S):
+                await self._intake.returns.flush()
+        running, oldest_s = self.running, self._oldest_running_s()
+        fields = {"action": "drain.started", "running": running, "oldest_s": oldest_s, "grace_s": grace_s}
+        log.info("draining", extra=fields)
         self._hand_back_unsent()
         await self._wait_for_calls(heartbeat, grace_s)
         handed_back, oldest_s = self.running, self._oldest_running_s()
@@ -177,13 +162,6 @@ class CommandConsumer:
         await _cancel(heartbeat)
         log.info("drained", extra={"action": "drain.finished", "handed_back": handed_back, "oldest_s": oldest_s})
         _raise_if_ended(failed)
-
-    async def _hand_back_waiting(self, returning: asyncio.Task[None]) -> None:
-        await _cancel(returning)  # this task would take from the same queue as `flush` below
-        self._intake.hand_back_waiting()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_HAND_BACK_TIMEOUT_S):
-                await self._intake.returns.flush()
 
     def _hand_back_unsent(self) -> None:
         unsent = self._slots.unsent()
@@ -241,7 +219,7 @@ class CommandConsumer:
                 await asyncio.sleep(_RETRY_S)
 
     def wake(self) -> None:
-        """Run or fetch commands after a change: a call ended or paused, or the fetch mode changed."""
+        """Run or fetch commands after a call ended or paused, or the fetch mode changed."""
         if self._draining:
             self._hand_back_unsent()
         self._run_next()
@@ -254,7 +232,7 @@ class CommandConsumer:
             self._pull.renew()
 
     def ensure_durable_again(self, reason: str) -> None:
-        """Look up or create the durable again, because of `reason` (for the log)."""
+        """Look up or create the durable again; `reason` is for the log."""
         if self._pull is not None:
             self._pull.give_up(reason)
 
@@ -263,7 +241,6 @@ class CommandConsumer:
         self._heartbeats.ack_wait_s = self.leases.duration_s = seconds
 
     def _free_slots(self) -> int:
-        """Return for how many commands the pull request may ask."""
         mode = self._mode()
         if mode is FetchMode.UNLIMITED:
             return max(0, self._free - self._intake.waiting)
@@ -278,12 +255,12 @@ class CommandConsumer:
 
     @property
     def _may_run(self) -> bool:
-        """Return whether a command may begin: a slot is free, or some project holds more than 7/8 of them (ADR 6)."""
+        """A slot is free, or some project holds more than 7/8 of them (ADR 6)."""
         return self._free > 0 or self._free + self._slots.excess > 0
 
     @property
     def _may_probe(self) -> bool:
-        """Return whether a command may be run as a test of the database: one at a time."""
+        """A command may run as a test of the database: one at a time."""
         return self._free > 0 and not any(work.probe for work in self._running.values())
 
     def _receive(self, message: Msg) -> bool:

@@ -37,11 +37,8 @@ log = logging.getLogger(__name__)
 
 Publish = Callable[[str, bytes], Awaitable[None]]
 
-_MAX_REMEMBERED = 20_000
-"""Limit of handed-back commands whose number of deliveries is remembered; each takes about 100 bytes."""
-
-_BATCH = 32
-"""Commands to hand back before other tasks run, and in one notice to the other replicas."""
+_MAX_REMEMBERED = 20_000  # handed-back commands whose number of deliveries is remembered; each takes about 100 bytes
+_BATCH = 32  # commands to hand back before other tasks run, and in one notice to the other replicas
 
 _Number = Annotated[int, Field(gt=0, lt=2**64)]
 _NOTICE = TypeAdapter(Annotated[list[tuple[_Number, _Number]], Field(max_length=_BATCH)])
@@ -50,11 +47,8 @@ _MAX_NOTICE_BYTES = 64 * _BATCH  # two numbers of up to 20 digits each, and punc
 _BATCH_TIMEOUT_S = 2.0
 
 _MIN_DELAY_S = 0.1
-_MAX_DELAY_S = 10.0
-"""Well below the time for which a worker waits: a delay is too long if the calls of the project become faster."""
-
-_MEAN_WEIGHT = 64
-"""Weight of the moving average of call durations, in calls."""
+_MAX_DELAY_S = 10.0  # well below the time for which a worker waits: calls of the project may become faster
+_MEAN_WEIGHT = 64  # of the moving average of call durations, in calls
 _MAX_MEANS = 4_096  # projects
 
 
@@ -107,8 +101,8 @@ class Returns:
         return attempt == 1 or self._unrun_deliveries.pop(metadata.sequence.stream, 0) + 1 == attempt
 
     async def follow(self, client: BusClient, stream: str, durable: str) -> None:
-        """Exchange notices with the other replicas of a durable until cancelled. A drain still sends them later."""
-        self._subject = notice_subject(stream, durable)
+        """Exchange notices with the other replicas of a durable until cancelled."""
+        self._subject = notice_subject(stream, durable)  # stays: a drain still sends notices
         subscription = await client.subscribe(self._subject, cb=self._on_notice)
         try:
             await asyncio.Event().wait()
@@ -184,7 +178,7 @@ class ReturnDelays:
         self._mean_s[project] = mean_s + (duration_s - mean_s) / _MEAN_WEIGHT
 
     def next(self, project: str, ahead: int) -> float:
-        """Return the redelivery delay in seconds for the next command of a project; `ahead` commands run before it."""
+        """Return the redelivery delay in seconds of the next command of a project; `ahead` commands run before it."""
         # Assume 0.1 s until a call of the project has ended.
         now, each_s = self._clock(), self._mean_s.get(project, 0.1) / self._slots
         at = max(self._next_at.get(project, 0.0), now + ahead * each_s) + each_s
@@ -268,7 +262,7 @@ class Intake:
         return work
 
     def wait(self, work: Held) -> None:
-        """Queue a command. If the queue was full, evict one of the largest project and hand it back."""
+        """Queue a command. If the queue was full, evict one and hand it back."""
         full = self.full
         self._scheduler.offer(work)
         if full:
@@ -286,7 +280,7 @@ class Intake:
         self.held.pop(work.delivery.stream_sequence, None)
 
     def mark_stale(self) -> None:
-        """Mark all held commands as possibly redelivered elsewhere: a waiting one then needs a lease to run."""
+        """Mark all held commands as possibly redelivered elsewhere: waiting ones then need a lease."""
         for work in self.held.values():
             work.stale = True
 

@@ -1,10 +1,8 @@
 """Held commands, received but not settled, with their heartbeats; leases of those that were redelivered (ADR 4).
 
-A failed heartbeat is retried at the next check. Two attempts fit into AckWait, even if each hangs until its timeout.
-
 The first delivery needs no lease: JetStream delivers a message to no other executor while heartbeats extend its
-AckWait. A redelivery means that something failed: the first run may still be in progress in a stalled process. So a KV
-record names the owner of the lease, and counts runs that began and never ended.
+AckWait. After a redelivery the first run may still be in progress in a stalled process. So a KV record names the owner
+of the lease, and counts runs that began and never ended.
 """
 
 from __future__ import annotations
@@ -94,13 +92,13 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class LeaseTaken:
-    """Another executor holds the lease; retry in `retry_in_s` seconds."""
+    """Another executor holds the lease."""
 
     retry_in_s: float
 
 
 class LeaseLost(Exception):
-    """Compare-and-set failed too often because other executors changed the record; the command is redelivered."""
+    """Compare-and-set failed too often; the command is redelivered."""
 
 
 class Leases:
@@ -150,7 +148,7 @@ class Leases:
     async def hand_back(self, delivery: Delivery, *, forgive: bool) -> None:
         """Release the lease of a command that is not settled, unless another executor has it.
 
-        `forgive` takes its run off the lost ones. A first run has no lease.
+        `forgive` takes its run off the lost ones.
         """
 
         def released(record: Record) -> Record:
@@ -217,7 +215,7 @@ class Leases:
         return True
 
     async def ensure(self) -> None:
-        """Create the bucket if it is missing, also if it was opened before and then deleted."""
+        """Create the bucket if it is missing."""
         self._bucket = None
         await self._opened()
 
@@ -235,7 +233,7 @@ class Leases:
 
 
 def lease_key(stream: str, sequence: int) -> str:
-    """Return the key of a command by its stream position; `stream` is quoted: keys allow fewer characters."""
+    """Return the key of a command; `stream` is quoted: keys allow fewer characters."""
     return f"command.{quote(stream, safe='').replace('~', '%7E').replace('%', '=')}.{sequence}"
 
 
@@ -322,21 +320,18 @@ def ids_of(command: Delivery | Msg) -> dict[str, Any]:
 
 log = logging.getLogger(__name__)
 
+# Fractions of AckWait: after the last acknowledged progress, between two checks, timeout of one heartbeat. A failed
+# heartbeat is retried at the next check; two attempts fit: 0.45 + 2 * (1/12 + 1/10) is less than 1.
 _DUE_SHARE = 0.45
-"""Fraction of AckWait after the last acknowledged progress at which a heartbeat is due."""
-
 _CHECK_SHARE = 1 / 12
-"""Fraction of AckWait between two checks for due heartbeats."""
-
 _TIMEOUT_SHARE = 1 / 10
-"""Timeout of one heartbeat as a fraction of AckWait. Two attempts fit: 0.45 + 2 * (1/12 + 1/10) is less than 1."""
 
 _MAX_CONCURRENT = 64
 """Hundreds of heartbeats are due together after a stall; sent one by one, the last would be too late."""
 
 
 class Heartbeats:
-    """Sends progress acknowledgements and renews leases; `ack_wait_s` is the durable's AckWait."""
+    """Sends progress acknowledgements and renews leases."""
 
     def __init__(self, leases: Leases, ack_wait_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self.ack_wait_s = ack_wait_s

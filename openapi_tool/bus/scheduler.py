@@ -17,8 +17,7 @@ _EQUAL_WEIGHTS: Mapping[str, float] = MappingProxyType({})
 
 _MIN_COST = 0.1  # of a command, in requests
 _MAX_STALE_ENTRIES = 64  # of a heap, in addition to one per flow; see `_FairQueue._drop_stale_entries`
-_MAX_IDLE_FLOWS = 4_096
-"""Flows (projects or agents) without a waiting command that are remembered with their charge, at each level."""
+_MAX_IDLE_FLOWS = 4_096  # without a waiting command, remembered with their charge, at each level
 
 
 def _any_project(_: str) -> bool:
@@ -114,8 +113,6 @@ class FairScheduler:
 
 
 class _Fifo:
-    """The commands of one agent."""
-
     def __init__(self) -> None:
         self._waiting: deque[Held] = deque()
 
@@ -135,9 +132,8 @@ class _Fifo:
 class _Flow:
     """Flow of a fair queue: one project, or one agent of it.
 
-    `length` commands wait in it and take `memory_bytes`, which is 0 only if none waits. The next of them is due at the
-    virtual time `start`. `step` is the virtual time of one request (1 / weight). `entry_number` is the number of the
-    flow's valid entry in the fair queue's heap, 0 without one.
+    `memory_bytes` is 0 only if no command waits. The next is due at the virtual time `start`. `step` is the virtual
+    time of one request (1 / weight). `entry_number` is that of the flow's valid entry in the heap, 0 without one.
     """
 
     __slots__ = ("entry_number", "length", "memory_bytes", "queue", "start", "step")
@@ -155,8 +151,7 @@ class _FairQueue:
     """Start-time fair queueing (Goyal, Vin and Cheng, 1996) over flows with `weights`, by default 1.
 
     The flow with the earliest start is served next, and its start advances by cost / weight. Virtual time is the
-    start of the flow served last. An idle flow that gets a command starts at the virtual time, or later if charges have
-    moved its own start beyond that.
+    start of the flow served last; an idle flow that gets a command starts there, or later if charges have moved it.
     With `levels` above 1 each flow is itself a fair queue, over the next element of the path (project, agent).
     """
 
@@ -185,8 +180,7 @@ class _FairQueue:
 
     def pop(self, may_begin: Callable[[str], bool] = _any_project) -> Held | None:
         due = self._earliest(may_begin)
-        # The second condition is for the type checker: a flow without a command is never due.
-        if due is None or (work := due[0].queue.pop()) is None:
+        if due is None or (work := due[0].queue.pop()) is None:  # the latter never: a flow that is due has a command
             return None
         flow, name = due
         self._virtual_time = max(self._virtual_time, flow.start)  # a flow that was passed over starts earlier
@@ -222,7 +216,7 @@ class _FairQueue:
         return flow.memory_bytes * flow.step if flow else 0.0
 
     def charge(self, path: tuple[str, ...], cost: float) -> None:
-        """Charge a flow. A negative cost is a refund, which never moves the start before the virtual time."""
+        """Charge a flow. A refund (negative cost) never moves the start before the virtual time."""
         if flow := self._flows.get(path[0]):
             charged = flow.start + cost * flow.step
             flow.start = charged if cost > 0 else max(charged, min(flow.start, self._virtual_time))
@@ -262,12 +256,12 @@ class _FairQueue:
         return None
 
     def _drop_stale_entries(self) -> None:
-        """Remove stale entries: they pile up if commands of ever new agents are evicted and none of them runs."""
+        """Remove stale entries, which pile up if commands of ever new agents are evicted and none runs."""
         if len(self._due) > 2 * len(self._flows) + _MAX_STALE_ENTRIES:
             flows = self._flows
             self._due = [entry for entry in self._due if entry[2] in flows and flows[entry[2]].entry_number == entry[1]]
             heapq.heapify(self._due)
 
     def _drop_idle_flows(self) -> None:
-        """Remove flows without a waiting command; a client may invent any number of project and agent names."""
+        # A client may invent any number of project and agent names.
         self._flows = {name: flow for name, flow in self._flows.items() if flow.entry_number}

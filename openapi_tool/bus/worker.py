@@ -28,15 +28,12 @@ _ACK_TIMEOUT_S = 5.0
 _HAND_BACK_TIMEOUT_S = 2.0
 _SETTLE_S = 6.0  # after a cancellation; longer than _ACK_TIMEOUT_S
 
-_SUSPECT_RUNS = 2
-"""After this many runs lost with their executor, a command is suspected of killing it."""
-
+_SUSPECT_RUNS = 2  # lost with their executor, until a command is suspected of killing it
 _SUSPECTS_SHARE = 1 / 4
 """Fraction of the slots for suspects: if one kills the executor, few other suspects run beside it and count a further
 lost run. A smaller share would delay commands that are suspects because their executors died for another reason."""
 
-_SUSPECT_RETRY_S = 0.5
-"""Redelivery delay in seconds of a suspect for which no slot is free."""
+_SUSPECT_RETRY_S = 0.5  # if no slot for suspects is free
 
 
 class Worker:
@@ -80,7 +77,6 @@ class Worker:
             _log_unsettled(work, error)
 
     async def _own_and_handle(self, work: Held) -> Settlement | LeaseTaken:
-        """Handle a command. If it was or may have been redelivered, take its lease first."""
         if work.never_run:
             return await self._handle(work.delivery)
         work.forgive_on_hand_back = False  # until `_begin` counts this run, there is nothing to take off
@@ -134,7 +130,7 @@ class Worker:
             await self._leases.settle(work.lease)
 
     async def _hand_back(self, work: Held) -> None:
-        """Hand the command back for immediate redelivery. In an outage AckWait redelivers it later."""
+        """Hand the command back for immediate redelivery."""
         try:
             async with asyncio.timeout(_HAND_BACK_TIMEOUT_S):
                 await self._leases.hand_back(work.delivery, forgive=work.forgive_on_hand_back)
@@ -195,7 +191,7 @@ class Slots:
         return self._released + self.paused
 
     def may_begin(self, project: str) -> bool:
-        """Return whether a project may have one more slot, if one is free."""
+        """Return whether a project may have one more slot, if there is one."""
         return self._in_use[project] < (self._max_of_project if self._several_projects else self._limit)
 
     @property
