@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import suppress
@@ -23,7 +22,7 @@ from openapi_tool.bus.client import Denied
 from openapi_tool.bus.connection import gather_stats
 from openapi_tool.bus.dead_letters import STREAM, DeadLetter, decode, unmasked_letter
 from openapi_tool.bus.streams import DurableOptions
-from openapi_tool.bus.wire import delivery_of, parse_headers, shown_subject
+from openapi_tool.bus.wire import delivery_of, parse_headers
 from openapi_tool.protocol.command import BodyDigest, Delivery
 from openapi_tool.protocol.dialect import claimed_identity
 from openapi_tool.protocol.identity import TRACEPARENT, command_filter, doorbell_filter
@@ -40,9 +39,8 @@ _NEVER_REPLAYABLE = {
 _REFUSALS = (nats.errors.BadHeaderError, nats.errors.BadSubjectError, nats.errors.MaxPayloadError, APIError)
 """Errors that concern one dead letter only: others can still be replayed."""
 
-_SERVER_PREFIX = "nats-"
-# Headers that the server adds to the reply to a direct get.
-_DIRECT_HEADERS = ("Nats-Stream", "Nats-Subject", "Nats-Sequence", "Nats-Time-Stamp")
+_SERVER_PREFIX = "nats-"  # of headers
+_DIRECT_HEADERS = ("Nats-Stream", "Nats-Subject", "Nats-Sequence", "Nats-Time-Stamp")  # of a reply to a direct get
 
 
 class NotReplayable(Exception):
@@ -64,8 +62,7 @@ async def abandoned_commands(
     """Return the commands below the durable's ack floor that have neither a result nor a dead letter.
 
     JetStream never redelivers a command that used up its deliveries (`max_deliver` of another executor's durable).
-    `recorded` are the stream sequences of commands with a dead letter; `has_result` returns whether a
-    result exists. Raises nats.errors.Error.
+    `recorded` are the stream sequences of commands with a dead letter. Raises nats.errors.Error.
     """
     jetstream = client.jetstream()
     stream = await jetstream.find_stream_name_by_subject(options.filter_subject)
@@ -78,17 +75,15 @@ async def abandoned_commands(
         delivery = delivery_of(message)
         if number not in recorded and not await has_result(delivery):
             why = "settled without a result, and no dead letter of it is stored (a replayed or purged one has none)"
-            letter = unmasked_letter(delivery, "abandoned", why)
-            published_at = delivery.published_at.isoformat(timespec="seconds")
-            found.append(replace(letter, number=number, published_at=published_at, attempt=0, abandoned=True))
+            found.append(replace(_without_record(delivery, "abandoned", why), abandoned=True))
     return found
 
 
 async def replay(client: Client, letter: DeadLetter) -> None:
-    """Publish the command again and delete its record.
+    """Publish the command again and delete its record. Raises NotReplayable, nats.errors.Error, and keeps it then.
 
-    Headers that control the server (`Nats-…`) are removed: with one the sender could make the server refuse
-    the message or drop it as a duplicate. Raises NotReplayable or nats.errors.Error, and then keeps the record.
+    Headers that control the server are removed: with one the sender could have the message refused, or dropped as a
+    duplicate.
     """
     if letter.reason in _NEVER_REPLAYABLE:
         raise NotReplayable(_NEVER_REPLAYABLE[letter.reason])
@@ -105,7 +100,7 @@ async def replay(client: Client, letter: DeadLetter) -> None:
 
 
 async def _original(client: Client, letter: DeadLetter) -> DeadLetter:
-    """Read the whole command from its stream. Raises NotReplayable if it is gone or replaced."""
+    """Read the whole command from its stream. Raises NotReplayable."""
     place = f"{letter.stream}, message {letter.stream_sequence}"
     stored = await _stored(client, letter.stream, letter.stream_sequence)
     if stored is None:
@@ -139,7 +134,7 @@ async def stream_messages(
 ) -> AsyncIterator[Msg]:
     """Yield the messages that a stream holds now, from `since`; nothing if there is no such stream.
 
-    Does not use nats-py's `fetch`, which mistakes a `Status` header that a sender wrote for one of the server.
+    nats-py's `fetch` would take a `Status` header that a sender wrote for one of the server.
     """
     name = f"deadletters-{secrets.token_hex(8)}"
     config = ConsumerConfig(
@@ -173,29 +168,20 @@ async def stream_messages(
 
 def _letter(message: Msg) -> DeadLetter:
     """Decode a record; a foreign or damaged one becomes a letter with the reason `unreadable`."""
-    metadata = message.metadata
     try:
-        return decode(message.data, metadata.sequence.stream)
-    except (ValueError, KeyError, TypeError, AttributeError, binascii.Error) as error:
-        body = BodyDigest.of(message.data)
-        return DeadLetter(
-            number=metadata.sequence.stream,
-            reason=UNREADABLE,
-            message=f"not a dead letter record: {type(error).__name__}",
-            subject=shown_subject(message.subject),
-            headers={},
-            data=message.data,
-            size=body.size,
-            sha256=body.sha256,
-            whole=False,
-            published_at=metadata.timestamp.isoformat(timespec="seconds"),
-            stream="",
-            stream_sequence=0,
-        )
+        return decode(message.data, message.metadata.sequence.stream)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        letter = _without_record(delivery_of(message), UNREADABLE, f"not a dead letter record: {type(error).__name__}")
+        return replace(letter, headers={}, whole=False, stream="", stream_sequence=0)
 
 
-MAX_SEARCHED = 100_000
-"""Maximum number of messages of the command stream to search."""
+def _without_record(delivery: Delivery, reason: str, message: str) -> DeadLetter:
+    letter = unmasked_letter(delivery, reason, message)
+    published_at = delivery.published_at.isoformat(timespec="seconds")
+    return replace(letter, number=delivery.stream_sequence, published_at=published_at, attempt=0)
+
+
+_MAX_SEARCHED = 100_000  # messages of the command stream
 _REPLY_TIMEOUT_S = 0.5
 _MAX_CLOCK_SKEW = timedelta(seconds=60)  # clocks of database and NATS differ
 _MAX_DOORBELL_DELAY = timedelta(hours=1)  # after the report: a redelivery of the command publishes the doorbell again
@@ -205,10 +191,9 @@ _MAX_DOORBELL_DELAY = timedelta(hours=1)  # after the report: a redelivery of th
 class CommandState:
     """State of a command: stream position, delivery state of the durable, lease.
 
-    `delivered` and `ack_floor` are stream sequences, None without a durable. `pending` counts its undelivered commands.
-    `lease` is None for a command that was delivered once, and from an hour after the last change of its record.
-    `holder` is the replica that holds the command, and `running` is True if it runs it. `answering` is True if any
-    replica replied.
+    `delivered` and `ack_floor` are stream sequences, None without a durable; `pending` counts undelivered commands.
+    `lease` is None after a single delivery, and from an hour after its last change. `holder` is the replica that holds
+    the command, `running` is True if it runs it, `answering` if any replica replied.
     """
 
     sequence: int
@@ -227,10 +212,7 @@ class CommandState:
 async def commands_of(
     client: Client, options: DurableOptions, project_id: str, tool_call_id: str, since: datetime | None
 ) -> list[CommandState]:
-    """Return the commands of a call in the stream, searched from `since`; of a replayed call there are several.
-
-    Raises nats.errors.Error.
-    """
+    """Return the commands of a call (several if it was replayed), searched from `since`. Raises nats.errors.Error."""
     target = options.filter_subject.split(".")[6]  # cg.VERSION.PROJECT.CHANNEL.cmd.tool.TARGET.SUFFIX
     subject = command_filter(options.version, project_id, "*", target)
     deliveries: list[Delivery] = []
@@ -245,12 +227,11 @@ async def commands_of(
 async def _searched(
     client: Client, options: DurableOptions, subject: str, since: datetime | None
 ) -> AsyncIterator[Msg]:
-    """Yield the messages of the command stream from `since`, at most MAX_SEARCHED."""
     try:
         stream = await client.jetstream().find_stream_name_by_subject(options.filter_subject)
     except NotFoundError:
         return
-    left = MAX_SEARCHED
+    left = _MAX_SEARCHED
     async for message in stream_messages(client, stream, subject, since and since - _MAX_CLOCK_SKEW):
         yield message
         left -= 1
@@ -326,13 +307,11 @@ async def dead_letters_of(
     tool_call_id: str,
     clean: Callable[[DeadLetter], DeadLetter],
 ) -> list[dict[str, Any]]:
-    """Return reason, message and times of the call's dead letters, masked by `clean`. Raises nats.errors.Error.
-
-    The stream may have dead letters of kernels of several protocol versions, with equal ids.
-    """
+    """Return reason, message and times of the call's dead letters, masked by `clean`. Raises nats.errors.Error."""
     letters = []
     async for letter in dead_letters(client):
         claimed = claimed_identity(letter.subject, letter.headers, letter.data)
+        # Kernels of several protocol versions may share the stream, with equal ids.
         ids = (letter.version, claimed.project_id, claimed.tool_call_id)
         if ids == (options.version, project_id, tool_call_id):
             shown = asdict(clean(letter))

@@ -44,12 +44,10 @@ _IDENTITY_HEADERS = {name.lower() for name in (*TOPOLOGY, TRACEPARENT)}
 class DeadLetter:
     """Command whose result cannot reach any turn.
 
-    `number` is the sequence of the record in the dead letter stream, 0 before it is stored. `stream` and
-    `stream_sequence` locate the command. If not `whole`, `data` holds the first bytes of the body, and headers may be
-    truncated or missing; `size` (bytes) and `sha256` always describe the received body. Times are ISO 8601.
-
-    An `abandoned` letter has no record: another executor used up the command's deliveries. Its `number` is the
-    sequence in the command stream.
+    `number` is the sequence of the record in the dead letter stream, 0 before it is stored. If not `whole`, `data`
+    holds the first bytes of the body, and headers may be truncated or missing; `size` (bytes) and `sha256` are of the
+    whole body. Times are ISO 8601. An `abandoned` letter has no record; its `number` is the sequence in the command
+    stream.
     """
 
     number: int
@@ -185,8 +183,8 @@ log = logging.getLogger(__name__)
 
 STREAM = "openapi_tool_dead_letters"
 SUBJECT_PREFIX = "openapi_tool.dead_letter"
-"""Prefix of the subjects; a project token follows, so that limits apply per project. A stream that an earlier version
-created captures only the prefix."""
+"""Prefix of the subjects; a project token follows, so that limits apply per project. Earlier versions created a stream
+that captures only the prefix."""
 
 SUBJECT_FILTER = f"{SUBJECT_PREFIX}.*"
 NO_PROJECT = "=unreadable"
@@ -328,7 +326,7 @@ def _missing_limits(config: StreamConfig) -> Iterator[tuple[str, str]]:
 def _token(subject: str) -> str:
     """Return the subject token of a command's project: the name if it is plain, else its hash; NO_PROJECT without one.
 
-    NATS permissions limit which subjects a sender may use, but not headers and body.
+    NATS permissions limit subjects, but not headers and body.
     """
     tokens = subject.split(".", 3)
     project = tokens[2] if len(tokens) > 3 else ""  # noqa: PLR2004 - version, project, channel

@@ -1,10 +1,8 @@
 """Intake: holds received commands from delivery to settlement, and hands back those that did not run.
 
 More commands are fetched than can be held, so that the backlog of one project does not block the projects behind it in
-the stream. The surplus is handed back with a delay, which spreads redeliveries to the rate at which calls end here: to
-receive a whole backlog at once, and to hand it back again, would cost more CPU than the calls themselves.
-
-The replicas of a durable publish notices of the commands that they handed back unrun: these need no lease (ADR 6).
+the stream. The surplus is handed back with a delay: to receive a whole backlog at once would cost more CPU than its
+calls. Notices tell the other replicas which commands were handed back unrun: these need no lease (ADR 6).
 """
 
 from __future__ import annotations
@@ -94,7 +92,7 @@ class Returns:
     def never_run(self, metadata: Msg.Metadata) -> bool:
         """Return whether no earlier delivery of a command was run, so that it needs no lease (ADR 4).
 
-        Also False without a notice of the replica that handed it back. Removes the command's entry: it may run now.
+        Also False without a notice of the replica that handed it back. Removes the entry: the command may run now.
         """
         attempt = metadata.num_delivered
         # The delivery before this one was handed back, and by induction all earlier ones.
@@ -162,8 +160,8 @@ def _delivery(message: Msg) -> tuple[int, int]:
 class ReturnDelays:
     """Computes redelivery delays, so that a command returns when a slot should be free for it.
 
-    Before it run the waiting commands that are ahead of it, and those that its project had handed back earlier. The
-    assumed rate is `slots` divided by the mean duration of the project's calls.
+    Before it run the waiting commands ahead of it, and those that its project had handed back earlier, at `slots`
+    divided by the mean duration of the project's calls.
     """
 
     def __init__(self, slots: int, clock: Callable[[], float] = time.monotonic) -> None:

@@ -1,8 +1,8 @@
 """Held commands, received but not settled, with their heartbeats; leases of those that were redelivered (ADR 4).
 
-The first delivery needs no lease: JetStream delivers a message to no other executor while heartbeats extend its
-AckWait. After a redelivery the first run may still be in progress in a stalled process. So a KV record names the owner
-of the lease, and counts runs that began and never ended.
+JetStream delivers a message to no other executor while heartbeats extend its AckWait. After a redelivery the first run
+may still be in progress in a stalled process, so a KV record names the owner of the lease, and counts runs that began
+and never ended.
 """
 
 from __future__ import annotations
@@ -188,8 +188,7 @@ class Leases:
     async def _read(self, key: str, attempt: int = 2) -> tuple[int, Record]:
         """Return revision and record; `attempt` is the delivery count.
 
-        Without a record, a redelivered command has one lost run: its first, which writes no record. In delivery 1,
-        which may follow a stall, it has none.
+        Without a record, a redelivered command has one lost run: its first, which writes none.
         """
         unwritten = Record(lost=min(attempt - 1, 1))
         try:
@@ -262,21 +261,17 @@ class Held:
     """Received command; times are on the monotonic clock, in seconds.
 
     `started_at` is the start of its run, `last_progress_ack` the last heartbeat; until then both are the time of its
-    delivery. `flow` is (project, agent). Flags:
-    `stale`: the server may have redelivered the command elsewhere.
-    `forgive_on_hand_back`: handing it back takes this run off the count of lost runs.
-    `settling`: its settlement is decided and in progress.
-    `probe`: it was fetched to test whether calls can be committed again.
+    delivery. `flow` is (project, agent).
     """
 
     message: Msg
     delivery: Delivery
     started_at: float
     last_progress_ack: float
-    stale: bool = False
-    forgive_on_hand_back: bool = True
-    settling: bool = False
-    probe: bool = False
+    stale: bool = False  # the server may have redelivered it elsewhere
+    forgive_on_hand_back: bool = True  # handing it back takes this run off the count of lost runs
+    settling: bool = False  # its settlement is decided
+    probe: bool = False  # it tests whether calls can be committed again
     lease: Lease | None = None
     flow: tuple[str, str] = field(init=False)
     memory_bytes: int = field(init=False)
@@ -301,11 +296,7 @@ def project_of(subject: str) -> str:
 
 
 def ids_of(command: Delivery | Msg) -> dict[str, Any]:
-    """Return the ids that a command claims, each truncated to 128 characters, for log lines.
-
-    A held message was emptied into its delivery. The trace id is that of the command: the waiting turn's would take
-    precedence, but is not loaded yet.
-    """
+    """Return the ids that a command claims, each truncated, for log lines; a held message was emptied."""
     subject, headers, data = command.subject, command.headers or {}, command.data
     sequence = command.stream_sequence if isinstance(command, Delivery) else command.metadata.sequence.stream
     claimed = claimed_identity(subject, headers, data if len(data) <= _MAX_PARSED_BYTES else b"")

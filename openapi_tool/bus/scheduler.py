@@ -88,8 +88,8 @@ class FairScheduler:
     def finished(self, work: Held, cost: float) -> None:
         """Charge project and agent with the cost of a command beyond the one request that `next` has charged.
 
-        A command without an upstream request costs a tenth of one. At full cost, expired commands would use up their
-        project's share; at no cost, a flood of invalid calls would occupy all slots.
+        A command without any costs a tenth of a request: at full cost, expired commands would use up their project's
+        share; at no cost, a flood of invalid calls would occupy all slots.
         """
         if cost != 1:
             self._projects.charge(work.flow, max(cost, _MIN_COST) - 1)
@@ -132,8 +132,8 @@ class _Fifo:
 class _Flow:
     """Flow of a fair queue: one project, or one agent of it.
 
-    `memory_bytes` is 0 only if no command waits. The next is due at the virtual time `start`. `step` is the virtual
-    time of one request (1 / weight). `entry_number` is that of the flow's valid entry in the heap, 0 without one.
+    `memory_bytes` is 0 only if no command waits. The next is due at the virtual time `start`; `step` is that of one
+    request (1 / weight). `entry_number` is that of the valid entry in the heap, 0 without one.
     """
 
     __slots__ = ("entry_number", "length", "memory_bytes", "queue", "start", "step")
@@ -150,9 +150,9 @@ class _Flow:
 class _FairQueue:
     """Start-time fair queueing (Goyal, Vin and Cheng, 1996) over flows with `weights`, by default 1.
 
-    The flow with the earliest start is served next, and its start advances by cost / weight. Virtual time is the
-    start of the flow served last; an idle flow that gets a command starts there, or later if charges have moved it.
-    With `levels` above 1 each flow is itself a fair queue, over the next element of the path (project, agent).
+    The flow with the earliest start is served next; its start advances by cost / weight. Virtual time is the start of
+    the flow served last, and the earliest start of an idle flow that gets a command. With `levels` above 1 each flow is
+    itself a fair queue, over the next element of the path (project, agent).
     """
 
     def __init__(self, levels: int, weights: Mapping[str, float] = _EQUAL_WEIGHTS) -> None:

@@ -30,8 +30,8 @@ _SETTLE_S = 6.0  # after a cancellation; longer than _ACK_TIMEOUT_S
 
 _SUSPECT_RUNS = 2  # lost with their executor, until a command is suspected of killing it
 _SUSPECTS_SHARE = 1 / 4
-"""Fraction of the slots for suspects: if one kills the executor, few other suspects run beside it and count a further
-lost run. A smaller share would delay commands that are suspects because their executors died for another reason."""
+"""Fraction of the slots for suspects: if one kills the executor, each other suspect beside it counts a lost run, too. A
+smaller share would delay commands whose executors died for another reason."""
 
 _SUSPECT_RETRY_S = 0.5  # if no slot for suspects is free
 
@@ -169,8 +169,8 @@ class Slots:
     """Slots of running calls, by the command's sequence in the stream.
 
     Once calls of two projects have run, no project may begin a call in the last eighth of the `limit` slots. A call may
-    give up its slot in two ways: released for good while its result is delayed (ADR 8), at most `limit` calls at once;
-    or paused while it waits for a permit or a retry, at most `max_paused` calls at once. Further calls keep theirs.
+    give up its slot: released for good while its result is delayed (ADR 8), at most `limit` calls at once; or paused
+    while it waits for a permit or a retry, at most `max_paused` calls at once.
     """
 
     def __init__(self, limit: int, max_paused: int = 0) -> None:

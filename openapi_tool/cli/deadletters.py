@@ -149,7 +149,7 @@ def _print_outcome(outcome: Mapping[str, Any], *, yes: bool, as_json: bool) -> N
 
 
 async def _replay(bootstrap: Bootstrap, client: BusClient, letter: DeadLetter, *, yes: bool) -> dict[str, Any]:
-    """Publish the command again if `yes`, and return the outcome; `why` is the reason of a failure, else None."""
+    """Publish the command again if `yes`; `why` of the outcome is the reason of a failure, else None."""
     why = None
     if yes:
         try:
@@ -161,7 +161,7 @@ async def _replay(bootstrap: Bootstrap, client: BusClient, letter: DeadLetter, *
 
 
 async def _letters(bootstrap: Bootstrap, client: BusClient, *, abandoned: bool) -> AsyncIterator[DeadLetter]:
-    """Yield the dead letters, then if `abandoned` the settled commands that have neither a result nor a dead letter."""
+    """Yield the dead letters, then if `abandoned` the settled commands without a result and a dead letter."""
     recorded = set[int]()
     async for letter in dead_letter_reader.dead_letters(client):
         recorded.add(letter.stream_sequence)
@@ -193,10 +193,8 @@ def _chosen(letters: list[DeadLetter], letter_id: str) -> DeadLetter:
 
 
 def _as_object(letter: DeadLetter) -> dict[str, Any]:
-    """Return the JSON form for output: the body as text, bytes that are not UTF-8 escaped."""
-    fields = asdict(letter) | letter.identity()
-    fields |= {"id": letter.id, "data": letter.data.decode("utf-8", "backslashreplace")}
-    return {name: fields[name] for name in sorted(fields, key=lambda name: name != "id")}
+    data = letter.data.decode("utf-8", "backslashreplace")
+    return {"id": letter.id, **asdict(letter), **letter.identity(), "data": data}
 
 
 def _run(
@@ -211,5 +209,4 @@ def _run(
 
 
 def _is_abandoned(letter_id: str) -> bool:
-    """Return whether the id is that of an abandoned command (`DeadLetter.id`)."""
-    return letter_id.startswith("command-")
+    return letter_id.startswith("command-")  # see `DeadLetter.id`

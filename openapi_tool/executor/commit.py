@@ -1,8 +1,7 @@
 """Commit results with retries; park those that cannot be committed, for the next delivery of the command.
 
-The record of a parked result contains the text for the model. Its name and its authentication tag (`seal`) are HMACs
-over project, agent, turn and tool call id, with a key that only executors share. So no other call can find a record,
-and no client without the key can forge one (ADR 5).
+Name and authentication tag (`seal`) of a parked result are HMACs over project, agent, turn and tool call id. So no
+other call can find it, and no client without the executors' key can forge one (ADR 5).
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ log = logging.getLogger(__name__)
 
 MAX_BYTES = 256 * 1024  # of a record
 MAX_PROJECT_BYTES = 8 * 1024 * 1024
-"""Bytes that this executor parks for one project within an hour: an eighth of the bucket, whose records expire after an
-hour. A project that changes its own rows can have every commit refused, and would fill the bucket for all."""
+"""Bytes that this executor parks for one project within an hour: an eighth of the bucket. A project that changes its
+own rows can have every commit refused, and would fill the bucket for all."""
 
 _EXPIRY_S = 3600.0
 _TIMEOUT_S = 2.0
@@ -178,8 +177,8 @@ class ResultCommitter:
     async def commit(self, identity: CallIdentity, result: CallResult, card: Card, report: Report) -> bool:
         """Commit the result; return whether it was written. If that fails, park it and raise the failure.
 
-        Parked after `_PARK_AFTER_S` of failed commits: another executor may still reach the database. A result that is
-        too large to park is retried here for all of `retry_timeout_s`.
+        Parked after `_PARK_AFTER_S`: another executor may still reach the database. A result that is too large is
+        retried here for all of `retry_timeout_s`.
         """
         park_after_s = min(_PARK_AFTER_S, self.retry_timeout_s)
         try:

@@ -52,7 +52,7 @@ _UNCONTINUED_FACTOR = 2
 def requested_cursor(definition: ToolDefinition, arguments: Arguments) -> str | None:
     """Return the cursor argument, None for a call without one. Raises BadRequest if it is combined with others.
 
-    A page address beside the cursor is ignored if the definition requires one, since the model had to give it.
+    A page address beside it is ignored if the definition requires one, since the model had to give it.
     """
     cursor = arguments.values.get(CURSOR)
     if cursor in (None, "") or not takes_cursor(definition):

@@ -39,9 +39,9 @@ from openapi_tool.protocol.errors import (
     Unavailable,
 )
 from openapi_tool.protocol.identity import CallIdentity, identify
-from openapi_tool.protocol.records import CallRecords, EarlierResult, ResultContent
+from openapi_tool.protocol.records import CallRecords, EarlierResult
 from openapi_tool.telemetry import metrics
-from openapi_tool.telemetry.calls import CALL_FIELDS, CallFacts, CallSpan, record_finished
+from openapi_tool.telemetry.calls import CALL_FIELDS, CallFacts, record_finished
 from openapi_tool.tools.arguments import CallOwner
 from openapi_tool.tools.definition import parse_definition, stored_after_execution
 from openapi_tool.tools.placeholders import placeholder_values
@@ -126,10 +126,8 @@ class Pipeline:
             return Requeue(self._options.executor.requeue_delay_s, reason=outage.problem)
         except Exception as defect:
             raise_if_cancelled(defect)
-            log.exception(
-                "internal error",
-                extra={"action": "call.broken", "stream_sequence": delivery.stream_sequence},
-            )
+            fields = {"action": "call.broken", "stream_sequence": delivery.stream_sequence}
+            log.exception("internal error", extra=fields)
             if delivery.exhausted:
                 return DeadLetter("defect", "an internal error of the executor prevented a result", terminate=True)
             return Requeue(self._options.executor.requeue_delay_s, defect=True, reason="internal error")
@@ -184,8 +182,8 @@ class Pipeline:
             # any.
             parked = await self._parked.find(identity) if earlier_run and not delivery.exhausted else None
             result = parked or await self._run_to_result(call, context)
-            # Each number can be too small: `attempts` ends at MAX_ATTEMPTS, and a request that identical calls share
-            # (single-flight) is in the `spent` of only one of them.
+            # Each can be too small: `attempts` ends at MAX_ATTEMPTS, and a request that identical calls share is in the
+            # `spent` of only one of them.
             self._slots.charge(delivery.stream_sequence, max(context.spent.requests, len(context.attempts)))
             # Release the memory of responses, except what the commit needs.
             context.release_all_but(_COPIES_OF_COMMIT * len(result.artifact.content) if result.artifact else 0)
@@ -201,7 +199,7 @@ class Pipeline:
                 error=result.fields.error,
                 tool_output=result.fields.tool_output,
             )
-            report = self._report(acceptance, span, card.card_id, card.content)
+            report = self._dialect.report(acceptance, span.context, span.tracestate, card.card_id, card.content)
             return await shielded(self._finish(call, result, card, report, context.budget), _FINISH_GRACE_S)
 
     async def _finish(
@@ -253,7 +251,7 @@ class Pipeline:
         """Run the call. Once it outlasts `worker_timeout_s`, check for an earlier deadline of its turn."""
         check_after_s = self._limits.worker_wait_left_s(self._age_s(call.delivery))
         outlasts = self._limits.outlasts_worker_wait(request.definition.suspend_timeout_s)
-        # Without a step id the results of other calls of the step, which move the deadline, cannot be found.
+        # Without a step id the results of other calls of the step cannot be found.
         if not outlasts or call.identity.step_id is None or check_after_s >= request.deadline.remaining():
             return await self._runner.run(request, context)
         async with turn_deadline(self._kernel, self._limits, call.identity, check_after_s) as limit:
@@ -280,17 +278,13 @@ class Pipeline:
         deadline = self._limits.deadline(self._age_s(call.delivery), definition.suspend_timeout_s, definition.timeout_s)
         return ToolCallRequest(owner, definition, tool_call, deadline)
 
-    def _report(self, acceptance: Acceptance, span: CallSpan, card_id: str, content: ResultContent) -> Report:
-        return self._dialect.report(acceptance, span.context, span.tracestate, card_id, content)
-
     async def _settle_existing_result(
         self, delivery: Delivery, identity: CallIdentity, records: CallRecords, earlier: EarlierResult
     ) -> Settlement:
         """Settle a call that has a result card: complete a missing report, publish a missing doorbell.
 
         A result by another author is left alone. No doorbell is published for a claimed inbox row: a durable that is
-        created again may redeliver the commands of a day. Raises ReportRefused if the id of the card's call has the
-        same MD5: the unique index is on that hash, so the database takes no result of this call.
+        created again may redeliver the commands of a day.
         """
         if not earlier.is_of_this_call:
             raise ReportRefused(
@@ -303,21 +297,18 @@ class Pipeline:
                 wakeup = self._dialect.wakeup(identity.project_id, records.worker_target, earlier.report_headers)
                 await self._wakeup.send(delivery, identity, records, wakeup)
         elif ours and reportable_content(earlier.content):
-            await self._complete_report(delivery, identity, records, earlier)
+            acceptance = self._dialect.accept(identity, records)
+            with self._tracer.span("report", trace_link(identity, acceptance.waiting_turn), ids(identity)) as span:
+                report = self._dialect.report(
+                    acceptance, span.context, span.tracestate, earlier.card_id, earlier.content
+                )
+                await self._kernel.report(earlier.card_id, report)
+            await self._wakeup.send(delivery, identity, records, report.wakeup)
         log.info(
             "the call already has a result",
             extra={"action": "call.deduplicated", "author_id": short(earlier.author_id or "")} | ids(identity),
         )
         return Acknowledge()
-
-    async def _complete_report(
-        self, delivery: Delivery, identity: CallIdentity, records: CallRecords, earlier: EarlierResult
-    ) -> None:
-        acceptance = self._dialect.accept(identity, records)
-        with self._tracer.span("report", trace_link(identity, acceptance.waiting_turn), ids(identity)) as span:
-            report = self._report(acceptance, span, earlier.card_id, earlier.content)
-            await self._kernel.report(earlier.card_id, report)
-        await self._wakeup.send(delivery, identity, records, report.wakeup)
 
     async def _settle_refused_commit(self, call: _Call, result: CallResult) -> Settlement:
         """Settle a call whose commit wrote nothing; if that stays unexplained, park its result."""
@@ -343,7 +334,7 @@ class Pipeline:
 
 
 def _record_outcome(facts: CallFacts, result: CallResult, context: CallContext) -> None:
-    """Record the result for log line, metrics and span. A parked result cost its tokens in the run that parked it."""
+    # A parked result cost its tokens in the run that parked it.
     fields = result.fields
     usage = (fields.tool_output or {}).get("usage") if result.parked else None
     facts.tool, facts.status, facts.error_code = fields.tool, fields.status, fields.error_code

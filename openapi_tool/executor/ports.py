@@ -27,8 +27,8 @@ Clock = Callable[[], float]
 class CallContext(Protocol):
     """State of one call, and the memory reserved for it from its first upstream response until its commit.
 
-    Its requests wait for permits as `agent` and with `slot`, and are charged to `budget`. `recheck` raises ToolError
-    once the call may send no further request.
+    Its requests wait for permits as `agent` and with `slot`. `recheck` raises ToolError once it may send no further
+    request.
     """
 
     agent: str
@@ -79,7 +79,7 @@ class Kernel(Artifacts, Protocol):
     async def commit(self, card: Card, report: Report, artifact: ArtifactCard | None, *, retry: bool = False) -> bool:
         """Write all rows of a result in one transaction; return False if nothing was written.
 
-        `retry` means that an earlier attempt to write the same result failed.
+        `retry` means that an earlier attempt failed.
         """
 
     async def report(self, card_id: str, report: Report) -> bool:

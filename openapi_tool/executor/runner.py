@@ -1,6 +1,6 @@
 """Run one tool call for any front end: arguments, policy, deadline, cursor, upstream, result.
 
-A front end, such as executor/pipeline.py, decides owner, definition and deadline, and stores the outcome.
+The front end, such as executor/pipeline.py, decides owner, definition and deadline, and stores the outcome.
 """
 
 from __future__ import annotations
@@ -39,11 +39,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RunnerOptions:
-    """Dependencies of every call.
-
-    `envs` are the operator's mappings of arguments to variables, `read_secret` reads a variable, `scope` derives
-    session identities, `redact` masks all known secrets in the JSON value of a failure.
-    """
+    """Dependencies of every call; `redact` masks all known secrets in the JSON value of a failure."""
 
     authorizer: Authorizer
     envs: OperatorEnvs
@@ -123,7 +119,7 @@ class ToolRunner:
     ) -> ResultFields:
         """Return the result of a failed call; `started` is its start on the monotonic clock, in seconds.
 
-        Raises `cause` if it is Unavailable, and CancelledError if the call was cancelled.
+        Raises `cause` if it is Unavailable, and CancelledError.
         """
         if isinstance(cause, Unavailable):
             raise cause

@@ -54,8 +54,8 @@ _LOOK_BACK_CHARS = 64 * 1024
 """Characters before a passage that are searched for the start of its code block or table."""
 _FORCE_SLICING = SMALL + 1  # has `TimeSlicer.run` slice short texts, too: several passages together take long
 _MAX_CONCURRENT = 8
-"""Searches in a process. Each holds a window of the text, up to 2 MB, and as much in the driver; a question also its
-passages, up to some 5 MB."""
+"""Searches in a process. Each holds a window of the text, up to 2 MB, and as much in the driver; a question also up to
+some 5 MB of passages."""
 _MAX_CHARS = {FIND: MAX_PHRASE_CHARS, QUESTION: MAX_QUESTION_CHARS}
 _SEARCH_ARGUMENTS = frozenset(_MAX_CHARS)
 _READ_ON = "Each cursor reads on from its passage, given alone."
@@ -187,9 +187,9 @@ async def load_part(artifacts: Artifacts, owner: CallOwner, card_id: str, start:
 class _Passage:
     """Passage that was found.
 
-    `at`, `start` and `opening` are positions in the stored text: of the match, of the passage, and of the code block or
-    table in which it begins. `lines` are repeated before it: the title of its item, if there are several, and the first
-    lines of that block. `where` names the item and the position in it.
+    `at` (match), `start` (passage) and `opening` (code block or table in which it begins) are positions in the stored
+    text. `lines` are repeated before it: the title of its item, if there are several, and the first lines of that
+    block. `where` names the item and the position in it.
     """
 
     at: int

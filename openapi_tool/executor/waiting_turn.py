@@ -29,8 +29,8 @@ _Step = tuple[str, str, str, str | None]  # project, agent, turn, step
 class ResultDelay:
     """Delays results until `min_result_delay_s` seconds after the newest command of their step, at most `_MAX_DELAY_S`.
 
-    A worker suspends a turn after it has sent all calls of the step. If it reads a result row before that, it defers
-    the row by a second, and the model's next step may have to wait for it. A turn that no worker suspends has no delay.
+    A worker suspends a turn after it has sent all calls of the step. It defers a result row that it reads before that
+    by a second, and the model's next step may have to wait for it.
     """
 
     def __init__(self, min_result_delay_s: float, clock: Clock, slots: Slots) -> None:
@@ -82,9 +82,8 @@ async def turn_deadline(
 ) -> AsyncIterator[TurnLimit]:
     """Yield the limit of a call's turn, which is shortened once another call of the same step has a result.
 
-    `suspend_timeout_seconds` extends the turn's deadline. A result of another call of the step sets that deadline to
-    the time of the result plus `executor.worker_timeout_s`, which may be earlier. So ask the database for such results:
-    first after `first_check_s` seconds, `commit_margin_s` before this call is `worker_timeout_s` old; then about every
+    Such a result sets the turn's deadline to its own time plus `executor.worker_timeout_s`, which may be earlier than
+    `suspend_timeout_seconds`. So ask the database for one: first after `first_check_s` seconds, then about every
     `worker_timeout_s`. A call that ends earlier costs only a timer.
     """
     limit = TurnLimit()
@@ -125,7 +124,7 @@ class WakeupSender:
     """Publishes doorbells.
 
     In an outage of NATS the next delivery publishes again, so that no slot is blocked while NATS elects a leader. Once
-    the worker no longer waits, the outage is logged and counted; the kernel's inbox scan finds the result.
+    the worker no longer waits, the kernel's inbox scan finds the result.
     """
 
     publisher: Publisher
