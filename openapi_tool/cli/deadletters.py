@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import asdict, replace
-from typing import Annotated, Any, TypeVar
+from functools import partial
+from typing import Annotated, Any
 
 import typer
 
@@ -27,7 +28,7 @@ _NOT_SENT = 1
 _DEFAULT_LIMIT = 100
 _CHARS_TO_SECONDS = len("2026-01-01T00:00:00")
 
-T = TypeVar("T")
+_with_nats = partial(with_nats, permissions_command="openapi-tool nats permissions --for deadletters")
 
 app = typer.Typer(no_args_is_help=True, help="List, show and replay commands that got no result.")
 
@@ -69,7 +70,7 @@ def list_(
             else:
                 newest.append(clean)
 
-    _run(gather, protocol, abandoned=abandoned)
+    _with_nats(gather, protocol, database=abandoned)
     if as_json:
         for letter in reversed(newest):
             print_json(_as_object(letter))
@@ -104,7 +105,7 @@ def show(
         letters = _letters(bootstrap, client, abandoned=abandoned)
         return [without_secrets(known, bootstrap.redactor) async for known in letters]
 
-    print_json(_as_object(_chosen(_run(read, protocol, abandoned=abandoned), letter)), None if as_json else 2)
+    print_json(_as_object(_chosen(_with_nats(read, protocol, database=abandoned), letter)), None if as_json else 2)
 
 
 @app.command(short_help="Publish commands again and delete their records.")
@@ -132,7 +133,7 @@ def replay(
             all_sent = all_sent and not outcome["why"]
         return all_sent
 
-    all_sent = _run(send, protocol, abandoned=abandoned)
+    all_sent = _with_nats(send, protocol, database=abandoned)
     if not yes:
         print_status("nothing was changed; add --yes to send")
     if not all_sent:
@@ -195,17 +196,6 @@ def _chosen(letters: list[DeadLetter], letter_id: str) -> DeadLetter:
 def _as_object(letter: DeadLetter) -> dict[str, Any]:
     data = letter.data.decode("utf-8", "backslashreplace")
     return {"id": letter.id, **asdict(letter), **letter.identity(), "data": data}
-
-
-def _run(
-    work: Callable[[Bootstrap, BusClient], Coroutine[Any, Any, T]], protocol: ProtocolVersion | None, *, abandoned: bool
-) -> T:
-    return with_nats(
-        work,
-        protocol,
-        permissions_command="openapi-tool nats permissions --for deadletters",
-        database=abandoned,
-    )
 
 
 def _is_abandoned(letter_id: str) -> bool:
