@@ -219,7 +219,7 @@ async def assemble(stack: AsyncExitStack, bootstrap: Bootstrap, shared: Shared) 
         shared.tracer,
         clock.time,
         ParkedResults(parked, session_key),
-        slots,
+        slots.of,
     )
     letters = DeadLetters(client, bootstrap.redactor.with_label("dead_letter"), replicas)
     options = consumer_options(bootstrap, replicas)

@@ -206,19 +206,14 @@ class Slots:
         self._first_project = self._first_project or project
         self._several_projects = self._several_projects or project != self._first_project
 
-    def release(self, sequence: int) -> None:
+    def release(self, call: CallSlot) -> None:
         """Take the slot from a running call for good: the next command gets it."""
-        call = self._calls[sequence]
         if not call.released and self._released < self._limit:
             self.take_back(call)
             call.released = True
             self._released += 1
             self._in_use[call.project] -= 1
             self.wake()
-
-    def charge(self, sequence: int, requests: int) -> None:
-        """Record the number of upstream requests of a running call, 1 by default."""
-        self._calls[sequence].requests = requests
 
     def of(self, sequence: int) -> CallSlot:
         """Return the slot of a running call."""
@@ -268,8 +263,8 @@ class CallSlot:
     def __init__(self, slots: Slots, project: str) -> None:
         self._slots = slots
         self.project = project
-        self.requests = 1
-        self.waiting = 0  # requests
+        self.requests = 1  # to the upstream, of the whole call
+        self.waiting = 0  # requests that wait
         self.sent = self.paused = self.released = self.ended = False
 
     def pause(self) -> None:
@@ -283,6 +278,10 @@ class CallSlot:
         self.waiting -= 1
         if not self.waiting:
             self._slots.take_back(self)
+
+    def release(self) -> None:
+        """Give up the slot for good."""
+        self._slots.release(self)
 
     def sending(self) -> None:
         """Record that the call sends a request."""

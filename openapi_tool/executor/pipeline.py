@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from openapi_tool.budgets.budgets import Charge
 from openapi_tool.concurrency import KeyedLock, raise_if_cancelled, shielded
 from openapi_tool.executor.commit import CallResult, ParkedResults, ResultCommitter
-from openapi_tool.executor.ports import CallContext, Clock, Kernel, Publisher, Slots, Tracer, ids
+from openapi_tool.executor.ports import CallContext, CallSlot, Clock, Kernel, Publisher, Tracer, ids
 from openapi_tool.executor.runner import ToolCallRequest, ToolRunner
 from openapi_tool.executor.waiting_turn import ResultDelay, WakeupSender, turn_deadline
 from openapi_tool.frozen import frozen
@@ -82,11 +83,15 @@ class _Call:
     records: CallRecords
     acceptance: Acceptance
     facts: CallFacts
+    slot: CallSlot
     earlier_run: bool
 
 
 class Pipeline:
-    """Handles deliveries of tool commands; uses drivers only through executor/ports.py."""
+    """Handles deliveries of tool commands; uses drivers only through executor/ports.py.
+
+    `slot_of` returns the slot of a running call by its command's sequence in the stream.
+    """
 
     def __init__(
         self,
@@ -98,7 +103,7 @@ class Pipeline:
         tracer: Tracer,
         clock: Clock,
         parked: ParkedResults,
-        slots: Slots,
+        slot_of: Callable[[int], CallSlot],
     ) -> None:
         self._options = options
         self._dialect = dialect
@@ -110,9 +115,9 @@ class Pipeline:
         self._clock = clock
         self._parked = parked
         self._committer = ResultCommitter(kernel, parked, options.executor.commit_retry_timeout_s)
-        self._slots = slots
+        self._slot_of = slot_of
         self._calls = KeyedLock()
-        self._result_delay = ResultDelay(options.executor.min_result_delay_s, clock, slots)
+        self._result_delay = ResultDelay(options.executor.min_result_delay_s, clock)
 
     async def handle(self, delivery: Delivery) -> Settlement:
         """Handle one delivery and return its settlement; raises only CancelledError."""
@@ -171,20 +176,21 @@ class Pipeline:
             loaded=time.monotonic(),
         )
         CALL_FIELDS.set(facts.fields)
-        call = _Call(delivery, command, identity, records, acceptance, facts, earlier_run)
+        slot = self._slot_of(delivery.stream_sequence)
+        call = _Call(delivery, command, identity, records, acceptance, facts, slot, earlier_run)
         context = self._runner.call_context(identity.project_id)
         with self._tracer.span(f"execute_tool {facts.function_name}", link, facts.ids) as span, context:
             span.facts = facts
             # The same lists: the backend appends to them while the call runs.
             facts.attempts, facts.permit_waits = context.attempts, context.permit_waits
-            context.agent, context.slot = identity.agent_id, self._slots.of(delivery.stream_sequence)
+            context.agent, context.slot = identity.agent_id, call.slot
             # The last delivery ignores a parked result: if the database refuses it each time, the call would never get
             # any.
             parked = await self._parked.find(identity) if earlier_run and not delivery.exhausted else None
             result = parked or await self._run_to_result(call, context)
             # Each can be too small: `attempts` ends at MAX_ATTEMPTS, and a request that identical calls share is in the
             # `spent` of only one of them.
-            self._slots.charge(delivery.stream_sequence, max(context.spent.requests, len(context.attempts)))
+            call.slot.requests = max(context.spent.requests, len(context.attempts))
             # Release the memory of responses, except what the commit needs.
             context.release_all_but(_COPIES_OF_COMMIT * len(result.artifact.content) if result.artifact else 0)
             _record_outcome(facts, result, context)
@@ -206,7 +212,7 @@ class Pipeline:
         self, call: _Call, result: CallResult, card: Card, report: Report, budget: Charge | None
     ) -> Settlement:
         """Wait until the worker has suspended the turn; then commit, and publish the doorbell. Shielded as a whole."""
-        await self._result_delay.wait(call.delivery, call.identity, call.acceptance.waiting_turn)
+        await self._result_delay.wait(call.delivery, call.identity, call.acceptance.waiting_turn, call.slot)
         if budget is not None:  # before the commit, so that no crash loses the cost of a committed result
             await budget.wait_until_written()
         facts, began = call.facts, time.monotonic()

@@ -118,17 +118,13 @@ class Publisher(Protocol):
         """Publish a doorbell; return False if that is impossible. Raises Unavailable if a retry may work."""
 
 
-class Slots(Protocol):
-    """Slots of the running calls, by the sequence of their command in the stream."""
+class CallSlot(Slot, Protocol):
+    """Slot of a running call; `requests` counts its upstream requests, for the fair share of its project."""
 
-    def release(self, sequence: int) -> None:
-        """Give up the slot of a running call, which continues."""
+    requests: int
 
-    def charge(self, sequence: int, requests: int) -> None:
-        """Record the number of upstream requests of a running call, for the fair share of its project."""
-
-    def of(self, sequence: int) -> Slot:
-        """Return the slot of a running call."""
+    def release(self) -> None:
+        """Give up the slot for good; the call continues."""
 
 
 class Tracer(Protocol):

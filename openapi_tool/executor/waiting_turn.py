@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from openapi_tool.executor.ports import Clock, Kernel, Publisher, Slots, ids
+from openapi_tool.executor.ports import CallSlot, Clock, Kernel, Publisher, ids
 from openapi_tool.protocol.command import Delivery, Wakeup
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.protocol.identity import CallIdentity
@@ -33,10 +33,9 @@ class ResultDelay:
     by a second, and the model's next step may have to wait for it.
     """
 
-    def __init__(self, min_result_delay_s: float, clock: Clock, slots: Slots) -> None:
+    def __init__(self, min_result_delay_s: float, clock: Clock) -> None:
         self._min_result_delay_s = min_result_delay_s
         self._clock = clock
-        self._slots = slots
         self._newest_at: dict[_Step, float] = {}  # the step of the newest command is last
 
     def record_command(self, delivery: Delivery, identity: CallIdentity) -> None:
@@ -47,7 +46,9 @@ class ResultDelay:
             if len(self._newest_at) > _MAX_STEPS:
                 del self._newest_at[next(iter(self._newest_at))]
 
-    async def wait(self, delivery: Delivery, identity: CallIdentity, waiting_turn: WaitingTurnRecord) -> None:
+    async def wait(
+        self, delivery: Delivery, identity: CallIdentity, waiting_turn: WaitingTurnRecord, slot: CallSlot
+    ) -> None:
         """Release the slot and wait until the worker should have suspended the turn."""
         if not self._min_result_delay_s or not waiting_turn.suspends:
             return
@@ -55,7 +56,7 @@ class ResultDelay:
         remaining_s = self._remaining_s(step, published_at)
         if remaining_s <= 0:
             return
-        self._slots.release(delivery.stream_sequence)
+        slot.release()
         now = asyncio.get_running_loop().time
         give_up_at = now() + _MAX_DELAY_S
         while remaining_s > 0 and now() < give_up_at:

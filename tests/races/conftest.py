@@ -32,7 +32,7 @@ from openapi_tool.executor.continuation import Continuation
 from openapi_tool.executor.pipeline import Pipeline, PipelineOptions
 from openapi_tool.executor.ports import Kernel
 from openapi_tool.executor.runner import RunnerOptions, ToolRunner
-from openapi_tool.limits.permits import NO_SLOT, Slot
+from openapi_tool.limits.permits import NO_SLOT, NoSlot, Slot
 from openapi_tool.options import ExecutorOptions, ToolOptions
 from openapi_tool.protocol.cards import ArtifactCard, Card
 from openapi_tool.protocol.command import Command, Delivery, Report, Settlement, Wakeup
@@ -291,17 +291,13 @@ class FakeResultStore:
         self.records.pop(name, None)
 
 
-class FakeSlots:
-    """Slots of calls that no consumer started."""
+class FakeSlot(NoSlot):
+    """Slot of a call that no consumer started."""
 
-    def release(self, _: int) -> None:
+    requests = 1
+
+    def release(self) -> None:
         pass
-
-    def charge(self, _: int, __: int) -> None:
-        pass
-
-    def of(self, _: int) -> Slot:
-        return NO_SLOT
 
 
 def pipeline(
@@ -323,7 +319,7 @@ def pipeline(
         WireTracer(),
         ServerClock().time,
         parked,
-        slots or FakeSlots(),
+        slots.of if slots else lambda _: FakeSlot(),
     )
 
 

@@ -274,7 +274,7 @@ def test_calls_of_one_project_that_wait_for_permits_leave_slots_for_others() -> 
     assert slots.paused == 8
     assert not slots.may_begin("one")  # the others hold 14 slots
     assert slots.may_begin("other")
-    slots.release(21)
+    slots.of(21).release()
     assert slots.may_begin("one")
     slots.of(0).resume()
     assert not slots.may_begin("one")

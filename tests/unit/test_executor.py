@@ -23,7 +23,7 @@ from openapi_tool.executor.ports import Kernel
 from openapi_tool.executor.runner import ToolCallRequest
 from openapi_tool.executor.waiting_turn import ResultDelay
 from openapi_tool.jina.endpoints import ENDPOINTS, MARGIN_S
-from openapi_tool.limits.permits import NO_SLOT, Slot
+from openapi_tool.limits.permits import NoSlot
 from openapi_tool.options import ExecutorOptions, ToolOptions
 from openapi_tool.protocol.cards import StoredText, ToolCall, artifact_card
 from openapi_tool.protocol.command import Delivery
@@ -297,19 +297,14 @@ class LoopClock:
 
 
 @dataclass
-class FakeSlots:
-    """Records the slots that were released."""
+class FakeSlot(NoSlot):
+    """Records whether it was released."""
 
-    sequences: list[int] = field(default_factory=list)
+    requests: int = 1
+    released: bool = False
 
-    def release(self, sequence: int) -> None:
-        self.sequences.append(sequence)
-
-    def charge(self, sequence: int, requests: int) -> None:
-        pass
-
-    def of(self, _: int) -> Slot:
-        return NO_SLOT
+    def release(self) -> None:
+        self.released = True
 
 
 @dataclass
@@ -318,28 +313,28 @@ class Scene:
 
     min_result_delay_s: float = 0.06
     clock: LoopClock = field(default_factory=LoopClock)
-    slots: FakeSlots = field(default_factory=FakeSlots)
+    slot: FakeSlot = field(default_factory=FakeSlot)
 
     def __post_init__(self) -> None:
-        self.delay = ResultDelay(self.min_result_delay_s, self.clock.time, self.slots)
+        self.delay = ResultDelay(self.min_result_delay_s, self.clock.time)
 
     async def answered(self, command: Delivery, waiting: WaitingTurnRecord | None = None, **ids: Any) -> int:
         caller = identity(**ids)
         self.delay.record_command(command, caller)
-        await self.delay.wait(command, caller, waiting or waiting_turn())
+        await self.delay.wait(command, caller, waiting or waiting_turn(), self.slot)
         return round(asyncio.get_running_loop().time() * 1000)
 
 
-def sent(after_ms: float = 0, sequence: int = 1) -> Delivery:
-    return replace(delivery(), published_at=START + timedelta(milliseconds=after_ms), stream_sequence=sequence)
+def sent(after_ms: float = 0) -> Delivery:
+    return replace(delivery(), published_at=START + timedelta(milliseconds=after_ms))
 
 
 @requirement("result.delay")
 def test_early_result_waits_without_a_slot_until_the_worker_has_suspended() -> None:
     async def check() -> None:
         scene = Scene()
-        assert await scene.answered(sent(sequence=7)) == 60
-        assert scene.slots.sequences == [7]
+        assert await scene.answered(sent()) == 60
+        assert scene.slot.released
 
     run_virtually(check())
 
@@ -350,7 +345,7 @@ def test_late_result_neither_waits_nor_releases_its_slot() -> None:
         scene = Scene()
         await asyncio.sleep(0.08)
         assert await scene.answered(sent()) == 80
-        assert scene.slots.sequences == []
+        assert not scene.slot.released
 
     run_virtually(check())
 
@@ -363,7 +358,7 @@ def test_result_is_not_held_for_ui_actions_and_epoch_0(waiting: WaitingTurnRecor
     async def check() -> None:
         scene = Scene()
         assert await scene.answered(sent(), waiting) == 0
-        assert scene.slots.sequences == []
+        assert not scene.slot.released
 
     run_virtually(check())
 
