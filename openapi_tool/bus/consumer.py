@@ -150,9 +150,8 @@ class CommandConsumer:
         with suppress(TimeoutError):
             async with asyncio.timeout(_HAND_BACK_TIMEOUT_S):
                 await self._intake.returns.flush()
-        running, oldest_s = self.running, self._oldest_running_s()
-        fields = {"action": "drain.started", "running": running, "oldest_s": oldest_s, "grace_s": grace_s}
-        log.info("draining", extra=fields)
+        fields = {"running": self.running, "oldest_s": self._oldest_running_s(), "grace_s": grace_s}
+        log.info("draining", extra={"action": "drain.started", **fields})
         self._hand_back_unsent()
         await self._wait_for_calls(heartbeat, grace_s)
         handed_back, oldest_s = self.running, self._oldest_running_s()
@@ -292,7 +291,6 @@ class CommandConsumer:
         self._receive(message)
 
     def _run_next(self) -> None:
-        """Run waiting commands in free slots; hand them back while calls cannot be committed."""
         if self._mode() is not FetchMode.UNLIMITED:
             self._intake.hand_back_waiting()
         while self._may_run and not self._draining and (work := self._intake.next(self._slots.may_begin)):

@@ -100,7 +100,6 @@ async def replay(client: Client, letter: DeadLetter) -> None:
 
 
 async def _original(client: Client, letter: DeadLetter) -> DeadLetter:
-    """Read the whole command from its stream. Raises NotReplayable."""
     place = f"{letter.stream}, message {letter.stream_sequence}"
     stored = await _stored(client, letter.stream, letter.stream_sequence)
     if stored is None:

@@ -19,6 +19,7 @@ from nats.js.api import DiscardPolicy, StreamConfig
 from nats.js.errors import APIError, BadRequestError, NoStreamResponseError, NotFoundError
 
 from openapi_tool.bus.client import Denied
+from openapi_tool.bus.leases import project_of
 from openapi_tool.bus.wire import shown_subject
 from openapi_tool.concurrency import FairSemaphore
 from openapi_tool.protocol.command import BodyDigest, Delivery
@@ -83,7 +84,7 @@ class DeadLetter:
 
 
 def without_secrets(letter: DeadLetter, redactor: Redactor) -> DeadLetter:
-    """Return a letter with this executor's secrets masked: a sender may have put one into the command."""
+    """Return a letter with this executor's secrets masked: a sender may have sent one."""
     return replace(
         letter,
         subject=redactor.text(letter.subject),
@@ -278,7 +279,6 @@ class DeadLetters:
         self._adapt_to(info.config)
 
     def _adapt_to(self, config: StreamConfig) -> None:
-        """Choose the subject that the stream captures, and warn of missing limits."""
         self._subject_per_project = SUBJECT_FILTER in (config.subjects or [])
         if missing := dict(_missing_limits(config)):
             log.warning(
@@ -328,8 +328,7 @@ def _token(subject: str) -> str:
 
     NATS permissions limit subjects, but not headers and body.
     """
-    tokens = subject.split(".", 3)
-    project = tokens[2] if len(tokens) > 3 else ""  # noqa: PLR2004 - version, project, channel
+    project = project_of(subject)
     if _PLAIN_TOKEN.fullmatch(project):
         return project
     try:

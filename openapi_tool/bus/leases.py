@@ -38,7 +38,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from openapi_tool.bus.connection import INSTANCE
 from openapi_tool.protocol.command import Delivery
 from openapi_tool.protocol.dialect import claimed_identity
-from openapi_tool.protocol.identity import AGENT, MAX_ID_BYTES, TRACEPARENT, parse_traceparent
+from openapi_tool.protocol.identity import AGENT, MAX_ID_BYTES
 from openapi_tool.tools.problems import short
 
 BUCKET = "openapi_tool_leases"
@@ -243,7 +243,6 @@ def _without_owner(record: Record) -> Record:
 _IDS = ("agent_id", "agent_turn_id", "tool_call_id")
 _MAX_PARSED_BYTES = 16_384  # of a body; a valid one has 1 kB
 _MAX_LOGGED_CHARS = 128
-_PROJECT_TOKEN = 2  # index in a subject
 _OVERHEAD_BYTES = 1_024
 """Memory of a held command besides subject, headers and body: objects, reply subject, queue entries."""
 
@@ -291,8 +290,7 @@ class Held:
 
 def project_of(subject: str) -> str:
     """Return the project in a command's subject, empty if it has none."""
-    tokens = subject.split(".", _PROJECT_TOKEN + 1)
-    return tokens[_PROJECT_TOKEN] if len(tokens) > _PROJECT_TOKEN else ""
+    return [*subject.split(".", 3), "", ""][2]  # cg.VERSION.PROJECT.…
 
 
 def ids_of(command: Delivery | Msg) -> dict[str, Any]:
@@ -300,13 +298,11 @@ def ids_of(command: Delivery | Msg) -> dict[str, Any]:
     subject, headers, data = command.subject, command.headers or {}, command.data
     sequence = command.stream_sequence if isinstance(command, Delivery) else command.metadata.sequence.stream
     claimed = claimed_identity(subject, headers, data if len(data) <= _MAX_PARSED_BYTES else b"")
-    found = {"protocol": subject.removeprefix("cg.").partition(".")[0], "project_id": project_of(subject)}
-    found |= {name: getattr(claimed, name) or "" for name in _IDS}
-    ids: dict[str, Any] = {"stream_sequence": sequence}
-    ids |= {name: short(value, _MAX_LOGGED_CHARS) for name, value in found.items()}
-    with suppress(ValueError):
-        ids["trace_id"] = parse_traceparent(headers.get(TRACEPARENT, "")).trace_id
-    return ids
+    ids = {"protocol": subject.removeprefix("cg.").partition(".")[0], "project_id": project_of(subject)}
+    ids |= {name: getattr(claimed, name) or "" for name in _IDS}
+    if claimed.trace is not None:
+        ids["trace_id"] = claimed.trace.trace_id
+    return {"stream_sequence": sequence, **{name: short(value, _MAX_LOGGED_CHARS) for name, value in ids.items()}}
 
 
 log = logging.getLogger(__name__)

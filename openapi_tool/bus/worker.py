@@ -130,7 +130,6 @@ class Worker:
             await self._leases.settle(work.lease)
 
     async def _hand_back(self, work: Held) -> None:
-        """Hand the command back for immediate redelivery."""
         try:
             async with asyncio.timeout(_HAND_BACK_TIMEOUT_S):
                 await self._leases.hand_back(work.delivery, forgive=work.forgive_on_hand_back)
@@ -144,8 +143,8 @@ class Worker:
 def _log_unsettled(
     work: Held, error: BaseException, message: str = "cannot settle a command; the server redelivers it"
 ) -> None:
-    fields = {"action": "call.unsettled", "error": f"{type(error).__name__}: {error}"}
-    log.warning(message, extra=fields | ids_of(work.delivery))
+    why = f"{type(error).__name__}: {error}"
+    log.warning(message, extra={"action": "call.unsettled", "error": why} | ids_of(work.delivery))
 
 
 def _log_redelivery(delivery: Delivery, lease: Lease | LeaseTaken) -> None:

@@ -199,7 +199,6 @@ class Continuation:
 
 
 def _rejects_cursor(definition: ToolDefinition) -> bool:
-    """Return whether the definition's schema rejects a call with only a cursor."""
     return bool(schema_problems(cursor_schema(definition, definition.hidden), {CURSOR: _SAMPLE_CURSOR}))
 
 
@@ -217,7 +216,6 @@ def _storable(items: Sequence[Item]) -> Steps[Sequence[Item]]:
 
 
 def _cost_note(output: ToolOutput, above: int) -> str:
-    """Return a line about the cost of a result of more than `above` tokens, else an empty text."""
     tokens = output.usage.tokens
     return f"\n\n[This result cost {tokens:,} tokens.{output.cost_advice}]" if tokens > above else ""
 

@@ -131,8 +131,8 @@ class Pipeline:
             return Requeue(self._options.executor.requeue_delay_s, reason=outage.problem)
         except Exception as defect:
             raise_if_cancelled(defect)
-            fields = {"action": "call.broken", "stream_sequence": delivery.stream_sequence}
-            log.exception("internal error", extra=fields)
+            sequence = delivery.stream_sequence
+            log.exception("internal error", extra={"action": "call.broken", "stream_sequence": sequence})
             if delivery.exhausted:
                 return DeadLetter("defect", "an internal error of the executor prevented a result", terminate=True)
             return Requeue(self._options.executor.requeue_delay_s, defect=True, reason="internal error")
@@ -184,8 +184,7 @@ class Pipeline:
             # The same lists: the backend appends to them while the call runs.
             facts.attempts, facts.permit_waits = context.attempts, context.permit_waits
             context.agent, context.slot = identity.agent_id, call.slot
-            # The last delivery ignores a parked result: if the database refuses it each time, the call would never get
-            # any.
+            # The last delivery ignores a parked result: if the database refuses it each time, the call would get none.
             parked = await self._parked.find(identity) if earlier_run and not delivery.exhausted else None
             result = parked or await self._run_to_result(call, context)
             # Each can be too small: `attempts` ends at MAX_ATTEMPTS, and a request that identical calls share is in the
@@ -349,7 +348,6 @@ def _record_outcome(facts: CallFacts, result: CallResult, context: CallContext) 
 
 
 def _after_execution(call: _Call) -> AfterExecution:
-    """Return the definition's value, else the command's, else `suspend`."""
     stored, sent = stored_after_execution(call.records.tool), call.command.after_execution
     if stored and sent and stored != sent:
         log.warning(

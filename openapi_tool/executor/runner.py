@@ -126,9 +126,12 @@ class ToolRunner:
         error = cause if isinstance(cause, ToolError) else _defect(owner, cause)
         without_traceback(cause)
         error.tokens, error.requests = context.spent.tokens, context.spent.requests
-        if isinstance(error, ToolMisconfigured):
-            message = "a tool cannot be called until an operator corrects it: %s"
-            self._warn_once("tool.misconfigured", owner, tool_name, message, error.message)
+        if isinstance(error, ToolMisconfigured) and (ids := self._ids_once(owner, tool_name, error.message)):
+            log.warning(
+                "a tool cannot be called until an operator corrects it: %s",
+                error.message,
+                extra={"action": "tool.misconfigured"} | ids,
+            )
         fields = failure(error, _ms_since(started), context.attempts, built_in, session, _remaining_budget(context))
         redact = self._options.redact
         return replace(fields, result=redact(fields.result), error=redact(fields.error))
@@ -136,10 +139,14 @@ class ToolRunner:
     def _arguments(self, request: ToolCallRequest) -> Arguments:
         owner, definition, options = request.owner, request.definition, self._options
         arguments = prepare_arguments(definition, request.call, owner, options.envs, options.read_secret, options.scope)
-        if arguments.key_fallback_reason is not None:
-            message = "the key of auth_env (%s) is used instead of the definition's own: %s"
-            shown = short(definition.auth_env), arguments.key_fallback_reason
-            self._warn_once("tool.key_passed_over", owner, definition.tool_name, message, *shown)
+        reason = arguments.key_fallback_reason
+        if reason is not None and (ids := self._ids_once(owner, definition.tool_name, reason)):
+            log.warning(
+                "the key of auth_env (%s) is used instead of the definition's own: %s",
+                short(definition.auth_env),
+                reason,
+                extra={"action": "tool.key_passed_over"} | ids,
+            )
         if log.isEnabledFor(logging.DEBUG):
             log.debug("running", extra={"action": "call.running", "session": arguments.session} | owner_ids(owner))
         return arguments
@@ -182,11 +189,11 @@ class ToolRunner:
                 "The search in the stored text was not done in time; call again, or read on with only cursor."
             ) from None
 
-    def _warn_once(self, action: str, owner: CallOwner, tool_name: str, message: str, *values: str) -> None:
-        """Log once per project, tool and reason, which is the last of `values`."""
-        if self._logged.first(owner.project_id, tool_name, values[-1]):
-            fields = {"action": action, "project_id": owner.project_id, "tool_name": short(tool_name)}
-            log.warning(message, *values, extra=fields)
+    def _ids_once(self, owner: CallOwner, tool_name: str, reason: str) -> dict[str, str]:
+        """Return the ids of a log line that is written once per project, tool and reason; then an empty dictionary."""
+        if not self._logged.first(owner.project_id, tool_name, reason):
+            return {}
+        return {"project_id": owner.project_id, "tool_name": short(tool_name)}
 
 
 def _remaining_budget(context: CallContext) -> Mapping[str, Any] | None:

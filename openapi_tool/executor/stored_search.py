@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import starmap
 
 from openapi_tool.concurrency import SMALL, FairSemaphore, Steps, TimeSlicer
 from openapi_tool.executor.ports import Artifacts
@@ -57,7 +58,6 @@ _MAX_CONCURRENT = 8
 """Searches in a process. Each holds a window of the text, up to 2 MB, and as much in the driver; a question also up to
 some 5 MB of passages."""
 _MAX_CHARS = {FIND: MAX_PHRASE_CHARS, QUESTION: MAX_QUESTION_CHARS}
-_SEARCH_ARGUMENTS = frozenset(_MAX_CHARS)
 _READ_ON = "Each cursor reads on from its passage, given alone."
 _PHRASE_NOTES_CHARS, _QUESTION_NOTES_CHARS = 420, 200
 """Maximum characters of the lines before and after the passages of a phrase, and of a question."""
@@ -73,17 +73,20 @@ class SearchRequest:
 
 def requested_search(definition: ToolDefinition, arguments: Arguments, cursor: str | None) -> SearchRequest | None:
     """Return the phrase or question of the model, None for a call without one. Raises BadRequest."""
-    if _SEARCH_ARGUMENTS.isdisjoint(arguments.by_model) or not takes_cursor(definition):
+    names = [name for name in _MAX_CHARS if name in arguments.by_model]
+    given = {name: value for name in names if (value := arguments.values[name]) not in (None, "")}
+    if not given or not takes_cursor(definition):
         return None
-    given = sorted(name for name in _SEARCH_ARGUMENTS & arguments.by_model if arguments.values[name] not in (None, ""))
-    problems = [problem for name in given if (problem := _problem(name, arguments.values[name], cursor))]
+    name, text = next(iter(given.items()))
     if cursor is None:
-        problems = problems[:1]  # all say the same: call without a search first
-    elif len(given) > 1:
+        why = f"searches an earlier truncated result, and needs the {CURSOR} that it named; call without {name} first"
+        raise correction([f"{name}: {why}"])
+    problems = list(filter(None, starmap(_problem, given.items())))
+    if len(given) > 1:
         problems.append(f"{FIND}: cannot be given together with {QUESTION}; give one of them")
     if problems:
         raise correction(problems)
-    return SearchRequest(given[0], str(arguments.values[given[0]])) if given else None
+    return SearchRequest(name, str(text))
 
 
 def correction(problems: list[str]) -> BadRequest:
@@ -91,15 +94,10 @@ def correction(problems: list[str]) -> BadRequest:
     return BadRequest("Correct these and call again: " + "; ".join(problems), detail={"problems": problems})
 
 
-def _problem(name: str, value: object, cursor: str | None) -> str | None:
-    if cursor is None:
-        return (
-            f"{name}: searches an earlier truncated result, and needs the {CURSOR} that it named; "
-            f"call without {name} first"
-        )
-    if not isinstance(value, str) or not value.strip() or len(value) > _MAX_CHARS[name]:
+def _problem(name: str, text: object) -> str | None:
+    if not isinstance(text, str) or not text.strip() or len(text) > _MAX_CHARS[name]:
         return f"{name}: must be a text of 1 to {_MAX_CHARS[name]} characters"
-    if name == QUESTION and not next(terms(value), None):
+    if name == QUESTION and not next(terms(text), None):
         return f"{name}: has no word to look for"
     return None
 
