@@ -407,7 +407,7 @@ async def fetched(
         await client.aclose()
 
 
-_CONTEXT = RenderContext(NO_SECRETS, NO_SECRETS)
+_CONTEXT = RenderContext(NO_SECRETS, NO_SECRETS, lambda _: True)
 
 
 def search_output(

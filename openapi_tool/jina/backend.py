@@ -152,7 +152,7 @@ class JinaBackend:
         else:
             return _output_with_cost(output, spent.usage)
         finally:
-            context.charge(spent.usage)
+            context.spent += spent.usage
         try:
             raise failed  # outside of `except`: else its context would keep the original error alive
         finally:

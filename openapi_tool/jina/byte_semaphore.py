@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
@@ -27,7 +27,7 @@ from openapi_tool.budgets.budgets import Charge
 from openapi_tool.jina.answer_json import MAX_VALUES
 from openapi_tool.limits.permits import NO_SLOT, Slot
 from openapi_tool.protocol.records import MAX_ATTEMPTS, Attempt
-from openapi_tool.tools.result import NO_USAGE, Usage
+from openapi_tool.tools.result import NO_USAGE
 
 _CALL_NUMBERS = count()
 _ASCII_FACTOR, _TWO_BYTE_FACTOR, _FOUR_BYTE_FACTOR = 6, 8, 14
@@ -43,7 +43,7 @@ _BYTES_PER_VALUE = 250
 
 
 def memory_of(body: bytes | bytearray, values: int = 0) -> int:
-    """Return the bytes of memory that a response with `values` JSON values needs until its result is committed."""
+    """Return the bytes that a response with `values` JSON values needs until its result is committed."""
     if body.isascii() and rb"\u" not in body:
         factor = _ASCII_FACTOR
     else:
@@ -151,7 +151,7 @@ class ByteSemaphore:
     def _next_waiter(self) -> _Waiter | None:
         """Return the waiter to serve next; None if it must wait for free memory. Skip projects at their share."""
         blocked_projects: set[str | None] = set()
-        for waiter in self._in_order():
+        for waiter in sorted((one for one in self._waiting if not one.granted.done()), key=self._rank):
             call = waiter.call
             if call.has_reserve or (call.held and self._reserve_is_free):
                 return waiter
@@ -160,17 +160,12 @@ class ByteSemaphore:
             blocked_projects.add(call.project)
         return None
 
-    def _in_order(self) -> Iterator[_Waiter]:
-        """Yield waiters that are not cancelled: first that with the reserve, then those that hold memory, then others.
+    def _rank(self, waiter: _Waiter) -> int:
+        """First comes the call with the reserve, then those that hold memory, then others.
 
         Of those that hold memory, the project that had the reserve last comes last, or it could keep it forever.
         """
-        for rank in range(4):
-            yield from (
-                waiter for waiter in self._waiting if not waiter.granted.done() and self._rank(waiter.call) == rank
-            )
-
-    def _rank(self, call: JinaCallContext) -> int:
+        call = waiter.call
         if call.has_reserve:
             return 0
         if not call.held:
@@ -183,7 +178,7 @@ class ByteSemaphore:
         return call.project is None or not held or held + size <= self._share
 
     def _must_queue(self, call: JinaCallContext) -> bool:
-        """Return whether a call must wait behind others. It overtakes calls of projects that used up their share."""
+        """Return whether a call waits behind others; it overtakes those of projects that used up their share."""
         return any(
             waiter.call.project == call.project or self._within_share(waiter.call, waiter.size)
             for waiter in self._waiting
@@ -201,7 +196,7 @@ class ByteSemaphore:
 
 
 class JinaCallContext:
-    """Context of a call (see `executor/ports.py`): memory, body bytes of its responses, cost and requests so far.
+    """Context of a call (see `executor/ports.py`).
 
     `number` identifies the call in this process. `keys_sent` are several if each attempt, or item of a batch, took
     another key of a pool. Memory is released when the last `with` block ends: a shared request may outlive the call
@@ -236,12 +231,8 @@ class JinaCallContext:
         if not self._users:
             self._semaphore.give_all(self)
 
-    def charge(self, usage: Usage) -> None:
-        """Add the cost of an item of the call, also of a failed one."""
-        self.spent += usage
-
     def for_request(self) -> RequestContext:
-        """Return a context for one more upstream request of the call."""
+        """Return a context for one more upstream request."""
         return RequestContext(self, self._semaphore)
 
     def release_all_but(self, size: int) -> None:
@@ -260,14 +251,14 @@ class RequestContext:
         self.http_status: int | None = None
 
     def record_attempt(self, attempt: Attempt, key: SecretStr) -> None:
-        """Record a request that is sent now with this key."""
+        """Record a request that is sent now."""
         self.http_status = None
         self.call.keys_sent.add(key)
         if len(self.call.attempts) < MAX_ATTEMPTS:
             self.call.attempts.append(attempt)
 
     def record_permit_wait(self, begin: float, end: float) -> None:
-        """Record begin and end of a wait for a permit of the rate limit."""
+        """Record a wait for a permit of the rate limit."""
         if len(self.call.permit_waits) < MAX_ATTEMPTS:
             self.call.permit_waits.append((begin, end))
 
@@ -287,7 +278,7 @@ class RequestContext:
         return True
 
     def add_body_bytes(self, size: int) -> int:
-        """Count `size` more body bytes of this response; return the total of all responses of the call."""
+        """Count body bytes of this response; return the total of all responses of the call."""
         self.body_bytes += size
         self.call.body_bytes += size
         return self.call.body_bytes

@@ -17,16 +17,14 @@ from openapi_tool.frozen import frozen
 from openapi_tool.jina.addresses import is_inline, without_inline_images
 from openapi_tool.jina.failures import quoted
 from openapi_tool.jina.remarks import (
+    UPSTREAM_WARNINGS,
     Offers,
     barrier_type,
     cut_page,
     cut_result,
     is_cut,
-    offers_all,
     other_search,
-    page_warnings,
     result_warning,
-    upstream_warning_type,
     warning,
 )
 from openapi_tool.protocol.errors import UpstreamRejected, UpstreamUnavailable
@@ -66,7 +64,7 @@ class RenderContext:
 
     redactor: Redactor
     error_redactor: Redactor
-    offers: Offers = offers_all
+    offers: Offers
     names: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
@@ -178,7 +176,8 @@ def page_steps(envelope: Mapping[str, Any], parameters: Mapping[str, Any], conte
     ]
     state = reader.facts(item, ("title", "url", "publishedTime", "warning", "numPages"))
     body = BLOCK_GAP.join([*parts, *lists])
-    page = Item("\n".join(head), body, page_warnings(warning_types, context.offers))
+    remarks = "\n".join(f"[Warning: {warning(kind, context.offers)}]" for kind in warning_types)
+    page = Item("\n".join(head), body, remarks)
     usage, max_tokens = usage_of(envelope), parameters.get("maxTokens")
     if warning_types:
         state["warnings"] = list(warning_types)
@@ -233,7 +232,7 @@ class _FieldReader:
         text = _text(item.get("warning"))
         if not text:
             return ()
-        lines = [line for line in self._short(text, _MAX_WARNING_CHARS).splitlines() if not upstream_warning_type(line)]
+        lines = [line for line in self._short(text, _MAX_WARNING_CHARS).splitlines() if not UPSTREAM_WARNINGS.get(line)]
         shown = tuple(filter(None, map(self.line, lines[:_MAX_WARNINGS])))
         left = len(lines) - _MAX_WARNINGS
         return (*shown, f"({counted(left, 'more line')})") if left > 0 else shown
@@ -248,7 +247,7 @@ class _FieldReader:
         warning = _text(item.get("warning"))
         if not warning:
             return (kind,) if kind else ()
-        from_upstream = map(upstream_warning_type, warning[:_MAX_WARNING_CHARS].splitlines()[:_MAX_WARNINGS])
+        from_upstream = map(UPSTREAM_WARNINGS.get, warning[:_MAX_WARNING_CHARS].splitlines()[:_MAX_WARNINGS])
         found = dict.fromkeys(filter(None, (kind, *from_upstream)))
         if kind == "empty":  # implies "not_loaded"
             found.pop("not_loaded", None)

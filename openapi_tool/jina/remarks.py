@@ -6,7 +6,7 @@ Both are outside of the frames of web content, so no page can fake one.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from openapi_tool.jina.parameters import MIN_MAX_TOKENS
@@ -41,31 +41,26 @@ _IF_NOT_OFFERED: Mapping[str, tuple[str, str]] = {
     "not_loaded": ("wait_for_selector", "The page may not be fully loaded. If so, use another source."),
     "stored_copy": ("no_cache", "This is a stored copy; the page itself may be newer."),
 }
-"""The argument that a warning names, and the warning if the model cannot give that argument or has given it already."""
+"""The argument that a warning names, and the warning if the model cannot give it or has given it already."""
 
 Offers = Callable[[str], bool]
 """Returns whether a remedy may name an argument in the result of a call."""
 
 
-def offers_all(_: str) -> bool:
-    """Offer every argument."""
-    return True
-
-
-def warning(kind: str, offers: Offers = offers_all) -> str:
+def warning(kind: str, offers: Offers) -> str:
     """Return the text of a warning for the model."""
     argument, alternative = _IF_NOT_OFFERED.get(kind, ("", ""))
     return WARNINGS[kind] if not argument or offers(argument) else alternative
 
 
-_UPSTREAM_WARNINGS: Mapping[str, str] = {
+UPSTREAM_WARNINGS: Mapping[str, str] = {
     "This page maybe not yet fully loaded, consider explicitly specify a timeout.": "not_loaded",
     "This page contains iframe that are currently hidden, consider enabling iframe processing.": "frames",
     "This page contains shadow DOM that are currently hidden, consider enabling shadow DOM processing.": "shadow_dom",
     "This page maybe requiring CAPTCHA, please make sure you are authorized to access this page.": "may_be_captcha",
     "This is a cached snapshot of the original page, consider retry with caching opt-out.": "stored_copy",
 }
-"""Types of the upstream's own warnings (jina-api 3.1), whose texts name parameters that only an operator can set."""
+"""Types of the upstream's own warnings (jina-api 3.1), whose texts name parameters that only an operator sets."""
 
 _CAPTCHA = """
 verify you are human|verify you are a human|verify that you are human|verifying you are human|confirm you are human
@@ -136,32 +131,18 @@ def barrier_type(title: str, text: str) -> str | None:
     return "captcha" if is_notice and title.strip(" .…").lower() in _CAPTCHA_TITLES else None
 
 
-def upstream_warning_type(line: str) -> str | None:
-    """Return the type of a typed warning of the upstream; None for another text, such as an error of the page."""
-    return _UPSTREAM_WARNINGS.get(line)
-
-
-def page_warnings(kinds: Iterable[str], offers: Offers = offers_all) -> str:
-    """Return the warnings about a page, a line each."""
-    return "\n".join(f"[Warning: {warning(kind, offers)}]" for kind in kinds)
-
-
-def result_warning(kind: str, numbers: Sequence[int], offers: Offers = offers_all) -> str:
+def result_warning(kind: str, numbers: Sequence[int], offers: Offers) -> str:
     """Return a warning about search results."""
     results = "result" if len(numbers) == 1 else "results"
     return f"[Warning about {results} {', '.join(map(str, numbers))}: {warning(kind, offers)}]"
 
 
-def is_cut(tokens: int | None, max_tokens: int | None) -> bool:
+def is_cut(tokens: int | None, max_tokens: int) -> bool:
     """Return whether the upstream cut a text at `max_tokens`; only its charge shows that (jina-api section 9)."""
-    return (
-        tokens is not None
-        and max_tokens is not None
-        and max_tokens <= tokens <= max_tokens + max_tokens // _TOLERANCE_DIVISOR
-    )
+    return tokens is not None and max_tokens <= tokens <= max_tokens + max_tokens // _TOLERANCE_DIVISOR
 
 
-def cut_page(max_tokens: int, offers: Offers = offers_all) -> str:
+def cut_page(max_tokens: int, offers: Offers) -> str:
     """Return the remark about a page that the upstream cut."""
     remedies = {
         "max_tokens": "call again with a larger max_tokens, which costs more",
@@ -185,7 +166,7 @@ def other_search(names: Mapping[str, str]) -> str:
     return f"Use other or fewer words{drop}.{end}"
 
 
-def cost_advice(parameters: Mapping[str, Any], tokens: int, items: int, offers: Offers = offers_all) -> str:
+def cost_advice(parameters: Mapping[str, Any], tokens: int, items: int, offers: Offers) -> str:
     """Return how a model could lower the cost of a call, empty if it cannot.
 
     `parameters` are the upstream's, `tokens` is the charge for `items` queries or addresses together.

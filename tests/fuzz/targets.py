@@ -377,7 +377,7 @@ def _inside(address: IPv6Address) -> Iterator[IPv4Address]:
 
 
 SECRET = "a-key-of-the-fuzzer"
-_CONTEXT = RenderContext(of_call([SECRET]), Redactor([SECRET]))
+_CONTEXT = RenderContext(of_call([SECRET]), Redactor([SECRET]), lambda _: True)
 _REQUEST = UpstreamRequest("POST", "r.jina.ai", "/", {"Accept": "application/json"}, b"{}")
 _PARAMETERS = {"q": "a query", "respondWith": "no-content"}
 _STATUSES = (200, 200, 200, 422, 429, 400, 402, 403, 409, 451, 500, 503, 524, 302)

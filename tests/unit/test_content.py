@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from prometheus_client import Counter
 
 from openapi_tool.concurrency import at_once
-from openapi_tool.jina.remarks import WARNINGS, upstream_warning_type
+from openapi_tool.jina.remarks import UPSTREAM_WARNINGS, WARNINGS
 from openapi_tool.protocol.errors import NotFound, ToolError, UpstreamRejected
 from openapi_tool.telemetry.redact import MASK
 from openapi_tool.tools.result import BLOCK_GAP, Item, Part, ToolOutput, framed, one_line
@@ -157,8 +157,8 @@ def test_every_result_shows_its_warnings_or_the_number_of_a_result_with_the_same
         if warnings and (same := re.fullmatch(r"as for (\d+)", warnings[0])):
             warnings = shown_warnings[int(same[1]) - 1]
         all_of_them = (item.get("warning") or "").splitlines()
-        assert warnings == [line for line in all_of_them if not upstream_warning_type(line)]
-        for kind in filter(None, map(upstream_warning_type, all_of_them)):
+        assert warnings == [line for line in all_of_them if not UPSTREAM_WARNINGS.get(line)]
+        for kind in filter(None, map(UPSTREAM_WARNINGS.get, all_of_them)):
             (note,) = re.findall(rf"^\[Warning about results? (.*): {WARNINGS[kind]}\]$", content, re.MULTILINE)
             assert str(len(shown_warnings) + 1) in note.split(", ")
         shown_warnings.append(warnings)
@@ -178,9 +178,9 @@ def test_a_page_keeps_its_head_body_and_lists(name: str) -> None:
     page, content = successes()[name]["data"], output(successes()[name]).content
     lines = content.splitlines()
     warnings = (page.get("warning") or "").splitlines()
-    for kind in filter(None, map(upstream_warning_type, warnings)):
+    for kind in filter(None, map(UPSTREAM_WARNINGS.get, warnings)):
         assert lines.pop(0) == f"[Warning: {WARNINGS[kind]}]"
-    assert [f"Warning: {line}" for line in warnings if not upstream_warning_type(line)] == [
+    assert [f"Warning: {line}" for line in warnings if not UPSTREAM_WARNINGS.get(line)] == [
         line for line in lines if line.startswith("Warning: ")
     ]
     lines = [line for line in lines if line and not line.startswith("[Warning: ")]
@@ -198,10 +198,10 @@ def test_a_page_keeps_its_head_body_and_lists(name: str) -> None:
 def assert_told(warning: str, error: ToolError) -> None:
     """Assert that a page's own lines are quoted, and that warnings about upstream options are reworded."""
     lines = warning.splitlines()
-    own = " ".join(line for line in lines if not upstream_warning_type(line))
+    own = " ".join(line for line in lines if not UPSTREAM_WARNINGS.get(line))
     assert not own or f'"{normal(own)}"' in error.message
     assert "wait_for_selector" in error.message
-    assert not any(line in error.message for line in lines if upstream_warning_type(line))
+    assert not any(line in error.message for line in lines if UPSTREAM_WARNINGS.get(line))
 
 
 @requirement("content.kept", "content.reader")

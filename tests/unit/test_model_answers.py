@@ -107,7 +107,7 @@ _SNIPPETS_ONLY = {"q": "x", "respondWith": "no-content"}
 def test_case_2_the_note_about_the_cost_advises_what_would_lower_it(
     parameters: dict[str, Any], tokens: int, items: int, says: str
 ) -> None:
-    assert cost_advice(parameters, tokens, items) == (f" Cheaper: {says}." if says else "")
+    assert cost_advice(parameters, tokens, items, lambda _: True) == (f" Cheaper: {says}." if says else "")
 
     def takes_argument(_: str) -> bool:
         return False
