@@ -18,7 +18,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
-from types import TracebackType
 from typing import Self
 
 from pydantic import SecretStr
@@ -224,9 +223,7 @@ class JinaCallContext:
         self._users += 1
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._users -= 1
         if not self._users:
             self._semaphore.give_all(self)

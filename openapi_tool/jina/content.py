@@ -14,7 +14,6 @@ from typing import Any
 
 from openapi_tool.concurrency import SMALL, Steps
 from openapi_tool.frozen import frozen
-from openapi_tool.jina.addresses import is_inline, without_inline_images
 from openapi_tool.jina.failures import quoted
 from openapi_tool.jina.remarks import (
     UPSTREAM_WARNINGS,
@@ -341,3 +340,51 @@ def _pairs(value: Any) -> Iterator[tuple[str, str]]:
 
 def _text(value: Any) -> str:
     return value if isinstance(value, str) else ""
+
+
+_MARKS = (("](blob:", ")"), ("](data:image/", ")"), ('src="data:image/', '"'), ("src='data:image/", "'"))
+"""Beginning and end of an inline address in Markdown and HTML."""
+_MAX_DROPPED = 10_000
+
+
+def is_inline(url: str) -> bool:
+    """Return whether an address is that of an inline image."""
+    return url.startswith(("blob:", "data:"))
+
+
+def without_inline_images(texts: list[str]) -> Steps[list[str]]:
+    """Return the texts with `![alt]` for `![alt](blob:…)`, and `src=""` for `src="data:image/…"`.
+
+    An address must end on its line. Takes linear time; drops at most 10,000 addresses of each kind in each text.
+    """
+    for text in texts:
+        if "blob:" in text or "data:image/" in text:
+            break
+    else:
+        return texts
+    found = []
+    for text in texts:
+        for mark, closing in _MARKS:
+            text = (yield from _drop_addresses(text, mark, closing)) if mark in text else text  # noqa: PLW2901 - step by step
+        found.append(text)
+    return found
+
+
+def _drop_addresses(text: str, mark: str, closing: str) -> Steps[str]:
+    pieces: list[str] = []
+    copied_until = at = end = 0
+    while len(pieces) < _MAX_DROPPED and (start := text.find(mark, at)) >= 0:
+        if end < start + len(mark):  # else the end that was found before is also the next one after this mark
+            end = text.find(closing, start + len(mark))
+        if end < 0:
+            break
+        line_end = text.find("\n", start, end)
+        if line_end >= 0:
+            at = line_end  # no address that begins later on this line ends on it either
+            yield
+            continue
+        in_markdown = mark[0] == "]"  # keep `]`, else `src="`
+        pieces.append(text[copied_until : start + (1 if in_markdown else len("src=."))])
+        copied_until = at = end + in_markdown
+        yield
+    return "".join([*pieces, text[copied_until:]]) if pieces else text

@@ -35,7 +35,7 @@ from aiohttp.tracing import Trace
 from pydantic import SecretStr
 
 from openapi_tool.concurrency import FairSemaphore
-from openapi_tool.jina.addresses import is_public
+from openapi_tool.jina.url_policy import is_public
 from openapi_tool.telemetry import metrics
 
 _PIECE_BYTES, _MAX_INFORMATIONAL = 8 * 1024, 8

@@ -22,8 +22,8 @@ from hypothesis import strategies as st
 from pydantic import SecretStr
 
 from openapi_tool.concurrency import at_once
-from openapi_tool.jina.addresses import without_inline_images
 from openapi_tool.jina.client import ALLOWED_HEADERS
+from openapi_tool.jina.content import without_inline_images
 from openapi_tool.jina.endpoints import batch_items, endpoint_of, item_arguments
 from openapi_tool.jina.parameters import READER, REFUSED, SEARCH
 from openapi_tool.jina.request import UpstreamRequest, build_request, resolve_parameters
