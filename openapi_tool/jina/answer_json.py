@@ -30,10 +30,7 @@ _ESCAPED_BACKSLASH, _STAND_IN = rb"\\", b"\0\0"  # JSON never contains the byte 
 
 
 def count_values(body: bytearray) -> Steps[int]:
-    """Return the number of values in a response, 0 if it has up to SMALL bytes.
-
-    Raises ResponseTooLarge for more than MAX_VALUES.
-    """
+    """Return the number of values, 0 for up to SMALL bytes. Raises ResponseTooLarge for more than MAX_VALUES."""
     if len(body) <= SMALL:
         return 0
     found = 0
@@ -44,7 +41,7 @@ def count_values(body: bytearray) -> Steps[int]:
 
 
 def parse(body: bytearray) -> Steps[Any]:
-    """Return the value of a response, None if it is not JSON or nested too deeply."""
+    """Return the value, None if it is not JSON or nested too deeply."""
     yield
     try:
         return (yield from _loads(body))
@@ -60,9 +57,9 @@ def parse(body: bytearray) -> Steps[Any]:
 
 
 def _loads(body: bytearray) -> Steps[Any]:
-    """Parse a body: replace long strings by random names, parse the rest, and put in the strings, decoded in slices.
+    """Parse the body with random names in place of long strings, and put in these, decoded in slices.
 
-    A string of 9.5 MB takes up to 83 ms if it is parsed at once; in slices 31 ms in all. Raises orjson.JSONDecodeError.
+    A string of 9.5 MB takes up to 83 ms if it is parsed at once; in slices 31 ms in all.
     """
     if len(body) <= _LONG_BYTES:
         return orjson.loads(body)
@@ -78,7 +75,7 @@ def _loads(body: bytearray) -> Steps[Any]:
 
 
 def _long_strings(body: bytearray) -> Steps[list[tuple[int, int]]]:
-    """Return begin and end of the content of each string that has at least _LONG_BYTES, escapes included."""
+    """Return begin and end of the content of each string of at least _LONG_BYTES."""
     found: list[tuple[int, int]] = []
     at, opened = 0, -1  # `opened`: where the string that is open at the end of a piece began; -1 if none is
     for escaped in _pieces(body):
@@ -95,7 +92,7 @@ def _long_strings(body: bytearray) -> Steps[list[tuple[int, int]]]:
 
 
 def _decoded(body: bytearray, start: int, end: int) -> Steps[str]:
-    """Return the text of a string in JSON, decoded in slices that end neither within an escape nor a character."""
+    """Decode in slices that end neither within an escape nor a character."""
     parts: list[str] = []
     while start < end:
         piece = bytes(body[start : min(end, start + _SLICE_BYTES)]).replace(_ESCAPED_BACKSLASH, _STAND_IN)
@@ -111,7 +108,7 @@ def _decoded(body: bytearray, start: int, end: int) -> Steps[str]:
 
 
 def _with_texts(value: Any, texts: dict[str, str]) -> Any:
-    """Return a value in which each string or key that is a name of `texts` is replaced by its text."""
+    """Replace each string or key that is a name of `texts` by its text."""
     if isinstance(value, str):
         return texts.get(value, value)
     containers = [value]
@@ -162,7 +159,7 @@ def _repaired(escape: re.Match[bytes]) -> bytes:
 
 
 def _pieces(body: bytearray) -> Iterator[bytes]:
-    """Yield the body in pieces that do not end within an escape, with escaped backslashes replaced by zero bytes."""
+    """Yield pieces that do not end within an escape, with escaped backslashes replaced by zero bytes."""
     start = 0
     while start < len(body):
         piece = bytes(body[start : start + _PIECE_BYTES]).replace(_ESCAPED_BACKSLASH, _STAND_IN)
@@ -173,7 +170,7 @@ def _pieces(body: bytearray) -> Iterator[bytes]:
 
 
 def _end_of_escapes(piece: bytes) -> int:
-    """Return where to cut: before an incomplete escape, or before a high surrogate whose other half may follow."""
+    """Cut before an incomplete escape, or a high surrogate whose other half may follow."""
     end = len(piece)
     last = piece.rfind(b"\\", end - _ESCAPE_BYTES + 1)
     if last >= 0 and piece[last + 1 : last + 2] in (b"", b"u"):

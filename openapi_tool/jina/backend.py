@@ -1,4 +1,4 @@
-"""Backend of the built-in tools: runs search and reader calls against the upstream."""
+"""Backend of the built-in tools."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ Send = Callable[[], Awaitable[dict[str, Any]]]
 
 _MIN_WAIT_S = 0.001  # a shorter wait is not recorded if the permit was granted
 _CANCEL_GRACE_S = 1.0
-"""Seconds that the items of a cancelled call may take to end."""
+"""Seconds that the items of a cancelled call get to end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -357,7 +357,7 @@ def _error_with_cost(error: ToolError, usage: Usage) -> ToolError:
 
 
 def _may_suggest(definition: ToolDefinition, arguments: Arguments, name: str) -> bool:
-    """Return whether a remedy may name an argument: the model may give it, and either has not or may change it."""
+    """Return whether the model may give an argument, and either has not or may change it."""
     return name in definition.model_arguments and (name in _ADJUSTABLE or not arguments.values.get(name))
 
 

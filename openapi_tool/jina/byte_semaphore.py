@@ -51,7 +51,7 @@ def memory_of(body: bytes | bytearray, values: int = 0) -> int:
 
 
 def max_call_memory(max_response_bytes: int) -> int:
-    """Return the maximum memory of one call's responses in bytes."""
+    """Return the maximum of one call's responses."""
     return max_response_bytes * _FOUR_BYTE_FACTOR + MAX_VALUES * _BYTES_PER_VALUE
 
 
@@ -80,11 +80,11 @@ class ByteSemaphore:
 
     @property
     def waiting(self) -> int:
-        """Number of responses that wait for memory."""
+        """Number of waiting responses."""
         return len(self._waiting)
 
     def for_call(self, project: str | None = None) -> JinaCallContext:
-        """Return a context for a call; `project` None has no share limit."""
+        """Return a context; `project` None has no share limit."""
         return JinaCallContext(self, project)
 
     async def take(self, call: JinaCallContext, size: int) -> None:
@@ -106,7 +106,7 @@ class ByteSemaphore:
             raise
 
     def try_take(self, call: JinaCallContext, size: int) -> bool:
-        """Take `size` bytes more for `call` if that needs no wait; return whether it did."""
+        """Take `size` bytes more if that needs no wait; return whether it did."""
         if call.has_reserve:
             return True
         if size > self.free_bytes or not self._within_share(call, size) or self._must_queue(call):
@@ -115,18 +115,18 @@ class ByteSemaphore:
         return True
 
     def give(self, call: JinaCallContext, size: int) -> None:
-        """Release `size` bytes of `call`, at most all that it holds."""
+        """Release `size` bytes, at most all that `call` holds."""
         self._move(call, -min(size, call.held))
         self._serve()
 
     def give_all(self, call: JinaCallContext) -> None:
-        """Release all memory of `call`, and the reserve."""
+        """Release all memory and the reserve."""
         self._reserve_is_free |= call.has_reserve
         call.has_reserve = False
         self.give(call, call.held)
 
     def release_all_but(self, call: JinaCallContext, size: int) -> None:
-        """Release all but `size` bytes of `call`; the reserve only if `size` bytes are free without it."""
+        """Release all but `size` bytes; the reserve only if `size` bytes are free without it."""
         if call.has_reserve:
             if size > self.free_bytes:
                 return
@@ -148,7 +148,7 @@ class ByteSemaphore:
             waiter.granted.set_result(None)
 
     def _next_waiter(self) -> _Waiter | None:
-        """Return the waiter to serve next; None if it must wait for free memory. Skip projects at their share."""
+        """Skip projects at their share; return None if the next waiter must wait for free memory."""
         blocked_projects: set[str | None] = set()
         for waiter in sorted((one for one in self._waiting if not one.granted.done()), key=self._rank):
             call = waiter.call
@@ -172,12 +172,12 @@ class ByteSemaphore:
         return 2 if call.project is not None and call.project == self._last_reserve_project else 1
 
     def _within_share(self, call: JinaCallContext, size: int) -> bool:
-        """Return whether a project may hold `size` bytes more; one that holds nothing always may."""
+        """A project that holds nothing always is."""
         held = self._held_by[call.project]
         return call.project is None or not held or held + size <= self._share
 
     def _must_queue(self, call: JinaCallContext) -> bool:
-        """Return whether a call waits behind others; it overtakes those of projects that used up their share."""
+        """A call overtakes those of projects that used up their share."""
         return any(
             waiter.call.project == call.project or self._within_share(waiter.call, waiter.size)
             for waiter in self._waiting
@@ -185,7 +185,7 @@ class ByteSemaphore:
         )
 
     def _move(self, call: JinaCallContext, size: int) -> None:
-        """Move `size` bytes (may be negative) from the free memory to `call`."""
+        """Move `size` bytes, which may be negative, to `call`."""
         self.free_bytes -= size
         call.held += size
         if call.project is not None:
@@ -233,7 +233,7 @@ class JinaCallContext:
         return RequestContext(self, self._semaphore)
 
     def release_all_but(self, size: int) -> None:
-        """Release all but `size` bytes, once the responses are rendered."""
+        """Release all but `size` bytes."""
         self._semaphore.release_all_but(self, size)
 
 
@@ -268,7 +268,7 @@ class RequestContext:
         self._held = size
 
     def try_hold(self, size: int) -> bool:
-        """Hold `size` bytes if that needs no wait; return whether it did."""
+        """Hold at least `size` bytes if that needs no wait; return whether it does."""
         if size > self._held and not self._semaphore.try_take(self.call, size - self._held):
             return False
         self._held = max(size, self._held)
@@ -281,7 +281,7 @@ class RequestContext:
         return self.call.body_bytes
 
     def clear(self) -> None:
-        """Release the memory of this request and reset its body bytes, before a retry."""
+        """Release the memory and reset the body bytes, before a retry."""
         self.call.body_bytes -= self.body_bytes
         self.body_bytes = 0
         if self._held:

@@ -29,14 +29,12 @@ _COMMIT_COPIES = 5  # of a text until it is committed: JSON, jsonb encoding, buf
 _HASH_KEY = secrets.token_bytes(32)
 
 Fetch = Callable[[Meter], Coroutine[Any, Any, ToolOutput]]
-"""Sends the upstream request and adds its cost to the meter."""
 
 
 def cache_key(definition: ToolDefinition, arguments: Arguments, request: UpstreamRequest) -> bytes:
-    """Return a keyed hash of everything that determines the response and its owner (protocol section 5).
+    """Return a keyed hash, as the body may contain secrets, of all that determines response and owner (protocol 5).
 
-    The session identity stands for project, agent and session alias; the tool's name stands for its API key. The key is
-    a hash because the body may contain secrets.
+    The session identity stands for project, agent and session alias; the tool's name stands for its API key.
     """
     parts = (
         arguments.session,
@@ -53,7 +51,7 @@ def cache_key(definition: ToolDefinition, arguments: Arguments, request: Upstrea
 
 @dataclass(slots=True)
 class _InFlightRequest:
-    """Shared request, the number of calls that wait for it, and its cost that no call has reported yet."""
+    """Shared request, number of calls that wait for it, and cost that none of them has reported yet."""
 
     key: bytes
     task: asyncio.Task[ToolOutput]
@@ -83,8 +81,8 @@ class ResponseCache:
     ) -> ToolOutput:
         """Return the cached response, that of an identical request in flight, or that of `fetch`. Raises its ToolError.
 
-        `context` holds the memory of a cached or shared response; `fetch` reserves memory itself. `spent` receives the
-        cost. If calls share a request, the first call to end reports the cost so far, so each request is reported once.
+        `context` holds the memory of a cached or shared response; `fetch` reserves memory itself. Of calls that share a
+        request, the first to end gets the cost so far as `spent`, so each request is reported once.
         """
         if not self._options.ttl_s > 0:
             return await fetch(spent)
@@ -165,7 +163,7 @@ async def _hold(context: RequestContext, size: int, deadline: Deadline) -> None:
 
 
 def _commit_memory(output: ToolOutput) -> int:
-    """Return the bytes that a call needs to commit a shared response; 0 for a small one."""
+    """Return the bytes that a call needs to commit a shared response."""
     size = sum(map(sys.getsizeof, texts(output.items)))
     return _COMMIT_COPIES * size if size > SMALL else 0
 

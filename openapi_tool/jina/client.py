@@ -37,7 +37,7 @@ _PACE_BYTES, _PACE_S = 256 * 1024, 10.0
 """Minimum rate of a large response: bytes within seconds (210 kbit/s). A stall of the event loop does not count."""
 
 _LARGE_READS = 8
-"""Maximum chunks of large responses read in one iteration of the event loop; more would delay all other calls."""
+"""Maximum chunks of large responses read in one iteration of the event loop, which delay all other calls."""
 
 
 class JinaClient:
@@ -85,7 +85,7 @@ class JinaClient:
         return outcome
 
     async def reach(self, host: str) -> None:
-        """Request a host's front page, without a key; ignore the response. Raises ToolError if this fails."""
+        """Request a host's front page, without a key. Raises ToolError if this fails."""
         try:
             response = await self._transport.handle_async_request(httpx.Request("GET", f"https://{host}/"))
         except httpx.TransportError as error:
@@ -139,8 +139,6 @@ class JinaClient:
 
         Reserving the declared size at once would let an upstream block memory by a header alone. For the same reason a
         response that has reserved memory must arrive at a minimum rate: other calls may wait for that memory.
-
-        Raises TimeoutError if it is too slow, ResponseTooLarge.
         """
         declared = response.headers.get("content-length", "")
         max_bytes = self.max_response_bytes
@@ -157,7 +155,7 @@ class JinaClient:
     async def _fill_large(
         self, body: bytearray, chunk: bytes, chunks: AsyncIterator[bytes], max_bytes: int, context: RequestContext
     ) -> None:
-        """Append `chunk` and the rest of the body; reserve memory, and check the rate."""
+        """Append `chunk` and the rest of the body."""
         held, next_check_bytes, now = SMALL, 0, asyncio.get_running_loop().time
         async with asyncio.timeout(None) as pace:
             while chunk:
@@ -324,13 +322,13 @@ class EgressTransport(httpx.AsyncBaseTransport):
         self._inner = inner
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """Send an allowed request. Raises EgressRefused for any other, httpx.TransportError for failures."""
+        """Send an allowed request. Raises EgressRefused for any other."""
         check_url(request.url)
         _check_headers(request.headers.raw)
         return await self._inner.handle_async_request(request)
 
     async def aclose(self) -> None:
-        """Close the inner transport and its connections."""
+        """Close every connection."""
         await self._inner.aclose()
 
 

@@ -112,7 +112,7 @@ def masked(rendering: Steps[ToolOutput], redactor: Redactor) -> Steps[ToolOutput
 def _result_items(
     results: list[Mapping[str, Any]], reader: _FieldReader, max_tokens: int | None, *, with_pages: bool
 ) -> Steps[tuple[list[Item], list[dict[str, Any]], dict[str, list[int]]]]:
-    """Render the results; return an item and the facts for a UI of each, and the numbers of results by warning type."""
+    """Return an item and the facts for a UI of each result, and the numbers of results by warning type."""
     first_with: dict[tuple[str, ...], int] = {}
     items, state = [], []
     warned: dict[str, list[int]] = {}
@@ -227,7 +227,7 @@ class _FieldReader:
         return facts
 
     def warnings(self, item: Mapping[str, Any]) -> tuple[str, ...]:
-        """Return the free-text lines of the warning, such as an error of the page."""
+        """Return the free-text lines, such as an error of the page."""
         text = _text(item.get("warning"))
         if not text:
             return ()
@@ -325,7 +325,7 @@ def _tokens(holder: Any) -> int | None:
 
 
 def _pairs(value: Any) -> Iterator[tuple[str, str]]:
-    """Yield text and url from each of the shapes that the upstream uses for links and images (jina-api 3.1)."""
+    """Yield text and url from each of the upstream's shapes of links and images (jina-api 3.1)."""
     if isinstance(value, dict):
         is_numbered = all(text == str(place) for place, text in enumerate(value))  # then each value is "text,url"
         for text, url in value.items():
@@ -343,7 +343,6 @@ def _text(value: Any) -> str:
 
 
 _MARKS = (("](blob:", ")"), ("](data:image/", ")"), ('src="data:image/', '"'), ("src='data:image/", "'"))
-"""Beginning and end of an inline address in Markdown and HTML."""
 _MAX_DROPPED = 10_000
 
 

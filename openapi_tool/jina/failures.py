@@ -188,12 +188,12 @@ def key_failure(status: int) -> ToolError:
 
 
 def quoted(text: str) -> str:
-    """Return the upstream's text as one short quoted line, because it may contain a page's text (HTTP status text)."""
+    """Return one short quoted line, because the upstream's text may contain a page's (HTTP status text)."""
     return '"' + _QUOTES.sub("'", one_line(text[:_MAX_READ_CHARS])[:_MAX_REASON_CHARS]) + '"'
 
 
 def _selector_advice(envelope: Mapping[str, Any], names: Mapping[str, str]) -> str:
-    """Return advice about the model's CSS selector if the selector made the request fail, else an empty text."""
+    """Return advice about the model's CSS selector if that made the request fail, else an empty text."""
     given = [names[parameter] for parameter in _SELECTORS if parameter in names]
     if not given:
         return ""
@@ -222,13 +222,13 @@ def _rule(http_status: int, envelope: Mapping[str, Any]) -> Rule:
 
 
 def _is_transient(envelope: Mapping[str, Any]) -> bool:
-    """Return whether a page timed out or its connection failed; the upstream has no separate status for that."""
+    """The upstream has no status of its own for a page that timed out or whose connection failed."""
     text = _text(envelope)[:_MAX_READ_CHARS]
     return _TRANSIENT.search(_ADDRESS_OR_SELECTOR.sub("", text)) is not None
 
 
 def _reason(envelope: Mapping[str, Any], redactor: Redactor, names: Mapping[str, str]) -> str:
-    """Return the upstream's readable message, without secrets and error class names."""
+    """Return the readable message, without secrets and error class names."""
     text = redactor.head(_text(envelope), _MAX_READ_CHARS)
     match = _ERROR_NAME.match(text)
     path = match["path"] if match else None
@@ -248,13 +248,13 @@ def _text(envelope: Mapping[str, Any]) -> str:
 
 
 def _retry_after(envelope: Mapping[str, Any], header: str | None) -> float | None:
-    """Return the seconds to wait before a retry: from the header, else the body's number, else the body's date."""
+    """Return the seconds of the header, else of the body's number, else of the body's date."""
     candidates = (header, envelope.get("retryAfter"), envelope.get("retryAfterDate"))
     return next((seconds for value in candidates if (seconds := _seconds(value)) is not None), None)
 
 
 def _seconds(value: Any) -> float | None:
-    """Return the seconds, at least 0, that a number, a text of digits, or an HTTP or ISO 8601 date gives; else None."""
+    """Take a number, a text of digits, or an HTTP or ISO 8601 date."""
     if isinstance(value, str):
         digits = value[:_MAX_WAIT_CHARS].strip()
         value = float(digits) if digits.isascii() and digits.isdigit() else _seconds_until(digits)
@@ -290,7 +290,7 @@ async def with_retries(
     min_s: float = 0.0,
     sleep: Sleep = asyncio.sleep,
 ) -> T:
-    """Return the result of `attempt`, retried as its ToolErrors and the deadline allow; else raise the last error.
+    """Return the result of `attempt`, retried as its ToolErrors and the deadline allow.
 
     There is no retry if less than `min_s` seconds would be left for it.
     """
@@ -308,7 +308,7 @@ async def with_retries(
 
 @functools.lru_cache(maxsize=4)  # a service has one set of options
 def _wait(options: RetryOptions) -> Callable[[RetryCallState], float]:
-    """Return a function for the wait before a retry: Retry-After, else exponential back-off; both with jitter."""
+    """Retry-After, else exponential back-off; both with jitter."""
     jitter = options.initial_backoff_s
     backoff = wait_exponential_jitter(multiplier=jitter, max=options.max_backoff_s, jitter=jitter)
 
@@ -320,7 +320,7 @@ def _wait(options: RetryOptions) -> Callable[[RetryCallState], float]:
 
 
 def _error(state: RetryCallState) -> ToolError:
-    """Return the error of the attempt; only ToolErrors are retried."""
+    """Only ToolErrors are retried."""
     return cast("ToolError", state.outcome and state.outcome.exception())
 
 

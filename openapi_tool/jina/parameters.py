@@ -77,7 +77,7 @@ def _phrase(text: str) -> str:
 
 
 def _sites(value: Any) -> str | list[str]:
-    """Return names of sites unchanged; refuse several in one text, which would be searched as one site."""
+    """Refuse several names in one text, which would be searched as one site."""
     texts = _texts(value)
     if any(map(_NO_SITE.search, [texts] if isinstance(texts, str) else texts)):
         raise ValueError('must be names of sites, such as ["example.com"]')
@@ -91,7 +91,7 @@ def _excluded_sites(value: Any) -> str:
 
 
 def _site(text: str) -> str:
-    """Return the site's name from a name, an address or a `site:` operator; the text itself if nothing is left."""
+    """Return the name in a name, an address or a `site:` operator; the text itself if nothing is left."""
     site = " ".join(text.removeprefix("-").removeprefix("site:").rpartition("://")[2].rstrip("/").split())
     return site or text
 
@@ -348,7 +348,7 @@ def query_parts(name: str, value: Any) -> Iterator[str]:
 
 
 def header_text(value: Any) -> str:
-    """Return a converted value as the text of a header."""
+    """Return a converted value as a header; of the flags only True is sent (`_flag`)."""
     if isinstance(value, bool):
-        return "true"  # never False, which is not sent: the upstream takes any value as true (`_flag`)
+        return "true"
     return ", ".join(value) if isinstance(value, list) else str(value)

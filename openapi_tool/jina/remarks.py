@@ -48,7 +48,7 @@ Offers = Callable[[str], bool]
 
 
 def warning(kind: str, offers: Offers) -> str:
-    """Return the text of a warning for the model."""
+    """Return the text for the model."""
     argument, alternative = _IF_NOT_OFFERED.get(kind, ("", ""))
     return WARNINGS[kind] if not argument or offers(argument) else alternative
 
@@ -117,7 +117,7 @@ _CAPTCHA_TITLES = ("just a moment", "attention required! | cloudflare", "access 
 
 
 def barrier_type(title: str, text: str) -> str | None:
-    """Return the warning type of a page that shows a barrier or a loading text instead of content, else None."""
+    """Return the warning type of a page that shows a barrier or a loading text instead of content."""
     if len(text) > _MAX_BARRIER_CHARS:
         return None
     text = text.strip().lower().replace(_APOSTROPHE, "'")
@@ -143,7 +143,7 @@ def is_cut(tokens: int | None, max_tokens: int) -> bool:
 
 
 def cut_page(max_tokens: int, offers: Offers) -> str:
-    """Return the remark about a page that the upstream cut."""
+    """Return the remark about a cut page."""
     remedies = {
         "max_tokens": "call again with a larger max_tokens, which costs more",
         "target_selector": "read a part of it with target_selector",
@@ -154,12 +154,12 @@ def cut_page(max_tokens: int, offers: Offers) -> str:
 
 
 def cut_result(max_tokens: int) -> str:
-    """Return the remark about a search result whose page the upstream cut."""
+    """Return the remark about a search result with a cut page."""
     return f"[This page is longer: it was cut at max_tokens = {max_tokens:,}. To see more, read it by its address.]"
 
 
 def other_search(names: Mapping[str, str]) -> str:
-    """Return what to change about a search without results; `names` are those of the parameters that the model gave."""
+    """Return what to change about a search without results; `names` as in `RenderContext`."""
     filters = [names[name] for name in _FILTERS if name in names]
     drop = f", or drop {' or '.join(filters)}" if filters else ""
     end = f" The results may end before this {names['page']}." if "page" in names else ""

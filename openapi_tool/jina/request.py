@@ -66,7 +66,7 @@ def resolve_parameters(definition: ToolDefinition, arguments: Arguments) -> Reso
 
 
 def examine_parameters(definition: ToolDefinition, arguments: Arguments) -> ParameterResolver:
-    """Resolve a call's parameters; return them with their mistakes instead of raising these."""
+    """Resolve a call's parameters without raising mistakes."""
     resolver = ParameterResolver(definition)
     for name, header in definition.headers.items():
         resolver.take_header(name, header)
@@ -133,7 +133,7 @@ class ParameterResolver:
         self._timeout_s: float | None = None
 
     def take_header(self, name: str, value: str) -> None:
-        """Take a header of the definition, which names a parameter."""
+        """Take a header of the definition."""
         path = ("options", "jina", "headers", name)
         if fold(name) in IGNORED_HEADERS:
             return
@@ -168,7 +168,7 @@ class ParameterResolver:
             self.take_option(name, value, path)
 
     def finish(self, secrets: Mapping[str, SecretStr]) -> ResolvedParameters:
-        """Raise the mistakes, else return the parameters with the endpoint's defaults."""
+        """Add defaults. Raises the mistakes."""
         if self.unknown:
             self._log_unknown()
         if self.operator:
@@ -224,7 +224,7 @@ class ParameterResolver:
             self._set(parameter, value, path, problems)
 
     def _option_of(self, name: str) -> Path:
-        """Return the path of the option that sets an argument; for an item of a batch, the path of the list."""
+        """Return the path of an argument's option; for an item of a batch, that of the list."""
         groups = {"fixed": self._definition.fixed, "defaults": self._definition.defaults}
         for own in (name, self._definition.built_in.list_argument):
             for group, values in groups.items():
@@ -271,8 +271,7 @@ USER_AGENT = f"openapi-tool/{__version__}"
 _DNT = "DNT"  # the upstream expects a number in this header: `true` has no effect (jina-api section 9)
 MAX_GET_URL_CHARS = 8_000
 
-_Parts = tuple[str, dict[str, str], bytes | None]
-"""Target, headers of the call's own, and body of a request."""
+_Parts = tuple[str, dict[str, str], bytes | None]  # target, headers, body
 
 
 @frozen
@@ -305,7 +304,7 @@ def build_request(definition: ToolDefinition, resolved: ResolvedParameters) -> U
 
 
 def _with_appended(endpoint: Endpoint, parameters: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Append the parameters that the upstream takes only as part of the query or page address."""
+    """Append what the upstream takes only as part of the query or page address."""
     name = endpoint.operation.main_parameter
     text = parameters[name]
     for other, separator in endpoint.separators.items():
@@ -363,6 +362,6 @@ def _get(endpoint: Endpoint, path: str, resolved: ResolvedParameters) -> _Parts 
 
 
 def _would_be_split(name: str, value: Any) -> bool:
-    """Return whether the server would split a selector in a header: at each `, `, also within `:is(h1, h2)`."""
+    """The server splits a selector in a header at each `, `, also within `:is(h1, h2)`."""
     texts = value if isinstance(value, list) else [value]
     return name.endswith("Selector") and any(", " in text for text in texts)

@@ -262,7 +262,7 @@ class PublicResolver(Resolver):
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
     ) -> list[ResolveResult]:
-        """Return every address of a host. Raises OSError if one of them is not public."""
+        """Return all addresses. Raises OSError if one is not public."""
         found = await self._inner.resolve(host, port, family)
         refused = [address["host"] for address in found if not is_public(ip_address(address["host"]))]
         if refused:
@@ -311,7 +311,7 @@ class _Connector(aiohttp.TCPConnector):
         traces: list[Trace],
         timeout: aiohttp.ClientTimeout,  # noqa: ASYNC109 - aiohttp's
     ) -> Connection:
-        """Wait for a connection if all are in use, and call `on_connected`."""
+        """Wait if all are in use, and call `on_connected`."""
         project = _project.get()
         await self._in_use.take(project)
         try:

@@ -107,7 +107,7 @@ _LOW_32_BITS = 0xFFFF_FFFF
 
 
 def is_public(address: IPv4Address | IPv6Address) -> bool:
-    """Return whether an address, or the IPv4 address that it embeds, is public."""
+    """Return whether an address, or the IPv4 one that it embeds, is public."""
     if isinstance(address, IPv4Address):
         return not any(address in network for network in _INTERNAL_V4)
     if int(address) >> 32 & _LOW_32_BITS in _ISATAP:
@@ -125,7 +125,7 @@ def _name(entry: str) -> str:
 
 
 def _address(entry: str) -> str:
-    """Return an IP address in its canonical form; an empty text if the entry is none."""
+    """Return the canonical form, empty if the entry is no IP address."""
     try:
         return str(ip_address(entry.strip("[]")))
     except ValueError:
