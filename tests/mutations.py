@@ -52,8 +52,8 @@ MONEY = (
     ),
     Mutation(
         "jina/backend.py",
-        "charged = copy.copy(error)",
-        "charged = error",
+        "failed = copy.copy(error)",
+        "failed = error",
         "tests/races/test_budgets.py::test_every_request_is_in_exactly_one_result_on_each_loop",
     ),
     Mutation(

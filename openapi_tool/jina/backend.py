@@ -145,12 +145,15 @@ class JinaBackend:
         try:
             output = await self._cached_or_requested(definition, arguments, deadline, context, spent)
         except ToolError as error:
-            failed = _error_with_cost(error, spent.usage)
+            failed = copy.copy(error)  # calls that share a request get the same error object
+            failed.tokens, failed.requests = spent.usage.tokens, spent.usage.requests
             without_traceback(error)
             if isinstance(failed, ToolTimeout) and _TIMEOUT in arguments.by_model:
                 failed.message += f" A longer {_TIMEOUT} may help."
         else:
-            return _output_with_cost(output, spent.usage)
+            cached = output.cached and not spent.usage.requests
+            unchanged = (output.usage, output.cached) == (spent.usage, cached)
+            return output if unchanged else replace(output, usage=spent.usage, cached=cached)
         finally:
             context.spent += spent.usage
         try:
@@ -251,24 +254,36 @@ class JinaBackend:
     async def _send_within_limits(
         self, context: RequestContext, min_tokens: int, need: Need, send: Send
     ) -> dict[str, Any]:
-        """Reserve the estimated cost, at least `min_tokens`, in the call's budget, and charge the actual one after."""
+        """Wait for a permit and send; charge the call's budget, first with an estimate of at least `min_tokens`."""
         budget = context.call.budget
-        if budget is None:
-            return await self._send_with_permit(await self._acquire(context, need), need, send)
-        reservation = await budget.reserve(min_tokens, need.deadline)
+        reservation = None if budget is None else await budget.reserve(min_tokens, need.deadline)
         try:
             permit = await self._acquire(context, need)
         except BaseException:
-            reservation.unsent()
+            if reservation is not None:
+                reservation.unsent()
             raise
+        need.key = permit.key
+        on_connected.set(WeakMethod(permit.connected))  # called by the transport
+        tokens = None
         try:
-            envelope = await self._send_with_permit(permit, need, send)
-        except BaseException as error:
-            reservation.sent(error.tokens if isinstance(error, ToolError) else None)
+            envelope = await send()
+            tokens = usage_of(envelope).tokens
+        except ToolError as error:
+            permit.failed(error)
+            self._refused_keys.record(error.key_variable or need.variable, error.http_status)
+            tokens = error.tokens
             raise
-        tokens = usage_of(envelope).tokens
-        reservation.sent(tokens)
-        budget.record_cost(tokens)
+        except BaseException:
+            permit.cancelled()
+            raise
+        else:
+            permit.done(tokens)
+        finally:
+            if reservation is not None:
+                reservation.sent(tokens)
+        if budget is not None:
+            budget.record_cost(tokens)
         return envelope
 
     async def _acquire(self, context: RequestContext, need: Need) -> Permit:
@@ -289,21 +304,6 @@ class JinaBackend:
             permit.cancelled()
             raise
         return permit
-
-    async def _send_with_permit(self, permit: Permit, need: Need, send: Send) -> dict[str, Any]:
-        need.key = permit.key
-        on_connected.set(WeakMethod(permit.connected))  # called by the transport
-        try:
-            envelope = await send()
-        except ToolError as error:
-            permit.failed(error)
-            self._refused_keys.record(error.key_variable or need.variable, error.http_status)
-            raise
-        except BaseException:
-            permit.cancelled()
-            raise
-        permit.done(usage_of(envelope).tokens)
-        return envelope
 
 
 async def _wait_for_all(tasks: Sequence[asyncio.Task[Any]]) -> None:
@@ -341,19 +341,6 @@ def _record_end(attempt: Attempt, context: RequestContext, error_code: str | Non
     attempt.http_status = context.http_status
     attempt.end(time.monotonic(), error_code)
     metrics.UPSTREAM_SECONDS.labels(attempt.host, error_code or "").observe(attempt.seconds or 0.0)
-
-
-def _output_with_cost(output: ToolOutput, usage: Usage) -> ToolOutput:
-    cached = output.cached and not usage.requests
-    unchanged = (output.usage, output.cached) == (usage, cached)
-    return output if unchanged else replace(output, usage=usage, cached=cached)
-
-
-def _error_with_cost(error: ToolError, usage: Usage) -> ToolError:
-    """Return a copy, since calls that share a request get the same error object."""
-    charged = copy.copy(error)
-    charged.tokens, charged.requests = usage.tokens, usage.requests
-    return charged
 
 
 def _may_suggest(definition: ToolDefinition, arguments: Arguments, name: str) -> bool:

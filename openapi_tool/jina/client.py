@@ -124,14 +124,13 @@ class JinaClient:
         body = bytearray()
         try:
             await self._fill(body, response, context)
-        except TimeoutError:
-            body.clear()
+        except BaseException as error:
+            body.clear()  # a traceback in a reference cycle keeps this frame alive until the next garbage collection
+            if not isinstance(error, TimeoutError):
+                raise
             raise UpstreamUnavailable(
                 "The answer arrived too slowly and was given up; try again, or ask for a smaller page or part of it."
             ) from None
-        except BaseException:
-            body.clear()  # a traceback in a reference cycle keeps this frame alive until the next garbage collection
-            raise
         return body
 
     async def _fill(self, body: bytearray, response: httpx.Response, context: RequestContext) -> None:
