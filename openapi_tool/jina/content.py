@@ -14,18 +14,8 @@ from typing import Any
 
 from openapi_tool.concurrency import SMALL, Steps
 from openapi_tool.frozen import frozen
+from openapi_tool.jina import remarks
 from openapi_tool.jina.failures import quoted
-from openapi_tool.jina.remarks import (
-    UPSTREAM_WARNINGS,
-    Offers,
-    barrier_type,
-    cut_page,
-    cut_result,
-    is_cut,
-    other_search,
-    result_warning,
-    warning,
-)
 from openapi_tool.protocol.errors import UpstreamRejected, UpstreamUnavailable
 from openapi_tool.telemetry.redact import Redactor
 from openapi_tool.tools.problems import counted
@@ -63,7 +53,7 @@ class RenderContext:
 
     redactor: Redactor
     error_redactor: Redactor
-    offers: Offers
+    offers: remarks.Offers
     names: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
@@ -80,7 +70,7 @@ def search_steps(
         raise UpstreamUnavailable("The search answered in an unexpected shape; try again later.")
     if not results:
         query = context.redactor.head(one_line(str(parameters.get("q", ""))), 200)
-        text = f"No results for {query!r}. {other_search(context.names)}"
+        text = f"No results for {query!r}. {remarks.other_search(context.names)}"
         if with_pages:  # it may have timed out (jina-api 2.2)
             text += " If there should be some, search without page content: pages that load slowly are left out."
         return ToolOutput((Item(caption=text),), {"results": []}, usage_of(envelope))
@@ -88,7 +78,7 @@ def search_steps(
     items, facts, warned = yield from _result_items(shown, reader, max_tokens, with_pages=with_pages)
     if len(results) > len(shown):
         items.append(Item(caption=f"[{counted(len(results) - len(shown), 'more result', 'left out')}.]"))
-    items += [Item(caption=result_warning(kind, numbers, context.offers)) for kind, numbers in warned.items()]
+    items += [Item(caption=remarks.result_warning(kind, numbers, context.offers)) for kind, numbers in warned.items()]
     return ToolOutput(tuple(items), {"results": facts}, usage_of(envelope))
 
 
@@ -137,8 +127,8 @@ def _result_items(
             bodies = yield from without_inline_images(bodies)
         body = BLOCK_GAP.join([*bodies, *(yield from reader.lists(item))])
         after = ""
-        if max_tokens and is_cut(_tokens(item), max_tokens):
-            after = cut_result(max_tokens)
+        if max_tokens and remarks.is_cut(_tokens(item), max_tokens):
+            after = remarks.cut_result(max_tokens)
             shown_facts["cut_at_tokens"] = max_tokens
         items.append(Item("\n".join(filter(None, lines)), body, after=after))
         if (with_pages or bodies or item.get("warning")) and (
@@ -175,13 +165,13 @@ def page_steps(envelope: Mapping[str, Any], parameters: Mapping[str, Any], conte
     ]
     state = reader.facts(item, ("title", "url", "publishedTime", "warning", "numPages"))
     body = BLOCK_GAP.join([*parts, *lists])
-    remarks = "\n".join(f"[Warning: {warning(kind, context.offers)}]" for kind in warning_types)
-    page = Item("\n".join(head), body, remarks)
+    after = "\n".join(f"[Warning: {remarks.warning(kind, context.offers)}]" for kind in warning_types)
+    page = Item("\n".join(head), body, after)
     usage, max_tokens = usage_of(envelope), parameters.get("maxTokens")
     if warning_types:
         state["warnings"] = list(warning_types)
-    if max_tokens and is_cut(usage.tokens, max_tokens):
-        page = page._replace(after=cut_page(max_tokens, context.offers))
+    if max_tokens and remarks.is_cut(usage.tokens, max_tokens):
+        page = page._replace(after=remarks.cut_page(max_tokens, context.offers))
         state["cut_at_tokens"] = max_tokens
     return ToolOutput((page,), state, usage)
 
@@ -192,7 +182,7 @@ def _nothing_to_read(
     wait = "wait for it with wait_for_selector, " if context.offers("wait_for_selector") else ""
     parts = [
         f"The page has nothing to read; check the address, {wait}or use another page.",
-        *(warning(kind, context.offers) for kind in types if kind != "empty"),
+        *(remarks.warning(kind, context.offers) for kind in types if kind != "empty"),
     ]
     if warnings:
         parts.append(f"The service says: {quoted(context.error_redactor.head(' '.join(warnings), _MAX_CHARS))}")
@@ -231,7 +221,11 @@ class _FieldReader:
         text = _text(item.get("warning"))
         if not text:
             return ()
-        lines = [line for line in self._short(text, _MAX_WARNING_CHARS).splitlines() if not UPSTREAM_WARNINGS.get(line)]
+        lines = [
+            line
+            for line in self._short(text, _MAX_WARNING_CHARS).splitlines()
+            if not remarks.UPSTREAM_WARNINGS.get(line)
+        ]
         shown = tuple(filter(None, map(self.line, lines[:_MAX_WARNINGS])))
         left = len(lines) - _MAX_WARNINGS
         return (*shown, f"({counted(left, 'more line')})") if left > 0 else shown
@@ -240,13 +234,13 @@ class _FieldReader:
         """Return the types for the model; `with_text` means that page text was requested."""
         text = _text(item.get("content")) or _text(item.get("text"))
         if text and not text.isspace():
-            kind = barrier_type(_text(item.get("title")), text)
+            kind = remarks.barrier_type(_text(item.get("title")), text)
         else:
             kind = None if not with_text or any(map(item.get, _OTHER_BODIES)) else "empty"
         warning = _text(item.get("warning"))
         if not warning:
             return (kind,) if kind else ()
-        from_upstream = map(UPSTREAM_WARNINGS.get, warning[:_MAX_WARNING_CHARS].splitlines()[:_MAX_WARNINGS])
+        from_upstream = map(remarks.UPSTREAM_WARNINGS.get, warning[:_MAX_WARNING_CHARS].splitlines()[:_MAX_WARNINGS])
         found = dict.fromkeys(filter(None, (kind, *from_upstream)))
         if kind == "empty":  # implies "not_loaded"
             found.pop("not_loaded", None)

@@ -295,31 +295,27 @@ def _decode_label(label: str) -> str:
 
 
 def _check_host(host: str, rules: UrlPolicy) -> None:
+    """Refuse also public IPv4 addresses that are not canonical: programs parse them differently."""
+    address: IPv4Address | IPv6Address
     if host.startswith("["):
-        _check_v6(host.strip("[]"), rules)
+        text = host.strip("[]")
+        literal, zone, _ = text.partition("%")
+        try:
+            address = IPv6Address(literal)
+        except ValueError:
+            raise BadRequest(f"url: {_shown(text)} is no IPv6 address. Use the page's host name.") from None
+        problem = f"{_shown(text)} names a network interface. Use the page's host name." if zone else ""
     elif _LAST_IS_NUMBER.fullmatch(host):
-        _check_v4(host, rules)
+        address = _v4(host)
+        spelling = f"{_shown(host)} is an unusual spelling. Write {address}, or the page's host name."
+        problem = spelling if str(address) != host else ""
     else:
         _check_name(host, rules)
-
-
-def _check_v6(text: str, rules: UrlPolicy) -> None:
-    literal, zone, _ = text.partition("%")
-    try:
-        address = IPv6Address(literal)
-    except ValueError:
-        raise BadRequest(f"url: {_shown(text)} is no IPv6 address. Use the page's host name.") from None
-    _check_address(address, rules)
-    if zone:
-        raise BadRequest(f"url: {_shown(text)} names a network interface. Use the page's host name.")
-
-
-def _check_v4(host: str, rules: UrlPolicy) -> None:
-    """Refuse non-canonical IPv4 addresses, also public ones: programs parse them differently."""
-    address = _v4(host)
-    _check_address(address, rules)
-    if str(address) != host:
-        raise BadRequest(f"url: {_shown(host)} is an unusual spelling. Write {address}, or the page's host name.")
+        return
+    if not is_public(address) and str(address) not in _compiled(rules).hosts:
+        raise _refused(str(address), "is a private, local or reserved address")
+    if problem:
+        raise BadRequest(f"url: {problem}")
 
 
 def _v4(host: str) -> IPv4Address:
@@ -335,11 +331,6 @@ def _v4(host: str) -> IPv4Address:
 def _number(part: str) -> int:
     base = 16 if part.startswith("0x") else 8 if part.startswith("0") else 10
     return int(part.removeprefix("0x") or "0", base)
-
-
-def _check_address(address: IPv4Address | IPv6Address, rules: UrlPolicy) -> None:
-    if not is_public(address) and str(address) not in _compiled(rules).hosts:
-        raise _refused(str(address), "is a private, local or reserved address")
 
 
 def _check_name(host: str, rules: UrlPolicy) -> None:
