@@ -91,11 +91,8 @@ class ResponseCache:
             await _hold(context, memory_of(cached) if len(cached) > SMALL else 0, deadline)
             metrics.CACHE_HITS.inc()
             return await self._slicer.run(_deserialize(cached), len(cached), context.call.project)
-        pending = self._in_flight.get(key)
-        joined = pending is not None
-        if pending is None:
-            metrics.CACHE_MISSES.inc()
-            pending = self._start(key, fetch, context.call.project)
+        joined = key in self._in_flight
+        pending = self._in_flight[key] if joined else self._start(key, fetch, context.call.project)
         try:
             output = await self._wait(pending, deadline, spent)
         except ToolTimeout:
@@ -114,6 +111,7 @@ class ResponseCache:
         return replace(output, cached=True, usage=NO_USAGE)
 
     def _start(self, key: bytes, fetch: Fetch, project: str | None) -> _InFlightRequest:
+        metrics.CACHE_MISSES.inc()
         meter = Meter()
         task = asyncio.create_task(self._run(key, fetch(meter), project))
         pending = self._in_flight[key] = _InFlightRequest(key, task, meter)

@@ -1,7 +1,5 @@
 """Endpoints: all that a call of an upstream operation needs (jina-api 2.2, 6.2), and the parts of a batch of calls.
 
-To add an endpoint: an `Operation` in tools/catalogue.py, a table in jina/parameters.py and an `Endpoint` here.
-
 The upstream's parameter `timeout` limits each stage of a reader request: two stages, or one if an engine is named. In a
 search it limits all result pages together.
 """
@@ -52,11 +50,11 @@ class Timeouts:
     needs_timeout: Callable[[Parameters], bool] = lambda _: True
 
     def min_s(self, parameters: Parameters) -> float:
-        """Return the least time for a retry: with less it would time out and hide why the first request failed."""
+        """With less time a retry would time out and hide why the first request failed."""
         return MIN_S if self.needs_timeout(parameters) else 0.0
 
     def longest_s(self, parameters: Parameters) -> float | None:
-        """Return the maximum seconds of a request with the operator's `timeout`; None without one."""
+        """Return the maximum seconds of a request; None without the operator's `timeout`."""
         stage_s = parameters.get("timeout")
         return None if stage_s is None else self.stages(parameters) * float(stage_s) + MARGIN_S
 
@@ -97,7 +95,7 @@ _MIN_PAGE_TOKENS = {
     "instruction": 12_000,
     "jsonSchema": 12_000,
 }
-"""Minimum charge in tokens for a page that is read with one of these parameters."""
+"""Minimum charge in tokens for a page read with one of these parameters."""
 
 
 @dataclass(frozen=True)
@@ -107,9 +105,8 @@ class Endpoint:
     - `render`: returns the output for a response envelope and the parameters of its request.
     - `own`: arguments of the built-in tools, folded, that set a parameter by other values than its own.
     - `formats`: values of `respondWith` that a model may use.
-    - `defaults`: sent if nothing else sets them.
     - `implied`: not sent, since they are the upstream's defaults.
-    - `check_url`: checks and repairs the main parameter; None if that is no address.
+    - `check_url`: checks and repairs the main parameter, if that is an address.
     - `min_tokens`: minimum charge for a successful request (jina-api section 5).
     - `nothing_found`: beginning of the message of a 422 that is no error but a response without results (jina-api 2.2).
     """
@@ -179,7 +176,7 @@ ENDPOINTS: Mapping[str, Endpoint] = {
 
 
 def endpoint_of(definition: ToolDefinition) -> Endpoint:
-    """Return the endpoint that a tool calls."""
+    """Return the endpoint of a tool."""
     return ENDPOINTS[definition.built_in.operation.name]
 
 
@@ -188,9 +185,9 @@ _DETAIL_CHARS = 500  # of an item in an error's detail, which is stored several 
 
 
 def batch_items(definition: ToolDefinition, arguments: Arguments, max_items: int) -> list[str] | None:
-    """Return the items of a batch call in the model's order; None for a tool without batches.
+    """Return the items of a batch call; None for a tool without batches.
 
-    Raises BadRequest, whose message lists every invalid item, or ToolMisconfigured if the definition sets the items.
+    Raises BadRequest, or ToolMisconfigured if the definition sets the items, with every invalid item.
     """
     plural = definition.built_in.list_argument
     if plural is None:
@@ -208,7 +205,7 @@ def batch_items(definition: ToolDefinition, arguments: Arguments, max_items: int
 
 
 def item_problems(definition: ToolDefinition, arguments: Arguments, max_items: int) -> list[Problem]:
-    """Return the problems of a batch call: wrong items, and a query or address beside the list."""
+    """Return wrong items, and a query or address beside the list."""
     plural = definition.built_in.list_argument or ""
     items = arguments.values.get(plural)
     single = [name for name in sorted(arguments.by_model) if fold(name) in definition.operation.main_parameter_names]
@@ -220,7 +217,7 @@ def item_problems(definition: ToolDefinition, arguments: Arguments, max_items: i
 
 
 def item_arguments(definition: ToolDefinition, arguments: Arguments, item: str) -> Arguments:
-    """Return the arguments of the call for one item."""
+    """Return the arguments for one item."""
     operation, plural = definition.operation, definition.built_in.list_argument
     shared = {
         name: value
@@ -241,10 +238,7 @@ def without_secrets(error: ToolError, redactor: Redactor) -> ToolError:
 def batch_output(
     items: Sequence[str], outcomes: Mapping[str, ToolOutput | ToolError], redactor: Redactor
 ) -> ToolOutput:
-    """Combine the outcomes of all items into one output, with secrets in the items masked.
-
-    Raises ToolError if no item succeeded.
-    """
+    """Combine all outcomes, with secrets in the items masked. Raises ToolError if no item succeeded."""
     outputs = {item: outcome for item, outcome in outcomes.items() if isinstance(outcome, ToolOutput)}
     errors = {item: outcome for item, outcome in outcomes.items() if isinstance(outcome, ToolError)}
     if not outputs:

@@ -6,7 +6,6 @@ Search and reader requests are idempotent, so they may be repeated.
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
 import math
 import random
@@ -292,7 +291,8 @@ async def with_retries(
 ) -> T:
     """Return the result of `attempt`, retried as its ToolErrors and the deadline allow.
 
-    There is no retry if less than `min_s` seconds would be left for it.
+    Retries wait for Retry-After, else by exponential back-off, both with jitter; there is none if less than `min_s`
+    seconds would be left for it.
     """
 
     def should_stop(state: RetryCallState) -> bool:
@@ -302,21 +302,13 @@ async def with_retries(
             or (state.upcoming_sleep or 0.0) + min_s >= deadline.remaining()
         )
 
-    wait = _wait(options)
-    return await retried(attempt, on=ToolError, wait=wait, stop=should_stop, before_sleep=_log_retry, sleep=sleep)
-
-
-@functools.lru_cache(maxsize=4)  # a service has one set of options
-def _wait(options: RetryOptions) -> Callable[[RetryCallState], float]:
-    """Retry-After, else exponential back-off; both with jitter."""
-    jitter = options.initial_backoff_s
-    backoff = wait_exponential_jitter(multiplier=jitter, max=options.max_backoff_s, jitter=jitter)
-
     def wait(state: RetryCallState) -> float:
-        asked_for = _error(state).retry_after
-        return backoff(state) if asked_for is None else asked_for + random.uniform(0, jitter)  # noqa: S311 - no secret
+        asked_for, jitter = _error(state).retry_after, options.initial_backoff_s
+        if asked_for is not None:
+            return asked_for + random.uniform(0, jitter)  # noqa: S311 - no secret
+        return wait_exponential_jitter(multiplier=jitter, max=options.max_backoff_s, jitter=jitter)(state)
 
-    return wait
+    return await retried(attempt, on=ToolError, wait=wait, stop=should_stop, before_sleep=_log_retry, sleep=sleep)
 
 
 def _error(state: RetryCallState) -> ToolError:

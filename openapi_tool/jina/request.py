@@ -78,7 +78,7 @@ def examine_parameters(definition: ToolDefinition, arguments: Arguments) -> Para
 
 
 def with_checked_url(resolved: ResolvedParameters, definition: ToolDefinition, rules: UrlPolicy) -> ResolvedParameters:
-    """Return the parameters with a checked and repaired page address; a search has none.
+    """Return the parameters with a checked and repaired page address.
 
     Raises BadRequest or TargetRefused, or ToolMisconfigured if the definition sets the address: the model cannot
     correct it then, and must not see it.
@@ -101,17 +101,14 @@ def with_checked_url(resolved: ResolvedParameters, definition: ToolDefinition, r
 
 
 def with_max_tokens(resolved: ResolvedParameters, max_tokens: int) -> ResolvedParameters:
-    """Add a limit of tokens per page if neither definition nor model set one.
-
-    `max_tokens` 0 adds none. A search without page content needs none.
-    """
-    parameters = resolved.parameters
-    if parameters.get("respondWith") == "no-content":
-        without_limit = {name: value for name, value in parameters.items() if name != "maxTokens"}
-        return replace(resolved, parameters=without_limit) if len(without_limit) < len(parameters) else resolved
-    if not max_tokens or "maxTokens" in parameters:
-        return resolved
-    return replace(resolved, parameters={**parameters, "maxTokens": max_tokens})
+    """Add a limit of tokens per page if neither definition nor model set one; 0 is no limit."""
+    parameters, has_limit = resolved.parameters, "maxTokens" in resolved.parameters
+    if parameters.get("respondWith") == "no-content":  # no pages
+        if has_limit:
+            parameters = {name: value for name, value in parameters.items() if name != "maxTokens"}
+    elif max_tokens and not has_limit:
+        parameters = {**parameters, "maxTokens": max_tokens}
+    return resolved if parameters is resolved.parameters else replace(resolved, parameters=parameters)
 
 
 class ParameterResolver:

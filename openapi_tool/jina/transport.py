@@ -174,7 +174,7 @@ Resolver = AbstractResolver
 log = logging.getLogger(__name__)
 
 PROJECT = "project"
-"""Name of the httpx request extension with the project id, for fair shares of connections."""
+"""Request extension with the project id, for fair shares of connections."""
 
 HANDSHAKES = 16
 """Maximum concurrent connection attempts; 10 ms of an iteration of the event loop."""
