@@ -20,7 +20,16 @@ from openapi_tool.jina.url_policy import UrlPolicy
 from openapi_tool.protocol.command import AFTER_EXECUTION
 from openapi_tool.protocol.errors import BadRequest, TargetRefused, ToolError, ToolMisconfigured
 from openapi_tool.protocol.records import DefinitionRecord
-from openapi_tool.tools.arguments import API_KEY, Arguments, OperatorEnvs, SecretSource, default_problems, is_identity
+from openapi_tool.tools.arguments import (
+    API_KEY,
+    CURSOR,
+    Arguments,
+    OperatorEnvs,
+    SecretSource,
+    default_problems,
+    is_identity,
+    takes_cursor,
+)
 from openapi_tool.tools.catalogue import CATALOGUE
 from openapi_tool.tools.definition import ToolDefinition, parse_definition, suspend_timeout
 from openapi_tool.tools.lint import LintLimits, general_problems, upstream_section
@@ -52,36 +61,32 @@ class StoredCheck:
             definition = parse_definition(record)
         except ToolMisconfigured as error:
             return None, [*_problems(error), *_ignored_values(record)]
-        found = list(dict.fromkeys(self._problems(definition)))
-        return None if found else definition, [*found, *_ignored_values(record), *self._key_fallback(definition)]
-
-    def _problems(self, definition: ToolDefinition) -> Iterator[str]:
-        yield from _problems_of_step(lambda: self.operator.merged_envs(definition))
         envs = {**definition.envs, **self.operator.variables}
-        for variable in sorted({self._key_variable(envs, definition), *_without_key(envs).values()}):
+        named = envs.pop(API_KEY, definition.auth_env)
+        used = self._key_variable(named, definition.auth_env)
+        found = list(dict.fromkeys(self._problems(definition, {used, *envs.values()})))
+        fallback = [f"options.envs.api_key: {short(named)} is replaced by {short(used)}"] if named != used else []
+        return None if found else definition, [*found, *_ignored_values(record), *fallback]
+
+    def _key_variable(self, named: str, fallback: str) -> str:
+        """Return the variable of the key that calls use: that of `auth_env` if the one that `envs` names has none."""
+        try:
+            self.secret(named)
+        except (MissingVariable, VariableNotAllowed):
+            return fallback
+        except ToolMisconfigured:
+            pass
+        return named
+
+    def _problems(self, definition: ToolDefinition, variables: set[str]) -> Iterator[str]:
+        yield from _problems_of_step(lambda: self.operator.merged_envs(definition))
+        for variable in sorted(variables):
             yield from _problems_of_step(partial(self.secret, variable))
         values, problems = set_values(definition)
         yield from problems
         plain = {name: value for name, value in definition.defaults.items() if values.get(name) == value}
         yield from default_problems(definition, plain)
         yield from _problems_of_step(lambda: self._resolve(definition, sample_arguments(values)))
-
-    def _key_fallback(self, definition: ToolDefinition) -> Iterator[str]:
-        """Yield a line if calls use the key of `auth_env` although `envs` names another variable."""
-        envs = {**definition.envs, **self.operator.variables}
-        named = envs.get(API_KEY, definition.auth_env)
-        if named != definition.auth_env and self._key_variable(envs, definition) == definition.auth_env:
-            yield f"options.envs.api_key: {short(named)} is replaced by {short(definition.auth_env)}"
-
-    def _key_variable(self, envs: Mapping[str, str], definition: ToolDefinition) -> str:
-        named = envs.get(API_KEY, definition.auth_env)
-        try:
-            self.secret(named)
-        except (MissingVariable, VariableNotAllowed):
-            return definition.auth_env
-        except ToolMisconfigured:
-            pass
-        return named
 
     def _resolve(self, definition: ToolDefinition, call: Arguments) -> None:
         calls = [call]
@@ -111,15 +116,11 @@ def sample_arguments(values: Mapping[str, Any], by_model: frozenset[str] = froze
     return Arguments(sent, by_model, {}, SecretStr(""), session="")
 
 
-def _without_key(envs: Mapping[str, str]) -> dict[str, str]:
-    return {name: variable for name, variable in envs.items() if name != API_KEY}
-
-
 def _ignored_values(record: DefinitionRecord) -> Iterator[str]:
     if record.after_execution not in (None, *AFTER_EXECUTION):
         yield "after_execution: is ignored; it must be 'suspend' or 'terminate'"
-    options = record.options if isinstance(record.options, dict) else {}
-    if options.get("suspend_timeout_seconds") is not None and suspend_timeout(options) is None:
+    suspend = object_at(record.options).get("suspend_timeout_seconds")
+    if suspend is not None and suspend_timeout(record.options) is None:
         yield "options.suspend_timeout_seconds: is ignored; it must be a number of seconds above 0"
 
 
@@ -128,7 +129,7 @@ def _problems_of_step(step: Callable[[], object]) -> list[str]:
     try:
         step()
     except (MissingVariable, BadRequest):
-        return []
+        pass
     except ToolMisconfigured as error:
         return _problems(error)
     return []
@@ -140,7 +141,6 @@ def _problems(error: ToolError) -> list[str]:
 
 _ARGS = ("options", "args")
 _PROPERTIES = ("parameters", "properties")
-_CURSOR = "cursor"
 _WHOLE_VALUES = ("default", "const", "enum")
 # Samples of each JSON type; a parameter that refuses all of them refuses the type.
 _SAMPLES: Mapping[str, tuple[Any, ...]] = {
@@ -199,6 +199,7 @@ class _SampleCalls:
         self.section, self.jina = upstream_section(document)
         self.shown = object_at(document, *_PROPERTIES)
         self.values, _ = set_values(definition)
+        self.pages = takes_cursor(definition)
 
     def problems(self) -> Iterator[Problem]:
         yield from self._operator_problems()
@@ -226,20 +227,14 @@ class _SampleCalls:
 
     def _set_addresses(self) -> Iterator[tuple[Path, Any]]:
         """Yield the page addresses that the definition sets, with sample ids in templates."""
-        given = {"defaults": self.definition.defaults, "fixed": self.definition.fixed}
-        named: list[tuple[Path, Any]] = [
-            ((*_ARGS, group, name), self.values.get(name)) for group, values in given.items() for name in values
-        ]
-        named += [
-            (self._path_in_file(("options", "jina", "params", name)), value)
-            for name, value in self.definition.upstream_params.items()
-        ]
-        yield from ((path, value) for path, value in named if self._is_main(str(path[-1])))
+        for group, values in (("defaults", self.definition.defaults), ("fixed", self.definition.fixed)):
+            yield from (((*_ARGS, group, name), self.values.get(name)) for name in values if self._is_main(name))
+        for name, value in self.definition.upstream_params.items():
+            if self._is_main(name):
+                yield self._path_in_file(("options", "jina", "params", name)), value
 
     def _is_main(self, name: str) -> bool:
-        return any(
-            self._is_parameter(name, main) for main in (self.operation.argument, self.built_in.list_argument) if main
-        )
+        return any(self._is_parameter(name, main) for main in (self.operation.argument, self.built_in.list_argument))
 
     def _address_problems(self, path: Path, value: Any) -> Iterator[Problem]:
         if isinstance(value, list):
@@ -266,8 +261,7 @@ class _SampleCalls:
         if parameter and not parameter.model and problem.path[:2] == _PROPERTIES:
             return replace(problem, message=f"{problem.message}; an operator may set it in options.jina.params")
         if reason := REFUSED.get(fold(name)):
-            included = reason in problem.message
-            return problem if included else replace(problem, message=f"{problem.message}: {reason}")
+            return problem if reason in problem.message else replace(problem, message=f"{problem.message}: {reason}")
         if parameter:
             return problem
         entries = self.endpoint.parameters
@@ -296,11 +290,10 @@ class _SampleCalls:
 
     def _argument_problems(self, name: str, rule: Mapping[str, Any], path: Path) -> Iterator[Problem]:
         """Yield problems of values that the schema of an argument allows and the executor refuses."""
-        unknown = self._refusals(name, None)
         kind = str(rule.get("type"))
         texts = ("a",) if kind == "string" and name == self.built_in.list_argument else ()
         samples = [self._refusals(name, sample) for sample in _SAMPLES.get(kind, texts)]
-        if unknown:
+        if unknown := self._refusals(name, None):
             yield from (self._with_hint(replace(problem, path=path)) for problem in unknown)
         elif samples and all(samples):
             yield from (replace(problem, path=(*path, "type")) for problem in samples[0])
@@ -317,24 +310,25 @@ class _SampleCalls:
                 yield (keyword,), rule[keyword]
         choices, items, max_items = rule.get("enum"), rule.get("items"), rule.get("maxItems")
         yield from (
-            (("enum", place), value) for place, value in enumerate(choices if isinstance(choices, list) else [])
+            (("enum", place), value) for place, value in enumerate(choices if isinstance(choices, list) else ())
         )
-        if name == self.built_in.list_argument and isinstance(items, dict):
-            yield from ((("items", "type"), [sample]) for sample in _SAMPLES.get(str(items.get("type")), ()))
-        if name == self.built_in.list_argument and isinstance(max_items, int):
-            yield ("maxItems",), ["a"] * min(max_items, self.limits.tools.max_batch_items + 1)
+        if name == self.built_in.list_argument:
+            yield from ((("items", "type"), [sample]) for sample in _SAMPLES.get(str(object_at(items).get("type")), ()))
+            if isinstance(max_items, int):
+                yield ("maxItems",), ["a"] * min(max_items, self.limits.tools.max_batch_items + 1)
 
     def _refusals(self, name: str, value: Any) -> list[Problem]:
         """Return the executor's problems with one argument of the model; None stands for any value."""
-        items, value = self.built_in.list_argument, None if name == _CURSOR else value
+        items, value = self.built_in.list_argument, None if name == CURSOR else value
+        max_items = self.limits.tools.max_batch_items
         if name == items:
             call = sample_arguments({name: ["a"] if value is None else value}, frozenset({name}))
-            return item_problems(self.definition, call, self.limits.tools.max_batch_items)
+            return item_problems(self.definition, call, max_items)
         call = sample_arguments({name: value}, frozenset({name}))
         found = examine_parameters(self.definition, call).model
         if items:
             call = sample_arguments({name: value, items: ["a"]}, frozenset({name, items}))
-            found = item_problems(self.definition, call, self.limits.tools.max_batch_items) or found
+            found = item_problems(self.definition, call, max_items) or found
         return found
 
     def _shown_and_fixed(self) -> Iterator[Problem]:
@@ -355,8 +349,8 @@ class _SampleCalls:
         if schema.get("type") != "object" or "additionalProperties" in schema:
             return
         message = "lacks `additionalProperties: false`, so a model may give what is not declared; add it"
-        if _CURSOR in self.built_in.arguments.model_fields and _CURSOR not in self.shown:
-            message += f", and declare `{_CURSOR}`: a closed schema without it shows only the beginning of a long page"
+        if self.pages and CURSOR not in self.shown:
+            message += f", and declare `{CURSOR}`: a closed schema without it shows only the beginning of a long page"
         yield Problem(("parameters",), message, warning=True)
 
     def _main_argument(self) -> Iterator[Problem]:
@@ -367,19 +361,18 @@ class _SampleCalls:
         if given or not isinstance(required, list):
             return
         shown = [name for name in self.shown if self._is_parameter(name, wanted)]
-        takes_cursor = _CURSOR in self.built_in.arguments.model_fields
         path = ("parameters", "required")
         if not shown:
             yield Problem(
                 _PROPERTIES, f"lacks {wanted!r}, without which no call can work; declare it, or set it in options.args"
             )
-        elif takes_cursor and _CURSOR in self.shown and shown[0] in required:
+        elif self.pages and CURSOR in self.shown and shown[0] in required:
             message = f"names {shown[0]!r}, which is ignored beside a cursor; take it out of `required`"
             yield Problem(path, message, warning=True)
-        elif _CURSOR not in self.shown and shown[0] not in required:
+        elif CURSOR not in self.shown and shown[0] not in required:
             yield Problem(path, f"should name {shown[0]!r}: no call works without it; add it", warning=True)
 
-    def _is_parameter(self, name: str, wanted: str) -> bool:
-        if wanted == self.built_in.list_argument:
+    def _is_parameter(self, name: str, wanted: str | None) -> bool:
+        if wanted is None or wanted == self.built_in.list_argument:
             return name == wanted
         return self.endpoint.find(name) is self.endpoint.find(wanted)
