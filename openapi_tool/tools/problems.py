@@ -16,7 +16,7 @@ from openapi_tool.protocol.jsontext import JsonValue, storable
 Path = tuple[str | int, ...]
 
 MAX_PROBLEMS = 20
-"""Maximum problems in one error: a model corrects no more at once, and a card with 1,000 of them had 87 MB."""
+"""Problems in one error: a model corrects no more at once, and a card with 1,000 of them had 87 MB."""
 
 _PROBLEM_CHARS = 200
 _SHORT_CHARS = 80
@@ -24,10 +24,7 @@ _SHORT_CHARS = 80
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Problem of a definition. `path`, from the root, names the wrong value, or the place of a missing one.
-
-    A definition that has only warnings can be registered.
-    """
+    """Problem at a path of a definition; one that has only warnings can be registered."""
 
     path: Path
     message: str
@@ -35,7 +32,7 @@ class Problem:
 
     @property
     def where(self) -> str:
-        """Return the path as text, such as `options.args.defaults.site[0]`."""
+        """Return the path as text."""
         return shown_path(self.path)
 
     def __str__(self) -> str:
@@ -49,18 +46,18 @@ def shown_path(path: Path) -> str:
 
 
 def argument_path(path: Path) -> str:
-    """Return a path in a call's arguments for a model, such as `queries item 2`; items count from 1, as in results."""
+    """Return a path in a call's arguments for a model, such as `queries item 2`, counted from 1 as in results."""
     text = "".join(f" item {part + 1}" if isinstance(part, int) else f".{short(part)}" for part in path)
     return text.removeprefix(".").strip() or "arguments"
 
 
 def short(text: str, max_chars: int = _SHORT_CHARS) -> str:
-    """Return a text for a message, truncated to `max_chars`; names in a definition or call may have 256 kB."""
+    """Truncate a text for a message; names in a definition or call may have 256 kB."""
     return text if len(text) <= max_chars else f"{text[: max_chars - 1]}…"
 
 
 def listed(problems: Sequence[str]) -> list[str]:
-    """Return the first problems for an error, each truncated to 200 characters, and the number of the others."""
+    """Return the first problems for an error, each truncated, and the number of the others."""
     shown = [short(problem, _PROBLEM_CHARS) for problem in problems[:MAX_PROBLEMS]]
     left = len(problems) - len(shown)
     return [*shown, f"and {left:,} more"] if left else shown
@@ -143,21 +140,23 @@ def read_sources(text: str) -> list[Source]:
             if document is not None or reader.problems:
                 sources.append(Source(document, reader.problems, reader.positions))
     except yaml.YAMLError as error:
-        sources.append(
-            Source(
-                None,
-                [Problem((), f"is no YAML: {_reason(error)}; check indentation, brackets and quotes there")],
-                {(): _mark(error)},
-            )
-        )
+        parts = (getattr(error, name, None) for name in ("context", "problem", "reason"))
+        reason = ", ".join(str(part) for part in parts if part) or "it cannot be read"
+        problem = Problem((), f"is no YAML: {reason}; check indentation, brackets and quotes there")
+        mark = getattr(error, "problem_mark", None)
+        sources.append(Source(None, [problem], {(): _position(mark)} if mark else {}))
     except RecursionError:
         sources.append(Source(None, [Problem((), "is nested too deeply; flatten it")], {}))
     return sources or [Source(None, [], {})]
 
 
+def _position(mark: yaml.Mark) -> Position:
+    return mark.line + 1, mark.column + 1
+
+
 @dataclass(slots=True)
 class _Reader:
-    """Converter of a YAML document; `ancestors` are the ids of the nodes around the current one."""
+    """Converter of one document; `ancestors` are the ids of the nodes around the current one."""
 
     problems: list[Problem] = field(default_factory=list)
     positions: dict[Path, Position] = field(default_factory=dict)
@@ -165,17 +164,17 @@ class _Reader:
     nodes: int = 0
 
     def value(self, node: yaml.Node, path: Path) -> JsonValue:
-        self.positions.setdefault(path, (node.start_mark.line + 1, node.start_mark.column + 1))
+        self.positions.setdefault(path, _position(node.start_mark))
         self.nodes += 1
         if id(node) in self.ancestors or self.nodes > MAX_NODES:
             return self._problem(path, "is too large, or refers to itself; write it out, shorter")
         self.ancestors.add(id(node))
         try:
+            if isinstance(node, yaml.ScalarNode):
+                return self._scalar(node, path)
             if isinstance(node, yaml.MappingNode):
                 return self._mapping(node, path)
-            if isinstance(node, yaml.SequenceNode):
-                return [self.value(item, (*path, place)) for place, item in enumerate(node.value)]
-            return self._scalar(node, path)
+            return [self.value(item, (*path, place)) for place, item in enumerate(node.value)]
         finally:
             self.ancestors.discard(id(node))
 
@@ -184,7 +183,7 @@ class _Reader:
         for key_node, value_node in node.value:
             key = key_node.value if isinstance(key_node, yaml.ScalarNode) else "?"
             here = (*path, key)
-            self.positions.setdefault(here, (key_node.start_mark.line + 1, key_node.start_mark.column + 1))
+            self.positions.setdefault(here, _position(key_node.start_mark))
             if key == _MERGE:
                 self._problem(here, "merge keys are not read; write the keys out")
             elif key_node.tag != _TEXT_TAG:
@@ -195,60 +194,32 @@ class _Reader:
                 values[key] = self.value(value_node, here)
         return values
 
-    def _scalar(self, node: yaml.Node, path: Path) -> JsonValue:
+    def _scalar(self, node: yaml.ScalarNode, path: Path) -> JsonValue:
+        plain = node.value if node.style is None and len(node.value) <= _MAX_NUMBER_CHARS else ""
         try:
             value = yaml.constructor.SafeConstructor().construct_object(node)
         except (yaml.YAMLError, ValueError):
             return self._problem(path, "is not a JSON value; put it in quotes")
-        if misread := _misread_number(node, value):
-            return self._problem(path, misread)
-        if _looks_like_a_number(node):
+        if node.tag == _TEXT_TAG and _READ_AS_TEXT.fullmatch(plain):
             self.problems.append(Problem(path, _IS_TEXT, warning=True))
-        if isinstance(value, float) and not math.isfinite(value):
-            return self._problem(path, "must be a finite number")
-        if value is None or isinstance(value, str | bool | int | float):
-            return (
-                value
-                if storable(value) == value
-                else self._problem(
-                    path, "cannot be stored in the database: NUL, half a character, or more than 64 bits; change it"
-                )
-            )
-        return self._problem(path, f"YAML reads this as a {type(value).__name__}; put it in quotes")
+        if node.tag in _NUMBER_TAGS and _NOT_DECIMAL.fullmatch(plain):
+            problem = f"YAML reads {plain} as {value}; write {value}, or put it in quotes to mean the text"
+        elif isinstance(value, float) and not math.isfinite(value):
+            problem = "must be a finite number"
+        elif value is not None and not isinstance(value, str | bool | int | float):
+            problem = f"YAML reads this as a {type(value).__name__}; put it in quotes"
+        elif storable(value) != value:
+            problem = "cannot be stored in the database: NUL, half a character, or more than 64 bits; change it"
+        else:
+            return value
+        return self._problem(path, problem)
 
     def _problem(self, path: Path, message: str) -> JsonValue:
         self.problems.append(Problem(path, message))
         return None
 
 
-def _misread_number(node: yaml.Node, value: object) -> str | None:
-    """Return the problem of a number that YAML reads as another one than it seems to be, else None."""
-    if node.tag not in _NUMBER_TAGS or not _NOT_DECIMAL.fullmatch(_plain(node)):
-        return None
-    return f"YAML reads {node.value} as {value}; write {value}, or put it in quotes to mean the text"
-
-
-def _looks_like_a_number(node: yaml.Node) -> bool:
-    return node.tag == _TEXT_TAG and bool(_READ_AS_TEXT.fullmatch(_plain(node)))
-
-
-def _plain(node: yaml.Node) -> str:
-    """Return the text of an unquoted scalar; empty for other nodes and long texts."""
-    text = node.value if isinstance(node, yaml.ScalarNode) and node.style is None else ""
-    return text if len(text) <= _MAX_NUMBER_CHARS else ""
-
-
-def _reason(error: yaml.YAMLError) -> str:
-    parts = (getattr(error, name, None) for name in ("context", "problem", "reason"))
-    return ", ".join(str(part) for part in parts if part) or "it cannot be read"
-
-
-def _mark(error: yaml.YAMLError) -> Position:
-    mark = getattr(error, "problem_mark", None)
-    return (mark.line + 1, mark.column + 1) if mark else (1, 1)
-
-
-_MAX_COMPARED_CHARS, _MAX_COMPARED_NAMES = 40, 40  # limit the time of difflib
+_MAX_COMPARED = 40  # characters, and names: limits the time of difflib
 _SYNONYMS = {
     "query": "q searchquery searchterm keywords question text",
     "url": "uri link address href targeturl pageurl website page",
@@ -283,16 +254,14 @@ def probably_meant(name: str, known: Iterable[str]) -> str | None:
 
     Names over 40 characters, and known arguments after the first 40, are ignored.
     """
-    by_folded = {fold(other): other for other in islice(known, _MAX_COMPARED_NAMES)}
-    if len(name) > _MAX_COMPARED_CHARS or not by_folded:
+    by_folded = {fold(other): other for other in islice(known, _MAX_COMPARED)}
+    if len(name) > _MAX_COMPARED or not by_folded:
         return None
     folded = fold(name)
     other = _BY_SYNONYM.get(folded, folded)
-    for candidate in (folded, other, _PLURALS.get(other, "")):
-        if (found := by_folded.get(fold(candidate))) is not None:
-            return found
-    close = difflib.get_close_matches(folded, by_folded, n=1)
-    return by_folded[close[0]] if close else None
+    exact = next((name for name in (folded, fold(other), _PLURALS.get(other)) if name in by_folded), None)
+    found = exact or next(iter(close_to(folded, by_folded)), None)
+    return by_folded[found] if found else None
 
 
 def not_taken(name: str, known: Iterable[str]) -> str:

@@ -25,10 +25,7 @@ _NOUNS = {"boolean": "true or false", "object": "an object", "null": "null"}
 
 
 def _rule_text(rule: Mapping[str, Any]) -> str | None:
-    """Return what a value must be, such as `must be an integer from 1 to 20`; None if the rule has no type.
-
-    Append an example from the argument's description (`such as de`).
-    """
+    """Return what a value must be, with the description's example (`such as de`); None if the rule has no type."""
     choices, types = rule.get("enum"), rule.get("type")
     if isinstance(choices, list):
         return f"must be one of {short(', '.join(map(str, choices)), _MAX_CHOICES_CHARS)}"
@@ -61,7 +58,7 @@ def _type_text(wanted: str, rule: Mapping[str, Any]) -> str:
 
 
 def _span(minimum: float | None, maximum: float | None, of: str, noun: str = "") -> str:
-    """Return a range in words: of a number, or, with `noun`, of a size. `of` is the preposition before it, if any."""
+    """Return a range in words: of a number, or, with `noun`, of a size."""
     if minimum is None and maximum is None:
         return ""
     if maximum is None:
@@ -111,7 +108,7 @@ _PER_VALUE, _PER_BYTE, _PER_PATTERN, _MIN_BYTES = 1_000, 2, 250_000, 5_000
 
 @dataclass(frozen=True, slots=True)
 class _Compiled:
-    """Compiled validator, with the size of its schema in bytes, number of values, and number of costly patterns."""
+    """Compiled validator; `size` of its schema in bytes, number of its values and of its costly patterns."""
 
     validator: jsonschema_rs.Draft202012Validator
     size: int
@@ -120,7 +117,7 @@ class _Compiled:
 
     @property
     def memory(self) -> int:
-        """Estimate its memory in bytes; the factors fit the measured resident size, since Rust allocates most of it."""
+        """Estimate its memory in bytes, with factors that fit measured resident sizes."""
         return _MIN_BYTES + self.size * _PER_BYTE + self.values * _PER_VALUE + self.patterns * _PER_PATTERN
 
 
@@ -128,10 +125,9 @@ _compiled: LRUCache[bytes, _Compiled] = LRUCache(MAX_CACHE_BYTES, getsizeof=lamb
 
 
 def schema_problems(schema: Mapping[str, JsonValue], arguments: Mapping[str, JsonValue]) -> list[str]:
-    """Return a line for each offending path of the arguments; an empty list if they are valid.
+    """Return a line for each offending path of the arguments, as `listed`.
 
-    After MAX_PROBLEMS lines one line counts the others. Raises UnusableSchema if `schema` itself is not usable.
-    References are never fetched.
+    Raises UnusableSchema if `schema` itself is not usable. References are never fetched.
     """
     if not schema:
         return []
@@ -170,7 +166,7 @@ def _explained(schema: Mapping[str, JsonValue], compiled: _Compiled, instance: J
 
 
 def _within_memory(compiled: _Compiled, instance: JsonObject) -> tuple[JsonObject, frozenset[str]]:
-    """Return the arguments, smallest first, whose errors together fit into memory, and the names of the others."""
+    """Return the arguments whose errors fit into memory, smallest first, and the names of the others."""
     costs = {name: _cost(compiled, value) for name, value in instance.items()}
     budget, within = _MAX_EXPLAINED_BYTES, set[str]()
     for name in sorted(costs, key=lambda name: costs[name]):
@@ -182,10 +178,7 @@ def _within_memory(compiled: _Compiled, instance: JsonObject) -> tuple[JsonObjec
 
 
 def _cost(compiled: _Compiled, value: JsonValue) -> int:
-    """Return the bytes that errors may copy for one argument.
-
-    In the worst case each value in the schema copies the argument, and each value in the argument the schema's choices.
-    """
+    """Return the bytes that errors may copy: each value of the schema the argument, each of the argument the schema."""
     values = count_values(value) + 1
     return (_size(value) + values * _BYTES_PER_COPY) * compiled.values + values * compiled.size
 
@@ -205,8 +198,7 @@ def _huge_numbers(instance: JsonObject) -> Iterator[str]:
 def _located(
     error: jsonschema_rs.ValidationError, schema: Mapping[str, JsonValue], instance: Mapping[str, JsonValue]
 ) -> Iterator[tuple[tuple[str | int, ...], str]]:
-    """Yield path and message of each mistake in an error: one per missing or unexpected name."""
-    # Other names are suggested at the top level only: `schema` and `instance` are those of the root.
+    """Yield path and message of each mistake in an error; other names are suggested at the top level only."""
     match error.kind:
         case jsonschema_rs.ValidationErrorKind.Required(property=name):
             yield (*error.instance_path, name), _missing(name, schema, {} if error.instance_path else instance)
@@ -230,7 +222,6 @@ def _missing(name: str, schema: Mapping[str, JsonValue], instance: Mapping[str, 
 def _rule(
     kind: jsonschema_rs.ValidationErrorKind, error: jsonschema_rs.ValidationError, schema: Mapping[str, JsonValue]
 ) -> str:
-    """Return what a value must be: its rule, not the value, which may be long."""
     keyword = kind.name
     if keyword in _RULES:
         rule = object_at(schema, *error.schema_path[:-1])
@@ -240,7 +231,7 @@ def _rule(
 
 
 def schema_defect(schema: Mapping[str, JsonValue]) -> Problem | None:
-    """Return why a schema cannot be compiled, or None."""
+    """Return why a schema cannot be compiled, if so."""
     try:
         _validator(schema)
     except UnusableSchema as defect:
@@ -249,7 +240,7 @@ def schema_defect(schema: Mapping[str, JsonValue]) -> Problem | None:
 
 
 class UnusableSchema(ToolMisconfigured):
-    """The `parameters` of a definition are not a supported JSON Schema; `problem` has the path in the definition."""
+    """The `parameters` of a definition are not a supported JSON Schema."""
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(f"The tool's definition is not usable; an operator must correct it: {problem}")
@@ -289,7 +280,7 @@ def _defect(error: Exception) -> Problem:
 def visible_schema(schema: Mapping[str, JsonValue], hidden: frozenset[str]) -> Mapping[str, JsonValue]:
     """Return the schema without the arguments that are hidden from the model (`fixed` and `envs`)."""
     properties, required = schema.get("properties"), schema.get("required")
-    if not hidden or not (isinstance(properties, dict) or isinstance(required, list)):
+    if not hidden:
         return schema
     visible = dict(schema)
     if isinstance(properties, dict):
