@@ -121,7 +121,7 @@ def _switch(name: str | None, project: str | None, reason: str, by: str | None, 
 
 
 def _sentence(reason: str) -> str:
-    """Return the reason with a full stop: in the text for the model further sentences follow."""
+    """Return the reason with a full stop: the model reads further sentences after it."""
     reason = reason.strip()
     return reason if reason[-1] in ".!?" else f"{reason}."
 
@@ -146,7 +146,6 @@ def _show_change(verb: str, switch: Switch, *, as_json: bool) -> None:
 
 
 def _with_store(work: Callable[[BusClient], Awaitable[T]], protocol: ProtocolVersion | None) -> T:
-    """Return the result of `work` with a connection; exits if NATS is unavailable or the stored record invalid."""
 
     async def with_client(bootstrap: Bootstrap, client: BusClient) -> T:
         del bootstrap

@@ -37,10 +37,7 @@ _COLOURS = {"+": typer.colors.GREEN, "-": typer.colors.RED}
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Outcome for one definition in one project.
-
-    `outcome` is `create`, `update` or `unchanged` when compared, then `created`, `updated` or `failed`.
-    """
+    """Outcome for one definition in one project: first `create`, `update` or `unchanged`, then `created` and so on."""
 
     project_id: str
     tool_name: str
@@ -88,7 +85,7 @@ def apply(
 
 
 def _of_version(row: dict[str, Any], version: str | None) -> dict[str, Any]:
-    """Return a definition with its subject in the kernel's protocol version; unchanged if that is None (unknown)."""
+    """Return a definition with its subject in the kernel's protocol version, if that is known."""
     return row if version is None else {**row, "target_subject": subject_in_version(row["target_subject"], version)}
 
 
@@ -123,10 +120,7 @@ async def _each(
     *,
     quiet: bool,
 ) -> list[Result]:
-    """Run `work` for the items concurrently, with a progress bar on a terminal; return the results in their order.
-
-    The first exception of `work` cancels the others and is raised.
-    """
+    """Run `work` concurrently, with a progress bar on a terminal. Its first exception cancels the others."""
     slots = asyncio.Semaphore(_MAX_CONCURRENT)
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=quiet or not console.is_terminal) as progress:
@@ -177,7 +171,7 @@ def _difference(stored: dict[str, Any] | None, row: dict[str, Any]) -> str:
 
 
 def _ordered_like(model: Any, value: Any) -> Any:
-    """Return `value` with its keys in the order of `model`, because jsonb does not preserve key order."""
+    """Return `value` with its keys in the order of `model`; jsonb does not preserve it."""
     if isinstance(model, dict) and isinstance(value, dict):
         names = [name for name in model if name in value] + [name for name in value if name not in model]
         return {name: _ordered_like(model.get(name), value[name]) for name in names}

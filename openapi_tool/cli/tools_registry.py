@@ -54,7 +54,7 @@ YesOption = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 
 @dataclass(frozen=True, slots=True)
 class RegistryOptions:
-    """Options --api, --db and --protocol, which choose the store of definitions; see `run_with`."""
+    """Options that choose the store of definitions."""
 
     api: str | None
     db: bool
@@ -149,7 +149,6 @@ def delete(
 
 
 async def _no_such_tool(registry: Registry, project: str, tool: str) -> NoReturn:
-    """Exit with the name that was probably meant, else with the existing names."""
     known = [short(str(row["tool_name"])) for row in await registry.rows(project)]
     hint = did_you_mean(tool, known) or f"; its tools: {', '.join(known[:_NAMES_SHOWN]) or 'none'}"
     fail(f"project {project} has no tool {tool!r}{hint}", USAGE)
@@ -164,7 +163,7 @@ async def _deleted(registry: Registry, project: str, tool: str) -> dict[str, Any
 
 
 def confirmed(question: str) -> bool:
-    """Ask for confirmation on standard error. Exits if standard input is closed."""
+    """Ask for confirmation. Exits if standard input is closed."""
     typer.echo(f"{printable_line(question)} [y/N]: ", nl=False, err=True)
     answer = sys.stdin.readline()
     if not answer:
@@ -174,10 +173,7 @@ def confirmed(question: str) -> bool:
 
 
 def run_with(options: RegistryOptions, work: Callable[[Registry, str | None], Coroutine[Any, Any, T]]) -> T:
-    """Run `work` with the chosen registry and its kernel's protocol version, None if unknown (--api).
-
-    A failure is printed in one line, and ends the program.
-    """
+    """Run `work` with the registry and its kernel's protocol version, None if unknown; on a failure exit."""
 
     async def open_and_work() -> T:
         async with _registry(options) as (registry, version):
@@ -217,7 +213,7 @@ async def _registry(options: RegistryOptions) -> AsyncIterator[tuple[Registry, s
 
 
 def _running_dev(protocol: ProtocolVersion | None) -> StackAddress:
-    """Return the addresses of this user's running `dev`. Exits with 2 if there is none."""
+    """Return this user's running `dev`, or exit with 2."""
     if not find_spec("openapi_tool.local"):  # the image does not contain the embedded stack
         fail(_CHOOSE_REGISTRY, USAGE)
     from openapi_tool.local.dev import DevError, running_dev  # noqa: PLC0415 - see above
@@ -229,7 +225,7 @@ def _running_dev(protocol: ProtocolVersion | None) -> StackAddress:
 
 
 def stored_check(settings: Settings) -> StoredCheck:
-    """Return the check of stored definitions against an executor's settings and this environment."""
+    """Return the check of stored definitions for an executor with these settings."""
     return StoredCheck(
         operator_envs(settings),
         tool_secrets(settings, os.environ),
@@ -242,8 +238,7 @@ def stored_check(settings: Settings) -> StoredCheck:
 def judge(row: dict[str, Any], check: StoredCheck, version: str | None) -> dict[str, Any]:
     """Return the built-in tool of a stored definition, and what the executor would refuse or ignore in it.
 
-    A tool with another target belongs to another executor ("not ours"). `version` is the kernel's protocol version,
-    None if unknown.
+    A tool with another target is "not ours". `version` is the kernel's protocol version, None if unknown.
     """
     target = row.get("target_subject")
     if isinstance(target, str) and f".cmd.tool.{check.target}." not in target:
@@ -259,7 +254,7 @@ def judge(row: dict[str, Any], check: StoredCheck, version: str | None) -> dict[
 
 
 def _masking() -> Callable[[Any], Any]:
-    """Return a function that masks likely keys and known secrets in a row: others may read the terminal."""
+    """Return a function that masks likely keys and known secrets, since others may read the terminal."""
     secrets = tool_secrets(settings_without_database(), os.environ).values()
     redactor = Redactor([*likely_secrets(os.environ), *secrets.values()])
     return lambda row: redactor.value(without_keys(row, MASK))

@@ -1,7 +1,6 @@
-"""Checks of definitions: lint of a file, and the reasons for which the executor would refuse a stored one.
+"""Checks of definitions: lint of a file, and why the executor would refuse a stored one.
 
-Both run the steps of a call that do not depend on the model's arguments, with the executor's functions in its order.
-They are in `jina`, because resolution needs the table of upstream parameters, and `tools` may not import `jina`.
+Both run the steps of a call that do not depend on the model's arguments, with the executor's functions.
 """
 
 from __future__ import annotations
@@ -45,8 +44,8 @@ _SAMPLE_IDS = dict.fromkeys(PLACEHOLDERS, "1")
 class StoredCheck:
     """Check of one stored definition against the executor's settings.
 
-    `secret` reads a variable; one that is not set here is not a problem, since the executor may run elsewhere. `target`
-    is the token TARGET of the subjects that the executor listens on.
+    A variable that `secret` finds unset is not a problem, since the executor may run elsewhere. `target` is the token
+    TARGET of its subjects.
     """
 
     operator: OperatorEnvs
@@ -56,7 +55,7 @@ class StoredCheck:
     target: str = "jina"
 
     def check(self, record: DefinitionRecord) -> tuple[ToolDefinition | None, list[str]]:
-        """Return the definition (None if no call of it can work), and a line for each mistake and ignored value."""
+        """Return the definition, None if no call of it can work, and its mistakes and ignored values."""
         try:
             definition = parse_definition(record)
         except ToolMisconfigured as error:
@@ -69,7 +68,7 @@ class StoredCheck:
         return None if found else definition, [*found, *_ignored_values(record), *fallback]
 
     def _key_variable(self, named: str, fallback: str) -> str:
-        """Return the variable of the key that calls use: that of `auth_env` if the one that `envs` names has none."""
+        """Return the variable of the key: that of `auth_env` if the one that `envs` names has none."""
         try:
             self.secret(named)
         except (MissingVariable, VariableNotAllowed):
@@ -98,7 +97,7 @@ class StoredCheck:
 
 
 def set_values(definition: ToolDefinition) -> tuple[dict[str, Any], list[str]]:
-    """Return the arguments that the definition sets, with sample ids in templates; and the templates' problems."""
+    """Return the arguments that the definition sets, with sample ids in templates, and the templates' problems."""
     values: dict[str, Any] = {}
     problems: list[str] = []
     for group, templates in (("defaults", definition.defaults), ("fixed", definition.fixed)):
@@ -111,7 +110,7 @@ def set_values(definition: ToolDefinition) -> tuple[dict[str, Any], list[str]]:
 
 
 def sample_arguments(values: Mapping[str, Any], by_model: frozenset[str] = frozenset()) -> Arguments:
-    """Return the arguments of a sample call, which is resolved but never sent."""
+    """Return the arguments of a sample call, which is never sent."""
     sent = {name: value for name, value in values.items() if not is_identity(name)}
     return Arguments(sent, by_model, {}, SecretStr(""), session="")
 
@@ -125,7 +124,7 @@ def _ignored_values(record: DefinitionRecord) -> Iterator[str]:
 
 
 def _problems_of_step(step: Callable[[], object]) -> list[str]:
-    """Return the problems that a step of a call finds in the definition; ignore missing arguments of the model."""
+    """Return the operator's mistakes that a step finds; arguments of the model are missing."""
     try:
         step()
     except (MissingVariable, BadRequest):
@@ -157,10 +156,7 @@ def definition_problems(
     limits: LintLimits = LintLimits(),  # noqa: B008 - frozen
     rules: UrlPolicy = UrlPolicy(),  # noqa: B008 - frozen
 ) -> list[Problem]:
-    """Return every problem of a definition, errors first, one for each path and message.
-
-    `rules` say which page addresses may be read.
-    """
+    """Return every problem, errors first, one for each path and message."""
     if not isinstance(document, dict):
         return [Problem((), "must be an object with tool_name, target_subject, after_execution and options")]
     definition, found = general_problems(document, limits)
@@ -172,7 +168,7 @@ def definition_problems(
 
 
 def source_problems(source: Source, limits: LintLimits, rules: UrlPolicy) -> list[Problem]:
-    """Return every problem of a parsed source: of its YAML, and of the parts of the definition that could be read."""
+    """Return every problem of the YAML, and of the parts of the definition that could be read."""
     broken = {problem.path for problem in source.problems if not problem.warning}
     if source.document is None and broken:
         return source.problems
@@ -188,7 +184,7 @@ def _env_problems(document: Mapping[str, Any], limits: LintLimits) -> Iterator[P
 
 
 class _SampleCalls:
-    """Sample calls of one definition: one with the `values` that it sets, and one per argument `shown` to the model."""
+    """Sample calls of a definition: with the `values` that it sets, and with each argument `shown` to the model."""
 
     def __init__(
         self, document: Mapping[str, Any], definition: ToolDefinition, limits: LintLimits, rules: UrlPolicy
@@ -226,7 +222,6 @@ class _SampleCalls:
         yield from self._upstream_time(found.parameters)
 
     def _set_addresses(self) -> Iterator[tuple[Path, Any]]:
-        """Yield the page addresses that the definition sets, with sample ids in templates."""
         for group, values in (("defaults", self.definition.defaults), ("fixed", self.definition.fixed)):
             yield from (((*_ARGS, group, name), self.values.get(name)) for name in values if self._is_main(name))
         for name, value in self.definition.upstream_params.items():
@@ -247,7 +242,7 @@ class _SampleCalls:
                 yield Problem(path, refusal.message.removeprefix("url: "))
 
     def _path_in_file(self, path: Path) -> Path:
-        """Return an option's path in the file, which may use the legacy names `openapi` and `defaults` of sections."""
+        """Return an option's path in the file, which may use the legacy names `openapi` and `defaults`."""
         if path[:2] != ("options", "jina"):
             return path
         _, _, group, name = path
@@ -255,7 +250,6 @@ class _SampleCalls:
         return (*self.section, "defaults" if in_defaults else group, name)
 
     def _with_hint(self, problem: Problem) -> Problem:
-        """Add the name that was probably meant to the problem of a name that the tool does not know."""
         name = str(problem.path[-1])
         parameter = self.endpoint.find(name)
         if parameter and not parameter.model and problem.path[:2] == _PROPERTIES:
@@ -276,7 +270,7 @@ class _SampleCalls:
         return replace(problem, message=message + hint)
 
     def _upstream_time(self, parameters: Mapping[str, Any]) -> Iterator[Problem]:
-        """Yield a problem if the upstream's `timeout`, which applies to each of its stages, exceeds the call's time."""
+        """Check the upstream's `timeout`, which applies to each of its stages."""
         left = min(self.limits.max_call_s(self.document), self.limits.tools.max_timeout_s)
         longest = self.endpoint.timeouts.longest_s(parameters)
         if longest is None or longest <= left:
@@ -289,7 +283,7 @@ class _SampleCalls:
                 yield Problem(path, message, warning=one_stage_fits)
 
     def _argument_problems(self, name: str, rule: Mapping[str, Any], path: Path) -> Iterator[Problem]:
-        """Yield problems of values that the schema of an argument allows and the executor refuses."""
+        """Yield problems of values that the schema allows and the executor refuses."""
         kind = str(rule.get("type"))
         texts = ("a",) if kind == "string" and name == self.built_in.list_argument else ()
         samples = [self._refusals(name, sample) for sample in _SAMPLES.get(kind, texts)]
@@ -304,7 +298,6 @@ class _SampleCalls:
                     yield from self._address_problems((*path, *where), value)
 
     def _values(self, name: str, rule: Mapping[str, Any]) -> Iterator[tuple[Path, Any]]:
-        """Yield values that an argument's schema names or allows, with their paths in the schema."""
         for keyword in ("minimum", "maximum", "default", "const"):
             if keyword in rule:
                 yield (keyword,), rule[keyword]
@@ -318,7 +311,7 @@ class _SampleCalls:
                 yield ("maxItems",), ["a"] * min(max_items, self.limits.tools.max_batch_items + 1)
 
     def _refusals(self, name: str, value: Any) -> list[Problem]:
-        """Return the executor's problems with one argument of the model; None stands for any value."""
+        """Return the executor's problems with an argument; None stands for any value."""
         items, value = self.built_in.list_argument, None if name == CURSOR else value
         max_items = self.limits.tools.max_batch_items
         if name == items:
@@ -332,7 +325,7 @@ class _SampleCalls:
         return found
 
     def _shown_and_fixed(self) -> Iterator[Problem]:
-        """Yield a problem for each fixed value whose parameter a model is shown under another name."""
+        """Check fixed values whose parameter a model is shown under another name."""
         derived = object_at(visible_schema(self.built_in.schema(), self.definition.hidden), "properties")
         shown = self.shown if object_at(self.document, "parameters") else derived
         for name in self.definition.fixed.keys() - shown.keys():
@@ -344,7 +337,7 @@ class _SampleCalls:
                     )
 
     def _open_schema(self) -> Iterator[Problem]:
-        """Yield a warning for a schema that is not closed; a closed one must declare `cursor` for pagination."""
+        """Check that the schema is closed, and declares `cursor` for pagination then."""
         schema = object_at(self.document, "parameters")
         if schema.get("type") != "object" or "additionalProperties" in schema:
             return
@@ -354,7 +347,7 @@ class _SampleCalls:
         yield Problem(("parameters",), message, warning=True)
 
     def _main_argument(self) -> Iterator[Problem]:
-        """Yield a problem if nothing provides the query or address that every call needs."""
+        """Check that something provides the query or address."""
         wanted = self.built_in.list_argument or self.operation.argument
         given = any(self._is_parameter(name, wanted) for name in (*self.values, *self.definition.upstream_params))
         required = object_at(self.document, "parameters").get("required") or []

@@ -1,7 +1,6 @@
 """Declarations of the upstream's operations and of the built-in tools (tool-design section 1).
 
-Schemas, exports, documents and the egress rules are derived from these declarations. A project's definition may have
-any name and narrower `parameters`; its `options.jina.tool` names one of these tools.
+Schemas, exports, documents and egress rules derive from them. `options.jina.tool` of a definition names a tool.
 """
 
 from __future__ import annotations
@@ -17,17 +16,17 @@ from pydantic import BaseModel, Field
 from openapi_tool.protocol.jsontext import JsonObject
 
 MAX_ITEMS = 10
-"""Maximum items of a batch in the schema for models; the executor enforces the setting `tools.max_batch_items`."""
+"""Items of a batch in the schema for models; the executor enforces `tools.max_batch_items`."""
 
 DEFAULT_MAX_TOKENS = 20_000
-"""Limit of tokens per page in the definitions of `config/tools`; a model may ask for more."""
+"""Tokens per page in the definitions of `config/tools`; a model may ask for more."""
 
 Text = Annotated[str, Field(min_length=1, max_length=2_000, pattern=r"\S")]
 Address = Annotated[str, Field(min_length=1, max_length=16_000, pattern=r"\S")]
 Name = Annotated[str, Field(min_length=1)]
 
 _optional: Any = partial(Field, None)
-"""Field of an argument that a model may omit but not set to null: the classes below only declare schemas."""
+"""Argument that a model may omit but not set to null; the classes below only declare schemas."""
 _tokens: Any = partial(_optional, ge=500, le=2_000_000)
 
 
@@ -130,13 +129,11 @@ class ReadManyArguments(_ReadOptions):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Operation:
-    """Operation of the upstream as far as definitions and egress rules need it; `jina/endpoints.py` adds the rest.
+    """Operation of the upstream; `jina/endpoints.py` adds what definitions and egress rules do not need.
 
-    - `name`: value of `mode` in definitions; `aliases` are accepted, too.
-    - `argument`: name of the model's argument for the query or page address. `main_parameter` is the upstream's name
-      for it, `main_parameter_names` all its names, folded (`tools.problems.fold`).
-    - `paths`: each path that a definition may name, with the path that is requested.
-    - `template`: path of a GET request with the main parameter in it, None if the operation has none.
+    `name` and `aliases` are values of `mode`. `argument` is the model's name of the query or address,
+    `main_parameter` the upstream's, `main_parameter_names` are all its names, folded. `paths` maps paths in definitions
+    to the requested ones; `template` is the path of a GET request with the main parameter in it.
     """
 
     name: str
@@ -149,7 +146,7 @@ class Operation:
     template: str | None = None
 
     def urls(self, path: str) -> tuple[str, str]:
-        """Return the URL of a path on this host, without and with the default port."""
+        """Return the URL of a path, without and with the default port."""
         return f"https://{self.host}{path}", f"https://{self.host}:443{path}"
 
 
@@ -178,9 +175,8 @@ OPERATIONS = (SEARCH, READER)
 class BuiltInTool:
     """Built-in tool.
 
-    `name` is the canonical name, `api_name` the name in manifests. The system role of a manifest states `purpose`,
-    unless a definition has its own description. `list_argument` is the argument with the items of a batch tool, None
-    for other tools. `suspend_timeout_s` is the recommended wait of a worker in seconds.
+    `name` is the canonical name, `api_name` that in manifests, whose system role states `purpose`. `list_argument`
+    holds the items of a batch tool. `suspend_timeout_s` is the recommended wait of a worker.
     """
 
     name: str
@@ -202,7 +198,7 @@ class BuiltInTool:
 
 @cache
 def _schema_json(arguments: type[BaseModel]) -> str:
-    """Return the JSON Schema of arguments, those of the class before inherited ones. Cached: pydantic takes 5 ms."""
+    """Return the schema, own arguments before inherited ones. Cached: pydantic takes 5 ms."""
     schema = arguments.model_json_schema()
     own = arguments.__annotations__
     properties = {
@@ -214,7 +210,7 @@ def _schema_json(arguments: type[BaseModel]) -> str:
 
 
 class DuplicateTool(ValueError):
-    """Two built-in tools have the same canonical name."""
+    """Two built-in tools have the same name."""
 
 
 def catalogue(*tools: BuiltInTool) -> Mapping[str, BuiltInTool]:

@@ -1,7 +1,6 @@
-"""Parser of a project's tool definition as stored in `resource.tools` (protocol sections 4 and 5).
+"""Parser of a tool definition as stored in `resource.tools` (protocol sections 4 and 5).
 
-It accepts old forms of stored definitions, but refuses every mistake that could send a key to a wrong place. The
-linter, which checks definitions before they are registered, is stricter.
+It accepts old forms, but refuses every mistake that could send a key to a wrong place. The linter is stricter.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ Method = Literal["GET", "POST"]
 ResultFormat = Literal["text", "object"]
 
 TIMEOUTS = ("timeout_s", "timeout")
-"""Names of a definition's time limit in seconds; the first one given is used."""
+"""Names of the time limit in seconds; the first one given is used."""
 
 DEFAULT_AUTH_ENV = "JINA_API_KEY"
 
@@ -41,13 +40,10 @@ _MIN_MEMORY_BYTES = 8_000  # of the definition object, its cache entry and its p
 
 _BY_MODE = {name: operation for operation in OPERATIONS for name in (operation.name, *operation.aliases)}
 _BY_BASE_URL = {url: operation for operation in OPERATIONS for path in ("", "/") for url in operation.urls(path)}
-"""Operation by each accepted `base_url`: with or without the port 443 and a slash at the end."""
+"""Operation by each accepted `base_url`."""
 
 _UNKNOWN_OPERATION = OPERATIONS[0]
-"""Operation to assume for a definition that names none, so that the reader can find other problems, too.
-
-Such a definition is refused.
-"""
+"""Operation to find further problems with if a definition, which is refused, names none."""
 
 _TEMPLATES = tuple(operation.template for operation in OPERATIONS if operation.template)
 
@@ -56,10 +52,9 @@ _TEMPLATES = tuple(operation.template for operation in OPERATIONS if operation.t
 class ToolDefinition:
     """Tool of a project. Durations are in seconds.
 
-    `built_in` is the built-in tool that it selects. `schema` is the JSON schema of the model's arguments (`parameters`
-    of the row). `defaults` and `fixed` set arguments; their texts may be templates. `upstream_params` and `headers`
-    set parameters of the upstream (`options.jina`). `envs` maps arguments to names of variables with secrets. `budget`
-    limits the calls of this tool, beside the budgets of the settings.
+    `schema` is the JSON schema of the model's arguments. `defaults` and `fixed` set arguments; their texts may be
+    templates. `upstream_params` and `headers` set parameters of the upstream. `envs` maps arguments to names of
+    variables with secrets. `budget` applies beside the budgets of the settings.
     """
 
     tool_name: str
@@ -87,7 +82,7 @@ class ToolDefinition:
 
     @property
     def model_arguments(self) -> frozenset[str]:
-        """Return the arguments that a model may give, by the names that error messages use."""
+        """Return the arguments that a model may give."""
         names = set(object_at(self.schema, "properties"))
         if self.schema.get("additionalProperties") is not False:
             names |= self.built_in.arguments.model_fields.keys()
@@ -96,7 +91,7 @@ class ToolDefinition:
 
     @property
     def operation(self) -> Operation:
-        """Return the only operation of the upstream that this tool may call."""
+        """Return the only operation that this tool may call."""
         return self.built_in.operation
 
 
@@ -107,19 +102,19 @@ def stored_after_execution(record: DefinitionRecord | None) -> AfterExecution | 
 
 
 def suspend_timeout(options: object) -> float | None:
-    """Return the seconds that the worker waits for this tool, if the definition sets them."""
+    """Return the seconds that the worker waits for this tool."""
     return _seconds(object_at(options).get("suspend_timeout_seconds"))
 
 
 def stored_record(row: Mapping[str, JsonValue]) -> DefinitionRecord:
-    """Return a definition's row, or the document of its file, as the record that the executor would load."""
+    """Return a row, or the document of a file, as the record that the executor would load."""
     name = row.get("tool_name", row.get("name"))  # a file may call it `name`, as the kernel's management API allows
     return DefinitionRecord(str(name), row.get("after_execution"), row.get("parameters"), row.get("options"))
 
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    """Outcome of reading a row: a definition, or its problems. `memory` is an estimate in bytes."""
+    """Definition or its problems; `memory` is an estimate in bytes."""
 
     definition: ToolDefinition | None
     problems: list[str]
@@ -130,7 +125,7 @@ _parse_cache: LRUCache[bytes, _Reading] = LRUCache(MAX_CACHE_BYTES, getsizeof=la
 
 
 def parse_definition(record: DefinitionRecord) -> ToolDefinition:
-    """Parse a stored definition; results are cached by content. Raises ToolMisconfigured with every problem."""
+    """Parse a stored definition, cached by content. Raises ToolMisconfigured with every problem."""
     if record.oversized:
         raise unusable(record.tool_name, [f"it is larger than {MAX_ROW_BYTES:,} bytes"])
     if record.unreadable:  # set by kernel/v1r4.py: valid JSON for PostgreSQL, but not for the parser here
@@ -174,10 +169,10 @@ def _as_texts(problems: list[Problem]) -> list[str]:
 
 
 def read_as_far_as_possible(record: DefinitionRecord) -> tuple[ToolDefinition | None, list[Problem]]:
-    """Return a definition for the linter, in which defaults replace wrong options, and all its problems.
+    """Return a definition for the linter, without its wrong options, and all its problems.
 
-    The definition is None if none of its options names the operation of the upstream; a misspelt mode counts as the one
-    that was probably meant. A schema beyond the limits of `tools.bounds` is not compiled.
+    It is None if no option names an operation; a misspelt mode counts as the most similar one. A schema beyond the
+    limits of `tools.bounds` is not compiled.
     """
     beyond = row_problems(record.parameters, record.options)
     reader = _Reader(record)
@@ -186,7 +181,7 @@ def read_as_far_as_possible(record: DefinitionRecord) -> tuple[ToolDefinition | 
 
 
 class _Reader:
-    """Parser of a record that collects all problems, and reads as if wrong values were missing."""
+    """Parser that collects all problems, and reads as if wrong values were missing."""
 
     def __init__(self, record: DefinitionRecord) -> None:
         self.record = record
@@ -207,7 +202,7 @@ class _Reader:
         return value
 
     def outcome(self, *, compiled: bool = True) -> tuple[ToolDefinition, list[Problem]]:
-        """Return the definition and its problems; with `compiled` compile its schema to find its defects, too."""
+        """Return the definition and its problems, with `compiled` also those of its schema."""
         definition = self._definition()
         defect = schema_defect(visible_schema(definition.schema, definition.hidden)) if compiled else None
         return definition, [*self.problems, *([defect] if defect else [])]
@@ -300,9 +295,9 @@ class _Reader:
         return operation.paths[path]
 
     def _timeout_s(self) -> float | None:
-        """Return the time limit: of options.jina, else of options itself, as the kernel's own executor reads it.
+        """Return the time limit of options.jina, else of options itself, as the kernel's own executor reads it.
 
-        A value that is not a positive number counts as none here; the linter refuses it.
+        A value that is no positive number counts as none; the linter refuses it.
         """
         values = (section.get(name) for section in (self.jina, self.options) for name in TIMEOUTS)
         return next((seconds for value in values if (seconds := _seconds(value)) is not None), None)

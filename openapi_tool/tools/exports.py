@@ -32,10 +32,7 @@ _TEMPLATES = tuple(f"{{{name}}}" for name in PLACEHOLDERS)
 
 @dataclass(frozen=True, slots=True)
 class ShownTool:
-    """Tool as shown to a model; `parameters` is the JSON Schema of the arguments that the model may give.
-
-    `api_name` is its name in manifests, `built_in` the canonical name of the built-in tool that runs it.
-    """
+    """Tool as shown to a model; `api_name` is its name in manifests, `built_in` the tool that runs it."""
 
     name: str
     api_name: str
@@ -50,7 +47,7 @@ class DuplicateName(ValueError):
 
 
 def complete(document: Mapping[str, JsonValue], tool: BuiltInTool) -> JsonObject:
-    """Return the row to store for a definition's file; the built-in tool fills fields that the file omits."""
+    """Return the row to store; the built-in tool fills what the file omits."""
     return {
         "tool_name": document.get("tool_name", document.get("name")),
         "description": document.get("description") or tool.description,
@@ -62,12 +59,12 @@ def complete(document: Mapping[str, JsonValue], tool: BuiltInTool) -> JsonObject
 
 
 def built_in(tool: BuiltInTool) -> ShownTool:
-    """Return a built-in tool as shown to a model if no definition changes it."""
+    """Return a built-in tool as shown without a definition."""
     return ShownTool(tool.name, tool.api_name, tool.title, tool.description, tool.schema(), tool.name)
 
 
 def defined(row: Mapping[str, JsonValue], definition: ToolDefinition) -> ShownTool:
-    """Return a project's tool as shown to a model: its parameters without `fixed` and `envs`, with its defaults."""
+    """Return a project's tool as shown to a model."""
     return ShownTool(
         name=str(row["tool_name"]),
         api_name=camel_case(str(row["tool_name"])),
@@ -79,7 +76,6 @@ def defined(row: Mapping[str, JsonValue], definition: ToolDefinition) -> ShownTo
 
 
 def _title(row: Mapping[str, JsonValue], tool: BuiltInTool) -> str:
-    """Return the title in `parameters`, else the built-in tool's if the names are equal, else the name in words."""
     title = object_at(row, "parameters").get("title")
     if isinstance(title, str) and title.strip():
         return title
@@ -110,17 +106,17 @@ def registration(tool: BuiltInTool) -> JsonObject:
 
 
 def openai_functions(tools: Iterable[ShownTool]) -> list[dict[str, Any]]:
-    """Return function specifications for OpenAI's chat completions; names without dots."""
+    """Return tools for OpenAI's chat completions."""
     return [{"type": "function", "function": _specification(tool, mangled(tool.name))} for tool in tools]
 
 
 def openai_responses(tools: Iterable[ShownTool]) -> list[JsonObject]:
-    """Return tools for OpenAI's Responses API; not strict, because a strict schema requires every argument."""
+    """Return tools for OpenAI's Responses API; a strict schema would require every argument."""
     return [{"type": "function", **_specification(tool, mangled(tool.name)), "strict": False} for tool in tools]
 
 
 def anthropic_tools(tools: Iterable[ShownTool]) -> list[JsonObject]:
-    """Return tools for Anthropic's Messages API; names without dots."""
+    """Return tools for Anthropic's Messages API."""
     return [_specification(tool, mangled(tool.name), "input_schema") for tool in tools]
 
 
@@ -143,7 +139,7 @@ def mcp_tools(tools: Iterable[ShownTool]) -> JsonObject:
 
 
 def lobehub_manifest(tools: Iterable[ShownTool]) -> JsonObject:
-    """Return a LobeHub manifest with one entry of `api` for each tool; `names` maps API names back to tools."""
+    """Return a LobeHub manifest; `names` maps API names back to tools."""
     tools = list(tools)
     return {
         "identifier": "jina-web",  # stored by clients in conversations
@@ -161,7 +157,7 @@ def lobehub_manifest(tools: Iterable[ShownTool]) -> JsonObject:
 
 
 def system_role(tools: Sequence[ShownTool]) -> str:
-    """Return instructions for a model that has exactly these tools, by their API names."""
+    """Return instructions for a model with exactly these tools."""
     # Reversed, so that the first of several tools with the same built-in tool is named.
     names = {tool.built_in: tool.api_name for tool in reversed(tools)}
     abilities = [
@@ -184,7 +180,7 @@ def system_role(tools: Sequence[ShownTool]) -> str:
 
 
 def _purpose(tool: ShownTool, names: Mapping[str, str]) -> str:
-    """Return the first sentence of a tool's own description, or the built-in tool's purpose if it has none."""
+    """Return the first sentence of a definition's own description, else the built-in tool's purpose."""
     if tool.description != CATALOGUE[tool.built_in].description:
         first, mark, _ = tool.description.partition(". ")
         return f"{one_line(first)}{'.' if mark else ''}"
@@ -194,7 +190,7 @@ def _purpose(tool: ShownTool, names: Mapping[str, str]) -> str:
 
 
 def as_yaml(value: Mapping[str, object]) -> str:
-    """Return a definition as YAML in key order; escape non-ASCII if it holds control or bidirectional characters."""
+    """Return YAML in key order; escape non-ASCII if a text has control or bidirectional characters."""
     texts = (
         yaml.safe_dump(value, sort_keys=False, allow_unicode=unicode, width=_YAML_LINE_CHARS)
         for unicode in (True, False)
@@ -209,11 +205,11 @@ FORMATS: Mapping[str, Callable[[Iterable[ShownTool]], object]] = {
     "mcp": mcp_tools,
     "lobehub": lobehub_manifest,
 }
-"""JSON exports by the name of their format. The format `kernel` is missing here: it is YAML, one document per tool."""
+"""JSON exports by format; `kernel` is missing, since it is YAML."""
 
 
 def without_duplicates(tools: Iterable[ShownTool]) -> list[ShownTool]:
-    """Return the tools, each once. Raises DuplicateName if two have the same exported name."""
+    """Return the tools. Raises DuplicateName if two have the same exported name."""
     found: dict[str, ShownTool] = {}
     for tool in tools:
         for name in {tool.name, tool.api_name, mangled(tool.name)}:
@@ -228,10 +224,7 @@ def all_built_in() -> list[ShownTool]:
 
 
 def _shown(schema: Mapping[str, JsonValue], options: Mapping[str, JsonValue]) -> JsonObject:
-    """Return the schema without `fixed` and `envs` arguments, each other argument with the definition's default.
-
-    An argument with a default is not required. A default with placeholders differs in each call, so it is not shown.
-    """
+    """Return the schema without `fixed` and `envs`, with defaults, unless placeholders vary them, in place of `required`."""
     defaults, fixed = object_at(options, "args", "defaults"), object_at(options, "args", "fixed")
     constant = {
         name: value for name, value in defaults.items() if not any(template in str(value) for template in _TEMPLATES)
@@ -251,11 +244,11 @@ COLUMNS = ("tool_name", "description", "target_subject", "after_execution", "par
 """Columns of a definition except its project."""
 
 TOO_LARGE = " bytes as stored: too large to show"
-"""End of the text that replaces a column of more than a megabyte; it begins with the column's size."""
+"""End of the text, after its size, that replaces a column of more than a megabyte."""
 
 
 class RegistryError(ExecutorError):
-    """A definition could not be read or changed; a command for several projects continues with the next project."""
+    """A definition could not be read or changed; commands continue with the next project."""
 
 
 class NoSuchProject(RegistryError):
@@ -263,14 +256,14 @@ class NoSuchProject(RegistryError):
 
 
 class RegistryUnreachable(RegistryError):
-    """The store is unreachable; nothing was read or changed, and the command ends."""
+    """The store is unreachable; nothing was changed, and the command ends."""
 
 
 class Registry(Protocol):
     """Definitions of projects, as rows of `COLUMNS`. Every method raises RegistryError."""
 
     async def rows(self, project_id: str) -> list[dict[str, JsonValue]]:
-        """Return the definitions of a project, ordered by name. Raises NoSuchProject."""
+        """Return a project's definitions, ordered by name. Raises NoSuchProject."""
 
     async def row(self, project_id: str, tool_name: str) -> dict[str, JsonValue] | None:
         """Return a definition, or None. Raises NoSuchProject."""

@@ -1,6 +1,6 @@
-"""Linter rules for a definition's file. `jina.definition_checks` adds those that need the table of upstream parameters.
+"""Linter rules for a definition's file; `jina.definition_checks` adds those that need the upstream parameters.
 
-The meta-schema checks the form, the executor's own parser the options. No message repeats a value that could be a key.
+No message repeats a value that could be a key.
 """
 
 from __future__ import annotations
@@ -38,8 +38,7 @@ _SUSPEND = ("options", "suspend_timeout_seconds")
 _NO_VALUE_IN_V1R4 = "context_box_id"  # not in its commands; a worker may have put the value into the call's card
 _MAX_SUBJECT_CHARS = 255
 _MAX_DEPTH = 12
-"""Levels of schemas below the root. At run time `bounds` allows 32 levels of objects and lists. A level of
-schemas takes two of those (`properties` and the schema), so 15 fit."""
+"""Levels of schemas below the root, two of the 32 levels of `bounds` each (`properties` and the schema)."""
 
 _BOUNDS = (("minimum", "maximum"), ("minLength", "maxLength"), ("minItems", "maxItems"))
 _MAX_DESCRIPTION_CHARS, _LONG_DESCRIPTION_CHARS = 10_000, 1_024
@@ -49,11 +48,9 @@ _MAX_DESCRIPTION_CHARS, _LONG_DESCRIPTION_CHARS = 10_000, 1_024
 class LintLimits:
     """Settings of the executor that will serve the definitions.
 
-    - `targets`: TARGET tokens of the subjects that it may serve.
-    - `env_parameters`: names of arguments that may take a secret beside `api_key`, in lower case without `_` and `-`.
-    - `allowed_env`: variables that tools may read, None if unknown. Naming another one is an error if `configured`
-      (these are the executor's own settings), else a warning.
-    - `budgets`: those of every project.
+    `targets` are TARGET tokens of its subjects, `env_parameters` the folded arguments that may take a secret beside
+    `api_key`. `allowed_env` are the variables for tools, None if unknown; another one is an error if `configured`
+    (these are the executor's own settings), else a warning. `budgets` are those of every project.
     """
 
     executor: ExecutorOptions = field(default_factory=ExecutorOptions)
@@ -65,14 +62,14 @@ class LintLimits:
     budgets: BudgetLimits = field(default_factory=BudgetLimits)
 
     def max_call_s(self, document: Mapping[str, JsonValue]) -> float:
-        """Return the seconds that a call may take: the worker's wait minus `commit_margin_s`."""
+        """Return the seconds that a call may take."""
         return max(self.executor.worker_timeout_s, _number(document, _SUSPEND) or 0) - self.executor.commit_margin_s
 
 
 def general_problems(
     document: Mapping[str, JsonValue], limits: LintLimits
 ) -> tuple[ToolDefinition | None, list[Problem]]:
-    """Return the definition (None if it cannot be parsed) and its problems by the rules here and by the parser."""
+    """Return the definition, None if it cannot be parsed, and its problems."""
     found = [
         *violations("definition", document, ()),
         *_schema_conflicts(document.get("parameters"), ("parameters",)),
@@ -94,7 +91,7 @@ def general_problems(
 
 
 def upstream_section(document: Mapping[str, JsonValue]) -> tuple[tuple[str, str], Mapping[str, JsonValue]]:
-    """Return path and value of `options.jina`, or of the legacy `options.openapi` if only that is present."""
+    """Return path and value of `options.jina`, or of the legacy `options.openapi` if only that is given."""
     options = object_at(document, "options")
     name = "openapi" if options.get("jina") is None and options.get("openapi") is not None else "jina"
     return ("options", name), object_at(options, name)
@@ -108,7 +105,6 @@ def _name_problems(document: Mapping[str, JsonValue]) -> Iterator[Problem]:
 
 
 def _length_problems(document: Mapping[str, JsonValue]) -> Iterator[Problem]:
-    """Yield a problem for a too long description; `tools.bounds` limits `parameters` and `options`."""
     description = document.get("description")
     chars = len(description) if isinstance(description, str) else 0
     if chars > _MAX_DESCRIPTION_CHARS:
@@ -120,7 +116,6 @@ def _length_problems(document: Mapping[str, JsonValue]) -> Iterator[Problem]:
 
 
 def _subject_problems(subject: object, limits: LintLimits) -> Iterator[Problem]:
-    """Yield problems of a subject that is not a command's with placeholders for project and channel."""
     path: Path = ("target_subject",)
     if not isinstance(subject, str) or not subject:
         return
@@ -154,7 +149,6 @@ def _subject_problems(subject: object, limits: LintLimits) -> Iterator[Problem]:
 
 
 def _argument_problems(document: Mapping[str, JsonValue]) -> Iterator[Problem]:
-    """Yield problems of arguments that are set twice or set and shown to the model, and of defaults that do not fit."""
     shown, envs = object_at(document, *_PROPERTIES), object_at(document, "options", "envs")
     defaults, fixed = object_at(document, *_ARGS, "defaults"), object_at(document, *_ARGS, "fixed")
     of_fixed, of_envs = "is fixed in options.args.fixed", "is a secret of options.envs"
@@ -178,7 +172,7 @@ def _argument_problems(document: Mapping[str, JsonValue]) -> Iterator[Problem]:
 
 
 def _rule_for(value: JsonValue, rule: JsonObject) -> JsonObject:
-    """Return the schema to check a default by: the argument's, or only its type if the default is a template."""
+    """Return the schema to check a default by: of a template only the type."""
     is_template = any(PLACEHOLDER.search(text) for _, text in _texts(value, ()))
     return {"type": rule["type"]} if is_template and "type" in rule else rule
 
@@ -214,7 +208,6 @@ def _texts(value: object, path: Path) -> Iterator[tuple[Path, str]]:
 
 
 def _secret_problems(document: Mapping[str, JsonValue], limits: LintLimits) -> Iterator[Problem]:
-    """Yield problems of variables' names, and of keys pasted elsewhere."""
     for path, text in _texts(document, ()):
         if not names_a_variable(path):
             if PREFIXED_KEY.search(text):
@@ -262,7 +255,6 @@ def _time_problems(document: Mapping[str, JsonValue], limits: LintLimits) -> Ite
 
 
 def _budget_problems(document: Mapping[str, JsonValue], limits: LintLimits) -> Iterator[Problem]:
-    """Yield a warning for each budget that is not lower than that of the settings, as the lower one applies."""
     for name in object_at(document, "options", "budget"):
         most, own = getattr(limits.budgets, name, None), _number(document, ("options", "budget", name))
         if most is not None and own is not None and own >= most:
@@ -276,7 +268,6 @@ def _number(document: Mapping[str, JsonValue], path: tuple[str, ...]) -> float |
 
 
 def _schema_conflicts(schema: JsonValue, path: Path, depth: int = 0) -> Iterator[Problem]:
-    """Yield rules that contradict each other, in a schema and in the schemas below it."""
     if not isinstance(schema, dict):
         return
     if depth > _MAX_DEPTH:
@@ -307,7 +298,7 @@ def _required_conflicts(required: JsonValue, named: Mapping[str, JsonValue], pat
 
 
 def _fits(schema: JsonObject, value: JsonValue) -> bool:
-    """Return whether a value is valid; True for a schema that cannot be compiled, which is reported elsewhere."""
+    """Return True also for a schema that cannot be compiled, which is reported elsewhere."""
     try:
         return not schema_problems({"properties": {"value": schema}}, {"value": value})
     except ToolMisconfigured:

@@ -1,12 +1,13 @@
 """JSON meta-schema of tool definitions, for the linter and for stored rows.
 
-Two additional keywords: `errorMessage` is the message for a violation of the keywords beside it, as in ajv-errors;
-`warning` makes the violation a warning. The `$defs`:
+`errorMessage` is the message for a violation of the keywords beside it, as in ajv-errors; `warning` makes it a warning.
+The `$defs`:
 
 - `definition`: a definition's file (protocol sections 4 and 5), stricter than the parser of stored rows.
 - `schema`: the subset of JSON Schema that `parameters` may use (tool-design section 2).
-- `row`: limits of keywords in stored `parameters`, checked at run time. Validation takes linear time: the value of a
-  refused keyword is not validated, and its error contains only that value, not the schema around it.
+- `stored`, `section`: what the parser needs of a stored row, and of its `options.jina`.
+- `row`: limits of keywords in stored `parameters`. Validation takes linear time: the value of a refused keyword is not
+  validated, and its error contains only that value.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ MIN_RESULT_TOKENS = 500
 """Lowest limit of the tokens that a model is shown at once."""
 
 MAX_PROPERTIES = 200
-"""Names in one `properties`; model providers accept at most 100 to 128 arguments per tool."""
+"""Names in one `properties`; model providers accept at most 128 arguments per tool."""
 
 MAX_ENUM_VALUES = 500
-"""Values of one `enum`, more than there are countries. The validator compares each item of a list with all of them."""
+"""Values of one `enum`; the validator compares each item of a list with all of them."""
 
 TYPES = ("object", "string", "number", "integer", "boolean", "array", "null")
 _FORMATS: list[JsonValue] = ["date", "date-time", "email", "hostname", "ipv4", "ipv6", "regex", "time", "uri", "uuid"]
@@ -61,7 +62,6 @@ _BELOW: JsonObject = {"$ref": "#/$defs/below"}
 
 
 def _row(refused: JsonObject) -> JsonObject:
-    """Return the limits of a stored schema that may not use the keywords of `refused`."""
     names = f"has more than {MAX_PROPERTIES} names; take some out"
     values = f"has more than {MAX_ENUM_VALUES} values; take some out, or use a pattern"
     return {
@@ -128,7 +128,6 @@ def _has_type(kind: str) -> JsonObject:
 
 
 def _rules_of_type(kind: str) -> JsonObject:
-    """Return the rules for one type: keywords of other types are refused, and `enum` values must be of the type."""
     foreign = _refused(
         f"says nothing about type {kind!r}; take it out",
         *sorted(_TYPE_KEYWORDS.keys() - _KEYWORDS_OF_TYPE[kind].keys()),
@@ -311,7 +310,7 @@ _KINDS = {"object": "an object", "array": "a list", "string": "a text"}
 
 
 def violations(part: str, value: object, path: Path) -> Iterator[Problem]:
-    """Yield the violations of one of the `$defs` by a value; `path` is the value's place in the definition."""
+    """Yield the violations of one of the `$defs` by the value at a path of the definition."""
     try:
         errors = _validator(part).iter_errors(value)
     except ValueError:  # lone surrogates, keys that are not texts, more than 255 levels
@@ -326,7 +325,7 @@ def violations(part: str, value: object, path: Path) -> Iterator[Problem]:
 
 
 def object_at(value: object, *path: str | int) -> Mapping[str, JsonValue]:
-    """Return the object at a path of a JSON value, empty if there is none."""
+    """Return the object at a path, empty if there is none."""
     for part in path:
         if isinstance(value, dict):
             value = value.get(str(part))
@@ -343,7 +342,7 @@ def _validator(part: str) -> jsonschema_rs.Draft202012Validator:
 
 
 def _places(error: jsonschema_rs.ValidationError) -> list[tuple[Path, object]]:
-    """Return each mistake in an error, one per missing or unexpected name: path below the error's, and value."""
+    """Return path and value of each mistake in an error, one per missing or unexpected name."""
     match error.kind:
         case jsonschema_rs.ValidationErrorKind.Required(property=name):
             return [((name,), name)]

@@ -1,4 +1,4 @@
-"""Problems of definitions and arguments with their positions, YAML parser, suggestions for wrong names, tool names."""
+"""Problems of definitions and arguments, YAML parser, suggestions for wrong names, names of tools."""
 
 from __future__ import annotations
 
@@ -64,41 +64,41 @@ def listed(problems: Sequence[str]) -> list[str]:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return `; did you mean 'x'?` if a known name is close, else an empty text."""
+    """Return `; did you mean 'x'?` if a known name is close, else nothing."""
     return next((f"; did you mean {close!r}?" for close in close_to(name, known)), "")
 
 
 def close_to(name: str, known: Iterable[str]) -> list[str]:
-    """Return the known name that is closest to a misspelt one; empty if none is close."""
+    """Return the closest known name, if one is close."""
     return difflib.get_close_matches(name, list(known), n=1)
 
 
 def counted(number: int, noun: str, left: str = "") -> str:
-    """Return `1 item` or `2,000 items`; with `left`, such as `left out`, also the verb: `1 item is left out`."""
+    """Return `2,000 items`; with `left`, such as `left out`, also the verb: `1 item is left out`."""
     one = number == 1
     verb = f" {'is' if one else 'are'} {left}" if left else ""
     return f"{number:,} {noun if one else f'{noun}s'}{verb}"
 
 
 def any_of(words: Iterable[str]) -> str:
-    """Return the words as `'a', 'b' or 'c'`."""
+    """Return `'a', 'b' or 'c'`."""
     *most, last = (repr(word) for word in words)
     return f"{', '.join(most)} or {last}" if most else last
 
 
 MAX_NODES = 20_000
 MAX_BYTES = 8_000_000
-"""Bytes of one file: more than a definition may have, so that the place of an excess is reported."""
+"""Bytes of a file: more than a definition may have, so that the place of an excess is reported."""
 
 _MERGE = "<<"
 _TEXT_TAG, _NUMBER_TAGS = "tag:yaml.org,2002:str", ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 _MAX_NUMBER_CHARS = 40
 _NOT_DECIMAL = re.compile(r"[-+]?0[0-9_]+|[^:]*:.*")
-"""Plain scalars that YAML 1.1 reads as octal or sexagesimal numbers: `010` is 8, `1:30` is 90."""
+"""Octal and sexagesimal numbers of YAML 1.1: `010` is 8, `1:30` is 90."""
 
 _IS_TEXT = "YAML reads this as a text; write the number in plain digits, or put it in quotes to mean the text"
 _READ_AS_TEXT = re.compile(r"[-+]?(?:0o?[0-9]+|[0-9]+(?:\.[0-9]*)?[eE][-+]?[0-9]+)")
-"""Plain scalars that look like numbers, which YAML 1.1 reads as texts: `08`, `0o17`, `1e3`."""
+"""Texts of YAML 1.1 that look like numbers: `08`, `0o17`, `1e3`."""
 
 Position = tuple[int, int]
 """Line and column, both from 1."""
@@ -106,14 +106,14 @@ Position = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Parsed file of a definition. `problems` are mistakes in the YAML; with an error `document` is incomplete."""
+    """Parsed definition; `problems` are those of the YAML. With an error `document` is incomplete."""
 
     document: JsonValue
     problems: list[Problem]
     positions: Mapping[Path, Position]
 
     def position(self, path: Path) -> Position:
-        """Return the position of a path, or of its nearest ancestor in the text."""
+        """Return the position of a path, or of its nearest ancestor."""
         while path and path not in self.positions:
             path = path[:-1]
         return self.positions.get(path, (1, 1))
@@ -128,9 +128,9 @@ def read_source(text: str) -> Source:
 
 
 def read_sources(text: str) -> list[Source]:
-    """Parse YAML documents restricted to JSON's types; never raises.
+    """Parse YAML documents, up to an invalid one, of JSON's types; never raises.
 
-    Documents after an invalid one are not read. Empty ones are ignored unless there is nothing else.
+    Empty ones are ignored unless there is nothing else.
     """
     sources: list[Source] = []
     try:
@@ -156,8 +156,6 @@ def _position(mark: yaml.Mark) -> Position:
 
 @dataclass(slots=True)
 class _Reader:
-    """Converter of one document; `ancestors` are the ids of the nodes around the current one."""
-
     problems: list[Problem] = field(default_factory=list)
     positions: dict[Path, Position] = field(default_factory=dict)
     ancestors: set[int] = field(default_factory=set)
@@ -240,20 +238,17 @@ _SYNONYMS = {
     "no_cache": "nocache fresh refresh",
 }
 _BY_SYNONYM = {other: name for name, others in _SYNONYMS.items() for other in others.split()}
-"""Arguments of the built-in tools, by the folded names that Jina and other search tools give them."""
+"""Arguments by the folded names that Jina and other search tools give them."""
 _PLURALS = {"query": "queries", "url": "urls"}
 
 
 def fold(name: str) -> str:
-    """Return an argument's name in lower case without separators: `target_url`, `targetUrl`, `Target-URL` are equal."""
+    """Return a name in lower case without separators: `target_url`, `targetUrl`, `Target-URL` are equal."""
     return name.replace("_", "").replace("-", "").lower()
 
 
 def probably_meant(name: str, known: Iterable[str]) -> str | None:
-    """Return the known argument that an unknown name probably means, None if none is close.
-
-    Names over 40 characters, and known arguments after the first 40, are ignored.
-    """
+    """Return the known argument that an unknown name probably means; long names are ignored."""
     by_folded = {fold(other): other for other in islice(known, _MAX_COMPARED)}
     if len(name) > _MAX_COMPARED or not by_folded:
         return None
@@ -280,12 +275,12 @@ _WORD_END = re.compile(r"[._-]+(.)?")
 
 
 def mangled(name: str) -> str:
-    """Return a tool's name for model providers that allow no dots: `jina.search` becomes `jina__search`."""
+    """Return a name for model providers that allow no dots: `jina__search`."""
     return name.replace(".", "__")
 
 
 def unmangled(name: str) -> str:
-    """Return the tool's name for a mangled one; exact if `name_problem` accepts the tool's name."""
+    """Return the tool's name; exact if `name_problem` accepts it."""
     return name.replace("__", ".")
 
 
@@ -303,11 +298,11 @@ def name_problem(name: str) -> str | None:
 
 
 def camel_case(name: str) -> str:
-    """Return a name in camel case, for manifests: `web_search` becomes `webSearch`."""
+    """Return `webSearch` for `web_search`."""
     return _WORD_END.sub(lambda match: (match[1] or "").upper(), name)
 
 
 def in_words(name: str) -> str:
-    """Return a name in words, for titles: `web_search` becomes `Web search`."""
+    """Return `Web search` for `web_search`."""
     text = _WORD_END.sub(lambda match: f" {match[1]}" if match[1] else "", name)
     return text[:1].upper() + text[1:]

@@ -1,4 +1,4 @@
-"""Validation of arguments by a definition's JSON Schema, within limits of time and memory; validators are cached."""
+"""Validation of arguments by JSON Schema within limits of time and memory; validators are cached."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _NOUNS = {"boolean": "true or false", "object": "an object", "null": "null"}
 
 
 def _rule_text(rule: Mapping[str, Any]) -> str | None:
-    """Return what a value must be, with the description's example (`such as de`); None if the rule has no type."""
+    """Return what a value must be, with an example of the description; None if the rule has no type."""
     choices, types = rule.get("enum"), rule.get("type")
     if isinstance(choices, list):
         return f"must be one of {short(', '.join(map(str, choices)), _MAX_CHOICES_CHARS)}"
@@ -37,7 +37,7 @@ def _rule_text(rule: Mapping[str, Any]) -> str | None:
 
 
 def _type_text(wanted: str, rule: Mapping[str, Any]) -> str:
-    """Return a phrase: `an integer from 1 to 20`, `a number above 0 and at most 5`, `a list of 1 to 10 texts`."""
+    """Return `an integer from 1 to 20`, `a number above 0 and at most 5`, `a list of 1 to 10 texts`."""
     if wanted in ("integer", "number"):
         above, below = rule.get("exclusiveMinimum"), rule.get("exclusiveMaximum")
         return f"{'an' if wanted == 'integer' else 'a'} {wanted}" + (
@@ -58,7 +58,7 @@ def _type_text(wanted: str, rule: Mapping[str, Any]) -> str:
 
 
 def _span(minimum: float | None, maximum: float | None, of: str, noun: str = "") -> str:
-    """Return a range in words: of a number, or, with `noun`, of a size."""
+    """Return a range in words, of a number, or, with `noun`, of a size."""
     if minimum is None and maximum is None:
         return ""
     if maximum is None:
@@ -77,7 +77,7 @@ def _shown(number: float | None) -> str:
 
 
 MAX_CACHE_BYTES = 32_000_000
-"""Memory of all compiled validators of the process, by the estimate of `_Compiled.memory`."""
+"""Memory of all compiled validators, by the estimate of `_Compiled.memory`."""
 
 # The linear-time engine, without look-around. A larger compiled pattern would take too long per character.
 _LINEAR = jsonschema_rs.RegexOptions(size_limit=16_000, dfa_size_limit=200_000)
@@ -89,8 +89,7 @@ _RULES = {
     **dict.fromkeys(("maxLength", "minLength", "pattern"), "string"),
     **dict.fromkeys(("maxItems", "minItems"), "array"),
 }
-"""Keyword to the type that it applies to (None: any). If one is violated, the message states the argument's whole rule,
-such as `must be an integer from 1 to 20`."""
+"""Type that a keyword applies to (None: any). The message of these states the argument's whole rule."""
 _OTHER_RULES = {
     "anyOf": "must be of one of the forms in the tool's parameters",
     "oneOf": "must be of exactly one of the forms in the tool's parameters",
@@ -108,7 +107,7 @@ _PER_VALUE, _PER_BYTE, _PER_PATTERN, _MIN_BYTES = 1_000, 2, 250_000, 5_000
 
 @dataclass(frozen=True, slots=True)
 class _Compiled:
-    """Compiled validator; `size` of its schema in bytes, number of its values and of its costly patterns."""
+    """Compiled validator; size of its schema in bytes, values, and costly patterns."""
 
     validator: jsonschema_rs.Draft202012Validator
     size: int
@@ -148,8 +147,8 @@ def schema_problems(schema: Mapping[str, JsonValue], arguments: Mapping[str, Jso
 def _explained(schema: Mapping[str, JsonValue], compiled: _Compiled, instance: JsonObject) -> list[str]:
     """Return the problems of an invalid instance, without arguments whose errors would take too much memory.
 
-    Each error of jsonschema-rs has a copy of the value and of the choices in its rule, so all errors together may take
-    the product of schema and instance: 500 branches and a text of 250 kB took 500 MB.
+    Each error of jsonschema-rs copies the value and the choices of its rule: 500 branches and a text of 250 kB took
+    500 MB.
     """
     within, left_out = _within_memory(compiled, instance)
     # Without the arguments left out, `required` and rules of the whole object may fail falsely: ignore these.
@@ -198,7 +197,7 @@ def _huge_numbers(instance: JsonObject) -> Iterator[str]:
 def _located(
     error: jsonschema_rs.ValidationError, schema: Mapping[str, JsonValue], instance: Mapping[str, JsonValue]
 ) -> Iterator[tuple[tuple[str | int, ...], str]]:
-    """Yield path and message of each mistake in an error; other names are suggested at the top level only."""
+    """Yield path and message of each mistake; other names are suggested at the top level only."""
     match error.kind:
         case jsonschema_rs.ValidationErrorKind.Required(property=name):
             yield (*error.instance_path, name), _missing(name, schema, {} if error.instance_path else instance)
@@ -231,7 +230,7 @@ def _rule(
 
 
 def schema_defect(schema: Mapping[str, JsonValue]) -> Problem | None:
-    """Return why a schema cannot be compiled, if so."""
+    """Return why a schema cannot be compiled."""
     try:
         _validator(schema)
     except UnusableSchema as defect:
@@ -278,7 +277,7 @@ def _defect(error: Exception) -> Problem:
 
 
 def visible_schema(schema: Mapping[str, JsonValue], hidden: frozenset[str]) -> Mapping[str, JsonValue]:
-    """Return the schema without the arguments that are hidden from the model (`fixed` and `envs`)."""
+    """Return the schema without arguments that are hidden from the model."""
     properties, required = schema.get("properties"), schema.get("required")
     if not hidden:
         return schema
