@@ -1,7 +1,6 @@
 """Search in a stored text: matches of a phrase, or the passages that fit a question best (tool-design section 3).
 
-The caller reads the text in windows, item by item. Positions and lengths are in characters. A step takes at most a
-millisecond; the time is linear in the length of the text.
+The caller reads the text in windows, item by item; a step takes at most a millisecond. Lengths are in characters.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from openapi_tool.concurrency import Steps
 from openapi_tool.tools.truncation import boundary
@@ -56,19 +55,6 @@ class Span(NamedTuple):
     at: int
     chars: int
     before: int = 0
-
-
-class Search(Protocol):
-    """Search of a text that is given in windows, in order."""
-
-    def scan(self, text: str, at: int, *, last: bool) -> Steps[int]:
-        """Search a window that begins at `at`; return how many of its characters the next window need not repeat.
-
-        An item of the stored text ends with its `last` window.
-        """
-
-    def spans(self) -> Steps[list[Span]]:
-        """Return the passages in the order to show them in."""
 
 
 def folded(text: str) -> str:
@@ -115,7 +101,10 @@ class Phrase:
         self.before = self.after = 0
 
     def scan(self, text: str, at: int, *, last: bool) -> Steps[int]:
-        """See `Search`."""
+        """Search a window that begins at `at`; return how many of its characters the next window need not repeat.
+
+        An item of the stored text ends with its `last` window.
+        """
         for begin in range(0, len(text), _SLICE_CHARS):
             part = folded(text[begin : begin + _SLICE_CHARS + self._overlap])
             # `_min_next` skips matches in the overlap that were found in the slice or window before.
@@ -149,7 +138,7 @@ class Phrase:
             found.append(at)
 
     def spans(self) -> Steps[list[Span]]:
-        """Return the first matches, one more than can be shown, in the order of the text."""
+        """Return the first passages, one more than can be shown, in the order of the text."""
         yield
         found = self._found_after or self._found_before
         nexts = [*found[1:], math.inf]
@@ -173,7 +162,7 @@ class Question:
         self._passages = self._total_chars = 0
 
     def scan(self, text: str, at: int, *, last: bool) -> Steps[int]:
-        """See `Search`."""
+        """See `Phrase`."""
         begin = 0
         while begin < len(text) if last else len(text) - begin > _PASSAGE_CHARS:
             size = boundary(text[begin : begin + _PASSAGE_CHARS + 1], _PASSAGE_CHARS)
@@ -213,6 +202,9 @@ class Question:
 
     def _idf(self, having: int) -> float:
         return math.log(1 + (self._passages - having + 0.5) / (having + 0.5))
+
+
+Search = Phrase | Question
 
 
 def terms(text: str) -> Iterator[str]:
