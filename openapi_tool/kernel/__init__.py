@@ -1,1 +1,1 @@
-"""The kernel's PostgreSQL: one statement loads a call, one commits its result; only this package names `state.*`."""
+"""The kernel's PostgreSQL; only this package names `state.*`."""

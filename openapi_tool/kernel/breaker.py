@@ -1,10 +1,8 @@
 """Circuit breaker: no command is fetched while loads or commits fail.
 
-The breaker is open while the latest load or the latest commit failed. Meanwhile, retried commits serve as probes.
-Without any, a command may be fetched as a probe: first after 0.2 s, then with back-off up to every
-MAX_PROBE_INTERVAL_S seconds.
-
-The attempt that began last counts: one that hung through an outage does not show the state after it.
+It is open while the latest load or the latest commit failed. Meanwhile, retried commits serve as probes; without any,
+a command may be fetched as a probe, with back-off. The attempt that began last counts: one that hung through an outage
+does not show the state after it.
 
 A statement that failed at a lock or its timeout (Contended) may have failed because of its project's rows only. So such
 calls open the breaker only if those of two projects fail in a row. While only contention keeps it open, retried commits
@@ -34,18 +32,14 @@ Cause = Literal["outage", "operator", "contention"]
 MAX_PROBE_INTERVAL_S = 5.0
 _FIRST_PROBE_S = 0.2
 _QUIET_S = 2 * MAX_PROBE_INTERVAL_S
-"""Seconds without an attempt until the breaker closes: by then any waiting command was fetched as a probe."""
+"""Without an attempt until the breaker closes: by then any waiting command was fetched as a probe."""
 
-_MAX_DOUBLINGS = 10
-"""Limit of the back-off's exponent: a larger one would overflow a float after a long outage."""
+_MAX_DOUBLINGS = 10  # a larger exponent would overflow a float after a long outage
 
 
 @frozen
 class _Outcome:
-    """Outcome of the latest attempt; `reason` is empty if it succeeded.
-
-    `number` orders attempts by their start. `suspect` is the project that met contention.
-    """
+    """Outcome of an attempt; `reason` is empty if it succeeded, `suspect` the project that met contention."""
 
     number: int = 0
     reason: str = ""
@@ -73,8 +67,7 @@ class CircuitBreaker:
 
     @property
     def may_probe(self) -> bool:
-        """Return whether a command may be fetched as a probe (half-open state)."""
-        # Attempts in progress whose success would close the breaker.
+        """Whether a command may be fetched as a probe (half-open state)."""
         pending_probes = self._in_progress - (self._retries if self._is_contended else 0)
         return not pending_probes and self._clock() >= self._failed_at + self._backoff_s()
 
@@ -87,8 +80,8 @@ class CircuitBreaker:
     def attempt(self, operation: Operation, project_id: str, *, retry: bool = False) -> Iterator[Callable[[], None]]:
         """Yield a function to call on success; an attempt that raises Unavailable has failed.
 
-        One that ends otherwise changes nothing: a defect of the call, a cancellation, or a project that has used up its
-        share of the connections does not show the state of the database. `retry`: the attempt repeats a failed one.
+        A defect of the call, a cancellation, or a project that has used up its share of the connections does not show
+        the state of the database.
         """
         self._last_number += 1
         number = self._last_number
@@ -110,7 +103,7 @@ class CircuitBreaker:
             self._in_progress -= 1
             self._retries -= retry
             if self.reason and self.may_probe:
-                # The last probe in progress ended without a result: let the consumer fetch another one.
+                # The last probe ended without a result: let the consumer fetch another one.
                 self._changed()
 
     def probe_soon(self) -> None:
@@ -141,7 +134,7 @@ class CircuitBreaker:
             self._failed_at = self._clock()
             self._schedule_probe()
             # Keep the first reason: the errors of one outage vary, and each new reason would be logged as a change.
-            # Contention during an outage is a consequence of it, so it does not replace the cause.
+            # Contention is a consequence of an outage, so it does not replace the cause.
             if latest.reason and outcome.cause in (latest.cause, "contention"):
                 outcome = _Outcome(outcome.number, latest.reason, latest.cause)
         self._latest[operation] = outcome
@@ -152,8 +145,7 @@ class CircuitBreaker:
             self._changed()
 
     def _backoff_s(self) -> float:
-        # `_failures` is 0 after `probe_soon`.
-        doublings = min(max(0, self._failures - 1), _MAX_DOUBLINGS)
+        doublings = min(max(0, self._failures - 1), _MAX_DOUBLINGS)  # no failures: after `probe_soon`
         return min(MAX_PROBE_INTERVAL_S, _FIRST_PROBE_S * 2.0**doublings)
 
     def _schedule_probe(self) -> None:

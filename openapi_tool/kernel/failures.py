@@ -1,8 +1,8 @@
 """Classification of PostgreSQL errors.
 
-- *defect*: caused by the values of one call. The driver's error is raised unchanged; the retry counts as a lost run.
-- *outage*: temporary. Raised as Unavailable; the call waits, and no lost run is counted.
-- *operator*: a missing grant, migration or setting. An outage that is raised as NeedsOperator with the remedy.
+- *defect*: caused by the values of one call, raised unchanged; the run counts as lost.
+- *outage*: temporary, raised as Unavailable; the call waits.
+- *operator*: an outage for a missing grant, migration or setting, raised as NeedsOperator.
 
 A SQLSTATE that is not listed is a defect, because retries of an unknown error as an outage might never end.
 """
@@ -65,10 +65,7 @@ class PoolShareUsed(Unavailable):
 
 
 class Contended(Unavailable):
-    """A statement failed at a lock, a conflict or its timeout.
-
-    One such error does not show whether only its own rows are locked or the whole database is slow (`breaker.py`).
-    """
+    """A statement failed at a lock, a conflict or its timeout: its rows are locked, or the whole database is slow."""
 
 
 def kind_of(sqlstate: str | None) -> Kind:
@@ -146,10 +143,7 @@ def describe_connection_error(error: Exception) -> str:
 
 
 def located(problem: str, where: str, setting: str = DSN_SETTING) -> str:
-    """Return an error message with the server and database (`where`) and the `setting` of their DSN.
-
-    The error itself does not know which of several kernels it is about.
-    """
+    """Return an error message with server and database (`where`) and the `setting` of their DSN: kernels may differ."""
     section = setting.partition(".dsn (")[0]
     problem = problem.replace(DSN_SETTING, setting).replace("set postgres.", f"set {section}.")
     return problem.replace("PostgreSQL:", f"PostgreSQL at {where}:", 1) if where else problem

@@ -1,7 +1,6 @@
 """SQL and row mapping that all protocol versions share (protocol sections 3, 4, 6).
 
-The statement LOAD (`v1r4.py`, `v1r3.py`) reads everything about a call. `call_values` returns its parameters, null for
-an id that the command lacks.
+LOAD reads everything about a call. Its parameters, those of `call_values`, may be null.
 """
 
 from __future__ import annotations
@@ -24,17 +23,17 @@ from openapi_tool.tools.bounds import MAX_ROW_BYTES
 from openapi_tool.tools.problems import unmangled
 
 MAX_HEADER_BYTES = 64 * 1024
-"""Limit in bytes of a turn's headers and of a card's metadata; NATS allows no more in headers."""
+"""Of a turn's headers and of a card's metadata; NATS allows no more in headers."""
 
 MAX_NAME_CHARS = 4_096
-"""Limit of a value that becomes a token of a subject or is compared with a name."""
+"""Of a value that becomes a token of a subject or is compared with a name."""
 
 _MAX_STORED_BYTES = 256 * 1024  # of an earlier result, in its stored (compressed) form
 NEWEST_ROWS = 1_000
-"""Limit of the rows that are searched where no index finds the one row: an agent's inbox, the results of a step."""
+"""Rows that are searched where no index finds the one row: an agent's inbox, the results of a step."""
 
 _SMALL_BYTES = 1_024
-_MAX_UNCOUNTED_BYTES = 16_384  # of an uncompressed value; its text has at most 28 MB
+_MAX_UNCOUNTED_BYTES = 16_384  # uncompressed, in which numbers are not counted; the text has at most 28 MB
 _MAX_DIGITS = 4_300  # Python converts no more
 _LONG_DIGITS = 500  # of a number that is counted against the size of a definition
 _MAX_CARDS = 20  # of a call id, one of them the tool.call card; the kernel writes two
@@ -76,8 +75,7 @@ def _has_large_number(column: str) -> str:
 def _has_many_long_numbers(columns: Sequence[str], max_bytes: int) -> str:
     """Return the SQL condition that numbers alone take more than `max_bytes` bytes of text.
 
-    A number can have 16,383 decimal places, if another program than the kernel wrote it: the kernel writes floats. The
-    subquery that counts such numbers runs only for values of more than `_MAX_UNCOUNTED_BYTES`.
+    A number that another program than the kernel wrote can have 16,383 decimal places.
     """
     numbers = " || ".join(
         f"""jsonb_path_query_array({column}, 'strict $.** ? (@.type() == "number")')""" for column in columns
@@ -111,8 +109,8 @@ _CARDS_OF_ID = f"""(
         limit {_MAX_CARDS}
     ) as cards"""  # noqa: S608 - constants only
 
-# Measured like a column in `fits`, but by the sum of two. With at most MAX_VALUES values (tools/bounds) jsonb is less
-# than 64 kB larger than its text, with more values at most four times as large: 12 bytes for "0, ".
+# Measured by the sum of both columns. With at most MAX_VALUES values (tools/bounds) jsonb is less than 64 kB larger
+# than its text, with more at most four times as large: 12 bytes for "0, ".
 _DEFINITION = f"""
     select
         tool_name, left(after_execution, 16) as after_execution, measured.fits,
@@ -136,8 +134,8 @@ _DEFINITION = f"""
 # The content of an earlier result is read only to complete its missing report.
 _READS_CONTENT = f"reported.inbox_id is null and pg_column_size(content) <= {_MAX_STORED_BYTES}"
 
-# `limit 1`, even if a key is unique, makes PostgreSQL plan each subquery as an index look-up. Without it, a plan made
-# while a table is small joins all rows of the project, and a session keeps its plan while the table grows.
+# `limit 1`, even if a key is unique, makes each subquery an index look-up. Else a plan made while a table is small
+# joins all rows of the project, and a session keeps its plan while the table grows.
 CALL = f"""
 left join lateral (
     {_call_card("cards")}
@@ -244,12 +242,12 @@ where card_id = $3 and tenant_id = $1 and metadata ->> 'agent_id' = $2 and metad
 def writes(inbox: str, accepted: str, edge_turn: str, first: int) -> tuple[str, str]:
     """Return the statements COMMIT and REPORT, which write only if the condition `accepted` holds.
 
-    `inbox` has the CTEs from `card` on that end with the inbox row, `edge_turn` is the turn that its edge names.
-    `first` is the number of the first parameter after those of REPORT: content and metadata of the result card, then
-    id, content, metadata and lifetime in seconds of the artifact card, null without one.
+    `inbox` has the CTEs that write the inbox row, `edge_turn` is the turn that its edge names. `first` is the number of
+    COMMIT's first parameter after those of REPORT: content and metadata of the result card, then id, content, metadata
+    and lifetime in seconds of the artifact card, null without one.
 
-    Data-modifying CTEs make all inserts one statement and so one transaction without BEGIN and COMMIT. If an inbox row
-    exists without its card, the insert raises a unique violation, which rolls the card back.
+    One statement is one transaction without BEGIN and COMMIT. If an inbox row exists without its card, the insert
+    raises a unique violation, which rolls the card back.
     """
     content, metadata, artifact_id, text, artifact_metadata, ttl_s = (f"${first + place}" for place in range(6))
     new_card = f"""
@@ -277,7 +275,7 @@ select count(*) from inbox
 
 
 def call_values(command: Command, own: object) -> tuple[Any, ...]:
-    """Return the parameters of LOAD; `own`, $6, depends on the version. Tool names are as received and unmangled."""
+    """Return the parameters of LOAD; `own`, $6, depends on the version."""
     identity, tool_name = command.identity, command.tool_name
     return (
         identity.project_id,

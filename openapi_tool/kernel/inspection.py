@@ -1,4 +1,4 @@
-"""Interface of the SQL of one protocol version; privileges, and checks of a database before commands are fetched."""
+"""Interface of the SQL of one protocol version; privileges and checks of a database."""
 
 from __future__ import annotations
 
@@ -16,10 +16,7 @@ from openapi_tool.protocol.errors import NeedsOperator
 
 
 class Statements(Protocol):
-    """Statements of one version, and their parameters. The modules `v1r4` and `v1r3` implement it.
-
-    `INBOX_COLUMN` is a column of `state.agent_inbox` that no other version has.
-    """
+    """Statements of one version; a module each. `INBOX_COLUMN` is a column that only its `state.agent_inbox` has."""
 
     VERSION: str
     INBOX_COLUMN: str
@@ -32,7 +29,7 @@ class Statements(Protocol):
         """Return the parameters of LOAD."""
 
     def report_values(self, card_id: str, report: Report) -> tuple[Any, ...]:
-        """Return the parameters of REPORT, with which those of COMMIT begin (`fragments.writes`)."""
+        """Return the parameters of REPORT, the first ones of COMMIT."""
 
 
 STATEMENTS: Mapping[str, Statements] = {v1r4.VERSION: v1r4, v1r3.VERSION: v1r3}
@@ -61,15 +58,12 @@ USAGE = Grant(("select",), ("cards", "state.agent_inbox"))
 
 
 def reader_grants(role: str, grant: Grant) -> list[str]:
-    """Return the GRANT statements for a command that only reads. Raises ValueError like `grant_statements`."""
+    """Return the GRANT statements for a command that only reads. Raises ValueError."""
     return _statements(role, "public, state", (grant,))
 
 
 def grant_statements(role: str, *, registration: bool = False) -> list[str]:
-    """Return the GRANT statements for a role of the executor, with `registration` also for registering tools.
-
-    Raises ValueError for a name that no role can have.
-    """
+    """Return the GRANT statements for the executor's role. Raises ValueError for a name that no role can have."""
     return _statements(role, "public, resource, state", (*EXECUTOR, *REGISTRATION) if registration else EXECUTOR)
 
 
@@ -82,10 +76,9 @@ def _statements(role: str, schemas: str, grants: Iterable[Grant]) -> list[str]:
 
 
 def quoted_role(role: str) -> str:
-    """Return a role's name as a quoted SQL identifier.
+    """Return a role's name as a quoted SQL identifier. Raises ValueError for one that is too long or a keyword.
 
-    Raises ValueError for a name that PostgreSQL would truncate, and for keywords: a grant to `public` would be one to
-    everybody.
+    A grant to `public` would be one to everybody.
     """
     if role in ("public", "none"):
         raise ValueError(f"{role!r} cannot be a role's name: PostgreSQL reads it as a keyword, even in quotes")
@@ -98,8 +91,7 @@ _NEEDED = ", ".join(
     f"('{privilege}', '{table}')" for grant in EXECUTOR for privilege in grant.privileges for table in grant.tables
 )
 
-# A grant on some columns is enough here: an operator may restrict the role to the columns in use. `inspect` detects a
-# column that does not exist.
+# An operator may restrict the role to the columns in use; `inspect` detects a missing one.
 _ACCESS = f"""
 select current_setting('transaction_read_only') = 'on' as read_only, (
     select string_agg(privilege || ' on ' || name, ', ') from (values {_NEEDED}) as needed (privilege, name)
@@ -107,7 +99,7 @@ select current_setting('transaction_read_only') = 'on' as read_only, (
 ) as missing
 """  # noqa: S608 - constants only
 
-# Read from the catalogue, as every role may, to distinguish a missing table from a missing grant.
+# Every role may read the catalogue, which tells a missing table from a missing grant.
 _MISSING_TABLES = """
 select string_agg(needed.name, ', ')
 from unnest(array['cards', 'resource.tools', 'resource.project_agents', 'state.agent_inbox', 'state.execution_edges'])
@@ -119,7 +111,7 @@ where not exists (
 )
 """
 
-# Read from the catalogue, because a role that registers tools has no privilege on the schema `state`.
+# From the catalogue, because a role that registers tools has no privilege on the schema `state`.
 _INBOX_COLUMNS = """
 select array_agg(a.attname::text)
 from pg_catalog.pg_attribute as a
@@ -154,7 +146,7 @@ class UniqueIndex:
         return f"{self.table} ({', '.join(sorted(self.keys))}){where}"
 
 
-# Without these indexes a call could get two results. They are compared by columns: the kernel may choose any names.
+# Else a call could get two results. Compared by columns: the kernel may choose any names.
 NEEDED_INDEXES = (
     UniqueIndex("cards", frozenset({"tenant_id", "tool_call_id"}), "metadata->>'type'='tool.result'"),
     UniqueIndex("state.agent_inbox", frozenset({"project_id", "message_type", "correlation_id"})),

@@ -99,9 +99,8 @@ _KEYS = {
     By.ERROR: "error_code",
 }
 
-# A range of card ids is a range of time (`first_card_id`). If a card's metadata contain `truncated`, it is a successful
-# text result with all figures in its metadata: `output` is then null, so that no large content is read. A field that a
-# card of an earlier version lacks is null, not 0.
+# Metadata with `truncated` are those of a successful text result, and have all figures: `output` is then null, so that
+# no large content is read. A field that a card of an earlier version lacks is null, not 0.
 _CALLS = """
 with calls as materialized (
     select tool_call_id, created_at, metadata ->> 'function_name' as function_name,
@@ -151,7 +150,7 @@ def _number(value: str) -> str:
 
 
 def statement(by: By) -> str:
-    """Return the query; its parameters are project, first card id, card id after the last, actor id, limit of rows."""
+    """Return the query; its parameters are project, a range of card ids, actor id, limit of rows."""
     return _CALLS.format(
         key=_KEYS[by],
         agent=_AGENT if by is By.AGENT else "null::text",
@@ -173,8 +172,7 @@ async def usage(
 ) -> list[dict[str, Any]]:
     """Return a total row, then at most `MAX_ROWS` rows grouped by `by`: days ascending, others by tokens.
 
-    A row has the columns of `_CALLS`; a figure is None where no card records it. Raises Unavailable, also for a
-    database of another protocol version than `version`.
+    A figure is None where no card records it. Raises Unavailable, also for a database of another version.
     """
     values = (project_id, first_card_id(since), first_card_id(until), actor_id, MAX_ROWS + 1)
     async with _connected(dsn, version, _USAGE_TIMEOUT_S) as connection:
@@ -213,9 +211,9 @@ class ToolRows:
     @classmethod
     @asynccontextmanager
     async def open(cls, dsn: str, timeout_s: float, version: str | None = None) -> AsyncIterator[ToolRows]:
-        """Connect to PostgreSQL; `timeout_s` limits the connection and each statement.
+        """Connect to PostgreSQL; `timeout_s` limits each step.
 
-        Raises RegistryError, also for a database of another protocol version than `version`.
+        Raises RegistryError, also for a database of another protocol version.
         """
         with _translate_errors():
             pool = await asyncpg.create_pool(

@@ -38,9 +38,8 @@ _CHECK_TIMEOUT_S = 2.0  # of each step of a health check, to detect a database t
 class PoolOptions:
     """Options of the pool; `timeout_s` limits a connection and a statement.
 
-    `where` (hosts, ports, database) and the `setting` of the DSN are for error messages (`failures.located`), `version`
-    is that of the protocol. With `inspect_on_connect` a database in which calls cannot be committed is refused; CLI
-    commands that only read switch it off.
+    `where` and `setting` are for error messages (`failures.located`), `version` is that of the protocol. With
+    `inspect_on_connect` a database in which calls cannot be committed is refused; not for commands that only read.
     """
 
     dsn: str = field(repr=False)
@@ -54,7 +53,7 @@ class PoolOptions:
 
 
 class KernelStore:
-    """Loads calls and commits results, scoped by project in every statement. Methods raise Unavailable."""
+    """Loads calls and commits results by project; projects share the pool fairly. Methods raise Unavailable."""
 
     def __init__(self, pool: asyncpg.Pool, timeout_s: float, statements: Statements) -> None:
         self._pool = pool
@@ -152,23 +151,60 @@ class KernelStore:
         return bool(written)
 
     def _connection(self, project_id: str, timeout_s: float | None = None) -> _PooledConnection:
-        """Return a context with a connection of the pool, which projects share fairly.
+        """Return a context that raises a defect of the statement unchanged, and Unavailable for any other error."""
+        return _PooledConnection(self._pool, self._permits, project_id, timeout_s or self._timeout_s)
 
-        It raises a defect of the statement unchanged, and Unavailable for any other error of the database.
-        """
-        return _PooledConnection(self, project_id, timeout_s or self._timeout_s)
+    async def aclose(self) -> None:
+        """Close every connection; terminate those that are still in use after `timeout_s`."""
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await self._pool.close()
+        except TimeoutError:
+            self._pool.terminate()
 
-    async def _acquire(self, project_id: str, timeout_s: float) -> asyncpg.Connection:
+
+class _PooledConnection:
+    """Context with a connection of the pool; a class, because a generator costs more CPU.
+
+    If the database became read-only (a failover), all connections are replaced: new ones may reach the new primary.
+    """
+
+    def __init__(self, pool: asyncpg.Pool, permits: FairSemaphore, project_id: str, timeout_s: float) -> None:
+        self._pool, self._permits, self._project_id, self._timeout_s = pool, permits, project_id, timeout_s
+
+    async def __aenter__(self) -> asyncpg.Connection:
+        try:
+            self._connection = await self._acquire()
+        except ReadOnly:  # raised by the inspection of a new connection
+            await self._pool.expire_connections()
+            raise
+        return self._connection
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            # The translation keeps no state, so it need not be entered.
+            translate_statement_errors().__exit__(kind, error, trace)
+        except ReadOnly as translated:
+            error = translated
+            raise
+        finally:
+            await self._release()
+            if isinstance(error, ReadOnly):
+                await self._pool.expire_connections()
+
+    async def _acquire(self) -> asyncpg.Connection:
         permitted = False
         try:
             with translate_connection_errors():
-                async with asyncio.timeout(timeout_s):
-                    await self._permits.take(project_id)
+                async with asyncio.timeout(self._timeout_s):
+                    await self._permits.take(self._project_id)
                     permitted = True
                     return await self._from_pool()
         except BaseException as error:
             if permitted:
-                self._permits.give(project_id)
+                self._permits.give(self._project_id)
             elif isinstance(error, Unavailable):
                 raise PoolShareUsed("PostgreSQL: other calls use the project's share of the connections") from None
             raise
@@ -183,58 +219,18 @@ class KernelStore:
                     raise
             await asyncio.sleep(_RETRY_POOL_S)
 
-    async def _release(self, project_id: str, connection: asyncpg.Connection, timeout_s: float) -> None:
-        """Return a connection to the pool without the task that `Pool.release` starts to shield it.
+    async def _release(self) -> None:
+        """Return the connection to the pool without the task that `Pool.release` starts to shield it.
 
         The release of a working connection never waits, and a cancelled one terminates the connection, which frees its
         place, too.
         """
         try:
             with translate_connection_errors():
-                if connection._con is not None:  # noqa: SLF001 - None: it broke, and the pool has dropped it
-                    await connection._holder.release(timeout_s)  # noqa: SLF001
+                if self._connection._con is not None:  # noqa: SLF001 - None: it broke, and the pool has dropped it
+                    await self._connection._holder.release(self._timeout_s)  # noqa: SLF001
         finally:
-            self._permits.give(project_id)
-
-    async def aclose(self) -> None:
-        """Close every connection; terminate those that are still in use after `timeout_s`."""
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                await self._pool.close()
-        except TimeoutError:
-            self._pool.terminate()
-
-
-class _PooledConnection:
-    """Context of `KernelStore._connection`; a class, because a generator costs more CPU, and every call enters two.
-
-    If the database became read-only (a failover), all connections are replaced: new ones may reach the new primary.
-    """
-
-    def __init__(self, store: KernelStore, project_id: str, timeout_s: float) -> None:
-        self._store, self._project_id, self._timeout_s = store, project_id, timeout_s
-
-    async def __aenter__(self) -> asyncpg.Connection:
-        try:
-            self._connection = await self._store._acquire(self._project_id, self._timeout_s)  # noqa: SLF001
-        except ReadOnly:  # raised by the inspection of a new connection
-            await self._store._pool.expire_connections()  # noqa: SLF001
-            raise
-        return self._connection
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            # The translation keeps no state, so it need not be entered.
-            translate_statement_errors().__exit__(kind, error, trace)
-        except ReadOnly as translated:
-            error = translated
-            raise
-        finally:
-            await self._store._release(self._project_id, self._connection, self._timeout_s)  # noqa: SLF001
-            if isinstance(error, ReadOnly):
-                await self._store._pool.expire_connections()  # noqa: SLF001
+            self._permits.give(self._project_id)
 
 
 async def _prepare_connection(connection: asyncpg.Connection) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import astuple, dataclass
+from typing import NamedTuple
 
 from openapi_tool.concurrency import Steps
 from openapi_tool.frozen import frozen
@@ -50,12 +50,11 @@ _FENCE = re.compile(r"^ {0,3}(`{3,}+|~{3,}+)([^`\n]*+)$", re.MULTILINE)
 _TABLE_RULE_CHARS = frozenset("|-: ")
 
 
-@dataclass(frozen=True, slots=True)
-class StoredItem:
+class StoredItem(NamedTuple):
     """Item in a stored text, from `start` to `end`. The first result showed it up to `shown`.
 
     `opening` is the start of the code block or table that contains `shown`, None outside of one. `title` holds the
-    lines that identify the item. `label` and `after` are those of `Item`.
+    lines that identify the item.
     """
 
     start: int
@@ -67,8 +66,7 @@ class StoredItem:
     after: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Truncated:
+class Truncated(NamedTuple):
     """Parts that are shown, the items in the stored text, and the number of characters left out."""
 
     parts: tuple[Part, ...]
@@ -281,7 +279,7 @@ def stored_text(items: Sequence[Item], stored_items: Sequence[StoredItem]) -> St
         chars += len(piece)
         yield
     content += b'"}'
-    return StoredText(new_id(), content, chars, digest.hexdigest(), tuple(map(astuple, stored_items)))
+    return StoredText(new_id(), content, chars, digest.hexdigest(), tuple(stored_items))
 
 
 def _pieces(items: Sequence[Item]) -> Iterator[str]:
@@ -296,16 +294,14 @@ def stored_items_of(stored: Sequence[StoredFields] | None, chars: int) -> list[S
     return [StoredItem(*place) for place in stored] if stored else [StoredItem(0, 0, chars)]
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(NamedTuple):
     """Start of a part in a stored text, and of the code block or table that contains it."""
 
     start: int
     opening: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class LaterPart:
+class LaterPart(NamedTuple):
     """What a later part shows, the position after it (`end`), and where the next one begins, None after the last."""
 
     parts: tuple[Part, ...]
