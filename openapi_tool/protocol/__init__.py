@@ -1,1 +1,1 @@
-"""The wire of tool commands and reports (protocol v1r4): pure values and rules, no I/O."""
+"""Formats and rules of the kernel; no I/O."""

@@ -1,7 +1,4 @@
-"""Commands and their settlement, and the report that announces a result (protocol sections 2 and 6).
-
-`Dialect.accept` builds an `Acceptance` before the call runs, `Dialect.report` a `Report` from it afterwards.
-"""
+"""Commands and their settlement, and the report that announces a result (protocol sections 2 and 6)."""
 
 from __future__ import annotations
 
@@ -56,10 +53,8 @@ class Delivery:
     """Delivery of a command by the bus.
 
     `published_at` is the stream's timestamp (UTC), the same for every redelivery; `attempt` counts deliveries from 1.
-    `exhausted` means that too many runs of the command were lost: it gets an error result without another run.
-
-    A body larger than MAX_BODY_BYTES could fill the memory: `data` then contains only its first HEAD_BYTES, and
-    `truncated_body` digests the whole. `headers_complete` is False if there were more headers than are read.
+    An `exhausted` command, of which too many runs were lost, gets an error result without another run. Of a body larger
+    than MAX_BODY_BYTES, `data` is the first HEAD_BYTES, and `truncated_body` digests the whole.
     """
 
     subject: str
@@ -101,7 +96,7 @@ class Acknowledge:
 class Requeue:
     """Requeue the command for `delay_s` seconds, after an outage or a `defect` of this service.
 
-    Only a defect, which may be permanent, counts as a lost run. `reason` is for the log.
+    Only a defect, which may be permanent, counts as a lost run.
     """
 
     delay_s: float
@@ -204,11 +199,10 @@ STATUSES = frozenset({"success", "failed", "canceled", "timeout", "partial"})
 
 @frozen
 class Acceptance:
-    """Call whose report the kernel will accept.
+    """Call whose report the kernel will accept, made before it runs.
 
-    `worker_target` is the subject token of the agent's worker, None if unknown; `request_edge_id` the call's request
-    edge, in v1r3 a new id for a missing one; `depth` the recursion depth of the waiting turn. v1r3 has no row of that
-    turn; `waiting_turn` is then derived from the command.
+    `worker_target` is the subject token of the agent's worker, None if unknown; `depth` the recursion depth of the
+    waiting turn. In v1r3 `request_edge_id` is a new id for a missing edge, and the turn is derived from the command.
     """
 
     identity: CallIdentity
@@ -231,9 +225,8 @@ class Wakeup:
 class Report:
     """One tool_result row with its response edge, ready to be written; `actor_id` is the sender, this service.
 
-    By `context_headers` the worker matches the result to the turn: those of the waiting turn's inbox row (agent, turn,
-    epoch, parents, depth), with the report's own trace. `wakeup` is published after the commit; None if no worker can
-    be addressed.
+    By `context_headers`, those of the waiting turn's row with the report's own trace, the worker matches the result to
+    the turn. `wakeup` is published after the commit; None if no worker can be addressed.
     """
 
     acceptance: Acceptance
@@ -266,10 +259,10 @@ def trace_headers(span: SpanContext, tracestate: str | None) -> dict[str, str]:
 
 
 def trace_link(identity: CallIdentity, waiting_turn: WaitingTurnRecord) -> TraceLink:
-    """Return parent and link of the report's span, which must be in the trace of the waiting turn.
+    """Return parent and link of the report's span.
 
-    The worker refuses a row with another trace id, so an inbound span of another trace becomes a link. If neither
-    command nor row has a trace, the report gets the trace id of the tool.call card.
+    The worker refuses a row of another trace than the waiting turn's, so an inbound span of another becomes a link. If
+    neither has a trace, the report gets the trace id of the tool.call card.
     """
     headers, inbound = waiting_turn.context_headers, identity.trace
     try:

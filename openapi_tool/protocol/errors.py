@@ -1,12 +1,4 @@
-"""Errors of a call, as one tree.
-
-ExecutorError
-├── ToolError          becomes the `error` of a tool.result card; a class for each code
-├── Unanswerable       no result can reach a turn: terminated and dead-lettered
-│   └── ReportRefused  the kernel would refuse the report
-└── Unavailable        PostgreSQL or NATS is unavailable: requeued
-    └── NeedsOperator  … until an operator adds a grant, a migration or a setting
-"""
+"""Errors of a call, as one tree; ARCHITECTURE.md ("Errors") lists their effects."""
 
 from __future__ import annotations
 
@@ -29,9 +21,8 @@ class ToolError(ExecutorError):
     """Failed call that gets a result card (protocol section 8).
 
     The model sees only `message` (protocol section 7): what happened and what to do instead. `retryable` means that the
-    same request may work later, after `retry_after` seconds; `max_retries` limits its retries within the call. `tokens`
-    and `requests` are its cost. `upstream_status` is the five-digit status of the upstream's response, `key_variable`
-    the environment variable of the key that the upstream refused.
+    same request may work later, after `retry_after` seconds; `max_retries` limits its retries within the call.
+    `upstream_status` is the five-digit status of the upstream's response, `key_variable` that of a refused key.
     """
 
     code: ClassVar[str] = "internal_error"
@@ -156,9 +147,9 @@ class InternalError(ToolError):
 
 
 class Unanswerable(ExecutorError):
-    """No result of this command can reach a turn (protocol section 2).
+    """No result can reach a turn (protocol section 2), for a `reason` with a stable name.
 
-    `reason` is a stable identifier. With `terminate` the command's message is terminated, else acknowledged.
+    With `terminate` the command's message is terminated, else acknowledged.
     """
 
     terminate: ClassVar[bool] = True
@@ -195,8 +186,8 @@ class NeedsOperator(Unavailable):
 def without_traceback(error: E) -> E:
     """Remove tracebacks and causes, whose frames keep the response alive, and return the error.
 
-    Error, traceback, task and waiting calls form a cycle. Garbage collection of those of many refused responses would
-    block the event loop for most of a second.
+    They form a cycle with the task. Garbage collection of those of many refused responses would block the event loop
+    for most of a second.
     """
     link: BaseException | None = error
     while link is not None:

@@ -11,10 +11,9 @@ from openapi_tool.protocol.errors import Unanswerable
 from openapi_tool.protocol.records import CardRecord, call_metadata
 
 MAX_ID_BYTES = 512
-"""Limit of ids in UTF-8; the kernel's have about 40 bytes. Project, agent, turn and step are in B-tree indexes, whose
-rows are limited to 2,704 bytes: longer ids would make the database refuse the result after the call was billed.
-
-A tool call id has no such limit: a model provider may choose it, and indexes contain only its hash.
+"""Limit of ids in UTF-8. Project, agent, turn and step are in B-tree indexes, whose rows are limited to 2,704 bytes:
+the database would refuse the result of a longer one after the call was billed. Of a tool call id, which a model
+provider may choose, indexes contain only the hash.
 """
 
 _TOKENS_BEFORE_SUFFIX = 7
@@ -91,7 +90,7 @@ def doorbell_filter(version: str, project_id: str) -> str:
 def wakeup_subject(version: str, project_id: str, channel_id: str, worker_target: str) -> str:
     """Return the doorbell subject of an agent's worker. Raises ValueError for an invalid or overlong token.
 
-    The server would close the connection on a control line over 4 KiB.
+    The server closes the connection on a control line over 4 KiB.
     """
     for token in (project_id, channel_id, worker_target):
         if not is_token(token):
@@ -123,10 +122,7 @@ class SpanContext:
 
 @frozen
 class TraceLink:
-    """Parent and link (OpenTelemetry) of the report's span.
-
-    `linked` is the inbound span if it belongs to another trace than the waiting turn.
-    """
+    """Parent of the report's span; `linked` is the inbound span of another trace, as in OpenTelemetry."""
 
     parent: SpanContext
     tracestate: str | None

@@ -52,10 +52,7 @@ class ArtifactObject(TypedDict):
 
 
 class ToolOutputObject(TypedDict, total=False):
-    """`metadata.tool_output` of a result; a failure has only `usage`, `latency_ms` and the last four fields.
-
-    `session` is present if the call named one, `attempts` if it sent requests itself.
-    """
+    """`metadata.tool_output` of a result; a failure has only `usage`, `latency_ms` and the last four fields."""
 
     state: Mapping[str, object]
     usage: UsageObject
@@ -80,10 +77,9 @@ T = TypeVar("T")
 
 
 def loads(text: bytes | bytearray | str) -> JsonValue:
-    """Parse JSON. Raises ValueError if the text is not JSON or not UTF-8.
+    """Parse JSON in UTF-8. Raises ValueError.
 
-    A slower parser, limited to 1 MB (20 ms), reads lone surrogates and huge numbers, which orjson refuses but senders
-    produce.
+    A slower parser, limited to 1 MB (20 ms), reads lone surrogates and huge numbers, which orjson refuses.
     """
     try:
         return cast("JsonValue", orjson.loads(text))

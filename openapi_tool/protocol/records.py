@@ -26,10 +26,7 @@ class CardRecord:
 
 @frozen
 class DefinitionRecord:
-    """Row of resource.tools; of an `oversized` one `parameters` and `options` are not read.
-
-    In an `unreadable` row the JSON parser refuses one of them.
-    """
+    """Row of resource.tools, without its JSON if `oversized`; if `unreadable`, the JSON parser refuses a column."""
 
     tool_name: str
     after_execution: JsonValue
@@ -74,10 +71,9 @@ class ResultContent(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class EarlierResult:
-    """Existing tool.result card of the call; `report_headers` and `report_status` are those of its inbox row.
+    """Existing tool.result card of the call; `report_*` are of its inbox row.
 
-    If not `is_of_this_call`, the card is of another call whose id has the same MD5: the database's unique index allows
-    only one result for both.
+    If not `is_of_this_call`, it is of a call whose id has the same MD5: the unique index allows only one result.
     """
 
     card_id: str
@@ -137,10 +133,9 @@ MAX_ATTEMPTS = 64
 
 @dataclass(slots=True)
 class Attempt:
-    """One upstream request; `began` is on the monotonic clock.
+    """One upstream request; `began` is on the monotonic clock, `resends` counts earlier attempts to send the same.
 
-    `resends` is the number of earlier attempts to send the same request. `seconds`, `http_status` and `error_code` are
-    None until the attempt ends.
+    `seconds`, `http_status` and `error_code` are None until the attempt ends.
     """
 
     began: float

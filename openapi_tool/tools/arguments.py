@@ -51,8 +51,8 @@ def whole_number(value: object) -> int | None:
 def repaired(schema: Mapping[str, JsonValue], given: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
     """Return, by name, the repaired values of arguments that violate their rule in the schema.
 
-    None stands for an empty optional argument, which counts as omitted. If every interpretation of a value violates the
-    rule, too, return the first one, so that the error is about the number and not about its quotes.
+    An empty optional argument becomes None: omitted. If every interpretation of a value violates the rule, too, return
+    the first one, so that the error is about the number and not about its quotes.
     """
     properties, required = schema.get("properties"), schema.get("required")
     if not isinstance(properties, dict):
@@ -153,11 +153,10 @@ class Arguments:
 
     - `values`: defaults, the model's arguments (names in `by_model`), fixed values; a later one overrides an earlier
       one.
-    - `secrets`: values of the `envs` arguments except `api_key`, the bearer key of the upstream request.
-    - `session`: identity derived from `session_id` (`tools/scopes.py`), which is cut to 128 characters and None if it
-      is no text.
+    - `secrets`: values of the `envs` arguments except `api_key`.
+    - `session`: identity derived from `session_id` (`tools/scopes.py`), of which the first 128 characters are kept.
     - `key_variable`: the variable with `api_key`.
-    - `key_fallback_reason`: why the key is that of `auth_env` although `envs` names another variable, or None.
+    - `key_fallback_reason`: why that is `auth_env` although `envs` names another one.
     - `repaired`: names of arguments that were invalid as the model gave them.
     """
 
@@ -181,7 +180,7 @@ class OperatorEnvs:
     """Arguments that take a secret from the environment by the operator's settings (protocol section 5).
 
     `variables` maps arguments to variables and overrides definitions. `parameters` are the folded names that a
-    definition may map beside `api_key`. The upstream may pass on any other argument to a page, a URL or a third party.
+    definition may map beside `api_key`: the upstream may pass on others to a page, a URL or a third party.
     """
 
     variables: Mapping[str, str] = field(default_factory=dict)
@@ -322,10 +321,10 @@ def default_problems(definition: ToolDefinition, defaults: Mapping[str, JsonValu
 def _api_key(
     envs: Mapping[str, str], definition: ToolDefinition, read_secret: SecretSource
 ) -> tuple[SecretStr, str, str | None]:
-    """Return the API key, the name of its variable, and why that variable is only the fallback (None if it is not).
+    """Return the API key, its variable, and why that is the fallback `auth_env`, if it is.
 
-    `api_key` in `envs` names the variable. As in the kernel's own executor, `auth_env` is the fallback if that is
-    missing or not allowed, but not if the name looks like a key or configures the executor itself.
+    As in the kernel's own executor, the fallback applies if the variable in `envs` is missing or not allowed, but not
+    if its name looks like a key or configures the executor itself.
     """
     named = envs.get(API_KEY, definition.auth_env)
     try:

@@ -1,7 +1,7 @@
 """Size limits of a stored definition, for linter and executor (tool-design section 2).
 
-Each call loads a row, which may have been written without the linter. Without these limits a row of 2 kB (nested `$ref`
-and `anyOf`) made the schema validator allocate memory until every replica was killed.
+Without them a row of 2 kB (nested `$ref` and `anyOf`), written without the linter, made the schema validator allocate
+memory until every replica was killed.
 """
 
 from __future__ import annotations

@@ -102,10 +102,10 @@ class _Unusable(Exception):
 
 
 class Secrets:
-    """Variables that tool definitions may name, with their values at the time of construction.
+    """Variables that tool definitions may name, with their values at construction.
 
-    `pools` maps the name of a pool, in upper case, to the variables with its keys. If no variable of that name is set,
-    its value is the first key that is set. `problems` has a line for each unusable value.
+    `pools` maps the name of a pool, in upper case, to the variables with its keys; the first one that is set is the
+    value of the name, if that has none of its own. `problems` has a line for each unusable value.
     """
 
     def __init__(
@@ -228,10 +228,10 @@ def placeholder_values(identity: CallIdentity) -> dict[str, str | None]:
 
 
 def render(value: JsonValue, values: Mapping[str, str | None], where: str, depth: int = 0) -> JsonValue:
-    """Replace the placeholders in every string of `value`; rendered text is not searched again for placeholders.
+    """Replace the placeholders in every string of `value`; rendered text is not searched again.
 
-    `where` is the path that errors name, `depth` the level of `value` in the option. Raises ToolMisconfigured for an
-    unknown placeholder, too long an id and deep nesting, MissingValue.
+    `where` is the path that errors name, `depth` the level of `value` in the option. Raises ToolMisconfigured, for an
+    id that the call does not have MissingValue.
     """
     if isinstance(value, str):
         return PLACEHOLDER.sub(lambda match: _value(match[1], values, where), value)
@@ -270,7 +270,7 @@ def _value(name: str, values: Mapping[str, str | None], where: str) -> str:
 def render_fixed(name: str, template: JsonValue, call: ToolCall, values: Mapping[str, str | None]) -> JsonValue:
     """Return a rendered fixed value: the definition's, or the card's if a placeholder has no value here.
 
-    The kernel's worker may know ids that the command does not carry, and merge the value into the card.
+    The kernel's worker, which merged that, may know ids that the command does not carry.
     """
     where = f"options.args.fixed.{short(name)}"
     try:

@@ -372,8 +372,8 @@ class TimeLimits:
 def longest_call_s(limits: TimeLimits, authorizer: Authorizer, statement_s: float) -> float:
     """Return the seconds after which a call that still runs is a defect: the sum of the limits of its steps.
 
-    `statement_s` limits each wait for a database connection or statement. A call has at most eight: load, commit, last
-    retry of the commit, and reload after a commit that wrote nothing, each with its connection.
+    `statement_s` limits each database connection and statement. A call has at most eight: load, commit, last retry of
+    the commit, and reload after a commit that wrote nothing.
     """
     hooks_s = len(authorizer.hooks) * authorizer.policy.hook_timeout_s
     commit_s = limits.executor.commit_retry_timeout_s

@@ -71,9 +71,8 @@ class Meter:
 class Item(NamedTuple):
     """One result or page of an output, or a remark of this service.
 
-    `head` (title, address, snippet) and `body` are web content. When space is short, bodies get what all heads leave.
-    `caption` and `after` are this service's texts before and after the web content. `label`, such as `3 of 4`, names
-    the item of a batch in later parts.
+    `head` (title, address, snippet) and `body` are web content, `caption` and `after` this service's texts before and
+    after it. `label`, such as `3 of 4`, names the item of a batch in later parts.
     """
 
     head: str = ""
@@ -104,10 +103,10 @@ class Item(NamedTuple):
 
 @frozen
 class ToolOutput:
-    """Output of a tool: text for the model in items, `state` for what a UI renders.
+    """Output of a tool: text for the model in items, `state` for a UI.
 
-    `may_store` allows storing the whole text if it is truncated. `cached` means that no request was sent. `cost_advice`
-    tells the model how to lower a high cost; empty if it cannot.
+    `may_store` allows storing the whole text if it is truncated. `cost_advice` tells the model how to lower a high
+    cost; empty if it cannot.
     """
 
     items: tuple[Item, ...]
@@ -147,10 +146,7 @@ class RenderedResult:
 
 @frozen
 class ResultFields:
-    """Fields of a tool.result card that depend on the outcome, storable in jsonb.
-
-    `tool` (the built-in tool, empty if unknown), `cached` and `truncated` are for logs, metrics and spans.
-    """
+    """Fields of a tool.result card that depend on the outcome, storable in jsonb; the last three are for telemetry."""
 
     status: Status
     result: object
@@ -258,10 +254,9 @@ _OLD_FRAME = (
 
 
 class Part(NamedTuple):
-    """Part of an item as it is shown; `caption` and `after` are those of `Item`.
+    """Part of an item as it is shown, with `left` characters after it.
 
-    `repeated` holds lines of earlier parts that are shown again, such as the header of a table. `left` is the number of
-    characters of the item after this part.
+    `repeated` holds lines of earlier parts that are shown again, such as the header of a table.
     """
 
     text: str = ""
@@ -324,7 +319,7 @@ the of and to in is for that with or this be as are it on by not if an a de la l
 por para se os o do da e y und der die das den von zu il di che per w het van een
 """
 _COMMON = frozenset(_COMMON_WORDS.split())
-"""Words of languages whose longer words are mostly one token: English, Spanish, French, Portuguese, German, …"""
+"""Of languages whose longer words are mostly one token."""
 _COMMON_SHARE = 0.25  # fraction of these words in a text of such a language
 _SHORT_WORD = 5
 _SLICE_CHARS = 1_000

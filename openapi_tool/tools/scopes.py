@@ -3,8 +3,8 @@
 A cursor is base64 of 16 bytes card id, 5 bytes start, 5 bytes opening (optional; see `Position`), and 12 bytes of HMAC
 over owner and position.
 
-A session identity is an HMAC of project, agent and the caller's `session_id`. So the same alias of two agents gives two
-identities, no caller can compute another's, and all replicas compute the same.
+A session identity is an HMAC of project, agent and the caller's `session_id`, so the same alias of two agents gives two
+identities, and no caller can compute another's.
 """
 
 from __future__ import annotations
@@ -28,10 +28,9 @@ _STRIPPED_CHARS = " \t\r\n\"'`\u201c\u201d"
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Position in an artifact's text; offsets in characters.
+    """Position in an artifact's text, in characters.
 
-    `opening` is that of the code block or table that contains `start`, so that the next part can repeat its first
-    lines; None outside of one.
+    `opening` is the start of the code block or table that contains `start`, to repeat its first lines; None outside.
     """
 
     card_id: str
