@@ -46,7 +46,6 @@ _REMEDIES = {"42501": GRANT_PRIVILEGES, "3D000": f"{_OPERATOR}check the database
 _POOLER = f"{_OPERATOR}a pooler in transaction mode is in between; set postgres.prepared_statements = false"
 _LOST_STATEMENT = ("26000", "42P05")
 _CONTENTION = ("40", "55P03", "57014")  # conflict, lock, timeout
-_CHECK = f"check {DSN_SETTING}"
 _DRIVER_ERRORS = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError, TimeoutError)
 
 
@@ -132,14 +131,16 @@ def describe_connection_error(error: Exception) -> str:
     if state.startswith("28"):
         return f"{error} (SQLSTATE {state}); check user and password in {DSN_SETTING}"
     if isinstance(error, socket.gaierror):
-        return f"the host's name cannot be resolved; {_CHECK}"
-    if isinstance(error, ConnectionRefusedError) or "Connect call failed" in str(error):
-        return f"connection refused; {_CHECK}"
-    if isinstance(error, TimeoutError):
-        return f"no answer in time; {_CHECK}"
-    if isinstance(error, OSError) and "SSL upgrade" in str(error):
-        return f"it does not speak PostgreSQL's protocol, or not with TLS; {_CHECK}"
-    return f"{type(error).__name__}: {error}"
+        why = "the host's name cannot be resolved"
+    elif isinstance(error, ConnectionRefusedError) or "Connect call failed" in str(error):
+        why = "connection refused"
+    elif isinstance(error, TimeoutError):
+        why = "no answer in time"
+    elif isinstance(error, OSError) and "SSL upgrade" in str(error):
+        why = "it does not speak PostgreSQL's protocol, or not with TLS"
+    else:
+        return f"{type(error).__name__}: {error}"
+    return f"{why}; check {DSN_SETTING}"
 
 
 def located(problem: str, where: str, setting: str = DSN_SETTING) -> str:

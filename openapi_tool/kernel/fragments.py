@@ -5,12 +5,12 @@ LOAD reads everything about a call. Its parameters, those of `call_values`, may 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from openapi_tool.protocol.cards import MAX_CONTENT_BYTES
 from openapi_tool.protocol.command import Command, Report
-from openapi_tool.protocol.jsontext import JsonValue
+from openapi_tool.protocol.jsontext import as_object
 from openapi_tool.protocol.records import (
     CallRecords,
     CardRecord,
@@ -34,7 +34,7 @@ NEWEST_ROWS = 1_000
 
 _SMALL_BYTES = 1_024
 _MAX_UNCOUNTED_BYTES = 16_384  # uncompressed, in which numbers are not counted; the text has at most 28 MB
-_MAX_DIGITS = 4_300  # Python converts no more
+_MAX_DIGITS = 4_300  # Python converts no longer number
 _LONG_DIGITS = 500  # of a number that is counted against the size of a definition
 _MAX_CARDS = 20  # of a call id, one of them the tool.call card; the kernel writes two
 _MAX_EDGES = 100  # of a call, of which the oldest is used; the kernel writes two
@@ -67,23 +67,23 @@ def _uncompressed_bytes(column: str) -> str:
 
 
 def _has_large_number(column: str) -> str:
-    """Return the SQL condition that Python cannot read a number."""
     large = f"@ >= 1e{_MAX_DIGITS} || @ <= -1e{_MAX_DIGITS}"
     return f"""jsonb_path_exists({column}, 'strict $.** ? (@.type() == "number" && ({large}))')"""
 
 
-def _has_many_long_numbers(columns: Sequence[str], max_bytes: int) -> str:
-    """Return the SQL condition that numbers alone take more than `max_bytes` bytes of text.
+def _has_many_long_numbers() -> str:
+    """Return the SQL condition that numbers alone take more than MAX_ROW_BYTES bytes of text.
 
     A number that another program than the kernel wrote can have 16,383 decimal places.
     """
+    columns = ("parameters", "options")
     numbers = " || ".join(
         f"""jsonb_path_query_array({column}, 'strict $.** ? (@.type() == "number")')""" for column in columns
     )
     is_long = f"scale(n::numeric) >= {_LONG_DIGITS} or abs(n::numeric) >= 1e{_LONG_DIGITS}"
     count = f"select count(*) from jsonb_array_elements({numbers}) as n where {is_long}"  # noqa: S608 - columns
     total = " + ".join(map(_uncompressed_bytes, columns))
-    return f"case when {total} > {_MAX_UNCOUNTED_BYTES} then ({count}) > {max_bytes // _LONG_DIGITS} end"
+    return f"case when {total} > {_MAX_UNCOUNTED_BYTES} then ({count}) > {MAX_ROW_BYTES // _LONG_DIGITS} end"
 
 
 def _call_card(source: str) -> str:
@@ -125,7 +125,7 @@ _DEFINITION = f"""
             when not {_is_small("options")} and {_uncompressed_bytes("options")} > {4 * MAX_ROW_BYTES} then false
             when not {_is_small("parameters")} and {_has_large_number("parameters")} then null
             when not {_is_small("options")} and {_has_large_number("options")} then null
-            when {_has_many_long_numbers(("parameters", "options"), MAX_ROW_BYTES)} then false
+            when {_has_many_long_numbers()} then false
             else octet_length(parameters::text) + octet_length(options::text) <= {MAX_ROW_BYTES}
         end as fits
     ) as measured
@@ -196,7 +196,7 @@ left join lateral (
     limit 1
 ) as r on true
 """  # noqa: S608 - constants only
-"""Join of LOAD: earlier result `r`; refers to the join `reported`, the call's tool_result row."""
+"""Join of LOAD: earlier result `r`; refers to `reported`, the call's tool_result row."""
 
 COLUMNS = f"""\
     c.card_id as call_card_id, c.tool_call_id as call_tool_call_id, c.content as call_content,
@@ -313,7 +313,7 @@ def report_values(card_id: str, report: Report, *own: object) -> tuple[Any, ...]
 
 
 def call_records(row: Mapping[str, Any]) -> CallRecords:
-    """Return the records of a call from a row of LOAD; only v1r4 selects a row of the waiting turn."""
+    """Return the records in a row of LOAD; only v1r4 selects the row of the waiting turn."""
     return CallRecords(
         card=_card(row),
         tool=_tool(row),
@@ -332,7 +332,7 @@ def _card(row: Mapping[str, Any]) -> CardRecord | None:
         card_id=row["call_card_id"],
         tool_call_id=row["call_tool_call_id"],
         content=row["call_content"],
-        metadata=_object(row["call_metadata"]),
+        metadata=as_object(row["call_metadata"]),
         oversized=row["call_fits"] is False,
     )
 
@@ -360,7 +360,7 @@ def _waiting_turn(row: Mapping[str, Any]) -> WaitingTurnRecord | None:
         channel_id=row["waiting_channel_id"],
         agent_turn_id=row["waiting_turn_id"],
         turn_epoch=row["waiting_epoch"],
-        context_headers=_object(row["waiting_headers"]),
+        context_headers=as_object(row["waiting_headers"]),
         oversized=row["waiting_fits"] is False,
     )
 
@@ -377,7 +377,3 @@ def _earlier(row: Mapping[str, Any]) -> EarlierResult | None:
         report_status=row["report_status"],
         is_of_this_call=row["result_of_call"],
     )
-
-
-def _object(value: JsonValue) -> Mapping[str, JsonValue]:
-    return value if isinstance(value, dict) else {}

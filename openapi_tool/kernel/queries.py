@@ -144,7 +144,7 @@ _AGENT = """(
 
 
 def _number(value: str) -> str:
-    """Return the SQL of a JSON value as a number; null for one that no call can have, and for other types."""
+    """Return the SQL of a JSON value as a number; null for other types and impossible numbers."""
     number = f"case when jsonb_typeof({value}) = 'number' then ({value})::numeric end"
     return f"case when {number} between 0 and 1e12 then {number} end"
 

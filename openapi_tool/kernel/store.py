@@ -76,9 +76,7 @@ class KernelStore:
                 timeout=options.timeout_s,
                 command_timeout=options.timeout_s,
                 statement_cache_size=100 if options.prepared_statements else 0,
-                init=partial(_prepare_and_inspect, statements=statements)
-                if options.inspect_on_connect
-                else _prepare_connection,
+                init=partial(_prepare_connection, inspected=statements if options.inspect_on_connect else None),
                 reset=_skip_reset,
                 server_settings={"application_name": "openapi-tool"},
             )
@@ -137,7 +135,7 @@ class KernelStore:
         return await self._write(self._sql.REPORT, card_id, report)
 
     async def artifact(self, project_id: str, agent_id: str, card_id: str, start: int, chars: int) -> Artifact | None:
-        """Return up to `chars` characters from `start` of an agent's live artifact, or None."""
+        """Return a part of an agent's live artifact, or None."""
         async with self._connection(project_id) as connection:
             row = await connection.fetchrow(ARTIFACT, project_id, agent_id, card_id, start, chars)
         return None if row is None else Artifact(card_id, row["chars"], row["sha256"], row["text"], row["items"])
@@ -155,7 +153,7 @@ class KernelStore:
         return _PooledConnection(self._pool, self._permits, project_id, timeout_s or self._timeout_s)
 
     async def aclose(self) -> None:
-        """Close every connection; terminate those that are still in use after `timeout_s`."""
+        """Close every connection; terminate those in use after `timeout_s`."""
         try:
             async with asyncio.timeout(self._timeout_s):
                 await self._pool.close()
@@ -233,17 +231,13 @@ class _PooledConnection:
             self._permits.give(self._project_id)
 
 
-async def _prepare_connection(connection: asyncpg.Connection) -> None:
+async def _prepare_connection(connection: asyncpg.Connection, *, inspected: Statements | None) -> None:
     with translate_connection_errors():
         await connection.set_type_codec(
             "jsonb", schema="pg_catalog", encoder=_encode_jsonb, decoder=_decode_jsonb, format="binary"
         )
-
-
-async def _prepare_and_inspect(connection: asyncpg.Connection, *, statements: Statements) -> None:
-    await _prepare_connection(connection)
-    with translate_connection_errors():
-        await inspect(connection, statements)
+        if inspected is not None:
+            await inspect(connection, inspected)
 
 
 async def _skip_reset(connection: asyncpg.Connection) -> None:
@@ -251,7 +245,7 @@ async def _skip_reset(connection: asyncpg.Connection) -> None:
 
 
 def _encode_jsonb(value: object) -> bytes:
-    """Return the binary form of jsonb; a `bytearray` is serialized JSON (`ArtifactCard.content`)."""
+    """Return the binary form of jsonb; a `bytearray` is JSON already (`ArtifactCard.content`)."""
     return _JSONB_VERSION + (value if isinstance(value, bytearray) else dumps(value))
 
 

@@ -1,4 +1,4 @@
-"""SQL of protocol v1r3 over the kernel's tables: statements, parameters, rows (protocol sections 3, 4, 6)."""
+"""SQL of protocol v1r3 (protocol sections 3, 4, 6)."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from openapi_tool.protocol.command import Command, Report
 VERSION = "v1r3"
 INBOX_COLUMN = "traceparent"
 
-# An inbox row has no channel and no headers, so those that the doorbell of an earlier report needs are put together
-# here; $6 is the channel of the command.
+# An inbox row has neither channel nor headers, so those that the doorbell of an earlier report needs are built here; $6
+# is the channel of the command.
 LOAD = f"""
 select
 {COLUMNS}

@@ -1,4 +1,4 @@
-"""SQL of protocol v1r4 over the kernel's tables: statements, parameters, rows (protocol sections 3, 4, 6)."""
+"""SQL of protocol v1r4 (protocol sections 3, 4, 6)."""
 
 from __future__ import annotations
 

@@ -49,7 +49,6 @@ class Card:
     """Tool.result card to be written."""
 
     card_id: str
-    tenant_id: str
     tool_call_id: str | None
     content: ToolResultContent
     metadata: dict[str, object]
@@ -68,7 +67,7 @@ class StoredText:
 
 @dataclass(frozen=True, slots=True)
 class ArtifactCard:
-    """Card to be written with the JSON of a StoredText, up to megabytes; it expires after `ttl_s` seconds."""
+    """Card to be written with a StoredText; it expires after `ttl_s` seconds."""
 
     card_id: str
     tenant_id: str
@@ -162,7 +161,7 @@ def result_card(
         "result": result,
         "error": None if error is None else error.copy(),
     }
-    return Card(new_id(), identity.project_id, identity.tool_call_id, content, metadata)
+    return Card(new_id(), identity.tool_call_id, content, metadata)
 
 
 def artifact_card(
@@ -189,7 +188,7 @@ def artifact_card(
 
 
 def as_model_reads(content: Mapping[str, object]) -> str:
-    """Return the text that a worker shows the model for a result card's content (protocol section 7)."""
+    """Return the text that a worker shows the model (protocol section 7)."""
     shown = content.get("result") if content.get("status") == "success" else {"error": content.get("error")}
     return shown if isinstance(shown, str) else orjson.dumps(shown).decode()
 

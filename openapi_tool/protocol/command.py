@@ -32,7 +32,7 @@ HEAD_BYTES = 8 * 1024  # length to which a larger body is truncated
 MAX_HEADER_BYTES = 64 * 1024
 MAX_HEADER_LINES = 256
 HEARTBEAT_NAMES = frozenset({"skills.task_watch", "skills.job_watch"})
-"""Function names that a worker treats as heartbeats; no result may carry one (protocol section 3)."""
+"""Functions whose results a worker treats as heartbeats (protocol section 3)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ class Requeue:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """Record the command as a dead letter, and terminate its message or acknowledge it: it can never get a result."""
+    """Record the command as a dead letter, and terminate its message or acknowledge it."""
 
     reason: str
     message: str
@@ -121,7 +121,7 @@ INLINE_DATA = frozenset({"args", "arguments", "result"})  # body fields that are
 
 @frozen
 class Body:
-    """Fields of a body, empty if it is no JSON object, and problems of the message, to which dialects add."""
+    """Fields of a body, empty if it is no JSON object, and problems, to which dialects add."""
 
     fields: JsonObject
     problems: list[str] = field(default_factory=list)
@@ -169,7 +169,7 @@ def command_of(subject: CommandSubject, identity: ClaimedIdentity, body: Body) -
 
 
 def name_of(value: object) -> str | None:
-    """Return a name or id without surrounding white space; None if it is empty, too long or no string."""
+    """Return a name or id without surrounding white space; None if it is unusable."""
     text = storable_text(value).strip() if isinstance(value, str) else ""
     return text if text and not is_too_long(text) else None
 
@@ -280,5 +280,5 @@ def trace_link(identity: CallIdentity, waiting_turn: WaitingTurnRecord) -> Trace
 
 
 def reportable_content(content: Mapping[str, object]) -> bool:
-    """Return whether the kernel's workers accept a stored tool.result; they check these two fields."""
+    """Return whether the kernel's workers accept a stored tool.result."""
     return content.get("status") in STATUSES and content.get("after_execution") in AFTER_EXECUTION

@@ -57,7 +57,7 @@ def dialect_of(version: ProtocolVersion, actor_id: str) -> Dialect:
 
 
 def claimed_identity(subject: str, headers: Mapping[str, str], data: bytes) -> ClaimedIdentity:
-    """Return the ids in subject, headers and, in v1r3, the body. Raises nothing."""
+    """Return the ids in subject, headers and, in v1r3, body. Raises nothing."""
     tokens = [*subject.split(".", 4), "", "", "", ""]
     parsed = CommandSubject(tokens[1], tokens[2], tokens[3], "", "")
     return _DIALECTS.get(parsed.version, V1r4).claimed_identity(parsed, headers, data)

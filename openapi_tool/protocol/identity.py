@@ -1,4 +1,4 @@
-"""Subjects of commands, and the caller's identity in subject and headers or body (protocol sections 1 and 2)."""
+"""Subjects, and the caller's identity in subject and headers (protocol sections 1 and 2)."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def parse_command_subject(subject: str) -> CommandSubject:
 
 
 def subject_in_version(subject: str, version: str) -> str:
-    """Return the subject of a command, or a pattern of it, in another version; any other text unchanged."""
+    """Return a command's subject or pattern in another version; any other text unchanged."""
     root, _, rest = subject.partition(".")
     known, _, rest = rest.partition(".")
     return f"cg.{version}.{rest}" if root == "cg" and _VERSION.fullmatch(known) else subject
@@ -78,7 +78,7 @@ def command_stream(version: str) -> tuple[str, str]:
 
 
 def default_durable(version: str, target: str) -> str:
-    """Return the durable of the kernel's own executor, so that this one takes over without losing a command."""
+    """Return the durable of the kernel's own executor, to take over without losing a command."""
     return f"tool_{target}_openapi_cmd_{version}"
 
 
@@ -141,7 +141,7 @@ def parse_traceparent(header: str) -> SpanContext:
 
 
 def new_root(trace_id: str | None = None) -> SpanContext:
-    """Return a root span of the trace `trace_id`, or of a new trace if that is no W3C trace id."""
+    """Return a root span of this trace, or of a new one if `trace_id` is not W3C's."""
     valid = trace_id is not None and _TRACE_ID.fullmatch(trace_id) is not None and trace_id.strip("0")
     return SpanContext(trace_id if trace_id and valid else secrets.token_hex(16), new_span_id())
 
@@ -235,7 +235,7 @@ class Headers:
         return value
 
     def required(self, name: str, read: Callable[[str], str | None]) -> str | None:
-        """Return what `read` (`text` or `id`) returns; a missing header is a problem."""
+        """Return what `read` returns; a missing header is a problem."""
         before = len(self.problems)
         value = read(name)
         if value is None and len(self.problems) == before:

@@ -1,4 +1,4 @@
-"""JSON: types, parser and serializer, and values that jsonb accepts (protocol sections 3 and 10)."""
+"""JSON, and values that jsonb accepts (protocol sections 3 and 10)."""
 
 from __future__ import annotations
 
@@ -95,8 +95,13 @@ def loads(text: bytes | bytearray | str) -> JsonValue:
         return cast("JsonValue", value)
 
 
+def as_object(value: object) -> JsonObject:
+    """Return an object as it is, an empty one for any other value."""
+    return value if isinstance(value, dict) else {}
+
+
 def levels(root: object) -> Iterator[list[object]]:
-    """Yield the members at each level below a JSON value; a level is built only when it is asked for."""
+    """Yield the members at each level below a JSON value, built only when it is asked for."""
     level = [root]
     while level := [
         member
@@ -121,7 +126,7 @@ dumps = orjson.dumps
 
 def storable_text(text: str) -> str:
     """Return `text` without NUL and lone surrogates, which jsonb and UTF-8 cannot hold."""
-    clean = text.replace("\x00", "\N{REPLACEMENT CHARACTER}") if "\x00" in text else text
+    clean = text.replace("\x00", "\N{REPLACEMENT CHARACTER}")
     if clean.isascii():
         return clean
     try:

@@ -1,4 +1,4 @@
-"""Rows of the kernel's tables for one call (protocol sections 3, 4, 6), and its upstream requests."""
+"""Rows of one call (protocol sections 3, 4, 6), and its upstream requests."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class RequestEdgeRecord:
 
 
 class ResultContent(TypedDict):
-    """Fields of a result card that its report repeats; unchecked if another process wrote the card."""
+    """Fields of a result card that its report repeats; unchecked in the card of another process."""
 
     status: str | None
     after_execution: str | None
@@ -167,6 +167,6 @@ def attempt_objects(attempts: Sequence[Attempt]) -> list[AttemptObject]:
 
 
 def upstream_seconds(attempts: Sequence[Attempt], now: float) -> float:
-    """Return the seconds from the first request to the last response, which is `now` for one that has not ended."""
+    """Return the seconds from the first request to the last response, to `now` if one has not ended."""
     ends = [now if attempt.seconds is None else attempt.began + attempt.seconds for attempt in attempts]
     return max(ends) - min(attempt.began for attempt in attempts)

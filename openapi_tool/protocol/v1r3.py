@@ -45,7 +45,7 @@ _WAKEUP_HEADERS = (header.DEPTH, header.TRACEPARENT, header.TRACESTATE)
 
 
 class V1r3:
-    """Dialect of protocol v1r3; `actor_id` is the author of reports."""
+    """Dialect of v1r3; `actor_id` is the author of reports."""
 
     version = "v1r3"
 

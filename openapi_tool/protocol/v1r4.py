@@ -161,7 +161,6 @@ def _depth(headers: Mapping[str, JsonValue]) -> int | None:
 
 
 def _topology(acceptance: Acceptance) -> dict[str, str]:
-    """Return the non-empty CG-* headers of the waiting turn's inbox row, with the ids of this call."""
     identity, turn = acceptance.identity, acceptance.waiting_turn
     known = {name: str(turn.context_headers.get(name) or "") for name in header.TOPOLOGY} | {
         header.PROJECT: identity.project_id,

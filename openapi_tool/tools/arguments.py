@@ -1,4 +1,4 @@
-"""Resolution of a call's arguments (protocol section 5), and repair of invalid but unambiguous ones."""
+"""Resolution and repair of a call's arguments (protocol section 5)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pydantic import SecretStr
 from openapi_tool.frozen import frozen
 from openapi_tool.protocol.cards import ToolCall
 from openapi_tool.protocol.errors import BadRequest, ToolMisconfigured
-from openapi_tool.protocol.jsontext import JsonObject, JsonValue, storable_text
+from openapi_tool.protocol.jsontext import JsonObject, JsonValue, as_object, storable_text
 from openapi_tool.protocol.v1r4 import CONTROL_FIELDS
 from openapi_tool.tools.definition import ToolDefinition, unusable
 from openapi_tool.tools.placeholders import MissingVariable, VariableNotAllowed, render, render_fixed
@@ -54,9 +54,7 @@ def repaired(schema: Mapping[str, JsonValue], given: Mapping[str, JsonValue]) ->
     An empty optional argument becomes None: omitted. If every interpretation of a value violates the rule, too, return
     the first one, so that the error is about the number and not about its quotes.
     """
-    properties, required = schema.get("properties"), schema.get("required")
-    if not isinstance(properties, dict):
-        return {}
+    properties, required = as_object(schema.get("properties")), schema.get("required")
     needed = required if isinstance(required, list) else []
     found: dict[str, JsonValue] = {}
     for name, value in given.items():
@@ -137,10 +135,7 @@ IDENTITY_ARGUMENTS = frozenset(map(fold, (CONTROL_FIELDS | _OTHER_IDS) - {"paren
 
 @frozen
 class CallOwner:
-    """Project and agent to which sessions, cursors and stored texts belong.
-
-    `ids` maps the placeholders of templates to the ids of the call, None for one that it does not have.
-    """
+    """Project and agent to which sessions, cursors and stored texts belong; `ids` are `placeholder_values`."""
 
     project_id: str
     agent_id: str
@@ -187,10 +182,7 @@ class OperatorEnvs:
     parameters: frozenset[str] = frozenset()
 
     def merged_envs(self, definition: ToolDefinition) -> dict[str, str]:
-        """Return the definition's `envs`, overridden by `variables`.
-
-        Raises ToolMisconfigured if the definition maps an argument that may not take a secret.
-        """
+        """Return the definition's `envs`, overridden by `variables`. Raises ToolMisconfigured."""
         wrong = [name for name in definition.envs if name != API_KEY and fold(name) not in self.parameters]
         if wrong:
             problems = listed([f"options.envs.{short(name)}: may not take a secret" for name in sorted(wrong)])
@@ -262,13 +254,11 @@ def _validated_repairs(
 ) -> dict[str, JsonValue]:
     """Validate the model's arguments and defaults; return repaired arguments, with None for one to omit.
 
-    A default that the schema does not declare is not validated: definitions set such defaults to hide an argument from
-    the model. `hidden` names the arguments that a model may not give.
+    A default that the schema does not declare is not validated: definitions hide an argument from the model that way.
     """
     resumes = isinstance(given.get(CURSOR), str) and takes_cursor(definition)
     schema = cursor_schema(definition, hidden) if resumes else visible_schema(definition.schema, hidden)
-    declared = schema.get("properties")
-    known = given.keys() | (declared if isinstance(declared, dict) else {})
+    known = given.keys() | as_object(schema.get("properties"))
     checked = {name: value for name, value in {**defaults, **given}.items() if name in known}
     problems = schema_problems(schema, checked)
     if not problems:
@@ -295,8 +285,7 @@ def takes_cursor(definition: ToolDefinition) -> bool:
 def cursor_schema(definition: ToolDefinition, hidden: frozenset[str]) -> Mapping[str, JsonValue]:
     """Return the schema for a call with a cursor, which does not require page or query.
 
-    Definitions for the kernel's own executor require `url` and do not declare `cursor`; their models could not
-    paginate.
+    Definitions for the kernel's own executor require `url` and do not declare `cursor`.
     """
     schema = visible_schema(definition.schema, hidden)
     required = schema.get("required")
@@ -312,8 +301,8 @@ def names_main_parameter(definition: ToolDefinition, name: JsonValue) -> bool:
 
 def default_problems(definition: ToolDefinition, defaults: Mapping[str, JsonValue]) -> list[str]:
     """Return how defaults violate the definition's own `parameters`."""
-    declared = definition.schema.get("properties")
-    rules = {name: declared[name] for name in defaults if name in declared} if isinstance(declared, dict) else {}
+    declared = as_object(definition.schema.get("properties"))
+    rules = {name: declared[name] for name in defaults if name in declared}
     problems = schema_problems({"properties": rules}, {name: defaults[name] for name in rules}) if rules else []
     return [f"options.args.defaults.{problem}" for problem in problems]
 

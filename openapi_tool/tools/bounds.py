@@ -11,12 +11,12 @@ import sys
 from collections.abc import Iterator
 from itertools import chain
 
-from openapi_tool.protocol.jsontext import MAX_INTEGER, MIN_INTEGER, JsonValue, levels
+from openapi_tool.protocol.jsontext import MAX_INTEGER, MIN_INTEGER, JsonValue, as_object, levels
 from openapi_tool.tools.meta_schema import violations
 from openapi_tool.tools.problems import MAX_PROBLEMS, Path, Problem
 
 MAX_ROW_BYTES = 256 * 1024
-"""Bytes of `parameters` and `options` together, as JSON text of PostgreSQL; the limit of a `tool.call` card, too."""
+"""Bytes of `parameters` and `options` together, as JSON text of PostgreSQL."""
 
 MAX_VALUES = 2_000
 """Values (`count_values`) of `parameters`, and of `options`; the largest built-in tool has 81.
@@ -25,7 +25,7 @@ A compiled validator takes about 1 kB for each value, and its errors may copy th
 """
 
 MAX_DEPTH = 32
-"""Levels of objects and lists. The linter allows 12 levels of schemas below the root, which take 26 of these."""
+"""Levels of objects and lists. The linter allows 12 levels of schemas, which take 26 of these."""
 
 MAX_PATTERNS = 20
 """Regular expressions, the keys of `patternProperties` included."""
@@ -103,8 +103,8 @@ def _schema_problems(schema: object) -> Iterator[Problem]:
 
 
 def _patterns(value: dict[str, JsonValue]) -> list[str]:
-    pattern, by_name = value.get("pattern"), value.get("patternProperties")
-    return [*([pattern] if isinstance(pattern, str) else []), *(by_name if isinstance(by_name, dict) else [])]
+    pattern = value.get("pattern")
+    return [*([pattern] if isinstance(pattern, str) else []), *as_object(value.get("patternProperties"))]
 
 
 def _class_uses(pattern: str) -> int:

@@ -1,4 +1,4 @@
-"""Templates and secrets in `defaults` and `fixed` (protocol section 5), and credentials pasted into a definition."""
+"""Templates and secrets (protocol section 5), and keys pasted into a definition."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def looks_like_a_key(text: str) -> bool:
 
 
 def without_keys(value: JsonValue, mask: str, path: Path = ()) -> JsonValue:
-    """Return a stored definition with likely keys masked, member names included."""
+    """Return a stored definition with likely keys masked."""
     if len(path) > _MAX_SHOWN_DEPTH:
         return mask
     if isinstance(value, dict):
@@ -98,7 +98,7 @@ class VariableNotAllowed(ToolMisconfigured):
 
 
 class _Unusable(Exception):
-    """A value is set but cannot be used; the message names its variable and the remedy, never the value."""
+    """A value cannot be used; the message names its variable and the remedy, never the value."""
 
 
 class Secrets:
@@ -117,11 +117,10 @@ class Secrets:
         self._values: dict[str, Secret] = {}
         for name in sorted(self.allowed):
             try:
-                value = _read(environment, name)
+                if value := _read(environment, name):
+                    self._values[name] = Secret(value)
             except _Unusable as problem:
                 self.problems.append(str(problem))
-            else:
-                self._values |= {name: Secret(value)} if value else {}
 
     def __call__(self, variable: str) -> Secret:
         """Return the value of a variable. Raises ToolMisconfigured, for which see its two subclasses."""
@@ -130,12 +129,12 @@ class Secrets:
                 f"The tool's definition names the environment variable {variable[:80]!r}, which is one of the "
                 "executor's own settings and never given to tools; an operator must correct the definition."
             )
-        if variable not in self.allowed and looks_like_a_key(variable[:1_000]):  # it may have 256 kB
-            raise ToolMisconfigured(
-                "The tool's definition has what looks like a key where the name of an environment variable belongs; an "
-                "operator must put the key into the executor's environment and name its variable."
-            )
         if variable not in self.allowed:
+            if looks_like_a_key(variable[:1_000]):  # it may have 256 kB
+                raise ToolMisconfigured(
+                    "The tool's definition has what looks like a key where the name of an environment variable "
+                    "belongs; an operator must put the key into the executor's environment and name its variable."
+                )
             raise VariableNotAllowed(
                 f"The tool's definition names the environment variable {variable[:80]!r}, which this executor does "
                 "not pass to tools; an operator must add it to secrets.allowed_env or correct the definition."
@@ -158,10 +157,12 @@ class Secrets:
 
     def missing(self) -> list[str]:
         """Return the allowed variables without a value; the name of a pool needs none of its own."""
-        missing = self.allowed - self._values.keys()
         # A pool may list its own name as a key: that variable must be set.
-        pool_names = {name for name in missing if name not in self._pools.get(name.upper(), (name,))}
-        return sorted(missing - {name for name in pool_names if self._first_of_pool(name)})
+        return sorted(
+            name
+            for name in self.allowed - self._values.keys()
+            if name in self._pools.get(name.upper(), ()) or not self._first_of_pool(name)
+        )
 
     def values(self) -> dict[str, str]:
         """Return every value by the name of its variable, for the redactor."""

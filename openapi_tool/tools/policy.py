@@ -104,10 +104,9 @@ class Policy(ToolRules):
 
 @dataclass(frozen=True, slots=True)
 class PlannedCall:
-    """Call as shown to a hook, without secrets.
+    """Call as shown to a hook, without secrets; `tool` is the canonical name, `tool_name` the project's own.
 
-    `tool` is the canonical name, `tool_name` the project's own. An id that the call does not have is empty.
-    `arguments` are resolved, and a deep copy, so a hook cannot change the call.
+    An id that the call does not have is empty. `arguments` is a deep copy, so a hook cannot change the call.
     """
 
     tool: str
@@ -284,10 +283,7 @@ _OTHER_STEPS_S = 30.0  # lease, rendering, doorbell, …; their limits are a few
 
 
 class TurnLimit:
-    """Limit that may be set while a call runs, because its turn ends before the call's own deadline.
-
-    `at` is on the monotonic clock.
-    """
+    """Limit, on the monotonic clock, that is set while a call runs if its turn ends before the call's deadline."""
 
     def __init__(self) -> None:
         self.at = float("inf")
@@ -346,7 +342,7 @@ class TimeLimits:
     tools: ToolOptions
 
     def worker_waits_s(self, suspend_timeout_s: float | None) -> float:
-        """Return for how long a worker waits from the command's arrival in the stream on."""
+        """Return for how long a worker waits from the command's arrival on."""
         return max(self.executor.worker_timeout_s, suspend_timeout_s or 0.0)
 
     def outlasts_worker_wait(self, suspend_timeout_s: float | None) -> bool:
@@ -358,10 +354,9 @@ class TimeLimits:
         return self.executor.worker_timeout_s - self.executor.commit_margin_s - age_s
 
     def deadline(self, age_s: float, suspend_timeout_s: float | None, timeout_s: float | None = None) -> Deadline:
-        """Return the deadline of a call whose command arrived in the stream `age_s` seconds ago.
+        """Return the deadline, perhaps passed, of a call whose command arrived in the stream `age_s` seconds ago.
 
-        The other two are those of the definition; without both `tools.default_timeout_s` applies. The deadline may have
-        passed already; then the runner does not run the call.
+        The other two are those of the definition; without both `tools.default_timeout_s` applies.
         """
         wait_s = self.worker_waits_s(suspend_timeout_s) - self.executor.commit_margin_s
         left_s = min(wait_s, self.tools.max_timeout_s) - max(0.0, age_s)

@@ -1,4 +1,4 @@
-"""Search in a stored text: matches of a phrase, or the passages that fit a question best (tool-design section 3).
+"""Search in a stored text for a phrase, or for the passages that fit a question best (tool-design section 3).
 
 The caller reads the text in windows, item by item; a step takes at most a millisecond. Lengths are in characters.
 """
@@ -32,7 +32,7 @@ _FOLDED_CHARS = {
     "\u03c2": "\u03c3",  # the sigma at the end of a word
 }
 
-# Longest run of blanks that counts as one; it limits the overlap of two windows (`Phrase`).
+# Longest run of blanks that counts as one; limits the overlap of two windows.
 _MAX_BLANKS = 16
 _RUN = re.compile(f" {{2,{_MAX_BLANKS}}}")
 
@@ -50,7 +50,7 @@ _MAX_COUNT = 255  # of a term in a passage; higher counts hardly change a score
 
 
 class Span(NamedTuple):
-    """Passage: at most `chars` characters from `at` on, and at most `before` characters before it."""
+    """Passage: at most `chars` characters from `at` on, and `before` before it."""
 
     at: int
     chars: int
@@ -116,7 +116,6 @@ class Phrase:
         return len(text) if last else len(text) - self._overlap
 
     def _matches(self, text: str, start: int) -> Iterator[int]:
-        """Yield the matches from `start` on that are not near the one before."""
         ends, removed = list[int](), [0]
         if " " in self._phrase and "  " in text:
             text, ends, removed = _squeeze(text)

@@ -15,6 +15,7 @@ from openapi_tool.frozen import frozen
 from openapi_tool.protocol.cards import StoredText, new_id
 from openapi_tool.protocol.jsontext import dumps
 from openapi_tool.protocol.records import StoredFields
+from openapi_tool.tools.problems import short
 from openapi_tool.tools.result import (
     BLOCK_GAP,
     CAPTION_CHARS,
@@ -67,7 +68,7 @@ class StoredItem(NamedTuple):
 
 
 class Truncated(NamedTuple):
-    """Parts that are shown, the items in the stored text, and the number of characters left out."""
+    """Parts that are shown, items of the stored text, and the number of characters left out."""
 
     parts: tuple[Part, ...]
     stored_items: tuple[StoredItem, ...]
@@ -165,15 +166,13 @@ def _fit_captions(captions: Sequence[str], space: int, tokens: int) -> list[str]
     """Return the captions, shortened to at most half of `space` and `tokens` together."""
     max_chars = max_min_shares(list(map(len, captions)), space // 2)
     max_tokens = max_min_shares(list(map(estimate_tokens, captions)), tokens // 2)
-    limits = zip(captions, max_chars, max_tokens, strict=True)
-    ends = [min(chars, fitting_chars(text, tokens)) for text, chars, tokens in limits]
     return [
-        text if end >= len(text) else f"{text[: max(0, end - 1)]}…" for text, end in zip(captions, ends, strict=True)
+        short(text, max(1, min(chars, fitting_chars(text, tokens))))
+        for text, chars, tokens in zip(captions, max_chars, max_tokens, strict=True)
     ]
 
 
 def _title(item: Item) -> str:
-    """Return the lines that identify the item in a later part."""
     title, address, *_ = [*item.head.split("\n", 2), "", ""]
     return f"{title[:_MAX_TITLE_CHARS]}\n{address if len(address) <= _MAX_LINE_CHARS else ''}".rstrip("\n")
 
@@ -302,7 +301,7 @@ class Place(NamedTuple):
 
 
 class LaterPart(NamedTuple):
-    """What a later part shows, the position after it (`end`), and where the next one begins, None after the last."""
+    """What a later part shows, its end, and where the next one begins, None after the last."""
 
     parts: tuple[Part, ...]
     end: int
@@ -349,7 +348,7 @@ def later_part(stored_items: Sequence[StoredItem], place: Place, window: str, op
 
 
 def where_in(item: StoredItem, begin: int, number: int | None, count: int, repeated: int) -> str:
-    """Describe where a part begins, and the lines repeated; `number` is None for a single item."""
+    """Describe where a part begins; `number` is None for a single item."""
     name = item.label or ("" if number is None else f"item {number} of {count}")
     prefix = f"{name}, " if name else ""
     lines = f"; its first {'line is' if repeated == 1 else f'{repeated} lines are'} repeated" if repeated else ""

@@ -580,9 +580,7 @@ async def store_calls(caller: Caller) -> None:
     old = {"card_id": first_card_id(SINCE - timedelta(days=1)) + "7" * 20}
     await store_result(caller, card_of(fields_of(Usage(7_000, 7), 1), 7), **old)
     ours = card_of(fields_of(Usage(7_000, 7), 1), 8)
-    await store_result(
-        caller, Card(ours.card_id, PROJECT, "tc_8", ours.content, {**ours.metadata, "type": "tool.call"})
-    )
+    await store_result(caller, Card(ours.card_id, "tc_8", ours.content, {**ours.metadata, "type": "tool.call"}))
 
 
 @pytest.fixture
@@ -655,9 +653,7 @@ async def test_a_row_with_a_null_key_is_not_the_total(caller: Caller, dsn: str) 
 )
 async def test_a_figure_that_no_card_records_is_null_not_zero(caller: Caller, dsn: str, tool_output: Any) -> None:
     card = card_of(fields_of(Usage(1, 1), 1), 1)
-    await store_result(
-        caller, Card(card.card_id, PROJECT, "tc_1", card.content, {**card.metadata, "tool_output": tool_output})
-    )
+    await store_result(caller, Card(card.card_id, "tc_1", card.content, {**card.metadata, "tool_output": tool_output}))
     total, *_ = await read(dsn, By.TOOL)
     unknown = ("tokens", "requests", "retries", "p50_ms", "p95_ms")
     assert (total["calls"], total["errors"], {total[name] for name in unknown}) == (1, 0, {None})
