@@ -111,9 +111,11 @@ class UpstreamDouble(EmbeddedServer):
             return json.load(response)
 
 
-def kernel_schema(version: str = "v1r4") -> str:
+def kernel_schema(version: str = VERSION) -> str:
     """Return the DDL of a kernel's tables."""
-    return (files(__package__) / "data" / f"kernel_{version}.sql").read_text(encoding="utf-8")
+    # The file of another version changes the tables of this one.
+    names = [f"kernel_{each}.sql" for each in dict.fromkeys((VERSION, version))]
+    return "".join((files(__package__) / "data" / name).read_text(encoding="utf-8") for name in names)
 
 
 class EmbeddedStack:
