@@ -60,7 +60,8 @@ async def measure(
         await set_up_projects(database, scenario.ask.projects)
         processes = {kind: harness.process("executor", environments[kind]) for kind in KINDS}
         if other_python:
-            processes[OTHER].process._command[0] = other_python  # noqa: SLF001 - only this benchmark mixes them
+            process = processes[OTHER].process
+            process.command = [other_python, *process.command[1:]]
         await start_all(list(processes.values()))
         try:
             await warm(processes, scenario, database, load)

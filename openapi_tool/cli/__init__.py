@@ -19,10 +19,8 @@ from openapi_tool.telemetry.redact import Redactor
 
 
 class _Commands(TyperGroup):
-    """Command group whose error messages for wrong options do not name types of a library."""
-
     def invoke(self, ctx: Any) -> Any:
-        """Run a command; reword typer's errors, which quote pydantic and suggest unrelated options for `--version`."""
+        """Run a command; reword typer's errors."""
         try:
             return super().invoke(ctx)
         except Exception as error:
@@ -31,6 +29,7 @@ class _Commands(TyperGroup):
 
 
 def _reword(error: Any) -> None:
+    # typer quotes pydantic, and suggests unrelated options for `--version`.
     if isinstance(error, typer.BadParameter):
         words = error.message.removeprefix("Value error, ").partition(", unable to parse")[0]
         error.message = words.replace("Input should be", "must be")
@@ -66,7 +65,7 @@ app.add_typer(permissions.nats_app, name="nats", short_help="Print NATS permissi
 app.add_typer(tools.app, name="tools", short_help="Lint, apply, list and export tool definitions.")
 
 
-def _version(*, wanted: bool) -> None:
+def _version(wanted: bool) -> None:  # noqa: FBT001 - typer's own form
     if wanted:
         typer.echo(__version__)
         raise typer.Exit
@@ -80,7 +79,7 @@ def _options(
         "--version",
         help="Print the version and exit.",
         is_eager=True,
-        callback=lambda wanted: _version(wanted=wanted),
+        callback=_version,
     ),
 ) -> None:
     del version

@@ -1,4 +1,4 @@
-"""Shared parts of commands: output, errors, tables that truncate no cell, and the embedded stack with an executor."""
+"""Shared parts of commands: output, errors, tables that truncate no cell, and the embedded stack."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ import signal
 import sys
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from datetime import datetime
 from enum import StrEnum
-from functools import partial
 from io import BufferedWriter, FileIO, TextIOWrapper
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -43,7 +42,7 @@ NO_DATABASE = {"postgres": {"dsn": "postgresql://unused"}}
 
 
 class Upstream(StrEnum):
-    """Upstream that answers the calls."""
+    """What answers the calls."""
 
     DOUBLE = "double"
     REAL = "real"
@@ -99,10 +98,7 @@ def extra_needed(command: str) -> Iterator[None]:
 
 
 def executor_settings(upstream: Upstream) -> dict[str, str]:
-    """Return environment variables of an executor that logs every call, with the key if the upstream is real.
-
-    Exits if the key is missing.
-    """
+    """Return variables of an executor that logs every call. Exits if the key for the real upstream is missing."""
     level = {"OPENAPI_TOOL__TELEMETRY__LOG_LEVEL": "debug"}
     if upstream is Upstream.DOUBLE:
         return {**level, "OPENAPI_TOOL__SECRETS__ALLOWED_ENV": "SEARCH_API_KEY"}
@@ -134,8 +130,6 @@ def running(
 
 
 class _Output(FileIO):
-    """File of standard output; a failed write raises SystemExit."""
-
     def write(self, data: Any, /) -> int:
         try:
             return super().write(data)
@@ -148,19 +142,16 @@ class _Output(FileIO):
 
 
 def guard_output() -> None:
-    """Replace standard output by one that exits on a failed write and escapes characters that its encoding lacks.
-
-    A replacement by a test, which is no file, stays.
-    """
+    """Let standard output exit on a failed write, and escape characters that its encoding lacks."""
     now = sys.stdout
-    if not isinstance(now, TextIOWrapper):
+    if not isinstance(now, TextIOWrapper):  # replaced by a test
         return
     raw = BufferedWriter(_Output(now.fileno(), "wb", closefd=False))
     sys.stdout = TextIOWrapper(raw, now.encoding, "backslashreplace", line_buffering=now.isatty())
 
 
 def _discard_output(descriptor: int) -> None:
-    """Redirect buffered output to /dev/null. Otherwise the interpreter prints an error when it flushes at exit."""
+    # Otherwise the interpreter prints an error when it flushes buffered output at exit.
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, descriptor)
     os.close(null)
@@ -183,32 +174,27 @@ async def redraw(
     task = asyncio.current_task()
     if task is not None:  # asyncio does the same for Ctrl-C, which a shell's background jobs ignore
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    drawn = first
+    screen = Live(console=console, auto_refresh=False, screen=True) if console.is_terminal else nullcontext()
     try:
-        if console.is_terminal:
-            with Live(first, console=console, auto_refresh=False, screen=True) as live:
-                await _update(partial(live.update, refresh=True), draw, every_s)
-        else:
-            console.print(first)
-            await _update(console.print, draw, every_s)
+        with screen as live:
+            while True:
+                if live is None:
+                    console.print(drawn)
+                else:
+                    live.update(drawn, refresh=True)
+                began = time.monotonic()
+                drawn = await draw()
+                await asyncio.sleep(began + every_s - time.monotonic())
     except asyncio.CancelledError:
         raise KeyboardInterrupt from None
-
-
-async def _update(
-    show: Callable[[RenderableType], object], draw: Callable[[], Awaitable[RenderableType]], every_s: float
-) -> None:
-    while True:
-        began = time.monotonic()
-        drawn = await draw()
-        await asyncio.sleep(began + every_s - time.monotonic())
-        show(drawn)
 
 
 class Rows:
     """Rows under headings, drawn as a table.
 
-    If the width does not suffice, there is no padding and headings fold; if it still does not, each row becomes a block
-    of lines `heading: cell`. The last `numbers` columns are right-aligned; `footed` draws a line above the last row.
+    In a narrow terminal there is no padding and headings fold; in a narrower one each row becomes lines
+    `heading: cell`. The last `numbers` columns are right-aligned; `footed` draws a line above the last row.
     """
 
     def __init__(self, *heads: str, title: str | None = None, numbers: int = 0, footed: bool = False) -> None:
@@ -224,31 +210,24 @@ class Rows:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Yield the widest form that fits."""
+        longest = [max((cell_len(row[n]) for row in self._rows), default=0) for n in range(len(self._heads))]
         for padding in (1, 0):
             heads = [head if padding else "\n".join(head.replace("_", " ").split()) for head in self._heads]
-            widths = [self._width(column, head) for column, head in enumerate(heads)]
-            if sum(widths) + (2 * padding + 1) * len(widths) + 1 <= options.max_width:
-                yield self._table(heads, padding)
+            widths = map(_width, longest, heads)
+            if sum(widths) + (2 * padding + 1) * len(heads) + 1 <= options.max_width:
+                yield self._table(heads, longest, padding)
                 return
         if self._title:
             yield Text(self._title)
         for row in self._rows:
             yield Text("\n".join(f"{head}: {value}" for head, value in zip(self._heads, row, strict=True)) + "\n")
 
-    def _width(self, column: int, head: str) -> int:
-        longest = self._longest(column)
-        words = head.split() if longest > _FOLD_ABOVE else head.split("\n")
-        return max(min(longest, _FOLD_ABOVE), *map(cell_len, words))
-
-    def _longest(self, column: int) -> int:
-        return max((cell_len(row[column]) for row in self._rows), default=0)
-
-    def _table(self, heads: list[str], padding: int) -> Table:
+    def _table(self, heads: list[str], longest: list[int], padding: int) -> Table:
         columns = (
             Column(
                 Text(head),
                 justify="right" if column >= len(heads) - self._numbers else "left",
-                no_wrap=self._longest(column) <= _FOLD_ABOVE,
+                no_wrap=longest[column] <= _FOLD_ABOVE,
                 overflow="fold",
             )
             for column, head in enumerate(heads)
@@ -259,3 +238,8 @@ class Rows:
                 table.add_section()
             table.add_row(*map(cell, row))
         return table
+
+
+def _width(longest: int, head: str) -> int:
+    words = head.split() if longest > _FOLD_ABOVE else head.split("\n")
+    return max(min(longest, _FOLD_ABOVE), *map(cell_len, words))

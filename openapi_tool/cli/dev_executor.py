@@ -1,17 +1,15 @@
-"""Executor of `dev`: its settings, and its status page.
-
-`serve` never shows a result. `dev` reads results from the cards, as it does for the lines that it prints.
-"""
+"""Executor of `dev`: its settings, and its status page, which shows results from the cards (`serve` shows none)."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
+
+from cachetools import FIFOCache
 
 from openapi_tool.bootstrap import build_bootstrap, tool_secrets
 from openapi_tool.cli.common import NO_DATABASE, Upstream, executor_settings
@@ -28,10 +26,10 @@ from openapi_tool.tools.placeholders import FILE_SUFFIX
 
 _CA = "SSL_CERT_FILE"
 _DURABLE_SETTINGS = ("nats.ack_wait_s", "nats.max_ack_pending")
-"""The only settings of section `nats` that do not concern the connection, so the user may set them."""
+"""Settings of section `nats` that do not concern the connection."""
 
 _OF_KERNEL = ("protocol", "dialects")
-"""Sections that the stack decides: the executor of `dev` must serve the simulated kernel only."""
+"""Sections of the stack: the executor must serve the simulated kernel only."""
 
 _STACK_SETTINGS = ("postgres.dsn", "telemetry.log_level", "telemetry.log_format")
 _UPSTREAM_CONNECTION = ("egress.ca_file", "egress.proxy", "egress.public_addresses_only")
@@ -40,7 +38,7 @@ _UPSTREAM_CONNECTION = ("egress.ca_file", "egress.proxy", "egress.public_address
 
 @dataclass(frozen=True, slots=True)
 class DevSettings:
-    """Environment variables of the executor, names of the keys that the double accepts, and lines for the user."""
+    """Variables of the executor, names of the keys that the double accepts, and lines for the user."""
 
     environment: Mapping[str, str]
     key_names: tuple[str, ...]
@@ -50,11 +48,7 @@ class DevSettings:
 def dev_settings(
     upstream: Upstream, environment: Mapping[str, str], protocol: ProtocolVersion = ProtocolVersion.V1R4
 ) -> DevSettings:
-    """Return the executor's settings: those of the user, except for what the stack decides.
-
-    `environment` is that of the process, `protocol` the version of the stack's kernel. Exits with 2 if a setting is
-    invalid or a key is missing.
-    """
+    """Return the user's settings, except for what the stack decides. Exits with 2 if one is invalid or missing."""
     stack_settings = executor_settings(upstream) | {f"{PREFIX}PROTOCOL__VERSION": protocol.value}
     try:
         settings = load_settings(NO_DATABASE)
@@ -64,7 +58,8 @@ def dev_settings(
     except SettingsError as error:
         settings_failed(error)
     configured = given_values()
-    unused = [name for name in _names(configured) if not _takes_effect(name, upstream)]
+    names = sorted(f"{section}.{key}" for section, values in configured.items() for key in values)
+    unused = [name for name in names if not _takes_effect(name, upstream)]
     unused += [_CA] if environment.get(_CA) and _CA not in passed else []
     if upstream is Upstream.DOUBLE:
         stack_settings["OPENAPI_TOOL__URL_POLICY__ALLOW"] = ",".join((RECORDED_HOSTS, *settings.url_policy.allow))
@@ -83,17 +78,12 @@ def dev_settings(
 
 
 def _passed(environment: Mapping[str, str], allowed: Iterable[str]) -> dict[str, str]:
-    """Return the variables that an executor with the real upstream needs beside its settings."""
+    # What the real upstream needs beside settings.
     names = [_CA, *(name + suffix for name in allowed for suffix in ("", FILE_SUFFIX))]
     return {name: environment[name] for name in names if environment.get(name)}
 
 
-def _names(configured: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    return sorted(f"{section}.{key}" for section, values in configured.items() for key in values)
-
-
 def _takes_effect(name: str, upstream: Upstream) -> bool:
-    """Return whether the executor of `dev` uses a setting; else the stack decides."""
     section = name.partition(".")[0]
     if section == "nats":
         return name in _DURABLE_SETTINGS
@@ -112,28 +102,26 @@ Ask = Callable[[], Awaitable[Sequence[Mapping[str, Any]]]]
 
 @dataclass(slots=True)
 class DevStatistics:
-    """Statistics of the stack's first executor, with the results of the last calls by tool call id."""
+    """Statistics of the stack's first executor, and the last results."""
 
     stats: Mapping[str, Any] = field(default_factory=dict)
-    _results: OrderedDict[str, str] = field(default_factory=OrderedDict)
+    _results: FIFOCache[str, str] = field(default_factory=lambda: FIFOCache(_MAX_RESULTS))
 
     def record_result(self, tool_call_id: str, text: str) -> None:
-        """Store what the model read, truncated to 4,000 characters, for the last 20 calls."""
-        self._results[tool_call_id] = (
-            text if len(text) <= _MAX_RESULT_CHARS else f"{text[:_MAX_RESULT_CHARS]} … ({len(text):,} characters)"
-        )
-        if len(self._results) > _MAX_RESULTS:
-            self._results.popitem(last=False)
+        """Keep what the model read, truncated to 4,000 characters, for the last 20 calls."""
+        if len(text) > _MAX_RESULT_CHARS:
+            text = f"{text[:_MAX_RESULT_CHARS]} … ({len(text):,} characters)"
+        self._results[tool_call_id] = text
 
     def now(self) -> Mapping[str, Any]:
-        """Return the newest statistics; empty before an executor answers."""
+        """Return the statistics; empty before an executor answers."""
         if not self.stats:
             return {}
         last = [{**call, "read": self._results.get(call["tool_call_id"])} for call in self.stats["last"]]
         return {**self.stats, "last": last}
 
     async def follow(self, ask: Ask) -> None:
-        """Ask the executors once a second until cancelled."""
+        """Ask the executors once a second."""
         while True:
             with suppress(*ERRORS):
                 self.stats = next(iter(await ask()), {})
@@ -142,7 +130,7 @@ class DevStatistics:
 
 @asynccontextmanager
 async def dev_page(ask: Ask, port: int, statistics: DevStatistics) -> AsyncIterator[str]:
-    """Serve the page on loopback; yields its URL. Raises OSError if it cannot listen."""
+    """Serve the page on loopback; yield its URL. Raises OSError."""
     following = asyncio.create_task(statistics.follow(ask), name="page")
     try:
         async with health_server("127.0.0.1", port, None, statistics) as bound_port:

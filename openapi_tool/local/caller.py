@@ -26,24 +26,11 @@ from openapi_tool.protocol.identity import command_stream
 STREAM = command_stream(VERSION)[0]
 WORKER_TARGET = "worker_generic"
 
-__all__ = [
-    "ERRORS",
-    "STREAM",
-    "VERSION",
-    "Caller",
-    "PlacedCall",
-    "ResultRows",
-    "new_call",
-    "open_database",
-    "prepare_database",
-]
+__all__ = ["VERSION", "PlacedCall", "new_call"]  # for importers of this module
 
 ERRORS: tuple[type[Exception], ...] = (
-    asyncpg.PostgresError,
-    asyncpg.InterfaceError,
-    nats.errors.Error,
-    Unavailable,
-    OSError,
+    *(asyncpg.PostgresError, asyncpg.InterfaceError, nats.errors.Error),
+    *(Unavailable, OSError),
 )
 """Exceptions if PostgreSQL or NATS is unavailable or refuses a request."""
 
@@ -113,7 +100,7 @@ class Caller:
         await self.client.jetstream().add_stream(config)
 
     async def listen(self, subject: str) -> None:
-        """Subscribe to the doorbells on `subject`."""
+        """Subscribe to doorbells."""
         await self.client.subscribe(subject, cb=self._receive)
 
     async def _receive(self, message: Msg) -> None:
@@ -139,14 +126,14 @@ class Caller:
             await self.add_tool(project_id, tool)
 
     async def add_project(self, project_id: str) -> None:
-        """Add a project if it is missing."""
+        """Add a missing project."""
         await self.database.execute(
             "insert into public.projects (project_id, title, owner_id) values ($1, $1, 'owner') on conflict do nothing",
             project_id,
         )
 
     async def add_agent(self, project_id: str, agent_id: str, worker_target: str = WORKER_TARGET) -> None:
-        """Add an agent to the project's roster if it is missing."""
+        """Add a missing agent to the roster."""
         await self.database.execute(
             "insert into resource.project_agents (project_id, agent_id, profile_box_id, worker_target) "
             "values ($1, $2, $3, $4) on conflict do nothing",
@@ -157,7 +144,7 @@ class Caller:
         )
 
     async def add_tool(self, project_id: str, tool: Mapping[str, Any]) -> None:
-        """Add or replace a tool: `tool_name`, `target_subject`, `after_execution`, `parameters`, `options`."""
+        """Add or replace a tool, given as its row."""
         await self.database.execute(
             "insert into resource.tools "
             "(project_id, tool_name, description, parameters, target_subject, after_execution, options) "
@@ -232,7 +219,7 @@ class Caller:
     async def publish(
         self, call: PlacedCall, *, headers: Mapping[str, str] | None = None, data: bytes | None = None
     ) -> int:
-        """Publish a call's command, with other headers or data if given; return its stream sequence."""
+        """Publish a call's command; return its stream sequence."""
         acknowledged = await self.client.jetstream().publish(
             call.subject,
             orjson.dumps(call.body) if data is None else data,
@@ -294,7 +281,7 @@ class Caller:
 
 
 async def prepare_database(server_dsn: str, database: str, schema: str | None, template: str | None = None) -> None:
-    """Create a database: with a schema, or as a copy of `template`."""
+    """Create a database."""
     # The default strategy, wal_log, takes twice as long.
     copied = f' template "{template}" strategy file_copy' if template else ""
     async with open_database(server_dsn, _CONNECT_S) as server:

