@@ -1,4 +1,4 @@
-"""Assemble the parts of the service: those that all kernels share, and those of one kernel."""
+"""Assemble the parts of the service: shared ones, and those of one kernel."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class DatabaseMonitor:
     """State of the database from health checks and from the loads and commits of calls.
 
     Messages name the database by `where` (server, database) and by the `setting` of its DSN. `wake` is called on every
-    change; `assemble` sets it to the consumer's `wake`.
+    change.
     """
 
     def __init__(self, health: Health, where: str = "", setting: str = DSN_SETTING) -> None:
@@ -85,7 +85,7 @@ class DatabaseMonitor:
         return FetchMode.PROBE if self.breaker.may_probe else FetchMode.NONE
 
     async def check(self, kernel: KernelStore, *, idle: bool) -> None:
-        """Run a health check, a thorough one while the breaker is open, which may close it if no call runs (`idle`)."""
+        """Run a health check, thorough while the breaker is open, which may close it if no call runs (`idle`)."""
         timer = asyncio.get_running_loop().call_later(_MAX_CHECK_S, self.mark_unavailable, _NO_ANSWER)
         try:
             await kernel.ping(thorough=bool(self.breaker.reason))
@@ -106,7 +106,7 @@ class DatabaseMonitor:
         self._changed()
 
     def mark_unavailable(self, error: Unavailable) -> str:
-        """Record that the database is unavailable; return why, with its server and name."""
+        """Record that the database is unavailable; return why."""
         self._outage = self._located(str(error))
         self._changed()
         return self._outage
@@ -126,7 +126,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """The assembled parts that the caller starts, monitors or stops; `switches` reads which tools are disabled."""
+    """Parts of a kernel that the caller starts, monitors or stops."""
 
     consumer: CommandConsumer
     kernel: KernelStore
@@ -139,11 +139,10 @@ class Parts:
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """Parts that all kernels share: everything behind the tools, and the exporter of spans.
+    """Parts that all kernels share.
 
     `limiter` and `budgets` store their records in the main kernel's NATS and use its `clock`. If kernels share a NATS,
-    only one connection answers requests for the `statistics` of the process: `answering` contains the server list of
-    each NATS on which the process already answers.
+    only one connection answers requests for the `statistics`: `answering` has the servers where one answers.
     """
 
     upstream: Upstream
@@ -158,7 +157,7 @@ class Shared:
 
 
 def open_shared(stack: AsyncExitStack, bootstrap: Bootstrap, resolver: Resolver | None) -> Shared:
-    """Build the shared parts; `stack` closes them in reverse order."""
+    """Build the shared parts; `stack` closes them."""
     transport = upstream_transport(bootstrap, resolver)
     stack.push_async_callback(transport.aclose)
     tracer = _tracer(bootstrap)
@@ -185,7 +184,7 @@ def open_shared(stack: AsyncExitStack, bootstrap: Bootstrap, resolver: Resolver 
 
 
 async def assemble(stack: AsyncExitStack, bootstrap: Bootstrap, shared: Shared) -> Parts:
-    """Connect to a kernel and build its parts without starting the consumer; `stack` closes them in reverse order."""
+    """Connect to a kernel and build its parts without starting the consumer; `stack` closes them."""
     settings, health = bootstrap.settings, bootstrap.health
     database = DatabaseMonitor(health, bootstrap.pool.where, bootstrap.pool.setting)
 
@@ -253,7 +252,7 @@ async def _connect(
 
 
 def snapshots(bootstrap: Bootstrap) -> Snapshots:
-    """Return the source of statistics for `top` and the page, with the limits that the settings set."""
+    """Return the source of statistics for `top` and the page."""
     settings = bootstrap.settings
     limits = {
         "executor.concurrency": settings.executor.concurrency,
@@ -304,7 +303,7 @@ async def _session_key(
 
 
 class Reminder:
-    """Logs once a minute why the start still waits; the health record logs the first reason. `clock` is in seconds."""
+    """Logs once a minute why the start still waits; the health record logs the first reason."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -319,7 +318,7 @@ class Reminder:
 
 
 async def _until_available(attempt: Callable[[], Awaitable[T]], on_unavailable: Callable[[Unavailable], str]) -> T:
-    """Retry until a dependency is available. `on_unavailable` records a failure and returns its text for the log."""
+    """Retry until a dependency is available; `on_unavailable` records a failure and returns its text."""
     reminder = Reminder()
 
     async def trial() -> T:

@@ -47,10 +47,10 @@ _UNSCOPED = "v1r4"  # the version whose session key and project ids are used unc
 
 @dataclass(frozen=True, slots=True)
 class Bootstrap:
-    """Settings and the objects built from them; `unmasked` names secrets that cannot be masked.
+    """Settings of a kernel and the objects built from them; `unmasked` names secrets that cannot be masked.
 
-    It belongs to one kernel. That of the `main` kernel contains those of the kernels of other protocol versions as
-    `others`. These have their own `settings`, `bus`, `pool`, `durable` and `health`, and share all other objects.
+    That of the `main` kernel contains those of the `others`, which have their own `settings`, `bus`, `pool`, `durable`
+    and `health`, and share all other objects.
     """
 
     settings: Settings
@@ -68,12 +68,12 @@ class Bootstrap:
 
     @property
     def version(self) -> str:
-        """Return the protocol version of the kernel."""
+        """Return the protocol version."""
         return self.settings.protocol.version
 
 
 def build_bootstrap(settings: Settings, environment: Mapping[str, str]) -> Bootstrap:
-    """Build the bootstrap. Raises SettingsError with every mistake in files, hooks and logins."""
+    """Raise SettingsError with every mistake in files, hooks and logins."""
     problems: list[str] = []
     connections = [
         _connection(kernel, "" if kernel is settings else f"dialects.{kernel.protocol.version}.", environment, problems)
@@ -81,11 +81,14 @@ def build_bootstrap(settings: Settings, environment: Mapping[str, str]) -> Boots
     ]
     secrets = tool_secrets(settings, environment)
     problems += secrets.problems
-    upstream_tls = _try_tls(lambda: _upstream_tls(settings, environment), "egress.ca_file or SSL_CERT_FILE", problems)
+    ca_file = settings.egress.ca_file or environment.get("SSL_CERT_FILE")
+    upstream_tls = _try_tls(
+        lambda: tls_context(str(ca_file) if ca_file else None), "egress.ca_file or SSL_CERT_FILE", problems
+    )
     hooks = _hooks(settings.policy.hooks, problems)
     if problems or upstream_tls is None:
         raise SettingsError(problems)
-    named = secret_values(settings, secrets, environment, [one.driver_options for one in connections if one])
+    named = secret_values(settings, secrets, environment, [connection[1] for connection in connections if connection])
     redactor = Redactor(value for _, value in named)
     authorizer = Authorizer(settings.policy, hooks)
     health = Health(redact=redactor.with_label("health").text)
@@ -96,7 +99,7 @@ def build_bootstrap(settings: Settings, environment: Mapping[str, str]) -> Boots
             redactor=redactor,
             unmasked=unmasked(named),
             upstream_tls=upstream_tls,
-            bus=connection.bus,
+            bus=connection[0],
             pool=_pool_options(kernel),
             durable=durable_options(kernel),
             authorizer=authorizer,
@@ -109,19 +112,10 @@ def build_bootstrap(settings: Settings, environment: Mapping[str, str]) -> Boots
     return replace(main, others=tuple(others))
 
 
-@dataclass(frozen=True, slots=True)
-class _Connection:
-    bus: BusOptions
-    driver_options: DriverOptions
-
-
 def _connection(
     kernel: Settings, prefix: str, environment: Mapping[str, str], problems: list[str]
-) -> _Connection | None:
-    """Return the connection settings of a kernel; after mistakes add them to `problems` and return None.
-
-    `prefix` precedes the names of settings.
-    """
+) -> tuple[BusOptions, DriverOptions] | None:
+    """Add mistakes to `problems`, or return the options; `prefix` precedes the names of settings."""
     mistakes: list[str] = []
     driver_options = _driver_options(kernel, environment, mistakes)
     mistakes += _login_problems(kernel.nats)
@@ -129,15 +123,11 @@ def _connection(
     problems += [f"{prefix}{problem}" for problem in mistakes]
     if mistakes or driver_options is None:
         return None
-    return _Connection(_bus_options(kernel, tls), driver_options)
+    return _bus_options(kernel, tls), driver_options
 
 
 class Upstream:
-    """Upstream components that all kernels share: client, cache, memory limit, retries.
-
-    Upstream requests need one of `permits` and are charged to `budgets`; without them nothing is limited. Only tests
-    pass `sleep`, which waits between attempts.
-    """
+    """Upstream components that all kernels share; without `permits` and `budgets` nothing is limited."""
 
     def __init__(
         self,
@@ -167,7 +157,7 @@ class _ScopedBackend:
         self.run = backend.run
 
     def call_context(self, project_id: str) -> JinaCallContext:
-        """Return a context for a call of this project."""
+        """Return a context for a call."""
         return self._backend.call_context(f"{self._version} {project_id}")
 
 
@@ -187,12 +177,12 @@ def build_runner(bootstrap: Bootstrap, upstream: Upstream, artifacts: Artifacts,
 
 
 def scoped_key(key: bytes, version: str) -> bytes:
-    """Return the session key of a protocol version, so that two kernels share no session, cursor or parked result."""
+    """Return a session key per version, so that two kernels share no session, cursor or parked result."""
     return key if version == _UNSCOPED else hmac.digest(key, version.encode(), hashlib.sha256)
 
 
 def _hooks(names: Sequence[str], problems: list[str]) -> dict[str, Hook]:
-    """Load hooks from entry points of installed packages. Reading these takes a while; skip it without hooks."""
+    """Load hooks from entry points; reading these takes a while, so skip it without hooks."""
     offered = {point.name: point for point in entry_points(group=HOOKS_GROUP)} if names else {}
     hooks: dict[str, Hook] = {}
     for at, name in enumerate(names):
@@ -219,18 +209,14 @@ def _try_tls(make: Callable[[], ssl.SSLContext | None], settings: str, problems:
     try:
         return make()
     except (OSError, ssl.SSLError) as error:
-        why = getattr(error, "reason", None) or _without_source_line(error.strerror or type(error).__name__)
+        why = getattr(error, "reason", None) or error.strerror or type(error).__name__
+        why = why.partition(" (_ssl.c:")[0]  # a line of CPython's source
         problems.append(f"{settings}: cannot be used: {why}; name readable PEM files")
         return None
 
 
-def _without_source_line(message: str) -> str:
-    """Return a message of OpenSSL without the place in CPython's source, which differs between versions."""
-    return message.partition(" (_ssl.c:")[0]
-
-
 def database_dsn(settings: Settings, environment: Mapping[str, str]) -> str:
-    """Return the checked connection string, for commands that need only the database. Raises SettingsError."""
+    """Return the checked connection string. Raises SettingsError."""
     problems: list[str] = []
     _driver_options(settings, environment, problems)
     if problems:
@@ -239,7 +225,6 @@ def database_dsn(settings: Settings, environment: Mapping[str, str]) -> str:
 
 
 def _driver_options(settings: Settings, environment: Mapping[str, str], problems: list[str]) -> DriverOptions | None:
-    """Return the driver's options, None if unreadable; add mistakes to `problems`."""
     try:
         driver_options = DriverOptions(settings.postgres.parsed, environment, _home())
         problems += driver_options.problems()
@@ -272,14 +257,14 @@ def tool_secrets(settings: Settings, environment: Mapping[str, str]) -> Secrets:
 
 
 def operator_envs(settings: Settings) -> OperatorEnvs:
-    """Return the operator's `envs` for this target, and the arguments that definitions may map to a secret."""
+    """Return the operator's `envs`, and the arguments that definitions may map to a secret."""
     variables = settings.tools.jina.envs_of(settings.protocol.target)
     parameters = frozenset(fold(name) for name in (*settings.secrets.env_parameters, *variables))
     return OperatorEnvs(variables, parameters)
 
 
 def lint_limits(settings: Settings, *, configured: bool = False) -> LintLimits:
-    """Return the limits of an executor with these settings, for the linter; `configured` as in LintLimits."""
+    """Return the limits for the linter; `configured` as in LintLimits."""
     return LintLimits(
         executor=settings.executor,
         tools=settings.tools,
@@ -289,10 +274,6 @@ def lint_limits(settings: Settings, *, configured: bool = False) -> LintLimits:
         configured=configured,
         budgets=settings.budgets,
     )
-
-
-def _upstream_tls(settings: Settings, environment: Mapping[str, str]) -> ssl.SSLContext:
-    return tls_context(str(settings.egress.ca_file or environment.get("SSL_CERT_FILE") or "") or None)
 
 
 def _bus_tls(nats: NatsSettings) -> ssl.SSLContext | None:

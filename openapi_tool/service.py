@@ -1,4 +1,4 @@
-"""Composition root of `serve`: starts, drains and stops its kernels, sets limits of the process, reloads keys."""
+"""Composition root of `serve`: starts and stops its kernels, sets limits of the process, reloads keys."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ from openapi_tool.jina.transport import Resolver
 from openapi_tool.settings import PREFIX, Settings, SettingsError
 from openapi_tool.settings.loading import ignored_variables
 from openapi_tool.settings.sources import CONFIG_VARIABLE
-from openapi_tool.telemetry import metrics
 from openapi_tool.telemetry.calls import CALL_FIELDS
 from openapi_tool.telemetry.health import RECENT_WARNINGS, monitor_loop_lag
 from openapi_tool.telemetry.health_server import MAX_CONNECTIONS, health_server
@@ -43,7 +42,7 @@ _YOUNG_OBJECTS = 20_000
 
 
 def raise_file_limit() -> int:
-    """Raise the soft limit of open files to the hard limit, and return the limit."""
+    """Raise the soft limit of open files to the hard one; return the limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -53,7 +52,7 @@ def raise_file_limit() -> int:
 
 
 def file_limit_problem(settings: Settings, limit: int) -> str | None:
-    """Return a message with demand and remedy if the settings may need more files than the limit, else None."""
+    """Return a message if the settings may need more files than the limit."""
     parts = {
         "egress.max_connections": settings.egress.max_connections,
         "postgres.pool_size": settings.postgres.pool_size,
@@ -74,16 +73,16 @@ def set_malloc_thresholds() -> None:
     """Make glibc allocate blocks of 4 MB and more with mmap, so that freeing returns them to the system.
 
     By default glibc raises that threshold to the largest block ever freed, and responses of 10 MB then fragment the
-    heap. With another C library nothing is changed.
+    heap.
     """
-    with contextlib.suppress(OSError, AttributeError):
+    with contextlib.suppress(OSError, AttributeError):  # another C library
         library = ctypes.CDLL(None)
         library.mallopt(_M_MMAP_THRESHOLD, _LARGE_BYTES)
         library.mallopt(_M_TRIM_THRESHOLD, 4 * _LARGE_BYTES)
 
 
 def collect_garbage_rarely() -> None:
-    """Exclude long-lived objects from garbage collection and run it less often: calls create hardly any cycles.
+    """Collect garbage less often, and never long-lived objects: calls create hardly any cycles.
 
     A collection blocks the event loop for about 0.8 us per young object.
     """
@@ -99,10 +98,9 @@ _POLL_S = 2.0
 
 @dataclass(slots=True)
 class Reloader:
-    """Reads the settings again with `read`; gives policy and secrets to `runners`, the secrets also to `use_keys`.
+    """Reads the settings again; only the policy and the values of keys take effect, other sections need a restart.
 
-    Invalid settings change nothing. Only the policy and the values of keys take effect; other changed sections are
-    logged, since they need a restart.
+    Invalid settings change nothing.
     """
 
     bootstrap: Bootstrap
@@ -119,7 +117,7 @@ class Reloader:
             runner.reload(self._latest.authorizer, self._latest.secrets)
 
     async def run(self, requested: asyncio.Event) -> None:
-        """Reload whenever `requested` is set or a file changed, until cancelled."""
+        """Reload whenever `requested` is set or a file changed."""
         async with asyncio.TaskGroup() as group:
             group.create_task(watch(self.files, requested), name="files")
             while True:
@@ -150,15 +148,13 @@ class Reloader:
         self.use_keys(fresh.secrets)
         for runner in self.runners:
             runner.reload(fresh.authorizer, fresh.secrets)
+        before, after = self.bootstrap.settings, fresh.settings
+        names = sorted(set(Settings.model_fields) - {"policy"})
+        need_restart = [name for name in names if getattr(before, name) != getattr(after, name)]
         log.info(
             "reloaded policy and keys",
-            extra={"action": "reload.done", "missing": fresh.secrets.missing(), "need_restart": self._differ(fresh)},
+            extra={"action": "reload.done", "missing": fresh.secrets.missing(), "need_restart": need_restart},
         )
-
-    def _differ(self, fresh: Bootstrap) -> list[str]:
-        names = set(Settings.model_fields) - {"policy"}
-        before, after = self.bootstrap.settings, fresh.settings
-        return sorted(name for name in names if getattr(before, name) != getattr(after, name))
 
 
 async def watch(files: Sequence[Path], changed: asyncio.Event) -> None:
@@ -171,14 +167,14 @@ async def watch(files: Sequence[Path], changed: asyncio.Event) -> None:
 
 
 class FileWatcher:
-    """Detects changes of files by modification time, size and inode, also behind a link."""
+    """Detects changes of files, also behind a link."""
 
     def __init__(self, files: Sequence[Path]) -> None:
         self._files = files
         self._known = self._before = self._states()
 
     def changed(self) -> bool:
-        """Return whether a file changed and has been stable since the last call: a writer may need several steps."""
+        """Return whether a file changed and is stable since the last call: a writer may need several steps."""
         now = self._states()
         settled = now == self._before != self._known
         if settled:
@@ -191,7 +187,6 @@ class FileWatcher:
 
 
 def _state(file: Path) -> tuple[int, int, int] | None:
-    """Return values that change if a file's content or the link to it changes; None if it cannot be read."""
     try:
         status = file.stat()
     except OSError:
@@ -212,8 +207,8 @@ T = TypeVar("T")
 def run(read: Callable[[], Settings], environment: Mapping[str, str], resolver: Resolver | None = None) -> None:
     """Serve until SIGTERM or SIGINT.
 
-    `read` returns the settings, at the start and on every SIGHUP. `resolver` replaces DNS for the upstream's hosts;
-    only the embedded stack passes one. Raises SettingsError before any connection is made.
+    `read` returns the settings, at the start and on every SIGHUP. `resolver` replaces DNS for the upstream's hosts in
+    the embedded stack. Raises SettingsError before any connection is made.
     """
     bootstrap = build_bootstrap(read(), environment)
     settings = bootstrap.settings
@@ -231,7 +226,8 @@ async def _serve(
     bootstrap: Bootstrap, resolver: Resolver | None, read: Callable[[], Settings], environment: Mapping[str, str]
 ) -> None:
     """Serve every kernel; one that is unavailable does not delay the others."""
-    stop, reload = _stop_on_signals(), _reload_on_signal()
+    stop, reload = _stop_on_signals(), asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload.set)  # by default it ends the process
     async with AsyncExitStack() as stack:
         await _serve_health(stack, bootstrap)
         set_malloc_thresholds()
@@ -248,7 +244,7 @@ async def _serve(
 
 @dataclass(frozen=True, slots=True)
 class _Process:
-    """State shared by the kernels of one process; `serving` has the parts of the connected ones.
+    """State shared by the kernels; `serving` has the parts of the connected ones.
 
     `stack` closes connections after all kernels have drained: their calls need permits from the main kernel's NATS.
     """
@@ -260,7 +256,7 @@ class _Process:
     serving: list[Parts] = field(default_factory=list)
 
     def stalled(self, seconds: float) -> None:
-        """Notify the consumers of a stall of the event loop."""
+        """Notify the consumers."""
         for parts in self.serving:
             parts.consumer.stalled(seconds)
 
@@ -302,7 +298,7 @@ def _cannot_listen(host: str, port: int, error: OSError) -> str:
 
 
 async def _background_tasks(parts: Parts, bootstrap: Bootstrap) -> None:
-    """Run the background tasks of a kernel. They end only by a defect, whose exception is raised."""
+    """Run the background tasks of a kernel, which end only by a defect."""
     async with asyncio.TaskGroup() as group:
         group.create_task(parts.consumer.failed(), name="consumer")
         group.create_task(parts.durable_monitor.run(), name="durable monitor")
@@ -319,11 +315,8 @@ async def _monitor_database(parts: Parts, every_s: float) -> None:
 
 
 def _log_configuration(bootstrap: Bootstrap, environment: Mapping[str, str]) -> None:
-    """Log the settings in effect, credentials masked, and which keys are set; warn of weak settings."""
     settings, missing = bootstrap.settings, bootstrap.secrets.missing()
     keys = {variable: "missing" if variable in missing else "set" for variable in sorted(bootstrap.secrets.allowed)}
-    for variable in keys:
-        metrics.KEYS_REFUSED.labels(variable)  # start at 0, so that an alert sees the first increase
     log.info(
         "openapi-tool %s",
         __version__,
@@ -364,15 +357,8 @@ def _stop_on_signals() -> asyncio.Event:
     return stop
 
 
-def _reload_on_signal() -> asyncio.Event:
-    """Return an event that SIGHUP sets; without a handler SIGHUP would end the process."""
-    requested = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, requested.set)
-    return requested
-
-
 async def _unless_stopped(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
-    """Return the result of `work`; if `stop` is set first, cancel `work` and return None."""
+    """Return the result of `work`; if `stop` is set first, cancel it and return None."""
     working, stopping = asyncio.ensure_future(work), asyncio.ensure_future(stop.wait())
     try:
         await asyncio.wait([working, stopping], return_when=asyncio.FIRST_COMPLETED)

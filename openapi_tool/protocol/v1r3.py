@@ -37,7 +37,7 @@ from openapi_tool.protocol.identity import (
     parse_command_subject,
     wakeup_subject,
 )
-from openapi_tool.protocol.jsontext import JsonObject, JsonValue, loads, storable_text
+from openapi_tool.protocol.jsontext import JsonObject, JsonValue, as_object, loads, storable_text
 from openapi_tool.protocol.records import CallRecords, ResultContent, WaitingTurnRecord
 
 # No other inbound headers: Nats-Msg-Id, for example, could make the server drop the doorbell as a duplicate.
@@ -152,7 +152,7 @@ def _fields(data: bytes) -> JsonObject:
         fields = loads(data)
     except ValueError:  # not JSON, or a truncated body
         return {}
-    return fields if isinstance(fields, dict) else {}
+    return as_object(fields)
 
 
 def _id(body: Body, name: str) -> str | None:
