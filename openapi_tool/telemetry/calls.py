@@ -1,4 +1,4 @@
-"""Record of one call, and its output as metrics, log line, span and list of recent calls."""
+"""Record of one call, for metrics, log line, span and list of recent calls."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -21,10 +21,7 @@ from openapi_tool.telemetry.metrics import project_label
 log = logging.getLogger(__name__)
 
 CALL_FIELDS: ContextVar[Callable[[], Mapping[str, Any]]] = ContextVar("call_fields", default=dict)
-"""Returns the fields that the formatters add to log lines: ids, trace id and protocol of the current task's call.
-
-Before a command is decoded, and in the other tasks of a kernel, it returns the protocol only.
-"""
+"""Returns the fields that formatters add to log lines: of the current task's call, without one the protocol."""
 
 _QUEUE, _LOAD, _PERMIT, _UPSTREAM, _COMMIT = (metrics.PHASE_SECONDS.labels(phase) for phase in metrics.PHASES)
 _MAX_RECENT = 1_024
@@ -70,7 +67,7 @@ class CallFacts:
         return max((end - begin for begin, end in self.permit_waits), default=None)
 
     def fields(self) -> Mapping[str, Any]:
-        """Return the fields of each log line of the call."""
+        """Return the fields of each log line."""
         return {"trace_id": self.trace_id, "protocol": self.protocol, **self.ids}
 
     @property
@@ -80,7 +77,7 @@ class CallFacts:
 
 
 RECENT: deque[CallFacts] = deque(maxlen=_MAX_RECENT)
-"""The last finished calls of this process, oldest first, for `top` and the page."""
+"""The last finished calls, oldest first."""
 
 
 def record_finished(facts: CallFacts) -> None:
@@ -134,7 +131,7 @@ class CallSpan:
 
 
 class WireTracer:
-    """Tracer without an exporter: a span is only a new span id for the traceparent."""
+    """Tracer without an exporter: a span is only a new id for the traceparent."""
 
     def span(self, name: str, link: TraceLink, attributes: Mapping[str, str]) -> AbstractContextManager[CallSpan]:
         """Start a child span."""
@@ -160,21 +157,12 @@ class Exporting(Protocol):
 async def shut_down(tracer: Exporting, limit_s: float = 5.0) -> None:
     """Shut down a tracer or exporter; after `limit_s` seconds log a warning and drop what it has not exported.
 
-    Runs in a daemon thread. On the event loop a hanging collector would block the shutdown; so would a thread of the
-    loop's executor, since closing the loop waits for it.
+    It runs in a daemon thread: closing the event loop would wait for one of its executor that hangs in the collector.
     """
-    loop, done = asyncio.get_running_loop(), asyncio.Event()
-
-    def work() -> None:
-        tracer.shutdown()
-        with suppress(RuntimeError):  # the loop may be closed by now
-            loop.call_soon_threadsafe(done.set)
-
-    threading.Thread(target=work, name="tracer shutdown", daemon=True).start()
-    try:
-        async with asyncio.timeout(limit_s):
-            await done.wait()
-    except TimeoutError:
+    thread = threading.Thread(target=tracer.shutdown, name="tracer shutdown", daemon=True)
+    thread.start()
+    await asyncio.to_thread(thread.join, limit_s)
+    if thread.is_alive():
         log.warning(
             "cannot export the last spans within %s s; they are dropped; check telemetry.otlp_endpoint",
             limit_s,
