@@ -1,4 +1,4 @@
-"""State of this process: readiness by dependency, and the snapshot for `top` and the HTML page."""
+"""State of this process: readiness by dependency, and the snapshot for `top` and the page."""
 
 from __future__ import annotations
 
@@ -51,10 +51,9 @@ class Dependency:
 class Health:
     """Dependencies by name; ready while all are available and the process does not drain.
 
-    `clock_offset_s` is the local clock's offset from the NATS server's; None while unknown. `limits` returns the state
-    of each limited key and endpoint, `keys` that of each blocked key, `budgets` that of each account, `budget_outage`
-    why accounts cannot be shared. `prefix` precedes the names of dependencies in output. `kernels` are the records of
-    further kernels that this process serves; it is ready only if all are.
+    `clock_offset_s` is the local clock's offset from the NATS server's. `limits` returns the state of each limited key
+    and endpoint, `keys` that of each blocked key, `budgets` that of each account, `budget_outage` why accounts cannot
+    be shared. `kernels` are the records of further kernels, all of which must be ready.
     """
 
     dependencies: dict[str, Dependency] = field(default_factory=lambda: {name: Dependency() for name in DEPENDENCIES})
@@ -80,8 +79,8 @@ class Health:
     def record(self, name: str, *, ok: bool, reason: str = "") -> bool:
         """Record the state of a dependency; return whether `ok` changed.
 
-        Each change of state is logged, and each new reason. The text of a reason is logged at most once an hour, then
-        as `, as before`: behind a pooler the reason can change many times a minute.
+        Each change is logged, and each new reason, its text at most once an hour: behind a pooler it can change many
+        times a minute.
         """
         dependency = self.dependencies[name]
         changed, old_reason = dependency.ok != ok, dependency.reason
@@ -172,10 +171,7 @@ class _Warned:
 
 
 class RecentWarnings(logging.Handler):
-    """Log handler that stores the last warning of each action.
-
-    `snapshot` masks and truncates them: masking each line of a flood would take much CPU.
-    """
+    """Stores the last warning of each action; `snapshot` masks them, since masking a flood would take much CPU."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -206,7 +202,7 @@ class RecentWarnings(logging.Handler):
         return self._redactor.head(text, _MAX_CHARS)
 
     def snapshot(self) -> list[dict[str, Any]]:
-        """Return the warnings of the last ten minutes, the newest first."""
+        """Return recent warnings, the newest first."""
         now = time.monotonic()
         return [
             {
@@ -247,9 +243,9 @@ _DURABLE_GAUGES = {
 
 @dataclass(slots=True)
 class Snapshots:
-    """Makes snapshots, at most two a second, since any client that reaches the port or the subject may request them.
+    """Makes snapshots, at most two a second, since any client that reaches port or subject may request them.
 
-    `durables` are the durables that this process consumes; each function of `work` returns the held commands of one.
+    Each function of `work` returns the held commands of one of the `durables`.
     """
 
     instance: str

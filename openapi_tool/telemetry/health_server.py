@@ -1,8 +1,7 @@
 """HTTP server for probes, metrics and a status page, bounded against hostile clients.
 
 Clients do not authenticate, and their sockets use file descriptors that calls need, too. So a connection carries one
-request and lasts a few seconds, and the oldest is closed when there are too many: probes are answered even if any
-number of connections send nothing or half a request.
+request and lasts a few seconds, and the oldest is closed when there are too many: probes are always answered.
 
 The status page sets values as text, never as HTML, and its Content-Security-Policy allows only its own script, because
 models and clients choose the ids that it shows.
@@ -94,11 +93,10 @@ HEADERS = {
 
 
 MAX_CONNECTIONS = 64
-"""Limit of open connections; a new one closes the oldest."""
 LIFE_S = 5.0
-"""Lifetime of a connection in seconds, for request and response."""
+"""Lifetime of a connection in seconds."""
 MAX_REQUEST_BYTES = 128 * 1024
-"""Limit of all bytes that a connection sends; the other limits allow a request of at most 70 kB."""
+"""Of one connection; the other limits allow a request of at most 70 kB."""
 METRICS_CACHE_S = 1.0
 _INTERNAL = (".localhost", ".local", ".internal", ".svc")
 _BACKLOG = 32  # below MAX_CONNECTIONS: connections accepted together never close each other before being read
@@ -112,17 +110,14 @@ class Statistics(Protocol):
     """Data of the HTML page."""
 
     def now(self) -> Mapping[str, Any]:
-        """Return the present statistics as a JSON object."""
+        """Return a JSON object."""
 
 
 @asynccontextmanager
 async def health_server(
     host: str, port: int, health: Health | None, snapshots: Statistics | None = None
 ) -> AsyncIterator[int]:
-    """Serve /livez, /readyz and /metrics if `health` is given, the status page if `snapshots` is; yield the port.
-
-    Raises OSError when it cannot listen.
-    """
+    """Serve probes and metrics if `health` is given, the page if `snapshots` is; yield the port. Raises OSError."""
     app = web.Application(middlewares=[_close_afterwards])
     handlers: Routes = {}
     if health is not None:
@@ -161,7 +156,7 @@ class _Connection(asyncio.Protocol):
         self._inner.connection_made(transport)
 
     def abort(self) -> None:
-        """Close the connection immediately; drop unread and unsent bytes."""
+        """Close the connection immediately."""
         self._connections.pop(self, None)
         if self._transport:
             self._transport.abort()
@@ -173,7 +168,7 @@ class _Connection(asyncio.Protocol):
         self._inner.connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Pass data on, up to a limit: aiohttp buffers everything that follows a request which it has refused."""
+        """Pass data on, up to a limit: aiohttp buffers everything that follows a refused request."""
         self._received_bytes += len(data)
         if self._received_bytes > MAX_REQUEST_BYTES:
             self.abort()
@@ -192,7 +187,6 @@ class _Connection(asyncio.Protocol):
 
 @web.middleware
 async def _close_afterwards(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Close the connection after each response, so that no client can keep one or reuse it a thousand times."""
     try:
         response = await handler(request)
     except web.HTTPException as error:
@@ -218,10 +212,9 @@ def _probes(health: Health) -> Routes:
 
 
 def _refuse_public_name(request: web.Request) -> None:
-    """Refuse a request under a public host name. Raises HTTPMisdirectedRequest.
+    """Refuse DNS rebinding: a web page whose host name resolves to a loopback or cluster address reads this server.
 
-    An attacker's web page can let its own host name resolve to a loopback or cluster address, and then read what is
-    served there (DNS rebinding). No attacker can own an IP address, a name without a dot or one of these suffixes.
+    No attacker can own an IP address, a name without a dot or one of these suffixes.
     """
     try:
         host = urlsplit(f"//{request.host}").hostname or ""
@@ -245,8 +238,6 @@ def _page(snapshots: Statistics) -> Routes:
 
 
 class _Collector(Collector):
-    """Converts the instruments when they are scraped."""
-
     def collect(self) -> Iterator[Exposed]:
         return map(_exposed, ALL)
 
@@ -274,5 +265,5 @@ REGISTRY.register(_Collector())
 
 
 def exposition() -> bytes:
-    """Return the text of /metrics, in Prometheus' format; it takes milliseconds."""
+    """Return the text of /metrics."""
     return generate_latest(REGISTRY)

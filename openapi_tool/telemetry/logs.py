@@ -23,9 +23,8 @@ _UNSAFE = re.compile(
     r"[\x00-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff\ufff9-\ufffb"
     r"\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e007f]"
 )
-"""Control characters, line separators, bidirectional controls, lone surrogates (not encodable), and invisible
-characters: soft hyphens, zero-width spaces, tags. Not the joiners U+200C and U+200D: languages and emoji need them.
-"""
+"""Control characters, line separators, bidirectional controls, lone surrogates and invisible characters, but not the
+joiners U+200C and U+200D: languages and emoji need them."""
 
 
 def printable_line(text: str) -> str:
@@ -36,13 +35,13 @@ def printable_line(text: str) -> str:
 
 
 def printable_lines(text: str, indent: str = "") -> str:
-    """Return `text` with unsafe characters escaped, except tabs and line breaks; `indent` begins each later line."""
+    """Escape unsafe characters except tabs and line breaks; `indent` begins each later line."""
     lines = (line.split("\t") for line in text.replace("\r\n", "\n").split("\n"))
     return f"\n{indent}".join("\t".join(map(printable_line, parts)) for parts in lines)
 
 
 def printable_json(value: Any, indent: int | None = None) -> str:
-    """Return JSON with unsafe characters escaped; it parses to the same value."""
+    """Return JSON with unsafe characters escaped."""
     lines = json.dumps(value, ensure_ascii=False, indent=indent).split("\n")
     return "\n".join(_UNSAFE.sub(_json_escape, line) for line in lines)
 
@@ -65,7 +64,7 @@ FLOODED = frozenset(
         *("call.unsettled", "command.requeued", "dead_letters.discarded"),
     }
 )
-"""Actions that a client can cause by publishing commands: each command of 41 bytes caused a kilobyte of log."""
+"""Actions that clients can cause: a command of 41 bytes caused a kilobyte of log."""
 
 FLOOD_BURST = 100
 FLOOD_PER_S = 10.0
@@ -74,20 +73,20 @@ _MAX_LOGGED = 1_024
 _USER_INFO = re.compile(r"(\b[a-z][a-z0-9+.-]{0,20}://)[^\s/?#@'\"]*@", re.IGNORECASE)
 _QUERY = re.compile(r"\?[^\s'\"<>]+")
 _CREDENTIALS = re.compile(
-    # the name: `Authorization: Bearer …`, `{'set-cookie': '…'}`, `password=…`, `"auth_token":"…"`, `sig => …`
+    # the name
     r"((?:proxy-)?authorization|(?:set-)?cookie|password|passwd|auth_token|pass|jwt|sig|nkey)"
     # what separates name and value: `: `, `=`, `': '` of a dictionary, `', b'` of a tuple of bytes
     r"(['\"]?[\s,:=>]+(?:b(?=['\"]))?['\"]?)"
-    # the value, which is masked: `Bearer …`, `Basic …`, or any text up to a blank, a quote, a comma or a bracket
+    # the value
     r"(?:(?:bearer|basic)\s+)?[^\s'\",;})]+",
     re.IGNORECASE,
 )
 
 
 def without_details(text: str) -> str:
-    """Return a library's message, bounded, without URL queries, user info, authorization and passwords.
+    """Return a library's message, truncated, without URL queries, user info, authorization and passwords.
 
-    Call it after masking: the redactor does not recognize a secret that was truncated.
+    Mask it before: the redactor does not recognize a truncated secret.
     """
     if len(text) > _MAX_CHARS:
         text = f"{text[:_MAX_CHARS]} … ({len(text) - _MAX_CHARS:,} characters more)"
@@ -107,11 +106,7 @@ class _Formatter(logging.Formatter):
         return {"action": "log", **CALL_FIELDS.get()(), **extra}
 
     def _texts(self, record: logging.LogRecord) -> tuple[str, str]:
-        """Return the message, and the traceback after a line break; a library's are masked and without details.
-
-        `format` masks the whole record in any case. A library's text must be masked before, because `without_details`
-        may truncate it.
-        """
+        """Return the message, and the traceback after a line break, a library's without details."""
         message, traceback = record.getMessage(), ""
         if record.exc_info:
             traceback = f"\n{self.formatException(record.exc_info)}"
@@ -121,7 +116,7 @@ class _Formatter(logging.Formatter):
 
 
 class JsonFormatter(_Formatter):
-    """Formatter for machines: `time`, `level`, `logger`, `action`, `message` and the record's own fields."""
+    """Formatter for machines."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return one redacted JSON object."""
@@ -147,13 +142,10 @@ def _as_json(entry: dict[str, Any]) -> str:
 
 
 class ConsoleFormatter(_Formatter):
-    """Formatter for people: time, level, message, fields as name=value, and an indented traceback below.
-
-    Control characters are escaped, so that no value can forge a line.
-    """
+    """Formatter for people; control characters are escaped, so that no value can forge a line."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return one redacted line, more with a traceback."""
+        """Return one redacted line, and an indented traceback."""
         at = datetime.fromtimestamp(record.created).astimezone().strftime("%H:%M:%S.%f")[:-3]
         fields = " ".join(f"{name}={value}" for name, value in self._fields(record).items())
         message, traceback = self._texts(record)
@@ -163,19 +155,14 @@ class ConsoleFormatter(_Formatter):
 
 
 class _Handler(logging.StreamHandler[TextIO]):
-    """Handler of standard error."""
-
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
-        """Report the source location only; logging's own report would show the arguments unredacted."""
+        """Report the source location only; logging's own report shows the arguments."""
         kind = getattr(sys.exc_info()[0], "__name__", "")
         self.stream.write(f"a log record of {record.name}, line {record.lineno}, could not be written: {kind}\n")
 
 
 class FloodFilter(logging.Filter):
-    """Filter of lines that a flood of commands causes: a token bucket for each action and project.
-
-    The next line that passes has the number of dropped lines as `dropped`; metrics count all events.
-    """
+    """Token bucket for each action and project; the next line that passes has the number of `dropped` ones."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         super().__init__()

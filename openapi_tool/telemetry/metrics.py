@@ -1,7 +1,7 @@
 """All metrics, and their instruments; /metrics, OTLP and docs/operations.md are made from `ALL`.
 
-prometheus_client's own instruments lock and validate on every use, and export `_created` series. Those here have no
-lock, since calls change them on the event loop's thread only.
+prometheus_client's own instruments lock and validate on every use. Those here have no lock, since calls change them on
+the event loop's thread only.
 
 Labels are bounded: never a URL or a call; a project only if the operator lists it (`telemetry.projects`); a tool only
 by the name of the built-in tool that its definition selects.
@@ -39,7 +39,7 @@ class Value:
 
 
 class Distribution:
-    """Observations of one combination of labels: their number per bucket, and their sum."""
+    """Observations of one combination of labels."""
 
     __slots__ = ("bounds", "counts", "total")
 
@@ -106,10 +106,7 @@ class Counter(Family[Value]):
 
 
 class Gauge(Family[Value]):
-    """Number that goes up and down; set, or read from sources whenever it is exported.
-
-    `combine` combines the numbers of a child's sources, such as kernels.
-    """
+    """Number that goes up and down; `combine` combines the sources of a child, such as kernels."""
 
     kind = "gauge"
 
@@ -134,10 +131,7 @@ class Gauge(Family[Value]):
         self._children[()].number = number
 
     def set_function(self, source: Callable[[], float], *values: str, part: str = "") -> None:
-        """Read the gauge from `source` at each export, which costs calls nothing.
-
-        A later source of the same `part` of the process, such as a kernel, replaces the earlier one.
-        """
+        """Read the gauge from `source` at each export; another source of the same `part` replaces it."""
         self._sources.setdefault(values, {})[part] = source
 
     def children(self) -> Iterator[tuple[dict[str, str], Value]]:

@@ -33,7 +33,7 @@ from openapi_tool.telemetry.calls import CallFacts, CallSpan, child_of
 from openapi_tool.telemetry.redact import Redactor
 
 MAX_QUEUED = 2_048
-"""Limit of calls whose spans wait for export; further ones are dropped and counted."""
+"""Calls that wait for export; further ones are dropped and counted."""
 _BATCH = 64
 _EXPORT_INTERVAL_S = 1.0
 _SAMPLED = 1
@@ -86,12 +86,12 @@ class ExportingTracer:
         self._thread.start()
 
     def sampled(self, parent: SpanContext) -> bool:
-        """Return whether the spans of a call with this parent are exported."""
+        """Return whether a call with this parent is exported."""
         return bool(int(parent.flags, 16) & _SAMPLED) and int(parent.trace_id[16:], 16) < self._id_bound
 
     @contextmanager
     def span(self, name: str, link: TraceLink, attributes: Mapping[str, str]) -> Iterator[CallSpan]:
-        """Start a child span of the link's parent; queue it for export when the block is left."""
+        """Start a child span; queue it for export when the block is left."""
         span = child_of(link)
         if not self.sampled(link.parent):
             yield span
@@ -108,7 +108,6 @@ class ExportingTracer:
             self._put(_EndedCall(name, link, attributes, span, began + offset_ns, now, offset_ns, error))
 
     def _put(self, ended: _EndedCall) -> None:
-        """Queue a call; drop and count it if too many wait. Takes a microsecond."""
         if len(self._ended) >= MAX_QUEUED:
             metrics.SPANS_DROPPED.inc()
             return
@@ -132,7 +131,7 @@ class ExportingTracer:
                 metrics.SPANS_DROPPED.inc(len(batch))
 
     def shutdown(self) -> None:
-        """Export the remaining spans and stop; may block for as long as the collector does."""
+        """Export the remaining spans; may block for as long as the collector does."""
         self._stopping = True
         self._wake.set()
         self._thread.join()
@@ -141,8 +140,6 @@ class ExportingTracer:
 
 
 class _Builder:
-    """Makes the spans of a call, secrets masked."""
-
     def __init__(self, redactor: Redactor, instance: str) -> None:
         self._masked = redactor.text
         self._resource = resource(instance)
@@ -281,10 +278,9 @@ def resource(instance: str) -> Resource:
 
 
 class CollectorSession(requests.Session):
-    """HTTP session for a collector: follows no redirect, and keeps only status and headers of a response.
+    """Session without redirects, proxies and .netrc of the environment, which keeps only the head of a response.
 
-    A redirect is reported as an error status: otherwise the exporter would take it for a success, although nothing was
-    stored. Proxies and .netrc of the environment are ignored.
+    A redirect is reported as an error status: the exporter would take it for a success, although nothing was stored.
     """
 
     def __init__(self) -> None:

@@ -84,7 +84,7 @@ class PeriodicExport:
         )
 
     def shutdown(self) -> None:
-        """Export once more and stop; may block for as long as the collector does."""
+        """Export once more; may block for as long as the collector does."""
         self._stop.set()
         self._thread.join()
         self._exporter.shutdown()

@@ -2,7 +2,7 @@
 
 Each encoding has marks: literal texts, one of which occurs in every match of its pattern. The pattern only runs if a
 substring search finds a mark. Marks are as long as possible: a search for 60 characters takes 0.05 ms/MB, for 4
-characters ten times that. One automaton for all marks (`ahocorasick_rs`) would take 2 ms/MB.
+characters ten times that.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from openapi_tool.concurrency import Steps, at_once, each
 from openapi_tool.telemetry import metrics
 
 REACH_CHARS = 40
-"""Overlap of slices, in characters per byte of the longest secret; longer encodings may be missed at a slice's end."""
+"""Overlap of slices, in characters per byte of the longest secret."""
 
 _SHORTEST_MARK = 3
 _FLOAT_DIGITS = 15  # significant digits that every float formatter preserves
@@ -61,7 +61,7 @@ class Encoding:
 
 @lru_cache(maxsize=1_024)
 def encodings(secret: str) -> tuple[Encoding, ...]:
-    """Return all encodings of `secret` (at least one character) that the redactor searches for."""
+    """Return the encodings of a secret, which must not be empty."""
     value = secret.encode("utf-8", "surrogatepass")
     return (
         _escaped(secret),
@@ -73,7 +73,7 @@ def encodings(secret: str) -> tuple[Encoding, ...]:
 
 
 def _rounded(secret: str) -> Iterator[Encoding]:
-    """Yield the encodings of a long decimal secret written as a float, rounded to 15 to 17 digits."""
+    """Yield the encodings of a decimal secret written as a float, rounded to 15 to 17 digits."""
     if secret.isascii() and secret.isdecimal() and len(secret) > _FLOAT_DIGITS:
         number = float(secret)
         texts = (
@@ -88,15 +88,11 @@ def _rounded(secret: str) -> Iterator[Encoding]:
 
 
 def _leading_digits(number: str) -> str:
-    """Return the digits with which every text of this number begins, without trailing zeros."""
     return number.partition("e")[0].replace(".", "")[:_FLOAT_DIGITS].rstrip("0")
 
 
 def _escaped(text: str, instead: Mapping[str, str] = MappingProxyType({}), *, any_case: bool = True) -> Encoding:
-    """Return the encoding with plain letters and digits, and all other characters plain or escaped.
-
-    `instead` maps a character to a pattern that also matches its alternatives.
-    """
+    """Return the encoding with other characters than letters and digits plain, escaped or as `instead`."""
     runs = ["".join(group) for plain, group in groupby(text, _is_plain) if plain]
     mark = max(runs, key=len, default="")
     marks = (_cases(mark) if any_case else (mark,)) if len(mark) >= _SHORTEST_MARK else ()
@@ -104,11 +100,7 @@ def _escaped(text: str, instead: Mapping[str, str] = MappingProxyType({}), *, an
 
 
 def _run(char: str, length: int, instead: Mapping[str, str]) -> str:
-    """Return the pattern of a run of one character.
-
-    A run of backslashes becomes a single repeat: with one repeat each, matching would backtrack exponentially.
-    """
-    if char == "\\":
+    if char == "\\":  # with one repeat each, matching would backtrack exponentially
         return f"{_BACKSLASH}{{{length},{8 * length}}}"
     return length * (char if _is_plain(char) else f"(?:{'|'.join(_forms(char, instead.get(char, re.escape(char))))})")
 
@@ -164,13 +156,13 @@ def _base64(secret: bytes) -> Iterator[str]:
 
 MASK = "[redacted]"
 MIN_SECRET_CHARS = 6
-"""Shorter values occur in too many ordinary words to be masked; each is logged as a warning at the start."""
+"""Shorter values occur in too many ordinary words to be masked."""
 
 _COMMON_WORDS = frozenset({"postgres", "postgresql", "password", "secret", "kernel", "executor", "openapi-tool"})
-"""Passwords of samples that are words of log messages. Masking them would spoil these and reveal the password."""
+"""Passwords of samples. Masking these words in log messages would spoil them and reveal the password."""
 
 _SLICE_CHARS = 64 * 1024
-"""Characters searched in one step: 0.1 ms if no mark is found, up to 10 ms if patterns have to run."""
+"""Searched in one step: 0.1 ms if no mark is found, up to 10 ms if patterns have to run."""
 
 # Long enough not to match names of tools or durables. The reader escapes `_` in markdown, hence `jina\_…`.
 _JINA_KEY = Encoding(
@@ -211,7 +203,7 @@ class Redactor:
         )
 
     def with_label(self, label: str) -> Redactor:
-        """Return a redactor for the same secrets, also those added later, that counts under another label."""
+        """Return a redactor for the same secrets, also later ones, that counts under another label."""
         return self._by_label.setdefault(label, Redactor(self.known, label))
 
     def add(self, secrets: Iterable[str]) -> None:
@@ -225,7 +217,7 @@ class Redactor:
         return at_once(self.steps(text))
 
     def head(self, text: str, chars: int) -> str:
-        """Return the first `chars` characters of `text` with secrets masked, also a secret that the cut would halve."""
+        """Return the first `chars` characters with secrets masked, also one that the cut would halve."""
         if len(text) <= chars:
             return self.text(text)
         slices = self._found(text[: chars + self._reach])
@@ -234,7 +226,7 @@ class Redactor:
         return masked + text[done:chars]
 
     def steps(self, text: str) -> Steps[str]:
-        """Return `text` with secrets masked, in steps of a few milliseconds."""
+        """Like `text`, in steps of a few milliseconds."""
         pieces: list[str] = []
         done = 0
         for spans in self._found(text):
@@ -287,7 +279,6 @@ class Redactor:
             yield [span for span in self._spans(text, start, end + self._reach) if span[0] < end]
 
     def _is_suspect(self, text: str) -> bool:
-        """Return whether a short text has a mark of a secret's encoding, or a Jina key."""
         # Names of tools contain `jina`, too, so run the pattern.
         if "jina" in text and _JINA_KEY.pattern.search(text):
             return True
@@ -302,7 +293,7 @@ class Redactor:
                 yield from (match.span() for match in encoding.pattern.finditer(text, start, end))
 
     def _piece(self, text: str, done: int, spans: list[Span]) -> tuple[str, int]:
-        """Return the text from `done` to the end of the last span, spans masked, and that end."""
+        """Mask the spans; return the text from `done` to the end of the last one, and that end."""
         pieces = []
         for start, end in sorted(spans):
             if start >= done:
@@ -316,9 +307,9 @@ _of_call = lru_cache(maxsize=256)(Redactor)
 
 
 def of_call(secrets: Iterable[str]) -> Redactor:
-    """Return the redactor of one call's response, which masks only the secrets sent with that call.
+    """Return a redactor for the response of one call, which masks only the secrets sent with that call.
 
-    Otherwise a page could list guesses of another secret of the process, and its author would learn which guess is
-    masked. Redactors are cached, because to build one takes longer than to use it.
+    Otherwise a page could list guesses of another secret, and its author would learn which guess is masked. Redactors
+    are cached, because to build one takes longer than to use it.
     """
     return _of_call(frozenset(secrets), "answer")
