@@ -126,16 +126,19 @@ class Health:
             for name, dependency in kernel.dependencies.items()
         }
         offset_s = None if self.clock_offset_s is None else round(self.clock_offset_s, 3)
-        limits = [{name: limit[name] for name in limit if name != "waiting_by_project"} for limit in self.limits()]
-        outage = self.budget_outage()
+        optional = {
+            "limits": [
+                {name: limit[name] for name in limit if name != "waiting_by_project"} for limit in self.limits()
+            ],
+            "keys": list(self.keys()),
+            "budgets_by_last_known_state": self.redact(self.budget_outage()),
+        }
         return {
             "ready": self.ready,
             "draining": self.draining,
             "clock_offset_s": offset_s,
             "dependencies": dependencies,
-            **({"limits": limits} if limits else {}),
-            **({"keys": list(keys)} if (keys := self.keys()) else {}),
-            **({"budgets_by_last_known_state": self.redact(outage)} if outage else {}),
+            **{name: value for name, value in optional.items() if value},
         }
 
 

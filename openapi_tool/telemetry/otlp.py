@@ -22,8 +22,7 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import Event, ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
-from opentelemetry.trace import SpanKind, Status, StatusCode
-from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from opentelemetry.trace import SpanKind, Status, StatusCode, TraceState
 
 from openapi_tool import __version__
 from openapi_tool.protocol.identity import SpanContext, TraceLink, new_span_id
@@ -46,7 +45,6 @@ _ATTRIBUTE_OF_ID = {
     "tool_call_id": "gen_ai.tool.call.id",
 }
 _SCOPE = InstrumentationScope("openapi_tool", __version__)
-_PROPAGATOR = TraceContextTextMapPropagator()
 
 Attributes = dict[str, Any]
 
@@ -146,10 +144,11 @@ class _Builder:
 
     def spans(self, ended: _EndedCall) -> Iterator[ReadableSpan]:
         link, facts = ended.link, ended.span.facts
-        parent = _remote(link.parent, link.tracestate and self._masked(link.tracestate))
+        state = TraceState.from_header([self._masked(link.tracestate)]) if link.tracestate else None
+        parent = _context(link.parent, state, is_remote=True)
         # The call begins with the arrival of its command in the stream.
         start_ns = ended.start_ns if facts is None else ended.ns(facts.began - facts.age_s)
-        context = _context(ended.span.context, parent)
+        context = _context(ended.span.context, state)
         attributes = self._attributes(ended, facts)
         yield ReadableSpan(
             name=self._masked(ended.name),
@@ -158,7 +157,7 @@ class _Builder:
             resource=self._resource,
             attributes=attributes,
             events=self._events(ended),
-            links=[trace.Link(_remote(link.linked, None))] if link.linked else (),
+            links=[trace.Link(_context(link.linked, is_remote=True))] if link.linked else (),
             kind=SpanKind.CONSUMER,
             status=_status(attributes),
             start_time=start_ns,
@@ -168,7 +167,7 @@ class _Builder:
         for child in _children(facts) if facts is not None else ():
             yield ReadableSpan(
                 name=child.name,
-                context=_context(SpanContext(link.parent.trace_id, new_span_id(), link.parent.flags), context),
+                context=_context(SpanContext(link.parent.trace_id, new_span_id(), link.parent.flags), state),
                 parent=context,
                 resource=self._resource,
                 attributes={
@@ -266,8 +265,8 @@ def _status(attributes: Attributes) -> Status:
     return Status(StatusCode.ERROR if "error.type" in attributes else StatusCode.UNSET)
 
 
-def open_tracer(endpoint: str, redactor: Redactor, ratio: float = 1.0, instance: str = "") -> ExportingTracer:
-    """Return a tracer that exports to `endpoint`: the full traces URL of an OTLP/HTTP collector."""
+def open_tracer(endpoint: str, redactor: Redactor, ratio: float, instance: str) -> ExportingTracer:
+    """Return a tracer that exports to the full traces URL of an OTLP/HTTP collector."""
     return ExportingTracer(OTLPSpanExporter(endpoint=endpoint, session=CollectorSession()), redactor, ratio, instance)
 
 
@@ -302,12 +301,6 @@ class CollectorSession(requests.Session):
         return head
 
 
-def _remote(span: SpanContext, tracestate: str | None) -> trace.SpanContext:
-    carrier = {"traceparent": span.traceparent(), **({"tracestate": tracestate} if tracestate else {})}
-    return trace.get_current_span(_PROPAGATOR.extract(carrier)).get_span_context()
-
-
-def _context(span: SpanContext, parent: trace.SpanContext) -> trace.SpanContext:
+def _context(span: SpanContext, state: TraceState | None = None, *, is_remote: bool = False) -> trace.SpanContext:
     flags = trace.TraceFlags(int(span.flags, 16))
-    return trace.SpanContext(int(span.trace_id, 16), int(span.span_id, 16), is_remote=False, trace_flags=flags,
-                             trace_state=parent.trace_state)  # fmt: skip
+    return trace.SpanContext(int(span.trace_id, 16), int(span.span_id, 16), is_remote, flags, state)

@@ -95,5 +95,5 @@ def _attributes(labels: Mapping[str, str]) -> dict[str, str]:
 
 
 def open_exporter(endpoint: str, every_s: float, instance: str) -> PeriodicExport:
-    """Return an exporter to `endpoint`: the full metrics URL of an OTLP/HTTP collector."""
+    """Return an exporter to the full metrics URL of an OTLP/HTTP collector."""
     return PeriodicExport(OTLPMetricExporter(endpoint=endpoint, session=CollectorSession()), every_s, instance)
