@@ -65,8 +65,7 @@ _NO_ANSWER = Unavailable(f"PostgreSQL: no answer within {_MAX_CHECK_S:.0f} s")
 class DatabaseMonitor:
     """State of the database from health checks and from the loads and commits of calls.
 
-    Messages name the database by `where` (server, database) and by the `setting` of its DSN. `wake` is called on every
-    change.
+    Messages contain `where` (server, database) and the `setting` of its DSN. `wake` is called on every change.
     """
 
     def __init__(self, health: Health, where: str = "", setting: str = DSN_SETTING) -> None:
@@ -141,8 +140,8 @@ class Parts:
 class Shared:
     """Parts that all kernels share.
 
-    `limiter` and `budgets` store their records in the main kernel's NATS and use its `clock`. If kernels share a NATS,
-    only one connection answers requests for the `statistics`: `answering` has the servers where one answers.
+        `limiter` and `budgets` store their records in the main kernel's NATS and use its `clock`. On each NATS only one
+    connection answers requests for the `statistics`: `answering` has the servers where one does.
     """
 
     upstream: Upstream
@@ -165,7 +164,7 @@ def open_shared(stack: AsyncExitStack, bootstrap: Bootstrap, resolver: Resolver 
     if (exporter := _metrics_exporter(bootstrap)) is not None:
         stack.push_async_callback(shut_down, exporter)
     for variable in bootstrap.secrets.allowed:
-        metrics.KEYS_REFUSED.labels(variable)  # at 0 from the start, so that an alert sees the first refusal
+        metrics.KEYS_REFUSED.labels(variable)  # so that an alert sees the first refusal
     clock = ServerClock()
     settings = bootstrap.settings
     limit_records, budget_records = RecordStore(LIMITS), RecordStore(BUDGETS)

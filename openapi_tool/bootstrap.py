@@ -1,4 +1,4 @@
-"""Build from the settings all objects that need no connection, and report all mistakes in the settings."""
+"""Build from the settings all objects that need no connection."""
 
 from __future__ import annotations
 
@@ -49,8 +49,7 @@ _UNSCOPED = "v1r4"  # the version whose session key and project ids are used unc
 class Bootstrap:
     """Settings of a kernel and the objects built from them; `unmasked` names secrets that cannot be masked.
 
-    That of the `main` kernel contains those of the `others`, which have their own `settings`, `bus`, `pool`, `durable`
-    and `health`, and share all other objects.
+    Other kernels have their own `settings`, `bus`, `pool`, `durable` and `health`, and share all other objects.
     """
 
     settings: Settings
@@ -146,9 +145,9 @@ class Upstream:
 
 
 class _ScopedBackend:
-    """Backend for the calls of a second kernel, whose project ids may be equal to those of the main one.
+    """Backend for a second kernel, whose project ids may be equal to those of the main one.
 
-    So it prefixes the id with the kernel's version and a blank, which no project id contains.
+    So it prefixes the id with the version and a blank, which no project id contains.
     """
 
     def __init__(self, backend: JinaBackend, version: str) -> None:
@@ -162,7 +161,7 @@ class _ScopedBackend:
 
 
 def build_runner(bootstrap: Bootstrap, upstream: Upstream, artifacts: Artifacts, session_key: bytes) -> ToolRunner:
-    """Build the runner of tool calls of one kernel; `session_key` derives session identities and signs cursors."""
+    """Build the runner of one kernel; `session_key` derives session identities and signs cursors."""
     settings, version = bootstrap.settings, bootstrap.version
     options = RunnerOptions(
         authorizer=bootstrap.authorizer,
@@ -182,7 +181,7 @@ def scoped_key(key: bytes, version: str) -> bytes:
 
 
 def _hooks(names: Sequence[str], problems: list[str]) -> dict[str, Hook]:
-    """Load hooks from entry points; reading these takes a while, so skip it without hooks."""
+    # Reading entry points takes a while; skip it without hooks.
     offered = {point.name: point for point in entry_points(group=HOOKS_GROUP)} if names else {}
     hooks: dict[str, Hook] = {}
     for at, name in enumerate(names):
@@ -257,7 +256,7 @@ def tool_secrets(settings: Settings, environment: Mapping[str, str]) -> Secrets:
 
 
 def operator_envs(settings: Settings) -> OperatorEnvs:
-    """Return the operator's `envs`, and the arguments that definitions may map to a secret."""
+    """Return the operator's `envs`."""
     variables = settings.tools.jina.envs_of(settings.protocol.target)
     parameters = frozenset(fold(name) for name in (*settings.secrets.env_parameters, *variables))
     return OperatorEnvs(variables, parameters)

@@ -29,8 +29,8 @@ CallSeconds = Annotated[float, Field(ge=1, le=86_400)]
 def one_line(value: Any) -> Any:
     """Return a value with its text stripped.
 
-    Raises ValueError for texts of over 16,000 characters, and for control characters and invalid UTF-8: drivers would
-    send them to the server, or raise an error whose message contains the value.
+    Raises ValueError for over 16,000 characters, and for control characters and invalid UTF-8: drivers would send them,
+    or raise an error whose message contains the value.
     """
     value = value.strip() if isinstance(value, str) else value
     if any(len(text) > _MAX_CHARS for text in _texts(value)):
@@ -41,7 +41,6 @@ def one_line(value: Any) -> Any:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """Yield every text in a value, at any depth, keys included."""
     if isinstance(value, str | SecretStr):
         yield value if isinstance(value, str) else value.get_secret_value()
     elif isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""Composition root of `serve`: starts and stops its kernels, sets limits of the process, reloads keys."""
+"""Composition root of `serve`: runs its kernels, sets limits of the process, reloads keys."""
 
 from __future__ import annotations
 
@@ -34,11 +34,7 @@ from openapi_tool.telemetry.redact import MIN_SECRET_CHARS
 from openapi_tool.tools.placeholders import FILE_SUFFIX, Secrets
 
 _M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD, _LARGE_BYTES = -3, -1, 4 * 2**20  # parameters of mallopt(3)
-_OTHER_FILES = 128
-"""Descriptors for NATS, traces, DNS, files, pipes."""
-
-_YOUNG_OBJECTS = 20_000
-"""New objects between two collections of the youngest generation."""
+_OTHER_FILES = 128  # NATS, traces, DNS, files, pipes
 
 
 def raise_file_limit() -> int:
@@ -72,8 +68,7 @@ def file_limit_problem(settings: Settings, limit: int) -> str | None:
 def set_malloc_thresholds() -> None:
     """Make glibc allocate blocks of 4 MB and more with mmap, so that freeing returns them to the system.
 
-    By default glibc raises that threshold to the largest block ever freed, and responses of 10 MB then fragment the
-    heap.
+    By default it raises that threshold to the largest block ever freed, and responses of 10 MB fragment the heap.
     """
     with contextlib.suppress(OSError, AttributeError):  # another C library
         library = ctypes.CDLL(None)
@@ -88,7 +83,7 @@ def collect_garbage_rarely() -> None:
     """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(_YOUNG_OBJECTS, 50, 50)
+    gc.set_threshold(20_000, 50, 50)
 
 
 log = logging.getLogger(__name__)
@@ -98,10 +93,7 @@ _POLL_S = 2.0
 
 @dataclass(slots=True)
 class Reloader:
-    """Reads the settings again; only the policy and the values of keys take effect, other sections need a restart.
-
-    Invalid settings change nothing.
-    """
+    """Reads the settings again; policy and keys take effect, other sections need a restart."""
 
     bootstrap: Bootstrap
     read: Callable[[], Settings]
@@ -111,7 +103,7 @@ class Reloader:
     _latest: Bootstrap | None = None
 
     def add(self, runner: ToolRunner) -> None:
-        """Add the runner of a kernel, which may be connected long after the last reload."""
+        """Add the runner of a kernel, which may connect long after the last reload."""
         self.runners.append(runner)
         if self._latest is not None:
             runner.reload(self._latest.authorizer, self._latest.secrets)
@@ -127,7 +119,7 @@ class Reloader:
 
     @property
     def files(self) -> list[Path]:
-        """Return the configuration file and the files with keys."""
+        """Return the watched files."""
         keys = (f"{variable}{FILE_SUFFIX}" for variable in sorted(self.bootstrap.secrets.allowed))
         named = (self.environment.get(variable) for variable in (CONFIG_VARIABLE, *keys))
         return [Path(name) for name in named if name]
@@ -174,7 +166,7 @@ class FileWatcher:
         self._known = self._before = self._states()
 
     def changed(self) -> bool:
-        """Return whether a file changed and is stable since the last call: a writer may need several steps."""
+        """Return whether a file changed and is stable again: a writer may need several steps."""
         now = self._states()
         settled = now == self._before != self._known
         if settled:
@@ -207,8 +199,8 @@ T = TypeVar("T")
 def run(read: Callable[[], Settings], environment: Mapping[str, str], resolver: Resolver | None = None) -> None:
     """Serve until SIGTERM or SIGINT.
 
-    `read` returns the settings, at the start and on every SIGHUP. `resolver` replaces DNS for the upstream's hosts in
-    the embedded stack. Raises SettingsError before any connection is made.
+    `resolver` replaces DNS for the upstream's hosts in the embedded stack. Raises SettingsError before any connection
+    is made.
     """
     bootstrap = build_bootstrap(read(), environment)
     settings = bootstrap.settings
@@ -225,7 +217,6 @@ def run(read: Callable[[], Settings], environment: Mapping[str, str], resolver: 
 async def _serve(
     bootstrap: Bootstrap, resolver: Resolver | None, read: Callable[[], Settings], environment: Mapping[str, str]
 ) -> None:
-    """Serve every kernel; one that is unavailable does not delay the others."""
     stop, reload = _stop_on_signals(), asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload.set)  # by default it ends the process
     async with AsyncExitStack() as stack:
@@ -308,7 +299,6 @@ async def _background_tasks(parts: Parts, bootstrap: Bootstrap) -> None:
 
 
 async def _monitor_database(parts: Parts, every_s: float) -> None:
-    """Check the database periodically; no command is fetched while it is unavailable."""
     while True:
         await parts.database.check(parts.kernel, idle=not parts.consumer.running)
         await asyncio.sleep(every_s)

@@ -1,4 +1,4 @@
-"""Load the settings, and report every mistake in one error; collect the secret values, to mask them."""
+"""Load the settings, and report every mistake in one error; collect the secrets, to mask them."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ _REWORDED = {  # beginnings of messages of pydantic, and what replaces them
     "Value error, ": "",
 }
 _ANY_PREFIX = "OPENAPI_TOOL_"
-_KUBERNETES_PREFIXES = ("OPENAPI_TOOL_SERVICE_", "OPENAPI_TOOL_PORT")
+_KUBERNETES_PREFIXES = ("OPENAPI_TOOL_SERVICE_", "OPENAPI_TOOL_PORT")  # of a Service of this name
 
 
 class SettingsError(Exception):
@@ -70,7 +70,7 @@ class SettingsError(Exception):
 
 
 def load_settings(flags: Mapping[str, Any] | None = None) -> Settings:
-    """Load the settings from all sources. Raises SettingsError with every mistake."""
+    """Load the settings from all sources. Raises SettingsError."""
     problems = list(_variable_problems(os.environ))
     settings, mistakes = _validated(flags or {})
     if settings is None or problems:
@@ -110,10 +110,7 @@ def _merged(values: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any
 
 
 def _variable_problems(environment: Mapping[str, str]) -> Iterator[str]:
-    """Yield a problem for each variable that looks like a setting and sets none, and for an empty NATS_SERVERS.
-
-    An example is `OPENAPI_TOOL_EXECUTOR_CONCURRENCY`, with single underscores. pydantic checks the keys of a section.
-    """
+    """Yield a problem for each variable that looks like a setting and sets none."""
     yield from empty_servers(environment)
     for variable in sorted(environment):
         section = variable.removeprefix(PREFIX).split("__")[0].lower()
@@ -129,15 +126,15 @@ def _variable_problems(environment: Mapping[str, str]) -> Iterator[str]:
 
 
 def empty_servers(environment: Mapping[str, str]) -> Iterator[str]:
-    """Yield a problem if NATS_SERVERS is set and names no server."""
+    """Yield a problem if NATS_SERVERS names no server."""
     if not environment.get("NATS_SERVERS", "-").strip():
         yield "NATS_SERVERS: is empty; name a server, such as nats://host:4222, or unset it"
 
 
 def _misspelt_config(variable: str) -> str | None:
-    """Return `CONFIG_VARIABLE` if a variable is similar: if its name is misspelt, the whole file is ignored.
+    """Return `CONFIG_VARIABLE` for a similar name, with which the whole file is ignored.
 
-    Skip names that end with `_PORT`: Kubernetes sets `OPENAPI_TOOL_CONFIG_PORT` for a Service `openapi-tool-config`.
+    Kubernetes sets `OPENAPI_TOOL_CONFIG_PORT` for a Service `openapi-tool-config`.
     """
     name = variable.upper()
     if not name.startswith(_ANY_PREFIX) or name.endswith("_PORT"):
@@ -147,10 +144,7 @@ def _misspelt_config(variable: str) -> str | None:
 
 
 def ignored_variables(environment: Mapping[str, str]) -> list[str]:
-    """Return a line for each variable that has the prefix, but is no setting and not similar to one.
-
-    Kubernetes sets `OPENAPI_TOOL_SERVICE_HOST` and `OPENAPI_TOOL_PORT` for a Service of this name.
-    """
+    """Return a line for each variable that has the prefix, but is no setting and not similar to one."""
     known = _by_folded_name()
     return [
         f"{variable} is no setting and has no effect"
@@ -191,7 +185,7 @@ def _invalid_json(environment: Mapping[str, str]) -> Iterator[str]:
 
 
 def _type_of(path: Sequence[str]) -> Any:
-    """Return the type of a section or setting, None if unknown; for a mapping's key the type of the mapping."""
+    """Return the type of a section or setting, for a mapping's key that of the mapping, None if unknown."""
     kind: Any = Settings
     for part in path:
         if get_origin(kind) is not dict:
@@ -268,21 +262,18 @@ def secret_values(
 
 
 def unmasked(named: list[NamedSecret]) -> list[str]:
-    """Return the names of values that are too short or too common to be masked."""
+    """Return the names of values that are not masked."""
     return sorted({name for name, value in named if not is_maskable(value)})
 
 
 def likely_secrets(environment: Mapping[str, str]) -> list[str]:
-    """Return likely secrets of an environment, to mask before the settings are loaded."""
+    """Return likely secrets, to mask before the settings are loaded."""
     likely = [value.strip() for name, value in environment.items() if _SECRET_NAME.search(name)]
     return [part for value in likely for part in (_url_credentials(value) if "://" in value else [value])]
 
 
 def _url_credentials(value: str) -> list[str]:
-    """Return the credentials in a connection string or in URLs.
-
-    Of another text return all parts: a library that fails to parse it may show a part in its error.
-    """
+    """Return the credentials of URLs; of another text all parts, which a library may show in its error."""
     try:
         return list(parse_dsn(value).credentials)
     except ValueError:

@@ -326,10 +326,7 @@ class Settings(BaseSettings):
         return f"{'.'.join(path)} ({next(short, PREFIX + '__'.join(path).upper())})"
 
     def of_version(self, version: ProtocolVersion | None) -> Settings:
-        """Return the settings of the kernel of this version alone, all settings if it is None.
-
-        If none is configured, the main servers are taken as those of a kernel of this version.
-        """
+        """Return the settings of the kernel of this version alone, by default at the main servers."""
         if version is None:
             return self
         changed: dict[str, Any] = {"dialects": DialectsSettings()}
@@ -350,7 +347,6 @@ class Settings(BaseSettings):
         ]
 
     def _urls(self) -> Iterator[tuple[str, str, ServerUrl]]:
-        """Yield section, key and value of each URL that is not a kernel's."""
         if self.egress.proxy is not None:
             yield "egress", "proxy", parse_url(self.egress.proxy.get_secret_value(), SCHEMES)
         for name in ("otlp_endpoint", "otlp_metrics_endpoint"):

@@ -52,7 +52,7 @@ class Section(BaseModel):
 
 
 def fields_of(kind: Any) -> Mapping[str, FieldInfo]:
-    """Return the fields of a section: a model, an optional model or a dataclass; for another type none."""
+    """Return the fields of a section: an (optional) model or a dataclass; for another type none."""
     kind = next((part for part in get_args(kind) if hasattr(part, "model_fields")), kind)
     is_dataclass = isinstance(kind, type) and dataclasses.is_dataclass(kind)
     return _fields_of_dataclass(kind) if is_dataclass else getattr(kind, "model_fields", {})

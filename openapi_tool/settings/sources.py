@@ -1,8 +1,8 @@
 """Sources of settings: TOML files, names of environment variables, and options that the PostgreSQL driver reads itself.
 
 asyncpg takes options from `PG*` variables and from service, password and TLS files. It would report a mistake there
-only when it connects: as ClientConfigurationError, which counts as an outage and is retried without end, or, for a
-port, as ValueError, which counts as a defect. So all these options are checked at the start.
+only when it connects, as an outage, which is retried without end, or, for a port, as a defect. So all these options are
+checked at the start.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ KERNEL_KEYS: Mapping[str, tuple[str, ...]] = {
 _INFLIGHT = "nats.pull.max_inflight"
 _KERNEL_ENVS = ("openapi.envs", "tools.openapi.envs")
 _KERNEL_SERVICES = ("openapi.services", "tools.openapi.services", "tools.openapi_services")
-"""Sections of the kernel's own executor, from which only the variables of API keys are taken; the last wins."""
+"""Sections of the kernel's own executor, read for the variables of API keys only; the last wins."""
 
 _KERNEL_CERTIFICATES = {"ca_file": "ca.crt", "cert_file": "client.crt", "key_file": "client.key"}
 
@@ -64,7 +64,7 @@ class SourceUnreadable(Exception):
 
 @contextmanager
 def file_ignored(variable: str) -> Iterator[None]:
-    """Do not read the file that a variable names, so that mistakes elsewhere can be listed."""
+    """Do not read a file, so that mistakes elsewhere can be listed."""
     token = _skipped.set(_skipped.get() | {variable})
     try:
         yield
@@ -73,10 +73,7 @@ def file_ignored(variable: str) -> Iterator[None]:
 
 
 def file_sources(settings_class: type[BaseSettings]) -> tuple[PydanticBaseSettingsSource, ...]:
-    """Return the sources that are not empty, in descending precedence. Raises SourceUnreadable.
-
-    They are the short names (`PG_DSN`, `NATS_SERVERS`), the executor's own file, and the kernel's.
-    """
+    """Return the sources that are not empty, in descending precedence. Raises SourceUnreadable."""
     return tuple(
         InitSettingsSource(settings_class, values) for values in (_short_names(), *_files().values()) if values
     )
@@ -90,7 +87,7 @@ def _files() -> dict[str, dict[str, Any]]:
 
 
 def origin(path: Sequence[str], flags: Mapping[str, Any]) -> str:
-    """Return the variable that gave a setting, or "in FILE"; empty for a flag or a default."""
+    """Return the variable of a setting, or "in FILE"; empty for a flag or a default."""
     if _contains(flags, path):
         return ""
     names = {name.upper() for name, value in os.environ.items() if value.strip()}
@@ -137,7 +134,7 @@ def from_kernel(config: Mapping[str, Any]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for key, path in KERNEL_KEYS.items():
         value = _get(config, key)
-        # The kernel's own executor runs one call at a time, so its config.toml has 1, too low for this one.
+        # The kernel's own executor runs one call at a time, so its config.toml has 1.
         if value is not None and not (key == _INFLIGHT and value == 1):
             _put(values, path, value)
     _add_api_keys(config, values)
@@ -171,7 +168,7 @@ def _key_of(envs: Any) -> dict[str, Any]:
 
 
 def kernel_remarks() -> list[str]:
-    """Return a line for each key of the kernel's `config.toml` whose value is ignored. Raises SourceUnreadable."""
+    """Return a line for each ignored value of the kernel's file. Raises SourceUnreadable."""
     if _get(_read(KERNEL_CONFIG_VARIABLE), _INFLIGHT) != 1:
         return []
     where = f"{_INFLIGHT} = 1 of {KERNEL_CONFIG_VARIABLE}"
@@ -226,7 +223,7 @@ class Option(NamedTuple):
 class DriverOptions:
     """Effective options of a connection string: from its query, else its service file, else the environment.
 
-    `home` is the user's home directory. Raises ValueError for a service file that cannot be parsed.
+    Raises ValueError for a service file that cannot be parsed.
     """
 
     def __init__(self, dsn: Dsn, environment: Mapping[str, str], home: Path | None) -> None:
@@ -255,10 +252,7 @@ class DriverOptions:
         yield from self._tls_problems()
 
     def passwords(self) -> Iterator[Option]:
-        """Yield the passwords that the driver may use beside those of the connection string.
-
-        It chooses a line of the password file by server and user; yield all.
-        """
+        """Yield the passwords that the driver may use beside those of the connection string."""
         for name in ("password", "sslpassword"):
             if self._service.get(name):
                 yield Option(self._service[name], "postgres.dsn")
@@ -306,7 +300,6 @@ class DriverOptions:
                 yield f"{ports.where}: must have one port, or one for each of {host_count} hosts"
 
     def _tls_problems(self) -> Iterator[str]:
-        """Load every TLS file as the driver does."""
         option, negotiation = self.option("sslmode") or Option("prefer", ""), self.option("sslnegotiation")
         mode = option.value.replace("_", "-")
         if mode not in _VERIFYING and negotiation and negotiation.value == "direct":
@@ -328,7 +321,6 @@ class DriverOptions:
             yield from _load_problems(load, certificate)
 
     def _file(self, name: str) -> Option | None:
-        """Return the TLS file that an option names, else the default one if it exists."""
         named = self.option(name)
         if named and named.value:
             return named

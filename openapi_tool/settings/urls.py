@@ -1,8 +1,7 @@
 """Strict parsers of connection strings and of server URLs; their errors contain no part of the input.
 
 If a user name or password has an unescaped `/`, `?`, `#` or `@`, programs take a part of it for host, port, path or
-database, and show that part in errors and name look-ups. So such input is refused before anything else reads it. Any
-other connection string that asyncpg accepts is accepted.
+database, and show that part in errors and name look-ups. So such input is refused before anything else reads it.
 """
 
 from __future__ import annotations
@@ -57,10 +56,7 @@ class ServerUrl:
 
 
 def parse_url(text: str, schemes: Collection[str]) -> ServerUrl:
-    """Read a URL of one of `schemes`.
-
-    Raises ValueError for a text that programs parse differently; its message contains no part of the text.
-    """
+    """Read a URL of one of `schemes`. Raises ValueError."""
     match = _URL.fullmatch(text)
     if not match or match["scheme"].lower() not in schemes:
         raise ValueError("is not a URL of this kind")
@@ -88,7 +84,7 @@ def checked_port(text: str) -> int:
 
 
 def _check_with_urllib(text: str, problem: str) -> None:
-    """Raise ValueError if urllib, which drivers call, refuses the text, such as a host changed by normalization."""
+    """Raise ValueError if urllib, which drivers call, refuses the text."""
     try:
         urlsplit(text)
     except ValueError:
@@ -112,7 +108,7 @@ def _check_v6(literal: str) -> None:
 
 
 def checked_address(host: str) -> str:
-    """Return a host name or an address (of IPv6 without brackets). Raises ValueError."""
+    """Return a host name or address (of IPv6 without brackets). Raises ValueError."""
     check = _check_v6 if ":" in host else _check_name
     check(host)
     return host
@@ -153,7 +149,7 @@ class Dsn:
 
 
 def parse_dsn(text: str) -> Dsn:
-    """Parse a connection string. Raises ValueError, whose message names the remedy."""
+    """Parse a connection string. Raises ValueError."""
     scheme, separator, rest = text.partition("://")
     if not separator or scheme.lower() not in _SCHEMES:
         raise ValueError(_FORM)
@@ -198,7 +194,6 @@ def _options(query: str) -> dict[str, str]:
 
 
 def _hosts_of(options: Mapping[str, str]) -> tuple[Host, ...]:
-    """Return the hosts from the query, whose `port` overrides ports in `host`."""
     hosts, ports = parse_hosts(options.get("host", "")), options.get("port", "").split(",")
     if ports == [""]:
         return hosts
