@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import ctypes
 import errno
 import gc
@@ -12,10 +11,15 @@ import os
 import resource
 import signal
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
+
+try:
+    from uvloop import new_event_loop
+except ImportError:  # not built for this platform
+    from asyncio import new_event_loop  # type: ignore[assignment]
 
 from openapi_tool import __version__
 from openapi_tool.assembly import Parts, Shared, assemble, open_shared, snapshots
@@ -33,7 +37,6 @@ from openapi_tool.telemetry.metrics import list_projects
 from openapi_tool.telemetry.redact import MIN_SECRET_CHARS
 from openapi_tool.tools.placeholders import FILE_SUFFIX, Secrets
 
-_M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD, _LARGE_BYTES = -3, -1, 4 * 2**20  # parameters of mallopt(3)
 _OTHER_FILES = 128  # NATS, traces, DNS, files, pipes
 
 
@@ -70,10 +73,10 @@ def set_malloc_thresholds() -> None:
 
     By default it raises that threshold to the largest block ever freed, and responses of 10 MB fragment the heap.
     """
-    with contextlib.suppress(OSError, AttributeError):  # another C library
-        library = ctypes.CDLL(None)
-        library.mallopt(_M_MMAP_THRESHOLD, _LARGE_BYTES)
-        library.mallopt(_M_TRIM_THRESHOLD, 4 * _LARGE_BYTES)
+    with suppress(OSError, AttributeError):  # another C library
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(-3, 4 * 2**20)  # M_MMAP_THRESHOLD
+        mallopt(-1, 16 * 2**20)  # M_TRIM_THRESHOLD
 
 
 def collect_garbage_rarely() -> None:
@@ -186,13 +189,6 @@ def _state(file: Path) -> tuple[int, int, int] | None:
     return status.st_mtime_ns, status.st_ino, status.st_size
 
 
-try:
-    import uvloop
-except ImportError:  # not built for this platform
-    _new_event_loop = asyncio.new_event_loop
-else:
-    _new_event_loop = uvloop.new_event_loop
-
 T = TypeVar("T")
 
 
@@ -210,20 +206,18 @@ def run(read: Callable[[], Settings], environment: Mapping[str, str], resolver: 
     _log_configuration(bootstrap, environment)
     if problem := file_limit_problem(settings, raise_file_limit()):
         log.warning("%s", problem, extra={"action": "open_files.short"})
-    with asyncio.Runner(loop_factory=_new_event_loop) as runner:
-        runner.run(_serve(bootstrap, resolver, read, environment))
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        runner.run(_serve(Reloader(bootstrap, read, environment), resolver))
 
 
-async def _serve(
-    bootstrap: Bootstrap, resolver: Resolver | None, read: Callable[[], Settings], environment: Mapping[str, str]
-) -> None:
-    stop, reload = _stop_on_signals(), asyncio.Event()
+async def _serve(reloader: Reloader, resolver: Resolver | None) -> None:
+    bootstrap, stop, reload = reloader.bootstrap, _stop_on_signals(), asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload.set)  # by default it ends the process
     async with AsyncExitStack() as stack:
         await _serve_health(stack, bootstrap)
         set_malloc_thresholds()
         shared = open_shared(stack, bootstrap, resolver)
-        reloader = Reloader(bootstrap, read, environment, use_keys=shared.limiter.keys.set_secrets)
+        reloader.use_keys = shared.limiter.keys.set_secrets
         process = _Process(stop, stack, shared, reloader)
         async with asyncio.TaskGroup() as group:
             for kernel in (bootstrap, *bootstrap.others):

@@ -19,7 +19,7 @@ from openapi_tool.cli.common import USAGE, Rows, fail, output, print_json, print
 from openapi_tool.cli.kernels import ProtocolOption, with_nats
 from openapi_tool.kernel.store import KernelStore
 from openapi_tool.protocol.command import Delivery
-from openapi_tool.protocol.dialect import ProtocolVersion, claimed_identity
+from openapi_tool.protocol.dialect import claimed_identity
 from openapi_tool.protocol.errors import Unanswerable
 from openapi_tool.protocol.identity import parse_command_subject
 from openapi_tool.tools.problems import counted

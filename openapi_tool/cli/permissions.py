@@ -28,7 +28,6 @@ from openapi_tool.cli.common import NO_DATABASE, USAGE, fail, print_json, print_
 from openapi_tool.cli.kernels import ProtocolOption, settings_failed, with_nats
 from openapi_tool.kernel import inspection
 from openapi_tool.kernel.inspection import grant_statements, reader_grants
-from openapi_tool.protocol.dialect import ProtocolVersion
 from openapi_tool.protocol.identity import command_stream
 from openapi_tool.settings import Settings, SettingsError, load_settings
 from openapi_tool.telemetry.logs import printable_lines

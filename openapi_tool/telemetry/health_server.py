@@ -46,10 +46,9 @@ async function load() {
   try {
     const found = await (await fetch("stats.json")).json();
     const numbers = Object.fromEntries(Object.entries(found).filter(([, value]) => typeof value != "object"));
-    table("now", pairs(numbers)); table("kernels", found.kernels);
+    ["kernels", "tools", "errors", "warnings", "last"].forEach(name => table(name, found[name]));
+    table("now", pairs(numbers)); table("keys", found.upstream_keys);
     table("settings", pairs(found.limits)); table("limits", found.upstream_limits.map(shown));
-    table("keys", found.upstream_keys); table("tools", found.tools);
-    table("errors", found.errors); table("warnings", found.warnings); table("last", found.last);
     table("dependencies", Object.entries(found.health.dependencies).map(([name, state]) =>
       ({name, available: state.ok, reason: state.reason ?? ""})));
     note.textContent = found.health.ready ? "ready" : "not ready"; note.className = found.health.ready ? "" : "bad";
