@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import groupby
@@ -26,7 +26,6 @@ REACH_CHARS = 40
 
 _SHORTEST_MARK = 3
 _FLOAT_DIGITS = 15  # significant digits that every float formatter preserves
-_DECIMALS = (14, 15, 16)  # digits after the point in forms with an exponent
 _MIN_DIGITS = 5  # fewer occur in too many other numbers
 _HEX = re.compile(r"[0-9a-f]{2,}")
 
@@ -62,10 +61,17 @@ class Encoding:
 @lru_cache(maxsize=1_024)
 def encodings(secret: str) -> tuple[Encoding, ...]:
     """Return the encodings of a secret, which must not be empty."""
-    value = secret.encode("utf-8", "surrogatepass")
+    value, codes = secret.encode("utf-8", "surrogatepass"), [ord(char) for char in secret]
+    escapes = (
+        ("%{:02x}", value),
+        ("\\x{:02x}", value),
+        ("\\u{:04x}", _utf16(secret)),
+        ("&#{};", codes),
+        ("&#x{:x};", codes),
+    )
     return (
         _escaped(secret),
-        *(_uniform(secret, escape) for escape in _UNIFORM_ESCAPES),
+        *(_uniform("".join(map(escape.format, units))) for escape, units in escapes),
         Encoding(_cases(value.hex()), value.hex()),
         *_rounded(secret),
         *(_escaped(text, {"+": "[-+]", "/": "[/_]"}, any_case=False) for text in _base64(value)),
@@ -76,12 +82,7 @@ def _rounded(secret: str) -> Iterator[Encoding]:
     """Yield the encodings of a decimal secret written as a float, rounded to 15 to 17 digits."""
     if secret.isascii() and secret.isdecimal() and len(secret) > _FLOAT_DIGITS:
         number = float(secret)
-        texts = (
-            secret,
-            f"{number:.0f}",
-            *(f"{number:.{digits}e}" for digits in _DECIMALS),
-            repr(number),
-        )
+        texts = (secret, f"{number:.0f}", *(f"{number:.{digits}e}" for digits in (14, 15, 16)), repr(number))
         for first, others in sorted({(digits[0], digits[1:]) for digits in map(_leading_digits, texts)}):
             if len(others) >= _MIN_DIGITS:
                 yield Encoding((others,), rf"{first}\.?{others}\d{{0,40}}(?:e\+?\d{{1,3}})?")
@@ -127,22 +128,12 @@ def _forms(char: str, literal: str) -> Iterator[str]:
     yield f"{_BACKSLASH}{{1,8}}(?:x{code:02x}|u\\{{?0{{0,4}}{code:x}\\}}?)"
 
 
-def _utf16(char: str) -> Iterator[int]:
-    raw = char.encode("utf-16-be", "surrogatepass")
-    return (int.from_bytes(raw[at : at + 2], "big") for at in range(0, len(raw), 2))
+def _utf16(text: str) -> list[int]:
+    raw = text.encode("utf-16-be", "surrogatepass")
+    return [int.from_bytes(raw[at : at + 2], "big") for at in range(0, len(raw), 2)]
 
 
-_UNIFORM_ESCAPES: tuple[Callable[[str], str], ...] = (
-    lambda char: "".join(f"%{byte:02x}" for byte in char.encode("utf-8", "surrogatepass")),
-    lambda char: "".join(f"\\x{byte:02x}" for byte in char.encode("utf-8", "surrogatepass")),
-    lambda char: "".join(f"\\u{unit:04x}" for unit in _utf16(char)),
-    lambda char: f"&#{ord(char)};",
-    lambda char: f"&#x{ord(char):x};",
-)
-
-
-def _uniform(secret: str, escape: Callable[[str], str]) -> Encoding:
-    form = "".join(map(escape, secret))
+def _uniform(form: str) -> Encoding:
     upper = _HEX.sub(lambda digits: digits[0].upper(), form)
     return Encoding(tuple({form: None, upper: None}), re.escape(form))
 
