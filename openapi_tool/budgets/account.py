@@ -1,7 +1,6 @@
 """Account of a budget in one replica.
 
-Requests reserve from the replica's block (a part of the budget taken in advance). If the block is too small, they
-reserve in the shared record.
+Requests reserve from the replica's block, a part of the budget taken in advance, or else in the shared record.
 """
 
 from __future__ import annotations
@@ -24,9 +23,7 @@ from openapi_tool.tools.policy import Deadline
 
 log = logging.getLogger(__name__)
 
-SCOPES = ("session", "agent_day", "project_day", "project_month")
-"""Kinds of accounts, narrowest first."""
-
+SCOPES = ("session", "agent_day", "project_day", "project_month")  # narrowest first
 _OWNER_TEXT = {
     "session": "of this session",
     "agent_day": "of this agent for today",
@@ -51,14 +48,14 @@ class AccountId(NamedTuple):
     tool: str = ""
 
     def labels(self) -> dict[str, str]:
-        """Return the fields for display; a session's identity is truncated to 12 characters."""
+        """Return the fields for display."""
         owner = f"{self.owner[:12]}…" if self.scope == "session" else self.owner
         return {"scope": self.scope, "project": self.project, "who": owner, "tool": self.tool}
 
 
 @dataclass(slots=True, eq=False)
 class _Waiter:
-    """Request that waits for `need`; since `uncovered_since` the budget does not cover it."""
+    """Request that the budget does not cover since `uncovered_since`."""
 
     need: Amount
     future: asyncio.Future[None]
@@ -66,7 +63,7 @@ class _Waiter:
 
 
 class Account:
-    """Part of an account in one replica. `name` is the KV key; `on_write` is called after each write of the record."""
+    """Account; `name` is its KV key. `on_write` is called after each write of the record."""
 
     def __init__(
         self,
@@ -89,7 +86,7 @@ class Account:
         self._refusal_logged = self._unreadable_logged = False
 
     def take(self, need: Amount, now: float) -> bool:
-        """Reserve an amount from the block of this replica; return False if the block is too small.
+        """Reserve an amount from the block of this replica; return False if it is too small.
 
         Here and below, `need` is 0 for a resource that had no limit at the time of the reservation.
         """
@@ -101,7 +98,7 @@ class Account:
         return True
 
     async def reserve(self, need: Amount, now: float, deadline: Deadline) -> None:
-        """Reserve an amount in the shared record. Raises BudgetExceeded, or ToolTimeout if the store is too slow."""
+        """Reserve an amount in the shared record. Raises BudgetExceeded, ToolTimeout."""
         waiter = _Waiter(need, asyncio.get_running_loop().create_future())
         self._waiting.append(waiter)
         self.allowance.record_demand(need, now)
@@ -121,7 +118,7 @@ class Account:
                 self.allowance.settle(need, NOTHING, self._now())
 
     def settle(self, need: Amount, actual: Amount) -> None:
-        """Replace a reserved amount by the actual one, NOTHING if the request was not sent."""
+        """Replace a reserved amount by the actual one; NOTHING: not sent."""
         now = self._now()
         self.allowance.settle(need, actual, now)
         if actual != NOTHING:
@@ -130,7 +127,7 @@ class Account:
             self.wake()
 
     def wake(self) -> None:
-        """Start a write of the shared record: report uses, reserve for waiting requests."""
+        """Report in the background."""
         self._rerun_requested = True
         if self._task is None:
             self._task = in_background(self._run(), "budget")
@@ -145,17 +142,17 @@ class Account:
         if revision > self._stored[0]:
             self._adopt(revision, value)
             now = self._now()
-            if self._fits_now(now) or self.allowance.should_return_block(now):
+            if self._covers_a_waiting_request(now) or self.allowance.should_return_block(now):
                 self.wake()
 
     @property
     def is_quiet(self) -> bool:
-        """Return whether nothing is held, nothing waits, and everything is reported."""
+        """Whether nothing is held, waits or is unreported."""
         allowance = self.allowance
         return allowance.is_quiet and not allowance.offline and not self._waiting and self._task is None
 
     async def aclose(self) -> None:
-        """Report all uses; give the block back."""
+        """Report; give the block back."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
@@ -229,7 +226,6 @@ class Account:
         return {name: await self._replica.journal.read(name, self.name) for name in dead}
 
     def _decide(self, waiting: list[_Waiter], planned: Planned) -> None:
-        """Grant or refuse waiting requests; one waits on if other replicas may return blocks for it."""
         now = self._now()
         for waiter, granted in zip(waiting, planned.grant.granted, strict=True):
             if waiter.future.done():
@@ -250,8 +246,7 @@ class Account:
         covers = ledger.may_be_returned(allowance.record, allowance.name, waiter.need, allowance.limit, now)
         return covers and now - waiter.uncovered_since < RETURN_S
 
-    def _fits_now(self, now: float) -> bool:
-        """Return whether the record covers a waiting request; else a write could grant nothing."""
+    def _covers_a_waiting_request(self, now: float) -> bool:
         record, limit = self.allowance.record, self.allowance.limit
         remaining = limit.remaining(record.used.plus(record.held(now)))
         return any(remaining.covers(waiter.need) for waiter in self._waiting)
@@ -320,7 +315,7 @@ class Account:
         return {"scope": scope, "project_id": project, **agent, "tool_name": tool}
 
     def left(self) -> dict[str, Any]:
-        """Return the rest of each limited resource, as far as this replica knows, and when the budget renews."""
+        """Return the rest of each limited resource, as far as known, and when the budget renews."""
         (requests, tokens), taken = self.allowance.limit, self.allowance.taken
         found: dict[str, Any] = {}
         if requests is not None:
@@ -333,12 +328,12 @@ class Account:
 
     @property
     def is_nearly_used_up(self) -> bool:
-        """Return whether less than a tenth is left."""
+        """Whether less than a tenth is left."""
         return self.allowance.limit.reached(self.allowance.taken, _NEARLY_USED_PERCENT)
 
     @property
     def note(self) -> str:
-        """Text for the model if less than a tenth is left."""
+        """Text for the model."""
         left = self.left()
         named = (f"{left[f'{kind}_left']:,} of {left[kind]:,} {kind}" for kind in Limit._fields if kind in left)
         renews = f"; it renews at {self.period.renews}" if self.period.renews else ""
@@ -346,7 +341,7 @@ class Account:
 
     @property
     def used_fraction(self) -> float:
-        """Used fraction of the budget; above 1 if more was used."""
+        """Used fraction, above 1 if more was used."""
         pairs = zip(self.allowance.limit, self.allowance.taken, strict=True)
         return max((taken / max(1, limit) for limit, taken in pairs if limit is not None), default=0.0)
 

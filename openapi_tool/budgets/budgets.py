@@ -29,10 +29,7 @@ _NOT_OPENED: tuple[float, list[Account]] = 0.0, []  # an expired entry of `_char
 
 
 class Spender(NamedTuple):
-    """Caller that is charged; `tool_limits` are the budgets of the tool's definition.
-
-    `project` is prefixed with the protocol version and a space for any kernel but the main one.
-    """
+    """Caller that is charged (`project`: see AccountId); `tool_limits` are the budgets of the tool's definition."""
 
     project: str
     agent: str
@@ -42,7 +39,7 @@ class Spender(NamedTuple):
 
 
 class Charge:
-    """Accounts that the requests of one call are charged to, narrowest first."""
+    """Accounts of one call, narrowest first."""
 
     __slots__ = ("_accounts", "_budgets", "_has_reserved", "_tool")
 
@@ -51,7 +48,7 @@ class Charge:
         self._has_reserved = False
 
     async def reserve(self, min_tokens: int, deadline: Deadline) -> Reservation:
-        """Reserve the estimated cost of a request, at least `min_tokens`. Raises BudgetExceeded, ToolTimeout."""
+        """Reserve the expected cost of a request. Raises BudgetExceeded, ToolTimeout."""
         budgets, self._has_reserved = self._budgets, True
         need = Amount(1, max(min_tokens, round(budgets.means.get(self._tool, 0.0))))
         reservation = Reservation(need, [])
@@ -70,12 +67,12 @@ class Charge:
         return reservation
 
     async def wait_until_written(self) -> None:
-        """Wait until the uses of the call are in the journal, or the write has failed."""
+        """Wait until the uses of the call are in the journal, or its write has failed."""
         if self._has_reserved:
             await self._budgets.journal.wait_until_written()
 
     def record_cost(self, tokens: int) -> None:
-        """Count the cost of a request for the next estimates."""
+        """Count the cost of a request for the estimates of later ones."""
         if tokens > 0:
             means = self._budgets.means
             mean = means.pop(self._tool, float(tokens))
@@ -84,7 +81,7 @@ class Charge:
                 del means[next(iter(means))]
 
     def left(self) -> dict[str, Any]:
-        """Return the rest of each account for the card; those of the tool's definition under `tool`."""
+        """Return the rest of each account; those of the tool's definition under `tool`."""
         found: dict[str, Any] = {}
         for account in self._accounts:
             scope, _, _, tool = account.id
@@ -93,13 +90,13 @@ class Charge:
 
     @property
     def note(self) -> str:
-        """Text for the model: a line for each account that is nearly used up."""
+        """Text for the model about accounts that are nearly used up."""
         return "".join(f"\n\n{account.note}" for account in self._accounts if account.is_nearly_used_up)
 
 
 @dataclass(slots=True)
 class Reservation:
-    """Reserved amount of a request that is about to be sent; to be ended once, by `sent` or `unsent`.
+    """Reserved amount of a request, to be ended once, by `sent` or `unsent`.
 
     `accounts` contains each account with the part of `need` that it limits.
     """
@@ -108,13 +105,13 @@ class Reservation:
     accounts: list[tuple[Account, Amount]]
 
     def sent(self, tokens: int | None) -> None:
-        """Charge the cost of a request, or the estimate if the cost is unknown (None)."""
+        """Charge the cost of the request, the estimate if it is unknown (None)."""
         actual = self.need if tokens is None else Amount(1, tokens)
         for account, reserved in self.accounts:
             account.settle(reserved, actual)
 
     def unsent(self) -> None:
-        """Free the amount of a request that was not sent."""
+        """Free the amount: the request was not sent."""
         for account, reserved in self.accounts:
             account.settle(reserved, NOTHING)
 
@@ -122,8 +119,8 @@ class Reservation:
 class Budgets:
     """Budgets of this process, named `replica`. `clock` returns the NATS server's time in seconds since the epoch.
 
-    `limited`: the settings have a budget. `active`: the accounts, by name, that hold something or must report.
-    `means`: the moving averages of the tokens of requests, by project and tool.
+    `limited`: the settings have a budget. `active`: accounts by name that hold something or must report. `means`:
+    moving averages of a request's tokens by project and tool.
     """
 
     def __init__(self, replica: str, options: BudgetOptions, store: AccountStore, clock: Callable[[], float]) -> None:
@@ -145,7 +142,7 @@ class Budgets:
         self._task: asyncio.Task[None] | None = None
 
     def charge(self, spender: Spender) -> Charge | None:
-        """Return the accounts that a call is charged to, None without any budget."""
+        """Return what a call is charged to, None without any budget."""
         project, agent, session, tool, tool_limits = spender
         now, key = self.clock(), (project, agent, session)
         until, accounts = self._charged.get(key, _NOT_OPENED)
@@ -165,13 +162,13 @@ class Budgets:
             account.on_change(revision, value)
 
     def snapshot(self) -> list[dict[str, Any]]:
-        """Return the most used accounts that this replica knows, those of projects first."""
+        """Return the most used known accounts, those of projects first."""
         ranked = (account for accounts in self._most_used.values() for account in accounts.values())
         accounts = sorted(ranked, key=lambda each: (each.id.owner != "", -each.used_fraction))
         return [account.snapshot() for account in accounts[:_MAX_LISTED]]
 
     def outage(self) -> str:
-        """Return why the store is unavailable; empty while it is available."""
+        """Return why the store is unavailable; empty if it is not."""
         return self._replica.outage.reason
 
     def largest_used_fraction(self, scope: str) -> float:
@@ -179,7 +176,7 @@ class Budgets:
         return max((account.used_fraction for account in self._most_used[scope].values()), default=0.0)
 
     async def aclose(self) -> None:
-        """Report what was used, give all blocks back, and stop."""
+        """Report, give all blocks back, and stop."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
@@ -227,13 +224,13 @@ class Budgets:
             self._drop_unused(now)
 
     async def _probe(self) -> None:
-        """Check whether the store is available again, with one account."""
+        """Check with one account whether the store is available again."""
         for account in islice(chain(self.active.values(), self._accounts.values()), 1):
             with suppress(Unavailable):
                 await account.report()
 
     def _drop_unused(self, now: float) -> None:
-        """Drop quiet accounts whose period is over, or the oldest ones if there are too many."""
+        """Drop quiet accounts whose period is over, or the oldest if there are too many."""
         checked = list(islice(self._to_check, _CHECKED_PER_TICK))
         if not checked:
             self._to_check = iter(list(self._accounts.items()))
@@ -246,7 +243,7 @@ class Budgets:
                 self._most_used[account.id.scope].pop(account.name, None)
 
     def _rank(self, account: Account) -> None:
-        """Add an account to the most used ones of its scope; drop the least used if there are too many."""
+        """Add an account to the most used ones of its scope, which are limited to 200."""
         if self._by_name.get(account.name) is not account:  # dropped, but written by an older call
             return
         found = self._most_used[account.id.scope]

@@ -1,8 +1,8 @@
 """Shared record of one account: the used part of its budget for a day or month, and the share that each replica holds.
 
-Pure: no I/O, server time in seconds. A replica holds `reserved`, the estimates of its running requests, and `idle`, its
-idle block, from which further requests reserve without a write. Both expire at `until`. The replica's next report adds
-its uses; those of a dead replica (killed, or unreachable for `LEASE_S`) come from its journal.
+A replica holds the estimates of its running requests, and an idle block, from which further requests reserve without a
+write. Its next report adds its uses; those of a dead replica (killed, or unreachable for `LEASE_S`) come from its
+journal. Pure: no I/O, server time in seconds.
 """
 
 from __future__ import annotations
@@ -18,26 +18,17 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from openapi_tool.limits.permits import Number, Time
 
-LEASE_S = 60.0
-"""Seconds after its last report until a replica counts as dead and loses its share."""
-
-RETURN_S = 2.0
-"""Seconds for which a request waits for idle blocks of other replicas."""
-
-_KEEP_EMPTY_S = 600.0
-"""Seconds for which the empty share of a replica is stored, so that none of its uses is added twice."""
-
-_BLOCKS_PERCENT = 90
-"""Used percentage of a budget up to which replicas take idle blocks; above it each request reserves for itself."""
-
-_WARN_PERCENT = 80
-"""Used percentage at which a warning is logged."""
+LEASE_S = 60.0  # after its last report, until a replica counts as dead and loses its share
+RETURN_S = 2.0  # for which a request waits for idle blocks of other replicas
+_KEEP_EMPTY_S = 600.0  # for which an empty share is stored, so that none of its uses is added twice
+_BLOCKS_PERCENT = 90  # used, above which each request reserves for itself, not from an idle block
+_WARN_PERCENT = 80  # used, at which a warning is logged
 
 UNLIMITED = 2**62
 Resource = Annotated[Number, Field(strict=True)]
 """Amount of a resource in a record; the sums of all replicas stay far below `UNLIMITED`."""
 
-_new = tuple.__new__  # saves a Python frame; each call makes several amounts
+_new = tuple.__new__  # saves a Python frame
 
 
 class Amount(NamedTuple):
@@ -63,15 +54,15 @@ class Amount(NamedTuple):
         return Amount(int(self.requests * factor), int(self.tokens * factor))
 
     def minimum(self, other: Amount) -> Amount:
-        """Return the smaller of both, resource by resource."""
+        """Return the smaller number of each resource."""
         return Amount(min(self.requests, other.requests), min(self.tokens, other.tokens))
 
     def positive(self) -> Amount:
-        """Return the amount with negative numbers replaced by 0."""
+        """Replace negative numbers by 0."""
         return Amount(max(0, self.requests), max(0, self.tokens))
 
     def covers(self, other: Amount) -> bool:
-        """Return whether no resource is less than in `other`."""
+        """Return whether no number is less than in `other`."""
         return self.requests >= other.requests and self.tokens >= other.tokens
 
 
@@ -86,25 +77,25 @@ class Limit(NamedTuple):
     tokens: int | None = None
 
     def remaining(self, taken: Amount) -> Amount:
-        """Return what is left of each resource; negative where more is taken."""
+        """Return what is left; negative where more is taken."""
         return Amount(
             UNLIMITED if self.requests is None else self.requests - taken.requests,
             UNLIMITED if self.tokens is None else self.tokens - taken.tokens,
         )
 
     def percentage(self, percent: int) -> Limit:
-        """Return a percentage of the budget, rounded down."""
+        """Return a percentage, rounded down."""
         return Limit(*(None if limit is None else limit * percent // 100 for limit in self))
 
     def limited_part(self, amount: Amount) -> Amount:
-        """Return an amount without the resources that have no limit."""
+        """Return an amount with 0 for resources without a limit."""
         requests, tokens = self
         if requests is not None and tokens is not None:
             return amount
         return Amount(0 if requests is None else amount.requests, 0 if tokens is None else amount.tokens)
 
     def reached(self, amount: Amount, percent: int) -> bool:
-        """Return whether an amount has reached a percentage of any limited resource."""
+        """Return whether an amount has reached a percentage of any resource."""
         requests, tokens = self
         return (requests is not None and 0 < amount.requests * 100 >= requests * percent) or (
             tokens is not None and 0 < amount.tokens * 100 >= tokens * percent
@@ -115,7 +106,7 @@ class Limit(NamedTuple):
 class Share:
     """Share of one replica, valid until `until`; `total` are its reported uses since its start.
 
-    Until `short_until` one of its requests waits for other replicas to return their idle blocks.
+    Until `short_until` one of its requests waits for idle blocks of others.
     """
 
     reserved: Amount = NOTHING
@@ -126,13 +117,13 @@ class Share:
 
     @property
     def holds(self) -> bool:
-        """Return whether anything is held."""
+        """Whether anything is held."""
         return (self.reserved, self.idle) != (NOTHING, NOTHING)
 
 
 @dataclass(slots=True)
 class Record:
-    """Account: uses, shares by replica, and whether the warning was logged."""
+    """Uses of an account, and shares by replica; `warned`: the warning was logged."""
 
     used: Amount = NOTHING
     shares: dict[str, Share] = field(default_factory=dict)
@@ -140,11 +131,11 @@ class Record:
     version: Literal[1] = 1
 
     def live(self, now: float, excluding: str = "") -> list[Share]:
-        """Return the shares that are valid, without that of `excluding`."""
+        """Return the valid shares, without that of `excluding`."""
         return [share for name, share in self.shares.items() if share.until > now and name != excluding]
 
     def held(self, now: float, excluding: str = "") -> Amount:
-        """Return the sum of the shares that replicas hold, without that of `excluding`."""
+        """Return the sum of those shares."""
         total = NOTHING
         for share in self.live(now, excluding):
             total = total.plus_both(share.reserved, share.idle)
@@ -153,7 +144,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class UsageReport:
-    """Report of a replica: uses since its start (`total`) and since its last report (`spent`).
+    """Uses of a replica since its start (`total`) and since its last report (`spent`).
 
     `reserved`, `needs`: estimates of running and of waiting requests; `ahead`: the idle block that it wants.
     """
@@ -167,7 +158,7 @@ class UsageReport:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """Outcome of a report: which of the `needs` are reserved, the idle block, and whether to log the warning."""
+    """Which of the `needs` of a report are reserved, the idle block, and whether to log the warning."""
 
     granted: tuple[bool, ...]
     idle: Amount
@@ -175,7 +166,7 @@ class Grant:
 
 
 def dead_replicas(record: Record, name: str, now: float) -> list[str]:
-    """Return the replicas other than `name` whose shares expired while they held something."""
+    """Return the replicas other than `name` whose shares have expired with something held."""
     return [other for other, share in record.shares.items() if share.until <= now and share.holds and other != name]
 
 
@@ -190,7 +181,7 @@ def apply_report(
     """Apply a replica's report to a record, and the uses of dead replicas from their `journals`.
 
     A need is granted if the budget covers it. An idle block is at most half of the replica's fair share of what is left
-    below 90 % of the budget. No block is granted above 90 %, or while a request waits for other replicas' blocks.
+    below 90 % of the budget. None is granted while a request waits for other replicas' blocks.
     """
     _free_dead_shares(record, now, journals)
     # A replica without a share lost at most an empty one: all uses before the last report are in the record.
@@ -221,7 +212,7 @@ def _block(record: Record, name: str, ahead: Amount, limit: Limit, taken: Amount
 
 
 def may_be_returned(record: Record, name: str, need: Amount, limit: Limit, now: float) -> bool:
-    """Return whether the budget would cover a need if the other replicas returned their idle blocks."""
+    """Return whether the budget would cover a need without the idle blocks of other replicas."""
     taken = record.used.plus(record.held(now))
     for share in record.live(now, excluding=name):
         taken = taken.minus(share.idle)
@@ -229,7 +220,6 @@ def may_be_returned(record: Record, name: str, need: Amount, limit: Limit, now: 
 
 
 def _free_dead_shares(record: Record, now: float, journals: Mapping[str, Amount]) -> None:
-    """Free the shares of dead replicas whose journals were read; drop empty shares after `_KEEP_EMPTY_S`."""
     for name, share in list(record.shares.items()):
         if share.until <= now and name in journals:
             _add_missing(record, share, journals[name])
@@ -239,7 +229,6 @@ def _free_dead_shares(record: Record, now: float, journals: Mapping[str, Amount]
 
 
 def _add_missing(record: Record, share: Share, total: Amount) -> None:
-    """Add those uses of a replica that the record does not contain yet."""
     missing = total.minus(share.total).positive()
     record.used, share.total = record.used.plus(missing), share.total.plus(missing)
 
@@ -276,9 +265,9 @@ def decode(stored: bytes | None) -> Record:
 
 
 class Period(NamedTuple):
-    """Day (`2026-11-22`), month (`2026-11`) or no period (empty), with its bounds in seconds since the epoch.
+    """Day (`2026-11-22`), month (`2026-11`) or no period, with its bounds in seconds since the epoch.
 
-    `renews` is its end in ISO 8601, empty without an end.
+    `renews` is its end in ISO 8601.
     """
 
     name: str = ""

@@ -155,12 +155,15 @@ class Keys:
         for name in before.keys() - self._variables.keys():
             self._records.pop(name, None)
             self._set_state(before[name], KeyRecord())
-        if before and (new := self._variables.keys() - before.keys()):
-            self._start(self._load(sorted(new)))
+        if before and self._variables.keys() - before.keys():
+            self._start(self.load())
 
     async def load(self) -> None:
-        """Read the records of all keys."""
-        await self._load(sorted(self._variables))
+        """Read the records of all keys of which none is known."""
+        for name in sorted(self._variables.keys() - self._records.keys()):
+            revision, value = await self._store.read(name)
+            if value is not None:
+                self._adopt(name, revision, decode(value, self.now()))
 
     def get(self, variable: str) -> SecretStr | None:
         """Return the value of a variable."""
@@ -253,12 +256,6 @@ class Keys:
                 outage,
                 extra={"action": "key.not_shared"},
             )
-
-    async def _load(self, names: list[str]) -> None:
-        for name in names:
-            revision, value = await self._store.read(name)
-            if value is not None:
-                self._adopt(name, revision, decode(value, self.now()))
 
     async def _apply(self, name: str, change: Change) -> bool:
         """Change the shared record; without the store change this replica's copy and raise Unavailable."""
