@@ -231,12 +231,10 @@ class Account:
             if waiter.future.done():
                 if granted:
                     self.allowance.settle(waiter.need, NOTHING, now)
-            elif granted:
-                self._end(waiter, None)
-            elif self._may_be_returned(waiter, now):
+            elif not granted and self._may_be_returned(waiter, now):
                 asyncio.get_running_loop().call_later(_RETRY_S, self._wake_if_waiting)
             else:
-                self._end(waiter, self._refusal(waiter.need))
+                self._end(waiter, granted=granted)
         if planned.grant.warns:
             self._warn()
 
@@ -260,14 +258,14 @@ class Account:
         self.allowance.go_offline(now)
         for waiter in list(self._waiting):
             if not waiter.future.done():
-                self._end(waiter, None if self.allowance.take(waiter.need, now) else self._refusal(waiter.need))
+                self._end(waiter, granted=self.allowance.take(waiter.need, now))
 
-    def _end(self, waiter: _Waiter, refusal: BudgetExceeded | None) -> None:
+    def _end(self, waiter: _Waiter, *, granted: bool) -> None:
         self._waiting.remove(waiter)
-        if refusal is None:
+        if granted:
             waiter.future.set_result(None)
         else:
-            waiter.future.set_exception(refusal)
+            waiter.future.set_exception(self._refusal(waiter.need))
 
     def _refusal(self, need: Amount) -> BudgetExceeded:
         metrics.BUDGET_REFUSALS.labels(self.id.scope).inc()

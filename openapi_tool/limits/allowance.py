@@ -46,6 +46,9 @@ _MIN_CHANGE_S = 0.1  # between changes of concurrent requests
 OPEN_REPORT_S = 1.5
 """Seconds between reports while requests of a limited number are open; without reports they count as ended."""
 
+REPORT_INTERVAL_S = 20.0
+"""Seconds between reports of a replica that sends nothing; without one it is removed from the record after 60 s."""
+
 _RATE_S = 5.0  # time constant of the moving average of demand
 _MAX_SENT = 120  # seconds with requests, one entry each
 
@@ -231,10 +234,6 @@ class Allowance:
             self.at_hand[TOKENS] < enough * self.tokens_per_request or now >= self._block_expires_at
         )
 
-    def holds_unused(self, now: float) -> bool:
-        """Return whether the block has expired with unused permits, to be given back."""
-        return now >= self._block_expires_at and any(self.at_hand.values()) and not self.fallback_replicas
-
     def has_open_requests(self, now: float) -> bool:
         """Return whether requests are open whose number is limited."""
         return self.running > 0 and self.in_force(now).concurrent is not None
@@ -244,14 +243,17 @@ class Allowance:
         surplus = self._counted_concurrent > max(self.running, self._max_concurrent)
         return surplus and self.in_force(now).concurrent is not None and bool(self.record.others(now, self.name))
 
-    def raise_due(self, now: float) -> bool:
-        """Return whether to report that calls were refused: an adaptive limit may be raised for it."""
-        return self.refused and ledger.may_raise_adaptive(self.record, now)
+    def is_due(self, waiting: int, since_s: float, now: float) -> bool:
+        """Return whether to report in any case, `since_s` seconds after the last report."""
+        holds_unused = now >= self._block_expires_at and any(self.at_hand.values())
+        if self.fallback_replicas or holds_unused or since_s >= REPORT_INTERVAL_S:
+            return True
+        can_raise_limit = self.refused and ledger.may_raise_adaptive(self.record, now)
+        return can_raise_limit or self._is_concurrency_due(waiting, since_s, now)
 
-    def concurrency_due(self, waiting: int, since_s: float, now: float) -> bool:
-        """Return whether to report concurrent requests, `since_s` seconds after the last report."""
+    def _is_concurrency_due(self, waiting: int, since_s: float, now: float) -> bool:
         limit = self.in_force(now).concurrent
-        if limit is None or self.fallback_replicas:
+        if limit is None:
             return False
         if self.has_surplus(now) or (self.running and since_s >= OPEN_REPORT_S):
             return True

@@ -148,8 +148,7 @@ class FairQueue(Generic[T]):
         if project:
             project.tag = tag
         else:
-            self._tags[name] = tag
-            self._drop_old_tags()
+            self._keep_tag(name, tag)
 
     def discard(self, waiter: Waiter[T]) -> None:
         """Remove a call if it still waits."""
@@ -192,10 +191,10 @@ class FairQueue(Generic[T]):
             del project.agents[agent]
         if not project.length:
             del self._projects[name]
-            self._tags[name] = project.tag
-            self._drop_old_tags()
+            self._keep_tag(name, project.tag)
 
-    def _drop_old_tags(self) -> None:
+    def _keep_tag(self, name: str, tag: float) -> None:
+        self._tags[name] = tag
         if len(self._tags) > _MAX_TAGS:
             ahead = [(tag, name) for name, tag in self._tags.items() if tag > self._virtual_time]
             self._tags = {name: tag for tag, name in nlargest(_MAX_TAGS // 2, ahead)}

@@ -20,6 +20,7 @@ from openapi_tool.limits.allowance import (
     REFILL_AT_ONCE_BELOW,
     REFILL_BELOW,
     REFILL_PAUSE_S,
+    REPORT_INTERVAL_S,
     Allowance,
     Planned,
 )
@@ -35,9 +36,6 @@ log = logging.getLogger(__name__)
 
 _MIN_WRITE_INTERVAL_S = 0.5  # of one replica, while the record has no free permits
 _MAX_WRITES_PER_S = 4.0  # of all replicas together, likewise
-
-_REPORT_INTERVAL_S = 20.0
-"""Seconds between reports of a replica that sends nothing; without one it is removed from the record after 60 s."""
 
 _POLL_S = 0.25  # between steps while calls wait
 _RETRY_S, _RETRY_WITHOUT_LIMIT_S = 1.0, 60.0  # after an outage of the store, with and without a limit
@@ -70,7 +68,7 @@ class KeyLimiter:
         self._must_read = True
         self._unconfirmed: Planned | None = None  # of unknown outcome
         self._next_write_at = self._next_refill_at = 0.0
-        self._written_at = -_REPORT_INTERVAL_S
+        self._written_at = -REPORT_INTERVAL_S
         self._unwritten_pause = self._logged_pause = 0.0  # ends of the pauses to be written, and last logged
         self._open = OpenRequests(self.allowance, keys.now)
         self._durations: deque[float] = deque(maxlen=_DURATIONS)
@@ -226,16 +224,14 @@ class KeyLimiter:
             return _POLL_S
         if self.allowance.has_open_requests(self._now()):
             return OPEN_REPORT_S
-        return min(BLOCK_S, max(_POLL_S, self._written_at + _REPORT_INTERVAL_S - self._now()))
+        return min(BLOCK_S, max(_POLL_S, self._written_at + REPORT_INTERVAL_S - self._now()))
 
     def _is_due(self, now: float) -> bool:
         allowance = self.allowance
         if not allowance.limited:
             return False
-        since_s, waiting = now - self._written_at, self.group.share_of_waiting(self)
-        if allowance.fallback_replicas or allowance.holds_unused(now) or since_s >= _REPORT_INTERVAL_S:
-            return True
-        if allowance.concurrency_due(waiting, since_s, now) or allowance.raise_due(now):
+        waiting = self.group.share_of_waiting(self)
+        if allowance.is_due(waiting, now - self._written_at, now):
             return True
         fraction = REFILL_BELOW if now >= self._next_refill_at else REFILL_AT_ONCE_BELOW
         wanted = waiting > 0 or allowance.is_low(now, fraction)

@@ -40,7 +40,7 @@ ADAPTIVE_S = 3600.0
 MIN_ADAPTIVE, MAX_ADAPTIVE = 10, 1_000_000
 """Without the lower bound, a 429 that other users of the key caused would stop a service that hardly uses it."""
 
-REQUESTS, TOKENS = RESOURCES = "requests", "tokens"
+REQUESTS, TOKENS = "requests", "tokens"
 
 _BURST_SHARE = 1 / 6
 """Fraction of a limit that an idle key may use at once: a window used up in a second would allow no call for 59 s."""
@@ -77,14 +77,10 @@ class Window:
         interval = math.ceil(at / INTERVAL_S)
         self.used[interval] = self.used.get(interval, 0) + amount
 
-    def correct(self, now: float) -> None:
-        """Drop uses of the future."""
-        latest = now + _CLOCK_S + USE_COUNTS_S
-        self.used = {interval: amount for interval, amount in self.used.items() if expires(interval) < latest}
-
     def drop_expired(self, now: float) -> None:
-        """Drop uses that no longer count."""
-        self.used = {interval: amount for interval, amount in self.used.items() if expires(interval) > now}
+        """Drop uses that no longer count, and those of the future."""
+        latest = now + _CLOCK_S + USE_COUNTS_S
+        self.used = {interval: amount for interval, amount in self.used.items() if now < expires(interval) < latest}
 
     def available(self, limit: int, now: float, unit: int = 1) -> float:
         """Return the content of the token bucket; requests wait while it is below `unit`, the need of one."""
@@ -144,10 +140,6 @@ class Replica:
         """Return the permits of the block."""
         return self.requests if resource == REQUESTS else self.tokens
 
-    def correct(self, now: float) -> None:
-        """Correct times of the future."""
-        self.seen, self.until = min(self.seen, now + MARGIN_S), min(self.until, now + BLOCK_S + MARGIN_S)
-
 
 @dataclass(slots=True)
 class Adaptive:
@@ -161,12 +153,6 @@ class Adaptive:
     changed: Time
     until: Time
     lowered: bool = False
-
-    def correct(self, now: float) -> None:
-        """Correct times of the future, and a limit without effect."""
-        self.limit = min(self.limit, MAX_ADAPTIVE)
-        self.since, self.changed = min(self.since, now), min(self.changed, now)
-        self.until = min(self.until, now + ADAPTIVE_S)
 
 
 _STORED_FIELDS = Replica.__slots__[:-1]  # all but `may_open`
@@ -222,20 +208,21 @@ class Record:
         ]
 
     def correct(self, now: float) -> None:
-        """Correct what no replica can have written."""
+        """Correct what no replica can have written, and drop uses that no longer count."""
         self.paused_until = min(self.paused_until, now + MAX_PAUSE_S)
-        for resource in RESOURCES:
-            self.window(resource).correct(now)
+        self.requests.drop_expired(now)
+        self.tokens.drop_expired(now)
         for replica in self.replicas.values():
-            replica.correct(now)
-        if self.adaptive is not None:
-            self.adaptive.correct(now)
+            replica.seen = min(replica.seen, now + MARGIN_S)
+            replica.until = min(replica.until, now + BLOCK_S + MARGIN_S)
+        if (adaptive := self.adaptive) is not None:
+            adaptive.limit = min(adaptive.limit, MAX_ADAPTIVE)
+            adaptive.since, adaptive.changed = min(adaptive.since, now), min(adaptive.changed, now)
+            adaptive.until = min(adaptive.until, now + ADAPTIVE_S)
 
     def drop_expired(self, now: float) -> None:
         """Correct the record and drop what no longer counts."""
         self.correct(now)
-        for resource in RESOURCES:
-            self.window(resource).drop_expired(now)
         active = {
             name: replica
             for name, replica in self.replicas.items()

@@ -61,7 +61,7 @@ class ConcurrentLoad:
         allowance.running -= len(ended)
         ends[:] = [end for end in ends if end > self.world.now]
         since_s = self.world.now - (pod.due - 1)
-        if (pod.waiting and since_s >= 1) or allowance.concurrency_due(pod.waiting, since_s, self.world.now):
+        if (pod.waiting and since_s >= 1) or allowance.is_due(pod.waiting, since_s, self.world.now):
             self.world.change(pod)
             pod.due = self.world.now + 1
         begun = 0
