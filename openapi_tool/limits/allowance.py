@@ -49,6 +49,8 @@ OPEN_REPORT_S = 1.5
 REPORT_INTERVAL_S = 20.0
 """Seconds between reports of a replica that sends nothing; without one it is removed from the record after 60 s."""
 
+_MIN_PAUSE_S = 0.5  # also after a Retry-After of 0, or each waiting call would cause a 429
+_PAUSE_S = 2.0  # after a 429 without Retry-After
 _RATE_S = 5.0  # time constant of the moving average of demand
 _MAX_SENT = 120  # seconds with requests, one entry each
 
@@ -112,7 +114,8 @@ class Allowance:
 
     def pause(self, retry_after_s: float | None, now: float) -> float:
         """Pause after a 429, also if the record cannot be written; return when the pause ends."""
-        self._own_pause_until = max(self._own_pause_until, ledger.pause_end(retry_after_s, now))
+        pause_s = max(_PAUSE_S if retry_after_s is None else retry_after_s, _MIN_PAUSE_S)
+        self._own_pause_until = max(self._own_pause_until, now + min(pause_s, MAX_PAUSE_S))
         return self._own_pause_until
 
     def use_fallback(self) -> None:
@@ -133,37 +136,35 @@ class Allowance:
             return None
         self._own_pause_until = 0.0
         self.record_sent(now)
+        self.demand = self.demand * math.exp(-max(0.0, now - self._demand_at) / _RATE_S) + 1 / _RATE_S
+        self._demand_at = now
         use = Use(now, 1, self.tokens_per_request)
-        self._record_demand(now)
         if rates.requests is not None:
             self.at_hand[REQUESTS] -= 1
         if rates.tokens is not None:
             self.at_hand[TOKENS] -= use.tokens
         self.running += 1
-        self._uses.append(use)
-        if self.fallback_replicas:
-            self._fallback_uses.append(use)
+        self._count(use)
         return use
+
+    def _count(self, *uses: Use) -> None:
+        self._uses += uses
+        if self.fallback_replicas:
+            self._fallback_uses += uses
 
     def settle(self, use: Use, tokens: int | None) -> None:
         """End a request; `tokens` is its cost, None if unknown."""
         self.running -= 1
-        if tokens is None or self.rates.tokens is None:
+        limit = self.rates.tokens
+        if tokens is None or limit is None:
             return
-        self._adapt_estimate(tokens, self.rates.tokens)
-        if tokens != use.tokens:
-            correction = Use(use.at, 0, tokens - use.tokens)
-            self._uses.append(correction)
-            if self.fallback_replicas:
-                self._fallback_uses.append(correction)
-
-    def _adapt_estimate(self, tokens: int, limit: int) -> None:
-        """Move the estimate of a request's tokens towards one that has ended."""
-        mean = self.tokens_per_request
         if tokens:
+            mean = self.tokens_per_request
             counted = min(tokens, _MAX_GROWTH * max(mean, _USUAL_TOKENS))
             mean = max(self._min_tokens, round(mean + _NEWEST_WEIGHT * (counted - mean)))
             self.tokens_per_request = min(mean, limit)  # a larger one would stop all requests, and never fall again
+        if tokens != use.tokens:
+            self._count(Use(use.at, 0, tokens - use.tokens))
 
     def extra_requests(self, use: Use, tokens: int) -> float:
         """Return how many more requests, as estimated by `use`, could have been sent for the cost of this one.
@@ -183,10 +184,7 @@ class Allowance:
         if now - use.at < INTERVAL_S:
             return use
         sent = Use(now, use.requests, use.tokens)
-        moved = Use(use.at, -use.requests, -use.tokens), sent
-        self._uses += moved
-        if self.fallback_replicas:
-            self._fallback_uses += moved
+        self._count(Use(use.at, -use.requests, -use.tokens), sent)
         return sent
 
     def _has_permit(self, rates: Rates, now: float) -> bool:
@@ -212,11 +210,6 @@ class Allowance:
             free = (limit or 0) - self.record.counted(resource, now)
             share[resource] = max(0, free // self.fallback_replicas - own)
         return share
-
-    def _record_demand(self, now: float) -> None:
-        elapsed = max(0.0, now - self._demand_at)
-        self.demand = self.demand * math.exp(-elapsed / _RATE_S) + 1 / _RATE_S
-        self._demand_at = now
 
     def ahead(self, now: float) -> int:
         """Return how many permits to hold."""

@@ -325,13 +325,14 @@ class KeyGroup:
 
 
 class KeyPermit(Permit):
-    """Permit of a limited key; `trial` if it tries a blocked one."""
+    """Permit of a limited key, or the trial of a blocked one."""
 
     __slots__ = ("_ended", "_limiter", "_need", "_trial", "_use")
 
-    def __init__(self, limiter: KeyLimiter, use: Use | None, need: Need, *, trial: bool) -> None:
+    def __init__(self, limiter: KeyLimiter, use: Use | None, need: Need) -> None:
         super().__init__(limiter.keys.get(limiter.variable) or need.key)
-        self._limiter, self._use, self._need, self._trial, self._ended = limiter, use, need, trial, False
+        self._limiter, self._use, self._need, self._ended = limiter, use, need, False
+        self._trial, limiter.trial = limiter.trial, False
 
     def connected(self) -> None:
         """Count the request from now on."""

@@ -101,7 +101,7 @@ class KeyLimiter:
         allowance, now = self.allowance, self._now()
         if not allowance.limited:
             allowance.record_sent(now)
-            return self._permit(None, need)
+            return KeyPermit(self, None, need)
         project = need.flow[0]
         self._open.ask(project)
         use = None if self.waiting or not self._open.may_open(project) else allowance.take(now)
@@ -110,11 +110,7 @@ class KeyLimiter:
         self._open.opened(project)
         if allowance.is_low(now, REFILL_BELOW):
             self.wake()
-        return self._permit(use, need)
-
-    def _permit(self, use: Use | None, need: Need) -> Permit:
-        trial, self.trial = self.trial, False
-        return KeyPermit(self, use, need, trial=trial)
+        return KeyPermit(self, use, need)
 
     async def wait(self, need: Need) -> Permit:
         """Wait for a permit of any key of the pool. Raises RateLimited, and the error of a key blocked meanwhile."""
@@ -249,7 +245,7 @@ class KeyLimiter:
                 self._open.opened(project)
                 if self.group.pooled:
                     self.group.count_request(self)
-                future.set_result(self._permit(use, need))
+                future.set_result(KeyPermit(self, use, need))
 
     def _refuse_certain_timeouts(self) -> None:
         if not self.waiting:

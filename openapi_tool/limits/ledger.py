@@ -14,7 +14,6 @@ from openapi_tool.limits.record import (
     ADAPTIVE_S,
     BLOCK_S,
     CONTENDER_S,  # after this time without a report a replica competes for nothing
-    MAX_PAUSE_S,
     MIN_ADAPTIVE,
     REQUESTS,
     TOKENS,
@@ -26,8 +25,6 @@ from openapi_tool.limits.record import (
 )
 
 _ROUNDING = 1e-6
-_MIN_PAUSE_S = 0.5  # also after a Retry-After of 0, or each waiting call would cause a 429
-_PAUSE_S = 2.0  # after a 429 without Retry-After
 _STEP_S = 10.0  # minimum time between changes of the adaptive limit
 _RAISE_DIVISOR = 20  # it rises by 1/20
 _MIN_STEP = 2
@@ -197,11 +194,6 @@ def may_open(record: Record, name: str, wanted: int, limit: int, now: float) -> 
     }
     held = sum(replica.concurrent for replica in others.values())
     return min(shares(limit, demands)[name], max(0, limit - held))
-
-
-def pause_end(retry_after_s: float | None, now: float) -> float:
-    """Return when the pause after a 429 ends."""
-    return now + min(max(_PAUSE_S if retry_after_s is None else retry_after_s, _MIN_PAUSE_S), MAX_PAUSE_S)
 
 
 def lower_adaptive(record: Record, now: float) -> None:
