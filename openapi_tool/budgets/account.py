@@ -77,7 +77,7 @@ class Account:
         self.name, self.id, self.period = name, account_id, period
         self.allowance = Allowance(replica.name, limit)
         self._replica, self._on_write = replica, on_write
-        self._store, self._now, self._outage = replica.store, replica.now, replica.outage
+        self._now = replica.now
         self._waiting: list[_Waiter] = []
         self._stored: tuple[int, bytes | None] = 0, None  # revision and value
         self._must_read = True
@@ -93,7 +93,7 @@ class Account:
         allowance = self.allowance
         if self._waiting or not allowance.take(need, now):
             return False
-        if allowance.is_low(now) and not self._outage.reason:
+        if allowance.is_low(now) and not self._replica.outage:
             self.wake()
         return True
 
@@ -164,13 +164,13 @@ class Account:
         try:
             while self._rerun_requested:
                 self._rerun_requested = False
-                if self._outage.reason:
+                if self._replica.outage:
                     self._decide_offline()
                     return
                 try:
                     await self.report()
                 except Unavailable as outage:
-                    self._outage.begin(str(outage))
+                    self._replica.begin_outage(str(outage))
                     self._decide_offline()
         finally:
             self._task = None
@@ -182,7 +182,7 @@ class Account:
         """
         for _ in range(_MAX_WRITE_ATTEMPTS):
             if self._must_read:
-                self._adopt(*await self._store.read(self.name))
+                self._adopt(*await self._replica.store.read(self.name))
                 self._must_read = False
             journals = await self._journals_of_dead()
             revision, stored = self._stored
@@ -195,11 +195,11 @@ class Account:
                 return
             value = ledger.encode(planned.record, self.id.labels())
             self._must_read = True  # after a conflict, and as a write that fails may still have been stored
-            written = await self._store.write(self.name, value, revision)
+            written = await self._replica.store.write(self.name, value, revision)
             if written is not None:
                 self._must_read, self._stored = False, (written, value)
                 self.allowance.confirm(planned)
-                self._outage.end()
+                self._replica.end_outage()
                 self._decide(waiting, planned)
                 self._on_write(self)
                 return

@@ -169,7 +169,7 @@ class Budgets:
 
     def outage(self) -> str:
         """Return why the store is unavailable; empty if it is not."""
-        return self._replica.outage.reason
+        return self._replica.outage
 
     def largest_used_fraction(self, scope: str) -> float:
         """Return the largest used fraction of the accounts of a scope."""
@@ -213,7 +213,7 @@ class Budgets:
     async def _run(self) -> None:
         while True:
             await asyncio.sleep(_TICK_S)
-            if self._replica.outage.reason:
+            if self._replica.outage:
                 await self._probe()
                 continue
             now = self.clock()

@@ -1,8 +1,6 @@
-"""Shared record of one account: the used part of its budget for a day or month, and the share that each replica holds.
+"""Shared record of one account (ADR 10): the used part of its budget for a day or month, and the replicas' shares.
 
-A replica holds the estimates of its running requests, and an idle block, from which further requests reserve without a
-write. Its next report adds its uses; those of a dead replica (killed, or unreachable for `LEASE_S`) come from its
-journal. Pure: no I/O, server time in seconds.
+No I/O; every time is the server's, in seconds since the epoch.
 """
 
 from __future__ import annotations
@@ -104,9 +102,9 @@ class Limit(NamedTuple):
 
 @dataclass(slots=True)
 class Share:
-    """Share of one replica, valid until `until`; `total` are its reported uses since its start.
+    """Share of one replica until `until`: `reserved` for its running requests, and an idle block for further ones.
 
-    Until `short_until` one of its requests waits for idle blocks of others.
+    `total` are its reported uses since its start. Until `short_until` one of its requests waits for blocks of others.
     """
 
     reserved: Amount = NOTHING
@@ -180,8 +178,7 @@ def apply_report(
 ) -> Grant:
     """Apply a replica's report to a record, and the uses of dead replicas from their `journals`.
 
-    A need is granted if the budget covers it. An idle block is at most half of the replica's fair share of what is left
-    below 90 % of the budget. None is granted while a request waits for other replicas' blocks.
+    No idle block is granted while a request waits for other replicas' blocks.
     """
     _free_dead_shares(record, now, journals)
     # A replica without a share lost at most an empty one: all uses before the last report are in the record.

@@ -223,46 +223,47 @@ class AccountStore(Store, Protocol):
     """Store of accounts and journals; every method raises Unavailable."""
 
     async def put(self, name: str, value: bytes) -> None:
-        """Send a record that only this replica writes, without a message to others.
-
-        Does not wait for the server's confirmation: a record that was sent survives a kill of this process.
-        """
+        """Send a record that only this replica writes, without a message to others or a confirmation."""
 
 
-class Outage:
-    """Outage of the store; `reason` is empty without one."""
+class Replica:
+    """Name, store and journal of this process; `now` returns the server's time in seconds since the epoch.
 
-    def __init__(self) -> None:
-        self.reason = ""
+    `outage` is why the store is unavailable, empty while it is available.
+    """
 
-    def begin(self, reason: str) -> None:
+    def __init__(self, name: str, store: AccountStore, now: Callable[[], float]) -> None:
+        self.name, self.store, self.now, self.outage = name, store, now, ""
+        self.journal = Journal(self)
+
+    def begin_outage(self, reason: str) -> None:
         """Record that the store is unavailable."""
-        if not self.reason:
+        if not self.outage:
             log.warning(
                 "cannot share budgets; calls are checked against the last known use: %s",
                 reason,
                 extra={"action": "budgets.not_shared"},
             )
-        self.reason = reason
+        self.outage = reason
         metrics.BUDGETS_NOT_SHARED.set(1)
 
-    def end(self) -> None:
+    def end_outage(self) -> None:
         """Record that the store is available."""
-        if self.reason:
+        if self.outage:
             log.info("budgets are shared again", extra={"action": "budgets.shared"})
-        self.reason = ""
+        self.outage = ""
         metrics.BUDGETS_NOT_SHARED.set(0)
 
 
 class Journal:
-    """Write-ahead journal: one record with the totals of the accounts whose last uses are not reported yet.
+    """Write-ahead journal (ADR 10): one record with the totals of the accounts that have unreported uses.
 
-    If the replica dies, the next one that writes an account adds the uses from the journal. A call commits its result
-    after its uses were sent to the store, so a killed process loses only the uses of calls that it was running.
+    A call commits its result after its uses were sent to the store, so a killed process loses only the uses of calls
+    that it was running.
     """
 
-    def __init__(self, replica: str, store: AccountStore, outage: Outage) -> None:
-        self._key, self._store, self._outage = record_key("journal", replica), store, outage
+    def __init__(self, replica: Replica) -> None:
+        self._replica = replica
         self._unreported: dict[str, Allowance] = {}
         self._next: asyncio.Task[None] | None = None  # write that has not begun
         self._current: asyncio.Task[None] | None = None  # last write that has begun
@@ -273,7 +274,7 @@ class Journal:
         """Schedule a write of an account's total, except during an outage: the account's next report contains it."""
         self._unreported.pop(account, None)  # move to the end: the last ones are written
         self._unreported[account] = allowance
-        if self._next is None and not self._outage.reason:
+        if self._next is None and not self._replica.outage:
             self._next = in_background(self._write_after(self._current), "budget_journal")
 
     async def wait_until_written(self) -> None:
@@ -283,7 +284,7 @@ class Journal:
 
     async def read(self, replica: str, account: str) -> Amount:
         """Return the uses of an account that a replica wrote since its start. Raises Unavailable."""
-        _, value = await self._store.read(record_key("journal", replica))
+        _, value = await self._replica.store.read(record_key("journal", replica))
         try:
             return _JOURNAL.validate_json(value or b"{}").get(account, NOTHING)
         except ValidationError:
@@ -316,21 +317,11 @@ class Journal:
     async def _write(self) -> None:
         last = list(self._unreported.items())[-_MAX_ACCOUNTS:]
         self._is_empty = not last
+        totals = orjson.dumps({name: allowance.total for name, allowance in last}, default=list)
         try:
-            await self._store.put(
-                self._key, orjson.dumps({name: allowance.total for name, allowance in last}, default=list)
-            )
+            await self._replica.store.put(record_key("journal", self._replica.name), totals)
         except Unavailable as outage:
-            self._outage.begin(str(outage))
-
-
-class Replica:
-    """Name, store, outage and journal of this process; `now` returns the server's time in seconds since the epoch."""
-
-    def __init__(self, name: str, store: AccountStore, now: Callable[[], float]) -> None:
-        self.name, self.store, self.now = name, store, now
-        self.outage = Outage()
-        self.journal = Journal(name, store, self.outage)
+            self._replica.begin_outage(str(outage))
 
 
 def record_key(*parts: str) -> str:

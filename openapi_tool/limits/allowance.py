@@ -1,7 +1,4 @@
-"""One replica's part of a limit: permits at hand, unreported uses, and its share while the store is unavailable.
-
-Pure: no I/O; every time is the server's, in seconds since the epoch.
-"""
+"""One replica's part of a limit: permits at hand, unreported uses, share while the store is unavailable. No I/O."""
 
 from __future__ import annotations
 
@@ -38,17 +35,11 @@ MIN_TOKENS = {"search": 10_000}  # charge of a request by endpoint (jina-api sec
 
 _USUAL_TOKENS = 10_000  # of a request
 _NEWEST_WEIGHT = 0.2  # of the newest request in the moving average of tokens
-_MAX_GROWTH = 4
-"""A request counts with at most this multiple of the average, so that one page of millions of tokens stops nothing."""
-
+_MAX_GROWTH = 4  # largest multiple of the average that counts: a page of millions of tokens must stop nothing
 _RELEASE_INTERVAL_S = 1.0  # between reports that give concurrent requests to replicas that want more
 _MIN_CHANGE_S = 0.1  # between changes of concurrent requests
-OPEN_REPORT_S = 1.5
-"""Seconds between reports while requests of a limited number are open; without reports they count as ended."""
-
-REPORT_INTERVAL_S = 20.0
-"""Seconds between reports of a replica that sends nothing; without one it is removed from the record after 60 s."""
-
+OPEN_REPORT_S = 1.5  # between reports while requests of a limited number are open, or they count as ended
+REPORT_INTERVAL_S = 20.0  # between reports of a replica that sends nothing, or the record drops it after 60 s
 _MIN_PAUSE_S = 0.5  # also after a Retry-After of 0, or each waiting call would cause a 429
 _PAUSE_S = 2.0  # after a 429 without Retry-After
 _RATE_S = 5.0  # time constant of the moving average of demand
@@ -57,7 +48,7 @@ _MAX_SENT = 120  # seconds with requests, one entry each
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """Record to be written, and this replica's entry in it. It contains the oldest `uses` of the unreported uses."""
+    """Record to be written, and this replica's entry in it; `uses`: the number of its reported uses."""
 
     record: Record
     mine: Replica
@@ -167,11 +158,10 @@ class Allowance:
             self._count(Use(use.at, 0, tokens - use.tokens))
 
     def extra_requests(self, use: Use, tokens: int) -> float:
-        """Return how many more requests, as estimated by `use`, could have been sent for the cost of this one.
+        """Return how many more requests, as estimated by `use`, could have been sent for the cost; negative for less.
 
-        Negative if it cost less. If it cost nothing, it failed, and the estimate remains: otherwise a project whose
-        requests all fail would always be first. The resource counts of which the request takes the larger part of the
-        limit. Tokens above the limit do not count: nothing is sent for a minute after them, but no longer.
+        0 if it cost nothing, as it failed: a project whose requests all fail would always be first. The resource counts
+        of which the request takes the larger part. Tokens above the limit do not count: they stop one minute only.
         """
         limit = self.rates.tokens
         if limit is None or not tokens:

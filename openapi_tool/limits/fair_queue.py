@@ -67,8 +67,8 @@ def _expected_calls(project: _Project[Any], now: float) -> float:
 class _ServedCalls:
     """Forecast of the calls that are served for all projects together, by the progress of weighted fair queueing.
 
-    For a project these are its weight times the progress since its start, at most its expected calls. The sum is
-    piecewise linear, so each value takes a binary search, not a loop over the projects.
+    A project's are its weight times the progress since its start, up to its expected calls. The sum is piecewise
+    linear: a value takes a binary search, not a loop over the projects.
     """
 
     def __init__(self, projects: Iterable[_Project[Any]], virtual_time: float, now: float) -> None:
@@ -291,7 +291,7 @@ class KeyGroup:
     def wait_s(self, now: float) -> Callable[[float], float]:
         """Return a function from a number of permits to a lower bound of the seconds until they are granted.
 
-        At least one of the keys must grant its share of the number, so the shortest of their waits is a lower bound.
+        It is the shortest wait of a key for its share of them: at least one key must grant that.
         """
         limiters = self.usable()
         total = sum(limiter.weight for limiter in limiters)

@@ -94,10 +94,7 @@ _RECORD = TypeAdapter(KeyRecord)
 
 
 def decode(stored: bytes | None, now: float) -> KeyRecord:
-    """Return a stored record; an empty one for anything else.
-
-    Any client that may write the bucket may store anything, so a key is tried again `RETRY_S` from now at the latest.
-    """
+    """Return a stored record, with its times corrected as it may be forged; an empty one for anything else."""
     try:
         record = _RECORD.validate_json(stored or b"")
     except ValidationError:
@@ -199,10 +196,7 @@ class Keys:
             self._start(self._apply(name, partial(_record_refusal, status=status, call=caller, now=self.now())))
 
     def record_success(self, variable: str, *, trial: bool) -> None:
-        """Unblock a key after a trial; forget the refusal of one that is not blocked.
-
-        Else one project could block the key with calls that only it makes.
-        """
+        """Unblock a key after a trial; forget the refusal of one that is not blocked (ADR 9)."""
         if variable in self.blocked:
             if trial:
                 self._start(self._apply(self._name_of(variable), _unblock))

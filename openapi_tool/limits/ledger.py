@@ -1,7 +1,4 @@
-"""Reports of replicas to the shared record of one key and endpoint, and the blocks of permits that they get (ADR 9).
-
-Pure, like `record`.
-"""
+"""Reports of replicas to the shared record of one key and endpoint, and the blocks that they get (ADR 9). No I/O."""
 
 from __future__ import annotations
 
@@ -44,8 +41,8 @@ class UsageReport:
     """Report of a replica: uses since the last one, permits that it keeps, and further ones that it wants.
 
     A request needs about `tokens_each`. `running` ones are open; it wants to open `want_running` more. `sent` are those
-    of the last 60 s: half of those of all replicas become the adaptive limit. `refused`: a call got no permit since the
-    last report. Each report has its own `serial`. Since `steady_since` it has reported every few seconds.
+    of the last 60 s, for a new adaptive limit. `refused`: a call got no permit since the last report. Each report has
+    its own `serial`. Since `steady_since` it has reported every few seconds.
     """
 
     uses: tuple[Use, ...] = ()
@@ -114,9 +111,9 @@ def _take(record: Record, name: str, report: UsageReport, resource: str, limit: 
 def _share(record: Record, name: str, per_window: float, free: int, now: float, unit: int) -> int:
     """Return a replica's part of what is free; `per_window` is the limit in requests, each of which needs `unit`.
 
-    Each replica that wants more gets an equal part, at least one request. That alone would favour one that always
-    writes first, for example because its clock is ahead. So a replica that is ahead of the others by more than a
-    second's worth of its share takes nothing, unless more than a second's worth is free.
+    Each replica that wants more gets an equal part, at least one request. As one may always write first, for example by
+    its clock, a replica that is ahead by more than a second's worth of its share takes nothing, unless that much of the
+    limit is free.
     """
     others, mine = record.others(now, name), record.replicas[name]
     if not others:
@@ -150,8 +147,7 @@ def _take_concurrent(record: Record, name: str, report: UsageReport, rates: Rate
         mine.served += sum(use.requests for use in report.uses)
     if others := record.others(now, name):
         _start_equal(mine, others)
-    # Free the open requests of dead replicas, which reported nothing while this one reported all the time. After an
-    # outage of the store all are late, so a replica that begins to report waits for the others' reports.
+    # Dead replicas have no open requests. After an outage all reports are late: wait for those of the others.
     if now - report.steady_since >= CONTENDER_S:
         for replica in record.replicas.values():
             if replica.seen <= now - CONTENDER_S:
@@ -226,10 +222,7 @@ def may_raise_adaptive(record: Record, now: float) -> bool:
 
 
 def _raise_adaptive(record: Record, now: float) -> None:
-    """Double the adaptive limit until the next 429, then add a twentieth at a time.
-
-    Like TCP's slow start: half of the requests of the last minute may be far below the real limit.
-    """
+    """Double the adaptive limit until the next 429, like TCP's slow start, then add a twentieth at a time."""
     adaptive = record.adaptive
     if adaptive is not None and may_raise_adaptive(record, now):
         limit = max(MIN_ADAPTIVE, adaptive.limit)

@@ -1,13 +1,7 @@
-"""Shared record of one key and endpoint: a sliding window of permits, and its stored form (ADR 9).
+"""Shared record of one key and endpoint: a sliding window of permits that replicas take in blocks (ADR 9).
 
-A replica takes permits in blocks. Once written, a block counts against the limit as a whole; at the replica's next
-report its used permits count from the times of their requests, and the unused ones are free again. So every request of
-the last 60 s counts at any time, also those of a replica that crashed.
-
-Any client that may write the bucket may store anything: `parse` checks types, `correct` corrects times in the future,
-so that a forged record has no effect for longer than a real one.
-
-Pure: no I/O; every time is the server's, in seconds since the epoch.
+Any client that may write the bucket may store anything: `parse` checks types, `correct` times in the future, so that a
+forged record has no effect for longer than a real one. No I/O; every time is the server's, in seconds since the epoch.
 """
 
 from __future__ import annotations
@@ -23,11 +17,9 @@ from pydantic import BeforeValidator, TypeAdapter, ValidationError
 from openapi_tool.limits.permits import Number, Time
 
 WINDOW_S = 60.0
-MARGIN_S = 0.5  # for differences between clocks, and between the latencies of requests to the upstream
+MARGIN_S = 0.5  # for differences between clocks, and between latencies of the upstream
 USE_COUNTS_S = WINDOW_S + MARGIN_S  # for which a used permit counts against the limit
-INTERVAL_S = 0.5
-"""Resolution of the window: uses are counted by intervals of this length, numbered from the epoch on."""
-
+INTERVAL_S = 0.5  # by which uses are counted; intervals are numbered from the epoch on
 BLOCK_S = 4.0  # within which a block must be used
 CONTENDER_S = 4.0  # for which a replica's unmet demand counts; then a killed one loses its share
 REPLICA_S = 60.0  # from its last report until a replica is removed from the record
@@ -42,9 +34,7 @@ MIN_ADAPTIVE, MAX_ADAPTIVE = 10, 1_000_000
 
 REQUESTS, TOKENS = "requests", "tokens"
 
-_BURST_SHARE = 1 / 6
-"""Fraction of a limit that an idle key may use at once: a window used up in a second would allow no call for 59 s."""
-
+_BURST_SHARE = 1 / 6  # of a limit, that an idle key may use at once
 _MIN_BURST = 10
 _CLOCK_S = 10.0
 """Seconds by which a replica's time may be ahead before its uses are taken for forged. Larger than MARGIN_S, as a
@@ -91,13 +81,13 @@ class Window:
         self.paced_until = self._paced(limit, now, unit) + amount * WINDOW_S / limit
 
     def end_burst(self, limit: int, now: float, unit: int) -> None:
-        """Leave one second's permits in the bucket: a used-up window must spread over time what it frees."""
+        """Leave one second's permits in the bucket: a used-up window spreads what it frees."""
         burst = _burst(limit, unit)
         remaining = min(burst, max(float(unit), limit / WINDOW_S))
         self.paced_until = max(self.paced_until, now + (burst - remaining) * WINDOW_S / limit)
 
     def _paced(self, limit: int, now: float, unit: int) -> float:
-        """Return `paced_until`, at most the refill time of an empty bucket: the limit was lower, or the time forged."""
+        """Return `paced_until`, at most the refill time: the limit was lower, or the time is forged."""
         return min(max(self.paced_until, now), now + _burst(limit, unit) * WINDOW_S / limit)
 
 
@@ -114,11 +104,10 @@ def expires(interval: int) -> float:
 class Replica:
     """Share of one replica: a block of `requests` and `tokens`, valid until `until`, and a number of open requests.
 
-    `want` is its unmet demand, `seen` the time of its last report, `serial` the number of it: it shows whether a write
-    of unknown outcome was stored. `served` counts the permits that it got; while permits are scarce, a replica that got
-    more than the others gets none. `adaptive_since` is the start of the last adaptive limit to which its earlier
-    requests were added. `may_open` is the number of requests that it may have open; it is not stored. `concurrent`
-    counts against the limit: `may_open`, or the number of open requests if larger.
+    `want` is its unmet demand, `served` the number of its permits. `seen` is the time of its last report, `serial` its
+    number, which shows whether a write of unknown outcome was stored. `adaptive_since` is the start of the last
+    adaptive limit to which its earlier requests were added. `may_open` is how many requests it may have open; not
+    stored. `concurrent` counts against the limit: `may_open`, or the number of open requests if larger.
     """
 
     seen: Time = 0.0
@@ -191,10 +180,7 @@ class Record:
         return rates
 
     def replicas_seen(self, name: str) -> int:
-        """Return the number of replicas in the 60 s before the newest report, that of this name included.
-
-        Not in the last 60 s: while the store refuses writes, replicas run that can report nothing.
-        """
+        """Return the number of replicas in the 60 s before the newest report, as later ones may have failed."""
         newest = max((replica.seen for replica in self.replicas.values()), default=0.0)
         return len({name, *(key for key, replica in self.replicas.items() if replica.seen > newest - REPLICA_S)})
 
@@ -245,7 +231,7 @@ _RECORD = TypeAdapter(Record)
 
 
 def encode(record: Record) -> bytes:
-    """Return the stored form. Replicas are lists of their fields: a record may have 1,000 of them."""
+    """Return the stored form; replicas are lists, as a record may have 1,000."""
     value = {
         "version": record.version,
         "paused_until": record.paused_until,
