@@ -325,13 +325,10 @@ class Account:
         return found
 
     @property
-    def is_nearly_used_up(self) -> bool:
-        """Whether less than a tenth is left."""
-        return self.allowance.limit.reached(self.allowance.taken, _NEARLY_USED_PERCENT)
-
-    @property
     def note(self) -> str:
-        """Text for the model."""
+        """Text for the model if less than a tenth is left, else empty."""
+        if not self.allowance.limit.reached(self.allowance.taken, _NEARLY_USED_PERCENT):
+            return ""
         left = self.left()
         named = (f"{left[f'{kind}_left']:,} of {left[kind]:,} {kind}" for kind in Limit._fields if kind in left)
         renews = f"; it renews at {self.period.renews}" if self.period.renews else ""

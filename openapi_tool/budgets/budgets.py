@@ -91,7 +91,7 @@ class Charge:
     @property
     def note(self) -> str:
         """Text for the model about accounts that are nearly used up."""
-        return "".join(f"\n\n{account.note}" for account in self._accounts if account.is_nearly_used_up)
+        return "".join(f"\n\n{note}" for account in self._accounts if (note := account.note))
 
 
 @dataclass(slots=True)

@@ -263,7 +263,7 @@ class Journal:
     """
 
     def __init__(self, replica: Replica) -> None:
-        self._replica = replica
+        self._replica, self._key = replica, record_key("journal", replica.name)
         self._unreported: dict[str, Allowance] = {}
         self._next: asyncio.Task[None] | None = None  # write that has not begun
         self._current: asyncio.Task[None] | None = None  # last write that has begun
@@ -319,7 +319,7 @@ class Journal:
         self._is_empty = not last
         totals = orjson.dumps({name: allowance.total for name, allowance in last}, default=list)
         try:
-            await self._replica.store.put(record_key("journal", self._replica.name), totals)
+            await self._replica.store.put(self._key, totals)
         except Unavailable as outage:
             self._replica.begin_outage(str(outage))
 

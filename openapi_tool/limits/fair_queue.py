@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from heapq import nlargest
 from itertools import accumulate
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING
 
 from openapi_tool.limits.keys import STATES
 from openapi_tool.limits.ledger import Use
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from openapi_tool.limits.key_limiter import KeyLimiter
 
 
-T = TypeVar("T")
-
 NO_WEIGHTS: Mapping[str, float] = MappingProxyType({})
 _MAX_TAGS = 1_000
 _BACKLOG_S = 2.0  # after which a project that waits is expected to send more calls
@@ -36,22 +34,22 @@ refused at once, so that the queue is often empty although projects compete."""
 
 
 @dataclass(slots=True, eq=False)
-class Waiter(Generic[T]):
-    """Waiting call of `flow` (project, agent) that needs a permit before `latest`. `item` belongs to the caller."""
+class Waiter:
+    """Waiting call that needs a permit before `latest`."""
 
-    flow: tuple[str, str]
+    need: Need
     latest: float
-    item: T
+    permit: asyncio.Future[Permit]
 
 
 @dataclass(slots=True)
-class _Project(Generic[T]):
+class _Project:
     """Waiting calls of a project; the one with the lowest `tag` is served next, which raises it by 1/`weight`."""
 
     waiting_since: float
     weight: float
     tag: float
-    agents: OrderedDict[str, deque[Waiter[T]]] = field(default_factory=OrderedDict)
+    agents: OrderedDict[str, deque[Waiter]] = field(default_factory=OrderedDict)
     length: int = 0
 
     def start(self, virtual_time: float) -> float:
@@ -59,7 +57,7 @@ class _Project(Generic[T]):
         return max(0.0, self.tag - virtual_time - 1 / self.weight)
 
 
-def _expected_calls(project: _Project[Any], now: float) -> float:
+def _expected_calls(project: _Project, now: float) -> float:
     """Return the number of calls that wait, infinite for a lasting backlog."""
     return math.inf if now - project.waiting_since >= _BACKLOG_S else project.length
 
@@ -71,7 +69,7 @@ class _ServedCalls:
     linear: a value takes a binary search, not a loop over the projects.
     """
 
-    def __init__(self, projects: Iterable[_Project[Any]], virtual_time: float, now: float) -> None:
+    def __init__(self, projects: Iterable[_Project], virtual_time: float, now: float) -> None:
         changes = []  # of the slope
         for project in projects:
             start = project.start(virtual_time)
@@ -88,12 +86,12 @@ class _ServedCalls:
         return progress * self._slopes[count] - self._offsets[count]
 
 
-class FairQueue(Generic[T]):
+class FairQueue:
     """Waiting calls, in the order of weighted fair queueing; `weights` of projects are 1 by default."""
 
     def __init__(self, weights: Mapping[str, float] = NO_WEIGHTS) -> None:
         self._weights = weights
-        self._projects: dict[str, _Project[T]] = {}
+        self._projects: dict[str, _Project] = {}
         self._length = 0
         self._virtual_time = 0.0  # tag of the project that was served last
         self._tags: dict[str, float] = {}  # of projects that were served and left, while ahead of the virtual time
@@ -106,12 +104,12 @@ class FairQueue(Generic[T]):
         """Return the number of calls by project."""
         return {name: project.length for name, project in self._projects.items()}
 
-    def add(self, waiter: Waiter[T], now: float) -> None:
+    def add(self, waiter: Waiter, now: float) -> None:
         """Enqueue a call."""
         if now - self._added_at >= _FORGET_S and not self._projects:
             self._tags.clear()
         self._added_at = now
-        name, agent = waiter.flow
+        name, agent = waiter.need.flow
         project = self._projects.get(name)
         if project is None:
             tag = max(self._tags.pop(name, 0.0), self._virtual_time)
@@ -124,7 +122,7 @@ class FairQueue(Generic[T]):
         """Return the project whose call is next, of those that may send; None if there is none."""
         return min(filter(may_send, self._projects), key=lambda name: self._projects[name].tag, default=None)
 
-    def pop(self, name: str) -> Waiter[T]:
+    def pop(self, name: str) -> Waiter:
         """Remove and return the next call of a project."""
         project = self._projects[name]
         self._virtual_time = project.tag
@@ -150,19 +148,19 @@ class FairQueue(Generic[T]):
         else:
             self._keep_tag(name, tag)
 
-    def discard(self, waiter: Waiter[T]) -> None:
+    def discard(self, waiter: Waiter) -> None:
         """Remove a call if it still waits."""
-        project = self._projects.get(waiter.flow[0])
-        waiting = project.agents.get(waiter.flow[1]) if project else None
+        project = self._projects.get(waiter.need.flow[0])
+        waiting = project.agents.get(waiter.need.flow[1]) if project else None
         if waiting and waiter in waiting:
             waiting.remove(waiter)
             self._deduct(waiter)
 
-    def waiters(self) -> list[Waiter[T]]:
+    def waiters(self) -> list[Waiter]:
         """Return all calls, by project."""
         return [waiter for project in self._projects.values() for waiter in _in_order(project)]
 
-    def certain_timeouts(self, wait_s: Callable[[float], float], now: float) -> list[tuple[Waiter[T], float]]:
+    def certain_timeouts(self, wait_s: Callable[[float], float], now: float) -> list[tuple[Waiter, float]]:
         """Return the calls that certainly get no permit in time, each with the seconds until it would get one.
 
         `wait_s` returns the seconds until a number of permits is free. A call gets one after the earlier calls of its
@@ -182,8 +180,8 @@ class FairQueue(Generic[T]):
                     position += 1
         return found
 
-    def _deduct(self, waiter: Waiter[T]) -> None:
-        name, agent = waiter.flow
+    def _deduct(self, waiter: Waiter) -> None:
+        name, agent = waiter.need.flow
         project = self._projects[name]
         project.length -= 1
         self._length -= 1
@@ -200,7 +198,7 @@ class FairQueue(Generic[T]):
             self._tags = {name: tag for tag, name in nlargest(_MAX_TAGS // 2, ahead)}
 
 
-def _in_order(project: _Project[T]) -> Iterator[Waiter[T]]:
+def _in_order(project: _Project) -> Iterator[Waiter]:
     queues = deque(iter(waiting) for waiting in project.agents.values())
     while queues:
         queue = queues.popleft()
@@ -213,8 +211,6 @@ def _in_order(project: _Project[T]) -> Iterator[Waiter[T]]:
 _ACTIVE_S = 600.0
 _CHECK_INTERVALS = 19  # durations of a search for timeouts until the next one
 _KEY_STATUSES = (401, 402, 429)  # of the key, not of the request only
-
-Waiting = tuple[asyncio.Future[Permit], Need]
 
 
 class OpenRequests:
@@ -261,7 +257,7 @@ class KeyGroup:
     """Limiters of one key, or of a pool's keys (`pooled`), and their waiting calls; `weights` are those of projects."""
 
     def __init__(self, weights: Mapping[str, float], *, pooled: bool) -> None:
-        self.waiting: FairQueue[Waiting] = FairQueue(weights)
+        self.waiting = FairQueue(weights)
         self.limiters: list[KeyLimiter] = []
         self.pooled = pooled
         self._virtual_time = 0.0
@@ -300,7 +296,7 @@ class KeyGroup:
         ]
         return lambda count: min((wait_s(count * share) for wait_s, share in parts), default=0.0)
 
-    def certain_timeouts(self, now: float) -> list[tuple[Waiter[Waiting], float]]:
+    def certain_timeouts(self, now: float) -> list[tuple[Waiter, float]]:
         """Return those of FairQueue; none if the last search is recent: it may take a twentieth of the time."""
         began = time.monotonic()
         if began < self._next_check_at:
@@ -319,9 +315,8 @@ class KeyGroup:
         """End all waiting calls with an error."""
         for waiter in self.waiting.waiters():
             self.waiting.discard(waiter)
-            future, _ = waiter.item
-            if not future.done():
-                future.set_exception(copy.copy(error))
+            if not waiter.permit.done():
+                waiter.permit.set_exception(copy.copy(error))
 
 
 class KeyPermit(Permit):

@@ -9,7 +9,6 @@ import random
 from collections import deque
 from contextlib import suppress
 from http import HTTPStatus
-from typing import Any
 
 from pydantic import SecretStr
 
@@ -117,7 +116,7 @@ class KeyLimiter:
         now, left_s = self._now(), need.deadline.remaining()
         patience_s = max(left_s - self.min_request_s, left_s / 2)  # at least half: the shortest one may have been slow
         future: asyncio.Future[Permit] = asyncio.get_running_loop().create_future()
-        waiter = Waiter(need.flow, now + patience_s, (future, need))
+        waiter = Waiter(need, now + patience_s, future)
         self.waiting.add(waiter, now)
         self.group.wake()
         need.slot.pause()
@@ -238,14 +237,14 @@ class KeyLimiter:
         while self.usable and (project := self.waiting.next_project(self._open.may_open)) is not None:
             if (use := self.allowance.take(now)) is None:
                 return
-            future, need = self.waiting.pop(project).item
-            if future.done():
+            waiter = self.waiting.pop(project)
+            if waiter.permit.done():
                 self.allowance.settle(use, None)
             else:
                 self._open.opened(project)
                 if self.group.pooled:
                     self.group.count_request(self)
-                future.set_result(KeyPermit(self, use, need))
+                waiter.permit.set_result(KeyPermit(self, use, waiter.need))
 
     def _refuse_certain_timeouts(self) -> None:
         if not self.waiting:
@@ -254,9 +253,8 @@ class KeyLimiter:
             self.group.fail(self.keys.error(self.variable))
         for waiter, retry_after_s in self.group.certain_timeouts(self._now()):
             self.waiting.discard(waiter)
-            future, _ = waiter.item
-            if not future.done():
-                future.set_exception(self._rate_limited(retry_after_s))
+            if not waiter.permit.done():
+                waiter.permit.set_exception(self._rate_limited(retry_after_s))
 
     def _rate_limited(self, retry_after_s: float) -> RateLimited:
         self.calls_refused, seconds = self.calls_refused + 1, math.ceil(min(retry_after_s, MAX_PAUSE_S))
@@ -372,6 +370,6 @@ class KeyLimiter:
         return {"variable": self.variable, "endpoint": self.endpoint}
 
     @property
-    def counted_queue(self) -> FairQueue[Any]:
+    def counted_queue(self) -> FairQueue:
         """Waiting calls; those of a pool are reported for its first key only."""
         return self.waiting if self is self.group.limiters[0] else FairQueue()

@@ -11,11 +11,13 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import count
+from typing import Any
 
 import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import SecretStr
 
 from openapi_tool.bus.storage import MAX_VALUE_BYTES
 from openapi_tool.cli.limits import combined
@@ -377,11 +379,12 @@ def test_concurrent_requests_that_a_replica_does_not_want_go_to_the_others() -> 
     assert shares(9, {"a": Demand(2, 0)}) == {"a": 2}
 
 
-def waiter(project: str, agent: str, latest: float) -> Waiter[str]:
-    return Waiter((project, agent), latest, f"{project}/{agent}")
+def waiter(project: str, agent: str, latest: float) -> Waiter:
+    no_future: Any = None
+    return Waiter(Need("A", "search", (project, agent), Deadline.after(5), SecretStr("key")), latest, no_future)
 
 
-def pop(queue: FairQueue[str]) -> Waiter[str]:
+def pop(queue: FairQueue) -> Waiter:
     """Remove the next call of any project."""
     name = queue.next_project(lambda _: True)
     assert name is not None
@@ -390,103 +393,103 @@ def pop(queue: FairQueue[str]) -> Waiter[str]:
 
 @requirement("limits.waiting")
 def test_permits_go_round_by_project_and_agent() -> None:
-    queue: FairQueue[str] = FairQueue()
+    queue = FairQueue()
     for flow in ("a", "x"), ("a", "x"), ("a", "x"), ("a", "y"), ("b", "z"), ("c", "z"):
         queue.add(waiter(*flow, START), START)
-    order = [pop(queue).item for _ in range(len(queue))]
+    order = ["/".join(pop(queue).need.flow) for _ in range(len(queue))]
     assert order == ["a/x", "b/z", "c/z", "a/y", "a/x", "a/x"]
     assert queue.by_project() == {}
 
 
 @requirement("limits.waiting", "fair.weights")
 def test_permits_go_to_projects_by_their_weights() -> None:
-    queue: FairQueue[str] = FairQueue({"b": 2, "c": 4})
+    queue = FairQueue({"b": 2, "c": 4})
     for name in "abc":
         for _ in range(100):
             queue.add(waiter(name, "x", START), START)
-    served = Counter(pop(queue).flow[0] for _ in range(140))
+    served = Counter(pop(queue).need.flow[0] for _ in range(140))
     assert served == {"a": 20, "b": 40, "c": 80}
     queue.add(waiter("d", "x", START), START)
-    assert "d" in [pop(queue).flow[0] for _ in range(7)], "a new project does not wait for those with a backlog"
+    assert "d" in [pop(queue).need.flow[0] for _ in range(7)], "a new project does not wait for those with a backlog"
     given_up = queue.certain_timeouts(lambda count: count, START - 7 * 10)  # one permit a second, 10 turns
-    assert Counter(one.flow[0] for one, _ in given_up)["c"] < 20 - 5
+    assert Counter(one.need.flow[0] for one, _ in given_up)["c"] < 20 - 5
 
 
 @requirement("limits.waiting", "fair.weights")
 def test_a_project_with_one_waiting_call_at_a_time_gets_no_more_than_its_weight() -> None:
-    queue: FairQueue[str] = FairQueue({"b": 3})
+    queue = FairQueue({"b": 3})
     for _ in range(400):
         queue.add(waiter("b", "x", START), START)
     served: Counter[str] = Counter()
     for _ in range(100):
         if "a" not in queue.by_project():
             queue.add(waiter("a", "x", START), START)
-        served[pop(queue).flow[0]] += 1
+        served[pop(queue).need.flow[0]] += 1
     assert 24 <= served["a"] <= 26
 
 
 @requirement("limits.waiting", "hostile.neighbour")
 def test_a_project_waits_for_as_many_calls_of_others_as_its_request_cost() -> None:
-    queue: FairQueue[str] = FairQueue({"b": 2})
+    queue = FairQueue({"b": 2})
     for name in "aab":
         queue.add(waiter(name, "x", START), START)
-    assert pop(queue).flow[0] == "a"
+    assert pop(queue).need.flow[0] == "a"
     queue.charge("a", 3, START)
     order = []
     for _ in range(9):
         if "b" not in queue.by_project():
             queue.add(waiter("b", "x", START), START)
-        order.append(pop(queue).flow[0])
+        order.append(pop(queue).need.flow[0])
     assert order == ["b"] * 8 + ["a"], "four turns of weight 1 are eight of weight 2"
 
 
 @requirement("limits.waiting", "hostile.neighbour")
 @pytest.mark.parametrize(("idle_s", "first"), [(59.0, "b"), (60.0, "a")])
 def test_what_a_request_cost_counts_until_no_call_has_waited_for_a_minute(idle_s: float, first: str) -> None:
-    queue: FairQueue[str] = FairQueue()
+    queue = FairQueue()
     queue.add(waiter("a", "x", START), START)
     pop(queue)
     queue.charge("a", 5, START)
     for name in "ab":
         queue.add(waiter(name, "x", START), START + idle_s)
-    assert pop(queue).flow[0] == first
+    assert pop(queue).need.flow[0] == first
 
 
 @requirement("limits.waiting")
 def test_neither_costs_while_nobody_waits_nor_cheap_requests_change_whose_turn_it_is() -> None:
-    queue: FairQueue[str] = FairQueue()
+    queue = FairQueue()
     queue.charge("a", 5, START)
     for name in "abb":
         queue.add(waiter(name, "x", START), START)
     queue.charge("b", -1, START)
-    assert [pop(queue).flow[0] for _ in range(2)] == ["a", "b"]
+    assert [pop(queue).need.flow[0] for _ in range(2)] == ["a", "b"]
     queue.charge("b", -5, START)
     queue.add(waiter("c", "x", START), START)
-    assert pop(queue).flow[0] == "b"
+    assert pop(queue).need.flow[0] == "b"
     queue.add(waiter("b", "x", START), START)
-    assert pop(queue).flow[0] == "c", "its refund is one request at most"
+    assert pop(queue).need.flow[0] == "c", "its refund is one request at most"
 
 
 @requirement("limits.waiting", "hostile.neighbour")
 def test_costs_of_many_projects_are_kept_for_the_largest_only() -> None:
-    queue: FairQueue[str] = FairQueue()
+    queue = FairQueue()
     queue.add(waiter("a", "x", START), START)
     for number in range(1, 5_000):
         queue.charge(f"p{number}", number, START)
     assert len(queue._tags) <= 1_000  # noqa: SLF001
     queue.add(waiter("p4999", "x", START), START)
     queue.add(waiter("b", "x", START), START)
-    assert [pop(queue).flow[0] for _ in range(3)] == ["a", "b", "p4999"]
+    assert [pop(queue).need.flow[0] for _ in range(3)] == ["a", "b", "p4999"]
 
 
 def certain_timeouts_by_definition(
-    queue: FairQueue[str], wait_s: Callable[[float], float], now: float
-) -> list[tuple[Waiter[str], float]]:
+    queue: FairQueue, wait_s: Callable[[float], float], now: float
+) -> list[tuple[Waiter, float]]:
     """Compute the certain timeouts by their definition: for each call a loop over the other projects."""
     found, projects = [], queue._projects  # noqa: SLF001
     for name, project in projects.items():
         position, virtual_time = 1, queue._virtual_time  # noqa: SLF001
-        for waiting in (one for one in queue.waiters() if one.flow[0] == name):
+        for waiting in (one for one in queue.waiters() if one.need.flow[0] == name):
             needed, progress = float(position), project.start(virtual_time) + position / project.weight
             for other in projects.values():
                 if other is not project:
@@ -509,7 +512,7 @@ def certain_timeouts_by_definition(
 def test_calls_that_get_no_permit_in_time_are_found(
     calls: list[tuple[int, int, float, bool]], weights: list[float], charges: list[tuple[int, float]]
 ) -> None:
-    queue: FairQueue[str] = FairQueue({f"p{number}": weight for number, weight in enumerate(weights)})
+    queue = FairQueue({f"p{number}": weight for number, weight in enumerate(weights)})
     for project, agent, latest, early in sorted(calls, key=lambda call: not call[3]):
         queue.add(waiter(f"p{project}", f"a{agent}", START + latest), START - 10 * early)
     for project, requests in charges:
@@ -538,7 +541,7 @@ class CountedWeight(float):
 def test_many_waiting_projects_cost_each_call_the_same() -> None:
     counts = []
     for projects in (20, 200):
-        queue: FairQueue[str] = FairQueue({f"p{number}": CountedWeight(1) for number in range(projects)})
+        queue = FairQueue({f"p{number}": CountedWeight(1) for number in range(projects)})
         for number in range(projects):
             queue.add(waiter(f"p{number}", "a", START + 9), START)
         CountedWeight.divisions = 0
@@ -549,12 +552,12 @@ def test_many_waiting_projects_cost_each_call_the_same() -> None:
 
 @requirement("limits.waiting")
 def test_a_call_is_given_up_once_its_place_comes_too_late() -> None:
-    queue: FairQueue[str] = FairQueue()
+    queue = FairQueue()
     for _ in range(10):
         queue.add(waiter("a", "x", START + 5), START)
     queue.add(waiter("b", "x", START + 5), START)
     given_up = queue.certain_timeouts(float, START)  # one permit a second
-    assert [one.flow[0] for one, _ in given_up] == ["a"] * 6  # b has one call, which takes one permit from a
+    assert [one.need.flow[0] for one, _ in given_up] == ["a"] * 6  # b has one call, which takes one permit from a
     assert all(seconds >= 1 for _, seconds in given_up)
     assert queue.certain_timeouts(lambda _: 0.0, START) == []
 
