@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -59,7 +60,7 @@ class _Waiter:
 
     need: Amount
     future: asyncio.Future[None]
-    uncovered_since: float | None = None
+    uncovered_since: float = math.inf
 
 
 class Account:
@@ -240,13 +241,14 @@ class Account:
 
     def _may_be_returned(self, waiter: _Waiter, now: float) -> bool:
         allowance = self.allowance
-        waiter.uncovered_since = now if waiter.uncovered_since is None else waiter.uncovered_since
-        covers = ledger.may_be_returned(allowance.record, allowance.name, waiter.need, allowance.limit, now)
-        return covers and now - waiter.uncovered_since < RETURN_S
+        waiter.uncovered_since = min(waiter.uncovered_since, now)
+        returnable = allowance.remaining(now)
+        for share in allowance.record.live(now, excluding=allowance.name):
+            returnable = returnable.plus(share.idle)
+        return returnable.covers(waiter.need) and now - waiter.uncovered_since < RETURN_S
 
     def _covers_a_waiting_request(self, now: float) -> bool:
-        record, limit = self.allowance.record, self.allowance.limit
-        remaining = limit.remaining(record.used.plus(record.held(now)))
+        remaining = self.allowance.remaining(now)
         return any(remaining.covers(waiter.need) for waiter in self._waiting)
 
     def _wake_if_waiting(self) -> None:

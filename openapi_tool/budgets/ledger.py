@@ -208,14 +208,6 @@ def _block(record: Record, name: str, ahead: Amount, limit: Limit, taken: Amount
     return limit.limited_part(ahead).minimum(free.times(1 / (2 * (1 + len(record.live(now, excluding=name))))))
 
 
-def may_be_returned(record: Record, name: str, need: Amount, limit: Limit, now: float) -> bool:
-    """Return whether the budget would cover a need without the idle blocks of other replicas."""
-    taken = record.used.plus(record.held(now))
-    for share in record.live(now, excluding=name):
-        taken = taken.minus(share.idle)
-    return limit.remaining(taken).covers(need)
-
-
 def _free_dead_shares(record: Record, now: float, journals: Mapping[str, Amount]) -> None:
     for name, share in list(record.shares.items()):
         if share.until <= now and name in journals:

@@ -193,13 +193,16 @@ class Allowance:
                 self._short_until = max(self._short_until, share.short_until)
                 self._used_elsewhere = self._used_elsewhere.plus(share.reserved)
 
+    def remaining(self, now: float) -> Amount:
+        """Return what the replicas leave of the budget, by the last known record."""
+        return self.limit.remaining(self.record.used.plus(self.record.held(now)))
+
     def go_offline(self, now: float) -> None:
         """Continue without the store: add this replica's share of what was left at the last read."""
         if self.offline:
             return
-        record = self.record
-        remaining = self.limit.limited_part(self.limit.remaining(record.used.plus(record.held(now)))).positive()
-        share = remaining.times(1 / (1 + len(record.live(now, excluding=self.name))))
+        remaining = self.limit.limited_part(self.remaining(now)).positive()
+        share = remaining.times(1 / (1 + len(self.record.live(now, excluding=self.name))))
         if now < self._lease_ends_at:
             self.idle = self.idle.plus(share)
         else:  # the record does not count what this replica holds

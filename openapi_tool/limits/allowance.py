@@ -250,18 +250,16 @@ class Allowance:
         """Apply this replica's report to a stored record; with `leave` (shutdown) keep no block."""
         record = decode(stored)
         keep = dict(self.at_hand) if now < self._block_expires_at and not leave else {}
-        want_running = 0 if leave else max(waiting, self.ahead(now) - keep.get(REQUESTS, 0), 0)
-        want = {REQUESTS: want_running, TOKENS: max(0, want_running * self.tokens_per_request - keep.get(TOKENS, 0))}
+        want = 0 if leave else max(waiting, self.ahead(now) - keep.get(REQUESTS, 0), 0)
         # A new adaptive limit also counts what this replica sent before.
         is_new_limit = record.adaptive is not None and record.adaptive.since != self._adaptive_since
         sent = tuple(Use(at, int(count), 0) for at, count in self._sent if is_new_limit and at + USE_COUNTS_S > now)
-        each = max(1, self.tokens_per_request)
         self._serial += 1
         if now - self._reported_at >= CONTENDER_S:
             self._steady_since = now
         report = UsageReport(
-            uses=tuple(self._uses), keep=keep, want=want, running=self.running, want_running=want_running, sent=sent,
-            refused=self.refused, tokens_each=each, serial=self._serial, steady_since=self._steady_since,
+            uses=tuple(self._uses), keep=keep, want=want, running=self.running, sent=sent, refused=self.refused,
+            tokens_each=max(1, self.tokens_per_request), serial=self._serial, steady_since=self._steady_since,
         )  # fmt: skip
         mine = ledger.apply_report(record, self.name, report, self.rates, now)
         return Planned(record, mine, len(self._uses))
@@ -303,7 +301,7 @@ class Allowance:
 
         A request takes at least `request_s` seconds.
         """
-        free_in_s = self._free_in_s(now)
+        free_in_s = self.free_in_s(now)
         if replicas := self.fallback_replicas:
             return lambda count: max(free_in_s(count * replicas), self._open_in_s(count, replicas, request_s, now))
         # Shares are equal: until this replica has `count`, each other one gets as many, or all it wants.
@@ -325,11 +323,7 @@ class Allowance:
         """Return the number of requests of the last 60 s."""
         return int(sum(count for at, count in self._sent if at + WINDOW_S > now))
 
-    def free_in_s(self, now: float) -> float:
-        """Return the seconds until a permit is free for any replica."""
-        return self._free_in_s(now)(1)
-
-    def _free_in_s(self, now: float) -> Callable[[float], float]:
+    def free_in_s(self, now: float) -> Callable[[float], float]:
         """Return a function from a number of permits to the seconds until they are free, if no replica takes any."""
         rates, pause_s = self.in_force(now), self.paused_s(now)
         waits = [

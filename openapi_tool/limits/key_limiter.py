@@ -230,7 +230,7 @@ class KeyLimiter:
             return True
         fraction = REFILL_BELOW if now >= self._next_refill_at else REFILL_AT_ONCE_BELOW
         wanted = waiting > 0 or allowance.is_low(now, fraction)
-        return wanted and now >= self._next_write_at and allowance.free_in_s(now) <= _ROUNDING_S
+        return wanted and now >= self._next_write_at and allowance.free_in_s(now)(1) <= _ROUNDING_S
 
     def _grant(self) -> None:
         now = self._now()

@@ -38,18 +38,17 @@ class Use:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageReport:
-    """Report of a replica: uses since the last one, permits that it keeps, and further ones that it wants.
+    """Report of a replica: uses since the last one, permits that it keeps, and how many more requests it wants to send.
 
-    A request needs about `tokens_each`. `running` ones are open; it wants to open `want_running` more. `sent` are those
-    of the last 60 s, for a new adaptive limit. `refused`: a call got no permit since the last report. Each report has
-    its own `serial`. Since `steady_since` it has reported every few seconds.
+    A request needs about `tokens_each`. `running` ones are open. `sent` are those of the last 60 s, for a new adaptive
+    limit. `refused`: a call got no permit since the last report. Each report has its own `serial`. Since `steady_since`
+    it has reported every few seconds.
     """
 
     uses: tuple[Use, ...] = ()
     keep: Mapping[str, int] = field(default_factory=dict)
-    want: Mapping[str, int] = field(default_factory=dict)
+    want: int = 0
     running: int = 0
-    want_running: int = 0
     sent: tuple[Use, ...] = ()
     refused: bool = False
     tokens_each: int = 1
@@ -93,7 +92,8 @@ def _take(record: Record, name: str, report: UsageReport, resource: str, limit: 
         return 0
     # Put unused permits back in the bucket. Uses above the block (low estimates, outages) take nothing from it.
     window.take(limit, min(0, keep + used - before), now, unit)
-    want, free = report.want.get(resource, 0), limit - record.counted(resource, now) - keep
+    want = report.want if resource == REQUESTS else max(0, report.want * unit - keep)
+    free = limit - record.counted(resource, now) - keep
     taken = 0
     if record.paused_until <= now:
         usable = max(0, min(free, int(window.available(limit, now, unit) + _ROUNDING)))
@@ -152,7 +152,7 @@ def _take_concurrent(record: Record, name: str, report: UsageReport, rates: Rate
         for replica in record.replicas.values():
             if replica.seen <= now - CONTENDER_S:
                 replica.concurrent = 0
-    wanted = report.running + report.want_running
+    wanted = report.running + report.want
     mine.may_open = may_open(record, name, wanted, rates.concurrent, now)
     mine.concurrent = max(mine.may_open, report.running)
     return wanted - mine.may_open

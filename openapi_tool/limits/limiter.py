@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -87,15 +88,31 @@ class Limiter:
 
     def snapshot(self) -> list[dict[str, Any]]:
         """Return the state of every key and endpoint with a limit."""
-        return [
-            {
-                **_snapshot(limiter),
-                "pool": self._options.pool_name(limiter.variable),
-                "not_set": limiter.group.pooled and self.keys.get(limiter.variable) is None,
-            }
-            for limiter in self._limiters.values()
-            if limiter.allowance.limited
-        ]
+        return [self._snapshot(limiter) for limiter in self._limiters.values() if limiter.allowance.limited]
+
+    def _snapshot(self, limiter: KeyLimiter) -> dict[str, Any]:
+        allowance, waiting, now = limiter.allowance, limiter.counted_queue, limiter.keys.now()
+        rates, record = allowance.in_force(now), allowance.record
+        return {
+            "variable": limiter.variable,
+            "endpoint": limiter.endpoint,
+            "requests_per_minute": rates.requests,
+            "tokens_per_minute": rates.tokens,
+            "concurrent": rates.concurrent,
+            "found_by_429": allowance.rates.requests is None and rates.requests is not None,
+            "used": record.counted(REQUESTS, now),
+            "used_tokens": record.counted(TOKENS, now),
+            "paused_s": round(allowance.paused_s(now), 1),
+            "at_hand": allowance.at_hand[REQUESTS],
+            "sent": allowance.sent_in_window(now),
+            "running": allowance.running,
+            "offline": bool(allowance.fallback_replicas),
+            "waiting": len(waiting),
+            "waiting_by_project": dict(Counter(waiting.by_project()).most_common(_MAX_PROJECTS)),
+            "refused": limiter.calls_refused,
+            "pool": self._options.pool_name(limiter.variable),
+            "not_set": limiter.group.pooled and self.keys.get(limiter.variable) is None,
+        }
 
     async def aclose(self) -> None:
         """Give back unused permits and stop."""
@@ -137,26 +154,3 @@ def _rates(options: LimitOptions, variable: str, endpoint: str) -> Rates:
     limits = options.of(variable)
     names = ("requests_per_minute", "tokens_per_minute", "concurrent")
     return Rates(*(getattr(limits, f"{endpoint}_{name}", None) for name in names))
-
-
-def _snapshot(limiter: KeyLimiter) -> dict[str, Any]:
-    allowance, waiting, now = limiter.allowance, limiter.counted_queue, limiter.keys.now()
-    rates, record = allowance.in_force(now), allowance.record
-    return {
-        "variable": limiter.variable,
-        "endpoint": limiter.endpoint,
-        "requests_per_minute": rates.requests,
-        "tokens_per_minute": rates.tokens,
-        "concurrent": rates.concurrent,
-        "found_by_429": allowance.rates.requests is None and rates.requests is not None,
-        "used": record.counted(REQUESTS, now),
-        "used_tokens": record.counted(TOKENS, now),
-        "paused_s": round(allowance.paused_s(now), 1),
-        "at_hand": allowance.at_hand[REQUESTS],
-        "sent": allowance.sent_in_window(now),
-        "running": allowance.running,
-        "offline": bool(allowance.fallback_replicas),
-        "waiting": len(waiting),
-        "waiting_by_project": dict(sorted(waiting.by_project().items(), key=lambda item: -item[1])[:_MAX_PROJECTS]),
-        "refused": limiter.calls_refused,
-    }
