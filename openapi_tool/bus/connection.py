@@ -76,23 +76,23 @@ async def _connect(options: BusOptions) -> BusClient:
     async def log_reconnect() -> None:
         log.info("reconnected to NATS", extra={"action": "nats.reconnected"})
 
-    settings: dict[str, Any] = {
-        "servers": list(options.servers),
-        "name": options.name,
-        "tls": options.tls,
-        "connect_timeout": 5,
-        "allow_reconnect": not options.once,
-        "max_reconnect_attempts": 1 if options.once else -1,
-        "reconnect_time_wait": RECONNECT_WAIT_S,
-        "ping_interval": _PING_INTERVAL_S,
-        "inbox_prefix": options.inbox,
-        "error_cb": client.on_error,
-        "disconnected_cb": log_disconnect,
-        "reconnected_cb": log_reconnect,
-        **options.login,
-    }
+    login: dict[str, Any] = dict(options.login)
     try:
-        await client.connect(**settings)
+        await client.connect(
+            list(options.servers),
+            name=options.name,
+            tls=options.tls,
+            connect_timeout=5,
+            allow_reconnect=not options.once,
+            max_reconnect_attempts=1 if options.once else -1,
+            reconnect_time_wait=RECONNECT_WAIT_S,  # type: ignore[arg-type] # a float is fine
+            ping_interval=_PING_INTERVAL_S,
+            inbox_prefix=options.inbox,
+            error_cb=client.on_error,
+            disconnected_cb=log_disconnect,
+            reconnected_cb=log_reconnect,
+            **login,
+        )
     except asyncio.CancelledError:
         client.abort()  # nats-py would leave the socket of a login under way open
         raise
