@@ -64,21 +64,24 @@ def _reason(error: Exception) -> str:
 
 
 def _cause(error: Exception, setting: str) -> str:
-    section, check, reason = setting.partition(".servers (")[0], f"check {setting}", _reason(error)
+    reason = _reason(error)
     if _refuses_login(error):
+        section = setting.partition(".servers (")[0]
         return (
             f"the login is refused ({reason}); check {section}.user, {section}.token, a login in {setting} (sent as it "
             "is written there), or the file that holds the login"
         )
     if isinstance(error, ConnectionRefusedError) or "Connect call failed" in reason:
-        return f"connection refused; {check}"
-    if isinstance(error, socket.gaierror):
-        return f"the host's name cannot be resolved; {check}"
-    if isinstance(error, _CLOSED):
-        return f"the server closed the connection before the login was accepted: is it a NATS server? {check}"
-    if isinstance(error, TimeoutError):
-        return f"no answer in time: is it a NATS server? {check}"
-    return f"{reason or type(error).__name__}; {check}"
+        cause = "connection refused;"
+    elif isinstance(error, socket.gaierror):
+        cause = "the host's name cannot be resolved;"
+    elif isinstance(error, _CLOSED):
+        cause = "the server closed the connection before the login was accepted: is it a NATS server?"
+    elif isinstance(error, TimeoutError):
+        cause = "no answer in time: is it a NATS server?"
+    else:
+        cause = f"{reason or type(error).__name__};"
+    return f"{cause} check {setting}"
 
 
 def describe_jetstream_error(error: Exception, where: str) -> str:
