@@ -1,4 +1,4 @@
-"""Helpers for asyncio: protection from cancellation, time slices, fair semaphores and locks, retries."""
+"""Helpers for asyncio."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ class ErrorReply(nats.errors.Error):
 
 @dataclass(frozen=True, slots=True)
 class DurableState:
-    """Configuration and progress of a durable; durations in seconds.
+    """Configuration and progress of a durable.
 
     `paused_until` (RFC 3339) is empty unless it is paused, `leader` on a single server. Without a `quorum` its leader
     still answers, but delivers nothing.

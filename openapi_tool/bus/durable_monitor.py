@@ -33,7 +33,7 @@ _WARN_FULL_EVERY_S = 60.0
 
 
 class DurableMonitor:
-    """Records in `health` whether commands can arrive, updates `clock`, and restores the durable's settings."""
+    """Records in `health` whether commands can arrive, and restores the durable's settings."""
 
     def __init__(
         self, client: BusClient, options: DurableOptions, consumer: CommandConsumer, clock: ServerClock, health: Health
@@ -57,7 +57,7 @@ class DurableMonitor:
             gauge.labels(options.version)  # at 0 from the start
 
     async def run(self) -> None:
-        """Check once a second, more often until the durable is found or created, until cancelled."""
+        """Check until cancelled, more often until the durable is found or created."""
         while True:
             began = time.monotonic()
             await self.check()

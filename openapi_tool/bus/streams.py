@@ -26,10 +26,7 @@ UNLIMITED = -1
 
 @dataclass(frozen=True, slots=True)
 class DurableOptions:
-    """Name and settings of the durable; `ack_wait_s` in seconds.
-
-    Streams and buckets are created with `replicas` replicas, by default as many as the command stream has.
-    """
+    """Name and settings of the durable; `replicas` are those of created streams and buckets."""
 
     version: str
     name: str
@@ -128,10 +125,7 @@ async def change_durable(client: BusClient, durable: Durable, **settings: Any) -
 
 
 async def replica_count(client: BusClient, options: DurableOptions) -> int:
-    """Return the number of replicas for streams and buckets created here, 1 if neither setting nor stream gives one.
-
-    Raises nats.errors.Error.
-    """
+    """Return the set number of replicas, else that of the command stream, else 1. Raises nats.errors.Error."""
     if options.replicas is not None:
         return options.replicas
     jetstream = client.jetstream()
