@@ -20,7 +20,8 @@ async def shielded(work: Coroutine[Any, Any, T], grace_s: float) -> T:
     """Run `work` in its own task; return its result or raise its exception, however often the caller is cancelled.
 
     With `asyncio.shield` alone a cancelled caller would hand back a command that the work still acknowledges. Here its
-    next await raises the cancellation. Work that still runs `grace_s` seconds later is cancelled.
+    next await raises the cancellation. Work that still runs `grace_s` seconds later is cancelled, which raises
+    CancelledError.
     """
     task = asyncio.ensure_future(work)
     try:
