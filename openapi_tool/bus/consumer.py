@@ -48,7 +48,7 @@ class ConsumerOptions:
 
 
 class BackgroundTaskEnded(Exception):
-    """Raised if the task that pulls or sends heartbeats ended: a defect; the process must end, too."""
+    """The task that pulls or sends heartbeats ended, which is a defect; the process must end, too."""
 
 
 class CommandConsumer:
@@ -95,7 +95,7 @@ class CommandConsumer:
         return len(self._running)
 
     def work(self) -> dict[str, Any]:
-        """Return the stream sequences of the commands that run here and of those that wait for a slot."""
+        """Return the commands that run here and those that wait for a slot, by stream sequence."""
         running = {work.delivery.stream_sequence for work in self._running.values()}
         waiting = [sequence for sequence in self._intake.held if sequence not in running]
         return {"durable": self._options.durable.name, "running": sorted(running), "waiting": waiting}
@@ -107,11 +107,11 @@ class CommandConsumer:
 
     @property
     def silence_s(self) -> float:
-        """Seconds since the server last answered the open pull request; infinite before the first one."""
+        """Seconds since the server last answered the open pull request, infinite before the first one."""
         return self._pull.silence_s if self._pull is not None else math.inf
 
     def stalled(self, seconds: float) -> None:
-        """Handle a stall of the event loop: the server may have redelivered held commands elsewhere."""
+        """Handle a stall of the event loop: held commands may have been redelivered elsewhere."""
         if seconds > self._heartbeats.ack_wait_s * _STALL_SHARE:
             self._stale_until = time.monotonic() + _DOUBT_S
             self._intake.mark_stale()
@@ -131,7 +131,7 @@ class CommandConsumer:
         ]
 
     async def failed(self) -> None:
-        """Wait until a background task ends, which is a defect. Raises BackgroundTaskEnded with the cause."""
+        """Wait until a background task ends. Raises BackgroundTaskEnded with the cause."""
         await asyncio.wait(self._background_tasks, return_when=asyncio.FIRST_COMPLETED)
         _raise_if_ended(self._background_tasks)
 
@@ -326,7 +326,7 @@ class CommandConsumer:
             await self._heartbeats.send(list(self._intake.held.values()))
 
     def _cancel_overdue(self) -> None:
-        """Cancel calls that run longer than any time limit allows, which is a defect; each counts as a lost run."""
+        """Cancel calls that run longer than all time limits, which is a defect; each counts as a lost run."""
         for task, work in self._running.items():
             # The flag is False after the first cancellation, so no call is cancelled twice.
             if time.monotonic() - work.started_at > self._options.max_run_s and work.forgive_on_hand_back:

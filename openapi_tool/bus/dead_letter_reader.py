@@ -1,4 +1,4 @@
-"""For the CLI: dead letters and their replay, abandoned commands, and the state of one command in NATS."""
+"""For the CLI: dead letters, abandoned commands, and the state of one command in NATS."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class NotReplayable(Exception):
 
 
 async def dead_letters(client: Client) -> AsyncIterator[DeadLetter]:
-    """Yield all records, oldest first. Do not collect them: they may be 512 MiB together. Raises nats.errors.Error."""
+    """Yield all records, oldest first; together they may be 512 MiB. Raises nats.errors.Error."""
     async for message in stream_messages(client, STREAM):
         yield _letter(message)
 
@@ -61,8 +61,8 @@ async def abandoned_commands(
 ) -> list[DeadLetter]:
     """Return the commands below the durable's ack floor that have neither a result nor a dead letter.
 
-    JetStream never redelivers a command that used up its deliveries (`max_deliver` of another executor's durable).
-    `recorded` are the stream sequences of commands with a dead letter. Raises nats.errors.Error.
+    JetStream never redelivers a command that another executor's durable delivered `max_deliver` times. `recorded` are
+    the stream sequences of commands with a dead letter. Raises nats.errors.Error.
     """
     jetstream = client.jetstream()
     stream = await jetstream.find_stream_name_by_subject(options.filter_subject)
@@ -250,7 +250,7 @@ class Doorbell:
 async def doorbells_of(
     client: Client, options: DurableOptions, project_id: str, traceparent: str, reported_at: datetime
 ) -> list[Doorbell]:
-    """Return the doorbells of a report, which carry the `traceparent` of its inbox row. Raises nats.errors.Error."""
+    """Return the doorbells of a report, by its `traceparent`. Raises nats.errors.Error."""
     doorbells: list[Doorbell] = []
     async for message in _searched(client, options, doorbell_filter(options.version, project_id), reported_at):
         published_at = message.metadata.timestamp
@@ -262,7 +262,7 @@ async def doorbells_of(
 
 
 async def with_holder(client: Client, options: DurableOptions, state: CommandState) -> CommandState:
-    """Ask the replicas who holds a command, if it is delivered and not settled. Raises nats.errors.Error."""
+    """Ask the replicas who holds a command that is delivered and not settled. Raises nats.errors.Error."""
     if state.delivered is None or not (state.ack_floor or 0) < state.sequence <= state.delivered:
         return state
     replicas = await gather_stats(client, _REPLY_TIMEOUT_S)

@@ -184,8 +184,8 @@ log = logging.getLogger(__name__)
 
 STREAM = "openapi_tool_dead_letters"
 SUBJECT_PREFIX = "openapi_tool.dead_letter"
-"""Prefix of the subjects; a project token follows, so that limits apply per project. Earlier versions created a stream
-that captures only the prefix."""
+"""Prefix of the subjects, before a project token, so that limits apply per project; the stream of an earlier version
+captures only the prefix."""
 
 SUBJECT_FILTER = f"{SUBJECT_PREFIX}.*"
 NO_PROJECT = "=unreadable"
@@ -205,7 +205,7 @@ _HASH_CHARS = 32
 
 
 class DeadLetters:
-    """Logs dead letters and publishes them, masked by `redactor`, to the stream, which it creates if it is missing."""
+    """Logs dead letters and publishes them, masked by `redactor`, to the stream, which it creates."""
 
     def __init__(self, client: Client, redactor: Redactor, replicas: int = 1) -> None:
         self._client = client
@@ -218,8 +218,8 @@ class DeadLetters:
     async def record(self, delivery: Delivery, reason: str, message: str) -> None:
         """Record why a command gets no result. The caller settles the command afterwards.
 
-        A record that the server refuses (stream full, no permission, too large) is logged, counted and discarded, in
-        an outage from delivery `_LAST_DELIVERY` on; before that nats.errors.Error is raised.
+        A record that the server refuses (stream full, no permission, too large) is logged, counted and discarded. In an
+        outage nats.errors.Error is raised until delivery `_LAST_DELIVERY`, which discards it, too.
         """
         token = _token(delivery.subject)
         async with self._permits.permit(token):

@@ -51,7 +51,7 @@ _MAX_MEANS = 4_096  # projects
 
 
 def notice_subject(stream: str, durable: str) -> str:
-    """Return the subject of notices about handed-back commands: JSON, `[[stream sequence, delivery count], …]`."""
+    """Return the subject of notices about commands handed back unrun: `[[stream sequence, delivery count], …]`."""
     return f"openapi_tool.returned.{stream}.{durable}"
 
 
@@ -67,7 +67,7 @@ class Returns:
         self._subject: str | None = None
 
     def add(self, message: Msg, work: Held | None, delay_s: float = 0.0) -> None:
-        """Hand back a message that was not run, for redelivery after `delay_s` seconds; `work` is its held command."""
+        """Hand back a message unrun, for redelivery after `delay_s` seconds; `work` is its held command."""
         never_run = work.never_run if work else self.never_run(message.metadata)
         self._queue.append((message, work, delay_s, never_run))
         self._wake.set()
@@ -176,7 +176,7 @@ class ReturnDelays:
         self._mean_s[project] = mean_s + (duration_s - mean_s) / _MEAN_WEIGHT
 
     def next(self, project: str, ahead: int) -> float:
-        """Return the redelivery delay in seconds of the next command of a project; `ahead` commands run before it."""
+        """Return the redelivery delay in seconds of the next command of a project, with `ahead` before it."""
         # Assume 0.1 s until a call of the project has ended.
         now, each_s = self._clock(), self._mean_s.get(project, 0.1) / self._slots
         at = max(self._next_at.get(project, 0.0), now + ahead * each_s) + each_s
@@ -194,7 +194,7 @@ _LOG_EVERY_S = 60.0
 
 
 class Intake:
-    """The commands that this process holds, by stream sequence; `scheduler` orders the waiting ones."""
+    """Held commands by stream sequence; `scheduler` orders the waiting ones."""
 
     def __init__(self, options: ExecutorOptions, scheduler: Scheduler, publish: Publish) -> None:
         self._options = options
@@ -228,7 +228,7 @@ class Intake:
     def refuse(self, message: Msg) -> bool:
         """Hand back a message that the scheduler would evict at once; return False if it may be held.
 
-        Reads no body: there may be tens of thousands of such messages. Raises ForeignMessage.
+        Reads no body, as there may be tens of thousands. Raises ForeignMessage.
         """
         project = project_of(message.subject)
         if not self.full or not self._scheduler.would_evict(project):
@@ -278,7 +278,7 @@ class Intake:
         self.held.pop(work.delivery.stream_sequence, None)
 
     def mark_stale(self) -> None:
-        """Mark all held commands as possibly redelivered elsewhere: waiting ones then need a lease."""
+        """Mark held commands as possibly redelivered elsewhere: waiting ones then need a lease."""
         for work in self.held.values():
             work.stale = True
 
@@ -288,7 +288,7 @@ class Intake:
             self.hand_back(work)
 
     def hand_back(self, work: Held) -> None:
-        """Hand back a command that was not run, for immediate redelivery."""
+        """Hand back a command unrun, for immediate redelivery."""
         self.returns.add(work.message, work)
 
     def _hand_back_surplus(self, message: Msg, project: str, work: Held | None) -> None:

@@ -50,10 +50,7 @@ _MAX_EVENTS = 20
 
 @dataclass(frozen=True, slots=True)
 class RunEvent:
-    """Event of a run, for `openapi-tool inspect`; `event` is `began`, `handed_back` or `settled`.
-
-    `at` is in seconds since the epoch.
-    """
+    """Event of a run, for `openapi-tool inspect`: `began`, `handed_back` or `settled`, in seconds since the epoch."""
 
     event: str
     delivery: int
@@ -63,10 +60,9 @@ class RunEvent:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """KV record of one command.
+    """KV record of one command; `lost` counts runs that began and did not end.
 
-    `lost` counts runs that began and did not end, including the current run of `owner`. `expires_at` is in seconds
-    since the epoch, 0 without an owner. `runs` are the last events, oldest first.
+    `expires_at` is in seconds since the epoch, 0 without an owner. `runs` are the last events, oldest first.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
@@ -83,7 +79,7 @@ _RECORD = TypeAdapter(Record)
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """Ownership of a redelivered command in its delivery number `delivery`; `lost` runs of it never ended."""
+    """Ownership of a redelivered command in its delivery number `delivery`."""
 
     key: str
     lost: int
@@ -104,7 +100,7 @@ class LeaseLost(Exception):
 class Leases:
     """Leases by compare-and-set on KV records, one per command; all methods raise nats.errors.Error in an outage.
 
-    A lease lasts `duration_s` seconds on `clock`, which must be the same for all executors (seconds since the epoch).
+    A lease lasts `duration_s` seconds on `clock` (seconds since the epoch), the same for all executors.
     """
 
     def __init__(
@@ -138,7 +134,7 @@ class Leases:
         await self._change(lease.key, begun)
 
     async def renew(self, lease: Lease) -> None:
-        """Extend the lease by its duration; do nothing if another executor took it meanwhile."""
+        """Extend the lease, unless another executor took it meanwhile."""
         await self._change(lease.key, lambda record: self._owned(record) if record.owner == self._owner else None)
 
     async def release(self, lease: Lease) -> None:
@@ -146,10 +142,7 @@ class Leases:
         await self._change(lease.key, _without_owner)
 
     async def hand_back(self, delivery: Delivery, *, forgive: bool) -> None:
-        """Release the lease of a command that is not settled, unless another executor has it.
-
-        `forgive` takes its run off the lost ones.
-        """
+        """Release the lease of a command that is not settled; `forgive` takes its run off the lost ones."""
 
         def released(record: Record) -> Record:
             record = replace(record, lost=max(0, record.lost - forgive))
@@ -160,7 +153,7 @@ class Leases:
         await self._change(lease_key(delivery.stream, delivery.stream_sequence), released)
 
     async def settle(self, lease: Lease) -> None:
-        """Release the lease of a settled command, unless another executor took it; its record stays for `inspect`."""
+        """Release the lease of a settled command; its record stays for `inspect`."""
 
         def released(record: Record) -> Record | None:
             if record.owner != self._owner:
@@ -284,7 +277,7 @@ class Held:
 
     @property
     def never_run(self) -> bool:
-        """Return whether no delivery of the command was ever run, to this process's knowledge."""
+        """Return whether no delivery of the command was ever run, as far as is known here."""
         return self.delivery.attempt == 1 and not self.stale
 
 
@@ -314,7 +307,7 @@ _CHECK_SHARE = 1 / 12
 _TIMEOUT_SHARE = 1 / 10
 
 _MAX_CONCURRENT = 64
-"""Hundreds of heartbeats are due together after a stall; sent one by one, the last would be too late."""
+"""Hundreds are due together after a stall; sent one by one, the last would be too late."""
 
 
 class Heartbeats:

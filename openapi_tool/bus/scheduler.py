@@ -71,7 +71,7 @@ class FairScheduler:
         return self._length
 
     def ahead_of(self, project: str) -> int:
-        """Estimate how many commands run before a further one of a project: its own, each with one of every other."""
+        """Estimate the commands before a further one of a project: its own, each with one of every other."""
         return min(self._projects.ahead_of(project), self._length)
 
     def offer(self, work: Held) -> None:
@@ -81,7 +81,7 @@ class FairScheduler:
         self.memory_bytes += work.memory_bytes
 
     def next(self, may_begin: Callable[[str], bool] = _any_project) -> Held | None:
-        """Remove and return the command that runs next; None if none waits whose project may begin another call."""
+        """Remove and return the command that runs next, of a project that may begin a call; None without one."""
         work = self._projects.pop(may_begin) if self._length else None
         return work and self._deduct(work)
 
@@ -232,8 +232,7 @@ class _FairQueue:
     def _earliest(self, may_begin: Callable[[str], bool]) -> tuple[_Flow, str] | None:
         """Return the flow to serve and its name, and remove its entry; None if no flow may begin a command.
 
-        Skip flows that may not begin one. Remove stale entries and those of empty flows; reinsert those of flows that
-        were charged meanwhile.
+        Remove stale and empty entries; reinsert those of flows that were charged meanwhile.
         """
         passed_over = []
         try:
@@ -256,7 +255,7 @@ class _FairQueue:
         return None
 
     def _drop_stale_entries(self) -> None:
-        """Remove stale entries, which pile up if commands of ever new agents are evicted and none runs."""
+        """Remove stale entries, which pile up if commands of ever new agents are evicted unrun."""
         if len(self._due) > 2 * len(self._flows) + _MAX_STALE_ENTRIES:
             flows = self._flows
             self._due = [entry for entry in self._due if entry[2] in flows and flows[entry[2]].entry_number == entry[1]]

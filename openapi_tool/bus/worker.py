@@ -55,8 +55,7 @@ class Worker:
         self._dead_letters = dead_letters
         self._handle = handle
         self._max_lost_runs = options.max_lost_runs
-        self._suspect_slots = max(1, int(options.concurrency * _SUSPECTS_SHARE))
-        self._suspects = 0
+        self._suspect_slots = asyncio.Semaphore(max(1, int(options.concurrency * _SUSPECTS_SHARE)))
 
     async def run(self, work: Held) -> None:
         """Handle and settle a command; a cancellation does not interrupt a settlement that is decided."""
@@ -86,14 +85,11 @@ class Worker:
             return lease
         if lease.lost < _SUSPECT_RUNS:
             return await self._begin_and_handle(work, lease)
-        if self._suspects >= self._suspect_slots:
+        if self._suspect_slots.locked():
             await self._leases.release(lease)
             return LeaseTaken(_SUSPECT_RETRY_S)  # redelivers the command; to wait here would block a slot
-        self._suspects += 1
-        try:
+        async with self._suspect_slots:
             return await self._begin_and_handle(work, lease)
-        finally:
-            self._suspects -= 1
 
     async def _begin_and_handle(self, work: Held, lease: Lease) -> Settlement:
         work.lease = lease
@@ -195,7 +191,7 @@ class Slots:
 
     @property
     def excess(self) -> int:
-        """Slots that projects hold beyond 7/8 of all; others may begin as many calls without a slot (ADR 6)."""
+        """Slots that projects hold beyond 7/8; others may begin as many calls without one (ADR 6)."""
         return sum(max(0, held - self._max_of_project) for held in self._in_use.values())
 
     def begin(self, sequence: int, project: str) -> None:
@@ -206,7 +202,7 @@ class Slots:
         self._several_projects = self._several_projects or project != self._first_project
 
     def release(self, call: CallSlot) -> None:
-        """Take the slot from a running call for good: the next command gets it."""
+        """Take the slot from a running call for good."""
         if not call.released and self._released < self._limit:
             self.take_back(call)
             call.released = True
@@ -219,7 +215,7 @@ class Slots:
         return self._calls[sequence]
 
     def unsent(self) -> set[int]:
-        """Return the calls that wait for a permit and have sent no request yet."""
+        """Return the calls that wait for a permit and have sent nothing yet."""
         return {sequence for sequence, call in self._calls.items() if call.waiting and not call.sent}
 
     def give_up(self, call: CallSlot) -> None:
@@ -231,7 +227,7 @@ class Slots:
         self.wake()  # in a drain the consumer then hands the command back
 
     def take_back(self, call: CallSlot) -> None:
-        """Give a paused call its slot back at once. If none was free, no command begins until more calls have ended."""
+        """Give a paused call its slot back at once; if none is free, none begins until more have ended."""
         if call.paused:
             call.paused = False
             self.paused -= 1
@@ -252,9 +248,9 @@ class Slots:
 
 
 class CallSlot:
-    """Slot of one running call; paused while at least one of the call's requests waits for a permit.
+    """Slot of one running call; paused while a request of the call waits for a permit.
 
-    A shared request may outlive the call that started it: a call that has ended has no slot to give up.
+    A shared request may outlive the call that started it, and then has no slot to give up.
     """
 
     __slots__ = ("_slots", "ended", "paused", "project", "released", "requests", "sent", "waiting")

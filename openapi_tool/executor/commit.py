@@ -49,7 +49,7 @@ class CallResult:
 
 
 class ParkedResults:
-    """Store of parked results, sealed with a `key` that all executors share; its failures never fail a call."""
+    """Store of results, sealed with a `key` that all executors share; its failures never fail a call."""
 
     def __init__(self, store: ResultStore, key: bytes) -> None:
         self._store = store
@@ -57,7 +57,7 @@ class ParkedResults:
         self._sizes: dict[str, TTLCache[str, int]] = {}  # of the records of each project, by name
 
     async def park(self, identity: CallIdentity, result: CallResult) -> bool:
-        """Store a result and return True; return False if it is too large, or not stored after two seconds."""
+        """Store a result; return False if it is too large, or not stored after two seconds."""
         record = _encode(result)
         if len(record) > MAX_BYTES:
             self._log("a result is too large to be parked; its call will be run again", identity, len(record))
@@ -77,7 +77,7 @@ class ParkedResults:
         return True
 
     async def find(self, identity: CallIdentity) -> CallResult | None:
-        """Return the result that was parked for this call, None if there is none or it cannot be read."""
+        """Return the parked result of a call, None if there is none or it cannot be read."""
         try:
             async with asyncio.timeout(_TIMEOUT_S):
                 sealed = await self._store.get(self._name(identity))
@@ -129,23 +129,15 @@ class ParkedResults:
 
 
 def _encode(result: CallResult) -> bytes:
-    fields, card = result.fields, result.artifact
+    card = result.artifact
     artifact = card and {
         "card_id": card.card_id,
         "content": orjson.Fragment(bytes(card.content)),
         "metadata": card.metadata,
         "ttl_s": card.ttl_s,
     }
-    return orjson.dumps(
-        {
-            "version": _VERSION,
-            "status": fields.status,
-            "result": fields.result,
-            "error": fields.error,
-            "tool_output": fields.tool_output,
-            "artifact": artifact,
-        }
-    )
+    fields = {name: getattr(result.fields, name) for name in ("status", "result", "error", "tool_output")}
+    return orjson.dumps({"version": _VERSION, **fields, "artifact": artifact})
 
 
 def _decode(record: bytes, project_id: str) -> CallResult | None:
@@ -168,7 +160,7 @@ _BACKOFF = wait_exponential_jitter(multiplier=0.1, max=2.0, jitter=0.1)
 
 @dataclass(frozen=True, slots=True)
 class ResultCommitter:
-    """Commits results; retries for `retry_timeout_s` seconds while the database is unavailable."""
+    """Commits results; retries for `retry_timeout_s` seconds in an outage of the database."""
 
     kernel: Kernel
     parked: ParkedResults
@@ -177,8 +169,8 @@ class ResultCommitter:
     async def commit(self, identity: CallIdentity, result: CallResult, card: Card, report: Report) -> bool:
         """Commit the result; return whether it was written. If that fails, park it and raise the failure.
 
-        Parked after `_PARK_AFTER_S`: another executor may still reach the database. A result that is too large is
-        retried here for all of `retry_timeout_s`.
+        It is parked after `_PARK_AFTER_S`, for an executor that reaches the database; if it is too large, retry here
+        instead.
         """
         park_after_s = min(_PARK_AFTER_S, self.retry_timeout_s)
         try:

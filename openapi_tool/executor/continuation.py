@@ -95,11 +95,8 @@ class Continuation:
         self._slicer = slicer or TimeSlicer()
         self._artifacts = artifacts
         self._cursors = cursors
-        self._max_chars = options.max_result_chars
-        self._max_tokens = options.max_result_tokens
-        self._cost_note_tokens = options.cost_note_tokens
+        self._options = options
         self._search = StoredSearch(artifacts, cursors, self._slicer)
-        self._max_uncontinued_chars = options.max_uncontinued_chars or _UNCONTINUED_FACTOR * options.max_result_chars
 
     async def render(
         self,
@@ -120,12 +117,13 @@ class Continuation:
         self, output: ToolOutput, definition: ToolDefinition, owner: CallOwner, max_result_tokens: int | None, note: str
     ) -> Steps[tuple[RenderedResult, StoredText | None]]:
         items = yield from _storable(output.items)
-        cost = _cost_note(output, self._cost_note_tokens) + note
+        cost = _cost_note(output, self._options.cost_note_tokens) + note
         limit = self._limit(definition, max_result_tokens).minus(len(cost))
         parts = uncut_parts(items, limit)
         cannot_continue = parts is None and takes_cursor(definition) and _rejects_cursor(definition)
         if cannot_continue:
-            limit = Limit(self._max_uncontinued_chars, _UNCONTINUED_FACTOR * limit.tokens).minus(len(cost))
+            max_chars = self._options.max_uncontinued_chars or _UNCONTINUED_FACTOR * self._options.max_result_chars
+            limit = Limit(max_chars, _UNCONTINUED_FACTOR * limit.tokens).minus(len(cost))
             parts = uncut_parts(items, limit)
         if parts is not None:
             return RenderedResult(framed(parts) + cost), None
@@ -149,7 +147,7 @@ class Continuation:
         position = self._cursors.read(owner.project_id, owner.agent_id, cursor)
         # Twice the limit: the beginnings of later items, which were shown before, are skipped.
         load = partial(load_part, self._artifacts, owner, position.card_id)
-        artifact = await load(position.start, 2 * self._max_chars)
+        artifact = await load(position.start, 2 * self._options.max_result_chars)
         opening = "" if position.opening is None else (await load(position.opening, OPENING_CHARS)).text
         stored_items = stored_items_of(artifact.items, artifact.chars)
         place = Place(position.start, position.opening)
@@ -176,8 +174,8 @@ class Continuation:
 
     def _limit(self, definition: ToolDefinition, max_result_tokens: int | None) -> Limit:
         """Return the limit of a call: the definition's, else that of the settings; the call may only lower it."""
-        tokens = definition.max_result_tokens or self._max_tokens
-        return Limit(self._max_chars, min(tokens, max_result_tokens or tokens))
+        tokens = definition.max_result_tokens or self._options.max_result_tokens
+        return Limit(self._options.max_result_chars, min(tokens, max_result_tokens or tokens))
 
     def _with_cursor(
         self,

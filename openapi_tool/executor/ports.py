@@ -1,4 +1,4 @@
-"""Interfaces (ports) of the executor, which other packages implement; ids of a call for its log lines."""
+"""Interfaces (ports) of the executor, which other packages implement; ids of a call for log lines."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Artifacts(Protocol):
 
 
 class Kernel(Artifacts, Protocol):
-    """The kernel's tables. Every method raises Unavailable while the database is unavailable."""
+    """The kernel's tables. Every method raises Unavailable in an outage."""
 
     async def load(self, command: Command) -> CallRecords:
         """Load all records of a call in one round trip."""
@@ -128,7 +128,7 @@ class CallSlot(Slot, Protocol):
 
 
 class Tracer(Protocol):
-    """Creates the span of a call, whether or not spans are exported; report and doorbell continue its trace."""
+    """Creates the span of a call, also if none is exported: report and doorbell continue its trace."""
 
     def span(self, name: str, link: TraceLink, attributes: Mapping[str, str]) -> AbstractContextManager[CallSpan]:
         """Start a child span of the link's parent."""
@@ -145,5 +145,5 @@ def ids(identity: CallIdentity) -> dict[str, Any]:
 
 
 def owner_ids(owner: CallOwner) -> dict[str, Any]:
-    """Return the same ids for a call from any front end, without those that it does not have."""
+    """Return the ids of a call from any front end, without missing ones."""
     return {name: short(value, _SHOWN_ID_CHARS) for name in _ID_NAMES if (value := owner.ids.get(name)) is not None}

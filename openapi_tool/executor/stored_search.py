@@ -1,4 +1,4 @@
-"""Search in the stored text of a long result, at no upstream cost; each passage found gets a cursor to read on from."""
+"""Search in the stored text of a long result, at no upstream cost; each passage gets a cursor to read on from."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def _problem(name: str, text: object) -> str | None:
 
 
 class StoredSearch:
-    """Searches stored texts; a semaphore that is fair to projects limits concurrent searches."""
+    """Searches stored texts, a limited number at once, fairly to projects."""
 
     def __init__(self, artifacts: Artifacts, cursors: Cursors, slicer: TimeSlicer) -> None:
         self._artifacts = artifacts
@@ -225,7 +225,7 @@ def _passage_steps(
 
 
 def _passage_start(window: str, at: int, before: int) -> int:
-    """Return where a passage begins: with the line, sentence or word of the match, whichever first is near enough."""
+    """Return where a passage begins: with the line, sentence or word of the match, the first that is near enough."""
     earliest = max(0, at - before)
     if earliest == 0 and "\n" not in window[:at]:
         return 0

@@ -19,7 +19,7 @@ from openapi_tool.tools.definition import suspend_timeout
 from openapi_tool.tools.policy import TimeLimits, TurnLimit
 
 _MAX_DELAY_S = 1.0
-"""Longest useful delay in seconds: a worker defers a row that comes too early by a second."""
+"""Longest useful delay: a worker defers a row that comes too early by a second."""
 
 _MAX_STEPS = 4_096  # remembered with the time of their newest command
 
