@@ -54,7 +54,7 @@ class BackgroundTaskEnded(Exception):
 class CommandConsumer:
     """Fetches commands, holds them until a slot is free, and sends heartbeats until they are settled.
 
-    `mode` returns the current limit of fetching. `clock` learns the server's time.
+    `mode` limits fetching. `clock` learns the server's time.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class CommandConsumer:
         """Stop fetching, hand back waiting commands, let calls finish for `grace_s` seconds, hand back the others.
 
         Calls that wait for a permit and have sent no request are handed back at once. If the heartbeat task fails, the
-        server would redeliver running calls: the grace period then ends early, and BackgroundTaskEnded is raised at the
+        grace period ends early, as the server would redeliver running calls, and BackgroundTaskEnded is raised at the
         end.
         """
         pulling, returning, heartbeat = self._background_tasks

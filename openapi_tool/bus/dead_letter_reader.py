@@ -61,8 +61,8 @@ async def abandoned_commands(
 ) -> list[DeadLetter]:
     """Return the commands below the durable's ack floor that have neither a result nor a dead letter.
 
-    JetStream never redelivers a command that another executor's durable delivered `max_deliver` times. `recorded` are
-    the stream sequences of commands with a dead letter. Raises nats.errors.Error.
+    Another executor's durable used up their deliveries (`max_deliver`). `recorded` are the stream sequences of commands
+    with a dead letter. Raises nats.errors.Error.
     """
     jetstream = client.jetstream()
     stream = await jetstream.find_stream_name_by_subject(options.filter_subject)
@@ -191,8 +191,8 @@ class CommandState:
     """State of a command: stream position, delivery state of the durable, lease.
 
     `delivered` and `ack_floor` are stream sequences, None without a durable; `pending` counts undelivered commands.
-    `lease` is None after a single delivery, and from an hour after its last change. `holder` is the replica that holds
-    the command, `running` is True if it runs it, `answering` if any replica replied.
+    `lease` is None after a single delivery, and from an hour after its last change. `holder` holds the command, and
+    `running` means that it runs it; `answering`: any replica replied.
     """
 
     sequence: int

@@ -43,12 +43,11 @@ _IDENTITY_HEADERS = {name.lower() for name in (*TOPOLOGY, TRACEPARENT)}
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """Command whose result cannot reach any turn.
+    """Command whose result cannot reach any turn; times are ISO 8601.
 
-    `number` is the sequence of the record in the dead letter stream, 0 before it is stored. If not `whole`, `data`
-    holds the first bytes of the body, and headers may be truncated or missing; `size` (bytes) and `sha256` are of the
-    whole body. Times are ISO 8601. An `abandoned` letter has no record; its `number` is the sequence in the command
-    stream.
+    `number` is the sequence of its record, 0 before it is stored; of an `abandoned` letter, which has none, that of the
+    command. If not `whole`, `data` holds the first bytes of the body, and headers may be truncated or missing; `size`
+    (bytes) and `sha256` are of the whole body.
     """
 
     number: int
@@ -184,8 +183,7 @@ log = logging.getLogger(__name__)
 
 STREAM = "openapi_tool_dead_letters"
 SUBJECT_PREFIX = "openapi_tool.dead_letter"
-"""Prefix of the subjects, before a project token, so that limits apply per project; the stream of an earlier version
-captures only the prefix."""
+"""Prefix of the subjects, before a project token, so that limits apply per project; earlier streams capture only it."""
 
 SUBJECT_FILTER = f"{SUBJECT_PREFIX}.*"
 NO_PROJECT = "=unreadable"
@@ -218,8 +216,8 @@ class DeadLetters:
     async def record(self, delivery: Delivery, reason: str, message: str) -> None:
         """Record why a command gets no result. The caller settles the command afterwards.
 
-        A record that the server refuses (stream full, no permission, too large) is logged, counted and discarded. In an
-        outage nats.errors.Error is raised until delivery `_LAST_DELIVERY`, which discards it, too.
+        A record that the server refuses (stream full, no permission, too large) is logged, counted and discarded; in an
+        outage nats.errors.Error is raised before delivery `_LAST_DELIVERY`.
         """
         token = _token(delivery.subject)
         async with self._permits.permit(token):

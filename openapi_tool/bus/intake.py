@@ -51,7 +51,7 @@ _MAX_MEANS = 4_096  # projects
 
 
 def notice_subject(stream: str, durable: str) -> str:
-    """Return the subject of notices about commands handed back unrun: `[[stream sequence, delivery count], …]`."""
+    """Return the subject of notices of unrun commands, JSON: `[[stream sequence, delivery count], …]`."""
     return f"openapi_tool.returned.{stream}.{durable}"
 
 
@@ -92,7 +92,7 @@ class Returns:
     def never_run(self, metadata: Msg.Metadata) -> bool:
         """Return whether no earlier delivery of a command was run, so that it needs no lease (ADR 4).
 
-        Also False without a notice of the replica that handed it back. Removes the entry: the command may run now.
+        Removes the entry: the command may run now.
         """
         attempt = metadata.num_delivered
         # The delivery before this one was handed back, and by induction all earlier ones.

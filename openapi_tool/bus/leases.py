@@ -179,10 +179,9 @@ class Leases:
         raise LeaseLost(key)
 
     async def _read(self, key: str, attempt: int = 2) -> tuple[int, Record]:
-        """Return revision and record; `attempt` is the delivery count.
-
-        Without a record, a redelivered command has one lost run: its first, which writes none.
-        """
+        """Return revision and record; `attempt` is the delivery count."""
+        # A redelivered command without a record has one lost run: its first, which writes none. In delivery 1 it has
+        # none: `take` also gets commands that were never run, if they arrive after a stall.
         unwritten = Record(lost=min(attempt - 1, 1))
         try:
             entry = await (await self._opened()).get(key)
@@ -252,8 +251,8 @@ class FetchMode(Enum):
 class Held:
     """Received command; times are on the monotonic clock, in seconds.
 
-    `started_at` is the start of its run, `last_progress_ack` the last heartbeat; until then both are the time of its
-    delivery. `flow` is (project, agent).
+    `started_at` (of its run) and `last_progress_ack` (last heartbeat) begin as the time of its delivery. `flow` is
+    (project, agent).
     """
 
     message: Msg

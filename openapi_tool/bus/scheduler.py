@@ -132,8 +132,8 @@ class _Fifo:
 class _Flow:
     """Flow of a fair queue: one project, or one agent of it.
 
-    `memory_bytes` is 0 only if no command waits. The next is due at the virtual time `start`; `step` is that of one
-    request (1 / weight). `entry_number` is that of the valid entry in the heap, 0 without one.
+    `memory_bytes` is 0 only if no command waits. The next is due at the virtual time `start`; a request takes `step` (1
+    / weight). `entry_number` is that of its valid entry in the heap, or 0.
     """
 
     __slots__ = ("entry_number", "length", "memory_bytes", "queue", "start", "step")
@@ -152,7 +152,7 @@ class _FairQueue:
 
     The flow with the earliest start is served next; its start advances by cost / weight. Virtual time is the start of
     the flow served last, and the earliest start of an idle flow that gets a command. With `levels` above 1 each flow is
-    itself a fair queue, over the next element of the path (project, agent).
+    itself a fair queue, over the next element of the path.
     """
 
     def __init__(self, levels: int, weights: Mapping[str, float] = _EQUAL_WEIGHTS) -> None:

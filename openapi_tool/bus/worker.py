@@ -227,7 +227,7 @@ class Slots:
         self.wake()  # in a drain the consumer then hands the command back
 
     def take_back(self, call: CallSlot) -> None:
-        """Give a paused call its slot back at once; if none is free, none begins until more have ended."""
+        """Give a paused call its slot back at once, also if none is free."""
         if call.paused:
             call.paused = False
             self.paused -= 1

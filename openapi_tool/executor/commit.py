@@ -30,8 +30,8 @@ log = logging.getLogger(__name__)
 
 MAX_BYTES = 256 * 1024  # of a record
 MAX_PROJECT_BYTES = 8 * 1024 * 1024
-"""Bytes that this executor parks for one project within an hour: an eighth of the bucket. A project that changes its
-own rows can have every commit refused, and would fill the bucket for all."""
+"""Bytes of a project in an hour, an eighth of the bucket: a project that changes its own rows can have every commit
+refused, and would fill the bucket for all."""
 
 _EXPIRY_S = 3600.0
 _TIMEOUT_S = 2.0

@@ -66,7 +66,7 @@ _EXHAUSTED = "Every attempt at this call stopped the tool executor, so it is not
 
 @dataclass(frozen=True, slots=True)
 class PipelineOptions:
-    """Actor id (author of result cards), and the settings sections with the limits of a call."""
+    """Actor id of the result cards, and the settings sections with the limits of a call."""
 
     actor_id: str
     executor: ExecutorOptions
@@ -88,10 +88,7 @@ class _Call:
 
 
 class Pipeline:
-    """Handles deliveries of tool commands; uses drivers only through executor/ports.py.
-
-    `slot_of` returns the slot of a running call by its command's sequence in the stream.
-    """
+    """Handles deliveries of tool commands; `slot_of` returns the slot of a running call by stream sequence."""
 
     def __init__(
         self,
@@ -288,8 +285,8 @@ class Pipeline:
     ) -> Settlement:
         """Settle a call that has a result card: complete a missing report, publish a missing doorbell.
 
-        A result by another author is left alone. No doorbell is published for a claimed inbox row: a durable that is
-        created again may redeliver the commands of a day.
+        A result by another author is left alone, and a claimed inbox row gets no doorbell: a durable that is created
+        again may redeliver the commands of a day.
         """
         if not earlier.is_of_this_call:
             raise ReportRefused(

@@ -27,8 +27,7 @@ Clock = Callable[[], float]
 class CallContext(Protocol):
     """State of one call, and the memory reserved for it from its first upstream response until its commit.
 
-    Its requests wait for permits as `agent` and with `slot`. `recheck` raises ToolError once it may send no further
-    request.
+    Its requests wait for permits as `agent` with `slot`. `recheck` raises ToolError once it may send no more.
     """
 
     agent: str

@@ -1,6 +1,6 @@
 """Run one tool call for any front end: arguments, policy, deadline, cursor, upstream, result.
 
-The front end, such as executor/pipeline.py, decides owner, definition and deadline, and stores the outcome.
+The front end decides owner, definition and deadline, and stores the outcome.
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ class ToolRunner:
             ) from None
 
     def _ids_once(self, owner: CallOwner, tool_name: str, reason: str) -> dict[str, str]:
-        """Return the ids of a log line that is written once per project, tool and reason; then an empty dictionary."""
+        """Return the ids of a log line once per project, tool and reason; then an empty dictionary."""
         if not self._logged.first(owner.project_id, tool_name, reason):
             return {}
         return {"project_id": owner.project_id, "tool_name": short(tool_name)}

@@ -186,8 +186,7 @@ class _Passage:
     """Passage that was found.
 
     `at` (match), `start` (passage) and `opening` (code block or table in which it begins) are positions in the stored
-    text. `lines` are repeated before it: the title of its item, if there are several, and the first lines of that
-    block. `where` names the item and the position in it.
+    text. `lines` are repeated before it: title of its item, if there are several, and first lines of that block.
     """
 
     at: int

@@ -83,9 +83,9 @@ async def turn_deadline(
 ) -> AsyncIterator[TurnLimit]:
     """Yield the limit of a call's turn, which is shortened once another call of the same step has a result.
 
-    Such a result sets the turn's deadline to its own time plus `executor.worker_timeout_s`, which may be earlier than
-    `suspend_timeout_seconds`. So ask the database for one: first after `first_check_s` seconds, then about every
-    `worker_timeout_s`. A call that ends earlier costs only a timer.
+    The turn then ends `executor.worker_timeout_s` after that result, which may be before `suspend_timeout_seconds`. So
+    ask for results: first after `first_check_s` seconds, then about every `worker_timeout_s`. A call that ends earlier
+    costs only a timer.
     """
     limit = TurnLimit()
     checks: list[asyncio.Task[None]] = []
@@ -124,8 +124,8 @@ async def _shorten(limit: TurnLimit, kernel: Kernel, limits: TimeLimits, identit
 class WakeupSender:
     """Publishes doorbells.
 
-    In an outage of NATS the next delivery publishes again, so that no slot is blocked while NATS elects a leader. Once
-    the worker no longer waits, the kernel's inbox scan finds the result.
+    In an outage of NATS the next delivery publishes again, so that no slot is blocked; once the worker no longer waits,
+    the kernel's inbox scan finds the result.
     """
 
     publisher: Publisher
