@@ -139,22 +139,21 @@ class JinaClient:
         Reserving the declared size at once would let an upstream block memory by a header alone. For the same reason a
         response that has reserved memory must arrive at a minimum rate: other calls may wait for that memory.
         """
-        declared = response.headers.get("content-length", "")
-        max_bytes = self.max_response_bytes
-        if declared.isascii() and declared.isdigit():
-            max_bytes = min(int(declared[:_MAX_LENGTH_DIGITS]), max_bytes)
         chunks = aiter(cast("httpx.AsyncByteStream", response.stream))
         async for chunk in chunks:
             self._count(chunk, context)
             if context.body_bytes > SMALL:  # smaller responses reserve nothing, so they never wait behind large ones
-                await self._fill_large(body, chunk, chunks, max_bytes, context)
+                await self._fill_large(body, chunk, chunks, response.headers.get("content-length", ""), context)
             else:
                 body += chunk
 
     async def _fill_large(
-        self, body: bytearray, chunk: bytes, chunks: AsyncIterator[bytes], max_bytes: int, context: RequestContext
+        self, body: bytearray, chunk: bytes, chunks: AsyncIterator[bytes], declared: str, context: RequestContext
     ) -> None:
-        """Append `chunk` and the rest of the body."""
+        """Append `chunk` and the rest of the body, whose `declared` size limits the memory to reserve."""
+        max_bytes = self.max_response_bytes
+        if declared.isascii() and declared.isdigit():
+            max_bytes = min(int(declared[:_MAX_LENGTH_DIGITS]), max_bytes)
         held, next_check_bytes, now = SMALL, 0, asyncio.get_running_loop().time
         async with asyncio.timeout(None) as pace:
             while chunk:
@@ -277,11 +276,11 @@ def _outcome_of(
     status: int, retry_after: str | None, value: Any, request: UpstreamRequest, redactor: Redactor
 ) -> dict[str, Any] | ToolError:
     """Return the success envelope, or an error. The body may hold another `code` than 200 with the HTTP status 200."""
-    message = value.get("message") if isinstance(value, dict) else None
-    unprocessable = status == HTTPStatus.UNPROCESSABLE_ENTITY
-    if unprocessable and request.nothing_found and str(message).startswith(request.nothing_found):
-        return {"code": _OK, "data": []}
     if status != _OK:
+        message = value.get("message") if isinstance(value, dict) else None
+        nothing_found = request.nothing_found if status == HTTPStatus.UNPROCESSABLE_ENTITY else None
+        if nothing_found and str(message).startswith(nothing_found):
+            return {"code": _OK, "data": []}
         return upstream_failure(status, value, retry_after, redactor, request.names)
     if not isinstance(value, dict):
         return UpstreamUnavailable(

@@ -210,9 +210,14 @@ class _FieldReader:
         facts: dict[str, Any] = {}
         for field in fields:
             value = item.get(field)
-            if isinstance(value, str) and len(value) > _MAX_CHARS:
-                value = self._short(value, _MAX_URL_CHARS if field in _URLS else _MAX_CHARS)
-            if value is not None and value != "" and isinstance(value, _PLAIN):
+            if value is None:
+                continue
+            if isinstance(value, str):
+                if len(value) > _MAX_CHARS:
+                    facts[field] = self._short(value, _MAX_URL_CHARS if field in _URLS else _MAX_CHARS)
+                elif value:
+                    facts[field] = value
+            elif isinstance(value, _PLAIN):
                 facts[field] = value
         return facts
 

@@ -203,11 +203,10 @@ class ParameterResolver:
             return
         path, problems = (name,), self.model
         parameter = self._endpoint.find(name)
-        declared = self._definition.schema.get("properties")
         if (
             parameter is None
             or not parameter.model
-            or (parameter.declared and not (isinstance(declared, dict) and parameter.name in declared))
+            or (parameter.declared and not _declares(self._definition, parameter.name))
         ):
             is_listed = len(problems) < MAX_PROBLEMS  # else skip the search for similar names: 0.1 ms for each
             known = sorted(self._definition.model_arguments - {name}) if is_listed else ()
@@ -255,6 +254,11 @@ class ParameterResolver:
             self._names.pop(parameter.name, None)
         if parameter.name == self._endpoint.operation.main_parameter:
             self._main_parameter_option = path if problems is self.operator else None
+
+
+def _declares(definition: ToolDefinition, name: str) -> bool:
+    properties = definition.schema.get("properties")
+    return isinstance(properties, dict) and name in properties
 
 
 def _missing_main_argument(tool: BuiltInTool) -> Problem:

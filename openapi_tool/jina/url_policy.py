@@ -306,9 +306,9 @@ def _check_host(host: str, rules: UrlPolicy) -> None:
             raise BadRequest(f"url: {_shown(text)} is no IPv6 address. Use the page's host name.") from None
         problem = f"{_shown(text)} names a network interface. Use the page's host name." if zone else ""
     elif _LAST_IS_NUMBER.fullmatch(host):
-        address = _v4(host)
-        spelling = f"{_shown(host)} is an unusual spelling. Write {address}, or the page's host name."
-        problem = spelling if str(address) != host else ""
+        address, problem = _v4(host), ""
+        if str(address) != host:
+            problem = f"{_shown(host)} is an unusual spelling. Write {address}, or the page's host name."
     else:
         _check_name(host, rules)
         return
