@@ -49,8 +49,6 @@ _ONE_REQUEST = Usage(requests=1)
 _ADJUSTABLE = frozenset({"count", "max_tokens", "target_selector"})  # a remedy may suggest another value of these
 _TIMEOUT = "timeout"
 
-Send = Callable[[], Awaitable[dict[str, Any]]]
-
 _MIN_WAIT_S = 0.001  # a shorter wait is not recorded if the permit was granted
 _CANCEL_GRACE_S = 1.0
 """Seconds that the items of a cancelled call get to end."""
@@ -252,7 +250,7 @@ class JinaBackend:
         return replace(output, may_store=False) if resolved.parameters.get("doNotTrack") else output
 
     async def _send_within_limits(
-        self, context: RequestContext, min_tokens: int, need: Need, send: Send
+        self, context: RequestContext, min_tokens: int, need: Need, send: Callable[[], Awaitable[dict[str, Any]]]
     ) -> dict[str, Any]:
         """Wait for a permit and send; charge the call's budget, first with an estimate of at least `min_tokens`."""
         budget = context.call.budget

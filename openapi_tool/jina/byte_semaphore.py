@@ -160,10 +160,7 @@ class ByteSemaphore:
         return None
 
     def _rank(self, waiter: _Waiter) -> int:
-        """First comes the call with the reserve, then those that hold memory, then others.
-
-        Of those that hold memory, the project that had the reserve last comes last, or it could keep it forever.
-        """
+        """Of calls that hold memory, those of the last project with the reserve come last, or it could keep it."""
         call = waiter.call
         if call.has_reserve:
             return 0
@@ -172,12 +169,10 @@ class ByteSemaphore:
         return 2 if call.project is not None and call.project == self._last_reserve_project else 1
 
     def _within_share(self, call: JinaCallContext, size: int) -> bool:
-        """A project that holds nothing always is."""
         held = self._held_by[call.project]
         return call.project is None or not held or held + size <= self._share
 
     def _must_queue(self, call: JinaCallContext) -> bool:
-        """A call overtakes those of projects that used up their share."""
         return any(
             waiter.call.project == call.project or self._within_share(waiter.call, waiter.size)
             for waiter in self._waiting
@@ -195,11 +190,10 @@ class ByteSemaphore:
 
 
 class JinaCallContext:
-    """Context of a call (see `executor/ports.py`).
+    """Context of a call (see `executor/ports.py`); `number` identifies it in this process.
 
-    `number` identifies the call in this process. `keys_sent` are several if each attempt, or item of a batch, took
-    another key of a pool. Memory is released when the last `with` block ends: a shared request may outlive the call
-    that started it.
+    `keys_sent` are several if each attempt, or item of a batch, took another key of a pool. Memory is released when the
+    last `with` block ends: a shared request may outlive the call that started it.
     """
 
     def __init__(self, semaphore: ByteSemaphore, project: str | None = None) -> None:

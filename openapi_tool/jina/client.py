@@ -41,7 +41,7 @@ _LARGE_READS = 8
 
 
 class JinaClient:
-    """Client that sends requests through the egress transport, which does not redirect, retry or store cookies.
+    """Client of the upstream.
 
     `max_response_bytes` limits the responses of one call together. `redactor` masks secrets in error messages. The
     process shares `slicer`. Only tests pass `pace_s`.

@@ -60,7 +60,7 @@ class RenderContext:
 def search_steps(
     envelope: Mapping[str, Any], parameters: Mapping[str, Any], context: RenderContext
 ) -> Steps[ToolOutput]:
-    """Render numbered search results; no results are a success."""
+    """Render search results; none are a success."""
     with_pages = parameters.get("respondWith") != "no-content"
     max_tokens = parameters.get("maxTokens") if with_pages else None
     results = envelope.get("data")
@@ -142,7 +142,7 @@ def _result_items(
 
 
 def page_steps(envelope: Mapping[str, Any], parameters: Mapping[str, Any], context: RenderContext) -> Steps[ToolOutput]:
-    """Render a page: title, url, published time, warnings, body; links and images if requested."""
+    """Render a page."""
     item = envelope.get("data")
     if not isinstance(item, dict):
         raise UpstreamUnavailable("The reader answered in an unexpected shape; try again later.")

@@ -40,8 +40,7 @@ Parameters = Mapping[str, Any]
 class Timeouts:
     """Use of the parameter `timeout` by an operation.
 
-    A request gets one if `needs_timeout`, by default at most `default_stage_s`. `stages` returns the number of its
-    stages, `timing` the extra parameters for a stage of the given seconds.
+    `stages` returns the number of a request's stages, `timing` the extra parameters for a stage of the given seconds.
     """
 
     default_stage_s: int
@@ -104,7 +103,6 @@ class Endpoint:
 
     - `render`: returns the output for a response envelope and the parameters of its request.
     - `own`: arguments of the built-in tools, folded, that set a parameter by other values than its own.
-    - `formats`: values of `respondWith` that a model may use.
     - `implied`: not sent, since they are the upstream's defaults.
     - `check_url`: checks and repairs the main parameter, if that is an address.
     - `min_tokens`: minimum charge for a successful request (jina-api section 5).
@@ -115,12 +113,12 @@ class Endpoint:
     parameters: tuple[Parameter, ...]
     timeouts: Timeouts
     render: Callable[[Mapping[str, Any], Parameters, RenderContext], Steps[ToolOutput]]
+    min_tokens: Callable[[Parameters], int]
     formats: tuple[str, ...] = MODEL_FORMATS
     own: Mapping[str, Parameter] = field(default_factory=dict)
     defaults: Mapping[str, Any] = field(default_factory=dict)
     implied: Mapping[str, Any] = field(default_factory=dict)
     check_url: Callable[[str, UrlPolicy], str] | None = None
-    min_tokens: Callable[[Parameters], int] = lambda _: 1
     nothing_found: str | None = None
 
     def find(self, name: str) -> Parameter | None:
@@ -156,11 +154,11 @@ ENDPOINTS: Mapping[str, Endpoint] = {
             tables.SEARCH,
             Timeouts(25, needs_timeout=_has_pages),
             search_steps,
+            _min_search_tokens,
             formats=(*MODEL_FORMATS, "no-content"),
             own={fold("with_content"): WITH_CONTENT},
             defaults={"respondWith": "no-content"},
             implied={"respondWith": "content"},
-            min_tokens=_min_search_tokens,
             nothing_found=NOTHING_FOUND,
         ),
         Endpoint(
@@ -168,8 +166,8 @@ ENDPOINTS: Mapping[str, Endpoint] = {
             tables.READER,
             Timeouts(15, _stages_of_reader, _timing_of_reader),
             page_steps,
+            _min_page_tokens,
             check_url=checked_url,
-            min_tokens=_min_page_tokens,
         ),
     )
 }
@@ -257,7 +255,7 @@ def batch_output(
         )
         first, *others = (part._replace(label=label) for part in parts)
         shown += [first._replace(caption=f"{caption}\n{first.caption}".rstrip()), *others]
-    results = [_entry(redactor.text(item), outcomes[item]) for item in items]
+    results = [{"item": redactor.text(item), **_state(outcomes[item])} for item in items]
     return ToolOutput(
         tuple(shown),
         {"succeeded": succeeded, "failed": len(items) - succeeded, "results": results},
@@ -272,10 +270,10 @@ def _positions(items: Sequence[str], item: str) -> str:
     return " and ".join(str(number) for number, given in enumerate(items, start=1) if given == item)
 
 
-def _entry(item: str, outcome: ToolOutput | ToolError) -> dict[str, Any]:
+def _state(outcome: ToolOutput | ToolError) -> dict[str, Any]:
     if isinstance(outcome, ToolOutput):
-        return {"item": item, "status": "success", **outcome.state}
-    return {"item": item, "status": outcome.status, "error": outcome.as_error()}
+        return {"status": "success", **outcome.state}
+    return {"status": outcome.status, "error": outcome.as_error()}
 
 
 def _all_failed(items: Sequence[str], errors: Mapping[str, ToolError]) -> ToolError:
@@ -293,7 +291,7 @@ def _all_failed(items: Sequence[str], errors: Mapping[str, ToolError]) -> ToolEr
         message,
         detail={"results": [{"item": item[:_DETAIL_CHARS], **error.as_error()} for item, error in errors.items()]},
         retryable=any(error.retryable for error in errors.values()),
-        retry_after=max((error.retry_after for error in errors.values() if error.retry_after), default=None),
+        retry_after=max(filter(None, (error.retry_after for error in errors.values())), default=None),
         http_status=first.http_status,
     )
     usage = sum(map(cost, errors.values()), Usage())

@@ -254,10 +254,10 @@ def _content_or_none(value: Any) -> str:
 
 
 WITH_CONTENT = Parameter("respondWith", _content_or_none, model=True)
-"""Argument `with_content` of the search tools; sets the same parameter as `format`, with a boolean."""
+"""Argument `with_content`, which sets the same parameter as `format`."""
 
 MODEL_FORMATS = ("content", "markdown", "text", "html")
-"""Values of `respondWith` that a model may use; a search also takes `no-content`."""
+"""Values of `respondWith` that a model may use."""
 
 REFUSED: Mapping[str, str] = {
     fold(name): reason
@@ -325,9 +325,9 @@ def is_documented(name: str) -> bool:
 def secret_problem(name: str) -> str | None:
     """Return why an `envs` argument other than `api_key` may not take a secret; None if it may.
 
-    Names are allowed rather than refused by a list, since new parameters of the upstream are unknown here. Every
-    documented parameter controls the upstream, or is sent to a page, a search engine or a proxy (jina-api 1.3, 2.2). So
-    only the operator's own body members may; the upstream ignores them unless it has agreed on them (jina-api 1.1).
+    Every documented parameter controls the upstream, or is sent to a page, a search engine or a proxy (jina-api 1.3,
+    2.2), and new ones are unknown here. So only the operator's own body members may, which the upstream ignores unless
+    it has agreed on them (jina-api 1.1).
     """
     folded = fold(name)
     rest = folded.removeprefix(OWN_FIELD)

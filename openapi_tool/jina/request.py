@@ -52,8 +52,8 @@ class ResolvedParameters:
     parameters: Mapping[str, Any]
     secrets: Mapping[str, SecretStr]
     timeout_s: float | None
-    main_parameter_option: Path | None = None
-    names: Mapping[str, str] = field(default_factory=dict)
+    main_parameter_option: Path | None
+    names: Mapping[str, str]
 
 
 def resolve_parameters(definition: ToolDefinition, arguments: Arguments) -> ResolvedParameters:
@@ -112,10 +112,7 @@ def with_max_tokens(resolved: ResolvedParameters, max_tokens: int) -> ResolvedPa
 
 
 class ParameterResolver:
-    """Parameters of one call; its sources set them one after the other, the lowest precedence first.
-
-    `model` and `operator` are the mistakes of each, `unknown` the options that the upstream does not know.
-    """
+    """Parameters of one call, mistakes of `model` and `operator`, and options that the upstream does not know."""
 
     def __init__(self, definition: ToolDefinition) -> None:
         self.model: list[Problem] = []
