@@ -47,7 +47,7 @@ _ERROR_NAME = re.compile(r"\b(?:[A-Z]\w*)?Error(?:\((?P<path>[^()]*)\))?(?:: |$)
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Error for one kind of response. `message` is for the model; with `reason` the upstream's text follows it.
+    """Error for one kind of response. `message` is for the model; with `reason` the upstream's text follows, if no 5xx.
 
     `max_retries` limits the retries within the call. `retryable` without retries says that a later or smaller call may
     succeed.
@@ -99,13 +99,12 @@ BY_HTTP: Mapping[int, Rule] = {
     429: Rule(errors.RateLimited, "The rate limit is reached; wait, then call again.", max_retries=SOME, reason=False),
     431: Rule(errors.BadRequest, "The address is too long; use a shorter one."),
     451: Rule(errors.TargetRefused, "This target is blocked for legal reasons; use another source."),
-    500: Rule(errors.UpstreamUnavailable, _BUSY, max_retries=ONCE, reason=False),
-    501: Rule(errors.UpstreamRejected, "The service cannot do this; use another source.", reason=False),
+    500: Rule(errors.UpstreamUnavailable, _BUSY, max_retries=ONCE),
+    501: Rule(errors.UpstreamRejected, "The service cannot do this; use another source."),
     524: Rule(
         errors.UpstreamUnavailable,
         "The service took too long; ask for less (fewer results, no page content).",
         retryable=True,
-        reason=False,
     ),
 }
 
@@ -118,7 +117,7 @@ _REDIRECT = Rule(
     "The service answered with a redirect, which is not followed; an operator must check the tool's definition.",
     reason=False,
 )
-_SERVER = Rule(errors.UpstreamUnavailable, _BUSY, max_retries=SOME, reason=False)
+_SERVER = Rule(errors.UpstreamUnavailable, _BUSY, max_retries=SOME)
 _EDGE_BLOCK = Rule(
     errors.UpstreamUnavailable,
     "The service's own protection refused this request; try again in a moment.",

@@ -7,11 +7,10 @@ One table per operation; jina/endpoints.py assigns them. Names are looked up fol
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import date
 from typing import Any
-from urllib.parse import quote
 
 from openapi_tool.jina.url_policy import MAX_URL_CHARS
 from openapi_tool.tools.arguments import whole_number
@@ -338,17 +337,3 @@ def secret_problem(name: str) -> str | None:
             f"may never take a secret: a page, a search engine or a third party would see it; map {OWN_FIELD}_… instead"
         )
     return f"may not take a secret: only api_key may, and body members of your own, whose names begin with {OWN_FIELD}_"
-
-
-def query_parts(name: str, value: Any) -> Iterator[str]:
-    """Yield the parts of a URL's query."""
-    for item in value if isinstance(value, list) else [value]:
-        text = str(item).lower() if isinstance(item, bool) else str(item)
-        yield f"{name}={quote(text, safe='')}"
-
-
-def header_text(value: Any) -> str:
-    """Return a converted value as a header; of the flags only True is sent (`_flag`)."""
-    if isinstance(value, bool):
-        return "true"
-    return ", ".join(value) if isinstance(value, list) else str(value)

@@ -21,7 +21,7 @@ from pydantic import SecretStr
 from openapi_tool import __version__
 from openapi_tool.frozen import frozen
 from openapi_tool.jina.endpoints import Endpoint, endpoint_of
-from openapi_tool.jina.parameters import REFUSED, Parameter, header_text, query_parts, secret_problem
+from openapi_tool.jina.parameters import REFUSED, Parameter, secret_problem
 from openapi_tool.jina.url_policy import UrlPolicy
 from openapi_tool.protocol.errors import BadRequest, TargetRefused
 from openapi_tool.protocol.jsontext import dumps
@@ -319,7 +319,7 @@ def _post(endpoint: Endpoint, path: str, resolved: ResolvedParameters) -> _Parts
     for name, value in resolved.parameters.items():
         parameter = endpoint.find(name)
         if parameter is not None and parameter.header_only and parameter.header:
-            headers[parameter.header] = header_text(value)
+            headers[parameter.header] = _header_text(value)
         else:
             _nest(body, name, value)
     for name, secret in resolved.secrets.items():
@@ -346,13 +346,15 @@ def _get(endpoint: Endpoint, path: str, resolved: ResolvedParameters) -> _Parts 
         if parameter and (header := parameter.header):
             if _would_be_split(name, value):
                 return None
-            headers[header] = "1" if header == _DNT else header_text(value)
+            headers[header] = "1" if header == _DNT else _header_text(value)
         elif name == operation.main_parameter and operation.template:
             path = "/" + quote(value, safe="")
         elif isinstance(value, dict):
             return None
         else:
-            query.extend(query_parts(name, value))
+            for item in value if isinstance(value, list) else [value]:
+                text = str(item).lower() if isinstance(item, bool) else str(item)
+                query.append(f"{name}={quote(text, safe='')}")
     target = path + ("?" + "&".join(query) if query else "")
     if len(target) > MAX_GET_URL_CHARS or not all(text.isascii() and text.isprintable() for text in headers.values()):
         return None
@@ -363,3 +365,9 @@ def _would_be_split(name: str, value: Any) -> bool:
     """The server splits a selector in a header at each `, `, also within `:is(h1, h2)`."""
     texts = value if isinstance(value, list) else [value]
     return name.endswith("Selector") and any(", " in text for text in texts)
+
+
+def _header_text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true"  # never False, which is not sent (`_flag` in jina/parameters.py)
+    return ", ".join(value) if isinstance(value, list) else str(value)

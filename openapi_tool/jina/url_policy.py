@@ -47,7 +47,7 @@ INTERNAL_SUFFIXES = (
 )
 """Suffixes that no public host has; `UrlPolicy.internal_suffixes` adds more."""
 
-_METADATA_NAMES = frozenset({"metadata.google.internal", "metadata.goog", "metadata.tencentyun.com"})
+_METADATA_NAMES = frozenset({"metadata.goog", "metadata.tencentyun.com"})
 # The reader and the search service: r.jina.ai, eu.r.jina.ai, eu-r-beta.jina.ai.
 _READER = re.compile(r"(?:.+\.)?(?:[a-z0-9]+-)?r(?:-[a-z0-9]+)?\.jina\.ai")
 _SEARCH = re.compile(r"(?:.+\.)?(?:[a-z0-9]+-)?s(?:-[a-z0-9]+)?\.jina\.ai")
