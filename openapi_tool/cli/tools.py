@@ -12,7 +12,6 @@ from typing import Annotated, Literal, TypeVar
 
 import typer
 
-from openapi_tool.bootstrap import Bootstrap
 from openapi_tool.bus.connection import BusClient
 from openapi_tool.bus.kv_stores import change_switches, load_switches
 from openapi_tool.cli import tools_apply, tools_registry
@@ -116,14 +115,10 @@ def _switch(name: str | None, project: str | None, reason: str, by: str | None, 
     for option, text in (("--reason", reason), ("--by", who), ("NAME", name or ALL), ("--project", project or ALL)):
         if not text.strip() or len(text) > MAX_TEXT_CHARS or not text.isprintable():
             fail(f"{option} must have 1 to {MAX_TEXT_CHARS} printable characters")
-    at = datetime.now(UTC).isoformat(timespec="seconds")
-    return Switch(project or ALL, name or ALL, _sentence(reason), who, at)
-
-
-def _sentence(reason: str) -> str:
-    """Return the reason with a full stop: the model reads further sentences after it."""
     reason = reason.strip()
-    return reason if reason[-1] in ".!?" else f"{reason}."
+    sentence = reason if reason[-1] in ".!?" else f"{reason}."  # for the model: further sentences follow
+    at = datetime.now(UTC).isoformat(timespec="seconds")
+    return Switch(project or ALL, name or ALL, sentence, who, at)
 
 
 def _user() -> str:
@@ -147,12 +142,9 @@ def _show_change(verb: str, switch: Switch, *, as_json: bool) -> None:
 
 def _with_store(work: Callable[[BusClient], Awaitable[T]], protocol: ProtocolVersion | None) -> T:
 
-    async def with_client(bootstrap: Bootstrap, client: BusClient) -> T:
-        del bootstrap
-        return await work(client)
-
+    command = "openapi-tool nats permissions --for switches"
     try:
-        return with_nats(with_client, protocol, permissions_command="openapi-tool nats permissions --for switches")
+        return with_nats(lambda _, client: work(client), protocol, permissions_command=command)
     except SwitchRecordInvalid as invalid:
         fail(f"key switches in bucket openapi_tool: {invalid}; delete it: nats kv del openapi_tool switches")
 

@@ -71,7 +71,9 @@ def apply(
     projects, definitions = _projects(project or [], projects_file), load_definitions(files)
 
     async def work(registry: Registry, version: str | None) -> list[Result]:
-        rows = [_of_version(definition.row, version) for definition in definitions]
+        rows = [definition.row for definition in definitions]
+        if version is not None:
+            rows = [{**row, "target_subject": subject_in_version(row["target_subject"], version)} for row in rows]
         return await _apply(registry, projects, rows, ask=not yes, dry_run=dry_run, quiet=as_json)
 
     results = run_with(RegistryOptions(api, db, protocol), work)
@@ -82,11 +84,6 @@ def apply(
         _show(results)
     if any(result.outcome == "failed" for result in results):
         raise typer.Exit(FAILED)
-
-
-def _of_version(row: dict[str, Any], version: str | None) -> dict[str, Any]:
-    """Return a definition with its subject in the kernel's protocol version, if that is known."""
-    return row if version is None else {**row, "target_subject": subject_in_version(row["target_subject"], version)}
 
 
 def _projects(named: Sequence[str], file: Path | None) -> list[str]:

@@ -224,7 +224,7 @@ def all_built_in() -> list[ShownTool]:
 
 
 def _shown(schema: Mapping[str, JsonValue], options: Mapping[str, JsonValue]) -> JsonObject:
-    """Return the schema without `fixed` and `envs`, with defaults, unless placeholders vary them, in place of `required`."""
+    """Return the schema without `fixed` and `envs`; a default replaces `required`, and is shown if it is constant."""
     defaults, fixed = object_at(options, "args", "defaults"), object_at(options, "args", "fixed")
     constant = {
         name: value for name, value in defaults.items() if not any(template in str(value) for template in _TEMPLATES)

@@ -136,41 +136,28 @@ def _rules_of_type(kind: str) -> JsonObject:
     return {"if": _has_type(kind), "then": {"properties": {**foreign, "enum": values}}}
 
 
-def _schema() -> JsonObject:
-    # A schema with `enum` or `const` needs no `type`; one with a refused keyword already has that keyword's problem.
-    untyped: JsonObject = {"anyOf": [{"required": [word]} for word in ("enum", "const", *_NOT_IN_SUBSET)]}
-    no_type, no_items = (
-        f"is missing; it is one of {any_of(TYPES)}",
-        "is missing; the kernel refuses an array without it",
-    )
-    return {
-        "type": "object",
-        "errorMessage": "must be a schema, which is an object with a `type`",
-        "$ref": "#/$defs/keywords",
-        "allOf": [
-            {"if": {"not": untyped}, "then": {"required": ["type"], "errorMessage": no_type}},
-            {"if": _has_type("array"), "then": {"required": ["items"], "errorMessage": no_items}},
-            *map(_rules_of_type, TYPES),
-        ],
-    }
-
-
-def _parameters() -> JsonObject:
-    return {
-        "type": ["object", "null"],
-        "minProperties": 1,
-        "errorMessage": "must be an object with the schema of each argument; "
-        "leave it out to take the built-in tool's own",
-        "if": {"type": "object", "minProperties": 1, "properties": {"type": {"const": "object"}}},
-        "then": _SUBSCHEMA,
-        "else": {"properties": _refused("must be 'object': arguments are named", "type")},
-    }
-
-
-_NO_PARTIAL = (
-    "is not an option: a model would see only the error of a partial result. Here a call succeeds if at least one item "
-    "does; take it out"
-)
+# A schema with `enum` or `const` needs no `type`; one with a refused keyword already has that keyword's problem.
+_UNTYPED: JsonObject = {"anyOf": [{"required": [word]} for word in ("enum", "const", *_NOT_IN_SUBSET)]}
+_NO_TYPE: JsonObject = {"required": ["type"], "errorMessage": f"is missing; it is one of {any_of(TYPES)}"}
+_NO_ITEMS: JsonObject = {"required": ["items"], "errorMessage": "is missing; the kernel refuses an array without it"}
+_SCHEMA: JsonObject = {
+    "type": "object",
+    "errorMessage": "must be a schema, which is an object with a `type`",
+    "$ref": "#/$defs/keywords",
+    "allOf": [
+        {"if": {"not": _UNTYPED}, "then": _NO_TYPE},
+        {"if": _has_type("array"), "then": _NO_ITEMS},
+        *map(_rules_of_type, TYPES),
+    ],
+}
+_PARAMETERS: JsonObject = {
+    "type": ["object", "null"],
+    "minProperties": 1,
+    "errorMessage": "must be an object with the schema of each argument; leave it out to take the built-in tool's own",
+    "if": {"type": "object", "minProperties": 1, "properties": {"type": {"const": "object"}}},
+    "then": _SUBSCHEMA,
+    "else": {"properties": _refused("must be 'object': arguments are named", "type")},
+}
 _TEXT: JsonObject = {"type": "string", "minLength": 1, "errorMessage": "must be a text that is not empty"}
 _TEXT_OR_NULL: JsonObject = {**_TEXT, "type": ["string", "null"]}
 _ANY_TEXT: JsonObject = {"type": ["string", "null"], "errorMessage": "must be a text"}
@@ -182,9 +169,15 @@ _SECONDS: JsonObject = {
 }
 
 
+_PARTIAL = _refused(
+    "is not an option: a model would see only the error of a partial result. Here a call succeeds if at least one item "
+    "does; take it out",
+    "(?i)partial",
+)
+
+
 def _object_of(**properties: JsonValue) -> JsonObject:
-    partial = _refused(_NO_PARTIAL, "(?i)partial")
-    return {"properties": properties, "patternProperties": partial, "additionalProperties": False}
+    return {"properties": properties, "patternProperties": _PARTIAL, "additionalProperties": False}
 
 
 # Only the JSON types are checked here; `tools.definition` checks the values, at run time and for the linter.
@@ -227,13 +220,13 @@ _SECTIONS: Mapping[str, JsonObject] = {
         "openapi": _section(auth={**_object_of(env=_TEXT), "type": ["object", "null"], "required": ["env"]}),
         **dict.fromkeys(("suspend_timeout_seconds", "timeout_s", "timeout"), _SECONDS),
         "result_format": _TEXT_OR_NULL,
-        "max_result_tokens": {"type": ["integer", "null"], "errorMessage": "must be an integer"},
+        "max_result_tokens": {},
         "budget": {**_object_of(**_BUDGET), **_OBJECT},
         "ui_allowed": {"type": ["boolean", "null"], "errorMessage": "must be true or false"},
     },
 }
 # What the parser of stored rows checks; `tools.definition` adds what depends on several options.
-_IF_GIVEN: JsonObject = {"type": ["object", "null"], "errorMessage": "must be an object"}
+_IF_GIVEN: JsonObject = {**_OBJECT, "type": ["object", "null"]}
 _NAMES: JsonObject = {**_IF_GIVEN, "additionalProperties": _TEXT}
 _STORED_SECTION: JsonObject = {
     "properties": {
@@ -259,12 +252,11 @@ _STORED_OPTIONS: JsonObject = {
     },
     "budget": {**_IF_GIVEN, "allOf": [{"properties": _BUDGET, "additionalProperties": False}]},
 }
-_STORED: JsonObject = {"properties": {"parameters": _IF_GIVEN, "options": {**_IF_GIVEN, "properties": _STORED_OPTIONS}}}
 _DEFINITION: JsonObject = _object_of(
     **dict.fromkeys(("tool_name", "name", "target_subject"), _TEXT),
     after_execution={"enum": ["suspend", "terminate"]},
     description=_TEXT_OR_NULL,
-    parameters=_parameters(),
+    parameters=_PARAMETERS,
     options={
         **_object_of(**_SECTIONS["options"]),
         "type": "object",
@@ -281,9 +273,9 @@ _DEFINITION: JsonObject = _object_of(
 META_SCHEMA: JsonObject = {
     "$defs": {
         "definition": _DEFINITION,
-        "stored": _STORED,
+        "stored": {"properties": {"parameters": _IF_GIVEN, "options": {**_IF_GIVEN, "properties": _STORED_OPTIONS}}},
         "section": _STORED_SECTION,
-        "schema": _schema(),
+        "schema": _SCHEMA,
         "keywords": {
             "properties": {**_COMMON_KEYWORDS, **_TYPE_KEYWORDS, **_NOT_IN_SUBSET},
             "additionalProperties": False,
