@@ -141,7 +141,6 @@ def _show_change(verb: str, switch: Switch, *, as_json: bool) -> None:
 
 
 def _with_store(work: Callable[[BusClient], Awaitable[T]], protocol: ProtocolVersion | None) -> T:
-
     command = "openapi-tool nats permissions --for switches"
     try:
         return with_nats(lambda _, client: work(client), protocol, permissions_command=command)

@@ -20,6 +20,7 @@ from openapi_tool.cli.tools_registry import (
     ApiOption,
     DatabaseOption,
     JsonOption,
+    Registry,
     RegistryOptions,
     YesOption,
     confirmed,
@@ -27,7 +28,7 @@ from openapi_tool.cli.tools_registry import (
 )
 from openapi_tool.protocol.identity import subject_in_version
 from openapi_tool.telemetry.logs import printable_line
-from openapi_tool.tools.exports import COLUMNS, Registry, RegistryError, RegistryUnreachable, as_yaml
+from openapi_tool.tools.exports import COLUMNS, RegistryError, RegistryUnreachable, as_yaml
 from openapi_tool.tools.problems import counted
 
 _MAX_CONCURRENT = 8

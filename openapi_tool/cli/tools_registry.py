@@ -28,7 +28,7 @@ from openapi_tool.telemetry.logs import printable_json, printable_line
 from openapi_tool.telemetry.redact import MASK, Redactor
 from openapi_tool.tools.bounds import MAX_ROW_BYTES
 from openapi_tool.tools.definition import stored_record
-from openapi_tool.tools.exports import TOO_LARGE, NoSuchProject, Registry, RegistryError, RegistryUnreachable, as_yaml
+from openapi_tool.tools.exports import TOO_LARGE, NoSuchProject, RegistryError, RegistryUnreachable, as_yaml
 from openapi_tool.tools.meta_schema import object_at
 from openapi_tool.tools.placeholders import without_keys
 from openapi_tool.tools.problems import did_you_mean, short
@@ -42,6 +42,7 @@ _NAMES_SHOWN = 20
 _CHOOSE_REGISTRY = "give exactly one of --api URL and --db"
 
 T = TypeVar("T")
+Registry = ToolRows | ManagementApi
 
 ApiOption = Annotated[str | None, typer.Option("--api", help="URL of the kernel's management API.", show_default=False)]
 DatabaseOption = Annotated[

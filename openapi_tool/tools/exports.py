@@ -1,10 +1,10 @@
-"""Stored and exported forms of tools (tool-design section 1), and the interface to stored definitions."""
+"""Stored and exported forms of tools (tool-design section 1), and errors of their stores."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import yaml
 
@@ -56,11 +56,6 @@ def complete(document: Mapping[str, JsonValue], tool: BuiltInTool) -> JsonObject
         "parameters": document.get("parameters") or _shown(tool.schema(), object_at(document, "options")),
         "options": document.get("options") or {},
     }
-
-
-def built_in(tool: BuiltInTool) -> ShownTool:
-    """Return a built-in tool as shown without a definition."""
-    return ShownTool(tool.name, tool.api_name, tool.title, tool.description, tool.schema(), tool.name)
 
 
 def defined(row: Mapping[str, JsonValue], definition: ToolDefinition) -> ShownTool:
@@ -219,8 +214,11 @@ def without_duplicates(tools: Iterable[ShownTool]) -> list[ShownTool]:
 
 
 def all_built_in() -> list[ShownTool]:
-    """Return every built-in tool."""
-    return [built_in(tool) for tool in CATALOGUE.values()]
+    """Return every built-in tool as shown without a definition."""
+    return [
+        ShownTool(tool.name, tool.api_name, tool.title, tool.description, tool.schema(), tool.name)
+        for tool in CATALOGUE.values()
+    ]
 
 
 def _shown(schema: Mapping[str, JsonValue], options: Mapping[str, JsonValue]) -> JsonObject:
@@ -257,22 +255,6 @@ class NoSuchProject(RegistryError):
 
 class RegistryUnreachable(RegistryError):
     """The store is unreachable; nothing was changed, and the command ends."""
-
-
-class Registry(Protocol):
-    """Definitions of projects, as rows of `COLUMNS`. Every method raises RegistryError."""
-
-    async def rows(self, project_id: str) -> list[dict[str, JsonValue]]:
-        """Return a project's definitions, ordered by name. Raises NoSuchProject."""
-
-    async def row(self, project_id: str, tool_name: str) -> dict[str, JsonValue] | None:
-        """Return a definition, or None. Raises NoSuchProject."""
-
-    async def put(self, project_id: str, row: Mapping[str, JsonValue]) -> None:
-        """Create or replace a definition."""
-
-    async def delete(self, project_id: str, tool_name: str) -> bool:
-        """Delete a definition; return False if there was none."""
 
 
 def stored_row(values: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
