@@ -81,11 +81,11 @@ class StoredCheck:
         yield from _problems_of_step(lambda: self.operator.merged_envs(definition))
         for variable in sorted(variables):
             yield from _problems_of_step(partial(self.secret, variable))
-        values, problems = set_values(definition)
+        values, problems = _set_values(definition)
         yield from problems
         plain = {name: value for name, value in definition.defaults.items() if values.get(name) == value}
         yield from default_problems(definition, plain)
-        yield from _problems_of_step(lambda: self._resolve(definition, sample_arguments(values)))
+        yield from _problems_of_step(lambda: self._resolve(definition, _sample_arguments(values)))
 
     def _resolve(self, definition: ToolDefinition, call: Arguments) -> None:
         calls = [call]
@@ -96,7 +96,7 @@ class StoredCheck:
             with_checked_url(resolve_parameters(definition, each), definition, self.url_policy)
 
 
-def set_values(definition: ToolDefinition) -> tuple[dict[str, Any], list[str]]:
+def _set_values(definition: ToolDefinition) -> tuple[dict[str, Any], list[str]]:
     """Return the arguments that the definition sets, with sample ids in templates, and the templates' problems."""
     values: dict[str, Any] = {}
     problems: list[str] = []
@@ -109,8 +109,7 @@ def set_values(definition: ToolDefinition) -> tuple[dict[str, Any], list[str]]:
     return values, problems
 
 
-def sample_arguments(values: Mapping[str, Any], by_model: frozenset[str] = frozenset()) -> Arguments:
-    """Return the arguments of a sample call, which is never sent."""
+def _sample_arguments(values: Mapping[str, Any], by_model: frozenset[str] = frozenset()) -> Arguments:
     sent = {name: value for name, value in values.items() if not is_identity(name)}
     return Arguments(sent, by_model, {}, SecretStr(""), session="")
 
@@ -194,7 +193,7 @@ class _SampleCalls:
         self.operation = definition.operation
         self.section, self.jina = upstream_section(document)
         self.shown = object_at(document, *_PROPERTIES)
-        self.values, _ = set_values(definition)
+        self.values, _ = _set_values(definition)
         self.pages = takes_cursor(definition)
 
     def problems(self) -> Iterator[Problem]:
@@ -215,7 +214,7 @@ class _SampleCalls:
                 message = "is ignored: the executor writes this header itself; take it out"
                 yield Problem((*self.section, "headers", name), message, warning=True)
         values = {name: value for name, value in self.values.items() if name != self.built_in.list_argument}
-        found = examine_parameters(self.definition, sample_arguments(values))
+        found = examine_parameters(self.definition, _sample_arguments(values))
         unknown = [Problem(path, f"is no parameter of a {self.operation.name} tool") for path in found.unknown]
         for problem in (*found.operator, *unknown):
             yield self._with_hint(replace(problem, path=self._path_in_file(problem.path)))
@@ -315,12 +314,12 @@ class _SampleCalls:
         items, value = self.built_in.list_argument, None if name == CURSOR else value
         max_items = self.limits.tools.max_batch_items
         if name == items:
-            call = sample_arguments({name: ["a"] if value is None else value}, frozenset({name}))
+            call = _sample_arguments({name: ["a"] if value is None else value}, frozenset({name}))
             return item_problems(self.definition, call, max_items)
-        call = sample_arguments({name: value}, frozenset({name}))
+        call = _sample_arguments({name: value}, frozenset({name}))
         found = examine_parameters(self.definition, call).model
         if items:
-            call = sample_arguments({name: value, items: ["a"]}, frozenset({name, items}))
+            call = _sample_arguments({name: value, items: ["a"]}, frozenset({name, items}))
             found = item_problems(self.definition, call, max_items) or found
         return found
 

@@ -60,15 +60,11 @@ class _SearchOptions(_Options):
     max_tokens: int = _tokens(description="With with_content: cut each page to about so many tokens.")
 
 
-class SearchArguments(_SearchOptions):
-    """One web search."""
-
+class _SearchArguments(_SearchOptions):
     query: Text = Field(description="What to search for, in the words that a page about it would use.")
 
 
-class SearchManyArguments(_SearchOptions):
-    """Several web searches with the same options."""
-
+class _SearchManyArguments(_SearchOptions):
     queries: list[Text] = Field(
         description=f"1 to {MAX_ITEMS} searches, run side by side.", min_length=1, max_length=MAX_ITEMS
     )
@@ -98,9 +94,7 @@ class _ReadOptions(_Options):
     timeout: float = _optional(description="Most seconds for the whole call; only shortens its time.", gt=0, le=3_600)
 
 
-class ReadArguments(_ReadOptions):
-    """One page, or the next part of a long one."""
-
+class _ReadArguments(_ReadOptions):
     url: Address = _optional(
         description="Address of the page or PDF, http or https. Give exactly one of url and cursor."
     )
@@ -119,9 +113,7 @@ class ReadArguments(_ReadOptions):
     )
 
 
-class ReadManyArguments(_ReadOptions):
-    """Several pages with the same options."""
-
+class _ReadManyArguments(_ReadOptions):
     urls: list[Address] = Field(
         description=f"Addresses of 1 to {MAX_ITEMS} pages, read side by side.", min_length=1, max_length=MAX_ITEMS
     )
@@ -200,10 +192,10 @@ class BuiltInTool:
 def _schema_json(arguments: type[BaseModel]) -> str:
     """Return the schema, own arguments before inherited ones. Cached: pydantic takes 5 ms."""
     schema = arguments.model_json_schema()
-    own = arguments.__annotations__
+    rules = schema["properties"]
     properties = {
-        name: {key: value for key, value in rule.items() if key not in ("title", "default")}
-        for name, rule in sorted(schema["properties"].items(), key=lambda item: item[0] not in own)
+        name: {key: value for key, value in rules[name].items() if key not in ("title", "default")}
+        for name in dict.fromkeys((*arguments.__annotations__, *rules))
     }
     required = {"required": schema["required"]} if "required" in schema else {}
     return json.dumps({"type": "object", "additionalProperties": False, "properties": properties, **required})
@@ -234,7 +226,7 @@ CATALOGUE: Mapping[str, BuiltInTool] = catalogue(
         description="Searches the web and gives numbered results: title, address, date, snippet. Use it to find pages, "
         "then read the few that matter. For several searches at once use the batch form.",
         purpose="finds pages; gives titles, addresses, dates and snippets, not the pages themselves.",
-        arguments=SearchArguments,
+        arguments=_SearchArguments,
         tags=_SEARCH,
         suspend_timeout_s=60,
     ),
@@ -246,7 +238,7 @@ CATALOGUE: Mapping[str, BuiltInTool] = catalogue(
         description="Runs several web searches side by side in one call. One that fails does not fail the others. "
         "Better than many single searches.",
         purpose="several searches in one call.",
-        arguments=SearchManyArguments,
+        arguments=_SearchManyArguments,
         tags=_SEARCH,
         suspend_timeout_s=60,
         list_argument="queries",
@@ -259,7 +251,7 @@ CATALOGUE: Mapping[str, BuiltInTool] = catalogue(
         description="Reads a web page or PDF as text: title, address, date, warnings, body. A truncated result says so "
         "at its end and names a cursor: call again with only that cursor for the next part.",
         purpose="the text of one page or PDF.",
-        arguments=ReadArguments,
+        arguments=_ReadArguments,
         tags=_READ,
         suspend_timeout_s=90,
     ),
@@ -271,7 +263,7 @@ CATALOGUE: Mapping[str, BuiltInTool] = catalogue(
         description="Reads several web pages or PDFs side by side in one call. A page that fails does not fail the "
         "others. Better than many single reads.",
         purpose="several pages in one call.",
-        arguments=ReadManyArguments,
+        arguments=_ReadManyArguments,
         tags=_READ,
         suspend_timeout_s=90,
         list_argument="urls",

@@ -146,22 +146,20 @@ def parse_definition(record: DefinitionRecord) -> ToolDefinition:
 
 def unusable(tool_name: str, problems: list[str]) -> ToolMisconfigured:
     """Return a new error. Never cache it: an exception keeps the frames of every call that raised it."""
-    return ToolMisconfigured(
-        f"The definition of {short(tool_name)!r} is not usable; an operator must correct it: "
-        + "; ".join(problems)
-        + ".",
-        detail={"problems": problems},
+    message = (
+        f"The definition of {short(tool_name)!r} is not usable; an operator must correct it: {'; '.join(problems)}."
     )
+    return ToolMisconfigured(message, detail={"problems": problems})
 
 
 def _read(record: DefinitionRecord) -> _Reading:
     problems = row_problems(record.parameters, record.options)
-    definition = None
     if not problems:
         definition, problems = _Reader(record).outcome()
-    if definition is None or problems:
-        return _Reading(None, _as_texts(problems), _MIN_MEMORY_BYTES)
-    return _Reading(definition, [], _MIN_MEMORY_BYTES + memory_bytes(record.parameters) + memory_bytes(record.options))
+        if not problems:
+            memory = _MIN_MEMORY_BYTES + memory_bytes(record.parameters) + memory_bytes(record.options)
+            return _Reading(definition, [], memory)
+    return _Reading(None, _as_texts(problems), _MIN_MEMORY_BYTES)
 
 
 def _as_texts(problems: list[Problem]) -> list[str]:
@@ -243,10 +241,9 @@ class _Reader:
             if operation is None and self.jina and self.jina.get("base_url") is None:
                 self._problem("names neither mode nor base_url nor a built-in tool", *self.section)
         else:
-            mode = short(str(named))
-            operation = _BY_MODE.get(mode.strip().lower())
+            operation = _BY_MODE.get(str(named).strip().lower())
             if operation is None:
-                names = [known.name for known in OPERATIONS]
+                mode, names = short(str(named)), [known.name for known in OPERATIONS]
                 self._problem(f"must be {any_of(names)}{did_you_mean(mode, names)}", *self.section, "mode")
                 operation = of_host or next((_BY_MODE[name] for name in close_to(mode, names)), None)
             elif of_host is not None and of_host is not operation:
@@ -257,10 +254,8 @@ class _Reader:
 
     def _operation_of_base_url(self) -> Operation | None:
         base_url = self.jina.get("base_url")
-        if base_url is None:
-            return None
         operation = _BY_BASE_URL.get(base_url) if isinstance(base_url, str) else None
-        if operation is None:
+        if base_url is not None and operation is None:
             allowed = " or ".join(f"https://{known.host}" for known in OPERATIONS)
             self._problem(f"may only be {allowed}", *self.section, "base_url")
         return operation
@@ -272,7 +267,7 @@ class _Reader:
         if tool is None and named is not None:
             hint = did_you_mean(short(str(named)), CATALOGUE)
             self._problem(f"must be {any_of(fitting)} for a {operation.name} tool{hint}", *self.section, "tool")
-        # The first in the catalogue is the default: for both operations the single form, not the batch form.
+        # The default is the first in the catalogue, which is the single form, not the batch form.
         return tool or next(iter(fitting.values()))
 
     def _method(self) -> Method:

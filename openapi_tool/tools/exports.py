@@ -105,13 +105,12 @@ def openai_functions(tools: Iterable[ShownTool]) -> list[dict[str, Any]]:
     return [{"type": "function", "function": _specification(tool, mangled(tool.name))} for tool in tools]
 
 
-def openai_responses(tools: Iterable[ShownTool]) -> list[JsonObject]:
-    """Return tools for OpenAI's Responses API; a strict schema would require every argument."""
+def _openai_responses(tools: Iterable[ShownTool]) -> list[JsonObject]:
+    # A strict schema would require every argument.
     return [{"type": "function", **_specification(tool, mangled(tool.name)), "strict": False} for tool in tools]
 
 
-def anthropic_tools(tools: Iterable[ShownTool]) -> list[JsonObject]:
-    """Return tools for Anthropic's Messages API."""
+def _anthropic_tools(tools: Iterable[ShownTool]) -> list[JsonObject]:
     return [_specification(tool, mangled(tool.name), "input_schema") for tool in tools]
 
 
@@ -119,8 +118,7 @@ def _specification(tool: ShownTool, name: str, schema: str = "parameters") -> Js
     return {"name": name, "description": tool.description, schema: tool.parameters}
 
 
-def mcp_tools(tools: Iterable[ShownTool]) -> JsonObject:
-    """Return the result of MCP's `tools/list`."""
+def _mcp_tools(tools: Iterable[ShownTool]) -> JsonObject:
     return {
         "tools": [
             {
@@ -133,8 +131,7 @@ def mcp_tools(tools: Iterable[ShownTool]) -> JsonObject:
     }
 
 
-def lobehub_manifest(tools: Iterable[ShownTool]) -> JsonObject:
-    """Return a LobeHub manifest; `names` maps API names back to tools."""
+def _lobehub_manifest(tools: Iterable[ShownTool]) -> JsonObject:
     tools = list(tools)
     return {
         "identifier": "jina-web",  # stored by clients in conversations
@@ -195,10 +192,10 @@ def as_yaml(value: Mapping[str, object]) -> str:
 
 FORMATS: Mapping[str, Callable[[Iterable[ShownTool]], object]] = {
     "openai": openai_functions,
-    "openai-responses": openai_responses,
-    "anthropic": anthropic_tools,
-    "mcp": mcp_tools,
-    "lobehub": lobehub_manifest,
+    "openai-responses": _openai_responses,
+    "anthropic": _anthropic_tools,
+    "mcp": _mcp_tools,
+    "lobehub": _lobehub_manifest,
 }
 """JSON exports by format; `kernel` is missing, since it is YAML."""
 
