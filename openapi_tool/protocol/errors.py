@@ -27,7 +27,7 @@ class ToolError(ExecutorError):
 
     code: ClassVar[str] = "internal_error"
     status: ClassVar[Status] = "failed"
-    retryable_by_default: ClassVar[bool] = False
+    retryable = False
     tokens = 0
     requests = 0
     upstream_status: int | None = None
@@ -46,7 +46,8 @@ class ToolError(ExecutorError):
         super().__init__(message)
         self.message = message
         self.detail = detail
-        self.retryable = self.retryable_by_default if retryable is None else retryable
+        if retryable is not None:
+            self.retryable = retryable
         self.retry_after = retry_after
         self.max_retries = max_retries
         self.http_status = http_status
@@ -98,7 +99,7 @@ class RateLimited(ToolError):
     """The upstream's rate limit was hit (429)."""
 
     code = "rate_limited"
-    retryable_by_default = True
+    retryable = True
 
 
 class BudgetExceeded(ToolError):
@@ -123,7 +124,7 @@ class UpstreamUnavailable(ToolError):
     """The upstream is unavailable, or failed temporarily."""
 
     code = "upstream_unavailable"
-    retryable_by_default = True
+    retryable = True
 
 
 class ResponseTooLarge(ToolError):
@@ -137,7 +138,7 @@ class ToolTimeout(ToolError):
 
     code = "tool_timeout"
     status = "timeout"
-    retryable_by_default = True
+    retryable = True
 
 
 class InternalError(ToolError):

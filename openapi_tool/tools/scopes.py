@@ -99,4 +99,4 @@ class SessionScope:
             message = orjson.dumps(owned, option=orjson.OPT_SORT_KEYS)
         except TypeError:  # an integer beyond 64 bits
             message = json.dumps(owned, sort_keys=True).encode()
-        return hmac.new(self._key, message, hashlib.sha256).hexdigest()
+        return hmac.digest(self._key, message, hashlib.sha256).hex()
