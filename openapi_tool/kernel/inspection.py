@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import asyncpg
@@ -133,8 +132,7 @@ _DECORATION = re.compile(r"::(?:text|character varying)|\bmd5\b|[\s()]")
 _NOT_NULL = "tool_call_idISNOTNULLAND"
 
 
-@dataclass(frozen=True, slots=True)
-class UniqueIndex:
+class UniqueIndex(NamedTuple):
     """Unique index on columns or their hashes; `predicate` is empty unless the index is partial."""
 
     table: str

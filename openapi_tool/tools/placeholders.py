@@ -6,6 +6,7 @@ import pathlib
 import re
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter
 from types import MappingProxyType
 from typing import NoReturn, Self
 
@@ -214,6 +215,7 @@ PLACEHOLDERS = (
     "turn_epoch",
     "context_box_id",
 )
+_placeholders_of = attrgetter(*PLACEHOLDERS)
 _MAX_ID_CHARS = 1_000  # a tool call id may have any length, and a value of 256 kB may contain it 29,000 times
 PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
 
@@ -224,8 +226,9 @@ class MissingValue(ToolMisconfigured):
 
 def placeholder_values(identity: CallIdentity) -> dict[str, str | None]:
     """Return the values of PLACEHOLDERS, None for an id that the call does not have."""
-    values = {name: getattr(identity, name) for name in PLACEHOLDERS}
-    return values | {"turn_epoch": str(identity.turn_epoch)}
+    values = dict(zip(PLACEHOLDERS, _placeholders_of(identity), strict=True))
+    values["turn_epoch"] = str(identity.turn_epoch)
+    return values
 
 
 def render(value: JsonValue, values: Mapping[str, str | None], where: str, depth: int = 0) -> JsonValue:

@@ -14,7 +14,7 @@ import hashlib
 import hmac
 import json
 import uuid
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import orjson
 
@@ -26,8 +26,7 @@ _ID_BYTES, _START_BYTES, _SEAL_BYTES = 16, 5, 12
 _STRIPPED_CHARS = " \t\r\n\"'`\u201c\u201d"
 
 
-@dataclass(frozen=True, slots=True)
-class Position:
+class Position(NamedTuple):
     """Position in an artifact's text, in characters.
 
     `opening` is the start of the code block or table that contains `start`, to repeat its first lines; None outside.
