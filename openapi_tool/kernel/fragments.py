@@ -242,9 +242,8 @@ where card_id = $3 and tenant_id = $1 and metadata ->> 'agent_id' = $2 and metad
 def writes(inbox: str, accepted: str, edge_turn: str, first: int) -> tuple[str, str]:
     """Return the statements COMMIT and REPORT, which write only if the condition `accepted` holds.
 
-    `inbox` has the CTEs that write the inbox row, `edge_turn` is the turn that its edge names. `first` is the number of
-    COMMIT's first parameter after those of REPORT: content and metadata of the result card, then id, content, metadata
-    and lifetime in seconds of the artifact card, null without one.
+    `inbox` has the CTEs that write the inbox row, `edge_turn` is the turn that its edge names, and `first` the number
+    of COMMIT's first parameter after those of REPORT.
 
     One statement is one transaction without BEGIN and COMMIT. If an inbox row exists without its card, the insert
     raises a unique violation, which rolls the card back.

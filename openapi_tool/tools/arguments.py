@@ -150,9 +150,7 @@ class Arguments:
       one.
     - `secrets`: values of the `envs` arguments except `api_key`.
     - `session`: identity derived from `session_id` (`tools/scopes.py`), of which the first 128 characters are kept.
-    - `key_variable`: the variable with `api_key`.
-    - `key_fallback_reason`: why that is `auth_env` although `envs` names another one.
-    - `repaired`: names of arguments that were invalid as the model gave them.
+    - `key_fallback_reason`: why `key_variable` is `auth_env` although `envs` names another one.
     """
 
     values: Mapping[str, JsonValue]

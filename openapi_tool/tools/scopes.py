@@ -2,9 +2,6 @@
 
 A cursor is base64 of 16 bytes card id, 5 bytes start, 5 bytes opening (optional; see `Position`), and 12 bytes of HMAC
 over owner and position.
-
-A session identity is an HMAC of project, agent and the caller's `session_id`, so the same alias of two agents gives two
-identities, and no caller can compute another's.
 """
 
 from __future__ import annotations
@@ -89,7 +86,7 @@ class SessionScope:
         self._key = key
 
     def identity(self, project_id: str, agent_id: str, alias: JsonValue) -> str:
-        """Return 64 hex digits for an owner and an alias (any JSON value, None if the call has none).
+        """Return 64 hex digits for an owner and its `session_id` (any JSON value, None if the call has none).
 
         The HMAC is over a JSON array: with a separator `a:b` and `c` would collide with `a` and `b:c`.
         """
