@@ -32,7 +32,7 @@ Cause = Literal["outage", "operator", "contention"]
 MAX_PROBE_INTERVAL_S = 5.0
 _FIRST_PROBE_S = 0.2
 _QUIET_S = 2 * MAX_PROBE_INTERVAL_S
-"""Without an attempt until the breaker closes: by then any waiting command was fetched as a probe."""
+"""Time without an attempt until the breaker closes: by then any waiting command was fetched as a probe."""
 
 _MAX_DOUBLINGS = 10  # a larger exponent would overflow a float after a long outage
 

@@ -23,10 +23,10 @@ from openapi_tool.tools.bounds import MAX_ROW_BYTES
 from openapi_tool.tools.problems import unmangled
 
 MAX_HEADER_BYTES = 64 * 1024
-"""Of a turn's headers and of a card's metadata; NATS allows no more in headers."""
+"""Limit of a turn's headers and of a card's metadata; NATS allows no more in headers."""
 
 MAX_NAME_CHARS = 4_096
-"""Of a value that becomes a token of a subject or is compared with a name."""
+"""Limit of a value that becomes a token of a subject or is compared with a name."""
 
 _MAX_STORED_BYTES = 256 * 1024  # of an earlier result, in its stored (compressed) form
 NEWEST_ROWS = 1_000

@@ -15,7 +15,7 @@ from openapi_tool.protocol.errors import NeedsOperator
 
 
 class Statements(Protocol):
-    """Statements of one version; a module each. `INBOX_COLUMN` is a column that only its `state.agent_inbox` has."""
+    """Module with the SQL of one version; only its `state.agent_inbox` has the column `INBOX_COLUMN`."""
 
     VERSION: str
     INBOX_COLUMN: str

@@ -53,7 +53,10 @@ class PoolOptions:
 
 
 class KernelStore:
-    """Loads calls and commits results by project; projects share the pool fairly. Methods raise Unavailable."""
+    """Loads calls and commits results, scoped by project in every statement. Methods raise Unavailable.
+
+    Projects share the pool fairly.
+    """
 
     def __init__(self, pool: asyncpg.Pool, timeout_s: float, statements: Statements) -> None:
         self._pool = pool

@@ -124,7 +124,7 @@ class Secrets:
                 self.problems.append(str(problem))
 
     def __call__(self, variable: str) -> Secret:
-        """Return the value of a variable. Raises ToolMisconfigured, for which see its two subclasses."""
+        """Return the value of a variable. Raises ToolMisconfigured or a subclass of it."""
         if is_executors_own(variable):
             raise ToolMisconfigured(
                 f"The tool's definition names the environment variable {variable[:80]!r}, which is one of the "
@@ -234,8 +234,8 @@ def placeholder_values(identity: CallIdentity) -> dict[str, str | None]:
 def render(value: JsonValue, values: Mapping[str, str | None], where: str, depth: int = 0) -> JsonValue:
     """Replace the placeholders in every string of `value`; rendered text is not searched again.
 
-    `where` is the path that errors name, `depth` the level of `value` in the option. Raises ToolMisconfigured, for an
-    id that the call does not have MissingValue.
+    `where` is the path that errors name, `depth` the level of `value` in the option. Raises MissingValue for an id that
+    the call does not have, else ToolMisconfigured.
     """
     if isinstance(value, str):
         return PLACEHOLDER.sub(lambda match: _value(match[1], values, where), value)

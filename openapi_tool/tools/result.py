@@ -318,7 +318,7 @@ the of and to in is for that with or this be as are it on by not if an a de la l
 por para se os o do da e y und der die das den von zu il di che per w het van een
 """
 _COMMON = frozenset(_COMMON_WORDS.split())
-"""Of languages whose longer words are mostly one token."""
+"""Words of languages whose longer words are mostly one token."""
 _COMMON_SHARE = 0.25  # fraction of these words in a text of such a language
 _SHORT_WORD = 5
 _SLICE_CHARS = 1_000
