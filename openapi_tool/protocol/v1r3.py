@@ -95,6 +95,17 @@ class V1r3:
             header.DEPTH: str(depth),
             **trace_headers(span, tracestate),
         }
+        payload: JsonObject = {
+            "tool_call_id": identity.tool_call_id,
+            "agent_turn_id": identity.agent_turn_id,
+            "turn_epoch": identity.turn_epoch,
+            "agent_id": identity.agent_id,
+            "after_execution": content["after_execution"],
+            "status": content["status"],
+            "tool_result_card_id": card_id,
+        }
+        if identity.step_id:
+            payload["step_id"] = identity.step_id
         return Report(
             acceptance,
             self._actor_id,
@@ -103,7 +114,7 @@ class V1r3:
             span.trace_id,
             parent_step_id=identity.step_id,
             context_headers=headers,
-            payload=_payload(identity, card_id, content),
+            payload=payload,
             edge_metadata={"message_type": "tool_result", "inbox_id": inbox_id, "recursion_depth": depth},
             wakeup=self.wakeup(identity.project_id, acceptance.worker_target, headers),
         )
@@ -182,16 +193,3 @@ def _epoch(body: Body) -> int | None:
         return value
     body.problems.append("body field turn_epoch must be an integer >= 0")
     return None
-
-
-def _payload(identity: CallIdentity, card_id: str, content: ResultContent) -> JsonObject:
-    payload: JsonObject = {
-        "tool_call_id": identity.tool_call_id,
-        "agent_turn_id": identity.agent_turn_id,
-        "turn_epoch": identity.turn_epoch,
-        "agent_id": identity.agent_id,
-        "after_execution": content["after_execution"],
-        "status": content["status"],
-        "tool_result_card_id": card_id,
-    }
-    return payload | {"step_id": identity.step_id} if identity.step_id else payload

@@ -42,7 +42,7 @@ class Cursors:
 
     def issue(self, project_id: str, agent_id: str, position: Position) -> str:
         """Return a cursor, valid for this owner only; 44 characters, or 52 with an `opening`."""
-        starts = (position.start,) if position.opening is None else (position.start, position.opening)
+        starts = (start for start in (position.start, position.opening) if start is not None)
         payload = uuid.UUID(position.card_id).bytes + b"".join(start.to_bytes(_START_BYTES, "big") for start in starts)
         return base64.urlsafe_b64encode(payload + self._seal(project_id, agent_id, payload)).decode()
 
