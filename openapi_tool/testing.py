@@ -69,25 +69,23 @@ _NOT_RETRIED = 400  # HTTP status that answers a request without a route: the ex
 _SESSION_KEY = b"session-key-of-the-test-of-tools"
 
 Definition = str | Path | Mapping[str, Any] | ToolDefinition
-"""Path of a YAML file, document of such a file, or a parsed definition, which is not linted."""
+"""Path or document of a YAML file, or a parsed definition, which is not linted."""
 
 
 class InvalidDefinition(AssertionError):
-    """The definition has errors that `tools lint` reports; the message lists them."""
+    """The message lists the errors, as `tools lint` does."""
 
 
 class UnansweredRequest(AssertionError):
-    """No route of the router and no recording answers a request; the message says what to add."""
+    """No route and no recording answers a request; the message says what to add."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
     """Result of a call.
 
-    - `text`: what the model reads.
-    - `fields`: the parts of the result card.
-    - `requests`: the upstream requests, as the executor would send them.
-    - `waits_s`: the waits between attempts in seconds, which are skipped.
+    `text` is what the model reads, `fields` are the parts of the result card, `requests` what the executor would send.
+    `waits_s` are the waits between attempts in seconds, which are skipped.
     """
 
     text: str
@@ -102,12 +100,12 @@ class ToolResult:
 
     @property
     def error(self) -> ErrorObject | None:
-        """Error of a failed call, None for a success."""
+        """Error of a failed call."""
         return self.fields.error
 
     @property
     def error_code(self) -> str | None:
-        """Code of the error, None for a success."""
+        """Code of the error."""
         return self.fields.error_code
 
     @property
@@ -117,7 +115,7 @@ class ToolResult:
 
     @property
     def cursor(self) -> str | None:
-        """Argument `cursor` of the call that returns the next part; None if nothing is left."""
+        """Argument `cursor` of the call for the next part, if there is one."""
         return cast("str | None", self._metadata.get("next_cursor"))
 
     @property
@@ -137,11 +135,10 @@ _traffic: ContextVar[_Traffic] = ContextVar("traffic")  # tasks of a call inheri
 
 
 class InProcessExecutor:
-    """Runs tool calls as `serve` does, without NATS and PostgreSQL; `router` answers in place of Jina.
+    """Runs tool calls as `serve` does; `router` answers in place of Jina, for other requests the recordings.
 
     `settings` are those of `serve` by section; the shell's and those of files are ignored. `environment` has the
-    variables that definitions may name; JINA_API_KEY has a default. A request without a route is answered by the
-    recording of the same request. Waits between attempts are skipped. Raises SettingsError.
+    variables that definitions may name; JINA_API_KEY has a default. Raises SettingsError.
     """
 
     def __init__(
@@ -250,7 +247,7 @@ class _IsolatedSettings(Settings):
     def settings_customise_sources(
         cls, settings_cls: type[BaseSettings], init_settings: PydanticBaseSettingsSource, *_: Any, **__: Any
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Return the values of the constructor as the only source."""
+        """Return the constructor's values only."""
         del settings_cls
         return (init_settings,)
 
@@ -285,7 +282,7 @@ class _Artifacts:
         self._stored: dict[tuple[str, str, str], Artifact] = {}
 
     def put(self, owner: CallOwner, stored: StoredText) -> None:
-        """Store the whole text of a truncated result for its owner."""
+        """Store the whole text of a truncated result."""
         text = orjson.loads(stored.content)["text"]
         artifact = Artifact(stored.card_id, stored.chars, stored.sha256, text, stored.items)
         self._stored[owner.project_id, owner.agent_id, stored.card_id] = artifact

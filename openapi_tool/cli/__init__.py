@@ -1,4 +1,4 @@
-"""Commands of the service (`serve`, `check`, `inspect`, `top`, `usage`, `deadletters`, …) and of the local stack."""
+"""Commands of the service and of the local stack."""
 
 from __future__ import annotations
 

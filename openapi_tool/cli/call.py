@@ -1,4 +1,4 @@
-"""`openapi-tool call` and `demo`: run one call as the kernel does, or sample calls on the embedded stack."""
+"""`openapi-tool call` and `demo`."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -183,23 +183,17 @@ class _Outcome:
 
 
 async def _call(addresses: _Addresses, requested: RequestedCall, arguments: Any, timeout_s: float) -> _Outcome:
-    """Raises DevError before anything is written."""
     try:
-        async with _connected(addresses) as caller:
+        async with AsyncExitStack() as stack:
+            client = await stack.enter_async_context(connected_once(addresses.bus))
+            with translate_connection_errors():
+                database = await stack.enter_async_context(open_database(addresses.dsn, _DATABASE_CONNECT_S))
+            caller = Caller(database, client, addresses.version)
             return await _outcome(caller, await save_call(caller, requested, arguments), timeout_s)
     except Unavailable as error:
         raise DevError(located(str(error), addresses.where, addresses.setting)) from None
     except ERRORS as error:
         raise DevError(f"cannot use PostgreSQL or NATS: {type(error).__name__}: {error}") from None
-
-
-@asynccontextmanager
-async def _connected(addresses: _Addresses) -> AsyncIterator[Caller]:
-    async with AsyncExitStack() as stack:
-        client = await stack.enter_async_context(connected_once(addresses.bus))
-        with translate_connection_errors():
-            database = await stack.enter_async_context(open_database(addresses.dsn, _DATABASE_CONNECT_S))
-        yield Caller(database, client, addresses.version)
 
 
 async def _outcome(caller: Caller, placed: PlacedCall, timeout_s: float) -> _Outcome:
@@ -219,8 +213,13 @@ async def _outcome(caller: Caller, placed: PlacedCall, timeout_s: float) -> _Out
 def _print_outcome(outcome: _Outcome, redactor: Redactor) -> None:
     placed, content = outcome.placed, outcome.content
     if outcome.answer is None:
-        why = redactor.text(outcome.why)
-        fail(f"no result of {placed.tool_call_id}: {why}. {_where_to_look(placed)}", _NO_RESULT)
+        durable = default_durable(placed.version, parse_command_subject(placed.subject).target)
+        fail(
+            f"no result of {placed.tool_call_id}: {redactor.text(outcome.why)}. Check that an executor consumes "
+            f"{placed.subject} (default durable {durable}), its log, what calls wait for (openapi-tool top), and the "
+            f"dead letters in the stream {DEAD_LETTERS}.",
+            _NO_RESULT,
+        )
     if outcome.answer.doorbell is None:
         print_status("no doorbell followed the result: a worker would only find it by its inbox scan")
     steps = " → ".join(name + (f" {ms} ms" if ms else "") for name, ms in outcome.times.items() if ms is not None)
@@ -229,14 +228,6 @@ def _print_outcome(outcome: _Outcome, redactor: Redactor) -> None:
         error = content.get("error") or {}
         retryable = "retryable" if error.get("retryable") else "not retryable"
         fail(redactor.text(f"{error.get('code')}: {error.get('message')} ({retryable})"), _FAILED)
-
-
-def _where_to_look(placed: PlacedCall) -> str:
-    durable = default_durable(placed.version, parse_command_subject(placed.subject).target)
-    return (
-        f"Check that an executor consumes {placed.subject} (default durable {durable}), its log, what calls wait for "
-        f"(openapi-tool top), and the dead letters in the stream {DEAD_LETTERS}."
-    )
 
 
 _DOUBLE_NOTE = (

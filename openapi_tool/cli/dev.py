@@ -1,4 +1,4 @@
-"""`openapi-tool dev`: run the embedded stack with an executor, and print its calls."""
+"""`openapi-tool dev`."""
 
 from __future__ import annotations
 
@@ -232,18 +232,17 @@ async def _watch(running_stack: _RunningStack, notes: Sequence[str], page_port: 
         for line in (project, f"page: {page}", *notes, "Ctrl-C stops it."):
             print_line(line)
         logs = [parts.enter_context(executor.process.log.open("rb")) for executor in executors]
-        await _follow(
-            logs, Feed(caller, statistics.record_result), lambda: _should_continue(stack, executors, stopping)
-        )
+        feed = Feed(caller, statistics.record_result)
+        await _follow(logs, feed, lambda: _should_continue(running_stack, stopping))
     if not stopping.is_set():
         tail = next((executor for executor in executors if not executor.process.alive), executors[0]).process.log_tail()
         fail(f"{stack.ended() or 'the executor'} ended unexpectedly:\n{tail}", _FAILED)
 
 
-def _should_continue(stack: EmbeddedStack, executors: Sequence[ExecutorProcess], stopping: asyncio.Event) -> bool:
+def _should_continue(running_stack: _RunningStack, stopping: asyncio.Event) -> bool:
     """Return False once all executors have ended, or one of them or a server unexpectedly."""
-    alive = [executor.process.alive for executor in executors]
-    return any(alive) if stopping.is_set() else all(alive) and stack.ended() is None
+    alive = [executor.process.alive for executor in running_stack.executors]
+    return any(alive) if stopping.is_set() else all(alive) and running_stack.stack.ended() is None
 
 
 def _stop_on_signals(executors: Sequence[ExecutorProcess]) -> asyncio.Event:

@@ -1,4 +1,4 @@
-"""`openapi-tool inspect`: the timeline of one call, from stream, tables and bucket, and its current state."""
+"""`openapi-tool inspect`."""
 
 from __future__ import annotations
 

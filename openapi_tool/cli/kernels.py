@@ -1,4 +1,4 @@
-"""Inputs of commands: the connections of the kernel that `--protocol` selects, and definitions from files."""
+"""Inputs of commands: the kernel that `--protocol` selects, and definitions from files."""
 
 from __future__ import annotations
 
@@ -71,14 +71,14 @@ class LocatedProblem:
 
 @dataclass(frozen=True, slots=True)
 class Definition:
-    """Definition without errors: its stored row, and the parsed form."""
+    """Stored row and parsed form of a definition."""
 
     row: dict[str, Any]
     parsed: ToolDefinition
 
 
 def settings_without_database() -> Settings:
-    """Return the settings for commands without a connection. Exits with 2 if they are invalid."""
+    """Return the settings. Exits with 2 if they are invalid."""
     try:
         return load_settings(NO_DATABASE)
     except SettingsError as error:
@@ -86,7 +86,7 @@ def settings_without_database() -> Settings:
 
 
 def settings_failed(error: SettingsError) -> NoReturn:
-    """Print every mistake of the settings, and exit with 2."""
+    """Print every mistake, and exit with 2."""
     for problem in error.problems:
         print_status(f"openapi-tool: {problem}")
     raise typer.Exit(USAGE) from None
@@ -271,10 +271,7 @@ def show_statistics(
     as_json: bool,
     every_s: float | None = None,
 ) -> None:
-    """Draw the statistics of all replicas, once or every `every_s` seconds, or print what `select` returns as JSON.
-
-    Exits with 1 if no replica answers, with 2 without NATS.
-    """
+    """Draw the statistics of all replicas, once or every `every_s` seconds, or print what `select` returns as JSON."""
 
     async def work(bootstrap: Bootstrap, client: BusClient) -> None:
         del bootstrap

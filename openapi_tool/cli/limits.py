@@ -1,4 +1,4 @@
-"""`openapi-tool limits` and `budgets`: rate limits and budgets, and who uses them."""
+"""`openapi-tool limits` and `budgets`."""
 
 from __future__ import annotations
 

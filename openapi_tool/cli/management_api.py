@@ -1,4 +1,4 @@
-"""Client of the kernel's management API (protocol section 4). The service never imports it."""
+"""Client of the kernel's management API (protocol section 4)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`openapi-tool serve` and `check`: run the executor against a kernel, or only test its settings and connections."""
+"""`openapi-tool serve` and `check`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`openapi-tool top` and `usage`: what all replicas do right now, and what the calls of a project cost."""
+"""`openapi-tool top` and `usage`."""
 
 from __future__ import annotations
 

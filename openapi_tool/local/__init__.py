@@ -1,1 +1,1 @@
-"""Embedded stack for demonstrations and tests: PostgreSQL, NATS, a Jina double, and a simulated kernel."""
+"""Embedded stack for demonstrations and tests."""

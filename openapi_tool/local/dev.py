@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 
 PROJECT, AGENT = "proj_dev", "agent_dev"
 MARK = "openapi-tool dev"
-"""Marks what `dev` created: as comment on its database, and in the metadata of its stream."""
+"""Comment on the database of `dev`, and metadata of its stream."""
 
 FALLBACKS = ({"match": "://", "answer": "r-post-json"}, {"answer": "s-post-json"})
 """Fallbacks of the double: a page for an address, else a list of results."""
 
 KEY_NAMES = ("JINA_API_KEY", "SEARCH_API_KEY")
-"""Variables whose keys an executor of the embedded stack sends to the double."""
+"""Variables with keys of the double."""
 
 _STREAM_MARK = {"made_by": MARK}
 _LOCK_FILE = "dev.lock"
@@ -45,12 +45,12 @@ _NOT_OF_DEV = (
 
 
 class DevError(Exception):
-    """A folder, a dev stack or a call cannot be used; the message says why. Nothing was written."""
+    """The message says why; nothing was written."""
 
 
 @dataclass(frozen=True, slots=True)
 class StackAddress:
-    """Addresses of a running dev stack, and the protocol version of its kernel."""
+    """Addresses of a running dev stack."""
 
     pid: int
     pg_dsn: str
@@ -64,7 +64,7 @@ def database_of(version: str) -> str:
 
 
 def state_path() -> Path:
-    """Return the path of the file in which `call` finds the dev stack of this user."""
+    """Return the file in which `call` finds the dev stack of this user."""
     private = os.environ.get("XDG_RUNTIME_DIR")
     folder = private if private and Path(private).is_dir() else tempfile.gettempdir()
     return Path(folder) / f"openapi-tool-dev-{os.geteuid()}.json"
@@ -102,7 +102,7 @@ def claimed_state() -> Iterator[int | None]:
 
 
 def _open_private(path: Path, flags: int) -> int:
-    """Open a regular file of this user; refuse anything that another user put in its place, such as a link or FIFO."""
+    # Another user may have put a link or FIFO in its place.
     descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)  # opening a FIFO could block
     status = os.fstat(descriptor)
     if status.st_uid == os.geteuid() and stat.S_ISREG(status.st_mode):
@@ -176,7 +176,7 @@ def _runs(pid: int) -> bool:
 
 
 async def prepare(stack: EmbeddedStack, version: str, schema: str, tools: Iterable[Mapping[str, Any]]) -> None:
-    """Create stream and database of a version if they are missing; keep existing data, such as edited tools.
+    """Create a missing stream and database; keep existing data, such as edited tools.
 
     The database gets its mark last: a database without the mark is incomplete, so the next start creates it again.
     """

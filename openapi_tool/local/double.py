@@ -87,7 +87,7 @@ class _Refused(Exception):
 
 
 class Double:
-    """Rules, the log of requests, and the handlers of both ports."""
+    """Handlers of both ports."""
 
     def __init__(self, keys: Mapping[str, str]) -> None:
         self._key_names = {value: name for name, value in keys.items()}
@@ -191,16 +191,13 @@ class Double:
         raise _Refused(UNKNOWN_STATUS, _error_body(f"no recording answers {content.text()}"))
 
     async def set_rules(self, request: web.Request) -> web.Response:
-        """Replace all rules or all fallbacks by the list in the body.
-
-        The `answer` of a fallback serves requests that neither a recording nor a rule answers.
-        """
+        """Replace all rules or all fallbacks, whose `answer` serves requests that nothing else answers."""
         kind = request.match_info["kind"]
         self._rules[kind] = await _rules_in(request)
         return web.json_response({kind: len(self._rules[kind])})
 
     async def requests(self, request: web.Request) -> web.Response:
-        """Return all received requests, oldest first, once there are `at_least` as many."""
+        """Return received requests, oldest first, once there are `at_least` as many."""
         at_least = int(request.query.get("at_least", 0))
         async with self._log_changed:
             await self._log_changed.wait_for(lambda: len(self._received) >= at_least)

@@ -1,4 +1,4 @@
-"""Run `serve` as a child process whose connections to the upstream go to the double."""
+"""Run `serve` as a child process whose upstream is the double."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ class LoopbackResolver(AbstractResolver):
 class ExecutorProcess:
     """One replica of the executor.
 
-    `upstream_port` is the double's port; `module` is this module, or a variant with the same command line. With None,
-    the real upstream, `openapi_tool` runs instead of `module`.
+    `module` is this module, or a variant with the same command line. If the double's port is None, `openapi_tool` runs
+    instead, with the real upstream.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class ExecutorProcess:
         )
 
     def start(self) -> None:
-        """Start it and wait until it serves. Raises ServerFailed."""
+        """Wait until it serves. Raises ServerFailed."""
         # A second start appends to the log, in which the first one already wrote READY.
         offset = self.process.log.stat().st_size if self.process.log.exists() else 0
         self.process.start(lambda: READY.encode() in self.process.log.read_bytes()[offset:])

@@ -1,7 +1,6 @@
-"""Guard process that cleans up after its parent has ended.
+"""Guard process: it stops processes and deletes folders and files when its parent has ended.
 
-The parent names its child processes, folders and files over a pipe. When the pipe closes, because the parent closed it
-or died in any way, the guard stops and deletes them.
+The parent names them over a pipe, which closes however the parent dies.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Embedded servers: NATS and PostgreSQL as child processes, watched by the guard."""
+"""NATS and PostgreSQL as child processes, watched by the guard."""
 
 from __future__ import annotations
 
@@ -92,14 +92,14 @@ class ServerProcess:
         self._running().send_signal(number)
 
     def stop(self) -> int:
-        """Ask the process to stop, kill it if it does not, and return the exit code."""
+        """Ask it to stop, as `wait` does."""
         if self._process is None:
             return 0
         self.signal(self.stop_signal)
         return self.wait(STOP_S)
 
     def wait(self, seconds: float) -> int:
-        """Wait for the exit code; kill the process if it does not end in time."""
+        """Wait for the exit code; kill the process if it is late."""
         try:
             return self._running().wait(seconds)
         except subprocess.TimeoutExpired:

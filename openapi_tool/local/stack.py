@@ -1,4 +1,4 @@
-"""Embedded stack, which leaves no files or processes, and the sample calls of `demo`."""
+"""Embedded stack, and the sample calls of `demo`."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class UpstreamDouble(EmbeddedServer):
         self._admin("PUT", "/fallbacks", list(rules))
 
     def requests(self, at_least: int = 0) -> list[dict[str, Any]]:
-        """Return received requests, oldest first, once there are `at_least` as many. Raises TimeoutError."""
+        """Return received requests once there are `at_least` as many. Raises TimeoutError."""
         received: list[dict[str, Any]] = self._admin("GET", f"/requests?at_least={at_least}")
         return received
 
@@ -158,7 +158,7 @@ class EmbeddedStack:
         self.close()
 
     def ended(self) -> str | None:
-        """Return the name of a server that has ended."""
+        """Return an ended server's name."""
         processes = [server.process for server in (self.postgres, self.nats, self.upstream)]
         return next((process.name for process in processes if process and not process.alive), None)
 
@@ -186,7 +186,7 @@ class EmbeddedStack:
         return ExecutorProcess(name, self.folder, self.guard, environment | dict(settings or {}), port, module)
 
     def close(self) -> None:
-        """Stop every process and remove the folder, by the guard."""
+        """Stop every process and remove the folder."""
         self.guard.close()
 
 
@@ -237,7 +237,7 @@ class CompletedCall:
 
 
 async def play(stack: EmbeddedStack, executor: ExecutorProcess, upstream: str, version: str) -> list[CompletedCall]:
-    """Register the tools, run the calls, and read the second part of the last one, whose page is long."""
+    """Register the tools, run the calls, and read the second part of the last result."""
     async with Caller.connect(stack.postgres.dsn(DATABASE), stack.nats.url, version) as caller:
         await caller.set_up_project(PROJECT, AGENT, demo_tools(version))
         completed = [await _run_call(caller, executor, *call) for call in CALLS[upstream]]
