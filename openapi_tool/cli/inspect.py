@@ -39,7 +39,7 @@ class Event:
 
     at: datetime
     what: str
-    about: str = ""
+    about: str
 
 
 _Ms = Annotated[int, Field(ge=0, le=_MAX_MS)]

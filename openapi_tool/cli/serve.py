@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -85,8 +84,6 @@ def _given(flags: dict[str, dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-Check = Callable[[Bootstrap], Awaitable[list[str]]]
-
 _TIMEOUT_S = 10.0
 _FAILED = 1
 
@@ -146,13 +143,13 @@ def _print_json(outcomes: Mapping[str, Outcome], remarks: Sequence[str]) -> None
 
 
 async def _outcomes(bootstrap: Bootstrap, projects: Sequence[str], upstream: bool) -> dict[str, Outcome]:  # noqa: FBT001
-    checks: dict[str, tuple[Check, Bootstrap]] = {}
+    checks: dict[str, Awaitable[Outcome]] = {}
     for kernel in (bootstrap, *bootstrap.others):
-        of_kernel: dict[str, Check] = {"postgres": _postgres, "nats": _nats}
-        of_kernel |= {"upstream": _upstream} if upstream and kernel.main else {}
-        of_kernel |= {f"definitions of {project}": partial(_definitions, project=project) for project in projects}
-        checks |= {f"{kernel.health.prefix}{name}": (check, kernel) for name, check in of_kernel.items()}
-    outcomes = await asyncio.gather(*(_outcome(check(kernel), kernel) for check, kernel in checks.values()))
+        of_kernel = {"postgres": _postgres(kernel), "nats": _nats(kernel)}
+        of_kernel |= {"upstream": _upstream(kernel)} if upstream and kernel.main else {}
+        of_kernel |= {f"definitions of {project}": _definitions(kernel, project) for project in projects}
+        checks |= {f"{kernel.health.prefix}{name}": _outcome(work, kernel) for name, work in of_kernel.items()}
+    outcomes = await asyncio.gather(*checks.values())
     missing = bootstrap.secrets.missing()
     keys = {
         variable: Outcome(_key_missing(bootstrap, variable) if variable in missing else "")

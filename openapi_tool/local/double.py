@@ -79,13 +79,6 @@ class Rule:
         return len(self.recent) > self.rate_per_minute
 
 
-class _Refused(Exception):
-    def __init__(self, status: int, body: Mapping[str, Any]) -> None:
-        super().__init__(status)
-        self.status = status
-        self.body = body
-
-
 class Double:
     """Handlers of both ports."""
 
@@ -97,7 +90,7 @@ class Double:
         self._contexts: dict[str, ssl.SSLContext] = {}
 
     def tls(self, certificate: Path) -> ssl.SSLContext:
-        """Return a TLS context that switches to one per SNI host, so that `_check` can compare SNI and Host."""
+        """Return a TLS context that switches to one per SNI host; `_check_connection` compares it with Host."""
         self._contexts = {host: _server_context(certificate) for host in (SEARCH, READER)}
         first = _server_context(certificate)
         first.sni_callback = self._choose_context
@@ -113,12 +106,12 @@ class Double:
         """Answer a request to Jina."""
         entry = await self._record(request)
         try:
-            content = self._check(request, entry)
-            rule = next((rule for rule in self._rules["rules"] if rule.matches(content.subject, entry["key"])), Rule())
-            entry["hung"] = rule.hang
-            response = await self._answer(request, content, rule)
-        except _Refused as refusal:
-            response = _json(refusal.status, json.dumps(refusal.body))
+            self._check_connection(request)
+            response = await self._answer(request, entry)
+        except UnknownRequest as unknown:  # in Jina's format, so that the executor's result shows it
+            text = f"the Jina double refuses: {unknown}"
+            error = {"code": UNKNOWN_STATUS, "name": "DoubleError", "message": text, "readableMessage": text}
+            response = _json(UNKNOWN_STATUS, json.dumps({"data": None, **error}))
         finally:
             entry["ended_at"] = time.time()  # also if the client has disconnected
         entry["status"] = response.status
@@ -144,22 +137,20 @@ class Double:
             self._log_changed.notify_all()
         return entry
 
-    def _check(self, request: web.Request, entry: Mapping[str, Any]) -> RequestContent:
+    def _check_connection(self, request: web.Request) -> None:
         connection = request.transport.get_extra_info("ssl_object") if request.transport else None
         if connection is None or connection.context is not self._contexts.get(request.host):
-            raise _Refused(UNKNOWN_STATUS, _error_body(f"host {request.host!r} is not what TLS was asked for"))
+            raise UnknownRequest(f"host {request.host!r} is not what TLS was asked for")
         if request.headers.getall("Accept", []) != ["application/json"]:
-            raise _Refused(UNKNOWN_STATUS, _error_body("Accept is not exactly application/json"))
-        if entry["key"] is None:
-            raise _Refused(401, error_bodies()[401])
-        try:
-            return parse_request(
-                request.host, request.method, request.raw_path, dict(request.headers), entry["body"].encode()
-            )
-        except UnknownRequest as unknown:
-            raise _Refused(UNKNOWN_STATUS, _error_body(str(unknown))) from None
+            raise UnknownRequest("Accept is not exactly application/json")
 
-    async def _answer(self, request: web.Request, content: RequestContent, rule: Rule) -> web.StreamResponse:
+    async def _answer(self, request: web.Request, entry: dict[str, Any]) -> web.StreamResponse:
+        if entry["key"] is None:
+            return _json(401, json.dumps(error_bodies()[401]))
+        body = entry["body"].encode()
+        content = parse_request(request.host, request.method, request.raw_path, dict(request.headers), body)
+        rule = next((rule for rule in self._rules["rules"] if rule.matches(content.subject, entry["key"])), Rule())
+        entry["hung"] = rule.hang
         await asyncio.sleep(rule.delay_s)
         if rule.hang:
             await asyncio.Event().wait()
@@ -188,7 +179,7 @@ class Double:
         for each in (rule, *self._rules["fallbacks"]):
             if each.answer and each.match in content.subject:
                 return load_recordings()[each.answer]
-        raise _Refused(UNKNOWN_STATUS, _error_body(f"no recording answers {content.text()}"))
+        raise UnknownRequest(f"no recording answers {content.text()}")
 
     async def set_rules(self, request: web.Request) -> web.Response:
         """Replace all rules or all fallbacks, whose `answer` serves requests that nothing else answers."""
@@ -226,12 +217,6 @@ async def _rules_in(request: web.Request) -> list[Rule]:
     if unknown:
         raise web.HTTPBadRequest(text=f"no recording is named {unknown[0]!r}; one is 's-post-json'\n")
     return rules
-
-
-def _error_body(what: str) -> dict[str, Any]:
-    # Jina's format, so that the executor's result shows it.
-    text = f"the Jina double refuses: {what}"
-    return {"data": None, "code": UNKNOWN_STATUS, "name": "DoubleError", "message": text, "readableMessage": text}
 
 
 def _padded(text: str, size: int) -> str:
