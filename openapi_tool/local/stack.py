@@ -98,12 +98,8 @@ class UpstreamDouble(EmbeddedServer):
         self._admin("DELETE", "/requests")
 
     def _admin(self, method: str, path: str, body: Any = None) -> Any:
-        request = urllib.request.Request(
-            f"http://127.0.0.1:{self.admin_port}{path}",
-            method=method,
-            data=None if body is None else json.dumps(body).encode(),
-            headers={"Content-Type": "application/json"},
-        )
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(f"http://127.0.0.1:{self.admin_port}{path}", data, method=method)
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # no proxy of the environment
         with opener.open(request, timeout=_ADMIN_TIMEOUT_S) as response:
             return json.load(response)
