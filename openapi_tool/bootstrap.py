@@ -29,9 +29,8 @@ from openapi_tool.limits.permits import Permits
 from openapi_tool.protocol.identity import command_filter
 from openapi_tool.settings import Settings, SettingsError
 from openapi_tool.settings.loading import secret_values, unmasked
-from openapi_tool.settings.sections import SCHEMES, NatsSettings
+from openapi_tool.settings.sections import NatsSettings
 from openapi_tool.settings.sources import DriverOptions
-from openapi_tool.settings.urls import parse_url
 from openapi_tool.telemetry.health import Health
 from openapi_tool.telemetry.redact import Redactor
 from openapi_tool.tools.arguments import OperatorEnvs
@@ -294,7 +293,7 @@ def _bus_options(settings: Settings, tls: ssl.SSLContext | None) -> BusOptions:
         _login(nats),
         nats.jetstream_domain,
         nats.inbox_prefix,
-        where=", ".join(parse_url(url, SCHEMES).where for url in nats.servers),
+        where=", ".join(url.where for url in nats.parsed),
         setting=settings.named("nats", "servers"),
     )
 

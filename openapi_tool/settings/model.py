@@ -1,7 +1,7 @@
 """Model of all settings.
 
-Sources in ascending precedence: defaults, the kernel's `config.toml`, the executor's TOML file, environment, flags.
-Each setting is also the variable `OPENAPI_TOOL__SECTION__KEY`; `PG_DSN` and `NATS_SERVERS` are short names.
+Sources in ascending precedence: defaults, the kernel's `config.toml`, the executor's TOML file, short names of
+variables, `OPENAPI_TOOL__SECTION__KEY`, flags.
 """
 
 from __future__ import annotations
@@ -337,14 +337,16 @@ class Settings(BaseSettings):
         changed["nats"] = self.nats.model_copy(update={"durable": None})
         return self.model_copy(update=changed)
 
-    def secret_values(self) -> list[tuple[str, str]]:
-        """Return every secret in the settings, with the name of its setting."""
-        key = self.session.key
-        return [
-            *([("session.key", key.get_secret_value())] if key else []),
-            *((f"{section}.{name}", part) for section, name, url in self._urls() for part in url.credentials),
-            *(secret for kernel in self.kernels for secret in _connection_secrets(kernel.nats, kernel.postgres)),
-        ]
+    def secret_values(self) -> Iterator[tuple[str, str]]:
+        """Yield every secret in the settings, with the name of its setting."""
+        secrets = [("session.key", self.session.key)]
+        parts = [(f"{section}.{name}", url.credentials) for section, name, url in self._urls()]
+        for kernel in self.kernels:
+            secrets += [("nats.password", kernel.nats.password), ("nats.token", kernel.nats.token)]
+            parts += [("nats.servers", url.credentials) for url in kernel.nats.parsed]
+            parts.append(("postgres.dsn", kernel.postgres.parsed.credentials))
+        yield from ((name, secret.get_secret_value()) for name, secret in secrets if secret is not None)
+        yield from ((name, part) for name, credentials in parts for part in credentials)
 
     def _urls(self) -> Iterator[tuple[str, str, ServerUrl]]:
         if self.egress.proxy is not None:
@@ -382,16 +384,7 @@ class Settings(BaseSettings):
         return init_settings, env_settings, *file_sources(settings_cls)
 
 
-def _connection_secrets(nats: NatsSettings, postgres: PostgresSettings) -> Iterator[tuple[str, str]]:
-    for name, secret in (("nats.password", nats.password), ("nats.token", nats.token)):
-        if secret is not None:
-            yield name, secret.get_secret_value()
-    for url in nats.servers:
-        yield from (("nats.servers", part) for part in parse_url(url, SCHEMES).credentials)
-    yield from (("postgres.dsn", part) for part in postgres.parsed.credentials)
-
-
 def _mask_connections(shown: dict[str, Any], kernel: Settings) -> None:
     shown["postgres"]["dsn"] = kernel.postgres.parsed.shown
-    shown["nats"]["servers"] = [parse_url(url, SCHEMES).shown for url in kernel.nats.servers]
+    shown["nats"]["servers"] = [url.shown for url in kernel.nats.parsed]
     shown["nats"]["durable"] = kernel.durable

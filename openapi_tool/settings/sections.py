@@ -1,4 +1,4 @@
-"""Sections of the settings that are pydantic models: connections to a kernel, secrets of tools."""
+"""Sections of the settings: connections to a kernel, secrets of tools."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pydantic_settings import NoDecode
 
 from openapi_tool.jina.parameters import is_documented, secret_problem
 from openapi_tool.options import MAX_ACK_PENDING, Seconds, one_line, split
-from openapi_tool.settings.urls import Dsn, parse_dsn, parse_url
+from openapi_tool.settings.urls import Dsn, ServerUrl, parse_dsn, parse_url
 from openapi_tool.tools.arguments import API_KEY
 from openapi_tool.tools.placeholders import Secret, is_executors_own
 
@@ -226,6 +226,11 @@ class NatsSettings(Section):
             if (getattr(self, first) is None) != (getattr(self, second) is None):
                 raise ValueError(f"{first} and {second} go together; set both, or neither")
         return self
+
+    @property
+    def parsed(self) -> list[ServerUrl]:
+        """Return the parsed server URLs."""
+        return [parse_url(url, SCHEMES) for url in self.servers]
 
 
 class PostgresSettings(Section):

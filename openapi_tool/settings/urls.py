@@ -37,10 +37,10 @@ class ServerUrl:
     query: str = field(repr=False)
 
     @property
-    def credentials(self) -> list[str]:
+    def credentials(self) -> tuple[str, ...]:
         """The password, as written and decoded; without one the user name, which then is a token."""
         secret = self.password or self.user
-        return [secret, unquote(secret)] if secret else []
+        return (secret, unquote(secret)) if secret else ()
 
     @property
     def where(self) -> str:
