@@ -35,9 +35,7 @@ MAX_QUEUED = 2_048
 """Calls that wait for export; further ones are dropped and counted."""
 _BATCH = 64
 _EXPORT_INTERVAL_S = 1.0
-_SAMPLED = 1
 _MAX_READ_BYTES = 4_096  # of a response's body
-_RATIO_BITS = 64  # lowest bits of the trace id, which OpenTelemetry's TraceIdRatioBased compares
 _ATTRIBUTE_OF_ID = {
     "project_id": "commonground.project.id",
     "agent_id": "gen_ai.agent.id",
@@ -50,19 +48,18 @@ Attributes = dict[str, Any]
 
 
 class _EndedCall(NamedTuple):
-    """Ended span of a call; times in nanoseconds since the epoch, which is monotonic time plus `offset_ns`."""
+    """Ended span of a call; times on the monotonic clock in seconds, which `ns` converts to time since the epoch."""
 
     name: str
     link: TraceLink
     attributes: Mapping[str, str]
     span: CallSpan
-    start_ns: int
-    end_ns: int
+    start: float
+    end: float
     offset_ns: int
     error: tuple[str, str] | None
 
     def ns(self, seconds: float) -> int:
-        """Convert a time on the monotonic clock."""
         return self.offset_ns + round(seconds * 1e9)
 
 
@@ -74,7 +71,7 @@ class ExportingTracer:
     """
 
     def __init__(self, exporter: SpanExporter, redactor: Redactor, ratio: float = 1.0, instance: str = "") -> None:
-        self._id_bound = int(ratio * 2**_RATIO_BITS)
+        self._id_bound = int(ratio * 2**64)  # of the lowest bits, as for OpenTelemetry's TraceIdRatioBased
         self._builder = _Builder(redactor, instance)
         self._exporter = exporter
         self._ended: deque[_EndedCall] = deque()
@@ -83,18 +80,15 @@ class ExportingTracer:
         self._thread = threading.Thread(target=self._run, name="span export", daemon=True)
         self._thread.start()
 
-    def sampled(self, parent: SpanContext) -> bool:
-        """Return whether a call with this parent is exported."""
-        return bool(int(parent.flags, 16) & _SAMPLED) and int(parent.trace_id[16:], 16) < self._id_bound
-
     @contextmanager
     def span(self, name: str, link: TraceLink, attributes: Mapping[str, str]) -> Iterator[CallSpan]:
         """Start a child span; queue it for export when the block is left."""
         span = child_of(link)
-        if not self.sampled(link.parent):
+        is_sampled = int(link.parent.flags, 16) & 1 and int(link.parent.trace_id[16:], 16) < self._id_bound
+        if not is_sampled:
             yield span
             return
-        began, error = time.monotonic_ns(), None
+        began, error = time.monotonic(), None
         try:
             yield span
         except Exception as raised:
@@ -102,8 +96,7 @@ class ExportingTracer:
             raise
         finally:
             offset_ns = time.time_ns() - time.monotonic_ns()
-            now = time.monotonic_ns() + offset_ns
-            self._put(_EndedCall(name, link, attributes, span, began + offset_ns, now, offset_ns, error))
+            self._put(_EndedCall(name, link, attributes, span, began, time.monotonic(), offset_ns, error))
 
     def _put(self, ended: _EndedCall) -> None:
         if len(self._ended) >= MAX_QUEUED:
@@ -146,8 +139,6 @@ class _Builder:
         link, facts = ended.link, ended.span.facts
         state = TraceState.from_header([self._masked(link.tracestate)]) if link.tracestate else None
         parent = _context(link.parent, state, is_remote=True)
-        # The call begins with the arrival of its command in the stream.
-        start_ns = ended.start_ns if facts is None else ended.ns(facts.began - facts.age_s)
         context = _context(ended.span.context, state)
         attributes = self._attributes(ended, facts)
         yield ReadableSpan(
@@ -160,8 +151,9 @@ class _Builder:
             links=[trace.Link(_context(link.linked, is_remote=True))] if link.linked else (),
             kind=SpanKind.CONSUMER,
             status=_status(attributes),
-            start_time=start_ns,
-            end_time=ended.end_ns,
+            # The call begins with the arrival of its command in the stream.
+            start_time=ended.ns(ended.start if facts is None else facts.began - facts.age_s),
+            end_time=ended.ns(ended.end),
             instrumentation_scope=_SCOPE,
         )
         for child in _children(facts) if facts is not None else ():
@@ -177,7 +169,7 @@ class _Builder:
                 kind=child.kind,
                 status=_status(child.attributes),
                 start_time=ended.ns(child.start),
-                end_time=ended.end_ns if child.end is None else ended.ns(child.end),
+                end_time=ended.ns(ended.end if child.end is None else child.end),
                 instrumentation_scope=_SCOPE,
             )
 
@@ -209,11 +201,11 @@ class _Builder:
             return []
         kind, message = ended.error
         attributes = {"exception.type": kind, "exception.message": self._masked(message)}
-        return [Event("exception", attributes, ended.end_ns)]
+        return [Event("exception", attributes, ended.ns(ended.end))]
 
 
 class _Child(NamedTuple):
-    """Phase of a call; times on the monotonic clock in seconds, `end` None if it did not end before the call."""
+    """Phase of a call; `end` is None if it did not end before the call."""
 
     name: str
     kind: SpanKind
