@@ -114,7 +114,7 @@ class Reloader:
     async def run(self, requested: asyncio.Event) -> None:
         """Reload whenever `requested` is set or a file changed."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(watch(self.files, requested), name="files")
+            group.create_task(_watch(self.files, requested), name="files")
             while True:
                 await requested.wait()
                 requested.clear()
@@ -152,8 +152,7 @@ class Reloader:
         )
 
 
-async def watch(files: Sequence[Path], changed: asyncio.Event) -> None:
-    """Set `changed` whenever files changed."""
+async def _watch(files: Sequence[Path], changed: asyncio.Event) -> None:
     watcher = FileWatcher(files)
     while files:
         if await asyncio.to_thread(watcher.changed):
@@ -193,10 +192,9 @@ T = TypeVar("T")
 
 
 def run(read: Callable[[], Settings], environment: Mapping[str, str], resolver: Resolver | None = None) -> None:
-    """Serve until SIGTERM or SIGINT.
+    """Serve until SIGTERM or SIGINT. Raises SettingsError before any connection is made.
 
-    `resolver` replaces DNS for the upstream's hosts in the embedded stack. Raises SettingsError before any connection
-    is made.
+    `resolver` replaces DNS for the upstream's hosts in the embedded stack.
     """
     bootstrap = build_bootstrap(read(), environment)
     settings = bootstrap.settings

@@ -79,8 +79,7 @@ class Health:
     def record(self, name: str, *, ok: bool, reason: str = "") -> bool:
         """Record the state of a dependency; return whether `ok` changed.
 
-        Each change is logged, and each new reason, its text at most once an hour: behind a pooler it can change many
-        times a minute.
+        A reason's text is logged at most once an hour: behind a pooler it can change many times a minute.
         """
         dependency = self.dependencies[name]
         changed, old_reason = dependency.ok != ok, dependency.reason
@@ -182,7 +181,7 @@ class RecentWarnings(logging.Handler):
         self._warned: dict[str, _Warned] = {}
 
     def install(self, redactor: Redactor) -> None:
-        """Discard older warnings, and record the package's own from now on."""
+        """Record the package's own warnings from now on."""
         self._redactor = redactor
         self._warned.clear()
         logger = logging.getLogger(__name__.partition(".")[0])
@@ -320,7 +319,6 @@ def _rates(calls: Sequence[CallFacts], window_s: float) -> dict[str, Any]:
 
 
 def _phases(calls: Sequence[CallFacts]) -> dict[str, int | None]:
-    """Return the 95th percentile of each phase in milliseconds; None if no call had it."""
     seconds = {
         "queue": [call.age_s for call in calls],
         "load": [call.loaded - call.began for call in calls],

@@ -3,8 +3,7 @@
 prometheus_client's own instruments lock and validate on every use. Those here have no lock, since calls change them on
 the event loop's thread only.
 
-Labels are bounded: never a URL or a call; a project only if the operator lists it (`telemetry.projects`); a tool only
-by the name of the built-in tool that its definition selects.
+Labels are bounded: never a URL or a call; a project only if the operator lists it; a tool only by its built-in tool.
 """
 
 from __future__ import annotations
@@ -307,7 +306,7 @@ def list_projects(project_ids: Iterable[str]) -> None:
 def project_label(project_id: str | None) -> str:
     """Return the id of a project if the operator lists it, else an empty label.
 
-    For a further kernel, `project_id` is `VERSION ID` (`bootstrap._ScopedBackend`).
+    That of a further kernel is `VERSION ID`.
     """
     name = (project_id or "").rpartition(" ")[2]
     return name if name in _listed else ""
