@@ -12,6 +12,7 @@ import platform
 from abc import abstractmethod
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from typing import ClassVar, Generic, Literal, TypeVar
 
 from openapi_tool import __version__
@@ -20,13 +21,11 @@ Kind = Literal["counter", "gauge", "histogram"]
 Labels = tuple[str, ...]
 
 
+@dataclass(slots=True, eq=False)
 class Value:
     """Number of one combination of labels."""
 
-    __slots__ = ("number",)
-
-    def __init__(self) -> None:
-        self.number = 0.0
+    number: float = 0.0
 
     def inc(self, amount: float = 1) -> None:
         """Add to the number."""
@@ -37,15 +36,16 @@ class Value:
         self.number = number
 
 
+@dataclass(slots=True, eq=False)
 class Distribution:
     """Observations of one combination of labels."""
 
-    __slots__ = ("bounds", "counts", "total")
+    bounds: tuple[float, ...]
+    counts: list[int] = field(init=False)
+    total: float = 0.0
 
-    def __init__(self, bounds: tuple[float, ...]) -> None:
-        self.bounds = bounds
-        self.counts = [0] * (len(bounds) + 1)
-        self.total = 0.0
+    def __post_init__(self) -> None:
+        self.counts = [0] * (len(self.bounds) + 1)
 
     def observe(self, value: float) -> None:
         """Count an observation; a bucket includes its upper bound."""
@@ -56,6 +56,7 @@ class Distribution:
 ChildT = TypeVar("ChildT", Value, Distribution)
 
 
+@dataclass(eq=False)
 class Family(Generic[ChildT]):
     """One metric, with a child for each combination of label values; without labels the only child always exists.
 
@@ -64,13 +65,15 @@ class Family(Generic[ChildT]):
     """
 
     kind: ClassVar[Kind]
+    name: str
+    text: str
+    label_names: Labels = ()
+    present: Iterable[Labels] = ()
+    _children: dict[Labels, ChildT] = field(default_factory=dict, init=False)
 
-    def __init__(self, name: str, text: str, labels: Labels = (), present: Iterable[Labels] = ()) -> None:
-        self.name = f"openapi_tool_{name}"
-        self.text = text
-        self.label_names = labels
-        self._children: dict[Labels, ChildT] = {}
-        for values in present if labels else [()]:
+    def __post_init__(self) -> None:
+        self.name = f"openapi_tool_{self.name}"
+        for values in self.present if self.label_names else [()]:
             self.labels(*values)
 
     @abstractmethod
@@ -104,23 +107,13 @@ class Counter(Family[Value]):
         self._children[()].number += amount
 
 
+@dataclass(eq=False)
 class Gauge(Family[Value]):
     """Number that goes up and down; `combine` combines the sources of a child, such as kernels."""
 
     kind = "gauge"
-
-    def __init__(
-        self,
-        name: str,
-        text: str,
-        labels: Labels = (),
-        present: Iterable[Labels] = (),
-        *,
-        combine: Callable[[Iterable[float]], float] = sum,
-    ) -> None:
-        super().__init__(name, text, labels, present)
-        self._combine = combine
-        self._sources: dict[Labels, dict[str, Callable[[], float]]] = {}
+    combine: Callable[[Iterable[float]], float] = field(default=sum, kw_only=True)
+    _sources: dict[Labels, dict[str, Callable[[], float]]] = field(default_factory=dict, init=False)
 
     def _child(self) -> Value:
         return Value()
@@ -136,20 +129,16 @@ class Gauge(Family[Value]):
     def children(self) -> Iterator[tuple[dict[str, str], Value]]:
         """Read the sources first."""
         for values, sources in self._sources.items():
-            self.labels(*values).number = self._combine(source() for source in sources.values())
+            self.labels(*values).number = self.combine(source() for source in sources.values())
         return super().children()
 
 
+@dataclass(eq=False)
 class Histogram(Family[Distribution]):
     """Distribution over buckets, whose upper bounds are in the metric's unit."""
 
     kind = "histogram"
-
-    def __init__(
-        self, name: str, text: str, labels: Labels = (), present: Iterable[Labels] = (), *, bounds: tuple[float, ...]
-    ) -> None:
-        self.bounds = bounds
-        super().__init__(name, text, labels, present)
+    bounds: tuple[float, ...] = field(kw_only=True)
 
     def _child(self) -> Distribution:
         return Distribution(self.bounds)
