@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 import hashlib
 import logging
 import time
@@ -29,7 +28,7 @@ RETRY_S = 180.0  # after which one call may try a blocked key again
 _SECOND_REFUSAL_S = 600.0  # maximum between two refusals that block a key
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Refusal:
     """First refusal with a status: its call and time."""
 
@@ -37,7 +36,7 @@ class Refusal:
     at: Time
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class KeyRecord:
     """State of one key: if `status` is not 0, it is blocked since `since`, and may be tried again at `retry_at`."""
 
@@ -53,36 +52,32 @@ class KeyRecord:
         return STATES.get(self.status)
 
 
-def _record_refusal(record: KeyRecord, status: int, call: str, now: float) -> None:
+def _record_refusal(record: KeyRecord, status: int, call: str, now: float) -> KeyRecord:
     """Record a refusal; the second one, by another call, blocks the key."""
     if record.status:
-        if STATES[status] != record.state:
-            record.status = status
-        return
+        return record if STATES[status] == record.state else replace(record, status=status)
     first = record.refusals.get(status)
     if first is None or abs(now - first.at) >= _SECOND_REFUSAL_S:
-        record.refusals[status] = Refusal(call, now)
-    elif first.call != call:
-        record.status, record.since, record.retry_at, record.refusals = status, now, now + RETRY_S, {}
+        return replace(record, refusals={**record.refusals, status: Refusal(call, now)})
+    if first.call == call:
+        return record
+    return replace(record, status=status, since=now, retry_at=now + RETRY_S, refusals={})
 
 
-def _claim_trial(record: KeyRecord, now: float) -> None:
-    if record.status and record.retry_at <= now:
-        record.retry_at = now + RETRY_S
+def _claim_trial(record: KeyRecord, now: float) -> KeyRecord:
+    return replace(record, retry_at=now + RETRY_S) if record.status and record.retry_at <= now else record
 
 
-def _end_trial(record: KeyRecord, now: float) -> None:
-    if record.status:
-        record.retry_at = min(record.retry_at, now)
+def _end_trial(record: KeyRecord, now: float) -> KeyRecord:
+    return replace(record, retry_at=min(record.retry_at, now)) if record.status else record
 
 
-def _unblock(record: KeyRecord) -> None:
-    record.status, record.refusals = 0, {}
+def _unblock(record: KeyRecord) -> KeyRecord:
+    return replace(record, status=0, refusals={})
 
 
-def _forget_refusals(record: KeyRecord) -> None:
-    if not record.status:
-        record.refusals = {}
+def _forget_refusals(record: KeyRecord) -> KeyRecord:
+    return record if record.status else replace(record, refusals={})
 
 
 def encode(record: KeyRecord) -> bytes:
@@ -101,8 +96,7 @@ def decode(stored: bytes | None, now: float) -> KeyRecord:
         return KeyRecord()
     if record.status not in (0, *STATES):
         return KeyRecord()
-    record.since, record.retry_at = min(record.since, now), min(record.retry_at, now + RETRY_S)
-    return record
+    return replace(record, since=min(record.since, now), retry_at=min(record.retry_at, now + RETRY_S))
 
 
 log = logging.getLogger(__name__)
@@ -114,7 +108,7 @@ _REFUSED_KEY_ADVICE = {
     402: "its balance is used up; top it up or set another one",
 }
 _WARNING_INTERVAL_S = 60.0
-Change = Callable[[KeyRecord], None]
+Change = Callable[[KeyRecord], KeyRecord]
 
 
 def record_name(variable: str, value: str) -> str:
@@ -177,10 +171,9 @@ class Keys:
         now, record = self.now(), self.blocked[variable]
         if record.retry_at > now:
             return False
-        # Before any `await`, so that other calls of this process claim no second one.
-        self.blocked[variable] = replace(record, retry_at=now + RETRY_S)
+        change = partial(_claim_trial, now=now)
+        self.blocked[variable] = change(record)  # before any `await`, so that other calls of this process claim none
         try:
-            change = partial(_claim_trial, now=now)
             # A key that another replica has unblocked meanwhile may be tried, too.
             return await self._apply(self._name_of(variable), change) or variable not in self.blocked
         except Unavailable:
@@ -257,9 +250,8 @@ class Keys:
             try:
                 return await self._change(name, change)
             except Unavailable:
-                revision, record = copy.deepcopy(self._records.get(name, (0, KeyRecord())))
-                change(record)
-                self._adopt(name, revision, record)
+                revision, record = self._records.get(name, (0, KeyRecord()))
+                self._adopt(name, revision, change(record))
                 raise
 
     async def _change(self, name: str, change: Change) -> bool:
@@ -268,20 +260,15 @@ class Keys:
             revision, value = await self._store.read(name)
             if value is None:  # never written, or expired
                 self._records.pop(name, None)
-            record = self._record(name, revision, value)
-            before = copy.deepcopy(record)
-            change(record)
-            changed = record != before
-            written = await self._store.write(name, encode(record), revision) if changed else revision
+            known_revision, known = self._records.get(name, (None, KeyRecord()))
+            # To decode a known record again would move a forged `retry_at` on.
+            record = known if revision == known_revision else decode(value, self.now())
+            changed = change(record)
+            written = await self._store.write(name, encode(changed), revision) if changed != record else revision
             if written is not None:
-                self._adopt(name, written, record)
-                return changed
+                self._adopt(name, written, changed)
+                return changed != record
         return False
-
-    def _record(self, name: str, revision: int, value: bytes | None) -> KeyRecord:
-        """Return a copy of a known record: decoding it again would move a forged `retry_at` on."""
-        known_revision, known = self._records.get(name, (None, KeyRecord()))
-        return copy.deepcopy(known) if revision == known_revision else decode(value, self.now())
 
     def _adopt(self, name: str, revision: int, record: KeyRecord) -> None:
         if name in self._variables and revision >= self._records.get(name, (0, None))[0]:
