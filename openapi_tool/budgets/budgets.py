@@ -1,4 +1,4 @@
-"""Budgets of this process: the accounts that a request is charged to, its estimated cost, and the reservation."""
+"""Budgets of this process: accounts that a request is charged to, its estimated cost, its reservation."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Charge:
             await self._budgets.journal.wait_until_written()
 
     def record_cost(self, tokens: int) -> None:
-        """Count the cost of a request for the estimates of later ones."""
+        """Count the cost of a request for later estimates."""
         if tokens > 0:
             means = self._budgets.means
             mean = means.pop(self._tool, float(tokens))

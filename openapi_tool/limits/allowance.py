@@ -110,11 +110,11 @@ class Allowance:
         return self._own_pause_until
 
     def use_fallback(self) -> None:
-        """Divide the limit by the replicas that were last seen in the record."""
+        """Divide the limit by the last known number of replicas."""
         self.fallback_replicas = self.fallback_replicas or self.record.replicas_seen(self.name)
 
     def record_sent(self, now: float) -> None:
-        """Count a request for the adaptive limit that a later 429 may set."""
+        """Count a request for an adaptive limit."""
         if self._sent and now - self._sent[-1][0] < 1.0:
             self._sent[-1][1] += 1
         else:
@@ -170,7 +170,7 @@ class Allowance:
         return max(least, min(tokens, limit) / limit) / max(least, use.tokens / limit) - 1
 
     def sent_late(self, use: Use, now: float) -> Use:
-        """Move a use to `now` if its request was sent INTERVAL_S or more after the permit."""
+        """Move a use to `now` if its request was sent much after the permit."""
         if now - use.at < INTERVAL_S:
             return use
         sent = Use(now, use.requests, use.tokens)
@@ -178,7 +178,6 @@ class Allowance:
         return sent
 
     def _has_permit(self, rates: Rates, now: float) -> bool:
-        """Update the permits at hand; return whether they allow a request."""
         if self.fallback_replicas:
             self.at_hand = self._fallback_share(rates, now)
             self._max_concurrent = (rates.concurrent or 0) // self.fallback_replicas or 1
@@ -191,7 +190,6 @@ class Allowance:
         )
 
     def _fallback_share(self, rates: Rates, now: float) -> dict[str, int]:
-        """Divide the permits that were free at the last read by the replicas."""
         while self._fallback_uses and self._fallback_uses[0].at + USE_COUNTS_S <= now:
             self._fallback_uses.popleft()
         share: dict[str, int] = {}
@@ -265,12 +263,12 @@ class Allowance:
         return Planned(record, mine, len(self._uses))
 
     def is_written(self, planned: Planned, stored: bytes | None) -> bool:
-        """Return whether a stored record contains a change whose write had an unknown outcome."""
+        """Return whether a stored record contains a change."""
         mine = decode(stored).replicas.get(self.name)
         return mine is not None and mine.serial == planned.mine.serial
 
     def confirm(self, planned: Planned, revision: int) -> None:
-        """Adopt a written change, less what was used since it was planned."""
+        """Adopt a written change."""
         later = self._uses[planned.uses :]
         self._uses = later
         mine = planned.mine
@@ -297,7 +295,7 @@ class Allowance:
             self.record, self.revision = record, revision
 
     def forecast(self, now: float, request_s: float) -> Callable[[float], float]:
-        """Return a function from a number of permits of this replica to the seconds until it has them.
+        """Return a function from a number of permits to the seconds until this replica has them.
 
         A request takes at least `request_s` seconds.
         """
@@ -312,7 +310,7 @@ class Allowance:
         )
 
     def _open_in_s(self, count: float, replicas: int, request_s: float, now: float) -> float:
-        """Return the seconds after which `count` more requests may be open at the earliest."""
+        """Return the seconds until `count` more requests may be open, a lower bound."""
         limit = self.in_force(now).concurrent
         if limit is None:
             return 0.0

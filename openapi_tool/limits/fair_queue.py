@@ -29,8 +29,8 @@ NO_WEIGHTS: Mapping[str, float] = MappingProxyType({})
 _MAX_TAGS = 1_000
 _BACKLOG_S = 2.0  # after which a project that waits is expected to send more calls
 _FORGET_S = 60.0
-"""Seconds without a waiting call after which the tags are forgotten. Not sooner: under a low limit most calls are
-refused at once, so that the queue is often empty although projects compete."""
+"""Seconds without a waiting call until tags are forgotten: under a low limit most calls are refused at once, so the
+queue is often empty although projects compete."""
 
 
 @dataclass(slots=True, eq=False)
@@ -44,7 +44,7 @@ class Waiter:
 
 @dataclass(slots=True)
 class _Project:
-    """Waiting calls of a project; the one with the lowest `tag` is served next, which raises it by 1/`weight`."""
+    """Waiting calls of a project. That of the lowest `tag` is served next, which raises it by 1/`weight`."""
 
     waiting_since: float
     weight: float
@@ -134,7 +134,7 @@ class FairQueue:
         return waiter
 
     def charge(self, name: str, requests: float, now: float) -> None:
-        """Charge a project for a request that cost as much as this many further ones; a negative number is a refund.
+        """Charge a project for a request that cost as much as this many more; a negative number is a refund.
 
         Only if calls have waited in the last minute: what nobody else wanted costs no turn.
         """
@@ -164,8 +164,8 @@ class FairQueue:
         """Return the calls that certainly get no permit in time, each with the seconds until it would get one.
 
         `wait_s` returns the seconds until a number of permits is free. A call gets one after the earlier calls of its
-        project and, by their weights, as many of every other project; more if its project was charged. A project that
-        began to wait less than `_BACKLOG_S` ago counts with the calls that wait now: it may send no more.
+        project and, by their weights, as many of every other one. A project that began to wait less than `_BACKLOG_S`
+        ago counts with the calls that wait now: it may send no more.
         """
         served, found = _ServedCalls(self._projects.values(), self._virtual_time, now), []
         for project in self._projects.values():
@@ -254,7 +254,7 @@ class OpenRequests:
 
 
 class KeyGroup:
-    """Limiters of one key, or of a pool's keys (`pooled`), and their waiting calls; `weights` are those of projects."""
+    """Limiters of one key, or of a pool's keys (`pooled`), and their waiting calls."""
 
     def __init__(self, weights: Mapping[str, float], *, pooled: bool) -> None:
         self.waiting = FairQueue(weights)

@@ -1,4 +1,4 @@
-"""Rate limiter of one key and endpoint: takes blocks of permits from the shared record, grants permits to calls."""
+"""Rate limiter of one key and endpoint."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from http import HTTPStatus
 from pydantic import SecretStr
 
 from openapi_tool.concurrency import in_background
-from openapi_tool.limits import ledger
 from openapi_tool.limits.allowance import (
     OPEN_REPORT_S,
     REFILL_AT_ONCE_BELOW,
@@ -25,7 +24,7 @@ from openapi_tool.limits.allowance import (
 )
 from openapi_tool.limits.fair_queue import FairQueue, KeyGroup, KeyPermit, OpenRequests, Waiter
 from openapi_tool.limits.keys import STATES, Keys
-from openapi_tool.limits.ledger import Use
+from openapi_tool.limits.ledger import Use, lower_adaptive
 from openapi_tool.limits.permits import MAX_WRITE_ATTEMPTS, Need, Permit, Store
 from openapi_tool.limits.record import BLOCK_S, MAX_PAUSE_S, REQUESTS, Record, decode, encode, parse
 from openapi_tool.protocol.errors import RateLimited, ToolError, Unavailable
@@ -44,7 +43,7 @@ _DURATIONS = 16  # newest requests; the shortest decides how long a call may wai
 
 
 class KeyLimiter:
-    """Limiter of one key and endpoint, with a task that takes permits and grants them.
+    """Limiter with a task that takes blocks of permits from the shared record, and grants them to calls.
 
     In a pool `load` is its requests divided by `weight`. A blocked key serves only one call, once `trial` is set.
     """
@@ -342,7 +341,7 @@ class KeyLimiter:
             paused_before, limit_before = record.paused_until, record.adaptive and record.adaptive.limit
             record.paused_until = max(record.paused_until, until)
             if self.allowance.rates.requests is None:
-                ledger.lower_adaptive(record, now)
+                lower_adaptive(record, now)
             limit = record.adaptive and record.adaptive.limit
             if record.paused_until - paused_before < _POLL_S and limit == limit_before:
                 return  # another replica has written it

@@ -38,7 +38,7 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class KeyRecord:
-    """State of one key: if `status` is not 0, it is blocked since `since`, and may be tried again at `retry_at`."""
+    """State of one key: with a `status` it is blocked since `since`, and may be tried again at `retry_at`."""
 
     version: Literal[2] = 2
     status: int = 0
@@ -198,7 +198,7 @@ class Keys:
             self._start(self._apply(self._name_of(variable), _forget_refusals))
 
     def end_trial(self, variable: str) -> None:
-        """Let the next call try a blocked key: the response to this one did not depend on the key."""
+        """Let the next call try a blocked key: this one got no response that depends on the key."""
         if variable in self.blocked:
             self._start(self._apply(self._name_of(variable), partial(_end_trial, now=self.now())))
 

@@ -7,11 +7,10 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from openapi_tool.limits import keys as key_state
 from openapi_tool.limits.allowance import MIN_TOKENS, Allowance
 from openapi_tool.limits.fair_queue import NO_WEIGHTS, KeyGroup
 from openapi_tool.limits.key_limiter import KeyLimiter
-from openapi_tool.limits.keys import Keys
+from openapi_tool.limits.keys import PREFIX, Keys
 from openapi_tool.limits.permits import Need, Permit, Store
 from openapi_tool.limits.record import REQUESTS, TOKENS, Rates
 from openapi_tool.options import LimitOptions
@@ -21,10 +20,7 @@ _MAX_PROJECTS = 20
 
 
 class Limiter:
-    """Permits of all keys of replica `name`. `clock` returns the NATS server's time, `failure` see `Keys`.
-
-    `weights` are those of projects, by default 1.
-    """
+    """Permits of all keys; the arguments are those of `Keys`, and the `weights` of projects, by default 1."""
 
     def __init__(
         self,
@@ -79,7 +75,7 @@ class Limiter:
 
     def on_change(self, name: str, revision: int, value: bytes) -> None:
         """Adopt a record that another replica wrote."""
-        if name.startswith(key_state.PREFIX):
+        if name.startswith(PREFIX):
             self.keys.on_change(name, revision, value)
             return
         for limiter in self._limiters.values():
@@ -87,7 +83,7 @@ class Limiter:
                 limiter.on_change(revision, value)
 
     def snapshot(self) -> list[dict[str, Any]]:
-        """Return the state of every key and endpoint with a limit."""
+        """Return the state of each key and endpoint with a limit."""
         return [self._snapshot(limiter) for limiter in self._limiters.values() if limiter.allowance.limited]
 
     def _snapshot(self, limiter: KeyLimiter) -> dict[str, Any]:

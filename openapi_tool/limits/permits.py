@@ -1,4 +1,4 @@
-"""Interfaces of the rate limiter: the permits of upstream requests (`limiter`), the store of its records."""
+"""Interfaces of the rate limiter, and of the store of its records."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Slot(Protocol):
         """Take a slot again."""
 
     def sending(self) -> None:
-        """Record that the call sends a request: from now on a drain waits for it."""
+        """Record that the call sends a request: a drain waits for it."""
 
 
 class NoSlot:
@@ -60,7 +60,7 @@ class Need:
 
 
 class Permit:
-    """Right to send one request with `key`: that of the `Need`, or another of its pool. This one is unlimited."""
+    """Right to send one request with `key`, which may be another than that of the `Need`. This one is unlimited."""
 
     __slots__ = ("__weakref__", "key")
 
