@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from openapi_tool.budgets import ledger
 from openapi_tool.budgets.ledger import NOTHING, RETURN_S, Amount, Limit, Period, Record
-from openapi_tool.budgets.replica import Allowance, Planned, Replica
+from openapi_tool.budgets.replica import Allowance, Planned, Replica, record_key
 from openapi_tool.concurrency import in_background
 from openapi_tool.protocol.errors import BudgetExceeded, ToolTimeout, Unavailable
 from openapi_tool.telemetry import metrics
@@ -24,13 +24,13 @@ from openapi_tool.tools.policy import Deadline
 
 log = logging.getLogger(__name__)
 
-SCOPES = ("session", "agent_day", "project_day", "project_month")  # narrowest first
 _OWNER_TEXT = {
     "session": "of this session",
     "agent_day": "of this agent for today",
     "project_day": "of this project for today",
     "project_month": "of this project for this month",
 }
+SCOPES = tuple(_OWNER_TEXT)  # narrowest first
 _MAX_WRITE_ATTEMPTS = 16  # of a compare-and-set
 _RETRY_S = 0.25  # after conflicts, or while other replicas may return blocks
 _NEARLY_USED_PERCENT = 90  # at which results get a note for the model; the log warns at 80
@@ -68,14 +68,14 @@ class Account:
 
     def __init__(
         self,
-        name: str,
         account_id: AccountId,
         limit: Limit,
         period: Period,
         replica: Replica,
         on_write: Callable[[Account], None],
     ) -> None:
-        self.name, self.id, self.period = name, account_id, period
+        self.name = record_key(*account_id, period.name)
+        self.id, self.period = account_id, period
         self.allowance = Allowance(replica.name, limit)
         self._replica, self._on_write = replica, on_write
         self._now = replica.now
@@ -189,7 +189,7 @@ class Account:
             revision, stored = self._stored
             waiting = list(self._waiting)
             needs = tuple(waiter.need for waiter in waiting)
-            planned = self.allowance.plan(stored, needs, self._now(), journals=journals, leave=leave)
+            planned = self.allowance.plan(stored, needs, self._now(), journals, leave=leave)
             # A refused request creates no record: any number of sessions would fill the store.
             if stored is None and needs and self.allowance.drop_if_empty(planned):
                 self._decide(waiting, planned)

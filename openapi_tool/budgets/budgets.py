@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from openapi_tool.budgets.account import SCOPES, Account, AccountId
 from openapi_tool.budgets.ledger import ALWAYS, NOTHING, Amount, Limit, Period, Periods
-from openapi_tool.budgets.replica import AccountStore, Replica, record_key
+from openapi_tool.budgets.replica import AccountStore, Replica
 from openapi_tool.concurrency import in_background
 from openapi_tool.options import BudgetLimits, BudgetOptions, time_zone
 from openapi_tool.protocol.errors import Unavailable
@@ -24,7 +24,7 @@ _NEWEST_WEIGHT = 0.2  # of the newest request in a tool's moving average
 _MAX_MEANS = 10_000  # one per tool
 _MAX_ACCOUNTS = 20_000
 _CHECKED_PER_TICK = 2_000  # all accounts at once could block the event loop
-_MAX_LISTED = _MAX_RANKED = 100
+_MAX_RANKED = 100
 _NOT_OPENED: tuple[float, list[Account]] = 0.0, []  # an expired entry of `_charged`
 
 
@@ -165,7 +165,7 @@ class Budgets:
         """Return the most used known accounts, those of projects first."""
         ranked = (account for accounts in self._most_used.values() for account in accounts.values())
         accounts = sorted(ranked, key=lambda each: (each.id.owner != "", -each.used_fraction))
-        return [account.snapshot() for account in accounts[:_MAX_LISTED]]
+        return [account.snapshot() for account in accounts[:_MAX_RANKED]]
 
     def outage(self) -> str:
         """Return why the store is unavailable; empty if it is not."""
@@ -197,9 +197,8 @@ class Budgets:
         key = account_id, period.name
         account = self._accounts.get(key)
         if account is None:
-            name = record_key(*account_id, period.name)
-            account = Account(name, account_id, limit, period, self._replica, on_write=self._rank)
-            self._accounts[key] = self._by_name[name] = account
+            account = Account(account_id, limit, period, self._replica, on_write=self._rank)
+            self._accounts[key] = self._by_name[account.name] = account
             self._rank(account)
             self._task = self._task or in_background(self._run(), "budgets")
         account.allowance.limit = limit  # the definition may have changed

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import date, datetime, timedelta, tzinfo
-from types import MappingProxyType
 from typing import Annotated, Literal, NamedTuple
 
 import orjson
@@ -65,7 +64,6 @@ class Amount(NamedTuple):
 
 
 NOTHING = Amount()
-NO_JOURNALS: Mapping[str, Amount] = MappingProxyType({})
 
 
 class Limit(NamedTuple):
@@ -174,7 +172,7 @@ def apply_report(
     report: UsageReport,
     limit: Limit,
     now: float,
-    journals: Mapping[str, Amount] = NO_JOURNALS,
+    journals: Mapping[str, Amount],
 ) -> Grant:
     """Apply a replica's report to a record, and the uses of dead replicas from their `journals`.
 

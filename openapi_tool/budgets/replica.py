@@ -15,7 +15,7 @@ import orjson
 from pydantic import TypeAdapter, ValidationError
 
 from openapi_tool.budgets import ledger
-from openapi_tool.budgets.ledger import NO_JOURNALS, NOTHING, Amount, Grant, Limit, Record, UsageReport
+from openapi_tool.budgets.ledger import NOTHING, Amount, Grant, Limit, Record, UsageReport
 from openapi_tool.concurrency import in_background
 from openapi_tool.limits.permits import Store
 from openapi_tool.protocol.errors import Unavailable
@@ -131,8 +131,8 @@ class Allowance:
         stored: bytes | None,
         needs: tuple[Amount, ...],
         now: float,
+        journals: Mapping[str, Amount],
         *,
-        journals: Mapping[str, Amount] = NO_JOURNALS,
         leave: bool = False,
     ) -> Planned:
         """Apply this replica's report to a stored record; with `leave` it keeps no block.

@@ -52,6 +52,7 @@ class KeyLimiter:
         self, variable: str, endpoint: str, allowance: Allowance, store: Store, keys: Keys, group: KeyGroup
     ) -> None:
         self.variable, self.endpoint = variable, endpoint
+        self._log_fields = {"variable": variable, "endpoint": endpoint}
         self.record_name = f"limit.{variable.upper()}.{endpoint}"
         self.allowance = allowance
         self.group, self.waiting, self.keys = group, group.waiting, keys
@@ -191,7 +192,7 @@ class KeyLimiter:
             except Unavailable as outage:
                 self._use_fallback_share(str(outage))
             except Exception:  # a defect; if this task ended, every call with the key would wait until its deadline
-                log.exception("internal error in a rate limit", extra={"action": "limits.broken", **self._log_fields()})
+                log.exception("internal error in a rate limit", extra={"action": "limits.broken", **self._log_fields})
                 self._stored, self._must_read = (0, None), True
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._idle_s()):
@@ -305,13 +306,14 @@ class KeyLimiter:
                 return
 
     def _adopt_written(self, planned: Planned, revision: int, now: float) -> None:
-        if self.allowance.fallback_replicas:
-            log.info("limits are shared again", extra={"action": "limits.shared", **self._log_fields()})
-        self.allowance.confirm(planned, revision)
+        allowance = self.allowance
+        if allowance.fallback_replicas:
+            log.info("limits are shared again", extra={"action": "limits.shared", **self._log_fields})
+        allowance.confirm(planned, revision)
         self._written_at = now
         self._next_refill_at = now + random.uniform(*REFILL_PAUSE_S)  # noqa: S311
         spacing_s = max(
-            _MIN_WRITE_INTERVAL_S, (1 + len(planned.record.others(now, self.allowance.name))) / _MAX_WRITES_PER_S
+            _MIN_WRITE_INTERVAL_S, (1 + len(planned.record.others(now, allowance.name))) / _MAX_WRITES_PER_S
         )
         self._next_write_at = now + spacing_s * random.uniform(0.75, 1.25) if planned.mine.want else now  # noqa: S311
 
@@ -327,7 +329,7 @@ class KeyLimiter:
                 self.variable,
                 self.paused_s,
                 "" if configured else "; no limit is configured, so one is found by trial for an hour",
-                extra={"action": "limits.paused", "pause_s": round(self.paused_s, 3), **self._log_fields()},
+                extra={"action": "limits.paused", "pause_s": round(self.paused_s, 3), **self._log_fields},
             )
         try:
             await self._share_pause(until)
@@ -360,13 +362,10 @@ class KeyLimiter:
                 self.variable,
                 reason,
                 allowance.fallback_replicas,
-                extra={"action": "limits.not_shared", "replicas": allowance.fallback_replicas, **self._log_fields()},
+                extra={"action": "limits.not_shared", "replicas": allowance.fallback_replicas, **self._log_fields},
             )
         self._grant()
         self._refuse_certain_timeouts()
-
-    def _log_fields(self) -> dict[str, str]:
-        return {"variable": self.variable, "endpoint": self.endpoint}
 
     @property
     def counted_queue(self) -> FairQueue:

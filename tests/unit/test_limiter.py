@@ -484,7 +484,7 @@ class AccountWorld:
         if (own := record.shares.get(pod.allowance.name)) is not None:
             assert pod.allowance.spent == pod.allowance.total.minus(own.total)
         needs, journals = (ONE,) * pod.asked, self.journals_of_dead(pod)
-        pod.planned = pod.allowance.plan(self.value, needs, self.now, journals=journals), self.revision
+        pod.planned = pod.allowance.plan(self.value, needs, self.now, journals), self.revision
 
     def journals_of_dead(self, pod: AccountPod) -> dict[str, Amount]:
         """Return the journals of replicas that count as dead: killed ones, and those that did not report in time."""
@@ -635,12 +635,12 @@ def test_an_unused_block_goes_back_while_another_replica_waits() -> None:
 @requirement("budgets.exact")
 def test_tokens_are_exceeded_by_what_running_requests_cost_beyond_their_estimates() -> None:
     allowance = Allowance("pod", Limit(None, 100))
-    planned = allowance.plan(None, (Amount(0, 30),) * 4, START)
+    planned = allowance.plan(None, (Amount(0, 30),) * 4, START, {})
     assert planned.grant.granted == (True, True, True, False)
     allowance.confirm(planned)
     for _ in range(3):
         allowance.settle(Amount(0, 30), Amount(1, 40), START)
-    planned = allowance.plan(accounts.encode(planned.record, {}), (Amount(0, 1),), START)
+    planned = allowance.plan(accounts.encode(planned.record, {}), (Amount(0, 1),), START, {})
     assert planned.record.used == Amount(3, 120)
     assert planned.grant.granted == (False,)
     assert planned.grant.warns
