@@ -151,12 +151,11 @@ def _subject_problems(subject: object, limits: LintLimits) -> Iterator[Problem]:
 def _argument_problems(document: Mapping[str, JsonValue]) -> Iterator[Problem]:
     shown, envs = object_at(document, *_PROPERTIES), object_at(document, "options", "envs")
     defaults, fixed = object_at(document, *_ARGS, "defaults"), object_at(document, *_ARGS, "fixed")
-    of_fixed, of_envs = "is fixed in options.args.fixed", "is a secret of options.envs"
     hide = "take it out here, a model may not be shown it"
     unused = "is never used: fixed or envs set the same argument; take it out"
     rules = (  # a name in the first mapping must not be in the second; path of the first, message
-        (shown, fixed, _PROPERTIES, f"{of_fixed}; {hide}"),
-        (shown, envs, _PROPERTIES, f"{of_envs}; {hide}"),
+        (shown, fixed, _PROPERTIES, f"is fixed in options.args.fixed; {hide}"),
+        (shown, envs, _PROPERTIES, f"is a secret of options.envs; {hide}"),
         (defaults, {**fixed, **envs}, (*_ARGS, "defaults"), unused),
         (fixed, envs, (*_ARGS, "fixed"), "is set by options.envs, too; give only one of them"),
     )
@@ -236,8 +235,11 @@ def _time_problems(document: Mapping[str, JsonValue], limits: LintLimits) -> Ite
         yield Problem(_SUSPEND, message, warning=True)
     max_call_s, commit_s = limits.max_call_s(document), limits.executor.commit_margin_s
     max_timeout_s = limits.tools.max_timeout_s
-    by_worker = f"the worker gives up after {max_call_s + commit_s:g} s, and {commit_s:g} s of it are for the commit"
-    by_settings = f"tools.max_timeout_s ends every call after {max_timeout_s:g} s"
+    by_worker = (
+        f"the worker gives up after {max_call_s + commit_s:g} s, and {commit_s:g} s of it are for the commit; "
+        "raise options.suspend_timeout_seconds"
+    )
+    by_settings = f"tools.max_timeout_s ends every call after {max_timeout_s:g} s; shorten it"
     fits = True
     for path in (
         *((*place, name) for place in (section, ("options",)) for name in TIMEOUTS),
@@ -246,8 +248,7 @@ def _time_problems(document: Mapping[str, JsonValue], limits: LintLimits) -> Ite
         seconds = _number(document, path) or 0
         if seconds > min(max_call_s, max_timeout_s):
             fits = False
-            remedy = f"{by_worker}; raise options.suspend_timeout_seconds"
-            yield Problem(path, f"cannot fit: {remedy if seconds > max_call_s else f'{by_settings}; shorten it'}")
+            yield Problem(path, f"cannot fit: {by_worker if seconds > max_call_s else by_settings}")
     # Above `max_timeout_s`, commit and redeliveries may use the usual wait of a worker.
     if suspend is not None and fits and max_timeout_s + wait_s < suspend <= MAX_SUSPEND_S:
         message = f"is longer than any call: tools.max_timeout_s ends them after {max_timeout_s:g} s; shorten it"

@@ -180,7 +180,7 @@ def _object_of(**properties: JsonValue) -> JsonObject:
     return {"properties": properties, "patternProperties": _PARTIAL, "additionalProperties": False}
 
 
-# Only the JSON types are checked here; `tools.definition` checks the values, at run time and for the linter.
+# Only what a new definition needs more than a stored one is checked here; the linter runs the parser, too.
 _EMPTY = "is empty; give it a value or take it out"
 _OBJECT: JsonObject = {"type": "object", "errorMessage": "must be an object"}
 _NO_NULLS: JsonObject = {**_OBJECT, "additionalProperties": {"not": {"type": "null"}, "errorMessage": _EMPTY}}
