@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import lzma
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
@@ -31,7 +30,7 @@ OPTIONS = (
 HEADERS = {
     "dnt": "doNotTrack",
     "x-md-link-style": "markdown.linkStyle",
-    **{"x-" + re.sub("[A-Z]", r"-\g<0>", option).lower(): option for option in OPTIONS},
+    **{"x-" + "".join(f"-{c.lower()}" if c.isupper() else c for c in option): option for option in OPTIONS},
 }
 # Headers that set no option.
 PLAIN_HEADERS = {
