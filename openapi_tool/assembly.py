@@ -140,7 +140,7 @@ class Parts:
 class Shared:
     """Parts that all kernels share.
 
-        `limiter` and `budgets` store their records in the main kernel's NATS and use its `clock`. On each NATS only one
+    `limiter` and `budgets` store their records in the main kernel's NATS and use its `clock`. On each NATS only one
     connection answers requests for the `statistics`: `answering` has the servers where one does.
     """
 

@@ -48,7 +48,7 @@ _UNSCOPED = "v1r4"  # the version whose session key and project ids are used unc
 class Bootstrap:
     """Settings of a kernel and the objects built from them; `unmasked` names secrets that cannot be masked.
 
-    Other kernels have their own `settings`, `bus`, `pool`, `durable` and `health`, and share all other objects.
+    Only `settings`, `bus`, `pool`, `durable` and `health` differ between kernels.
     """
 
     settings: Settings

@@ -29,8 +29,8 @@ CallSeconds = Annotated[float, Field(ge=1, le=86_400)]
 def one_line(value: Any) -> Any:
     """Return a value with its text stripped.
 
-    Raises ValueError for over 16,000 characters, and for control characters and invalid UTF-8: drivers would send them,
-    or raise an error whose message contains the value.
+    Raises ValueError for over 16,000 characters, control characters and invalid UTF-8: drivers would send them, or show
+    the value in an error.
     """
     value = value.strip() if isinstance(value, str) else value
     if any(len(text) > _MAX_CHARS for text in _texts(value)):

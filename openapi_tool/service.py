@@ -69,10 +69,7 @@ def file_limit_problem(settings: Settings, limit: int) -> str | None:
 
 
 def set_malloc_thresholds() -> None:
-    """Make glibc allocate blocks of 4 MB and more with mmap, so that freeing returns them to the system.
-
-    By default it raises that threshold to the largest block ever freed, and responses of 10 MB fragment the heap.
-    """
+    """Make glibc allocate blocks of 4 MB and more with mmap; by default responses of 10 MB fragment the heap."""
     with suppress(OSError, AttributeError):  # another C library
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(-3, 4 * 2**20)  # M_MMAP_THRESHOLD
@@ -80,7 +77,7 @@ def set_malloc_thresholds() -> None:
 
 
 def collect_garbage_rarely() -> None:
-    """Collect garbage less often, and never long-lived objects: calls create hardly any cycles.
+    """Collect less often, and never long-lived objects: calls create hardly any cycles.
 
     A collection blocks the event loop for about 0.8 us per young object.
     """
@@ -229,7 +226,7 @@ async def _serve(reloader: Reloader, resolver: Resolver | None) -> None:
 class _Process:
     """State shared by the kernels; `serving` has the parts of the connected ones.
 
-    `stack` closes connections after all kernels have drained: their calls need permits from the main kernel's NATS.
+    `stack` closes connections after all have drained: their calls need permits from the main kernel's NATS.
     """
 
     stop: asyncio.Event

@@ -93,7 +93,7 @@ def _validated(flags: Mapping[str, Any]) -> tuple[Settings | None, list[str]]:
 
 
 def given_values() -> dict[str, dict[str, Any]]:
-    """Return what files and environment set, by section, as written. Call it after `load_settings`."""
+    """Return what files and environment set, by section, as written."""
     values: dict[str, Any] = {}
     for source in (*reversed(file_sources(Settings)), EnvSettingsSource(Settings)):
         values = _merged(values, source())
@@ -273,7 +273,7 @@ def likely_secrets(environment: Mapping[str, str]) -> list[str]:
 
 
 def _url_credentials(value: str) -> list[str]:
-    """Return the credentials of URLs; of another text all parts, which a library may show in its error."""
+    """Return the credentials of URLs; of another text all parts, as a library may show them."""
     try:
         return list(parse_dsn(value).credentials)
     except ValueError:

@@ -1,8 +1,7 @@
-"""Sources of settings: TOML files, names of environment variables, and options that the PostgreSQL driver reads itself.
+"""Sources of settings: TOML files, variables, and options that the PostgreSQL driver reads itself.
 
-asyncpg takes options from `PG*` variables and from service, password and TLS files. It would report a mistake there
-only when it connects, as an outage, which is retried without end, or, for a port, as a defect. So all these options are
-checked at the start.
+asyncpg takes options from `PG*` variables and from service, password and TLS files. It reports a mistake there only
+when it connects, as an outage, which is retried without end, or as a defect. So they are checked at the start.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Strict parsers of connection strings and of server URLs; their errors contain no part of the input.
 
 If a user name or password has an unescaped `/`, `?`, `#` or `@`, programs take a part of it for host, port, path or
-database, and show that part in errors and name look-ups. So such input is refused before anything else reads it.
+database, and show it in errors and name look-ups. So such input is refused before anything else reads it.
 """
 
 from __future__ import annotations
@@ -127,9 +127,9 @@ Host = tuple[str, int | None]
 
 @dataclass(frozen=True, slots=True)
 class Dsn:
-    """Decoded connection string. A part that it leaves to the environment is None or empty.
+    """Decoded connection string; a part that it leaves to the environment is None or empty.
 
-    `shown` has `***` for user and password and no query; `credentials` are all passwords, as written and decoded.
+    `shown` is masked; `credentials` are all passwords, as written and decoded.
     """
 
     shown: str

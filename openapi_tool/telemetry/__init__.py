@@ -1,1 +1,1 @@
-"""Logs, traces, metrics and health; secrets are masked before anything is written."""
+"""Logs, traces, metrics and health."""

@@ -31,8 +31,8 @@ _MAX_RECENT = 1_024
 class CallFacts:
     """Facts of one call. Times are on the monotonic clock, in seconds; pairs are begin and end.
 
-    `function_name` is the tool's name in the command, `tool` the built-in tool that its definition selects. `age_s` is
-    the age of the command in the stream at `began`, when its handling began.
+    `function_name` is the tool's name in the command, `tool` the built-in tool. `age_s` is the age of the command in
+    the stream at `began`.
     """
 
     ids: Mapping[str, str]
@@ -131,7 +131,7 @@ class CallSpan:
 
 
 class WireTracer:
-    """Tracer without an exporter: a span is only a new id for the traceparent."""
+    """Tracer without an exporter."""
 
     def span(self, name: str, link: TraceLink, attributes: Mapping[str, str]) -> AbstractContextManager[CallSpan]:
         """Start a child span."""
@@ -157,7 +157,7 @@ class Exporting(Protocol):
 async def shut_down(tracer: Exporting, limit_s: float = 5.0) -> None:
     """Shut down a tracer or exporter; after `limit_s` seconds log a warning and drop what it has not exported.
 
-    It runs in a daemon thread: closing the event loop would wait for one of its executor that hangs in the collector.
+    It runs in a daemon thread: closing the event loop would wait for a thread of its executor.
     """
     thread = threading.Thread(target=tracer.shutdown, name="tracer shutdown", daemon=True)
     thread.start()

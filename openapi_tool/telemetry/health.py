@@ -41,7 +41,7 @@ class Dependency:
     reason: str = ""
 
     def as_json(self) -> dict[str, Any]:
-        """Return the JSON object; `age_s` is the time since the last success."""
+        """Return the JSON object; `age_s` counts from the last success."""
         age_s = None if self.last_ok_at is None else round(time.monotonic() - self.last_ok_at, 1)
         reason = {"reason": self.reason} if self.reason else {}
         return {"ok": self.ok, "age_s": age_s, "since": self.since.isoformat(timespec="seconds"), **reason}
@@ -51,9 +51,8 @@ class Dependency:
 class Health:
     """Dependencies by name; ready while all are available and the process does not drain.
 
-    `clock_offset_s` is the local clock's offset from the NATS server's. `limits` returns the state of each limited key
-    and endpoint, `keys` that of each blocked key, `budgets` that of each account, `budget_outage` why accounts cannot
-    be shared. `kernels` are the records of further kernels, all of which must be ready.
+    `clock_offset_s` is the local clock's offset from the NATS server's. `keys` returns the state of blocked keys,
+    `budget_outage` why accounts cannot be shared. `kernels` are the records of further kernels.
     """
 
     dependencies: dict[str, Dependency] = field(default_factory=lambda: {name: Dependency() for name in DEPENDENCIES})
@@ -142,7 +141,7 @@ class Health:
 
 
 async def monitor_loop_lag(on_lag: Callable[[float], None]) -> None:
-    """Monitor event-loop lag until cancelled; call `on_lag` with a lag of more than half a second."""
+    """Call `on_lag` with each lag of the event loop of more than half a second."""
     loop = asyncio.get_running_loop()
     metrics.EVENT_LOOP_TASKS.set_function(lambda: len(asyncio.all_tasks(loop)))
     while True:
@@ -245,7 +244,7 @@ _DURABLE_GAUGES = {
 
 @dataclass(slots=True)
 class Snapshots:
-    """Makes snapshots, at most two a second, since any client that reaches port or subject may request them.
+    """Makes snapshots, at most two a second, since any client may request them.
 
     Each function of `work` returns the held commands of one of the `durables`.
     """

@@ -1,10 +1,10 @@
 """HTTP server for probes, metrics and a status page, bounded against hostile clients.
 
 Clients do not authenticate, and their sockets use file descriptors that calls need, too. So a connection carries one
-request and lasts a few seconds, and the oldest is closed when there are too many: probes are always answered.
+request and lasts a few seconds, and the oldest is closed when there are too many.
 
-The status page sets values as text, never as HTML, and its Content-Security-Policy allows only its own script, because
-models and clients choose the ids that it shows.
+The page sets values as text, never as HTML, and its Content-Security-Policy allows only its own script, because models
+and clients choose the ids that it shows.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class Statistics(Protocol):
 async def health_server(
     host: str, port: int, health: Health | None, snapshots: Statistics | None = None
 ) -> AsyncIterator[int]:
-    """Serve probes and metrics if `health` is given, the page if `snapshots` is; yield the port. Raises OSError."""
+    """Serve probes and metrics of `health` and the page of `snapshots`; yield the port. Raises OSError."""
     app = web.Application(middlewares=[_close_afterwards])
     handlers: Routes = {}
     if health is not None:
@@ -211,7 +211,7 @@ def _probes(health: Health) -> Routes:
 
 
 def _refuse_public_name(request: web.Request) -> None:
-    """Refuse DNS rebinding: a web page whose host name resolves to a loopback or cluster address reads this server.
+    """Refuse DNS rebinding: a web page whose host name resolves to this server reads it.
 
     No attacker can own an IP address, a name without a dot or one of these suffixes.
     """

@@ -1,4 +1,4 @@
-"""Structured logs: one line per record with a stable `action`, secrets masked; escaping of text for terminals."""
+"""Structured logs with a stable `action`, secrets masked; escaping of text for terminals."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ _UNSAFE = re.compile(
     r"[\x00-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff\ufff9-\ufffb"
     r"\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e007f]"
 )
-"""Control characters, line separators, bidirectional controls, lone surrogates and invisible characters, but not the
-joiners U+200C and U+200D: languages and emoji need them."""
+"""Control characters, line separators, lone surrogates and invisible characters, but not the joiners U+200C and U+200D:
+languages and emoji need them."""
 
 
 def printable_line(text: str) -> str:
-    r"""Return `text` as one line, each unsafe character as its escape: `\x1b`, `\n`, `\u202e`."""
+    r"""Return `text` as one line, each unsafe character as its escape, such as `\n`."""
     if text.isprintable():
         return text
     return _UNSAFE.sub(lambda unsafe: unsafe[0].encode("unicode_escape").decode(), text)
 
 
 def printable_lines(text: str, indent: str = "") -> str:
-    """Escape unsafe characters except tabs and line breaks; `indent` begins each later line."""
+    """Escape unsafe characters but tabs and line breaks; `indent` begins later lines."""
     lines = (line.split("\t") for line in text.replace("\r\n", "\n").split("\n"))
     return f"\n{indent}".join("\t".join(map(printable_line, parts)) for parts in lines)
 
@@ -84,10 +84,7 @@ _CREDENTIALS = re.compile(
 
 
 def without_details(text: str) -> str:
-    """Return a library's message, truncated, without URL queries, user info, authorization and passwords.
-
-    Mask it before: the redactor does not recognize a truncated secret.
-    """
+    """Truncate a masked message of a library, and remove URL queries, user info, authorization and passwords."""
     if len(text) > _MAX_CHARS:
         text = f"{text[:_MAX_CHARS]} … ({len(text) - _MAX_CHARS:,} characters more)"
     text = _USER_INFO.sub(r"\1", text)

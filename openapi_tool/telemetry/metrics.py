@@ -58,10 +58,9 @@ ChildT = TypeVar("ChildT", Value, Distribution)
 
 @dataclass(eq=False)
 class Family(Generic[ChildT]):
-    """One metric, with a child for each combination of label values; without labels the only child always exists.
+    """One metric, with a child for each combination of label values.
 
-    `present` are combinations that exist from the start, at 0: Prometheus sees no increase in a series that starts at
-    1, so an alert would miss the first event.
+    Those `present` start at 0: Prometheus sees no increase in a series that starts at 1, so an alert would miss it.
     """
 
     kind: ClassVar[Kind]
@@ -123,7 +122,7 @@ class Gauge(Family[Value]):
         self._children[()].number = number
 
     def set_function(self, source: Callable[[], float], *values: str, part: str = "") -> None:
-        """Read the gauge from `source` at each export; another source of the same `part` replaces it."""
+        """Read the gauge from a source at each export; another one of the same `part` replaces it."""
         self._sources.setdefault(values, {})[part] = source
 
     def children(self) -> Iterator[tuple[dict[str, str], Value]]:
@@ -293,10 +292,7 @@ def list_projects(project_ids: Iterable[str]) -> None:
 
 
 def project_label(project_id: str | None) -> str:
-    """Return the id of a project if the operator lists it, else an empty label.
-
-    That of a further kernel is `VERSION ID`.
-    """
+    """Return the id of a listed project, else an empty label; a further kernel's id is `VERSION ID`."""
     name = (project_id or "").rpartition(" ")[2]
     return name if name in _listed else ""
 

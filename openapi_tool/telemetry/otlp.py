@@ -1,8 +1,7 @@
 """Export of spans over OTLP; imported only if an endpoint is configured, because the import takes 30 MB.
 
 A call only puts its record into a bounded queue. A thread makes and exports the spans: on the event loop the seven
-spans of a call would take a fifth of its CPU time. Names of spans and attributes follow OpenTelemetry's conventions,
-which may still change for generative AI and messaging.
+spans of a call would take a fifth of its CPU time. Names follow OpenTelemetry's conventions.
 """
 
 from __future__ import annotations
@@ -64,10 +63,9 @@ class _EndedCall(NamedTuple):
 
 
 class ExportingTracer:
-    """Tracer with an exporter; the exported span has the ids of the traceparent in report and doorbell.
+    """Tracer with an exporter; a call is sampled if its parent is, and if its trace id is below `ratio` of the largest.
 
-    A call is sampled if its parent is, and if its trace id is below `ratio` of the largest id: so all services that
-    sample by this rule choose the same traces.
+    All services that sample by this rule choose the same traces.
     """
 
     def __init__(self, exporter: SpanExporter, redactor: Redactor, ratio: float = 1.0, instance: str = "") -> None:
@@ -269,9 +267,9 @@ def resource(instance: str) -> Resource:
 
 
 class CollectorSession(requests.Session):
-    """Session without redirects, proxies and .netrc of the environment, which keeps only the head of a response.
+    """Session without redirects, proxies and .netrc, which keeps only the head of a response.
 
-    A redirect is reported as an error status: the exporter would take it for a success, although nothing was stored.
+    A redirect becomes an error status: the exporter would take it for a success, although nothing was stored.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Export over OTLP of the metrics that /metrics shows; imported only if an endpoint is configured."""
+"""Export of metrics over OTLP; imported only if an endpoint is configured."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Redactor: masks known secrets in their common encodings, and anything that looks like a Jina API key.
 
 Each encoding has marks: literal texts, one of which occurs in every match of its pattern. The pattern only runs if a
-substring search finds a mark. Marks are as long as possible: a search for 60 characters takes 0.05 ms/MB, for 4
-characters ten times that.
+search finds a mark. Marks are as long as possible: a search for 60 characters takes 0.05 ms/MB, for 4 ten times that.
 """
 
 from __future__ import annotations
@@ -150,7 +149,7 @@ MIN_SECRET_CHARS = 6
 """Shorter values occur in too many ordinary words to be masked."""
 
 _COMMON_WORDS = frozenset({"postgres", "postgresql", "password", "secret", "kernel", "executor", "openapi-tool"})
-"""Passwords of samples. Masking these words in log messages would spoil them and reveal the password."""
+"""Passwords of samples; masking these words in log messages would reveal them."""
 
 _SLICE_CHARS = 64 * 1024
 """Searched in one step: 0.1 ms if no mark is found, up to 10 ms if patterns have to run."""
@@ -172,10 +171,7 @@ def is_maskable(secret: str) -> bool:
 
 
 class Redactor:
-    """Replaces every known secret and every Jina-shaped key in texts, at any depth.
-
-    Secrets that are not maskable stay; `known` are the others. `where` is a label of the metric of masked values.
-    """
+    """Replaces every `known` secret and every Jina-shaped key; `where` is the label of the metric."""
 
     def __init__(self, secrets: Iterable[str] = (), where: str = "log") -> None:
         self._where = where
@@ -298,9 +294,8 @@ _of_call = lru_cache(maxsize=256)(Redactor)
 
 
 def of_call(secrets: Iterable[str]) -> Redactor:
-    """Return a redactor for the response of one call, which masks only the secrets sent with that call.
+    """Return a (cached) redactor for the response of one call, which masks only the secrets sent with it.
 
-    Otherwise a page could list guesses of another secret, and its author would learn which guess is masked. Redactors
-    are cached, because to build one takes longer than to use it.
+    Otherwise a page could list guesses of another secret, and its author would learn which guess is masked.
     """
     return _of_call(frozenset(secrets), "answer")
