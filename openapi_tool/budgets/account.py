@@ -133,11 +133,6 @@ class Account:
         if self._task is None:
             self._task = in_background(self._run(), "budget")
 
-    def tick(self, now: float) -> None:
-        """Report what is due."""
-        if self.allowance.offline or self.allowance.is_due(now):
-            self.wake()
-
     def on_change(self, revision: int, value: bytes) -> None:
         """Adopt a record that another replica wrote."""
         if revision > self._stored[0]:

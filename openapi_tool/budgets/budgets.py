@@ -38,14 +38,14 @@ class Spender(NamedTuple):
     tool_limits: BudgetLimits | None = None
 
 
+@dataclass(slots=True, eq=False)
 class Charge:
     """Accounts of one call, narrowest first."""
 
-    __slots__ = ("_accounts", "_budgets", "_has_reserved", "_tool")
-
-    def __init__(self, budgets: Budgets, spender: Spender, accounts: Sequence[Account]) -> None:
-        self._budgets, self._tool, self._accounts = budgets, (spender.project, spender.tool), accounts
-        self._has_reserved = False
+    _budgets: Budgets
+    _tool: tuple[str, str]  # project and name
+    _accounts: Sequence[Account]
+    _has_reserved: bool = False
 
     async def reserve(self, min_tokens: int, deadline: Deadline) -> Reservation:
         """Reserve the expected cost of a request. Raises BudgetExceeded, ToolTimeout."""
@@ -154,7 +154,7 @@ class Budgets:
             self._charged[key] = min((account.period.end for account in accounts), default=math.inf), accounts
         if tool_limits is not None:
             accounts = [*accounts, *self._open(spender, tool_limits, tool, now)]
-        return Charge(self, spender, accounts) if accounts else None
+        return Charge(self, (project, tool), accounts) if accounts else None
 
     def on_change(self, name: str, revision: int, value: bytes) -> None:
         """Adopt a record that another replica wrote."""
@@ -217,7 +217,8 @@ class Budgets:
                 continue
             now = self.clock()
             for account in list(self.active.values()):
-                account.tick(now)
+                if account.allowance.offline or account.allowance.is_due(now):
+                    account.wake()
                 if account.is_quiet:
                     del self.active[account.name]
             self._drop_unused(now)

@@ -59,7 +59,8 @@ class Allowance:
     """Permits of replica `name` for one key and endpoint with configured limits `rates`.
 
     A request costs at least `min_tokens`. `at_hand` is the rest of the block, `demand` the requests per second (moving
-    average). `fallback_replicas` is the number of replicas that share the limit while the store is unavailable, else 0.
+    average), `max_concurrent` the number of requests that may be open. While the store is unavailable,
+    `fallback_replicas` replicas share the limit, else it is 0.
     """
 
     def __init__(self, name: str, rates: Rates, min_tokens: int = 1) -> None:
@@ -80,7 +81,7 @@ class Allowance:
         self._fallback_uses: deque[Use] = deque()
         self._sent: deque[list[float]] = deque(maxlen=_MAX_SENT)  # [second, requests]
         self._adaptive_since = 0.0
-        self._max_concurrent = self._counted_concurrent = 0
+        self.max_concurrent = self._counted_concurrent = 0
         self._reported_at = self._steady_since = -math.inf
         self._own_pause_until = 0.0
         self.tokens_per_request = 0 if rates.tokens is None else min(max(min_tokens, _USUAL_TOKENS), rates.tokens)
@@ -93,11 +94,6 @@ class Allowance:
     def in_force(self, now: float) -> Rates:
         """Return the limits in force: configured, or adaptive after a 429."""
         return self.record.effective(self.rates, now)
-
-    @property
-    def max_concurrent(self) -> int | None:
-        """How many requests this replica may have open; None is unlimited."""
-        return None if self.rates.concurrent is None else self._max_concurrent
 
     def paused_s(self, now: float) -> float:
         """Return the seconds until a pause after a 429 ends."""
@@ -180,13 +176,13 @@ class Allowance:
     def _has_permit(self, rates: Rates, now: float) -> bool:
         if self.fallback_replicas:
             self.at_hand = self._fallback_share(rates, now)
-            self._max_concurrent = (rates.concurrent or 0) // self.fallback_replicas or 1
+            self.max_concurrent = (rates.concurrent or 0) // self.fallback_replicas or 1
         elif now >= self._block_expires_at:
             self.at_hand = {REQUESTS: 0, TOKENS: 0}
         return (
             (rates.requests is None or self.at_hand[REQUESTS] >= 1)
             and (rates.tokens is None or self.at_hand[TOKENS] >= self.tokens_per_request)
-            and (rates.concurrent is None or self.running < self._max_concurrent)
+            and (rates.concurrent is None or self.running < self.max_concurrent)
         )
 
     def _fallback_share(self, rates: Rates, now: float) -> dict[str, int]:
@@ -215,14 +211,10 @@ class Allowance:
             self.at_hand[TOKENS] < enough * self.tokens_per_request or now >= self._block_expires_at
         )
 
-    def has_open_requests(self, now: float) -> bool:
-        """Return whether requests are open whose number is limited."""
-        return self.running > 0 and self.in_force(now).concurrent is not None
-
     def has_surplus(self, now: float) -> bool:
         """Return whether ended requests above this replica's share still count for it, while others want them."""
-        surplus = self._counted_concurrent > max(self.running, self._max_concurrent)
-        return surplus and self.in_force(now).concurrent is not None and bool(self.record.others(now, self.name))
+        surplus = self._counted_concurrent > max(self.running, self.max_concurrent)
+        return surplus and self.rates.concurrent is not None and bool(self.record.others(now, self.name))
 
     def is_due(self, waiting: int, since_s: float, now: float) -> bool:
         """Return whether to report in any case, `since_s` seconds after the last report."""
@@ -233,16 +225,16 @@ class Allowance:
         return can_raise_limit or self._is_concurrency_due(waiting, since_s, now)
 
     def _is_concurrency_due(self, waiting: int, since_s: float, now: float) -> bool:
-        limit = self.in_force(now).concurrent
+        limit = self.rates.concurrent
         if limit is None:
             return False
         if self.has_surplus(now) or (self.running and since_s >= OPEN_REPORT_S):
             return True
-        if self.running < self._max_concurrent:
+        if self.running < self.max_concurrent:
             return since_s >= _RELEASE_INTERVAL_S and bool(self.record.others(now, self.name))
         if not waiting or since_s < _MIN_CHANGE_S:
             return False
-        return ledger.may_open(self.record, self.name, self.running + waiting, limit, now) > self._max_concurrent
+        return ledger.may_open(self.record, self.name, self.running + waiting, limit, now) > self.max_concurrent
 
     def plan(self, stored: bytes | None, waiting: int, now: float, *, leave: bool = False) -> Planned:
         """Apply this replica's report to a stored record; with `leave` (shutdown) keep no block."""
@@ -280,7 +272,7 @@ class Allowance:
             self.at_hand[REQUESTS] -= use.requests
             self.at_hand[TOKENS] -= use.tokens if use.requests else 0  # a correction does not change the block
         self._block_expires_at = mine.until
-        self._max_concurrent, self._counted_concurrent = mine.may_open, mine.concurrent
+        self.max_concurrent, self._counted_concurrent = mine.may_open, mine.concurrent
         self.fallback_replicas = 0
         self._fallback_uses.clear()
         self._adaptive_since = self.record.adaptive.since if self.record.adaptive else 0.0
@@ -301,20 +293,20 @@ class Allowance:
         """
         free_in_s = self.free_in_s(now)
         if replicas := self.fallback_replicas:
-            return lambda count: max(free_in_s(count * replicas), self._open_in_s(count, replicas, request_s, now))
+            return lambda count: max(free_in_s(count * replicas), self._open_in_s(count, replicas, request_s))
         # Shares are equal: until this replica has `count`, each other one gets as many, or all it wants.
         demands = [other.want for other in self.record.others(now, self.name)]
         return lambda count: max(
             free_in_s(count + sum(min(count, demand) for demand in demands)),
-            self._open_in_s(count, 1 + len(demands), request_s, now),
+            self._open_in_s(count, 1 + len(demands), request_s),
         )
 
-    def _open_in_s(self, count: float, replicas: int, request_s: float, now: float) -> float:
+    def _open_in_s(self, count: float, replicas: int, request_s: float) -> float:
         """Return the seconds until `count` more requests may be open, a lower bound."""
-        limit = self.in_force(now).concurrent
+        limit = self.rates.concurrent
         if limit is None:
             return 0.0
-        open_at_once = max(self._max_concurrent, limit // replicas, 1)
+        open_at_once = max(self.max_concurrent, limit // replicas, 1)
         return max(0.0, math.ceil(count) - 1 - open_at_once + self.running) // open_at_once * request_s
 
     def sent_in_window(self, now: float) -> int:

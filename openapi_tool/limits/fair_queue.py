@@ -236,7 +236,7 @@ class OpenRequests:
     def may_open(self, project: str) -> bool:
         """Return whether a project may open one more."""
         limit = self._allowance.max_concurrent
-        if limit is None or limit <= 1:
+        if self._allowance.rates.concurrent is None or limit <= 1:
             return True
         now = self._now()
         others = any(name != project and now - at < _ACTIVE_S for name, at in self._asked.items())

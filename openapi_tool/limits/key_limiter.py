@@ -62,6 +62,7 @@ class KeyLimiter:
         self._store = store
         self._now = keys.now
         self._wake = asyncio.Event()
+        self.wake = self._wake.set
         self._task = in_background(self._run(), f"limits of {variable}")
         self._stored: tuple[int, bytes | None] = 0, None  # revision and value
         self._must_read = True
@@ -133,10 +134,6 @@ class KeyLimiter:
             if not received and future.done() and not future.cancelled() and future.exception() is None:
                 future.result().cancelled()  # granted while the call was cancelled
         return permit
-
-    def wake(self) -> None:
-        """Grant or take permits now."""
-        self._wake.set()
 
     def record_upstream_refusal(self, error: ToolError, need: Need, key: SecretStr) -> None:
         """Pause the key after a 429, or count its refusal; other replicas get it by the next write."""
@@ -217,7 +214,7 @@ class KeyLimiter:
             return None
         if self.waiting or self.allowance.is_low(self._now(), REFILL_BELOW):
             return _POLL_S
-        if self.allowance.has_open_requests(self._now()):
+        if self.allowance.running and self.allowance.rates.concurrent is not None:
             return OPEN_REPORT_S
         return min(BLOCK_S, max(_POLL_S, self._written_at + REPORT_INTERVAL_S - self._now()))
 
