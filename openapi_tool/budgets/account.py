@@ -172,10 +172,7 @@ class Account:
             self._task = None
 
     async def report(self, *, leave: bool = False) -> None:
-        """Report uses and reserve for waiting requests, by compare-and-set; with `leave` keep no block.
-
-        Raises Unavailable.
-        """
+        """Report uses and reserve for waiting requests; with `leave` keep no block. Raises Unavailable."""
         for _ in range(_MAX_WRITE_ATTEMPTS):
             if self._must_read:
                 self._adopt(*await self._replica.store.read(self.name))

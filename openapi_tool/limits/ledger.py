@@ -112,7 +112,7 @@ def _share(record: Record, name: str, per_window: float, free: int, now: float, 
     """Return a replica's part of what is free; `per_window` is the limit in requests, each of which needs `unit`.
 
     Each replica that wants more gets an equal part, at least one request. As one may always write first, for example by
-    its clock, a replica that is ahead by more than a second's worth of its share takes nothing, unless that much of the
+    its clock, a replica takes nothing while it is ahead by more than a second of its share, unless a second of the
     limit is free.
     """
     others, mine = record.others(now, name), record.replicas[name]

@@ -87,10 +87,7 @@ class Permits(Protocol):
     """Source of permits."""
 
     async def acquire(self, need: Need) -> Permit:
-        """Wait for a permit.
-
-        Raises RateLimited once none can come before the deadline, and the error of a key that is blocked.
-        """
+        """Wait for a permit. Raises RateLimited once none can come in time, and the error of a blocked key."""
 
 
 class Unlimited:

@@ -24,8 +24,8 @@ BLOCK_S = 4.0  # within which a block must be used
 CONTENDER_S = 4.0  # for which a replica's unmet demand counts; then a killed one loses its share
 REPLICA_S = 60.0  # from its last report until a replica is removed from the record
 MAX_REPLICAS = 1_000
-"""Beyond that, those without permits that reported least recently are removed. They still get permits, but their demand
-does not lower the shares of others."""
+"""Beyond that, those without permits that reported least recently are removed: they still get permits, but do not lower
+the shares of others."""
 
 MAX_PAUSE_S = 120.0
 ADAPTIVE_S = 3600.0
@@ -37,8 +37,8 @@ REQUESTS, TOKENS = "requests", "tokens"
 _BURST_SHARE = 1 / 6  # of a limit, that an idle key may use at once
 _MIN_BURST = 10
 _CLOCK_S = 10.0
-"""Seconds by which a replica's time may be ahead before its uses are taken for forged. Larger than MARGIN_S, as a
-dropped use no longer counts against the limit."""
+"""Seconds by which a replica's time may be ahead before its uses are dropped as forged. Larger than MARGIN_S, as
+dropped uses do not count."""
 
 
 @dataclass(frozen=True, slots=True)
