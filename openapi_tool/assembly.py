@@ -50,7 +50,7 @@ from openapi_tool.protocol.dialect import dialect_of
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.settings import Settings
 from openapi_tool.telemetry import metrics
-from openapi_tool.telemetry.calls import Exporting, WireTracer, shut_down
+from openapi_tool.telemetry.calls import WireTracer, shut_down
 from openapi_tool.telemetry.health import NATS, POSTGRES, Health, Snapshots
 from openapi_tool.tools.policy import TimeLimits, longest_call_s
 
@@ -159,14 +159,18 @@ def open_shared(stack: AsyncExitStack, bootstrap: Bootstrap, resolver: Resolver 
     """Build the shared parts; `stack` closes them."""
     transport = upstream_transport(bootstrap, resolver)
     stack.push_async_callback(transport.aclose)
-    tracer = _tracer(bootstrap)
-    stack.push_async_callback(shut_down, tracer)
-    if (exporter := _metrics_exporter(bootstrap)) is not None:
-        stack.push_async_callback(shut_down, exporter)
+    settings, tracer = bootstrap.settings, _tracer(bootstrap)
+    stack.push_async_callback(shut_down, tracer.shutdown)
+    if settings.telemetry.otlp_metrics_endpoint is not None:
+        from openapi_tool.telemetry.otlp_metrics import open_exporter  # noqa: PLC0415 - 30 MB that few deployments need
+
+        exporter = open_exporter(
+            settings.telemetry.otlp_metrics_endpoint, settings.telemetry.otlp_metrics_interval_s, INSTANCE
+        )
+        stack.push_async_callback(shut_down, exporter.shutdown)
     for variable in bootstrap.secrets.allowed:
         metrics.KEYS_REFUSED.labels(variable)  # so that an alert sees the first refusal
     clock = ServerClock()
-    settings = bootstrap.settings
     limit_records, budget_records = RecordStore(LIMITS), RecordStore(BUDGETS)
     replica = secrets.token_hex(5)  # short: a record of limits contains up to 1,000 names
     limiter = Limiter(replica, settings.limits, limit_records, clock.time, key_failure, settings.fairness.weights)
@@ -337,12 +341,3 @@ def _tracer(bootstrap: Bootstrap) -> WireTracer | ExportingTracer:
     from openapi_tool.telemetry.otlp import open_tracer  # noqa: PLC0415 - 30 MB that few deployments need
 
     return open_tracer(telemetry.otlp_endpoint, bootstrap.redactor.with_label("span"), telemetry.trace_ratio, INSTANCE)
-
-
-def _metrics_exporter(bootstrap: Bootstrap) -> Exporting | None:
-    telemetry = bootstrap.settings.telemetry
-    if telemetry.otlp_metrics_endpoint is None:
-        return None
-    from openapi_tool.telemetry.otlp_metrics import open_exporter  # noqa: PLC0415 - the same
-
-    return open_exporter(telemetry.otlp_metrics_endpoint, telemetry.otlp_metrics_interval_s, INSTANCE)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from openapi_tool.protocol.identity import SpanContext, TraceLink, new_span_id
 from openapi_tool.protocol.records import Attempt, upstream_seconds
@@ -147,19 +147,12 @@ def child_of(link: TraceLink) -> CallSpan:
     return CallSpan(SpanContext(link.parent.trace_id, new_span_id(), link.parent.flags), link.tracestate)
 
 
-class Exporting(Protocol):
-    """Tracer, or exporter of metrics."""
-
-    def shutdown(self) -> None:
-        """Export what remains; may block for as long as the collector does."""
-
-
-async def shut_down(tracer: Exporting, limit_s: float = 5.0) -> None:
-    """Shut down a tracer or exporter; after `limit_s` seconds log a warning and drop what it has not exported.
+async def shut_down(shutdown: Callable[[], None], limit_s: float = 5.0) -> None:
+    """Run the shutdown of an exporter; after `limit_s` seconds log a warning and drop what it has not exported.
 
     It runs in a daemon thread: closing the event loop would wait for a thread of its executor.
     """
-    thread = threading.Thread(target=tracer.shutdown, name="tracer shutdown", daemon=True)
+    thread = threading.Thread(target=shutdown, name="tracer shutdown", daemon=True)
     thread.start()
     await asyncio.to_thread(thread.join, limit_s)
     if thread.is_alive():

@@ -53,8 +53,6 @@ def _json_escape(unsafe: re.Match[str]) -> str:
 
 log = logging.getLogger(__name__)
 
-LogFormat = Literal["json", "console"]
-
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 _PACKAGE = __name__.partition(".")[0]
 _MAX_CHARS = 100_000  # of a library's message or traceback
@@ -184,7 +182,7 @@ class FloodFilter(logging.Filter):
         return passes
 
 
-def configure_logging(level: str, log_format: LogFormat, redactor: Redactor) -> None:
+def configure_logging(level: str, log_format: Literal["json", "console"], redactor: Redactor) -> None:
     """Send all records to standard error through the redactor, those of libraries from WARNING on."""
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False  # no line shows them
     handler = _Handler(sys.stderr)

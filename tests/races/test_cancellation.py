@@ -470,7 +470,7 @@ def test_the_last_spans_block_neither_the_event_loop_nor_the_end_of_the_process(
 ) -> None:
     tracer = _Stuck()
     began = time.monotonic()
-    run(shut_down(tracer, 0.01))  # the loop is closed, too
+    run(shut_down(tracer.shutdown, 0.01))  # the loop is closed, too
     assert time.monotonic() - began < 10  # not the 20 s of the collector
     assert [getattr(record, "action", "") for record in caplog.records] == ["traces.dropped"]
     tracer.go.set()
@@ -481,7 +481,7 @@ def test_the_last_spans_block_neither_the_event_loop_nor_the_end_of_the_process(
 def test_remaining_spans_are_exported_before_the_process_ends(run: Run, caplog: pytest.LogCaptureFixture) -> None:
     tracer = _Stuck()
     tracer.go.set()
-    run(shut_down(tracer, 20))
+    run(shut_down(tracer.shutdown, 20))
     assert tracer.ended.is_set()
-    run(shut_down(WireTracer()))
+    run(shut_down(WireTracer().shutdown))
     assert caplog.records == []
