@@ -290,6 +290,7 @@ class _Kernel:
                 "_replica_count": mock.AsyncMock(return_value=1),
                 "answering_stats": lambda *_: nullcontext(),
                 "SwitchMonitor": lambda *_: mock.AsyncMock(),
+                "Slots": mock.Mock(),  # no consumer begins calls in them
                 "CommandConsumer": lambda *given: _consumer(handlers, given[3]),
             }.items():
                 patches.enter_context(mock.patch.object(assembly, name, value))

@@ -150,7 +150,7 @@ def _replay_as(monkeypatch: pytest.MonkeyPatch, why: str | None) -> None:
     bootstrap = SimpleNamespace(redactor=Redactor())
     monkeypatch.setattr(deadletters, "_replay", replay)
     monkeypatch.setattr(deadletters, "_letters", letters)
-    monkeypatch.setattr(deadletters, "_run", lambda work, *_, **__: asyncio.run(work(bootstrap, None)))
+    monkeypatch.setattr(deadletters, "_with_nats", lambda work, *_, **__: asyncio.run(work(bootstrap, None)))
 
 
 @pytest.mark.usefixtures("_wide")
