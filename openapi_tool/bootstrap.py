@@ -71,7 +71,7 @@ class Bootstrap:
 
 
 def build_bootstrap(settings: Settings, environment: Mapping[str, str]) -> Bootstrap:
-    """Raise SettingsError with every mistake in files, hooks and logins."""
+    """Build the bootstrap. Raises SettingsError with every mistake in files, hooks and logins."""
     problems: list[str] = []
     connections = [
         _connection(kernel, "" if kernel is settings else f"dialects.{kernel.protocol.version}.", environment, problems)
@@ -86,7 +86,8 @@ def build_bootstrap(settings: Settings, environment: Mapping[str, str]) -> Boots
     hooks = _hooks(settings.policy.hooks, problems)
     if problems or upstream_tls is None:
         raise SettingsError(problems)
-    named = secret_values(settings, secrets, environment, [connection[1] for connection in connections if connection])
+    options = list(filter(None, connections))
+    named = secret_values(settings, secrets, environment, [driver_options for _, driver_options in options])
     redactor = Redactor(value for _, value in named)
     authorizer = Authorizer(settings.policy, hooks)
     health = Health(redact=redactor.with_label("health").text)
@@ -97,15 +98,14 @@ def build_bootstrap(settings: Settings, environment: Mapping[str, str]) -> Boots
             redactor=redactor,
             unmasked=unmasked(named),
             upstream_tls=upstream_tls,
-            bus=connection[0],
+            bus=bus,
             pool=_pool_options(kernel),
             durable=durable_options(kernel),
             authorizer=authorizer,
             health=health if kernel is settings else health.add_kernel(kernel.protocol.version),
             main=kernel is settings,
         )
-        for kernel, connection in zip(settings.kernels, connections, strict=True)
-        if connection
+        for kernel, (bus, _) in zip(settings.kernels, options, strict=True)
     ]
     return replace(main, others=tuple(others))
 
