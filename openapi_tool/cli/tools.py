@@ -201,7 +201,7 @@ def render(
     definition, *others = load_definitions([file])
     if others:
         fail(f"{file} holds {1 + len(others)} definitions; give a file with one", LINT_FAILED)
-    shown = exports.openai_functions([exports.defined(definition.row, definition.parsed)])[0]["function"]
+    shown = exports.specification(exports.defined(definition.row, definition.parsed))
     stored = {"project_id": project, **definition.row}
     if as_json:
         subject = definition.row["target_subject"].replace("{project_id}", project)

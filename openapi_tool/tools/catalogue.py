@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field
 
@@ -25,9 +25,9 @@ Text = Annotated[str, Field(min_length=1, max_length=2_000, pattern=r"\S")]
 Address = Annotated[str, Field(min_length=1, max_length=16_000, pattern=r"\S")]
 Name = Annotated[str, Field(min_length=1)]
 
-_optional: Any = partial(Field, None)
+_optional = partial(Field, None)
 """Argument that a model may omit but not set to null; the classes below only declare schemas."""
-_tokens: Any = partial(_optional, ge=500, le=2_000_000)
+_tokens = partial(_optional, ge=500, le=2_000_000)
 
 
 class _Options(BaseModel):

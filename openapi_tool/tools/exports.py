@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import yaml
 
@@ -100,29 +99,30 @@ def registration(tool: BuiltInTool) -> JsonObject:
     }
 
 
-def openai_functions(tools: Iterable[ShownTool]) -> list[dict[str, Any]]:
+def openai_functions(tools: Iterable[ShownTool]) -> list[JsonObject]:
     """Return tools for OpenAI's chat completions."""
-    return [{"type": "function", "function": _specification(tool, mangled(tool.name))} for tool in tools]
+    return [{"type": "function", "function": specification(tool)} for tool in tools]
 
 
 def _openai_responses(tools: Iterable[ShownTool]) -> list[JsonObject]:
     # A strict schema would require every argument.
-    return [{"type": "function", **_specification(tool, mangled(tool.name)), "strict": False} for tool in tools]
+    return [{"type": "function", **specification(tool), "strict": False} for tool in tools]
 
 
 def _anthropic_tools(tools: Iterable[ShownTool]) -> list[JsonObject]:
-    return [_specification(tool, mangled(tool.name), "input_schema") for tool in tools]
+    return [specification(tool, schema="input_schema") for tool in tools]
 
 
-def _specification(tool: ShownTool, name: str, schema: str = "parameters") -> JsonObject:
-    return {"name": name, "description": tool.description, schema: tool.parameters}
+def specification(tool: ShownTool, name: str | None = None, schema: str = "parameters") -> JsonObject:
+    """Return name, description and schema of a tool as a model sees it; the name is mangled by default."""
+    return {"name": name or mangled(tool.name), "description": tool.description, schema: tool.parameters}
 
 
 def _mcp_tools(tools: Iterable[ShownTool]) -> JsonObject:
     return {
         "tools": [
             {
-                **_specification(tool, tool.name, "inputSchema"),
+                **specification(tool, tool.name, "inputSchema"),
                 "title": tool.title,
                 "annotations": {"readOnlyHint": True, "openWorldHint": True},
             }
@@ -144,7 +144,7 @@ def _lobehub_manifest(tools: Iterable[ShownTool]) -> JsonObject:
         "systemRole": system_role(tools),
         "humanIntervention": "never",
         "names": {tool.api_name: tool.name for tool in tools},
-        "api": [{**_specification(tool, tool.api_name), "humanIntervention": "never"} for tool in tools],
+        "api": [{**specification(tool, tool.api_name), "humanIntervention": "never"} for tool in tools],
     }
 
 

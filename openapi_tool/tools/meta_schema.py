@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import cache
-from typing import Any
+from typing import TypedDict, cast
 
 import jsonschema_rs
 
@@ -310,10 +310,18 @@ def violations(part: str, value: object, path: Path) -> Iterator[Problem]:
         return
     for error in errors:
         *places, keyword = error.schema_path
-        rule: Mapping[str, Any] = object_at(META_SCHEMA, *places)
+        rule = cast("_Rule", object_at(META_SCHEMA, *places))
         for where, given in _places(error):
             message = rule.get("errorMessage") or _message(rule, keyword, given)
             yield Problem((*path, *error.instance_path, *where), message, warning="warning" in rule)
+
+
+class _Rule(TypedDict, total=False):
+    errorMessage: str
+    warning: bool
+    enum: list[str]
+    properties: JsonObject
+    type: str | list[str]
 
 
 def object_at(value: object, *path: str | int) -> Mapping[str, JsonValue]:
@@ -343,7 +351,7 @@ def _places(error: jsonschema_rs.ValidationError) -> list[tuple[Path, object]]:
     return [((), error.instance)]
 
 
-def _message(rule: Mapping[str, Any], keyword: str | int, given: object) -> str:
+def _message(rule: _Rule, keyword: str | int, given: object) -> str:
     match keyword:
         case "required":
             return f"is missing{_MISSING_HINTS.get(str(given), '')}"

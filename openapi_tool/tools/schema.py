@@ -6,7 +6,6 @@ import hashlib
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import jsonschema_rs
 import orjson
@@ -19,12 +18,12 @@ from openapi_tool.tools.meta_schema import object_at
 from openapi_tool.tools.problems import MAX_PROBLEMS, Problem, argument_path, listed, not_taken, probably_meant, short
 
 _MAX_CHOICES_CHARS = 160
-_PATTERN_PHRASES: Mapping[str | None, str] = {None: "", r"\S": ", not blank"}
+_PATTERN_PHRASES: Mapping[object, str] = {None: "", r"\S": ", not blank"}
 _EXAMPLE = re.compile(r"such as .{1,40}?(?=;|\.(?:\s|$)|$)")
 _NOUNS = {"boolean": "true or false", "object": "an object", "null": "null"}
 
 
-def _rule_text(rule: Mapping[str, Any]) -> str | None:
+def _rule_text(rule: Mapping[str, JsonValue]) -> str | None:
     """Return what a value must be, with an example of the description; None if the rule has no type."""
     choices, types = rule.get("enum"), rule.get("type")
     if isinstance(choices, list):
@@ -36,25 +35,30 @@ def _rule_text(rule: Mapping[str, Any]) -> str | None:
     return f"must be {' or '.join(kinds)}{f', {example[0]}' if example else ''}" if kinds else None
 
 
-def _type_text(wanted: str, rule: Mapping[str, Any]) -> str:
+def _type_text(wanted: str, rule: Mapping[str, JsonValue]) -> str:
     """Return `an integer from 1 to 20`, `a number above 0 and at most 5`, `a list of 1 to 10 texts`."""
     if wanted in ("integer", "number"):
-        above, below = rule.get("exclusiveMinimum"), rule.get("exclusiveMaximum")
+        above, below = _number(rule, "exclusiveMinimum"), _number(rule, "exclusiveMaximum")
         return f"{'an' if wanted == 'integer' else 'a'} {wanted}" + (
             (f" above {_shown(above)}" if above is not None else "")
             + (" and" if None not in (above, rule.get("maximum")) else "")
             + (f" below {_shown(below)}" if below is not None else "")
-            + _span(rule.get("minimum"), rule.get("maximum"), "of " if above is None else "")
+            + _span(_number(rule, "minimum"), _number(rule, "maximum"), "of " if above is None else "")
         )
     if wanted == "string":
-        size = _span(rule.get("minLength"), rule.get("maxLength"), "of ", "character")
+        size = _span(_number(rule, "minLength"), _number(rule, "maxLength"), "of ", "character")
         return f"a text{size}{_PATTERN_PHRASES.get(rule.get('pattern'), ' that fits its pattern')}"
     if wanted == "array":
         items = rule.get("items")
         noun = "text" if isinstance(items, dict) and items.get("type") == "string" else "item"
-        size = _span(rule.get("minItems"), rule.get("maxItems"), "of ", noun)
+        size = _span(_number(rule, "minItems"), _number(rule, "maxItems"), "of ", noun)
         return f"a list{size or f' of {noun}s'}"
     return _NOUNS.get(wanted, wanted)
+
+
+def _number(rule: Mapping[str, JsonValue], keyword: str) -> float | None:
+    limit = rule.get(keyword)
+    return limit if isinstance(limit, int | float) else None
 
 
 def _span(minimum: float | None, maximum: float | None, of: str, noun: str = "") -> str:

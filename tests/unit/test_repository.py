@@ -364,6 +364,7 @@ TABLE: dict[str, Bound] = {
     "protocol/identity.py _TOKEN": Bound(65_536, ONE_CLASS),
     "protocol/identity.py _TRACE_ID": Bound(1_024, ONE_CLASS),
     "protocol/identity.py _TRACEPARENT": Bound(65_536, "fixed lengths, then the rest"),
+    "protocol/identity.py _VERSION": Bound(65_536, "digits, a letter, digits"),
     "kernel/inspection.py _DECORATION": Bound(10_000, "literal texts and one class; of an index's definition"),
     "settings/urls.py _FORBIDDEN": Bound(131_072, ONE_CLASS),
     "settings/urls.py _HOST": Bound(131_072, ONCE),
