@@ -193,14 +193,16 @@ def grants(
     """Print the GRANT statements for a role: the least privileges for `serve` and `deadletters`.
 
     Changes nothing; the operator of the database runs them. They are the same for every protocol version. Exit codes:
-    0, 2 invalid role name.
+    0, 2 invalid role name, or `--registration` with a command that only reads.
     """
+    reads = _READS.get(user)
+    if registration and reads:
+        fail(f"--registration: {user} registers no tools; leave out --registration or --for")
     if role is None:
         with suppress(SettingsError):
             role = load_settings().of_version(protocol).postgres.parsed.user
         role = role or fail("--role: name the database role; the settings have no user in PG_DSN")
     try:
-        reads = _READS.get(user)
         statements = reader_grants(role, reads) if reads else grant_statements(role, registration=registration)
     except ValueError as error:
         fail(f"--role: {error}")

@@ -375,6 +375,16 @@ def printed(*arguments: str) -> Any:
     return CliRunner().invoke(app, ["sql", "grants", *arguments])
 
 
+@pytest.mark.parametrize("user", ["inspect", "usage"])
+@requirement("privilege.grants")
+def test_privileges_to_register_tools_are_refused_for_a_command_that_only_reads(user: str) -> None:
+    result = printed("--role", "reader", "--for", user, "--registration")
+    assert result.exit_code == 2
+    assert (
+        result.stderr == f"openapi-tool: --registration: {user} registers no tools; leave out --registration or --for\n"
+    )
+
+
 @pytest.mark.parametrize("more", [(), ("--registration",)])
 @requirement("privilege.grants")
 async def test_printed_grants_can_be_run_unchanged_for_any_role(
