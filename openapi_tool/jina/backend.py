@@ -197,7 +197,10 @@ class JinaBackend:
         context: RequestContext,
         meter: Meter,
     ) -> ToolOutput:
-        """Send the request, with retries and each time with the remaining time as `timeout`; render the response."""
+        """Send the request, with retries and each time with the remaining time as `timeout`; render the response.
+
+        `meter` counts each attempt, also failed ones.
+        """
         call, endpoint = context.call, endpoint_of(definition)
         tool, project = definition.built_in.name, project_label(call.project)
         requests, tokens = metrics.UPSTREAM_REQUESTS.labels(tool), metrics.UPSTREAM_TOKENS.labels(tool, project)

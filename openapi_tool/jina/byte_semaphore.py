@@ -169,6 +169,7 @@ class ByteSemaphore:
         return 2 if call.project is not None and call.project == self._last_reserve_project else 1
 
     def _within_share(self, call: JinaCallContext, size: int) -> bool:
+        # A project that holds nothing may exceed its share, or it could never load a large page.
         held = self._held_by[call.project]
         return call.project is None or not held or held + size <= self._share
 

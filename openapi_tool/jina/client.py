@@ -37,7 +37,7 @@ _PACE_BYTES, _PACE_S = 256 * 1024, 10.0
 """Minimum rate of a large response: bytes within seconds (210 kbit/s). A stall of the event loop does not count."""
 
 _LARGE_READS = 8
-"""Maximum chunks of large responses read in one iteration of the event loop, which delay all other calls."""
+"""Maximum chunks of large responses read in one iteration of the event loop; more would delay all other calls."""
 
 
 class JinaClient:
@@ -138,6 +138,7 @@ class JinaClient:
 
         Reserving the declared size at once would let an upstream block memory by a header alone. For the same reason a
         response that has reserved memory must arrive at a minimum rate: other calls may wait for that memory.
+        Raises TimeoutError if it is too slow, ResponseTooLarge.
         """
         chunks = aiter(cast("httpx.AsyncByteStream", response.stream))
         async for chunk in chunks:

@@ -87,7 +87,7 @@ def masked(rendering: Steps[ToolOutput], redactor: Redactor) -> Steps[ToolOutput
 
     A small output is searched as one text first, because nearly all contain no secret.
     """
-    output = yield from rendering  # then its frame, with the original text, is gone
+    output = yield from rendering  # frees the original text, up to four times the response
     if items_chars(output.items) <= SMALL and not redactor.finds_in(output.content):
         return ToolOutput(output.items, redactor.value(output.state), output.usage)
     items = []
@@ -187,7 +187,7 @@ def _nothing_to_read(
     if warnings:
         parts.append(f"The service says: {quoted(context.error_redactor.head(' '.join(warnings), _MAX_CHARS))}")
     failure = UpstreamRejected(" ".join(parts))
-    failure.tokens = tokens
+    failure.tokens = tokens  # the upstream charges for the page
     return failure
 
 
@@ -353,7 +353,8 @@ def is_inline(url: str) -> bool:
 def without_inline_images(texts: list[str]) -> Steps[list[str]]:
     """Return the texts with `![alt]` for `![alt](blob:…)`, and `src=""` for `src="data:image/…"`.
 
-    An address must end on its line. Takes linear time; drops at most 10,000 addresses of each kind in each text.
+    A model cannot open such an address, which may be longer than the page. An address must end on its line. Takes
+    linear time; drops at most 10,000 addresses of each kind in each text.
     """
     for text in texts:
         if "blob:" in text or "data:image/" in text:

@@ -123,7 +123,7 @@ def _ignored_values(record: DefinitionRecord) -> Iterator[str]:
 
 
 def _problems_of_step(step: Callable[[], object]) -> list[str]:
-    """Return the operator's mistakes that a step finds; arguments of the model are missing."""
+    """Return the operator's mistakes that a step finds; ignore missing arguments of the model."""
     try:
         step()
     except (MissingVariable, BadRequest):

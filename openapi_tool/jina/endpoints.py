@@ -49,7 +49,7 @@ class Timeouts:
     needs_timeout: Callable[[Parameters], bool] = lambda _: True
 
     def min_s(self, parameters: Parameters) -> float:
-        """With less time a retry would time out and hide why the first request failed."""
+        """Return the least time for a retry: with less it would time out and hide why the first request failed."""
         return MIN_S if self.needs_timeout(parameters) else 0.0
 
     def longest_s(self, parameters: Parameters) -> float | None:
@@ -82,7 +82,7 @@ def _timing_of_reader(parameters: Parameters, stage_s: int) -> Parameters:
 
 
 def _has_pages(parameters: Parameters) -> bool:
-    """Only page texts take a search time."""
+    """Return whether a search asks for page texts; only these take time."""
     return parameters.get("respondWith") != "no-content"
 
 
@@ -136,7 +136,7 @@ class Endpoint:
 
 
 def _min_search_tokens(parameters: Parameters) -> int:
-    """For each ten results asked for; times 5 for images and news, times 3 for Bing."""
+    """Return the minimum charge for each ten results asked for: times 5 for images and news, times 3 for Bing."""
     scale = 5 if parameters.get("type") in ("images", "news") else 3 if parameters.get("provider") == "bing" else 1
     number = parameters.get("num")
     return _MIN_TEN_RESULTS_TOKENS * scale * math.ceil((number if isinstance(number, int) else 1) / 10)
@@ -266,7 +266,7 @@ def batch_output(
 
 
 def _positions(items: Sequence[str], item: str) -> str:
-    """Return such as `1 and 3`: a repeated item is requested only once."""
+    """Return positions such as `1 and 3`: a repeated item is requested only once."""
     return " and ".join(str(number) for number, given in enumerate(items, start=1) if given == item)
 
 

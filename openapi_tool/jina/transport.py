@@ -51,7 +51,7 @@ class ResponseAborted(ClientConnectionError):
 
 
 class FirstResponseAborted(ResponseAborted):
-    """The same for the first request of a connection: this cannot be the surplus of an earlier response."""
+    """The same for the first request of a connection: the data cannot be the surplus of an earlier response."""
 
 
 class UpstreamConnection(ResponseHandler):
@@ -177,7 +177,7 @@ PROJECT = "project"
 """Request extension with the project id, for fair shares of connections."""
 
 HANDSHAKES = 16
-"""Maximum concurrent connection attempts; 10 ms of an iteration of the event loop."""
+"""Maximum concurrent connection attempts: handshakes then take at most 10 ms of an iteration of the event loop."""
 
 _project: ContextVar[str] = ContextVar("project", default="")
 
@@ -191,7 +191,7 @@ _RESPONSE_HEADERS = (b"content-encoding", b"content-length", b"retry-after")
 
 
 class CertificateRefused(httpx.ConnectError):
-    """The certificate of the upstream, or of a proxy that intercepts TLS, cannot be verified."""
+    """The certificate of the upstream, or of a proxy that intercepts TLS, cannot be verified; a retry cannot help."""
 
 
 class ResponseRefused(httpx.RemoteProtocolError):

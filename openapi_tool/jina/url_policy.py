@@ -295,7 +295,10 @@ def _decode_label(label: str) -> str:
 
 
 def _check_host(host: str, rules: UrlPolicy) -> None:
-    """Refuse also public IPv4 addresses that are not canonical: programs parse them differently."""
+    """Raise BadRequest for a host that cannot exist, TargetRefused for an internal one.
+
+    Non-canonical IPv4 addresses are refused even if public: programs parse them differently.
+    """
     address: IPv4Address | IPv6Address
     if host.startswith("["):
         text = host.strip("[]")

@@ -283,7 +283,8 @@ def takes_cursor(definition: ToolDefinition) -> bool:
 def cursor_schema(definition: ToolDefinition, hidden: frozenset[str]) -> Mapping[str, JsonValue]:
     """Return the schema for a call with a cursor, which does not require page or query.
 
-    Definitions for the kernel's own executor require `url` and do not declare `cursor`.
+    Definitions for the kernel's own executor require `url` and do not declare `cursor`; without this their models
+    could not paginate.
     """
     schema = visible_schema(definition.schema, hidden)
     required = schema.get("required")

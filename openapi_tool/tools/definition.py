@@ -43,7 +43,7 @@ _BY_BASE_URL = {url: operation for operation in OPERATIONS for path in ("", "/")
 """Operation by each accepted `base_url`."""
 
 _UNKNOWN_OPERATION = OPERATIONS[0]
-"""Operation to find further problems with if a definition, which is refused, names none."""
+"""Assumed for a definition that names none, to find further problems; it is refused."""
 
 _TEMPLATES = tuple(operation.template for operation in OPERATIONS if operation.template)
 

@@ -134,7 +134,7 @@ def _mcp_tools(tools: Iterable[ShownTool]) -> JsonObject:
 def _lobehub_manifest(tools: Iterable[ShownTool]) -> JsonObject:
     tools = list(tools)
     return {
-        "identifier": "jina-web",  # stored by clients in conversations
+        "identifier": "jina-web",  # stored by clients in conversations: keep as an alias if it changes
         "type": "builtin",
         "meta": {
             "avatar": "🌐",
@@ -219,7 +219,10 @@ def all_built_in() -> list[ShownTool]:
 
 
 def _shown(schema: Mapping[str, JsonValue], options: Mapping[str, JsonValue]) -> JsonObject:
-    """Return the schema without `fixed` and `envs`; a default replaces `required`, and is shown if it is constant."""
+    """Return the schema without `fixed` and `envs`, with defaults.
+
+    An argument with a default is not required. A default with placeholders differs in each call, so it is not shown.
+    """
     defaults, fixed = object_at(options, "args", "defaults"), object_at(options, "args", "fixed")
     constant = {
         name: value for name, value in defaults.items() if not any(template in str(value) for template in _TEMPLATES)

@@ -38,7 +38,7 @@ _SUSPEND = ("options", "suspend_timeout_seconds")
 _NO_VALUE_IN_V1R4 = "context_box_id"  # not in its commands; a worker may have put the value into the call's card
 _MAX_SUBJECT_CHARS = 255
 _MAX_DEPTH = 12
-"""Levels of schemas below the root, two of the 32 levels of `bounds` each (`properties` and the schema)."""
+"""Levels of schemas below the root; each (`properties` and the schema) takes two of the 32 levels of `bounds`."""
 
 _BOUNDS = (("minimum", "maximum"), ("minLength", "maxLength"), ("minItems", "maxItems"))
 _MAX_DESCRIPTION_CHARS, _LONG_DESCRIPTION_CHARS = 10_000, 1_024

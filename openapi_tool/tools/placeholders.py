@@ -124,7 +124,7 @@ class Secrets:
                 self.problems.append(str(problem))
 
     def __call__(self, variable: str) -> Secret:
-        """Return the value of a variable. Raises ToolMisconfigured or a subclass of it."""
+        """Return the value of a variable. Raises MissingVariable if unset, VariableNotAllowed, ToolMisconfigured."""
         if is_executors_own(variable):
             raise ToolMisconfigured(
                 f"The tool's definition names the environment variable {variable[:80]!r}, which is one of the "

@@ -2,6 +2,8 @@
 
 Text of this service (captions, notes, ends of frames) is outside of frames or begins with a random mark, so a page
 cannot fake the end of its frame, another result, or a note.
+
+Tokens are not proportional to characters: one is a quarter of a token in English, two in Ethiopic.
 """
 
 from __future__ import annotations
@@ -105,8 +107,8 @@ class Item(NamedTuple):
 class ToolOutput:
     """Output of a tool: text for the model in items, `state` for a UI.
 
-    `may_store` allows storing the whole text if it is truncated. `cost_advice` tells the model how to lower a high
-    cost; empty if it cannot.
+    `may_store` allows storing the whole text if it is truncated. If `cached`, no request was sent: `usage` is zero.
+    `cost_advice` tells the model how to lower a high cost; empty if it cannot.
     """
 
     items: tuple[Item, ...]
@@ -210,7 +212,7 @@ def failure(
     session: str | None = None,
     budget: BudgetObject | None = None,
 ) -> ResultFields:
-    """Return the fields of a failure."""
+    """Return the fields of a failure, whose message is all that the model sees."""
     described = storable(error.as_error())
     result: dict[str, object] = {"error_code": error.code, "error_message": described["message"], "error": described}
     if error.detail is not None:

@@ -93,7 +93,7 @@ _RULES = {
     **dict.fromkeys(("maxLength", "minLength", "pattern"), "string"),
     **dict.fromkeys(("maxItems", "minItems"), "array"),
 }
-"""Type that a keyword applies to (None: any). The message of these states the argument's whole rule."""
+"""Type that a keyword applies to (None: any). Their message states the whole rule: `an integer from 1 to 20`."""
 _OTHER_RULES = {
     "anyOf": "must be of one of the forms in the tool's parameters",
     "oneOf": "must be of exactly one of the forms in the tool's parameters",

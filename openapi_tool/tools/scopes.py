@@ -88,7 +88,8 @@ class SessionScope:
     def identity(self, project_id: str, agent_id: str, alias: JsonValue) -> str:
         """Return 64 hex digits for an owner and its `session_id` (any JSON value, None if the call has none).
 
-        The HMAC is over a JSON array: with a separator `a:b` and `c` would collide with `a` and `b:c`.
+        The HMAC is over a JSON array: with a separator `a:b` and `c` would collide with `a` and `b:c`. It is keyed,
+        so no caller can compute another's identity.
         """
         owned = [project_id, agent_id, alias]
         try:

@@ -220,7 +220,7 @@ def _end(item: Item, limit: int) -> int:
 def boundary(text: str, limit: int) -> int:
     """Return where to cut a text: after a paragraph, else a line, sentence or word, else at `limit`.
 
-    All but the last must fill at least 70 % of `limit`.
+    A boundary counts only in the last 30 % of `limit`.
     """
     if len(text) <= limit:
         return len(text)
