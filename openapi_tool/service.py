@@ -69,7 +69,10 @@ def file_limit_problem(settings: Settings, limit: int) -> str | None:
 
 
 def set_malloc_thresholds() -> None:
-    """Make glibc allocate blocks of 4 MB and more with mmap; by default responses of 10 MB fragment the heap."""
+    """Make glibc allocate blocks of 4 MB and more with mmap, so that freeing returns them to the system.
+
+    By default the threshold rises to the largest block freed, and responses of 10 MB then fragment the heap.
+    """
     with suppress(OSError, AttributeError):  # another C library
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(-3, 4 * 2**20)  # M_MMAP_THRESHOLD
@@ -93,7 +96,10 @@ _POLL_S = 2.0
 
 @dataclass(slots=True)
 class Reloader:
-    """Reads the settings again; policy and keys take effect, other sections need a restart."""
+    """Reads the settings again; policy and keys take effect, other sections need a restart.
+
+    Invalid settings change nothing.
+    """
 
     bootstrap: Bootstrap
     read: Callable[[], Settings]
@@ -215,7 +221,7 @@ async def _serve(reloader: Reloader, resolver: Resolver | None) -> None:
         reloader.use_keys = shared.limiter.keys.set_secrets
         process = _Process(stop, stack, shared, reloader)
         async with asyncio.TaskGroup() as group:
-            for kernel in (bootstrap, *bootstrap.others):
+            for kernel in (bootstrap, *bootstrap.others):  # an unavailable one does not delay the others
                 group.create_task(_serve_kernel(kernel, process), name=f"kernel {kernel.version}")
             group.create_task(_unless_stopped(stop, reloader.run(reload)), name="reload")
             group.create_task(_unless_stopped(stop, monitor_loop_lag(process.stalled)), name="loop lag")

@@ -93,7 +93,7 @@ def _validated(flags: Mapping[str, Any]) -> tuple[Settings | None, list[str]]:
 
 
 def given_values() -> dict[str, dict[str, Any]]:
-    """Return what files and environment set, by section, as written."""
+    """Return what files and environment set, by section, as written. Call it after `load_settings`."""
     values: dict[str, Any] = {}
     for source in (*reversed(file_sources(Settings)), EnvSettingsSource(Settings)):
         values = _merged(values, source())
@@ -134,7 +134,7 @@ def empty_servers(environment: Mapping[str, str]) -> Iterator[str]:
 def _misspelt_config(variable: str) -> str | None:
     """Return `CONFIG_VARIABLE` for a similar name, with which the whole file is ignored.
 
-    Kubernetes sets `OPENAPI_TOOL_CONFIG_PORT` for a Service `openapi-tool-config`.
+    Skip `_PORT`: Kubernetes sets `OPENAPI_TOOL_CONFIG_PORT` for a Service `openapi-tool-config`.
     """
     name = variable.upper()
     if not name.startswith(_ANY_PREFIX) or name.endswith("_PORT"):
@@ -262,18 +262,18 @@ def secret_values(
 
 
 def unmasked(named: list[NamedSecret]) -> list[str]:
-    """Return the names of values that are not masked."""
+    """Return the names of values that are too short or common to be masked."""
     return sorted({name for name, value in named if not is_maskable(value)})
 
 
 def likely_secrets(environment: Mapping[str, str]) -> list[str]:
-    """Return likely secrets, to mask before the settings are loaded."""
+    """Return likely secrets, to mask before the settings are loaded; false ones do no harm."""
     likely = [value.strip() for name, value in environment.items() if _SECRET_NAME.search(name)]
     return [part for value in likely for part in (_url_credentials(value) if "://" in value else [value])]
 
 
 def _url_credentials(value: str) -> list[str]:
-    """Return the credentials of URLs; of another text all parts, as a library may show them."""
+    """Return the credentials of URLs; of another text all parts: a library that cannot parse it may show any."""
     try:
         return list(parse_dsn(value).credentials)
     except ValueError:

@@ -133,7 +133,7 @@ def from_kernel(config: Mapping[str, Any]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for key, path in KERNEL_KEYS.items():
         value = _get(config, key)
-        # The kernel's own executor runs one call at a time, so its config.toml has 1.
+        # The kernel's own executor runs one call at a time, so its config.toml has 1, too low here.
         if value is not None and not (key == _INFLIGHT and value == 1):
             _put(values, path, value)
     _add_api_keys(config, values)
@@ -251,7 +251,10 @@ class DriverOptions:
         yield from self._tls_problems()
 
     def passwords(self) -> Iterator[Option]:
-        """Yield the passwords that the driver may use beside those of the connection string."""
+        """Yield the passwords that the driver may use beside those of the connection string.
+
+        It chooses a line of the password file by server and user; yield all.
+        """
         for name in ("password", "sslpassword"):
             if self._service.get(name):
                 yield Option(self._service[name], "postgres.dsn")
@@ -338,6 +341,7 @@ class DriverOptions:
             return
         for line in text.splitlines():
             password = _FIELD_END.split(line.strip(), maxsplit=4)[-1]
+            # as written, and unescaped as the driver sends it
             for value in {password, password.replace(r"\:", ":").replace("\\\\", "\\")}:
                 if value and not line.startswith("#"):
                     yield Option(value, named.where if named else "~/.pgpass")

@@ -2,6 +2,7 @@
 
 If a user name or password has an unescaped `/`, `?`, `#` or `@`, programs take a part of it for host, port, path or
 database, and show it in errors and name look-ups. So such input is refused before anything else reads it.
+Every other connection string that asyncpg accepts is accepted.
 """
 
 from __future__ import annotations

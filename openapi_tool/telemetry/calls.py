@@ -29,7 +29,7 @@ _MAX_RECENT = 1_024
 
 @dataclass(slots=True)
 class CallFacts:
-    """Facts of one call. Times are on the monotonic clock, in seconds; pairs are begin and end.
+    """Facts of one call. Times are on the monotonic clock, in seconds; pairs are begin and end, None if not reached.
 
     `function_name` is the tool's name in the command, `tool` the built-in tool. `age_s` is the age of the command in
     the stream at `began`.

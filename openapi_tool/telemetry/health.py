@@ -52,7 +52,8 @@ class Health:
     """Dependencies by name; ready while all are available and the process does not drain.
 
     `clock_offset_s` is the local clock's offset from the NATS server's. `keys` returns the state of blocked keys,
-    `budget_outage` why accounts cannot be shared. `kernels` are the records of further kernels.
+    `budget_outage` why accounts cannot be shared. `kernels` are the records of further kernels, which
+    must be ready, too.
     """
 
     dependencies: dict[str, Dependency] = field(default_factory=lambda: {name: Dependency() for name in DEPENDENCIES})

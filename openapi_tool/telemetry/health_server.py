@@ -1,7 +1,8 @@
 """HTTP server for probes, metrics and a status page, bounded against hostile clients.
 
 Clients do not authenticate, and their sockets use file descriptors that calls need, too. So a connection carries one
-request and lasts a few seconds, and the oldest is closed when there are too many.
+request and lasts a few seconds, and the oldest is closed when there are too many: probes are answered however many
+connections send nothing.
 
 The page sets values as text, never as HTML, and its Content-Security-Policy allows only its own script, because models
 and clients choose the ids that it shows.

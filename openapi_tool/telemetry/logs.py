@@ -41,7 +41,7 @@ def printable_lines(text: str, indent: str = "") -> str:
 
 
 def printable_json(value: Any, indent: int | None = None) -> str:
-    """Return JSON with unsafe characters escaped."""
+    """Return JSON with unsafe characters escaped; it parses to the same value."""
     lines = json.dumps(value, ensure_ascii=False, indent=indent).split("\n")
     return "\n".join(_UNSAFE.sub(_json_escape, line) for line in lines)
 
@@ -82,7 +82,10 @@ _CREDENTIALS = re.compile(
 
 
 def without_details(text: str) -> str:
-    """Truncate a masked message of a library, and remove URL queries, user info, authorization and passwords."""
+    """Truncate a masked message of a library, and remove URL queries, user info, authorization and passwords.
+
+    Mask it before: the redactor does not recognize a secret that was truncated.
+    """
     if len(text) > _MAX_CHARS:
         text = f"{text[:_MAX_CHARS]} … ({len(text) - _MAX_CHARS:,} characters more)"
     text = _USER_INFO.sub(r"\1", text)

@@ -65,7 +65,8 @@ class _EndedCall(NamedTuple):
 class ExportingTracer:
     """Tracer with an exporter; a call is sampled if its parent is, and if its trace id is below `ratio` of the largest.
 
-    All services that sample by this rule choose the same traces.
+    All services that sample by this rule choose the same traces. The span has the ids of the traceparent in report and
+    doorbell.
     """
 
     def __init__(self, exporter: SpanExporter, redactor: Redactor, ratio: float = 1.0, instance: str = "") -> None:

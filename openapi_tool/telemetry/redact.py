@@ -21,7 +21,7 @@ from openapi_tool.concurrency import Steps, at_once, each
 from openapi_tool.telemetry import metrics
 
 REACH_CHARS = 40
-"""Overlap of slices, in characters per byte of the longest secret."""
+"""Overlap of slices, in characters per byte of the longest secret; longer encodings may be missed at a slice's end."""
 
 _SHORTEST_MARK = 3
 _FLOAT_DIGITS = 15  # significant digits that every float formatter preserves
