@@ -48,7 +48,7 @@ class Charge:
     _has_reserved: bool = False
 
     async def reserve(self, min_tokens: int, deadline: Deadline) -> Reservation:
-        """Reserve the expected cost of a request. Raises BudgetExceeded, ToolTimeout."""
+        """Reserve the expected cost of a request, at least `min_tokens`. Raises BudgetExceeded, ToolTimeout."""
         budgets, self._has_reserved = self._budgets, True
         need = Amount(1, max(min_tokens, round(budgets.means.get(self._tool, 0.0))))
         reservation = Reservation(need, [])

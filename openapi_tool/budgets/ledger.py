@@ -131,7 +131,7 @@ class Record:
         return [share for name, share in self.shares.items() if share.until > now and name != excluding]
 
     def held(self, now: float, excluding: str = "") -> Amount:
-        """Return the sum of those shares."""
+        """Return the sum of the shares in `live`."""
         total = NOTHING
         for share in self.live(now, excluding):
             total = total.plus_both(share.reserved, share.idle)
@@ -200,6 +200,7 @@ def apply_report(
 
 
 def _block(record: Record, name: str, ahead: Amount, limit: Limit, taken: Amount, now: float) -> Amount:
+    # At most half of an equal share of what is left below 90 % (ADR 10).
     free = limit.limited_part(limit.percentage(_BLOCKS_PERCENT).remaining(taken))
     if not free.covers(limit.limited_part(Amount(1, 1))):
         return NOTHING

@@ -226,7 +226,7 @@ class AccountStore(Store, Protocol):
     """Store of accounts and journals; every method raises Unavailable."""
 
     async def put(self, name: str, value: bytes) -> None:
-        """Send a record that only this replica writes, without a message to others or a confirmation."""
+        """Send a record that only this replica writes, as `RecordStore.put`: no message to others, no confirmation."""
 
 
 class Replica:

@@ -166,7 +166,7 @@ class Allowance:
         return max(least, min(tokens, limit) / limit) / max(least, use.tokens / limit) - 1
 
     def sent_late(self, use: Use, now: float) -> Use:
-        """Move a use to `now` if its request was sent much after the permit."""
+        """Move a use to `now` if its request was sent INTERVAL_S or more after the permit."""
         if now - use.at < INTERVAL_S:
             return use
         sent = Use(now, use.requests, use.tokens)
@@ -196,7 +196,7 @@ class Allowance:
         return share
 
     def ahead(self, now: float) -> int:
-        """Return how many permits to hold."""
+        """Return how many permits to hold, for the demand of `_AHEAD_S` seconds."""
         rate = self.demand * math.exp(-max(0.0, now - self._demand_at) / _RATE_S)
         return int(rate * _AHEAD_S)
 
@@ -255,12 +255,12 @@ class Allowance:
         return Planned(record, mine, len(self._uses))
 
     def is_written(self, planned: Planned, stored: bytes | None) -> bool:
-        """Return whether a stored record contains a change."""
+        """Return whether a stored record contains a change whose write had an unknown outcome."""
         mine = decode(stored).replicas.get(self.name)
         return mine is not None and mine.serial == planned.mine.serial
 
     def confirm(self, planned: Planned, revision: int) -> None:
-        """Adopt a written change."""
+        """Adopt a written change, less what was used since it was planned."""
         later = self._uses[planned.uses :]
         self._uses = later
         mine = planned.mine

@@ -35,7 +35,7 @@ queue is often empty although projects compete."""
 
 @dataclass(slots=True, eq=False)
 class Waiter:
-    """Waiting call that needs a permit before `latest`."""
+    """Waiting call that needs a permit before `latest` (server time)."""
 
     need: Need
     latest: float

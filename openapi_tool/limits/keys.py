@@ -120,8 +120,9 @@ def record_name(variable: str, value: str) -> str:
 class Keys:
     """State of the keys of this process. `blocked` has the records of the blocked ones by variable.
 
-    `name` is the replica's. `failure` returns the error of a call whose key is refused with a five-digit status.
-    `on_state_change` is called with the variable of a key that was blocked or unblocked.
+    `name` is the replica's. `clock` returns the NATS server's time in seconds since the epoch. `failure` returns the
+    error of a call whose key is refused with a five-digit status. `on_state_change` is called with the variable of a
+    key that was blocked or unblocked.
     """
 
     def __init__(
@@ -189,7 +190,7 @@ class Keys:
             self._start(self._apply(name, partial(_record_refusal, status=status, call=caller, now=self.now())))
 
     def record_success(self, variable: str, *, trial: bool) -> None:
-        """Unblock a key after a trial; forget the refusal of one that is not blocked (ADR 9)."""
+        """Unblock a key after a trial; forget a refusal, or one project's calls alone could block the key (ADR 9)."""
         if variable in self.blocked:
             if trial:
                 self._start(self._apply(self._name_of(variable), _unblock))

@@ -129,7 +129,7 @@ def _share(record: Record, name: str, per_window: float, free: int, now: float, 
 
 
 def _start_equal(mine: Replica, others: Sequence[Replica]) -> None:
-    """Let a replica that begins to want more not catch up with the others."""
+    """Count a replica that begins to want more as served like the others, or it would catch up."""
     if not mine.want:
         mine.served = max(mine.served, min(replica.served for replica in others))
 
@@ -222,7 +222,10 @@ def may_raise_adaptive(record: Record, now: float) -> bool:
 
 
 def _raise_adaptive(record: Record, now: float) -> None:
-    """Double the adaptive limit until the next 429, like TCP's slow start, then add a twentieth at a time."""
+    """Double the adaptive limit until the next 429, like TCP's slow start, then add a twentieth at a time.
+
+    It begins at half of the last minute's requests, which may be far below the real limit.
+    """
     adaptive = record.adaptive
     if adaptive is not None and may_raise_adaptive(record, now):
         limit = max(MIN_ADAPTIVE, adaptive.limit)

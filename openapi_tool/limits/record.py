@@ -1,5 +1,7 @@
 """Shared record of one key and endpoint: a sliding window of permits that replicas take in blocks (ADR 9).
 
+A block counts as used until its replica reports its use, so that a crash cannot exceed the limit.
+
 Any client that may write the bucket may store anything: `parse` checks types, `correct` times in the future, so that a
 forged record has no effect for longer than a real one. No I/O; every time is the server's, in seconds since the epoch.
 """
@@ -34,7 +36,7 @@ MIN_ADAPTIVE, MAX_ADAPTIVE = 10, 1_000_000
 
 REQUESTS, TOKENS = "requests", "tokens"
 
-_BURST_SHARE = 1 / 6  # of a limit, that an idle key may use at once
+_BURST_SHARE = 1 / 6  # of a limit, that an idle key may use at once: all of it would allow no call for 59 s
 _MIN_BURST = 10
 _CLOCK_S = 10.0
 """Seconds by which a replica's time may be ahead before its uses are dropped as forged. Larger than MARGIN_S, as
@@ -81,13 +83,13 @@ class Window:
         self.paced_until = self._paced(limit, now, unit) + amount * WINDOW_S / limit
 
     def end_burst(self, limit: int, now: float, unit: int) -> None:
-        """Leave one second's permits in the bucket: a used-up window spreads what it frees."""
+        """Leave one second's permits in the bucket, to spread over time what the used-up window frees."""
         burst = _burst(limit, unit)
         remaining = min(burst, max(float(unit), limit / WINDOW_S))
         self.paced_until = max(self.paced_until, now + (burst - remaining) * WINDOW_S / limit)
 
     def _paced(self, limit: int, now: float, unit: int) -> float:
-        """Return `paced_until`, at most the refill time: the limit was lower, or the time is forged."""
+        """Return `paced_until`, at most the refill time: a later one is forged, or of a lower limit."""
         return min(max(self.paced_until, now), now + _burst(limit, unit) * WINDOW_S / limit)
 
 
@@ -180,7 +182,10 @@ class Record:
         return rates
 
     def replicas_seen(self, name: str) -> int:
-        """Return the number of replicas in the 60 s before the newest report, as later ones may have failed."""
+        """Return the number of replicas in the 60 s before the newest report.
+
+        Not in the last 60 s: in an outage of the store, replicas run on but cannot report.
+        """
         newest = max((replica.seen for replica in self.replicas.values()), default=0.0)
         return len({name, *(key for key, replica in self.replicas.items() if replica.seen > newest - REPLICA_S)})
 

@@ -29,7 +29,7 @@ MAX_ARGUMENT_DEPTH = 20
 
 @frozen
 class ToolCall:
-    """Tool call of a model; `*_applied` name the arguments that the kernel's worker merged into its card."""
+    """Call of a model; `*_applied` name the arguments that the kernel's worker, not the model, put in its card."""
 
     arguments: Mapping[str, JsonValue]
     defaults_applied: frozenset[str] = frozenset()

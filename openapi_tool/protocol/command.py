@@ -32,7 +32,7 @@ HEAD_BYTES = 8 * 1024  # length to which a larger body is truncated
 MAX_HEADER_BYTES = 64 * 1024
 MAX_HEADER_LINES = 256
 HEARTBEAT_NAMES = frozenset({"skills.task_watch", "skills.job_watch"})
-"""Functions whose results a worker treats as heartbeats (protocol section 3)."""
+"""Functions whose results a worker treats as heartbeats: no result may have these names (protocol section 3)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ class Requeue:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """Record the command as a dead letter, and terminate its message or acknowledge it."""
+    """Record a command whose result no turn can take as a dead letter; terminate or acknowledge its message."""
 
     reason: str
     message: str
@@ -169,7 +169,7 @@ def command_of(subject: CommandSubject, identity: ClaimedIdentity, body: Body) -
 
 
 def name_of(value: object) -> str | None:
-    """Return a name or id without surrounding white space; None if it is unusable."""
+    """Return a name or id without surrounding white space; None if it is empty, too long or no text."""
     text = storable_text(value).strip() if isinstance(value, str) else ""
     return text if text and not is_too_long(text) else None
 

@@ -78,7 +78,7 @@ def command_stream(version: str) -> tuple[str, str]:
 
 
 def default_durable(version: str, target: str) -> str:
-    """Return the durable of the kernel's own executor, to take over without losing a command."""
+    """Return the durable of the kernel's own executor: one that shares it takes over without losing a command."""
     return f"tool_{target}_openapi_cmd_{version}"
 
 

@@ -52,7 +52,10 @@ class ArtifactObject(TypedDict):
 
 
 class ToolOutputObject(TypedDict, total=False):
-    """`metadata.tool_output` of a result; a failure has only `usage`, `latency_ms` and the last four fields."""
+    """`metadata.tool_output` of a result; a failure has only `usage`, `latency_ms` and the last four fields.
+
+    `session`, `attempts` and `budget` are missing if there are none.
+    """
 
     state: Mapping[str, object]
     usage: UsageObject
@@ -122,6 +125,7 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 dumps = orjson.dumps
+"""Serialize to JSON. Raises TypeError for values that are not JSON."""
 
 
 def storable_text(text: str) -> str:

@@ -135,7 +135,8 @@ MAX_ATTEMPTS = 64
 class Attempt:
     """One upstream request; `began` is on the monotonic clock, `resends` counts earlier attempts to send the same.
 
-    `seconds`, `http_status` and `error_code` are None until the attempt ends.
+    `seconds`, `http_status` and `error_code` are None until the attempt ends; then `http_status` is None without a
+    response, `error_code` without an error.
     """
 
     began: float
