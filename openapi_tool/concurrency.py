@@ -59,7 +59,7 @@ async def interruptible(work: Coroutine[Any, Any, T]) -> T:
 
 
 def in_background(work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
-    """Start a task that serves many calls; in the context of its caller it would log the ids of one call."""
+    """Start a task that serves many calls; in its caller's context it would log that call's ids for other projects."""
     return asyncio.create_task(work, name=name, context=Context())
 
 
@@ -134,7 +134,7 @@ class TimeSlicer:
             return result
 
 
-_RESERVED_SHARE = 1 / 8  # of the permits, which a single project cannot take
+_RESERVED_SHARE = 1 / 8  # of the permits, which a single project cannot take, so that others need not wait
 
 
 class FairSemaphore:

@@ -51,7 +51,7 @@ def _refuses_login(error: Exception) -> bool:
 
 
 def describe_connection_error(error: Exception, where: str, setting: str = SERVERS_SETTING) -> str:
-    """Return why no connection to `where` (hosts and ports) can be made, and what to check in section of `setting`."""
+    """Return why no connection to `where` (hosts and ports) can be made, and what to check in `setting`'s section."""
     return f"{_at(where)}: {_cause(error, setting)}"
 
 

@@ -48,7 +48,7 @@ class NotReplayable(Exception):
 
 
 async def dead_letters(client: Client) -> AsyncIterator[DeadLetter]:
-    """Yield all records, oldest first; together they may be 512 MiB. Raises nats.errors.Error."""
+    """Yield all records, oldest first; do not collect them: they may be 512 MiB. Raises nats.errors.Error."""
     async for message in stream_messages(client, STREAM):
         yield _letter(message)
 
@@ -61,8 +61,8 @@ async def abandoned_commands(
 ) -> list[DeadLetter]:
     """Return the commands below the durable's ack floor that have neither a result nor a dead letter.
 
-    Another executor's durable used up their deliveries (`max_deliver`). `recorded` are the stream sequences of commands
-    with a dead letter. Raises nats.errors.Error.
+    The server redelivers none: another executor's durable used up their deliveries (`max_deliver`). `recorded` are the
+    stream sequences of commands with a dead letter. Raises nats.errors.Error.
     """
     jetstream = client.jetstream()
     stream = await jetstream.find_stream_name_by_subject(options.filter_subject)

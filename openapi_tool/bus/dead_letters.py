@@ -324,7 +324,7 @@ def _missing_limits(config: StreamConfig) -> Iterator[tuple[str, str]]:
 def _token(subject: str) -> str:
     """Return the subject token of a command's project: the name if it is plain, else its hash; NO_PROJECT without one.
 
-    NATS permissions limit subjects, but not headers and body.
+    Only the subject can be trusted: NATS permissions limit it, but not headers and body.
     """
     project = project_of(subject)
     if _PLAIN_TOKEN.fullmatch(project):

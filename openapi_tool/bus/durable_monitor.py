@@ -174,7 +174,7 @@ class DurableMonitor:
     async def _restore(self, durable: Durable, state: DurableState) -> None:
         """Restore the settings without which calls are lost: the filter, and unlimited deliveries.
 
-        Another executor or an operator may have set AckWait, `max_ack_pending` and a pause.
+        AckWait, `max_ack_pending` and a pause stay: another executor or an operator may have set them.
         """
         log.warning(
             "the durable was changed so that calls would be lost; restoring its settings",

@@ -92,7 +92,7 @@ class Returns:
     def never_run(self, metadata: Msg.Metadata) -> bool:
         """Return whether no earlier delivery of a command was run, so that it needs no lease (ADR 4).
 
-        Removes the entry: the command may run now.
+        Also False if another replica's notice of it has not arrived. Removes the entry: the command may run now.
         """
         attempt = metadata.num_delivered
         # The delivery before this one was handed back, and by induction all earlier ones.

@@ -54,7 +54,7 @@ async def ensure_bucket(client: Client, replicas: int = 1) -> KeyValue:
 
 
 async def shared_session_key(client: Client, replicas: int = 1) -> bytes:
-    """Return the key for session identities, which the first executor creates. Raises Unavailable."""
+    """Return the key for session identities, which the first executor creates and none changes. Raises Unavailable."""
     try:
         bucket = await ensure_bucket(client, replicas)
         _, key = await read_key(bucket, SESSION_KEY)
@@ -196,7 +196,7 @@ class SwitchMonitor:
         self._failure = ""
 
     async def run(self) -> None:
-        """Read them every second until cancelled."""
+        """Read the switches every second until cancelled."""
         while True:
             await self.check()
             await asyncio.sleep(SWITCHES_READ_INTERVAL_S)

@@ -1,8 +1,8 @@
 """Held commands, received but not settled, with their heartbeats; leases of those that were redelivered (ADR 4).
 
-JetStream delivers a message to no other executor while heartbeats extend its AckWait. After a redelivery the first run
-may still be in progress in a stalled process, so a KV record names the owner of the lease, and counts runs that began
-and never ended.
+JetStream delivers a message to no other executor while heartbeats extend its AckWait, so a first delivery needs no
+lease. After a redelivery the first run may still be in progress in a stalled process, so a KV record names the owner of
+the lease, and counts runs that began and never ended.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class RunEvent:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """KV record of one command; `lost` counts runs that began and did not end.
+    """KV record of one command; `lost` counts runs that began and did not end, that of `owner` included.
 
     `expires_at` is in seconds since the epoch, 0 without an owner. `runs` are the last events, oldest first.
     """
@@ -146,7 +146,7 @@ class Leases:
 
         def released(record: Record) -> Record:
             record = replace(record, lost=max(0, record.lost - forgive))
-            if record.owner in ("", self._owner):
+            if record.owner in ("", self._owner):  # a first run has no lease
                 record = _without_owner(record)
             return self._with_event(record, "handed_back", delivery.attempt)
 
@@ -286,7 +286,7 @@ def project_of(subject: str) -> str:
 
 
 def ids_of(command: Delivery | Msg) -> dict[str, Any]:
-    """Return the ids that a command claims, each truncated, for log lines; a held message was emptied."""
+    """Return the ids that a command claims, each truncated, for log lines; not of a held message, which is empty."""
     subject, headers, data = command.subject, command.headers or {}, command.data
     sequence = command.stream_sequence if isinstance(command, Delivery) else command.metadata.sequence.stream
     claimed = claimed_identity(subject, headers, data if len(data) <= _MAX_PARSED_BYTES else b"")

@@ -177,7 +177,7 @@ class PullConsumer:
         status = _server_status(message)
         if status is None:
             self._requested = max(0, self._requested - self._receive(message))  # minus 1, or 0 for a foreign message
-        elif status != StatusCode.CONTROL_MESSAGE:  # a heartbeat
+        elif status != StatusCode.CONTROL_MESSAGE:  # which is a heartbeat
             self._request_ended(status, message.headers or {})
         self._unanswered_since = time.monotonic() if self._requested else None
         if self._free_slots() > self._requested:

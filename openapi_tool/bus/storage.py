@@ -34,7 +34,10 @@ _MAX_DIGITS = 20  # of a revision
 
 @dataclass(frozen=True, slots=True)
 class BucketSpec:
-    """Bucket whose records expire `ttl_s` seconds after their last change; it is published on `CHANGES.RECORD`."""
+    """Bucket whose records expire `ttl_s` seconds after their last change.
+
+    Each change is published on `CHANGES.RECORD`: revision, line feed, record.
+    """
 
     bucket: str
     keys: str
@@ -64,7 +67,7 @@ class RecordStore:
 
     @asynccontextmanager
     async def shared_by(self, user: Limiter | Budgets, client: Client, replicas: int) -> AsyncIterator[None]:
-        """Share the records over this connection: pass each that a replica writes to `user`, and close it at the end.
+        """Share the records over this connection: pass `user` each that a replica writes, and close `user` in the end.
 
         The first write creates a missing bucket with `replicas` replicas.
         """
@@ -125,7 +128,7 @@ class RecordStore:
     async def put(self, name: str, value: bytes) -> None:
         """Store a record of this replica in an existing bucket, without a message to other replicas.
 
-        Without waiting for a confirmation it takes a fifth of the CPU, and survives a kill of this process.
+        Without a confirmation a write takes a fifth of the CPU. A sent record survives a kill of this process.
         """
         client = self._client("write")
         with outage_as_unavailable():

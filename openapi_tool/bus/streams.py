@@ -26,7 +26,7 @@ UNLIMITED = -1
 
 @dataclass(frozen=True, slots=True)
 class DurableOptions:
-    """Name and settings of the durable; `replicas` are those of created streams and buckets."""
+    """Name and settings of the durable; `replicas` of created streams and buckets: None as the command stream."""
 
     version: str
     name: str

@@ -206,7 +206,7 @@ def _status(head: bytes) -> dict[str, str]:
 
 
 class ForeignMessage(Exception):
-    """Message that JetStream did not send, so it cannot be settled: any client may publish to our inbox."""
+    """Message that JetStream did not send, so it cannot be settled: any permitted client may publish to our inbox."""
 
 
 def metadata_of(message: Msg) -> Msg.Metadata:

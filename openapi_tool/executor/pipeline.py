@@ -253,7 +253,7 @@ class Pipeline:
         """Run the call. Once it outlasts `worker_timeout_s`, check for an earlier deadline of its turn."""
         check_after_s = self._limits.worker_wait_left_s(self._age_s(call.delivery))
         outlasts = self._limits.outlasts_worker_wait(request.definition.suspend_timeout_s)
-        # Without a step id the results of other calls of the step cannot be found.
+        # Without a step id the results of other calls of the step, which move the deadline, cannot be found.
         if not outlasts or call.identity.step_id is None or check_after_s >= request.deadline.remaining():
             return await self._runner.run(request, context)
         async with turn_deadline(self._kernel, self._limits, call.identity, check_after_s) as limit:
@@ -286,7 +286,7 @@ class Pipeline:
         """Settle a call that has a result card: complete a missing report, publish a missing doorbell.
 
         A result by another author is left alone, and a claimed inbox row gets no doorbell: a durable that is created
-        again may redeliver the commands of a day.
+        again may redeliver the commands of a day. Raises ReportRefused.
         """
         if not earlier.is_of_this_call:
             raise ReportRefused(

@@ -63,7 +63,7 @@ class Artifacts(Protocol):
     """Whole texts of truncated results."""
 
     async def artifact(self, project_id: str, agent_id: str, card_id: str, start: int, chars: int) -> Artifact | None:
-        """Return at most `chars` characters of an agent's artifact; None if missing or expired."""
+        """Return at most `chars` characters from `start` of an agent's artifact; None if missing or expired."""
 
 
 class Kernel(Artifacts, Protocol):

@@ -4,7 +4,7 @@
 - *outage*: temporary, raised as Unavailable; the call waits.
 - *operator*: an outage for a missing grant, migration or setting, raised as NeedsOperator.
 
-A SQLSTATE that is not listed is a defect, because retries of an unknown error as an outage might never end.
+A SQLSTATE that is not listed is a defect: lost runs are limited, but retries as an outage might never end.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ def describe_connection_error(error: Exception) -> str:
 
 
 def located(problem: str, where: str, setting: str = DSN_SETTING) -> str:
-    """Return an error message with server and database (`where`) and the `setting` of their DSN: kernels may differ."""
+    """Name server and database (`where`) and the `setting` of their DSN in an error: there may be several kernels."""
     section = setting.partition(".dsn (")[0]
     problem = problem.replace(DSN_SETTING, setting).replace("set postgres.", f"set {section}.")
     return problem.replace("PostgreSQL:", f"PostgreSQL at {where}:", 1) if where else problem

@@ -34,7 +34,7 @@ NEWEST_ROWS = 1_000
 
 _SMALL_BYTES = 1_024
 _MAX_UNCOUNTED_BYTES = 16_384  # uncompressed, in which numbers are not counted; the text has at most 28 MB
-_MAX_DIGITS = 4_300  # Python converts no longer number
+_MAX_DIGITS = 4_300  # Python refuses longer integers
 _LONG_DIGITS = 500  # of a number that is counted against the size of a definition
 _MAX_CARDS = 20  # of a call id, one of them the tool.call card; the kernel writes two
 _MAX_EDGES = 100  # of a call, of which the oldest is used; the kernel writes two
@@ -62,7 +62,7 @@ def _is_small(column: str) -> str:
 
 
 def _uncompressed_bytes(column: str) -> str:
-    # Up to 250 times the stored size.
+    # The query makes an uncompressed copy: up to 250 times the stored size.
     return f"pg_column_size(jsonb_path_query_first({column}, 'strict $'))"
 
 

@@ -144,7 +144,7 @@ class UniqueIndex(NamedTuple):
         return f"{self.table} ({', '.join(sorted(self.keys))}){where}"
 
 
-# Else a call could get two results. Compared by columns: the kernel may choose any names.
+# Without these a call could get two results. Compared by columns: the kernel may choose any names.
 NEEDED_INDEXES = (
     UniqueIndex("cards", frozenset({"tenant_id", "tool_call_id"}), "metadata->>'type'='tool.result'"),
     UniqueIndex("state.agent_inbox", frozenset({"project_id", "message_type", "correlation_id"})),

@@ -242,7 +242,7 @@ class ToolRows:
         return await self.definitions(project_id)
 
     async def definitions(self, project_id: str) -> list[dict[str, Any]]:
-        """Return the same, none for an unknown project: the executor's role may not read `projects`."""
+        """Return the definitions, none for an unknown project: the executor's role may not read `projects`."""
         with _translate_errors():
             return [stored_row(row) for row in await self._pool.fetch(f"{_SELECT} order by tool_name", project_id)]
 
