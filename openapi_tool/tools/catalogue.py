@@ -21,8 +21,9 @@ MAX_ITEMS = 10
 DEFAULT_MAX_TOKENS = 20_000
 """Tokens per page in the definitions of `config/tools`; a model may ask for more."""
 
-Text = Annotated[str, Field(min_length=1, max_length=2_000, pattern=r"\S")]
-Address = Annotated[str, Field(min_length=1, max_length=16_000, pattern=r"\S")]
+_NOT_BLANK = r"\S"
+Text = Annotated[str, Field(min_length=1, max_length=2_000, pattern=_NOT_BLANK)]
+Address = Annotated[str, Field(min_length=1, max_length=16_000, pattern=_NOT_BLANK)]
 Name = Annotated[str, Field(min_length=1)]
 
 _optional = partial(Field, None)
