@@ -167,11 +167,13 @@ async def stream_messages(
 
 def _letter(message: Msg) -> DeadLetter:
     """Decode a record; a foreign or damaged one becomes a letter with the reason `unreadable`."""
+    data = message.data
     try:
-        return decode(message.data, message.metadata.sequence.stream)
+        return decode(data, message.metadata.sequence.stream)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         letter = _without_record(delivery_of(message), UNREADABLE, f"not a dead letter record: {type(error).__name__}")
-        return replace(letter, headers={}, whole=False, stream="", stream_sequence=0)
+        # All of it: a delivery holds only the beginning of a large body.
+        return replace(letter, data=data, headers={}, whole=False, stream="", stream_sequence=0)
 
 
 def _without_record(delivery: Delivery, reason: str, message: str) -> DeadLetter:

@@ -25,7 +25,7 @@ from openapi_tool.bus.dead_letters import SUBJECT_FILTER, SUBJECT_PREFIX
 from openapi_tool.bus.streams import DurableOptions
 from openapi_tool.cli import app
 from openapi_tool.local.caller import STREAM
-from openapi_tool.protocol.command import Delivery
+from openapi_tool.protocol.command import MAX_BODY_BYTES, Delivery
 from tests.conftest import PROJECT
 from tests.requirements import requirement
 from tests.support import dead_letters
@@ -142,9 +142,11 @@ async def test_replay_refuses_an_invalid_subject_and_an_unreadable_record(world_
     await publish(world.stack.nats.url, COMMAND + b"\xff", b"{}")
     async with world.executor():
         await world.send(await world.place())
-    await jetstream.publish(f"{SUBJECT_PREFIX}.x", b"no record")
+    foreign = "no record" + "x" * MAX_BODY_BYTES
+    await jetstream.publish(f"{SUBJECT_PREFIX}.x", foreign.encode())
     listed = lines(await deadletters("list", "--json"))
     assert [letter["reason"] for letter in listed] == ["bad_subject", "unreadable"]
+    assert listed[1]["data"] == foreign
     assert listed[0]["subject"].endswith("search\\xff")
     for letter in listed:
         refused = await deadletters("replay", letter["id"], "--yes", "--json")
