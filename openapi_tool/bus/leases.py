@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from sys import getsizeof
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 from urllib.parse import quote
 
 import nats.errors
@@ -33,7 +33,7 @@ from nats.js.errors import (
     ServiceUnavailableError,
 )
 from nats.js.kv import KeyValue
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from openapi_tool.bus.connection import INSTANCE
 from openapi_tool.protocol.command import Delivery
@@ -46,6 +46,7 @@ KEYS = "command.*.*"
 _TTL_S = 3600  # of a record after its last change
 _MAX_WRITE_ATTEMPTS = 8  # of a compare-and-set
 _MAX_EVENTS = 20
+_Count = Annotated[int, Field(ge=0, lt=2**63)]  # which can be written again
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,7 @@ class RunEvent:
     """Event of a run, for `openapi-tool inspect`: `began`, `handed_back` or `settled`, in seconds since the epoch."""
 
     event: str
-    delivery: int
+    delivery: _Count
     executor: str
     at: float
 
@@ -65,11 +66,11 @@ class Record:
     `expires_at` is in seconds since the epoch, 0 without an owner. `runs` are the last events, oldest first.
     """
 
-    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     version: Literal[1] = 1
     owner: str = ""
-    lost: int = 0
+    lost: _Count = 0
     expires_at: float = 0.0
     runs: tuple[RunEvent, ...] = ()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import time
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
@@ -426,6 +427,32 @@ def test_an_executor_with_a_wrong_clock_takes_no_lease_from_another(run: Run) ->
         assert isinstance(await leases_on(buckets, ahead.time).take(redelivered()), LeaseTaken)
         ahead.observe(1_007.0, time.monotonic(), time.monotonic())
         assert isinstance(await leases_on(buckets, ahead.time).take(redelivered()), Lease)
+
+    run(check())
+
+
+@requirement("lease.owner")
+@pytest.mark.parametrize(
+    "damage", [("expires_at", b"1e999"), ("lost", b"1" + b"0" * 30), ("delivery", b"1" + b"0" * 30)]
+)
+def test_a_lease_with_a_huge_number_stops_no_command(damage: tuple[str, bytes], run: Run) -> None:
+    """JSON allows them: no lease may last forever, and each record must be writable again."""
+
+    async def check() -> None:
+        name, number = damage
+        buckets = Buckets(Schedule())
+        buckets.make()
+        other = leases_on(buckets)
+        lease = await other.take(redelivered())
+        assert isinstance(lease, Lease)
+        await other.begin(lease)
+        [(key, (revision, value))] = buckets.stored.items()
+        damaged = re.sub(rb'"%b":[0-9.]+' % name.encode(), b'"%b":%b' % (name.encode(), number), value)
+        assert damaged != value
+        buckets.stored[key] = revision, damaged
+        taken = await leases_on(buckets).take(redelivered())
+        assert isinstance(taken, Lease)
+        assert taken.lost == 1  # as without a record
 
     run(check())
 
