@@ -14,14 +14,14 @@ import orjson
 from cachetools import LRUCache
 from pydantic import ValidationError
 
-from openapi_tool.options import BudgetLimits
+from openapi_tool.options import BUDGETS, BudgetLimits
 from openapi_tool.protocol.command import AFTER_EXECUTION, AfterExecution
 from openapi_tool.protocol.errors import ToolMisconfigured
 from openapi_tool.protocol.jsontext import JsonObject, JsonValue
 from openapi_tool.protocol.records import DefinitionRecord
 from openapi_tool.tools.bounds import MAX_ROW_BYTES, memory_bytes, row_problems
 from openapi_tool.tools.catalogue import CATALOGUE, OPERATIONS, BuiltInTool, Operation
-from openapi_tool.tools.meta_schema import object_at, violations
+from openapi_tool.tools.meta_schema import MIN_RESULT_TOKENS, object_at, violations
 from openapi_tool.tools.problems import Path, Problem, any_of, close_to, did_you_mean, fold, listed, short
 from openapi_tool.tools.schema import schema_defect, visible_schema
 
@@ -179,7 +179,10 @@ def read_as_far_as_possible(record: DefinitionRecord) -> tuple[ToolDefinition | 
 
 
 class _Reader:
-    """Parser that collects all problems, and reads as if wrong values were missing."""
+    """Parser that collects all problems, and reads as if wrong values were missing.
+
+    Integers are checked here: for the meta-schema `5.0` and `1e300` are some, too.
+    """
 
     def __init__(self, record: DefinitionRecord) -> None:
         self.record = record
@@ -209,7 +212,6 @@ class _Reader:
         if not self.jina:
             self._problem("is missing; give it mode: search or mode: reader", "options", "jina")
         operation = self._operation()
-        tokens = self.options.get("max_result_tokens")
         return ToolDefinition(
             tool_name=self.record.tool_name,
             built_in=self._built_in(operation),
@@ -227,7 +229,7 @@ class _Reader:
             timeout_s=self._timeout_s(),
             suspend_timeout_s=suspend_timeout(self.options),
             result_format=cast("ResultFormat", self.options.get("result_format") or "text"),
-            max_result_tokens=int(tokens) if isinstance(tokens, int | float) else None,
+            max_result_tokens=self._max_result_tokens(),
             budget=self._budget(),
         )
 
@@ -297,8 +299,23 @@ class _Reader:
         values = (section.get(name) for section in (self.jina, self.options) for name in TIMEOUTS)
         return next((seconds for value in values if (seconds := _seconds(value)) is not None), None)
 
+    def _max_result_tokens(self) -> int | None:
+        value = self.options.get("max_result_tokens")
+        if value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= MIN_RESULT_TOKENS):
+            return value
+        self._problem(f"must be an integer of at least {MIN_RESULT_TOKENS}", "options", "max_result_tokens")
+        return None
+
     def _budget(self) -> BudgetLimits | None:
         given = object_at(self.options, "budget")
+        for name, value in given.items():
+            if name not in BUDGETS:
+                self._problem(f"is no budget{did_you_mean(short(name), BUDGETS)}", "options", "budget", name)
+            elif isinstance(value, bool) or not isinstance(value, int) or value < 0:
+                self._problem("must be an integer of at least 0", "options", "budget", name)
+            else:
+                continue
+            return None  # one problem is enough: there may be 2,000 names
         try:
             return BudgetLimits(**given) if given else None  # type: ignore[arg-type]
         except ValidationError as refused:  # an upper bound, which differs for requests and tokens

@@ -225,7 +225,7 @@ _SECTIONS: Mapping[str, JsonObject] = {
         "ui_allowed": {"type": ["boolean", "null"], "errorMessage": "must be true or false"},
     },
 }
-# What the parser of stored rows checks; `tools.definition` adds what depends on several options.
+# What the parser of stored rows checks; `tools.definition` adds integers and what depends on several options.
 _IF_GIVEN: JsonObject = {**_OBJECT, "type": ["object", "null"]}
 _NAMES: JsonObject = {**_IF_GIVEN, "additionalProperties": _TEXT}
 _STORED_SECTION: JsonObject = {
@@ -241,16 +241,10 @@ _STORED_SECTION: JsonObject = {
     }
 }
 _STORED_OPTIONS: JsonObject = {
-    **dict.fromkeys(("jina", "openapi"), _IF_GIVEN),
+    **dict.fromkeys(("jina", "openapi", "budget"), _IF_GIVEN),
     "args": {**_IF_GIVEN, "properties": dict.fromkeys(("defaults", "fixed"), _IF_GIVEN)},
     "envs": _NAMES,
     "result_format": {"enum": ["text", "object", "", None], "errorMessage": "must be 'text' or 'object'"},
-    "max_result_tokens": {
-        "type": ["integer", "null"],
-        "minimum": MIN_RESULT_TOKENS,
-        "errorMessage": f"must be an integer of at least {MIN_RESULT_TOKENS}",
-    },
-    "budget": {**_IF_GIVEN, "allOf": [{"properties": _BUDGET, "additionalProperties": False}]},
 }
 _DEFINITION: JsonObject = _object_of(
     **dict.fromkeys(("tool_name", "name", "target_subject"), _TEXT),

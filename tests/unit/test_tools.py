@@ -364,6 +364,8 @@ def test_the_legacy_section_is_understood() -> None:
         ({"jina": {"mode": "search", "tool": "jina.read"}}, "tool"),
         ({"jina": {"mode": "search"}, "envs": {"a": 1}}, "options.envs.a"),
         ({"jina": {"mode": "search"}, "result_format": "xml"}, "result_format"),
+        *(({"jina": {"mode": "search"}, "max_result_tokens": wrong}, "at least 500") for wrong in (500.0, 1e300, True)),
+        *(({"jina": {"mode": "search"}, "budget": {"session_tokens": wrong}}, "at least 0") for wrong in (5.0, 1e300)),
         *(
             ({"jina": {"base_url": url}}, "base_url")
             for url in (
@@ -388,6 +390,13 @@ def test_unusable_definition_names_the_place(options: Any, names: str) -> None:
     with pytest.raises(ToolMisconfigured) as refused:
         parse_definition(DefinitionRecord("t", "suspend", {}, options))
     assert names in refused.value.message
+
+
+def test_many_wrong_budgets_are_one_problem() -> None:
+    options: JsonObject = {"jina": {"mode": "search"}, "budget": {f"session_token_{n}": 1 for n in range(1_900)}}
+    with pytest.raises(ToolMisconfigured) as refused:
+        parse_definition(DefinitionRecord("t", None, {}, options))
+    assert refused.value.message.count("options.budget.") == 1
 
 
 @pytest.mark.parametrize("value", [None, 0, -1, True, "60", float("inf"), []])
