@@ -228,14 +228,18 @@ _SECTIONS: Mapping[str, JsonObject] = {
 # What the parser of stored rows checks; `tools.definition` adds integers and what depends on several options.
 _IF_GIVEN: JsonObject = {**_OBJECT, "type": ["object", "null"]}
 _NAMES: JsonObject = {**_IF_GIVEN, "additionalProperties": _TEXT}
+_UNSET_VALUES: list[JsonValue] = [None, False, 0, "", [], {}]  # stand for the default in old rows
+_UNSET: JsonObject = {"enum": _UNSET_VALUES}
 _STORED_SECTION: JsonObject = {
     "properties": {
         "method": {
-            "type": ["string", "null"],
-            "pattern": "^((?i)get|post)?$",
+            "anyOf": [_UNSET, {"type": "string", "pattern": "^(?i:get|post)$"}],
             "errorMessage": "must be GET or POST",
         },
-        "auth_env": {"type": ["string", "null"], "errorMessage": "must be the name of an environment variable"},
+        "auth_env": {
+            "anyOf": [_UNSET, {"type": "string"}],
+            "errorMessage": "must be the name of an environment variable",
+        },
         **dict.fromkeys(("params", "defaults"), _IF_GIVEN),
         "headers": _NAMES,
     }
@@ -244,7 +248,7 @@ _STORED_OPTIONS: JsonObject = {
     **dict.fromkeys(("jina", "openapi", "budget"), _IF_GIVEN),
     "args": {**_IF_GIVEN, "properties": dict.fromkeys(("defaults", "fixed"), _IF_GIVEN)},
     "envs": _NAMES,
-    "result_format": {"enum": ["text", "object", "", None], "errorMessage": "must be 'text' or 'object'"},
+    "result_format": {"enum": ["text", "object", *_UNSET_VALUES], "errorMessage": "must be 'text' or 'object'"},
 }
 _DEFINITION: JsonObject = _object_of(
     **dict.fromkeys(("tool_name", "name", "target_subject"), _TEXT),

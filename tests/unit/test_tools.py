@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from openapi_tool.jina.endpoints import ENDPOINTS
 from openapi_tool.protocol.errors import BadRequest, ToolError, ToolMisconfigured, ToolNotAvailable
-from openapi_tool.protocol.jsontext import JsonObject
+from openapi_tool.protocol.jsontext import JsonObject, JsonValue
 from openapi_tool.protocol.records import DefinitionRecord
 from openapi_tool.tools.arguments import Arguments, OperatorEnvs, prepare_arguments
 from openapi_tool.tools.catalogue import CATALOGUE, OPERATIONS, READER, BuiltInTool, DuplicateTool, catalogue
@@ -390,6 +390,13 @@ def test_unusable_definition_names_the_place(options: Any, names: str) -> None:
     with pytest.raises(ToolMisconfigured) as refused:
         parse_definition(DefinitionRecord("t", "suspend", {}, options))
     assert names in refused.value.message
+
+
+@pytest.mark.parametrize("value", [None, False, 0, "", [], {}])
+def test_an_unset_option_of_an_old_row_has_its_default(value: JsonValue) -> None:
+    options: JsonObject = {"jina": {"mode": "search", "method": value, "auth_env": value}, "result_format": value}
+    parsed = parse_definition(DefinitionRecord("t", None, {}, options))
+    assert (parsed.method, parsed.auth_env, parsed.result_format) == ("POST", "JINA_API_KEY", "text")
 
 
 def test_many_wrong_budgets_are_one_problem() -> None:
