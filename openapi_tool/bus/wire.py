@@ -37,7 +37,7 @@ _STATUS_DIGITS = 3
 _BLANKS = " \t\n\r\x0b\x0c"
 _KERNEL_NAMES = {"CG-Timestamp", "CG-Version", "CG-Msg-Type", "CG-Sender"}
 _KNOWN_NAMES = frozenset({*TOPOLOGY, TRACEPARENT, TRACESTATE, *_KERNEL_NAMES, *(header.value for header in Header)})
-"""Header names that need no validation."""
+"""Header names that need no validation: those of the kernel (TOPOLOGY: the ids of a call) and of JetStream."""
 
 _NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 
@@ -192,7 +192,7 @@ def header_block(headers: Mapping[str, str]) -> bytes:
 
 
 def shown_subject(subject: str) -> str:
-    r"""Return a subject with lone surrogates, which represent bytes that are not UTF-8, as `\xff`."""
+    r"""Return a subject with bytes that are not UTF-8, which BusClient decodes to lone surrogates, as `\xff`."""
     return subject.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
@@ -220,7 +220,10 @@ def metadata_of(message: Msg) -> Msg.Metadata:
 
 
 def delivery_of(message: Msg) -> Delivery:
-    """Return the delivery of a message, and empty the message, to halve the memory. Raises ForeignMessage."""
+    """Return the delivery of a message, and empty the message. Raises ForeignMessage.
+
+    The message is kept until it is settled, and with it the whole of a body that the delivery truncates.
+    """
     metadata = metadata_of(message)
     data, headers = message.data, message.headers
     message.data, message.headers = b"", None

@@ -172,6 +172,7 @@ async def _outcome(work: Awaitable[list[str]], bootstrap: Bootstrap) -> Outcome:
     except TimeoutError:
         return Outcome(f"no answer within {_TIMEOUT_S:.0f} s")
     except (Unavailable, RegistryError, _Unusable) as error:
+        # Adds the server's name to errors of PostgreSQL only.
         return Outcome(mask(located(str(error), bootstrap.pool.where, bootstrap.pool.setting)))
 
 
@@ -211,6 +212,7 @@ async def _durable(client: BusClient, durable: Durable, options: DurableOptions)
 async def _upstream(bootstrap: Bootstrap) -> list[str]:
     hosts = sorted({operation.host for operation in OPERATIONS})
     transport = upstream_transport(bootstrap, None)
+    # 0 bytes of a response, because `reach` reads no body.
     async with aclosing(JinaClient(transport, 0, bootstrap.redactor.with_label("error"), TimeSlicer())) as client:
         await asyncio.gather(*(_reach(client, host) for host in hosts))
     return hosts

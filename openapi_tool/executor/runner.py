@@ -124,7 +124,7 @@ class ToolRunner:
         if isinstance(cause, Unavailable):
             raise cause
         error = cause if isinstance(cause, ToolError) else _defect(owner, cause)
-        without_traceback(cause)
+        without_traceback(cause)  # its frames would keep the response in memory
         error.tokens, error.requests = context.spent.tokens, context.spent.requests
         if isinstance(error, ToolMisconfigured) and (ids := self._ids_once(owner, tool_name, error.message)):
             log.warning(

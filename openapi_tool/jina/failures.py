@@ -43,12 +43,14 @@ _VALIDATOR = "Rejected by validator"  # followed by source code of the validator
 _MAX_WAIT_CHARS = 500
 _MAX_WAIT_S = 1e9
 _ERROR_NAME = re.compile(r"\b(?:[A-Z]\w*)?Error(?:\((?P<path>[^()]*)\))?(?:: |$)")
+"""Error class before the upstream's message, as in `ParamValidationError(url): …`; `path` is the parameter."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Error for one kind of response. `message` is for the model; with `reason` the upstream's text follows, if no 5xx.
+    """Error for one kind of response.
 
+    `message` is for the model; with `reason` the upstream's own text follows it, unless the response is a 5xx.
     `max_retries` limits the retries within the call. `retryable` without retries says that a later or smaller call may
     succeed.
     """
@@ -158,8 +160,9 @@ def upstream_failure(
 ) -> ToolError:
     """Return the typed error of an unsuccessful response.
 
-    `body` is the decoded JSON envelope, None without one; `retry_after` the unparsed header. The model never sees texts
-    of 5xx responses, texts outside of Jina's envelope, or secrets of `redactor`.
+    `body` is the decoded JSON envelope, None without one; `retry_after` the unparsed header; `names` maps upstream
+    parameters to the model's names for them. The model never sees texts of 5xx responses, texts outside of Jina's
+    envelope, or secrets of `redactor`.
     """
     envelope, names = body if isinstance(body, dict) else {}, names or {}
     rule = _rule(http_status, envelope)
@@ -186,7 +189,7 @@ def key_failure(status: int) -> ToolError:
 
 
 def quoted(text: str) -> str:
-    """Return one short quoted line, because the upstream's text may contain a page's (HTTP status text)."""
+    """Return one short line in quotes: it may contain words that a page's server chose (HTTP status text)."""
     return '"' + _QUOTES.sub("'", one_line(text[:_MAX_READ_CHARS])[:_MAX_REASON_CHARS]) + '"'
 
 
@@ -254,8 +257,8 @@ def _retry_after(envelope: Mapping[str, Any], header: str | None) -> float | Non
 def _seconds(value: Any) -> float | None:
     """Take a number, a text of digits, or an HTTP or ISO 8601 date."""
     if isinstance(value, str):
-        digits = value[:_MAX_WAIT_CHARS].strip()
-        value = float(digits) if digits.isascii() and digits.isdigit() else _seconds_until(digits)
+        text = value[:_MAX_WAIT_CHARS].strip()
+        value = float(text) if text.isascii() and text.isdigit() else _seconds_until(text)
     if (
         isinstance(value, bool)
         or not isinstance(value, int | float)
@@ -302,10 +305,10 @@ async def with_retries(
         )
 
     def wait(state: RetryCallState) -> float:
-        asked_for, jitter = _error(state).retry_after, options.initial_backoff_s
+        asked_for, backoff_s = _error(state).retry_after, options.initial_backoff_s
         if asked_for is not None:
-            return asked_for + random.uniform(0, jitter)  # noqa: S311 - no secret
-        return wait_exponential_jitter(multiplier=jitter, max=options.max_backoff_s, jitter=jitter)(state)
+            return asked_for + random.uniform(0, backoff_s)  # noqa: S311 - no secret
+        return wait_exponential_jitter(multiplier=backoff_s, max=options.max_backoff_s, jitter=backoff_s)(state)
 
     return await retried(attempt, on=ToolError, wait=wait, stop=should_stop, before_sleep=_log_retry, sleep=sleep)
 

@@ -1,6 +1,7 @@
 """SQL and row mapping that all protocol versions share (protocol sections 3, 4, 6).
 
-LOAD reads everything about a call. Its parameters, those of `call_values`, may be null.
+LOAD, which the module of each version builds from these parts, reads everything about a call. Its parameters, those of
+`call_values`, may be null.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ NEWEST_ROWS = 1_000
 """Rows that are searched where no index finds the one row: an agent's inbox, the results of a step."""
 
 _SMALL_BYTES = 1_024
-_MAX_UNCOUNTED_BYTES = 16_384  # uncompressed, in which numbers are not counted; the text has at most 28 MB
+_MAX_UNCOUNTED_BYTES = 16_384
+"""Uncompressed size up to which long numbers are not counted, as the text of so little has at most 28 MB."""
 _MAX_DIGITS = 4_300  # Python refuses longer integers
 _LONG_DIGITS = 500  # of a number that is counted against the size of a definition
 _MAX_CARDS = 20  # of a call id, one of them the tool.call card; the kernel writes two
@@ -102,15 +104,17 @@ def _call_card(source: str) -> str:
 """  # noqa: S608 - constants only
 
 
-# An id may have thousands of cards; the tool.call card is found by its metadata.
+# The tool.call card is the one with that type in its metadata. It is searched among a few cards only: the kernel writes
+# two for an id, but a hostile project can write thousands.
 _CARDS_OF_ID = f"""(
         select card_id, tool_call_id, content, metadata from cards
         where $2::text is null and tool_call_id = $3 and tenant_id = $1 and deleted_at is null
         limit {_MAX_CARDS}
     ) as cards"""  # noqa: S608 - constants only
 
-# Measured by the sum of both columns. With at most MAX_VALUES values (tools/bounds) jsonb is less than 64 kB larger
-# than its text, with more at most four times as large: 12 bytes for "0, ".
+# The limit is for the sum of both columns' texts. Their jsonb, which is cheaper to measure, is checked first: it has
+# less than 64 kB more than its text if there are at most MAX_VALUES values (tools/bounds); with more values it has at
+# most four times as much (12 bytes for the text "0, ").
 _DEFINITION = f"""
     select
         tool_name, left(after_execution, 16) as after_execution, measured.fits,
@@ -166,7 +170,9 @@ left join lateral (
     limit 1
 ) as a on true
 """  # noqa: S608 - constants only
-"""Joins of LOAD: card `c`, ids `k` (the command's, else those of a tool.call card), definition `t`, roster row `a`."""
+"""Joins of LOAD: card `c`, ids `k` (the command's, else those of a tool.call card), definition `t`, roster row `a`.
+
+$7 is the tool's name in the command, $8 the same with dots where a model provider made `__` of them."""
 
 # Compares the hash, too: the kernel's indexes are on hashes.
 REQUEST_EDGE = f"""
@@ -274,7 +280,7 @@ select count(*) from inbox
 
 
 def call_values(command: Command, own: object) -> tuple[Any, ...]:
-    """Return the parameters of LOAD; `own`, $6, depends on the version."""
+    """Return the parameters of LOAD; `own`, $6, is the version's own: the epoch in v1r4, the channel in v1r3."""
     identity, tool_name = command.identity, command.tool_name
     return (
         identity.project_id,

@@ -287,7 +287,8 @@ class KeyGroup:
     def wait_s(self, now: float) -> Callable[[float], float]:
         """Return a function from a number of permits to a lower bound of the seconds until they are granted.
 
-        It is the shortest wait of a key for its share of them: at least one key must grant that.
+        A function, because `certain_timeouts` asks for many numbers. The bound is the shortest wait of a key for its
+        share of them: at least one key must grant that.
         """
         limiters = self.usable()
         total = sum(limiter.weight for limiter in limiters)

@@ -39,7 +39,8 @@ _POLL_S = 0.25  # between steps while calls wait
 _RETRY_S, _RETRY_WITHOUT_LIMIT_S = 1.0, 60.0  # after an outage of the store, with and without a limit
 _ROUNDING_S = 1e-6
 _INITIAL_REQUEST_S = 1.0  # duration of a request before any has ended
-_DURATIONS = 16  # newest requests; the shortest decides how long a call may wait, as it may be a quick one too
+_DURATIONS = 16
+"""Newest requests. A call may wait until only the shortest of their durations is left, as it may be as quick."""
 
 
 class KeyLimiter:
@@ -60,7 +61,7 @@ class KeyLimiter:
         self.trial = False
         self.calls_refused = 0
         self._store = store
-        self._now = keys.now
+        self._now = keys.now  # the NATS server's clock, as replicas share the times in the record
         self._wake = asyncio.Event()
         self.wake = self._wake.set
         self._task = in_background(self._run(), f"limits of {variable}")
@@ -132,7 +133,7 @@ class KeyLimiter:
             self.waiting.discard(waiter)
             need.slot.resume()
             if not received and future.done() and not future.cancelled() and future.exception() is None:
-                future.result().cancelled()  # granted while the call was cancelled
+                future.result().cancelled()  # settles a permit that was granted while the call was cancelled
         return permit
 
     def record_upstream_refusal(self, error: ToolError, need: Need, key: SecretStr) -> None:
@@ -255,7 +256,7 @@ class KeyLimiter:
 
     def _rate_limited(self, retry_after_s: float) -> RateLimited:
         self.calls_refused, seconds = self.calls_refused + 1, math.ceil(min(retry_after_s, MAX_PAUSE_S))
-        self.allowance.refused = True
+        self.allowance.refused = True  # the next report says so, and may raise an adaptive limit
         metrics.RATE_LIMITED.labels(self.endpoint).inc()
         return RateLimited(
             f"The rate limit of this service is used up. Call again in {seconds} s.",

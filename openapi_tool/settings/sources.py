@@ -50,7 +50,7 @@ _KERNEL_SERVICES = ("openapi.services", "tools.openapi.services", "tools.openapi
 _KERNEL_CERTIFICATES = {"ca_file": "ca.crt", "cert_file": "client.crt", "key_file": "client.key"}
 
 
-_skipped: ContextVar[frozenset[str]] = ContextVar("skipped", default=frozenset())
+_ignored_files: ContextVar[frozenset[str]] = ContextVar("ignored_files", default=frozenset())
 
 
 class SourceUnreadable(Exception):
@@ -64,15 +64,18 @@ class SourceUnreadable(Exception):
 @contextmanager
 def file_ignored(variable: str) -> Iterator[None]:
     """Do not read a file, so that mistakes elsewhere can be listed."""
-    token = _skipped.set(_skipped.get() | {variable})
+    token = _ignored_files.set(_ignored_files.get() | {variable})
     try:
         yield
     finally:
-        _skipped.reset(token)
+        _ignored_files.reset(token)
 
 
 def file_sources(settings_class: type[BaseSettings]) -> tuple[PydanticBaseSettingsSource, ...]:
-    """Return the sources that are not empty, in descending precedence. Raises SourceUnreadable."""
+    """Return the sources below `OPENAPI_TOOL__…` that are not empty, in descending precedence. Raises SourceUnreadable.
+
+    They are the variables with short names, the settings file, and the kernel's file.
+    """
     return tuple(
         InitSettingsSource(settings_class, values) for values in (_short_names(), *_files().values()) if values
     )
@@ -118,7 +121,7 @@ def _short_names() -> dict[str, Any]:
 
 def _read(variable: str) -> dict[str, Any]:
     path = os.environ.get(variable)
-    if not path or variable in _skipped.get():
+    if not path or variable in _ignored_files.get():
         return {}
     try:
         return tomllib.loads(Path(path).read_text(encoding="utf-8"))

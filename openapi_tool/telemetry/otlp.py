@@ -147,6 +147,7 @@ class _Builder:
             resource=self._resource,
             attributes=attributes,
             events=self._events(ended),
+            # The inbound span, if it is of another trace.
             links=[trace.Link(_context(link.linked, is_remote=True))] if link.linked else (),
             kind=SpanKind.CONSUMER,
             status=_status(attributes),

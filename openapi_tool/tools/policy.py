@@ -229,7 +229,10 @@ class SwitchRecordInvalid(Exception):
 
 
 class Switches:
-    """Disabled tools, one switch per scope; `enablings` are the last records of enabling, for replicas' logs."""
+    """Disabled tools, one switch per scope.
+
+    `enablings` are the last records of enabling: replicas log from them who enabled a tool.
+    """
 
     def __init__(self, switches: Iterable[Switch] = (), enablings: Iterable[Switch] = ()) -> None:
         self._by_scope: Mapping[tuple[str, str], Switch] = {switch.scope: switch for switch in switches}
@@ -283,7 +286,10 @@ _OTHER_STEPS_S = 30.0  # lease, rendering, doorbell, …; their limits are a few
 
 
 class TurnLimit:
-    """Limit, on the monotonic clock, that is set while a call runs if its turn ends before the call's deadline."""
+    """Limit of a running call by its turn, on the monotonic clock; infinite until `shorten`.
+
+    `executor/waiting_turn.py` shortens it once it finds that the turn ends before the call's deadline.
+    """
 
     def __init__(self) -> None:
         self.at = float("inf")
@@ -356,7 +362,8 @@ class TimeLimits:
     def deadline(self, age_s: float, suspend_timeout_s: float | None, timeout_s: float | None = None) -> Deadline:
         """Return the deadline, perhaps passed, of a call whose command arrived in the stream `age_s` seconds ago.
 
-        The other two are those of the definition; without both `tools.default_timeout_s` applies.
+        `suspend_timeout_s` and `timeout_s` are the definition's; without both `tools.default_timeout_s` applies. The
+        limit `timeout_s` itself is not part of this deadline: it begins with the upstream's part (`jina/backend.py`).
         """
         wait_s = self.worker_waits_s(suspend_timeout_s) - self.executor.commit_margin_s
         left_s = min(wait_s, self.tools.max_timeout_s) - max(0.0, age_s)

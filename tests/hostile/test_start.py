@@ -52,7 +52,7 @@ STARTS: Mapping[str, Start] = {
     "a hash, seen by deadletters": Start(dsn("#"), LETTERS, "postgres.dsn"),
     "a port that is a password": Start({"PG_DSN": f"postgresql://127.0.0.1:{HEAD}{TAIL}/kernel"}, named="postgres.dsn"),
     "another scheme": Start({"PG_DSN": f"postgre://user:{HEAD}{TAIL}@host/kernel"}, named="postgres.dsn"),
-    "a port of libpq's": Start({"PG_DSN": DATABASE, "PGPORT": f"{HEAD}{TAIL}"}, named="PGPORT"),
+    "a password as port in libpq's variable": Start({"PG_DSN": DATABASE, "PGPORT": f"{HEAD}{TAIL}"}, named="PGPORT"),
     "a section that is not JSON": Start(
         {"PG_DSN": DATABASE, "OPENAPI_TOOL__NATS": f'{{"token": "{HEAD}{TAIL}"'}, named="OPENAPI_TOOL__NATS"
     ),
@@ -168,6 +168,7 @@ class Listener:
         ("tls://127.0.0.1", "false", {}),
         ("nats://127.0.0.1", "true", {}),
         ("tls://127.0.0.1", "false", {"tls_required": False, "tls_available": False}),
+        # The server announces a further one of its cluster.
         ("nats://127.0.0.1", "true", {"connect_urls": ["127.0.0.1:1"]}),
     ],
     ids=["scheme", "setting", "stripped", "announced"],
