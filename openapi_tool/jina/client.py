@@ -280,7 +280,7 @@ def _outcome_of(
     if status != _OK:
         message = value.get("message") if isinstance(value, dict) else None
         nothing_found = request.nothing_found if status == HTTPStatus.UNPROCESSABLE_ENTITY else None
-        if nothing_found and str(message).startswith(nothing_found):
+        if nothing_found and isinstance(message, str) and message.startswith(nothing_found):
             return {"code": _OK, "data": []}
         return upstream_failure(status, value, retry_after, redactor, request.names)
     if not isinstance(value, dict):

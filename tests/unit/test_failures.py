@@ -422,6 +422,13 @@ async def test_empty_search_is_no_failure(text: str) -> None:
         await fetched(422, JSON, answer)  # for a page it is a failure
 
 
+@requirement("upstream.errors")
+async def test_a_message_that_is_no_text_is_a_failure() -> None:
+    answer = b'{"message": %b%b}' % (b"[" * 1_000, b"]" * 1_000)
+    with pytest.raises(UpstreamRejected):
+        await fetched(422, JSON, answer, NOTHING_FOUND)
+
+
 # Texts of the upstream.
 
 
