@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from openapi_tool.budgets import ledger
-from openapi_tool.budgets.ledger import NOTHING, RETURN_S, Amount, Limit, Period, Record
+from openapi_tool.budgets.ledger import NOTHING, RETURN_S, Amount, Limit, Period
 from openapi_tool.budgets.replica import Allowance, Planned, Replica, record_key
 from openapi_tool.concurrency import in_background
 from openapi_tool.protocol.errors import BudgetExceeded, ToolTimeout, Unavailable
@@ -200,7 +200,7 @@ class Account:
 
     def _adopt(self, revision: int, value: bytes | None) -> None:
         """Adopt a stored record, or the last known one if this version cannot read it."""
-        record = ledger.parse(value) if value else Record()
+        record = ledger.parse(value) if value else ledger.unused()
         if record is None:
             record = self.allowance.record
             value = ledger.encode(record, self.id.labels())

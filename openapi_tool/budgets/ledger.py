@@ -6,7 +6,7 @@ No I/O; every time is the server's, in seconds since the epoch.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import date, datetime, timedelta, tzinfo
 from typing import Annotated, Literal, NamedTuple
 
@@ -31,8 +31,8 @@ _new = tuple.__new__  # saves a Python frame
 class Amount(NamedTuple):
     """Upstream requests and tokens."""
 
-    requests: Resource = 0
-    tokens: Resource = 0
+    requests: Resource
+    tokens: Resource
 
     def plus(self, other: Amount) -> Amount:
         """Return the sum."""
@@ -63,7 +63,7 @@ class Amount(NamedTuple):
         return self.requests >= other.requests and self.tokens >= other.tokens
 
 
-NOTHING = Amount()
+NOTHING = Amount(0, 0)
 
 
 class Limit(NamedTuple):
@@ -105,11 +105,11 @@ class Share:
     `total` are its reported uses since its start. Until `short_until` one of its requests waits for blocks of others.
     """
 
-    reserved: Amount = NOTHING
-    idle: Amount = NOTHING
-    until: Time = 0.0
-    total: Amount = NOTHING
-    short_until: Time = 0.0
+    reserved: Amount
+    idle: Amount
+    until: Time
+    total: Amount
+    short_until: Time
 
     @property
     def holds(self) -> bool:
@@ -119,12 +119,15 @@ class Share:
 
 @dataclass(slots=True)
 class Record:
-    """Uses of an account, and shares by replica; `warned`: the warning was logged."""
+    """Uses of an account, and shares by replica; `warned`: the warning was logged.
 
-    used: Amount = NOTHING
-    shares: dict[str, Share] = field(default_factory=dict)
-    warned: bool = False
-    version: Literal[1] = 1
+    No field has a default: a stored record without one would be that of an unused account.
+    """
+
+    version: Literal[1]
+    used: Amount
+    shares: dict[str, Share]
+    warned: bool
 
     def live(self, now: float, excluding: str = "") -> list[Share]:
         """Return the valid shares, without that of `excluding`."""
@@ -161,6 +164,11 @@ class Grant:
     warns: bool
 
 
+def unused() -> Record:
+    """Return the record of an unused account."""
+    return Record(1, NOTHING, {}, warned=False)
+
+
 def dead_replicas(record: Record, name: str, now: float) -> list[str]:
     """Return the replicas other than `name` whose shares have expired with something held."""
     return [other for other, share in record.shares.items() if share.until <= now and share.holds and other != name]
@@ -180,7 +188,7 @@ def apply_report(
     """
     _free_dead_shares(record, now, journals)
     # A replica without a share lost at most an empty one: all uses before the last report are in the record.
-    share = record.shares.setdefault(name, Share(total=report.total.minus(report.spent)))
+    share = record.shares.setdefault(name, Share(NOTHING, NOTHING, 0.0, report.total.minus(report.spent), 0.0))
     _add_missing(record, share, report.total)
     taken = record.used.plus(record.held(now, excluding=name)).plus(report.reserved)
     granted = []
@@ -249,7 +257,7 @@ def parse(stored: bytes | None) -> Record | None:
 
 def decode(stored: bytes | None) -> Record:
     """Return a stored record; an empty one for anything else."""
-    return parse(stored) or Record()
+    return parse(stored) or unused()
 
 
 class Period(NamedTuple):

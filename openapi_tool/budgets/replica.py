@@ -53,7 +53,7 @@ class Allowance:
         self.name = name
         self.limit = limit
         self.idle = self.reserved = self.total = self._reported = NOTHING
-        self._set_record(Record())
+        self._set_record(ledger.unused())
         self.offline = False
         self._has_unwritten_change = False
         self._has_read_record = False

@@ -289,6 +289,9 @@ INVALID_RECORDS = (
     *(b"hello", b"[]", b'{"version": 9}', b'{"version":1,"used":[1e30,0],"shares":{},"warned":false}'),
     *(b'{"version":1,"used":[9007199254740993,0],"shares":{},"warned":false}',),
     *(b'{"version":1,"used":[-1000,-1000],"shares":{},"warned":false}', b'{"version":1,"used":[true,0],"shares":{}}'),
+    *(b"{}", b'{"version":1}', b'{"used":[0,0],"shares":{},"warned":false}'),
+    *(b'{"version":1,"used":[0],"shares":{},"warned":false}', b'{"version":1,"used":[0,0],"warned":false}'),
+    *(b'{"version":1,"used":[0,0],"shares":{"a":{}},"warned":false}',),
 )
 
 

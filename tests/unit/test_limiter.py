@@ -444,7 +444,7 @@ async def test_one_project_alone_uses_all_concurrent_requests() -> None:
 
 
 START = 1_000_000.0
-ONE = Amount(1)
+ONE = Amount(1, 0)
 
 
 @dataclass
@@ -620,7 +620,7 @@ def test_an_unused_block_goes_back_while_another_replica_waits() -> None:
     for pod in (first, second):
         world.ask(pod, 1)
         world.change(pod)
-    assert first.allowance.idle == second.allowance.idle == Amount(4)
+    assert first.allowance.idle == second.allowance.idle == Amount(4, 0)
     world.ask(third, 98)
     world.change(third)
     assert (world.taken, third.allowance.idle) == (92, NOTHING)
@@ -669,7 +669,7 @@ def test_without_the_store_a_replica_uses_its_part_of_what_was_left(replicas: in
 @requirement("budgets.exact")
 @pytest.mark.parametrize("stored", [b"", b"null", b"[]", b"{}", b"\xff", b'{"version": 1}', b'{"version": 2}'])
 def test_a_record_of_something_else_is_an_unused_account(stored: bytes) -> None:
-    assert accounts.decode(stored) == accounts.Record()
+    assert accounts.decode(stored) == accounts.unused()
 
 
 @requirement("budgets.calls")
