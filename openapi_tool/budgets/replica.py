@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import orjson
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from openapi_tool.budgets import ledger
 from openapi_tool.budgets.ledger import NOTHING, Amount, Grant, Limit, Record, UsageReport
@@ -219,7 +219,7 @@ log = logging.getLogger(__name__)
 
 _WRITE_INTERVAL_S = 0.05  # minimum between writes of the journal
 _MAX_ACCOUNTS = 3_000  # the last used ones; a record may have 256 KiB
-_JOURNAL = TypeAdapter(dict[str, Amount])
+_AMOUNT = TypeAdapter(Amount)
 
 
 class AccountStore(Store, Protocol):
@@ -289,8 +289,8 @@ class Journal:
         """Return the uses of an account that a replica wrote since its start. Raises Unavailable."""
         _, value = await self._replica.store.read(record_key("journal", replica))
         try:
-            return _JOURNAL.validate_json(value or b"{}").get(account, NOTHING)
-        except ValidationError:
+            return _AMOUNT.validate_python(orjson.loads(value or b"{}").get(account, NOTHING))
+        except (ValueError, AttributeError):
             return NOTHING
 
     async def aclose(self) -> None:

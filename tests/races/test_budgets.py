@@ -21,7 +21,8 @@ from openapi_tool.budgets import budgets as budgets_module
 from openapi_tool.budgets import ledger
 from openapi_tool.budgets.account import Account
 from openapi_tool.budgets.budgets import Budgets, Spender
-from openapi_tool.budgets.ledger import LEASE_S, NOTHING, Record
+from openapi_tool.budgets.ledger import LEASE_S, NOTHING, Amount, Record
+from openapi_tool.budgets.replica import record_key
 from openapi_tool.jina.backend import JinaBackend, JinaBackendOptions
 from openapi_tool.jina.byte_semaphore import max_call_memory
 from openapi_tool.jina.client import JinaClient
@@ -317,6 +318,18 @@ def test_an_unreadable_record_is_replaced_by_the_last_known_one(caplog: pytest.L
     assert [line.levelname for line in caplog.records if getattr(line, "action", "") == "budget.unreadable"] == [
         "WARNING"
     ]
+
+
+@requirement("budgets.exact")
+def test_an_invalid_entry_of_a_journal_hides_no_other() -> None:
+    async def work() -> None:
+        world = World()
+        pod = world.pod()
+        world.records[record_key("journal", "dead")] = 1, b'{"a":[2,30],"b":[true,0],"c":[1],"d":5}'
+        journal = pod.budgets.journal
+        assert [await journal.read("dead", name) for name in "abcde"] == [Amount(2, 30), *[NOTHING] * 4]
+
+    run_virtually(work())
 
 
 @requirement("budgets.exact")
