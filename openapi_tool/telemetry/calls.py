@@ -8,7 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
@@ -152,10 +152,18 @@ async def shut_down(shutdown: Callable[[], None], limit_s: float = 5.0) -> None:
 
     It runs in a daemon thread: closing the event loop would wait for a thread of its executor.
     """
-    thread = threading.Thread(target=shutdown, name="tracer shutdown", daemon=True)
-    thread.start()
-    await asyncio.to_thread(thread.join, limit_s)
-    if thread.is_alive():
+    loop, done = asyncio.get_running_loop(), asyncio.Event()
+
+    def work() -> None:
+        shutdown()
+        with suppress(RuntimeError):  # the loop may be closed by now
+            loop.call_soon_threadsafe(done.set)
+
+    threading.Thread(target=work, name="tracer shutdown", daemon=True).start()
+    try:
+        async with asyncio.timeout(limit_s):
+            await done.wait()
+    except TimeoutError:
         log.warning(
             "cannot export the last spans within %s s; they are dropped; check telemetry.otlp_endpoint",
             limit_s,

@@ -478,6 +478,23 @@ def test_the_last_spans_block_neither_the_event_loop_nor_the_end_of_the_process(
 
 
 @requirement("run.stop")
+def test_a_cancelled_export_of_the_last_spans_does_not_block_the_end_of_the_process(run: Run) -> None:
+    tracer = _Stuck()
+
+    async def work() -> None:
+        export = asyncio.create_task(shut_down(tracer.shutdown, 15))
+        await asyncio.sleep(0.01)
+        export.cancel()
+        await asyncio.wait([export])
+
+    began = time.monotonic()
+    run(work())  # the loop is closed, too
+    assert time.monotonic() - began < 10
+    tracer.go.set()
+    assert tracer.ended.wait(20)
+
+
+@requirement("run.stop")
 def test_remaining_spans_are_exported_before_the_process_ends(run: Run, caplog: pytest.LogCaptureFixture) -> None:
     tracer = _Stuck()
     tracer.go.set()
