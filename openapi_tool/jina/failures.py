@@ -235,7 +235,9 @@ def _reason(envelope: Mapping[str, Any], redactor: Redactor, names: Mapping[str,
     path = match["path"] if match else None
     words = one_line(_ERROR_NAME.sub("", text))
     if words.startswith(_VALIDATOR):
-        value = redactor.head(one_line(str(envelope.get("value", ""))[:_MAX_READ_CHARS]), _MAX_VALUE_CHARS)
+        given_value = envelope.get("value")  # only a plain one is shown: str() of a deep one would fail
+        plain = str(given_value)[:_MAX_READ_CHARS] if isinstance(given_value, str | int | float) else ""
+        value = redactor.head(one_line(plain), _MAX_VALUE_CHARS)
         words = f"the value {value!r} is not accepted" if value else "its value is not accepted"
     if not path or path == "undefined":
         return words

@@ -33,7 +33,7 @@ from openapi_tool.kernel.failures import (
 )
 from openapi_tool.local.recordings import error_classes, load_recordings
 from openapi_tool.options import CacheOptions, RetryOptions
-from openapi_tool.protocol.errors import NeedsOperator, ToolError, Unavailable, UpstreamRejected
+from openapi_tool.protocol.errors import BadRequest, NeedsOperator, ToolError, Unavailable, UpstreamRejected
 from tests.answering import Answer, ToolsOverTransport, serving
 from tests.requirements import requirement
 from tests.support import assert_for_a_model, each, fetched, retry
@@ -427,6 +427,13 @@ async def test_a_message_that_is_no_text_is_a_failure() -> None:
     answer = b'{"message": %b%b}' % (b"[" * 1_000, b"]" * 1_000)
     with pytest.raises(UpstreamRejected):
         await fetched(422, JSON, answer, NOTHING_FOUND)
+
+
+@requirement("upstream.errors")
+async def test_a_refused_value_that_is_no_plain_one_is_not_shown() -> None:
+    answer = b'{"readableMessage": "ParamValidationError(num): Rejected by validator.", "value": %b%b}'
+    with pytest.raises(BadRequest, match="num: its value is not accepted"):
+        await fetched(400, JSON, answer % (b"[" * 1_000, b"]" * 1_000))
 
 
 # Texts of the upstream.
