@@ -20,7 +20,7 @@ from openapi_tool.bus.durable import ServerClock, observe
 from openapi_tool.bus.intake import Intake
 from openapi_tool.bus.leases import FetchMode, Heartbeats, Held, Leases
 from openapi_tool.bus.pull_consumer import ConsumerGone, LookAhead, PullConsumer
-from openapi_tool.bus.scheduler import FairScheduler
+from openapi_tool.bus.scheduler import new_scheduler
 from openapi_tool.bus.streams import Durable, DurableOptions, ensure_durable
 from openapi_tool.bus.wire import ForeignMessage
 from openapi_tool.bus.worker import Handler, Slots, Worker
@@ -77,7 +77,7 @@ class CommandConsumer:
         self.leases = Leases(client, options.durable.ack_wait_s, options.replicas, clock.time)
         self._worker = Worker(client.acknowledge, self.leases, dead_letters, handle, options.executor)
         self._heartbeats = Heartbeats(self.leases, options.durable.ack_wait_s)
-        self._intake = Intake(options.executor, FairScheduler(options.fairness.weights), client.publish)
+        self._intake = Intake(options.executor, new_scheduler(options.fairness), client.publish)
         self._stale_until = 0.0
         self._draining = False
         self._slots = slots or Slots(self._concurrency)

@@ -1,6 +1,6 @@
 """Order in which held commands get a slot, and which of them is evicted if too many are held.
 
-To change the order, write another class with the methods of `Scheduler` and use it in `bus/consumer.py`.
+To change the order, write another class with the methods of `Scheduler` and return it from `new_scheduler`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Protocol
 
 from openapi_tool.bus.leases import Held
+from openapi_tool.options import FairnessOptions
 
 _EQUAL_WEIGHTS: Mapping[str, float] = MappingProxyType({})
 
@@ -52,6 +53,11 @@ class Scheduler(Protocol):
 
     def withdraw(self) -> list[Held]:
         """Remove and return all waiting commands."""
+
+
+def new_scheduler(fairness: FairnessOptions) -> Scheduler:
+    """Return the scheduler of a kernel's consumer."""
+    return FairScheduler(fairness.weights)
 
 
 class FairScheduler:
