@@ -169,9 +169,10 @@ class JinaBackend:
     ) -> ToolOutput:
         resolved = resolve_parameters(definition, arguments)
         resolved = with_checked_url(resolved, definition, self._options.url_policy)
-        resolved = with_max_tokens(resolved, self._options.tools.default_max_tokens)
+        if (endpoint := endpoint_of(definition)).limits_tokens:
+            resolved = with_max_tokens(resolved, self._options.tools.default_max_tokens)
         deadline = deadline.shortened(definition.timeout_s).shortened(resolved.timeout_s)
-        deadline = deadline.shortened(endpoint_of(definition).timeouts.longest_s(resolved.parameters))
+        deadline = deadline.shortened(endpoint.timeouts.longest_s(resolved.parameters))
 
         request = build_request(definition, resolved)
 

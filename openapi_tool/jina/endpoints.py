@@ -126,6 +126,11 @@ class Endpoint:
         return self._by_name.get(fold(name).replace(".", ""))
 
     @cached_property
+    def limits_tokens(self) -> bool:
+        """Whether a request may limit the tokens of each page."""
+        return self.find("maxTokens") is not None
+
+    @cached_property
     def separators(self) -> Mapping[str, str]:
         """Separators of the parameters that are appended to the main one, by name."""
         return {parameter.name: parameter.separator for parameter in self.parameters if parameter.separator}

@@ -245,6 +245,9 @@ SEARCH: tuple[Parameter, ...] = (
     *_PAGE,
 )
 
+ALL = (*SEARCH, *READER)
+"""Parameters of every table: their headers may be sent, and their names are known to the linter."""
+
 
 def _content_or_none(value: Any) -> str:
     if value is True or value is False:
@@ -303,14 +306,10 @@ def by_name(parameters: tuple[Parameter, ...]) -> Mapping[str, Parameter]:
 
 
 _DOCUMENTED = (
-    REFUSED.keys()
-    | {tool.list_argument for tool in CATALOGUE.values() if tool.list_argument}
-    | by_name((*SEARCH, *READER)).keys()
+    REFUSED.keys() | {tool.list_argument for tool in CATALOGUE.values() if tool.list_argument} | by_name(ALL).keys()
 )
 
-OUTGOING_HEADERS = frozenset(
-    parameter.header.lower() for parameter in (*SEARCH, *READER) if parameter.header is not None
-)
+OUTGOING_HEADERS = frozenset(parameter.header.lower() for parameter in ALL if parameter.header is not None)
 
 OWN_FIELD = "tenant"
 """Folded prefix of the operator's own body members; no parameter of the upstream has it."""

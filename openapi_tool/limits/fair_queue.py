@@ -113,10 +113,13 @@ class FairQueue:
         project = self._projects.get(name)
         if project is None:
             tag = max(self._tags.pop(name, 0.0), self._virtual_time)
-            project = self._projects[name] = _Project(now, self._weights.get(name, 1.0), tag)
+            project = self._projects[name] = _Project(now, self._weight(name), tag)
         project.agents.setdefault(agent, deque()).append(waiter)
         project.length += 1
         self._length += 1
+
+    def _weight(self, name: str) -> float:
+        return self._weights.get(name.rpartition(" ")[2], 1.0)  # without the protocol version of a further kernel
 
     def next_project(self, may_send: Callable[[str], bool]) -> str | None:
         """Return the project whose call is next, of those that may send; None if there is none."""
@@ -140,7 +143,7 @@ class FairQueue:
         """
         if now - self._added_at >= _FORGET_S:
             return
-        project, weight, virtual_time = self._projects.get(name), self._weights.get(name, 1.0), self._virtual_time
+        project, weight, virtual_time = self._projects.get(name), self._weight(name), self._virtual_time
         before = project.tag if project else max(self._tags.get(name, 0.0), virtual_time)
         tag = max(min(before, virtual_time), before + requests / weight)  # no credit for cheap requests
         if project:

@@ -39,8 +39,10 @@ MAX_CACHE_BYTES = 16_000_000
 _MIN_MEMORY_BYTES = 8_000  # of the definition object, its cache entry and its problems
 
 _BY_MODE = {name: operation for operation in OPERATIONS for name in (operation.name, *operation.aliases)}
-_BY_BASE_URL = {url: operation for operation in OPERATIONS for path in ("", "/") for url in operation.urls(path)}
-"""Operation by each accepted `base_url`."""
+_BY_BASE_URL = {
+    url: operation for operation in reversed(OPERATIONS) for path in ("", "/") for url in operation.urls(path)
+}
+"""Operation by each accepted `base_url`; the first one of a host, if `mode` names none."""
 
 _UNKNOWN_OPERATION = OPERATIONS[0]
 """Assumed for a definition that names none, to find further problems; it is refused."""
@@ -248,7 +250,7 @@ class _Reader:
                 mode, names = short(str(named)), [known.name for known in OPERATIONS]
                 self._problem(f"must be {any_of(names)}{did_you_mean(mode, names)}", *self.section, "mode")
                 operation = of_host or next((_BY_MODE[name] for name in close_to(mode, names)), None)
-            elif of_host is not None and of_host is not operation:
+            elif of_host is not None and of_host.host != operation.host:
                 message = f"{operation.name!r} does not go with the host of base_url; leave one of them out"
                 self._problem(message, *self.section, "mode")
         self.names_upstream = operation is not None

@@ -92,7 +92,9 @@ def registration(tool: BuiltInTool) -> JsonObject:
                 "mode": tool.operation.name,
                 "base_url": f"https://{tool.operation.host}",
                 "auth_env": DEFAULT_AUTH_ENV,
-                "params": {"maxTokens": DEFAULT_MAX_TOKENS},
+                **(
+                    {"params": {"maxTokens": DEFAULT_MAX_TOKENS}} if "max_tokens" in tool.arguments.model_fields else {}
+                ),
             },
             "suspend_timeout_seconds": tool.suspend_timeout_s,
         },

@@ -415,6 +415,15 @@ def test_permits_go_to_projects_by_their_weights() -> None:
     assert Counter(one.need.flow[0] for one, _ in given_up)["c"] < 20 - 5
 
 
+@requirement("fair.weights")
+def test_a_project_of_a_further_kernel_has_the_weight_of_its_id() -> None:
+    queue = FairQueue({"b": 4})
+    for name in ("a", "v1r3 b"):
+        for _ in range(100):
+            queue.add(waiter(name, "x", START), START)
+    assert Counter(pop(queue).need.flow[0] for _ in range(50)) == {"a": 10, "v1r3 b": 40}
+
+
 @requirement("limits.waiting", "fair.weights")
 def test_a_project_with_one_waiting_call_at_a_time_gets_no_more_than_its_weight() -> None:
     queue = FairQueue({"b": 3})

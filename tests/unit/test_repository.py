@@ -574,3 +574,54 @@ def test_any_bytes_make_arguments_that_are_prepared_or_refused(data: bytes) -> N
 def test_any_bytes_make_an_answer_that_can_be_stored_or_a_typed_failure(data: bytes) -> None:
     checked("answer", b"G" + data)
     checked("answer", data)
+
+
+NEW_OPERATION = """
+import asyncio, json
+from dataclasses import replace
+import respx
+from openapi_tool.tools import catalogue
+
+segment = replace(
+    catalogue.SEARCH, name="segment", argument="content", main_parameter="content",
+    main_parameter_names=frozenset({"content"}), paths={"": "/segment", "/": "/segment"},
+)
+class Arguments(catalogue._Options):
+    content: catalogue.Text
+tool = replace(catalogue.CATALOGUE["jina.search"], name="jina.segment", operation=segment, arguments=Arguments)
+catalogue.OPERATIONS += (segment,)
+catalogue.CATALOGUE = {**catalogue.CATALOGUE, tool.name: tool}
+
+from openapi_tool.jina import endpoints, parameters
+from openapi_tool.jina.content import usage_of
+from openapi_tool.testing import InProcessExecutor
+from openapi_tool.tools.exports import registration
+from openapi_tool.tools.result import Item, ToolOutput
+
+def render(envelope, _parameters, _context):
+    yield
+    return ToolOutput((Item(envelope["text"]),), {}, usage_of(envelope))
+
+table = (parameters.Parameter("content", parameters._text(), model=True),)
+timeouts = endpoints.Timeouts(15, needs_timeout=lambda _: False)
+endpoints.ENDPOINTS["segment"] = endpoints.Endpoint(segment, table, timeouts, render, lambda _: 1)
+
+async def call(tool, arguments, url, answer):
+    router = respx.Router()
+    router.post(url).respond(json=answer)
+    result = await InProcessExecutor(router).run_tool(registration(tool), arguments)
+    assert result.status == "success", result.text
+    return json.loads(result.requests[0].content)
+
+async def main():
+    search = await call(catalogue.CATALOGUE["jina.search"], {"query": "x"}, "https://s.jina.ai/", {"data": []})
+    print(search["q"], await call(tool, {"content": "y"}, "https://s.jina.ai/segment", {"text": "one"}))
+
+asyncio.run(main())
+"""
+
+
+@requirement("definition.lint")
+def test_an_operation_at_the_host_of_another_one_needs_its_three_parts_only() -> None:
+    done = subprocess.run([sys.executable, "-c", NEW_OPERATION], capture_output=True, text=True, check=False)  # noqa: S603
+    assert (done.stdout, done.returncode) == ("x {'content': 'y'}\n", 0), done.stderr
