@@ -406,6 +406,7 @@ to the trace that the kernel began.
 | `execute_tool NAME` | consumer | the call, from the command's arrival on; child of the kernel's span; {call} |
 | `queue` | consumer | from the arrival to the beginning of the run; {queue} |
 | `load`, `commit` | client | the two SQL statements of a call; `db.system.name` |
+| `wait for permit` | internal | each wait for a permit of `limits` |
 | `GET`, `POST` | client | each upstream request; {request}; no `url.full`, which would contain the query or the page |
 | `send wakeup` | producer | the doorbell; {wakeup} |
 
