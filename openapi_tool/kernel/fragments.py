@@ -1,7 +1,7 @@
 """SQL and row mapping that all protocol versions share (protocol sections 3, 4, 6).
 
-LOAD, which the module of each version builds from these parts, reads everything about a call. Its parameters, those of
-`call_values`, may be null.
+LOAD, which the module of each version builds from these parts, reads everything about a call, joined to the single row
+`one`. Its parameters, those of `call_values`, may be null.
 """
 
 from __future__ import annotations
@@ -302,17 +302,17 @@ def report_values(card_id: str, report: Report, *own: object) -> tuple[Any, ...]
         card_id,
         report.inbox_id,
         identity.agent_id,
-        turn.channel_id,
+        turn.channel_id,  # $5
         identity.tool_call_id,
         turn.agent_turn_id,
         report.payload,
         report.edge_id,
-        report.actor_id,
+        report.actor_id,  # $10
         acceptance.depth,
         report.trace_id,
         report.parent_step_id,
         report.edge_metadata,
-        acceptance.request_edge_id,
+        acceptance.request_edge_id,  # $15
         *own,
     )
 

@@ -58,15 +58,15 @@ USAGE = Grant(("select",), ("cards", "state.agent_inbox"))
 
 def reader_grants(role: str, grant: Grant) -> list[str]:
     """Return the GRANT statements for a command that only reads. Raises ValueError."""
-    return _statements(role, "public, state", (grant,))
+    return _grants(role, "public, state", (grant,))
 
 
 def grant_statements(role: str, *, registration: bool = False) -> list[str]:
     """Return the GRANT statements for the executor's role. Raises ValueError for a name that no role can have."""
-    return _statements(role, "public, resource, state", (*EXECUTOR, *REGISTRATION) if registration else EXECUTOR)
+    return _grants(role, "public, resource, state", (*EXECUTOR, *REGISTRATION) if registration else EXECUTOR)
 
 
-def _statements(role: str, schemas: str, grants: Iterable[Grant]) -> list[str]:
+def _grants(role: str, schemas: str, grants: Iterable[Grant]) -> list[str]:
     name = quoted_role(role)
     return [
         f"grant usage on schema {schemas} to {name}",
@@ -129,7 +129,7 @@ join pg_index as i on i.indrelid = to_regclass(needed.name)
 where i.indisunique and i.indisvalid
 """
 _DECORATION = re.compile(r"::(?:text|character varying)|\bmd5\b|[\s()]")
-_NOT_NULL = "tool_call_idISNOTNULLAND"
+_NOT_NULL = "tool_call_idISNOTNULLAND"  # without its white space
 
 
 class UniqueIndex(NamedTuple):

@@ -10,10 +10,10 @@ from openapi_tool.protocol import identity as header
 from openapi_tool.protocol.command import Command, Report
 
 VERSION = "v1r3"
-INBOX_COLUMN = "traceparent"
+INBOX_COLUMN = "traceparent"  # only v1r3 has it: `inspection` tells versions apart by it
 
 # An inbox row has neither channel nor headers, so those that the doorbell of an earlier report needs are built here; $6
-# is the channel of the command.
+# is the command's channel. `k` has the call's ids (`CALL`). `reported` compares only the hash, as its unique index.
 LOAD = f"""
 select
 {COLUMNS}
@@ -42,7 +42,8 @@ where project_id = $1 and message_type = 'tool_result' and md5(correlation_id) =
 order by created_at limit 10
 """
 
-# A missing request edge is added. Another transaction may add it at the same time: then the unique index decides.
+# The parameters are those of `report_values`, in its order. A missing request edge is added. Another transaction may
+# add it at the same time: then the unique index decides.
 _INBOX = """
 request as (
     insert into state.execution_edges (

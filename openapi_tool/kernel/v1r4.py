@@ -9,7 +9,7 @@ from openapi_tool.kernel.fragments import CALL, COLUMNS, MAX_HEADER_BYTES, MAX_N
 from openapi_tool.protocol.command import Command, Report
 
 VERSION = "v1r4"
-INBOX_COLUMN = "context_headers"
+INBOX_COLUMN = "context_headers"  # only v1r4 has it
 
 # The call's anchor row describes the waiting turn, else the turn's newest row. $6 is the epoch, 0 if it is unknown.
 LOAD = f"""
