@@ -161,14 +161,14 @@ def command_of(subject: CommandSubject, identity: ClaimedIdentity, body: Body) -
     return Command(
         identity=identity,
         suffix=subject.suffix,
-        card_id=name_of(body.fields.get("tool_call_card_id")),
-        tool_name=name_of(body.fields.get("tool_name")),
+        card_id=valid_name(body.fields.get("tool_call_card_id")),
+        tool_name=valid_name(body.fields.get("tool_name")),
         after_execution=cast("AfterExecution", after_execution) if after_execution in AFTER_EXECUTION else None,
         violation=violation,
     )
 
 
-def name_of(value: object) -> str | None:
+def valid_name(value: object) -> str | None:
     """Return a name or id without surrounding white space; None if it is empty, too long or no text."""
     text = storable_text(value).strip() if isinstance(value, str) else ""
     return text if text and not is_too_long(text) else None
@@ -178,9 +178,9 @@ def _problems(body: JsonObject) -> list[str]:
     problems = [
         f"body field {name} must be a non-empty string of at most {MAX_ID_BYTES} bytes"
         for name in ("tool_call_card_id", "tool_name")
-        if name_of(body.get(name)) is None
+        if valid_name(body.get(name)) is None
     ]
-    if name_of(body.get("tool_name")) in HEARTBEAT_NAMES:
+    if valid_name(body.get("tool_name")) in HEARTBEAT_NAMES:
         problems.append("body field tool_name is reserved: workers treat results of this name as heartbeats")
     if body.get("after_execution") not in AFTER_EXECUTION:
         problems.append("body field after_execution must be 'suspend' or 'terminate'")

@@ -45,7 +45,10 @@ class Dialect(Protocol):
     def wakeup(
         self, project_id: str, worker_target: str | None, context_headers: Mapping[str, JsonValue]
     ) -> Wakeup | None:
-        """Build the doorbell from the headers of a report's row; None if no worker can be addressed."""
+        """Build the doorbell from the headers of a report's row.
+
+        Return None if no worker can be addressed: then only the kernel's scan of the inbox finds the result.
+        """
 
 
 _DIALECTS: Mapping[str, type[V1r4 | V1r3]] = {ProtocolVersion.V1R4: V1r4, ProtocolVersion.V1R3: V1r3}

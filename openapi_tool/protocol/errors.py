@@ -22,8 +22,8 @@ class ToolError(ExecutorError):
 
     The model sees only `message` (protocol section 7): what happened and what to do instead. `retryable` means that the
     same request may work later, after `retry_after` seconds; `max_retries` limits its retries within the call.
-    `tokens` and `requests` are the cost upstream, `upstream_status` the five-digit status of the upstream's response,
-    `key_variable` the variable of a refused key.
+    `tokens` and `requests` are the cost upstream, `upstream_status` the five-digit status in the upstream's response,
+    `http_status` its HTTP status, `key_variable` the variable of a refused key.
     """
 
     code: ClassVar[str] = "internal_error"

@@ -20,10 +20,10 @@ from openapi_tool.protocol.command import (
     Report,
     Wakeup,
     command_of,
-    name_of,
     read_body,
     refuse_reported,
     trace_headers,
+    valid_name,
 )
 from openapi_tool.protocol.errors import ReportRefused
 from openapi_tool.protocol.identity import (
@@ -64,7 +64,7 @@ class V1r3:
         return _identity_in_body(subject, headers, Body(_fields(data)))
 
     def accept(self, identity: CallIdentity, records: CallRecords) -> Acceptance:
-        """Refuse a reported call without its card, and a recursion depth at the limit.
+        """Refuse a call whose report exists but not its result card, and a recursion depth at the limit.
 
         The depth is the request edge's, else the command's, else 0.
         """
@@ -82,7 +82,7 @@ class V1r3:
             turn_epoch=identity.turn_epoch,
             context_headers={},
         )
-        return Acceptance(identity, records.worker_target, turn, new_id("edge_"), depth)
+        return Acceptance(identity, records.worker_target, turn, request_edge_id=new_id("edge_"), depth=depth)
 
     def report(
         self, acceptance: Acceptance, span: SpanContext, tracestate: str | None, card_id: str, content: ResultContent
@@ -110,8 +110,8 @@ class V1r3:
             acceptance,
             self._actor_id,
             inbox_id,
-            new_id("edge_"),
-            span.trace_id,
+            edge_id=new_id("edge_"),
+            trace_id=span.trace_id,
             parent_step_id=identity.step_id,
             context_headers=headers,
             payload=payload,
@@ -127,7 +127,7 @@ class V1r3:
             return None
         try:
             subject = wakeup_subject(self.version, project_id, str(context_headers[header.CHANNEL]), worker_target)
-        except ValueError:
+        except ValueError:  # an invalid token
             return None
         headers = {
             name: str(context_headers[name]) for name in _WAKEUP_HEADERS if context_headers.get(name) is not None
@@ -154,7 +154,7 @@ def _identity_in_body(subject: CommandSubject, headers: Mapping[str, str], body:
         trace=reader.trace(),
         tracestate=reader.text(header.TRACESTATE),
         problems=tuple(reader.problems),
-        context_box_id=name_of(body.fields.get("context_box_id")),
+        context_box_id=valid_name(body.fields.get("context_box_id")),
     )
 
 
@@ -167,7 +167,7 @@ def _fields(data: bytes) -> JsonObject:
 
 
 def _id(body: Body, name: str) -> str | None:
-    value = name_of(body.fields.get(name))
+    value = valid_name(body.fields.get(name))
     if value is None or not _is_storable(body.fields[name]):
         body.problems.append(f"body field {name} must be a non-empty string of at most {MAX_ID_BYTES} bytes")
         return None

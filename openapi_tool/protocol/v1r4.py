@@ -122,8 +122,8 @@ class V1r4:
             acceptance,
             self._actor_id,
             inbox_id,
-            new_id("edge_"),
-            span.trace_id,
+            edge_id=new_id("edge_"),
+            trace_id=span.trace_id,
             parent_step_id=context.get(header.PARENT_STEP),
             context_headers=headers,
             payload={
@@ -149,10 +149,15 @@ class V1r4:
             return None
         try:
             subject = wakeup_subject(self.version, project_id, headers[header.CHANNEL], worker_target)
-        except ValueError:
+        except ValueError:  # an invalid token
             return None
-        sent = {"CG-Timestamp": str(time.time_ns() // 1_000_000), "CG-Version": self.version, "CG-Msg-Type": "dict"}
-        return Wakeup(subject, headers | sent | {"CG-Sender": _SENDER}, b"{}")
+        message_headers = {
+            "CG-Timestamp": str(time.time_ns() // 1_000_000),
+            "CG-Version": self.version,
+            "CG-Msg-Type": "dict",
+            "CG-Sender": _SENDER,
+        }
+        return Wakeup(subject, headers | message_headers, b"{}")
 
 
 def _depth(headers: Mapping[str, JsonValue]) -> int | None:
