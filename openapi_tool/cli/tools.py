@@ -61,7 +61,7 @@ def disable(
     switch = _switch(name, project, reason, by, all_projects=all_projects)
 
     def change(switches: Switches) -> Switches:
-        changed = switches.disabled(switch)
+        changed = switches.with_disabled(switch)
         if len(changed.all) > MAX_SWITCHES:
             fail(f"{MAX_SWITCHES:,} tools are disabled already; disable a whole project or all tools instead")
         return changed
@@ -85,7 +85,9 @@ def enable(
     Exit codes: 0, 1 it is not disabled, 2 invalid options or settings, or NATS cannot be reached.
     """
     switch = _switch(name, project, reason, by, all_projects=all_projects)
-    before, after = _with_store(lambda client: change_switches(client, lambda state: state.enabled(switch)), protocol)
+    before, after = _with_store(
+        lambda client: change_switches(client, lambda state: state.with_enabled(switch)), protocol
+    )
     if len(before.all) == len(after.all):
         fail(f"{_named(switch)} is not disabled; openapi-tool tools disabled lists what is", _NOT_DISABLED)
     _show_change("enabled", switch, as_json=as_json)

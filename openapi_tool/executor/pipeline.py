@@ -251,8 +251,8 @@ class Pipeline:
         self, call: _Call, request: ToolCallRequest, context: CallContext
     ) -> tuple[ResultFields, StoredText | None]:
         """Run the call. Once it outlasts `worker_timeout_s`, check for an earlier deadline of its turn."""
-        check_after_s = self._limits.worker_wait_left_s(self._age_s(call.delivery))
-        outlasts = self._limits.outlasts_worker_wait(request.definition.suspend_timeout_s)
+        check_after_s = self._limits.worker_timeout_left_s(self._age_s(call.delivery))
+        outlasts = self._limits.may_outlast_worker_timeout(request.definition.suspend_timeout_s)
         # Without a step id the results of other calls of the step, which move the deadline, cannot be found.
         if not outlasts or call.identity.step_id is None or check_after_s >= request.deadline.remaining():
             return await self._runner.run(request, context)

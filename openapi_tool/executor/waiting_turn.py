@@ -111,8 +111,8 @@ async def _shorten(limit: TurnLimit, kernel: Kernel, limits: TimeLimits, identit
         except Unavailable as outage:
             log.debug("cannot read other results of the step: %s", outage, extra={"action": "turn.unknown"})
         if age_s is None:  # a later result leaves the turn at least `worker_timeout_s` from now
-            await asyncio.sleep(max(_MIN_CHECK_INTERVAL_S, limits.worker_wait_left_s(0.0)))
-    left_s = limits.worker_wait_left_s(age_s)
+            await asyncio.sleep(max(_MIN_CHECK_INTERVAL_S, limits.worker_timeout_left_s(0.0)))
+    left_s = limits.worker_timeout_left_s(age_s)
     limit.shorten(time.monotonic() + left_s)
     log.info(
         "another call of the step has a result, so the worker waits less; the deadline is brought forward",

@@ -59,7 +59,7 @@ class ToolRules(Options):
     ] = ("*",)
     deny: Annotated[tuple[ToolPattern, ...], Field(description="The same; deny wins.")] = ()
 
-    def permit(self, tool: BuiltInTool) -> bool:
+    def permits(self, tool: BuiltInTool) -> bool:
         """Return whether a tool is permitted."""
         return any(_matches(pattern, tool) for pattern in self.allow) and not any(
             _matches(pattern, tool) for pattern in self.deny
@@ -96,10 +96,10 @@ class Policy(ToolRules):
         float, Field(ge=0.001, le=30, description="Time limit of each hook in seconds; a slower hook denies.")
     ] = 1
 
-    def permits(self, project_id: str, tool: BuiltInTool) -> bool:
+    def permits_in(self, project_id: str, tool: BuiltInTool) -> bool:
         """Return whether the general rules and the project's own, if any, permit a tool."""
         rules = self.projects.get(project_id)
-        return self.permit(tool) and (rules is None or rules.permit(tool))
+        return self.permits(tool) and (rules is None or rules.permits(tool))
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +144,7 @@ class Authorizer:
             reason = await self._run(name, hook, _planned(definition, owner, arguments))
             if reason is not None:
                 raise _denied(definition, owner, f"hook {name}", reason)
-        if not self.policy.permits(owner.project_id, definition.built_in):
+        if not self.policy.permits_in(owner.project_id, definition.built_in):
             raise _denied(definition, owner, "policy", "it is switched off for this project")
 
     async def _run(self, name: str, hook: Hook, call: PlannedCall) -> str | None:
@@ -267,11 +267,11 @@ class Switches:
                     f"An operator disabled this tool: {switch.reason} Do not call it again; continue without it."
                 )
 
-    def disabled(self, switch: Switch) -> Switches:
+    def with_disabled(self, switch: Switch) -> Switches:
         """Return the set with `switch`, which replaces that of the same scope."""
         return Switches({**self._by_scope, switch.scope: switch}.values(), self.enablings)
 
-    def enabled(self, switch: Switch) -> Switches:
+    def with_enabled(self, switch: Switch) -> Switches:
         """Return the set without the switch of the same scope; the same set if there is none."""
         if switch.scope not in self._by_scope:
             return self
@@ -351,11 +351,11 @@ class TimeLimits:
         """Return for how long a worker waits from the command's arrival on."""
         return max(self.executor.worker_timeout_s, suspend_timeout_s or 0.0)
 
-    def outlasts_worker_wait(self, suspend_timeout_s: float | None) -> bool:
+    def may_outlast_worker_timeout(self, suspend_timeout_s: float | None) -> bool:
         """Return whether a call may outlast `executor.worker_timeout_s`, the worker's least wait."""
         return suspend_timeout_s is not None and suspend_timeout_s > self.executor.worker_timeout_s
 
-    def worker_wait_left_s(self, age_s: float) -> float:
+    def worker_timeout_left_s(self, age_s: float) -> float:
         """Return what is left of `worker_timeout_s`, which began `age_s` ago, minus `commit_margin_s`."""
         return self.executor.worker_timeout_s - self.executor.commit_margin_s - age_s
 
@@ -374,8 +374,8 @@ class TimeLimits:
 def longest_call_s(limits: TimeLimits, authorizer: Authorizer, statement_s: float) -> float:
     """Return the seconds after which a call that still runs is a defect: the sum of the limits of its steps.
 
-    `statement_s` limits each database connection and statement. A call has at most eight: load, commit, last retry of
-    the commit, and reload after a commit that wrote nothing.
+    `statement_s` limits each database connection and statement. A call has at most eight: two each for load, commit,
+    last retry of the commit, and reload after a commit that wrote nothing.
     """
     hooks_s = len(authorizer.hooks) * authorizer.policy.hook_timeout_s
     commit_s = limits.executor.commit_retry_timeout_s

@@ -384,7 +384,7 @@ async def denial_of(authorizer: Authorizer) -> str | None:
 )
 def test_deny_takes_precedence_and_a_project_can_only_restrict(rules: dict[str, Any], allowed: set[str]) -> None:
     policy = settings(policy=rules).policy
-    assert {name for name, tool in CATALOGUE.items() if policy.permits("proj", tool)} == allowed
+    assert {name for name, tool in CATALOGUE.items() if policy.permits_in("proj", tool)} == allowed
 
 
 @requirement("policy.tools")

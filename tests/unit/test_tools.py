@@ -702,11 +702,13 @@ def test_a_switch_disables_just_its_scope(project: str, tool: str, refused: set[
 
 @requirement("switches")
 def test_a_set_is_stored_and_read_back() -> None:
-    switches = Switches([switch(), switch(ALL, "u")]).disabled(switch(reason="Another.")).enabled(switch(ALL, "u"))
+    switches = (
+        Switches([switch(), switch(ALL, "u")]).with_disabled(switch(reason="Another.")).with_enabled(switch(ALL, "u"))
+    )
     again = Switches.decode(switches.encode())
     assert again.all == switches.all == [switch(reason="Another.")]
     assert again.enablings == (switch(ALL, "u"),)
-    assert switches.enabled(switch("q")) is switches
+    assert switches.with_enabled(switch("q")) is switches
 
 
 @requirement("switches")
@@ -722,5 +724,5 @@ def test_invalid_record_of_switches_is_refused(record: bytes) -> None:
 def test_only_the_last_enablings_are_stored() -> None:
     switches = Switches()
     for number in range(50):
-        switches = switches.disabled(switch(str(number))).enabled(switch(str(number)))
+        switches = switches.with_disabled(switch(str(number))).with_enabled(switch(str(number)))
     assert [each.project_id for each in switches.enablings] == [str(number) for number in range(30, 50)]

@@ -425,7 +425,7 @@ async def test_the_monitor_reads_the_record_periodically(world: World, monkeypat
 async def test_concurrent_changes_are_all_stored(world: World) -> None:
     def disable(number: int) -> Any:
         switch = Switch(str(number), "t", "x", "y", "z")
-        return change_switches(world.caller.client, lambda found: found.disabled(switch))
+        return change_switches(world.caller.client, lambda found: found.with_disabled(switch))
 
     await asyncio.gather(*map(disable, range(4)))
     stored = await load_switches(world.caller.client)
