@@ -8,6 +8,7 @@ The `$defs`:
 - `stored`, `section`: what the parser needs of a stored row, and of its `options.jina`.
 - `row`: limits of keywords in stored `parameters`. Validation takes linear time: the value of a refused keyword is not
   validated, and its error contains only that value.
+- the others: parts of these.
 """
 
 from __future__ import annotations

@@ -60,7 +60,8 @@ FILE_SUFFIX = "_FILE"
 
 _NO_POOLS: Mapping[str, Sequence[str]] = MappingProxyType({})
 _MAX_FILE_BYTES = 64 * 1024
-# PG*: every variable of libpq and asyncpg. The others configure NATS, this service, trace export, proxies and CAs.
+# PG*: every variable of libpq and asyncpg. CG_CONFIG_TOML: path of the kernel's configuration file. The others
+# configure NATS, this service, trace export, proxies and CAs.
 _OWN_PREFIXES = ("PG", "NATS_", "OPENAPI_TOOL", "OTEL_")
 _OWN_NAMES = frozenset(
     ("CG_CONFIG_TOML", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "SSL_CERT_FILE", "SSL_CERT_DIR")
@@ -105,8 +106,8 @@ class _Unusable(Exception):
 class Secrets:
     """Variables that tool definitions may name, with their values at construction.
 
-    `pools` maps the name of a pool, in upper case, to the variables with its keys; the first one that is set is the
-    value of the name, if that has none of its own. `problems` has a line for each unusable value.
+    `pools` maps the name of a pool, in upper case, to the variables with its keys. A name without a value of its own
+    gets the first key of its pool that is set. `problems` has a line for each unusable value.
     """
 
     def __init__(
@@ -213,7 +214,7 @@ PLACEHOLDERS = (
     "parent_step_id",
     "trace_id",
     "turn_epoch",
-    "context_box_id",
+    "context_box_id",  # the kernel's box with the agent's context
 )
 _placeholders_of = attrgetter(*PLACEHOLDERS)
 _MAX_ID_CHARS = 1_000  # a tool call id may have any length, and a value of 256 kB may contain it 29,000 times
@@ -274,7 +275,8 @@ def _value(name: str, values: Mapping[str, str | None], where: str) -> str:
 def render_fixed(name: str, template: JsonValue, call: ToolCall, values: Mapping[str, str | None]) -> JsonValue:
     """Return a rendered fixed value: the definition's, or the card's if a placeholder has no value here.
 
-    The kernel's worker, which merged that, may know ids that the command does not carry.
+    The kernel's worker, which wrote the card, may know ids that the command does not carry. Render its value
+    again: the worker leaves unknown placeholders and those below the top level as they are.
     """
     where = f"options.args.fixed.{short(name)}"
     try:

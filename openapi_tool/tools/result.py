@@ -325,6 +325,7 @@ _COMMON_SHARE = 0.25  # fraction of these words in a text of such a language
 _SHORT_WORD = 5
 _SLICE_CHARS = 1_000
 
+# Fitted to the tokenizer o200k (tests/unit/test_model_answers.py).
 # Tokens per word, and per letter after the fifth of a word: in the languages of `_COMMON`, and in others.
 _PER_WORD, _PER_RARE_WORD = 0.97, 1.18
 _PER_LETTER, _PER_RARE_LETTER = 0.18, 0.42

@@ -89,7 +89,7 @@ class Limit:
 
     def minus(self, chars: int) -> Limit:
         """Return what a note of `chars` characters leaves."""
-        return Limit(self.chars - chars, self.tokens - chars // 4)
+        return Limit(self.chars - chars, self.tokens - chars // 4)  # 4 characters per token
 
 
 def uncut_parts(items: Sequence[Item], limit: Limit) -> tuple[Part, ...] | None:
