@@ -25,7 +25,7 @@ _BODY_FIELDS = ("content", "text", "html")
 _LABELS = {"url": "", "date": "Date: ", "publishedTime": "Published: ", "source": "Source: ", "imageUrl": "Image: "}
 _RESULT_FACTS = ("title", *_LABELS)
 _STATE_FACTS = ("title", "url", "date", "source")
-_OTHER_BODIES = ("html", "chunks", "screenshotUrl", "pageshotUrl")
+_NON_TEXT_BODIES = ("html", "chunks", "screenshotUrl", "pageshotUrl")  # without text, any of these still shows a page
 _SCREENSHOT_LABELS = {"screenshotUrl": "Screenshot", "pageshotUrl": "Page shot"}
 _JOINED_PAIR = re.compile(r"(.*?),([a-z][a-z0-9+.-]*:.*)", re.DOTALL)
 _MAX_TOKENS = 10**9  # of a charge
@@ -39,14 +39,16 @@ _MAX_PAGE_DESCRIPTION_CHARS = 200
 _MAX_COMPARED_CHARS = 20_000  # of title and body, in which these words are searched
 _MAX_WARNINGS, _MAX_WARNING_CHARS = 20, 20_000
 _MAX_RESULTS, _MAX_SITE_LINKS, _MAX_LINKS = 100, 20, 10_000
-_NUMBERED_LINK_CHARS = range(1, _MAX_CHARS + _MAX_URL_CHARS)
+_JOINED_PAIR_CHARS = range(1, _MAX_CHARS + _MAX_URL_CHARS)  # limits the time of the regex; 0 is no string
 _URLS = frozenset({"url", "imageUrl"})
 _PLAIN = (str, int, float)  # a constant: `isinstance` with `str | int | float` would create that union for each field
 
 
 @frozen
 class RenderContext:
-    """Context of a response: `redactor` masks the secrets sent with its call, `error_redactor` all secrets.
+    """Context of a response: `redactor` masks the secrets sent with its call (see `of_call`).
+
+    `error_redactor` masks all secrets, in errors.
 
     `offers` returns whether a remedy may name an argument. `names` maps parameters to the model's names for them.
     """
@@ -60,7 +62,7 @@ class RenderContext:
 def search_steps(
     envelope: Mapping[str, Any], parameters: Mapping[str, Any], context: RenderContext
 ) -> Steps[ToolOutput]:
-    """Render search results; none are a success."""
+    """Render search results; an empty list is a success."""
     with_pages = parameters.get("respondWith") != "no-content"
     max_tokens = parameters.get("maxTokens") if with_pages else None
     results = envelope.get("data")
@@ -87,7 +89,7 @@ def masked(rendering: Steps[ToolOutput], redactor: Redactor) -> Steps[ToolOutput
 
     A small output is searched as one text first, because nearly all contain no secret.
     """
-    output = yield from rendering  # frees the original text, up to four times the response
+    output = yield from rendering  # ends the generator, which frees the response: up to four times its bytes
     if items_chars(output.items) <= SMALL and not redactor.finds_in(output.content):
         return ToolOutput(output.items, redactor.value(output.state), output.usage)
     items = []
@@ -108,7 +110,7 @@ def _result_items(
     warned: dict[str, list[int]] = {}
     for number, item in enumerate(results, start=1):
         facts = reader.facts(item, _RESULT_FACTS)
-        shown_facts = {field: facts[field] for field in _STATE_FACTS if field in facts}
+        ui_facts = {field: facts[field] for field in _STATE_FACTS if field in facts}
         title = one_line(str(facts.pop("title", "")))
         if "imageUrl" in facts and is_inline(str(facts["imageUrl"])):
             del facts["imageUrl"]
@@ -129,15 +131,16 @@ def _result_items(
         after = ""
         if max_tokens and remarks.is_cut(_tokens(item), max_tokens):
             after = remarks.cut_result(max_tokens)
-            shown_facts["cut_at_tokens"] = max_tokens
+            ui_facts["cut_at_tokens"] = max_tokens
         items.append(Item("\n".join(filter(None, lines)), body, after=after))
+        # Without any of these there is no warning type: skip the search.
         if (with_pages or bodies or item.get("warning")) and (
             types := reader.warning_types(item, with_text=with_pages)
         ):
-            shown_facts["warnings"] = list(types)
+            ui_facts["warnings"] = list(types)
             for kind in types:
                 warned.setdefault(kind, []).append(number)
-        state.append(shown_facts)
+        state.append(ui_facts)
     return items, state, warned
 
 
@@ -150,7 +153,7 @@ def page_steps(envelope: Mapping[str, Any], parameters: Mapping[str, Any], conte
     parts = yield from without_inline_images(list(reader.bodies(item)))
     lists = yield from reader.lists(item)
     warnings, warning_types = reader.warnings(item), reader.warning_types(item, with_text=True)
-    if not parts and not lists and _text(item.get("warning")).strip():
+    if not parts and not lists and _text(item.get("warning")).strip():  # its error; without one it is just empty
         raise _nothing_to_read(warnings, warning_types, usage_of(envelope).tokens, context)
     head = [
         f"Title: {reader.line(item.get('title')) or '(none)'}",
@@ -236,12 +239,12 @@ class _FieldReader:
         return (*shown, f"({counted(left, 'more line')})") if left > 0 else shown
 
     def warning_types(self, item: Mapping[str, Any], *, with_text: bool) -> tuple[str, ...]:
-        """Return the types for the model; `with_text` means that page text was requested."""
+        """Return the types, such as `captcha` for a bot check; `with_text` means that page text was requested."""
         text = _text(item.get("content")) or _text(item.get("text"))
         if text and not text.isspace():
             kind = remarks.barrier_type(_text(item.get("title")), text)
         else:
-            kind = None if not with_text or any(map(item.get, _OTHER_BODIES)) else "empty"
+            kind = None if not with_text or any(map(item.get, _NON_TEXT_BODIES)) else "empty"
         warning = _text(item.get("warning"))
         if not warning:
             return (kind,) if kind else ()
@@ -328,7 +331,7 @@ def _pairs(value: Any) -> Iterator[tuple[str, str]]:
     if isinstance(value, dict):
         is_numbered = all(text == str(place) for place, text in enumerate(value))  # then each value is "text,url"
         for text, url in value.items():
-            joined = _JOINED_PAIR.fullmatch(url) if is_numbered and len(_text(url)) in _NUMBERED_LINK_CHARS else None
+            joined = _JOINED_PAIR.fullmatch(url) if is_numbered and len(_text(url)) in _JOINED_PAIR_CHARS else None
             yield (joined[1], joined[2]) if joined else (text, _text(url))
     elif isinstance(value, list):
         for pair in value:
@@ -383,7 +386,7 @@ def _drop_addresses(text: str, mark: str, closing: str) -> Steps[str]:
             yield
             continue
         in_markdown = mark[0] == "]"  # keep `]`, else `src="`
-        pieces.append(text[copied_until : start + (1 if in_markdown else len("src=."))])
+        pieces.append(text[copied_until : start + (1 if in_markdown else len('src="'))])
         copied_until = at = end + in_markdown
         yield
     return "".join([*pieces, text[copied_until:]]) if pieces else text

@@ -60,7 +60,8 @@ ChildT = TypeVar("ChildT", Value, Distribution)
 class Family(Generic[ChildT]):
     """One metric, with a child for each combination of label values.
 
-    Those `present` start at 0: Prometheus sees no increase in a series that starts at 1, so an alert would miss it.
+    The combinations in `present` exist from the start, at 0: Prometheus sees no increase in a series that starts at 1,
+    so an alert would miss it.
     """
 
     kind: ClassVar[Kind]
@@ -122,7 +123,7 @@ class Gauge(Family[Value]):
         self._children[()].number = number
 
     def set_function(self, source: Callable[[], float], *values: str, part: str = "") -> None:
-        """Read the gauge from a source at each export; another one of the same `part` replaces it."""
+        """Read the gauge from a source at each export. `part` names it, such as a kernel; a later one replaces it."""
         self._sources.setdefault(values, {})[part] = source
 
     def children(self) -> Iterator[tuple[dict[str, str], Value]]:
@@ -152,7 +153,7 @@ Metric = Counter | Gauge | Histogram
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0)
 _OPERATIONS = [("read",), ("write",), ("conflict",)]
-_ERROR_CODES = ("", "internal_error", "tool_misconfigured")
+_PRESENT_CODES = ("", "internal_error", "tool_misconfigured")  # success, and errors that need an operator at once
 
 BUILD_INFO = Gauge(
     "build_info", "Always 1; version of the executor and of Python.", ("version", "python"),
@@ -163,7 +164,7 @@ BUILD_INFO.labels(__version__, platform.python_version()).set(1)
 CALLS = Counter(
     "calls", "Calls with a committed result. `tool` is the built-in tool, `project` only one of `telemetry.projects`.",
     ("tool", "status", "error_code", "project"),
-    [("", "success" if not code else "failed", code, "") for code in _ERROR_CODES],
+    [("", "success" if not code else "failed", code, "") for code in _PRESENT_CODES],
 )  # fmt: skip
 CALL_SECONDS = Histogram(
     "call_seconds", "From the arrival of the command in the stream to the end of its doorbell.", ("tool",),
