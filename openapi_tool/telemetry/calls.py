@@ -21,7 +21,7 @@ from openapi_tool.telemetry.metrics import project_label
 log = logging.getLogger(__name__)
 
 CALL_FIELDS: ContextVar[Callable[[], Mapping[str, Any]]] = ContextVar("call_fields", default=dict)
-"""Returns the fields that formatters add to log lines: of the current task's call, without one the protocol."""
+"""Returns the fields that formatters add to log lines: those of the current task's call, else the protocol."""
 
 _QUEUE, _LOAD, _PERMIT, _UPSTREAM, _COMMIT = (metrics.PHASE_SECONDS.labels(phase) for phase in metrics.PHASES)
 _MAX_RECENT = 1_024

@@ -247,7 +247,8 @@ _DURABLE_GAUGES = {
 class Snapshots:
     """Makes snapshots, at most two a second, since any client may request them.
 
-    Each function of `work` returns the held commands of one of the `durables`.
+    `limits` are settings, those of `health` rate limits. Each function of `work` returns the held commands of one of
+    the `durables`.
     """
 
     instance: str

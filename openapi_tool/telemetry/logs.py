@@ -67,7 +67,7 @@ FLOODED = frozenset(
 FLOOD_BURST = 100
 FLOOD_PER_S = 10.0
 _INDENT = "    "
-_MAX_LOGGED = 1_024
+_LRU_ITEMS = 1_024
 _USER_INFO = re.compile(r"(\b[a-z][a-z0-9+.-]{0,20}://)[^\s/?#@'\"]*@", re.IGNORECASE)
 _QUERY = re.compile(r"\?[^\s'\"<>]+")
 _CREDENTIALS = re.compile(
@@ -165,7 +165,7 @@ class FloodFilter(logging.Filter):
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
         self._now = now
-        self._buckets: LRUCache[Hashable, tuple[float, float, int]] = LRUCache(_MAX_LOGGED)  # tokens, time, dropped
+        self._buckets: LRUCache[Hashable, tuple[float, float, int]] = LRUCache(_LRU_ITEMS)  # tokens, time, dropped
         self._lock = threading.Lock()
 
     def filter(self, record: logging.LogRecord) -> bool:
@@ -214,7 +214,7 @@ class Once:
     """LRU set, to log each item only once."""
 
     def __init__(self) -> None:
-        self._logged: LRUCache[int, None] = LRUCache(_MAX_LOGGED)
+        self._logged: LRUCache[int, None] = LRUCache(_LRU_ITEMS)
 
     def first(self, *item: Hashable) -> bool:
         """Add an item; return whether it is new."""

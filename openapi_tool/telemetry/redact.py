@@ -174,7 +174,7 @@ class Redactor:
     def _set_secrets(self, secrets: frozenset[str]) -> None:
         self.known = secrets
         self._encodings = (_JINA_KEY, *(encoding for secret in sorted(secrets) for encoding in encodings(secret)))
-        marks = [mark for encoding in self._encodings[1:] for mark in encoding.marks]
+        marks = [mark for encoding in self._encodings[1:] for mark in encoding.marks]  # _JINA_KEY: see _is_suspect
         self._marks = tuple(mark for mark in marks if mark[0] not in _ESCAPES)
         self._escaped_marks = {sign: tuple(mark for mark in marks if mark[0] == sign) for sign in _ESCAPES}
         self._has_unmarked = any(not encoding.marks for encoding in self._encodings)
