@@ -208,7 +208,7 @@ class JinaBackend:
         has_own_limit = resolved.timeout_s is not None or definition.timeout_s is not None
         key, variable = arguments.api_key, arguments.key_variable
         flow = call.project or "", call.agent
-        need = Need(variable, endpoint.operation.name, flow, deadline, key, call.slot, call.number)
+        need = Need(variable, endpoint.operation.name, flow, deadline, key, slot=call.slot, call=call.number)
 
         async def send() -> dict[str, Any]:
             timed = endpoint.timeouts.within(resolved.parameters, deadline.remaining(), has_own_limit=has_own_limit)

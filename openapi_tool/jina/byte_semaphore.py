@@ -160,7 +160,7 @@ class ByteSemaphore:
         return None
 
     def _rank(self, waiter: _Waiter) -> int:
-        """Of calls that hold memory, those of the last project with the reserve come last, or it could keep it."""
+        """Lowest first. Among calls with memory, the last project with the reserve comes last, or it could keep it."""
         call = waiter.call
         if call.has_reserve:
             return 0
@@ -193,6 +193,7 @@ class ByteSemaphore:
 class JinaCallContext:
     """Context of a call (see `executor/ports.py`); `number` identifies it in this process.
 
+    The executor sets `agent`, `slot` and `recheck`, which raises if the tool was disabled meanwhile.
     `keys_sent` are several if each attempt, or item of a batch, took another key of a pool. Memory is released when the
     last `with` block ends: a shared request may outlive the call that started it.
     """

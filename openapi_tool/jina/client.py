@@ -339,8 +339,8 @@ def _check_headers(headers: Sequence[tuple[bytes, bytes]]) -> None:
     if names.count(b"host") != 1 or headers[names.index(b"host")][1].decode("latin-1") not in ALLOWED_HOSTS:
         raise EgressRefused("headers that are not allowed: host")
     if _CONTROL.search(b"".join([value for _, value in headers])):
-        split = [name.decode("latin-1").lower() for name, value in headers if _CONTROL.search(value)]
-        raise EgressRefused(f"headers with a line break or another control character: {split}")
+        unsafe = [name.decode("latin-1").lower() for name, value in headers if _CONTROL.search(value)]
+        raise EgressRefused(f"headers with a line break or another control character: {unsafe}")
 
 
 def check_url(url: httpx.URL) -> None:

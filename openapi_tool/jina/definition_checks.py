@@ -68,13 +68,13 @@ class StoredCheck:
         return None if found else definition, [*found, *_ignored_values(record), *fallback]
 
     def _key_variable(self, named: str, fallback: str) -> str:
-        """Return the variable of the key: that of `auth_env` if the one that `envs` names has none."""
+        """Return the variable of the key: the one that `envs` names, or that of `auth_env` if it is unset."""
         try:
             self.secret(named)
         except (MissingVariable, VariableNotAllowed):
             return fallback
         except ToolMisconfigured:
-            pass
+            pass  # set, but unusable: `_problems` reports it
         return named
 
     def _problems(self, definition: ToolDefinition, variables: set[str]) -> Iterator[str]:
@@ -194,7 +194,7 @@ class _SampleCalls:
         self.section, self.jina = upstream_section(document)
         self.shown = object_at(document, *_PROPERTIES)
         self.values, _ = _set_values(definition)
-        self.pages = takes_cursor(definition)
+        self.paginates = takes_cursor(definition)
 
     def problems(self) -> Iterator[Problem]:
         yield from self._operator_problems()
@@ -270,15 +270,15 @@ class _SampleCalls:
 
     def _upstream_time(self, parameters: Mapping[str, Any]) -> Iterator[Problem]:
         """Check the upstream's `timeout`, which applies to each of its stages."""
-        left = min(self.limits.max_call_s(self.document), self.limits.tools.max_timeout_s)
+        call_s = min(self.limits.max_call_s(self.document), self.limits.tools.max_timeout_s)
         longest = self.endpoint.timeouts.longest_s(parameters)
-        if longest is None or longest <= left:
+        if longest is None or longest <= call_s:
             return
         for name in self.definition.upstream_params:
             if self._is_parameter(name, "timeout"):
-                message = f"lets the upstream take {longest:g} s, and a call has {left:g} s; raise both or shorten it"
+                message = f"lets the upstream take {longest:g} s, and a call has {call_s:g} s; raise both or shorten it"
                 path = self._path_in_file(("options", "jina", "params", name))
-                one_stage_fits = parameters["timeout"] < left
+                one_stage_fits = parameters["timeout"] < call_s
                 yield Problem(path, message, warning=one_stage_fits)
 
     def _argument_problems(self, name: str, rule: Mapping[str, Any], path: Path) -> Iterator[Problem]:
@@ -341,7 +341,7 @@ class _SampleCalls:
         if schema.get("type") != "object" or "additionalProperties" in schema:
             return
         message = "lacks `additionalProperties: false`, so a model may give what is not declared; add it"
-        if self.pages and CURSOR not in self.shown:
+        if self.paginates and CURSOR not in self.shown:
             message += f", and declare `{CURSOR}`: a closed schema without it shows only the beginning of a long page"
         yield Problem(("parameters",), message, warning=True)
 
@@ -358,7 +358,7 @@ class _SampleCalls:
             yield Problem(
                 _PROPERTIES, f"lacks {wanted!r}, without which no call can work; declare it, or set it in options.args"
             )
-        elif self.pages and CURSOR in self.shown and shown[0] in required:
+        elif self.paginates and CURSOR in self.shown and shown[0] in required:
             message = f"names {shown[0]!r}, which is ignored beside a cursor; take it out of `required`"
             yield Problem(path, message, warning=True)
         elif CURSOR not in self.shown and shown[0] not in required:

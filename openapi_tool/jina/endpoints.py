@@ -28,7 +28,7 @@ from openapi_tool.tools.result import Item, ToolOutput, Usage, cost, one_line
 
 MARGIN_S = 3.0  # of a request, beside its stages
 MAX_STAGE_S = 180  # the upstream's limit
-MIN_S = 5.0  # least time for a retry, see `Timeouts.min_s`
+_MIN_RETRY_S = 5.0  # see `Timeouts.min_s`
 _ONE_STAGE_ENGINES = ("browser", "curl", "direct", "cf-browser-rendering")
 _NETWORK_IDLE_FROM_S = 20
 
@@ -50,7 +50,7 @@ class Timeouts:
 
     def min_s(self, parameters: Parameters) -> float:
         """Return the least time for a retry: with less it would time out and hide why the first request failed."""
-        return MIN_S if self.needs_timeout(parameters) else 0.0
+        return _MIN_RETRY_S if self.needs_timeout(parameters) else 0.0
 
     def longest_s(self, parameters: Parameters) -> float | None:
         """Return the maximum seconds of a request; None without the operator's `timeout`."""
@@ -102,7 +102,7 @@ class Endpoint:
     """One operation of the upstream.
 
     - `render`: returns the output for a response envelope and the parameters of its request.
-    - `own`: arguments of the built-in tools, folded, that set a parameter by other values than its own.
+    - `own`: arguments, folded, with values of their own for a parameter: `with_content: true` sets `respondWith`.
     - `implied`: not sent, since they are the upstream's defaults.
     - `check_url`: checks and repairs the main parameter, if that is an address.
     - `min_tokens`: minimum charge for a successful request (jina-api section 5).
@@ -157,7 +157,7 @@ ENDPOINTS: Mapping[str, Endpoint] = {
         Endpoint(
             SEARCH,
             tables.SEARCH,
-            Timeouts(25, needs_timeout=_has_pages),
+            Timeouts(default_stage_s=25, needs_timeout=_has_pages),
             search_steps,
             _min_search_tokens,
             formats=(*MODEL_FORMATS, "no-content"),
@@ -169,7 +169,7 @@ ENDPOINTS: Mapping[str, Endpoint] = {
         Endpoint(
             READER,
             tables.READER,
-            Timeouts(15, _stages_of_reader, _timing_of_reader),
+            Timeouts(default_stage_s=15, stages=_stages_of_reader, timing=_timing_of_reader),
             page_steps,
             _min_page_tokens,
             check_url=checked_url,

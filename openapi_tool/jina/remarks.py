@@ -1,6 +1,6 @@
 """Remarks for the model about a result that looks complete but is not, and typed warnings about pages.
 
-Both are outside of the frames of web content, so no page can fake one.
+Both are outside of the markers around web content, so no page can fake one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _TOLERANCE_DIVISOR = 50  # the upstream charges a cut text at up to 1/50 above t
 _MAX_BARRIER_CHARS = 1_000
 """Maximum length of the text of a barrier: a bot check or login instead of content."""
 # Lower maxima for single kinds of barriers: a longer text with such words has content of its own.
-_MAX_LOGIN_CHARS, _MAX_NOTICE_CHARS, _MAX_FORM_CHARS, _MAX_SHELL_CHARS = 600, 400, 300, 60
+_MAX_LOGIN_CHARS, _MAX_NOTICE_CHARS, _MAX_FORM_CHARS, _MAX_LOADING_CHARS = 600, 400, 300, 60
 
 WARNINGS: Mapping[str, str] = {
     "captcha": "This is probably a bot check, not the page. Use another source.",
@@ -121,7 +121,7 @@ def barrier_type(title: str, text: str) -> str | None:
     if len(text) > _MAX_BARRIER_CHARS:
         return None
     text = text.strip().lower().replace(_APOSTROPHE, "'")
-    if len(text) <= _MAX_SHELL_CHARS and text.lstrip("#*![ ").startswith(_LOADING):
+    if len(text) <= _MAX_LOADING_CHARS and text.lstrip("#*![ ").startswith(_LOADING):
         return "empty"
     if any(map(text.__contains__, STEMS)):
         for kind, chars, phrases in BARRIERS:
@@ -173,7 +173,7 @@ def cost_advice(parameters: Mapping[str, Any], tokens: int, items: int, offers: 
     """
     is_search = "q" in parameters
     count = parameters.get("num", _DEFAULT_COUNT)
-    base = items * _BASE_TOKENS * -(-count // _DEFAULT_COUNT)
+    base = items * _BASE_TOKENS * math.ceil(count / _DEFAULT_COUNT)
     has_pages = not is_search or (parameters.get("respondWith") != "no-content" and tokens > base)
     ways = [f"fewer {'searches' if is_search else 'pages'}"] if items > 1 else []
     if is_search and offers("count"):

@@ -43,7 +43,7 @@ _MAX_NON_BODY_BYTES = 32 * 1024
 _FRAMING_SHARE = 1 / 4
 """Limit of chunk framing as a fraction of the body. Parsing a chunk costs as much as parsing a kilobyte of body."""
 
-_MAX_FRAMING_BYTES = 20 * 1024  # above that: the ends of head and body in two pieces, and some small chunks
+_MAX_FRAMING_BYTES = 20 * 1024  # room for two pieces with the ends of head and body, and some small chunks
 
 
 class ResponseAborted(ClientConnectionError):
@@ -133,7 +133,7 @@ class UpstreamConnection(ResponseHandler):
         return self._payload.total_bytes if self._payload is not None else 0
 
     def feed_data(self, data: tuple[RawResponseMessage, StreamReader], size: int = 0) -> None:
-        """Take the head of a response. A second head means that surplus data followed the first response."""
+        """Take the head of a response (101 is final). A second means that surplus data followed the first response."""
         informational = data[0].code < HTTPStatus.OK and data[0].code != HTTPStatus.SWITCHING_PROTOCOLS
         self._informational += informational
         if self._has_head or self._informational > _MAX_INFORMATIONAL:

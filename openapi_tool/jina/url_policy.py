@@ -231,10 +231,11 @@ def _parsed(text: str) -> _ParsedUrl:
     authority, rest = parts.groups() if parts else ("", "")
     if "@" in authority:
         raise BadRequest("url: holds a user name or password before '@'. Give the address without it.")
-    place = _HOST_AND_PORT.fullmatch(authority)
-    if not place or len(place[1]) > _MAX_ENCODED_NAME_CHARS or int(place[2] or _MAX_PORT) not in _PORTS:
+    match = _HOST_AND_PORT.fullmatch(authority)
+    # Without a port any valid number stands in.
+    if not match or len(match[1]) > _MAX_ENCODED_NAME_CHARS or int(match[2] or _MAX_PORT) not in _PORTS:
         raise _no_host(authority)
-    host = place[1]
+    host = match[1]
     if not host.startswith("["):  # an IPv6 address is neither decoded nor mapped
         host = _folded(_decoded(host))
         if host.startswith("["):
@@ -322,12 +323,12 @@ def _check_host(host: str, rules: UrlPolicy) -> None:
 
 
 def _v4(host: str) -> IPv4Address:
-    """Parse one to four parts, each decimal, octal (0…) or hexadecimal (0x…)."""
+    """Parse one to four parts, each decimal, octal (0…) or hexadecimal (0x…); the last fills the remaining bytes."""
     parts = host.split(".")
     if len(host) <= _MAX_NAME_CHARS and len(parts) <= _V4_PARTS and all(map(_NUMBER.fullmatch, parts)):
         *front, last = map(_number, parts)
         if max(front, default=0) <= _MAX_BYTE and last < 256 ** (_V4_PARTS - len(front)):
-            return IPv4Address(last + sum(byte << 8 * (3 - place) for place, byte in enumerate(front)))
+            return IPv4Address(last + sum(byte << 8 * (_V4_PARTS - 1 - place) for place, byte in enumerate(front)))
     raise BadRequest(f"url: {_shown(host)} is neither a host name nor an IPv4 address. Use the page's host name.")
 
 
