@@ -34,10 +34,10 @@ from openapi_tool.protocol.errors import Unavailable
 log = logging.getLogger(__name__)
 
 INBOX = "_INBOX.openapi_tool"
-"""Prefix of reply subjects. With nats-py's `_INBOX` the NATS user could read everybody's replies."""
+"""Prefix of reply subjects. nats-py's `_INBOX` would need permission for `_INBOX.>`, so for replies to all users."""
 
 _ACK_DELAY_S = 0.01  # in which an acknowledgement may share a socket write: each costs CPU
-LISTED_BY = "openapi-tool nats permissions"
+LISTED_BY = "openapi-tool nats permissions"  # command that lists the needed permissions
 _DENIAL = re.compile(r'permissions violation for (publish|subscription) to "([^"]*)"')
 RECONNECT_WAIT_S = 0.5
 _MAX_RETRY_WAIT_S = 5.0  # between attempts of the first connection
@@ -61,7 +61,7 @@ class TlsNotOffered(nats.errors.Error):
 
 
 class _Tokens:
-    """Random tokens for reply subjects: nats-py's can be predicted from one of them, and every doorbell shows one.
+    """Random tokens for reply subjects: nats-py's can be predicted from one, such as the reply subject of a doorbell.
 
     A client that may publish to our inboxes could compute that of the open pull request, and forge the server's status
     messages there, such as "consumer deleted".
@@ -77,8 +77,8 @@ class BusOptions:
 
     With `tls` the client logs in over TLS only. JetStream requests go to `domain`, by default the server's own. `once`
     makes a single connection attempt, for CLI commands, and logs denials only. Error messages contain `listed_by` (the
-    command that prints the needed permissions), `where` (hosts and ports) and `setting` (that of the servers).
-    `on_trouble` takes the reason of every failed attempt until the first connection.
+    command that prints the needed permissions), `where` (hosts and ports) and `setting` (name of the setting that lists
+    the servers). `on_trouble` takes the reason of every failed attempt until the first connection.
     """
 
     servers: Sequence[str] = field(default=(), repr=False)
@@ -125,7 +125,7 @@ class BusClient(Client):
     async def flush(self, timeout: int = 10) -> None:  # noqa: ASYNC109 - nats-py's signature
         """Wait for a round trip. Raises nats.errors.Error.
 
-        nats-py may swallow a cancellation (`interruptible`): a drain would wait forever for a cancelled pull.
+        nats-py may swallow a cancellation (see `interruptible`): a drain would wait forever for a cancelled pull.
         """
         await interruptible(super().flush(timeout))
 
@@ -186,6 +186,7 @@ class BusClient(Client):
             self.reported_error = cause_of(error, self.reported_error)
             cause = describe_connection_error(self.reported_error, self.bus.where, self.bus.setting)
             if self.bus.on_trouble is not None and not self._was_connected:
+                # Back-off until the first connection: nats-py calls only this method between attempts.
                 self.options["reconnect_time_wait"] = min(2 * self.options["reconnect_time_wait"], _MAX_RETRY_WAIT_S)
                 self.bus.on_trouble(cause)  # the callback logs the cause
             elif not self.bus.once and self._error_log_backoff.should_log(cause, time.monotonic()):
@@ -307,7 +308,8 @@ class BusClient(Client):
 
     async def _process_err(self, err_msg: str) -> None:
         """Treat every error but a denial as a lost connection; nats-py would close the client permanently."""
-        self._err = nats.errors.Error(f"nats: {err_msg.strip(chr(39))}")
+        unquoted = err_msg.strip("'")
+        self._err = nats.errors.Error(f"nats: {unquoted}")
         await self._error_cb(self._err)
         if PERMISSIONS_ERR not in err_msg:
             await self._process_op_err(self._err)

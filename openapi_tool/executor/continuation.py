@@ -8,7 +8,7 @@ from itertools import chain
 
 from openapi_tool.concurrency import SMALL, Steps, TimeSlicer
 from openapi_tool.executor.ports import Artifacts
-from openapi_tool.executor.stored_search import SearchRequest, StoredSearch, correction, load_part
+from openapi_tool.executor.stored_search import SearchRequest, StoredSearch, correction_error, load_part
 from openapi_tool.options import ToolOptions
 from openapi_tool.protocol.cards import StoredText
 from openapi_tool.protocol.jsontext import storable_text
@@ -66,7 +66,7 @@ def requested_cursor(definition: ToolDefinition, arguments: Arguments) -> str | 
         and not _requires(definition, name)
     ]
     if problems:
-        raise correction(listed(problems))
+        raise correction_error(listed(problems))
     return str(cursor)
 
 
@@ -78,7 +78,7 @@ def requested_tokens(arguments: Arguments) -> int | None:
     tokens = whole_number(value)
     if tokens is not None and tokens >= MIN_RESULT_TOKENS:
         return tokens
-    raise correction([f"{MAX_RESULT_TOKENS}: must be an integer of at least {MIN_RESULT_TOKENS}"])
+    raise correction_error([f"{MAX_RESULT_TOKENS}: must be an integer of at least {MIN_RESULT_TOKENS}"])
 
 
 def _requires(definition: ToolDefinition, name: str) -> bool:
@@ -120,9 +120,10 @@ class Continuation:
         cost = _cost_note(output, self._options.cost_note_tokens) + note
         limit = self._limit(definition, max_result_tokens).minus(len(cost))
         parts = uncut_parts(items, limit)
-        cannot_continue = parts is None and takes_cursor(definition) and _rejects_cursor(definition)
+        cannot_continue = parts is None and takes_cursor(definition) and _schema_rejects_cursor(definition)
         if cannot_continue:
             max_chars = self._options.max_uncontinued_chars or _UNCONTINUED_FACTOR * self._options.max_result_chars
+            # Rough: this deducts the tokens of `cost` three times.
             limit = Limit(max_chars, _UNCONTINUED_FACTOR * limit.tokens).minus(len(cost))
             parts = uncut_parts(items, limit)
         if parts is not None:
@@ -130,11 +131,11 @@ class Continuation:
         truncated = truncate(items, limit)
         shown = framed(truncated.parts) + cost
         missing = _left_out(truncated)
-        if not output.may_store:
+        if not output.may_store:  # the page was read with "do not track"
             why = f"{missing} They are not stored.{_shorter_result_advice(definition)}"
             return RenderedResult(f"{shown}\n\n[{why}]", truncated=True), None
         stored = yield from stored_text(items, truncated.stored_items)
-        artifact = Artifact(stored.card_id, stored.chars, stored.sha256, "")
+        artifact = Artifact(stored.card_id, stored.chars, stored.sha256, text="")
         if cannot_continue:
             why = f"{missing} This tool cannot show them.{_shorter_result_advice(definition)}"
             return RenderedResult(f"{shown}\n\n[{why}]", truncated=True, artifact_ref=artifact.reference), stored
@@ -148,13 +149,14 @@ class Continuation:
         # Twice the limit: the beginnings of later items, which were shown before, are skipped.
         load = partial(load_part, self._artifacts, owner, position.card_id)
         artifact = await load(position.start, 2 * self._options.max_result_chars)
+        # First lines of the code block or table that is cut at the cursor.
         opening = "" if position.opening is None else (await load(position.opening, OPENING_CHARS)).text
         stored_items = stored_items_of(artifact.items, artifact.chars)
         place = Place(position.start, position.opening)
         part = later_part(
             stored_items, place, artifact.text, opening_lines(opening), self._limit(definition, max_result_tokens)
         )
-        # A text of an earlier version, stored without its items, contains frames.
+        # A text of an earlier version, stored without its items, contains the marks around untrusted text.
         shown = framed(part.parts if artifact.items is not None else [without_frames(old) for old in part.parts])
         missing = f"{counted(_unseen_chars(stored_items, part.next), 'character', 'left')}."
         state = {"card_id": artifact.card_id, "from": position.start, "to": part.end, "chars": artifact.chars}
@@ -196,7 +198,7 @@ class Continuation:
         return RenderedResult(f"{text}\n\n{note}", truncated=True, artifact_ref=reference, next_cursor=cursor)
 
 
-def _rejects_cursor(definition: ToolDefinition) -> bool:
+def _schema_rejects_cursor(definition: ToolDefinition) -> bool:
     return bool(schema_problems(cursor_schema(definition, definition.hidden), {CURSOR: _SAMPLE_CURSOR}))
 
 

@@ -80,16 +80,16 @@ def requested_search(definition: ToolDefinition, arguments: Arguments, cursor: s
     name, text = next(iter(given.items()))
     if cursor is None:
         why = f"searches an earlier truncated result, and needs the {CURSOR} that it named; call without {name} first"
-        raise correction([f"{name}: {why}"])
+        raise correction_error([f"{name}: {why}"])
     problems = list(filter(None, starmap(_problem, given.items())))
     if len(given) > 1:
         problems.append(f"{FIND}: cannot be given together with {QUESTION}; give one of them")
     if problems:
-        raise correction(problems)
+        raise correction_error(problems)
     return SearchRequest(name, str(text))
 
 
-def correction(problems: list[str]) -> BadRequest:
+def correction_error(problems: list[str]) -> BadRequest:
     """Return the error of a call whose arguments the model must correct."""
     return BadRequest("Correct these and call again: " + "; ".join(problems), detail={"problems": problems})
 

@@ -2,7 +2,7 @@
 
 The request is a file in the folder that `FOLDER_VARIABLE` names; its name is the point. The first process that reaches
 the point deletes the file and kills itself by SIGKILL. A call whose arguments contain `KILLER` kills every executor
-that runs it. `LEASE_VARIABLE` shortens the time after which a replica counts as dead for budgets.
+that runs it. `BUDGET_LEASE_VARIABLE` sets the seconds after which a silent replica counts as dead for budgets.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from openapi_tool.kernel.store import KernelStore
 from openapi_tool.local.executor import main as serve
 
 FOLDER_VARIABLE = "CHAOS_FAIL_POINTS"
-LEASE_VARIABLE = "CHAOS_BUDGET_LEASE_S"
+BUDGET_LEASE_VARIABLE = "CHAOS_BUDGET_LEASE_S"
 KILLER = "kills its executor"
 DEATHS = "deaths"
 POINTS = ("before_upstream", "after_upstream", "after_commit", "after_doorbell")
@@ -31,7 +31,7 @@ POINTS = ("before_upstream", "after_upstream", "after_commit", "after_doorbell")
 def main() -> None:
     """Serve against the double, with fail points in the folder that the environment names."""
     install(Path(os.environ[FOLDER_VARIABLE]))
-    if lease_s := float(os.environ.get(LEASE_VARIABLE, "0")):
+    if lease_s := float(os.environ.get(BUDGET_LEASE_VARIABLE, "0")):
         ledger.LEASE_S, replica.RENEW_S = lease_s, lease_s / 3
     serve()
 

@@ -28,7 +28,7 @@ from openapi_tool.local.caller import PlacedCall
 from openapi_tool.local.executor import ExecutorProcess
 from openapi_tool.local.stack import EmbeddedStack
 from openapi_tool.protocol.errors import Unavailable
-from tests.chaos.fail_points import DEATHS, FOLDER_VARIABLE, LEASE_VARIABLE, POINTS
+from tests.chaos.fail_points import BUDGET_LEASE_VARIABLE, DEATHS, FOLDER_VARIABLE, POINTS
 from tests.conftest import PROJECT, reader_tool, search_tool
 from tests.requirements import requirement
 from tests.support import dsn_of
@@ -111,7 +111,7 @@ async def fleet(
         "OPENAPI_TOOL__EXECUTOR__CONCURRENCY": str(running),
         "PG_DSN": dsn_of(stack, world.database),
         FOLDER_VARIABLE: str(points),
-        LEASE_VARIABLE: str(LEASE_S),
+        BUDGET_LEASE_VARIABLE: str(LEASE_S),
         **{f"OPENAPI_TOOL__BUDGETS__{name.upper()}": str(value) for name, value in budgets.items()},
     }
     for tool in (search_tool(), reader_tool(), PAGES):
