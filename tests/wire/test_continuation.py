@@ -1,4 +1,7 @@
-"""Truncation and pagination of long results, search in stored texts, and parked results."""
+"""Truncation and pagination of long results, search in stored texts, and parked results.
+
+The numbers of cases are those of tests/unit/test_model_answers.py.
+"""
 
 from __future__ import annotations
 
@@ -63,8 +66,8 @@ async def artifacts(world: World) -> list[dict[str, Any]]:
 def text_of(content: str) -> str:
     """Return a part without its frame, note and repeated lines."""
     (body,) = framed_items(content)
-    lines = sum(repeated_lines(content))
-    return body.split("\n", lines)[lines]
+    repeated = sum(repeated_lines(content))
+    return body.split("\n", repeated)[repeated]
 
 
 @requirement("content.cursor")
@@ -104,11 +107,12 @@ async def test_the_whole_text_is_stored_as_an_expiring_card_of_the_caller(world:
     world.stack.upstream.rules(LONG)
     outcome = await read(world, URL)
     (artifact,) = await artifacts(world)
-    call, result = outcome.rows.card["metadata"], artifact["metadata"]
+    of_result, of_artifact = outcome.rows.card["metadata"], artifact["metadata"]
     for name in ("project_id", "author_id", "agent_turn_id", "tool_call_id", "step_id", "trace_id"):
-        assert result[name] == call[name]
-    assert result["agent_id"] == agent_of(outcome)
-    assert (artifact["tenant_id"], artifact["tool_call_id"]) == (PROJECT, None)
+        assert of_artifact[name] == of_result[name]
+    assert of_artifact["agent_id"] == agent_of(outcome)
+    assert artifact["tenant_id"] == PROJECT
+    assert artifact["tool_call_id"] is None  # the kernel finds results by this column
     assert artifact["content"].keys() == {"__type__", "text"}
     assert artifact["content"]["__type__"] == "TextContent"
     assert artifact["ttl_seconds"] == 604_800
@@ -210,7 +214,8 @@ async def test_case_1_long_search_results_are_all_shown_and_continue_one_by_one(
 
 @requirement("content.cursor")
 async def test_a_long_batch_is_stored_as_one_text(world: World) -> None:
-    world.stack.upstream.rules({"match": "gone", "statuses": [422] * 9, "answer": "r-post-json"}, LONG)
+    always_422 = [422] * 9  # one per request; the call sends fewer
+    world.stack.upstream.rules({"match": "gone", "statuses": always_422, "answer": "r-post-json"}, LONG)
     outcome = await read(world, {"urls": ["https://gone.example/", "https://long.example/"]}, jina=BATCH)
     content = outcome.content["result"]
     assert content.startswith("1 of 2 succeeded")
@@ -241,6 +246,7 @@ async def test_a_cursor_into_a_text_stored_with_frames_works(world: World) -> No
     ("arguments", "names"),
     [
         ({"cursor": "x", **URL}, "url: cannot be given together with cursor"),
+        # An alias of `url`.
         ({"cursor": "x", "target_url": "https://a.example/"}, "target_url: cannot be given together with cursor"),
         ({"cursor": 7}, "cursor: must be the text that an earlier result named"),
         ({}, "url or cursor: one of them is required"),
@@ -406,7 +412,7 @@ WITHIN_S = 20.0
 async def test_a_result_that_the_database_refuses_is_billed_once(
     world_without_executor: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """PostgreSQL rejects values of the call, which counts as lost run; the last one gives a result without them."""
+    """PostgreSQL rejects the result. Each run counts as lost, and the last delivery commits an error instead."""
     world, commit = world_without_executor, KernelStore.commit
 
     async def refuse(store: KernelStore, card: Card, *more: Any) -> bool:
@@ -441,7 +447,7 @@ async def test_a_paid_result_is_not_requested_again(
         await world.caller.publish(call)
         await asyncio.wait_for(tried.wait(), WITHIN_S)
         if not drained:
-            await asyncio.to_thread(world.stack.upstream.requests, 1)
+            await asyncio.to_thread(world.stack.upstream.requests, at_least=1)
     monkeypatch.setattr(KernelStore, "commit", commit)
     async with world.executor():
         outcome = await world.outcome(call)
@@ -479,10 +485,11 @@ async def test_a_result_whose_commit_wrote_nothing_is_parked(
 async def test_copies_of_a_command_count_their_request_in_the_result(
     world_without_executor: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Run at once they would share the request, and the database might refuse the result that counts it."""
+    """Run concurrently they would share a request, and the database might refuse the result with its cost."""
     world, commit, commits = world_without_executor, KernelStore.commit, list[int]()
 
     async def commit_the_second_run_first(*given: Any, **named: Any) -> bool:
+        """Delay the first commit until there was another one, for at most half a second."""
         commits.append(1)
         if len(commits) == 1:
             with suppress(TimeoutError):
@@ -514,7 +521,7 @@ async def test_a_parked_result_that_is_not_committed_is_deleted(
         raise Unavailable("PostgreSQL: connection refused")
 
     async def write_nothing(*_: Any, **__: Any) -> bool:
-        await world.caller.database.execute("delete from state.execution_edges")
+        await world.caller.database.execute("delete from state.execution_edges")  # the turn no longer waits
         return False
 
     monkeypatch.setattr(KernelStore, "commit", fail)
@@ -522,7 +529,7 @@ async def test_a_parked_result_that_is_not_committed_is_deleted(
     async with world.executor(executor={"commit_retry_timeout_s": 0.1, "requeue_delay_s": 0.05}):
         await world.caller.publish(call)
         await asyncio.wait_for(tried.wait(), WITHIN_S)
-        await asyncio.to_thread(world.stack.upstream.requests, 1)
+        await asyncio.to_thread(world.stack.upstream.requests, at_least=1)
     bucket = await world.caller.client.jetstream().key_value(PARKED_BUCKET)
     assert len(await bucket.keys()) == 1
     if ends_as == "dead letter":
@@ -565,6 +572,7 @@ async def test_a_result_that_this_replica_cannot_commit_is_committed_by_another(
             while not failed or failed[-1] - failed[0] < 1.0:  # noqa: ASYNC110 - there is no event to wait for
                 await asyncio.sleep(0.02)
         monkeypatch.setattr(KernelStore, "commit", commit)
+        # If the result is parked, the next delivery here stands for one to another replica.
         outcome = await world.outcome(call)
     assert outcome.content["status"] == "success"
     assert len(outcome.upstream_requests) == 1
