@@ -19,8 +19,8 @@ T = TypeVar("T")
 async def shielded(work: Coroutine[Any, Any, T], grace_s: float) -> T:
     """Run `work` in its own task; return its result or raise its exception, however often the caller is cancelled.
 
-    With `asyncio.shield` alone a cancelled caller would hand back a command that the work still acknowledges. Here its
-    next await raises the cancellation. Work that still runs `grace_s` seconds later is cancelled, which raises
+    With `asyncio.shield` alone a cancelled caller would hand back a command that the work still acknowledges. Here the
+    caller's next await raises the cancellation. Work that still runs `grace_s` seconds later is cancelled, which raises
     CancelledError.
     """
     task = asyncio.ensure_future(work)
@@ -238,14 +238,14 @@ async def retried(
             raise failed.pop()
         return await attempt()
 
-    is_retryable = retry_if_exception(lambda error: isinstance(error, on))  # retry_if_exception_type makes a cycle
+    is_retryable = retry_if_exception(lambda error: isinstance(error, on))  # retry_if_exception_type: a reference cycle
     retrying = AsyncRetrying(
         retry=is_retryable, sleep=sleep, wait=wait, stop=stop, before_sleep=before_sleep, reraise=True
     )
     try:
         return await retrying(again)
     finally:
-        retrying.iter_state.reset()  # a cycle that only garbage collection would free
+        retrying.iter_state.reset()  # a reference cycle, which only garbage collection would free
 
 
 class KeyedLock:

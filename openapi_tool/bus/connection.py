@@ -98,7 +98,7 @@ async def _connect(options: BusOptions) -> BusClient:
         raise
     except _OUTAGE as error:
         if not options.once:
-            raise Unavailable(describe_jetstream_error(error, "")) from error
+            raise Unavailable(describe_jetstream_error(error, where="")) from error
         cause = describe_connection_error(client.reported_error or error, options.where, options.setting)
         raise Unavailable(f"cannot connect to {cause}") from error
     return client
@@ -323,7 +323,7 @@ def _decoded(data: bytes) -> dict[str, Any]:
 
 
 def _problem(value: Mapping[str, Any]) -> str | None:
-    if is_deeper_than(value, _MAX_DEPTH + 1):
+    if is_deeper_than(value, _MAX_DEPTH + 1):  # the innermost values are a level, too
         return f"it is nested more than {_MAX_DEPTH} deep"
     try:
         _Statistics.model_validate(value)

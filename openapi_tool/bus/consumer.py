@@ -300,7 +300,8 @@ class CommandConsumer:
 
     def _run(self, work: Held) -> None:
         work.started_at = time.monotonic()
-        self._slots.begin(work.delivery.stream_sequence, work.flow[0])
+        project, _ = work.flow
+        self._slots.begin(work.delivery.stream_sequence, project)
         task = asyncio.create_task(self._worker.run(work))
         self._running[task] = work
         task.add_done_callback(self._finished)

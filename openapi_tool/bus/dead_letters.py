@@ -183,7 +183,7 @@ log = logging.getLogger(__name__)
 
 STREAM = "openapi_tool_dead_letters"
 SUBJECT_PREFIX = "openapi_tool.dead_letter"
-"""Prefix of the subjects, before a project token, so that limits apply per project; earlier streams capture only it."""
+"""Prefix of the subjects. A project token follows, so that limits apply per project; earlier versions had none."""
 
 SUBJECT_FILTER = f"{SUBJECT_PREFIX}.*"
 NO_PROJECT = "=unreadable"

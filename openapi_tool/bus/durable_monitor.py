@@ -68,12 +68,12 @@ class DurableMonitor:
         """Check once."""
         if not self._client.is_connected:
             self._unanswered = 0
-            self._record("no connection", "no connection")
+            self._record(connection="no connection", consumer="no connection")
             return
         durable, reason = self._consumer.durable, self._consumer.durable_error
         if durable is None:
             if reason or self._last_state:
-                self._record("", reason or "the durable is not found or created yet")
+                self._record(connection="", consumer=reason or "the durable is not found or created yet")
             else:
                 self._health.record(NATS, ok=True)  # still starting: a missing durable is no problem yet
             return
@@ -81,14 +81,14 @@ class DurableMonitor:
             state = await observe(self._client, durable, self._clock)
             _export(state, self._options.version)
             self._unanswered = 0
-            self._record("", self._problem(state))
+            self._record(connection="", consumer=self._problem(state))
             await self._follow_up(durable, state)
         except DurableMissing as error:
             self._saved_floor = 0  # a new durable has its own
-            self._record("", f"the durable {durable.name} is missing")
+            self._record(connection="", consumer=f"the durable {durable.name} is missing")
             self._consumer.ensure_durable_again(str(error))
         except (ErrorReply, nats.errors.NoRespondersError) as error:
-            self._record("", f"JetStream cannot answer: {error}")
+            self._record(connection="", consumer=f"JetStream cannot answer: {error}")
         except (nats.errors.Error, OSError) as error:
             await self._no_answer(error)
         self._health.clock_offset_s = self._clock.local_offset_s
@@ -116,7 +116,7 @@ class DurableMonitor:
         """Reconnect after several checks: TCP detects a half-open connection only after minutes."""
         self._unanswered += 1
         reason = f"no answer to a request: {type(error).__name__}"
-        self._record(reason, reason)
+        self._record(connection=reason, consumer=reason)
         rounds, rest = divmod(self._unanswered, _FAILURES_BEFORE_RECONNECT)
         if rest == 0 and rounds.bit_count() == 1:  # a power of two
             log.warning(

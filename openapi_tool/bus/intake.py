@@ -43,9 +43,11 @@ _NOTICE = TypeAdapter(Annotated[list[tuple[_Number, _Number]], Field(max_length=
 _MAX_NOTICE_BYTES = 64 * _BATCH  # two numbers of up to 20 digits each, and punctuation
 
 _BATCH_TIMEOUT_S = 2.0
+_NANOSECONDS = 1_000_000_000
 
 _MIN_DELAY_S = 0.1
 _MAX_DELAY_S = 10.0  # well below the time for which a worker waits: calls of the project may become faster
+_ASSUMED_CALL_S = 0.1  # until a call of the project has ended
 _MEAN_WEIGHT = 64  # of the moving average of call durations, in calls
 _MAX_MEANS = 4_096  # projects
 
@@ -146,7 +148,7 @@ class Returns:
 
     async def _hand_back(self, message: Msg, work: Held | None, delay_s: float) -> None:
         try:
-            await self._publish(message.reply, b'-NAK {"delay":%d}' % (delay_s * 1e9) if delay_s else b"-NAK")
+            await self._publish(message.reply, b'-NAK {"delay":%d}' % (delay_s * _NANOSECONDS) if delay_s else b"-NAK")
         finally:
             if work is not None:
                 self._release(work)
@@ -177,8 +179,7 @@ class ReturnDelays:
 
     def next(self, project: str, ahead: int) -> float:
         """Return the redelivery delay in seconds of the next command of a project, with `ahead` before it."""
-        # Assume 0.1 s until a call of the project has ended.
-        now, each_s = self._clock(), self._mean_s.get(project, 0.1) / self._slots
+        now, each_s = self._clock(), self._mean_s.get(project, _ASSUMED_CALL_S) / self._slots
         at = max(self._next_at.get(project, 0.0), now + ahead * each_s) + each_s
         self._next_at[project] = min(at, now + _MAX_DELAY_S)
         if len(self._next_at) > _MAX_REMEMBERED:
@@ -235,7 +236,7 @@ class Intake:
             return False
         if metadata_of(message).sequence.stream in self.held:
             return False
-        self._hand_back_surplus(message, project, None)
+        self._hand_back_surplus(message, project, work=None)
         return True
 
     def take(self, message: Msg, *, stale: bool) -> Held | None:
@@ -265,12 +266,14 @@ class Intake:
         self._scheduler.offer(work)
         if full:
             surplus = self._scheduler.evict()
-            self._hand_back_surplus(surplus.message, surplus.flow[0], surplus)
+            project, _ = surplus.flow
+            self._hand_back_surplus(surplus.message, project, surplus)
 
     def finished(self, work: Held, duration_s: float, requests: int) -> None:
         """Release a command that has run, and charge its project with its upstream requests."""
+        project, _ = work.flow
         self.release(work)
-        self._delays.finished(work.flow[0], duration_s)
+        self._delays.finished(project, duration_s)
         self._scheduler.finished(work, cost=requests)
 
     def release(self, work: Held) -> None:

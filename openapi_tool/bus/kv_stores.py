@@ -217,7 +217,7 @@ class SwitchMonitor:
             return
         except (nats.errors.Error, OSError) as error:
             raise Unavailable(f"NATS: cannot read {SWITCHES_KEY} in bucket {BUCKET}: {type(error).__name__}") from error
-        if stored.revision == 0 < self._known.revision:
+        if stored.revision == 0 and self._known.revision > 0:
             self._log_failure(
                 f"the record {SWITCHES_KEY} in bucket {BUCKET} is gone; disable them again, or restart to enable them"
             )

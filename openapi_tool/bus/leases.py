@@ -146,7 +146,7 @@ class Leases:
         """Release the lease of a command that is not settled; `forgive` takes its run off the lost ones."""
 
         def released(record: Record) -> Record:
-            record = replace(record, lost=max(0, record.lost - forgive))
+            record = replace(record, lost=max(0, record.lost - int(forgive)))
             if record.owner in ("", self._owner):  # a first run has no lease
                 record = _without_owner(record)
             return self._with_event(record, "handed_back", delivery.attempt)
@@ -180,7 +180,7 @@ class Leases:
         raise LeaseLost(key)
 
     async def _read(self, key: str, attempt: int = 2) -> tuple[int, Record]:
-        """Return revision and record; `attempt` is the delivery count."""
+        """Return revision and record; `attempt` is the delivery count, by default that of a command that was run."""
         # A redelivered command without a record has one lost run: its first, which writes none. In delivery 1 it has
         # none: `take` also gets commands that were never run, if they arrive after a stall.
         unwritten = Record(lost=min(attempt - 1, 1))

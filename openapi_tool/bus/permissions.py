@@ -59,7 +59,7 @@ def executor_permissions(options: DurableOptions, stream: str, *, session_key: b
             f"{_API}.CONSUMER.RESET.{stream}.{options.name}",
             f"$JS.ACK.{stream}.{options.name}.>",
             # Of any channel: the waiting turn's channel may differ from the command's.
-            doorbell_filter(options.version, options.filter_subject.split(".")[2]),
+            doorbell_filter(options.version, options.filter_subject.split(".")[2]),  # 2: the project
             dead_letters.SUBJECT_PREFIX,  # the whole subject if an earlier version created the stream
             dead_letters.SUBJECT_FILTER,
             connection.STATS_REPLIES,
@@ -108,6 +108,7 @@ def inspect_permissions(options: DurableOptions, stream: str) -> Permissions:
             f"{_API}.STREAM.NAMES",
             f"{_API}.CONSUMER.INFO.{stream}.{options.name}",
             *dict.fromkeys(subject for consumer in consumers for subject in consumer),
+            # The second subject is in the list already.
             _temporary_consumer(f"{stream}.*.{doorbell_filter(options.version, '*')}", stream)[0],
             *_temporary_consumer(f"{dead_letters.STREAM}.*", dead_letters.STREAM),
             f"{_API}.STREAM.INFO.KV_{leases.BUCKET}",

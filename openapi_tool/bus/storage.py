@@ -67,19 +67,19 @@ class RecordStore:
 
     @asynccontextmanager
     async def shared_by(self, user: Limiter | Budgets, client: Client, replicas: int) -> AsyncIterator[None]:
-        """Share the records over this connection: pass `user` each that a replica writes, and close `user` in the end.
+        """Share the records over this connection: pass those of all replicas to `user`, and close `user` in the end.
 
         The first write creates a missing bucket with `replicas` replicas.
         """
         self._connection, self._replicas = client, replicas
 
-        async def received(message: Msg) -> None:
+        async def on_message(message: Msg) -> None:
             number, _, value = message.data.partition(b"\n")
             if number.isdigit() and len(number) < _MAX_DIGITS and len(value) <= MAX_VALUE_BYTES:
                 user.on_change(message.subject.removeprefix(f"{self._spec.changes}."), int(number), value)
 
         try:
-            await client.subscribe(f"{self._spec.changes}.>", cb=received)
+            await client.subscribe(f"{self._spec.changes}.>", cb=on_message)
         except (nats.errors.Error, OSError) as error:
             log.warning(
                 "cannot subscribe to changes of %s: %s",

@@ -102,7 +102,8 @@ class Worker:
         work.forgive_on_hand_back = True
 
     async def _settle(self, work: Held, settlement: Settlement | LeaseTaken) -> None:
-        work.settling, message = True, work.message
+        work.settling = True
+        message = work.message
         match settlement:
             case Acknowledge():
                 self._acknowledge(message)  # if the ack is lost, the redelivered command finds its stored result
@@ -259,7 +260,7 @@ class CallSlot:
         self._slots = slots
         self.project = project
         self.requests = 1  # to the upstream, of the whole call
-        self.waiting = 0  # requests that wait
+        self.waiting = 0  # requests that wait for a permit or a retry
         self.sent = self.paused = self.released = self.ended = False
 
     def pause(self) -> None:

@@ -182,7 +182,7 @@ class ResultCommitter:
         try:
             return await self._commit(card, report, result.artifact, self.retry_timeout_s - park_after_s, retry=True)
         except (Exception, asyncio.CancelledError):
-            await self.parked.park(identity, result)  # the first attempt may have failed for an outage of NATS
+            await self.parked.park(identity, result)  # in an outage of NATS the first attempt to park may have failed
             raise
 
     async def _commit(

@@ -113,7 +113,7 @@ class Pipeline:
         self._parked = parked
         self._committer = ResultCommitter(kernel, parked, options.executor.commit_retry_timeout_s)
         self._slot_of = slot_of
-        self._calls = KeyedLock()
+        self._call_locks = KeyedLock()
         self._result_delay = ResultDelay(options.executor.min_result_delay_s, clock)
 
     async def handle(self, delivery: Delivery) -> Settlement:
@@ -142,7 +142,7 @@ class Pipeline:
         call_id = command.identity.tool_call_id or command.card_id
         # Copies of a command run one after the other. Together they would share an upstream request, and its cost might
         # be counted by the copy whose commit is refused.
-        async with self._calls.hold((command.identity.project_id, call_id)) as waited:
+        async with self._call_locks.hold((command.identity.project_id, call_id)) as waited:
             return await self._load_and_run(delivery, command, received, earlier_run=waited or delivery.attempt > 1)
 
     async def _load_and_run(
