@@ -238,7 +238,8 @@ async def retried(
             raise failed.pop()
         return await attempt()
 
-    is_retryable = retry_if_exception(lambda error: isinstance(error, on))  # retry_if_exception_type: a reference cycle
+    # retry_if_exception_type would make a reference cycle.
+    is_retryable = retry_if_exception(lambda error: isinstance(error, on))
     retrying = AsyncRetrying(
         retry=is_retryable, sleep=sleep, wait=wait, stop=stop, before_sleep=before_sleep, reraise=True
     )
