@@ -26,7 +26,7 @@ from openapi_tool.limits.record import (
     expires,
 )
 
-_AHEAD_S = 3.2  # of demand, to take permits for
+_AHEAD_S = 3.2  # seconds of demand for which permits are taken
 REFILL_AT_ONCE_BELOW, REFILL_BELOW = 0.4, 0.75
 """Fractions of `Allowance.ahead`: with fewer permits at hand more are taken at once, or after a pause."""
 
@@ -156,7 +156,7 @@ class Allowance:
     def extra_requests(self, use: Use, tokens: int) -> float:
         """Return how many more requests, as estimated by `use`, could have been sent for the cost; negative for less.
 
-        0 if it cost nothing, as it failed: a project whose requests all fail would always be first. The resource counts
+        0 if it failed at no cost: by refunds, a project whose requests fail would always be first. The resource counts
         of which the request takes the larger part. Tokens above the limit do not count: they stop one minute only.
         """
         limit = self.rates.tokens

@@ -34,6 +34,7 @@ log = logging.getLogger(__name__)
 
 _MIN_WRITE_INTERVAL_S = 0.5  # of one replica, while the record has no free permits
 _MAX_WRITES_PER_S = 4.0  # of all replicas together, likewise
+_SPACING_FACTORS = 0.75, 1.25  # range of the random factor of the time between writes
 
 _POLL_S = 0.25  # between steps while calls wait
 _RETRY_S, _RETRY_WITHOUT_LIMIT_S = 1.0, 60.0  # after an outage of the store, with and without a limit
@@ -148,7 +149,7 @@ class KeyLimiter:
             return
         need.refused_by |= {self.variable}
         if any(limiter.variable not in need.refused_by and not limiter.paused_s for limiter in self.group.usable()):
-            others = len(self.group.limiters) - 1  # each of them, as the next one may be refused, too
+            others = len(self.group.limiters) - 1  # a retry with each: the next one may be refused, too
             error.max_retries, error.retry_after = max(others, error.max_retries), 0.0
 
     def end_request(self, use: Use | None, tokens: int | None, project: str) -> None:
@@ -313,7 +314,7 @@ class KeyLimiter:
         spacing_s = max(
             _MIN_WRITE_INTERVAL_S, (1 + len(planned.record.others(now, allowance.name))) / _MAX_WRITES_PER_S
         )
-        self._next_write_at = now + spacing_s * random.uniform(0.75, 1.25) if planned.mine.want else now  # noqa: S311
+        self._next_write_at = now + spacing_s * random.uniform(*_SPACING_FACTORS) if planned.mine.want else now  # noqa: S311
 
     async def _write_pause(self) -> None:
         """Share a pause; until that succeeds, this replica pauses alone."""

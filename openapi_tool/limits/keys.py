@@ -38,7 +38,7 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class KeyRecord:
-    """State of one key: with a `status` it is blocked since `since`, and may be tried again at `retry_at`."""
+    """State of one key: with a `status` of `STATES` blocked since `since`; it may be tried again at `retry_at`."""
 
     version: Literal[2] = 2
     status: int = 0
@@ -102,7 +102,7 @@ def decode(stored: bytes | None, now: float) -> KeyRecord:
 log = logging.getLogger(__name__)
 
 PREFIX = "key."
-_HASH_BYTES = 4
+_HASH_BYTES = 4  # enough to tell the values of a rotation apart
 _REFUSED_KEY_ADVICE = {
     401: "it is not valid; set another one",
     402: "its balance is used up; top it up or set another one",
@@ -147,11 +147,12 @@ class Keys:
         for name in before.keys() - self._variables.keys():
             self._records.pop(name, None)
             self._set_state(before[name], KeyRecord())
+        # `assemble` loads the first ones, after it has connected the store.
         if before and self._variables.keys() - before.keys():
             self._start(self.load())
 
     async def load(self) -> None:
-        """Read the records of all keys of which none is known."""
+        """Read the records of the keys that have none in memory."""
         for name in sorted(self._variables.keys() - self._records.keys()):
             revision, value = await self._store.read(name)
             if value is not None:
@@ -168,7 +169,7 @@ class Keys:
         return error
 
     async def claim_trial(self, variable: str) -> bool:
-        """Return whether this call may try a blocked key; one call of all replicas may every 3 minutes."""
+        """Return whether this call may try a blocked key: one call may every 3 minutes, in whichever replica."""
         now, record = self.now(), self.blocked[variable]
         if record.retry_at > now:
             return False
@@ -180,17 +181,17 @@ class Keys:
         except Unavailable:
             return True  # without the store each replica tries
 
-    def record_refusal(self, variable: str, key: SecretStr, status: int, call: int) -> None:
-        """Record a refusal of the sent key with one of `STATES`."""
+    def record_refusal(self, variable: str, key: SecretStr, status: int, call_number: int) -> None:
+        """Record a refusal of the sent key with a status of `STATES`; `call_number` as `Need.call`."""
         name = record_name(variable, key.get_secret_value())
         if name not in self._variables:
             return  # the key was rotated after the request was sent
         if variable not in self.blocked or self.blocked[variable].state != STATES[status]:
-            caller = f"{self._name}/{call}"
-            self._start(self._apply(name, partial(_record_refusal, status=status, call=caller, now=self.now())))
+            call = f"{self._name}/{call_number}"
+            self._start(self._apply(name, partial(_record_refusal, status=status, call=call, now=self.now())))
 
     def record_success(self, variable: str, *, trial: bool) -> None:
-        """Unblock a key after a trial; forget a refusal, or one project's calls alone could block the key (ADR 9)."""
+        """Unblock a key after a trial; else forget its first refusal: one project's calls may cause two (ADR 9)."""
         if variable in self.blocked:
             if trial:
                 self._start(self._apply(self._name_of(variable), _unblock))
@@ -262,7 +263,7 @@ class Keys:
             if value is None:  # never written, or expired
                 self._records.pop(name, None)
             known_revision, known = self._records.get(name, (None, KeyRecord()))
-            # To decode a known record again would move a forged `retry_at` on.
+            # Not decoded again: `decode` caps a forged `retry_at` relative to now, so it would never be reached.
             record = known if revision == known_revision else decode(value, self.now())
             changed = change(record)
             written = await self._store.write(name, encode(changed), revision) if changed != record else revision
@@ -302,24 +303,24 @@ class Keys:
 
 
 class RefusedKeys:
-    """Counts requests whose key the upstream refused; warns of each key and status once a minute."""
+    """Counts requests whose key the upstream refused; warns of each key and HTTP status once a minute."""
 
     def __init__(self) -> None:
         self._warned_at: dict[tuple[str, int], float] = {}
 
-    def record(self, variable: str, status: int | None) -> None:
+    def record(self, variable: str, http_status: int | None) -> None:
         """Record the HTTP status of a request with the key of `variable`."""
-        if status is None or status not in _REFUSED_KEY_ADVICE:
+        if http_status is None or http_status not in _REFUSED_KEY_ADVICE:
             return
         metrics.KEYS_REFUSED.labels(variable).inc()
         now = time.monotonic()
-        if now - self._warned_at.get((variable, status), -_WARNING_INTERVAL_S) < _WARNING_INTERVAL_S:
+        if now - self._warned_at.get((variable, http_status), -_WARNING_INTERVAL_S) < _WARNING_INTERVAL_S:
             return
-        self._warned_at[variable, status] = now
+        self._warned_at[variable, http_status] = now
         log.warning(
             "the upstream refused the key of %s (HTTP %s): %s",
             variable,
-            status,
-            _REFUSED_KEY_ADVICE[status],
-            extra={"action": "key.refused", "variable": variable, "http_status": status},
+            http_status,
+            _REFUSED_KEY_ADVICE[http_status],
+            extra={"action": "key.refused", "variable": variable, "http_status": http_status},
         )
