@@ -56,7 +56,7 @@ class AccountId(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _Waiter:
-    """Request that the budget does not cover since `uncovered_since`."""
+    """Waiting request; `uncovered_since`: when the budget was first found not to cover it, else infinite."""
 
     need: Amount
     future: asyncio.Future[None]
@@ -95,7 +95,7 @@ class Account:
         if self._waiting or not allowance.take(need, now):
             return False
         if allowance.is_low(now) and not self._replica.outage:
-            self.wake()
+            self.report_soon()
         return True
 
     async def reserve(self, need: Amount, now: float, deadline: Deadline) -> None:
@@ -103,7 +103,7 @@ class Account:
         waiter = _Waiter(need, asyncio.get_running_loop().create_future())
         self._waiting.append(waiter)
         self.allowance.record_demand(need, now)
-        self.wake()
+        self.report_soon()
         reserved = False
         try:
             async with deadline.limit():
@@ -125,9 +125,9 @@ class Account:
         if actual != NOTHING:
             self._replica.journal.record(self.name, self.allowance)
         if self.allowance.should_return_block(now):
-            self.wake()
+            self.report_soon()
 
-    def wake(self) -> None:
+    def report_soon(self) -> None:
         """Report in the background."""
         self._rerun_requested = True
         if self._task is None:
@@ -139,7 +139,7 @@ class Account:
             self._adopt(revision, value)
             now = self._now()
             if self._covers_a_waiting_request(now) or self.allowance.should_return_block(now):
-                self.wake()
+                self.report_soon()
 
     @property
     def is_quiet(self) -> bool:
@@ -196,12 +196,13 @@ class Account:
                 self._decide(waiting, planned)
                 self._on_write(self)
                 return
-        asyncio.get_running_loop().call_later(_RETRY_S, self.wake)
+        asyncio.get_running_loop().call_later(_RETRY_S, self.report_soon)
 
     def _adopt(self, revision: int, value: bytes | None) -> None:
         """Adopt a stored record, or the last known one if this version cannot read it."""
         record = ledger.parse(value) if value else ledger.unused()
         if record is None:
+            # The next write replaces the unreadable one; replicas add uses that their shares in this copy lack.
             record = self.allowance.record
             value = ledger.encode(record, self.id.labels())
             if not self._unreadable_logged:
@@ -225,7 +226,7 @@ class Account:
                 if granted:
                     self.allowance.settle(waiter.need, NOTHING, now)
             elif not granted and self._may_be_returned(waiter, now):
-                asyncio.get_running_loop().call_later(_RETRY_S, self._wake_if_waiting)
+                asyncio.get_running_loop().call_later(_RETRY_S, self._report_if_waiting)
             else:
                 self._end(waiter, granted=granted)
         if planned.grant.warns:
@@ -235,17 +236,17 @@ class Account:
         allowance = self.allowance
         waiter.uncovered_since = min(waiter.uncovered_since, now)
         returnable = allowance.remaining(now)
-        for share in allowance.record.live(now, excluding=allowance.name):
-            returnable = returnable.plus(share.idle)
+        for other in allowance.record.live(now, excluding=allowance.name):
+            returnable = returnable.plus(other.idle)
         return returnable.covers(waiter.need) and now - waiter.uncovered_since < RETURN_S
 
     def _covers_a_waiting_request(self, now: float) -> bool:
         remaining = self.allowance.remaining(now)
         return any(remaining.covers(waiter.need) for waiter in self._waiting)
 
-    def _wake_if_waiting(self) -> None:
+    def _report_if_waiting(self) -> None:
         if self._waiting:
-            self.wake()
+            self.report_soon()
 
     def _decide_offline(self) -> None:
         now = self._now()
@@ -336,6 +337,7 @@ class Account:
 
     def snapshot(self) -> dict[str, Any]:
         """Return the state for `openapi-tool budgets`."""
+        # Reported uses of all replicas, and this one's unreported ones; `left` subtracts reservations, too.
         used = self.allowance.record.used.plus(self.allowance.spent)
         return {
             **self.id.labels(),

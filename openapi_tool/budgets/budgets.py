@@ -221,7 +221,7 @@ class Budgets:
             now = self.clock()
             for account in list(self.active.values()):
                 if account.allowance.offline or account.allowance.is_due(now):
-                    account.wake()
+                    account.report_soon()
                 if account.is_quiet:
                     del self.active[account.name]
             self._drop_unused(now)
