@@ -21,7 +21,7 @@ _URL = re.compile(
     rf"(?P<path>/[^{_NOT_PRINTED}?#@]*)?(?:\?(?P<query>[^{_NOT_PRINTED}#@]*))?",
     re.IGNORECASE,
 )
-_NO_NAME = re.compile(r"[\s\x00-\x1f\x7f,/?#@:\[\]\\%]")
+_NOT_IN_HOST_NAME = re.compile(r"[\s\x00-\x1f\x7f,/?#@:\[\]\\%]")
 MAX_PORT = 65_535
 
 
@@ -97,7 +97,7 @@ def _check_name(host: str) -> None:
         host.encode("idna")
     except UnicodeError:  # the look-up would raise it, and drivers do not handle it
         raise ValueError("a host name has an empty or too long part; correct it") from None
-    if _NO_NAME.search(host):
+    if _NOT_IN_HOST_NAME.search(host):
         raise ValueError("a host name holds a character that none can hold")
 
 
@@ -164,7 +164,7 @@ def _parsed(text: str, rest: str) -> Dsn:
     address, _, query = rest.partition("?")
     netloc, _, path = address.partition("/")
     login, at, hosts = netloc.rpartition("@")
-    has_stray_at = rest.count("@") > len(at)
+    has_stray_at = rest.count("@") > len(at)  # `at` is "@" or empty
     if _FORBIDDEN.search(rest) or has_stray_at or "[" in login or "]" in login:
         raise ValueError("contains a character in a place where it is not allowed")
     _check_with_urllib(text, "is no URL")
@@ -205,7 +205,7 @@ def _hosts_of(options: Mapping[str, str]) -> tuple[Host, ...]:
 
 
 def parse_hosts(text: str, *, decode: bool = False) -> tuple[Host, ...]:
-    """Parse comma-separated hosts, which are percent-encoded before the query (`decode`). Raises ValueError."""
+    """Parse comma-separated hosts; `decode` those before the query, which are percent-encoded. Raises ValueError."""
     return tuple(_host(part, decode=decode) for part in text.split(",")) if text else ()
 
 

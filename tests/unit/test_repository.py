@@ -380,7 +380,7 @@ TABLE: dict[str, Bound] = {
     "options.py VARIABLE": Bound(16_000, ONE_CLASS),
     "options.py ^[A-Za-z_][A-Za-z0-9_]*$": Bound(None, RUST),
     "jina/url_policy.py _LABELS": Bound(10_000, "`\\.` ends each repeat"),
-    "settings/urls.py _NO_NAME": Bound(131_072, ONE_CLASS),
+    "settings/urls.py _NOT_IN_HOST_NAME": Bound(131_072, ONE_CLASS),
     "settings/urls.py _URL": Bound(131_072, "each part ends at a character that it does not hold"),
     "telemetry/logs.py _CREDENTIALS": Bound(100_000, "every repeat begins behind a literal text and is tried once"),
     "telemetry/logs.py _QUERY": Bound(100_000, ONE_CLASS),
