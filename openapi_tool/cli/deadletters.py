@@ -105,7 +105,8 @@ def show(
         letters = _letters(bootstrap, client, abandoned=abandoned)
         return [without_secrets(known, bootstrap.redactor) async for known in letters]
 
-    print_json(_as_object(_chosen(_with_nats(read, protocol, database=abandoned), letter)), None if as_json else 2)
+    chosen = _chosen(_with_nats(read, protocol, database=abandoned), letter)
+    print_json(_as_object(chosen), indent=None if as_json else 2)
 
 
 @app.command(short_help="Publish commands again and delete their records.")
@@ -127,7 +128,7 @@ def replay(
     async def send(bootstrap: Bootstrap, client: BusClient) -> bool:
         known = [letter async for letter in _letters(bootstrap, client, abandoned=abandoned)]
         all_sent = True
-        for letter in [_chosen(known, letter) for letter in dict.fromkeys(letters)]:
+        for letter in [_chosen(known, letter_id) for letter_id in dict.fromkeys(letters)]:
             outcome = await _replay(bootstrap, client, letter, yes=yes)
             _print_outcome(outcome, yes=yes, as_json=as_json)  # at once: an outage may prevent the next ones
             all_sent = all_sent and not outcome["why"]
@@ -169,6 +170,7 @@ async def _letters(bootstrap: Bootstrap, client: BusClient, *, abandoned: bool) 
         yield letter
     if not abandoned:
         return
+    # Only reads: no check that calls can be committed.
     kernel = await KernelStore.open(replace(bootstrap.pool, inspect_on_connect=False))
 
     async def has_result(command: Delivery) -> bool:

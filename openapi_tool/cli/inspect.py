@@ -110,10 +110,11 @@ def inspect(
             client, durable, project, tool_call_id, lambda letter: without_secrets(letter, redactor)
         )
         records = CallRecords(rows, commands, letters)
-        report = records.row("tool_result")
-        if report is None or not report["traceparent"]:
+        result_row = records.row("tool_result")
+        if result_row is None or not result_row["traceparent"]:
             return records
-        doorbells = await doorbells_of(client, durable, project, report["traceparent"], report["created_at"])
+        since = result_row["created_at"]
+        doorbells = await doorbells_of(client, durable, project, result_row["traceparent"], since)
         return replace(records, doorbells=doorbells)
 
     records = with_nats(
@@ -207,13 +208,14 @@ def _attempts(card: Mapping[str, Any]) -> list[_Attempt]:
 
 def conclusion(records: CallRecords) -> str:
     """Return how the call ended, or why it has no result."""
-    result, report = records.card("tool.result"), records.row("tool_result")
-    if result is not None and report is None:
+    result, result_row = records.card("tool.result"), records.row("tool_result")
+    if result is not None and result_row is None:
         return "a result card without an inbox row: the next delivery of the command reports it"
-    if result is not None and report is not None:
+    if result is not None and result_row is not None:
         error = f" ({result['error_code']})" if result["error_code"] else ""
-        claimed = report["status"] not in ("pending", "deferred")
-        waits = "the worker claimed it" if claimed else f"the worker has not claimed it: its row is {report['status']}"
+        row_status = result_row["status"]
+        claimed = row_status not in ("pending", "deferred")
+        waits = "the worker claimed it" if claimed else f"the worker has not claimed it: its row is {row_status}"
         silent = "" if claimed or records.doorbells else ", and the stream has no doorbell of it"
         return f"answered with {result['status']}{error}; {waits}{silent}"
     if records.dead_letters:

@@ -241,7 +241,7 @@ def export(
         tools = exports.without_duplicates(tools)
     except exports.DuplicateName as duplicate:
         fail(str(duplicate), LINT_FAILED)
-    print_json(exports.FORMATS[form](tools), 2)
+    print_json(exports.FORMATS[form](tools), indent=2)
 
 
 app.command(short_help="Register definitions; show differences first.")(tools_apply.apply)
