@@ -172,11 +172,11 @@ def open_shared(stack: AsyncExitStack, bootstrap: Bootstrap, resolver: Resolver 
         metrics.KEYS_REFUSED.labels(variable)  # so that an alert sees the first refusal
     clock = ServerClock()
     limit_records, budget_records = RecordStore(LIMITS), RecordStore(BUDGETS)
-    replica = secrets.token_hex(5)  # short: a record of limits contains up to 1,000 names
-    limiter = Limiter(replica, settings.limits, limit_records, clock.time, key_failure, settings.fairness.weights)
+    limit_replica = secrets.token_hex(5)  # short: a record of limits contains up to 1,000 names
+    limiter = Limiter(limit_replica, settings.limits, limit_records, clock.time, key_failure, settings.fairness.weights)
     limiter.keys.set_secrets(bootstrap.secrets)
-    replica = f"{INSTANCE}-{secrets.token_hex(3)}"  # a restarted process may have the same name
-    budgets = Budgets(replica, settings.budgets, budget_records, clock.time)
+    budget_replica = f"{INSTANCE}-{secrets.token_hex(3)}"  # a restarted process may have the same name
+    budgets = Budgets(budget_replica, settings.budgets, budget_records, clock.time)
     for scope in SCOPES:
         metrics.BUDGET_USED.set_function(partial(budgets.largest_used_fraction, scope), scope)
     health = bootstrap.health

@@ -242,7 +242,7 @@ class _Process:
     serving: list[Parts] = field(default_factory=list)
 
     def stalled(self, seconds: float) -> None:
-        """Notify the consumers."""
+        """Notify the consumers that the event loop stood still."""
         for parts in self.serving:
             parts.consumer.stalled(seconds)
 

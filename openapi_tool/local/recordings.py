@@ -2,8 +2,9 @@
 
 The server is jina-ai/reader of May 2026; pages are fixtures, and its error 429 is synthetic.
 
-Each line of the file contains one exchange as text, the last line all error classes. GET and POST forms of the same
-content have the same response. This parser shares no code with the executor, so that it detects mistakes there.
+Each line of `recordings.jsonl.xz` contains one exchange as text, the last line all error classes. GET and POST forms of
+the same content have the same response. This parser shares no code with the executor, so that it detects mistakes
+there.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ PLAIN_HEADERS = {
 # Body fields of a search besides the options above.
 SEARCH_FIELDS = {
     *("q", "num", "type", "provider", "gl", "hl", "location", "page", "nfpr", "fallback"),
-    *("site", "ext", "filetype", "intitle", "loc"),
+    *("ext", "filetype", "intitle", "loc"),
 }
 _MIN_UNREACHED_DIGITS = 5  # no recorded page reaches a token limit of five digits; the longest has 1,800 tokens
 _ALIASES = {"count": "num"}
@@ -134,6 +135,7 @@ def _flat(fields: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
 def _text(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
+    # A list in a header may have blanks.
     return ",".join(map(str, value)) if isinstance(value, list) else str(value).replace(", ", ",")
 
 
@@ -190,7 +192,7 @@ def _message(text: str) -> tuple[str, dict[str, str], str]:
 
 
 def error_classes() -> Mapping[str, Mapping[str, Any]]:
-    """Return the server's error classes by name: `http`, `body`, perhaps `headers`."""
+    """Return the server's error classes by name: `http` (the status), `body`, perhaps `headers`."""
     return cast("Mapping[str, Mapping[str, Any]]", _stored_lines()[-1])
 
 
