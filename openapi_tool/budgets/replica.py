@@ -21,9 +21,9 @@ from openapi_tool.limits.permits import Store
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.telemetry import metrics
 
-_AHEAD_S = 5.0  # of demand: size of a block
+_AHEAD_S = 5.0  # seconds of demand that a block covers
 _FIRST_BLOCK = 4  # size of the first block in requests
-_LOW_SHARE = 0.25  # of the last block, below which the next one is taken
+_LOW_SHARE = 0.25  # fraction of the last block, below which the next one is taken
 _MIN_INTERVAL_S = 0.25  # between blocks that are taken in advance
 _REPORT_S = 5.0  # maximum between a use and its report
 _IDLE_S = 20.0  # without a request, after which a block is given back
