@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 _MIN_WRITE_INTERVAL_S = 0.5  # of one replica, while the record has no free permits
 _MAX_WRITES_PER_S = 4.0  # of all replicas together, likewise
-_SPACING_FACTORS = 0.75, 1.25  # range of the random factor of the time between writes
+_SPACING_FACTORS = 0.75, 1.25  # random, of the time between writes
 
 _POLL_S = 0.25  # between steps while calls wait
 _RETRY_S, _RETRY_WITHOUT_LIMIT_S = 1.0, 60.0  # after an outage of the store, with and without a limit
