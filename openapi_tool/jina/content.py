@@ -168,8 +168,8 @@ def page_steps(envelope: Mapping[str, Any], parameters: Mapping[str, Any], conte
     ]
     state = reader.facts(item, ("title", "url", "publishedTime", "warning", "numPages"))
     body = BLOCK_GAP.join([*parts, *lists])
-    after = "\n".join(f"[Warning: {remarks.warning(kind, context.offers)}]" for kind in warning_types)
-    page = Item("\n".join(head), body, after)
+    caption = "\n".join(f"[Warning: {remarks.warning(kind, context.offers)}]" for kind in warning_types)
+    page = Item("\n".join(head), body, caption)
     usage, max_tokens = usage_of(envelope), parameters.get("maxTokens")
     if warning_types:
         state["warnings"] = list(warning_types)

@@ -43,7 +43,7 @@ _MAX_NON_BODY_BYTES = 32 * 1024
 _FRAMING_SHARE = 1 / 4
 """Limit of chunk framing as a fraction of the body. Parsing a chunk costs as much as parsing a kilobyte of body."""
 
-_MAX_FRAMING_BYTES = 20 * 1024  # room for two pieces with the ends of head and body, and some small chunks
+_MAX_FRAMING_BYTES = 20 * 1024  # two pieces with the ends of head and body, and some small chunks
 
 
 class ResponseAborted(ClientConnectionError):

@@ -159,6 +159,15 @@ def test_case_3_page_cut_by_the_upstream_says_so_and_how_to_continue(name: str) 
 
 
 @requirement("content.kept")
+def test_case_3_a_page_that_was_cut_keeps_its_warnings() -> None:
+    warning = "This page contains iframe that are currently hidden, consider enabling iframe processing."
+    page = {"data": {"url": "https://a.example/", "content": "x", "warning": warning, "usage": {"tokens": 500}}}
+    [item] = page_output(page, 500).items
+    assert item.caption == "[Warning: Embedded frames are left out. Read them by their own address.]"
+    assert item.after.startswith("[The page is longer: it was cut at max_tokens = 500")
+
+
+@requirement("content.kept")
 def test_case_3_results_whose_pages_the_upstream_cut_are_named() -> None:
     data = [{"title": str(tokens), "content": "x", "usage": {"tokens": tokens}} for tokens in (499, 500, 12, 510)]
     output = search_output({"data": data}, "a query", with_pages=True, max_tokens=500)
