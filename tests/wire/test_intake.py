@@ -211,6 +211,7 @@ async def test_a_command_that_was_run_needs_a_lease_whatever_a_notice_says(world
         await harness.publish(1)
         await harness.info(lambda _: len(harness.handled) == 1)
         harness.set_mode(FetchMode.NONE)
+        await harness.info(lambda info: info.num_waiting == 0)  # an open request would receive it once more
         harness.consumer.stalled(OPTIONS.ack_wait_s)
         message = next(iter(harness.consumer._running.values())).message  # noqa: SLF001
         await message.nak()
