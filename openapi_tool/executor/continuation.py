@@ -118,13 +118,13 @@ class Continuation:
     ) -> Steps[tuple[RenderedResult, StoredText | None]]:
         items = yield from _storable(output.items)
         cost = _cost_note(output, self._options.cost_note_tokens) + note
-        limit = self._limit(definition, max_result_tokens).minus(len(cost))
+        total = self._limit(definition, max_result_tokens)
+        limit = total.minus(len(cost))
         parts = uncut_parts(items, limit)
         cannot_continue = parts is None and takes_cursor(definition) and _schema_rejects_cursor(definition)
         if cannot_continue:
             max_chars = self._options.max_uncontinued_chars or _UNCONTINUED_FACTOR * self._options.max_result_chars
-            # Rough: this deducts the tokens of `cost` three times.
-            limit = Limit(max_chars, _UNCONTINUED_FACTOR * limit.tokens).minus(len(cost))
+            limit = Limit(max_chars, _UNCONTINUED_FACTOR * total.tokens).minus(len(cost))
             parts = uncut_parts(items, limit)
         if parts is not None:
             return RenderedResult(framed(parts) + cost), None

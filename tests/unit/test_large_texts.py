@@ -342,6 +342,18 @@ def scanned(search: Search, items: Sequence[str], window: int) -> Search:
     return search
 
 
+@requirement("content.cursor")
+async def test_a_note_counts_once_if_the_rest_of_a_result_cannot_be_read() -> None:
+    """Such a result may have twice the limit of tokens; the note at its end (100 tokens) counts once."""
+    closed = definition({"tool": "jina.read"}, parameters={"type": "object", "additionalProperties": False})
+    continuation = Continuation(StoredText(), Cursors(b"k" * 32), ToolOptions(max_result_tokens=1_000))
+    text = "page " * 1_500
+    assert 2_000 - 3 * 100 < estimate_tokens(text) < 2_000 - 100
+    note = " and" * 100
+    shown, stored = await continuation.render(ToolOutput((Item(text),)), closed, OWNER, note=note)
+    assert (shown.content.endswith(note), stored) == (True, None)
+
+
 # A phrase.
 
 
