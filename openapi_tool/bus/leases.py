@@ -121,7 +121,7 @@ class Leases:
             revision, record = await self._read(key, delivery.attempt)
             busy_s = record.expires_at - self._clock()
             if busy_s > 0 and record.owner != self._owner:
-                return LeaseTaken(busy_s)
+                return LeaseTaken(min(busy_s, self.duration_s))  # more is damaged or of other settings
             if await self._write(key, self._owned(record), revision):
                 return Lease(key, record.lost, delivery.attempt)
         raise LeaseLost(key)

@@ -457,6 +457,23 @@ def test_a_lease_with_a_huge_number_stops_no_command(damage: tuple[str, bytes], 
     run(check())
 
 
+@requirement("lease.owner")
+def test_a_command_is_delivered_again_after_one_lease_whatever_its_record_says(run: Run) -> None:
+    """A NAK with a delay of 1e308 seconds would not be valid."""
+
+    async def check() -> None:
+        buckets, now = Buckets(Schedule()), [0.0]
+        buckets.make()
+        other, leases = leases_on(buckets, lambda: now[0]), leases_on(buckets, lambda: now[0])
+        assert isinstance(await other.take(redelivered()), Lease)
+        [(key, (revision, value))] = buckets.stored.items()
+        for expires_at in (b"1e308", b"1e11"):
+            buckets.stored[key] = revision, re.sub(rb'"expires_at":[0-9.]+', b'"expires_at":' + expires_at, value)
+            assert await leases.take(redelivered()) == LeaseTaken(leases.duration_s)
+
+    run(check())
+
+
 @requirement("lease.owner", "run.heartbeat")
 def test_a_late_renewal_does_not_take_the_lease_from_its_new_owner(run: Run) -> None:
     async def check() -> None:
