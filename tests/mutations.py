@@ -454,9 +454,9 @@ LOSS = (
         "tests/wire/test_reliability.py::test_a_redelivered_command_has_one_owner_until_its_lease_ends",
     ),
     Mutation(
-        "bus/leases.py",
-        "except KeyWrongLastSequenceError:\n            return False",
-        "except KeyWrongLastSequenceError:\n            return True",
+        "bus/kv_stores.py",
+        "except KeyWrongLastSequenceError:\n            return None",
+        "except KeyWrongLastSequenceError:\n            return revision",
         "tests/wire/test_reliability.py::test_only_one_of_many_concurrent_executors_gets_a_lease",
     ),
     Mutation(

@@ -1,4 +1,4 @@
-"""KV buckets: session key, ack floor, disabled tools, parked results."""
+"""KV buckets: compare-and-set on their records; session key, ack floor, disabled tools, parked results."""
 
 from __future__ import annotations
 
@@ -14,7 +14,13 @@ import orjson
 from nats.aio.client import Client
 from nats.js import JetStreamContext
 from nats.js.api import KeyValueConfig
-from nats.js.errors import BadRequestError, BucketNotFoundError, KeyNotFoundError, KeyWrongLastSequenceError
+from nats.js.errors import (
+    BadRequestError,
+    BucketNotFoundError,
+    KeyNotFoundError,
+    KeyWrongLastSequenceError,
+    NoStreamResponseError,
+)
 from nats.js.kv import KeyValue
 
 from openapi_tool.bus.client import Denied
@@ -42,6 +48,50 @@ async def read_key(bucket: KeyValue, key: str) -> tuple[int, bytes | None]:
     except KeyNotFoundError as missing:  # a deleted key still has a revision
         return (missing.entry.revision or 0) if missing.entry else 0, None
     return entry.revision or 0, entry.value or b""
+
+
+class Records:
+    """Records of one bucket, changed by compare-and-set; all methods raise nats.errors.Error.
+
+    The first write creates a missing bucket. After an error the bucket is opened again, as it may have been replaced.
+    """
+
+    def __init__(self, client: Client, config: KeyValueConfig, timeout_s: float = 5.0) -> None:
+        self.client = client
+        self._config = config
+        self._timeout_s = timeout_s
+        self._bucket: KeyValue | None = None
+
+    async def ensure(self) -> KeyValue:
+        """Open the bucket; create it if it is missing."""
+        self._bucket = await open_bucket(self.client.jetstream(timeout=self._timeout_s), self._config)
+        return self._bucket
+
+    async def read(self, key: str) -> tuple[int, bytes | None]:
+        """Return revision and value of a record: 0 and None if it was never written."""
+        try:
+            if self._bucket is None:
+                self._bucket = await self.client.jetstream(timeout=self._timeout_s).key_value(self._config.bucket)
+            return await read_key(self._bucket, key)
+        except BucketNotFoundError:
+            return 0, None
+        except nats.errors.Error:
+            self._bucket = None
+            raise
+
+    async def write(self, key: str, value: bytes, revision: int) -> int | None:
+        """Replace a record that still has this revision; return the new one, None if it was changed meanwhile."""
+        try:
+            bucket = self._bucket or await self.ensure()
+            return await bucket.update(key, value, last=revision)
+        except KeyWrongLastSequenceError:
+            return None
+        except NoStreamResponseError:  # the bucket was deleted, or has no leader: the next read tells
+            self._bucket = None
+            return None
+        except nats.errors.Error:
+            self._bucket = None
+            raise
 
 
 BUCKET = "openapi_tool"
@@ -175,13 +225,11 @@ async def change_switches(client: Client, change: Callable[[Switches], Switches]
 
     Raises nats.errors.Error, SwitchRecordInvalid, Unavailable.
     """
-    bucket = await ensure_bucket(client)
+    records = Records(client, KeyValueConfig(bucket=BUCKET), _SWITCHES_TIMEOUT_S)
     for _ in range(_MAX_WRITE_ATTEMPTS):
         stored = await load_switches(client)
         changed = change(stored.switches)
-        with contextlib.suppress(KeyWrongLastSequenceError):
-            if changed is not stored.switches:
-                await bucket.update(SWITCHES_KEY, changed.encode(), last=stored.revision)
+        if changed is stored.switches or await records.write(SWITCHES_KEY, changed.encode(), stored.revision):
             return stored.switches, changed
     raise Unavailable("NATS: others change the disabled tools at the same time; try again")
 

@@ -12,7 +12,6 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from sys import getsizeof
@@ -24,18 +23,10 @@ import orjson
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.js.api import KeyValueConfig
-from nats.js.errors import (
-    BadRequestError,
-    BucketNotFoundError,
-    KeyNotFoundError,
-    KeyWrongLastSequenceError,
-    NoStreamResponseError,
-    ServiceUnavailableError,
-)
-from nats.js.kv import KeyValue
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from openapi_tool.bus.connection import INSTANCE
+from openapi_tool.bus.kv_stores import Records
 from openapi_tool.protocol.command import Delivery
 from openapi_tool.protocol.dialect import claimed_identity
 from openapi_tool.protocol.identity import AGENT, MAX_ID_BYTES
@@ -107,12 +98,10 @@ class Leases:
     def __init__(
         self, client: Client, duration_s: float, replicas: int = 1, clock: Callable[[], float] = time.time
     ) -> None:
-        self._client = client
         self.duration_s = duration_s
         self._clock = clock
-        self._replicas = replicas
         self._owner = secrets.token_hex(8)
-        self._bucket: KeyValue | None = None
+        self._records = Records(client, KeyValueConfig(bucket=BUCKET, ttl=_TTL_S, replicas=replicas))
 
     async def take(self, delivery: Delivery) -> Lease | LeaseTaken:
         """Take the lease of a redelivered command, unless another executor holds it."""
@@ -184,44 +173,18 @@ class Leases:
         # A redelivered command without a record has one lost run: its first, which writes none. In delivery 1 it has
         # none: `take` also gets commands that were never run, if they arrive after a stall.
         unwritten = Record(lost=min(attempt - 1, 1))
+        revision, value = await self._records.read(key)
         try:
-            entry = await (await self._opened()).get(key)
-        except KeyNotFoundError as missing:  # a deleted key still has a revision
-            return (missing.entry.revision or 0) if missing.entry else 0, unwritten
-        except (nats.errors.NoRespondersError, ServiceUnavailableError):
-            self._bucket = None  # nothing responds to direct reads if the bucket was created again without them
-            raise
-        try:
-            return entry.revision or 0, _RECORD.validate_json(entry.value or b"")
+            return revision, unwritten if value is None else _RECORD.validate_json(value)
         except ValidationError:
-            return entry.revision or 0, unwritten
+            return revision, unwritten
 
     async def _write(self, key: str, record: Record, revision: int) -> bool:
-        try:
-            await (await self._opened()).update(key, orjson.dumps(record), last=revision)
-        except KeyWrongLastSequenceError:
-            return False
-        except NoStreamResponseError:  # the bucket was deleted or has no leader; opening it again shows which
-            self._bucket = None
-            return False
-        return True
+        return await self._records.write(key, orjson.dumps(record), revision) is not None
 
     async def ensure(self) -> None:
         """Create the bucket if it is missing."""
-        self._bucket = None
-        await self._opened()
-
-    async def _opened(self) -> KeyValue:
-        if self._bucket is None:
-            jetstream = self._client.jetstream()
-            try:
-                self._bucket = await jetstream.key_value(BUCKET)
-            except BucketNotFoundError:
-                config = KeyValueConfig(bucket=BUCKET, ttl=_TTL_S, replicas=self._replicas)
-                with suppress(BadRequestError):  # another executor created it first, with another number of replicas
-                    await jetstream.create_key_value(config)
-                self._bucket = await jetstream.key_value(BUCKET)
-        return self._bucket
+        await self._records.ensure()
 
 
 def lease_key(stream: str, sequence: int) -> str:

@@ -12,8 +12,7 @@ import nats.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.js.api import KeyValueConfig, StreamInfo
-from nats.js.errors import BucketNotFoundError, KeyWrongLastSequenceError, NoStreamResponseError, NotFoundError
-from nats.js.kv import KeyValue
+from nats.js.errors import NotFoundError
 
 from openapi_tool.budgets.budgets import Budgets
 from openapi_tool.bus import dead_letters, kv_stores, leases
@@ -61,9 +60,7 @@ class RecordStore:
 
     def __init__(self, spec: BucketSpec) -> None:
         self._spec = spec
-        self._connection: Client | None = None
-        self._replicas = 1
-        self._bucket: KeyValue | None = None
+        self._records: kv_stores.Records | None = None
 
     @asynccontextmanager
     async def shared_by(self, user: Limiter | Budgets, client: Client, replicas: int) -> AsyncIterator[None]:
@@ -71,7 +68,14 @@ class RecordStore:
 
         The first write creates a missing bucket with `replicas` replicas.
         """
-        self._connection, self._replicas = client, replicas
+        config = KeyValueConfig(
+            bucket=self._spec.bucket,
+            ttl=self._spec.ttl_s,
+            max_bytes=self._spec.max_bytes,
+            max_value_size=MAX_VALUE_BYTES,
+            replicas=replicas,
+        )
+        self._records = kv_stores.Records(client, config, _TIMEOUT_S)
 
         async def on_message(message: Msg) -> None:
             number, _, value = message.data.partition(b"\n")
@@ -92,37 +96,22 @@ class RecordStore:
 
     async def read(self, name: str) -> tuple[int, bytes | None]:
         """Return revision and value of a record; 0 and None if there is none."""
-        client = self._client("read")
+        records = self._connected("read")
         with outage_as_unavailable():
-            try:
-                self._bucket = self._bucket or await client.jetstream(timeout=_TIMEOUT_S).key_value(self._spec.bucket)
-                return await kv_stores.read_key(self._bucket, name)
-            except BucketNotFoundError:
-                return 0, None
-            except nats.errors.Error:
-                self._bucket = None
-                raise
+            return await records.read(name)
 
     async def write(self, name: str, value: bytes, revision: int) -> int | None:
         """Replace a record that still has this revision, and notify the other replicas.
 
         Return the new revision, None after a conflict.
         """
-        client = self._client("write")
+        records = self._connected("write")
         with outage_as_unavailable():
-            try:
-                self._bucket = self._bucket or await self._created(client)
-                written = await self._bucket.update(name, value, last=revision)
-            except KeyWrongLastSequenceError:
+            written = await records.write(name, value, revision)
+            if written is None:
                 self._spec.operations.labels("conflict").inc()
-                return None
-            except NoStreamResponseError:  # the bucket was deleted, or has no leader
-                self._bucket = None
-                return None
-            except nats.errors.Error:
-                self._bucket = None
-                raise
-            await client.publish(f"{self._spec.changes}.{name}", b"%d\n%b" % (written, value))
+            else:
+                await records.client.publish(f"{self._spec.changes}.{name}", b"%d\n%b" % (written, value))
         return written
 
     async def put(self, name: str, value: bytes) -> None:
@@ -130,25 +119,15 @@ class RecordStore:
 
         Without a confirmation a write takes a fifth of the CPU. A sent record survives a kill of this process.
         """
-        client = self._client("write")
+        records = self._connected("write")
         with outage_as_unavailable():
-            await client.publish(f"$KV.{self._spec.bucket}.{name}", value)
+            await records.client.publish(f"$KV.{self._spec.bucket}.{name}", value)
 
-    def _client(self, operation: str) -> Client:
-        if self._connection is None:
+    def _connected(self, operation: str) -> kv_stores.Records:
+        if self._records is None:
             raise Unavailable("NATS: not connected yet")
         self._spec.operations.labels(operation).inc()
-        return self._connection
-
-    async def _created(self, client: Client) -> KeyValue:
-        config = KeyValueConfig(
-            bucket=self._spec.bucket,
-            ttl=self._spec.ttl_s,
-            max_bytes=self._spec.max_bytes,
-            max_value_size=MAX_VALUE_BYTES,
-            replicas=self._replicas,
-        )
-        return await kv_stores.open_bucket(client.jetstream(timeout=_TIMEOUT_S), config)
+        return self._records
 
 
 _CHECK_INTERVAL_S = 4.0

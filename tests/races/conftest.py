@@ -118,7 +118,8 @@ class FakeBus:
     async def request(self, subject: str, payload: bytes = b"", **_: object) -> None:
         await self.publish(subject, payload)
 
-    def jetstream(self) -> Self:
+    def jetstream(self, timeout: float = 5.0) -> Self:
+        del timeout
         return self
 
     async def key_value(self, _: str) -> Self:
@@ -131,17 +132,19 @@ class FakeBus:
         revision, value = self.stored[key]
         return SimpleNamespace(revision=revision, value=value)
 
-    async def update(self, key: str, value: bytes, last: int | None = None, **_: object) -> None:
-        await self.schedule.around("update", lambda: self._put(key, value, last or 0))
+    async def update(self, key: str, value: bytes, last: int | None = None, **_: object) -> int:
+        revision: int = await self.schedule.around("update", lambda: self._put(key, value, last or 0))
+        return revision
 
     async def delete(self, key: str) -> None:
         await self.schedule.around("delete", lambda: self.stored.pop(key, None))
 
-    def _put(self, key: str, value: bytes, last: int) -> None:
+    def _put(self, key: str, value: bytes, last: int) -> int:
         if self.stored.get(key, (0, b""))[0] != last:
             raise KeyWrongLastSequenceError
         self.revision += 1
         self.stored[key] = (self.revision, value)
+        return self.revision
 
     def sent(self, *kinds: bytes) -> list[bytes]:
         """Return the payloads of all settlements (ack, nak, term), or of these kinds."""

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from functools import partial
 from itertools import product
 from types import SimpleNamespace
-from typing import Any, Self, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import nats.errors
 import orjson
@@ -309,10 +309,10 @@ class Handle:
             raise nats.errors.NoRespondersError
         return await self.buckets.get(key)
 
-    async def update(self, key: str, value: bytes, last: int | None = None) -> None:
+    async def update(self, key: str, value: bytes, last: int | None = None) -> int:
         if self.gone:
             raise NoStreamResponseError
-        await self.buckets.update(key, value, last)
+        return await self.buckets.update(key, value, last)
 
 
 def redelivered(sequence: int = 1) -> Delivery:
@@ -528,10 +528,6 @@ class Server(Buckets):
 
     silent: set[str] = field(default_factory=set)
     made: list[str] = field(default_factory=list)
-
-    def jetstream(self, timeout: float = 5.0) -> Self:
-        del timeout
-        return self
 
     async def stream_info(self, stream: str) -> Any:
         await self.schedule.step(stream)
