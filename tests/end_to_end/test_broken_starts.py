@@ -72,7 +72,10 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 async def reason(
     dependency: str, dsn: str, servers: str, caplog: pytest.LogCaptureFixture, attempts: int = 4, **login: Any
 ) -> str:
-    """Start for a few attempts; return why the dependency is unavailable, which must be in one log line."""
+    """Start; return why the dependency is unavailable, which must be in one log line.
+
+    Several `attempts` must fail, as only the first one may be logged; one is enough if it takes seconds.
+    """
     caplog.set_level(logging.INFO, "openapi_tool")
     health = await begun(dsn, servers, attempts, **login)
     logged = warnings(caplog)
@@ -149,7 +152,7 @@ async def test_the_older_kernel_that_cannot_be_reached_is_named_by_its_own_setti
     }
     settings = Settings(postgres={"dsn": "postgresql://unused"}, dialects={"v1r3": older})
     [kernel] = build_bootstrap(settings, {"JINA_API_KEY": "a-key-of-the-test"}).others
-    await begun_of(kernel, 6)
+    await begun_of(kernel, 6)  # so that both servers are tried
     prefix = "OPENAPI_TOOL__DIALECTS__V1R3__"
     assert [line.partition("; ")[2] for line in sorted(warnings(caplog))] == [
         f"check dialects.v1r3.nats.servers ({prefix}NATS__SERVERS)",
@@ -181,7 +184,7 @@ async def test_no_server_or_postgresql_at_the_address_of_nats(
 
 @requirement("start.reasons")
 async def test_each_server_that_cannot_be_reached_is_named(caplog: pytest.LogCaptureFixture) -> None:
-    await begun(f"postgresql://user@{UNREACHABLE}/kernel", f"nats://{UNREACHABLE}", 6)
+    await begun(f"postgresql://user@{UNREACHABLE}/kernel", f"nats://{UNREACHABLE}", 6)  # so that both servers are tried
     assert sorted(warnings(caplog)) == [
         f"{NATS} is unavailable: NATS at {UNREACHABLE}: connection refused; {CHECK_SERVERS}",
         f"{POSTGRES} is unavailable: PostgreSQL at {UNREACHABLE} (database kernel): connection refused; {CHECK_DSN}",

@@ -257,8 +257,8 @@ def check_socket(data: bytes) -> None:
     _players[0].check(data)
 
 
-def forget() -> None:
-    """Close the client, so that the next input gets a new one."""
+def close_client() -> None:
+    """Close the client of `check_socket`; the next input gets a new one."""
     while _players:
         _players.pop().close()
 

@@ -90,6 +90,7 @@ def test_every_action_and_metric_has_a_meaning_and_is_in_the_operations_page() -
     assert docs.MEANINGS.keys() - documented.keys() == set()
     for name, (_, meaning) in documented.items():
         assert len(meaning) > 10, name
+        # Neither a placeholder of the log message nor an optional value at its end is left.
         assert not re.search(r"%[.\d]*[a-z]|\w….$", meaning), name
         assert f"| `{name}` |" in page
     assert [metric.name for metric in metrics.ALL if f"| `{metric.name}" not in page or len(metric.text) < 10] == []
@@ -162,7 +163,7 @@ def test_lock_files_pin_every_package_with_hashes() -> None:
 def _documented(section: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
     for name, field in fields_of(section).items():
         kind: Any = field.annotation
-        if fields_of(kind) and not get_args(kind):  # the keys of an optional section are those of another one
+        if fields_of(kind) and not get_args(kind):  # an optional section is one setting; another section has its keys
             yield from _documented(kind, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", field
@@ -235,6 +236,7 @@ def test_every_package_of_the_lock_is_read() -> None:
 @requirement("supply.locked")
 def test_every_licence_is_known_and_may_be_used() -> None:
     assert [(package.name, package.licence) for package in packages() if not acceptable(package.licence)] == []
+    # They are not installed here, or `licence` could read theirs; Windows installs colorama.
     assert {name for name in ELSEWHERE if licence(name)} <= ({"colorama"} if sys.platform == "win32" else set())
 
 
@@ -493,13 +495,13 @@ def _pumps(source: str) -> set[str]:
 
 
 MAX_S = 1.0
-SAVED = [(name, known, data) for name in TARGETS for known, data in saved(name).items()]
+SAVED = [(name, input_name, data) for name in TARGETS for input_name, data in saved(name).items()]
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _ended() -> Iterator[None]:
+def _closed_client() -> Iterator[None]:
     yield
-    targets.forget()
+    targets.close_client()
 
 
 def checked(name: str, data: bytes) -> None:
@@ -509,9 +511,9 @@ def checked(name: str, data: bytes) -> None:
     assert time.process_time() - began < MAX_S
 
 
-@each(("name", "known", "data"), SAVED)
+@each(("name", "input_name", "data"), SAVED)
 @requirement("fuzz.corpora")
-def test_saved_input_breaks_nothing(name: str, known: str, data: bytes) -> None:
+def test_saved_input_breaks_nothing(name: str, input_name: str, data: bytes) -> None:
     checked(name, data)
 
 
@@ -572,8 +574,8 @@ def test_any_bytes_make_arguments_that_are_prepared_or_refused(data: bytes) -> N
 @settings(max_examples=200, deadline=None)
 @requirement("fuzz.corpora", "card.result")
 def test_any_bytes_make_an_answer_that_can_be_stored_or_a_typed_failure(data: bytes) -> None:
-    checked("answer", b"G" + data)
-    checked("answer", data)
+    checked("answer", b"G" + data)  # a JSON object drawn from the data
+    checked("answer", data)  # the data as body
 
 
 NEW_OPERATION = """

@@ -17,12 +17,21 @@ from nats.js.api import KeyValueConfig
 from typer.testing import CliRunner
 
 from openapi_tool.bootstrap import build_bootstrap
+from openapi_tool.bus import leases
 from openapi_tool.bus.client import BusClient, Denied
 from openapi_tool.bus.connection import connected, gather_stats
 from openapi_tool.bus.dead_letters import DeadLetters
-from openapi_tool.bus.kv_stores import AckFloor, ensure_bucket, load_ack_floor, save_ack_floor, shared_session_key
+from openapi_tool.bus.kv_stores import (
+    BUCKET,
+    PARKED_BUCKET,
+    AckFloor,
+    ensure_bucket,
+    load_ack_floor,
+    save_ack_floor,
+    shared_session_key,
+)
 from openapi_tool.bus.leases import Leases
-from openapi_tool.bus.storage import LIMITS
+from openapi_tool.bus.storage import BUDGETS, LIMITS
 from openapi_tool.bus.streams import Durable, ensure_durable, replica_count
 from openapi_tool.cli import app
 from openapi_tool.kernel.store import KernelStore
@@ -120,7 +129,8 @@ async def logged(caplog: pytest.LogCaptureFixture, action: str) -> logging.LogRe
             await asyncio.sleep(0.02)
 
 
-# Printed permissions that the calls of the test do not use, by whether buckets allow direct gets.
+# Printed permissions that the calls of the test do not use, by whether buckets allow direct gets. RESET is used only
+# after another client changed the durable's filter, `returned` only if a command is handed back without a run.
 UNUSED = {
     False: ["$JS.API.DIRECT.GET.", "$JS.API.CONSUMER.RESET.", "openapi_tool.returned."],
     True: ["$JS.API.STREAM.MSG.GET.", "$JS.API.STREAM.CREATE.KV_", "$JS.API.CONSUMER.RESET.", "openapi_tool.returned."],
@@ -158,8 +168,8 @@ async def test_every_call_path_needs_exactly_the_printed_permissions(
         return await commit(self, *result)
 
     if direct:
-        for name in ("", "_leases", "_answers", "_limits", "_budgets"):
-            config = KeyValueConfig(bucket=f"openapi_tool{name}", direct=True)
+        for bucket in (BUCKET, leases.BUCKET, PARKED_BUCKET, LIMITS.bucket, BUDGETS.bucket):
+            config = KeyValueConfig(bucket=bucket, direct=True)
             await world.caller.client.jetstream().create_key_value(config)
         published.clear()
     capped = {"limits": {"search_requests_per_minute": 600}, "budgets": {"project_day_requests": 600}}
