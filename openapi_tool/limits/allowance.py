@@ -36,9 +36,9 @@ MIN_TOKENS = {"search": 10_000}  # minimum charge of a request by endpoint (jina
 _USUAL_TOKENS = 10_000  # of a request
 _NEWEST_WEIGHT = 0.2  # of the newest request in the moving average of tokens
 _MAX_GROWTH = 4  # largest multiple of the average that counts: a page of millions of tokens must stop nothing
-_RELEASE_INTERVAL_S = 1.0  # between reports that give concurrent requests to replicas that want more
+_RELEASE_INTERVAL_S = 1.0  # between reports that leave unused concurrency to replicas that want more
 _MIN_CHANGE_S = 0.1  # between changes of concurrent requests
-OPEN_REPORT_S = 1.5  # between reports while requests of a limited number are open, or they count as ended
+OPEN_REPORT_S = 1.5  # between reports while limited requests are open; without one for CONTENDER_S they count as ended
 REPORT_INTERVAL_S = 20.0  # between reports of a replica that sends nothing, or the record drops it after 60 s
 _MIN_PAUSE_S = 0.5  # also after a Retry-After of 0, or each waiting call would cause a 429
 _PAUSE_S = 2.0  # after a 429 without Retry-After
@@ -81,7 +81,7 @@ class Allowance:
         self._fallback_uses: deque[Use] = deque()
         self._sent: deque[list[float]] = deque(maxlen=_MAX_SENT)  # [second, requests]
         self._adaptive_since = 0.0
-        self.max_concurrent = self._counted_concurrent = 0
+        self.max_concurrent = self._counted_concurrent = 0  # the second is `Replica.concurrent`
         self._reported_at = self._steady_since = -math.inf
         self._own_pause_until = 0.0
         self.tokens_per_request = 0 if rates.tokens is None else min(max(min_tokens, _USUAL_TOKENS), rates.tokens)
@@ -153,11 +153,11 @@ class Allowance:
         if tokens != use.tokens:
             self._count(Use(use.at, 0, tokens - use.tokens))
 
-    def extra_requests(self, use: Use, tokens: int) -> float:
-        """Return how many more requests, as estimated by `use`, could have been sent for the cost; negative for less.
+    def requests_above_estimate(self, use: Use, tokens: int) -> float:
+        """Return the cost in requests as estimated by `use`, minus one; negative if it cost less.
 
-        0 if it failed at no cost: by refunds, a project whose requests fail would always be first. The resource counts
-        of which the request takes the larger part. Tokens above the limit do not count: they stop one minute only.
+        0 for a failure at no cost: with refunds, a project whose requests fail would always be first. The resource of
+        whose limit the request takes the larger part counts. Tokens above the limit stop one minute only: ignore them.
         """
         limit = self.rates.tokens
         if limit is None or not tokens:
@@ -212,7 +212,7 @@ class Allowance:
         )
 
     def has_surplus(self, now: float) -> bool:
-        """Return whether ended requests above this replica's share still count for it, while others want them."""
+        """Return whether the record still counts ended requests above this replica's share, while others want more."""
         surplus = self._counted_concurrent > max(self.running, self.max_concurrent)
         return surplus and self.rates.concurrent is not None and bool(self.record.others(now, self.name))
 
@@ -245,7 +245,7 @@ class Allowance:
         is_new_limit = record.adaptive is not None and record.adaptive.since != self._adaptive_since
         sent = tuple(Use(at, int(count), 0) for at, count in self._sent if is_new_limit and at + USE_COUNTS_S > now)
         self._serial += 1
-        if now - self._reported_at >= CONTENDER_S:
+        if now - self._reported_at >= CONTENDER_S:  # as after an outage: see `ledger._take_concurrent`
             self._steady_since = now
         report = UsageReport(
             uses=tuple(self._uses), keep=keep, want=want, running=self.running, sent=sent, refused=self.refused,
@@ -279,7 +279,7 @@ class Allowance:
 
     def adopt(self, record: Record, revision: int, now: float) -> None:
         """Adopt a record unless a newer one is known."""
-        record.correct(now)
+        record.correct(now)  # forged times
         self._adopt(record, revision)
 
     def _adopt(self, record: Record, revision: int) -> None:
@@ -291,7 +291,7 @@ class Allowance:
 
         A request takes at least `request_s` seconds.
         """
-        free_in_s = self.free_in_s(now)
+        free_in_s = self.forecast_free(now)
         if replicas := self.fallback_replicas:
             return lambda count: max(free_in_s(count * replicas), self._open_in_s(count, replicas, request_s))
         # Shares are equal: until this replica has `count`, each other one gets as many, or all it wants.
@@ -307,13 +307,14 @@ class Allowance:
         if limit is None:
             return 0.0
         open_at_once = max(self.max_concurrent, limit // replicas, 1)
+        # Those without a free place start in rounds; the first may start now, as the running ones may end now.
         return max(0.0, math.ceil(count) - 1 - open_at_once + self.running) // open_at_once * request_s
 
     def sent_in_window(self, now: float) -> int:
         """Return the number of requests of the last 60 s."""
         return int(sum(count for at, count in self._sent if at + WINDOW_S > now))
 
-    def free_in_s(self, now: float) -> Callable[[float], float]:
+    def forecast_free(self, now: float) -> Callable[[float], float]:
         """Return a function from a number of permits to the seconds until they are free, if no replica takes any."""
         rates, pause_s = self.in_force(now), self.paused_s(now)
         waits = [
@@ -328,7 +329,7 @@ class Allowance:
 
 
 class _Forecast:
-    """Permits of a resource become free as uses and blocks expire, at most at the token bucket's rate."""
+    """Permits of a resource become free as uses and blocks expire, at most at the limit's rate."""
 
     def __init__(self, record: Record, resource: str, limit: int, each: int, now: float) -> None:
         window = record.window(resource)

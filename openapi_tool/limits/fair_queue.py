@@ -229,8 +229,8 @@ class OpenRequests:
         self._open: Counter[str] = Counter()
         self._asked: dict[str, float] = {}  # the two projects that asked last, and when
 
-    def ask(self, project: str) -> None:
-        """Record that a project asks for a permit."""
+    def asked(self, project: str) -> None:
+        """Record that a project has asked for a permit."""
         self._asked.pop(project, None)
         self._asked[project] = self._now()
         if len(self._asked) > 2:  # noqa: PLR2004 - one of them is another project than any that asks
@@ -287,7 +287,7 @@ class KeyGroup:
         usable = [limiter.load for limiter in self.usable() if not limiter.paused_s]
         self._virtual_time = max(self._virtual_time, min(usable, default=0.0))
 
-    def wait_s(self, now: float) -> Callable[[float], float]:
+    def forecast(self, now: float) -> Callable[[float], float]:
         """Return a function from a number of permits to a lower bound of the seconds until they are granted.
 
         A function, because `certain_timeouts` asks for many numbers. The bound is the shortest wait of a key for its
@@ -305,7 +305,7 @@ class KeyGroup:
         began = time.monotonic()
         if began < self._next_check_at:
             return []
-        found = self.waiting.certain_timeouts(self.wait_s(now), now)
+        found = self.waiting.certain_timeouts(self.forecast(now), now)
         ended = time.monotonic()
         self._next_check_at = ended + (ended - began) * _CHECK_INTERVALS
         return found

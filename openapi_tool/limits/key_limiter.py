@@ -40,14 +40,15 @@ _POLL_S = 0.25  # between steps while calls wait
 _RETRY_S, _RETRY_WITHOUT_LIMIT_S = 1.0, 60.0  # after an outage of the store, with and without a limit
 _ROUNDING_S = 1e-6
 _INITIAL_REQUEST_S = 1.0  # duration of a request before any has ended
-_DURATIONS = 16
-"""Newest requests. A call may wait until only the shortest of their durations is left, as it may be as quick."""
+_MAX_DURATIONS = 16
+"""Durations kept. A call gives up its wait when less time is left than the shortest of them."""
 
 
 class KeyLimiter:
     """Limiter with a task that takes blocks of permits from the shared record, and grants them to calls.
 
-    In a pool `load` is its requests divided by `weight`. A blocked key serves only one call, once `trial` is set.
+    `group` has the keys of its pool, or this key alone. In a pool `load` is its requests divided by `weight`. While
+    `trial` is set (`Limiter`), one call may try a blocked key.
     """
 
     def __init__(
@@ -72,8 +73,8 @@ class KeyLimiter:
         self._next_write_at = self._next_refill_at = 0.0
         self._written_at = -REPORT_INTERVAL_S
         self._unwritten_pause = self._logged_pause = 0.0  # ends of the pauses to be written, and last logged
-        self._open = OpenRequests(self.allowance, keys.now)
-        self._durations: deque[float] = deque(maxlen=_DURATIONS)
+        self._open_requests = OpenRequests(self.allowance, keys.now)
+        self._durations: deque[float] = deque(maxlen=_MAX_DURATIONS)
         group.limiters.append(self)
         labels = (variable, endpoint)
         metrics.LIMIT_USED.set_function(lambda: allowance.record.counted(REQUESTS, self._now()), *labels)
@@ -105,11 +106,11 @@ class KeyLimiter:
             allowance.record_sent(now)
             return KeyPermit(self, None, need)
         project = need.flow[0]
-        self._open.ask(project)
-        use = None if self.waiting or not self._open.may_open(project) else allowance.take(now)
+        self._open_requests.asked(project)
+        use = None if self.waiting or not self._open_requests.may_open(project) else allowance.take(now)
         if use is None:
             return None
-        self._open.opened(project)
+        self._open_requests.opened(project)
         if allowance.is_low(now, REFILL_BELOW):
             self.wake()
         return KeyPermit(self, use, need)
@@ -129,7 +130,7 @@ class KeyLimiter:
                 permit = await future
             received = True
         except TimeoutError:
-            raise self._rate_limited(max(1.0, self.group.wait_s(self._now())(len(self.waiting)))) from None
+            raise self._rate_limited(max(1.0, self.group.forecast(self._now())(len(self.waiting)))) from None
         finally:
             self.waiting.discard(waiter)
             need.slot.resume()
@@ -156,12 +157,12 @@ class KeyLimiter:
         """Settle a request; `tokens` is its cost, None if unknown."""
         if use is None:
             return
-        self._open.ended(project)
+        self._open_requests.ended(project)
         allowance, now = self.allowance, self._now()
         allowance.settle(use, tokens)
         if tokens is not None:
             self._durations.append(now - use.at)
-            self.waiting.charge(project, allowance.extra_requests(use, tokens), now)
+            self.waiting.charge(project, allowance.requests_above_estimate(use, tokens), now)
         if self.waiting:
             self.group.wake()
         elif allowance.has_surplus(now):
@@ -229,18 +230,18 @@ class KeyLimiter:
             return True
         fraction = REFILL_BELOW if now >= self._next_refill_at else REFILL_AT_ONCE_BELOW
         wanted = waiting > 0 or allowance.is_low(now, fraction)
-        return wanted and now >= self._next_write_at and allowance.free_in_s(now)(1) <= _ROUNDING_S
+        return wanted and now >= self._next_write_at and allowance.forecast_free(now)(1) <= _ROUNDING_S
 
     def _grant(self) -> None:
         now = self._now()
-        while self.usable and (project := self.waiting.next_project(self._open.may_open)) is not None:
+        while self.usable and (project := self.waiting.next_project(self._open_requests.may_open)) is not None:
             if (use := self.allowance.take(now)) is None:
                 return
             waiter = self.waiting.pop(project)
             if waiter.permit.done():
                 self.allowance.settle(use, None)
             else:
-                self._open.opened(project)
+                self._open_requests.opened(project)
                 if self.group.pooled:
                     self.group.count_request(self)
                 waiter.permit.set_result(KeyPermit(self, use, waiter.need))

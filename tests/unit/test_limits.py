@@ -173,7 +173,7 @@ def overload(world: World, seconds: float, seed: int = 1) -> list[int]:
         world.now += STEP_S
         for pod in chance.sample(world.pods, len(world.pods)):
             pod.waiting = 100
-            if world.now >= pod.due and pod.allowance.free_in_s(world.now + pod.clock_error_s)(1) <= 0:
+            if world.now >= pod.due and pod.allowance.forecast_free(world.now + pod.clock_error_s)(1) <= 0:
                 world.change(pod)
                 pod.due = world.now + chance.uniform(0.75, 1.25)
             done[id(pod)] = done.get(id(pod), 0) + world.send(pod, 100)
@@ -291,7 +291,7 @@ def test_a_request_costs_turns_by_the_resource_of_which_it_takes_most(rates: Rat
     allowance.confirm(allowance.plan(None, 1, START), 1)
     use = allowance.take(START)
     assert use is not None
-    assert allowance.extra_requests(use, cost) == pytest.approx(extra)
+    assert allowance.requests_above_estimate(use, cost) == pytest.approx(extra)
 
 
 @requirement("limits.window")
