@@ -515,7 +515,7 @@ LOSS = (
     ),
     Mutation(
         "budgets/account.py",
-        "if stored is None and needs and self.allowance.drop_if_empty(planned):",
+        "if stored is None and needs and self.allowance.drop_if_refused(planned):",
         "if not needs and stored == b'':",
         "tests/races/test_budgets.py::test_sessions_that_are_refused_from_the_start_leave_no_record",
     ),

@@ -183,7 +183,7 @@ class Account:
             needs = tuple(waiter.need for waiter in waiting)
             planned = self.allowance.plan(stored, needs, self._now(), journals, leave=leave)
             # A refused request creates no record: any number of sessions would fill the store.
-            if stored is None and needs and self.allowance.drop_if_empty(planned):
+            if stored is None and needs and self.allowance.drop_if_refused(planned):
                 self._decide(waiting, planned)
                 return
             value = ledger.encode(planned.record, self.id.labels())
@@ -202,7 +202,7 @@ class Account:
         """Adopt a stored record, or the last known one if this version cannot read it."""
         record = ledger.parse(value) if value else ledger.unused()
         if record is None:
-            # The next write replaces the unreadable one; replicas add uses that their shares in this copy lack.
+            # The next write replaces the unreadable one. Then each replica adds its uses that this copy lacks.
             record = self.allowance.record
             value = ledger.encode(record, self.id.labels())
             if not self._unreadable_logged:

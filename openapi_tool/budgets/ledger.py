@@ -187,7 +187,7 @@ def apply_report(
     No idle block is granted while a request waits for other replicas' blocks.
     """
     _free_dead_shares(record, now, journals)
-    # A replica without a share lost at most an empty one: all uses before the last report are in the record.
+    # A share is dropped only while it is empty, so `used` contains all that its replica has reported.
     share = record.shares.setdefault(name, Share(NOTHING, NOTHING, 0.0, report.total.minus(report.spent), 0.0))
     _add_missing(record, share, report.total)
     taken = record.used.plus(record.held(now, excluding=name)).plus(report.reserved)

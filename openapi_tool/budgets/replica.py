@@ -150,7 +150,7 @@ class Allowance:
         growth = grant.idle.minus(self.idle)
         return Planned(record, grant, needs, report.total, growth, now)
 
-    def drop_if_empty(self, planned: Planned) -> bool:
+    def drop_if_refused(self, planned: Planned) -> bool:
         """Drop a new record that contains only a refusal; return whether it does."""
         share = planned.record.shares[self.name]
         is_empty = planned.record.used == share.reserved == share.idle == NOTHING and not any(planned.grant.granted)
