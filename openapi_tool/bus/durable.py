@@ -39,7 +39,8 @@ class _Sample:
 class ServerClock:
     """Server time, estimated from its replies: as in NTP, the one with the shortest round trip of the last 30 s counts.
 
-    Publish times of commands are server time: with a wall clock that is 28 s ahead, every call would look expired.
+    Publish times of commands are server time. By a clock 27 s ahead, no time would be left of the worker's 30 s, less
+    3 s for the commit.
     """
 
     def __init__(self) -> None:
@@ -105,8 +106,8 @@ class ErrorReply(nats.errors.Error):
 class DurableState:
     """Configuration and progress of a durable.
 
-    `paused_until` (RFC 3339) is empty unless it is paused, `leader` on a single server. Without a `quorum` its leader
-    still answers, but delivers nothing.
+    `paused_until` (RFC 3339) is empty unless it is paused. `leader` is empty on a single server. Without a `quorum` the
+    leader still answers, but delivers nothing.
     """
 
     filters: tuple[str, ...]
@@ -176,7 +177,7 @@ def _has_quorum(followers: Sequence[Mapping[str, Any]]) -> bool:
 KERNEL_ACK_WAIT_S, KERNEL_MAX_DELIVER = 30.0, 3
 """The kernel executor's own settings of the durable (protocol section 1)."""
 
-_REPLY_TIMEOUT_S = 0.5  # for the statistics of all replicas
+_STATS_TIMEOUT_S = 0.5  # of all replicas together
 _MAX_NAMED = 5
 
 
@@ -215,7 +216,7 @@ async def hand_to_kernel(client: Client, options: DurableOptions) -> tuple[Durab
         raise StillPulled(f"the durable {options.name!r} still has open pull requests ({before.num_waiting})")
     # Without a free slot, or during an outage of the database, a replica has no open pull request. One that does not
     # list its durables may consume from this one.
-    replicas = await gather_stats(client, _REPLY_TIMEOUT_S)
+    replicas = await gather_stats(client, _STATS_TIMEOUT_S)
     running = [str(each["instance"]) for each in replicas if options.name in each.get("durables", [options.name])]
     if running:
         named = ", ".join(running[:_MAX_NAMED]) + (", …" if len(running) > _MAX_NAMED else "")

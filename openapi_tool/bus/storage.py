@@ -84,7 +84,7 @@ class RecordStore:
 
         try:
             await client.subscribe(f"{self._spec.changes}.>", cb=on_message)
-        except (nats.errors.Error, OSError) as error:
+        except (nats.errors.Error, OSError) as error:  # then a write learns of changes by a conflict
             log.warning(
                 "cannot subscribe to changes of %s: %s",
                 self._spec.bucket,
@@ -132,8 +132,8 @@ class RecordStore:
 
 _CHECK_INTERVAL_S = 4.0
 _MIN_FREE_BYTES = 1024
-_LEASES, _SESSIONS, _PARKED = f"KV_{leases.BUCKET}", f"KV_{kv_stores.BUCKET}", f"KV_{kv_stores.PARKED_BUCKET}"
-_STORED = (_LEASES, _SESSIONS, _PARKED, f"KV_{LIMITS.bucket}", f"KV_{BUDGETS.bucket}", dead_letters.STREAM)
+_LEASES, _BUCKET, _PARKED = f"KV_{leases.BUCKET}", f"KV_{kv_stores.BUCKET}", f"KV_{kv_stores.PARKED_BUCKET}"
+_STORED = (_LEASES, _BUCKET, _PARKED, f"KV_{LIMITS.bucket}", f"KV_{BUDGETS.bucket}", dead_letters.STREAM)
 
 
 async def denied(client: BusClient) -> list[str]:
@@ -177,7 +177,7 @@ class Storage:
         """Check once."""
         creators: dict[str, Callable[[], Awaitable[object]]] = {
             _LEASES: self.leases.ensure,
-            _SESSIONS: self._restore_session_key,
+            _BUCKET: self._ensure_bucket,
             _PARKED: self.parked.ensure,
             dead_letters.STREAM: self.dead_letter_stream.ensure,
         }
@@ -185,7 +185,7 @@ class Storage:
         reason = "; ".join(filter(None, problems))
         self.health.record(JETSTREAM, ok=not reason, reason=reason)
 
-    async def _restore_session_key(self) -> None:
+    async def _ensure_bucket(self) -> None:
         if self.session_key is None:
             await kv_stores.ensure_bucket(self.client, self.replicas)
         else:
