@@ -90,7 +90,7 @@ def _excluded_sites(value: Any) -> str:
 
 
 def _site(text: str) -> str:
-    """Return the name in a name, an address or a `site:` operator; the text itself if nothing is left."""
+    """Return the site of `a.com`, `https://a.com/` or `-site:a.com`; the text itself if nothing is left."""
     site = " ".join(text.removeprefix("-").removeprefix("site:").rpartition("://")[2].rstrip("/").split())
     return site or text
 
@@ -256,7 +256,7 @@ def _content_or_none(value: Any) -> str:
 
 
 WITH_CONTENT = Parameter("respondWith", _content_or_none, model=True)
-"""Argument `with_content`, which sets the same parameter as `format`."""
+"""Argument `with_content`, in `Endpoint.own`: it sets the same parameter as `format`, and a table has each once."""
 
 MODEL_FORMATS = ("content", "markdown", "text", "html")
 """Values of `respondWith` that a model may use."""
@@ -317,7 +317,7 @@ OWN_FIELD = "tenant"
 
 def is_documented(name: str) -> bool:
     """Return whether a name, in any spelling, is one of the upstream's or of the built-in tools."""
-    return fold(name).partition(".")[0].strip() in _DOCUMENTED
+    return fold(name).partition(".")[0].strip() in _DOCUMENTED  # `viewport` of `viewport.width`
 
 
 def secret_problem(name: str) -> str | None:

@@ -159,7 +159,7 @@ def cut_result(max_tokens: int) -> str:
 
 
 def other_search(names: Mapping[str, str]) -> str:
-    """Return what to change about a search without results; `names` as in `RenderContext`."""
+    """Return what to change about a search without results; `names` maps parameters to the model's names."""
     filters = [names[name] for name in _FILTERS if name in names]
     drop = f", or drop {' or '.join(filters)}" if filters else ""
     end = f" The results may end before this {names['page']}." if "page" in names else ""
@@ -174,6 +174,7 @@ def cost_advice(parameters: Mapping[str, Any], tokens: int, items: int, offers: 
     is_search = "q" in parameters
     count = parameters.get("num", _DEFAULT_COUNT)
     base = items * _BASE_TOKENS * math.ceil(count / _DEFAULT_COUNT)
+    # A search costs `base`, or the tokens of its pages if more (jina-api 5).
     has_pages = not is_search or (parameters.get("respondWith") != "no-content" and tokens > base)
     ways = [f"fewer {'searches' if is_search else 'pages'}"] if items > 1 else []
     if is_search and offers("count"):

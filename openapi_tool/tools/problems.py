@@ -24,7 +24,7 @@ _SHORT_CHARS = 80
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Problem at a path of a definition; one that has only warnings can be registered."""
+    """Problem at a path of a definition; with warnings only, it can be registered."""
 
     path: Path
     message: str
@@ -88,7 +88,7 @@ def any_of(words: Iterable[str]) -> str:
 
 MAX_NODES = 20_000
 MAX_BYTES = 8_000_000
-"""Bytes of a file: more than a definition may have, so that the place of an excess is reported."""
+"""Bytes of a file: more than a definition may have, so that a larger one is parsed and its error gets a line."""
 
 _MERGE = "<<"
 _TEXT_TAG, _NUMBER_TAGS = "tag:yaml.org,2002:str", ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")

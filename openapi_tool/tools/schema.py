@@ -103,7 +103,7 @@ _OTHER_RULES = {
 _MAX_MATCHED_BYTES = 50_000  # bytes of the arguments times patterns; at up to 1 µs each, 50 ms
 # Bytes of copies in the validator's errors. They take up to 4 times as much memory, and 5 ms per MB.
 _MAX_EXPLAINED_BYTES = 6_000_000
-_BYTES_PER_COPY = 2_000  # in addition to the text: an error takes 15 µs, as long as 3 kB of copies
+_BYTES_PER_ERROR = 2_000  # in addition, so that there are at most 3,000 errors of 15 µs each
 
 # Memory of a compiled validator in bytes: for each value, byte and costly pattern of its schema, and the minimum.
 _PER_VALUE, _PER_BYTE, _PER_PATTERN, _MIN_BYTES = 1_000, 2, 250_000, 5_000
@@ -181,9 +181,9 @@ def _within_memory(compiled: _Compiled, instance: JsonObject) -> tuple[JsonObjec
 
 
 def _cost(compiled: _Compiled, value: JsonValue) -> int:
-    """Return the bytes that errors may copy: each value of the schema the argument, each of the argument the schema."""
+    """Return the bytes of copies: the argument for each value of the schema, the schema for each of the argument."""
     values = count_values(value) + 1
-    return (_size(value) + values * _BYTES_PER_COPY) * compiled.values + values * compiled.size
+    return (_size(value) + values * _BYTES_PER_ERROR) * compiled.values + values * compiled.size
 
 
 def _size(value: JsonValue) -> int:
@@ -210,7 +210,7 @@ def _located(
             for number, name in enumerate(names):  # only the first MAX_PROBLEMS are reported
                 yield (*error.instance_path, name), not_taken(name, sorted(known) if number < MAX_PROBLEMS else ())
         case jsonschema_rs.ValidationErrorKind.Type() if error.instance is None and error.instance_path:
-            # A model means by null that it omits the argument. `repaired` has omitted nulls of optional arguments.
+            # A model means by null that it omits the argument; tools/arguments.py has omitted optional ones.
             yield tuple(error.instance_path), "is required"
         case kind:
             yield tuple(error.instance_path), _rule(kind, error, schema)
