@@ -233,10 +233,12 @@ async def _definitions(bootstrap: Bootstrap, project: str) -> list[str]:
     pool, version = bootstrap.pool, bootstrap.version
     async with ToolRows.open(pool.dsn, pool.timeout_s, version) as rows:
         judged = [(row["tool_name"], judge(row, check, version)) for row in await rows.definitions(project)]
-    unusable = [f"{name}: {'; '.join(verdict['problems'])}" for name, verdict in judged if verdict["is"] == "unusable"]
+    unusable = [
+        f"{name}: {'; '.join(verdict['problems'])}" for name, verdict in judged if verdict["kind"] == "unusable"
+    ]
     if unusable:
         raise _Unusable("; ".join(unusable))
-    return [counted(sum(verdict["is"] != "not ours" for _, verdict in judged), "definition")]
+    return [counted(sum(verdict["kind"] != "not ours" for _, verdict in judged), "definition")]
 
 
 def _transport(*, encrypted: bool) -> str:

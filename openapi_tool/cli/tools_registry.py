@@ -83,13 +83,13 @@ def list_(
     rows = [masked({**row, **judge(row, check, version)}) for row in stored]
     if as_json:
         for row in rows:
-            print_json({name: value for name, value in row.items() if name != "is"})
+            print_json({name: value for name, value in row.items() if name != "kind"})
         return
     table = Rows("tool", "is", "waits s", "description, or what is wrong")
     for row in rows:
         waits = object_at(row, "options").get("suspend_timeout_seconds", "-")
         description = textwrap.shorten(row["description"] or "", _DESCRIPTION_CHARS, placeholder=" …")
-        table.add(row["tool_name"], row["is"], waits, "; ".join(row["problems"]) or description)
+        table.add(row["tool_name"], row["kind"], waits, "; ".join(row["problems"]) or description)
     output().print(table if rows else cell(f"project {project} has no tools"))
 
 
@@ -243,15 +243,16 @@ def judge(row: dict[str, Any], check: StoredCheck, version: str | None) -> dict[
     """
     target = row.get("target_subject")
     if isinstance(target, str) and f".cmd.tool.{check.target}." not in target:
-        return {"is": "not ours", "problems": []}
+        return {"kind": "not ours", "problems": []}
+    # `ToolRows` replaces a larger column by a text with this end.
     if too_large := [name for name in ("parameters", "options") if str(row.get(name)).endswith(TOO_LARGE)]:
         why = f"{too_large[0]}: is too large; a definition may have at most {MAX_ROW_BYTES:,} bytes"
-        return {"is": "unusable", "problems": [why]}
+        return {"kind": "unusable", "problems": [why]}
     definition, problems = check.check(stored_record(row))
     if version and isinstance(target, str) and not target.startswith(f"cg.{version}."):
         why = f"target_subject: must begin with cg.{version}., or no executor of this kernel gets a call"
-        return {"is": "unusable", "problems": [why, *problems]}
-    return {"is": definition.built_in.name if definition else "unusable", "problems": problems}
+        return {"kind": "unusable", "problems": [why, *problems]}
+    return {"kind": definition.built_in.name if definition else "unusable", "problems": problems}
 
 
 def _masking() -> Callable[[Any], Any]:
