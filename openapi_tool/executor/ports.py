@@ -27,7 +27,8 @@ Clock = Callable[[], float]
 class CallContext(Protocol):
     """State of one call, and the memory reserved for it from its first upstream response until its commit.
 
-    Its requests wait for permits as `agent` with `slot`. `recheck` raises ToolError once it may send no more.
+    Its requests wait for permits in the queue of `agent`, and give up `slot` meanwhile. `recheck` raises
+    ToolError once it may send no more.
     """
 
     agent: str

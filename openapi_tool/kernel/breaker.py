@@ -188,6 +188,6 @@ class GuardedStore:
             return await self._store.report(card_id, report)
 
     async def artifact(self, project_id: str, agent_id: str, card_id: str, start: int, chars: int) -> Artifact | None:
-        """Report only a failure to the breaker."""
+        """Report only a failure to the breaker: this reads less than a load."""
         with self._breaker.attempt("load", project_id):
             return await self._store.artifact(project_id, agent_id, card_id, start, chars)

@@ -105,6 +105,7 @@ def _sqlstate(error: Exception) -> str:
 
 def _statement_error(error: Exception) -> Unavailable | None:
     state = _sqlstate(error)
+    # Errors of the driver or the connection have no SQLSTATE: outages.
     if isinstance(error, asyncpg.PostgresError) and kind_of(state) == "defect":
         return None
     if isinstance(error, TimeoutError) or state.startswith(_CONTENTION):

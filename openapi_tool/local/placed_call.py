@@ -117,7 +117,7 @@ def doorbell_key(message: Msg) -> str:
 
 
 async def save_rows(database: asyncpg.Connection, call: PlacedCall) -> None:
-    """Save the request edge of a call, in v1r4 also the anchor row of its turn."""
+    """Save the request edge of a call, whose target is the caller, too; in v1r4 also the anchor row of its turn."""
     await database.execute(
         "insert into state.execution_edges (edge_id, project_id, channel_id, primitive, edge_phase, "
         "source_agent_id, source_agent_turn_id, source_step_id, target_agent_id, target_agent_turn_id, "

@@ -106,7 +106,7 @@ class Requeue:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """Record a command whose result no turn can take as a dead letter; terminate or acknowledge its message."""
+    """Record the command as a dead letter. With `terminate` its message is terminated, else acknowledged."""
 
     reason: str
     message: str
@@ -199,7 +199,7 @@ STATUSES = frozenset({"success", "failed", "canceled", "timeout", "partial"})
 
 @frozen
 class Acceptance:
-    """Call whose report the kernel will accept, made before it runs.
+    """Data of a report that the kernel will accept, checked before the call runs.
 
     `worker_target` is the subject token of the agent's worker, None if unknown; `depth` the recursion depth of the
     waiting turn. In v1r3 `request_edge_id` is a new id for a missing edge, and the turn is derived from the command.
@@ -225,8 +225,8 @@ class Wakeup:
 class Report:
     """One tool_result row with its response edge, ready to be written; `actor_id` is the sender, this service.
 
-    By `context_headers`, those of the waiting turn's row with the report's own trace, the worker matches the result to
-    the turn. `wakeup` is published after the commit; None if no worker can be addressed.
+    `context_headers` are those of the waiting turn's row with the report's own trace; by them the worker matches the
+    result to the turn. `wakeup` is published after the commit; None if no worker can be addressed.
     """
 
     acceptance: Acceptance

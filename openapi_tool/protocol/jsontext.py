@@ -54,7 +54,7 @@ class ArtifactObject(TypedDict):
 class ToolOutputObject(TypedDict, total=False):
     """`metadata.tool_output` of a result; a failure has only `usage`, `latency_ms` and the last four fields.
 
-    `session`, `attempts` and `budget` are missing if there are none.
+    `state` is for user interfaces. `session`, `attempts` and `budget` are missing if there are none.
     """
 
     state: Mapping[str, object]
