@@ -41,7 +41,7 @@ from openapi_tool.tools.problems import fold
 from openapi_tool.tools.scopes import Cursors, SessionScope
 
 NAME = "openapi-tool"
-_UNSCOPED = "v1r4"  # the version whose session key and project ids are used unchanged
+_UNSCOPED = "v1r4"  # its session key and project ids stay unchanged, whichever kernel is the main one
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +144,7 @@ class Upstream:
 
 
 class _ScopedBackend:
-    """Backend for a second kernel, whose project ids may be equal to those of the main one.
+    """Backend for a kernel of another version, whose project ids may be equal.
 
     So it prefixes the id with the version and a blank, which no project id contains.
     """

@@ -120,7 +120,7 @@ class ToolResult:
 
     @property
     def _metadata(self) -> Mapping[str, Any]:
-        # With `result_format: object` the result contains them.
+        # With `result_format: object` usage and next_cursor are in the result.
         return cast("Mapping[str, Any]", self.fields.tool_output or self.fields.result)
 
 

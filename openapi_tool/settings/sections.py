@@ -31,7 +31,7 @@ def _check_file(path: Path) -> Path:
 
 File = Annotated[Path, AfterValidator(_check_file)]
 
-TARGET = "{target}"
+TARGET = "{target}"  # in an actor id
 
 
 def _without_unknown_placeholders(actor_id: str) -> str:
@@ -99,7 +99,7 @@ Envs = Annotated[dict[str, VariableName], AfterValidator(_all_may_take_a_secret)
 
 
 class ServiceEnvs(Section):
-    """Service-side `envs` of one target."""
+    """Service-side `envs` of one target, which the kernel's settings call a service."""
 
     envs: Envs = Field(default_factory=dict, description="Argument name to variable name.")
 

@@ -45,7 +45,7 @@ KERNEL_KEYS: Mapping[str, tuple[str, ...]] = {
 _INFLIGHT = "nats.pull.max_inflight"
 _KERNEL_ENVS = ("openapi.envs", "tools.openapi.envs")
 _KERNEL_SERVICES = ("openapi.services", "tools.openapi.services", "tools.openapi_services")
-"""Sections of the kernel's own executor, read for the variables of API keys only; the last wins."""
+"""Sections of the kernel's executor, read for the variables of API keys only; the last wins. A service is a target."""
 
 _KERNEL_CERTIFICATES = {"ca_file": "ca.crt", "cert_file": "client.crt", "key_file": "client.key"}
 

@@ -21,7 +21,7 @@ from openapi_tool.telemetry.metrics import project_label
 log = logging.getLogger(__name__)
 
 CALL_FIELDS: ContextVar[Callable[[], Mapping[str, Any]]] = ContextVar("call_fields", default=dict)
-"""Returns the fields that formatters add to log lines: those of the current task's call, else the protocol."""
+"""Returns the fields that formatters add to log lines: those of the task's call, else the protocol (service.py)."""
 
 _QUEUE, _LOAD, _PERMIT, _UPSTREAM, _COMMIT = (metrics.PHASE_SECONDS.labels(phase) for phase in metrics.PHASES)
 _MAX_RECENT = 1_024
@@ -109,7 +109,7 @@ def record_finished(facts: CallFacts) -> None:
 
 def _count(facts: CallFacts, permit_s: float | None, upstream_s: float | None) -> None:
     project = project_label(facts.ids["project_id"])
-    metrics.CALLS.labels(facts.tool, facts.status, facts.error_code or "", project).number += 1
+    metrics.CALLS.labels(facts.tool, facts.status, facts.error_code or "", project).inc()
     metrics.CALL_SECONDS.labels(facts.tool).observe(facts.seconds)
     _QUEUE.observe(facts.age_s)
     _LOAD.observe(facts.loaded - facts.began)
