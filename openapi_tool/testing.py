@@ -120,8 +120,10 @@ class ToolResult:
 
     @property
     def _metadata(self) -> Mapping[str, Any]:
-        # With `result_format: object` usage and next_cursor are in the result.
-        return cast("Mapping[str, Any]", self.fields.tool_output or self.fields.result)
+        # With `result_format: object` usage and next_cursor are in the result of a success.
+        fields = self.fields
+        metadata = fields.result if isinstance(fields.result, dict) and "usage" in fields.result else fields.tool_output
+        return cast("Mapping[str, Any]", metadata)
 
 
 @dataclass(slots=True)

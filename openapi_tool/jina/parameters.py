@@ -317,7 +317,9 @@ OWN_FIELD = "tenant"
 
 def is_documented(name: str) -> bool:
     """Return whether a name, in any spelling, is one of the upstream's or of the built-in tools."""
-    return fold(name).partition(".")[0].strip() in _DOCUMENTED  # `viewport` of `viewport.width`
+    folded = fold(name)
+    first = folded.partition(".")[0].strip()  # `viewport` of `viewport.width`
+    return first in _DOCUMENTED or folded.replace(".", "") in _DOCUMENTED  # `markdown.hr`
 
 
 def secret_problem(name: str) -> str | None:

@@ -104,7 +104,7 @@ class RateLimited(ToolError):
 
 
 class BudgetExceeded(ToolError):
-    """A token budget (409) or the account's balance (402) does not cover the request."""
+    """A token budget (a 409 with status 40904) or the account's balance (402) does not cover the request."""
 
     code = "budget_exceeded"
 

@@ -714,6 +714,16 @@ def test_long_result_continues_for_its_agent_only_without_a_request(jina: respx.
 
 
 @requirement("testing.runner")
+def test_usage_and_cursor_are_found_in_both_formats_of_results(jina: respx.Router, run_tool: Run) -> None:
+    jina.post("https://r.jina.ai/").respond(json=page("word " * 20_000))
+    for result_format in ("text", "object"):
+        found = defined(result_format=result_format)
+        success, failure = (run_tool(found, {"url": url}, agent=result_format) for url in (PAGE, "https://[::1]/"))
+        assert (success.usage["requests"], success.cursor in success.text) == (1, True)
+        assert (failure.usage["requests"], failure.cursor) == (0, None)
+
+
+@requirement("testing.runner")
 def test_the_second_of_two_equal_calls_comes_from_the_cache_of_its_owner(jina: respx.Router, run_tool: Run) -> None:
     jina.post("https://r.jina.ai/").respond(json=page("x"))
     sent = [len(run_tool(READ, {"url": PAGE}, agent=agent).requests) for agent in ("one", "one", "two")]
