@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import sys
 import unicodedata
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from types import FrameType
 from typing import Literal
 from urllib.parse import unquote, urlsplit
 
+import ada_url
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -449,6 +451,79 @@ def test_any_text_gives_a_public_url_or_one_of_two_errors(text: str) -> None:
         return
     assert_public(url)
     assert checked_url(url, RULES) == url
+
+
+HOST_PARTS = (
+    *(
+        "127",
+        "0",
+        "1",
+        "0x7f",
+        "0177",
+        "192.168",
+        "169.254",
+        "256",
+        "4294967295",
+        "0x",
+        "localhost",
+        "local",
+        "internal",
+    ),
+    *(
+        "metadata",
+        "google",
+        "example",
+        "com",
+        "r.jina.ai",
+        "s.jina.ai",
+        ".",
+        "..",
+        "-",
+        "_",
+        "[::1]",
+        "[",
+        "]",
+        "::",
+        ":80",
+    ),
+    *(
+        "xn--",
+        "xn--zca",
+        "xn--11b5bs3a9aj6g",
+        "xn--ls8h",
+        "xn--a",
+        "%2e",
+        "%31",
+        "%00",
+        "%EF%BC%8E",
+        "%e3%80%82",
+        "a",
+        "+",
+    ),
+    *("\u2460", "\uff12", "\uff0e", "\u3002", "\u2024", "\u2488", "\u2100", "\u00df", "\u1e9e", "\ufb00", "\u0131"),
+    *("\u0130", "\u00ad", "\u200d", "\u200c", "\u24db", "\u212a", "\u017f", "\uff41", "\u0301", "\u0661", "\u2066"),
+    *("\ufe0f", "\u115f", "\u65e5", "\U0001d7cf", "\U0001f642"),
+)
+ENDS = ("", "", ".com", ".com.", ".local", ".", ".0.0.1", ".1")
+
+
+@requirement("url.checked")
+def test_each_host_that_passes_is_public_for_the_parser_of_node_too() -> None:
+    """The reader runs on Node.js, whose parser of URLs is Ada. A host that Ada finds invalid reaches nothing."""
+    chance, passed = random.Random(7), 0  # noqa: S311 - no secret
+    for _ in range(60_000):
+        host = "".join(chance.choices(HOST_PARTS, k=chance.randint(1, 5))) + chance.choice(ENDS)
+        try:
+            found = ada_url.URL(checked_url(f"http://{host}/", RULES)).hostname.removesuffix(".")
+        except (BadRequest, TargetRefused, ValueError):
+            continue
+        passed += 1
+        try:
+            assert url_policy.is_public(ip_address(found.strip("[]"))), ascii(host)
+        except ValueError:
+            assert "." in found, ascii(host)
+            assert not f".{found}".endswith((*INTERNAL_SUFFIXES, ".r.jina.ai", ".s.jina.ai")), ascii(host)
+    assert passed > 1_000
 
 
 @given(texts)
