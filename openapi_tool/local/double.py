@@ -1,7 +1,7 @@
 """The Jina double: HTTPS on loopback for s.jina.ai and r.jina.ai, answering from recordings.
 
-It checks each request (host, SNI, key, Accept, body). An unknown one gets an error, never a default page. A second port
-without TLS accepts rules and returns the received requests, with keys replaced by their names.
+It checks each request (host, SNI, key, Accept, body). One that no recording, rule or fallback answers gets an error. A
+second port without TLS accepts rules and fallbacks, and returns the received requests, with names in place of keys.
 """
 
 from __future__ import annotations

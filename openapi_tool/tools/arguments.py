@@ -129,7 +129,7 @@ FIND, QUESTION = "find", "question"
 _MAX_SESSION_ID_CHARS = 128
 
 _OTHER_IDS = {"turn_id", "session_id", "context_box_id"}
-IDENTITY_ARGUMENTS = frozenset(map(fold, (CONTROL_FIELDS | _OTHER_IDS) - {"parent_traceparent"}))
+IDENTITY_ARGUMENTS = frozenset(map(fold, CONTROL_FIELDS | _OTHER_IDS))
 """Folded names of arguments that identify the caller; they never go upstream."""
 
 
