@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import base64
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection
-from contextlib import suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection
+from contextlib import aclosing, suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -130,7 +130,7 @@ async def _stored(client: Client, stream: str, number: int) -> Msg | None:
 
 async def stream_messages(
     client: Client, stream: str, subject: str | None = None, since: datetime | None = None
-) -> AsyncIterator[Msg]:
+) -> AsyncGenerator[Msg, None]:
     """Yield the messages that a stream holds now, from `since`; nothing if there is no such stream.
 
     nats-py's `fetch` would take a `Status` header that a sender wrote for one of the server.
@@ -227,17 +227,18 @@ async def commands_of(
 
 async def _searched(
     client: Client, options: DurableOptions, subject: str, since: datetime | None
-) -> AsyncIterator[Msg]:
+) -> AsyncGenerator[Msg, None]:
     try:
         stream = await client.jetstream().find_stream_name_by_subject(options.filter_subject)
     except NotFoundError:
         return
     left = _MAX_SEARCHED
-    async for message in stream_messages(client, stream, subject, since and since - _MAX_CLOCK_SKEW):
-        yield message
-        left -= 1
-        if not left:
-            return
+    async with aclosing(stream_messages(client, stream, subject, since and since - _MAX_CLOCK_SKEW)) as messages:
+        async for message in messages:
+            yield message
+            left -= 1
+            if not left:
+                return
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,12 +255,14 @@ async def doorbells_of(
 ) -> list[Doorbell]:
     """Return the doorbells of a report, by its `traceparent`. Raises nats.errors.Error."""
     doorbells: list[Doorbell] = []
-    async for message in _searched(client, options, doorbell_filter(options.version, project_id), reported_at):
-        published_at = message.metadata.timestamp
-        if (message.headers or {}).get(TRACEPARENT) == traceparent:
-            doorbells.append(Doorbell(message.metadata.sequence.stream, message.subject, published_at))
-        if published_at > reported_at + _MAX_DOORBELL_DELAY:
-            break
+    # Not closed here, a generator would end its subscription in a task of its own, perhaps after the connection.
+    async with aclosing(_searched(client, options, doorbell_filter(options.version, project_id), reported_at)) as found:
+        async for message in found:
+            published_at = message.metadata.timestamp
+            if (message.headers or {}).get(TRACEPARENT) == traceparent:
+                doorbells.append(Doorbell(message.metadata.sequence.stream, message.subject, published_at))
+            if published_at > reported_at + _MAX_DOORBELL_DELAY:
+                break
     return doorbells
 
 

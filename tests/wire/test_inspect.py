@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import asyncpg
@@ -17,8 +18,10 @@ from prometheus_client import REGISTRY
 from typer.testing import CliRunner
 
 from openapi_tool.bus.connection import INSTANCE
+from openapi_tool.bus.dead_letter_reader import doorbells_of
 from openapi_tool.bus.leases import BUCKET as LEASES
 from openapi_tool.bus.leases import lease_key
+from openapi_tool.bus.streams import DurableOptions
 from openapi_tool.cli import app
 from openapi_tool.local.caller import PlacedCall
 from openapi_tool.protocol.identity import parse_traceparent
@@ -29,7 +32,7 @@ from tests.canary.run import Collector
 from tests.conftest import PROJECT
 from tests.requirements import requirement
 from tests.support import each
-from tests.wire.conftest import RECORDED_ARGUMENTS, World
+from tests.wire.conftest import DURABLE, RECORDED_ARGUMENTS, World
 
 
 async def run(world: World, *arguments: str, code: int = 0, dsn: str = "") -> str:
@@ -407,6 +410,19 @@ async def test_the_error_code_is_the_same_in_span_metric_log_and_card(
         if metric.name == "openapi_tool_calls"
     )
     assert code in {attributes(point).get("error.type") for point in calls.sum.data_points}
+
+
+@requirement("cli.inspect")
+async def test_a_search_for_doorbells_that_ends_early_leaves_no_subscription(world: World) -> None:
+    """Else it would be ended after the connection, by a task whose error nobody sees."""
+    for _ in range(2):
+        await world.send(await world.place())
+    client = world.caller.client
+    options = DurableOptions("v1r4", DURABLE, "cg.v1r4.*.*.cmd.tool.jina.>", 30.0, 1_000)
+    before = set(client._subs)  # noqa: SLF001
+    two_hours_ago = datetime.now(UTC) - timedelta(hours=2)  # longer than a doorbell may be late
+    assert await doorbells_of(client, options, PROJECT, "of another call", two_hours_ago) == []
+    assert set(client._subs) == before  # noqa: SLF001
 
 
 @requirement("traces")
