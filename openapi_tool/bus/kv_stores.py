@@ -156,10 +156,7 @@ class AckFloor:
 async def load_ack_floor(client: Client, durable: str, current: AckFloor) -> int:
     """Return the stored sequence for stream and filter of `current`, 0 without one. Raises nats.errors.Error."""
     try:
-        bucket = await client.jetstream().key_value(BUCKET)
-        _, value = await read_key(bucket, _floor_key(durable))
-    except BucketNotFoundError:
-        return 0
+        _, value = await Records(client, KeyValueConfig(bucket=BUCKET)).read(_floor_key(durable))
     except Denied as denied:
         log.warning(
             "cannot read the ack floor; the durable starts at the first command of the stream: %s",
@@ -212,11 +209,15 @@ class StoredSwitches:
 
 async def load_switches(client: Client) -> StoredSwitches:
     """Return the stored switches. Raises nats.errors.Error, SwitchRecordInvalid."""
-    try:
-        bucket = await client.jetstream(timeout=_SWITCHES_TIMEOUT_S).key_value(BUCKET)
-    except BucketNotFoundError:
-        return StoredSwitches()
-    revision, record = await read_key(bucket, SWITCHES_KEY)
+    return await _read_switches(_switch_records(client))
+
+
+def _switch_records(client: Client) -> Records:
+    return Records(client, KeyValueConfig(bucket=BUCKET), _SWITCHES_TIMEOUT_S)
+
+
+async def _read_switches(records: Records) -> StoredSwitches:
+    revision, record = await records.read(SWITCHES_KEY)
     return StoredSwitches(Switches() if record is None else Switches.decode(record), revision)
 
 
@@ -225,9 +226,9 @@ async def change_switches(client: Client, change: Callable[[Switches], Switches]
 
     Raises nats.errors.Error, SwitchRecordInvalid, Unavailable.
     """
-    records = Records(client, KeyValueConfig(bucket=BUCKET), _SWITCHES_TIMEOUT_S)
+    records = _switch_records(client)
     for _ in range(_MAX_WRITE_ATTEMPTS):
-        stored = await load_switches(client)
+        stored = await _read_switches(records)
         changed = change(stored.switches)
         if changed is stored.switches or await records.write(SWITCHES_KEY, changed.encode(), stored.revision):
             return stored.switches, changed

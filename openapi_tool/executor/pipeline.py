@@ -180,7 +180,7 @@ class Pipeline:
             span.facts = facts
             # The same lists: the backend appends to them while the call runs.
             facts.attempts, facts.permit_waits = context.attempts, context.permit_waits
-            context.agent, context.slot = identity.agent_id, call.slot
+            context.slot = call.slot
             # The last delivery ignores a parked result: if the database refuses it each time, the call would get none.
             parked = await self._parked.find(identity) if earlier_run and not delivery.exhausted else None
             result = parked or await self._run_to_result(call, context)

@@ -86,6 +86,7 @@ class ToolRunner:
         Raises Unavailable and CancelledError.
         """
         started = time.monotonic()
+        context.agent = request.owner.agent_id
         definition, session = request.definition, None
         built_in = definition.built_in.name
         try:

@@ -48,6 +48,7 @@ class SpentContext:
     spent = Usage(tokens=7, requests=1)
     attempts: tuple[Attempt, ...] = ()
     budget = None
+    agent = ""
 
 
 class Tools:
@@ -56,13 +57,15 @@ class Tools:
     def __init__(self, outcome: ToolOutput | BaseException) -> None:
         self.outcome = outcome
         self.calls: list[dict[str, Any]] = []
+        self.agents: list[str] = []
 
     def call_context(self, project_id: str) -> SpentContext:
         del project_id
         return SpentContext()
 
     async def run(self, definition: Any, arguments: Any, deadline: Any, context: Any) -> ToolOutput:
-        del definition, deadline, context
+        del definition, deadline
+        self.agents.append(context.agent)
         self.calls.append(dict(arguments.values))
         if isinstance(self.outcome, BaseException):
             raise self.outcome
@@ -86,6 +89,15 @@ def request(left_s: float = 60, **arguments: Any) -> ToolCallRequest:
 async def run(backend: Tools, call: ToolCallRequest, **options: Any) -> tuple[ResultFields, StoredText | None]:
     one = runner(FakeArtifactStore(), backend, **options)
     return await one.run(call, one.call_context("proj"))
+
+
+@requirement("runner.alone")
+async def test_requests_are_counted_for_the_agent_of_the_call() -> None:
+    """Budgets and the queue for permits read it; without it all agents of a front end would share one budget."""
+    backend = Tools(ToolOutput((Item("the page"),)))
+    for agent in ("one", "two"):
+        await run(backend, replace(request(), owner=replace(OWNER, agent_id=agent)))
+    assert backend.agents == ["one", "two"]
 
 
 @requirement("runner.alone")
