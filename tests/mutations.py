@@ -265,6 +265,18 @@ IDENTITY = (
         "owner = [",
         "tests/unit/test_executor.py::test_parked_result_is_not_found_by_another_project_agent_or_turn",
     ),
+    Mutation(
+        "kernel/queries.py",
+        "where tenant_id = $1 and tool_call_id = $2",
+        "where $1::text is not null and tool_call_id = $2",
+        "tests/wire/test_inspect.py::test_no_call_of_another_project_is_shown",
+    ),
+    Mutation(
+        "bus/connection.py",
+        'if message.reply.startswith(f"{STATS_SUBJECT}."):',
+        "if message.reply:",
+        "tests/wire/test_inspect.py::test_a_replica_answers_only_below_its_own_subject",
+    ),
 )
 """Isolation: no caller acts as another project, agent or turn, or reads its data."""
 
@@ -388,6 +400,24 @@ SECRETS = (
         "sys.unraisablehook = lambda crash: log_crash(crash.exc_value)",
         "pass",
         "tests/unit/test_secrets.py::test_however_the_process_crashes_its_output_shows_no_secret",
+    ),
+    Mutation(
+        "telemetry/health.py",
+        "return self._redactor.head(text, _MAX_CHARS)",
+        "return text[:_MAX_CHARS]",
+        "tests/unit/test_telemetry.py::test_recent_warnings_are_grouped_by_action_masked_and_truncated",
+    ),
+    Mutation(
+        "telemetry/health_server.py",
+        "    if snapshots is not None:\n",
+        "    if snapshots is None:\n",
+        "tests/unit/test_telemetry.py::test_the_page_is_off_by_default",
+    ),
+    Mutation(
+        "telemetry/health_server.py",
+        "made.textContent = text",
+        "made.innerHTML = text",
+        "tests/unit/test_telemetry.py::test_the_page_has_a_strict_policy_and_its_numbers_no_payload",
     ),
 )
 """A key goes to two hosts over verified TLS, and nowhere else."""
@@ -528,86 +558,7 @@ LOSS = (
 )
 """Every command gets one result or one dead letter, even if a process dies."""
 
-OPERATORS = (
-    Mutation(
-        "kernel/queries.py",
-        "where tenant_id = $1 and tool_call_id = $2",
-        "where $1::text is not null and tool_call_id = $2",
-        "tests/wire/test_inspect.py::test_no_call_of_another_project_is_shown",
-    ),
-    Mutation(
-        "cli/inspect.py",
-        "    if records.dead_letters:\n",
-        "    if not records:\n",
-        "tests/wire/test_inspect.py::test_inspect_shows_the_reason_of_a_dead_letter",
-    ),
-    Mutation(
-        "cli/inspect.py",
-        "    if command.paused:\n",
-        "    if not command:\n",
-        "tests/end_to_end/test_incidents.py::test_a_paused_durable",
-    ),
-    Mutation(
-        "bus/connection.py",
-        'if message.reply.startswith(f"{STATS_SUBJECT}."):',
-        "if message.reply:",
-        "tests/wire/test_inspect.py::test_a_replica_answers_only_below_its_own_subject",
-    ),
-    Mutation(
-        "cli/top.py",
-        'if replica.get("waiting_for_memory"):',
-        "if not replica:",
-        "tests/end_to_end/test_incidents.py::test_responses_that_fill_the_memory",
-    ),
-    Mutation(
-        "cli/top.py",
-        ">= _SLOW_DATABASE_MS:",
-        ">= 1_000_000:",
-        "tests/end_to_end/test_incidents.py::test_a_slow_database",
-    ),
-    Mutation(
-        "cli/top.py",
-        ">= _CLOCK_OFFSET_S:",
-        ">= 1_000_000:",
-        "tests/end_to_end/test_incidents.py::test_a_clock_that_is_wrong",
-    ),
-    Mutation(
-        "telemetry/health.py",
-        "return self._redactor.head(text, _MAX_CHARS)",
-        "return text[:_MAX_CHARS]",
-        "tests/unit/test_telemetry.py::test_recent_warnings_are_grouped_by_action_masked_and_truncated",
-    ),
-    Mutation(
-        "limits/keys.py",
-        "        metrics.KEYS_REFUSED.labels(variable).inc()\n",
-        "",
-        "tests/end_to_end/test_incidents.py::test_a_dead_key",
-    ),
-    Mutation(
-        "bus/intake.py",
-        "        metrics.RETURNED.inc()\n",
-        "",
-        "tests/end_to_end/test_incidents.py::test_a_flood_of_one_project",
-    ),
-    Mutation(
-        "bus/durable_monitor.py",
-        "    metrics.MAX_UNACKNOWLEDGED.set_function(lambda: state.max_ack_pending, version)\n",
-        "",
-        "tests/end_to_end/test_incidents.py::test_a_durable_at_its_maximum",
-    ),
-    Mutation(
-        "telemetry/health_server.py",
-        "    if snapshots is not None:\n",
-        "    if snapshots is None:\n",
-        "tests/unit/test_telemetry.py::test_the_page_is_off_by_default",
-    ),
-    Mutation(
-        "telemetry/health_server.py",
-        "made.textContent = text",
-        "made.innerHTML = text",
-        "tests/unit/test_telemetry.py::test_the_page_has_a_strict_policy_and_its_numbers_no_payload",
-    ),
-)
+
 """Alerts, `inspect`, `top` and the page name the cause, and show no other project's call and no secret."""
 
-MUTATIONS = (*MONEY, *IDENTITY, *SECRETS, *LOSS, *OPERATORS)
+MUTATIONS = (*MONEY, *IDENTITY, *SECRETS, *LOSS)
