@@ -1,4 +1,4 @@
-"""Generated documents, and the chart's schema and README.
+"""Generated documents and parts of documents, and the chart's schema.
 
 `python -m scripts.docs` writes them; `--check` fails if one is out of date.
 """
@@ -36,7 +36,7 @@ from tests.requirements import REQUIREMENTS
 
 CHART = Path(__file__).parent.parent / "helm" / "openapi-tool"
 VALUES = CHART / "values.yaml"
-HEAD = Path(__file__).parent / "chart_readme.md"
+CHART_README = CHART / "README.md"
 _MARK = "@schema "
 _TYPES: Mapping[type, str] = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array"}
 _MAX = 2**31 - 1
@@ -214,9 +214,9 @@ def _inlined(schema: Any, definitions: Mapping[str, Any]) -> Any:
     return inlined
 
 
-def chart_readme() -> str:
-    """Return the chart's README.md."""
-    return HEAD.read_text(encoding="utf-8") + "".join(f"{line}\n" for value in values() for line in _rows(value))
+def _chart_values() -> str:
+    rows = (row for value in values() for row in _rows(value))
+    return "\n".join(["| key | default | meaning |", "| --- | --- | --- |", *rows])
 
 
 def _rows(value: Value) -> Iterator[str]:
@@ -438,14 +438,19 @@ def _escaped(text: str) -> str:
 
 
 TOOLS_PAGE = Path(__file__).parent.parent / "docs" / "tools.md"
-_PART = re.compile(r"(<!-- make docs: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _LIMITS = (("minLength", "maxLength", "characters"), ("minItems", "maxItems", "items"), ("minimum", "maximum", ""))
 
 
-def tools_page() -> str:
-    """Return docs/tools.md with all generated parts updated."""
-    text = TOOLS_PAGE.read_text(encoding="utf-8")
-    return _PART.sub(lambda part: f"{part[1]}\n{_PARTS[part[2]]().strip()}\n\n{part[3]}", text)
+def with_parts(path: Path) -> str:
+    """Return a document with its generated parts updated. Raises ValueError if the marks of a part are missing."""
+    text = path.read_text(encoding="utf-8")
+    for name, make in PARTS[path].items():
+        head, begin, rest = text.partition(f"<!-- make docs: {name} -->\n")
+        _, end, tail = rest.partition("<!-- end -->")
+        if not end:
+            raise ValueError(f"{path.relative_to(ROOT)} lacks the marks of its generated part {name}")
+        text = f"{head}{begin}\n{make().strip()}\n\n{end}{tail}"
+    return text
 
 
 def _tools() -> str:
@@ -539,13 +544,17 @@ def _warnings() -> str:
     return "\n".join(["| type | text for the model |", "| --- | --- |", *rows])
 
 
-_PARTS: Mapping[str, Callable[[], str]] = {
-    "tools": _tools,
-    "operator": _operator,
-    "errors": _errors,
-    "suffixes": _suffixes,
-    "warnings": _warnings,
+PARTS: Mapping[Path, Mapping[str, Callable[[], str]]] = {
+    CHART_README: {"values": _chart_values},
+    TOOLS_PAGE: {
+        "tools": _tools,
+        "operator": _operator,
+        "errors": _errors,
+        "suffixes": _suffixes,
+        "warnings": _warnings,
+    },
 }
+"""Generated parts of documents, by the names in their marks."""
 
 
 TESTS = ROOT / "tests"
@@ -652,12 +661,11 @@ SHIPPED = {
 DOCUMENTS: dict[Path, Callable[[], str]] = {
     **SHIPPED,
     DEPENDENCIES: dependencies_page,
-    CHART / "README.md": chart_readme,
     CHART / "values.schema.json": values_schema,
     ROOT / "docs" / "protocol-conformance.md": conformance,
     ROOT / "docs" / "settings.md": settings_reference,
     OPERATIONS_PAGE: operations_page,
-    TOOLS_PAGE: tools_page,
+    **{path: partial(with_parts, path) for path in PARTS},
 }
 
 

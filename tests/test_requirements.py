@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from scripts.docs import DOCUMENTS, claims
+from scripts import docs
+from scripts.docs import CHART_README, DOCUMENTS, claims
 from scripts.mutate import problems
 from tests.mutations import MUTATIONS
 from tests.requirements import REQUIREMENTS, requirement
@@ -26,6 +27,19 @@ def test_no_requirement_stands_twice() -> None:
 @requirement("settings.reference")
 def test_derived_documents_are_fresh(document: Path) -> None:
     assert document.read_text(encoding="utf-8") == DOCUMENTS[document](), "run: make docs"
+
+
+def test_a_changed_row_or_a_lost_mark_in_the_readme_of_the_chart_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text, copy = CHART_README.read_text(encoding="utf-8"), tmp_path / "README.md"
+    monkeypatch.setattr(docs, "ROOT", tmp_path)
+    monkeypatch.setitem(docs.PARTS, copy, docs.PARTS[CHART_README])
+    copy.write_text(text.replace("| `replicaCount` | `2` |", "| `replicaCount` | `3` |"), encoding="utf-8")
+    assert copy.read_text(encoding="utf-8") != docs.with_parts(copy) == text
+    copy.write_text(text.replace("<!-- end -->", ""), encoding="utf-8")
+    with pytest.raises(ValueError, match=r"README\.md lacks the marks of its generated part values"):
+        docs.with_parts(copy)
 
 
 def test_every_mutation_still_applies() -> None:
