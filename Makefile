@@ -104,8 +104,9 @@ types: $(READY)
 contracts: $(READY)
 	$(PY) -c "from importlinter.cli import lint_imports_command; lint_imports_command()"
 
+# Size of the code, and its limits; before and after a change: make figures FIGURES="--against REV"
 figures: $(READY)
-	$(PY) -m scripts.figures --check
+	$(PY) -m scripts.figures --check $(FIGURES)
 
 # Without PYTHON the virtual environment stays what it is; with it, one of another version is made again.
 ifneq ($(origin PYTHON),file)

@@ -119,6 +119,14 @@ def test_make_replaces_an_environment_of_another_python_if_one_is_named(
     assert ("venv --clear .venv" in done.stdout) == made_again
 
 
+def test_make_figures_passes_its_arguments() -> None:
+    done = subprocess.run(
+        ["make", "--dry-run", "figures", "FIGURES=--against HEAD"],  # noqa: S607
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert " -m scripts.figures --check --against HEAD\n" in done.stdout
+
+
 @requirement("supply.locked")
 def test_the_wheel_is_small_and_holds_the_package_alone(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(tmp_path)]
