@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from openapi_tool.concurrency import at_once
-from openapi_tool.jina.answer_json import MAX_VALUES, count_values
 from openapi_tool.jina.byte_semaphore import memory_of
+from openapi_tool.jina.response_json import MAX_VALUES, count_values
 from openapi_tool.protocol.errors import ToolError
 from tests.answering import PAGES, SEARCHES, ToolsOverTransport, serving, watched
 

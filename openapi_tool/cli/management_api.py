@@ -57,9 +57,9 @@ class ManagementApi:
     async def row(self, project_id: str, tool_name: str) -> dict[str, Any] | None:
         """Return a definition, or None. A project that does not exist is an error."""
         expected = {HTTPStatus.OK, HTTPStatus.NOT_FOUND}
-        answer = await self._request("GET", _path(project_id, tool_name), expected)
-        if answer.status_code != HTTPStatus.NOT_FOUND:
-            return stored_row(_json(answer))
+        response = await self._request("GET", _path(project_id, tool_name), expected)
+        if response.status_code != HTTPStatus.NOT_FOUND:
+            return stored_row(_json(response))
         if project_id not in self._projects:  # the tool is missing, or the whole project
             await self._request("GET", _path(project_id), {HTTPStatus.OK}, params={"limit": 1, "offset": 0})
             self._projects.add(project_id)
@@ -73,20 +73,20 @@ class ManagementApi:
     async def delete(self, project_id: str, tool_name: str) -> bool:
         """Delete a definition; return False if there was none."""
         expected = {HTTPStatus.NO_CONTENT, HTTPStatus.NOT_FOUND}
-        answer = await self._request("DELETE", _path(project_id, tool_name), expected)
-        return answer.status_code == HTTPStatus.NO_CONTENT
+        response = await self._request("DELETE", _path(project_id, tool_name), expected)
+        return response.status_code == HTTPStatus.NO_CONTENT
 
     async def _request(self, method: str, path: str, expected: set[HTTPStatus], **request: Any) -> httpx.Response:
         try:
-            answer = await self._client.request(method, path, **request)
+            response = await self._client.request(method, path, **request)
         except httpx.HTTPError as error:
             url = self._client.base_url
             where = f"{url.host}:{url.port or {'http': 80, 'https': 443}[url.scheme]}"
             raise RegistryUnreachable(f"the kernel's API at {where}: {_describe(error)}; check --api") from error
-        if answer.status_code not in expected:
-            kind = NoSuchProject if answer.status_code == HTTPStatus.NOT_FOUND else RegistryError
-            raise kind(f"HTTP {answer.status_code}: {_reason(answer)}")
-        return answer
+        if response.status_code not in expected:
+            kind = NoSuchProject if response.status_code == HTTPStatus.NOT_FOUND else RegistryError
+            raise kind(f"HTTP {response.status_code}: {_reason(response)}")
+        return response
 
 
 def _describe(error: httpx.HTTPError) -> str:
@@ -109,27 +109,27 @@ def _path(*names: str) -> str:
     return "/".join(["projects", project, "tools", *tool])
 
 
-def _json(answer: httpx.Response) -> Any:
+def _json(response: httpx.Response) -> Any:
     try:
-        return answer.json()
+        return response.json()
     except ValueError:
-        raise RegistryError(f"the response of {answer.url.host} is not JSON") from None
+        raise RegistryError(f"the response of {response.url.host} is not JSON") from None
 
 
-def _items(answer: httpx.Response) -> list[Any]:
-    body = _json(answer)  # a list, or an object with one
+def _items(response: httpx.Response) -> list[Any]:
+    body = _json(response)  # a list, or an object with one
     items = (
         body if isinstance(body, list) else next((item for item in dict(body).values() if isinstance(item, list)), [])
     )
     return [row for row in items if isinstance(row, dict)]
 
 
-def _reason(answer: httpx.Response) -> str:
+def _reason(response: httpx.Response) -> str:
     """Return the message: in the kernel's own form, from a list of validation errors, or the text."""
     try:
-        body = answer.json()
+        body = response.json()
     except ValueError:
-        return answer.text[:_MAX_REASON_CHARS]
+        return response.text[:_MAX_REASON_CHARS]
     detail = body.get("detail") if isinstance(body, dict) else body
     if isinstance(detail, dict):
         return f"{detail.get('error_code')}: {detail.get('error_message')}"[:_MAX_REASON_CHARS]

@@ -23,7 +23,7 @@ from typing import Self
 from pydantic import SecretStr
 
 from openapi_tool.budgets.budgets import Charge
-from openapi_tool.jina.answer_json import MAX_VALUES
+from openapi_tool.jina.response_json import MAX_VALUES
 from openapi_tool.limits.permits import NO_SLOT, Slot
 from openapi_tool.protocol.records import MAX_ATTEMPTS, Attempt
 from openapi_tool.tools.result import NO_USAGE

@@ -17,11 +17,11 @@ import httpx
 from pydantic import SecretStr
 
 from openapi_tool.concurrency import SMALL, TimeSlicer
-from openapi_tool.jina.answer_json import count_values, parse
 from openapi_tool.jina.byte_semaphore import RequestContext, memory_of
 from openapi_tool.jina.failures import NO_SECRETS, ONCE, SOME, upstream_failure
 from openapi_tool.jina.parameters import OUTGOING_HEADERS
 from openapi_tool.jina.request import UpstreamRequest
+from openapi_tool.jina.response_json import count_values, parse
 from openapi_tool.jina.transport import PROJECT, CertificateRefused, OwnResponseRefused, ResponseRefused
 from openapi_tool.protocol.errors import ResponseTooLarge, ToolError, ToolTimeout, UpstreamUnavailable
 from openapi_tool.telemetry.redact import Redactor
@@ -129,7 +129,7 @@ class JinaClient:
             if not isinstance(error, TimeoutError):
                 raise
             raise UpstreamUnavailable(
-                "The answer arrived too slowly and was given up; try again, or ask for a smaller page or part of it."
+                "The response arrived too slowly and was given up; try again, or ask for a smaller page or part of it."
             ) from None
         return body
 
@@ -174,7 +174,7 @@ class JinaClient:
     def _count(self, chunk: bytes, context: RequestContext) -> None:
         if context.add_body_bytes(len(chunk)) > self.max_response_bytes:
             raise ResponseTooLarge(
-                f"The answer is larger than {self.max_response_bytes:,} bytes, all pages of a call together; "
+                f"The response is larger than {self.max_response_bytes:,} bytes, all pages of a call together; "
                 "ask for less: a smaller page or fewer of them, a target_selector, fewer results, or max_tokens."
             )
 
@@ -234,7 +234,7 @@ def _network_failure(error: httpx.TransportError, host: str) -> ToolError:
         )
     if isinstance(error, ResponseRefused):
         return UpstreamUnavailable(
-            "The service's answer was refused: its headers or framing are malformed or too large; try again or use "
+            "The service's response was refused: its headers or framing are malformed or too large; try again or use "
             "another page.",
             detail={"kind": type(error).__name__},
             max_retries=0 if isinstance(error, OwnResponseRefused) else ONCE,
@@ -285,7 +285,7 @@ def _outcome_of(
         return upstream_failure(status, value, retry_after, redactor, request.names)
     if not isinstance(value, dict):
         return UpstreamUnavailable(
-            "The service's answer was not the JSON that was asked for; try again.", max_retries=ONCE
+            "The service's response was not the JSON that was asked for; try again.", max_retries=ONCE
         )
     code = value.get("code", _OK)
     if isinstance(code, int) and code != _OK:

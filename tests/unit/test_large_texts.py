@@ -23,8 +23,8 @@ from openapi_tool.concurrency import SMALL, TimeSlicer, at_once
 from openapi_tool.executor import stored_search
 from openapi_tool.executor.continuation import Continuation
 from openapi_tool.executor.stored_search import SearchRequest
-from openapi_tool.jina import answer_json
-from openapi_tool.jina.answer_json import MAX_VALUES, count_values, parse
+from openapi_tool.jina import response_json
+from openapi_tool.jina.response_json import MAX_VALUES, count_values, parse
 from openapi_tool.options import ToolOptions
 from openapi_tool.protocol.errors import NotFound, ResponseTooLarge, ToolError, UpstreamUnavailable
 from openapi_tool.protocol.jsontext import loads
@@ -168,12 +168,12 @@ VALUES = st.lists(PARTS, max_size=3)
 def test_only_values_outside_of_strings_are_counted(value: Any, piece: int) -> None:
     body = bytearray(json.dumps(value, ensure_ascii=False).encode())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(answer_json, "_PIECE_BYTES", piece)
+        patch.setattr(response_json, "_PIECE_BYTES", piece)
         counted = _outside(value)
-        patch.setattr(answer_json, "MAX_VALUES", counted)
-        patch.setattr(answer_json, "SMALL", 0)
+        patch.setattr(response_json, "MAX_VALUES", counted)
+        patch.setattr(response_json, "SMALL", 0)
         assert (at_once(count_values(body)), at_once(parse(body))) == (counted, value)
-        patch.setattr(answer_json, "MAX_VALUES", counted - 1)
+        patch.setattr(response_json, "MAX_VALUES", counted - 1)
         with pytest.raises(ResponseTooLarge):
             at_once(count_values(body))
 
@@ -219,8 +219,8 @@ ESCAPES = st.lists(
 def test_lone_surrogates_in_a_large_response_become_replacement_characters(text: str, piece: int) -> None:
     body = bytearray(f'{{"data":"{text}"}}'.encode())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(answer_json, "_PIECE_BYTES", piece)
-        patch.setattr(answer_json, "SMALL", 0)
+        patch.setattr(response_json, "_PIECE_BYTES", piece)
+        patch.setattr(response_json, "SMALL", 0)
         shown = at_once(parse(body))["data"]
     parsed: Any = loads(bytes(body))
     expected = parsed["data"].encode("utf-16", "surrogatepass").decode("utf-16", "replace")
@@ -780,20 +780,20 @@ def _value_or_none(parse_: Callable[[], Any]) -> Any:
 @requirement("hostile.neighbour")
 def test_sliced_strings_give_the_same_value_or_the_same_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, size in (("_LONG_BYTES", 40), ("_SLICE_BYTES", 16), ("_PIECE_BYTES", 16)):
-        monkeypatch.setattr(answer_json, name, size)
+        monkeypatch.setattr(response_json, name, size)
     random_ = random.Random(1)  # noqa: S311 - the same cases in each run
     for number in range(3_000):
         body = bytearray(json.dumps(_any_value(random_), ensure_ascii=bool(number % 2)).encode())
         if number % 3 == 0:
             body[random_.randrange(len(body))] = random_.randrange(256)
         expected = _value_or_none(lambda: orjson.loads(body))  # noqa: B023 - called at once
-        assert _value_or_none(lambda: at_once(answer_json._loads(body))) == expected, body  # noqa: B023, SLF001
+        assert _value_or_none(lambda: at_once(response_json._loads(body))) == expected, body  # noqa: B023, SLF001
 
 
 @requirement("hostile.neighbour")
 def test_a_long_string_is_parsed_in_many_steps() -> None:
     text = 'quotes " and \\ ' * 150_000
-    steps = answer_json.parse(bytearray(orjson.dumps({"data": {"content": text, text[:300_000]: [text]}})))
+    steps = response_json.parse(bytearray(orjson.dumps({"data": {"content": text, text[:300_000]: [text]}})))
     counted, value = 0, None
     try:
         while True:

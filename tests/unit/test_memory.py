@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 from prometheus_client import REGISTRY
 from pydantic import SecretStr
 
-from openapi_tool.jina.answer_json import MAX_VALUES
 from openapi_tool.jina.byte_semaphore import ByteSemaphore, JinaCallContext, RequestContext, max_call_memory, memory_of
 from openapi_tool.jina.cache import ResponseCache, cache_key
 from openapi_tool.jina.client import JinaClient
 from openapi_tool.jina.request import UpstreamRequest
+from openapi_tool.jina.response_json import MAX_VALUES
 from openapi_tool.options import CacheOptions
 from openapi_tool.protocol.errors import ToolError, ToolTimeout, UpstreamUnavailable
 from openapi_tool.protocol.records import DefinitionRecord

@@ -137,8 +137,8 @@ def _count_outside_strings(body: bytearray) -> Steps[int]:
             values += sum(outside.count(mark) for mark in _STRUCTURE)
         if values > MAX_VALUES or strings > 2 * MAX_VALUES:
             raise ResponseTooLarge(
-                f"The answer holds more than {MAX_VALUES:,} values; ask for less: fewer results, no lists of links or "
-                "images, a target_selector, or another page."
+                f"The response holds more than {MAX_VALUES:,} values; ask for less: fewer results, no lists of links "
+                "or images, a target_selector, or another page."
             )
         in_string ^= quotes & 1
         yield
