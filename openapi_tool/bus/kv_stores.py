@@ -301,8 +301,8 @@ def _log_changes(before: Switches, after: Switches) -> None:
             )
 
 
-PARKED_BUCKET = "openapi_tool_answers"
-PARKED_KEYS = "answer.*"
+PARKED_BUCKET = "openapi_tool_parked"
+PARKED_KEYS = "result.*"
 
 
 class ParkedResultStore:
@@ -348,4 +348,4 @@ class ParkedResultStore:
 
 
 def _parked_key(name: str) -> str:
-    return f"answer.{name}"
+    return f"result.{name}"

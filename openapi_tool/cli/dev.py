@@ -287,10 +287,10 @@ class Feed:
     async def lines(self, entry: Mapping[str, Any]) -> AsyncIterator[str]:
         """Yield the lines of an entry: none, one, or two if the log lacks the start of the call."""
         action, call_id = entry["action"], entry.get("tool_call_id", "")
-        if action in ("call.running", "call.answered") and call_id not in self._begun:
+        if action in ("call.running", "call.finished") and call_id not in self._begun:
             self._begun.add(call_id)
             yield await self._begin(entry)
-        if action == "call.answered":
+        if action == "call.finished":
             self._begun.discard(call_id)
             yield await self._end(entry)
         elif action in _RETRY_ACTIONS:

@@ -53,7 +53,7 @@ class ParkedResults:
 
     def __init__(self, store: ResultStore, key: bytes) -> None:
         self._store = store
-        self._key = hmac.digest(key, b"parked answer", hashlib.sha256)
+        self._key = hmac.digest(key, b"parked result", hashlib.sha256)
         self._sizes: dict[str, TTLCache[str, int]] = {}  # of the records of each project, by name
 
     async def park(self, identity: CallIdentity, result: CallResult) -> bool:

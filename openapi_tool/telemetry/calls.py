@@ -88,9 +88,9 @@ def record_finished(facts: CallFacts) -> None:
     _count(facts, permit_s, upstream_s)
     RECENT.append(facts)
     log.info(
-        "answered",
+        "finished",
         extra={
-            "action": "call.answered",
+            "action": "call.finished",
             "tool_name": facts.function_name,
             "status": facts.status,
             "error_code": facts.error_code,

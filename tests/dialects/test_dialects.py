@@ -412,7 +412,7 @@ async def test_equal_project_call_and_sequence_of_two_kernels_share_nothing(kern
 
 def answer_lines(kernels: Kernels) -> list[dict[str, Any]]:
     lines = [json.loads(line) for line in kernels.executor.log_text().splitlines() if line.startswith("{")]
-    return [line for line in lines if line["action"] == "call.answered"]
+    return [line for line in lines if line["action"] == "call.finished"]
 
 
 @requirement("dialects.isolated", "metrics", "cli.top")

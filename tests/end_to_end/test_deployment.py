@@ -186,7 +186,7 @@ async def test_calls_are_answered_throughout_a_rolling_update(
         assert max(waits) < ANSWERED_S / 2
         assert min(cluster.ready_cpu_s) < READY_CPU_S
         for pod in cluster.pods:
-            assert '"call.answered"' in pod.process.log.read_text()
+            assert '"call.finished"' in pod.process.log.read_text()
         for pod in list(cluster.pods):
             await cluster.delete(pod)
 

@@ -442,9 +442,9 @@ async def test_every_event_is_one_line(caller: Caller) -> None:
     assert began.endswith(f"… [{placed.tool_call_id[:11]}]")
     assert len(began) < 140
     assert await lines(feed, begun) == [], "a call begins once, however often it is delivered"
-    (failed,) = await lines(feed, entry("call.answered", placed, status="failed", error_code="x", **about))
+    (failed,) = await lines(feed, entry("call.finished", placed, status="failed", error_code="x", **about))
     assert failed.startswith("! jina_search failed, 7 ms, delivery 2, x: ")
-    ended = await lines(feed, entry("call.answered", placed, status="success", **about))
+    ended = await lines(feed, entry("call.finished", placed, status="success", **about))
     assert [line[0] for line in ended] == ["→", "←"], "a call that never ran begins, too"
     for action, sign in {"call.redelivered": "↻", "upstream.retry": "↻", "call.broken": "!"}.items():
         (line,) = await lines(feed, entry(action, None, level="warning", message="why\nTraceback"))

@@ -253,7 +253,7 @@ async def test_two_replicas_share_the_load_and_answer_each_call_once(
         await caller.result(call, 20)
     await settled(caller)
     assert len(stack.upstream.requests()) == len(calls)
-    answered_by = [replica.log_text().count('"call.answered"') for replica in replicas]
+    answered_by = [replica.log_text().count('"call.finished"') for replica in replicas]
     assert sum(answered_by) == len(calls)
     assert min(answered_by) > 0
 

@@ -564,7 +564,7 @@ def test_a_bucket_that_does_not_answer_does_not_prevent_creating_others(run: Run
         )
         await storage.check()
         assert health.dependencies[JETSTREAM].reason == "KV_openapi_tool_leases does not answer: TimeoutError"
-        assert sorted(server.made) == ["KV_openapi_tool", "KV_openapi_tool_answers", "openapi_tool_dead_letters"]
+        assert sorted(server.made) == ["KV_openapi_tool", "KV_openapi_tool_parked", "openapi_tool_dead_letters"]
         checking = asyncio.create_task(storage.check())
         await iterate_loop(1)
         checking.cancel()

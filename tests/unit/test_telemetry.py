@@ -128,10 +128,10 @@ def test_a_value_that_orjson_refuses_is_logged(value: Any) -> None:
 
 def test_a_record_is_one_json_object_with_an_action() -> None:
     line = json.loads(
-        JsonFormatter(REDACTOR).format(record("hello", action="call.answered", project_id="p", empty=None))
+        JsonFormatter(REDACTOR).format(record("hello", action="call.finished", project_id="p", empty=None))
     )
     assert (line["action"], line["message"], line["project_id"], line["level"]) == (
-        "call.answered",
+        "call.finished",
         "hello",
         "p",
         "info",
@@ -497,7 +497,7 @@ def test_a_flood_of_one_project_is_logged_in_part_with_the_number_of_dropped_lin
     assert passes("noisy", "call.deduplicated") == (True, None)
     clock[0] += 1.0
     assert [passes("noisy") for _ in range(11)] == [(True, 500), *[(True, None)] * 9, (False, None)]
-    assert [passes("noisy", "call.answered") for _ in range(500)] == [(True, None)] * 500
+    assert [passes("noisy", "call.finished") for _ in range(500)] == [(True, None)] * 500
 
 
 @requirement("hostile.neighbour")

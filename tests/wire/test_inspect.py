@@ -399,7 +399,7 @@ async def test_the_error_code_is_the_same_in_span_metric_log_and_card(
     top = next(span for span in exported(traces) if span.name.startswith("execute_tool"))
     code = attributes(top)["error.type"]
     assert code == outcome.content["error"]["code"] == "auth_failed"
-    assert [line["error_code"] for line in lines if line["action"] == "call.answered"] == [code]
+    assert [line["error_code"] for line in lines if line["action"] == "call.finished"] == [code]
     assert value("calls_total", tool="jina.search", status="failed", error_code=code) >= 1
     request = ExportMetricsServiceRequest.FromString(numbers.bodies[-1])
     (calls,) = (
@@ -456,7 +456,7 @@ async def test_metrics_and_the_log_line_of_a_call_show_its_time_and_tokens(
         (503, "upstream_unavailable"),
         (200, None),
     ]
-    (line,) = (line for line in lines if line["action"] == "call.answered")
+    (line,) = (line for line in lines if line["action"] == "call.finished")
     shown = ("status", "tokens", "requests", "http_status", "cached", "tool_call_id", "project_id")
     assert [line[name] for name in shown] == [
         "success", tokens, 2, 200, False, call.tool_call_id, call.project_id,
