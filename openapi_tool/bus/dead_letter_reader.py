@@ -25,7 +25,7 @@ from openapi_tool.bus.streams import DurableOptions
 from openapi_tool.bus.wire import delivery_of, parse_headers
 from openapi_tool.protocol.command import BodyDigest, Delivery
 from openapi_tool.protocol.dialect import claimed_identity
-from openapi_tool.protocol.identity import TRACEPARENT, command_filter, doorbell_filter
+from openapi_tool.protocol.identity import TRACEPARENT, command_filter, wakeup_filter
 
 UNREADABLE = "unreadable"
 _TIMEOUT_S = 5.0
@@ -185,7 +185,7 @@ def _without_record(delivery: Delivery, reason: str, message: str) -> DeadLetter
 _MAX_SEARCHED = 100_000  # messages of the command stream
 _REPLY_TIMEOUT_S = 0.5
 _MAX_CLOCK_SKEW = timedelta(seconds=60)  # clocks of database and NATS differ
-_MAX_DOORBELL_DELAY = timedelta(hours=1)  # after the report: a redelivery of the command publishes the doorbell again
+_MAX_WAKEUP_DELAY = timedelta(hours=1)  # after the report: a redelivery of the command publishes the doorbell again
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +242,7 @@ async def _searched(
 
 
 @dataclass(frozen=True, slots=True)
-class Doorbell:
+class StoredWakeup:
     """Stored doorbell message."""
 
     sequence: int
@@ -250,20 +250,20 @@ class Doorbell:
     published_at: datetime
 
 
-async def doorbells_of(
+async def wakeups_of(
     client: Client, options: DurableOptions, project_id: str, traceparent: str, reported_at: datetime
-) -> list[Doorbell]:
+) -> list[StoredWakeup]:
     """Return the doorbells of a report, by its `traceparent`. Raises nats.errors.Error."""
-    doorbells: list[Doorbell] = []
+    wakeups: list[StoredWakeup] = []
     # Not closed here, a generator would end its subscription in a task of its own, perhaps after the connection.
-    async with aclosing(_searched(client, options, doorbell_filter(options.version, project_id), reported_at)) as found:
+    async with aclosing(_searched(client, options, wakeup_filter(options.version, project_id), reported_at)) as found:
         async for message in found:
             published_at = message.metadata.timestamp
             if (message.headers or {}).get(TRACEPARENT) == traceparent:
-                doorbells.append(Doorbell(message.metadata.sequence.stream, message.subject, published_at))
-            if published_at > reported_at + _MAX_DOORBELL_DELAY:
+                wakeups.append(StoredWakeup(message.metadata.sequence.stream, message.subject, published_at))
+            if published_at > reported_at + _MAX_WAKEUP_DELAY:
                 break
-    return doorbells
+    return wakeups
 
 
 async def with_holder(client: Client, options: DurableOptions, state: CommandState) -> CommandState:

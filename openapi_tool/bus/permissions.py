@@ -9,7 +9,7 @@ from openapi_tool.bus import connection, dead_letters, intake, kv_stores, leases
 from openapi_tool.bus.client import INBOX, routed
 from openapi_tool.bus.storage import BUDGETS, LIMITS
 from openapi_tool.bus.streams import DurableOptions
-from openapi_tool.protocol.identity import doorbell_filter
+from openapi_tool.protocol.identity import wakeup_filter
 
 _API = "$JS.API"
 _REPLIES = f"{INBOX}.>"
@@ -59,7 +59,7 @@ def executor_permissions(options: DurableOptions, stream: str, *, session_key: b
             f"{_API}.CONSUMER.RESET.{stream}.{options.name}",
             f"$JS.ACK.{stream}.{options.name}.>",
             # Of any channel: the waiting turn's channel may differ from the command's.
-            doorbell_filter(options.version, options.filter_subject.split(".")[2]),  # 2: the project
+            wakeup_filter(options.version, options.filter_subject.split(".")[2]),  # 2: the project
             dead_letters.SUBJECT_PREFIX,  # the whole subject if an earlier version created the stream
             dead_letters.SUBJECT_FILTER,
             connection.STATS_REPLIES,
@@ -109,7 +109,7 @@ def inspect_permissions(options: DurableOptions, stream: str) -> Permissions:
             f"{_API}.CONSUMER.INFO.{stream}.{options.name}",
             *dict.fromkeys(subject for consumer in consumers for subject in consumer),
             # The second subject is in the list already.
-            _temporary_consumer(f"{stream}.*.{doorbell_filter(options.version, '*')}", stream)[0],
+            _temporary_consumer(f"{stream}.*.{wakeup_filter(options.version, '*')}", stream)[0],
             *_temporary_consumer(f"{dead_letters.STREAM}.*", dead_letters.STREAM),
             f"{_API}.STREAM.INFO.KV_{leases.BUCKET}",
             _direct_get(leases.BUCKET, leases.KEYS),

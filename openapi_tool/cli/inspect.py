@@ -15,10 +15,10 @@ from openapi_tool.bootstrap import Bootstrap
 from openapi_tool.bus.connection import BusClient
 from openapi_tool.bus.dead_letter_reader import (
     CommandState,
-    Doorbell,
+    StoredWakeup,
     commands_of,
     dead_letters_of,
-    doorbells_of,
+    wakeups_of,
     with_holder,
 )
 from openapi_tool.bus.dead_letters import without_secrets
@@ -72,7 +72,7 @@ class CallRecords:
     rows: CallRows
     commands: list[CommandState] = field(default_factory=list)
     dead_letters: list[dict[str, Any]] = field(default_factory=list)
-    doorbells: list[Doorbell] = field(default_factory=list)
+    doorbells: list[StoredWakeup] = field(default_factory=list)
 
     def row(self, message_type: str) -> Mapping[str, Any] | None:
         """Return an inbox row."""
@@ -114,7 +114,7 @@ def inspect(
         if result_row is None or not result_row["traceparent"]:
             return records
         since = result_row["created_at"]
-        doorbells = await doorbells_of(client, durable, project, result_row["traceparent"], since)
+        doorbells = await wakeups_of(client, durable, project, result_row["traceparent"], since)
         return replace(records, doorbells=doorbells)
 
     records = with_nats(

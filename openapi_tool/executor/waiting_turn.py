@@ -157,4 +157,4 @@ class WakeupSender:
                 extra={"action": "doorbell.missed"} | ids(identity),
             )
         if not published:
-            metrics.DOORBELLS_MISSED.inc()
+            metrics.WAKEUPS_MISSED.inc()

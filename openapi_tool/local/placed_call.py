@@ -45,7 +45,7 @@ class PlacedCall:
         return self.subject.split(".")[1]
 
     @property
-    def doorbell_key(self) -> str:
+    def wakeup_key(self) -> str:
         """Id in this call's doorbell: the turn, in v1r3 the trace."""
         return self.trace_id if self.version == V1R3 else self.agent_turn_id
 
@@ -105,7 +105,7 @@ def _identity_fields(ids: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
-def doorbell_key(message: Msg) -> str:
+def wakeup_key(message: Msg) -> str:
     """Return the key of a doorbell's call; empty if it names none."""
     headers = message.headers or {}
     if message.subject.split(".")[1] != V1R3:

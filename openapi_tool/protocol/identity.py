@@ -82,7 +82,7 @@ def default_durable(version: str, target: str) -> str:
     return f"tool_{target}_openapi_cmd_{version}"
 
 
-def doorbell_filter(version: str, project_id: str) -> str:
+def wakeup_filter(version: str, project_id: str) -> str:
     """Return the subject filter of all doorbells of a project."""
     return f"cg.{version}.{project_id}.*.cmd.agent.*.wakeup"
 

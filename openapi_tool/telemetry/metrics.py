@@ -216,7 +216,7 @@ DEAD_LETTERS_DISCARDED = Counter(
     "dead_letters_discarded", "Dead letters discarded because storing them failed.", ("cause",),
     [("denied",), ("full",), ("too_large",), ("unavailable",)],
 )  # fmt: skip
-DOORBELLS_MISSED = Counter("doorbells_missed", "Results without a doorbell; the kernel's scan of the inbox finds them.")
+WAKEUPS_MISSED = Counter("doorbells_missed", "Results without a doorbell; the kernel's scan of the inbox finds them.")
 
 PERMITS_USED = Gauge(
     "permits_used", "Permits of a semaphore in use: connections to database or upstream, TLS handshakes.", ("of",)

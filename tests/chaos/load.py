@@ -19,7 +19,7 @@ import nats.errors
 from nats.js import JetStreamContext
 
 from openapi_tool.local.caller import Caller, PlacedCall
-from openapi_tool.local.placed_call import doorbell_key
+from openapi_tool.local.placed_call import wakeup_key
 from tests.chaos.checker import MAIN
 from tests.chaos.fail_points import KILLER
 
@@ -71,7 +71,7 @@ class Journal:
         self.record(
             call={
                 "tool_call_id": call.tool_call_id,
-                "doorbell": call.doorbell_key,
+                "doorbell": call.wakeup_key,
                 "kind": kind,
                 "query": query,
                 "upstream_s": upstream_s,
@@ -211,7 +211,7 @@ async def _consume_woken(
     column = "agent_turn_id" if version == MAIN else "trace_id"
     with contextlib.suppress(nats.errors.TimeoutError):  # no doorbell
         wakeups = await worker.fetch(_WAKEUPS_AT_ONCE, timeout=_CONSUME_S)
-        woken = [doorbell_key(wakeup) for wakeup in wakeups]
+        woken = [wakeup_key(wakeup) for wakeup in wakeups]
         await connection.execute(_CONSUME.format(column), woken, timeout=_CONNECT_S)
         for wakeup in wakeups:
             await wakeup.ack()

@@ -18,7 +18,7 @@ from prometheus_client import REGISTRY
 from typer.testing import CliRunner
 
 from openapi_tool.bus.connection import INSTANCE
-from openapi_tool.bus.dead_letter_reader import doorbells_of
+from openapi_tool.bus.dead_letter_reader import wakeups_of
 from openapi_tool.bus.leases import BUCKET as LEASES
 from openapi_tool.bus.leases import lease_key
 from openapi_tool.bus.streams import DurableOptions
@@ -421,7 +421,7 @@ async def test_a_search_for_doorbells_that_ends_early_leaves_no_subscription(wor
     options = DurableOptions("v1r4", DURABLE, "cg.v1r4.*.*.cmd.tool.jina.>", 30.0, 1_000)
     before = set(client._subs)  # noqa: SLF001
     two_hours_ago = datetime.now(UTC) - timedelta(hours=2)  # longer than a doorbell may be late
-    assert await doorbells_of(client, options, PROJECT, "of another call", two_hours_ago) == []
+    assert await wakeups_of(client, options, PROJECT, "of another call", two_hours_ago) == []
     assert set(client._subs) == before  # noqa: SLF001
 
 
