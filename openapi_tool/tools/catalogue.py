@@ -58,7 +58,7 @@ class _SearchOptions(_Options):
         description="True to read every result's page, too: much slower and longer. Without it: titles, addresses "
         "and snippets, mostly enough to choose pages to read."
     )
-    max_tokens: int = _tokens(description="With with_content: cut each page to about so many tokens.")
+    max_tokens: int = _tokens(description="With with_content: cut each page to about this many tokens.")
 
 
 class _SearchArguments(_SearchOptions):
@@ -90,7 +90,7 @@ class _ReadOptions(_Options):
     link_style: Literal["inlined", "referenced", "discarded"] = _optional(
         description="How links are written; discarded keeps only their text, much shorter."
     )
-    max_tokens: int = _tokens(description="Cut the page to about so many tokens, which also costs less.")
+    max_tokens: int = _tokens(description="Cut the page to about this many tokens, which also costs less.")
     no_cache: bool = _optional(description="True to load the page afresh; it may otherwise be an hour old.")
     timeout: float = _optional(description="Most seconds for the whole call; only shortens its time.", gt=0, le=3_600)
 
