@@ -75,7 +75,7 @@ REQUIREMENTS = (
     Requirement("dialects.isolated", "design", "Kernels of one process share no lease, session, cached response or memory share, even with equal ids; an unavailable kernel does not stop the other."),
     Requirement("content.search", "tool-design 3", "A search gives numbered results with title, url, date and snippet; no results is a success."),
     Requirement("content.reader", "tool-design 3", "A page gives title, url, published time, warnings and body."),
-    Requirement("content.kept", "tool-design 3", "Nothing that matters in a response is lost on the way to the model; the text for the model does not exceed its limits."),
+    Requirement("content.retained", "tool-design 3", "Nothing that matters in a response is lost on the way to the model; the text for the model does not exceed its limits."),
     Requirement("content.untrusted", "tool-design 3", "Web text is framed as untrusted, each item in its own frame, with a mark that no page can know."),
     Requirement("content.cursor", "tool-design 3", "A long text is truncated at a sensible place, such as a paragraph's end; a cursor, valid for its project and agent only, continues it at no cost."),
     Requirement("content.find", "tool-design 3", "The stored text of a long result can be searched at no cost, by a phrase or a question; each match has a cursor to read on from there."),

@@ -222,7 +222,7 @@ def metadata_of(message: Msg) -> Msg.Metadata:
 def delivery_of(message: Msg) -> Delivery:
     """Return the delivery of a message, and empty the message. Raises ForeignMessage.
 
-    The message is kept until it is settled, and with it the whole of a body that the delivery truncates.
+    The message is retained until it is settled, and with it the whole of a body that the delivery truncates.
     """
     metadata = metadata_of(message)
     data, headers = message.data, message.headers

@@ -212,7 +212,7 @@ def _notes(stack: EmbeddedStack, options: _DevOptions) -> Iterator[str]:
         rules = f"http://127.0.0.1:{stack.upstream.admin_port}/rules"
         yield f"the upstream is a double; a request without a recording gets another one's response (rules: {rules})"
     if options.keep:
-        yield f"data is kept in {options.keep}"
+        yield f"data is stored in {options.keep}"
 
 
 async def _watch(running_stack: _RunningStack, notes: Sequence[str], page_port: int) -> None:

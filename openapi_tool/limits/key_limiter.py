@@ -41,7 +41,7 @@ _RETRY_S, _RETRY_WITHOUT_LIMIT_S = 1.0, 60.0  # after an outage of the store, wi
 _ROUNDING_S = 1e-6
 _INITIAL_REQUEST_S = 1.0  # duration of a request before any has ended
 _MAX_DURATIONS = 16
-"""Durations kept. A call gives up its wait when less time is left than the shortest of them."""
+"""Number of durations stored. A call gives up its wait when less time is left than the shortest of them."""
 
 
 class KeyLimiter:

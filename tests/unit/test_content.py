@@ -89,14 +89,14 @@ def pair_lines(value: Any) -> Iterator[str]:
 # Sizes.
 
 
-@requirement("content.kept")
+@requirement("content.retained")
 def test_texts_of_all_searches_are_smaller_than_their_share_of_the_json() -> None:
     rows = [size_of(name, successes()[name]) for name in SEARCHES]
     assert sum(row.shown for row in rows) <= SEARCH_SHARE * sum(row.upstream for row in rows)
 
 
 @each("name", PAGES)
-@requirement("content.kept")
+@requirement("content.retained")
 def test_text_of_a_page_is_little_longer_than_its_content(name: str) -> None:
     page = successes()[name]["data"]
     content = [page.get(field) or "" for field in ("title", "url", "warning", *PAGE_TEXT)]
@@ -105,7 +105,7 @@ def test_text_of_a_page_is_little_longer_than_its_content(name: str) -> None:
     assert len(shown(successes()[name])) <= len("".join(content)) + READER_EXTRA
 
 
-@requirement("content.kept")
+@requirement("content.retained")
 def test_the_table_has_every_recording_and_names_what_is_broken(capsys: pytest.CaptureFixture[str]) -> None:
     assert sizes() == 0
     table = capsys.readouterr().out
@@ -120,7 +120,7 @@ def test_the_table_has_every_recording_and_names_what_is_broken(capsys: pytest.C
 
 
 @pytest.mark.parametrize("arguments", [[], ["--json"]])
-@requirement("content.kept")
+@requirement("content.retained")
 def test_a_broken_bound_fails_the_script(
     arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -135,7 +135,7 @@ def test_a_broken_bound_fails_the_script(
 
 
 @each("name", [name for name in SEARCHES if name != NO_RESULTS])
-@requirement("content.kept", "content.search")
+@requirement("content.retained", "content.search")
 def test_every_result_keeps_its_facts_under_its_number(name: str) -> None:
     for number, (item, lines) in enumerate(blocks(name), start=1):
         assert lines[0] == f"{number}. {one_line(item['title']) or '(no title)'}"
@@ -148,7 +148,7 @@ def test_every_result_keeps_its_facts_under_its_number(name: str) -> None:
 
 
 @each("name", [name for name in SEARCHES if name != NO_RESULTS])
-@requirement("content.kept", "content.search")
+@requirement("content.retained", "content.search")
 def test_every_result_shows_its_warnings_or_the_number_of_a_result_with_the_same(name: str) -> None:
     shown_warnings: list[list[str]] = []
     content = output(successes()[name]).content
@@ -165,7 +165,7 @@ def test_every_result_shows_its_warnings_or_the_number_of_a_result_with_the_same
 
 
 @each("name", SEARCHES)
-@requirement("content.kept", "content.search")
+@requirement("content.retained", "content.search")
 def test_every_result_keeps_its_page_text(name: str) -> None:
     content = normal(output(successes()[name]).content)
     for item in items(successes()[name]):
@@ -173,7 +173,7 @@ def test_every_result_keeps_its_page_text(name: str) -> None:
 
 
 @each("name", READABLE)
-@requirement("content.kept", "content.reader")
+@requirement("content.retained", "content.reader")
 def test_a_page_keeps_its_head_body_and_lists(name: str) -> None:
     page, content = successes()[name]["data"], output(successes()[name]).content
     lines = content.splitlines()
@@ -195,7 +195,7 @@ def test_a_page_keeps_its_head_body_and_lists(name: str) -> None:
     assert all(url.split(",")[-1] in content for url in (page.get("links") or {}).values())
 
 
-def assert_told(warning: str, error: ToolError) -> None:
+def assert_quoted(warning: str, error: ToolError) -> None:
     """Assert that a page's own lines are quoted, and that warnings about upstream options are reworded."""
     lines = warning.splitlines()
     own = " ".join(line for line in lines if not UPSTREAM_WARNINGS.get(line))
@@ -204,12 +204,12 @@ def assert_told(warning: str, error: ToolError) -> None:
     assert not any(line in error.message for line in lines if UPSTREAM_WARNINGS.get(line))
 
 
-@requirement("content.kept", "content.reader")
+@requirement("content.retained", "content.reader")
 def test_empty_page_with_a_warning_is_a_failure_that_quotes_it() -> None:
     envelope = successes()[NOTHING_TO_READ]
     with pytest.raises(UpstreamRejected, match=r"wait_for_selector, or use another page\.$") as failed:
         page_output(envelope)
-    assert_told(envelope["data"]["warning"], failed.value)
+    assert_quoted(envelope["data"]["warning"], failed.value)
     assert_for_a_model(failed.value)
 
 
@@ -229,7 +229,7 @@ def test_a_recorded_warning_without_anything_to_read_is_a_failure(name: str) -> 
     bare = {**envelope, "data": {**envelope["data"], "content": ""}}
     with pytest.raises(UpstreamRejected) as failed:
         page_output(bare)
-    assert_told(envelope["data"]["warning"], failed.value)
+    assert_quoted(envelope["data"]["warning"], failed.value)
     listed = {**bare, "data": {**bare["data"], "links": {"Home": "http://a.example/"}}}
     assert "- Home: http://a.example/" in page_output(listed).content
 
@@ -255,7 +255,7 @@ def _keys(value: Any) -> Iterator[str]:
 
 
 @each("name", ANSWERS)
-@requirement("content.kept")
+@requirement("content.retained")
 def test_no_key_of_the_envelope_shows(name: str) -> None:
     envelope = successes()[name]
     content = shown(without_page_text(envelope) if is_search(envelope) else envelope)
@@ -382,7 +382,7 @@ def with_site_links(envelope: Mapping[str, Any]) -> dict[str, Any]:
     return {**envelope, "data": results}
 
 
-@requirement("content.kept", "content.search")
+@requirement("content.retained", "content.search")
 def test_the_links_into_a_results_site_are_listed_under_it() -> None:
     content = output(with_site_links(successes()["s-q-nocontent-json"])).content
     assert (
@@ -402,7 +402,7 @@ def test_links_of_another_shape_are_left_out(links: Any) -> None:
     assert search_output({"data": [item]}, "a query").content == "1. A result\nhttp://a.example/"
 
 
-@requirement("content.kept")
+@requirement("content.retained")
 def test_site_links_add_little_to_their_titles_and_addresses() -> None:
     envelope = successes()["s-q-nocontent-json"]
     cost = len(output(with_site_links(envelope)).content) - len(output(envelope).content)
@@ -435,7 +435,7 @@ def test_the_address_of_a_picture_of_the_page_is_shown_under_a_name_for_reading(
 
 
 @each("name", [name for name in ANSWERS if name != NOTHING_TO_READ])
-@requirement("content.kept")
+@requirement("content.retained")
 def test_usage_is_read_from_every_place_that_has_it(name: str) -> None:
     envelope = successes()[name]
     charged = envelope["meta"]["usage"]["tokens"]

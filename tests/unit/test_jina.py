@@ -552,7 +552,7 @@ async def test_a_recorded_answer_passes_the_client_whole(name: str) -> None:
 
 
 @each("name", sorted(set(successes()) - {NOTHING_TO_READ}))
-@requirement("upstream.recordings", "content.kept")
+@requirement("upstream.recordings", "content.retained")
 async def test_usage_is_the_same_in_all_places_of_the_response(name: str) -> None:
     envelope, headers = await answer(name), load_recordings()[name].headers
     used = output(envelope).usage

@@ -234,7 +234,7 @@ async def shown(data: Any, mode: str = "reader") -> str:
     return (await ToolsOverTransport(serving(json.dumps({"data": data}).encode())).output(mode)).content
 
 
-@requirement("content.kept")
+@requirement("content.retained")
 async def test_long_fields_are_cut_and_say_so() -> None:
     page = await shown({"content": "x", **dict.fromkeys(("title", "url", "publishedTime", "warning"), "y" * 100_000)})
     assert page.count("characters more)") == 4
@@ -244,7 +244,7 @@ async def test_long_fields_are_cut_and_say_so() -> None:
     assert len(results) < 35_000
 
 
-@requirement("content.kept")
+@requirement("content.retained")
 async def test_long_lists_are_cut_and_say_so() -> None:
     links = {f"link {number}": f"https://a.example/{number}" for number in range(10_100)}
     page = await shown({"content": "x", "links": links})
@@ -255,7 +255,7 @@ async def test_long_lists_are_cut_and_say_so() -> None:
     assert results.endswith("100. result 99\n\n[7 more results are left out.]")
 
 
-@requirement("content.kept")
+@requirement("content.retained")
 async def test_the_body_of_a_page_stays_whole() -> None:
     text = "".join(f"{number} " for number in range(300_000))
     assert text.strip() in await shown({"content": text})

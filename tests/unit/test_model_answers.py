@@ -144,7 +144,7 @@ async def test_case_2_a_result_that_cost_much_says_what_it_cost(chars: int) -> N
         assert ("[This result cost 86,126 tokens." in shown.content) == (tokens == 86_126)
 
 
-@requirement("content.kept")
+@requirement("content.retained")
 @each("name", ["o-max-tokens-500", "o-max-tokens-trim-long"])
 def test_case_3_page_cut_by_the_upstream_says_so_and_how_to_continue(name: str) -> None:
     page = json.loads(load_recordings()[name].body)
@@ -158,7 +158,7 @@ def test_case_3_page_cut_by_the_upstream_says_so_and_how_to_continue(name: str) 
         assert "cut_at_tokens" not in whole.state
 
 
-@requirement("content.kept")
+@requirement("content.retained")
 def test_case_3_a_page_that_was_cut_keeps_its_warnings() -> None:
     warning = "This page contains iframe that are currently hidden, consider enabling iframe processing."
     page = {"data": {"url": "https://a.example/", "content": "x", "warning": warning, "usage": {"tokens": 500}}}
@@ -167,7 +167,7 @@ def test_case_3_a_page_that_was_cut_keeps_its_warnings() -> None:
     assert item.after.startswith("[The page is longer: it was cut at max_tokens = 500")
 
 
-@requirement("content.kept")
+@requirement("content.retained")
 def test_case_3_results_whose_pages_the_upstream_cut_are_named() -> None:
     data = [{"title": str(tokens), "content": "x", "usage": {"tokens": tokens}} for tokens in (499, 500, 12, 510)]
     output = search_output({"data": data}, "a query", with_pages=True, max_tokens=500)
@@ -197,7 +197,7 @@ async def test_case_3_the_remark_about_a_cut_is_at_the_end_of_the_last_part() ->
 # Case 1: every item is shown first, however little space there is. Case 5: which item a later part continues.
 
 
-@requirement("content.kept")
+@requirement("content.retained")
 @pytest.mark.parametrize("tokens", [500, 600, 1_000])
 async def test_case_1_small_limit_is_observed_and_shows_some_items_with_heads(tokens: int) -> None:
     continuation = ToolsOverTransport(serving(b"")).continuation
@@ -218,7 +218,7 @@ async def test_case_1_small_limit_is_observed_and_shows_some_items_with_heads(to
         assert len(whole) >= min(len(heads), 3)
 
 
-@requirement("content.kept")
+@requirement("content.retained")
 def test_case_1_fewer_whole_heads_are_preferred_to_cut_ones() -> None:
     about = "How to choose a hose for a garden, with prices. "
     found = [Item(f"{n}. Hoses\nhttps://{n}.example/\n{about * (n % 4)}", "x " * 70 * (n % 3)) for n in range(40)]
@@ -726,7 +726,7 @@ def test_case_16_a_description_is_shown_where_it_says_something_that_the_page_do
     assert all(len(line) < 260 for line in lines)
 
 
-@requirement("content.kept")
+@requirement("content.retained")
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -745,7 +745,7 @@ def test_case_16_addresses_of_inline_images_are_dropped(text: str, expected: str
     assert search_output({"data": [{"title": "x", field: text}]}, "q").items[0].body == expected
 
 
-@requirement("content.kept")
+@requirement("content.retained")
 def test_case_16_lists_and_results_have_no_addresses_of_inline_images() -> None:
     images = {"Image 1: x": "blob:http://a.example/b", "Image 2": "https://a.example/y.png"}
     assert "Images:\n- Image 1: x\n- Image 2: https://a.example/y.png" in page_of("x", images=images).content
@@ -841,7 +841,7 @@ def test_case_15_whatever_a_page_says_stays_in_its_frame(attack: str) -> None:
 # Comparison with Jina's own MCP server.
 
 
-@requirement("content.kept")
+@requirement("content.retained")
 def test_answers_cost_no_more_than_in_jinas_own_form_and_lose_nothing() -> None:
     """Here tokens are estimated, with its error as allowance; `make answers` counts exactly, and is stricter."""
     rows = answers.table()
@@ -849,7 +849,7 @@ def test_answers_cost_no_more_than_in_jinas_own_form_and_lose_nothing() -> None:
     assert answers.violations(rows, answers.ERROR, answers.ERROR_TOKENS) == []
 
 
-@requirement("content.kept")
+@requirement("content.retained")
 def test_an_answer_that_costs_too_much_or_loses_something_is_named() -> None:
     row = answers.Row("text", "x", 162, 100, losses=("a link",))
     assert answers.violations([row]) == [
@@ -863,7 +863,7 @@ def test_an_answer_that_costs_too_much_or_loses_something_is_named() -> None:
     assert measured.losses == ()
 
 
-@requirement("content.kept")
+@requirement("content.retained")
 def test_jinas_form_is_yaml_folded_as_npms_package_does() -> None:
     facts = {"url": "https://a.example/", "content": "a line\n\n" + "word " * 20 + "end\nlast", "links": [{"url": "b"}]}
     text = answers.as_yaml(facts)

@@ -542,7 +542,7 @@ def test_wrappers_do_not_change_what_is_inside(rest: str) -> None:
         assert checked_url(wrapped, RULES) == url
 
 
-def part_spellings(value: int) -> list[str]:
+def part_encodings(value: int) -> list[str]:
     return [str(value), hex(value), f"0X{value:X}", f"0x000{value:x}", f"0{value:o}", f"000{value:o}"]
 
 
@@ -553,7 +553,7 @@ def v4_hosts(draw: st.DrawFn, networks: tuple[str, ...]) -> str:
     data = address.packed
     front = draw(st.integers(0, 3))
     values = [*data[:front], int.from_bytes(data[front:], "big")]
-    host = ".".join(draw(st.sampled_from(part_spellings(value))) for value in values) + draw(st.sampled_from(["", "."]))
+    host = ".".join(draw(st.sampled_from(part_encodings(value))) for value in values) + draw(st.sampled_from(["", "."]))
     return "".join(draw(st.sampled_from(disguises(char))) for char in host)
 
 
