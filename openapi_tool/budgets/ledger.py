@@ -145,7 +145,7 @@ class Record:
 class UsageReport:
     """Uses of a replica since its start (`total`) and since its last report (`spent`).
 
-    `reserved`, `needs`: estimates of running and of waiting requests; `ahead`: the idle block that it wants.
+    `reserved`, `needs`: estimates of running and of waiting requests; `ahead`: the idle block that it requests.
     """
 
     total: Amount = NOTHING

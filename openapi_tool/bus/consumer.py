@@ -54,7 +54,7 @@ class BackgroundTaskEnded(Exception):
 class CommandConsumer:
     """Fetches commands, holds them until a slot is free, and sends heartbeats until they are settled.
 
-    `mode` limits fetching. `clock` learns the server's time.
+    `mode` limits fetching. `clock` is set to the server's time.
     """
 
     def __init__(

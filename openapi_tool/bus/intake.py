@@ -2,7 +2,7 @@
 
 More commands are fetched than can be held, so that the backlog of one project does not block the projects behind it in
 the stream. The surplus is handed back with a delay: to receive a whole backlog at once would cost more CPU than its
-calls. Notices tell the other replicas which commands were handed back unrun: these need no lease (ADR 6).
+calls. Notices list commands that were handed back unrun, for the other replicas: these need no lease (ADR 6).
 """
 
 from __future__ import annotations

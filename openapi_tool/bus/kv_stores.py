@@ -86,7 +86,7 @@ class Records:
             return await bucket.update(key, value, last=revision)
         except KeyWrongLastSequenceError:
             return None
-        except NoStreamResponseError:  # the bucket was deleted, or has no leader: the next read tells
+        except NoStreamResponseError:  # the bucket was deleted, or has no leader: the next read reports it
             self._bucket = None
             return None
         except nats.errors.Error:

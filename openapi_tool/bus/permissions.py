@@ -47,7 +47,7 @@ class Permissions:
 
 def executor_permissions(options: DurableOptions, stream: str, *, session_key: bool) -> Permissions:
     """Return the permissions of `serve`; with `session_key` the settings contain the key, so NATS does not."""
-    returned = intake.notice_subject(stream, options.name)  # replicas tell each other which commands they handed back
+    returned = intake.notice_subject(stream, options.name)  # notices of commands that a replica handed back
     return Permissions(
         (
             f"{_API}.STREAM.NAMES",

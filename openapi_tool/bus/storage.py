@@ -84,7 +84,7 @@ class RecordStore:
 
         try:
             await client.subscribe(f"{self._spec.changes}.>", cb=on_message)
-        except (nats.errors.Error, OSError) as error:  # then a write learns of changes by a conflict
+        except (nats.errors.Error, OSError) as error:  # then a change is detected by the conflict of a write
             log.warning(
                 "cannot subscribe to changes of %s: %s",
                 self._spec.bucket,

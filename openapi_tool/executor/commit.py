@@ -188,7 +188,7 @@ class ResultCommitter:
     async def _commit(
         self, card: Card, report: Report, artifact: ArtifactCard | None, for_s: float, *, retry: bool = False
     ) -> bool:
-        """Commit, with retries for `for_s` seconds. `retry` tells the circuit breaker that a commit failed before."""
+        """Commit, with retries for `for_s` seconds. `retry` reports an earlier failed commit to the circuit breaker."""
 
         async def attempt() -> bool:
             nonlocal retry

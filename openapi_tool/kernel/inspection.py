@@ -98,7 +98,7 @@ select current_setting('transaction_read_only') = 'on' as read_only, (
 ) as missing
 """  # noqa: S608 - constants only
 
-# Every role may read the catalogue, which tells a missing table from a missing grant.
+# Every role may read the catalogue, which distinguishes a missing table from a missing grant.
 _MISSING_TABLES = """
 select string_agg(needed.name, ', ')
 from unnest(array['cards', 'resource.tools', 'resource.project_agents', 'state.agent_inbox', 'state.execution_edges'])

@@ -36,7 +36,7 @@ MIN_TOKENS = {"search": 10_000}  # minimum charge of a request by endpoint (jina
 _USUAL_TOKENS = 10_000  # of a request
 _NEWEST_WEIGHT = 0.2  # of the newest request in the moving average of tokens
 _MAX_GROWTH = 4  # largest multiple of the average that counts: a page of millions of tokens must stop nothing
-_RELEASE_INTERVAL_S = 1.0  # between reports that leave unused concurrency to replicas that want more
+_RELEASE_INTERVAL_S = 1.0  # between reports that leave unused concurrency to replicas that need more
 _MIN_CHANGE_S = 0.1  # between changes of concurrent requests
 OPEN_REPORT_S = 1.5  # between reports while limited requests are open; without one for CONTENDER_S they count as ended
 REPORT_INTERVAL_S = 20.0  # between reports of a replica that sends nothing, or the record drops it after 60 s
@@ -212,7 +212,7 @@ class Allowance:
         )
 
     def has_surplus(self, now: float) -> bool:
-        """Return whether the record still counts ended requests above this replica's share, while others want more."""
+        """Return whether the record still counts ended requests above this replica's share, while others need more."""
         surplus = self._counted_concurrent > max(self.running, self.max_concurrent)
         return surplus and self.rates.concurrent is not None and bool(self.record.others(now, self.name))
 
@@ -294,7 +294,7 @@ class Allowance:
         free_in_s = self.forecast_free(now)
         if replicas := self.fallback_replicas:
             return lambda count: max(free_in_s(count * replicas), self._open_in_s(count, replicas, request_s))
-        # Shares are equal: until this replica has `count`, each other one gets as many, or all it wants.
+        # Shares are equal: until this replica has `count`, each other one gets as many, or all it needs.
         demands = [other.want for other in self.record.others(now, self.name)]
         return lambda count: max(
             free_in_s(count + sum(min(count, demand) for demand in demands)),

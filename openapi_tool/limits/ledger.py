@@ -38,7 +38,7 @@ class Use:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageReport:
-    """Report of a replica: uses since the last one, permits that it keeps, and how many more requests it wants to send.
+    """Report of a replica: uses since the last one, permits that it keeps, and how many more requests it needs to send.
 
     A request needs about `tokens_each`. `running` ones are open. `sent` are those of the last 60 s, for a new adaptive
     limit. `refused`: a call got no permit since the last report. Each report has its own `serial`. Since `steady_since`
@@ -79,7 +79,7 @@ def apply_report(record: Record, name: str, report: UsageReport, rates: Rates, n
 
 
 def _take(record: Record, name: str, report: UsageReport, resource: str, limit: int | None, now: float) -> int:
-    """Settle the last block and take the next; return how much of what it wants is missing."""
+    """Settle the last block and take the next; return how much of what it needs is missing."""
     mine, window, unit = record.replicas[name], record.window(resource), report.unit(resource)
     used = 0
     for use in report.uses:
@@ -111,7 +111,7 @@ def _take(record: Record, name: str, report: UsageReport, resource: str, limit: 
 def _share(record: Record, name: str, per_window: float, free: int, now: float, unit: int) -> int:
     """Return a replica's part of what is free; `per_window` is the limit in requests, each of which needs `unit`.
 
-    Each replica that wants more gets an equal part, at least one request. As one may always write first, for example by
+    Each replica that needs more gets an equal part, at least one request. As one may always write first, for example by
     its clock, a replica takes nothing while it is ahead by more than a second of its share, unless a second of the
     limit is free.
     """
@@ -129,13 +129,13 @@ def _share(record: Record, name: str, per_window: float, free: int, now: float, 
 
 
 def _start_equal(mine: Replica, others: Sequence[Replica]) -> None:
-    """Count a replica that begins to want more as served like the others, or it would catch up."""
+    """Count a replica that begins to need more as served like the others, or it would catch up."""
     if not mine.want:
         mine.served = max(mine.served, min(replica.served for replica in others))
 
 
 def _take_concurrent(record: Record, name: str, report: UsageReport, rates: Rates, now: float) -> int:
-    """Set how many requests a replica may have open; return how many more it wants.
+    """Set how many requests a replica may have open; return how many more it needs.
 
     Open ones above its share count until they end; it begins none until then.
     """
@@ -166,7 +166,7 @@ class Demand(NamedTuple):
 
 
 def shares(limit: int, demands: Mapping[str, Demand]) -> dict[str, int]:
-    """Divide `limit` by max-min fairness: no replica gets more than it wants, and the others get what it leaves."""
+    """Divide `limit` by max-min fairness: no replica gets more than it needs, and the others get what it leaves."""
     found: dict[str, int] = {}
     left = limit
     ascending = sorted(demands, key=lambda name: demands[name].requests)

@@ -190,7 +190,7 @@ class Record:
         return len({name, *(key for key, replica in self.replicas.items() if replica.seen > newest - REPLICA_S)})
 
     def others(self, now: float, name: str) -> list[Replica]:
-        """Return the other replicas that want permits."""
+        """Return the other replicas that need permits."""
         since = now - CONTENDER_S
         return [
             replica
