@@ -143,7 +143,7 @@ class Account:
 
     @property
     def is_quiet(self) -> bool:
-        """Whether nothing is held, waits or is unreported."""
+        """Return whether nothing is held, waits or is unreported."""
         allowance = self.allowance
         return allowance.is_quiet and not allowance.offline and not self._waiting and self._task is None
 

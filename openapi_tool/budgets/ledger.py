@@ -113,7 +113,7 @@ class Share:
 
     @property
     def holds(self) -> bool:
-        """Whether anything is held."""
+        """Return whether anything is held."""
         return (self.reserved, self.idle) != (NOTHING, NOTHING)
 
 

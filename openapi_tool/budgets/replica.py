@@ -116,7 +116,7 @@ class Allowance:
 
     @property
     def is_quiet(self) -> bool:
-        """Whether nothing is held or unreported."""
+        """Return whether nothing is held or unreported."""
         held = self._has_unwritten_change or (self.reserved, self.idle.positive()) != (NOTHING, NOTHING)
         return not held and self.total == self._reported
 

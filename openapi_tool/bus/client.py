@@ -172,7 +172,7 @@ class BusClient(Client):
 
     @property
     def encrypted(self) -> bool:
-        """Whether the connection uses TLS."""
+        """Return whether the connection uses TLS."""
         match self._transport:
             case TcpTransport(_io_writer=stream) | WebSocketTransport(_ws=stream) if stream is not None:
                 return stream.get_extra_info("ssl_object") is not None

@@ -42,7 +42,7 @@ NO_DATABASE = {"postgres": {"dsn": "postgresql://unused"}}
 
 
 class Upstream(StrEnum):
-    """What answers the calls."""
+    """Upstream of the calls."""
 
     DOUBLE = "double"
     REAL = "real"

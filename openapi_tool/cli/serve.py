@@ -177,7 +177,7 @@ async def _outcome(work: Awaitable[list[str]], bootstrap: Bootstrap) -> Outcome:
 
 
 class _Unusable(Exception):
-    """Why `serve` could not use a dependency."""
+    """A dependency cannot be used; the message says why."""
 
 
 async def _postgres(bootstrap: Bootstrap) -> list[str]:

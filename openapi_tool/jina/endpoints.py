@@ -127,7 +127,7 @@ class Endpoint:
 
     @cached_property
     def limits_tokens(self) -> bool:
-        """Whether a request may limit the tokens of each page."""
+        """Return whether a request may limit the tokens of each page."""
         return self.find("maxTokens") is not None
 
     @cached_property

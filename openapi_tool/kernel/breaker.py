@@ -67,7 +67,7 @@ class CircuitBreaker:
 
     @property
     def may_probe(self) -> bool:
-        """Whether a command may be fetched as a probe (half-open state)."""
+        """Return whether a command may be fetched as a probe (half-open state)."""
         pending_probes = self._in_progress - (self._retries if self._is_contended else 0)
         return not pending_probes and self._clock() >= self._failed_at + self._backoff_s()
 

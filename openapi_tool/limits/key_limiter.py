@@ -84,7 +84,7 @@ class KeyLimiter:
 
     @property
     def usable(self) -> bool:
-        """Whether calls may use the key."""
+        """Return whether calls may use the key."""
         if self.variable in self.keys.blocked:
             return self.trial
         return not self.group.pooled or self.keys.get(self.variable) is not None

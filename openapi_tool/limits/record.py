@@ -53,7 +53,7 @@ class Rates:
 
     @property
     def limited(self) -> bool:
-        """Whether anything is limited."""
+        """Return whether anything is limited."""
         return self.requests is not None or self.tokens is not None or self.concurrent is not None
 
 

@@ -112,7 +112,7 @@ class ServerProcess:
 
     @property
     def alive(self) -> bool:
-        """Whether the process runs."""
+        """Return whether the process runs."""
         return self._process is not None and self._process.poll() is None
 
 

@@ -73,7 +73,7 @@ class BadRequest(ToolError):
 
 
 class NotFound(ToolError):
-    """An object that the call names does not exist in its project."""
+    """The call names an object that does not exist in its project."""
 
     code = "not_found"
 

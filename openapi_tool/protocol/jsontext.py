@@ -13,7 +13,7 @@ from pydantic import JsonValue as JsonValue  # noqa: PLC0414 - re-exported
 
 JsonObject = dict[str, JsonValue]
 BudgetObject = Mapping[str, JsonValue]
-"""What is left of each budget, by its scope."""
+"""Remainder of each budget, by its scope."""
 
 
 class ErrorObject(TypedDict):

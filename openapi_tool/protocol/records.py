@@ -50,7 +50,7 @@ class WaitingTurnRecord:
 
     @property
     def suspends(self) -> bool:
-        """Whether a worker suspends the turn (protocol section 7)."""
+        """Return whether a worker suspends the turn (protocol section 7)."""
         return self.message_type != UI_ACTION and self.turn_epoch > 0
 
 

@@ -137,7 +137,7 @@ def texts(items: Iterable[Item]) -> Iterator[str]:
 
 @frozen
 class RenderedResult:
-    """What the model is shown of an output; `artifact_ref` refers to the whole text of a truncated one."""
+    """Text that the model is shown of an output; `artifact_ref` refers to the whole text of a truncated one."""
 
     content: str
     truncated: bool = False

@@ -76,7 +76,7 @@ class Truncated(NamedTuple):
 
     @property
     def next(self) -> Place:
-        """Where the next part begins."""
+        """Place where the next part begins."""
         return next(Place(item.shown, item.opening) for item in self.stored_items if item.shown < item.end)
 
 
@@ -301,7 +301,7 @@ class Place(NamedTuple):
 
 
 class LaterPart(NamedTuple):
-    """What a later part shows, its end, and where the next one begins, None after the last."""
+    """Parts shown in a later part, its end, and the place of the next one, None after the last."""
 
     parts: tuple[Part, ...]
     end: int

@@ -147,6 +147,18 @@ def test_shared_tasks_do_not_inherit_the_context_of_a_call() -> None:
     assert [path.name for path in shared if "create_task(" in path.read_text(encoding="utf-8")] == []
 
 
+def test_docstrings_start_with_a_verb_or_a_noun() -> None:
+    forbidden = re.compile(r"\s*(Whether|What|Why|Where|Whoever|Everything|So many)\b")
+    texts = [
+        f"{path.relative_to(PACKAGE)}:{node.lineno} {node.value.value}"
+        for path in sorted(PACKAGE.rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+    ]
+    assert len(texts) > 1000
+    assert [text for text in texts if forbidden.match(text.partition(" ")[2])] == []
+
+
 def test_every_link_of_the_readme_exists_and_is_described() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text)
