@@ -37,7 +37,7 @@ _COLOURS = {"+": typer.colors.GREEN, "-": typer.colors.RED}
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class ApplyResult:
     """Outcome for one definition in one project: first `create`, `update` or `unchanged`, then `created` and so on."""
 
     project_id: str
@@ -71,7 +71,7 @@ def apply(
         fail("--json cannot ask for confirmation: add --yes or --dry-run", USAGE)
     projects, definitions = _projects(project or [], projects_file), load_definitions(files)
 
-    async def work(registry: Registry, version: str | None) -> list[Result]:
+    async def work(registry: Registry, version: str | None) -> list[ApplyResult]:
         rows = [definition.row for definition in definitions]
         if version is not None:
             rows = [{**row, "target_subject": subject_in_version(row["target_subject"], version)} for row in rows]
@@ -96,7 +96,7 @@ def _projects(named: Sequence[str], file: Path | None) -> list[str]:
 
 async def _apply(
     registry: Registry, projects: list[str], rows: list[dict[str, Any]], *, ask: bool, dry_run: bool, quiet: bool
-) -> list[Result]:
+) -> list[ApplyResult]:
     pairs = [(project, row) for project in projects for row in rows]
     compared = await _each(pairs, "comparing", lambda pair: _compared(registry, *pair), quiet=quiet)
     changes = [result for result in compared if result.diff]
@@ -114,17 +114,17 @@ async def _apply(
 async def _each(
     items: Sequence[Any],
     what: str,
-    work: Callable[[Any], Awaitable[Result]],
+    work: Callable[[Any], Awaitable[ApplyResult]],
     *,
     quiet: bool,
-) -> list[Result]:
+) -> list[ApplyResult]:
     """Run `work` concurrently, with a progress bar on a terminal. Its first exception cancels the others."""
     slots = asyncio.Semaphore(_MAX_CONCURRENT)
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=quiet or not console.is_terminal) as progress:
         bar = progress.add_task(what, total=len(items))
 
-        async def one(item: Any) -> Result:
+        async def one(item: Any) -> ApplyResult:
             async with slots:
                 result = await work(item)
             progress.advance(bar)
@@ -138,20 +138,20 @@ async def _each(
     return [task.result() for task in tasks]
 
 
-async def _compared(registry: Registry, project: str, row: dict[str, Any]) -> Result:
+async def _compared(registry: Registry, project: str, row: dict[str, Any]) -> ApplyResult:
     name = row["tool_name"]
     try:
         stored = await registry.row(project, name)
     except RegistryUnreachable:
         raise
     except RegistryError as error:
-        return Result(project, name, "failed", str(error))
+        return ApplyResult(project, name, "failed", str(error))
     if stored == row:
-        return Result(project, name, "unchanged")
-    return Result(project, name, "update" if stored else "create", diff=_difference(stored, row))
+        return ApplyResult(project, name, "unchanged")
+    return ApplyResult(project, name, "update" if stored else "create", diff=_difference(stored, row))
 
 
-async def _written(registry: Registry, compared: Result, row: dict[str, Any]) -> Result:
+async def _written(registry: Registry, compared: ApplyResult, row: dict[str, Any]) -> ApplyResult:
     if not compared.diff:
         return compared
     try:
@@ -176,7 +176,7 @@ def _ordered_like(model: Any, value: Any) -> Any:
     return value
 
 
-def _show_differences(changes: list[Result]) -> None:
+def _show_differences(changes: list[ApplyResult]) -> None:
     projects: dict[str, list[str]] = {}
     for result in changes:
         projects.setdefault(result.diff, []).append(result.project_id)
@@ -188,7 +188,7 @@ def _show_differences(changes: list[Result]) -> None:
             print_status(line, colour=_COLOURS.get(line[:1]))
 
 
-def _show(results: list[Result]) -> None:
+def _show(results: list[ApplyResult]) -> None:
     table = Rows("project", "tool", "outcome", "why")
     for result in results:
         table.add(result.project_id, result.tool_name, result.outcome, result.reason or "")

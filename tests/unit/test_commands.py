@@ -200,7 +200,7 @@ def test_registry_errors_are_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
 @requirement("terminal.text")
 def test_results_of_apply_are_escaped(capsys: pytest.CaptureFixture[str]) -> None:
     difference = tools_apply._difference(None, ROW)  # noqa: SLF001 - the command needs a kernel
-    result = tools_apply.Result(HOSTILE, HOSTILE, "failed", HOSTILE, difference)
+    result = tools_apply.ApplyResult(HOSTILE, HOSTILE, "failed", HOSTILE, difference)
     tools_apply._show([result])  # noqa: SLF001
     assert_text(capsys.readouterr().out)
     tools_apply._show_differences([result])  # noqa: SLF001
