@@ -272,10 +272,10 @@ class Pipeline:
         # A turn that is not suspended needs no doorbell, and so no worker.
         if call.records.worker_target is None and call.acceptance.waiting_turn.suspends:
             raise ToolMisconfigured(_NOT_IN_ROSTER)
-        if call.records.tool is None:
+        if call.records.definition is None:
             named = short(call.command.function_name)
             raise NotFound(f"This project has no tool named {named!r}; use one of the tools offered.")
-        definition = parse_definition(call.records.tool)
+        definition = parse_definition(call.records.definition)
         tool_call = read_tool_call(call.records.card, call.identity.tool_call_id)
         deadline = self._limits.deadline(self._age_s(call.delivery), definition.suspend_timeout_s, definition.timeout_s)
         return ToolCallRequest(owner, definition, tool_call, deadline)
@@ -345,7 +345,7 @@ def _record_outcome(facts: CallFacts, result: CallResult, context: CallContext) 
 
 
 def _after_execution(call: _Call) -> AfterExecution:
-    stored, sent = stored_after_execution(call.records.tool), call.command.after_execution
+    stored, sent = stored_after_execution(call.records.definition), call.command.after_execution
     if stored and sent and stored != sent:
         log.warning(
             "the command's after_execution differs from the definition's; using the definition's",

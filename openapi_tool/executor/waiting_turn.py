@@ -146,7 +146,7 @@ class WakeupSender:
         try:
             published = await self.publisher.publish(wakeup)
         except Unavailable as outage:
-            suspend_timeout_s = suspend_timeout(records.tool.options) if records.tool else None
+            suspend_timeout_s = suspend_timeout(records.definition.options) if records.definition else None
             waits_s = self.limits.worker_waits_s(suspend_timeout_s)
             if self.clock() - delivery.published_at.timestamp() < waits_s:
                 raise

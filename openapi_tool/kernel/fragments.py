@@ -321,7 +321,7 @@ def call_records(row: Mapping[str, Any]) -> CallRecords:
     """Return the records in a row of LOAD; only v1r4 selects the row of the waiting turn."""
     return CallRecords(
         card=_card(row),
-        tool=_tool(row),
+        definition=_tool(row),
         worker_target=row["worker_target"],
         waiting_turn=_waiting_turn(row),
         request_edge=None if row["edge_id"] is None else RequestEdgeRecord(row["edge_id"], row["recursion_depth"]),

@@ -110,7 +110,7 @@ class CallRecords:
     """Rows of a call; `reported_inbox_id` is that of its tool_result, which may exist without its card."""
 
     card: CardRecord | None
-    tool: DefinitionRecord | None
+    definition: DefinitionRecord | None
     worker_target: str | None
     waiting_turn: WaitingTurnRecord | None
     request_edge: RequestEdgeRecord | None

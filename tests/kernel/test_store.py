@@ -92,8 +92,8 @@ async def test_one_read_brings_everything_that_is_known_of_a_call(caller: Caller
     assert records.card is not None
     assert isinstance(records.card.content, dict)
     assert records.card.content["arguments"] == {"query": "x"}
-    assert records.tool is not None
-    assert records.tool.options == {"jina": {"mode": "search"}}
+    assert records.definition is not None
+    assert records.definition.options == {"jina": {"mode": "search"}}
     assert records.worker_target == "worker_generic"
     assert records.waiting_turn is not None
     assert records.waiting_turn.message_type == "command_anchor"
@@ -340,13 +340,13 @@ async def test_an_inbox_row_without_its_card_rolls_the_commit_back(caller: Calle
 async def test_a_mangled_name_finds_the_tool_with_dots(caller: Caller, store: KernelStore) -> None:
     call = await caller.place(PROJECT, AGENT, "jina__search", {}, publish=False)
     command = command_of(call)
-    assert (await store.load(command)).tool is None
+    assert (await store.load(command)).definition is None
     await caller.add_tool(PROJECT, {**search_tool(), "tool_name": "jina.search"})
-    found = (await store.load(command)).tool
+    found = (await store.load(command)).definition
     assert found is not None
     assert found.tool_name == "jina.search"
     await caller.add_tool(PROJECT, {**search_tool(), "tool_name": "jina__search"})
-    exact = (await store.load(command)).tool
+    exact = (await store.load(command)).definition
     assert exact is not None
     assert exact.tool_name == "jina__search"
 
@@ -362,7 +362,7 @@ async def test_a_too_large_definition_is_not_read(caller: Caller, store: KernelS
         for column in ("parameters", "options"):
             await caller.add_tool(PROJECT, {**search_tool(), "parameters": {}, column: {"description": text}})
             await caller.database.execute("update resource.tools set after_execution = $1", "suspend" + text)
-            tool = (await store.load(command)).tool
+            tool = (await store.load(command)).definition
             assert tool is not None
             assert tool.oversized is oversized
             assert (tool.parameters is None, tool.options is None) == (oversized, oversized)
@@ -391,7 +391,7 @@ async def test_numbers_that_are_short_only_as_stored_are_not_read(
     for column in ("parameters", "options"):
         await caller.add_tool(PROJECT, search_tool())
         await _add_numbers(caller, f"resource.tools set {column} = {column}", number, times)
-        tool = (await store.load(command)).tool
+        tool = (await store.load(command)).definition
         assert tool is not None
         assert (tool.parameters, tool.options) == (None, None)
         # Python cannot read an integer of that length. "few" is a small column, whose text is measured instead.
@@ -411,7 +411,7 @@ async def test_numbers_that_are_short_only_as_stored_are_not_read(
 async def test_every_float_of_a_definition_is_read(caller: Caller, store: KernelStore) -> None:
     call = await caller.place(PROJECT, AGENT, "jina_search", {}, publish=False)
     await caller.add_tool(PROJECT, {**search_tool(), "options": {"floats": [5e-324, 1.7976931348623157e308, 0.1, -0]}})
-    tool = (await store.load(command_of(call))).tool
+    tool = (await store.load(command_of(call))).definition
     assert tool is not None
     assert tool.options == {"floats": [5e-324, 1.7976931348623157e308, 0.1, 0]}
 
@@ -724,7 +724,7 @@ async def test_one_read_brings_everything_of_a_call_of_v1r3(call: PlacedCall, v1
     assert records.card is not None
     assert isinstance(records.card.content, dict)
     assert records.card.content["arguments"] == {"query": "x"}
-    assert records.tool is not None
+    assert records.definition is not None
     assert records.worker_target == "worker_generic"
     assert records.request_edge is not None
     assert records.request_edge.recursion_depth == 0
