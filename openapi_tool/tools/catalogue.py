@@ -124,13 +124,15 @@ class _ReadManyArguments(_ReadOptions):
 class Operation:
     """Operation of the upstream; `jina/endpoints.py` adds what definitions and egress rules do not need.
 
-    `name` and `aliases` are values of `mode`. `argument` is the model's name of the query or address,
-    `main_parameter` the upstream's, `main_parameter_names` are all its names, folded. `paths` maps paths in definitions
-    to the requested ones; `template` is the path of a GET request with the main parameter in it.
+    `name` and `aliases` are values of `mode`. `ability` completes `You can` in exports. `argument` is the model's name
+    of the query or address, `main_parameter` the upstream's, `main_parameter_names` are all its names, folded. `paths`
+    maps paths in definitions to the requested ones; `template` is the path of a GET request with the main parameter in
+    it.
     """
 
     name: str
     host: str
+    ability: str
     argument: str
     main_parameter: str
     main_parameter_names: frozenset[str]
@@ -146,6 +148,7 @@ class Operation:
 SEARCH = Operation(
     name="search",
     host="s.jina.ai",
+    ability="search the web",
     argument="query",
     main_parameter="q",
     main_parameter_names=frozenset({"query", "q"}),
@@ -154,6 +157,7 @@ SEARCH = Operation(
 READER = Operation(
     name="reader",
     host="r.jina.ai",
+    ability="read pages",
     argument="url",
     main_parameter="url",
     main_parameter_names=frozenset({"url", "targeturl"}),

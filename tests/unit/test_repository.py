@@ -605,7 +605,7 @@ import respx
 from openapi_tool.tools import catalogue
 
 segment = replace(
-    catalogue.SEARCH, name="segment", argument="content", main_parameter="content",
+    catalogue.SEARCH, name="segment", ability="split texts", argument="content", main_parameter="content",
     main_parameter_names=frozenset({"content"}), paths={"": "/segment", "/": "/segment"},
 )
 class Arguments(catalogue._Options):
@@ -617,7 +617,7 @@ catalogue.CATALOGUE = {**catalogue.CATALOGUE, tool.name: tool}
 from openapi_tool.jina import endpoints, parameters
 from openapi_tool.jina.content import usage_of
 from openapi_tool.testing import InProcessExecutor
-from openapi_tool.tools.exports import registration
+from openapi_tool.tools.exports import all_built_in, registration, system_role
 from openapi_tool.tools.result import Item, ToolOutput
 
 def render(envelope, _parameters, _context):
@@ -638,6 +638,9 @@ async def call(tool, arguments, url, answer):
 async def main():
     search = await call(catalogue.CATALOGUE["jina.search"], {"query": "x"}, "https://s.jina.ai/", {"data": []})
     print(search["q"], await call(tool, {"content": "y"}, "https://s.jina.ai/segment", {"text": "one"}))
+    tools = all_built_in()
+    for shown in (tools, [tools[0], tools[-1]]):
+        print(system_role(shown).partition(".")[0], "Search first" in system_role(shown))
 
 asyncio.run(main())
 """
@@ -646,4 +649,11 @@ asyncio.run(main())
 @requirement("definition.lint")
 def test_an_operation_at_the_host_of_another_one_needs_its_three_parts_only() -> None:
     done = subprocess.run([sys.executable, "-c", NEW_OPERATION], capture_output=True, text=True, check=False)  # noqa: S603
-    assert (done.stdout, done.returncode) == ("x {'content': 'y'}\n", 0), done.stderr
+    assert (done.stdout.splitlines(), done.returncode) == (
+        [
+            "x {'content': 'y'}",
+            "You can search the web, read pages and split texts True",
+            "You can search the web and split texts False",
+        ],
+        0,
+    ), done.stderr
