@@ -21,7 +21,6 @@ from openapi_tool.jina.client import JinaClient
 from openapi_tool.jina.content import RenderContext, masked, usage_of
 from openapi_tool.jina.endpoints import batch_items, batch_output, endpoint_of, item_arguments, without_secrets
 from openapi_tool.jina.failures import NO_SECRETS, Sleep, with_retries
-from openapi_tool.jina.remarks import cost_advice
 from openapi_tool.jina.request import (
     ResolvedParameters,
     UpstreamRequest,
@@ -133,7 +132,8 @@ class JinaBackend:
         one = item_arguments(definition, arguments, items[0]) if items else arguments
         parameters = resolve_parameters(definition, one).parameters
         may_suggest = partial(_may_suggest, definition, arguments)
-        return replace(output, cost_advice=cost_advice(parameters, tokens, max(1, len(items)), may_suggest))
+        ways = endpoint_of(definition).cheaper(parameters, tokens, max(1, len(items)), may_suggest)
+        return replace(output, cost_advice=f" Cheaper: {' or '.join(ways)}." if ways else "")
 
     async def _run_one(
         self, definition: ToolDefinition, arguments: Arguments, deadline: Deadline, context: JinaCallContext

@@ -17,6 +17,7 @@ from openapi_tool.jina import parameters as tables
 from openapi_tool.jina.content import RenderContext, page_steps, search_steps
 from openapi_tool.jina.failures import NOTHING_FOUND
 from openapi_tool.jina.parameters import MODEL_FORMATS, WITH_CONTENT, Parameter, by_name
+from openapi_tool.jina.remarks import Offers, cheaper_page, cheaper_search
 from openapi_tool.jina.url_policy import UrlPolicy, checked_url
 from openapi_tool.protocol.errors import BadRequest, ToolError
 from openapi_tool.telemetry.redact import Redactor
@@ -86,7 +87,6 @@ def _has_pages(parameters: Parameters) -> bool:
     return parameters.get("respondWith") != "no-content"
 
 
-_MIN_TEN_RESULTS_TOKENS = 10_000
 _MIN_PAGE_TOKENS = {
     "withGeneratedAlt": 765,
     "injectPageScript": 4_000,
@@ -105,7 +105,8 @@ class Endpoint:
     - `own`: arguments, folded, with values of their own for a parameter: `with_content: true` sets `respondWith`.
     - `implied`: not sent, since they are the upstream's defaults.
     - `check_url`: checks and repairs the main parameter, if that is an address.
-    - `min_tokens`: minimum charge for a successful request (jina-api section 5).
+    - `price`: minimum charge for a successful request if above the operation's (jina-api section 5).
+    - `cheaper`: ways to lower the cost of a call, by the parameters of one item, the charge for all, and their number.
     - `nothing_found`: beginning of the message of a 422 that is no error but a response without results (jina-api 2.2).
     """
 
@@ -113,13 +114,18 @@ class Endpoint:
     parameters: tuple[Parameter, ...]
     timeouts: Timeouts
     render: Callable[[Mapping[str, Any], Parameters, RenderContext], Steps[ToolOutput]]
-    min_tokens: Callable[[Parameters], int]
+    price: Callable[[Parameters], int] = lambda _: 0
+    cheaper: Callable[[Parameters, int, int, Offers], Sequence[str]] = lambda *_: ()
     formats: tuple[str, ...] = MODEL_FORMATS
     own: Mapping[str, Parameter] = field(default_factory=dict)
     defaults: Mapping[str, Any] = field(default_factory=dict)
     implied: Mapping[str, Any] = field(default_factory=dict)
     check_url: Callable[[str, UrlPolicy], str] | None = None
     nothing_found: str | None = None
+
+    def min_tokens(self, parameters: Parameters) -> int:
+        """Return the minimum charge for a successful request."""
+        return max(self.operation.min_tokens, self.price(parameters))
 
     def find(self, name: str) -> Parameter | None:
         """Return the parameter with this name, alias or header."""
@@ -144,11 +150,11 @@ def _min_search_tokens(parameters: Parameters) -> int:
     """Return the minimum charge for each ten results asked for: times 5 for images and news, times 3 for Bing."""
     scale = 5 if parameters.get("type") in ("images", "news") else 3 if parameters.get("provider") == "bing" else 1
     number = parameters.get("num")
-    return _MIN_TEN_RESULTS_TOKENS * scale * math.ceil((number if isinstance(number, int) else 1) / 10)
+    return SEARCH.min_tokens * scale * math.ceil((number if isinstance(number, int) else 1) / 10)
 
 
 def _min_page_tokens(parameters: Parameters) -> int:
-    return max((tokens for name, tokens in _MIN_PAGE_TOKENS.items() if parameters.get(name)), default=1)
+    return max((tokens for name, tokens in _MIN_PAGE_TOKENS.items() if parameters.get(name)), default=0)
 
 
 ENDPOINTS: Mapping[str, Endpoint] = {
@@ -160,6 +166,7 @@ ENDPOINTS: Mapping[str, Endpoint] = {
             Timeouts(default_stage_s=25, needs_timeout=_has_pages),
             search_steps,
             _min_search_tokens,
+            cheaper_search,
             formats=(*MODEL_FORMATS, "no-content"),
             own={fold("with_content"): WITH_CONTENT},
             defaults={"respondWith": "no-content"},
@@ -172,6 +179,7 @@ ENDPOINTS: Mapping[str, Endpoint] = {
             Timeouts(default_stage_s=15, stages=_stages_of_reader, timing=_timing_of_reader),
             page_steps,
             _min_page_tokens,
+            cheaper_page,
             check_url=checked_url,
         ),
     )

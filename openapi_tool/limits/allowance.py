@@ -31,7 +31,6 @@ REFILL_AT_ONCE_BELOW, REFILL_BELOW = 0.4, 0.75
 """Fractions of `Allowance.ahead`: with fewer permits at hand more are taken at once, or after a pause."""
 
 REFILL_PAUSE_S = 1.0, 2.0  # range of the random pause: replicas that write at the same time conflict
-MIN_TOKENS = {"search": 10_000}  # minimum charge of a request by endpoint (jina-api section 5)
 
 _USUAL_TOKENS = 10_000  # of a request
 _NEWEST_WEIGHT = 0.2  # of the newest request in the moving average of tokens

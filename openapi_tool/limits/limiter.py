@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from openapi_tool.limits.allowance import MIN_TOKENS, Allowance
+from openapi_tool.limits.allowance import Allowance
 from openapi_tool.limits.fair_queue import NO_WEIGHTS, KeyGroup
 from openapi_tool.limits.key_limiter import KeyLimiter
 from openapi_tool.limits.keys import PREFIX, Keys
@@ -15,6 +15,8 @@ from openapi_tool.limits.permits import Need, Permit, Store
 from openapi_tool.limits.record import REQUESTS, TOKENS, Rates
 from openapi_tool.options import LimitOptions
 from openapi_tool.protocol.errors import ToolError
+from openapi_tool.telemetry import metrics
+from openapi_tool.tools.catalogue import OPERATIONS
 
 _MAX_PROJECTS = 20
 
@@ -40,6 +42,8 @@ class Limiter:
         self._store = store
         self._groups: dict[tuple[str, str], KeyGroup] = {}  # by variable in definitions, and endpoint
         self._limiters: dict[tuple[str, str], KeyLimiter] = {}
+        for operation in OPERATIONS:
+            metrics.RATE_LIMITED.labels(operation.name)  # 0 from the start, for alerts
 
     async def acquire(self, need: Need) -> Permit:
         """Wait for a permit (`Permits.acquire`)."""
@@ -128,8 +132,10 @@ class Limiter:
             existing.group if existing else KeyGroup(self._weights, pooled=len(members) > 1)
         )
         if existing is None:
+            [operation] = (operation for operation in OPERATIONS if operation.name == endpoint)
             for member in members:
-                allowance = Allowance(self._name, _rates(self._options, member, endpoint), MIN_TOKENS.get(endpoint, 1))
+                rates = _rates(self._options, member, operation.limits)
+                allowance = Allowance(self._name, rates, operation.min_tokens)
                 limiter = KeyLimiter(member, endpoint, allowance, self._store, self.keys, group)
                 self._limiters[member, endpoint] = limiter
             _weigh(group.limiters)
@@ -146,7 +152,7 @@ def _weigh(limiters: list[KeyLimiter]) -> None:
             return
 
 
-def _rates(options: LimitOptions, variable: str, endpoint: str) -> Rates:
+def _rates(options: LimitOptions, variable: str, prefix: str) -> Rates:
     limits = options.of(variable)
     names = ("requests_per_minute", "tokens_per_minute", "concurrent")
-    return Rates(*(getattr(limits, f"{endpoint}_{name}", None) for name in names))
+    return Rates(*(getattr(limits, f"{prefix}_{name}") for name in names))

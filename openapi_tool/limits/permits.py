@@ -42,7 +42,7 @@ NO_SLOT = NoSlot()
 
 @dataclass(slots=True)
 class Need:
-    """A request to `endpoint` (`search` or `reader`).
+    """A request to `endpoint`, the name of an operation.
 
     `flow` is (project, agent). `slot` is given up while the request waits. `key` is the value of `variable`; a pool may
     send another one. `call` is the number of the call in this process. `refused_by` are the variables of the keys with

@@ -247,9 +247,8 @@ LIMIT_OPERATIONS = Counter(
     "limit_operations", "Operations on the shared records of `limits` in NATS.", ("operation",), _OPERATIONS
 )
 RATE_LIMITED = Counter(
-    "rate_limited", "Requests not sent, because no permit of `limits` could come before the deadline.", ("endpoint",),
-    [("search",), ("reader",)],
-)  # fmt: skip
+    "rate_limited", "Requests not sent, because no permit of `limits` could come before the deadline.", ("endpoint",)
+)
 _SCOPES = [("session",), ("agent_day",), ("project_day",), ("project_month",)]
 BUDGET_OPERATIONS = Counter(
     "budget_operations", "Operations on the shared accounts of `budgets` in NATS.", ("operation",), _OPERATIONS

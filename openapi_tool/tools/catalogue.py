@@ -127,18 +127,20 @@ class Operation:
     `name` and `aliases` are values of `mode`. `ability` completes `You can` in exports. `argument` is the model's name
     of the query or address, `main_parameter` the upstream's, `main_parameter_names` are all its names, folded. `paths`
     maps paths in definitions to the requested ones; `template` is the path of a GET request with the main parameter in
-    it.
+    it. `limits` is the prefix of its settings in `[limits]`, `min_tokens` the minimum charge (jina-api section 5).
     """
 
     name: str
     host: str
     ability: str
+    limits: Literal["search", "reader"]
     argument: str
     main_parameter: str
     main_parameter_names: frozenset[str]
     paths: Mapping[str, str]
     aliases: tuple[str, ...] = ()
     template: str | None = None
+    min_tokens: int = 1
 
     def urls(self, path: str) -> tuple[str, str]:
         """Return the URL of a path, without and with the default port."""
@@ -149,15 +151,18 @@ SEARCH = Operation(
     name="search",
     host="s.jina.ai",
     ability="search the web",
+    limits="search",
     argument="query",
     main_parameter="q",
     main_parameter_names=frozenset({"query", "q"}),
     paths={"": "/", "/": "/", "/search": "/search", "/search/": "/search"},
+    min_tokens=10_000,
 )
 READER = Operation(
     name="reader",
     host="r.jina.ai",
     ability="read pages",
+    limits="reader",
     argument="url",
     main_parameter="url",
     main_parameter_names=frozenset({"url", "targeturl"}),

@@ -22,7 +22,7 @@ from openapi_tool.concurrency import at_once
 from openapi_tool.executor.continuation import requested_tokens
 from openapi_tool.jina.content import without_inline_images
 from openapi_tool.jina.endpoints import ENDPOINTS, batch_output
-from openapi_tool.jina.remarks import BARRIERS, STEMS, WARNINGS, barrier_type, cost_advice
+from openapi_tool.jina.remarks import BARRIERS, STEMS, WARNINGS, barrier_type
 from openapi_tool.jina.request import UpstreamRequest, build_request, resolve_parameters, with_max_tokens
 from openapi_tool.local.recordings import load_recordings
 from openapi_tool.protocol.errors import BadRequest, ToolMisconfigured, UpstreamRejected, UpstreamUnavailable
@@ -107,14 +107,14 @@ _SNIPPETS_ONLY = {"q": "x", "respondWith": "no-content"}
 def test_case_2_the_note_about_the_cost_advises_what_would_lower_it(
     parameters: dict[str, Any], tokens: int, items: int, says: str
 ) -> None:
-    assert cost_advice(parameters, tokens, items, lambda _: True) == (f" Cheaper: {says}." if says else "")
+    endpoint = ENDPOINTS["search" if "q" in parameters else "reader"]
+    assert " or ".join(endpoint.cheaper(parameters, tokens, items, lambda _: True)) == says
 
     def takes_argument(_: str) -> bool:
         return False
 
-    assert cost_advice(parameters, tokens, items, takes_argument) == (
-        f" Cheaper: fewer {'searches' if 'q' in parameters else 'pages'}." if items > 1 else ""
-    )
+    fewer = [f"fewer {'searches' if 'q' in parameters else 'pages'}"] if items > 1 else []
+    assert endpoint.cheaper(parameters, tokens, items, takes_argument) == fewer
 
 
 @requirement("usage.exact")

@@ -602,11 +602,13 @@ NEW_OPERATION = """
 import asyncio, json
 from dataclasses import replace
 import respx
+from pydantic import SecretStr
 from openapi_tool.tools import catalogue
 
 segment = replace(
     catalogue.SEARCH, name="segment", ability="split texts", argument="content", main_parameter="content",
-    main_parameter_names=frozenset({"content"}), paths={"": "/segment", "/": "/segment"},
+    main_parameter_names=frozenset({"content"}), paths={"": "/segment", "/": "/segment"}, limits="reader",
+    min_tokens=30_000,
 )
 class Arguments(catalogue._Options):
     content: catalogue.Text
@@ -616,8 +618,13 @@ catalogue.CATALOGUE = {**catalogue.CATALOGUE, tool.name: tool}
 
 from openapi_tool.jina import endpoints, parameters
 from openapi_tool.jina.content import usage_of
+from openapi_tool.limits.limiter import Limiter
+from openapi_tool.limits.permits import Need
+from openapi_tool.options import LimitOptions
+from openapi_tool.telemetry import metrics
 from openapi_tool.testing import InProcessExecutor
 from openapi_tool.tools.exports import all_built_in, registration, system_role
+from openapi_tool.tools.policy import Deadline
 from openapi_tool.tools.result import Item, ToolOutput
 
 def render(envelope, _parameters, _context):
@@ -626,18 +633,39 @@ def render(envelope, _parameters, _context):
 
 table = (parameters.Parameter("content", parameters._text(), model=True),)
 timeouts = endpoints.Timeouts(15, needs_timeout=lambda _: False)
-endpoints.ENDPOINTS["segment"] = endpoints.Endpoint(segment, table, timeouts, render, lambda _: 1)
+endpoints.ENDPOINTS["segment"] = endpoints.Endpoint(
+    segment, table, timeouts, render, cheaper=lambda parameters, *_: ["less than " + parameters["content"]]
+)
+
+class Store:
+    async def read(self, name):
+        return 0, None
+
+    async def write(self, name, value, revision):
+        return revision + 1
+
+async def limits():
+    options = LimitOptions(search_tokens_per_minute=60_000, reader_tokens_per_minute=50_000)
+    limiter = Limiter("replica", options, Store(), lambda: 1e6, None)
+    assert ({"endpoint": "segment"}, 0) in [(labels, value.number) for labels, value in metrics.RATE_LIMITED.children()]
+    permit = await limiter.acquire(Need("KEY", "segment", ("p", "a"), Deadline.after(5), SecretStr("key")))
+    permit.done(1)
+    allowance = limiter._limiters["KEY", "segment"].allowance
+    print(allowance.rates.tokens, allowance.tokens_per_request, endpoints.ENDPOINTS["segment"].min_tokens({}))
+    await limiter.aclose()
 
 async def call(tool, arguments, url, answer):
     router = respx.Router()
     router.post(url).respond(json=answer)
     result = await InProcessExecutor(router).run_tool(registration(tool), arguments)
     assert result.status == "success", result.text
-    return json.loads(result.requests[0].content)
+    return json.loads(result.requests[0].content), result.text.rpartition("[")[2]
 
 async def main():
-    search = await call(catalogue.CATALOGUE["jina.search"], {"query": "x"}, "https://s.jina.ai/", {"data": []})
-    print(search["q"], await call(tool, {"content": "y"}, "https://s.jina.ai/segment", {"text": "one"}))
+    search, _ = await call(catalogue.CATALOGUE["jina.search"], {"query": "x"}, "https://s.jina.ai/", {"data": []})
+    answer = {"text": "one", "meta": {"usage": {"tokens": 30_000}}}
+    print(search["q"], *await call(tool, {"content": "y"}, "https://s.jina.ai/segment", answer))
+    await limits()
     tools = all_built_in()
     for shown in (tools, [tools[0], tools[-1]]):
         print(system_role(shown).partition(".")[0], "Search first" in system_role(shown))
@@ -651,7 +679,8 @@ def test_an_operation_at_the_host_of_another_one_needs_its_three_parts_only() ->
     done = subprocess.run([sys.executable, "-c", NEW_OPERATION], capture_output=True, text=True, check=False)  # noqa: S603
     assert (done.stdout.splitlines(), done.returncode) == (
         [
-            "x {'content': 'y'}",
+            "x {'content': 'y'} This result cost 30,000 tokens. Cheaper: less than y.]",
+            "50000 30000 30000",
             "You can search the web, read pages and split texts True",
             "You can search the web and split texts False",
         ],

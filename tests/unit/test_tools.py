@@ -9,13 +9,15 @@ import jsonschema_rs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from openapi_tool.jina.endpoints import ENDPOINTS
+from openapi_tool.options import KeyLimits
 from openapi_tool.protocol.errors import BadRequest, ToolError, ToolMisconfigured, ToolNotAvailable
 from openapi_tool.protocol.jsontext import JsonObject, JsonValue
 from openapi_tool.protocol.records import DefinitionRecord
 from openapi_tool.tools.arguments import Arguments, OperatorEnvs, prepare_arguments
-from openapi_tool.tools.catalogue import CATALOGUE, OPERATIONS, READER, BuiltInTool, DuplicateTool, catalogue
+from openapi_tool.tools.catalogue import CATALOGUE, OPERATIONS, READER, BuiltInTool, DuplicateTool, Operation, catalogue
 from openapi_tool.tools.definition import parse_definition, suspend_timeout
 from openapi_tool.tools.placeholders import PLACEHOLDERS, MissingVariable, Secret, Secrets, render
 from openapi_tool.tools.policy import ALL, Switch, Switches, SwitchRecordInvalid
@@ -569,6 +571,15 @@ def test_every_operation_has_one_endpoint_and_every_tool_an_operation() -> None:
         assert main is endpoint.find(endpoint.operation.argument)
         assert main is not None
         assert {fold(name) for name in (main.name, *main.aliases)} == endpoint.operation.main_parameter_names
+
+
+@requirement("catalogue")
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)
+def test_every_operation_has_settings_for_its_limits(operation: Operation) -> None:
+    values = {"requests_per_minute": 1, "tokens_per_minute": operation.min_tokens, "concurrent": 1}
+    KeyLimits(**{f"{operation.limits}_{name}": value for name, value in values.items()})
+    with pytest.raises(ValidationError, match="greater than or equal"):
+        KeyLimits(**{f"{operation.limits}_tokens_per_minute": operation.min_tokens - 1})
 
 
 @requirement("catalogue")
