@@ -57,6 +57,7 @@ from openapi_tool.tools.policy import TimeLimits, longest_call_s
 if TYPE_CHECKING:
     from openapi_tool.telemetry.otlp import ExportingTracer
 
+log = logging.getLogger(__name__)
 
 _MAX_CHECK_S = 3.0  # a hanging check ends only after several timeouts of the driver, so do not wait for its end
 _NO_ANSWER = Unavailable(f"PostgreSQL: no answer within {_MAX_CHECK_S:.0f} s")
@@ -119,8 +120,6 @@ class DatabaseMonitor:
 T = TypeVar("T")
 
 _REMIND_S = 60.0
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,8 @@ from openapi_tool.telemetry.metrics import list_projects
 from openapi_tool.telemetry.redact import MIN_SECRET_CHARS
 from openapi_tool.tools.placeholders import FILE_SUFFIX, Secrets
 
+log = logging.getLogger(__name__)
+
 _OTHER_FILES = 128  # NATS, traces, DNS, files, pipes
 
 
@@ -88,8 +90,6 @@ def collect_garbage_rarely() -> None:
     gc.freeze()
     gc.set_threshold(20_000, 50, 50)
 
-
-log = logging.getLogger(__name__)
 
 _POLL_S = 2.0
 

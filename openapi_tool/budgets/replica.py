@@ -21,6 +21,8 @@ from openapi_tool.limits.permits import Store
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.telemetry import metrics
 
+log = logging.getLogger(__name__)
+
 _AHEAD_S = 5.0  # seconds of demand that a block covers
 _FIRST_BLOCK = 4  # size of the first block in requests
 _LOW_SHARE = 0.25  # fraction of the last block, below which the next one is taken
@@ -214,8 +216,6 @@ class Allowance:
         """Known uses and reservations of all replicas, without idle blocks."""
         return self._used_elsewhere.plus_both(self.total, self.reserved)
 
-
-log = logging.getLogger(__name__)
 
 _WRITE_INTERVAL_S = 0.05  # minimum between writes of the journal
 _MAX_ACCOUNTS = 3_000  # the last used ones; a record may have 256 KiB

@@ -28,6 +28,8 @@ from openapi_tool.protocol.identity import TOPOLOGY, TRACEPARENT
 from openapi_tool.telemetry import metrics
 from openapi_tool.telemetry.redact import Redactor
 
+log = logging.getLogger(__name__)
+
 _MAX_WHOLE_BYTES = 160 * 1024
 """Limit of a record with the whole command: a body of 64 KiB in base64 fits, with headers of ordinary text."""
 
@@ -178,8 +180,6 @@ def decode(record: bytes, number: int) -> DeadLetter:
         attempt=fields["attempt"],
     )
 
-
-log = logging.getLogger(__name__)
 
 STREAM = "openapi_tool_dead_letters"
 SUBJECT_PREFIX = "openapi_tool.dead_letter"

@@ -32,6 +32,8 @@ from openapi_tool.protocol.dialect import claimed_identity
 from openapi_tool.protocol.identity import AGENT, MAX_ID_BYTES
 from openapi_tool.tools.problems import short
 
+log = logging.getLogger(__name__)
+
 BUCKET = "openapi_tool_leases"
 KEYS = "command.*.*"
 _TTL_S = 3600  # of a record after its last change
@@ -260,8 +262,6 @@ def ids_of(command: Delivery | Msg) -> dict[str, Any]:
         ids["trace_id"] = claimed.trace.trace_id
     return {"stream_sequence": sequence, **{name: short(value, _MAX_LOGGED_CHARS) for name, value in ids.items()}}
 
-
-log = logging.getLogger(__name__)
 
 # Fractions of AckWait: after the last acknowledged progress, between two checks, timeout of one heartbeat. A failed
 # heartbeat is retried at the next check; two attempts fit: 0.45 + 2 * (1/12 + 1/10) is less than 1.

@@ -18,6 +18,8 @@ from openapi_tool.telemetry import metrics
 from openapi_tool.tools.definition import suspend_timeout
 from openapi_tool.tools.policy import TimeLimits, TurnLimit
 
+log = logging.getLogger(__name__)
+
 _MAX_DELAY_S = 1.0
 """Longest useful delay: a worker defers a row that comes too early by a second."""
 
@@ -71,8 +73,6 @@ class ResultDelay:
 def _step(identity: CallIdentity) -> _Step:
     return identity.project_id, identity.agent_id, identity.agent_turn_id, identity.step_id
 
-
-log = logging.getLogger(__name__)
 
 _MIN_CHECK_INTERVAL_S = 1.0
 

@@ -28,6 +28,8 @@ from openapi_tool.telemetry.redact import Redactor
 from openapi_tool.tools.policy import Deadline
 from openapi_tool.tools.result import one_line
 
+log = logging.getLogger(__name__)
+
 NO_SECRETS = Redactor(where="error")
 
 ONCE, SOME = 1, 3
@@ -278,8 +280,6 @@ def _seconds_until(date: str) -> float | None:
             continue
     return None
 
-
-log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 

@@ -38,6 +38,8 @@ from openapi_tool.concurrency import FairSemaphore
 from openapi_tool.jina.url_policy import is_public
 from openapi_tool.telemetry import metrics
 
+log = logging.getLogger(__name__)
+
 _PIECE_BYTES, _MAX_INFORMATIONAL = 8 * 1024, 8
 _MAX_NON_BODY_BYTES = 32 * 1024
 _FRAMING_SHARE = 1 / 4
@@ -170,8 +172,6 @@ class UpstreamConnection(ResponseHandler):
 
 
 Resolver = AbstractResolver
-
-log = logging.getLogger(__name__)
 
 PROJECT = "project"
 """Request extension with the project id, for fair shares of connections."""

@@ -21,6 +21,8 @@ from openapi_tool.protocol.errors import ToolError, Unavailable
 from openapi_tool.telemetry import metrics
 from openapi_tool.tools.placeholders import Secrets
 
+log = logging.getLogger(__name__)
+
 STATES: Mapping[int, str] = MappingProxyType({40102: "invalid", 40201: "exhausted", 40203: "exhausted"})
 """State of a blocked key by the upstream's status. 40103, 40104 and 40202 are caused by the call, not by the key."""
 
@@ -98,8 +100,6 @@ def decode(stored: bytes | None, now: float) -> KeyRecord:
         return KeyRecord()
     return replace(record, since=min(record.since, now), retry_at=min(record.retry_at, now + RETRY_S))
 
-
-log = logging.getLogger(__name__)
 
 PREFIX = "key."
 _HASH_BYTES = 4  # enough to tell the values of a rotation apart
