@@ -25,7 +25,9 @@ class ProtocolVersion(StrEnum):
 
 
 class Dialect(Protocol):
-    """One version of the protocol, as the pipeline uses it."""
+    """One version of the protocol, as the pipeline uses it; `actor_id` is the author of its reports."""
+
+    def __init__(self, actor_id: str) -> None: ...
 
     @property
     def version(self) -> str:
@@ -33,6 +35,10 @@ class Dialect(Protocol):
 
     def decode(self, delivery: Delivery) -> Command:
         """Decode a delivery. Raises Unanswerable only for a subject that is no tool command's."""
+
+    @staticmethod
+    def claimed_identity(subject: CommandSubject, headers: Mapping[str, str], data: bytes) -> ClaimedIdentity:
+        """Return the ids in subject, headers and body; empty or None if unknown. Raises nothing."""
 
     def accept(self, identity: CallIdentity, records: CallRecords) -> Acceptance:
         """Check, before anything is billed, that the kernel will take the report. Raises ReportRefused."""
@@ -51,16 +57,16 @@ class Dialect(Protocol):
         """
 
 
-_DIALECTS: Mapping[str, type[V1r4 | V1r3]] = {ProtocolVersion.V1R4: V1r4, ProtocolVersion.V1R3: V1r3}
+_DIALECTS: Mapping[str, type[Dialect]] = {ProtocolVersion.V1R4: V1r4, ProtocolVersion.V1R3: V1r3}
 
 
 def dialect_of(version: ProtocolVersion, actor_id: str) -> Dialect:
-    """Return the dialect of a version; `actor_id` is the author of its reports."""
+    """Return the dialect of a version."""
     return _DIALECTS[version](actor_id)
 
 
 def claimed_identity(subject: str, headers: Mapping[str, str], data: bytes) -> ClaimedIdentity:
-    """Return the ids in subject, headers and, in v1r3, body. Raises nothing."""
+    """See `Dialect`."""
     tokens = [*subject.split(".", 4), "", "", "", ""]
     parsed = CommandSubject(tokens[1], tokens[2], tokens[3], "", "")
     return _DIALECTS.get(parsed.version, V1r4).claimed_identity(parsed, headers, data)

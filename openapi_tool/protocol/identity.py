@@ -168,6 +168,28 @@ TRACESTATE = "tracestate"
 TOPOLOGY = (PROJECT, CHANNEL, AGENT, TURN, EPOCH, STEP, TOOL_CALL, PARENT_AGENT, PARENT_TURN, PARENT_STEP, DEPTH)
 """Headers that identify a call, in the exact case that the kernel reads."""
 
+CONTROL_FIELDS = frozenset(
+    {
+        "project_id",
+        "channel_id",
+        "channel",
+        "agent_id",
+        "agent_turn_id",
+        "turn_epoch",
+        "step_id",
+        "tool_call_id",
+        "trace_id",
+        "traceparent",
+        "tracestate",
+        "parent_agent_id",
+        "parent_agent_turn_id",
+        "parent_step_id",
+        "parent_traceparent",
+        "recursion_depth",
+    }
+)
+"""Names of ids of a call and its caller, as fields of a body."""
+
 MAX_EPOCH = 2**63 - 1
 _MAX_DIGITS = 20  # enough to exceed MAX_EPOCH; int() raises ValueError for thousands of digits
 

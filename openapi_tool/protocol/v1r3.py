@@ -60,7 +60,7 @@ class V1r3:
 
     @staticmethod
     def claimed_identity(subject: CommandSubject, headers: Mapping[str, str], data: bytes) -> ClaimedIdentity:
-        """Return the ids in body, subject and headers; empty or None if unknown. Raises nothing."""
+        """See `Dialect`."""
         return _identity_in_body(subject, headers, Body(_fields(data)))
 
     def accept(self, identity: CallIdentity, records: CallRecords) -> Acceptance:

@@ -21,6 +21,7 @@ from openapi_tool.protocol.command import (
 )
 from openapi_tool.protocol.errors import ReportRefused
 from openapi_tool.protocol.identity import (
+    CONTROL_FIELDS,
     CallIdentity,
     ClaimedIdentity,
     CommandSubject,
@@ -31,28 +32,6 @@ from openapi_tool.protocol.identity import (
 )
 from openapi_tool.protocol.jsontext import JsonObject, JsonValue
 from openapi_tool.protocol.records import CallRecords, ResultContent
-
-# Fields that a body may not have: they belong in the headers.
-CONTROL_FIELDS = frozenset(
-    {
-        "project_id",
-        "channel_id",
-        "channel",
-        "agent_id",
-        "agent_turn_id",
-        "turn_epoch",
-        "step_id",
-        "tool_call_id",
-        "trace_id",
-        "traceparent",
-        "tracestate",
-        "parent_agent_id",
-        "parent_agent_turn_id",
-        "parent_step_id",
-        "parent_traceparent",
-        "recursion_depth",
-    }
-)
 
 _WAKEUP_HEADERS = (
     header.PROJECT,
@@ -88,7 +67,7 @@ class V1r4:
 
     @staticmethod
     def claimed_identity(subject: CommandSubject, headers: Mapping[str, str], data: bytes) -> ClaimedIdentity:  # noqa: ARG004 - the body has no ids
-        """Return the ids in subject and headers; empty or None if unknown. Raises nothing."""
+        """See `Dialect`."""
         return read_identity(subject, headers)
 
     def accept(self, identity: CallIdentity, records: CallRecords) -> Acceptance:

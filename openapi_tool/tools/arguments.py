@@ -12,8 +12,8 @@ from pydantic import SecretStr
 from openapi_tool.frozen import frozen
 from openapi_tool.protocol.cards import ToolCall
 from openapi_tool.protocol.errors import BadRequest, ToolMisconfigured
+from openapi_tool.protocol.identity import CONTROL_FIELDS
 from openapi_tool.protocol.jsontext import JsonObject, JsonValue, as_object, storable_text
-from openapi_tool.protocol.v1r4 import CONTROL_FIELDS
 from openapi_tool.tools.definition import ToolDefinition, unusable
 from openapi_tool.tools.placeholders import MissingVariable, VariableNotAllowed, render, render_fixed
 from openapi_tool.tools.problems import fold, listed, short

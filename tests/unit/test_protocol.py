@@ -19,6 +19,7 @@ from openapi_tool.protocol.command import INLINE_DATA, Delivery, Report, trace_l
 from openapi_tool.protocol.dialect import Dialect, claimed_identity
 from openapi_tool.protocol.errors import BadRequest, NotFound, ReportRefused, ToolError, Unanswerable
 from openapi_tool.protocol.identity import (
+    CONTROL_FIELDS,
     SpanContext,
     identify,
     new_span_id,
@@ -29,7 +30,6 @@ from openapi_tool.protocol.identity import (
 from openapi_tool.protocol.jsontext import dumps, loads, storable
 from openapi_tool.protocol.records import CardRecord, RequestEdgeRecord, ResultContent, WaitingTurnRecord
 from openapi_tool.protocol.v1r3 import V1r3
-from openapi_tool.protocol.v1r4 import CONTROL_FIELDS
 from openapi_tool.tools.placeholders import placeholder_values
 from tests.requirements import requirement
 from tests.support import (
