@@ -317,13 +317,13 @@ def report_values(card_id: str, report: Report, *own: object) -> tuple[Any, ...]
     )
 
 
-def call_records(row: Mapping[str, Any]) -> CallRecords:
-    """Return the records in a row of LOAD; only v1r4 selects the row of the waiting turn."""
+def call_records(row: Mapping[str, Any], waiting_turn: WaitingTurnRecord | None = None) -> CallRecords:
+    """Return the records in a row of LOAD."""
     return CallRecords(
         card=_card(row),
         definition=_tool(row),
         worker_target=row["worker_target"],
-        waiting_turn=_waiting_turn(row),
+        waiting_turn=waiting_turn,
         request_edge=None if row["edge_id"] is None else RequestEdgeRecord(row["edge_id"], row["recursion_depth"]),
         earlier=_earlier(row),
         reported_inbox_id=row["reported_inbox_id"],
@@ -353,20 +353,6 @@ def _tool(row: Mapping[str, Any]) -> DefinitionRecord | None:
         options=options,
         oversized=oversized,
         unreadable=not oversized and row["tool_objects"] and (parameters is None or options is None),
-    )
-
-
-def _waiting_turn(row: Mapping[str, Any]) -> WaitingTurnRecord | None:
-    if row.get("waiting_inbox_id") is None:
-        return None
-    return WaitingTurnRecord(
-        inbox_id=row["waiting_inbox_id"],
-        message_type=row["waiting_message_type"],
-        channel_id=row["waiting_channel_id"],
-        agent_turn_id=row["waiting_turn_id"],
-        turn_epoch=row["waiting_epoch"],
-        context_headers=as_object(row["waiting_headers"]),
-        oversized=row["waiting_fits"] is False,
     )
 
 

@@ -12,6 +12,7 @@ from openapi_tool.kernel import v1r3, v1r4
 from openapi_tool.kernel.failures import GRANT_PRIVILEGES, RUN_MIGRATIONS, SET_VERSION, ReadOnly
 from openapi_tool.protocol.command import Command, Report
 from openapi_tool.protocol.errors import NeedsOperator
+from openapi_tool.protocol.records import CallRecords
 
 
 class Statements(Protocol):
@@ -26,6 +27,9 @@ class Statements(Protocol):
 
     def call_values(self, command: Command) -> tuple[Any, ...]:
         """Return the parameters of LOAD."""
+
+    def call_records(self, row: Mapping[str, Any]) -> CallRecords:
+        """Return the records in a row of LOAD."""
 
     def report_values(self, card_id: str, report: Report) -> tuple[Any, ...]:
         """Return the parameters of REPORT, the first ones of COMMIT."""

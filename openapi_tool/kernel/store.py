@@ -18,7 +18,7 @@ from openapi_tool.kernel.failures import (
     translate_connection_errors,
     translate_statement_errors,
 )
-from openapi_tool.kernel.fragments import ARTIFACT, HAS_RESULT, LAST_RESULT_AGE, call_records
+from openapi_tool.kernel.fragments import ARTIFACT, HAS_RESULT, LAST_RESULT_AGE
 from openapi_tool.kernel.inspection import STATEMENTS, Statements, check_access, inspect
 from openapi_tool.protocol.cards import ArtifactCard, Card
 from openapi_tool.protocol.command import Command, Report
@@ -116,7 +116,7 @@ class KernelStore:
             row = await connection.fetchrow(self._sql.LOAD, *self._sql.call_values(command))
             if row["read_only"]:
                 raise ReadOnly
-        return call_records(row)
+        return self._sql.call_records(row)
 
     async def last_result_age_s(self, project_id: str, agent_turn_id: str, step_id: str) -> float | None:
         """Return the age in seconds of the newest result of a step, None without one."""

@@ -69,6 +69,8 @@ request as (
 # There is no row of the waiting turn that could have been deleted since the load.
 COMMIT, REPORT = writes(_INBOX, accepted="true", edge_turn="null", first=18)
 
+call_records = fragments.call_records
+
 
 def call_values(command: Command) -> tuple[Any, ...]:
     """Return the parameters of LOAD."""

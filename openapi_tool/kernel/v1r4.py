@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from openapi_tool.kernel import fragments
 from openapi_tool.kernel.fragments import CALL, COLUMNS, MAX_HEADER_BYTES, MAX_NAME_CHARS, NEWEST_ROWS, fits, writes
 from openapi_tool.protocol.command import Command, Report
+from openapi_tool.protocol.jsontext import as_object
+from openapi_tool.protocol.records import CallRecords, WaitingTurnRecord
 
 VERSION = "v1r4"
 INBOX_COLUMN = "context_headers"  # only v1r4 has it
@@ -91,6 +94,22 @@ COMMIT, REPORT = writes(_INBOX, _ACCEPTED, edge_turn="$7", first=19)
 def call_values(command: Command) -> tuple[Any, ...]:
     """Return the parameters of LOAD."""
     return fragments.call_values(command, command.identity.turn_epoch or 0)
+
+
+def call_records(row: Mapping[str, Any]) -> CallRecords:
+    """Return the records in a row of LOAD."""
+    if row["waiting_inbox_id"] is None:
+        return fragments.call_records(row)
+    turn = WaitingTurnRecord(
+        inbox_id=row["waiting_inbox_id"],
+        message_type=row["waiting_message_type"],
+        channel_id=row["waiting_channel_id"],
+        agent_turn_id=row["waiting_turn_id"],
+        turn_epoch=row["waiting_epoch"],
+        context_headers=as_object(row["waiting_headers"]),
+        oversized=row["waiting_fits"] is False,
+    )
+    return fragments.call_records(row, turn)
 
 
 def report_values(card_id: str, report: Report) -> tuple[Any, ...]:
