@@ -25,9 +25,10 @@ from nats.aio.client import Client
 from benchmarks.harness import CONNECTIONS, Harness
 from benchmarks.measure import cpu_seconds
 from openapi_tool.bus.client import BusClient
-from openapi_tool.bus.consumer import CommandConsumer, ConsumerOptions
+from openapi_tool.bus.consumer import CommandConsumer
 from openapi_tool.bus.dead_letters import DeadLetters
-from openapi_tool.bus.streams import DurableOptions, ensure_durable
+from openapi_tool.bus.options import ConsumerOptions, DurableOptions
+from openapi_tool.bus.streams import ensure_durable
 from openapi_tool.local.caller import VERSION
 from openapi_tool.options import ExecutorOptions
 from openapi_tool.protocol.command import Acknowledge, Delivery, Settlement

@@ -20,20 +20,20 @@ from openapi_tool.budgets.budgets import Budgets
 from openapi_tool.bus.connection import (
     INSTANCE,
     BusClient,
-    BusOptions,
     WakeupPublisher,
     answering_stats,
     connected,
     outage_as_unavailable,
 )
-from openapi_tool.bus.consumer import CommandConsumer, ConsumerOptions
+from openapi_tool.bus.consumer import CommandConsumer
 from openapi_tool.bus.dead_letters import DeadLetters
 from openapi_tool.bus.durable import ServerClock
 from openapi_tool.bus.durable_monitor import DurableMonitor
 from openapi_tool.bus.kv_stores import ParkedResultStore, SwitchMonitor, shared_session_key
 from openapi_tool.bus.leases import FetchMode
+from openapi_tool.bus.options import BusOptions, ConsumerOptions, DurableOptions
 from openapi_tool.bus.storage import BUDGETS, LIMITS, RecordStore, Storage
-from openapi_tool.bus.streams import DurableOptions, replica_count
+from openapi_tool.bus.streams import replica_count
 from openapi_tool.bus.worker import Slots
 from openapi_tool.concurrency import retried
 from openapi_tool.executor.commit import ParkedResults
@@ -43,9 +43,10 @@ from openapi_tool.jina.client import EgressTransport
 from openapi_tool.jina.failures import key_failure
 from openapi_tool.jina.transport import AiohttpTransport, Resolver
 from openapi_tool.kernel.breaker import CircuitBreaker, GuardedStore
-from openapi_tool.kernel.failures import DSN_SETTING, located
-from openapi_tool.kernel.store import KernelStore, PoolOptions
+from openapi_tool.kernel.failures import located
+from openapi_tool.kernel.store import KernelStore
 from openapi_tool.limits.limiter import Limiter
+from openapi_tool.options import DSN_SETTING, PoolOptions
 from openapi_tool.protocol.dialect import dialect_of
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.settings import Settings

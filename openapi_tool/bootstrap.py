@@ -13,9 +13,8 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 from openapi_tool.budgets.budgets import Budgets
-from openapi_tool.bus.connection import BusOptions
 from openapi_tool.bus.connection_errors import credentials_problem, seed_problem
-from openapi_tool.bus.streams import DurableOptions
+from openapi_tool.bus.options import BusOptions, DurableOptions
 from openapi_tool.concurrency import TimeSlicer
 from openapi_tool.executor.continuation import Continuation
 from openapi_tool.executor.ports import Artifacts
@@ -24,8 +23,8 @@ from openapi_tool.jina.backend import JinaBackend, JinaBackendOptions
 from openapi_tool.jina.byte_semaphore import JinaCallContext
 from openapi_tool.jina.client import EgressTransport, JinaClient, tls_context
 from openapi_tool.jina.failures import Sleep
-from openapi_tool.kernel.store import PoolOptions
 from openapi_tool.limits.permits import Permits
+from openapi_tool.options import PoolOptions
 from openapi_tool.protocol.identity import command_filter
 from openapi_tool.settings import Settings, SettingsError
 from openapi_tool.settings.loading import secret_values, unmasked

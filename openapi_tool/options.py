@@ -1,4 +1,4 @@
-"""Settings sections that components take as their options.
+"""Settings sections that components take as their options, and the options of the database pool.
 
 pydantic validates them when the settings are loaded, but not those that code constructs itself, as tests do.
 """
@@ -19,6 +19,7 @@ _UNUSABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 _MAX_CHARS = 16_000
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
+DSN_SETTING = "postgres.dsn (PG_DSN)"
 MAX_ACK_PENDING = 1_000_000
 MIN_MAX_TOKENS = 500
 TERABYTE = 1_000_000_000_000
@@ -44,9 +45,7 @@ def _texts(value: Any) -> Iterator[str]:
     if isinstance(value, str | SecretStr):
         yield value if isinstance(value, str) else value.get_secret_value()
     elif isinstance(value, Mapping):
-        for name, item in value.items():
-            yield from _texts(name)
-            yield from _texts(item)
+        yield from _texts([*value, *value.values()])
     elif isinstance(value, list | tuple):
         for item in value:
             yield from _texts(item)
@@ -384,3 +383,17 @@ class BudgetOptions(BudgetLimits):
             return self
         budgets = {name: getattr(own, name) for name in BUDGETS}
         return BudgetLimits(**{name: getattr(self, name) if mine is None else mine for name, mine in budgets.items()})
+
+
+@dataclass(frozen=True, slots=True)
+class PoolOptions:
+    """Options of the pool; `timeout_s` limits a connection and a statement; errors contain `where` and `setting`."""
+
+    version: str
+    dsn: str = field(repr=False)
+    size: int
+    timeout_s: float
+    prepared_statements: bool
+    inspect_on_connect: bool = True  # refuse a database in which calls cannot be committed; not for read-only commands
+    where: str = ""
+    setting: str = DSN_SETTING

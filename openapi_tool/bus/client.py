@@ -10,10 +10,7 @@ import asyncio
 import logging
 import re
 import secrets
-import ssl
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import nats.errors
@@ -26,18 +23,15 @@ from nats.js.errors import APIError, NoStreamResponseError
 from nats.protocol.command import hpub_cmd, pub_cmd
 from nats.protocol.parser import PERMISSIONS_ERR
 
-from openapi_tool.bus.connection_errors import SERVERS_SETTING, LogBackoff, cause_of, describe_connection_error
+from openapi_tool.bus.connection_errors import LogBackoff, cause_of, describe_connection_error
+from openapi_tool.bus.options import BusOptions
 from openapi_tool.bus.wire import Headers, Parser, header_block, parse_headers
 from openapi_tool.concurrency import interruptible
 from openapi_tool.protocol.errors import Unavailable
 
 log = logging.getLogger(__name__)
 
-INBOX = "_INBOX.openapi_tool"
-"""Prefix of reply subjects. nats-py's `_INBOX` would need permission for `_INBOX.>`, so for replies to all users."""
-
 _ACK_DELAY_S = 0.01  # in which an acknowledgement may share a socket write: each costs CPU
-LISTED_BY = "openapi-tool nats permissions"  # command that lists the needed permissions
 _DENIAL = re.compile(r'permissions violation for (publish|subscription) to "([^"]*)"')
 RECONNECT_WAIT_S = 0.5
 _MAX_RETRY_WAIT_S = 5.0  # between attempts of the first connection
@@ -46,7 +40,7 @@ _MAX_RETRY_WAIT_S = 5.0  # between attempts of the first connection
 class Denied(nats.errors.Error):
     """The server denies permission for `subject`."""
 
-    def __init__(self, subject: str, listed_by: str = LISTED_BY) -> None:
+    def __init__(self, subject: str, listed_by: str) -> None:
         super().__init__(f"permission for {subject} is denied; grant what `{listed_by}` lists to the NATS user")
 
 
@@ -69,29 +63,6 @@ class _Tokens:
 
     def next(self) -> bytearray:
         return bytearray(secrets.token_urlsafe(16).encode())
-
-
-@dataclass(frozen=True, slots=True)
-class BusOptions:
-    """Servers and authentication; `login` holds options of nats-py.
-
-    With `tls` the client logs in over TLS only. JetStream requests go to `domain`, by default the server's own. `once`
-    makes a single connection attempt, for CLI commands, and logs denials only. Error messages contain `listed_by` (the
-    command that prints the needed permissions), `where` (hosts and ports) and `setting` (name of the setting that lists
-    the servers). `on_trouble` takes the reason of every failed attempt until the first connection.
-    """
-
-    servers: Sequence[str] = field(default=(), repr=False)
-    name: str = ""
-    tls: ssl.SSLContext | None = None
-    login: Mapping[str, str] = field(default_factory=dict, repr=False)
-    domain: str | None = None
-    inbox: str = INBOX
-    once: bool = False
-    listed_by: str = LISTED_BY
-    where: str = ""
-    setting: str = SERVERS_SETTING
-    on_trouble: Callable[[str], None] | None = None
 
 
 class BusClient(Client):

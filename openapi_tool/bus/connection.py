@@ -20,15 +20,16 @@ from nats.aio.client import Client
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from tenacity import RetryCallState, stop_after_delay, wait_exponential_jitter
 
-from openapi_tool.bus.client import RECONNECT_WAIT_S, BusClient, BusOptions
+from openapi_tool.bus.client import RECONNECT_WAIT_S, BusClient
 from openapi_tool.bus.connection_errors import describe_connection_error, describe_jetstream_error
+from openapi_tool.bus.options import BusOptions
 from openapi_tool.concurrency import in_background, retried
 from openapi_tool.protocol.command import Wakeup
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.protocol.jsontext import is_deeper_than
 from openapi_tool.tools.problems import short
 
-__all__ = ["BusClient", "BusOptions", "connected", "outage_as_unavailable"]
+__all__ = ["BusClient", "connected", "outage_as_unavailable"]
 
 log = logging.getLogger(__name__)
 

@@ -14,8 +14,9 @@ import nats.errors
 import nkeys
 from nats.js.errors import NoStreamResponseError, ServiceUnavailableError
 
+from openapi_tool.bus.options import SERVERS_SETTING
+
 _CLOSED = (ConnectionResetError, BrokenPipeError, asyncio.IncompleteReadError, nats.errors.UnexpectedEOF)
-SERVERS_SETTING = "nats.servers (NATS_SERVERS)"
 _FIRST_REPEAT_S, _MAX_REPEAT_S = 5.0, 300.0
 
 

@@ -8,7 +8,6 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Any
 
 import nats.errors
@@ -19,12 +18,12 @@ from openapi_tool.bus.dead_letters import DeadLetters
 from openapi_tool.bus.durable import ServerClock, observe
 from openapi_tool.bus.intake import Intake
 from openapi_tool.bus.leases import FetchMode, Heartbeats, Held, Leases
+from openapi_tool.bus.options import ConsumerOptions
 from openapi_tool.bus.pull_consumer import ConsumerGone, LookAhead, PullConsumer
 from openapi_tool.bus.scheduler import new_scheduler
-from openapi_tool.bus.streams import Durable, DurableOptions, ensure_durable
+from openapi_tool.bus.streams import Durable, ensure_durable
 from openapi_tool.bus.wire import ForeignMessage
 from openapi_tool.bus.worker import Handler, Slots, Worker
-from openapi_tool.options import ExecutorOptions, FairnessOptions
 from openapi_tool.telemetry import metrics
 
 log = logging.getLogger(__name__)
@@ -34,17 +33,6 @@ _STALL_SHARE = 1 / 3  # of AckWait: after a longer stall, held messages may have
 _DOUBT_S = 1.0  # a message received in this time after a stall may have been sent during the stall
 _HAND_BACK_TIMEOUT_S = 5.0  # on shutdown; the remaining commands are redelivered after AckWait
 _CANCEL_TIMEOUT_S = 10.0  # more than the sum of the limits in `bus/worker.py`
-
-
-@dataclass(frozen=True, slots=True)
-class ConsumerOptions:
-    """Options of the consumer. A call that runs longer than `max_run_s` seconds is cancelled."""
-
-    durable: DurableOptions
-    executor: ExecutorOptions
-    max_run_s: float
-    replicas: int = 1
-    fairness: FairnessOptions = field(default_factory=FairnessOptions)
 
 
 class BackgroundTaskEnded(Exception):

@@ -21,7 +21,7 @@ from openapi_tool.bus import leases
 from openapi_tool.bus.client import Denied
 from openapi_tool.bus.connection import gather_stats
 from openapi_tool.bus.dead_letters import STREAM, DeadLetter, decode, unmasked_letter
-from openapi_tool.bus.streams import DurableOptions
+from openapi_tool.bus.options import DurableOptions
 from openapi_tool.bus.wire import delivery_of, parse_headers
 from openapi_tool.protocol.command import BodyDigest, Delivery
 from openapi_tool.protocol.dialect import claimed_identity

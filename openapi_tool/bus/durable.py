@@ -17,7 +17,8 @@ from nats.js.errors import NotFoundError
 
 from openapi_tool.bus.client import BusClient
 from openapi_tool.bus.connection import gather_stats
-from openapi_tool.bus.streams import Durable, DurableOptions
+from openapi_tool.bus.options import DurableOptions
+from openapi_tool.bus.streams import Durable
 from openapi_tool.tools.problems import counted
 
 log = logging.getLogger(__name__)

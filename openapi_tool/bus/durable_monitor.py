@@ -13,7 +13,8 @@ from openapi_tool.bus.client import BusClient
 from openapi_tool.bus.consumer import CommandConsumer
 from openapi_tool.bus.durable import DurableMissing, DurableState, ErrorReply, ServerClock, observe
 from openapi_tool.bus.kv_stores import AckFloor, save_ack_floor
-from openapi_tool.bus.streams import UNLIMITED, Durable, DurableOptions, change_durable
+from openapi_tool.bus.options import DurableOptions
+from openapi_tool.bus.streams import UNLIMITED, Durable, change_durable
 from openapi_tool.options import MAX_ACK_PENDING
 from openapi_tool.telemetry import metrics
 from openapi_tool.telemetry.health import CONSUMER, NATS, Health

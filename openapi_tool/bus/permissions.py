@@ -6,9 +6,9 @@ import json
 from dataclasses import asdict, dataclass
 
 from openapi_tool.bus import connection, dead_letters, intake, kv_stores, leases
-from openapi_tool.bus.client import INBOX, routed
+from openapi_tool.bus.client import routed
+from openapi_tool.bus.options import INBOX, DurableOptions
 from openapi_tool.bus.storage import BUDGETS, LIMITS
-from openapi_tool.bus.streams import DurableOptions
 from openapi_tool.protocol.identity import wakeup_filter
 
 _API = "$JS.API"

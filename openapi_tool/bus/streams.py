@@ -13,6 +13,7 @@ from nats.js.errors import BadRequestError, NotFoundError
 
 from openapi_tool.bus.client import BusClient, Denied
 from openapi_tool.bus.kv_stores import AckFloor, load_ack_floor
+from openapi_tool.bus.options import DurableOptions
 from openapi_tool.protocol.identity import command_stream
 
 log = logging.getLogger(__name__)
@@ -22,19 +23,6 @@ _MAX_WAITING = 4_096
 """Open pull requests, one per executor; the server's default is 512. It cannot be changed later."""
 
 UNLIMITED = -1
-
-
-@dataclass(frozen=True, slots=True)
-class DurableOptions:
-    """Name and settings of the durable; `replicas` of created streams and buckets: None as the command stream."""
-
-    version: str
-    name: str
-    filter_subject: str
-    ack_wait_s: float
-    max_ack_pending: int
-    replicas: int | None = None
-    create_stream: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,8 +20,8 @@ from rich.table import Table
 from rich.text import Text
 
 from openapi_tool.bootstrap import NAME, build_bootstrap
-from openapi_tool.bus.connection import BusOptions
 from openapi_tool.bus.dead_letters import STREAM as DEAD_LETTERS
+from openapi_tool.bus.options import BusOptions
 from openapi_tool.cli.common import (
     INTERRUPTED,
     Upstream,
@@ -36,9 +36,10 @@ from openapi_tool.cli.common import (
 )
 from openapi_tool.cli.kernels import ProtocolOption, connected_once
 from openapi_tool.concurrency import interruptible
-from openapi_tool.kernel.failures import DSN_SETTING, located, translate_connection_errors
+from openapi_tool.kernel.failures import located, translate_connection_errors
 from openapi_tool.local.caller import ERRORS, Caller, PlacedCall, ResultRows, open_database, prepare_database
 from openapi_tool.local.dev import DevError, RequestedCall, running_dev, save_call
+from openapi_tool.options import DSN_SETTING
 from openapi_tool.protocol.cards import as_model_reads
 from openapi_tool.protocol.dialect import ProtocolVersion
 from openapi_tool.protocol.errors import Unavailable

@@ -17,7 +17,8 @@ import typer
 from pydantic_settings import SettingsError as UnreadableVariable
 
 from openapi_tool.bootstrap import Bootstrap, build_bootstrap, lint_limits
-from openapi_tool.bus.connection import BusClient, BusOptions, connected, gather_stats, outage_as_unavailable
+from openapi_tool.bus.connection import BusClient, connected, gather_stats, outage_as_unavailable
+from openapi_tool.bus.options import BusOptions
 from openapi_tool.cli.common import NO_DATABASE, USAGE, fail, output, print_json, print_status, redraw
 from openapi_tool.jina.definition_checks import source_problems
 from openapi_tool.kernel.failures import located

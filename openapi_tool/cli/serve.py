@@ -16,8 +16,9 @@ from openapi_tool.assembly import upstream_transport
 from openapi_tool.bootstrap import Bootstrap, build_bootstrap
 from openapi_tool.bus.connection import BusClient, connected, outage_as_unavailable
 from openapi_tool.bus.durable import DurableMissing, ServerClock, observe
+from openapi_tool.bus.options import DurableOptions
 from openapi_tool.bus.storage import denied
-from openapi_tool.bus.streams import UNLIMITED, Durable, DurableOptions, command_stream_of
+from openapi_tool.bus.streams import UNLIMITED, Durable, command_stream_of
 from openapi_tool.cli.common import USAGE, print_json, print_line, print_status
 from openapi_tool.cli.kernels import ProtocolOption, settings_failed
 from openapi_tool.cli.tools_registry import judge, stored_check

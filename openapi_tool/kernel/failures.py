@@ -16,6 +16,7 @@ from typing import Literal
 
 import asyncpg
 
+from openapi_tool.options import DSN_SETTING
 from openapi_tool.protocol.errors import NeedsOperator, Unavailable
 
 Kind = Literal["defect", "outage", "operator"]
@@ -37,7 +38,6 @@ KINDS: dict[str, Kind] = {
 }
 """Kind by SQLSTATE (five characters), else by its class (first two)."""
 
-DSN_SETTING = "postgres.dsn (PG_DSN)"
 _OPERATOR = "An operator must correct this: "
 GRANT_PRIVILEGES = f"{_OPERATOR}grant what `openapi-tool sql grants` prints"
 RUN_MIGRATIONS = f"{_OPERATOR}check that it is the kernel's database of the configured version, with all its migrations"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
 from typing import Any
@@ -12,7 +11,6 @@ import asyncpg
 
 from openapi_tool.concurrency import FairSemaphore
 from openapi_tool.kernel.failures import (
-    DSN_SETTING,
     PoolShareUsed,
     ReadOnly,
     translate_connection_errors,
@@ -20,6 +18,7 @@ from openapi_tool.kernel.failures import (
 )
 from openapi_tool.kernel.fragments import ARTIFACT, HAS_RESULT, LAST_RESULT_AGE
 from openapi_tool.kernel.inspection import STATEMENTS, Statements, check_access, inspect
+from openapi_tool.options import PoolOptions
 from openapi_tool.protocol.cards import ArtifactCard, Card
 from openapi_tool.protocol.command import Command, Report
 from openapi_tool.protocol.errors import Unavailable
@@ -32,24 +31,6 @@ _MAX_IDLE_S = 30.0  # until a connection is closed; the health check keeps one i
 _NO_PROJECT = ""  # connections for the service itself
 _RETRY_POOL_S = 0.05
 _CHECK_TIMEOUT_S = 2.0  # of each step of a health check, to detect a database that hangs
-
-
-@dataclass(frozen=True, slots=True)
-class PoolOptions:
-    """Options of the pool; `timeout_s` limits a connection and a statement.
-
-    `where` and `setting` are for error messages (`failures.located`), `version` is that of the protocol. With
-    `inspect_on_connect` a database in which calls cannot be committed is refused; not for commands that only read.
-    """
-
-    dsn: str = field(repr=False)
-    size: int
-    timeout_s: float
-    prepared_statements: bool
-    inspect_on_connect: bool = True
-    where: str = ""
-    setting: str = DSN_SETTING
-    version: str = "v1r4"
 
 
 class KernelStore:

@@ -27,10 +27,11 @@ from openapi_tool.kernel.breaker import CircuitBreaker
 from openapi_tool.kernel.failures import PoolShareUsed
 from openapi_tool.kernel.inspection import NEEDED_INDEXES, USAGE, reader_grants, unique_index
 from openapi_tool.kernel.queries import By, first_card_id, statement, usage
-from openapi_tool.kernel.store import KernelStore, PoolOptions
+from openapi_tool.kernel.store import KernelStore
 from openapi_tool.local.caller import Caller, prepare_database
 from openapi_tool.local.servers import free_port
 from openapi_tool.local.stack import EmbeddedStack
+from openapi_tool.options import PoolOptions
 from openapi_tool.protocol.cards import Card, new_id, result_card
 from openapi_tool.protocol.errors import NeedsOperator, RateLimited, Unavailable
 from openapi_tool.protocol.records import Attempt
@@ -44,7 +45,7 @@ COMMAND = V1R4.decode(delivery())
 
 @pytest.fixture(params=[True, False], ids=["prepared", "unprepared"])
 def options(stack: EmbeddedStack, database: str, request: pytest.FixtureRequest) -> PoolOptions:
-    return PoolOptions(dsn_of(stack, database), 2, 5.0, prepared_statements=request.param)
+    return PoolOptions("v1r4", dsn_of(stack, database), 2, 5.0, prepared_statements=request.param)
 
 
 @pytest.fixture
@@ -450,7 +451,7 @@ def test_an_impossible_role_name_is_refused(role: str) -> None:
 async def test_a_denial_and_a_missing_table_need_an_operator(
     stack: EmbeddedStack, caller: Caller, database: str, fault: str, message: str, remedy: str
 ) -> None:
-    store = await KernelStore.open(PoolOptions(dsn_of(stack, database), 1, 5.0, prepared_statements=True))
+    store = await KernelStore.open(PoolOptions("v1r4", dsn_of(stack, database), 1, 5.0, prepared_statements=True))
     await store.ping()
     await caller.database.execute(fault)
     with pytest.raises(Unavailable, match=rf"{message}.*\. An operator must correct this: .*{remedy}"):
@@ -469,7 +470,7 @@ async def test_a_denial_and_a_missing_table_need_an_operator(
 async def test_a_denied_statement_names_the_table(
     stack: EmbeddedStack, caller: Caller, database: str, fault: str, message: str
 ) -> None:
-    store = await KernelStore.open(PoolOptions(dsn_of(stack, database), 1, 5.0, prepared_statements=True))
+    store = await KernelStore.open(PoolOptions("v1r4", dsn_of(stack, database), 1, 5.0, prepared_statements=True))
     await caller.database.execute(fault)
     with pytest.raises(Unavailable, match=rf"{message}.*An operator must correct this"):
         await store.has_result("project", "call")
@@ -482,7 +483,7 @@ async def test_grants_on_single_columns_are_enough_to_be_ready(
 ) -> None:
     await caller.database.execute("revoke select on resource.tools from openapi_tool")
     await caller.database.execute("grant select (project_id, tool_name) on resource.tools to openapi_tool")
-    store = await KernelStore.open(PoolOptions(dsn_of(stack, database), 1, 5.0, prepared_statements=True))
+    store = await KernelStore.open(PoolOptions("v1r4", dsn_of(stack, database), 1, 5.0, prepared_statements=True))
     await store.ping()
     await store.aclose()
 

@@ -22,15 +22,16 @@ import pytest
 import trustme
 
 from openapi_tool.bootstrap import build_bootstrap
-from openapi_tool.bus.connection import BusOptions
+from openapi_tool.bus.options import BusOptions
 from openapi_tool.concurrency import at_once
 from openapi_tool.kernel import v1r3
 from openapi_tool.kernel.fragments import LAST_RESULT_AGE
 from openapi_tool.kernel.queries import call_rows
-from openapi_tool.kernel.store import KernelStore, PoolOptions
+from openapi_tool.kernel.store import KernelStore
 from openapi_tool.kernel.v1r4 import LOAD
 from openapi_tool.local.caller import Caller, PlacedCall
 from openapi_tool.local.stack import EmbeddedStack
+from openapi_tool.options import PoolOptions
 from openapi_tool.protocol.cards import Card, artifact_card, result_card
 from openapi_tool.protocol.command import Command, Delivery, Report
 from openapi_tool.protocol.errors import NeedsOperator, Unavailable
@@ -50,7 +51,7 @@ TEXT = at_once(stored_text([Item("text")], []))  # a computation in steps, betwe
 
 @pytest.fixture
 async def store(stack: EmbeddedStack, database: str) -> AsyncIterator[KernelStore]:
-    store = await KernelStore.open(PoolOptions(dsn_of(stack, database), 4, 5.0, prepared_statements=True))
+    store = await KernelStore.open(PoolOptions("v1r4", dsn_of(stack, database), 4, 5.0, prepared_statements=True))
     yield store
     await store.aclose()
 
@@ -500,7 +501,7 @@ async def _save_earlier_result(caller: Caller, call: PlacedCall) -> None:
 
 
 def test_the_repr_of_options_hides_logins() -> None:
-    assert "hidden" not in repr(PoolOptions("postgresql://u:hidden@db/x", 1, 1.0, prepared_statements=True))
+    assert "hidden" not in repr(PoolOptions("v1r4", "postgresql://u:hidden@db/x", 1, 1.0, prepared_statements=True))
     assert "hidden" not in repr(BusOptions(["nats://hidden@bus:4222"], "name", login={"token": "hidden"}))
 
 
@@ -560,7 +561,7 @@ async def test_ids_of_any_characters_and_length_are_stored_unchanged(caller: Cal
 
 async def test_the_store_works_without_prepared_statements(stack: EmbeddedStack, database: str, caller: Caller) -> None:
     call = await caller.place(PROJECT, AGENT, "jina_search", {}, publish=False)
-    store = await KernelStore.open(PoolOptions(dsn_of(stack, database), 2, 5.0, prepared_statements=False))
+    store = await KernelStore.open(PoolOptions("v1r4", dsn_of(stack, database), 2, 5.0, prepared_statements=False))
     assert await store.commit(*result_of(call, await store.load(command_of(call))))
     await store.aclose()
 
@@ -569,7 +570,9 @@ async def test_an_unreachable_database_raises_unavailable(
     stack: EmbeddedStack, caller: Caller, store: KernelStore
 ) -> None:
     with pytest.raises(Unavailable):
-        await KernelStore.open(PoolOptions("postgresql://nobody:x@127.0.0.1:1/none", 1, 1.0, prepared_statements=True))
+        await KernelStore.open(
+            PoolOptions("v1r4", "postgresql://nobody:x@127.0.0.1:1/none", 1, 1.0, prepared_statements=True)
+        )
     await caller.database.execute("drop table state.execution_edges")
     with pytest.raises(Unavailable, match="execution_edges"):
         await store.load(V1R4.decode(delivery()))
@@ -677,7 +680,7 @@ V1R3 = V1r3(V1R3_ACTOR)
 
 @pytest.fixture
 def options(stack: EmbeddedStack, v1r3_database: str) -> PoolOptions:
-    return PoolOptions(dsn_of(stack, v1r3_database), 4, 5.0, prepared_statements=True, version="v1r3")
+    return PoolOptions("v1r3", dsn_of(stack, v1r3_database), 4, 5.0, prepared_statements=True)
 
 
 @pytest.fixture

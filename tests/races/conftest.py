@@ -21,11 +21,12 @@ from pydantic import SecretStr
 
 from openapi_tool.bus import consumer
 from openapi_tool.bus.client import BusClient
-from openapi_tool.bus.consumer import CommandConsumer, ConsumerOptions
+from openapi_tool.bus.consumer import CommandConsumer
 from openapi_tool.bus.dead_letters import DeadLetters
 from openapi_tool.bus.durable import ServerClock
 from openapi_tool.bus.leases import FetchMode, lease_key
-from openapi_tool.bus.streams import Durable, DurableOptions
+from openapi_tool.bus.options import ConsumerOptions, DurableOptions
+from openapi_tool.bus.streams import Durable
 from openapi_tool.bus.worker import Slots
 from openapi_tool.executor.commit import ParkedResults
 from openapi_tool.executor.continuation import Continuation

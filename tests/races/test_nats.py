@@ -38,8 +38,9 @@ from openapi_tool.bus.durable import ServerClock
 from openapi_tool.bus.durable_monitor import DurableMonitor
 from openapi_tool.bus.kv_stores import AckFloor, ParkedResultStore, load_ack_floor, save_ack_floor
 from openapi_tool.bus.leases import Lease, Leases, LeaseTaken
+from openapi_tool.bus.options import DurableOptions
 from openapi_tool.bus.storage import Storage
-from openapi_tool.bus.streams import Durable, DurableOptions
+from openapi_tool.bus.streams import Durable
 from openapi_tool.protocol.command import Acknowledge, Delivery, Requeue, Wakeup
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.telemetry.health import CONSUMER, JETSTREAM, NATS, Health

@@ -22,7 +22,7 @@ from typer.testing import CliRunner, Result
 from openapi_tool.bus.dead_letter_reader import abandoned_commands
 from openapi_tool.bus.dead_letters import STREAM as DEAD_LETTERS
 from openapi_tool.bus.dead_letters import SUBJECT_FILTER, SUBJECT_PREFIX
-from openapi_tool.bus.streams import DurableOptions
+from openapi_tool.bus.options import DurableOptions
 from openapi_tool.cli import app
 from openapi_tool.local.caller import STREAM
 from openapi_tool.protocol.command import MAX_BODY_BYTES, Delivery

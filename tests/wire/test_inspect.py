@@ -21,7 +21,7 @@ from openapi_tool.bus.connection import INSTANCE
 from openapi_tool.bus.dead_letter_reader import wakeups_of
 from openapi_tool.bus.leases import BUCKET as LEASES
 from openapi_tool.bus.leases import lease_key
-from openapi_tool.bus.streams import DurableOptions
+from openapi_tool.bus.options import DurableOptions
 from openapi_tool.cli import app
 from openapi_tool.local.caller import PlacedCall
 from openapi_tool.protocol.identity import parse_traceparent

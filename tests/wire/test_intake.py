@@ -18,16 +18,17 @@ from nats.js.errors import BucketNotFoundError, NoKeysError, NotFoundError
 
 from openapi_tool.bootstrap import build_bootstrap
 from openapi_tool.bus import pull_consumer as pull_module
-from openapi_tool.bus.client import INBOX, BusClient
+from openapi_tool.bus.client import BusClient
 from openapi_tool.bus.connection import connected
-from openapi_tool.bus.consumer import CommandConsumer, ConsumerOptions
+from openapi_tool.bus.consumer import CommandConsumer
 from openapi_tool.bus.dead_letters import DeadLetters
 from openapi_tool.bus.durable import ServerClock
 from openapi_tool.bus.durable_monitor import DurableMonitor
 from openapi_tool.bus.intake import notice_subject
 from openapi_tool.bus.leases import FetchMode
+from openapi_tool.bus.options import INBOX, ConsumerOptions, DurableOptions
 from openapi_tool.bus.pull_consumer import PullConsumer
-from openapi_tool.bus.streams import Durable, DurableOptions
+from openapi_tool.bus.streams import Durable
 from openapi_tool.local.caller import STREAM
 from openapi_tool.local.servers import free_port
 from openapi_tool.local.stack import EmbeddedStack

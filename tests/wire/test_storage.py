@@ -33,8 +33,9 @@ from openapi_tool.bus.durable import ServerClock, _has_quorum
 from openapi_tool.bus.durable_monitor import DurableMonitor
 from openapi_tool.bus.kv_stores import ParkedResultStore, ensure_bucket, shared_session_key
 from openapi_tool.bus.leases import Lease, Leases
+from openapi_tool.bus.options import DurableOptions
 from openapi_tool.bus.storage import Storage
-from openapi_tool.bus.streams import Durable, DurableOptions, StreamMissing, ensure_durable, replica_count
+from openapi_tool.bus.streams import Durable, StreamMissing, ensure_durable, replica_count
 from openapi_tool.cli import app
 from openapi_tool.concurrency import retried
 from openapi_tool.local.caller import STREAM, Caller
