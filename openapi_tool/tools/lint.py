@@ -28,6 +28,7 @@ from openapi_tool.tools.placeholders import (
 from openapi_tool.tools.problems import Path, Problem, any_of, did_you_mean, fold, name_problem, short
 from openapi_tool.tools.schema import schema_problems
 
+_VERSIONS = [version.value for version in ProtocolVersion]
 _PROJECT, _CHANNEL = "{project_id}", "{channel_id}"
 _SUBJECT_PLACEHOLDERS = (_PROJECT, _CHANNEL, "{agent_id}")
 _SUBJECT = re.compile(r"(?:[A-Za-z0-9_-]+|\{[^{}]*\})(?:\.(?:[A-Za-z0-9_-]+|\{[^{}]*\}))*")
@@ -35,7 +36,7 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _ARGS = ("options", "args")
 _PROPERTIES = ("parameters", "properties")
 _SUSPEND = ("options", "suspend_timeout_seconds")
-_NO_VALUE_IN_V1R4 = "context_box_id"  # not in its commands; a worker may have put the value into the call's card
+_OFTEN_EMPTY = "context_box_id"  # not in commands of v1r4; a worker may have put the value into the call's card
 _MAX_SUBJECT_CHARS = 255
 _MAX_DEPTH = 12
 """Levels of schemas below the root; each (`properties` and the schema) takes two of the 32 levels of `bounds`."""
@@ -130,12 +131,13 @@ def _subject_problems(subject: object, limits: LintLimits) -> Iterator[Problem]:
     try:
         parsed = parse_command_subject(subject)
     except Unanswerable:
-        yield Problem(path, "must be cg.v1r4.{project_id}.{channel_id}.cmd.tool.TARGET.SUFFIX")
+        subject = f"cg.VERSION.{_PROJECT}.{_CHANNEL}.cmd.tool.TARGET.SUFFIX"
+        yield Problem(path, f"must be {subject}, with version {any_of(_VERSIONS)}")
         return
     if not _SUBJECT.fullmatch(subject):
         yield Problem(path, "may hold only letters, digits, '_' and '-' between its dots")
-    if parsed.version not in tuple(ProtocolVersion):
-        yield Problem(path, f"the second token must be v1r4{did_you_mean(parsed.version, ('v1r4',))}")
+    if parsed.version not in _VERSIONS:
+        yield Problem(path, f"the second token must be {any_of(_VERSIONS)}{did_you_mean(parsed.version, _VERSIONS)}")
     if (parsed.project_id, parsed.channel_id) != (_PROJECT, _CHANNEL):
         message = f"tokens 3 and 4 must be {_PROJECT} and {_CHANNEL}, or the calls of other projects are refused"
         yield Problem(path, message)
@@ -182,7 +184,7 @@ def _template_problems(document: Mapping[str, JsonValue]) -> Iterator[Problem]:
             if name not in PLACEHOLDERS:
                 hint = did_you_mean(name.strip(), PLACEHOLDERS) or f"; known are {', '.join(PLACEHOLDERS)}"
                 yield Problem(path, f"the placeholder {{{name[:40]}}} is not known{hint}")
-            elif name == _NO_VALUE_IN_V1R4:
+            elif name == _OFTEN_EMPTY:
                 message = f"{{{name}}} has a value only where the worker fills it in; use another id"
                 yield Problem(path, message, warning=True)
         if {"{", "}"} & set(PLACEHOLDER.sub("", text)):
