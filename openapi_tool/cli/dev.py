@@ -162,9 +162,8 @@ class _RunningStack:
     @property
     def variables(self) -> list[str]:
         """Shell assignments by which other commands find the kernel."""
-        named = {"PG_DSN": self.dsn, "NATS_SERVERS": self.stack.nats.url}
-        if self.version is not ProtocolVersion.V1R4:
-            named[f"{PREFIX}PROTOCOL__VERSION"] = self.version.value
+        version = f"{PREFIX}PROTOCOL__VERSION"
+        named = {"PG_DSN": self.dsn, "NATS_SERVERS": self.stack.nats.url, version: self.version.value}
         return [f"{name}={shlex.quote(value)}" for name, value in named.items()]
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import orjson
 from nats.js.errors import NotFoundError
 
-from openapi_tool.local.caller import VERSION, Caller, PlacedCall, prepare_database
+from openapi_tool.local.caller import Caller, PlacedCall, prepare_database
 from openapi_tool.protocol.errors import Unanswerable
 from openapi_tool.protocol.identity import parse_command_subject, wakeup_subject
 
@@ -55,12 +55,12 @@ class StackAddress:
     pid: int
     pg_dsn: str
     nats_servers: str
-    protocol: str = VERSION
+    protocol: str
 
 
 def database_of(version: str) -> str:
     """Return the name of a version's database: a persistent folder may contain both."""
-    return "dev" if version == VERSION else f"dev_{version}"
+    return f"dev_{version}"
 
 
 def state_path() -> Path:
@@ -143,7 +143,7 @@ def _create(folder: Path) -> None:
         raise DevError(f"{folder} holds other things than data of dev; choose a new or an empty folder")
 
 
-def announce(descriptor: int, pg_dsn: str, nats_servers: str, version: str = VERSION) -> None:
+def announce(descriptor: int, pg_dsn: str, nats_servers: str, version: str) -> None:
     """Write the addresses to the locked state file."""
     write(descriptor, json.dumps(asdict(StackAddress(os.getpid(), pg_dsn, nats_servers, version))))
 

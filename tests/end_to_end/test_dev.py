@@ -163,6 +163,7 @@ async def test_dev_prints_calls_and_leaves_nothing_behind(
 ) -> None:
     dev = await start_dev()
     variables = await dev.addresses()
+    assert variables["OPENAPI_TOOL__PROTOCOL__VERSION"] == "v1r4", "a shell may have that of another stack"
     pasted = next(line for line in dev.output.splitlines() if " call jina_search " in line)
     words = shlex.split(pasted)
 
@@ -613,7 +614,8 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def names(pid: int) -> str:
-    return json.dumps({"pid": pid, "pg_dsn": "postgresql://127.0.0.1/x", "nats_servers": "nats://127.0.0.1"})
+    servers = {"pg_dsn": "postgresql://127.0.0.1/x", "nats_servers": "nats://127.0.0.1"}
+    return json.dumps({"pid": pid, **servers, "protocol": "v1r4"})
 
 
 @requirement("cli.dev")
@@ -643,7 +645,7 @@ def test_commands_without_servers_in_the_settings_use_the_running_dev(
         monkeypatch.delenv(name, raising=False)
     with claimed_state() as descriptor:
         assert descriptor is not None
-        announce(descriptor, "postgresql://user@127.0.0.1:2/dev", "nats://127.0.0.1:1")
+        announce(descriptor, "postgresql://user@127.0.0.1:2/dev", "nats://127.0.0.1:1", "v1r4")
         unnamed = CliRunner().invoke(app, command)
         named = CliRunner().invoke(app, command, env={"PG_DSN": "postgresql://127.0.0.1:3/own"})
     assert (unnamed.exit_code, named.exit_code) == (2, 2)
