@@ -14,8 +14,6 @@ import nats.errors
 import nkeys
 from nats.js.errors import NoStreamResponseError, ServiceUnavailableError
 
-from openapi_tool.bus.options import SERVERS_SETTING
-
 _CLOSED = (ConnectionResetError, BrokenPipeError, asyncio.IncompleteReadError, nats.errors.UnexpectedEOF)
 _FIRST_REPEAT_S, _MAX_REPEAT_S = 5.0, 300.0
 
@@ -51,7 +49,7 @@ def _refuses_login(error: Exception) -> bool:
     return "auth" in str(error).lower()
 
 
-def describe_connection_error(error: Exception, where: str, setting: str = SERVERS_SETTING) -> str:
+def describe_connection_error(error: Exception, where: str, setting: str) -> str:
     """Return why no connection to `where` (hosts and ports) can be made, and what to check in `setting`'s section."""
     return f"{_at(where)}: {_cause(error, setting)}"
 

@@ -11,8 +11,6 @@ from openapi_tool.options import ExecutorOptions, FairnessOptions
 INBOX = "_INBOX.openapi_tool"
 """Prefix of reply subjects. nats-py's `_INBOX` would need permission for `_INBOX.>`, so for replies to all users."""
 
-SERVERS_SETTING = "nats.servers (NATS_SERVERS)"
-
 
 @dataclass(frozen=True, slots=True)
 class BusOptions:
@@ -33,7 +31,7 @@ class BusOptions:
     once: bool = False
     listed_by: str = "openapi-tool nats permissions"
     where: str = ""
-    setting: str = SERVERS_SETTING
+    setting: str = "nats.servers (NATS_SERVERS)"
     on_trouble: Callable[[str], None] | None = None
 
 

@@ -144,7 +144,7 @@ def describe_connection_error(error: Exception) -> str:
     return f"{why}; check {DSN_SETTING}"
 
 
-def located(problem: str, where: str, setting: str = DSN_SETTING) -> str:
+def located(problem: str, where: str, setting: str) -> str:
     """Name server and database (`where`) and the `setting` of their DSN in an error: there may be several kernels."""
     section = setting.partition(".dsn (")[0]
     problem = problem.replace(DSN_SETTING, setting).replace("set postgres.", f"set {section}.")
