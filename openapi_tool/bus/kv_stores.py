@@ -332,19 +332,14 @@ class ParkedResultStore:
     async def get(self, name: str) -> bytes | None:
         """Return a record, None if there is none."""
         with outage_as_unavailable():
-            try:
-                _, record = await read_key(await self._bucket(), _parked_key(name))
-            except BucketNotFoundError:
-                return None
+            _, record = await Records(self._client, self._config).read(_parked_key(name))
             return record
 
     async def delete(self, name: str) -> None:
         """Delete a record with all its revisions."""
         with outage_as_unavailable():
-            await (await self._bucket()).purge(_parked_key(name))
-
-    async def _bucket(self) -> KeyValue:
-        return await self._client.jetstream().key_value(PARKED_BUCKET)
+            bucket = await self._client.jetstream().key_value(PARKED_BUCKET)
+            await bucket.purge(_parked_key(name))
 
 
 def _parked_key(name: str) -> str:

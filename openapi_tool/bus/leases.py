@@ -103,7 +103,7 @@ class Leases:
         self.duration_s = duration_s
         self._clock = clock
         self._owner = secrets.token_hex(8)
-        self._records = Records(client, KeyValueConfig(bucket=BUCKET, ttl=_TTL_S, replicas=replicas))
+        self.records = Records(client, KeyValueConfig(bucket=BUCKET, ttl=_TTL_S, replicas=replicas))
 
     async def take(self, delivery: Delivery) -> Lease | LeaseTaken:
         """Take the lease of a redelivered command, unless another executor holds it."""
@@ -113,7 +113,7 @@ class Leases:
             busy_s = record.expires_at - self._clock()
             if busy_s > 0 and record.owner != self._owner:
                 return LeaseTaken(min(busy_s, self.duration_s))  # more is damaged or of other settings
-            if await self._write(key, self._owned(record), revision):
+            if await self.records.write(key, orjson.dumps(self._owned(record)), revision):
                 return Lease(key, record.lost, delivery.attempt)
         raise LeaseLost(key)
 
@@ -166,7 +166,7 @@ class Leases:
         for _ in range(_MAX_WRITE_ATTEMPTS):
             revision, record = await self._read(key)
             changed = change(record)
-            if changed is None or await self._write(key, changed, revision):
+            if changed is None or await self.records.write(key, orjson.dumps(changed), revision):
                 return
         raise LeaseLost(key)
 
@@ -175,18 +175,11 @@ class Leases:
         # A redelivered command without a record has one lost run: its first, which writes none. In delivery 1 it has
         # none: `take` also gets commands that were never run, if they arrive after a stall.
         unwritten = Record(lost=min(attempt - 1, 1))
-        revision, value = await self._records.read(key)
+        revision, value = await self.records.read(key)
         try:
             return revision, unwritten if value is None else _RECORD.validate_json(value)
         except ValidationError:
             return revision, unwritten
-
-    async def _write(self, key: str, record: Record, revision: int) -> bool:
-        return await self._records.write(key, orjson.dumps(record), revision) is not None
-
-    async def ensure(self) -> None:
-        """Create the bucket if it is missing."""
-        await self._records.ensure()
 
 
 def lease_key(stream: str, sequence: int) -> str:

@@ -101,10 +101,7 @@ class RecordStore:
             return await records.read(name)
 
     async def write(self, name: str, value: bytes, revision: int) -> int | None:
-        """Replace a record that still has this revision, and notify the other replicas.
-
-        Return the new revision, None after a conflict.
-        """
+        """Replace a record, if it has this revision, and notify the other replicas; return the new one or None."""
         records = self._connected("write")
         with outage_as_unavailable():
             written = await records.write(name, value, revision)
@@ -176,7 +173,7 @@ class Storage:
     async def check(self) -> None:
         """Check once."""
         creators: dict[str, Callable[[], Awaitable[object]]] = {
-            _LEASES: self.leases.ensure,
+            _LEASES: self.leases.records.ensure,
             _BUCKET: self._ensure_bucket,
             _PARKED: self.parked.ensure,
             dead_letters.STREAM: self.dead_letter_stream.ensure,

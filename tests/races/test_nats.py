@@ -556,7 +556,7 @@ def test_a_bucket_that_does_not_answer_does_not_prevent_creating_others(run: Run
         server.silent = {"KV_openapi_tool_leases"}
         storage = Storage(
             cast("BusClient", server),
-            cast("Leases", FakeBucket()),
+            cast("Leases", SimpleNamespace(records=FakeBucket())),
             cast("ParkedResultStore", FakeBucket()),
             cast("DeadLetters", FakeBucket()),
             None,
