@@ -44,10 +44,8 @@ def one_line(value: Any) -> Any:
 def _texts(value: Any) -> Iterator[str]:
     if isinstance(value, str | SecretStr):
         yield value if isinstance(value, str) else value.get_secret_value()
-    elif isinstance(value, Mapping):
-        yield from _texts([*value, *value.values()])
-    elif isinstance(value, list | tuple):
-        for item in value:
+    elif isinstance(value, Mapping | list | tuple):
+        for item in [*value, *value.values()] if isinstance(value, Mapping) else value:
             yield from _texts(item)
 
 

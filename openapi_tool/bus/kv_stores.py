@@ -209,11 +209,7 @@ class StoredSwitches:
 
 async def load_switches(client: Client) -> StoredSwitches:
     """Return the stored switches. Raises nats.errors.Error, SwitchRecordInvalid."""
-    return await _read_switches(_switch_records(client))
-
-
-def _switch_records(client: Client) -> Records:
-    return Records(client, KeyValueConfig(bucket=BUCKET), _SWITCHES_TIMEOUT_S)
+    return await _read_switches(Records(client, KeyValueConfig(bucket=BUCKET), _SWITCHES_TIMEOUT_S))
 
 
 async def _read_switches(records: Records) -> StoredSwitches:
@@ -226,13 +222,13 @@ async def change_switches(client: Client, change: Callable[[Switches], Switches]
 
     Raises nats.errors.Error, SwitchRecordInvalid, Unavailable.
     """
-    records = _switch_records(client)
+    records = Records(client, KeyValueConfig(bucket=BUCKET))
     for _ in range(_MAX_WRITE_ATTEMPTS):
         stored = await _read_switches(records)
         changed = change(stored.switches)
         if changed is stored.switches or await records.write(SWITCHES_KEY, changed.encode(), stored.revision):
             return stored.switches, changed
-    raise Unavailable("NATS: others change the disabled tools at the same time; try again")
+    raise Unavailable("NATS: others change the disabled tools at the same time, or no stream stores them; try again")
 
 
 class SwitchMonitor:

@@ -36,7 +36,7 @@ from openapi_tool.bus.consumer import CommandConsumer
 from openapi_tool.bus.dead_letters import DeadLetters
 from openapi_tool.bus.durable import ServerClock
 from openapi_tool.bus.durable_monitor import DurableMonitor
-from openapi_tool.bus.kv_stores import AckFloor, ParkedResultStore, load_ack_floor, save_ack_floor
+from openapi_tool.bus.kv_stores import AckFloor, ParkedResultStore, change_switches, load_ack_floor, save_ack_floor
 from openapi_tool.bus.leases import Lease, Leases, LeaseTaken
 from openapi_tool.bus.options import DurableOptions
 from openapi_tool.bus.storage import Storage
@@ -44,6 +44,7 @@ from openapi_tool.bus.streams import Durable
 from openapi_tool.protocol.command import Acknowledge, Delivery, Requeue, Wakeup
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.telemetry.health import CONSUMER, JETSTREAM, NATS, Health
+from openapi_tool.tools.policy import Switches
 from tests.races.conftest import FakeBus, FakeKernel, FakeTools, Run, Schedule, iterate_loop, pipeline
 from tests.requirements import requirement
 from tests.support import BODY, HEADERS, delivery
@@ -488,6 +489,21 @@ def test_a_late_renewal_does_not_take_the_lease_from_its_new_owner(run: Run) -> 
         await first.renew(lease)
         now[0] = 12.0
         assert isinstance(await first.take(redelivered()), LeaseTaken)
+
+    run(check())
+
+
+@requirement("switches")
+def test_switches_that_no_stream_stores_are_not_called_a_conflict_alone(run: Run) -> None:
+    async def check() -> None:
+        buckets = Buckets(Schedule())
+        buckets.make()
+        buckets.update = refuse  # type: ignore[method-assign, assignment]
+        with pytest.raises(Unavailable, match="or no stream stores them"):
+            await change_switches(cast("BusClient", buckets), lambda _: Switches())
+
+    async def refuse(*_: object) -> int:
+        raise NoStreamResponseError
 
     run(check())
 

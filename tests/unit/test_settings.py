@@ -203,6 +203,13 @@ def test_every_pattern_of_a_setting_has_an_error_message() -> None:
 
 
 @requirement("settings.errors")
+def test_deeply_nested_setting_is_refused_as_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAPI_TOOL__LIMITS__KEYS", '{"a":' * 520 + "1" + "}" * 520)
+    with pytest.raises(SettingsError, match="is not a setting; remove it"):
+        load_settings()
+
+
+@requirement("settings.errors")
 def test_one_mistake_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NATS_SERVERS", "http://bus:4222")
     with pytest.raises(SettingsError) as wrong:
