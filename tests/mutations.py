@@ -486,7 +486,7 @@ LOSS = (
     Mutation(
         "bus/kv_stores.py",
         "except KeyWrongLastSequenceError:\n            return None",
-        "except KeyWrongLastSequenceError:\n            return revision",
+        "except KeyWrongLastSequenceError:\n            return revision + 1",
         "tests/wire/test_reliability.py::test_only_one_of_many_concurrent_executors_gets_a_lease",
     ),
     Mutation(
