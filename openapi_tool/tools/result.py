@@ -108,7 +108,7 @@ class ToolOutput:
     """Output of a tool: text for the model in items, `state` for a UI.
 
     `may_store` allows storing the whole text if it is truncated. If `cached`, no request was sent: `usage` is zero.
-    `cost_advice` is text for the model on lowering a high cost; empty if it cannot.
+    `cost_advice` is text for the model on lowering a high cost, else empty.
     """
 
     items: tuple[Item, ...]
