@@ -27,7 +27,7 @@ from benchmarks.measure import cpu_seconds
 from openapi_tool.bus.client import BusClient
 from openapi_tool.bus.consumer import CommandConsumer
 from openapi_tool.bus.dead_letters import DeadLetters
-from openapi_tool.bus.options import ConsumerOptions, DurableOptions
+from openapi_tool.bus.options import ConsumerOptions, DurableOptions, NatsOptions
 from openapi_tool.bus.streams import ensure_durable
 from openapi_tool.local.caller import VERSION
 from openapi_tool.options import ExecutorOptions
@@ -58,8 +58,7 @@ class _Pods:
             VERSION,
             default_durable(VERSION, "jina"),
             command_filter(VERSION, "*", "*", "jina"),
-            _ACK_WAIT_S,
-            count * _CONCURRENCY,
+            NatsOptions(ack_wait_s=_ACK_WAIT_S, max_ack_pending=count * _CONCURRENCY),
         )
         await ensure_durable(clients[0], durable)
         options = ConsumerOptions(durable, ExecutorOptions(concurrency=_CONCURRENCY), max_run_s=60.0)

@@ -231,7 +231,7 @@ async def assemble(stack: AsyncExitStack, bootstrap: Bootstrap, shared: Shared) 
     stored_key = None if settings.session.key else shared_key
     storage = Storage(client, consumer.leases, parked, letters, stored_key, replicas, health)
     monitor = DurableMonitor(client, bootstrap.durable, consumer, clock, health)
-    if (servers := tuple(bootstrap.bus.servers)) not in shared.answering:
+    if (servers := tuple(bootstrap.bus.nats.servers)) not in shared.answering:
         shared.answering.add(servers)
         await stack.enter_async_context(answering_stats(client, shared.statistics.now))
     switches = SwitchMonitor(client, runner.set_switches)
@@ -285,16 +285,7 @@ def consumer_options(bootstrap: Bootstrap, replicas: int) -> ConsumerOptions:
 
 def upstream_transport(bootstrap: Bootstrap, resolver: Resolver | None) -> EgressTransport:
     """Return the transport for all upstream requests."""
-    egress = bootstrap.settings.egress
-    return EgressTransport(
-        AiohttpTransport(
-            bootstrap.upstream_tls,
-            egress.max_connections,
-            resolver,
-            proxy=egress.proxy,
-            public_addresses_only=egress.public_addresses_only,
-        )
-    )
+    return EgressTransport(AiohttpTransport(bootstrap.upstream_tls, bootstrap.settings.egress, resolver))
 
 
 async def _session_key(

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from openapi_tool.budgets.budgets import Budgets
 from openapi_tool.bus.connection_errors import credentials_problem, seed_problem
-from openapi_tool.bus.options import BusOptions, DurableOptions
+from openapi_tool.bus.options import BusOptions, DurableOptions, NatsOptions
 from openapi_tool.concurrency import TimeSlicer
 from openapi_tool.executor.continuation import Continuation
 from openapi_tool.executor.ports import Artifacts
@@ -28,7 +28,6 @@ from openapi_tool.options import PoolOptions
 from openapi_tool.protocol.identity import command_filter
 from openapi_tool.settings import Settings, SettingsError
 from openapi_tool.settings.loading import secret_values, unmasked
-from openapi_tool.settings.sections import NatsSettings
 from openapi_tool.settings.sources import DriverOptions
 from openapi_tool.telemetry.health import Health
 from openapi_tool.telemetry.redact import Redactor
@@ -98,7 +97,7 @@ def build_bootstrap(settings: Settings, environment: Mapping[str, str]) -> Boots
             unmasked=unmasked(named),
             upstream_tls=upstream_tls,
             bus=bus,
-            pool=_pool_options(kernel),
+            pool=PoolOptions(kernel.protocol.version, kernel.postgres, setting=kernel.named("postgres", "dsn")),
             durable=durable_options(kernel),
             authorizer=authorizer,
             health=health if kernel is settings else health.add_kernel(kernel.protocol.version),
@@ -120,7 +119,7 @@ def _connection(
     problems += [f"{prefix}{problem}" for problem in mistakes]
     if mistakes or driver_options is None:
         return None
-    return _bus_options(kernel, tls), driver_options
+    return BusOptions(kernel.nats, NAME, tls, setting=kernel.named("nats", "servers")), driver_options
 
 
 class Upstream:
@@ -137,7 +136,7 @@ class Upstream:
         settings, self.slicer, self.errors = bootstrap.settings, TimeSlicer(), bootstrap.redactor.with_label("error")
         client = JinaClient(transport, settings.egress.max_response_bytes, self.errors, self.slicer)
         options = JinaBackendOptions(
-            settings.retry, settings.cache, settings.tools, settings.url_policy, settings.egress.body_budget_bytes
+            settings.retry, settings.cache, settings.tools, settings.url_policy, settings.egress
         )
         self.backend = JinaBackend(client, options, self.errors, self.slicer, sleep, permits, budgets)
 
@@ -238,7 +237,7 @@ def _home() -> Path | None:
         return None
 
 
-def _login_problems(nats: NatsSettings) -> Iterator[str]:
+def _login_problems(nats: NatsOptions) -> Iterator[str]:
     checks = (
         ("credentials_file", nats.credentials_file, credentials_problem),
         ("nkey_seed_file", nats.nkey_seed_file, seed_problem),
@@ -273,7 +272,7 @@ def lint_limits(settings: Settings, *, configured: bool = False) -> LintLimits:
     )
 
 
-def _bus_tls(nats: NatsSettings) -> ssl.SSLContext | None:
+def _bus_tls(nats: NatsOptions) -> ssl.SSLContext | None:
     if not nats.tls and nats.ca_file is None and not any(url.startswith(("tls:", "wss:")) for url in nats.servers):
         return None
     context = ssl.create_default_context(cafile=nats.ca_file)
@@ -283,53 +282,8 @@ def _bus_tls(nats: NatsSettings) -> ssl.SSLContext | None:
     return context
 
 
-def _bus_options(settings: Settings, tls: ssl.SSLContext | None) -> BusOptions:
-    nats = settings.nats
-    return BusOptions(
-        nats.servers,
-        NAME,
-        tls,
-        _login(nats),
-        nats.jetstream_domain,
-        nats.inbox_prefix,
-        where=", ".join(url.where for url in nats.parsed),
-        setting=settings.named("nats", "servers"),
-    )
-
-
-def _login(nats: NatsSettings) -> dict[str, str]:
-    login: dict[str, str | Path | None] = {
-        "user": nats.user,
-        "password": nats.password.get_secret_value() if nats.password else None,
-        "token": nats.token.get_secret_value() if nats.token else None,
-        "user_credentials": nats.credentials_file,
-        "nkeys_seed": nats.nkey_seed_file,
-    }
-    return {name: str(value) for name, value in login.items() if value}
-
-
-def _pool_options(settings: Settings) -> PoolOptions:
-    postgres = settings.postgres
-    return PoolOptions(
-        dsn=postgres.dsn.get_secret_value(),
-        size=postgres.pool_size,
-        timeout_s=postgres.timeout_s,
-        prepared_statements=postgres.prepared_statements,
-        where=postgres.parsed.where,
-        setting=settings.named("postgres", "dsn"),
-        version=settings.protocol.version,
-    )
-
-
 def durable_options(settings: Settings) -> DurableOptions:
     """Return name and configuration of the durable."""
     protocol = settings.protocol
-    return DurableOptions(
-        version=protocol.version,
-        name=settings.durable,
-        filter_subject=command_filter(protocol.version, protocol.project, protocol.channel, protocol.target),
-        ack_wait_s=settings.nats.ack_wait_s,
-        max_ack_pending=settings.nats.max_ack_pending,
-        replicas=settings.nats.replicas,
-        create_stream=settings.nats.create_stream,
-    )
+    subjects = command_filter(protocol.version, protocol.project, protocol.channel, protocol.target)
+    return DurableOptions(protocol.version, settings.durable, subjects, settings.nats)

@@ -1,4 +1,4 @@
-"""Settings sections that components take as their options, and the options of the database pool.
+"""Settings sections that components take as their options, beside those in `bus`, `jina` and `tools`.
 
 pydantic validates them when the settings are loaded, but not those that code constructs itself, as tests do.
 """
@@ -9,22 +9,37 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from datetime import UTC, tzinfo
+from pathlib import Path
 from typing import Annotated, Any, ClassVar
 from zoneinfo import ZoneInfo
 
-from pydantic import ConfigDict, Field, SecretStr, field_validator, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, SecretStr, field_validator, model_validator
 from pydantic.dataclasses import dataclass as validated
+
+from openapi_tool.tools.placeholders import Secret
+from openapi_tool.urls import Dsn, parse_dsn
 
 _UNUSABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 _MAX_CHARS = 16_000
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 DSN_SETTING = "postgres.dsn (PG_DSN)"
-MAX_ACK_PENDING = 1_000_000
 MIN_MAX_TOKENS = 500
 TERABYTE = 1_000_000_000_000
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
 CallSeconds = Annotated[float, Field(ge=1, le=86_400)]
+
+
+def _check_file(path: Path) -> Path:
+    try:
+        if path.is_file():
+            return path
+    except OSError:  # such as a name that is too long
+        pass
+    raise ValueError("names no file that can be read; correct the path, or mount the file")
+
+
+File = Annotated[Path, AfterValidator(_check_file)]
 
 
 def one_line(value: Any) -> Any:
@@ -102,20 +117,6 @@ class ExecutorOptions(Options):
         return self
 
 
-@validated(frozen=True)
-class FairnessOptions(Options):
-    """Weights of projects that compete for slots, places among the waiting commands, and permits of `limits`."""
-
-    weights: Annotated[
-        dict[str, Annotated[float, Field(ge=0.01, le=100)]],
-        Field(
-            max_length=10_000,
-            description="Project id to weight, 0.01 to 100, by default 1: while both have commands waiting, a project "
-            "of weight 2 gets twice the upstream requests of a project of weight 1.",
-        ),
-    ] = field(default_factory=dict)
-
-
 @dataclass(frozen=True, slots=True)
 class ToolOptions(Options):
     """Limits of tool calls."""
@@ -176,39 +177,6 @@ class ToolOptions(Options):
         if self.max_uncontinued_chars is not None and self.max_uncontinued_chars < self.max_result_chars:
             raise ValueError("max_uncontinued_chars must not be less than max_result_chars")
         return self
-
-
-@dataclass(frozen=True, slots=True)
-class RetryOptions(Options):
-    """Retries of upstream requests, within the deadline of the call."""
-
-    max_retries: Annotated[
-        int, Field(ge=0, le=10, description="Maximum retries of one upstream request; 0 disables them.")
-    ] = 3
-    initial_backoff_s: Annotated[
-        Seconds, Field(description="Initial back-off in seconds, doubled with each retry; Retry-After overrides it.")
-    ] = 0.5
-    max_backoff_s: Annotated[
-        Seconds, Field(description="Maximum back-off in seconds; Retry-After may ask for more.")
-    ] = 8
-
-    @model_validator(mode="after")
-    def _waits_grow(self) -> RetryOptions:
-        if self.initial_backoff_s > self.max_backoff_s:
-            raise ValueError("initial_backoff_s must not be more than max_backoff_s")
-        return self
-
-
-@dataclass(frozen=True, slots=True)
-class CacheOptions(Options):
-    """Response cache, scoped to project, agent and session."""
-
-    ttl_s: Annotated[
-        float, Field(ge=0, le=86_400, description="Seconds that a response is cached; 0 disables the cache.")
-    ] = 300
-    max_bytes: Annotated[int, Field(ge=0, le=TERABYTE, description="Memory of the cache in one process, in bytes.")] = (
-        4_000_000
-    )
 
 
 RequestsPerMinute = Annotated[
@@ -384,14 +352,49 @@ class BudgetOptions(BudgetLimits):
 
 
 @dataclass(frozen=True, slots=True)
+class PostgresOptions(Options):
+    """The kernel's database."""
+
+    dsn: Annotated[
+        Secret,
+        Field(
+            description="Connection string. For TLS add `?sslmode=verify-full&sslrootcert=…`; for several hosts "
+            "`target_session_attrs=read-write`. Never shown."
+        ),
+    ]
+    pool_size: Annotated[int, Field(ge=1, le=100, description="Size of the connection pool of one process.")] = 8
+    timeout_s: Annotated[Seconds, Field(description="Seconds to wait for a connection or a statement.")] = 5
+    prepared_statements: Annotated[
+        bool, Field(description="Use prepared statements; false behind PgBouncer in transaction mode.")
+    ] = True
+
+    @field_validator("dsn")
+    @classmethod
+    def _check_dsn(cls, dsn: Secret) -> Secret:
+        parse_dsn(dsn.get_secret_value())
+        return dsn
+
+    @property
+    def parsed(self) -> Dsn:
+        """Return the parsed connection string."""
+        return parse_dsn(self.dsn.get_secret_value())
+
+
+@dataclass(frozen=True, slots=True)
 class PoolOptions:
-    """Options of the pool; `timeout_s` limits a connection and a statement; errors contain `where` and `setting`."""
+    """Database of a kernel of this version; errors contain the name of the `setting` with the connection string."""
 
     version: str
-    dsn: str = field(repr=False)
-    size: int
-    timeout_s: float
-    prepared_statements: bool
+    postgres: PostgresOptions
     inspect_on_connect: bool = True  # refuse a database in which calls cannot be committed; not for read-only commands
-    where: str = ""
     setting: str = DSN_SETTING
+
+    @property
+    def dsn(self) -> str:
+        """Return the connection string, with its password."""
+        return self.postgres.dsn.get_secret_value()
+
+    @property
+    def where(self) -> str:
+        """Return hosts, ports and database, for messages."""
+        return self.postgres.parsed.where

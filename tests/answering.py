@@ -20,9 +20,10 @@ from openapi_tool.executor.ports import Kernel
 from openapi_tool.jina.backend import JinaBackend, JinaBackendOptions
 from openapi_tool.jina.byte_semaphore import JinaCallContext
 from openapi_tool.jina.client import JinaClient
+from openapi_tool.jina.options import CacheOptions, EgressOptions, RetryOptions
 from openapi_tool.jina.url_policy import UrlPolicy
 from openapi_tool.limits.permits import Permits
-from openapi_tool.options import CacheOptions, RetryOptions, ToolOptions
+from openapi_tool.options import ToolOptions
 from openapi_tool.protocol.cards import StoredText
 from openapi_tool.protocol.records import DefinitionRecord
 from openapi_tool.telemetry.redact import Redactor
@@ -96,7 +97,7 @@ class ToolsOverTransport:
         values = {
             "retry": RetryOptions(0, 0.01, 0.01),
             "tools": ToolOptions(),
-            "body_budget_bytes": 256_000_000,
+            "egress": EgressOptions(),
             "cache": CacheOptions(ttl_s=0),
             "url_policy": UrlPolicy(),
             **self.options,

@@ -27,7 +27,7 @@ from openapi_tool.local.caller import Caller, prepare_database
 from openapi_tool.local.executor import ExecutorProcess
 from openapi_tool.local.stack import EmbeddedStack, kernel_schema
 from tests.forking import forking
-from tests.support import copy_clusters, dsn_of, make_role
+from tests.support import copy_clusters, delete_streams, dsn_of, make_role
 
 # A shell's background job ignores SIGINT, and its children inherit that; tests send it to them.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -148,7 +148,7 @@ async def v1r3_caller(stack: EmbeddedStack, v1r3_database: str) -> AsyncIterator
         await caller.add_project(PROJECT)
         await caller.add_agent(PROJECT, AGENT)
         yield caller
-        await caller.delete_streams()
+        await delete_streams(caller)
 
 
 @pytest.fixture
@@ -160,7 +160,7 @@ async def caller(stack: EmbeddedStack, database: str) -> AsyncIterator[Caller]:
         await caller.add_project(PROJECT)
         await caller.add_agent(PROJECT, AGENT)
         yield caller
-        await caller.delete_streams()
+        await delete_streams(caller)
 
 
 StartExecutor = Callable[..., ExecutorProcess]

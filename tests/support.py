@@ -178,6 +178,12 @@ async def dead_letters(caller: Caller) -> list[dict[str, Any]]:
     return [orjson.loads((await jetstream.get_msg(DEAD_LETTERS, number)).data or b"") for number in numbers]
 
 
+async def delete_streams(caller: Caller) -> None:
+    jetstream = caller.client.jetstream()
+    for stream in await jetstream.streams_info():
+        await jetstream.delete_stream(str(stream.config.name))
+
+
 def memory_limit(kept_bytes: int, concurrency: int) -> int:
     """Return a process's memory limit in bytes, as the chart computes it; `kept_bytes` is the sum of its budgets."""
     return 128 * 2**20 + kept_bytes * 5 // 4 + concurrency * 2**20

@@ -88,9 +88,9 @@ class BusClient(Client):
 
     async def request(self, subject: str, *request: Any, **options: Any) -> Msg:
         """Return the reply to a request. Raises nats.errors.Error, Denied without permission."""
-        subject = routed(subject, self.bus.domain)
+        subject = routed(subject, self.bus.nats.jetstream_domain)
         if self._inbox_denied_at == self.stats["reconnects"]:
-            raise self._denied(f"{self.bus.inbox}.>")
+            raise self._denied(f"{self.bus.nats.inbox_prefix}.>")
         return await super().request(subject, *request, **options)
 
     async def flush(self, timeout: int = 10) -> None:  # noqa: ASYNC109 - nats-py's signature
@@ -102,7 +102,7 @@ class BusClient(Client):
 
     async def publish(self, subject: str, *message: Any, **options: Any) -> None:
         """Publish. Raises nats.errors.Error."""
-        await super().publish(routed(subject, self.bus.domain), *message, **options)
+        await super().publish(routed(subject, self.bus.nats.jetstream_domain), *message, **options)
 
     async def publish_to_stream(self, subject: str, payload: bytes, headers: dict[str, str], timeout_s: float) -> None:
         """Publish, and wait until a stream has stored the message. Raises nats.errors.Error."""
@@ -139,7 +139,7 @@ class BusClient(Client):
     @property
     def unconfigured_domain(self) -> str:
         """JetStream domain of the server if the settings name none; empty if the server has no domain."""
-        return "" if self.bus.domain else str(self._server_info.get("domain") or "")
+        return "" if self.bus.nats.jetstream_domain else str(self._server_info.get("domain") or "")
 
     @property
     def encrypted(self) -> bool:
@@ -172,9 +172,9 @@ class BusClient(Client):
         pending = self._awaiting_reply
         if kind == "publish":
             failed = {reply: requested for reply, requested in pending.items() if requested.lower() == subject}
-        elif subject.startswith(self.bus.inbox.lower()):  # no reply arrives on this connection
+        elif subject.startswith(self.bus.nats.inbox_prefix.lower()):  # no reply arrives on this connection
             self._inbox_denied_at = self.stats["reconnects"]
-            subject = f"{self.bus.inbox}.>"
+            subject = f"{self.bus.nats.inbox_prefix}.>"
             failed = dict.fromkeys(pending, subject)
         else:
             return subject

@@ -11,7 +11,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, cast
 
 import nats.errors
 import nats.js.errors
@@ -77,10 +77,9 @@ async def _connect(options: BusOptions) -> BusClient:
     async def log_reconnect() -> None:
         log.info("reconnected to NATS", extra={"action": "nats.reconnected"})
 
-    login: dict[str, Any] = dict(options.login)
     try:
         await client.connect(
-            list(options.servers),
+            list(options.nats.servers),
             name=options.name,
             tls=options.tls,
             connect_timeout=5,
@@ -88,11 +87,11 @@ async def _connect(options: BusOptions) -> BusClient:
             max_reconnect_attempts=1 if options.once else -1,
             reconnect_time_wait=RECONNECT_WAIT_S,  # type: ignore[arg-type] # a float is fine
             ping_interval=_PING_INTERVAL_S,
-            inbox_prefix=options.inbox,
+            inbox_prefix=options.nats.inbox_prefix,
             error_cb=client.on_error,
             disconnected_cb=log_disconnect,
             reconnected_cb=log_reconnect,
-            **login,
+            **cast("dict[str, Any]", options.nats.login),
         )
     except asyncio.CancelledError:
         client.abort()  # nats-py would leave the socket of a login under way open

@@ -13,9 +13,8 @@ from openapi_tool.bus.client import BusClient
 from openapi_tool.bus.consumer import CommandConsumer
 from openapi_tool.bus.durable import DurableMissing, DurableState, ErrorReply, ServerClock, observe
 from openapi_tool.bus.kv_stores import AckFloor, save_ack_floor
-from openapi_tool.bus.options import DurableOptions
+from openapi_tool.bus.options import MAX_ACK_PENDING, DurableOptions
 from openapi_tool.bus.streams import UNLIMITED, Durable, change_durable
-from openapi_tool.options import MAX_ACK_PENDING
 from openapi_tool.telemetry import metrics
 from openapi_tool.telemetry.health import CONSUMER, NATS, Health
 
@@ -50,7 +49,7 @@ class DurableMonitor:
         self._leader = ""
         self._last_state: DurableState | None = None
         self._checked_settings_at = 0.0
-        self._capacity = DurableCapacity(client, options.max_ack_pending)
+        self._capacity = DurableCapacity(client, options.nats.max_ack_pending)
         self._saved_floor = 0
         self._saved_at = -math.inf
         self._valid_floor = 0  # ack floor when the filter was last right
@@ -161,8 +160,8 @@ class DurableMonitor:
 
     def _log_differences(self, state: DurableState) -> None:
         """Log other settings than ours; but replicas raise `max_ack_pending` during a backlog."""
-        lower = state.max_ack_pending < self._options.max_ack_pending
-        if lower or state.ack_wait_s != self._options.ack_wait_s:
+        lower = state.max_ack_pending < self._options.nats.max_ack_pending
+        if lower or state.ack_wait_s != self._options.nats.ack_wait_s:
             log.warning(
                 "the durable's AckWait or max_ack_pending was changed; heartbeats adapt to it",
                 extra={

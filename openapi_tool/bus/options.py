@@ -3,49 +3,186 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Annotated
 
-from openapi_tool.options import ExecutorOptions, FairnessOptions
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
+from pydantic_settings import NoDecode
+
+from openapi_tool.options import ExecutorOptions, File, Options, Seconds, split
+from openapi_tool.tools.placeholders import Secret
+from openapi_tool.urls import NATS_SCHEMES, ServerUrl, parse_url
 
 INBOX = "_INBOX.openapi_tool"
 """Prefix of reply subjects. nats-py's `_INBOX` would need permission for `_INBOX.>`, so for replies to all users."""
+MAX_ACK_PENDING = 1_000_000
+_NAME = r"^[A-Za-z0-9_-]+$"
+
+
+def _check_server_url(url: str) -> str:
+    try:
+        parsed = parse_url(url, NATS_SCHEMES)
+    except ValueError as problem:
+        raise ValueError(
+            f"{problem}; must look like nats://host:4222, with an IPv6 address in brackets; set a user or password "
+            "with one of / ? # @ : [ ] as nats.user and nats.password"
+        ) from None
+    if parsed.path or parsed.query:
+        raise ValueError("must end with the host or its port: nats://host:4222")
+    return url
+
+
+@dataclass(frozen=True, slots=True)
+class FairnessOptions(Options):
+    """Weights of projects that compete for slots, places among the waiting commands, and permits of `limits`."""
+
+    weights: Annotated[
+        dict[str, Annotated[float, Field(ge=0.01, le=100)]],
+        Field(
+            max_length=10_000,
+            description="Project id to weight, 0.01 to 100, by default 1: while both have commands waiting, a project "
+            "of weight 2 gets twice the upstream requests of a project of weight 1.",
+        ),
+    ] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class NatsOptions(Options):
+    """NATS connection. Set at most one login: user and password, token, credentials file or nkey seed."""
+
+    servers: Annotated[
+        tuple[Annotated[str, AfterValidator(_check_server_url)], ...],
+        Field(min_length=1, description="Server URLs; comma-separated in the environment."),
+        NoDecode,
+        BeforeValidator(split),
+    ] = field(default=("nats://127.0.0.1:4222",), repr=False)
+    tls: Annotated[
+        bool, Field(description="Require TLS. A `tls://` or `wss://` server, or a `ca_file`, also requires it.")
+    ] = False
+    tls_check_hostname: Annotated[bool, Field(description="Verify the server's hostname.")] = True
+    ca_file: Annotated[File | None, Field(description="CA (PEM) that signed the server's certificate.")] = None
+    cert_file: Annotated[File | None, Field(description="Client certificate (PEM); needs `key_file`.")] = None
+    key_file: Annotated[File | None, Field(description="Key of the client certificate (PEM).")] = None
+    user: Annotated[str | None, Field(description="User name; needs `password`.")] = None
+    password: Annotated[Secret | None, Field(description="Password of `user`.")] = None
+    token: Annotated[Secret | None, Field(description="Token.")] = None
+    credentials_file: Annotated[File | None, Field(description="Credentials file of a NATS account (`.creds`).")] = None
+    nkey_seed_file: Annotated[File | None, Field(description="File with an nkey seed.")] = None
+    durable: Annotated[
+        str | None,
+        Field(
+            pattern=_NAME,
+            description="Durable consumer that all replicas share; by default that of the kernel's own executor.",
+        ),
+    ] = None
+    ack_wait_s: Annotated[
+        Seconds, Field(description="Seconds without a heartbeat until NATS redelivers a command (AckWait).")
+    ] = 6
+    max_ack_pending: Annotated[
+        int,
+        Field(
+            ge=1,
+            le=MAX_ACK_PENDING,
+            description="Maximum unacknowledged commands of all replicas; raised to up to 1,000,000 in a backlog.",
+        ),
+    ] = 100_000
+    create_stream: Annotated[
+        bool,
+        Field(description="Create the command stream if no stream captures its subjects; false if only others may."),
+    ] = True
+    jetstream_domain: Annotated[
+        str | None,
+        Field(
+            pattern=_NAME,
+            description="JetStream domain of the kernel; needed if executors connect to a leaf node.",
+        ),
+    ] = None
+    inbox_prefix: Annotated[
+        str,
+        Field(
+            pattern=r"^[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*$",
+            description="Prefix of the subjects on which replies are received.",
+        ),
+    ] = INBOX
+    replicas: Annotated[
+        int | None,
+        Field(
+            ge=1,
+            le=5,
+            description="Replicas of the streams and buckets that the executor creates; by default the command "
+            "stream's.",
+        ),
+    ] = None
+
+    @field_validator("servers")
+    @classmethod
+    def _use_one_transport(cls, servers: tuple[str, ...]) -> tuple[str, ...]:
+        if len({url.lower().startswith("ws") for url in servers}) > 1:
+            raise ValueError("must be all nats:// and tls://, or all ws:// and wss://")
+        return servers
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> NatsOptions:
+        ways = (self.user, self.token, self.credentials_file, self.nkey_seed_file)
+        if sum(way is not None for way in ways) > 1:
+            raise ValueError(
+                "only one of user, token, credentials_file and nkey_seed_file may be set; unset the others"
+            )
+        for first, second in (("user", "password"), ("cert_file", "key_file")):
+            if (getattr(self, first) is None) != (getattr(self, second) is None):
+                raise ValueError(f"{first} and {second} go together; set both, or neither")
+        return self
+
+    @property
+    def parsed(self) -> list[ServerUrl]:
+        """Return the parsed server URLs."""
+        return [parse_url(url, NATS_SCHEMES) for url in self.servers]
+
+    @property
+    def login(self) -> dict[str, str]:
+        """Return the login as options of nats-py, with its secrets."""
+        login = {
+            "user": self.user,
+            "password": self.password and self.password.get_secret_value(),
+            "token": self.token and self.token.get_secret_value(),
+            "user_credentials": self.credentials_file,
+            "nkeys_seed": self.nkey_seed_file,
+        }
+        return {name: str(value) for name, value in login.items() if value}
 
 
 @dataclass(frozen=True, slots=True)
 class BusOptions:
-    """Servers and authentication; `login` holds options of nats-py.
+    """Connection to a kernel's NATS.
 
-    With `tls` the client logs in over TLS only. JetStream requests go to `domain`, by default the server's own. `once`
-    makes a single connection attempt, for CLI commands, and logs denials only. Errors contain `listed_by` (the command
-    that prints the needed permissions), `where` (hosts and ports) and `setting` (that lists the servers). `on_trouble`
-    takes the reason of every failed attempt until the first connection.
+    With `tls` the client logs in over TLS only. `once` makes a single connection attempt, for CLI commands, and logs
+    denials only. Errors contain `listed_by` (the command that prints the needed permissions) and `setting` (that lists
+    the servers). `on_trouble` takes the reason of every failed attempt until the first connection.
     """
 
-    servers: Sequence[str] = field(default=(), repr=False)
+    nats: NatsOptions = field(default_factory=NatsOptions)
     name: str = ""
     tls: ssl.SSLContext | None = None
-    login: Mapping[str, str] = field(default_factory=dict, repr=False)
-    domain: str | None = None
-    inbox: str = INBOX
     once: bool = False
     listed_by: str = "openapi-tool nats permissions"
-    where: str = ""
     setting: str = "nats.servers (NATS_SERVERS)"
     on_trouble: Callable[[str], None] | None = None
+
+    @property
+    def where(self) -> str:
+        """Return hosts and ports, for messages."""
+        return ", ".join(url.where for url in self.nats.parsed)
 
 
 @dataclass(frozen=True, slots=True)
 class DurableOptions:
-    """Name and settings of the durable; `replicas` of created streams and buckets: None as the command stream."""
+    """Name and subjects of the durable; `nats` has its settings."""
 
     version: str
     name: str
     filter_subject: str
-    ack_wait_s: float
-    max_ack_pending: int
-    replicas: int | None = None
-    create_stream: bool = True
+    nats: NatsOptions = field(default_factory=NatsOptions)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Protocol
 
 from openapi_tool.bus.leases import Held
-from openapi_tool.options import FairnessOptions
+from openapi_tool.bus.options import FairnessOptions
 
 _EQUAL_WEIGHTS: Mapping[str, float] = MappingProxyType({})
 

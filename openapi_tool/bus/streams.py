@@ -84,9 +84,9 @@ async def _create_durable(client: BusClient, durable: Durable, options: DurableO
 def _settings(options: DurableOptions) -> dict[str, Any]:
     return {
         "filter_subject": options.filter_subject,
-        "ack_wait": options.ack_wait_s,
+        "ack_wait": options.nats.ack_wait_s,
         "max_deliver": UNLIMITED,
-        "max_ack_pending": options.max_ack_pending,
+        "max_ack_pending": options.nats.max_ack_pending,
     }
 
 
@@ -114,8 +114,8 @@ async def change_durable(client: BusClient, durable: Durable, **settings: Any) -
 
 async def replica_count(client: BusClient, options: DurableOptions) -> int:
     """Return the set number of replicas, else that of the command stream, else 1. Raises nats.errors.Error."""
-    if options.replicas is not None:
-        return options.replicas
+    if options.nats.replicas is not None:
+        return options.nats.replicas
     jetstream = client.jetstream()
     try:
         stream = await jetstream.find_stream_name_by_subject(options.filter_subject)
@@ -142,7 +142,7 @@ async def command_stream_of(client: BusClient, options: DurableOptions) -> str |
         return await client.jetstream().find_stream_name_by_subject(options.filter_subject)
     except NotFoundError:
         missing = f"no stream captures {options.filter_subject}"
-    if not options.create_stream:
+    if not options.nats.create_stream:
         raise StreamMissing(f"{missing}, and nats.create_stream is off: start the kernel, which creates it")
     if client.unconfigured_domain:
         raise StreamMissing(
@@ -162,7 +162,7 @@ async def _ensure_stream(client: BusClient, options: DurableOptions) -> str:
         subjects=[subjects],
         retention=RetentionPolicy.LIMITS,
         max_age=24 * 3600,
-        num_replicas=options.replicas or 1,
+        num_replicas=options.nats.replicas or 1,
     )
     try:
         await client.jetstream().add_stream(config)

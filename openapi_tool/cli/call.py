@@ -21,7 +21,7 @@ from rich.text import Text
 
 from openapi_tool.bootstrap import NAME, build_bootstrap
 from openapi_tool.bus.dead_letters import STREAM as DEAD_LETTERS
-from openapi_tool.bus.options import BusOptions
+from openapi_tool.bus.options import BusOptions, NatsOptions
 from openapi_tool.cli.common import (
     INTERRUPTED,
     Upstream,
@@ -46,12 +46,11 @@ from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.protocol.identity import default_durable, parse_command_subject
 from openapi_tool.settings import PREFIX, SettingsError, load_settings
 from openapi_tool.settings.loading import empty_servers
-from openapi_tool.settings.sections import SCHEMES
-from openapi_tool.settings.urls import parse_dsn, parse_url
 from openapi_tool.telemetry.logs import printable_lines
 from openapi_tool.telemetry.redact import Redactor
 from openapi_tool.tools.definition import DEFAULT_AUTH_ENV
 from openapi_tool.tools.problems import counted
+from openapi_tool.urls import parse_dsn
 
 if TYPE_CHECKING:
     from openapi_tool.local.stack import CompletedCall, EmbeddedStack
@@ -151,8 +150,7 @@ def _of_dev_stack(protocol: ProtocolVersion | None) -> _Addresses:
         stack = running_dev(protocol)
     except DevError as error:
         raise DevError(f"{error}; start one with `openapi-tool dev`, or set PG_DSN and NATS_SERVERS") from None
-    where = parse_url(stack.nats_servers, SCHEMES).where
-    bus = BusOptions([stack.nats_servers], NAME, where=where)
+    bus = BusOptions(NatsOptions(servers=(stack.nats_servers,)), NAME)
     return _Addresses(stack.pg_dsn, parse_dsn(stack.pg_dsn).where, bus, stack.protocol)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from enum import StrEnum
 from functools import partial
 from typing import Annotated
@@ -90,8 +90,8 @@ def permissions(
 
 def _on_one_server(settings: Settings) -> list[Settings]:
     """Return the settings of the kernels that share the login of section `nats`."""
-    own = settings.nats.model_copy(update={"durable": None})
-    return [kernel for kernel in settings.kernels if kernel.nats.model_copy(update={"durable": None}) == own]
+    own = replace(settings.nats, durable=None)
+    return [kernel for kernel in settings.kernels if replace(kernel.nats, durable=None) == own]
 
 
 def _needed(user: NatsUser, settings: Settings, stream: str | None) -> Permissions:

@@ -232,7 +232,7 @@ async def _reach(client: JinaClient, host: str) -> None:
 async def _definitions(bootstrap: Bootstrap, project: str) -> list[str]:
     check = stored_check(bootstrap.settings)
     pool, version = bootstrap.pool, bootstrap.version
-    async with ToolRows.open(pool.dsn, pool.timeout_s, version) as rows:
+    async with ToolRows.open(pool.dsn, pool.postgres.timeout_s, version) as rows:
         judged = [(row["tool_name"], judge(row, check, version)) for row in await rows.definitions(project)]
     unusable = [
         f"{name}: {'; '.join(verdict['problems'])}" for name, verdict in judged if verdict["kind"] == "unusable"

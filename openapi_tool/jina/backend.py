@@ -21,6 +21,7 @@ from openapi_tool.jina.client import JinaClient
 from openapi_tool.jina.content import RenderContext, masked, usage_of
 from openapi_tool.jina.endpoints import batch_items, batch_output, endpoint_of, item_arguments, without_secrets
 from openapi_tool.jina.failures import NO_SECRETS, Sleep, with_retries
+from openapi_tool.jina.options import CacheOptions, EgressOptions, RetryOptions
 from openapi_tool.jina.request import (
     ResolvedParameters,
     UpstreamRequest,
@@ -33,7 +34,7 @@ from openapi_tool.jina.transport import on_connected
 from openapi_tool.jina.url_policy import UrlPolicy
 from openapi_tool.limits.keys import RefusedKeys
 from openapi_tool.limits.permits import Need, Permit, Permits, Slot, Unlimited
-from openapi_tool.options import CacheOptions, RetryOptions, ToolOptions
+from openapi_tool.options import ToolOptions
 from openapi_tool.protocol.errors import ToolError, ToolTimeout, without_traceback
 from openapi_tool.protocol.records import Attempt
 from openapi_tool.telemetry import metrics
@@ -55,13 +56,13 @@ _CANCEL_GRACE_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class JinaBackendOptions:
-    """Settings sections for upstream calls, and the limit of all responses' memory."""
+    """Settings sections for upstream calls."""
 
     retry: RetryOptions
     cache: CacheOptions
     tools: ToolOptions
     url_policy: UrlPolicy
-    body_budget_bytes: int
+    egress: EgressOptions
 
 
 class JinaBackend:
@@ -89,7 +90,7 @@ class JinaBackend:
         self._options = options
         self._redactor = redactor
         self._slicer = slicer or TimeSlicer()
-        self.semaphore = ByteSemaphore(options.body_budget_bytes, max_call_memory(client.max_response_bytes))
+        self.semaphore = ByteSemaphore(options.egress.body_budget_bytes, max_call_memory(client.max_response_bytes))
         metrics.RESPONSE_BYTES.set_function(lambda: self.semaphore.free_bytes)
         metrics.RESPONSE_WAITING.set_function(lambda: self.semaphore.waiting)
         self._cache = ResponseCache(options.cache, self._slicer)

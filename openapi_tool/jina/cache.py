@@ -14,8 +14,8 @@ from cachetools import TTLCache
 
 from openapi_tool.concurrency import SMALL, Steps, TimeSlicer
 from openapi_tool.jina.byte_semaphore import RequestContext, memory_of
+from openapi_tool.jina.options import CacheOptions
 from openapi_tool.jina.request import UpstreamRequest
-from openapi_tool.options import CacheOptions
 from openapi_tool.protocol.errors import ToolTimeout
 from openapi_tool.protocol.jsontext import dumps, loads, storable
 from openapi_tool.telemetry import metrics

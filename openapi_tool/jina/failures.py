@@ -20,7 +20,7 @@ from typing import Any, TypeVar, cast
 from tenacity import RetryCallState, wait_exponential_jitter
 
 from openapi_tool.concurrency import retried
-from openapi_tool.options import RetryOptions
+from openapi_tool.jina.options import RetryOptions
 from openapi_tool.protocol import errors
 from openapi_tool.protocol.errors import ToolError
 from openapi_tool.telemetry import metrics

@@ -32,9 +32,9 @@ from aiohttp.http import RawResponseMessage
 from aiohttp.resolver import DefaultResolver
 from aiohttp.streams import StreamReader
 from aiohttp.tracing import Trace
-from pydantic import SecretStr
 
 from openapi_tool.concurrency import FairSemaphore
+from openapi_tool.jina.options import EgressOptions
 from openapi_tool.jina.url_policy import is_public
 from openapi_tool.telemetry import metrics
 
@@ -326,35 +326,24 @@ class _Connector(aiohttp.TCPConnector):
 
 
 class AiohttpTransport(httpx.AsyncBaseTransport):
-    """httpx transport with a pool of at most `connections` connections, whose certificates `tls` verifies.
+    """httpx transport with a pool of connections, whose certificates `tls` verifies.
 
-    - `resolver` replaces DNS; only the embedded stack passes one.
-    - `proxy` is the URL of a forward proxy. TLS to the upstream is tunnelled through it, so it sees host names only.
-    - `public_addresses_only` refuses hosts that resolve to an address that is not public.
+    TLS to the upstream is tunnelled through a forward proxy, so that sees host names only. `resolver` replaces DNS;
+    only the embedded stack passes one.
     """
 
-    def __init__(
-        self,
-        tls: ssl.SSLContext,
-        connections: int,
-        resolver: Resolver | None = None,
-        *,
-        proxy: SecretStr | None = None,
-        public_addresses_only: bool = False,
-    ) -> None:
+    def __init__(self, tls: ssl.SSLContext, options: EgressOptions, resolver: Resolver | None = None) -> None:
         self._tls = tls
-        self._connections = connections
+        self._options = options
         self._resolver = resolver
-        self._proxy = proxy
-        self._public_addresses_only = public_addresses_only
         self._session: aiohttp.ClientSession | None = None
 
     def _open(self) -> aiohttp.ClientSession:
-        resolver = self._resolver
-        if self._public_addresses_only:
+        resolver, options = self._resolver, self._options
+        if options.public_addresses_only:
             resolver = PublicResolver(resolver or DefaultResolver())
         connector = _Connector(
-            ssl=self._tls, limit=self._connections, limit_per_host=0, resolver=resolver, ttl_dns_cache=60
+            ssl=self._tls, limit=options.max_connections, limit_per_host=0, resolver=resolver, ttl_dns_cache=60
         )
         connection = cast("partial[ResponseHandler]", partial(UpstreamConnection, loop=asyncio.get_running_loop()))
         connector._factory = connection  # noqa: SLF001 - aiohttp has no public option for its protocol class
@@ -363,7 +352,7 @@ class AiohttpTransport(httpx.AsyncBaseTransport):
             cookie_jar=aiohttp.DummyCookieJar(),
             auto_decompress=False,
             trust_env=False,
-            proxy=self._proxy.get_secret_value() if self._proxy else None,
+            proxy=options.proxy.get_secret_value() if options.proxy else None,
             max_line_size=_MAX_HEADER_BYTES,
             max_field_size=_MAX_HEADER_BYTES,
             max_headers=_MAX_HEADERS,

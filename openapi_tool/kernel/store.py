@@ -50,21 +50,21 @@ class KernelStore:
     @classmethod
     async def open(cls, options: PoolOptions) -> KernelStore:
         """Open a pool with one connection, inspected."""
-        statements = STATEMENTS[options.version]
+        postgres, statements = options.postgres, STATEMENTS[options.version]
         with translate_connection_errors():
             pool = await asyncpg.create_pool(
                 options.dsn,
                 min_size=0,  # above 0 the driver reconnects on its own during an outage and logs a traceback each time
-                max_size=options.size,
+                max_size=postgres.pool_size,
                 max_inactive_connection_lifetime=_MAX_IDLE_S,
-                timeout=options.timeout_s,
-                command_timeout=options.timeout_s,
-                statement_cache_size=100 if options.prepared_statements else 0,
+                timeout=postgres.timeout_s,
+                command_timeout=postgres.timeout_s,
+                statement_cache_size=100 if postgres.prepared_statements else 0,
                 init=partial(_prepare_connection, inspected=statements if options.inspect_on_connect else None),
                 reset=_skip_reset,
                 server_settings={"application_name": "openapi-tool"},
             )
-        store = cls(pool, options.timeout_s, statements)
+        store = cls(pool, postgres.timeout_s, statements)
         try:
             async with store._connection(_NO_PROJECT):
                 return store

@@ -113,12 +113,6 @@ class Caller:
     def _doorbell(self, key: str) -> asyncio.Future[tuple[dict[str, Any], float]]:
         return self._doorbells.setdefault(key, asyncio.get_running_loop().create_future())
 
-    async def delete_streams(self) -> None:
-        """Delete every stream of the server."""
-        jetstream = self.client.jetstream()
-        for stream in await jetstream.streams_info():
-            await jetstream.delete_stream(str(stream.config.name))
-
     async def set_up_project(self, project_id: str, agent_id: str, tools: Iterable[Mapping[str, Any]]) -> None:
         """Add a project with an agent and tools."""
         await self.add_project(project_id)

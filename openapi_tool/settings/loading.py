@@ -17,7 +17,7 @@ from pydantic_settings import EnvSettingsSource
 from pydantic_settings import SettingsError as UnreadableVariable
 
 from openapi_tool.settings.model import Settings
-from openapi_tool.settings.sections import SCHEMES, fields_of
+from openapi_tool.settings.sections import fields_of
 from openapi_tool.settings.sources import (
     CONFIG_VARIABLE,
     PREFIX,
@@ -28,10 +28,10 @@ from openapi_tool.settings.sources import (
     file_sources,
     origin,
 )
-from openapi_tool.settings.urls import parse_dsn, parse_url
 from openapi_tool.telemetry.redact import is_maskable
 from openapi_tool.tools.placeholders import Secrets
 from openapi_tool.tools.problems import counted
+from openapi_tool.urls import POSTGRES_SCHEMES, SCHEMES, parse_dsn, parse_url
 
 _NAME = "letters, digits, '_' and '-'"
 PATTERNS: Mapping[str, str] = {
@@ -242,7 +242,7 @@ NamedSecret = tuple[str, str]
 _COLLECTOR_VARIABLES = ("OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_TRACES_HEADERS")
 _SECRET_NAME = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL|HEADERS|DSN|SERVERS|PROXY|ENDPOINT", re.IGNORECASE)
 _DELIMITER = re.compile(r"[:/?#@\[\]&=,;\s]+")
-_NOT_SECRET = ("", "postgres", "postgresql", *SCHEMES)
+_NOT_SECRET = ("", *POSTGRES_SCHEMES, *SCHEMES)
 _LONG_LINE = re.compile(r"^[A-Za-z0-9._=-]{20,}$", re.MULTILINE)  # in a credentials file: JWT and seed
 
 

@@ -15,16 +15,14 @@ from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, field_
 from pydantic.dataclasses import dataclass
 from pydantic_settings import BaseSettings, EnvSettingsSource, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
-from openapi_tool.jina.byte_semaphore import max_call_memory
+from openapi_tool.bus.options import FairnessOptions, NatsOptions
+from openapi_tool.jina.options import CacheOptions, EgressOptions, RetryOptions
 from openapi_tool.jina.url_policy import UrlPolicy
 from openapi_tool.options import (
-    TERABYTE,
     BudgetOptions,
-    CacheOptions,
     ExecutorOptions,
-    FairnessOptions,
     LimitOptions,
-    RetryOptions,
+    PostgresOptions,
     Seconds,
     ToolOptions,
     split,
@@ -32,26 +30,20 @@ from openapi_tool.options import (
 from openapi_tool.protocol.dialect import ProtocolVersion
 from openapi_tool.protocol.identity import default_durable
 from openapi_tool.settings.sections import (
-    SCHEMES,
     TARGET,
     ActorId,
-    File,
     JinaToolSettings,
-    NatsSettings,
-    PostgresSettings,
     SecretsSettings,
     Section,
 )
 from openapi_tool.settings.sources import PREFIX, SHORT_NAMES, file_sources, kernel_remarks
-from openapi_tool.settings.urls import ESCAPE, ServerUrl, checked_address, parse_url
 from openapi_tool.tools.definition import DEFAULT_AUTH_ENV
 from openapi_tool.tools.placeholders import Secret, is_executors_own, looks_like_a_key
 from openapi_tool.tools.policy import Policy
 from openapi_tool.tools.scopes import MIN_KEY_BYTES
+from openapi_tool.urls import ESCAPE, HTTP_SCHEMES, ServerUrl, checked_address, parse_url
 
 _TOKEN = r"^([A-Za-z0-9_-]+|\*)$"  # noqa: S105 - a subject's token
-_HTTP = ("http", "https")
-_PROXY_FORM = "must look like http://user:password@host:port, with the port"
 
 
 class ProtocolSettings(Section):
@@ -73,8 +65,8 @@ class ProtocolSettings(Section):
 class DialectSettings(Section):
     """Kernel of another protocol version, which this process serves beside the main one."""
 
-    postgres: PostgresSettings = Field(description="Database of that kernel, with the keys of section `postgres`.")
-    nats: NatsSettings | None = Field(
+    postgres: PostgresOptions = Field(description="Database of that kernel, with the keys of section `postgres`.")
+    nats: NatsOptions | None = Field(
         None,
         description="NATS of that kernel, with the keys of `nats`; by default the main one, with another durable.",
     )
@@ -121,48 +113,6 @@ class SessionSettings(Section):
     )
 
 
-class EgressSettings(Section):
-    """Connections to the upstream."""
-
-    max_connections: int = Field(512, ge=1, le=65_535, description="Maximum concurrent connections to the upstream.")
-    max_response_bytes: int = Field(10_000_000, ge=1_000, le=TERABYTE, description="Maximum bytes of a response.")
-    body_budget_bytes: int = Field(
-        256_000_000,
-        ge=1_000,
-        le=TERABYTE,
-        description="Maximum memory in bytes of a process for responses until their commit; further responses wait.",
-    )
-    ca_file: File | None = Field(None, description="Additional CA (PEM) to trust, like SSL_CERT_FILE.")
-    proxy: Secret | None = Field(
-        None, description="Forward proxy (`http://user:password@host:port`) for TLS tunnels; HTTPS_PROXY is not used."
-    )
-    public_addresses_only: bool = Field(
-        default=False, description="Connect only where the upstream's hosts resolve to public addresses."
-    )
-
-    @field_validator("proxy")
-    @classmethod
-    def _check_proxy(cls, proxy: Secret | None) -> Secret | None:
-        if proxy is None:
-            return proxy
-        try:
-            parsed = parse_url(proxy.get_secret_value(), ("http",))
-        except ValueError as problem:
-            raise ValueError(f"{problem}; {_PROXY_FORM}, and {ESCAPE}") from None
-        if parsed.port is None or parsed.path not in ("", "/") or parsed.query:
-            raise ValueError(_PROXY_FORM)
-        return proxy
-
-    @model_validator(mode="after")
-    def _fits_together(self) -> EgressSettings:
-        if self.proxy is not None and self.public_addresses_only:
-            raise ValueError("public_addresses_only has no effect with a proxy, which resolves the names; unset one")
-        least = max_call_memory(self.max_response_bytes) + self.max_response_bytes
-        if self.body_budget_bytes < least:
-            raise ValueError(f"body_budget_bytes must be at least {least}, so that the largest response fits")
-        return self
-
-
 class HealthSettings(Section):
     """Server of /livez, /readyz and /metrics; one request per connection, within 5 seconds."""
 
@@ -194,7 +144,7 @@ class TelemetrySettings(Section):
     def _check_collector_url(cls, url: str | None) -> str | None:
         if url is not None:
             try:
-                parse_url(url, _HTTP)
+                parse_url(url, HTTP_SCHEMES)
             except ValueError as problem:
                 raise ValueError(f"{problem}; must look like https://host:4318/v1/…, and {ESCAPE}") from None
         return url
@@ -213,8 +163,8 @@ class Settings(BaseSettings):
     )
 
     protocol: ProtocolSettings = Field(default_factory=ProtocolSettings)
-    nats: NatsSettings = Field(default_factory=NatsSettings)
-    postgres: PostgresSettings
+    nats: NatsOptions = Field(default_factory=NatsOptions)
+    postgres: PostgresOptions
     dialects: DialectsSettings = Field(default_factory=DialectsSettings)
     executor: ExecutorOptions = Field(default_factory=ExecutorOptions)
     fairness: FairnessOptions = Field(default_factory=FairnessOptions)
@@ -223,7 +173,7 @@ class Settings(BaseSettings):
     url_policy: UrlPolicy = Field(default_factory=UrlPolicy)
     secrets: SecretsSettings = Field(default_factory=SecretsSettings)
     session: SessionSettings = Field(default_factory=SessionSettings)
-    egress: EgressSettings = Field(default_factory=EgressSettings)
+    egress: EgressOptions = Field(default_factory=EgressOptions)
     retry: RetryOptions = Field(default_factory=RetryOptions)
     cache: CacheOptions = Field(default_factory=CacheOptions)
     limits: LimitOptions = Field(default_factory=LimitOptions)
@@ -311,7 +261,7 @@ class Settings(BaseSettings):
     def _kernel(self, version: ProtocolVersion, other: DialectSettings) -> Settings:
         changed: dict[str, Any] = {
             "protocol": self.protocol.model_copy(update={"version": version, "actor_id": other.actor_id}),
-            "nats": other.nats or self.nats.model_copy(update={"durable": None}),
+            "nats": other.nats or replace(self.nats, durable=None),
             "postgres": other.postgres,
             "dialects": DialectsSettings(),
         }
@@ -334,7 +284,7 @@ class Settings(BaseSettings):
             if kernel.protocol.version == version:
                 return kernel.model_copy(update=changed)
         changed["protocol"] = self.protocol.model_copy(update={"version": version})
-        changed["nats"] = self.nats.model_copy(update={"durable": None})
+        changed["nats"] = replace(self.nats, durable=None)
         return self.model_copy(update=changed)
 
     def secret_values(self) -> Iterator[tuple[str, str]]:
@@ -350,10 +300,10 @@ class Settings(BaseSettings):
 
     def _urls(self) -> Iterator[tuple[str, str, ServerUrl]]:
         if self.egress.proxy is not None:
-            yield "egress", "proxy", parse_url(self.egress.proxy.get_secret_value(), SCHEMES)
+            yield "egress", "proxy", parse_url(self.egress.proxy.get_secret_value(), HTTP_SCHEMES)
         for name in ("otlp_endpoint", "otlp_metrics_endpoint"):
             if (url := getattr(self.telemetry, name)) is not None:
-                yield "telemetry", name, parse_url(url, SCHEMES)
+                yield "telemetry", name, parse_url(url, HTTP_SCHEMES)
 
     def shown(self) -> dict[str, Any]:
         """Return the effective settings for display, with masked credentials."""

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
 from pydantic_settings.sources import InitSettingsSource
 
-from openapi_tool.settings.urls import Dsn, checked_port, parse_hosts
+from openapi_tool.urls import Dsn, checked_port, parse_hosts
 
 CONFIG_VARIABLE = "OPENAPI_TOOL_CONFIG"
 KERNEL_CONFIG_VARIABLE = "CG_CONFIG_TOML"

@@ -16,6 +16,7 @@ from typer.testing import CliRunner, Result
 
 from openapi_tool.bootstrap import build_bootstrap, build_runner, scoped_key
 from openapi_tool.bus.connection import gather_stats
+from openapi_tool.bus.options import NatsOptions
 from openapi_tool.cli import app
 from openapi_tool.cli.common import Upstream
 from openapi_tool.cli.dev_executor import dev_settings
@@ -26,7 +27,6 @@ from openapi_tool.local.stack import EmbeddedStack
 from openapi_tool.protocol.dialect import ProtocolVersion
 from openapi_tool.protocol.identity import subject_in_version
 from openapi_tool.settings import Settings
-from openapi_tool.settings.sections import NatsSettings
 from openapi_tool.telemetry.metrics import list_projects, project_label
 from tests.conftest import AGENT, PROJECT, StartExecutor, search_tool
 from tests.requirements import requirement
@@ -431,7 +431,7 @@ async def test_statistics_and_gauges_distinguish_the_kernels(kernels: Kernels) -
     assert sorted(call["protocol"] for call in replica["last"]) == ["v1r3", "v1r4"]
     assert sorted(kernel["protocol"] for kernel in replica["kernels"]) == ["v1r3", "v1r4"]
     [most] = {kernel["max_unacknowledged"] for kernel in replica["kernels"]}
-    assert most == NatsSettings().max_ack_pending, "the value of each kernel, not the sum"
+    assert most == NatsOptions().max_ack_pending, "the value of each kernel, not the sum"
 
 
 async def statistics(kernels: Kernels) -> dict[str, Any]:

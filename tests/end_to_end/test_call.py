@@ -30,6 +30,7 @@ from openapi_tool.local.stack import EmbeddedStack
 from tests.conftest import AGENT, PROJECT, StartExecutor, reader_tool, search_tool
 from tests.end_to_end.test_local import environment
 from tests.requirements import requirement
+from tests.support import delete_streams
 
 HERE = ("--yes", "--project", PROJECT, "--agent", AGENT)
 RECORDED_ARGUMENTS = json.dumps({"query": "hello world", "count": 3})
@@ -171,7 +172,7 @@ async def test_a_kernel_that_dev_did_not_create_is_written_to_only_with_yes(
 
 @requirement("cli.call")
 async def test_call_never_creates_a_stream(call: Call, caller: Caller) -> None:
-    await caller.delete_streams()
+    await delete_streams(caller)
     result = await call("jina_search", *HERE)
     assert result.exit_code == 2
     assert f"no stream captures {SUBJECT}" in result.stderr

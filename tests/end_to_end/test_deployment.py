@@ -32,7 +32,7 @@ from scripts.packages import packages as locked
 from tests.conftest import AGENT, PROJECT, search_tool
 from tests.end_to_end.kubelet import USER, Pod, isolated
 from tests.requirements import requirement
-from tests.support import dsn_of, objects_of
+from tests.support import delete_streams, dsn_of, objects_of
 from tests.unit.test_egress import Proxy
 from tests.wire.conftest import RECORDED_ARGUMENTS
 from tests.wire.test_bus import server
@@ -72,7 +72,7 @@ async def kernel_of(tls: Tls, dsn: str) -> AsyncIterator[Caller]:
         await kernel.listen("cg.v1r4.*.*.cmd.agent.*.wakeup")
         await kernel.set_up_project(PROJECT, AGENT, [search_tool()])
         yield kernel
-        await kernel.delete_streams()
+        await delete_streams(kernel)
 
 
 @dataclass(slots=True)

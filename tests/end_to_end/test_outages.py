@@ -32,7 +32,7 @@ from openapi_tool.tools.placeholders import Secrets
 from openapi_tool.tools.policy import Authorizer
 from tests.conftest import AGENT, PROJECT, search_tool
 from tests.requirements import requirement
-from tests.support import dsn_of, make_role
+from tests.support import delete_streams, dsn_of, make_role
 
 DATABASE = "outages"
 HELLO = {"query": "hello world", "count": 3}
@@ -107,7 +107,7 @@ async def served(fragile: EmbeddedStack) -> AsyncIterator[Served]:
     yield Served(fragile, executor, port)
     assert executor.stop() == 0
     async with Caller.connect(fragile.postgres.dsn(database), fragile.nats.url) as caller:
-        await caller.delete_streams()
+        await delete_streams(caller)
 
 
 async def _placed(served: Served) -> PlacedCall:

@@ -20,7 +20,7 @@ from openapi_tool.local.stack import EmbeddedStack
 from openapi_tool.protocol.identity import default_durable
 from tests.conftest import AGENT, PROJECT, StartExecutor, reader_tool, search_tool
 from tests.requirements import requirement
-from tests.support import dead_letters
+from tests.support import dead_letters, delete_streams
 
 DURABLE = default_durable("v1r4", "jina")
 RECORDED_ARGUMENTS = {"query": "hello world", "count": 3}
@@ -368,7 +368,7 @@ async def test_a_stream_is_created_only_if_none_captures_the_subjects(
     before = (await jetstream.stream_info(STREAM)).config
     start_executor().stop()
     assert (await jetstream.stream_info(STREAM)).config == before
-    await caller.delete_streams()
+    await delete_streams(caller)
     start_executor().stop()
     made = (await jetstream.stream_info(STREAM)).config
     assert (made.subjects, made.max_age) == (["cg.v1r4.*.*.cmd.*.*.>"], 24 * 3600)

@@ -20,6 +20,7 @@ from pydantic import SecretStr
 
 from openapi_tool.jina.byte_semaphore import ByteSemaphore, max_call_memory
 from openapi_tool.jina.client import EgressTransport, JinaClient, tls_context
+from openapi_tool.jina.options import EgressOptions
 from openapi_tool.jina.request import UpstreamRequest
 from openapi_tool.jina.transport import AiohttpTransport
 from openapi_tool.local.caller import Caller
@@ -202,7 +203,9 @@ async def client(stack: EmbeddedStack) -> AsyncIterator[JinaClient]:
     stack.upstream.rules()
     stack.upstream.clear_requests()
     tls = tls_context(str(stack.certificates.ca))
-    client = JinaClient(EgressTransport(AiohttpTransport(tls, 10, LoopbackResolver(stack.upstream.port))), 10_000_000)
+    client = JinaClient(
+        EgressTransport(AiohttpTransport(tls, EgressOptions(), LoopbackResolver(stack.upstream.port))), 10_000_000
+    )
     yield client
     await client.aclose()
     stack.upstream.rules()

@@ -14,6 +14,7 @@ from tests.hostile import answers, definitions, keys, rows, wire
 from tests.hostile.case import Case
 from tests.hostile.scene import Scene, Stage, Vitals
 from tests.hostile.victim import CallOutcomes, Pace
+from tests.support import delete_streams
 
 _VICTIMS_LOG_BYTES = 1_000
 
@@ -45,7 +46,7 @@ async def make_world(
     """Create the database and the kernel's stream."""
     await prepare_database(stack.postgres.dsn(), database, schema, template)
     async with Caller.open(stack.postgres.dsn(database), version, servers=stack.nats.url) as caller:
-        await caller.delete_streams()
+        await delete_streams(caller)
         await caller.make_stream()
 
 
@@ -68,7 +69,7 @@ async def forget(stage: Stage) -> None:
     """Empty the command stream and delete the executor's streams: other tests use the same server."""
     dsn = stage.stack.postgres.dsn(stage.database)
     async with Caller.open(dsn, stage.version, servers=stage.stack.nats.url) as caller:
-        await caller.delete_streams()
+        await delete_streams(caller)
         await caller.make_stream()
 
 

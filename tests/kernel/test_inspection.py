@@ -31,10 +31,11 @@ from openapi_tool.kernel.store import KernelStore
 from openapi_tool.local.caller import Caller, prepare_database
 from openapi_tool.local.servers import free_port
 from openapi_tool.local.stack import EmbeddedStack
-from openapi_tool.options import PoolOptions
+from openapi_tool.options import PoolOptions, PostgresOptions
 from openapi_tool.protocol.cards import Card, new_id, result_card
 from openapi_tool.protocol.errors import NeedsOperator, RateLimited, Unavailable
 from openapi_tool.protocol.records import Attempt
+from openapi_tool.tools.placeholders import Secret
 from openapi_tool.tools.result import Item, RenderedResult, ResultFields, ToolOutput, Usage, failure, success
 from tests.conftest import AGENT, PROJECT, TEMPLATE, StartExecutor, search_tool
 from tests.requirements import requirement
@@ -45,7 +46,7 @@ COMMAND = V1R4.decode(delivery())
 
 @pytest.fixture(params=[True, False], ids=["prepared", "unprepared"])
 def options(stack: EmbeddedStack, database: str, request: pytest.FixtureRequest) -> PoolOptions:
-    return PoolOptions("v1r4", dsn_of(stack, database), 2, 5.0, prepared_statements=request.param)
+    return PoolOptions("v1r4", PostgresOptions(Secret(dsn_of(stack, database)), 2, prepared_statements=request.param))
 
 
 @pytest.fixture
@@ -214,7 +215,7 @@ async def _backends(caller: Caller) -> list[int]:
 
 @requirement("fair.projects")
 async def test_a_connection_goes_to_the_next_project_before_the_rest_of_a_queue(options: PoolOptions) -> None:
-    store = await KernelStore.open(replace(options, size=1))
+    store = await KernelStore.open(replace(options, postgres=replace(options.postgres, pool_size=1)))
     order: list[str] = []
 
     async def query(project: str) -> None:
@@ -233,7 +234,7 @@ async def test_a_connection_goes_to_the_next_project_before_the_rest_of_a_queue(
 @requirement("fair.projects")
 async def test_a_project_that_waits_for_its_own_statements_does_not_open_the_breaker(options: PoolOptions) -> None:
     """Slow statements of one project would otherwise stop the fetching of all projects' commands."""
-    store = await KernelStore.open(replace(options, size=1, timeout_s=0.2))
+    store = await KernelStore.open(replace(options, postgres=replace(options.postgres, pool_size=1, timeout_s=0.2)))
     breaker = CircuitBreaker(lambda: None)
     async with store._connection("large"):  # noqa: SLF001 - blocks the pool like a long statement
         for _ in range(3):
@@ -250,7 +251,7 @@ async def test_calls_share_existing_connections_if_the_server_allows_no_more(
 ) -> None:
     """Otherwise each call that gets no connection would make the executor unready."""
     role = await caller.database.fetchval("select quote_ident($1)", urlsplit(options.dsn).username)
-    store = await KernelStore.open(replace(options, size=8))
+    store = await KernelStore.open(replace(options, postgres=replace(options.postgres, pool_size=8)))
     await caller.database.execute(f"alter role {role} connection limit 1")
     try:
         await asyncio.gather(*(store.has_result(f"project {number}", "call") for number in range(20)))
@@ -451,7 +452,7 @@ def test_an_impossible_role_name_is_refused(role: str) -> None:
 async def test_a_denial_and_a_missing_table_need_an_operator(
     stack: EmbeddedStack, caller: Caller, database: str, fault: str, message: str, remedy: str
 ) -> None:
-    store = await KernelStore.open(PoolOptions("v1r4", dsn_of(stack, database), 1, 5.0, prepared_statements=True))
+    store = await KernelStore.open(PoolOptions("v1r4", PostgresOptions(Secret(dsn_of(stack, database)), 1)))
     await store.ping()
     await caller.database.execute(fault)
     with pytest.raises(Unavailable, match=rf"{message}.*\. An operator must correct this: .*{remedy}"):
@@ -470,7 +471,7 @@ async def test_a_denial_and_a_missing_table_need_an_operator(
 async def test_a_denied_statement_names_the_table(
     stack: EmbeddedStack, caller: Caller, database: str, fault: str, message: str
 ) -> None:
-    store = await KernelStore.open(PoolOptions("v1r4", dsn_of(stack, database), 1, 5.0, prepared_statements=True))
+    store = await KernelStore.open(PoolOptions("v1r4", PostgresOptions(Secret(dsn_of(stack, database)), 1)))
     await caller.database.execute(fault)
     with pytest.raises(Unavailable, match=rf"{message}.*An operator must correct this"):
         await store.has_result("project", "call")
@@ -483,7 +484,7 @@ async def test_grants_on_single_columns_are_enough_to_be_ready(
 ) -> None:
     await caller.database.execute("revoke select on resource.tools from openapi_tool")
     await caller.database.execute("grant select (project_id, tool_name) on resource.tools to openapi_tool")
-    store = await KernelStore.open(PoolOptions("v1r4", dsn_of(stack, database), 1, 5.0, prepared_statements=True))
+    store = await KernelStore.open(PoolOptions("v1r4", PostgresOptions(Secret(dsn_of(stack, database)), 1)))
     await store.ping()
     await store.aclose()
 

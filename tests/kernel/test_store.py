@@ -22,7 +22,7 @@ import pytest
 import trustme
 
 from openapi_tool.bootstrap import build_bootstrap
-from openapi_tool.bus.options import BusOptions
+from openapi_tool.bus.options import BusOptions, NatsOptions
 from openapi_tool.concurrency import at_once
 from openapi_tool.kernel import v1r3
 from openapi_tool.kernel.fragments import LAST_RESULT_AGE
@@ -31,7 +31,7 @@ from openapi_tool.kernel.store import KernelStore
 from openapi_tool.kernel.v1r4 import LOAD
 from openapi_tool.local.caller import Caller, PlacedCall
 from openapi_tool.local.stack import EmbeddedStack
-from openapi_tool.options import PoolOptions
+from openapi_tool.options import PoolOptions, PostgresOptions
 from openapi_tool.protocol.cards import Card, artifact_card, result_card
 from openapi_tool.protocol.command import Command, Delivery, Report
 from openapi_tool.protocol.errors import NeedsOperator, Unavailable
@@ -39,6 +39,7 @@ from openapi_tool.protocol.identity import identify, new_root
 from openapi_tool.protocol.records import Artifact, CallRecords
 from openapi_tool.protocol.v1r3 import V1r3
 from openapi_tool.settings import Settings, SettingsError
+from openapi_tool.tools.placeholders import Secret
 from openapi_tool.tools.result import Item
 from openapi_tool.tools.truncation import StoredItem, stored_text
 from tests.conftest import AGENT, PROJECT, search_tool
@@ -51,7 +52,7 @@ TEXT = at_once(stored_text([Item("text")], []))  # a computation in steps, betwe
 
 @pytest.fixture
 async def store(stack: EmbeddedStack, database: str) -> AsyncIterator[KernelStore]:
-    store = await KernelStore.open(PoolOptions("v1r4", dsn_of(stack, database), 4, 5.0, prepared_statements=True))
+    store = await KernelStore.open(PoolOptions("v1r4", PostgresOptions(Secret(dsn_of(stack, database)), 4)))
     yield store
     await store.aclose()
 
@@ -501,8 +502,8 @@ async def _save_earlier_result(caller: Caller, call: PlacedCall) -> None:
 
 
 def test_the_repr_of_options_hides_logins() -> None:
-    assert "hidden" not in repr(PoolOptions("v1r4", "postgresql://u:hidden@db/x", 1, 1.0, prepared_statements=True))
-    assert "hidden" not in repr(BusOptions(["nats://hidden@bus:4222"], "name", login={"token": "hidden"}))
+    assert "hidden" not in repr(PoolOptions("v1r4", PostgresOptions(Secret("postgresql://u:hidden@db/x"), 1, 1.0)))
+    assert "hidden" not in repr(BusOptions(NatsOptions(servers=("nats://hidden@bus:4222",), token=Secret("hidden"))))
 
 
 @requirement("answer.atomic", "content.cursor")
@@ -561,7 +562,9 @@ async def test_ids_of_any_characters_and_length_are_stored_unchanged(caller: Cal
 
 async def test_the_store_works_without_prepared_statements(stack: EmbeddedStack, database: str, caller: Caller) -> None:
     call = await caller.place(PROJECT, AGENT, "jina_search", {}, publish=False)
-    store = await KernelStore.open(PoolOptions("v1r4", dsn_of(stack, database), 2, 5.0, prepared_statements=False))
+    store = await KernelStore.open(
+        PoolOptions("v1r4", PostgresOptions(Secret(dsn_of(stack, database)), 2, prepared_statements=False))
+    )
     assert await store.commit(*result_of(call, await store.load(command_of(call))))
     await store.aclose()
 
@@ -571,7 +574,7 @@ async def test_an_unreachable_database_raises_unavailable(
 ) -> None:
     with pytest.raises(Unavailable):
         await KernelStore.open(
-            PoolOptions("v1r4", "postgresql://nobody:x@127.0.0.1:1/none", 1, 1.0, prepared_statements=True)
+            PoolOptions("v1r4", PostgresOptions(Secret("postgresql://nobody:x@127.0.0.1:1/none"), 1, 1.0))
         )
     await caller.database.execute("drop table state.execution_edges")
     with pytest.raises(Unavailable, match="execution_edges"):
@@ -680,7 +683,7 @@ V1R3 = V1r3(V1R3_ACTOR)
 
 @pytest.fixture
 def options(stack: EmbeddedStack, v1r3_database: str) -> PoolOptions:
-    return PoolOptions("v1r3", dsn_of(stack, v1r3_database), 4, 5.0, prepared_statements=True)
+    return PoolOptions("v1r3", PostgresOptions(Secret(dsn_of(stack, v1r3_database)), 4))
 
 
 @pytest.fixture
@@ -832,7 +835,7 @@ async def test_a_database_of_the_other_version_is_named(
     with pytest.raises(NeedsOperator, match=r"a database of protocol v1r3, but v1r4 is configured.*protocol\.version"):
         await KernelStore.open(replace(options, version="v1r4"))
     with pytest.raises(NeedsOperator, match="a database of protocol v1r4, but v1r3 is configured"):
-        await KernelStore.open(replace(options, dsn=dsn_of(stack, database)))
+        await KernelStore.open(replace(options, postgres=PostgresOptions(Secret(dsn_of(stack, database)))))
 
 
 @requirement("postgres.failures")

@@ -25,7 +25,7 @@ from openapi_tool.bus.consumer import CommandConsumer
 from openapi_tool.bus.dead_letters import DeadLetters
 from openapi_tool.bus.durable import ServerClock
 from openapi_tool.bus.leases import FetchMode, lease_key
-from openapi_tool.bus.options import ConsumerOptions, DurableOptions
+from openapi_tool.bus.options import ConsumerOptions, DurableOptions, NatsOptions
 from openapi_tool.bus.streams import Durable
 from openapi_tool.bus.worker import Slots
 from openapi_tool.executor.commit import ParkedResults
@@ -368,7 +368,7 @@ class Scene:
         self.consumer = CommandConsumer(
             cast("BusClient", self.bus),
             ConsumerOptions(
-                DurableOptions("v1r4", "durable", "cg.>", self.ack_wait_s, max_ack_pending=100),
+                DurableOptions("v1r4", "durable", "cg.>", NatsOptions(ack_wait_s=self.ack_wait_s, max_ack_pending=100)),
                 ExecutorOptions(concurrency=self.concurrency, max_lost_runs=self.max_lost_runs, max_held=self.max_held),
                 self.max_run_s,
             ),

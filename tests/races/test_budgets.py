@@ -26,8 +26,9 @@ from openapi_tool.budgets.replica import record_key
 from openapi_tool.jina.backend import JinaBackend, JinaBackendOptions
 from openapi_tool.jina.byte_semaphore import max_call_memory
 from openapi_tool.jina.client import JinaClient
+from openapi_tool.jina.options import CacheOptions, EgressOptions, RetryOptions
 from openapi_tool.jina.url_policy import UrlPolicy
-from openapi_tool.options import BudgetLimits, BudgetOptions, CacheOptions, RetryOptions, ToolOptions
+from openapi_tool.options import BudgetLimits, BudgetOptions, ToolOptions
 from openapi_tool.protocol.errors import BudgetExceeded, Unavailable
 from openapi_tool.protocol.records import DefinitionRecord
 from openapi_tool.tools.policy import Deadline
@@ -519,7 +520,7 @@ async def play(calls: Sequence[Call], answers: Sequence[Answer], cache_ttl_s: fl
         CacheOptions(cache_ttl_s, 100_000),
         ToolOptions(),
         UrlPolicy(),
-        max_call_memory(100_000) + 10 * LARGE_CHARS,
+        EgressOptions(body_budget_bytes=max_call_memory(100_000) + 10 * LARGE_CHARS),
     )
     scene = Scene(
         tools=JinaBackend(JinaClient(httpx.MockTransport(upstream.handle), 100_000), options), concurrency=100

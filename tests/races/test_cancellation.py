@@ -22,8 +22,9 @@ from openapi_tool.executor import pipeline as pipeline_module
 from openapi_tool.jina.backend import JinaBackend, JinaBackendOptions
 from openapi_tool.jina.byte_semaphore import max_call_memory
 from openapi_tool.jina.client import JinaClient
+from openapi_tool.jina.options import CacheOptions, EgressOptions, RetryOptions
 from openapi_tool.jina.url_policy import UrlPolicy
-from openapi_tool.options import CacheOptions, ExecutorOptions, RetryOptions, ToolOptions
+from openapi_tool.options import ExecutorOptions, ToolOptions
 from openapi_tool.protocol.command import Acknowledge, Command, Delivery, Settlement
 from openapi_tool.protocol.errors import BadRequest, Unavailable
 from openapi_tool.protocol.records import CallRecords, DefinitionRecord
@@ -156,7 +157,7 @@ class Pages(JinaBackend):
             CacheOptions(60, 10_000),
             ToolOptions(),
             UrlPolicy(),
-            max_call_memory(1_000_000) + 700_000,
+            EgressOptions(body_budget_bytes=max_call_memory(1_000_000) + 700_000),
         )
         super().__init__(JinaClient(httpx.MockTransport(answer), 1_000_000), options)
 

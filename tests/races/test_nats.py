@@ -38,7 +38,7 @@ from openapi_tool.bus.durable import ServerClock
 from openapi_tool.bus.durable_monitor import DurableMonitor
 from openapi_tool.bus.kv_stores import AckFloor, ParkedResultStore, change_switches, load_ack_floor, save_ack_floor
 from openapi_tool.bus.leases import Lease, Leases, LeaseTaken
-from openapi_tool.bus.options import DurableOptions
+from openapi_tool.bus.options import DurableOptions, NatsOptions
 from openapi_tool.bus.storage import Storage
 from openapi_tool.bus.streams import Durable
 from openapi_tool.protocol.command import Acknowledge, Delivery, Requeue, Wakeup
@@ -156,7 +156,7 @@ def test_a_doorbell_that_is_refused_after_an_outage_is_given_up(run: Run, caplog
 
 T = TypeVar("T")
 FILTER = "cg.v1r4.*.*.cmd.tool.jina.>"
-OPTIONS = DurableOptions("v1r4", "durable", FILTER, 6.0, 1_000)
+OPTIONS = DurableOptions("v1r4", "durable", FILTER, NatsOptions(ack_wait_s=6.0, max_ack_pending=1_000))
 
 
 @dataclass

@@ -23,6 +23,7 @@ from openapi_tool.bus.leases import FetchMode
 from openapi_tool.concurrency import SMALL, FairSemaphore, KeyedLock, Steps, TimeSlicer, retried
 from openapi_tool.jina.byte_semaphore import ByteSemaphore
 from openapi_tool.jina.client import _LARGE_READS, JinaClient, tls_context
+from openapi_tool.jina.options import EgressOptions
 from openapi_tool.jina.request import UpstreamRequest
 from openapi_tool.jina.transport import HANDSHAKES, PROJECT, AiohttpTransport
 from openapi_tool.kernel.breaker import MAX_PROBE_INTERVAL_S, CircuitBreaker, GuardedStore, Operation
@@ -686,7 +687,9 @@ def test_handshakes_of_one_project_leave_some_for_another(run: Run) -> None:
         server = await asyncio.start_server(
             lambda _, writer: accepted.put_nowait(writer), socket.gethostbyname("localhost"), 0
         )
-        transport = AiohttpTransport(tls_context(None), 100, LoopbackResolver(server.sockets[0].getsockname()[1]))
+        transport = AiohttpTransport(
+            tls_context(None), EgressOptions(100), LoopbackResolver(server.sockets[0].getsockname()[1])
+        )
 
         async def ask(project: str) -> None:
             request = httpx.Request("GET", "https://r.jina.ai/", extensions={PROJECT: project})

@@ -21,7 +21,7 @@ from openapi_tool.bus.connection_errors import credentials_problem, seed_problem
 from openapi_tool.settings import Settings, SettingsError, load_settings
 from openapi_tool.settings.loading import likely_secrets
 from openapi_tool.settings.sources import DriverOptions
-from openapi_tool.settings.urls import Dsn, Host, ServerUrl, parse_dsn, parse_url
+from openapi_tool.urls import Dsn, Host, ServerUrl, parse_dsn, parse_url
 from tests.requirements import requirement
 from tests.support import each
 

@@ -17,13 +17,14 @@ import pytest
 import trustme
 from aiohttp import web
 from aiohttp.abc import AbstractResolver, ResolveResult
-from pydantic import SecretStr
 
 import openapi_tool
 from openapi_tool.jina.client import EgressRefused, EgressTransport, JinaClient, check_url, tls_context
+from openapi_tool.jina.options import EgressOptions
 from openapi_tool.jina.transport import AiohttpTransport
 from openapi_tool.protocol.errors import ToolMisconfigured, UpstreamUnavailable
 from openapi_tool.settings import SettingsError, load_settings
+from openapi_tool.tools.placeholders import Secret
 from tests.answering import ToolsOverTransport
 from tests.requirements import requirement
 from tests.support import definition, each
@@ -330,7 +331,7 @@ class Proxy:
 
 
 def proxied(origin: Origin, url: str) -> JinaClient:
-    transport = AiohttpTransport(tls_context(str(origin.ca)), 10, proxy=SecretStr(url))
+    transport = AiohttpTransport(tls_context(str(origin.ca)), EgressOptions(proxy=Secret(url)))
     return JinaClient(EgressTransport(transport), 1_000_000)
 
 
@@ -482,7 +483,7 @@ async def _connects(addresses: list[str], monkeypatch: pytest.MonkeyPatch, *, pu
     loop = asyncio.get_running_loop()
     monkeypatch.setattr(type(loop), "sock_connect", connect)
     transport = AiohttpTransport(
-        tls_context(None), 10, StaticResolver(addresses, 443), public_addresses_only=public_only
+        tls_context(None), EgressOptions(public_addresses_only=public_only), StaticResolver(addresses, 443)
     )
     client = JinaClient(EgressTransport(transport), 1000)
     with pytest.raises(UpstreamUnavailable) as failed:
@@ -531,7 +532,7 @@ async def test_dns_rebinding_has_no_effect(origin: Origin, monkeypatch: pytest.M
 
     monkeypatch.setattr(type(loop), "sock_connect", to_loopback)
     monkeypatch.setattr(type(loop), "getaddrinfo", lambda *_, **__: pytest.fail("a second lookup"))
-    transport = AiohttpTransport(tls_context(str(origin.ca)), 10, resolver, public_addresses_only=True)
+    transport = AiohttpTransport(tls_context(str(origin.ca)), EgressOptions(public_addresses_only=True), resolver)
     client = JinaClient(EgressTransport(transport), 1_000_000)
     assert await fetch(client) == SUCCESS
     assert (resolver.lookups, connected_to) == (1, ["8.8.8.8"])

@@ -23,6 +23,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from openapi_tool.jina.failures import BY_HTTP, BY_STATUS, NOTHING_FOUND, upstream_failure
+from openapi_tool.jina.options import CacheOptions, RetryOptions
 from openapi_tool.kernel.failures import (
     KINDS,
     Contended,
@@ -32,7 +33,6 @@ from openapi_tool.kernel.failures import (
     translate_statement_errors,
 )
 from openapi_tool.local.recordings import error_classes, load_recordings
-from openapi_tool.options import CacheOptions, RetryOptions
 from openapi_tool.protocol.errors import BadRequest, NeedsOperator, ToolError, Unavailable, UpstreamRejected
 from tests.answering import Answer, ToolsOverTransport, serving
 from tests.requirements import requirement

@@ -25,6 +25,7 @@ from pydantic import SecretStr
 from openapi_tool.jina.byte_semaphore import ByteSemaphore
 from openapi_tool.jina.client import ALLOWED_HOSTS, EgressRefused, EgressTransport, JinaClient, tls_context
 from openapi_tool.jina.failures import NOTHING_FOUND, ONCE
+from openapi_tool.jina.options import EgressOptions
 from openapi_tool.jina.request import UpstreamRequest
 from openapi_tool.jina.transport import ERRORS, AiohttpTransport, on_connected, translate
 from openapi_tool.local.executor import LoopbackResolver
@@ -248,7 +249,7 @@ async def test_every_exception_of_the_http_library_is_translated(
         raise error
 
     monkeypatch.setattr(aiohttp.ClientSession, "request", fail)
-    transport = AiohttpTransport(tls_context(None), 1)
+    transport = AiohttpTransport(tls_context(None), EgressOptions())
     with pytest.raises(httpx.TransportError) as failed:
         await transport.handle_async_request(httpx.Request("GET", "https://s.jina.ai/"))
     assert str(failed.value) == kind.__name__
@@ -306,7 +307,7 @@ class Origin:
         assert self.runner is not None
         port = self.runner.addresses[0][1]
         tls = tls_context(str(self.ca) if trusted else None)
-        return JinaClient(EgressTransport(AiohttpTransport(tls, 10, LoopbackResolver(port))), 1_000_000)
+        return JinaClient(EgressTransport(AiohttpTransport(tls, EgressOptions(), LoopbackResolver(port))), 1_000_000)
 
     async def stop(self) -> None:
         if self.runner is not None:
@@ -458,7 +459,9 @@ async def test_the_target_travels_byte_for_byte(origin: Origin) -> None:
 
 
 async def test_closed_port_is_unavailable_at_once(tmp_path: Path) -> None:
-    client = JinaClient(EgressTransport(AiohttpTransport(tls_context(None), 10, LoopbackResolver(1))), 1000)
+    client = JinaClient(
+        EgressTransport(AiohttpTransport(tls_context(None), EgressOptions(), LoopbackResolver(1))), 1000
+    )
     with pytest.raises(UpstreamUnavailable) as failed:
         await fetch(client)
     assert failed.value.detail == {"kind": "ConnectError", "cause": "connection refused"}
@@ -524,7 +527,9 @@ class Upstream:
     async def __aenter__(self) -> Self:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=self._tls)
         port = self._server.sockets[0].getsockname()[1]
-        transport = AiohttpTransport(tls_context(str(self._ca)), self._connections, LoopbackResolver(port))
+        transport = AiohttpTransport(
+            tls_context(str(self._ca)), EgressOptions(self._connections), LoopbackResolver(port)
+        )
         self.client = JinaClient(EgressTransport(transport), self._max_bytes)
         return self
 

@@ -21,9 +21,9 @@ from pydantic import SecretStr
 from openapi_tool.jina.byte_semaphore import ByteSemaphore, JinaCallContext, RequestContext, max_call_memory, memory_of
 from openapi_tool.jina.cache import ResponseCache, cache_key
 from openapi_tool.jina.client import JinaClient
+from openapi_tool.jina.options import CacheOptions, EgressOptions
 from openapi_tool.jina.request import UpstreamRequest
 from openapi_tool.jina.response_json import MAX_VALUES
-from openapi_tool.options import CacheOptions
 from openapi_tool.protocol.errors import ToolError, ToolTimeout, UpstreamUnavailable
 from openapi_tool.protocol.records import DefinitionRecord
 from openapi_tool.tools.arguments import Arguments
@@ -511,7 +511,9 @@ async def test_call_does_not_hold_a_shared_response_while_it_waits_for_memory() 
         requests += 1
         return httpx.Response(200, content=body)
 
-    answering = ToolsOverTransport(answer, options={"cache": CacheOptions(60.0), "body_budget_bytes": 210_000_000})
+    answering = ToolsOverTransport(
+        answer, options={"cache": CacheOptions(60.0), "egress": EgressOptions(body_budget_bytes=210_000_000)}
+    )
     async with asyncio.timeout(30):
         cards = await asyncio.gather(*(answering.card() for _ in range(6)))
     assert all(artifact is not None for _, _, artifact in cards)

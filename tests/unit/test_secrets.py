@@ -38,10 +38,10 @@ from openapi_tool.bus.dead_letters import unmasked_letter, without_secrets
 from openapi_tool.cli import app, call
 from openapi_tool.jina.byte_semaphore import ByteSemaphore
 from openapi_tool.jina.client import JinaClient
+from openapi_tool.jina.options import RetryOptions
 from openapi_tool.jina.request import UpstreamRequest
 from openapi_tool.limits.permits import Need, Permit, Unlimited
 from openapi_tool.local.caller import ResultRows
-from openapi_tool.options import RetryOptions
 from openapi_tool.protocol.errors import ToolError, ToolMisconfigured
 from openapi_tool.settings import Settings, SettingsError, load_settings
 from openapi_tool.settings.loading import likely_secrets, secret_values
@@ -530,6 +530,18 @@ async def test_a_secret_is_masked_before_a_text_is_cut(status: int) -> None:
         assert before > 290 or MASK in failed.value.message
 
 
+_CRASHING = """
+import os, typer
+from openapi_tool import cli
+
+cli.app = typer.Typer(pretty_exceptions_enable=False)
+
+@cli.app.command()
+def crash():
+    exec(os.environ["CRASH"], {"SECRET": os.environ["JINA_API_KEY"]})
+
+cli.main()
+"""  # `openapi-tool` with one command that runs the code in CRASH
 CRASHES = {
     "main": "raise ValueError(SECRET)",
     "chain": "try:\n  int(SECRET)\nexcept ValueError as e:\n  raise RuntimeError([SECRET]) from e",
@@ -548,8 +560,8 @@ CRASHES = {
 @requirement("secrets.output")
 def test_however_the_process_crashes_its_output_shows_no_secret(crash: str) -> None:
     secret = "a-key-that-is 'quoted'"
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.crashing"],
+    done = subprocess.run(  # noqa: S603 - this program
+        [sys.executable, "-c", _CRASHING],
         env={"JINA_API_KEY": secret, "CRASH": CRASHES[crash]},
         cwd=Path(__file__).parents[2],
         capture_output=True,

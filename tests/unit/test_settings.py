@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
+import pkgutil
 import re
 import subprocess
 import sys
@@ -18,9 +20,11 @@ import typer
 import yaml
 from typer.testing import CliRunner
 
+import openapi_tool
 from openapi_tool import __version__, bootstrap, service
 from openapi_tool.bootstrap import build_bootstrap
 from openapi_tool.cli import app
+from openapi_tool.options import Options
 from openapi_tool.settings import (
     CONFIG_VARIABLE,
     KERNEL_CONFIG_VARIABLE,
@@ -421,6 +425,20 @@ def test_every_flag_names_its_variable() -> None:
 
 def _paths() -> list[tuple[str, str]]:
     return [(section, key) for section, field in Settings.model_fields.items() for key in fields_of(field.annotation)]
+
+
+@requirement("settings.sources")
+def test_options_of_components_contain_sections_and_repeat_none_of_their_keys() -> None:
+    """The exceptions are values of their own, such as the TLS context, or the replicas that the command stream has."""
+    keys = {key for _, key in _paths()}
+    repeated = set()
+    for module in pkgutil.walk_packages(openapi_tool.__path__, "openapi_tool."):
+        for name, kind in vars(importlib.import_module(module.name)).items():
+            if re.fullmatch(r"[A-Z]\w*Options", name) and not issubclass(kind, Options):
+                repeated |= {f"{name}.{key}" for key in getattr(kind, "__dataclass_fields__", {}) if key in keys}
+    versions = {"DurableOptions.version", "PoolOptions.version"}
+    others = {"BusOptions.tls", "ConsumerOptions.durable", "ConsumerOptions.replicas", "PipelineOptions.actor_id"}
+    assert repeated == versions | others
 
 
 @requirement("settings.errors")

@@ -40,7 +40,7 @@ from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.settings import Settings
 from openapi_tool.telemetry.redact import Redactor
 from tests.requirements import requirement
-from tests.support import delivery
+from tests.support import delete_streams, delivery
 from tests.wire.conftest import SETTLED_S, FakeServer, World, fake_server, info
 
 DSN = {"dsn": "postgresql://127.0.0.1/unused"}
@@ -235,7 +235,7 @@ async def test_the_executor_passes_the_configured_replicas_to_the_server(
         return await add_stream(self, config.evolve(num_replicas=1))
 
     monkeypatch.setattr(JetStreamContext, "add_stream", record_and_add_stream)
-    await world.caller.delete_streams()
+    await delete_streams(world.caller)
     load, outages = KernelStore.load, [True]
 
     async def fail_once(self: KernelStore, key: Any) -> Any:

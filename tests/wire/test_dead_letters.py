@@ -22,7 +22,7 @@ from typer.testing import CliRunner, Result
 from openapi_tool.bus.dead_letter_reader import abandoned_commands
 from openapi_tool.bus.dead_letters import STREAM as DEAD_LETTERS
 from openapi_tool.bus.dead_letters import SUBJECT_FILTER, SUBJECT_PREFIX
-from openapi_tool.bus.options import DurableOptions
+from openapi_tool.bus.options import DurableOptions, NatsOptions
 from openapi_tool.cli import app
 from openapi_tool.local.caller import STREAM
 from openapi_tool.protocol.command import MAX_BODY_BYTES, Delivery
@@ -338,7 +338,7 @@ async def test_abandoned_commands_with_a_forged_status_header_are_found(
         del command
         return False  # no command has a result
 
-    options = DurableOptions("v1r4", DURABLE, FILTER, 6, 100)
+    options = DurableOptions("v1r4", DURABLE, FILTER, NatsOptions(ack_wait_s=6, max_ack_pending=100))
     async with asyncio.timeout(10):
         found = await abandoned_commands(world.caller.client, options, [], answered)
     assert [letter.number for letter in found] == [1, 2, 3, 4]

@@ -21,7 +21,7 @@ from openapi_tool.bus.connection import INSTANCE
 from openapi_tool.bus.dead_letter_reader import wakeups_of
 from openapi_tool.bus.leases import BUCKET as LEASES
 from openapi_tool.bus.leases import lease_key
-from openapi_tool.bus.options import DurableOptions
+from openapi_tool.bus.options import DurableOptions, NatsOptions
 from openapi_tool.cli import app
 from openapi_tool.local.caller import PlacedCall
 from openapi_tool.protocol.identity import parse_traceparent
@@ -418,7 +418,9 @@ async def test_a_search_for_doorbells_that_ends_early_leaves_no_subscription(wor
     for _ in range(2):
         await world.send(await world.place())
     client = world.caller.client
-    options = DurableOptions("v1r4", DURABLE, "cg.v1r4.*.*.cmd.tool.jina.>", 30.0, 1_000)
+    options = DurableOptions(
+        "v1r4", DURABLE, "cg.v1r4.*.*.cmd.tool.jina.>", NatsOptions(ack_wait_s=30.0, max_ack_pending=1_000)
+    )
     before = set(client._subs)  # noqa: SLF001
     two_hours_ago = datetime.now(UTC) - timedelta(hours=2)  # longer than a doorbell may be late
     assert await wakeups_of(client, options, PROJECT, "of another call", two_hours_ago) == []

@@ -26,7 +26,7 @@ from openapi_tool.bus.durable import ServerClock
 from openapi_tool.bus.durable_monitor import DurableMonitor
 from openapi_tool.bus.intake import notice_subject
 from openapi_tool.bus.leases import FetchMode
-from openapi_tool.bus.options import INBOX, ConsumerOptions, DurableOptions
+from openapi_tool.bus.options import INBOX, ConsumerOptions, DurableOptions, NatsOptions
 from openapi_tool.bus.pull_consumer import PullConsumer
 from openapi_tool.bus.streams import Durable
 from openapi_tool.local.caller import STREAM
@@ -42,7 +42,9 @@ from tests.requirements import requirement
 from tests.wire.conftest import DURABLE, World
 from tests.wire.test_bus import DSN, server
 
-OPTIONS = DurableOptions("v1r4", DURABLE, "cg.v1r4.*.*.cmd.tool.jina.>", 6.0, 1_000)
+OPTIONS = DurableOptions(
+    "v1r4", DURABLE, "cg.v1r4.*.*.cmd.tool.jina.>", NatsOptions(ack_wait_s=6.0, max_ack_pending=1_000)
+)
 SUBJECT = "cg.v1r4.proj.public.cmd.tool.jina.search"
 OTHERS = "cg.v1r4.others.public.cmd.tool.jina.search"
 WITHIN_S = 10.0
@@ -160,7 +162,7 @@ async def test_a_command_behind_the_backlog_of_another_project_runs_next(world_w
 @requirement("intake.full")
 async def test_a_flood_beyond_max_ack_pending_does_not_stop_other_projects(world_without_executor: World) -> None:
     """With three times `max_ack_pending` the server would deliver nothing behind the flood."""
-    few = replace(OPTIONS, max_ack_pending=100)
+    few = replace(OPTIONS, nats=NatsOptions(ack_wait_s=6.0, max_ack_pending=100))
     async with running(world_without_executor, FetchMode.UNLIMITED, few) as harness:
         await harness.info(lambda info: info.num_waiting == 1)
         await harness.publish(300)
@@ -213,7 +215,7 @@ async def test_a_command_that_was_run_needs_a_lease_whatever_a_notice_says(world
         await harness.info(lambda _: len(harness.handled) == 1)
         harness.set_mode(FetchMode.NONE)
         await harness.info(lambda info: info.num_waiting == 0)  # an open request would receive it once more
-        harness.consumer.stalled(OPTIONS.ack_wait_s)
+        harness.consumer.stalled(OPTIONS.nats.ack_wait_s)
         message = next(iter(harness.consumer._running.values())).message  # noqa: SLF001
         await message.nak()
         async with running(world_without_executor, FetchMode.UNLIMITED) as other:

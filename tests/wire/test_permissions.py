@@ -42,7 +42,7 @@ from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.settings import Settings
 from openapi_tool.telemetry.redact import Redactor
 from tests.requirements import requirement
-from tests.support import delivery
+from tests.support import delete_streams, delivery
 from tests.wire.conftest import DURABLE, SETTLED_S, World, open_world
 from tests.wire.test_bus import DSN, server
 from tests.wire.test_intake import until
@@ -85,7 +85,7 @@ async def kernel_of(strict: NatsServer, dsn: str) -> AsyncIterator[Caller]:
     """Yield the kernel's side on a server without streams; delete all streams afterwards."""
     async with Caller.open(dsn, servers=strict.url, **KERNEL) as kernel:
         yield kernel
-        await kernel.delete_streams()
+        await delete_streams(kernel)
 
 
 @pytest.fixture

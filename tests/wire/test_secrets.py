@@ -21,7 +21,8 @@ from openapi_tool.bus.dead_letters import STREAM as DEAD_LETTERS
 from openapi_tool.bus.dead_letters import SUBJECT_PREFIX
 from openapi_tool.kernel.store import KernelStore
 from openapi_tool.local.caller import STREAM, PlacedCall
-from openapi_tool.options import PoolOptions
+from openapi_tool.options import PoolOptions, PostgresOptions
+from openapi_tool.tools.placeholders import Secret
 from tests.conftest import AGENT, PROJECT, reader_tool, search_tool
 from tests.requirements import requirement
 from tests.support import dead_letters
@@ -417,7 +418,7 @@ async def test_a_report_of_the_same_call_id_in_another_project_is_ignored(tenant
 @requirement("tenant.scoped")
 async def test_a_result_in_another_project_does_not_hide_an_abandoned_command(tenants: World) -> None:
     await save_result(tenants, "call", "tool.openapi")
-    store = await KernelStore.open(PoolOptions("v1r4", tenants.dsn, 1, 5.0, prepared_statements=True))
+    store = await KernelStore.open(PoolOptions("v1r4", PostgresOptions(Secret(tenants.dsn), 1)))
     assert [await store.has_result(project, "call") for project in (PROJECT, OTHER)] == [False, True]
     await store.aclose()
 

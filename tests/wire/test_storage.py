@@ -430,7 +430,7 @@ class Watched:
         await self.admin.pause_consumer(self.durable.stream, self.durable.name, resume_at)
 
     def monitor_with_limit(self, max_ack_pending: int) -> DurableMonitor:
-        options = replace(self.options, max_ack_pending=max_ack_pending)
+        options = replace(self.options, nats=replace(self.options.nats, max_ack_pending=max_ack_pending))
         return _monitor(self.client, options, self.consumer, self.health)
 
     def reason(self, name: str = CONSUMER) -> str:
@@ -464,7 +464,7 @@ async def _watched(stack: EmbeddedStack) -> AsyncIterator[Watched]:
 async def test_a_correct_durable_is_ready_and_its_reply_sets_the_clock(watched: Watched) -> None:
     assert (watched.reason(NATS), watched.reason()) == ("", "")
     assert watched.health.clock_offset_s == pytest.approx(0, abs=1)
-    assert watched.consumer.ack_wait_s == watched.options.ack_wait_s
+    assert watched.consumer.ack_wait_s == watched.options.nats.ack_wait_s
 
 
 @requirement("nats.watched", "chart.runs")
@@ -564,7 +564,10 @@ async def test_a_backlog_raises_the_durables_limit_which_is_lowered_afterwards(
     for _ in range(3):
         await watched.monitor.check()
     info = await watched.info()
-    assert (info.config.max_ack_pending, info.config.ack_wait) == (14, watched.options.ack_wait_s)  # twice the backlog
+    assert (info.config.max_ack_pending, info.config.ack_wait) == (
+        14,
+        watched.options.nats.ack_wait_s,
+    )  # twice the backlog
     messages += await pull.fetch(1)
     assert messages[-1].subject.startswith("cg.v1r4.other.")
     for message in messages[:4]:

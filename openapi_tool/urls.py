@@ -23,6 +23,9 @@ _URL = re.compile(
 )
 _NOT_IN_HOST_NAME = re.compile(r"[\s\x00-\x1f\x7f,/?#@:\[\]\\%]")
 MAX_PORT = 65_535
+NATS_SCHEMES, HTTP_SCHEMES = ("nats", "tls", "ws", "wss"), ("http", "https")
+SCHEMES = (*NATS_SCHEMES, *HTTP_SCHEMES)  # of all URLs but the database's
+POSTGRES_SCHEMES = ("postgres", "postgresql")
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +120,6 @@ def checked_address(host: str) -> str:
 
 ESCAPE = "in names and passwords write % as %25, / as %2F, ? as %3F, # as %23, @ as %40, [ as %5B, ] as %5D"
 _FORM = "must look like postgresql://user:password@host:5432/database"
-_SCHEMES = ("postgres", "postgresql")
 _FORBIDDEN = re.compile(r"[#\s\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 _HOST = re.compile(r"(?:\[(?P<v6>[^\[\]]+)\]|(?P<name>[^\[\]:]*))(?::(?P<port>[^\[\]:]*))?")
 _PASSWORDS = ("password", "sslpassword")
@@ -152,7 +154,7 @@ class Dsn:
 def parse_dsn(text: str) -> Dsn:
     """Parse a connection string. Raises ValueError."""
     scheme, separator, rest = text.partition("://")
-    if not separator or scheme.lower() not in _SCHEMES:
+    if not separator or scheme.lower() not in POSTGRES_SCHEMES:
         raise ValueError(_FORM)
     try:
         return _parsed(text, rest)
