@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
+from pydantic.dataclasses import dataclass as validated
 from pydantic_settings import NoDecode
 
 from openapi_tool.options import ExecutorOptions, File, Options, Seconds, split
@@ -33,7 +34,7 @@ def _check_server_url(url: str) -> str:
     return url
 
 
-@dataclass(frozen=True, slots=True)
+@validated(frozen=True)  # a mapping in a plain dataclass is not decoded from a variable's JSON
 class FairnessOptions(Options):
     """Weights of projects that compete for slots, places among the waiting commands, and permits of `limits`."""
 

@@ -427,6 +427,32 @@ def _paths() -> list[tuple[str, str]]:
     return [(section, key) for section, field in Settings.model_fields.items() for key in fields_of(field.annotation)]
 
 
+MAPPINGS = {
+    "FAIRNESS__WEIGHTS": {"p": 2.0},
+    "TOOLS__JINA__ENVS": {"tenant_x": "A_KEY"},
+    "TOOLS__JINA__SERVICES": {"t": {"envs": {"tenant_x": "A_KEY"}}},
+    "POLICY__PROJECTS": {"p": {"allow": ["jina.search"]}},
+    "LIMITS__KEYS": {"JINA_API_KEY": {"search_concurrent": 3}},
+    "LIMITS__POOLS": {"JINA_API_KEY": {"keys": ["A_KEY", "B_KEY"]}},
+    "BUDGETS__PROJECTS": {"p": {"session_requests": 3}},
+    "NATS": {"servers": ["nats://a", "nats://b"]},
+}
+
+
+@pytest.mark.parametrize("variable", MAPPINGS)
+@requirement("settings.sources")
+def test_a_variable_may_contain_an_object_as_json(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(f"{PREFIX}{variable}", json.dumps(MAPPINGS[variable]))
+    shown: Any = load_settings().model_dump(mode="json")
+    for part in variable.lower().split("__"):
+        shown = shown[part]
+    assert _without_defaults(shown, MAPPINGS[variable]) == MAPPINGS[variable]
+
+
+def _without_defaults(shown: Any, given: Any) -> Any:
+    return {key: _without_defaults(shown[key], given[key]) for key in given} if isinstance(given, dict) else shown
+
+
 @requirement("settings.sources")
 def test_options_of_components_contain_sections_and_repeat_none_of_their_keys() -> None:
     """The exceptions are values of their own, such as the TLS context, or the replicas that the command stream has."""
