@@ -395,7 +395,9 @@ class Harness:
         self._exits.callback(self._guard.close)
         monitor = free_port()
         self._monitor = f"http://127.0.0.1:{monitor}/connz?limit=100"
-        self.nats: NatsServer = self.stack.another_nats("bench-nats", f'http: "127.0.0.1:{monitor}"\n')
+        folder = self.stack.folder / "bench-nats"
+        folder.mkdir()
+        self.nats = NatsServer(folder, self.stack.guard, f'http: "127.0.0.1:{monitor}"\n', name=folder.name)
         self.nats.start()
         self.double, ports = self._start_double()
         self._port, self._counters = ports["port"], ports["counters"]

@@ -36,7 +36,7 @@ from openapi_tool.jina.request import UpstreamRequest
 from openapi_tool.kernel.inspection import grant_statements, quoted_role
 from openapi_tool.local.caller import Caller
 from openapi_tool.local.recordings import error_classes
-from openapi_tool.local.servers import USER, PostgresServer, _environment
+from openapi_tool.local.servers import USER, NatsServer, PostgresServer, _environment
 from openapi_tool.local.stack import EmbeddedStack
 from openapi_tool.protocol.cards import ToolCall
 from openapi_tool.protocol.command import Delivery
@@ -308,6 +308,13 @@ def repeated_lines(content: str) -> list[int]:
     notes = re.findall(r"^\[Continued: .*?\]$", content, re.MULTILINE)
     found = [re.search(r"its first (?:(\d+) lines are|line is) repeated", note) for note in notes]
     return [0 if lines is None else int(lines[1] or 1) for lines in found]
+
+
+def another_nats(stack: EmbeddedStack, name: str, more: str) -> NatsServer:
+    """Return a further NATS server, not yet started."""
+    folder = stack.folder / name
+    folder.mkdir()
+    return NatsServer(folder, stack.guard, more, name=name)
 
 
 def copy_clusters(model: Path) -> None:

@@ -158,12 +158,6 @@ class EmbeddedStack:
         processes = [server.process for server in (self.postgres, self.nats, self.upstream)]
         return next((process.name for process in processes if process and not process.alive), None)
 
-    def another_nats(self, name: str, more: str) -> NatsServer:
-        """Return a further NATS server, not yet started."""
-        folder = self.folder / name
-        folder.mkdir()
-        return NatsServer(folder, self.guard, more, name=name)
-
     def executor(
         self,
         name: str,

@@ -45,7 +45,7 @@ def _ignored(why: str) -> JsonObject:
     return {"not": {}, "errorMessage": f"is ignored{why}; take it out", "warning": True}
 
 
-_UNBOUNDED = {
+REFUSED_KEYWORDS = {
     **_refused("references are not read; write the schema out", "$ref", "$dynamicRef", "$recursiveRef"),
     **_refused(
         "is not read: what it costs grows with the product of branches and values",
@@ -54,8 +54,7 @@ _UNBOUNDED = {
         "propertyNames",
     ),
 }
-REFUSED_KEYWORDS = frozenset(_UNBOUNDED)
-"""Keywords that no stored row may use."""
+"""Keywords that no stored row may use, with the schema that refuses each."""
 
 # Below the root, `$schema` and `$id` could select another draft of JSON Schema, with other keywords and formats.
 _ROOT_ONLY = _refused("is read only at the root of parameters; take it out", "$schema", "$id")
@@ -77,7 +76,7 @@ def _row(refused: JsonObject) -> JsonObject:
 
 
 _NOT_IN_SUBSET: JsonObject = {
-    **_UNBOUNDED,
+    **REFUSED_KEYWORDS,
     **_refused("references are not read; write the schema out", "$defs", "definitions"),
     **_refused("alternatives are not read; an optional field is left out of `required`", "anyOf"),
     **_refused("alternatives are not read; say in the descriptions which fields exclude each other", "oneOf"),
@@ -285,8 +284,8 @@ META_SCHEMA: JsonObject = {
             "errorMessage": "has no description for the model to read; add one",
             "warning": True,
         },
-        "row": _row(_UNBOUNDED),
-        "below": _row({**_UNBOUNDED, **_ROOT_ONLY}),
+        "row": _row(REFUSED_KEYWORDS),
+        "below": _row({**REFUSED_KEYWORDS, **_ROOT_ONLY}),
     }
 }
 

@@ -41,7 +41,7 @@ from openapi_tool.local.servers import free_port
 from openapi_tool.local.stack import EmbeddedStack, kernel_schema
 from tests.canary.hostile import DEMANDED, FAULT_POINTS, FOLDER_VARIABLE, SECRETS_VARIABLE
 from tests.conftest import AGENT, PROJECT, reader_tool, search_tool
-from tests.support import dead_letters
+from tests.support import another_nats, dead_letters
 from tests.unit.test_egress import Proxy
 
 _SPECIALS = "+/=%&<>~_ "
@@ -528,7 +528,7 @@ async def scene() -> AsyncIterator[Scene]:
     stack = EmbeddedStack()
     stack.upstream.keys = {VARIABLES[name]: canaries[name].value for name in ("jina", "definition")}
     users = json.dumps([{"user": BUS_USER, "password": canaries["nats"].value}])
-    bus = stack.another_nats("guarded", f"authorization {{ users: {users} }}\n")
+    bus = another_nats(stack, "guarded", f"authorization {{ users: {users} }}\n")
     with stack, Collector() as collector:
         await asyncio.to_thread(bus.start)
         await _prepare_database(stack, canaries["postgres"])

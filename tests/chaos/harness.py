@@ -39,6 +39,7 @@ from openapi_tool.local.stack import EmbeddedStack
 from openapi_tool.protocol.identity import default_durable
 from tests.chaos.checker import COMMANDS, DEADLINE_S
 from tests.chaos.load import QUICK_S, SLOW_S, Journal, Load
+from tests.support import another_nats
 
 DATABASE, DURABLE = "chaos", default_durable("v1r4", "jina")
 RECORDING = "s-post-json"
@@ -363,7 +364,7 @@ class NatsCluster:
         ports = [free_port() for _ in range(size)]
         routes = ", ".join(f'"nats://127.0.0.1:{port}"' for port in ports)
         self.nodes: dict[str, NatsServer] = {
-            f"node-{port}": stack.another_nats(f"node-{port}", _CLUSTER.format(port=port, routes=routes))
+            f"node-{port}": another_nats(stack, f"node-{port}", _CLUSTER.format(port=port, routes=routes))
             for port in ports  # unique names: a stack may have had another cluster before
         }
 

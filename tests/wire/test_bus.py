@@ -40,7 +40,7 @@ from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.settings import Settings
 from openapi_tool.telemetry.redact import Redactor
 from tests.requirements import requirement
-from tests.support import delete_streams, delivery
+from tests.support import another_nats, delete_streams, delivery
 from tests.wire.conftest import SETTLED_S, FakeServer, World, fake_server, info
 
 DSN = {"dsn": "postgresql://127.0.0.1/unused"}
@@ -48,7 +48,7 @@ DSN = {"dsn": "postgresql://127.0.0.1/unused"}
 
 @contextmanager
 def server(stack: EmbeddedStack, more: str) -> Iterator[NatsServer]:
-    server = stack.another_nats(f"nats-{uuid.uuid4().hex[:8]}", more)
+    server = another_nats(stack, f"nats-{uuid.uuid4().hex[:8]}", more)
     server.start()
     yield server
     server.stop()

@@ -49,7 +49,7 @@ from openapi_tool.telemetry.redact import Redactor
 from tests.chaos.harness import NatsCluster
 from tests.chaos.profiles import until_led
 from tests.requirements import requirement
-from tests.support import delivery
+from tests.support import another_nats, delivery
 from tests.wire.conftest import DURABLE, World, open_world
 from tests.wire.test_bus import DSN, server
 from tests.wire.test_intake import until
@@ -278,7 +278,7 @@ async def tree(stack: EmbeddedStack) -> AsyncIterator[LeafNode]:
 
 def _server(stack: EmbeddedStack, run: str, domain: str, more: str) -> NatsServer:
     store = json.dumps(str(stack.folder / f"{run}-{domain}-store"))
-    return stack.another_nats(f"{run}-{domain}", f"\njetstream {{ store_dir: {store}, domain: {domain} }}\n{more}\n")
+    return another_nats(stack, f"{run}-{domain}", f"\njetstream {{ store_dir: {store}, domain: {domain} }}\n{more}\n")
 
 
 async def _joined(leaf: NatsServer) -> None:
