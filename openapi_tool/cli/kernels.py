@@ -214,7 +214,7 @@ def _servers(protocol: ProtocolVersion | None, *, database: bool) -> Mapping[str
         return {}  # `load_settings` reports the mistake
     if _is_given(configured, "postgres", "dsn"):
         return {}
-    if not _is_given(configured, "nats", "servers") and (stack := _running_dev(protocol)):
+    if not _is_given(configured, "nats", "servers") and (stack := find_dev(protocol)[0]):
         return {
             "postgres": {"dsn": stack.pg_dsn},
             "nats": {"servers": stack.nats_servers},
@@ -228,15 +228,16 @@ def _is_given(configured: Mapping[str, Any], section: str, key: str) -> bool:
     return not isinstance(values, Mapping) or key in values  # `load_settings` reports another type
 
 
-def _running_dev(protocol: ProtocolVersion | None) -> StackAddress | None:
+def find_dev(protocol: ProtocolVersion | None) -> tuple[StackAddress | None, str]:
+    """Return this user's running `dev`, else None and the reason, empty if this installation has no `dev`."""
     if not find_spec("openapi_tool.local"):  # the image does not contain the embedded stack
-        return None
+        return None, ""
     from openapi_tool.local.dev import DevError, running_dev  # noqa: PLC0415 - see above
 
     try:
-        return running_dev(protocol)
-    except DevError:
-        return None
+        return running_dev(protocol), ""
+    except DevError as error:
+        return None, str(error)
 
 
 def with_nats(

@@ -9,14 +9,13 @@ import textwrap
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from importlib.util import find_spec
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
+from typing import Annotated, Any, NoReturn, TypeVar
 
 import typer
 
 from openapi_tool.bootstrap import database_dsn, operator_envs, tool_secrets
 from openapi_tool.cli.common import INTERRUPTED, USAGE, Rows, cell, fail, output, print_json, print_line, print_status
-from openapi_tool.cli.kernels import ProtocolOption, settings_failed, settings_without_database
+from openapi_tool.cli.kernels import ProtocolOption, find_dev, settings_failed, settings_without_database
 from openapi_tool.cli.management_api import ManagementApi
 from openapi_tool.jina.definition_checks import StoredCheck
 from openapi_tool.kernel.failures import located
@@ -32,9 +31,6 @@ from openapi_tool.tools.exports import TOO_LARGE, NoSuchProject, RegistryError, 
 from openapi_tool.tools.meta_schema import object_at
 from openapi_tool.tools.placeholders import without_keys
 from openapi_tool.tools.problems import did_you_mean, short
-
-if TYPE_CHECKING:
-    from openapi_tool.local.dev import StackAddress
 
 FAILED = 1
 _DESCRIPTION_CHARS = 60
@@ -202,7 +198,9 @@ async def _registry(options: RegistryOptions) -> AsyncIterator[tuple[Registry, s
         settings = load_settings().of_version(options.protocol)
         version: str = settings.protocol.version
     else:
-        stack = _running_dev(options.protocol)
+        stack, why = find_dev(options.protocol)
+        if stack is None:
+            fail(_CHOOSE_REGISTRY + (f", or start `openapi-tool dev`: {why}" if why else ""), USAGE)
         settings, version = load_settings({"postgres": {"dsn": stack.pg_dsn}}), stack.protocol
     try:
         async with ToolRows.open(database_dsn(settings, os.environ), settings.postgres.timeout_s, version) as rows:
@@ -211,18 +209,6 @@ async def _registry(options: RegistryOptions) -> AsyncIterator[tuple[Registry, s
         raise RegistryUnreachable(
             located(str(error), settings.postgres.parsed.where, settings.named("postgres", "dsn"))
         ) from error
-
-
-def _running_dev(protocol: ProtocolVersion | None) -> StackAddress:
-    """Return this user's running `dev`, or exit with 2."""
-    if not find_spec("openapi_tool.local"):  # the image does not contain the embedded stack
-        fail(_CHOOSE_REGISTRY, USAGE)
-    from openapi_tool.local.dev import DevError, running_dev  # noqa: PLC0415 - see above
-
-    try:
-        return running_dev(protocol)
-    except DevError as error:
-        fail(f"{_CHOOSE_REGISTRY}, or start `openapi-tool dev`: {error}", USAGE)
 
 
 def stored_check(settings: Settings) -> StoredCheck:
