@@ -176,24 +176,24 @@ class _StrictModel(BaseModel):
     model_config = ConfigDict(strict=True)
 
 
-class _Dependency(_StrictModel):
+class _DependencyStats(_StrictModel):
     ok: bool = True
     reason: _Text | None = None
 
 
-class _Health(_StrictModel):
-    dependencies: dict[str, _Dependency] = {}
+class _HealthStats(_StrictModel):
+    dependencies: dict[str, _DependencyStats] = {}
     clock_offset_s: float | None = None
 
 
-class _Kernel(_StrictModel):
+class _KernelStats(_StrictModel):
     protocol: _Name
     pending: int
     unacknowledged: int
     max_unacknowledged: int
 
 
-class _Row(_StrictModel):
+class _CallStats(_StrictModel):
     protocol: _Name = ""
     project: _Name
     tool: _Name
@@ -201,7 +201,7 @@ class _Row(_StrictModel):
     calls: int
 
 
-class _Warning(_StrictModel):
+class _WarningStats(_StrictModel):
     action: _Name
     count: int
     ago_s: float | None = None
@@ -209,7 +209,7 @@ class _Warning(_StrictModel):
     project_id: _Name | None = None
 
 
-class _Limit(_StrictModel):
+class _LimitStats(_StrictModel):
     pool: _Name | None = None
     not_set: bool = False
     used: float | None = None
@@ -221,40 +221,40 @@ class _Limit(_StrictModel):
     waiting_by_project: dict[str, int] | None = None
 
 
-class _Key(_StrictModel):
+class _KeyStats(_StrictModel):
     tried_again_s: float | None = None
 
 
-class _Account(_StrictModel):
+class _AccountStats(_StrictModel):
     share: float | None = None
 
 
-class _Work(_StrictModel):
+class _WorkStats(_StrictModel):
     durable: _Name
     running: _Sequences = []
     waiting: _Sequences = []
 
 
-class _Statistics(_StrictModel):
-    """Fields with which the CLI computes; others are only displayed."""
+class _ReplicaStats(_StrictModel):
+    """Fields that the CLI evaluates; others are only displayed."""
 
     instance: Annotated[str, Field(max_length=256)]
-    work: _Rows[_Work] = []
+    work: _Rows[_WorkStats] = []
     durables: _Rows[str] = []
     waiting: float | None = None
     slots: float | None = None
-    kernels: _Rows[_Kernel] = []
+    kernels: _Rows[_KernelStats] = []
     waiting_for_memory: float | None = None
     phases_p95_ms: dict[str, float | None] = {}
-    health: _Health = _Health()
-    tools: _Rows[_Row] = []
-    errors: _Rows[_Row] = []
-    warnings: _Rows[_Warning] = []
+    health: _HealthStats = _HealthStats()
+    tools: _Rows[_CallStats] = []
+    errors: _Rows[_CallStats] = []
+    warnings: _Rows[_WarningStats] = []
     last: _Rows[dict[str, Any]] = []
     limits: dict[str, Any] = {}
-    upstream_limits: _Rows[_Limit] = []
-    upstream_keys: _Rows[_Key] = []
-    budgets: _Rows[_Account] = []
+    upstream_limits: _Rows[_LimitStats] = []
+    upstream_keys: _Rows[_KeyStats] = []
+    budgets: _Rows[_AccountStats] = []
 
 
 @asynccontextmanager
@@ -326,7 +326,7 @@ def _problem(value: Mapping[str, Any]) -> str | None:
     if is_deeper_than(value, _MAX_DEPTH + 1):  # the innermost values are a level, too
         return f"it is nested more than {_MAX_DEPTH} deep"
     try:
-        _Statistics.model_validate(value)
+        _ReplicaStats.model_validate(value)
     except ValidationError as error:
         [first, *_] = error.errors(include_url=False, include_input=False)
         return f"{'.'.join(map(str, first['loc']))[:_MAX_PATH_CHARS]}: {first['msg']}"
