@@ -99,7 +99,7 @@ class Limit(NamedTuple):
 
 
 @dataclass(slots=True)
-class Share:
+class AccountShare:
     """Share of one replica until `until`: `reserved` for its running requests, and an idle block for further ones.
 
     `total` are its reported uses since its start. Until `short_until` one of its requests waits for blocks of others.
@@ -118,7 +118,7 @@ class Share:
 
 
 @dataclass(slots=True)
-class Record:
+class AccountRecord:
     """Uses of an account, and shares by replica; `warned`: the warning was logged.
 
     No field has a default: a stored record without one would be that of an unused account.
@@ -126,10 +126,10 @@ class Record:
 
     version: Literal[1]
     used: Amount
-    shares: dict[str, Share]
+    shares: dict[str, AccountShare]
     warned: bool
 
-    def live(self, now: float, excluding: str = "") -> list[Share]:
+    def live(self, now: float, excluding: str = "") -> list[AccountShare]:
         """Return the valid shares, without that of `excluding`."""
         return [share for name, share in self.shares.items() if share.until > now and name != excluding]
 
@@ -164,18 +164,18 @@ class Grant:
     warns: bool
 
 
-def unused() -> Record:
+def unused() -> AccountRecord:
     """Return the record of an unused account."""
-    return Record(1, NOTHING, {}, warned=False)
+    return AccountRecord(1, NOTHING, {}, warned=False)
 
 
-def dead_replicas(record: Record, name: str, now: float) -> list[str]:
+def dead_replicas(record: AccountRecord, name: str, now: float) -> list[str]:
     """Return the replicas other than `name` whose shares have expired with something held."""
     return [other for other, share in record.shares.items() if share.until <= now and share.holds and other != name]
 
 
 def apply_report(
-    record: Record,
+    record: AccountRecord,
     name: str,
     report: UsageReport,
     limit: Limit,
@@ -188,7 +188,7 @@ def apply_report(
     """
     _free_dead_shares(record, now, journals)
     # A share is dropped only while it is empty, so `used` contains all that its replica has reported.
-    share = record.shares.setdefault(name, Share(NOTHING, NOTHING, 0.0, report.total.minus(report.spent), 0.0))
+    share = record.shares.setdefault(name, AccountShare(NOTHING, NOTHING, 0.0, report.total.minus(report.spent), 0.0))
     _add_missing(record, share, report.total)
     taken = record.used.plus(record.held(now, excluding=name)).plus(report.reserved)
     granted = []
@@ -207,7 +207,7 @@ def apply_report(
     return Grant(tuple(granted), share.idle, warns)
 
 
-def _block(record: Record, name: str, ahead: Amount, limit: Limit, taken: Amount, now: float) -> Amount:
+def _block(record: AccountRecord, name: str, ahead: Amount, limit: Limit, taken: Amount, now: float) -> Amount:
     # At most half of an equal share of what is left below 90 % (ADR 10).
     free = limit.limited_part(limit.percentage(_BLOCKS_PERCENT).remaining(taken))
     if not free.covers(limit.limited_part(Amount(1, 1))):
@@ -215,7 +215,7 @@ def _block(record: Record, name: str, ahead: Amount, limit: Limit, taken: Amount
     return limit.limited_part(ahead).minimum(free.times(1 / (2 * (1 + len(record.live(now, excluding=name))))))
 
 
-def _free_dead_shares(record: Record, now: float, journals: Mapping[str, Amount]) -> None:
+def _free_dead_shares(record: AccountRecord, now: float, journals: Mapping[str, Amount]) -> None:
     for name, share in list(record.shares.items()):
         if share.until <= now and name in journals:
             _add_missing(record, share, journals[name])
@@ -224,15 +224,15 @@ def _free_dead_shares(record: Record, now: float, journals: Mapping[str, Amount]
             del record.shares[name]
 
 
-def _add_missing(record: Record, share: Share, total: Amount) -> None:
+def _add_missing(record: AccountRecord, share: AccountShare, total: Amount) -> None:
     missing = total.minus(share.total).positive()
     record.used, share.total = record.used.plus(missing), share.total.plus(missing)
 
 
-_RECORD = TypeAdapter(Record)
+_RECORD = TypeAdapter(AccountRecord)
 
 
-def encode(record: Record, labels: Mapping[str, str]) -> bytes:
+def encode(record: AccountRecord, labels: Mapping[str, str]) -> bytes:
     """Return the stored form; `labels` describe the account to people who read the bucket."""
     return orjson.dumps(
         {
@@ -246,7 +246,7 @@ def encode(record: Record, labels: Mapping[str, str]) -> bytes:
     )
 
 
-def parse(stored: bytes | None) -> Record | None:
+def parse(stored: bytes | None) -> AccountRecord | None:
     """Return a stored record; None for anything else, also for another version."""
     try:
         record = _RECORD.validate_json(stored or b"")
@@ -255,7 +255,7 @@ def parse(stored: bytes | None) -> Record | None:
     return record if record.used.covers(NOTHING) else None
 
 
-def decode(stored: bytes | None) -> Record:
+def decode(stored: bytes | None) -> AccountRecord:
     """Return a stored record; an empty one for anything else."""
     return parse(stored) or unused()
 

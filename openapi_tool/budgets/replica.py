@@ -15,7 +15,7 @@ import orjson
 from pydantic import TypeAdapter
 
 from openapi_tool.budgets import ledger
-from openapi_tool.budgets.ledger import NOTHING, Amount, Grant, Limit, Record, UsageReport
+from openapi_tool.budgets.ledger import NOTHING, AccountRecord, Amount, Grant, Limit, UsageReport
 from openapi_tool.concurrency import in_background
 from openapi_tool.limits.permits import Store
 from openapi_tool.protocol.errors import Unavailable
@@ -36,7 +36,7 @@ RENEW_S = 20.0  # between reports while something is held; a third of LEASE_S
 class Planned:
     """Record to be written, with all uses up to `total`; then `growth` is added to the block."""
 
-    record: Record
+    record: AccountRecord
     grant: Grant
     needs: tuple[Amount, ...]
     total: Amount
@@ -172,7 +172,7 @@ class Allowance:
         self.offline = self._has_unwritten_change = False
         self._set_record(planned.record)
 
-    def adopt(self, record: Record) -> None:
+    def adopt(self, record: AccountRecord) -> None:
         """Adopt a record that was read, or that another replica wrote.
 
         It may contain a report of this replica whose write had an unknown outcome; the next one gives back what that
@@ -186,7 +186,7 @@ class Allowance:
         self._has_read_record = True
         self._set_record(record)
 
-    def _set_record(self, record: Record) -> None:
+    def _set_record(self, record: AccountRecord) -> None:
         self.record = record
         self._short_until = 0.0  # until then requests of others wait for blocks
         self._used_elsewhere = record.used.minus(self._reported)

@@ -93,7 +93,7 @@ class Fleet:
     async def log(self) -> list[dict[str, Any]]:
         return await asyncio.to_thread(self.world.stack.upstream.requests)
 
-    async def account(self) -> ledger.Record:
+    async def account(self) -> ledger.AccountRecord:
         """Return the only account in the bucket."""
         bucket = await self.world.caller.client.jetstream().key_value(BUDGETS.bucket)
         values = [(await bucket.get(key)).value or b"" for key in await bucket.keys()]

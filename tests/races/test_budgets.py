@@ -21,7 +21,7 @@ from openapi_tool.budgets import budgets as budgets_module
 from openapi_tool.budgets import ledger
 from openapi_tool.budgets.account import Account
 from openapi_tool.budgets.budgets import Budgets, Spender
-from openapi_tool.budgets.ledger import LEASE_S, NOTHING, Amount, Record
+from openapi_tool.budgets.ledger import LEASE_S, NOTHING, AccountRecord, Amount
 from openapi_tool.budgets.replica import record_key
 from openapi_tool.jina.backend import JinaBackend, JinaBackendOptions
 from openapi_tool.jina.byte_semaphore import max_call_memory
@@ -140,7 +140,7 @@ class World:
             asyncio.get_running_loop().call_soon(pod.budgets.on_change, name, revision + 1, value)
         return revision + 1
 
-    async def close(self) -> list[Record]:
+    async def close(self) -> list[AccountRecord]:
         await asyncio.gather(*(pod.budgets.aclose() for pod in self.pods if not pod.killed.is_set()))
         # The other records are the replicas' journals.
         return [ledger.decode(value) for _, value in self.records.values() if b"used" in value]
