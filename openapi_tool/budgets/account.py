@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from openapi_tool.budgets import ledger
 from openapi_tool.budgets.ledger import NOTHING, RETURN_S, Amount, Limit, Period
-from openapi_tool.budgets.replica import Allowance, Planned, Replica, record_key
+from openapi_tool.budgets.replica import AccountUpdate, Allowance, Replica, record_key
 from openapi_tool.concurrency import in_background
 from openapi_tool.protocol.errors import BudgetExceeded, ToolTimeout, Unavailable
 from openapi_tool.telemetry import metrics
@@ -219,7 +219,7 @@ class Account:
         dead = ledger.dead_replicas(self.allowance.record, self.allowance.name, self._now())
         return {name: await self._replica.journal.read(name, self.name) for name in dead}
 
-    def _decide(self, waiting: list[_Waiter], planned: Planned) -> None:
+    def _decide(self, waiting: list[_Waiter], planned: AccountUpdate) -> None:
         now = self._now()
         for waiter, granted in zip(waiting, planned.grant.granted, strict=True):
             if waiter.future.done():

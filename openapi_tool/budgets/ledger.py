@@ -142,7 +142,7 @@ class AccountRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class UsageReport:
+class AccountReport:
     """Uses of a replica since its start (`total`) and since its last report (`spent`).
 
     `reserved`, `needs`: estimates of running and of waiting requests; `ahead`: the idle block that it requests.
@@ -156,7 +156,7 @@ class UsageReport:
 
 
 @dataclass(frozen=True, slots=True)
-class Grant:
+class AccountGrant:
     """Which of the `needs` of a report are reserved, the idle block, and whether to log the warning."""
 
     granted: tuple[bool, ...]
@@ -177,11 +177,11 @@ def dead_replicas(record: AccountRecord, name: str, now: float) -> list[str]:
 def apply_report(
     record: AccountRecord,
     name: str,
-    report: UsageReport,
+    report: AccountReport,
     limit: Limit,
     now: float,
     journals: Mapping[str, Amount],
-) -> Grant:
+) -> AccountGrant:
     """Apply a replica's report to a record, and the uses of dead replicas from their `journals`.
 
     No idle block is granted while a request waits for other replicas' blocks.
@@ -204,7 +204,7 @@ def apply_report(
     share.until = now + LEASE_S if share.holds else now  # one that holds nothing does not reduce others' blocks
     warns = not record.warned and limit.reached(record.used, _WARN_PERCENT)
     record.warned |= warns
-    return Grant(tuple(granted), share.idle, warns)
+    return AccountGrant(tuple(granted), share.idle, warns)
 
 
 def _block(record: AccountRecord, name: str, ahead: Amount, limit: Limit, taken: Amount, now: float) -> Amount:

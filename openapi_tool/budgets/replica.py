@@ -15,7 +15,7 @@ import orjson
 from pydantic import TypeAdapter
 
 from openapi_tool.budgets import ledger
-from openapi_tool.budgets.ledger import NOTHING, AccountRecord, Amount, Grant, Limit, UsageReport
+from openapi_tool.budgets.ledger import NOTHING, AccountGrant, AccountRecord, AccountReport, Amount, Limit
 from openapi_tool.concurrency import in_background
 from openapi_tool.limits.permits import Store
 from openapi_tool.protocol.errors import Unavailable
@@ -33,11 +33,11 @@ RENEW_S = 20.0  # between reports while something is held; a third of LEASE_S
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
+class AccountUpdate:
     """Record to be written, with all uses up to `total`; then `growth` is added to the block."""
 
     record: AccountRecord
-    grant: Grant
+    grant: AccountGrant
     needs: tuple[Amount, ...]
     total: Amount
     growth: Amount
@@ -136,7 +136,7 @@ class Allowance:
         journals: Mapping[str, Amount],
         *,
         leave: bool = False,
-    ) -> Planned:
+    ) -> AccountUpdate:
         """Apply this replica's report to a stored record; with `leave` it keeps no block.
 
         `journals` are the totals of dead replicas. A smaller block takes effect before the write, which lets other
@@ -145,21 +145,21 @@ class Allowance:
         record = ledger.decode(stored)
         if now >= self._lease_ends_at:
             self.idle = NOTHING
-        report = UsageReport(self.total, self.spent, self.reserved, needs, NOTHING if leave else self._ahead(now))
+        report = AccountReport(self.total, self.spent, self.reserved, needs, NOTHING if leave else self._ahead(now))
         grant = ledger.apply_report(record, self.name, report, self.limit, now, journals)
         self.idle = self.idle.minimum(grant.idle)
         self._has_unwritten_change = True  # the stored record may count more than the smaller block
         growth = grant.idle.minus(self.idle)
-        return Planned(record, grant, needs, report.total, growth, now)
+        return AccountUpdate(record, grant, needs, report.total, growth, now)
 
-    def drop_if_refused(self, planned: Planned) -> bool:
+    def drop_if_refused(self, planned: AccountUpdate) -> bool:
         """Drop a new record that contains only a refusal; return whether it does."""
         share = planned.record.shares[self.name]
         is_empty = planned.record.used == share.reserved == share.idle == NOTHING and not any(planned.grant.granted)
         self._has_unwritten_change = not is_empty
         return is_empty
 
-    def confirm(self, planned: Planned) -> None:
+    def confirm(self, planned: AccountUpdate) -> None:
         """Adopt a written change."""
         for need, granted in zip(planned.needs, planned.grant.granted, strict=True):
             if granted:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from openapi_tool.budgets import ledger as accounts
 from openapi_tool.budgets.ledger import LEASE_S, NOTHING, Amount, Limit, Periods
-from openapi_tool.budgets.replica import Allowance, Planned
+from openapi_tool.budgets.replica import AccountUpdate, Allowance
 from openapi_tool.cli.limits import combined_budgets
 from openapi_tool.jina.endpoints import ENDPOINTS
 from openapi_tool.jina.failures import key_failure
@@ -454,7 +454,7 @@ class AccountPod:
     allowance: Allowance
     asked: int = 0
     running: int = 0
-    planned: tuple[Planned, int] | None = None
+    planned: tuple[AccountUpdate, int] | None = None
     noted: Amount = NOTHING
 
 
