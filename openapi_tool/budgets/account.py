@@ -15,8 +15,8 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from openapi_tool.budgets import ledger
-from openapi_tool.budgets.ledger import NOTHING, RETURN_S, Amount, Limit, Period
-from openapi_tool.budgets.replica import AccountUpdate, Allowance, Replica, record_key
+from openapi_tool.budgets.ledger import NOTHING, RETURN_S, AccountLimit, Amount, Period
+from openapi_tool.budgets.replica import AccountAllowance, AccountUpdate, BudgetReplica, record_key
 from openapi_tool.concurrency import in_background
 from openapi_tool.protocol.errors import BudgetExceeded, ToolTimeout, Unavailable
 from openapi_tool.telemetry import metrics
@@ -69,14 +69,14 @@ class Account:
     def __init__(
         self,
         account_id: AccountId,
-        limit: Limit,
+        limit: AccountLimit,
         period: Period,
-        replica: Replica,
+        replica: BudgetReplica,
         on_write: Callable[[Account], None],
     ) -> None:
         self.name = record_key(*account_id, period.name)
         self.id, self.period = account_id, period
-        self.allowance = Allowance(replica.name, limit)
+        self.allowance = AccountAllowance(replica.name, limit)
         self._replica, self._on_write = replica, on_write
         self._now = replica.now
         self._waiting: list[_Waiter] = []
@@ -325,7 +325,7 @@ class Account:
         if not self.allowance.limit.reached(self.allowance.taken, _NEARLY_USED_PERCENT):
             return ""
         left = self.left()
-        named = (f"{left[f'{kind}_left']:,} of {left[kind]:,} {kind}" for kind in Limit._fields if kind in left)
+        named = (f"{left[f'{kind}_left']:,} of {left[kind]:,} {kind}" for kind in AccountLimit._fields if kind in left)
         renews = f"; it renews at {self.period.renews}" if self.period.renews else ""
         return f"[The budget {self._owner_text} is nearly used up: {' and '.join(named)} are left{renews}.]"
 

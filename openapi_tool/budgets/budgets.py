@@ -12,8 +12,8 @@ from itertools import chain, islice
 from typing import Any, NamedTuple
 
 from openapi_tool.budgets.account import SCOPES, Account, AccountId
-from openapi_tool.budgets.ledger import ALWAYS, NOTHING, Amount, Limit, Period, Periods
-from openapi_tool.budgets.replica import AccountStore, Replica
+from openapi_tool.budgets.ledger import ALWAYS, NOTHING, AccountLimit, Amount, Period, Periods
+from openapi_tool.budgets.replica import AccountStore, BudgetReplica
 from openapi_tool.concurrency import in_background
 from openapi_tool.options import BudgetLimits, BudgetOptions, time_zone
 from openapi_tool.protocol.errors import Unavailable
@@ -128,7 +128,7 @@ class Budgets:
 
     def __init__(self, replica: str, options: BudgetOptions, store: AccountStore, clock: Callable[[], float]) -> None:
         self._options, self.clock = options, clock
-        self._replica = Replica(replica, store, clock)
+        self._replica = BudgetReplica(replica, store, clock)
         self.journal = self._replica.journal
         self.active: dict[str, Account] = {}
         self.means: dict[tuple[str, str], float] = {}
@@ -189,13 +189,13 @@ class Budgets:
     def _open(self, spender: Spender, limits: BudgetLimits, tool: str, now: float) -> list[Account]:
         found = []
         for scope in SCOPES:
-            limit = Limit(*limits.of(scope))
+            limit = AccountLimit(*limits.of(scope))
             if limit != (None, None):
                 owner = spender.session if scope == "session" else spender.agent if scope == "agent_day" else ""
                 found.append(self._account(AccountId(scope, spender.project, owner, tool), limit, now))
         return found
 
-    def _account(self, account_id: AccountId, limit: Limit, now: float) -> Account:
+    def _account(self, account_id: AccountId, limit: AccountLimit, now: float) -> Account:
         period = self._period(account_id.scope, now)
         key = account_id, period.name
         account = self._accounts.get(key)

@@ -66,7 +66,7 @@ class Amount(NamedTuple):
 NOTHING = Amount(0, 0)
 
 
-class Limit(NamedTuple):
+class AccountLimit(NamedTuple):
     """Budget in requests and tokens; None is no limit."""
 
     requests: int | None = None
@@ -79,9 +79,9 @@ class Limit(NamedTuple):
             UNLIMITED if self.tokens is None else self.tokens - taken.tokens,
         )
 
-    def percentage(self, percent: int) -> Limit:
+    def percentage(self, percent: int) -> AccountLimit:
         """Return a percentage, rounded down."""
-        return Limit(*(None if limit is None else limit * percent // 100 for limit in self))
+        return AccountLimit(*(None if limit is None else limit * percent // 100 for limit in self))
 
     def limited_part(self, amount: Amount) -> Amount:
         """Return an amount with 0 for resources without a limit."""
@@ -178,7 +178,7 @@ def apply_report(
     record: AccountRecord,
     name: str,
     report: AccountReport,
-    limit: Limit,
+    limit: AccountLimit,
     now: float,
     journals: Mapping[str, Amount],
 ) -> AccountGrant:
@@ -207,7 +207,7 @@ def apply_report(
     return AccountGrant(tuple(granted), share.idle, warns)
 
 
-def _block(record: AccountRecord, name: str, ahead: Amount, limit: Limit, taken: Amount, now: float) -> Amount:
+def _block(record: AccountRecord, name: str, ahead: Amount, limit: AccountLimit, taken: Amount, now: float) -> Amount:
     # At most half of an equal share of what is left below 90 % (ADR 10).
     free = limit.limited_part(limit.percentage(_BLOCKS_PERCENT).remaining(taken))
     if not free.covers(limit.limited_part(Amount(1, 1))):

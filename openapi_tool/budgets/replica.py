@@ -15,7 +15,7 @@ import orjson
 from pydantic import TypeAdapter
 
 from openapi_tool.budgets import ledger
-from openapi_tool.budgets.ledger import NOTHING, AccountGrant, AccountRecord, AccountReport, Amount, Limit
+from openapi_tool.budgets.ledger import NOTHING, AccountGrant, AccountLimit, AccountRecord, AccountReport, Amount
 from openapi_tool.concurrency import in_background
 from openapi_tool.limits.permits import Store
 from openapi_tool.protocol.errors import Unavailable
@@ -44,14 +44,14 @@ class AccountUpdate:
     at: float
 
 
-class Allowance:
+class AccountAllowance:
     """Part of an account that replica `name` holds. Amounts passed in are 0 for resources without a limit.
 
     `idle` is the unused part of its block, `reserved` the estimates of running requests, `total` its uses since the
     start. `offline`: it works without the store.
     """
 
-    def __init__(self, name: str, limit: Limit) -> None:
+    def __init__(self, name: str, limit: AccountLimit) -> None:
         self.name = name
         self.limit = limit
         self.idle = self.reserved = self.total = self._reported = NOTHING
@@ -229,7 +229,7 @@ class AccountStore(Store, Protocol):
         """Send a record that only this replica writes, as `RecordStore.put`: no message to others, no confirmation."""
 
 
-class Replica:
+class BudgetReplica:
     """Name, store and journal of this process; `now` returns the server's time in seconds since the epoch.
 
     `outage` is why the store is unavailable, empty while it is available.
@@ -265,15 +265,15 @@ class Journal:
     that it was running.
     """
 
-    def __init__(self, replica: Replica) -> None:
+    def __init__(self, replica: BudgetReplica) -> None:
         self._replica, self._key = replica, record_key("journal", replica.name)
-        self._unreported: dict[str, Allowance] = {}
+        self._unreported: dict[str, AccountAllowance] = {}
         self._next: asyncio.Task[None] | None = None  # write that has not begun
         self._current: asyncio.Task[None] | None = None  # last write that has begun
         self._next_at = 0.0
         self._is_empty = True
 
-    def record(self, account: str, allowance: Allowance) -> None:
+    def record(self, account: str, allowance: AccountAllowance) -> None:
         """Schedule a write of an account's total, except during an outage: the account's next report contains it."""
         self._unreported.pop(account, None)  # move to the end: the last ones are written
         self._unreported[account] = allowance

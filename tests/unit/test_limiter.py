@@ -17,8 +17,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from openapi_tool.budgets import ledger as accounts
-from openapi_tool.budgets.ledger import LEASE_S, NOTHING, Amount, Limit, Periods
-from openapi_tool.budgets.replica import AccountUpdate, Allowance
+from openapi_tool.budgets.ledger import LEASE_S, NOTHING, AccountLimit, Amount, Periods
+from openapi_tool.budgets.replica import AccountAllowance, AccountUpdate
 from openapi_tool.cli.limits import combined_budgets
 from openapi_tool.jina.endpoints import ENDPOINTS
 from openapi_tool.jina.failures import key_failure
@@ -451,7 +451,7 @@ ONE = Amount(1, 0)
 class AccountPod:
     """Replica with requests that wait (`asked`) and that run (`running`), and the total in its journal (`noted`)."""
 
-    allowance: Allowance
+    allowance: AccountAllowance
     asked: int = 0
     running: int = 0
     planned: tuple[AccountUpdate, int] | None = None
@@ -475,7 +475,7 @@ class AccountWorld:
 
     def start(self) -> None:
         self.born += 1
-        self.pods.append(AccountPod(Allowance(f"pod-{self.born}", Limit(self.limit))))
+        self.pods.append(AccountPod(AccountAllowance(f"pod-{self.born}", AccountLimit(self.limit))))
 
     def plan(self, pod: AccountPod) -> None:
         """Read the record and compute its change."""
@@ -537,7 +537,7 @@ class AccountWorld:
             self.ask(pod, 3)
             self.change(pod)
         elif act == "forget" and pod.allowance.is_quiet and not pod.planned:
-            pod.allowance = Allowance(pod.allowance.name, pod.allowance.limit)
+            pod.allowance = AccountAllowance(pod.allowance.name, pod.allowance.limit)
         elif act == "crash":
             self.crash(pod)
 
@@ -634,7 +634,7 @@ def test_an_unused_block_goes_back_while_another_replica_waits() -> None:
 
 @requirement("budgets.exact")
 def test_tokens_are_exceeded_by_what_running_requests_cost_beyond_their_estimates() -> None:
-    allowance = Allowance("pod", Limit(None, 100))
+    allowance = AccountAllowance("pod", AccountLimit(None, 100))
     planned = allowance.plan(None, (Amount(0, 30),) * 4, START, {})
     assert planned.grant.granted == (True, True, True, False)
     allowance.confirm(planned)
