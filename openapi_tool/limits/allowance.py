@@ -19,9 +19,9 @@ from openapi_tool.limits.record import (
     TOKENS,
     USE_COUNTS_S,
     WINDOW_S,
+    LimitRecord,
+    LimitShare,
     Rates,
-    Record,
-    Replica,
     decode,
     expires,
 )
@@ -49,8 +49,8 @@ _MAX_SENT = 120  # seconds with requests, one entry each
 class Planned:
     """Record to be written, and this replica's entry in it; `uses`: the number of its reported uses."""
 
-    record: Record
-    mine: Replica
+    record: LimitRecord
+    mine: LimitShare
     uses: int
 
 
@@ -66,7 +66,7 @@ class Allowance:
         self.name = name
         self._min_tokens = min_tokens
         self.rates = rates
-        self.record = Record()
+        self.record = LimitRecord()
         self.revision = 0
         self.running = 0
         self.refused = False  # a call since the last report, for lack of permits
@@ -80,7 +80,7 @@ class Allowance:
         self._fallback_uses: deque[Use] = deque()
         self._sent: deque[list[float]] = deque(maxlen=_MAX_SENT)  # [second, requests]
         self._adaptive_since = 0.0
-        self.max_concurrent = self._counted_concurrent = 0  # the second is `Replica.concurrent`
+        self.max_concurrent = self._counted_concurrent = 0  # the second is `LimitShare.concurrent`
         self._reported_at = self._steady_since = -math.inf
         self._own_pause_until = 0.0
         self.tokens_per_request = 0 if rates.tokens is None else min(max(min_tokens, _USUAL_TOKENS), rates.tokens)
@@ -276,12 +276,12 @@ class Allowance:
         self._fallback_uses.clear()
         self._adaptive_since = self.record.adaptive.since if self.record.adaptive else 0.0
 
-    def adopt(self, record: Record, revision: int, now: float) -> None:
+    def adopt(self, record: LimitRecord, revision: int, now: float) -> None:
         """Adopt a record unless a newer one is known."""
         record.correct(now)  # forged times
         self._adopt(record, revision)
 
-    def _adopt(self, record: Record, revision: int) -> None:
+    def _adopt(self, record: LimitRecord, revision: int) -> None:
         if revision >= self.revision:
             self.record, self.revision = record, revision
 
@@ -330,7 +330,7 @@ class Allowance:
 class _Forecast:
     """Permits of a resource become free as uses and blocks expire, at most at the limit's rate."""
 
-    def __init__(self, record: Record, resource: str, limit: int, each: int, now: float) -> None:
+    def __init__(self, record: LimitRecord, resource: str, limit: int, each: int, now: float) -> None:
         window = record.window(resource)
         free = [(expires(interval), amount) for interval, amount in window.used.items()]
         free += [(replica.until, replica.block(resource)) for replica in record.replicas.values()]

@@ -26,7 +26,7 @@ from openapi_tool.limits.fair_queue import FairQueue, KeyGroup, KeyPermit, OpenR
 from openapi_tool.limits.keys import STATES, Keys
 from openapi_tool.limits.ledger import Use, lower_adaptive
 from openapi_tool.limits.permits import MAX_WRITE_ATTEMPTS, Need, Permit, Store
-from openapi_tool.limits.record import BLOCK_S, MAX_PAUSE_S, REQUESTS, Record, decode, encode, parse
+from openapi_tool.limits.record import BLOCK_S, MAX_PAUSE_S, REQUESTS, LimitRecord, decode, encode, parse
 from openapi_tool.protocol.errors import RateLimited, ToolError, Unavailable
 from openapi_tool.telemetry import metrics
 
@@ -281,7 +281,7 @@ class KeyLimiter:
         allowance.confirm(unconfirmed, revision)
         return True
 
-    async def _write(self, record: Record) -> int | None:
+    async def _write(self, record: LimitRecord) -> int | None:
         """Write the record by compare-and-set; return its revision, None after a conflict."""
         value = encode(record)
         written = await self._store.write(self.record_name, value, self._stored[0])

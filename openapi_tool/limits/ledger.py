@@ -16,9 +16,9 @@ from openapi_tool.limits.record import (
     TOKENS,
     WINDOW_S,
     Adaptive,
+    LimitRecord,
+    LimitShare,
     Rates,
-    Record,
-    Replica,
 )
 
 _ROUNDING = 1e-6
@@ -60,10 +60,10 @@ class UsageReport:
         return 1 if resource == REQUESTS else self.tokens_each
 
 
-def apply_report(record: Record, name: str, report: UsageReport, rates: Rates, now: float) -> Replica:
+def apply_report(record: LimitRecord, name: str, report: UsageReport, rates: Rates, now: float) -> LimitShare:
     """Count a replica's report and assign it a block; return its share, valid once the record is written."""
     record.drop_expired(now)
-    mine = record.replicas.setdefault(name, Replica())
+    mine = record.replicas.setdefault(name, LimitShare())
     _add_to_adaptive(record, mine, report, now)
     in_force = record.effective(rates, now)
     unmet = 0
@@ -78,7 +78,7 @@ def apply_report(record: Record, name: str, report: UsageReport, rates: Rates, n
     return mine
 
 
-def _take(record: Record, name: str, report: UsageReport, resource: str, limit: int | None, now: float) -> int:
+def _take(record: LimitRecord, name: str, report: UsageReport, resource: str, limit: int | None, now: float) -> int:
     """Settle the last block and take the next; return how much of what it needs is missing."""
     mine, window, unit = record.replicas[name], record.window(resource), report.unit(resource)
     used = 0
@@ -108,7 +108,7 @@ def _take(record: Record, name: str, report: UsageReport, resource: str, limit: 
     return want - taken
 
 
-def _share(record: Record, name: str, per_window: float, free: int, now: float, unit: int) -> int:
+def _share(record: LimitRecord, name: str, per_window: float, free: int, now: float, unit: int) -> int:
     """Return a replica's part of what is free; `per_window` is the limit in requests, each of which needs `unit`.
 
     Each replica that needs more gets an equal part, at least one request. As one may always write first, for example by
@@ -128,13 +128,13 @@ def _share(record: Record, name: str, per_window: float, free: int, now: float, 
     return max(min(unit, free), math.ceil(free / (1 + len(others))))
 
 
-def _start_equal(mine: Replica, others: Sequence[Replica]) -> None:
+def _start_equal(mine: LimitShare, others: Sequence[LimitShare]) -> None:
     """Count a replica that begins to need more as served like the others, or it would catch up."""
     if not mine.want:
         mine.served = max(mine.served, min(replica.served for replica in others))
 
 
-def _take_concurrent(record: Record, name: str, report: UsageReport, rates: Rates, now: float) -> int:
+def _take_concurrent(record: LimitRecord, name: str, report: UsageReport, rates: Rates, now: float) -> int:
     """Set how many requests a replica may have open; return how many more it needs.
 
     Open ones above its share count until they end; it begins none until then.
@@ -180,10 +180,10 @@ def shares(limit: int, demands: Mapping[str, Demand]) -> dict[str, int]:
     return found
 
 
-def may_open(record: Record, name: str, wanted: int, limit: int, now: float) -> int:
+def may_open(record: LimitRecord, name: str, wanted: int, limit: int, now: float) -> int:
     """Return how many of the `wanted` requests a replica may have open."""
     others = {key: replica for key, replica in record.replicas.items() if key != name}
-    since, mine = now - CONTENDER_S, record.replicas.get(name) or Replica()
+    since, mine = now - CONTENDER_S, record.replicas.get(name) or LimitShare()
     demands = {name: Demand(wanted, mine.served)} | {
         key: Demand(replica.concurrent + (replica.want if replica.seen > since else 0), replica.served)
         for key, replica in others.items()
@@ -192,7 +192,7 @@ def may_open(record: Record, name: str, wanted: int, limit: int, now: float) -> 
     return min(shares(limit, demands)[name], max(0, limit - held))
 
 
-def lower_adaptive(record: Record, now: float) -> None:
+def lower_adaptive(record: LimitRecord, now: float) -> None:
     """Lower the adaptive limit after a 429, or create it; `apply_report` adds the requests of each replica."""
     record.drop_expired(now)
     if record.adaptive is None:
@@ -203,7 +203,7 @@ def lower_adaptive(record: Record, now: float) -> None:
     record.adaptive.until = now + ADAPTIVE_S
 
 
-def _add_to_adaptive(record: Record, mine: Replica, report: UsageReport, now: float) -> None:
+def _add_to_adaptive(record: LimitRecord, mine: LimitShare, report: UsageReport, now: float) -> None:
     """Count what a replica sent before the adaptive limit; add half of it to this limit."""
     adaptive = record.adaptive
     if adaptive is None or mine.adaptive_since == adaptive.since:
@@ -215,13 +215,13 @@ def _add_to_adaptive(record: Record, mine: Replica, report: UsageReport, now: fl
         adaptive.limit += sum(use.requests for use in report.sent) // 2
 
 
-def may_raise_adaptive(record: Record, now: float) -> bool:
+def may_raise_adaptive(record: LimitRecord, now: float) -> bool:
     """Return whether the adaptive limit may be raised."""
     adaptive = record.adaptive
     return adaptive is not None and now - max(adaptive.changed, record.paused_until) >= _STEP_S
 
 
-def _raise_adaptive(record: Record, now: float) -> None:
+def _raise_adaptive(record: LimitRecord, now: float) -> None:
     """Double the adaptive limit until the next 429, like TCP's slow start, then add a twentieth at a time.
 
     It begins at half of the last minute's requests, which may be far below the real limit.

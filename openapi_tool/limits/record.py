@@ -103,7 +103,7 @@ def expires(interval: int) -> float:
 
 
 @dataclass(slots=True)
-class Replica:
+class LimitShare:
     """Share of one replica: a block of `requests` and `tokens`, valid until `until`, and a number of open requests.
 
     `want` is its unmet demand, `served` the number of its permits. `seen` is the time of its last report, `serial` its
@@ -146,7 +146,7 @@ class Adaptive:
     lowered: bool = False
 
 
-_STORED_FIELDS = Replica.__slots__[:-1]  # all but `may_open`
+_STORED_FIELDS = LimitShare.__slots__[:-1]  # all but `may_open`
 
 
 def _replica_fields(row: object) -> object:
@@ -154,14 +154,14 @@ def _replica_fields(row: object) -> object:
 
 
 @dataclass(slots=True)
-class Record:
+class LimitRecord:
     """State of one key and endpoint."""
 
     version: Literal[2] = 2
     paused_until: Time = 0.0
     requests: Window = field(default_factory=Window)
     tokens: Window = field(default_factory=Window)
-    replicas: dict[str, Annotated[Replica, BeforeValidator(_replica_fields)]] = field(default_factory=dict)
+    replicas: dict[str, Annotated[LimitShare, BeforeValidator(_replica_fields)]] = field(default_factory=dict)
     adaptive: Adaptive | None = None
 
     def window(self, resource: str) -> Window:
@@ -189,7 +189,7 @@ class Record:
         newest = max((replica.seen for replica in self.replicas.values()), default=0.0)
         return len({name, *(key for key, replica in self.replicas.items() if replica.seen > newest - REPLICA_S)})
 
-    def others(self, now: float, name: str) -> list[Replica]:
+    def others(self, now: float, name: str) -> list[LimitShare]:
         """Return the other replicas that need permits."""
         since = now - CONTENDER_S
         return [
@@ -232,10 +232,10 @@ class Record:
 
 
 _REPLICA = attrgetter(*_STORED_FIELDS)
-_RECORD = TypeAdapter(Record)
+_RECORD = TypeAdapter(LimitRecord)
 
 
-def encode(record: Record) -> bytes:
+def encode(record: LimitRecord) -> bytes:
     """Return the stored form; replicas are lists, as a record may have 1,000."""
     value = {
         "version": record.version,
@@ -248,7 +248,7 @@ def encode(record: Record) -> bytes:
     return orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS)
 
 
-def parse(stored: bytes | None) -> Record | None:
+def parse(stored: bytes | None) -> LimitRecord | None:
     """Return a stored record; None for anything else or another version."""
     try:
         return _RECORD.validate_json(stored or b"")
@@ -256,6 +256,6 @@ def parse(stored: bytes | None) -> Record | None:
         return None
 
 
-def decode(stored: bytes | None) -> Record:
+def decode(stored: bytes | None) -> LimitRecord:
     """Return a stored record; an empty one for anything else."""
-    return parse(stored) or Record()
+    return parse(stored) or LimitRecord()

@@ -190,7 +190,7 @@ def forge(world: Replicas, part: dict[str, object]) -> None:
 
 
 IN_2096 = 4_000_000_000
-GREEDY = [IN_2096, 1_000_000, IN_2096, 1_000_000, 0, 1_000_000, 0, 1, 0]  # the stored fields of a `Replica`
+GREEDY = [IN_2096, 1_000_000, IN_2096, 1_000_000, 0, 1_000_000, 0, 1, 0]  # the stored fields of a `LimitShare`
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ from openapi_tool.limits.keys import RETRY_S, KeyRecord
 from openapi_tool.limits.ledger import Demand, shares
 from openapi_tool.limits.limiter import Limiter
 from openapi_tool.limits.permits import Need, Permit
-from openapi_tool.limits.record import MARGIN_S, REQUESTS, WINDOW_S, Rates, Record, Replica
+from openapi_tool.limits.record import MARGIN_S, REQUESTS, WINDOW_S, LimitRecord, LimitShare, Rates
 from openapi_tool.options import KeyLimits, KeyPool, LimitOptions
 from openapi_tool.protocol.errors import AuthFailed, BudgetExceeded, ToolError, Unavailable
 from openapi_tool.tools.placeholders import Secrets
@@ -240,7 +240,7 @@ def test_a_replica_with_a_forged_count_of_permits_gets_its_share_again() -> None
 
 @requirement("limits.shared")
 def test_a_limit_found_by_429s_is_halved_once_for_a_burst_and_grows_while_calls_wait() -> None:
-    record = Record()
+    record = LimitRecord()
     ledger.lower_adaptive(record, START)
     record.adaptive.limit = 200  # type: ignore[union-attr]
     found = []
@@ -264,7 +264,7 @@ def test_a_limit_found_by_one_429_doubles_while_calls_wait_until_the_next() -> N
         ledger.apply_report(record, "pod", ledger.UsageReport(refused=True), Rates(), now)
         return record.effective(Rates(), now).requests
 
-    record = Record()
+    record = LimitRecord()
     ledger.lower_adaptive(record, START)
     assert [report(START + after_s) for after_s in (9, 10, 19, 20, 30, 40)] == [10, 20, 20, 40, 80, 160]
     ledger.lower_adaptive(record, START + 50)
@@ -306,7 +306,7 @@ def test_requests_of_unknown_cost_are_estimated_at_a_usual_one() -> None:
 def test_a_record_that_is_none_is_empty() -> None:
     for stored in (None, b"", b"null", b"[]", b'{"version": 1}', b'{"version": 2, "paused_until": 1e999}', b"\xff"):
         assert records.parse(stored) is None
-        assert records.decode(stored) == Record()
+        assert records.decode(stored) == LimitRecord()
 
 
 @pytest.mark.parametrize(
@@ -326,16 +326,18 @@ def test_a_record_that_is_none_is_empty() -> None:
 )
 @requirement("limits.window")
 def test_a_record_with_a_part_of_a_wrong_type_is_empty(torn: dict[str, object]) -> None:
-    whole = orjson.loads(records.encode(Record()))
-    assert records.parse(orjson.dumps(whole)) == Record()
+    whole = orjson.loads(records.encode(LimitRecord()))
+    assert records.parse(orjson.dumps(whole)) == LimitRecord()
     assert records.parse(orjson.dumps(whole | torn)) is None
 
 
 @requirement("limits.window")
 def test_a_record_keeps_a_thousand_replicas_and_every_block_that_counts() -> None:
-    record = Record()
+    record = LimitRecord()
     for number in range(2 * records.MAX_REPLICAS):
-        one = record.replicas[secrets.token_hex(5)] = Replica(START + number / 100, 9_999, served=99_999, serial=99_999)
+        one = record.replicas[secrets.token_hex(5)] = LimitShare(
+            START + number / 100, 9_999, served=99_999, serial=99_999
+        )
         one.requests, one.until = number % 2, one.seen + records.BLOCK_S
     stored = records.encode(record)
     assert len(stored) < MAX_VALUE_BYTES

@@ -25,7 +25,7 @@ from openapi_tool.bus.kv_stores import BUCKET, SWITCHES_KEY, change_switches, lo
 from openapi_tool.bus.storage import BUDGETS, LIMITS, RecordStore
 from openapi_tool.cli import app
 from openapi_tool.cli.common import INTERRUPTED
-from openapi_tool.limits.record import REQUESTS, Record, decode
+from openapi_tool.limits.record import REQUESTS, LimitRecord, decode
 from openapi_tool.local.caller import ResultRows
 from openapi_tool.tools.policy import Switch, Switches
 from tests.conftest import PROJECT
@@ -158,7 +158,7 @@ async def test_a_drain_hands_back_calls_that_wait_for_permits(
     assert errors([await world.caller.read_result(call) for call in calls]) == []
 
 
-async def stored(world: World) -> Record:
+async def stored(world: World) -> LimitRecord:
     records = RecordStore(LIMITS)
     async with records.shared_by(mock.Mock(aclose=mock.AsyncMock()), world.caller.client, 1):
         _, value = await records.read(RECORD)
