@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from openapi_tool.limits import ledger
-from openapi_tool.limits.ledger import UsageReport, Use
+from openapi_tool.limits.ledger import LimitReport, Use
 from openapi_tool.limits.record import (
     CONTENDER_S,
     INTERVAL_S,
@@ -28,7 +28,7 @@ from openapi_tool.limits.record import (
 
 _AHEAD_S = 3.2  # seconds of demand for which permits are taken
 REFILL_AT_ONCE_BELOW, REFILL_BELOW = 0.4, 0.75
-"""Fractions of `Allowance.ahead`: with fewer permits at hand more are taken at once, or after a pause."""
+"""Fractions of `LimitAllowance.ahead`: with fewer permits at hand more are taken at once, or after a pause."""
 
 REFILL_PAUSE_S = 1.0, 2.0  # range of the random pause: replicas that write at the same time conflict
 
@@ -46,7 +46,7 @@ _MAX_SENT = 120  # seconds with requests, one entry each
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
+class LimitUpdate:
     """Record to be written, and this replica's entry in it; `uses`: the number of its reported uses."""
 
     record: LimitRecord
@@ -54,7 +54,7 @@ class Planned:
     uses: int
 
 
-class Allowance:
+class LimitAllowance:
     """Permits of replica `name` for one key and endpoint with configured limits `rates`.
 
     A request costs at least `min_tokens`. `at_hand` is the rest of the block, `demand` the requests per second (moving
@@ -235,7 +235,7 @@ class Allowance:
             return False
         return ledger.may_open(self.record, self.name, self.running + waiting, limit, now) > self.max_concurrent
 
-    def plan(self, stored: bytes | None, waiting: int, now: float, *, leave: bool = False) -> Planned:
+    def plan(self, stored: bytes | None, waiting: int, now: float, *, leave: bool = False) -> LimitUpdate:
         """Apply this replica's report to a stored record; with `leave` (shutdown) keep no block."""
         record = decode(stored)
         keep = dict(self.at_hand) if now < self._block_expires_at and not leave else {}
@@ -246,19 +246,19 @@ class Allowance:
         self._serial += 1
         if now - self._reported_at >= CONTENDER_S:  # as after an outage: see `ledger._take_concurrent`
             self._steady_since = now
-        report = UsageReport(
+        report = LimitReport(
             uses=tuple(self._uses), keep=keep, want=want, running=self.running, sent=sent, refused=self.refused,
             tokens_each=max(1, self.tokens_per_request), serial=self._serial, steady_since=self._steady_since,
         )  # fmt: skip
         mine = ledger.apply_report(record, self.name, report, self.rates, now)
-        return Planned(record, mine, len(self._uses))
+        return LimitUpdate(record, mine, len(self._uses))
 
-    def is_written(self, planned: Planned, stored: bytes | None) -> bool:
+    def is_written(self, planned: LimitUpdate, stored: bytes | None) -> bool:
         """Return whether a stored record contains a change whose write had an unknown outcome."""
         mine = decode(stored).replicas.get(self.name)
         return mine is not None and mine.serial == planned.mine.serial
 
-    def confirm(self, planned: Planned, revision: int) -> None:
+    def confirm(self, planned: LimitUpdate, revision: int) -> None:
         """Adopt a written change, less what was used since it was planned."""
         later = self._uses[planned.uses :]
         self._uses = later

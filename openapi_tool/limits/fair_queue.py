@@ -21,7 +21,7 @@ from openapi_tool.limits.permits import Need, Permit
 from openapi_tool.protocol.errors import ToolError
 
 if TYPE_CHECKING:
-    from openapi_tool.limits.allowance import Allowance
+    from openapi_tool.limits.allowance import LimitAllowance
     from openapi_tool.limits.key_limiter import KeyLimiter
 
 
@@ -223,7 +223,7 @@ class OpenRequests:
     one: otherwise the slow requests of one project can hold all of them.
     """
 
-    def __init__(self, allowance: Allowance, now: Callable[[], float]) -> None:
+    def __init__(self, allowance: LimitAllowance, now: Callable[[], float]) -> None:
         self._allowance = allowance
         self._now = now
         self._open: Counter[str] = Counter()

@@ -19,8 +19,8 @@ from openapi_tool.limits.allowance import (
     REFILL_BELOW,
     REFILL_PAUSE_S,
     REPORT_INTERVAL_S,
-    Allowance,
-    Planned,
+    LimitAllowance,
+    LimitUpdate,
 )
 from openapi_tool.limits.fair_queue import FairQueue, KeyGroup, KeyPermit, OpenRequests, Waiter
 from openapi_tool.limits.keys import STATES, Keys
@@ -52,7 +52,7 @@ class KeyLimiter:
     """
 
     def __init__(
-        self, variable: str, endpoint: str, allowance: Allowance, store: Store, keys: Keys, group: KeyGroup
+        self, variable: str, endpoint: str, allowance: LimitAllowance, store: Store, keys: Keys, group: KeyGroup
     ) -> None:
         self.variable, self.endpoint = variable, endpoint
         self._log_fields = {"variable": variable, "endpoint": endpoint}
@@ -69,7 +69,7 @@ class KeyLimiter:
         self._task = in_background(self._run(), f"limits of {variable}")
         self._stored: tuple[int, bytes | None] = 0, None  # revision and value
         self._must_read = True
-        self._unconfirmed: Planned | None = None  # of unknown outcome
+        self._unconfirmed: LimitUpdate | None = None  # of unknown outcome
         self._next_write_at = self._next_refill_at = 0.0
         self._written_at = -REPORT_INTERVAL_S
         self._unwritten_pause = self._logged_pause = 0.0  # ends of the pauses to be written, and last logged
@@ -305,7 +305,7 @@ class KeyLimiter:
             if await self._read():
                 return
 
-    def _adopt_written(self, planned: Planned, revision: int, now: float) -> None:
+    def _adopt_written(self, planned: LimitUpdate, revision: int, now: float) -> None:
         allowance = self.allowance
         if allowance.fallback_replicas:
             log.info("limits are shared again", extra={"action": "limits.shared", **self._log_fields})

@@ -37,7 +37,7 @@ class Use:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UsageReport:
+class LimitReport:
     """Report of a replica: uses since the last one, permits that it keeps, and how many more requests it needs to send.
 
     A request needs about `tokens_each`. `running` ones are open. `sent` are those of the last 60 s, for a new adaptive
@@ -60,7 +60,7 @@ class UsageReport:
         return 1 if resource == REQUESTS else self.tokens_each
 
 
-def apply_report(record: LimitRecord, name: str, report: UsageReport, rates: Rates, now: float) -> LimitShare:
+def apply_report(record: LimitRecord, name: str, report: LimitReport, rates: Rates, now: float) -> LimitShare:
     """Count a replica's report and assign it a block; return its share, valid once the record is written."""
     record.drop_expired(now)
     mine = record.replicas.setdefault(name, LimitShare())
@@ -78,7 +78,7 @@ def apply_report(record: LimitRecord, name: str, report: UsageReport, rates: Rat
     return mine
 
 
-def _take(record: LimitRecord, name: str, report: UsageReport, resource: str, limit: int | None, now: float) -> int:
+def _take(record: LimitRecord, name: str, report: LimitReport, resource: str, limit: int | None, now: float) -> int:
     """Settle the last block and take the next; return how much of what it needs is missing."""
     mine, window, unit = record.replicas[name], record.window(resource), report.unit(resource)
     used = 0
@@ -134,7 +134,7 @@ def _start_equal(mine: LimitShare, others: Sequence[LimitShare]) -> None:
         mine.served = max(mine.served, min(replica.served for replica in others))
 
 
-def _take_concurrent(record: LimitRecord, name: str, report: UsageReport, rates: Rates, now: float) -> int:
+def _take_concurrent(record: LimitRecord, name: str, report: LimitReport, rates: Rates, now: float) -> int:
     """Set how many requests a replica may have open; return how many more it needs.
 
     Open ones above its share count until they end; it begins none until then.
@@ -203,7 +203,7 @@ def lower_adaptive(record: LimitRecord, now: float) -> None:
     record.adaptive.until = now + ADAPTIVE_S
 
 
-def _add_to_adaptive(record: LimitRecord, mine: LimitShare, report: UsageReport, now: float) -> None:
+def _add_to_adaptive(record: LimitRecord, mine: LimitShare, report: LimitReport, now: float) -> None:
     """Count what a replica sent before the adaptive limit; add half of it to this limit."""
     adaptive = record.adaptive
     if adaptive is None or mine.adaptive_since == adaptive.since:

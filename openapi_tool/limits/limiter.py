@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from openapi_tool.limits.allowance import Allowance
+from openapi_tool.limits.allowance import LimitAllowance
 from openapi_tool.limits.fair_queue import NO_WEIGHTS, KeyGroup
 from openapi_tool.limits.key_limiter import KeyLimiter
 from openapi_tool.limits.keys import PREFIX, Keys
@@ -135,7 +135,7 @@ class Limiter:
             [operation] = (operation for operation in OPERATIONS if operation.name == endpoint)
             for member in members:
                 rates = _rates(self._options, member, operation.limits)
-                allowance = Allowance(self._name, rates, operation.min_tokens)
+                allowance = LimitAllowance(self._name, rates, operation.min_tokens)
                 limiter = KeyLimiter(member, endpoint, allowance, self._store, self.keys, group)
                 self._limiters[member, endpoint] = limiter
             _weigh(group.limiters)

@@ -24,7 +24,7 @@ from openapi_tool.cli.limits import combined
 from openapi_tool.jina.failures import key_failure, upstream_failure
 from openapi_tool.limits import keys, ledger
 from openapi_tool.limits import record as records
-from openapi_tool.limits.allowance import Allowance, Planned
+from openapi_tool.limits.allowance import LimitAllowance, LimitUpdate
 from openapi_tool.limits.fair_queue import FairQueue, Waiter
 from openapi_tool.limits.keys import RETRY_S, KeyRecord
 from openapi_tool.limits.ledger import Demand, shares
@@ -57,11 +57,11 @@ class Pod:
     an unknown outcome. The next change is made at `due`.
     """
 
-    allowance: Allowance
+    allowance: LimitAllowance
     clock_error_s: float = 0.0
     waiting: int = 0
-    planned: tuple[Planned, int] | None = None
-    unsure: Planned | None = None
+    planned: tuple[LimitUpdate, int] | None = None
+    unsure: LimitUpdate | None = None
     due: float = 0.0
 
 
@@ -78,7 +78,7 @@ class World:
 
     def start(self, clock_error_s: float = 0.0) -> None:
         self.born += 1
-        self.pods.append(Pod(Allowance(f"pod-{self.born}", self.rates), clock_error_s))
+        self.pods.append(Pod(LimitAllowance(f"pod-{self.born}", self.rates), clock_error_s))
 
     def send(self, pod: Pod, maximum: int) -> int:
         done = 0
@@ -261,7 +261,7 @@ def test_a_limit_found_by_429s_is_halved_once_for_a_burst_and_grows_while_calls_
 @requirement("limits.shared", "hostile.neighbour")
 def test_a_limit_found_by_one_429_doubles_while_calls_wait_until_the_next() -> None:
     def report(now: float) -> int | None:
-        ledger.apply_report(record, "pod", ledger.UsageReport(refused=True), Rates(), now)
+        ledger.apply_report(record, "pod", ledger.LimitReport(refused=True), Rates(), now)
         return record.effective(Rates(), now).requests
 
     record = LimitRecord()
@@ -269,7 +269,7 @@ def test_a_limit_found_by_one_429_doubles_while_calls_wait_until_the_next() -> N
     assert [report(START + after_s) for after_s in (9, 10, 19, 20, 30, 40)] == [10, 20, 20, 40, 80, 160]
     ledger.lower_adaptive(record, START + 50)
     assert [report(START + after_s) for after_s in (59, 60, 70)] == [80, 84, 88]
-    ledger.apply_report(record, "pod", ledger.UsageReport(), Rates(), START + 90)
+    ledger.apply_report(record, "pod", ledger.LimitReport(), Rates(), START + 90)
     assert record.effective(Rates(), START + 90).requests == 88, "nothing was refused"
 
 
@@ -287,7 +287,7 @@ def test_a_limit_found_by_one_429_doubles_while_calls_wait_until_the_next() -> N
 )
 @requirement("limits.waiting")
 def test_a_request_costs_turns_by_the_resource_of_which_it_takes_most(rates: Rates, cost: int, extra: float) -> None:
-    allowance = Allowance("pod", rates)
+    allowance = LimitAllowance("pod", rates)
     allowance.confirm(allowance.plan(None, 1, START), 1)
     use = allowance.take(START)
     assert use is not None
@@ -296,10 +296,10 @@ def test_a_request_costs_turns_by_the_resource_of_which_it_takes_most(rates: Rat
 
 @requirement("limits.window")
 def test_requests_of_unknown_cost_are_estimated_at_a_usual_one() -> None:
-    allowance = Allowance("pod", Rates(tokens=600_000))
+    allowance = LimitAllowance("pod", Rates(tokens=600_000))
     allowance.confirm(allowance.plan(None, 100, START), 1)
     assert sum(allowance.take(START) is not None for _ in range(100)) <= 60
-    assert Allowance("pod", Rates(tokens=3_000)).tokens_per_request == 3_000, "at least one request is sent"
+    assert LimitAllowance("pod", Rates(tokens=3_000)).tokens_per_request == 3_000, "at least one request is sent"
 
 
 @requirement("limits.window")
@@ -349,7 +349,7 @@ def test_a_record_keeps_a_thousand_replicas_and_every_block_that_counts() -> Non
 
 @requirement("limits.window")
 def test_tokens_are_settled_by_what_a_request_cost() -> None:
-    allowance, stored, sent = Allowance("pod", Rates(tokens=100_000)), None, 0
+    allowance, stored, sent = LimitAllowance("pod", Rates(tokens=100_000)), None, 0
     allowance.tokens_per_request = 10_000
     for second in range(40):
         allowance.confirm(allowance.plan(stored, 1, START + second), second + 1)
