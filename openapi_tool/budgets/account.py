@@ -55,7 +55,7 @@ class AccountId(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class _Waiter:
+class _WaitingRequest:
     """Waiting request; `uncovered_since`: when the budget was first found not to cover it, else infinite."""
 
     need: Amount
@@ -79,7 +79,7 @@ class Account:
         self.allowance = AccountAllowance(replica.name, limit)
         self._replica, self._on_write = replica, on_write
         self._now = replica.now
-        self._waiting: list[_Waiter] = []
+        self._waiting: list[_WaitingRequest] = []
         self._stored: tuple[int, bytes | None] = 0, None  # revision and value
         self._must_read = True
         self._rerun_requested = False
@@ -100,7 +100,7 @@ class Account:
 
     async def reserve(self, need: Amount, now: float, deadline: Deadline) -> None:
         """Reserve an amount in the shared record. Raises BudgetExceeded, ToolTimeout."""
-        waiter = _Waiter(need, asyncio.get_running_loop().create_future())
+        waiter = _WaitingRequest(need, asyncio.get_running_loop().create_future())
         self._waiting.append(waiter)
         self.allowance.record_demand(need, now)
         self.report_soon()
@@ -219,7 +219,7 @@ class Account:
         dead = ledger.dead_replicas(self.allowance.record, self.allowance.name, self._now())
         return {name: await self._replica.journal.read(name, self.name) for name in dead}
 
-    def _decide(self, waiting: list[_Waiter], planned: AccountUpdate) -> None:
+    def _decide(self, waiting: list[_WaitingRequest], planned: AccountUpdate) -> None:
         now = self._now()
         for waiter, granted in zip(waiting, planned.grant.granted, strict=True):
             if waiter.future.done():
@@ -232,7 +232,7 @@ class Account:
         if planned.grant.warns:
             self._warn()
 
-    def _may_be_returned(self, waiter: _Waiter, now: float) -> bool:
+    def _may_be_returned(self, waiter: _WaitingRequest, now: float) -> bool:
         allowance = self.allowance
         waiter.uncovered_since = min(waiter.uncovered_since, now)
         returnable = allowance.remaining(now)
@@ -255,7 +255,7 @@ class Account:
             if not waiter.future.done():
                 self._end(waiter, granted=self.allowance.take(waiter.need, now))
 
-    def _end(self, waiter: _Waiter, *, granted: bool) -> None:
+    def _end(self, waiter: _WaitingRequest, *, granted: bool) -> None:
         self._waiting.remove(waiter)
         if granted:
             waiter.future.set_result(None)

@@ -34,7 +34,7 @@ queue is often empty although projects compete."""
 
 
 @dataclass(slots=True, eq=False)
-class Waiter:
+class WaitingCall:
     """Waiting call that needs a permit before `latest` (server time)."""
 
     need: Need
@@ -49,7 +49,7 @@ class _Project:
     waiting_since: float
     weight: float
     tag: float
-    agents: OrderedDict[str, deque[Waiter]] = field(default_factory=OrderedDict)
+    agents: OrderedDict[str, deque[WaitingCall]] = field(default_factory=OrderedDict)
     length: int = 0
 
     def start(self, virtual_time: float) -> float:
@@ -104,7 +104,7 @@ class FairQueue:
         """Return the number of calls by project."""
         return {name: project.length for name, project in self._projects.items()}
 
-    def add(self, waiter: Waiter, now: float) -> None:
+    def add(self, waiter: WaitingCall, now: float) -> None:
         """Enqueue a call."""
         if now - self._added_at >= _FORGET_S and not self._projects:
             self._tags.clear()
@@ -125,7 +125,7 @@ class FairQueue:
         """Return the project whose call is next, of those that may send; None if there is none."""
         return min(filter(may_send, self._projects), key=lambda name: self._projects[name].tag, default=None)
 
-    def pop(self, name: str) -> Waiter:
+    def pop(self, name: str) -> WaitingCall:
         """Remove and return the next call of a project."""
         project = self._projects[name]
         self._virtual_time = project.tag
@@ -151,7 +151,7 @@ class FairQueue:
         else:
             self._keep_tag(name, tag)
 
-    def discard(self, waiter: Waiter) -> None:
+    def discard(self, waiter: WaitingCall) -> None:
         """Remove a call if it still waits."""
         project = self._projects.get(waiter.need.flow[0])
         waiting = project.agents.get(waiter.need.flow[1]) if project else None
@@ -159,11 +159,11 @@ class FairQueue:
             waiting.remove(waiter)
             self._deduct(waiter)
 
-    def waiters(self) -> list[Waiter]:
+    def waiters(self) -> list[WaitingCall]:
         """Return all calls, by project."""
         return [waiter for project in self._projects.values() for waiter in _in_order(project)]
 
-    def certain_timeouts(self, wait_s: Callable[[float], float], now: float) -> list[tuple[Waiter, float]]:
+    def certain_timeouts(self, wait_s: Callable[[float], float], now: float) -> list[tuple[WaitingCall, float]]:
         """Return the calls that certainly get no permit in time, each with the seconds until it would get one.
 
         `wait_s` returns the seconds until a number of permits is free. A call gets one after the earlier calls of its
@@ -183,7 +183,7 @@ class FairQueue:
                     position += 1
         return found
 
-    def _deduct(self, waiter: Waiter) -> None:
+    def _deduct(self, waiter: WaitingCall) -> None:
         name, agent = waiter.need.flow
         project = self._projects[name]
         project.length -= 1
@@ -201,7 +201,7 @@ class FairQueue:
             self._tags = {name: tag for tag, name in nlargest(_MAX_TAGS // 2, ahead)}
 
 
-def _in_order(project: _Project) -> Iterator[Waiter]:
+def _in_order(project: _Project) -> Iterator[WaitingCall]:
     queues = deque(iter(waiting) for waiting in project.agents.values())
     while queues:
         queue = queues.popleft()
@@ -300,7 +300,7 @@ class KeyGroup:
         ]
         return lambda count: min((wait_s(count * share) for wait_s, share in parts), default=0.0)
 
-    def certain_timeouts(self, now: float) -> list[tuple[Waiter, float]]:
+    def certain_timeouts(self, now: float) -> list[tuple[WaitingCall, float]]:
         """Return those of FairQueue; none if the last search is recent: it may take a twentieth of the time."""
         began = time.monotonic()
         if began < self._next_check_at:

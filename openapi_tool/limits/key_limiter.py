@@ -22,7 +22,7 @@ from openapi_tool.limits.allowance import (
     LimitAllowance,
     LimitUpdate,
 )
-from openapi_tool.limits.fair_queue import FairQueue, KeyGroup, KeyPermit, OpenRequests, Waiter
+from openapi_tool.limits.fair_queue import FairQueue, KeyGroup, KeyPermit, OpenRequests, WaitingCall
 from openapi_tool.limits.keys import STATES, Keys
 from openapi_tool.limits.ledger import Use, lower_adaptive
 from openapi_tool.limits.permits import MAX_WRITE_ATTEMPTS, Need, Permit, Store
@@ -120,7 +120,7 @@ class KeyLimiter:
         now, left_s = self._now(), need.deadline.remaining()
         patience_s = max(left_s - self.min_request_s, left_s / 2)  # at least half: the shortest one may have been slow
         future: asyncio.Future[Permit] = asyncio.get_running_loop().create_future()
-        waiter = Waiter(need, now + patience_s, future)
+        waiter = WaitingCall(need, now + patience_s, future)
         self.waiting.add(waiter, now)
         self.group.wake()
         need.slot.pause()

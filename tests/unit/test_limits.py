@@ -25,7 +25,7 @@ from openapi_tool.jina.failures import key_failure, upstream_failure
 from openapi_tool.limits import keys, ledger
 from openapi_tool.limits import record as records
 from openapi_tool.limits.allowance import LimitAllowance, LimitUpdate
-from openapi_tool.limits.fair_queue import FairQueue, Waiter
+from openapi_tool.limits.fair_queue import FairQueue, WaitingCall
 from openapi_tool.limits.keys import RETRY_S, KeyRecord
 from openapi_tool.limits.ledger import Demand, shares
 from openapi_tool.limits.limiter import Limiter
@@ -381,12 +381,12 @@ def test_concurrent_requests_that_a_replica_does_not_want_go_to_the_others() -> 
     assert shares(9, {"a": Demand(2, 0)}) == {"a": 2}
 
 
-def waiter(project: str, agent: str, latest: float) -> Waiter:
+def waiter(project: str, agent: str, latest: float) -> WaitingCall:
     no_future: Any = None
-    return Waiter(Need("A", "search", (project, agent), Deadline.after(5), SecretStr("key")), latest, no_future)
+    return WaitingCall(Need("A", "search", (project, agent), Deadline.after(5), SecretStr("key")), latest, no_future)
 
 
-def pop(queue: FairQueue) -> Waiter:
+def pop(queue: FairQueue) -> WaitingCall:
     """Remove the next call of any project."""
     name = queue.next_project(lambda _: True)
     assert name is not None
@@ -495,7 +495,7 @@ def test_costs_of_many_projects_are_kept_for_the_largest_only() -> None:
 
 def certain_timeouts_by_definition(
     queue: FairQueue, wait_s: Callable[[float], float], now: float
-) -> list[tuple[Waiter, float]]:
+) -> list[tuple[WaitingCall, float]]:
     """Compute the certain timeouts by their definition: for each call a loop over the other projects."""
     found, projects = [], queue._projects  # noqa: SLF001
     for name, project in projects.items():
