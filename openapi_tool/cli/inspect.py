@@ -45,28 +45,28 @@ class Event:
 _Ms = Annotated[int, Field(ge=0, le=_MAX_MS)]
 
 
-class _Attempt(BaseModel):
+class _StoredAttempt(BaseModel):
     at_ms: _Ms
     ms: _Ms | None = None
     http_status: int | None = None
     error_code: str | None = None
 
 
-_ATTEMPTS = TypeAdapter(list[_Attempt])
+_ATTEMPTS = TypeAdapter(list[_StoredAttempt])
 
 
-class _RunEvent(BaseModel):
+class _StoredRunEvent(BaseModel):
     event: Annotated[str, Field(max_length=32)]
     delivery: int
     executor: Annotated[str, Field(max_length=256)]
     at: Annotated[float, Field(ge=0, le=_MAX_EPOCH_S)]
 
 
-_RUN_EVENTS = TypeAdapter(list[_RunEvent])
+_RUN_EVENTS = TypeAdapter(list[_StoredRunEvent])
 
 
 @dataclass(frozen=True, slots=True)
-class CallRecords:
+class CallHistory:
     """Stored data of a call; `card` and `row` return its first one of a type."""
 
     rows: CallRows
@@ -99,7 +99,7 @@ def inspect(
     if not tool_call_id or storable_text(tool_call_id) != tool_call_id:  # PostgreSQL takes no NUL or lone surrogate
         fail(f"TOOL_CALL_ID: {short(tool_call_id)!r} is no tool call id: it contains NUL or is not UTF-8")
 
-    async def gather(bootstrap: Bootstrap, client: BusClient) -> CallRecords:
+    async def gather(bootstrap: Bootstrap, client: BusClient) -> CallHistory:
         durable, redactor = bootstrap.durable, bootstrap.redactor
         rows = await call_rows(bootstrap.pool.dsn, bootstrap.pool.version, project, tool_call_id)
         moments = [row["created_at"] for row in (*rows.inbox, *rows.edges)]
@@ -109,7 +109,7 @@ def inspect(
         letters = await dead_letters_of(
             client, durable, project, tool_call_id, lambda letter: without_secrets(letter, redactor)
         )
-        records = CallRecords(rows, commands, letters)
+        records = CallHistory(rows, commands, letters)
         result_row = records.row("tool_result")
         if result_row is None or not result_row["traceparent"]:
             return records
@@ -131,7 +131,7 @@ def inspect(
     _draw(tool_call_id, events, verdict)
 
 
-def _as_json(records: CallRecords, events: list[Event]) -> dict[str, Any]:
+def _as_json(records: CallHistory, events: list[Event]) -> dict[str, Any]:
     shown = {"events": [asdict(event) for event in events], **asdict(records)}
     for card in shown["rows"]["cards"]:
         card["attempts"] = orjson.loads(card["attempts"] or "null")
@@ -148,7 +148,7 @@ def _draw(tool_call_id: str, events: list[Event], verdict: str) -> None:
     print_line(f"=> {verdict}")
 
 
-def _events(records: CallRecords) -> Iterator[Event]:
+def _events(records: CallHistory) -> Iterator[Event]:
     for row in records.rows.inbox:
         yield from _row_events(row)
     for edge in records.rows.edges:
@@ -168,7 +168,7 @@ def _events(records: CallRecords) -> Iterator[Event]:
         yield from _card_events(card)
 
 
-def _run_events(command: CommandState) -> list[_RunEvent]:
+def _run_events(command: CommandState) -> list[_StoredRunEvent]:
     try:
         return _RUN_EVENTS.validate_python((command.lease or {}).get("runs", []))
     except ValidationError:  # written by another version
@@ -199,14 +199,14 @@ def _card_events(card: Mapping[str, Any]) -> Iterator[Event]:
     yield Event(card["created_at"], "result card", f"{card['status']} by {card['author_id']}{error}")
 
 
-def _attempts(card: Mapping[str, Any]) -> list[_Attempt]:
+def _attempts(card: Mapping[str, Any]) -> list[_StoredAttempt]:
     try:
         return _ATTEMPTS.validate_json(card["attempts"] or "[]")
     except ValidationError:  # another author's card
         return []
 
 
-def conclusion(records: CallRecords) -> str:
+def conclusion(records: CallHistory) -> str:
     """Return how the call ended, or why it has no result."""
     result, result_row = records.card("tool.result"), records.row("tool_result")
     if result is not None and result_row is None:
