@@ -173,7 +173,7 @@ class Slots:
         self._limit = limit
         self._max_paused = max_paused
         self._max_of_project = limit - int(limit * _RESERVED_SHARE)
-        self._calls: dict[int, CallSlot] = {}
+        self._calls: dict[int, PausableSlot] = {}
         self._first_project: str | None = None
         self._several_projects = False
         self._in_use: Counter[str] = Counter()  # slots of each project
@@ -197,12 +197,12 @@ class Slots:
 
     def begin(self, sequence: int, project: str) -> None:
         """Count a call that begins to run in a slot."""
-        self._calls[sequence] = CallSlot(self, project)
+        self._calls[sequence] = PausableSlot(self, project)
         self._in_use[project] += 1
         self._first_project = self._first_project or project
         self._several_projects = self._several_projects or project != self._first_project
 
-    def release(self, call: CallSlot) -> None:
+    def release(self, call: PausableSlot) -> None:
         """Take the slot from a running call for good."""
         if not call.released and self._released < self._limit:
             self.take_back(call)
@@ -211,7 +211,7 @@ class Slots:
             self._in_use[call.project] -= 1
             self.wake()
 
-    def of(self, sequence: int) -> CallSlot:
+    def of(self, sequence: int) -> PausableSlot:
         """Return the slot of a running call."""
         return self._calls[sequence]
 
@@ -219,7 +219,7 @@ class Slots:
         """Return the calls that wait for a permit and have sent nothing yet."""
         return {sequence for sequence, call in self._calls.items() if call.waiting and not call.sent}
 
-    def give_up(self, call: CallSlot) -> None:
+    def give_up(self, call: PausableSlot) -> None:
         """Take the slot from a running call until it resumes, unless too many calls are paused."""
         if self.paused < self._max_paused and not call.released:
             call.paused = True
@@ -227,7 +227,7 @@ class Slots:
             self._in_use[call.project] -= 1
         self.wake()  # in a drain the consumer then hands the command back
 
-    def take_back(self, call: CallSlot) -> None:
+    def take_back(self, call: PausableSlot) -> None:
         """Give a paused call its slot back at once, also if none is free."""
         if call.paused:
             call.paused = False
@@ -248,7 +248,7 @@ class Slots:
         return call.requests
 
 
-class CallSlot:
+class PausableSlot:
     """Slot of one running call; paused while a request of the call waits for a permit.
 
     A shared request may outlive the call that started it, and then has no slot to give up.
