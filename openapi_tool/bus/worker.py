@@ -16,7 +16,7 @@ from openapi_tool.bus.dead_letters import DeadLetters
 from openapi_tool.bus.leases import Held, Lease, LeaseLost, Leases, LeaseTaken, ids_of
 from openapi_tool.concurrency import shielded
 from openapi_tool.options import ExecutorOptions
-from openapi_tool.protocol.command import Acknowledge, DeadLetter, Delivery, Requeue, Settlement
+from openapi_tool.protocol.command import Acknowledge, Delivery, Requeue, Settlement, StoreDeadLetter
 from openapi_tool.telemetry import metrics
 from openapi_tool.telemetry.calls import CALL_FIELDS
 
@@ -117,13 +117,13 @@ class Worker:
                 # Stale: while this process was stopped the server redelivered the command to the executor that holds
                 # the lease. That one settles it; a settlement from here would end or repeat its delivery (ADR 4).
                 pass
-            case DeadLetter(reason, text, terminate):
+            case StoreDeadLetter(reason, text, terminate):
                 await self._dead_letters.record(work.delivery, reason, text)
                 if terminate:
                     await message.term()
                 else:
                     await message.ack_sync(timeout=_ACK_TIMEOUT_S)
-        if work.lease is not None and isinstance(settlement, (Acknowledge, DeadLetter)):
+        if work.lease is not None and isinstance(settlement, (Acknowledge, StoreDeadLetter)):
             await self._leases.settle(work.lease)
 
     async def _hand_back(self, work: Held) -> None:

@@ -22,11 +22,11 @@ from openapi_tool.protocol.command import (
     Acknowledge,
     AfterExecution,
     Command,
-    DeadLetter,
     Delivery,
     Report,
     Requeue,
     Settlement,
+    StoreDeadLetter,
     reportable_content,
     trace_link,
 )
@@ -121,7 +121,7 @@ class Pipeline:
         try:
             return await self._handle(delivery)
         except Unanswerable as refusal:
-            return DeadLetter(refusal.reason, refusal.message, refusal.terminate)
+            return StoreDeadLetter(refusal.reason, refusal.message, refusal.terminate)
         except Unavailable as outage:
             metrics.REQUEUED.inc()
             # The health report logs the remedy once; this reason is logged for each command.
@@ -131,7 +131,7 @@ class Pipeline:
             sequence = delivery.stream_sequence
             log.exception("internal error", extra={"action": "call.broken", "stream_sequence": sequence})
             if delivery.exhausted:
-                return DeadLetter("defect", "an internal error of the executor prevented a result", terminate=True)
+                return StoreDeadLetter("defect", "an internal error of the executor prevented a result", terminate=True)
             return Requeue(self._options.executor.requeue_delay_s, defect=True, reason="internal error")
 
     async def _handle(self, delivery: Delivery) -> Settlement:
@@ -225,7 +225,7 @@ class Pipeline:
         record_finished(facts)
         if call.delivery.exhausted:
             # The turn has its failed result; the dead letter lets an operator find the command that ended executors.
-            return DeadLetter("attempts_exhausted", _EXHAUSTED, terminate=False)
+            return StoreDeadLetter("attempts_exhausted", _EXHAUSTED, terminate=False)
         return Acknowledge()
 
     async def _delete_parked(self, identity: CallIdentity, *, earlier_run: bool) -> None:

@@ -105,7 +105,7 @@ class Requeue:
 
 
 @dataclass(frozen=True, slots=True)
-class DeadLetter:
+class StoreDeadLetter:
     """Record the command as a dead letter. With `terminate` its message is terminated, else acknowledged."""
 
     reason: str
@@ -113,7 +113,7 @@ class DeadLetter:
     terminate: bool
 
 
-Settlement = Acknowledge | Requeue | DeadLetter
+Settlement = Acknowledge | Requeue | StoreDeadLetter
 
 
 INLINE_DATA = frozenset({"args", "arguments", "result"})  # body fields that are forbidden: data belongs in cards
