@@ -17,7 +17,7 @@ from openapi_tool.bus.options import FairnessOptions
 _EQUAL_WEIGHTS: Mapping[str, float] = MappingProxyType({})
 
 _MIN_COST = 0.1  # of a command, in requests
-_MAX_STALE_ENTRIES = 64  # of a heap, in addition to one per flow; see `_FairQueue._drop_stale_entries`
+_MAX_STALE_ENTRIES = 64  # of a heap, in addition to one per flow; see `_FlowQueue._drop_stale_entries`
 _MAX_IDLE_FLOWS = 4_096  # without a waiting command, remembered with their charge, at each level
 
 
@@ -71,7 +71,7 @@ class FairScheduler:
     def __init__(self, weights: Mapping[str, float] = _EQUAL_WEIGHTS) -> None:
         self.memory_bytes = 0
         self._length = 0
-        self._projects = _FairQueue(levels=2, weights=weights)
+        self._projects = _FlowQueue(levels=2, weights=weights)
 
     def __len__(self) -> int:
         return self._length
@@ -144,7 +144,7 @@ class _Flow:
 
     __slots__ = ("entry_number", "length", "memory_bytes", "queue", "start", "step")
 
-    def __init__(self, queue: _Fifo | _FairQueue, start: float, weight: float) -> None:
+    def __init__(self, queue: _Fifo | _FlowQueue, start: float, weight: float) -> None:
         self.queue = queue
         self.start = start
         self.step = 1 / weight
@@ -153,7 +153,7 @@ class _Flow:
         self.entry_number = 0
 
 
-class _FairQueue:
+class _FlowQueue:
     """Start-time fair queueing (Goyal, Vin and Cheng, 1996) over flows with `weights`, by default 1.
 
     The flow with the earliest start is served next; its start advances by cost / weight. Virtual time is the start of
@@ -175,7 +175,7 @@ class _FairQueue:
         name = path[0]
         flow = self._flows.get(name)
         if flow is None:
-            queue = _FairQueue(self._levels - 1) if self._levels > 1 else _Fifo()
+            queue = _FlowQueue(self._levels - 1) if self._levels > 1 else _Fifo()
             flow = self._flows[name] = _Flow(queue, self._virtual_time, self._weights.get(name, 1.0))
         flow.queue.push(path[1:], work)
         flow.memory_bytes += work.memory_bytes
