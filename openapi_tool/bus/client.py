@@ -25,7 +25,7 @@ from nats.protocol.parser import PERMISSIONS_ERR
 
 from openapi_tool.bus.connection_errors import LogBackoff, cause_of, describe_connection_error
 from openapi_tool.bus.options import BusOptions
-from openapi_tool.bus.wire import Headers, Parser, header_block, parse_headers
+from openapi_tool.bus.wire import MessageHeaders, Parser, header_block, parse_headers
 from openapi_tool.concurrency import interruptible
 from openapi_tool.protocol.errors import Unavailable
 
@@ -285,7 +285,7 @@ class BusClient(Client):
         if PERMISSIONS_ERR not in err_msg:
             await self._process_op_err(self._err)
 
-    async def _process_headers(self, headers: bytes | None) -> Headers | None:
+    async def _process_headers(self, headers: bytes | None) -> MessageHeaders | None:
         return parse_headers(headers) if headers else None
 
     def _build_message(

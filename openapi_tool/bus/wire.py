@@ -149,13 +149,13 @@ def _info(text: bytes) -> dict[str, Any]:
     return info
 
 
-class Headers(dict[str, str]):
+class MessageHeaders(dict[str, str]):
     """Headers of a message; not `complete` if the rest of the block exceeds the limits."""
 
     complete: bool = True
 
 
-def parse_headers(block: bytes) -> Headers:
+def parse_headers(block: bytes) -> MessageHeaders:
     """Decode a header block of any bytes, up to MAX_HEADER_LINES lines and MAX_HEADER_BYTES bytes; never raises.
 
     The last value of a name counts. Lines without a name in visible ASCII are ignored; in values U+FFFD replaces bytes
@@ -163,7 +163,7 @@ def parse_headers(block: bytes) -> Headers:
     """
     head, _, rest = block[:MAX_HEADER_BYTES].partition(_CRLF)
     lines = rest.decode("utf-8", "replace").split("\r\n", MAX_HEADER_LINES)
-    headers = Headers(_status(head))
+    headers = MessageHeaders(_status(head))
     if len(lines) > MAX_HEADER_LINES or len(block) > MAX_HEADER_BYTES:
         unread = lines.pop()  # the rest, or half a line
         headers.complete = len(block) <= MAX_HEADER_BYTES and not unread.strip(_BLANKS)

@@ -231,7 +231,7 @@ def translate(error: BaseException) -> httpx.TransportError:
 _yarl_url = lru_cache(maxsize=64)(partial(yarl.URL, encoded=True))
 
 
-class _Body(httpx.AsyncByteStream):
+class _ResponseBody(httpx.AsyncByteStream):
     def __init__(self, response: aiohttp.ClientResponse) -> None:
         self._response = response
         self._chunks = response.content.iter_chunked(_CHUNK_BYTES)
@@ -378,7 +378,7 @@ class AiohttpTransport(httpx.AsyncBaseTransport):
         except _CAUGHT as error:
             raise translate(error) from error
         headers = [header for header in response.raw_headers if header[0].lower() in _RESPONSE_HEADERS]
-        return httpx.Response(response.status, headers=headers, stream=_Body(response))
+        return httpx.Response(response.status, headers=headers, stream=_ResponseBody(response))
 
     async def aclose(self) -> None:
         """Close every connection."""

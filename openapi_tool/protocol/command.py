@@ -120,17 +120,17 @@ INLINE_DATA = frozenset({"args", "arguments", "result"})  # body fields that are
 
 
 @frozen
-class Body:
+class CommandBody:
     """Fields of a body, empty if it is no JSON object, and problems, to which dialects add."""
 
     fields: JsonObject
     problems: list[str] = field(default_factory=list)
 
 
-def read_body(delivery: Delivery) -> Body:
+def read_body(delivery: Delivery) -> CommandBody:
     """Parse a body and check the fields that all versions have. Raises nothing."""
     if delivery.truncated_body is not None:
-        body = Body({}, [f"the body is larger than {MAX_BODY_BYTES:,} bytes"])
+        body = CommandBody({}, [f"the body is larger than {MAX_BODY_BYTES:,} bytes"])
     else:
         body = _parsed(delivery.data)
     if not delivery.headers_complete:
@@ -138,17 +138,17 @@ def read_body(delivery: Delivery) -> Body:
     return body
 
 
-def _parsed(data: bytes) -> Body:
+def _parsed(data: bytes) -> CommandBody:
     try:
         body = loads(data)
     except ValueError:
-        return Body({}, ["the body is not JSON"])
+        return CommandBody({}, ["the body is not JSON"])
     if not isinstance(body, dict):
-        return Body({}, ["the body is not a JSON object"])
-    return Body(body, _problems(body))
+        return CommandBody({}, ["the body is not a JSON object"])
+    return CommandBody(body, _problems(body))
 
 
-def command_of(subject: CommandSubject, identity: ClaimedIdentity, body: Body) -> Command:
+def command_of(subject: CommandSubject, identity: ClaimedIdentity, body: CommandBody) -> Command:
     """Return the decoded command; problems of identity and body make it a violation."""
     after_execution, problems = body.fields.get("after_execution"), [*identity.problems, *body.problems]
     violation = None

@@ -232,7 +232,7 @@ class CallIdentity:
     context_box_id: str | None = None
 
 
-class Headers:
+class HeaderReader:
     """Case-insensitive headers of a command; reading them adds to `problems`."""
 
     def __init__(self, headers: Mapping[str, str]) -> None:
@@ -295,7 +295,7 @@ class Headers:
 
 def read_identity(subject: CommandSubject, headers: Mapping[str, str]) -> ClaimedIdentity:
     """Return the claimed identity with all problems of the headers; guesses nothing."""
-    reader = Headers(headers)
+    reader = HeaderReader(headers)
     reader.must_equal(PROJECT, subject.project_id)
     reader.must_equal(CHANNEL, subject.channel_id)
     return ClaimedIdentity(

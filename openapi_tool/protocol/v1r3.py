@@ -14,8 +14,8 @@ from openapi_tool.protocol.cards import new_id
 from openapi_tool.protocol.command import (
     MAX_DEPTH,
     Acceptance,
-    Body,
     Command,
+    CommandBody,
     Delivery,
     Report,
     Wakeup,
@@ -32,7 +32,7 @@ from openapi_tool.protocol.identity import (
     CallIdentity,
     ClaimedIdentity,
     CommandSubject,
-    Headers,
+    HeaderReader,
     SpanContext,
     parse_command_subject,
     wakeup_subject,
@@ -61,7 +61,7 @@ class V1r3:
     @staticmethod
     def claimed_identity(subject: CommandSubject, headers: Mapping[str, str], data: bytes) -> ClaimedIdentity:
         """See `Dialect`."""
-        return _identity_in_body(subject, headers, Body(_fields(data)))
+        return _identity_in_body(subject, headers, CommandBody(_fields(data)))
 
     def accept(self, identity: CallIdentity, records: CallRecords) -> Acceptance:
         """Refuse a call whose report exists but not its result card, and a recursion depth at the limit.
@@ -135,12 +135,12 @@ class V1r3:
         return Wakeup(subject, headers, orjson.dumps({"agent_id": context_headers[header.AGENT]}))
 
 
-def _identity_in_body(subject: CommandSubject, headers: Mapping[str, str], body: Body) -> ClaimedIdentity:
+def _identity_in_body(subject: CommandSubject, headers: Mapping[str, str], body: CommandBody) -> ClaimedIdentity:
     """Return the identity that body, subject and headers claim; add problems of body fields to those of the body.
 
     The body's step is not that of the call, which is in the tool.call card only.
     """
-    reader = Headers(headers)
+    reader = HeaderReader(headers)
     return ClaimedIdentity(
         project_id=subject.project_id,
         channel_id=subject.channel_id,
@@ -166,7 +166,7 @@ def _fields(data: bytes) -> JsonObject:
     return as_object(fields)
 
 
-def _id(body: Body, name: str) -> str | None:
+def _id(body: CommandBody, name: str) -> str | None:
     value = valid_name(body.fields.get(name))
     if value is None or not _is_storable(body.fields[name]):
         body.problems.append(f"body field {name} must be a non-empty string of at most {MAX_ID_BYTES} bytes")
@@ -174,7 +174,7 @@ def _id(body: Body, name: str) -> str | None:
     return value
 
 
-def _tool_call_id(body: Body) -> str | None:
+def _tool_call_id(body: CommandBody) -> str | None:
     value = body.fields.get("tool_call_id")
     if isinstance(value, str) and value.strip() and _is_storable(value):
         return value.strip()
@@ -187,7 +187,7 @@ def _is_storable(value: object) -> bool:
     return isinstance(value, str) and storable_text(value) == value
 
 
-def _epoch(body: Body) -> int | None:
+def _epoch(body: CommandBody) -> int | None:
     value = body.fields.get("turn_epoch")
     if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_EPOCH:
         return value
