@@ -31,8 +31,8 @@ from openapi_tool.tools.schema import schema_problems
 from openapi_tool.tools.scopes import Cursors, Position
 from openapi_tool.tools.truncation import (
     OPENING_CHARS,
-    Limit,
     Place,
+    ResultLimit,
     StoredItem,
     Truncated,
     later_part,
@@ -124,7 +124,7 @@ class Continuation:
         cannot_continue = parts is None and takes_cursor(definition) and _schema_rejects_cursor(definition)
         if cannot_continue:
             max_chars = self._options.max_uncontinued_chars or _UNCONTINUED_FACTOR * self._options.max_result_chars
-            limit = Limit(max_chars, _UNCONTINUED_FACTOR * total.tokens).minus(len(cost))
+            limit = ResultLimit(max_chars, _UNCONTINUED_FACTOR * total.tokens).minus(len(cost))
             parts = uncut_parts(items, limit)
         if parts is not None:
             return RenderedResult(framed(parts) + cost), None
@@ -174,10 +174,10 @@ class Continuation:
         """Search the text of `cursor`; return output and what the model is shown. Raises NotFound, Unavailable."""
         return await self._search.run(search, cursor, owner, self._limit(definition, max_result_tokens))
 
-    def _limit(self, definition: ToolDefinition, max_result_tokens: int | None) -> Limit:
+    def _limit(self, definition: ToolDefinition, max_result_tokens: int | None) -> ResultLimit:
         """Return the limit of a call: the definition's, else that of the settings; the call may only lower it."""
         tokens = definition.max_result_tokens or self._options.max_result_tokens
-        return Limit(self._options.max_result_chars, min(tokens, max_result_tokens or tokens))
+        return ResultLimit(self._options.max_result_chars, min(tokens, max_result_tokens or tokens))
 
     def _with_cursor(
         self,

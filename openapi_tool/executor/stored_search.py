@@ -41,7 +41,7 @@ from openapi_tool.tools.truncation import (
     FRAME_CHARS_PER_TOKEN,
     MIN_CHARS,
     OPENING_CHARS,
-    Limit,
+    ResultLimit,
     StoredItem,
     boundary,
     opening_lines,
@@ -112,7 +112,7 @@ class StoredSearch:
         self._permits = FairSemaphore(_MAX_CONCURRENT)
 
     async def run(
-        self, request: SearchRequest, cursor: str, owner: CallOwner, limit: Limit
+        self, request: SearchRequest, cursor: str, owner: CallOwner, limit: ResultLimit
     ) -> tuple[ToolOutput, RenderedResult]:
         """Search the text of a cursor; return what the model is shown. Raises NotFound, Unavailable."""
         position = self._cursors.read(owner.project_id, owner.agent_id, cursor)
@@ -243,7 +243,7 @@ class _SearchResult:
     artifact: Artifact
     chars: int
     passages: Sequence[_Passage]
-    limit: Limit
+    limit: ResultLimit
 
     def of_phrase(self, phrase: Phrase, cursor: str) -> tuple[ToolOutput, RenderedResult]:
         """Return the matches of a phrase: those after the cursor or, if there are none, those before it."""

@@ -81,18 +81,18 @@ class Truncated(NamedTuple):
 
 
 @frozen
-class Limit:
+class ResultLimit:
     """Maximum of what a model is shown at once; tokens by estimate."""
 
     chars: int
     tokens: int
 
-    def minus(self, chars: int) -> Limit:
+    def minus(self, chars: int) -> ResultLimit:
         """Return what a note of `chars` characters leaves."""
-        return Limit(self.chars - chars, self.tokens - chars // 4)  # 4 characters per token
+        return ResultLimit(self.chars - chars, self.tokens - chars // 4)  # 4 characters per token
 
 
-def uncut_parts(items: Sequence[Item], limit: Limit) -> tuple[Part, ...] | None:
+def uncut_parts(items: Sequence[Item], limit: ResultLimit) -> tuple[Part, ...] | None:
     """Return the items uncut, each as one part; None if they exceed `limit`."""
     chars = INTRO_CHARS + sum(item.chars + MARK_CHARS for item in items)
     chars += sum(len(own) + CAPTION_CHARS for item in items for own in (item.caption, item.after) if own)
@@ -108,7 +108,7 @@ def _fits_tokens(items: Sequence[Item], chars: int, max_tokens: int) -> bool:
     return frame_chars // FRAME_CHARS_PER_TOKEN + sum(map(estimate_tokens, texts(items))) <= max_tokens
 
 
-def truncate(items: Sequence[Item], limit: Limit) -> Truncated:
+def truncate(items: Sequence[Item], limit: ResultLimit) -> Truncated:
     """Cut items so that together, with frames and note, they are within `limit`.
 
     First all heads get max-min fair shares of the space, then all bodies. If there is no space for every head, the last
@@ -149,7 +149,7 @@ def _frame_chars(item: Item) -> int:
     return notes + (MARK_CHARS + CUT_CHARS if item.chars else 0)
 
 
-def _left_out(items: Sequence[Item], limit: Limit) -> frozenset[int]:
+def _left_out(items: Sequence[Item], limit: ResultLimit) -> frozenset[int]:
     """Return the indexes of the items that are left out: earlier heads take all space."""
     chars, tokens = limit.chars - NOTE_CHARS, limit.tokens - NOTE_CHARS // FRAME_CHARS_PER_TOKEN
     for index, item in enumerate(items):
@@ -308,7 +308,9 @@ class LaterPart(NamedTuple):
     next: Place | None
 
 
-def later_part(stored_items: Sequence[StoredItem], place: Place, window: str, opening: str, limit: Limit) -> LaterPart:
+def later_part(
+    stored_items: Sequence[StoredItem], place: Place, window: str, opening: str, limit: ResultLimit
+) -> LaterPart:
     """Return what follows `place`, within `limit`.
 
     `window` is the stored text from `place` on, as far as it was read; `opening` the lines at `place.opening`.

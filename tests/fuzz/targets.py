@@ -59,7 +59,7 @@ from openapi_tool.tools.placeholders import PLACEHOLDERS, placeholder_values, re
 from openapi_tool.tools.policy import Deadline
 from openapi_tool.tools.result import RenderedResult, ToolOutput, failure, framed, success
 from openapi_tool.tools.scopes import SessionScope
-from openapi_tool.tools.truncation import Limit, truncate, uncut_parts
+from openapi_tool.tools.truncation import ResultLimit, truncate, uncut_parts
 from tests.fuzz import corpora
 from tests.fuzz.corpora import Source, assert_storable, mutate
 from tests.support import V1R4, framed_items
@@ -479,8 +479,8 @@ def _loop() -> asyncio.AbstractEventLoop:
 
 def _assert_shown(output: ToolOutput, limit: int, form: Any) -> None:
     assert SECRET not in output.content
-    parts = uncut_parts(output.items, Limit(limit, limit))
-    shown = framed(truncate(output.items, Limit(limit, limit)).parts if parts is None else parts)
+    parts = uncut_parts(output.items, ResultLimit(limit, limit))
+    shown = framed(truncate(output.items, ResultLimit(limit, limit)).parts if parts is None else parts)
     assert len(shown) <= limit
     assert len(framed_items(shown)) <= len(output.items)
     fields = success(output, RenderedResult(shown, truncated=parts is None), form, 1)

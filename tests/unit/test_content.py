@@ -22,7 +22,7 @@ from openapi_tool.tools.result import BLOCK_GAP, Item, Part, ToolOutput, framed,
 from openapi_tool.tools.result import texts as texts_of
 from openapi_tool.tools.scopes import Cursors, Position
 from openapi_tool.tools.truncation import (
-    Limit,
+    ResultLimit,
     boundary,
     later_part,
     max_min_shares,
@@ -267,7 +267,7 @@ def test_no_key_of_the_envelope_shows(name: str) -> None:
 
 
 def framed_answer(envelope: Mapping[str, Any]) -> str:
-    parts = uncut_parts(output(envelope).items, Limit(10_000_000, 10_000_000))
+    parts = uncut_parts(output(envelope).items, ResultLimit(10_000_000, 10_000_000))
     assert parts is not None
     return framed(parts)
 
@@ -640,7 +640,7 @@ items_truncation = st.builds(
 
 def read_on(found: Sequence[Item], chars: int, tokens: int = 10_000_000) -> Iterator[str]:
     """Return all parts of an output as shown to a model, in order."""
-    limit = Limit(chars, tokens)
+    limit = ResultLimit(chars, tokens)
     parts = uncut_parts(found, limit)
     if parts is not None:
         yield framed(parts)
@@ -684,7 +684,7 @@ def test_case_5_the_parts_are_the_whole_text_character_by_character(found: list[
 def test_case_1_one_long_result_hides_no_other() -> None:
     heads = [f"{number}. Title {number}\nhttps://a.example/{number}\nA snippet." for number in range(1, 13)]
     found = [Item(head, "word " * (20_000 if number == 2 else 100)) for number, head in enumerate(heads)]
-    part = truncate(found, Limit(40_000, 40_000))
+    part = truncate(found, ResultLimit(40_000, 40_000))
     shown = framed(part.parts)
     assert len(shown) <= 40_000
     assert all(head in shown for head in heads)
@@ -704,7 +704,7 @@ def test_case_1_the_rest_continues_item_by_item() -> None:
 @requirement("content.cursor")
 def test_case_1_if_not_all_items_fit_the_first_are_shown() -> None:
     found = [Item(f"{number}. " + "x" * 200) for number in range(1, 100)]
-    part = truncate(found, Limit(12_000, 12_000))
+    part = truncate(found, ResultLimit(12_000, 12_000))
     assert [bool(text.text) for text in part.parts] == sorted((bool(text.text) for text in part.parts), reverse=True)
     assert put_together(list(read_on(found, 12_000)), found) == [item.head for item in found]
 
@@ -771,7 +771,7 @@ def test_case_5_a_code_block_that_was_opened_again_ends_with_its_own_fence(
 @given(blocks=st.lists(texts.filter(bool) | st.text(min_size=1, max_size=40), min_size=1, max_size=5))
 def test_stored_text_is_that_of_all_items(blocks: list[str]) -> None:
     found = [Item(block, "body", "ours", "after") for block in blocks]
-    stored = at_once(stored_text(found, truncate(found, Limit(LIMIT, LIMIT)).stored_items))
+    stored = at_once(stored_text(found, truncate(found, ResultLimit(LIMIT, LIMIT)).stored_items))
     text = BLOCK_GAP.join(texts_of(found))
     assert json.loads(stored.content) == {"__type__": "TextContent", "text": text}
     assert (stored.chars, stored.sha256) == (len(text), hashlib.sha256(text.encode()).hexdigest())

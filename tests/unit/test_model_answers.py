@@ -35,7 +35,7 @@ from openapi_tool.tools.exports import all_built_in, openai_functions
 from openapi_tool.tools.result import Item, Part, RenderedResult, ToolOutput, Usage, estimate_tokens, framed, success
 from openapi_tool.tools.schema import schema_problems
 from openapi_tool.tools.scopes import SessionScope
-from openapi_tool.tools.truncation import Limit, truncate
+from openapi_tool.tools.truncation import ResultLimit, truncate
 from scripts import answers
 from scripts.answers import successes
 from tests.answering import OWNER, ToolsOverTransport, serving
@@ -223,7 +223,7 @@ def test_case_1_fewer_whole_heads_are_preferred_to_cut_ones() -> None:
     about = "How to choose a hose for a garden, with prices. "
     found = [Item(f"{n}. Hoses\nhttps://{n}.example/\n{about * (n % 4)}", "x " * 70 * (n % 3)) for n in range(40)]
     for tokens in range(500, 2_500, 50):
-        shown = [part for part in truncate(found, Limit(40_000, tokens)).parts if part.text]
+        shown = [part for part in truncate(found, ResultLimit(40_000, tokens)).parts if part.text]
         assert len(shown) >= min(40, tokens // 150)  # the longest head with its frame has fewer than 150 tokens
         assert all(part.text.startswith(item.head) for item, part in zip(found, shown, strict=False))
 
