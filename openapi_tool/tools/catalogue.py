@@ -31,11 +31,11 @@ _optional = partial(Field, None)
 _tokens = partial(_optional, ge=500, le=2_000_000)
 
 
-class _Options(BaseModel):
+class _CommonOptions(BaseModel):
     max_result_tokens: int = _optional(description="Most tokens of the result; only lowers its limit.", ge=500)
 
 
-class _SearchOptions(_Options):
+class _SearchOptions(_CommonOptions):
     count: int = _optional(description="How many results, by default 10. Over 10 costs twice as much.", ge=1, le=20)
     page: int = _optional(
         description="Which page of results, from 1; for more results of the same search.", ge=1, le=1_000
@@ -71,7 +71,7 @@ class _SearchManyArguments(_SearchOptions):
     )
 
 
-class _ReadOptions(_Options):
+class _ReadOptions(_CommonOptions):
     format: Literal["content", "markdown", "text", "html"] = _optional(
         description="content (the default): the main text as markdown; markdown: the whole page; text: plain text; "
         "html: the source."

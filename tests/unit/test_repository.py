@@ -610,7 +610,7 @@ segment = replace(
     main_parameter_names=frozenset({"content"}), paths={"": "/segment", "/": "/segment"}, limits="reader",
     min_tokens=30_000,
 )
-class Arguments(catalogue._Options):
+class Arguments(catalogue._CommonOptions):
     content: catalogue.Text
 tool = replace(catalogue.CATALOGUE["jina.search"], name="jina.segment", operation=segment, arguments=Arguments)
 catalogue.OPERATIONS += (segment,)
