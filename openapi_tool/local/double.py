@@ -40,7 +40,7 @@ _MAX_REQUEST_BYTES = 1_000_000
 
 
 @dataclass(slots=True)
-class Rule:
+class ResponseRule:
     """Response rule for requests whose query or url contains `match`; with `key` only for that key.
 
     `answer` names the recording for requests without one of their own. Each request takes the next of `statuses`; when
@@ -84,7 +84,7 @@ class Double:
 
     def __init__(self, keys: Mapping[str, str]) -> None:
         self._key_names = {value: name for name, value in keys.items()}
-        self._rules: dict[str, list[Rule]] = {"rules": [], "fallbacks": []}
+        self._rules: dict[str, list[ResponseRule]] = {"rules": [], "fallbacks": []}
         self._received: deque[dict[str, Any]] = deque(maxlen=_MAX_LOGGED_REQUESTS)
         self._log_changed = asyncio.Condition()
         self._contexts: dict[str, ssl.SSLContext] = {}
@@ -149,7 +149,9 @@ class Double:
             return _json(401, json.dumps(error_bodies()[401]))
         body = entry["body"].encode()
         content = parse_request(request.host, request.method, request.raw_path, dict(request.headers), body)
-        rule = next((rule for rule in self._rules["rules"] if rule.matches(content.subject, entry["key"])), Rule())
+        rule = next(
+            (rule for rule in self._rules["rules"] if rule.matches(content.subject, entry["key"])), ResponseRule()
+        )
         entry["hung"] = rule.hang
         await asyncio.sleep(rule.delay_s)
         if rule.hang:
@@ -172,7 +174,7 @@ class Double:
             return await _partial_response(request, text.encode(), stall=rule.drop == "stall")
         return _json(status, text, headers)
 
-    def _recording(self, content: RequestContent, rule: Rule) -> Recording:
+    def _recording(self, content: RequestContent, rule: ResponseRule) -> Recording:
         """Return the recording of the same request, else the rule's `answer`, else that of a fallback."""
         if recording := recording_of(content):
             return recording
@@ -206,11 +208,11 @@ def _server_context(certificate: Path) -> ssl.SSLContext:
     return context
 
 
-async def _rules_in(request: web.Request) -> list[Rule]:
+async def _rules_in(request: web.Request) -> list[ResponseRule]:
     try:
-        rules = [Rule(**rule) for rule in await request.json()]
+        rules = [ResponseRule(**rule) for rule in await request.json()]
     except (TypeError, ValueError) as error:
-        known = ", ".join(field.name for field in fields(Rule) if field.name != "recent")
+        known = ", ".join(field.name for field in fields(ResponseRule) if field.name != "recent")
         text = f"must be a JSON list of objects with these fields: {known} ({error})\n"
         raise web.HTTPBadRequest(text=text) from None
     unknown = [rule.answer for rule in rules if rule.answer is not None and rule.answer not in load_recordings()]

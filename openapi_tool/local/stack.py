@@ -81,7 +81,7 @@ class UpstreamDouble(EmbeddedServer):
         return True
 
     def rules(self, *rules: Mapping[str, Any]) -> None:
-        """Replace all rules (`openapi_tool.local.double.Rule`)."""
+        """Replace all rules (`openapi_tool.local.double.ResponseRule`)."""
         self._admin("PUT", "/rules", list(rules))
 
     def fallbacks(self, *rules: Mapping[str, Any]) -> None:

@@ -308,13 +308,13 @@ def violations(part: str, value: object, path: Path) -> Iterator[Problem]:
         return
     for error in errors:
         *places, keyword = error.schema_path
-        rule = cast("_Rule", object_at(META_SCHEMA, *places))
+        rule = cast("_Subschema", object_at(META_SCHEMA, *places))
         for where, given in _places(error):
             message = rule.get("errorMessage") or _message(rule, keyword, given)
             yield Problem((*path, *error.instance_path, *where), message, warning="warning" in rule)
 
 
-class _Rule(TypedDict, total=False):
+class _Subschema(TypedDict, total=False):
     errorMessage: str
     warning: bool
     enum: list[str]
@@ -349,7 +349,7 @@ def _places(error: jsonschema_rs.ValidationError) -> list[tuple[Path, object]]:
     return [((), error.instance)]
 
 
-def _message(rule: _Rule, keyword: str | int, given: object) -> str:
+def _message(rule: _Subschema, keyword: str | int, given: object) -> str:
     match keyword:
         case "required":
             return f"is missing{_MISSING_HINTS.get(str(given), '')}"
