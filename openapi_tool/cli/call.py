@@ -155,7 +155,7 @@ def _of_dev_stack(protocol: ProtocolVersion | None) -> _Addresses:
 
 
 @dataclass(frozen=True, slots=True)
-class _Outcome:
+class _CallOutcome:
     """Outcome of a published call; `why` there is none. `times` are milliseconds since it was published."""
 
     placed: PlacedCall
@@ -181,7 +181,7 @@ class _Outcome:
         }
 
 
-async def _call(addresses: _Addresses, requested: RequestedCall, arguments: Any, timeout_s: float) -> _Outcome:
+async def _call(addresses: _Addresses, requested: RequestedCall, arguments: Any, timeout_s: float) -> _CallOutcome:
     try:
         async with AsyncExitStack() as stack:
             client = await stack.enter_async_context(connected_once(addresses.bus))
@@ -195,21 +195,21 @@ async def _call(addresses: _Addresses, requested: RequestedCall, arguments: Any,
         raise DevError(f"cannot use PostgreSQL or NATS: {type(error).__name__}: {error}") from None
 
 
-async def _outcome(caller: Caller, placed: PlacedCall, timeout_s: float) -> _Outcome:
+async def _outcome(caller: Caller, placed: PlacedCall, timeout_s: float) -> _CallOutcome:
     try:
         await interruptible(caller.publish(placed))
         answer = await interruptible(caller.result_or_row(placed, timeout_s))
         saved = await caller.card(placed.project_id, placed.tool_call_id, "tool.call")
     except ERRORS as error:
         why = f"none within {timeout_s:g} s" if type(error) is TimeoutError else f"{type(error).__name__}: {error}"
-        return _Outcome(placed, None, {"placed": 0}, why)
+        return _CallOutcome(placed, None, {"placed": 0}, why)
     committed = answer.inbox_row["created_at"] - saved["created_at"]  # both by the database's clock
     doorbell = None if answer.doorbell_at is None else round((answer.doorbell_at - placed.placed_at) * 1000)
     times = {"placed": 0, "committed": round(committed.total_seconds() * 1000), "doorbell": doorbell}
-    return _Outcome(placed, answer, times)
+    return _CallOutcome(placed, answer, times)
 
 
-def _print_outcome(outcome: _Outcome, redactor: Redactor) -> None:
+def _print_outcome(outcome: _CallOutcome, redactor: Redactor) -> None:
     placed, content = outcome.placed, outcome.content
     if outcome.answer is None:
         durable = default_durable(placed.version, parse_command_subject(placed.subject).target)

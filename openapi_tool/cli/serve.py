@@ -90,8 +90,8 @@ _FAILED = 1
 
 
 @dataclass(slots=True)
-class Outcome:
-    """Outcome of one check; `problem` is why `serve` could not use the dependency."""
+class CheckResult:
+    """Result of one check; `problem` is why `serve` could not use the dependency."""
 
     problem: str = ""
     details: list[str] = field(default_factory=list)
@@ -118,12 +118,12 @@ def check(
         bootstrap = build_bootstrap(load_settings().of_version(protocol), os.environ)
     except SettingsError as error:
         if as_json:
-            _print_json({"settings": Outcome("\n".join(error.problems))}, [])
+            _print_json({"settings": CheckResult("\n".join(error.problems))}, [])
             raise typer.Exit(USAGE) from None
         settings_failed(error)
     own = bootstrap.settings.protocol.project
     projects = project or ([] if own == "*" else [own])
-    outcomes = {"settings": Outcome(), **asyncio.run(_outcomes(bootstrap, projects, upstream))}
+    outcomes = {"settings": CheckResult(), **asyncio.run(_outcomes(bootstrap, projects, upstream))}
     failed = any(outcome.problem for outcome in outcomes.values())
     weak = [f"{name} is too short or too common a word to be masked; set another one" for name in bootstrap.unmasked]
     remarks = [*bootstrap.settings.remarks, *ignored_variables(os.environ), *weak]
@@ -138,13 +138,13 @@ def check(
         raise typer.Exit(_FAILED)
 
 
-def _print_json(outcomes: Mapping[str, Outcome], remarks: Sequence[str]) -> None:
+def _print_json(outcomes: Mapping[str, CheckResult], remarks: Sequence[str]) -> None:
     checks, details = ({name: getattr(one, part) for name, one in outcomes.items()} for part in ("problem", "details"))
     print_json({"ok": not any(checks.values()), "checks": checks, "details": details, "remarks": list(remarks)})
 
 
-async def _outcomes(bootstrap: Bootstrap, projects: Sequence[str], upstream: bool) -> dict[str, Outcome]:  # noqa: FBT001
-    checks: dict[str, Awaitable[Outcome]] = {}
+async def _outcomes(bootstrap: Bootstrap, projects: Sequence[str], upstream: bool) -> dict[str, CheckResult]:  # noqa: FBT001
+    checks: dict[str, Awaitable[CheckResult]] = {}
     for kernel in (bootstrap, *bootstrap.others):
         of_kernel = {"postgres": _postgres(kernel), "nats": _nats(kernel)}
         of_kernel |= {"upstream": _upstream(kernel)} if upstream and kernel.main else {}
@@ -153,7 +153,7 @@ async def _outcomes(bootstrap: Bootstrap, projects: Sequence[str], upstream: boo
     outcomes = await asyncio.gather(*checks.values())
     missing = bootstrap.secrets.missing()
     keys = {
-        variable: Outcome(_key_missing(bootstrap, variable) if variable in missing else "")
+        variable: CheckResult(_key_missing(bootstrap, variable) if variable in missing else "")
         for variable in sorted(bootstrap.secrets.allowed)
     }
     return {**dict(zip(checks, outcomes, strict=True)), **keys}
@@ -165,19 +165,19 @@ def _key_missing(bootstrap: Bootstrap, variable: str) -> str:
     return f"is not set{needed_by}; set it or {variable}{FILE_SUFFIX}"
 
 
-async def _outcome(work: Awaitable[list[str]], bootstrap: Bootstrap) -> Outcome:
+async def _outcome(work: Awaitable[list[str]], bootstrap: Bootstrap) -> CheckResult:
     mask = bootstrap.redactor.text
     try:
         async with asyncio.timeout(_TIMEOUT_S):
-            return Outcome("", list(map(mask, await work)))
+            return CheckResult("", list(map(mask, await work)))
     except TimeoutError:
-        return Outcome(f"no answer within {_TIMEOUT_S:.0f} s")
-    except (Unavailable, RegistryError, _Unusable) as error:
+        return CheckResult(f"no answer within {_TIMEOUT_S:.0f} s")
+    except (Unavailable, RegistryError, _CheckFailed) as error:
         # Adds the server's name to errors of PostgreSQL only.
-        return Outcome(mask(located(str(error), bootstrap.pool.where, bootstrap.pool.setting)))
+        return CheckResult(mask(located(str(error), bootstrap.pool.where, bootstrap.pool.setting)))
 
 
-class _Unusable(Exception):
+class _CheckFailed(Exception):
     """A dependency cannot be used; the message says why."""
 
 
@@ -192,7 +192,7 @@ async def _nats(bootstrap: Bootstrap) -> list[str]:
         async with connected(replace(bootstrap.bus, once=True)) as client:
             encryption, stream = _transport(encrypted=client.encrypted), await command_stream_of(client, durable)
             if refusals := await denied(client):
-                raise _Unusable("; ".join(refusals))
+                raise _CheckFailed("; ".join(refusals))
             if stream is None:
                 return [encryption, "the command stream is created at the start"]
             return [encryption, f"stream {stream}", await _durable(client, Durable(stream, durable.name), durable)]
@@ -204,7 +204,9 @@ async def _durable(client: BusClient, durable: Durable, options: DurableOptions)
     except DurableMissing:
         return f"durable {durable.name} is created at the start"
     if state.paused_until:
-        raise _Unusable(f"durable {durable.name} is paused until {state.paused_until}; resume it: no call runs before")
+        raise _CheckFailed(
+            f"durable {durable.name} is paused until {state.paused_until}; resume it: no call runs before"
+        )
     differs = state.filters != (options.filter_subject,) or state.max_deliver != UNLIMITED
     waiting = f"durable {durable.name}, {state.pending} pending"
     return f"{waiting}; its settings are changed at the start" if differs else waiting
@@ -226,7 +228,7 @@ async def _reach(client: JinaClient, host: str) -> None:
         detail = error.detail if isinstance(error.detail, dict) else {}
         kind = detail.get("cause") or detail.get("kind") or error.code
         remedy = "egress.ca_file (SSL_CERT_FILE)" if kind == "certificate" else "DNS, egress.proxy and network policies"
-        raise _Unusable(f"{host} cannot be reached ({kind}); check {remedy}") from error
+        raise _CheckFailed(f"{host} cannot be reached ({kind}); check {remedy}") from error
 
 
 async def _definitions(bootstrap: Bootstrap, project: str) -> list[str]:
@@ -238,7 +240,7 @@ async def _definitions(bootstrap: Bootstrap, project: str) -> list[str]:
         f"{name}: {'; '.join(verdict['problems'])}" for name, verdict in judged if verdict["kind"] == "unusable"
     ]
     if unusable:
-        raise _Unusable("; ".join(unusable))
+        raise _CheckFailed("; ".join(unusable))
     return [counted(sum(verdict["kind"] != "not ours" for _, verdict in judged), "definition")]
 
 

@@ -229,7 +229,8 @@ def test_output_of_call_is_escaped(monkeypatch: pytest.MonkeyPatch, status: str)
     error = {"code": STORED, "message": STORED}
     result = STORED.replace("openapi-tool: forged", "a second line")  # the text for the model may have several lines
     content = {"status": status, "result": result, "error": None if status == "success" else error}
-    outcome = call_command._Outcome(placed_call(), ResultRows({"content": content}, {}, {}, None, None), {"placed": 0})  # noqa: SLF001
+    rows = ResultRows({"content": content}, {}, {}, None, None)
+    outcome = call_command._CallOutcome(placed_call(), rows, {"placed": 0})  # noqa: SLF001
 
     async def answered(*_: Any) -> Any:
         return outcome
@@ -244,7 +245,7 @@ def test_output_of_call_is_escaped(monkeypatch: pytest.MonkeyPatch, status: str)
 @requirement("terminal.text")
 def test_the_reason_of_a_missing_result_is_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
     async def none(*_: Any) -> Any:
-        return call_command._Outcome(placed_call(), None, {}, HOSTILE)  # noqa: SLF001
+        return call_command._CallOutcome(placed_call(), None, {}, HOSTILE)  # noqa: SLF001
 
     monkeypatch.setattr(call_command, "_addresses", lambda *_: (("", {}), Redactor()))
     monkeypatch.setattr(call_command, "_call", none)

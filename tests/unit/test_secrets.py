@@ -496,7 +496,7 @@ def test_what_call_prints_is_masked(status: str, flags: list[str], monkeypatch: 
     placed = SimpleNamespace(trace_id="trace", tool_call_id="call")
 
     async def answered(*_: object) -> object:
-        return call._Outcome(placed, answer, {"placed": 0})  # type: ignore[arg-type]  # noqa: SLF001
+        return call._CallOutcome(placed, answer, {"placed": 0})  # type: ignore[arg-type]  # noqa: SLF001
 
     monkeypatch.setattr(call, "_call", answered)
     environment = {"PG_DSN": "postgresql://u@db/kernel", "NATS_SERVERS": "nats://bus", "JINA_API_KEY": VALUE}
