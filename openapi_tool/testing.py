@@ -152,7 +152,7 @@ class InProcessExecutor:
     ) -> None:
         self._settings = _IsolatedSettings(**(_DEFAULTS | dict(settings or {})))
         bootstrap = build_bootstrap(self._settings, {DEFAULT_AUTH_ENV: KEY, **(environment or {})})
-        self._artifacts = _Artifacts()
+        self._artifacts = _MemoryArtifacts()
         transport = EgressTransport(_RouterTransport(router))
         self._runner = build_runner(
             bootstrap, Upstream(bootstrap, transport, _record_wait), self._artifacts, _SESSION_KEY
@@ -279,7 +279,7 @@ async def _record_wait(seconds: float) -> None:
     _traffic.get().waits_s.append(seconds)
 
 
-class _Artifacts:
+class _MemoryArtifacts:
     def __init__(self) -> None:
         self._stored: dict[tuple[str, str, str], Artifact] = {}
 

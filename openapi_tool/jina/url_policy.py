@@ -357,7 +357,7 @@ def _is_label(label: str) -> bool:
     )
 
 
-class _Compiled(NamedTuple):
+class _FoldedPolicy(NamedTuple):
     """Policy with folded names; each suffix with its leading dot."""
 
     hosts: frozenset[str]
@@ -366,8 +366,8 @@ class _Compiled(NamedTuple):
 
 
 @functools.lru_cache(maxsize=4)  # a process has one policy; without a cache each call would fold its names again
-def _compiled(rules: UrlPolicy) -> _Compiled:
-    return _Compiled(
+def _compiled(rules: UrlPolicy) -> _FoldedPolicy:
+    return _FoldedPolicy(
         hosts=frozenset(_address(entry) or _folded(entry) for entry in rules.allow if not entry.startswith(".")),
         allowed=tuple(_suffix(entry) for entry in rules.allow if entry.startswith(".")),
         internal=tuple(map(_suffix, (*INTERNAL_SUFFIXES, *rules.internal_suffixes))),

@@ -157,7 +157,7 @@ def unusable(tool_name: str, problems: list[str]) -> ToolMisconfigured:
 def _read(record: DefinitionRecord) -> _Reading:
     problems = row_problems(record.parameters, record.options)
     if not problems:
-        definition, problems = _Reader(record).outcome()
+        definition, problems = _DefinitionParser(record).outcome()
         if not problems:
             memory = _MIN_MEMORY_BYTES + memory_bytes(record.parameters) + memory_bytes(record.options)
             return _Reading(definition, [], memory)
@@ -175,12 +175,12 @@ def read_as_far_as_possible(record: DefinitionRecord) -> tuple[ToolDefinition | 
     limits of `tools.bounds` is not compiled.
     """
     beyond = row_problems(record.parameters, record.options)
-    reader = _Reader(record)
+    reader = _DefinitionParser(record)
     definition, problems = reader.outcome(compiled=not beyond)
     return definition if reader.names_upstream else None, [*beyond, *problems]
 
 
-class _Reader:
+class _DefinitionParser:
     """Parser that collects all problems, and reads as if wrong values were missing.
 
     Integers are checked here: for the meta-schema `5.0` and `1e300` are some, too.

@@ -135,7 +135,7 @@ def read_sources(text: str) -> list[Source]:
     sources: list[Source] = []
     try:
         for root in yaml.compose_all(text, Loader=yaml.SafeLoader):
-            reader = _Reader()
+            reader = _YamlReader()
             document = reader.value(root, ())
             if document is not None or reader.problems:
                 sources.append(Source(document, reader.problems, reader.positions))
@@ -155,7 +155,7 @@ def _position(mark: yaml.Mark) -> Position:
 
 
 @dataclass(slots=True)
-class _Reader:
+class _YamlReader:
     problems: list[Problem] = field(default_factory=list)
     positions: dict[Path, Position] = field(default_factory=dict)
     ancestors: set[int] = field(default_factory=set)
