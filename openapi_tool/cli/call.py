@@ -24,7 +24,7 @@ from openapi_tool.bus.dead_letters import STREAM as DEAD_LETTERS
 from openapi_tool.bus.options import BusOptions, NatsOptions
 from openapi_tool.cli.common import (
     INTERRUPTED,
-    Upstream,
+    UpstreamChoice,
     UpstreamOption,
     cell,
     executor_settings,
@@ -237,7 +237,7 @@ _DOUBLE_NOTE = (
 
 def demo(
     *,
-    upstream: UpstreamOption = Upstream.DOUBLE,
+    upstream: UpstreamOption = UpstreamChoice.DOUBLE,
     protocol: ProtocolOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per call only.")] = False,
 ) -> None:
@@ -255,7 +255,7 @@ def demo(
         raise typer.Exit(1)
 
 
-def _run(upstream: Upstream, protocol: ProtocolVersion, *, quiet: bool) -> list[CompletedCall]:
+def _run(upstream: UpstreamChoice, protocol: ProtocolVersion, *, quiet: bool) -> list[CompletedCall]:
     with extra_needed("the demo"):
         from openapi_tool.local import stack as local  # noqa: PLC0415 - needs the extra [local]
         from openapi_tool.local.servers import ServerFailed  # noqa: PLC0415 - the same
@@ -280,14 +280,14 @@ def _run(upstream: Upstream, protocol: ProtocolVersion, *, quiet: bool) -> list[
         raise typer.Exit(INTERRUPTED) from None
 
 
-def _show(calls: list[CompletedCall], upstream: Upstream) -> None:
+def _show(calls: list[CompletedCall], upstream: UpstreamChoice) -> None:
     console = Console(highlight=False)
     for call in calls:
         console.print(Panel(_table(call), title=cell(f"{call.tool_name}: {call.status}"), title_align="left"))
         console.print(
             Panel(Text(printable_lines(call.content or json.dumps(call.error))), title="what the model reads")
         )
-    if upstream is Upstream.DOUBLE:
+    if upstream is UpstreamChoice.DOUBLE:
         console.print(_DOUBLE_NOTE)
 
 

@@ -41,14 +41,14 @@ NO_DATABASE = {"postgres": {"dsn": "postgresql://unused"}}
 """Placeholder for commands without a database, because `postgres.dsn` is required."""
 
 
-class Upstream(StrEnum):
+class UpstreamChoice(StrEnum):
     """Upstream of the calls."""
 
     DOUBLE = "double"
     REAL = "real"
 
 
-UpstreamOption = Annotated[Upstream, typer.Option(help=f"Upstream to use; real needs {DEFAULT_AUTH_ENV}.")]
+UpstreamOption = Annotated[UpstreamChoice, typer.Option(help=f"Upstream to use; real needs {DEFAULT_AUTH_ENV}.")]
 
 
 def print_status(text: str, *, quiet: bool = False, colour: str | None = None) -> None:
@@ -97,10 +97,10 @@ def extra_needed(command: str) -> Iterator[None]:
         fail(f"{command} needs the embedded stack ({missing.name} is missing): pip install 'openapi-tool[local]'")
 
 
-def executor_settings(upstream: Upstream) -> dict[str, str]:
+def executor_settings(upstream: UpstreamChoice) -> dict[str, str]:
     """Return variables of an executor that logs every call. Exits if the key for the real upstream is missing."""
     level = {"OPENAPI_TOOL__TELEMETRY__LOG_LEVEL": "debug"}
-    if upstream is Upstream.DOUBLE:
+    if upstream is UpstreamChoice.DOUBLE:
         return {**level, "OPENAPI_TOOL__SECRETS__ALLOWED_ENV": "SEARCH_API_KEY"}
     key = os.environ.get(DEFAULT_AUTH_ENV)
     if not key:

@@ -23,7 +23,7 @@ import typer
 
 from openapi_tool.bus.connection import gather_stats
 from openapi_tool.cli.common import (
-    Upstream,
+    UpstreamChoice,
     UpstreamOption,
     extra_needed,
     fail,
@@ -84,7 +84,7 @@ def _port(of: str) -> Any:
 
 def dev(
     *,
-    upstream: UpstreamOption = Upstream.DOUBLE,
+    upstream: UpstreamOption = UpstreamChoice.DOUBLE,
     protocol: ProtocolOption = None,
     keep: Annotated[
         Path | None,
@@ -123,7 +123,7 @@ def _require_free(ports: Mapping[str, int]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _DevOptions:
-    upstream: Upstream
+    upstream: UpstreamChoice
     protocol: ProtocolVersion
     keep: Path | None
     pg_port: int
@@ -186,7 +186,7 @@ def _started(options: _DevOptions, settings: DevSettings) -> Iterator[tuple[_Run
         prepare_kernel = partial(prepare, version=version, schema=kernel_schema(version), tools=demo_tools(version))
         executors = [exits.enter_context(running(stack, database, prepare_kernel, settings.environment))]
         environment = {**settings.environment, f"{PREFIX}HEALTH__PORT": "0"}  # off: the first process uses the port
-        real = options.upstream is Upstream.REAL
+        real = options.upstream is UpstreamChoice.REAL
         for number in range(2, options.replicas + 1):
             executors.append(stack.executor(f"executor{number}", database, environment, real_upstream=real))
             executors[-1].start()
@@ -207,7 +207,7 @@ def _command(prefix: str, tool: str, arguments: Mapping[str, Any]) -> str:
 
 
 def _notes(stack: EmbeddedStack, options: _DevOptions) -> Iterator[str]:
-    if options.upstream is Upstream.DOUBLE:
+    if options.upstream is UpstreamChoice.DOUBLE:
         rules = f"http://127.0.0.1:{stack.upstream.admin_port}/rules"
         yield f"the upstream is a double; a request without a recording gets another one's response (rules: {rules})"
     if options.keep:

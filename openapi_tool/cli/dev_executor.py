@@ -12,7 +12,7 @@ from typing import Any
 from cachetools import FIFOCache
 
 from openapi_tool.bootstrap import build_bootstrap, tool_secrets
-from openapi_tool.cli.common import NO_DATABASE, Upstream, executor_settings
+from openapi_tool.cli.common import NO_DATABASE, UpstreamChoice, executor_settings
 from openapi_tool.cli.kernels import settings_failed
 from openapi_tool.local.caller import ERRORS
 from openapi_tool.local.dev import KEY_NAMES
@@ -46,14 +46,14 @@ class DevSettings:
 
 
 def dev_settings(
-    upstream: Upstream, environment: Mapping[str, str], protocol: ProtocolVersion = ProtocolVersion.V1R4
+    upstream: UpstreamChoice, environment: Mapping[str, str], protocol: ProtocolVersion = ProtocolVersion.V1R4
 ) -> DevSettings:
     """Return the user's settings, except for what the stack decides. Exits with 2 if one is invalid or missing."""
     stack_settings = executor_settings(upstream) | {f"{PREFIX}PROTOCOL__VERSION": protocol.value}
     try:
         settings = load_settings(NO_DATABASE)
         allowed = tool_secrets(settings, {}).allowed
-        passed = _passed(environment, allowed) if upstream is Upstream.REAL else {}
+        passed = _passed(environment, allowed) if upstream is UpstreamChoice.REAL else {}
         build_bootstrap(settings, passed)
     except SettingsError as error:
         settings_failed(error)
@@ -61,7 +61,7 @@ def dev_settings(
     names = sorted(f"{section}.{key}" for section, values in configured.items() for key in values)
     unused = [name for name in names if not _takes_effect(name, upstream)]
     unused += [_CA] if environment.get(_CA) and _CA not in passed else []
-    if upstream is Upstream.DOUBLE:
+    if upstream is UpstreamChoice.DOUBLE:
         stack_settings["OPENAPI_TOOL__URL_POLICY__ALLOW"] = ",".join((RECORDED_HOSTS, *settings.url_policy.allow))
         stack_settings["OPENAPI_TOOL__SECRETS__ALLOWED_ENV"] = ",".join(
             sorted({*KEY_NAMES, *settings.secrets.allowed_env})
@@ -83,12 +83,12 @@ def _passed(environment: Mapping[str, str], allowed: Iterable[str]) -> dict[str,
     return {name: environment[name] for name in names if environment.get(name)}
 
 
-def _takes_effect(name: str, upstream: Upstream) -> bool:
+def _takes_effect(name: str, upstream: UpstreamChoice) -> bool:
     section = name.partition(".")[0]
     if section == "nats":
         return name in _DURABLE_SETTINGS
     if name in _UPSTREAM_CONNECTION:
-        return upstream is Upstream.REAL
+        return upstream is UpstreamChoice.REAL
     return section not in _OF_KERNEL and name not in _STACK_SETTINGS
 
 

@@ -18,7 +18,7 @@ from openapi_tool.bootstrap import build_bootstrap, build_runner, scoped_key
 from openapi_tool.bus.connection import gather_stats
 from openapi_tool.bus.options import NatsOptions
 from openapi_tool.cli import app
-from openapi_tool.cli.common import Upstream
+from openapi_tool.cli.common import UpstreamChoice
 from openapi_tool.cli.dev_executor import dev_settings
 from openapi_tool.local.caller import Caller, PlacedCall, ResultRows
 from openapi_tool.local.executor import ExecutorProcess
@@ -275,7 +275,7 @@ def test_the_executor_of_dev_never_serves_a_kernel_of_the_settings(monkeypatch: 
     environment: dict[str, Any] = {f"{PREFIX}POSTGRES__DSN": "postgresql://older@db/older"}
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    settings = dev_settings(Upstream.DOUBLE, environment, ProtocolVersion.V1R3)
+    settings = dev_settings(UpstreamChoice.DOUBLE, environment, ProtocolVersion.V1R3)
     assert json.loads(settings.environment["OPENAPI_TOOL__DIALECTS"]) == {}
     assert settings.environment["OPENAPI_TOOL__PROTOCOL__VERSION"] == "v1r3"
     assert "dialects.v1r3" in settings.remarks[-1]

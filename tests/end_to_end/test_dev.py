@@ -28,7 +28,7 @@ from typer.testing import CliRunner
 
 from openapi_tool.bus.connection import gather_stats
 from openapi_tool.cli import app
-from openapi_tool.cli.common import Upstream
+from openapi_tool.cli.common import UpstreamChoice
 from openapi_tool.cli.dev import Feed
 from openapi_tool.cli.dev_executor import DevStatistics, dev_settings
 from openapi_tool.local.caller import Caller, PlacedCall
@@ -336,12 +336,12 @@ def test_the_real_upstream_is_reached_as_the_settings_say(monkeypatch: pytest.Mo
         "OPENAPI_TOOL__TELEMETRY__LOG_LEVEL": "error",
     }.items():
         monkeypatch.setenv(name, value)
-    real = dev_settings(Upstream.REAL, os.environ)
+    real = dev_settings(UpstreamChoice.REAL, os.environ)
     assert real.remarks == ("Not used by this stack, which has its own: telemetry.log_level",)
     assert json.loads(real.environment["OPENAPI_TOOL__EGRESS"]) == {"proxy": "http://127.0.0.1:3128"}
     assert real.environment["SSL_CERT_FILE"] == certifi.where()
     assert (real.environment["DOCS_READER_KEY"], "ANOTHER_KEY" in real.environment) == ("--", False)
-    double = dev_settings(Upstream.DOUBLE, os.environ)
+    double = dev_settings(UpstreamChoice.DOUBLE, os.environ)
     assert double.remarks[0].endswith(": egress.proxy, telemetry.log_level, SSL_CERT_FILE")
     assert not {"JINA_API_KEY", "DOCS_READER_KEY"} & double.environment.keys(), "the double gets keys of its own"
     assert set(double.key_names) >= {"JINA_API_KEY", "DOCS_READER_KEY"}
@@ -359,7 +359,7 @@ def test_dev_reads_the_kernels_config_and_reports_ignored_keys(monkeypatch: pyte
     (tmp_path / "config.toml").write_text(text, encoding="utf-8")
     monkeypatch.setenv("CG_CONFIG_TOML", str(tmp_path / "config.toml"))
     monkeypatch.setenv("OPENAPI_TOOL__EXECUTOR__CONCURRENCY", "3")
-    settings = dev_settings(Upstream.DOUBLE, os.environ)
+    settings = dev_settings(UpstreamChoice.DOUBLE, os.environ)
     executor = {"worker_timeout_s": 45, "concurrency": "3"}
     assert json.loads(settings.environment["OPENAPI_TOOL__EXECUTOR"]) == executor
     assert [remark.partition(" is ")[0] for remark in settings.remarks if " is " in remark] == [

@@ -277,7 +277,7 @@ def test_output_of_demo_is_escaped(monkeypatch: pytest.MonkeyPatch, capsys: pyte
         HOSTILE,
         {HOSTILE: 1},
     )
-    call_command._show([journey], common.Upstream.DOUBLE)  # noqa: SLF001 - the command needs a stack
+    call_command._show([journey], common.UpstreamChoice.DOUBLE)  # noqa: SLF001 - the command needs a stack
     assert_text(capsys.readouterr().out)
 
 
