@@ -234,16 +234,8 @@ _RECORD = TypeAdapter(AccountRecord)
 
 def encode(record: AccountRecord, labels: Mapping[str, str]) -> bytes:
     """Return the stored form; `labels` describe the account to people who read the bucket."""
-    return orjson.dumps(
-        {
-            "version": record.version,
-            "about": labels,
-            "used": record.used,
-            "shares": record.shares,
-            "warned": record.warned,
-        },
-        default=list,  # amounts
-    )
+    fields = {name: getattr(record, name) for name in AccountRecord.__slots__}
+    return orjson.dumps({"about": labels, **fields}, default=list)  # amounts
 
 
 def parse(stored: bytes | None) -> AccountRecord | None:

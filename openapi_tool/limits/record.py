@@ -237,14 +237,8 @@ _RECORD = TypeAdapter(LimitRecord)
 
 def encode(record: LimitRecord) -> bytes:
     """Return the stored form; replicas are lists, as a record may have 1,000."""
-    value = {
-        "version": record.version,
-        "paused_until": record.paused_until,
-        "requests": record.requests,
-        "tokens": record.tokens,
-        "replicas": {name: _REPLICA(replica) for name, replica in record.replicas.items()},
-        "adaptive": record.adaptive,
-    }
+    value = {name: getattr(record, name) for name in LimitRecord.__slots__}
+    value["replicas"] = {name: _REPLICA(replica) for name, replica in record.replicas.items()}
     return orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS)
 
 
