@@ -309,12 +309,10 @@ class Account:
 
     def left(self) -> dict[str, Any]:
         """Return the rest of each limited resource, as far as known, and when the budget renews."""
-        (requests, tokens), taken = self.allowance.limit, self.allowance.taken
         found: dict[str, Any] = {}
-        if requests is not None:
-            found["requests"], found["requests_left"] = requests, max(0, requests - taken.requests)
-        if tokens is not None:
-            found["tokens"], found["tokens_left"] = tokens, max(0, tokens - taken.tokens)
+        for kind, limit, taken in zip(AccountLimit._fields, self.allowance.limit, self.allowance.taken, strict=True):
+            if limit is not None:
+                found[kind], found[f"{kind}_left"] = limit, max(0, limit - taken)
         if self.period.renews:
             found["renews_at"] = self.period.renews
         return found

@@ -47,7 +47,7 @@ _MAX_SENT = 120  # seconds with requests, one entry each
 
 @dataclass(frozen=True, slots=True)
 class LimitUpdate:
-    """Record to be written, and this replica's entry in it; `uses`: the number of its reported uses."""
+    """Record to be written, and this replica's share in it; `uses`: the number of its reported uses."""
 
     record: LimitRecord
     mine: LimitShare

@@ -91,7 +91,7 @@ class Permits(Protocol):
 
 
 class Unlimited:
-    """Permits without any limit, for tests."""
+    """Permits without any limit."""
 
     async def acquire(self, need: Need) -> Permit:
         """Return a permit at once."""

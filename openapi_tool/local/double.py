@@ -41,7 +41,7 @@ _MAX_REQUEST_BYTES = 1_000_000
 
 @dataclass(slots=True)
 class ResponseRule:
-    """Response rule for requests whose query or url contains `match`; with `key` only for that key.
+    """Rule for requests whose query or url contains `match`; with `key` only for that key.
 
     `answer` names the recording for requests without one of their own. Each request takes the next of `statuses`; when
     they are used up, responses are normal. Above `rate_per_minute` requests in any 60 s the status is 429. Error

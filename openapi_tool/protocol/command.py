@@ -106,7 +106,7 @@ class Requeue:
 
 @dataclass(frozen=True, slots=True)
 class StoreDeadLetter:
-    """Record the command as a dead letter. With `terminate` its message is terminated, else acknowledged."""
+    """Store a dead letter; then terminate the command's message if `terminate`, else acknowledge it."""
 
     reason: str
     message: str
@@ -121,7 +121,7 @@ INLINE_DATA = frozenset({"args", "arguments", "result"})  # body fields that are
 
 @frozen
 class CommandBody:
-    """Fields of a body, empty if it is no JSON object, and problems, to which dialects add."""
+    """Fields, empty if the body is no JSON object, and problems, to which dialects add."""
 
     fields: JsonObject
     problems: list[str] = field(default_factory=list)

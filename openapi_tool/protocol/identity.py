@@ -233,7 +233,7 @@ class CallIdentity:
 
 
 class HeaderReader:
-    """Case-insensitive headers of a command; reading them adds to `problems`."""
+    """Case-insensitive reader of a command's headers; adds to `problems`."""
 
     def __init__(self, headers: Mapping[str, str]) -> None:
         self._exact = headers
