@@ -42,7 +42,7 @@ def _check_file(path: Path) -> Path:
 File = Annotated[Path, AfterValidator(_check_file)]
 
 
-def one_line(value: Any) -> Any:
+def check_one_line(value: Any) -> Any:
     """Return a value with its text stripped.
 
     Raises ValueError for over 16,000 characters, control characters and invalid UTF-8: drivers would send them, or show
@@ -77,7 +77,7 @@ class Options:
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", hide_input_in_errors=True)
 
-    _is_one_line = field_validator("*", mode="before")(one_line)
+    _is_one_line = field_validator("*", mode="before")(check_one_line)
 
 
 @dataclass(frozen=True, slots=True)

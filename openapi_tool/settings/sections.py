@@ -14,7 +14,7 @@ from pydantic.fields import FieldInfo
 from pydantic_settings import NoDecode
 
 from openapi_tool.jina.parameters import is_documented, secret_problem
-from openapi_tool.options import one_line, split
+from openapi_tool.options import check_one_line, split
 from openapi_tool.tools.arguments import API_KEY
 from openapi_tool.tools.placeholders import is_executors_own
 
@@ -35,7 +35,7 @@ class Section(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
-    _is_one_line = field_validator("*", mode="before")(one_line)
+    _is_one_line = field_validator("*", mode="before")(check_one_line)
 
 
 def fields_of(kind: Any) -> Mapping[str, FieldInfo]:
