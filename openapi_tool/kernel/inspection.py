@@ -94,7 +94,7 @@ _NEEDED = ", ".join(
     f"('{privilege}', '{table}')" for grant in EXECUTOR for privilege in grant.privileges for table in grant.tables
 )
 
-# An operator may restrict the role to the columns in use; `inspect` detects a missing one.
+# An operator may restrict the role to the columns in use; `check_database` detects a missing one.
 _ACCESS = f"""
 select current_setting('transaction_read_only') = 'on' as read_only, (
     select string_agg(privilege || ' on ' || name, ', ') from (values {_NEEDED}) as needed (privilege, name)
@@ -167,7 +167,9 @@ async def check_access(connection: asyncpg.Connection, timeout_s: float | None =
         raise ReadOnly
 
 
-async def inspect(connection: asyncpg.Connection, statements: Statements, timeout_s: float | None = None) -> None:
+async def check_database(
+    connection: asyncpg.Connection, statements: Statements, timeout_s: float | None = None
+) -> None:
     """Check access, columns and unique indexes. Raises Unavailable.
 
     Statements are prepared without a name, because a pooler in transaction mode loses named ones.

@@ -17,7 +17,7 @@ from openapi_tool.kernel.failures import (
     translate_statement_errors,
 )
 from openapi_tool.kernel.fragments import ARTIFACT, HAS_RESULT, LAST_RESULT_AGE
-from openapi_tool.kernel.inspection import STATEMENTS, Statements, check_access, inspect
+from openapi_tool.kernel.inspection import STATEMENTS, Statements, check_access, check_database
 from openapi_tool.options import PoolOptions
 from openapi_tool.protocol.cards import ArtifactCard, Card
 from openapi_tool.protocol.command import Command, Report
@@ -77,7 +77,7 @@ class KernelStore:
         timeout_s = min(_CHECK_TIMEOUT_S, self._timeout_s)
         async with self._connection(_NO_PROJECT, timeout_s) as connection:
             if thorough:
-                await inspect(connection, self._sql, timeout_s)
+                await check_database(connection, self._sql, timeout_s)
             else:
                 await check_access(connection, timeout_s)
 
@@ -221,7 +221,7 @@ async def _prepare_connection(connection: asyncpg.Connection, *, inspected: Stat
             "jsonb", schema="pg_catalog", encoder=_encode_jsonb, decoder=_decode_jsonb, format="binary"
         )
         if inspected is not None:
-            await inspect(connection, inspected)
+            await check_database(connection, inspected)
 
 
 async def _skip_reset(connection: asyncpg.Connection) -> None:
