@@ -71,7 +71,7 @@ class LocatedProblem:
 
 
 @dataclass(frozen=True, slots=True)
-class Definition:
+class LoadedDefinition:
     """Stored row and parsed form of a definition."""
 
     row: dict[str, Any]
@@ -116,7 +116,7 @@ def _config_variable(config: Path | None) -> Iterator[None]:
             os.environ.update({CONFIG_VARIABLE: before} if before is not None else {})
 
 
-def load_definitions(files: Sequence[Path]) -> list[Definition]:
+def load_definitions(files: Sequence[Path]) -> list[LoadedDefinition]:
     """Return definitions. Prints all problems; exits with 1 if one is an error."""
     sources = _sources(files)
     problems = _lint(sources, settings_without_database())
@@ -158,9 +158,9 @@ def _sources(paths: Sequence[Path]) -> list[tuple[str, Source]]:
     return [(str(file), source) for path in paths for file in _files(path) for source in _read(file)]
 
 
-def _definition(document: Any) -> Definition:
+def _definition(document: Any) -> LoadedDefinition:
     parsed = parse_definition(stored_record(document))
-    return Definition(complete(document, parsed.built_in), parsed)
+    return LoadedDefinition(complete(document, parsed.built_in), parsed)
 
 
 def file_count(paths: Sequence[Path]) -> int:

@@ -26,7 +26,7 @@ from openapi_tool.protocol.command import Command, Report
 from openapi_tool.protocol.errors import NeedsOperator, Unavailable
 from openapi_tool.protocol.records import Artifact, CallRecords
 
-Operation = Literal["load", "commit"]
+StoreOperation = Literal["load", "commit"]
 Cause = Literal["outage", "operator", "contention"]
 
 MAX_PROBE_INTERVAL_S = 5.0
@@ -56,7 +56,7 @@ class CircuitBreaker:
     def __init__(self, changed: Callable[[], None], clock: Callable[[], float] = time.monotonic) -> None:
         self._changed = changed
         self._clock = clock
-        self._latest: dict[Operation, _Outcome] = {"load": _Outcome(), "commit": _Outcome()}
+        self._latest: dict[StoreOperation, _Outcome] = {"load": _Outcome(), "commit": _Outcome()}
         self._last_number = 0
         self._in_progress = 0
         self._retries = 0
@@ -77,7 +77,9 @@ class CircuitBreaker:
         return all(outcome.cause == "contention" for outcome in self._latest.values() if outcome.reason)
 
     @contextmanager
-    def attempt(self, operation: Operation, project_id: str, *, retry: bool = False) -> Iterator[Callable[[], None]]:
+    def attempt(
+        self, operation: StoreOperation, project_id: str, *, retry: bool = False
+    ) -> Iterator[Callable[[], None]]:
         """Yield a function to call on success; an attempt that raises Unavailable has failed.
 
         A defect of the call, a cancellation, or a project that has used up its share of the connections does not show
@@ -118,14 +120,14 @@ class CircuitBreaker:
             self._failures = 0
             self._changed()
 
-    def _record_contention(self, operation: Operation, outcome: _Outcome) -> None:
+    def _record_contention(self, operation: StoreOperation, outcome: _Outcome) -> None:
         latest = self._latest[operation]
         if latest.reason or latest.suspect not in ("", outcome.suspect):
             self._record(operation, outcome)
         elif outcome.number > latest.number:
             self._latest[operation] = _Outcome(outcome.number, suspect=outcome.suspect)
 
-    def _record(self, operation: Operation, outcome: _Outcome) -> None:
+    def _record(self, operation: StoreOperation, outcome: _Outcome) -> None:
         latest, reason_before = self._latest[operation], self.reason
         if outcome.number < latest.number:
             return

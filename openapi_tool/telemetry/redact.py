@@ -155,7 +155,7 @@ _JINA_KEY = Encoding(
 _JINA_KEY_REACH = 1_500
 _ESCAPES = "%\\&"  # first characters of escapes; few short texts have one, so marks with them are searched only then
 
-Span = tuple[int, int]
+Range = tuple[int, int]
 
 
 def is_maskable(secret: str) -> bool:
@@ -250,7 +250,7 @@ class Redactor:
         clean = self.text(text)
         return value if clean == text and (value is None or isinstance(value, str | int | float)) else clean
 
-    def _found(self, text: str) -> Iterator[list[Span]]:
+    def _found(self, text: str) -> Iterator[list[Range]]:
         """Yield the spans of secrets slice by slice; a secret that begins in a slice may end after it."""
         if len(text) <= _SLICE_CHARS and not self._is_suspect(text):
             return
@@ -267,13 +267,13 @@ class Redactor:
             return True
         return any(sign in text and any(map(holds, marks)) for sign, marks in self._escaped_marks.items())
 
-    def _spans(self, text: str, start: int, end: int) -> Iterator[Span]:
+    def _spans(self, text: str, start: int, end: int) -> Iterator[Range]:
         holds = text[start:end].__contains__
         for encoding in self._encodings:
             if not encoding.marks or any(map(holds, encoding.marks)):
                 yield from (match.span() for match in encoding.pattern.finditer(text, start, end))
 
-    def _piece(self, text: str, done: int, spans: list[Span]) -> tuple[str, int]:
+    def _piece(self, text: str, done: int, spans: list[Range]) -> tuple[str, int]:
         """Mask the spans; return the text from `done` to the end of the last one, and that end."""
         pieces = []
         for start, end in sorted(spans):

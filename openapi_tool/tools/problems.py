@@ -100,8 +100,8 @@ _IS_TEXT = "YAML reads this as a text; write the number in plain digits, or put 
 _READ_AS_TEXT = re.compile(r"[-+]?(?:0o?[0-9]+|[0-9]+(?:\.[0-9]*)?[eE][-+]?[0-9]+)")
 """Texts of YAML 1.1 that look like numbers: `08`, `0o17`, `1e3`."""
 
-Position = tuple[int, int]
-"""Line and column, both from 1."""
+LineColumn = tuple[int, int]
+"""Both from 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,9 +110,9 @@ class Source:
 
     document: JsonValue
     problems: list[Problem]
-    positions: Mapping[Path, Position]
+    positions: Mapping[Path, LineColumn]
 
-    def position(self, path: Path) -> Position:
+    def position(self, path: Path) -> LineColumn:
         """Return the position of a path, or of its nearest ancestor."""
         while path and path not in self.positions:
             path = path[:-1]
@@ -150,14 +150,14 @@ def read_sources(text: str) -> list[Source]:
     return sources or [Source(None, [], {})]
 
 
-def _position(mark: yaml.Mark) -> Position:
+def _position(mark: yaml.Mark) -> LineColumn:
     return mark.line + 1, mark.column + 1
 
 
 @dataclass(slots=True)
 class _YamlReader:
     problems: list[Problem] = field(default_factory=list)
-    positions: dict[Path, Position] = field(default_factory=dict)
+    positions: dict[Path, LineColumn] = field(default_factory=dict)
     ancestors: set[int] = field(default_factory=set)
     nodes: int = 0
 

@@ -26,7 +26,7 @@ from openapi_tool.jina.client import _LARGE_READS, JinaClient, tls_context
 from openapi_tool.jina.options import EgressOptions
 from openapi_tool.jina.request import UpstreamRequest
 from openapi_tool.jina.transport import HANDSHAKES, PROJECT, AiohttpTransport
-from openapi_tool.kernel.breaker import MAX_PROBE_INTERVAL_S, CircuitBreaker, GuardedStore, Operation
+from openapi_tool.kernel.breaker import MAX_PROBE_INTERVAL_S, CircuitBreaker, GuardedStore, StoreOperation
 from openapi_tool.kernel.failures import Contended, located
 from openapi_tool.local.executor import LoopbackResolver
 from openapi_tool.protocol.errors import NeedsOperator, ToolError, Unavailable
@@ -64,7 +64,7 @@ class BreakerHarness:
 
     async def attempt(
         self,
-        operation: Operation = "commit",
+        operation: StoreOperation = "commit",
         error: Exception | None = None,
         until: asyncio.Event | None = None,
         *,
@@ -81,7 +81,7 @@ class BreakerHarness:
 
     async def fail(
         self,
-        operation: Operation = "commit",
+        operation: StoreOperation = "commit",
         error: Exception = OUTAGE,
         *,
         project: str = "proj",
