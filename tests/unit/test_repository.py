@@ -14,6 +14,7 @@ import sys
 import time
 import tomllib
 import zipfile
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -157,6 +158,17 @@ def test_docstrings_start_with_a_verb_or_a_noun() -> None:
     ]
     assert len(texts) > 1000
     assert [text for text in texts if forbidden.match(text.partition(" ")[2])] == []
+
+
+def test_every_class_has_a_name_of_its_own() -> None:
+    """A leading underscore makes no difference: `_Grant` beside `Grant` of another module is the same word twice."""
+    places: dict[str, list[str]] = defaultdict(list)
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                places[node.name.lstrip("_")].append(f"{path.relative_to(PACKAGE)}:{node.lineno}")
+    assert len(places) > 300
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}
 
 
 def test_every_link_of_the_readme_exists_and_is_described() -> None:
