@@ -53,7 +53,7 @@ class RunEvent:
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class LeaseRecord:
     """KV record of one command; `lost` counts runs that began and did not end, that of `owner` included.
 
     `expires_at` is in seconds since the epoch, 0 without an owner. `runs` are the last events, oldest first.
@@ -68,7 +68,7 @@ class Record:
     runs: tuple[RunEvent, ...] = ()
 
 
-_RECORD = TypeAdapter(Record)
+_RECORD = TypeAdapter(LeaseRecord)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ class Leases:
     async def begin(self, lease: Lease) -> None:
         """Count a run as lost from its start until it ends or is handed back."""
 
-        def begun(record: Record) -> Record:
+        def begun(record: LeaseRecord) -> LeaseRecord:
             return self._with_event(self._owned(replace(record, lost=record.lost + 1)), "began", lease.delivery)
 
         await self._change(lease.key, begun)
@@ -136,7 +136,7 @@ class Leases:
     async def hand_back(self, delivery: Delivery, *, forgive: bool) -> None:
         """Release the lease of a command that is not settled; `forgive` takes its run off the lost ones."""
 
-        def released(record: Record) -> Record:
+        def released(record: LeaseRecord) -> LeaseRecord:
             record = replace(record, lost=max(0, record.lost - int(forgive)))
             if record.owner in ("", self._owner):  # a first run has no lease
                 record = _without_owner(record)
@@ -147,21 +147,21 @@ class Leases:
     async def settle(self, lease: Lease) -> None:
         """Release the lease of a settled command; its record stays for `inspect`."""
 
-        def released(record: Record) -> Record | None:
+        def released(record: LeaseRecord) -> LeaseRecord | None:
             if record.owner != self._owner:
                 return None
             return self._with_event(_without_owner(replace(record, lost=0)), "settled", lease.delivery)
 
         await self._change(lease.key, released)
 
-    def _with_event(self, record: Record, event: str, delivery: int) -> Record:
+    def _with_event(self, record: LeaseRecord, event: str, delivery: int) -> LeaseRecord:
         run_event = RunEvent(event, delivery, INSTANCE, round(self._clock(), 3))
         return replace(record, runs=(*record.runs, run_event)[-_MAX_EVENTS:])
 
-    def _owned(self, record: Record) -> Record:
+    def _owned(self, record: LeaseRecord) -> LeaseRecord:
         return replace(record, owner=self._owner, expires_at=self._clock() + self.duration_s)
 
-    async def _change(self, key: str, change: Callable[[Record], Record | None]) -> None:
+    async def _change(self, key: str, change: Callable[[LeaseRecord], LeaseRecord | None]) -> None:
         """Apply `change` by compare-and-set; None from `change` writes nothing."""
         for _ in range(_MAX_WRITE_ATTEMPTS):
             revision, record = await self._read(key)
@@ -170,11 +170,11 @@ class Leases:
                 return
         raise LeaseLost(key)
 
-    async def _read(self, key: str, attempt: int = 2) -> tuple[int, Record]:
+    async def _read(self, key: str, attempt: int = 2) -> tuple[int, LeaseRecord]:
         """Return revision and record; `attempt` is the delivery count, by default that of a command that was run."""
         # A redelivered command without a record has one lost run: its first, which writes none. In delivery 1 it has
         # none: `take` also gets commands that were never run, if they arrive after a stall.
-        unwritten = Record(lost=min(attempt - 1, 1))
+        unwritten = LeaseRecord(lost=min(attempt - 1, 1))
         revision, value = await self.records.read(key)
         try:
             return revision, unwritten if value is None else _RECORD.validate_json(value)
@@ -187,7 +187,7 @@ def lease_key(stream: str, sequence: int) -> str:
     return f"command.{quote(stream, safe='').replace('~', '%7E').replace('%', '=')}.{sequence}"
 
 
-def _without_owner(record: Record) -> Record:
+def _without_owner(record: LeaseRecord) -> LeaseRecord:
     return replace(record, owner="", expires_at=0.0)
 
 
