@@ -109,30 +109,30 @@ def inspect(
         letters = await dead_letters_of(
             client, durable, project, tool_call_id, lambda letter: without_secrets(letter, redactor)
         )
-        records = CallHistory(rows, commands, letters)
-        result_row = records.row("tool_result")
+        history = CallHistory(rows, commands, letters)
+        result_row = history.row("tool_result")
         if result_row is None or not result_row["traceparent"]:
-            return records
+            return history
         since = result_row["created_at"]
         doorbells = await wakeups_of(client, durable, project, result_row["traceparent"], since)
-        return replace(records, doorbells=doorbells)
+        return replace(history, doorbells=doorbells)
 
-    records = with_nats(
+    history = with_nats(
         gather, protocol, permissions_command="openapi-tool nats permissions --for inspect", database=True
     )
-    if not (records.commands or records.dead_letters or records.rows.inbox or records.rows.edges or records.rows.cards):
+    if not (history.commands or history.dead_letters or history.rows.inbox or history.rows.edges or history.rows.cards):
         fail(f"project {project!r} has no call {tool_call_id!r}, or its command and rows are gone")
-    events, verdict = sorted(_events(records), key=lambda event: event.at), conclusion(records)
+    events, verdict = sorted(_events(history), key=lambda event: event.at), conclusion(history)
     if as_json:
         print_json(
-            {"tool_call_id": tool_call_id, "project_id": project, "verdict": verdict, **_as_json(records, events)}
+            {"tool_call_id": tool_call_id, "project_id": project, "verdict": verdict, **_as_json(history, events)}
         )
         return
     _draw(tool_call_id, events, verdict)
 
 
-def _as_json(records: CallHistory, events: list[Event]) -> dict[str, Any]:
-    shown = {"events": [asdict(event) for event in events], **asdict(records)}
+def _as_json(history: CallHistory, events: list[Event]) -> dict[str, Any]:
+    shown = {"events": [asdict(event) for event in events], **asdict(history)}
     for card in shown["rows"]["cards"]:
         card["attempts"] = orjson.loads(card["attempts"] or "null")
     return orjson.loads(orjson.dumps(shown, default=json_default))  # type: ignore[no-any-return]
@@ -148,23 +148,23 @@ def _draw(tool_call_id: str, events: list[Event], verdict: str) -> None:
     print_line(f"=> {verdict}")
 
 
-def _events(records: CallHistory) -> Iterator[Event]:
-    for row in records.rows.inbox:
+def _events(history: CallHistory) -> Iterator[Event]:
+    for row in history.rows.inbox:
         yield from _row_events(row)
-    for edge in records.rows.edges:
+    for edge in history.rows.edges:
         about = f"by {edge['source_agent_id']}, depth {edge['recursion_depth']}, trace {edge['trace_id']}"
         yield Event(edge["created_at"], f"{edge['edge_phase']} edge", about)
-    for command in records.commands:
+    for command in history.commands:
         yield Event(command.published_at, "command", f"message {command.sequence} on {command.subject}")
         for event in _run_events(command):
             about = f"delivery {event.delivery}, executor {event.executor}"
             yield Event(datetime.fromtimestamp(event.at, UTC), f"run {event.event.replace('_', ' ')}", about)
-    for doorbell in records.doorbells:
+    for doorbell in history.doorbells:
         yield Event(doorbell.published_at, "doorbell", f"message {doorbell.sequence} on {doorbell.subject}")
-    for letter in records.dead_letters:
+    for letter in history.dead_letters:
         at = datetime.fromisoformat(letter["published_at"])
         yield Event(at, "dead letter", f"{letter['number']}, {letter['reason']}, delivery {letter['attempt']}")
-    for card in records.rows.cards:
+    for card in history.rows.cards:
         yield from _card_events(card)
 
 
@@ -206,9 +206,9 @@ def _attempts(card: Mapping[str, Any]) -> list[_StoredAttempt]:
         return []
 
 
-def conclusion(records: CallHistory) -> str:
+def conclusion(history: CallHistory) -> str:
     """Return how the call ended, or why it has no result."""
-    result, result_row = records.card("tool.result"), records.row("tool_result")
+    result, result_row = history.card("tool.result"), history.row("tool_result")
     if result is not None and result_row is None:
         return "a result card without an inbox row: the next delivery of the command reports it"
     if result is not None and result_row is not None:
@@ -216,14 +216,14 @@ def conclusion(records: CallHistory) -> str:
         row_status = result_row["status"]
         claimed = row_status not in ("pending", "deferred")
         waits = "the worker claimed it" if claimed else f"the worker has not claimed it: its row is {row_status}"
-        silent = "" if claimed or records.doorbells else ", and the stream has no doorbell of it"
+        silent = "" if claimed or history.doorbells else ", and the stream has no doorbell of it"
         return f"answered with {result['status']}{error}; {waits}{silent}"
-    if records.dead_letters:
-        letter = records.dead_letters[-1]
+    if history.dead_letters:
+        letter = history.dead_letters[-1]
         return f"no result: dead-lettered as {letter['reason']}: {letter['message']}"
-    if not records.commands:
+    if not history.commands:
         return "no result: the stream has no command of this call, so the kernel never sent it or it expired"
-    return f"no result: {_waiting(records.commands[-1])}"
+    return f"no result: {_waiting(history.commands[-1])}"
 
 
 def _waiting(command: CommandState) -> str:
