@@ -12,7 +12,8 @@ from typer.core import TyperGroup
 
 from openapi_tool import __version__
 from openapi_tool.cli import deadletters, inspect, limits, permissions, serve, tools, top
-from openapi_tool.cli.common import guard_output
+from openapi_tool.cli.common import USAGE, guard_output, print_status
+from openapi_tool.settings import SettingsError
 from openapi_tool.settings.loading import likely_secrets
 from openapi_tool.telemetry.logs import configure_logging, guard_crashes, log_crash
 from openapi_tool.telemetry.redact import Redactor
@@ -20,9 +21,13 @@ from openapi_tool.telemetry.redact import Redactor
 
 class _Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
-        """Run a command; reword typer's errors."""
+        """Run a command; print the mistakes of invalid settings, reword typer's errors."""
         try:
             return super().invoke(ctx)
+        except SettingsError as error:
+            for problem in error.problems:
+                print_status(f"openapi-tool: {problem}")
+            raise typer.Exit(USAGE) from None
         except Exception as error:
             _reword(error)
             raise

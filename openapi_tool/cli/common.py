@@ -48,6 +48,7 @@ class UpstreamChoice(StrEnum):
     REAL = "real"
 
 
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON only.")]
 UpstreamOption = Annotated[UpstreamChoice, typer.Option(help=f"Upstream to use; real needs {DEFAULT_AUTH_ENV}.")]
 
 

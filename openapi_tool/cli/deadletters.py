@@ -15,7 +15,7 @@ from openapi_tool.bus import dead_letter_reader
 from openapi_tool.bus.connection import BusClient
 from openapi_tool.bus.dead_letter_reader import NotReplayable
 from openapi_tool.bus.dead_letters import DeadLetter, without_secrets
-from openapi_tool.cli.common import USAGE, Rows, fail, output, print_json, print_line, print_status
+from openapi_tool.cli.common import USAGE, JsonOption, Rows, fail, output, print_json, print_line, print_status
 from openapi_tool.cli.kernels import ProtocolOption, with_nats
 from openapi_tool.kernel.store import KernelStore
 from openapi_tool.protocol.command import Delivery
@@ -28,11 +28,10 @@ _NOT_SENT = 1
 _DEFAULT_LIMIT = 100
 _CHARS_TO_SECONDS = len("2026-01-01T00:00:00")
 
-_with_nats = partial(with_nats, permissions_command="openapi-tool nats permissions --for deadletters")
+_with_nats = partial(with_nats, user="deadletters")
 
 app = typer.Typer(no_args_is_help=True, help="List, show and replay commands that got no result.")
 
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON only.")]
 AbandonedOption = Annotated[
     bool,
     typer.Option("--abandoned", help="Include commands that were settled without a result and without a dead letter."),

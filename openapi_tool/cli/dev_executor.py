@@ -13,12 +13,11 @@ from cachetools import FIFOCache
 
 from openapi_tool.bootstrap import build_bootstrap, tool_secrets
 from openapi_tool.cli.common import NO_DATABASE, UpstreamChoice, executor_settings
-from openapi_tool.cli.kernels import settings_failed
 from openapi_tool.local.caller import ERRORS
 from openapi_tool.local.dev import KEY_NAMES
 from openapi_tool.local.recordings import RECORDED_HOSTS
 from openapi_tool.protocol.dialect import ProtocolVersion
-from openapi_tool.settings import PREFIX, SettingsError, given_values, load_settings
+from openapi_tool.settings import PREFIX, given_values, load_settings
 from openapi_tool.settings.loading import ignored_variables
 from openapi_tool.settings.sources import kernel_remarks
 from openapi_tool.telemetry.health_server import health_server
@@ -48,15 +47,12 @@ class DevSettings:
 def dev_settings(
     upstream: UpstreamChoice, environment: Mapping[str, str], protocol: ProtocolVersion = ProtocolVersion.V1R4
 ) -> DevSettings:
-    """Return the user's settings, except for what the stack decides. Exits with 2 if one is invalid or missing."""
+    """Return the user's settings, except for what the stack decides. Raises SettingsError; exits without a key."""
     stack_settings = executor_settings(upstream) | {f"{PREFIX}PROTOCOL__VERSION": protocol.value}
-    try:
-        settings = load_settings(NO_DATABASE)
-        allowed = tool_secrets(settings, {}).allowed
-        passed = _passed(environment, allowed) if upstream is UpstreamChoice.REAL else {}
-        build_bootstrap(settings, passed)
-    except SettingsError as error:
-        settings_failed(error)
+    settings = load_settings(NO_DATABASE)
+    allowed = tool_secrets(settings, {}).allowed
+    passed = _passed(environment, allowed) if upstream is UpstreamChoice.REAL else {}
+    build_bootstrap(settings, passed)
     configured = given_values()
     names = sorted(f"{section}.{key}" for section, values in configured.items() for key in values)
     unused = [name for name in names if not _takes_effect(name, upstream)]

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from pydantic_settings import SettingsError as UnreadableVariable
@@ -19,12 +19,12 @@ from pydantic_settings import SettingsError as UnreadableVariable
 from openapi_tool.bootstrap import Bootstrap, build_bootstrap, lint_limits
 from openapi_tool.bus.connection import BusClient, connected, gather_stats, outage_as_unavailable
 from openapi_tool.bus.options import BusOptions
-from openapi_tool.cli.common import NO_DATABASE, USAGE, fail, output, print_json, print_status, redraw
+from openapi_tool.cli.common import NO_DATABASE, fail, output, print_json, print_status, redraw
 from openapi_tool.jina.definition_checks import source_problems
 from openapi_tool.kernel.failures import located
 from openapi_tool.protocol.dialect import ProtocolVersion
 from openapi_tool.protocol.errors import Unavailable
-from openapi_tool.settings import CONFIG_VARIABLE, Settings, SettingsError, given_values, load_settings
+from openapi_tool.settings import CONFIG_VARIABLE, Settings, given_values, load_settings
 from openapi_tool.settings.sources import SourceUnreadable
 from openapi_tool.telemetry.redact import MASK
 from openapi_tool.tools.definition import ToolDefinition, parse_definition, stored_record
@@ -78,28 +78,13 @@ class LoadedDefinition:
     parsed: ToolDefinition
 
 
-def settings_without_database() -> Settings:
-    """Return the settings. Exits with 2 if they are invalid."""
-    try:
-        return load_settings(NO_DATABASE)
-    except SettingsError as error:
-        settings_failed(error)
-
-
-def settings_failed(error: SettingsError) -> NoReturn:
-    """Print every mistake, and exit with 2."""
-    for problem in error.problems:
-        print_status(f"openapi-tool: {problem}")
-    raise typer.Exit(USAGE) from None
-
-
 def lint_files(files: Sequence[Path], config: Path | None = None) -> list[LocatedProblem]:
     """Return all problems of all definitions, in the order of the text. Exits with 2 if a file cannot be read.
 
     `config` is the executor's TOML file; without it this machine's settings are read, which may differ.
     """
     with _config_variable(config):
-        settings = settings_without_database()
+        settings = load_settings(NO_DATABASE)
     return _lint(_sources(files), settings, configured=config is not None)
 
 
@@ -119,7 +104,7 @@ def _config_variable(config: Path | None) -> Iterator[None]:
 def load_definitions(files: Sequence[Path]) -> list[LoadedDefinition]:
     """Return definitions. Prints all problems; exits with 1 if one is an error."""
     sources = _sources(files)
-    problems = _lint(sources, settings_without_database())
+    problems = _lint(sources, load_settings(NO_DATABASE))
     for problem in problems:
         print_status(str(problem))
     if any(not problem.problem.warning for problem in problems):
@@ -198,13 +183,10 @@ ProtocolOption = Annotated[
 def kernel_bootstrap(protocol: ProtocolVersion | None, *, database: bool = True) -> Bootstrap:
     """Return the bootstrap of a kernel from the settings, else from this user's running `dev`.
 
-    Without `database` the settings need not name one. Exits with 2 if they are invalid.
+    Without `database` the settings need not name one. Raises SettingsError.
     """
-    try:
-        flags = _servers(protocol, database=database)
-        return build_bootstrap(load_settings(flags).of_version(protocol), os.environ)
-    except SettingsError as error:
-        settings_failed(error)
+    flags = _servers(protocol, database=database)
+    return build_bootstrap(load_settings(flags).of_version(protocol), os.environ)
 
 
 def _servers(protocol: ProtocolVersion | None, *, database: bool) -> Mapping[str, Any]:
@@ -244,23 +226,23 @@ def with_nats(
     work: Callable[[Bootstrap, BusClient], Awaitable[T]],
     protocol: ProtocolVersion | None = None,
     *,
-    permissions_command: str,
+    user: str,
     database: bool = False,
 ) -> T:
     """Return the result of `work` with a connection to a kernel's NATS, or print why there is none and exit with 2.
 
-    Messages name `permissions_command`, which prints the permissions that the user needs. `database` is True if `work`
-    connects to PostgreSQL, too.
+    Messages name the command that prints the permissions of `user`. `database` is True if `work` connects to
+    PostgreSQL, too.
     """
     bootstrap = kernel_bootstrap(protocol, database=database)
     try:
-        return asyncio.run(_connected(bootstrap, work, permissions_command))
+        return asyncio.run(_connected(bootstrap, work, user))
     except Unavailable as error:  # `located` adds the address to an error of PostgreSQL; one of NATS has its own
         fail(bootstrap.redactor.text(located(str(error), bootstrap.pool.where, bootstrap.pool.setting)))
 
 
-async def _connected(bootstrap: Bootstrap, work: Callable[[Bootstrap, BusClient], Awaitable[T]], permissions: str) -> T:
-    bus = replace(bootstrap.bus, listed_by=permissions)
+async def _connected(bootstrap: Bootstrap, work: Callable[[Bootstrap, BusClient], Awaitable[T]], user: str) -> T:
+    bus = replace(bootstrap.bus, listed_by=f"openapi-tool nats permissions --for {user}")
     with outage_as_unavailable(bus.where):
         async with connected_once(bus) as client:
             return await work(bootstrap, client)
@@ -292,7 +274,7 @@ def show_statistics(
         else:
             await redraw(output(), draw(replicas), redrawn, every_s)
 
-    with_nats(work, permissions_command="openapi-tool nats permissions --for top")
+    with_nats(work, user="top")
 
 
 @asynccontextmanager

@@ -24,8 +24,8 @@ from openapi_tool.bus.permissions import (
     handover_permissions,
     inspect_permissions,
 )
-from openapi_tool.cli.common import NO_DATABASE, USAGE, fail, print_json, print_line
-from openapi_tool.cli.kernels import ProtocolOption, settings_failed, with_nats
+from openapi_tool.cli.common import NO_DATABASE, USAGE, JsonOption, fail, print_json, print_line
+from openapi_tool.cli.kernels import ProtocolOption, with_nats
 from openapi_tool.kernel import inspection
 from openapi_tool.kernel.inspection import grant_statements, reader_grants
 from openapi_tool.protocol.identity import command_stream
@@ -76,10 +76,7 @@ def permissions(
     """
     if stream is not None and not _STREAM.fullmatch(stream):
         fail(f"--stream: {stream!r} cannot be a stream's name")
-    try:
-        settings = load_settings(NO_DATABASE).of_version(protocol)
-    except SettingsError as error:
-        settings_failed(error)
+    settings = load_settings(NO_DATABASE).of_version(protocol)
     kernel, *others = _on_one_server(settings)
     needed = _needed(user, kernel, stream)
     for other in others:
@@ -119,17 +116,13 @@ def durable(
         bool, typer.Option("--restore", help="Set what the kernel's own executor needs; stop every replica first.")
     ] = False,
     protocol: ProtocolOption = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON only.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Show the durable consumer, or restore it for the kernel's own executor. Does not need PG_DSN.
 
     Exit codes: 0, 1 refused while an executor still consumes, 2 NATS cannot be reached or there is no durable.
     """
-    before, after = with_nats(
-        partial(_durable, restore=restore),
-        protocol,
-        permissions_command="openapi-tool nats permissions --for durable",
-    )
+    before, after = with_nats(partial(_durable, restore=restore), protocol, user="durable")
     if as_json:
         print_json({"before": asdict(before), "after": asdict(after)} if restore else asdict(after))
         return

@@ -19,8 +19,8 @@ from openapi_tool.bus.durable import DurableMissing, ServerClock, observe
 from openapi_tool.bus.options import DurableOptions
 from openapi_tool.bus.storage import denied
 from openapi_tool.bus.streams import UNLIMITED, Durable, command_stream_of
-from openapi_tool.cli.common import USAGE, print_json, print_line, print_status
-from openapi_tool.cli.kernels import ProtocolOption, settings_failed
+from openapi_tool.cli.common import USAGE, JsonOption, print_json, print_line, print_status
+from openapi_tool.cli.kernels import ProtocolOption
 from openapi_tool.cli.tools_registry import judge, stored_check
 from openapi_tool.concurrency import TimeSlicer
 from openapi_tool.jina.client import JinaClient
@@ -70,10 +70,7 @@ def serve(
         "executor": {"concurrency": concurrency},
         "telemetry": {"log_level": log_level, "log_format": log_format},
     }
-    try:
-        run(lambda: load_settings(_given(flags)), os.environ)
-    except SettingsError as error:
-        settings_failed(error)
+    run(lambda: load_settings(_given(flags)), os.environ)
 
 
 def _given(flags: dict[str, dict[str, Any]]) -> dict[str, Any]:
@@ -102,7 +99,7 @@ class CheckResult:
 
 def check(
     *,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON only.")] = False,
+    as_json: JsonOption = False,
     project: Annotated[
         list[str] | None, typer.Option(help="Check this project's definitions; repeatable.", show_default=False)
     ] = None,
@@ -120,7 +117,7 @@ def check(
         if as_json:
             _print_json({"settings": CheckResult("\n".join(error.problems))}, [])
             raise typer.Exit(USAGE) from None
-        settings_failed(error)
+        raise
     own = bootstrap.settings.protocol.project
     projects = project or ([] if own == "*" else [own])
     outcomes = {"settings": CheckResult(), **asyncio.run(_outcomes(bootstrap, projects, upstream))}

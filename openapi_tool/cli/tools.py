@@ -15,7 +15,7 @@ import typer
 from openapi_tool.bus.connection import BusClient
 from openapi_tool.bus.kv_stores import change_switches, load_switches
 from openapi_tool.cli import tools_apply, tools_registry
-from openapi_tool.cli.common import Rows, fail, output, print_json, print_line, print_status
+from openapi_tool.cli.common import JsonOption, Rows, fail, output, print_json, print_line, print_status
 from openapi_tool.cli.kernels import (
     LINT_FAILED,
     Files,
@@ -25,7 +25,7 @@ from openapi_tool.cli.kernels import (
     load_definitions,
     with_nats,
 )
-from openapi_tool.cli.tools_registry import JsonOption, ProjectOption
+from openapi_tool.cli.tools_registry import ProjectOption
 from openapi_tool.protocol.dialect import ProtocolVersion
 from openapi_tool.protocol.identity import is_token
 from openapi_tool.tools import exports
@@ -143,9 +143,8 @@ def _show_change(verb: str, switch: Switch, *, as_json: bool) -> None:
 
 
 def _with_store(work: Callable[[BusClient], Awaitable[T]], protocol: ProtocolVersion | None) -> T:
-    command = "openapi-tool nats permissions --for switches"
     try:
-        return with_nats(lambda _, client: work(client), protocol, permissions_command=command)
+        return with_nats(lambda _, client: work(client), protocol, user="switches")
     except SwitchRecordInvalid as invalid:
         fail(f"key switches in bucket openapi_tool: {invalid}; delete it: nats kv del openapi_tool switches")
 
@@ -227,16 +226,15 @@ def export(
 
     Leaves out `fixed` and `envs` arguments, shows defaults. Exit codes: 0, 1 a definition has errors.
     """
-    definitions = load_definitions(files) if files else None
+    if files:
+        definitions = load_definitions(files)
+        rows = [definition.row for definition in definitions]
+        tools = [exports.defined(definition.row, definition.parsed) for definition in definitions]
+    else:
+        rows, tools = [*map(exports.registration, CATALOGUE.values())], exports.all_built_in()
     if form == "kernel":
-        built_in = map(exports.registration, CATALOGUE.values())
-        rows = built_in if definitions is None else (definition.row for definition in definitions)
         sys.stdout.write("---\n".join(exports.as_yaml(row) for row in rows))
         return
-    if definitions is None:
-        tools = exports.all_built_in()
-    else:
-        tools = [exports.defined(definition.row, definition.parsed) for definition in definitions]
     try:
         tools = exports.without_duplicates(tools)
     except exports.DuplicateName as duplicate:

@@ -13,15 +13,13 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
-from openapi_tool.cli.common import USAGE, Rows, fail, output, print_json, print_line, print_status
+from openapi_tool.cli.common import USAGE, JsonOption, Rows, fail, output, print_json, print_line, print_status
 from openapi_tool.cli.kernels import Files, ProtocolOption, load_definitions
 from openapi_tool.cli.tools_registry import (
     FAILED,
     ApiOption,
     DatabaseOption,
-    JsonOption,
     Registry,
-    RegistryOptions,
     YesOption,
     confirmed,
     run_with,
@@ -77,7 +75,7 @@ def apply(
             rows = [{**row, "target_subject": subject_in_version(row["target_subject"], version)} for row in rows]
         return await _apply(registry, projects, rows, ask=not yes, dry_run=dry_run, quiet=as_json)
 
-    results = run_with(RegistryOptions(api, db, protocol), work)
+    results = run_with(work, api, protocol, db=db)
     if as_json:
         for result in results:
             print_json(asdict(result))

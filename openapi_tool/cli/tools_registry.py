@@ -8,20 +8,31 @@ import sys
 import textwrap
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import Annotated, Any, NoReturn, TypeVar
 
 import typer
 
 from openapi_tool.bootstrap import database_dsn, operator_envs, tool_secrets
-from openapi_tool.cli.common import INTERRUPTED, USAGE, Rows, cell, fail, output, print_json, print_line, print_status
-from openapi_tool.cli.kernels import ProtocolOption, find_dev, settings_failed, settings_without_database
+from openapi_tool.cli.common import (
+    INTERRUPTED,
+    NO_DATABASE,
+    USAGE,
+    JsonOption,
+    Rows,
+    cell,
+    fail,
+    output,
+    print_json,
+    print_line,
+    print_status,
+)
+from openapi_tool.cli.kernels import ProtocolOption, find_dev
 from openapi_tool.cli.management_api import ManagementApi
 from openapi_tool.jina.definition_checks import StoredCheck
 from openapi_tool.kernel.failures import located
 from openapi_tool.kernel.queries import ToolRows
 from openapi_tool.protocol.dialect import ProtocolVersion
-from openapi_tool.settings import Settings, SettingsError, load_settings
+from openapi_tool.settings import Settings, load_settings
 from openapi_tool.settings.loading import likely_secrets
 from openapi_tool.telemetry.logs import printable_json, printable_line
 from openapi_tool.telemetry.redact import MASK, Redactor
@@ -44,18 +55,8 @@ ApiOption = Annotated[str | None, typer.Option("--api", help="URL of the kernel'
 DatabaseOption = Annotated[
     bool, typer.Option("--db", help="Use the kernel's database (PG_DSN). Without it and --api: the running `dev`.")
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON only.")]
 ProjectOption = Annotated[str, typer.Option(help="Project.", show_default=False)]
 YesOption = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
-
-
-@dataclass(frozen=True, slots=True)
-class RegistryOptions:
-    """Options that choose the store of definitions."""
-
-    api: str | None
-    db: bool
-    protocol: ProtocolVersion | None = None
 
 
 def list_(
@@ -74,8 +75,8 @@ def list_(
     async def read(registry: Registry, version: str | None) -> tuple[list[dict[str, Any]], str | None]:
         return await registry.rows(project), version
 
-    stored, version = run_with(RegistryOptions(api, db, protocol), read)
-    masked, check = _masking(), stored_check(settings_without_database())
+    stored, version = run_with(read, api, protocol, db=db)
+    masked, check = _masking(), stored_check(load_settings(NO_DATABASE))
     rows = [masked({**row, **judge(row, check, version)}) for row in stored]
     if as_json:
         for row in rows:
@@ -106,7 +107,7 @@ def show(
     async def read(registry: Registry, _: object) -> dict[str, Any]:
         return await registry.row(project, tool) or await _no_such_tool(registry, project, tool)
 
-    row = _masking()(run_with(RegistryOptions(api, db, protocol), read))
+    row = _masking()(run_with(read, api, protocol, db=db))
     sys.stdout.write(printable_json(row) + "\n" if as_json else as_yaml(row))
 
 
@@ -134,7 +135,7 @@ def delete(
             fail("nothing was changed", FAILED)
         return [await _deleted(registry, project, tool) for tool in tools]
 
-    outcomes = run_with(RegistryOptions(api, db, protocol), delete_all)
+    outcomes = run_with(delete_all, api, protocol, db=db)
     for outcome in outcomes:
         line = f"{outcome['tool_name']}: {outcome['outcome']}" + (f", {outcome['reason']}" if outcome["reason"] else "")
         if as_json:
@@ -169,19 +170,23 @@ def confirmed(question: str) -> bool:
     return answer.strip().lower() in ("y", "yes")
 
 
-def run_with(options: RegistryOptions, work: Callable[[Registry, str | None], Coroutine[Any, Any, T]]) -> T:
+def run_with(
+    work: Callable[[Registry, str | None], Coroutine[Any, Any, T]],
+    api: str | None,
+    protocol: ProtocolVersion | None,
+    *,
+    db: bool,
+) -> T:
     """Run `work` with the registry and its kernel's protocol version, None if unknown; on a failure exit."""
 
     async def open_and_work() -> T:
-        async with _registry(options) as (registry, version):
+        async with _registry(api, protocol, db=db) as (registry, version):
             return await work(registry, version)
 
-    if options.api is not None and options.db:
+    if api is not None and db:
         fail(_CHOOSE_REGISTRY, USAGE)
     try:
         return asyncio.run(open_and_work())
-    except SettingsError as error:
-        settings_failed(error)
     except RegistryError as error:
         fail(str(error), USAGE if isinstance(error, NoSuchProject | RegistryUnreachable) else FAILED)
     except KeyboardInterrupt:
@@ -189,16 +194,18 @@ def run_with(options: RegistryOptions, work: Callable[[Registry, str | None], Co
 
 
 @asynccontextmanager
-async def _registry(options: RegistryOptions) -> AsyncIterator[tuple[Registry, str | None]]:
-    if options.api is not None:
-        async with ManagementApi.open(options.api) as client:
-            yield client, options.protocol
+async def _registry(
+    api: str | None, protocol: ProtocolVersion | None, *, db: bool
+) -> AsyncIterator[tuple[Registry, str | None]]:
+    if api is not None:
+        async with ManagementApi.open(api) as client:
+            yield client, protocol
         return
-    if options.db:
-        settings = load_settings().of_version(options.protocol)
+    if db:
+        settings = load_settings().of_version(protocol)
         version: str = settings.protocol.version
     else:
-        stack, why = find_dev(options.protocol)
+        stack, why = find_dev(protocol)
         if stack is None:
             fail(_CHOOSE_REGISTRY + (f", or start `openapi-tool dev`: {why}" if why else ""), USAGE)
         settings, version = load_settings({"postgres": {"dsn": stack.pg_dsn}}), stack.protocol
@@ -243,6 +250,6 @@ def judge(row: dict[str, Any], check: StoredCheck, version: str | None) -> dict[
 
 def _masking() -> Callable[[Any], Any]:
     """Return a function that masks likely keys and known secrets, since others may read the terminal."""
-    secrets = tool_secrets(settings_without_database(), os.environ).values()
+    secrets = tool_secrets(load_settings(NO_DATABASE), os.environ).values()
     redactor = Redactor([*likely_secrets(os.environ), *secrets.values()])
     return lambda row: redactor.value(without_keys(row, MASK))

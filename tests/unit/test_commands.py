@@ -179,7 +179,7 @@ ROW = {
 def test_stored_definitions_are_escaped(monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]) -> None:
     deleted = [{"tool_name": HOSTILE, "project_id": HOSTILE, "outcome": "failed", "reason": HOSTILE}]
     answers: Mapping[str, Any] = {"list": ([ROW], "v1r4"), "show": ROW, "delete": deleted}
-    monkeypatch.setattr(tools_registry, "run_with", lambda *_: answers[command[0]])
+    monkeypatch.setattr(tools_registry, "run_with", lambda *_, **__: answers[command[0]])
     written = printed("tools", *command, "--project", "p", "--db")
     assert_text(written)
     if command == ("show", "x"):
@@ -189,7 +189,7 @@ def test_stored_definitions_are_escaped(monkeypatch: pytest.MonkeyPatch, command
 @pytest.mark.usefixtures("_wide")
 @requirement("terminal.text")
 def test_registry_errors_are_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: Any) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
         common.fail(HOSTILE)
 
     monkeypatch.setattr(tools_registry, "run_with", refuse)
