@@ -31,7 +31,8 @@ from openapi_tool.concurrency import at_once
 from openapi_tool.jina.byte_semaphore import ByteSemaphore
 from openapi_tool.jina.client import EgressTransport, JinaClient
 from openapi_tool.jina.content import RenderContext, page_steps, search_steps
-from openapi_tool.jina.failures import NO_SECRETS, ONCE, SOME
+from openapi_tool.jina.endpoints import ENDPOINTS
+from openapi_tool.jina.failures import NO_SECRETS, ONCE, SOME, Failures
 from openapi_tool.jina.request import UpstreamRequest
 from openapi_tool.kernel.inspection import grant_statements, quoted_role
 from openapi_tool.local.caller import Caller
@@ -395,17 +396,19 @@ def objects_of(values: Mapping[str, Any] | None = None) -> dict[str, list[dict[s
 RETRIES = {"no": (False, 0), "once": (True, ONCE), "yes": (True, SOME), "later": (True, 0)}
 """`retryable` and `max_retries` by the words that tests of errors use; `later` is retryable, but not in this call."""
 
-_REQUEST = UpstreamRequest("POST", "r.jina.ai", "/", {"Accept": "application/json"}, b"{}")
+_REQUEST = UpstreamRequest(
+    "POST", "r.jina.ai", "/", {"Accept": "application/json"}, b"{}", ENDPOINTS["reader"].failures
+)
 _REMEDY = re.compile(r"\b(try|use|call|ask|read|shorten|correct|wait|change|check|operator)\b")
 _TAG = re.compile(r"<[a-z!/]", re.IGNORECASE)
 _CLASS_NAME = re.compile(r"\b[A-Z]\w*Error\b|\bError:")
 
 
 async def fetched(
-    status: int, headers: Mapping[str, str], body: bytes, nothing_found: str | None = None
+    status: int, headers: Mapping[str, str], body: bytes, failures: Failures = _REQUEST.failures
 ) -> dict[str, Any]:
     """Return the body that the client gets for a response with these values. Raises ToolError."""
-    request = replace(_REQUEST, nothing_found=nothing_found)
+    request = replace(_REQUEST, failures=failures)
     sent = httpx.Headers(dict(headers), encoding="latin-1")
     transport = httpx.MockTransport(lambda _: httpx.Response(status, headers=sent, content=body))
     client = JinaClient(EgressTransport(transport), max_response_bytes=1_000_000)

@@ -14,6 +14,7 @@ from cachetools import TTLCache
 
 from openapi_tool.concurrency import SMALL, Steps, TimeSlicer
 from openapi_tool.jina.byte_semaphore import RequestContext, memory_of
+from openapi_tool.jina.failures import too_late
 from openapi_tool.jina.options import CacheOptions
 from openapi_tool.jina.request import UpstreamRequest
 from openapi_tool.protocol.errors import ToolTimeout
@@ -143,7 +144,7 @@ class ResponseCache:
             async with deadline.limit():
                 return await asyncio.shield(pending.task)
         except TimeoutError:
-            raise _too_late() from None
+            raise too_late() from None
         finally:
             spent.add(pending.meter.take())
             pending.waiting -= 1
@@ -157,17 +158,13 @@ async def _hold(context: RequestContext, size: int, deadline: Deadline) -> None:
         async with deadline.limit():
             await context.hold(size)
     except TimeoutError:
-        raise _too_late() from None
+        raise too_late() from None
 
 
 def _commit_memory(output: ToolOutput) -> int:
     """Return the bytes that a call needs to commit a shared response."""
     size = sum(map(sys.getsizeof, texts(output.items)))
     return _COMMIT_COPIES * size if size > SMALL else 0
-
-
-def _too_late() -> ToolTimeout:
-    return ToolTimeout("The service did not answer within the time of this call; try again, or ask for less.")
 
 
 def _serialize(output: ToolOutput) -> Steps[bytes]:

@@ -18,12 +18,12 @@ from pydantic import SecretStr
 
 from openapi_tool.concurrency import SMALL, TimeSlicer
 from openapi_tool.jina.byte_semaphore import RequestContext, memory_of
-from openapi_tool.jina.failures import NO_SECRETS, ONCE, SOME, upstream_failure
+from openapi_tool.jina.failures import NO_SECRETS, ONCE, SOME, too_late, upstream_failure
 from openapi_tool.jina.parameters import OUTGOING_HEADERS
 from openapi_tool.jina.request import UpstreamRequest
 from openapi_tool.jina.response_json import count_values, parse
 from openapi_tool.jina.transport import PROJECT, CertificateRefused, OwnResponseRefused, ResponseRefused
-from openapi_tool.protocol.errors import ResponseTooLarge, ToolError, ToolTimeout, UpstreamUnavailable
+from openapi_tool.protocol.errors import ResponseTooLarge, ToolError, UpstreamUnavailable
 from openapi_tool.telemetry.redact import Redactor
 from openapi_tool.tools.catalogue import OPERATIONS
 from openapi_tool.tools.policy import Deadline
@@ -75,9 +75,7 @@ class JinaClient:
             async with deadline.limit():
                 outcome = await self._exchange(request, api_key, context)
         except TimeoutError:
-            raise ToolTimeout(
-                "The service did not answer within the time of this call; try again, ask for less, or use another page."
-            ) from None
+            raise too_late() from None
         except httpx.TransportError as error:
             raise _network_failure(error, request.host) from error
         if isinstance(outcome, ToolError):
@@ -129,7 +127,7 @@ class JinaClient:
             if not isinstance(error, TimeoutError):
                 raise
             raise UpstreamUnavailable(
-                "The response arrived too slowly and was given up; try again, or ask for a smaller page or part of it."
+                "The response arrived too slowly and was given up; try again, or ask for less."
             ) from None
         return body
 
@@ -234,8 +232,8 @@ def _network_failure(error: httpx.TransportError, host: str) -> ToolError:
         )
     if isinstance(error, ResponseRefused):
         return UpstreamUnavailable(
-            "The service's response was refused: its headers or framing are malformed or too large; try again or use "
-            "another page.",
+            "The service's response was refused: its headers or framing are malformed or too large; try again, or ask "
+            "for less.",
             detail={"kind": type(error).__name__},
             max_retries=0 if isinstance(error, OwnResponseRefused) else ONCE,
         )
@@ -279,10 +277,10 @@ def _outcome_of(
     """Return the success envelope, or an error. The body may hold another `code` than 200 with the HTTP status 200."""
     if status != _OK:
         message = value.get("message") if isinstance(value, dict) else None
-        nothing_found = request.nothing_found if status == HTTPStatus.UNPROCESSABLE_ENTITY else None
+        nothing_found = request.failures.nothing_found if status == HTTPStatus.UNPROCESSABLE_ENTITY else None
         if nothing_found and isinstance(message, str) and message.startswith(nothing_found):
             return {"code": _OK, "data": []}
-        return upstream_failure(status, value, retry_after, redactor, request.names)
+        return upstream_failure(status, value, retry_after, redactor, request.names, request.failures)
     if not isinstance(value, dict):
         return UpstreamUnavailable(
             "The service's response was not the JSON that was asked for; try again.", max_retries=ONCE
@@ -290,7 +288,7 @@ def _outcome_of(
     code = value.get("code", _OK)
     if isinstance(code, int) and code != _OK:
         code = code if code in _STATUSES else _BAD_GATEWAY  # the body may hold any number
-        return upstream_failure(code, value, retry_after, redactor, request.names)
+        return upstream_failure(code, value, retry_after, redactor, request.names, request.failures)
     return value
 
 

@@ -15,7 +15,7 @@ from typing import Any, cast
 from openapi_tool.concurrency import Steps
 from openapi_tool.jina import parameters as tables
 from openapi_tool.jina.content import RenderContext, page_steps, search_steps
-from openapi_tool.jina.failures import NOTHING_FOUND
+from openapi_tool.jina.failures import RULES, Failures
 from openapi_tool.jina.parameters import MODEL_FORMATS, WITH_CONTENT, Parameter, by_name
 from openapi_tool.jina.remarks import Offers, cheaper_page, cheaper_search
 from openapi_tool.jina.url_policy import UrlPolicy, checked_url
@@ -107,7 +107,7 @@ class Endpoint:
     - `check_url`: checks and repairs the main parameter, if that is an address.
     - `price`: minimum charge for a successful request if above the operation's (jina-api section 5).
     - `cheaper`: ways to lower the cost of a call, by the parameters of one item, the charge for all, and their number.
-    - `nothing_found`: beginning of the message of a 422 that is no error but a response without results (jina-api 2.2).
+    - `failures`: rules and texts of its own.
     """
 
     operation: Operation
@@ -121,7 +121,7 @@ class Endpoint:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     implied: Mapping[str, Any] = field(default_factory=dict)
     check_url: Callable[[str, UrlPolicy], str] | None = None
-    nothing_found: str | None = None
+    failures: Failures = field(default=Failures())
 
     def min_tokens(self, parameters: Parameters) -> int:
         """Return the minimum charge for a successful request."""
@@ -171,7 +171,14 @@ ENDPOINTS: Mapping[str, Endpoint] = {
             own={fold("with_content"): WITH_CONTENT},
             defaults={"respondWith": "no-content"},
             implied={"respondWith": "content"},
-            nothing_found=NOTHING_FOUND,
+            failures=Failures(
+                {
+                    524: replace(
+                        RULES[524], message="The service took too long; ask for less (fewer results, no page content)."
+                    )
+                },
+                nothing_found="No search results available",
+            ),
         ),
         Endpoint(
             READER,
@@ -181,6 +188,14 @@ ENDPOINTS: Mapping[str, Endpoint] = {
             _min_page_tokens,
             cheaper_page,
             check_url=checked_url,
+            failures=Failures(
+                {
+                    422: replace(
+                        RULES[422], message="The page could not be read; check the address or use another source."
+                    )
+                },
+                selectors=("targetSelector", "waitForSelector", "removeSelector"),
+            ),
         ),
     )
 }

@@ -11,7 +11,7 @@ import math
 import random
 import re
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
@@ -22,7 +22,7 @@ from tenacity import RetryCallState, wait_exponential_jitter
 from openapi_tool.concurrency import retried
 from openapi_tool.jina.options import RetryOptions
 from openapi_tool.protocol import errors
-from openapi_tool.protocol.errors import ToolError
+from openapi_tool.protocol.errors import ToolError, ToolTimeout
 from openapi_tool.telemetry import metrics
 from openapi_tool.telemetry.redact import Redactor
 from openapi_tool.tools.policy import Deadline
@@ -49,7 +49,7 @@ _ERROR_NAME = re.compile(r"\b(?:[A-Z]\w*)?Error(?:\((?P<path>[^()]*)\))?(?:: |$)
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class FailureRule:
     """Error for one kind of response.
 
     `message` is for the model; with `reason` the upstream's own text follows it, unless the response is a 5xx.
@@ -66,74 +66,86 @@ class Rule:
 
 _BUSY = "The service is overloaded or restarting; try again in a moment."
 _ACCOUNT = "The operator's account does not allow this request; it will not work until an operator acts."
+_SERVER = FailureRule(errors.UpstreamUnavailable, _BUSY, max_retries=SOME)
+_OTHER = FailureRule(errors.UpstreamRejected, "The service refused the request; change it or use another source.")
+_MIN_STATUS = 10_000  # a smaller number is an HTTP status
 
-BY_STATUS: Mapping[int, Rule] = {
-    40003: Rule(errors.UpstreamUnavailable, "The page's transfer broke off; try again.", max_retries=ONCE),
-    40004: Rule(errors.UpstreamRejected, "The page is of a type that cannot be read; use another source."),
-    40104: Rule(
+RULES: Mapping[int, FailureRule] = {
+    40003: FailureRule(errors.UpstreamUnavailable, "The transfer broke off; try again.", max_retries=ONCE),
+    40004: FailureRule(errors.UpstreamRejected, "Content of this type cannot be read; use another source."),
+    40104: FailureRule(
         errors.AuthFailed, "The account of this tool's key is not verified; an operator must verify it.", reason=False
     ),
-    40202: Rule(errors.AuthFailed, "The operator's plan does not include this feature; call without it."),
-    40301: Rule(
+    40202: FailureRule(errors.AuthFailed, "The operator's plan does not include this feature; call without it."),
+    40301: FailureRule(
         errors.TargetRefused,
-        "This page failed too often lately and is blocked for a while; use another, or try again when that is over.",
+        "This target failed too often lately and is blocked for a while; use another, or try again when that is over.",
         retryable=True,
     ),
-    40902: Rule(errors.TargetRefused, "The site's robots.txt forbids reading this page; use another source."),
-    40904: Rule(errors.BudgetExceeded, "The page costs more than the token budget; read a smaller page or part."),
-    41302: Rule(errors.UpstreamRejected, "The target file is too large to be read; use another source."),
-    42204: Rule(errors.UpstreamUnavailable, "A service behind the search failed; try again.", max_retries=SOME),
-    42205: Rule(errors.UpstreamUnavailable, "A service behind the search failed; try again.", max_retries=SOME),
-    45102: Rule(errors.TargetRefused, "This address may not be read (private, local or blocked); use a public page."),
-}
-"""Rules by the five-digit `status` of an error body, if they differ from those of its HTTP status."""
-
-BY_HTTP: Mapping[int, Rule] = {
-    400: Rule(errors.BadRequest, "The request was refused; correct the arguments and call again."),
-    401: Rule(errors.AuthFailed, "The key of this tool was refused; an operator must set a valid one.", reason=False),
-    402: Rule(errors.BudgetExceeded, _ACCOUNT),
-    403: Rule(errors.AuthFailed, _ACCOUNT),
-    404: Rule(errors.UpstreamRejected, "The service has no such route; an operator must check the tool's definition."),
-    405: Rule(errors.UpstreamRejected, "The service has no such route; an operator must check the tool's definition."),
-    408: Rule(errors.UpstreamUnavailable, "The page took too long; try again or use another source.", max_retries=SOME),
-    409: Rule(errors.UpstreamUnavailable, _BUSY, max_retries=SOME),
-    412: Rule(errors.BadRequest, "The request holds too many items; ask for fewer."),
-    413: Rule(errors.BadRequest, "The request is too large; shorten it."),
-    422: Rule(errors.UpstreamRejected, "The page could not be read; check the address or use another source."),
-    429: Rule(errors.RateLimited, "The rate limit is reached; wait, then call again.", max_retries=SOME, reason=False),
-    431: Rule(errors.BadRequest, "The address is too long; use a shorter one."),
-    451: Rule(errors.TargetRefused, "This target is blocked for legal reasons; use another source."),
-    500: Rule(errors.UpstreamUnavailable, _BUSY, max_retries=ONCE),
-    501: Rule(errors.UpstreamRejected, "The service cannot do this; use another source."),
-    524: Rule(
-        errors.UpstreamUnavailable,
-        "The service took too long; ask for less (fewer results, no page content).",
-        retryable=True,
+    40902: FailureRule(errors.TargetRefused, "The robots.txt of the target forbids this; use another source."),
+    40904: FailureRule(errors.BudgetExceeded, "This costs more than the token budget; ask for less."),
+    41302: FailureRule(errors.UpstreamRejected, "The target file is too large to be read; use another source."),
+    42204: FailureRule(errors.UpstreamUnavailable, "A service behind this one failed; try again.", max_retries=SOME),
+    42205: FailureRule(errors.UpstreamUnavailable, "A service behind this one failed; try again.", max_retries=SOME),
+    45102: FailureRule(
+        errors.TargetRefused, "This target may not be read (private, local or blocked); use a public one."
     ),
+    400: FailureRule(errors.BadRequest, "The request was refused; correct the arguments and call again."),
+    401: FailureRule(
+        errors.AuthFailed, "The key of this tool was refused; an operator must set a valid one.", reason=False
+    ),
+    402: FailureRule(errors.BudgetExceeded, _ACCOUNT),
+    403: FailureRule(errors.AuthFailed, _ACCOUNT),
+    404: FailureRule(
+        errors.UpstreamRejected, "The service has no such route; an operator must check the tool's definition."
+    ),
+    405: FailureRule(
+        errors.UpstreamRejected, "The service has no such route; an operator must check the tool's definition."
+    ),
+    408: FailureRule(
+        errors.UpstreamUnavailable, "No answer came in time; try again later or use another source.", max_retries=SOME
+    ),
+    409: _SERVER,
+    412: FailureRule(errors.BadRequest, "The request holds too many items; ask for fewer."),
+    413: FailureRule(errors.BadRequest, "The request is too large; shorten it."),
+    422: _OTHER,
+    429: FailureRule(
+        errors.RateLimited, "The rate limit is reached; wait, then call again.", max_retries=SOME, reason=False
+    ),
+    431: FailureRule(errors.BadRequest, "The request is too large; shorten it."),
+    451: FailureRule(errors.TargetRefused, "This target is blocked for legal reasons; use another source."),
+    500: FailureRule(errors.UpstreamUnavailable, _BUSY, max_retries=ONCE),
+    501: FailureRule(errors.UpstreamRejected, "The service cannot do this; use another source."),
+    524: FailureRule(errors.UpstreamUnavailable, "The service took too long; ask for less.", retryable=True),
 }
+"""Rules of all operations, by the five-digit `status` of an error body, else by HTTP status."""
 
 
-NOTHING_FOUND = "No search results available"
-"""Beginning of the message of a 422 that means a search without results, which is not an error (jina-api 2.2)."""
+@dataclass(frozen=True, slots=True)
+class Failures:
+    """Failures of one operation.
 
-_REDIRECT = Rule(
+    `rules` replace those in RULES; that of 408 also applies to a 422 with a transient error. A 422 whose message begins
+    with `nothing_found` is a response without results (jina-api 2.2). `selectors` are parameters that can cause a 422.
+    """
+
+    rules: Mapping[int, FailureRule] = field(default_factory=dict)
+    nothing_found: str | None = None
+    selectors: tuple[str, ...] = ()
+
+
+_REDIRECT = FailureRule(
     errors.UpstreamRejected,
     "The service answered with a redirect, which is not followed; an operator must check the tool's definition.",
     reason=False,
 )
-_SERVER = Rule(errors.UpstreamUnavailable, _BUSY, max_retries=SOME)
-_EDGE_BLOCK = Rule(
+_EDGE_BLOCK = FailureRule(
     errors.UpstreamUnavailable,
     "The service's own protection refused this request; try again in a moment.",
     max_retries=ONCE,
     reason=False,
 )
-_OTHER = Rule(errors.UpstreamRejected, "The service refused the request; change it or use another source.")
-_PAGE_UNREACHABLE = Rule(
-    errors.UpstreamUnavailable, "The page did not answer; try again later or use another source.", max_retries=ONCE
-)
 
-_SELECTORS = ("targetSelector", "waitForSelector", "removeSelector")
 _NO_MATCH = " with target selector "
 _BAD_SELECTOR = re.compile(
     r"Failed to process the page: (?:Expected |Unmatched |Empty sub-selector|Malformed |Unknown pseudo|Attribute sel)"
@@ -159,6 +171,7 @@ def upstream_failure(
     retry_after: str | None,
     redactor: Redactor = NO_SECRETS,
     names: Mapping[str, str] | None = None,
+    failures: Failures = Failures(),
 ) -> ToolError:
     """Return the typed error of an unsuccessful response.
 
@@ -167,8 +180,10 @@ def upstream_failure(
     envelope, or secrets of `redactor`.
     """
     envelope, names = body if isinstance(body, dict) else {}, names or {}
-    rule = _rule(http_status, envelope)
-    if http_status == HTTPStatus.UNPROCESSABLE_ENTITY and (advice := _selector_advice(envelope, names)):
+    rule = _rule(http_status, envelope, {**RULES, **failures.rules})
+    if http_status == HTTPStatus.UNPROCESSABLE_ENTITY and (
+        advice := _selector_advice(envelope, {name: names[name] for name in failures.selectors if name in names})
+    ):
         rule = replace(rule, message=advice, reason=False)
     reason = (
         _reason(envelope, redactor, names) if rule.reason and http_status < HTTPStatus.INTERNAL_SERVER_ERROR else ""
@@ -185,6 +200,11 @@ def upstream_failure(
     return error
 
 
+def too_late() -> ToolTimeout:
+    """Return the error for a response that does not arrive within the time of its call."""
+    return ToolTimeout("The service did not answer within the time of this call; try again, or ask for less.")
+
+
 def key_failure(status: int) -> ToolError:
     """Return the error for a key that the upstream is known to refuse with this five-digit status."""
     return upstream_failure(status // 100, {"status": status}, None)
@@ -196,32 +216,32 @@ def quoted(text: str) -> str:
 
 
 def _selector_advice(envelope: Mapping[str, Any], names: Mapping[str, str]) -> str:
-    """Return advice about the model's CSS selector if that made the request fail, else an empty text."""
-    given = [names[parameter] for parameter in _SELECTORS if parameter in names]
-    if not given:
+    """Return advice about the model's CSS selectors (`names`) if one made the request fail, else an empty text."""
+    if not names:
         return ""
     text = _text(envelope)[:_MAX_READ_CHARS]
     target, wait = names.get("targetSelector"), names.get("waitForSelector")
     if target and _NO_MATCH in text:
         return f"{target}: matches nothing on the page; use another selector, or read the page without one."
     if _BAD_SELECTOR.search(text):
-        return f"{' or '.join(given)}: is no CSS selector that the service understands; correct it, or leave it out."
+        given = " or ".join(names.values())
+        return f"{given}: is no CSS selector that the service understands; correct it, or leave it out."
     if wait and _is_transient(envelope):
         return f"The page took too long: perhaps nothing on it matches {wait}; correct it, or leave it out."
     return ""
 
 
-def _rule(http_status: int, envelope: Mapping[str, Any]) -> Rule:
+def _rule(http_status: int, envelope: Mapping[str, Any], rules: Mapping[int, FailureRule]) -> FailureRule:
     status = envelope.get("status")
-    if isinstance(status, int) and status in BY_STATUS:
-        return BY_STATUS[status]
+    if isinstance(status, int) and status >= _MIN_STATUS and status in rules:
+        return rules[status]
     if http_status == HTTPStatus.FORBIDDEN and not envelope:
         return _EDGE_BLOCK
     if HTTPStatus.MULTIPLE_CHOICES <= http_status < HTTPStatus.BAD_REQUEST:
         return _REDIRECT
     if http_status == HTTPStatus.UNPROCESSABLE_ENTITY and _is_transient(envelope):
-        return _PAGE_UNREACHABLE
-    return BY_HTTP.get(http_status, _SERVER if http_status >= HTTPStatus.INTERNAL_SERVER_ERROR else _OTHER)
+        return replace(rules[HTTPStatus.REQUEST_TIMEOUT], max_retries=ONCE)
+    return rules.get(http_status, _SERVER if http_status >= HTTPStatus.INTERNAL_SERVER_ERROR else _OTHER)
 
 
 def _is_transient(envelope: Mapping[str, Any]) -> bool:
@@ -263,13 +283,10 @@ def _seconds(value: Any) -> float | None:
     if isinstance(value, str):
         text = value[:_MAX_WAIT_CHARS].strip()
         value = float(text) if text.isascii() and text.isdigit() else _seconds_until(text)
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, int | float)
-        or (isinstance(value, float) and math.isnan(value))
-    ):
+    if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return float(min(max(value, 0), _MAX_WAIT_S))
+    seconds = float(min(max(value, 0), _MAX_WAIT_S))  # first, as an integer may have any size
+    return None if math.isnan(seconds) else seconds
 
 
 def _seconds_until(date: str) -> float | None:

@@ -21,6 +21,7 @@ from pydantic import SecretStr
 from openapi_tool import __version__
 from openapi_tool.frozen import frozen
 from openapi_tool.jina.endpoints import Endpoint, endpoint_of
+from openapi_tool.jina.failures import Failures
 from openapi_tool.jina.parameters import REFUSED, Parameter, secret_problem
 from openapi_tool.jina.url_policy import UrlPolicy
 from openapi_tool.protocol.errors import BadRequest, TargetRefused
@@ -276,7 +277,7 @@ _Parts = tuple[str, dict[str, str], bytes | None]  # target, headers, body
 class UpstreamRequest:
     """Request without its API key; `target` is the percent-encoded path and query.
 
-    `names` maps parameters to the model's names for them. `nothing_found` as in `Endpoint`.
+    `names` maps parameters to the model's names for them.
     """
 
     method: str
@@ -284,7 +285,7 @@ class UpstreamRequest:
     target: str
     headers: Mapping[str, str]
     body: bytes | None
-    nothing_found: str | None = field(default=None, repr=False)
+    failures: Failures = field(default=Failures(), repr=False)
     names: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
@@ -298,7 +299,7 @@ def build_request(definition: ToolDefinition, resolved: ResolvedParameters) -> U
     # `identity`, as a small compressed body could unpack to any size
     headers = {"Accept": "application/json", "Accept-Encoding": "identity", "User-Agent": USER_AGENT, **headers}
     method, host = "GET" if get else "POST", endpoint.operation.host
-    return UpstreamRequest(method, host, target, headers, body, endpoint.nothing_found, resolved.names)
+    return UpstreamRequest(method, host, target, headers, body, endpoint.failures, resolved.names)
 
 
 def _with_appended(endpoint: Endpoint, parameters: Mapping[str, Any]) -> Mapping[str, Any]:

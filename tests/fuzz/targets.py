@@ -424,7 +424,7 @@ def check_answer(data: bytes) -> None:
     else:
         body = source.rest()
     try:
-        request = replace(_REQUEST, nothing_found=endpoint.nothing_found)
+        request = replace(_REQUEST, failures=endpoint.failures)
         envelope = _fetched(request, _STATUSES[status], {name: text for name, text in headers.items() if text}, body)
         output = at_once(masked(endpoint.render(envelope, _PARAMETERS, _CONTEXT), _CONTEXT.redactor))
     except ToolError as error:

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import itertools
 import json
+import re
 import time
 from collections import Counter
 from collections.abc import Mapping
@@ -22,7 +23,8 @@ from asyncpg.exceptions import _base
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from openapi_tool.jina.failures import BY_HTTP, BY_STATUS, NOTHING_FOUND, upstream_failure
+from openapi_tool.jina.endpoints import ENDPOINTS
+from openapi_tool.jina.failures import RULES, Failures, upstream_failure
 from openapi_tool.jina.options import CacheOptions, RetryOptions
 from openapi_tool.kernel.failures import (
     KINDS,
@@ -223,7 +225,7 @@ TABLE = (
     Row(409, 40901, "upstream_unavailable", "yes", "try again"),
     Row(409, 40902, "target_refused", "no", "use another source"),
     Row(409, 40903, "upstream_unavailable", "yes", "try again"),
-    Row(409, 40904, "budget_exceeded", "no", "read a smaller page"),
+    Row(409, 40904, "budget_exceeded", "no", "ask for less"),
     Row(412, 41201, "bad_request", "no", "ask for fewer"),
     Row(413, 41301, "bad_request", "no", "shorten it"),
     Row(413, 41302, "upstream_rejected", "no", "use another source"),
@@ -237,7 +239,7 @@ TABLE = (
     Row(429, 42902, "rate_limited", "yes", "wait, then call again", quoted=False),
     Row(429, 42903, "rate_limited", "yes", "wait, then call again", quoted=False),
     Row(451, 45101, "target_refused", "no", "use another source"),
-    Row(451, 45102, "target_refused", "no", "use a public page"),
+    Row(451, 45102, "target_refused", "no", "use a public one"),
     Row(451, 45103, "target_refused", "no", "use another source"),
     Row(451, 45104, "target_refused", "no", "use another source"),
     Row(451, 45105, "target_refused", "no", "use another source"),
@@ -270,7 +272,7 @@ WITHOUT_ENVELOPE: tuple[tuple[int, Mapping[str, str], bytes, str, str, str], ...
     (413, HTML, PAGE, "bad_request", "no", "shorten it"),
     (418, TEXT, b"short and stout", "upstream_rejected", "no", "use another source"),
     (429, HTML, PAGE, "rate_limited", "yes", "wait, then call again"),
-    (431, {}, b"", "bad_request", "no", "use a shorter one"),
+    (431, {}, b"", "bad_request", "no", "shorten it"),
     (500, TEXT, b"Error: ENOENT at /srv/app/index.js", UNAVAILABLE, "once", "try again"),
     (500, JSON, b'{"code":500,"status":50000,"message":"at /srv/app","name":"Error"}',
      UNAVAILABLE, "once", "try again"),
@@ -335,8 +337,9 @@ async def test_answers_without_an_envelope(
 @requirement("upstream.errors")
 def test_the_table_has_every_class_of_the_server_and_every_rule() -> None:
     statuses = {row.status for row in TABLE}
-    assert {entry["body"]["status"] for entry in error_classes().values()} | set(BY_STATUS) <= statuses
-    assert set(BY_HTTP) <= {row.http for row in TABLE} | {http for http, *_ in WITHOUT_ENVELOPE}
+    assert {entry["body"]["status"] for entry in error_classes().values()} <= statuses
+    rules = set(RULES).union(*(endpoint.failures.rules for endpoint in ENDPOINTS.values()))
+    assert rules <= statuses | {row.http for row in TABLE} | {http for http, *_ in WITHOUT_ENVELOPE}
     assert len(statuses) == len(TABLE)
 
 
@@ -345,6 +348,42 @@ def test_the_table_has_every_class_of_the_server_and_every_rule() -> None:
 async def test_an_error_inside_a_200_is_the_same_error(row: Row) -> None:
     inside = await failure(200, JSON, _body(row))
     assert inside.as_error() == (await failure(row.http, JSON, _body(row))).as_error()
+
+
+_PAGE_WORDS = r"(?:the|a|this|another|smaller|public) page\b|\bsite\b|address|selector"
+_SEARCH_WORDS = r"search|quer(?:y|ies)|results?\b|filters?\b|no page content"
+_SELECTORS = {"targetSelector": "target_selector", "waitForSelector": "wait_for_selector"}
+
+
+@each(
+    ("failures", "of_others"),
+    [
+        (ENDPOINTS["search"].failures, _PAGE_WORDS),
+        (ENDPOINTS["reader"].failures, _SEARCH_WORDS),
+        (Failures(), f"{_PAGE_WORDS}|{_SEARCH_WORDS}"),  # of a further operation
+    ],
+)
+@requirement("upstream.errors", "upstream.retry")
+def test_no_message_is_about_another_operation(failures: Failures, of_others: str) -> None:
+    rows: list[tuple[int, Any, str, str]] = [(row.http, {"status": row.status}, row.code, row.retry) for row in TABLE]
+    rows += [(http, None, code, again) for http, _, _, code, again, _ in WITHOUT_ENVELOPE if http != HTTPStatus.OK]
+    rows += [(422, refusal("Navigation timeout of 15000 ms exceeded"), UNAVAILABLE, "once")]
+    rows += [(422, refusal("Recv failure: Connection reset by peer"), UNAVAILABLE, "once")]
+    rows += [(422, refusal("Failed to process the page: Expected name"), "upstream_rejected", "no")]
+    rows += [(422, refusal("No content available with target selector #x"), "upstream_rejected", "no")]
+    for http, body, code, again in rows:
+        error = upstream_failure(http, body, None, names=_SELECTORS, failures=failures)
+        assert (error.code, retry(error)) == (code, again), (http, body)
+        ours, _, _ = error.message.partition(" The service says: ")
+        assert not re.search(of_others, ours, re.IGNORECASE), (http, body, ours)
+
+
+@requirement("upstream.errors")
+def test_a_rule_of_an_operation_replaces_only_that_of_its_own_status() -> None:
+    failures = ENDPOINTS["search"].failures
+    message = upstream_failure(422, {"status": 42205}, None, failures=failures).message
+    assert message == "A service behind this one failed; try again."
+    assert upstream_failure(400, {"status": 422}, None, failures=failures).code == "bad_request"  # an HTTP status
 
 
 @requirement("upstream.errors")
@@ -417,7 +456,7 @@ async def test_permanent_failure_of_a_page_is_not_retried(text: str) -> None:
 @requirement("upstream.errors", "content.search")
 async def test_empty_search_is_no_failure(text: str) -> None:
     answer = json.dumps(refusal(text)).encode()
-    assert await fetched(422, JSON, answer, NOTHING_FOUND) == {"code": 200, "data": []}
+    assert await fetched(422, JSON, answer, ENDPOINTS["search"].failures) == {"code": 200, "data": []}
     with pytest.raises(UpstreamRejected):
         await fetched(422, JSON, answer)  # for a page it is a failure
 
@@ -426,7 +465,7 @@ async def test_empty_search_is_no_failure(text: str) -> None:
 async def test_a_message_that_is_no_text_is_a_failure() -> None:
     answer = b'{"message": %b%b}' % (b"[" * 1_000, b"]" * 1_000)
     with pytest.raises(UpstreamRejected):
-        await fetched(422, JSON, answer, NOTHING_FOUND)
+        await fetched(422, JSON, answer, ENDPOINTS["search"].failures)
 
 
 @requirement("upstream.errors")

@@ -24,7 +24,8 @@ from pydantic import SecretStr
 
 from openapi_tool.jina.byte_semaphore import ByteSemaphore
 from openapi_tool.jina.client import ALLOWED_HOSTS, EgressRefused, EgressTransport, JinaClient, tls_context
-from openapi_tool.jina.failures import NOTHING_FOUND, ONCE
+from openapi_tool.jina.endpoints import ENDPOINTS
+from openapi_tool.jina.failures import ONCE
 from openapi_tool.jina.options import EgressOptions
 from openapi_tool.jina.request import UpstreamRequest
 from openapi_tool.jina.transport import ERRORS, AiohttpTransport, on_connected, translate
@@ -42,7 +43,9 @@ from tests.requirements import requirement
 from tests.support import assert_for_a_model, each
 
 KEY = SecretStr("a-key-of-the-test")
-SEARCH = UpstreamRequest("POST", "s.jina.ai", "/", {"Accept": "application/json"}, b'{"q":"x"}', NOTHING_FOUND)
+SEARCH = UpstreamRequest(
+    "POST", "s.jina.ai", "/", {"Accept": "application/json"}, b'{"q":"x"}', ENDPOINTS["search"].failures
+)
 SUCCESS = {"code": 200, "data": []}
 
 

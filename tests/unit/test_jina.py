@@ -483,7 +483,7 @@ names = "r-http2-port-http1"
 async def answer(name: str) -> dict[str, Any]:
     recording = load_recordings()[name]
     endpoint = ENDPOINTS["search" if name.startswith("s-") else "reader"]
-    return await fetched(recording.status, recording.headers, recording.body, endpoint.nothing_found)
+    return await fetched(recording.status, recording.headers, recording.body, endpoint.failures)
 
 
 def output(envelope: dict[str, Any]) -> ToolOutput:

@@ -628,11 +628,12 @@ tool = replace(catalogue.CATALOGUE["jina.search"], name="jina.segment", operatio
 catalogue.OPERATIONS += (segment,)
 catalogue.CATALOGUE = {**catalogue.CATALOGUE, tool.name: tool}
 
-from openapi_tool.jina import endpoints, parameters
+from openapi_tool.jina import endpoints, failures, parameters
 from openapi_tool.jina.content import usage_of
 from openapi_tool.limits.limiter import Limiter
 from openapi_tool.limits.permits import Need
 from openapi_tool.options import LimitOptions
+from openapi_tool.protocol.errors import UpstreamRejected
 from openapi_tool.telemetry import metrics
 from openapi_tool.testing import InProcessExecutor
 from openapi_tool.tools.exports import all_built_in, registration, system_role
@@ -646,7 +647,8 @@ def render(envelope, _parameters, _context):
 table = (parameters.Parameter("content", parameters._text(), model=True),)
 timeouts = endpoints.Timeouts(15, needs_timeout=lambda _: False)
 endpoints.ENDPOINTS["segment"] = endpoints.Endpoint(
-    segment, table, timeouts, render, cheaper=lambda parameters, *_: ["less than " + parameters["content"]]
+    segment, table, timeouts, render, cheaper=lambda parameters, *_: ["less than " + parameters["content"]],
+    failures=failures.Failures({422: failures.FailureRule(UpstreamRejected, "The text cannot be split; shorten it.")}),
 )
 
 class Store:
@@ -666,10 +668,12 @@ async def limits():
     print(allowance.rates.tokens, allowance.tokens_per_request, endpoints.ENDPOINTS["segment"].min_tokens({}))
     await limiter.aclose()
 
-async def call(tool, arguments, url, answer):
+async def call(tool, arguments, url, answer, status=200):
     router = respx.Router()
-    router.post(url).respond(json=answer)
+    router.post(url).respond(status, json=answer)
     result = await InProcessExecutor(router).run_tool(registration(tool), arguments)
+    if status != 200:
+        return result.error["message"]
     assert result.status == "success", result.text
     return json.loads(result.requests[0].content), result.text.rpartition("[")[2]
 
@@ -677,6 +681,8 @@ async def main():
     search, _ = await call(catalogue.CATALOGUE["jina.search"], {"query": "x"}, "https://s.jina.ai/", {"data": []})
     answer = {"text": "one", "meta": {"usage": {"tokens": 30_000}}}
     print(search["q"], *await call(tool, {"content": "y"}, "https://s.jina.ai/segment", answer))
+    for status in (422, 451):
+        print(await call(tool, {"content": str(status)}, "https://s.jina.ai/segment", {}, status))
     await limits()
     tools = all_built_in()
     for shown in (tools, [tools[0], tools[-1]]):
@@ -692,6 +698,8 @@ def test_an_operation_at_the_host_of_another_one_needs_its_three_parts_only() ->
     assert (done.stdout.splitlines(), done.returncode) == (
         [
             "x {'content': 'y'} This result cost 30,000 tokens. Cheaper: less than y.]",
+            "The text cannot be split; shorten it.",
+            "This target is blocked for legal reasons; use another source.",
             "50000 30000 30000",
             "You can search the web, read pages and split texts True",
             "You can search the web and split texts False",
