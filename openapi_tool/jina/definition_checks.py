@@ -30,8 +30,8 @@ from openapi_tool.tools.arguments import (
     takes_cursor,
 )
 from openapi_tool.tools.catalogue import CATALOGUE
-from openapi_tool.tools.definition import ToolDefinition, parse_definition, suspend_timeout
-from openapi_tool.tools.lint import LintLimits, general_problems, upstream_section
+from openapi_tool.tools.definition import ToolDefinition, parse_definition, suspend_timeout, upstream_section
+from openapi_tool.tools.lint import LintLimits, general_problems
 from openapi_tool.tools.meta_schema import object_at
 from openapi_tool.tools.placeholders import PLACEHOLDERS, MissingVariable, VariableNotAllowed, render
 from openapi_tool.tools.problems import Path, Problem, Source, any_of, did_you_mean, fold, short
@@ -191,7 +191,8 @@ class _SampleCalls:
         self.document, self.definition, self.limits, self.rules = document, definition, limits, rules
         self.built_in, self.endpoint = definition.built_in, endpoint_of(definition)
         self.operation = definition.operation
-        self.section, self.jina = upstream_section(document)
+        self.section = upstream_section(object_at(document, "options"))
+        self.jina = object_at(document, *self.section)
         self.shown = object_at(document, *_PROPERTIES)
         self.values, _ = _set_values(definition)
         self.paginates = takes_cursor(definition)

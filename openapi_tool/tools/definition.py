@@ -114,6 +114,11 @@ def stored_record(row: Mapping[str, JsonValue]) -> DefinitionRecord:
     return DefinitionRecord(str(name), row.get("after_execution"), row.get("parameters"), row.get("options"))
 
 
+def upstream_section(options: Mapping[str, JsonValue]) -> tuple[str, str]:
+    """Return the path of the options for the upstream, which old definitions name `openapi`."""
+    return ("options", "openapi" if options.get("jina") is None and options.get("openapi") else "jina")
+
+
 @dataclass(frozen=True, slots=True)
 class _Reading:
     """Definition or its problems; `memory` is an estimate in bytes."""
@@ -192,10 +197,10 @@ class _DefinitionParser:
         self.names_upstream = False
         self.row = self._valid("stored", {"parameters": record.parameters, "options": record.options}, ())
         self.options = object_at(self.row, "options")
-        jina, legacy = object_at(self.options, "jina"), object_at(self.options, "openapi")
-        self.section = ("options", "jina" if self.options.get("jina") is not None or not legacy else "openapi")
+        self.section = upstream_section(self.options)
         # Old definitions have `options.openapi` instead; it is used only if `options.jina` is missing or empty.
-        self.jina = self._valid("section", jina or _jina_from_legacy(legacy), self.section)
+        jina = object_at(self.options, "jina") or _jina_from_legacy(object_at(self.options, "openapi"))
+        self.jina = self._valid("section", jina, self.section)
 
     def _valid(self, part: str, value: Mapping[str, JsonValue], path: Path) -> Mapping[str, JsonValue]:
         found = list(dict.fromkeys(violations(part, value, path)))

@@ -12,7 +12,7 @@ from openapi_tool.protocol.jsontext import JsonObject, JsonValue
 from openapi_tool.tools.catalogue import CATALOGUE, DEFAULT_MAX_TOKENS, OPERATIONS, READER, SEARCH, BuiltInTool
 from openapi_tool.tools.definition import DEFAULT_AUTH_ENV, ToolDefinition
 from openapi_tool.tools.meta_schema import object_at
-from openapi_tool.tools.placeholders import PLACEHOLDERS
+from openapi_tool.tools.placeholders import is_template
 from openapi_tool.tools.problems import camel_case, in_words, mangled
 from openapi_tool.tools.result import one_line
 from openapi_tool.tools.schema import visible_schema
@@ -25,7 +25,6 @@ _RULES = (
 )
 _ON_CURSORS = """A truncated result says so at its end and names a cursor: call {} with only that cursor for the next
    part, or with the cursor and find or question to search all of it. Both are free."""
-_TEMPLATES = tuple(f"{{{name}}}" for name in PLACEHOLDERS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,9 +224,7 @@ def _shown(schema: Mapping[str, JsonValue], options: Mapping[str, JsonValue]) ->
     An argument with a default is not required. A default with placeholders differs in each call, so it is not shown.
     """
     defaults, fixed = object_at(options, "args", "defaults"), object_at(options, "args", "fixed")
-    constant = {
-        name: value for name, value in defaults.items() if not any(template in str(value) for template in _TEMPLATES)
-    }
+    constant = {name: value for name, value in defaults.items() if not is_template(value)}
     visible = dict(visible_schema(schema, frozenset(fixed) | frozenset(object_at(options, "envs"))))
     properties, required = visible.get("properties"), visible.pop("required", None)
     if isinstance(properties, dict):

@@ -15,15 +15,23 @@ from openapi_tool.protocol.errors import ToolMisconfigured, Unanswerable
 from openapi_tool.protocol.identity import parse_command_subject
 from openapi_tool.protocol.jsontext import JsonObject, JsonValue
 from openapi_tool.tools.arguments import is_identity
-from openapi_tool.tools.definition import TIMEOUTS, ToolDefinition, read_as_far_as_possible, stored_record
+from openapi_tool.tools.definition import (
+    TIMEOUTS,
+    ToolDefinition,
+    read_as_far_as_possible,
+    stored_record,
+    upstream_section,
+)
 from openapi_tool.tools.meta_schema import MAX_SUSPEND_S, object_at, violations
 from openapi_tool.tools.placeholders import (
     PLACEHOLDER,
     PLACEHOLDERS,
     PREFIXED_KEY,
     is_executors_own,
+    is_template,
     looks_like_a_key,
     names_a_variable,
+    texts_in,
 )
 from openapi_tool.tools.problems import Path, Problem, any_of, did_you_mean, fold, name_problem, short
 from openapi_tool.tools.schema import schema_problems
@@ -89,13 +97,6 @@ def general_problems(
     # The parser may find the same mistake again: drop its problems at a place with an error, and one level above.
     wrong = {path for problem in found if not problem.warning for path in (problem.path, problem.path[:-1])}
     return definition, [*found, *(problem for problem in by_parser if problem.path not in wrong)]
-
-
-def upstream_section(document: Mapping[str, JsonValue]) -> tuple[tuple[str, str], Mapping[str, JsonValue]]:
-    """Return path and value of `options.jina`, or of the legacy `options.openapi` if only that is given."""
-    options = object_at(document, "options")
-    name = "openapi" if options.get("jina") is None and options.get("openapi") is not None else "jina"
-    return ("options", name), object_at(options, name)
 
 
 def _name_problems(document: Mapping[str, JsonValue]) -> Iterator[Problem]:
@@ -174,12 +175,11 @@ def _argument_problems(document: Mapping[str, JsonValue]) -> Iterator[Problem]:
 
 def _rule_for(value: JsonValue, rule: JsonObject) -> JsonObject:
     """Return the schema to check a default by: of a template only the type."""
-    is_template = any(PLACEHOLDER.search(text) for _, text in _texts(value, ()))
-    return {"type": rule["type"]} if is_template and "type" in rule else rule
+    return {"type": rule["type"]} if is_template(value) and "type" in rule else rule
 
 
 def _template_problems(document: Mapping[str, JsonValue]) -> Iterator[Problem]:
-    for path, text in _texts(object_at(document, *_ARGS), _ARGS):
+    for path, text in texts_in(object_at(document, *_ARGS), _ARGS):
         for name in PLACEHOLDER.findall(text):
             if name not in PLACEHOLDERS:
                 hint = did_you_mean(name.strip(), PLACEHOLDERS) or f"; known are {', '.join(PLACEHOLDERS)}"
@@ -194,22 +194,15 @@ def _template_problems(document: Mapping[str, JsonValue]) -> Iterator[Problem]:
             else:
                 message = f"has a brace too many or too few; write {{{meant}}}, with one brace on each side"
                 yield Problem(path, message)
-    section, jina = upstream_section(document)
-    for path, text in _texts({name: jina.get(name) for name in ("params", "defaults", "headers")}, section):
+    section = upstream_section(object_at(document, "options"))
+    jina = object_at(document, *section)
+    for path, text in texts_in({name: jina.get(name) for name in ("params", "defaults", "headers")}, section):
         if not set(PLACEHOLDERS).isdisjoint(PLACEHOLDER.findall(text)):
             yield Problem(path, "placeholders are filled in only in options.args; move it there")
 
 
-def _texts(value: object, path: Path) -> Iterator[tuple[Path, str]]:
-    if isinstance(value, str):
-        yield path, value
-    elif isinstance(value, dict | list):
-        for name, item in value.items() if isinstance(value, dict) else enumerate(value):
-            yield from _texts(item, (*path, name))
-
-
 def _secret_problems(document: Mapping[str, JsonValue], limits: LintLimits) -> Iterator[Problem]:
-    for path, text in _texts(document, ()):
+    for path, text in texts_in(document, ()):
         if not names_a_variable(path):
             if PREFIXED_KEY.search(text):
                 message = "looks like a key; definitions are readable for many: name a variable in options.envs"
@@ -230,7 +223,7 @@ def _secret_problems(document: Mapping[str, JsonValue], limits: LintLimits) -> I
 
 
 def _time_problems(document: Mapping[str, JsonValue], limits: LintLimits) -> Iterator[Problem]:
-    section, _ = upstream_section(document)
+    section = upstream_section(object_at(document, "options"))
     suspend, wait_s = _number(document, _SUSPEND), limits.executor.worker_timeout_s
     if suspend is not None and 0 < suspend < wait_s:
         message = f"changes nothing: workers wait {wait_s:g} s anyway; take it out or raise it"

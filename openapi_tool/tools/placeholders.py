@@ -5,7 +5,7 @@ from __future__ import annotations
 import pathlib
 import re
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from types import MappingProxyType
 from typing import NoReturn, Self
@@ -219,6 +219,20 @@ PLACEHOLDERS = (
 _placeholders_of = attrgetter(*PLACEHOLDERS)
 _MAX_ID_CHARS = 1_000  # a tool call id may have any length, and a value of 256 kB may contain it 29,000 times
 PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
+
+
+def texts_in(value: object, path: Path) -> Iterator[tuple[Path, str]]:
+    """Yield path and text of every string in a value."""
+    if isinstance(value, str):
+        yield path, value
+    elif isinstance(value, dict | list):
+        for name, item in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from texts_in(item, (*path, name))
+
+
+def is_template(value: object) -> bool:
+    """Return whether a text in a value contains a placeholder, known or not."""
+    return any(PLACEHOLDER.search(text) for _, text in texts_in(value, ()))
 
 
 class MissingValue(ToolMisconfigured):
