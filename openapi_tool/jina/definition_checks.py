@@ -16,6 +16,7 @@ from openapi_tool.jina.endpoints import ENDPOINTS, batch_items, endpoint_of, ite
 from openapi_tool.jina.parameters import REFUSED, secret_problem
 from openapi_tool.jina.request import IGNORED_HEADERS, examine_parameters, resolve_parameters, with_checked_url
 from openapi_tool.jina.url_policy import UrlPolicy
+from openapi_tool.protocol.cards import ToolCall
 from openapi_tool.protocol.command import AFTER_EXECUTION
 from openapi_tool.protocol.errors import BadRequest, TargetRefused, ToolError, ToolMisconfigured
 from openapi_tool.protocol.records import DefinitionRecord
@@ -23,21 +24,26 @@ from openapi_tool.tools.arguments import (
     API_KEY,
     CURSOR,
     Arguments,
+    CallOwner,
     OperatorEnvs,
     SecretSource,
+    api_key,
     default_problems,
     is_identity,
+    prepare_arguments,
     takes_cursor,
 )
 from openapi_tool.tools.catalogue import CATALOGUE
 from openapi_tool.tools.definition import ToolDefinition, parse_definition, suspend_timeout, upstream_section
-from openapi_tool.tools.lint import LintLimits, general_problems
+from openapi_tool.tools.lint import ARGS, PROPERTIES, LintLimits, general_problems
 from openapi_tool.tools.meta_schema import object_at
-from openapi_tool.tools.placeholders import PLACEHOLDERS, MissingVariable, VariableNotAllowed, render
+from openapi_tool.tools.placeholders import PLACEHOLDERS, MissingVariable, is_template, render
 from openapi_tool.tools.problems import Path, Problem, Source, any_of, did_you_mean, fold, short
 from openapi_tool.tools.schema import visible_schema
+from openapi_tool.tools.scopes import MIN_KEY_BYTES, SessionScope
 
-_SAMPLE_IDS = dict.fromkeys(PLACEHOLDERS, "1")
+_OWNER = CallOwner("1", "1", dict.fromkeys(PLACEHOLDERS, "1"))
+_SCOPE, _SECRET = SessionScope(bytes(MIN_KEY_BYTES)), SecretStr("")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,31 +67,29 @@ class StoredCheck:
         except ToolMisconfigured as error:
             return None, [*_problems(error), *_ignored_values(record)]
         envs = {**definition.envs, **self.operator.variables}
-        named = envs.pop(API_KEY, definition.auth_env)
-        used = self._key_variable(named, definition.auth_env)
+        used = self._key_variable(definition, envs)
+        named = envs.pop(API_KEY, used)
         found = list(dict.fromkeys(self._problems(definition, {used, *envs.values()})))
         fallback = [f"options.envs.api_key: {short(named)} is replaced by {short(used)}"] if named != used else []
         return None if found else definition, [*found, *_ignored_values(record), *fallback]
 
-    def _key_variable(self, named: str, fallback: str) -> str:
-        """Return the variable of the key: the one that `envs` names, or that of `auth_env` if it is unset."""
+    def _key_variable(self, definition: ToolDefinition, envs: Mapping[str, str]) -> str:
+        """Return the variable of the key; `auth_env` need not be set."""
         try:
-            self.secret(named)
-        except (MissingVariable, VariableNotAllowed):
-            return fallback
+            return api_key(envs, definition, lambda it: _SECRET if it == definition.auth_env else self.secret(it))[1]
         except ToolMisconfigured:
-            pass  # set, but unusable: `_problems` reports it
-        return named
+            return envs[API_KEY]  # set, but unusable: `_problems` reports it
 
     def _problems(self, definition: ToolDefinition, variables: set[str]) -> Iterator[str]:
         yield from _problems_of_step(lambda: self.operator.merged_envs(definition))
         for variable in sorted(variables):
             yield from _problems_of_step(partial(self.secret, variable))
-        values, problems = _set_values(definition)
+        usable, problems = _usable(definition)
         yield from problems
-        plain = {name: value for name, value in definition.defaults.items() if values.get(name) == value}
-        yield from default_problems(definition, plain)
-        yield from _problems_of_step(lambda: self._resolve(definition, _sample_arguments(values)))
+        used = usable.defaults.keys() - usable.fixed.keys()
+        values = {name: value for name, value in usable.defaults.items() if name in used and not is_template(value)}
+        yield from default_problems(definition, values)
+        yield from _problems_of_step(lambda: self._resolve(definition, _sample_call(usable, {})))
 
     def _resolve(self, definition: ToolDefinition, call: Arguments) -> None:
         calls = [call]
@@ -96,22 +100,24 @@ class StoredCheck:
             with_checked_url(resolve_parameters(definition, each), definition, self.url_policy)
 
 
-def _set_values(definition: ToolDefinition) -> tuple[dict[str, Any], list[str]]:
-    """Return the arguments that the definition sets, with sample ids in templates, and the templates' problems."""
-    values: dict[str, Any] = {}
+def _usable(definition: ToolDefinition) -> tuple[ToolDefinition, list[str]]:
+    """Return the definition without templates that cannot be rendered, and the problems of these."""
     problems: list[str] = []
-    for group, templates in (("defaults", definition.defaults), ("fixed", definition.fixed)):
-        for name, template in templates.items():
+    groups: dict[str, Any] = {"defaults": {}, "fixed": {}}
+    for group, usable in groups.items():
+        for name, template in getattr(definition, group).items():
             try:
-                values[name] = render(template, _SAMPLE_IDS, f"options.args.{group}.{short(name)}")
+                render(template, _OWNER.ids, f"options.args.{group}.{short(name)}")
+                usable[name] = template
             except ToolMisconfigured as error:
                 problems += _problems(error)
-    return values, problems
+    return replace(definition, **groups), problems
 
 
-def _sample_arguments(values: Mapping[str, Any], by_model: frozenset[str] = frozenset()) -> Arguments:
-    sent = {name: value for name, value in values.items() if not is_identity(name)}
-    return Arguments(sent, by_model, {}, SecretStr(""), session="")
+def _sample_call(definition: ToolDefinition, given: Mapping[str, Any]) -> Arguments:
+    """Prepare a call without secrets, and without `parameters`, since required arguments may be missing."""
+    bare = replace(definition, schema={}, envs={})
+    return prepare_arguments(bare, ToolCall(given), _OWNER, OperatorEnvs(), lambda _: _SECRET, _SCOPE)
 
 
 def _ignored_values(record: DefinitionRecord) -> Iterator[str]:
@@ -137,9 +143,6 @@ def _problems(error: ToolError) -> list[str]:
     return error.detail["problems"] if isinstance(error.detail, dict) else [error.message]
 
 
-_ARGS = ("options", "args")
-_PROPERTIES = ("parameters", "properties")
-_WHOLE_VALUES = ("default", "const", "enum")
 # Samples of each JSON type; a parameter that refuses all of them refuses the type.
 _SAMPLES: Mapping[str, tuple[Any, ...]] = {
     "integer": (1, 500),
@@ -193,8 +196,8 @@ class _SampleCalls:
         self.operation = definition.operation
         self.section = upstream_section(object_at(document, "options"))
         self.jina = object_at(document, *self.section)
-        self.shown = object_at(document, *_PROPERTIES)
-        self.values, _ = _set_values(definition)
+        self.shown = object_at(document, *PROPERTIES)
+        self.call = _sample_call(_usable(definition)[0], {})
         self.paginates = takes_cursor(definition)
 
     def problems(self) -> Iterator[Problem]:
@@ -203,7 +206,7 @@ class _SampleCalls:
             yield from self._address_problems(path, value)
         for name, rule in self.shown.items():
             if not is_identity(name):
-                yield from self._argument_problems(name, rule if isinstance(rule, dict) else {}, (*_PROPERTIES, name))
+                yield from self._argument_problems(name, rule if isinstance(rule, dict) else {}, (*PROPERTIES, name))
         yield from self._shown_and_fixed()
         if object_at(self.document, "parameters"):
             yield from self._open_schema()
@@ -214,8 +217,8 @@ class _SampleCalls:
             if fold(name) in IGNORED_HEADERS:
                 message = "is ignored: the executor writes this header itself; take it out"
                 yield Problem((*self.section, "headers", name), message, warning=True)
-        values = {name: value for name, value in self.values.items() if name != self.built_in.list_argument}
-        found = examine_parameters(self.definition, _sample_arguments(values))
+        values = {name: value for name, value in self.call.values.items() if name != self.built_in.list_argument}
+        found = examine_parameters(self.definition, replace(self.call, values=values))
         unknown = [Problem(path, f"is no parameter of a {self.operation.name} tool") for path in found.unknown]
         for problem in (*found.operator, *unknown):
             yield self._with_hint(replace(problem, path=self._path_in_file(problem.path)))
@@ -223,7 +226,7 @@ class _SampleCalls:
 
     def _set_addresses(self) -> Iterator[tuple[Path, Any]]:
         for group, values in (("defaults", self.definition.defaults), ("fixed", self.definition.fixed)):
-            yield from (((*_ARGS, group, name), self.values.get(name)) for name in values if self._is_main(name))
+            yield from (((*ARGS, group, name), self.call.values.get(name)) for name in values if self._is_main(name))
         for name, value in self.definition.upstream_params.items():
             if self._is_main(name):
                 yield self._path_in_file(("options", "jina", "params", name)), value
@@ -252,7 +255,7 @@ class _SampleCalls:
     def _with_hint(self, problem: Problem) -> Problem:
         name = str(problem.path[-1])
         parameter = self.endpoint.find(name)
-        if parameter and not parameter.model and problem.path[:2] == _PROPERTIES:
+        if parameter and not parameter.model and problem.path[:2] == PROPERTIES:
             return replace(problem, message=f"{problem.message}; an operator may set it in options.jina.params")
         if reason := REFUSED.get(fold(name)):
             return problem if reason in problem.message else replace(problem, message=f"{problem.message}: {reason}")
@@ -294,7 +297,7 @@ class _SampleCalls:
         else:
             for where, value in self._values(name, rule):
                 yield from (replace(problem, path=(*path, *where)) for problem in self._refusals(name, value))
-                if self._is_main(name) and where[0] in _WHOLE_VALUES:
+                if self._is_main(name) and where[0] in ("default", "const", "enum"):
                     yield from self._address_problems((*path, *where), value)
 
     def _values(self, name: str, rule: Mapping[str, Any]) -> Iterator[tuple[Path, Any]]:
@@ -312,17 +315,15 @@ class _SampleCalls:
 
     def _refusals(self, name: str, value: Any) -> list[Problem]:
         """Return the executor's problems with an argument; None stands for any value."""
-        items, value = self.built_in.list_argument, None if name == CURSOR else value
-        max_items = self.limits.tools.max_batch_items
-        if name == items:
-            call = _sample_arguments({name: ["a"] if value is None else value}, frozenset({name}))
-            return item_problems(self.definition, call, max_items)
-        call = _sample_arguments({name: value}, frozenset({name}))
-        found = examine_parameters(self.definition, call).model
+        items = self.built_in.list_argument
+        given = {} if name == items and value is None else {name: None if name == CURSOR else value}
+        call = _sample_call(replace(self.definition, defaults={}, fixed={}), ({items: ["a"]} if items else {}) | given)
         if items:
-            call = _sample_arguments({name: value, items: ["a"]}, frozenset({name, items}))
-            found = item_problems(self.definition, call, max_items) or found
-        return found
+            found = item_problems(self.definition, call, self.limits.tools.max_batch_items)
+            if found or name == items:
+                return found
+            call = item_arguments(self.definition, call, "a")
+        return examine_parameters(self.definition, call).model
 
     def _shown_and_fixed(self) -> Iterator[Problem]:
         """Check fixed values whose parameter a model is shown under another name."""
@@ -333,7 +334,7 @@ class _SampleCalls:
             for other in shown:
                 if parameter and self.endpoint.find(other) is parameter:
                     yield Problem(
-                        (*_ARGS, "fixed", name), f"a model is shown the same parameter as {other!r}; take one out"
+                        (*ARGS, "fixed", name), f"a model is shown the same parameter as {other!r}; take one out"
                     )
 
     def _open_schema(self) -> Iterator[Problem]:
@@ -349,7 +350,7 @@ class _SampleCalls:
     def _main_argument(self) -> Iterator[Problem]:
         """Check that something provides the query or address."""
         wanted = self.built_in.list_argument or self.operation.argument
-        given = any(self._is_parameter(name, wanted) for name in (*self.values, *self.definition.upstream_params))
+        given = any(self._is_parameter(name, wanted) for name in (*self.call.values, *self.definition.upstream_params))
         required = object_at(self.document, "parameters").get("required") or []
         if given or not isinstance(required, list):
             return
@@ -357,7 +358,7 @@ class _SampleCalls:
         path = ("parameters", "required")
         if not shown:
             yield Problem(
-                _PROPERTIES, f"lacks {wanted!r}, without which no call can work; declare it, or set it in options.args"
+                PROPERTIES, f"lacks {wanted!r}, without which no call can work; declare it, or set it in options.args"
             )
         elif self.paginates and CURSOR in self.shown and shown[0] in required:
             message = f"names {shown[0]!r}, which is ignored beside a cursor; take it out of `required`"

@@ -220,7 +220,7 @@ def prepare_arguments(
     }
     repairs = _validated_repairs(definition, defaults, given, hidden)
     given |= repairs  # `jina/request.py` omits an argument that is None
-    api_key, variable, fallback_reason = _api_key(envs, definition, read_secret)
+    key, variable, fallback_reason = api_key(envs, definition, read_secret)
     fixed = {name: render_fixed(name, template, call, owner.ids) for name, template in definition.fixed.items()}
     prepared: dict[str, JsonValue] = defaults | given | fixed
     values = {name: value for name, value in prepared.items() if not is_identity(name)}
@@ -230,7 +230,7 @@ def prepare_arguments(
         values=values,
         by_model=frozenset(given) & values.keys(),
         secrets={name: read_secret(variable) for name, variable in envs.items() if name != API_KEY},
-        api_key=api_key,
+        api_key=key,
         session=scope.identity(owner.project_id, owner.agent_id, session_id),
         session_id=storable_text(session_id[:_MAX_SESSION_ID_CHARS]) if isinstance(session_id, str) else None,
         key_variable=variable,
@@ -306,7 +306,7 @@ def default_problems(definition: ToolDefinition, defaults: Mapping[str, JsonValu
     return [f"options.args.defaults.{problem}" for problem in problems]
 
 
-def _api_key(
+def api_key(
     envs: Mapping[str, str], definition: ToolDefinition, read_secret: SecretSource
 ) -> tuple[SecretStr, str, str | None]:
     """Return the API key, its variable, and why that is the fallback `auth_env`, if it is.

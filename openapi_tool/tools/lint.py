@@ -41,8 +41,8 @@ _PROJECT, _CHANNEL = "{project_id}", "{channel_id}"
 _SUBJECT_PLACEHOLDERS = (_PROJECT, _CHANNEL, "{agent_id}")
 _SUBJECT = re.compile(r"(?:[A-Za-z0-9_-]+|\{[^{}]*\})(?:\.(?:[A-Za-z0-9_-]+|\{[^{}]*\}))*")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_ARGS = ("options", "args")
-_PROPERTIES = ("parameters", "properties")
+ARGS = ("options", "args")
+PROPERTIES = ("parameters", "properties")
 _SUSPEND = ("options", "suspend_timeout_seconds")
 _OFTEN_EMPTY = "context_box_id"  # not in commands of v1r4; a worker may have put the value into the call's card
 _MAX_SUBJECT_CHARS = 255
@@ -152,25 +152,25 @@ def _subject_problems(subject: object, limits: LintLimits) -> Iterator[Problem]:
 
 
 def _argument_problems(document: Mapping[str, JsonValue]) -> Iterator[Problem]:
-    shown, envs = object_at(document, *_PROPERTIES), object_at(document, "options", "envs")
-    defaults, fixed = object_at(document, *_ARGS, "defaults"), object_at(document, *_ARGS, "fixed")
+    shown, envs = object_at(document, *PROPERTIES), object_at(document, "options", "envs")
+    defaults, fixed = object_at(document, *ARGS, "defaults"), object_at(document, *ARGS, "fixed")
     hide = "take it out here, a model may not be shown it"
     unused = "is never used: fixed or envs set the same argument; take it out"
     rules = (  # a name in the first mapping must not be in the second; path of the first, message
-        (shown, fixed, _PROPERTIES, f"is fixed in options.args.fixed; {hide}"),
-        (shown, envs, _PROPERTIES, f"is a secret of options.envs; {hide}"),
-        (defaults, {**fixed, **envs}, (*_ARGS, "defaults"), unused),
-        (fixed, envs, (*_ARGS, "fixed"), "is set by options.envs, too; give only one of them"),
+        (shown, fixed, PROPERTIES, f"is fixed in options.args.fixed; {hide}"),
+        (shown, envs, PROPERTIES, f"is a secret of options.envs; {hide}"),
+        (defaults, {**fixed, **envs}, (*ARGS, "defaults"), unused),
+        (fixed, envs, (*ARGS, "fixed"), "is set by options.envs, too; give only one of them"),
     )
     for names, others, path, message in rules:
         yield from (Problem((*path, name), message) for name in names if name in others)
     for name in shown:  # a model may choose a session within its project and agent, so `session_id` is allowed
         if is_identity(name) and fold(name) != "sessionid" and name not in fixed:
-            yield Problem((*_PROPERTIES, name), "identifies the caller; a model is not asked for it; take it out")
+            yield Problem((*PROPERTIES, name), "identifies the caller; a model is not asked for it; take it out")
     for name, value in defaults.items():
         if isinstance(rule := shown.get(name), dict) and not _fits(_rule_for(value, rule), value):
             message = f"does not fit parameters.properties.{name}, so every call without the argument fails; change one"
-            yield Problem((*_ARGS, "defaults", name), message)
+            yield Problem((*ARGS, "defaults", name), message)
 
 
 def _rule_for(value: JsonValue, rule: JsonObject) -> JsonObject:
@@ -179,7 +179,7 @@ def _rule_for(value: JsonValue, rule: JsonObject) -> JsonObject:
 
 
 def _template_problems(document: Mapping[str, JsonValue]) -> Iterator[Problem]:
-    for path, text in texts_in(object_at(document, *_ARGS), _ARGS):
+    for path, text in texts_in(object_at(document, *ARGS), ARGS):
         for name in PLACEHOLDER.findall(text):
             if name not in PLACEHOLDERS:
                 hint = did_you_mean(name.strip(), PLACEHOLDERS) or f"; known are {', '.join(PLACEHOLDERS)}"
@@ -238,7 +238,7 @@ def _time_problems(document: Mapping[str, JsonValue], limits: LintLimits) -> Ite
     fits = True
     for path in (
         *((*place, name) for place in (section, ("options",)) for name in TIMEOUTS),
-        *((*_ARGS, group, "timeout") for group in ("defaults", "fixed")),
+        *((*ARGS, group, "timeout") for group in ("defaults", "fixed")),
     ):
         seconds = _number(document, path) or 0
         if seconds > min(max_call_s, max_timeout_s):

@@ -786,7 +786,8 @@ async def test_the_list_runs_the_checks_of_a_call(caller: Caller, tools: Tools) 
         await caller.add_tool(PROJECT, row)
     await caller.add_tool(PROJECT, search_tool() | {"tool_name": "tool_x0", "parameters": False})
     await caller.add_tool(PROJECT, search_tool() | {"tool_name": "tool_x1", "after_execution": "explode"})
-    good = {"defaults": {"session_id": "{agent_turn_id}", "hl": "de"}, "fixed": {"site": "{project_id}.example"}}
+    fixed = {"site": "{project_id}.example", "location": "{{agent_id}}"}  # rendered once, to `{…}`
+    good = {"defaults": {"session_id": "{agent_turn_id}", "hl": "de"}, "fixed": fixed}
     await caller.add_tool(PROJECT, search_tool(args=good) | {"tool_name": "tool_x2"})
     done = await tools("list", "--project", PROJECT, "--db", "--json")
     found = [row["problems"] for row in map(json.loads, done.stdout.splitlines())]
