@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from operator import attrgetter
 from typing import TYPE_CHECKING, TypeVar
 
 from tenacity import wait_exponential_jitter
@@ -17,9 +18,9 @@ from tenacity import wait_exponential_jitter
 from openapi_tool.bootstrap import Bootstrap, Upstream, build_runner, scoped_key
 from openapi_tool.budgets.account import SCOPES
 from openapi_tool.budgets.budgets import Budgets
+from openapi_tool.bus.client import BusClient
 from openapi_tool.bus.connection import (
     INSTANCE,
-    BusClient,
     WakeupPublisher,
     answering_stats,
     connected,
@@ -46,7 +47,7 @@ from openapi_tool.kernel.breaker import CircuitBreaker, GuardedStore
 from openapi_tool.kernel.failures import located
 from openapi_tool.kernel.store import KernelStore
 from openapi_tool.limits.limiter import Limiter
-from openapi_tool.options import DSN_SETTING, PoolOptions
+from openapi_tool.options import PoolOptions
 from openapi_tool.protocol.dialect import dialect_of
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.settings import Settings
@@ -67,12 +68,12 @@ _NO_ANSWER = Unavailable(f"PostgreSQL: no answer within {_MAX_CHECK_S:.0f} s")
 class DatabaseMonitor:
     """State of the database from health checks and from the loads and commits of calls.
 
-    Messages contain `where` (server, database) and the `setting` of its DSN. `wake` is called on every change.
+    Messages contain server, database and the setting of its DSN. `wake` is called on every change.
     """
 
-    def __init__(self, health: Health, where: str = "", setting: str = DSN_SETTING) -> None:
+    def __init__(self, health: Health, pool: PoolOptions) -> None:
         self._health = health
-        self._located = partial(located, where=where, setting=setting)
+        self._located = partial(located, pool=pool)
         self._outage = ""
         self.wake: Callable[[], None] = lambda: None
         self.breaker = CircuitBreaker(self._changed)
@@ -121,6 +122,15 @@ class DatabaseMonitor:
 T = TypeVar("T")
 
 _REMIND_S = 60.0
+_SHOWN_LIMITS = (
+    "executor.concurrency",
+    "executor.max_held",
+    "postgres.pool_size",
+    "egress.max_connections",
+    "egress.body_budget_bytes",
+    "cache.max_bytes",
+    "tools.max_timeout_s",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +199,7 @@ def open_shared(stack: AsyncExitStack, bootstrap: Bootstrap, resolver: Resolver 
 async def assemble(stack: AsyncExitStack, bootstrap: Bootstrap, shared: Shared) -> Parts:
     """Connect to a kernel and build its parts without starting the consumer; `stack` closes them."""
     settings, health = bootstrap.settings, bootstrap.health
-    database = DatabaseMonitor(health, bootstrap.pool.where, bootstrap.pool.setting)
+    database = DatabaseMonitor(health, bootstrap.pool)
 
     def nats_unavailable(error: Unavailable) -> str:
         health.record(NATS, ok=False, reason=str(error))
@@ -256,16 +266,7 @@ async def _connect(
 
 def snapshots(bootstrap: Bootstrap) -> Snapshots:
     """Return the source of statistics for `top` and the page."""
-    settings = bootstrap.settings
-    limits = {
-        "executor.concurrency": settings.executor.concurrency,
-        "executor.max_held": settings.executor.max_held,
-        "postgres.pool_size": settings.postgres.pool_size,
-        "egress.max_connections": settings.egress.max_connections,
-        "egress.body_budget_bytes": settings.egress.body_budget_bytes,
-        "cache.max_bytes": settings.cache.max_bytes,
-        "tools.max_timeout_s": settings.tools.max_timeout_s,
-    }
+    limits = {name: attrgetter(name)(bootstrap.settings) for name in _SHOWN_LIMITS}
     durables = [kernel.durable.name for kernel in (bootstrap, *bootstrap.others)]
     return Snapshots(INSTANCE, bootstrap.health, limits, durables)
 

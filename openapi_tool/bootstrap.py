@@ -97,7 +97,7 @@ def build_bootstrap(settings: Settings, environment: Mapping[str, str]) -> Boots
             unmasked=unmasked(named),
             upstream_tls=upstream_tls,
             bus=bus,
-            pool=PoolOptions(kernel.protocol.version, kernel.postgres, setting=kernel.named("postgres", "dsn")),
+            pool=pool_options(kernel, environment),
             durable=durable_options(kernel),
             authorizer=authorizer,
             health=health if kernel is settings else health.add_kernel(kernel.protocol.version),
@@ -211,13 +211,13 @@ def _try_tls(make: Callable[[], ssl.SSLContext | None], settings: str, problems:
         return None
 
 
-def database_dsn(settings: Settings, environment: Mapping[str, str]) -> str:
-    """Return the checked connection string. Raises SettingsError."""
+def pool_options(settings: Settings, environment: Mapping[str, str]) -> PoolOptions:
+    """Return the options of a kernel's database. Raises SettingsError."""
     problems: list[str] = []
     _driver_options(settings, environment, problems)
     if problems:
         raise SettingsError(problems)
-    return settings.postgres.dsn.get_secret_value()
+    return PoolOptions(settings.protocol.version, settings.postgres, setting=settings.named("postgres", "dsn"))
 
 
 def _driver_options(settings: Settings, environment: Mapping[str, str], problems: list[str]) -> DriverOptions | None:

@@ -39,6 +39,7 @@ from openapi_tool.local.caller import Caller
 from openapi_tool.local.recordings import error_classes
 from openapi_tool.local.servers import USER, NatsServer, PostgresServer, _environment
 from openapi_tool.local.stack import EmbeddedStack
+from openapi_tool.options import PoolOptions, PostgresOptions
 from openapi_tool.protocol.cards import ToolCall
 from openapi_tool.protocol.command import Delivery
 from openapi_tool.protocol.errors import ToolError
@@ -54,7 +55,7 @@ from openapi_tool.protocol.records import (
 from openapi_tool.protocol.v1r4 import V1r4
 from openapi_tool.tools.arguments import CallOwner
 from openapi_tool.tools.definition import ToolDefinition, parse_definition
-from openapi_tool.tools.placeholders import placeholder_values
+from openapi_tool.tools.placeholders import Secret, placeholder_values
 from openapi_tool.tools.policy import Deadline
 from openapi_tool.tools.result import ToolOutput
 
@@ -177,6 +178,10 @@ async def dead_letters(caller: Caller) -> list[dict[str, Any]]:
         return []
     numbers = range(max(state.first_seq, 1), state.last_seq + 1)
     return [orjson.loads((await jetstream.get_msg(DEAD_LETTERS, number)).data or b"") for number in numbers]
+
+
+def pool_of(dsn: str) -> PoolOptions:
+    return PoolOptions("v1r4", PostgresOptions(Secret(dsn)))
 
 
 async def delete_streams(caller: Caller) -> None:

@@ -29,8 +29,6 @@ from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.protocol.jsontext import is_deeper_than
 from openapi_tool.tools.problems import short
 
-__all__ = ["BusClient", "connected", "outage_as_unavailable"]
-
 log = logging.getLogger(__name__)
 
 _PING_INTERVAL_S = 10

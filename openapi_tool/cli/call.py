@@ -39,18 +39,18 @@ from openapi_tool.concurrency import interruptible
 from openapi_tool.kernel.failures import located, translate_connection_errors
 from openapi_tool.local.caller import ERRORS, Caller, PlacedCall, ResultRows, open_database, prepare_database
 from openapi_tool.local.dev import DevError, RequestedCall, running_dev, save_call
-from openapi_tool.options import DSN_SETTING
+from openapi_tool.options import PoolOptions, PostgresOptions
 from openapi_tool.protocol.cards import as_model_reads
 from openapi_tool.protocol.dialect import ProtocolVersion
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.protocol.identity import default_durable, parse_command_subject
-from openapi_tool.settings import PREFIX, SettingsError, load_settings
+from openapi_tool.settings import PREFIX, load_settings
 from openapi_tool.settings.loading import empty_servers
 from openapi_tool.telemetry.logs import printable_lines
 from openapi_tool.telemetry.redact import Redactor
 from openapi_tool.tools.definition import DEFAULT_AUTH_ENV
+from openapi_tool.tools.placeholders import Secret
 from openapi_tool.tools.problems import counted
-from openapi_tool.urls import parse_dsn
 
 if TYPE_CHECKING:
     from openapi_tool.local.stack import CompletedCall, EmbeddedStack
@@ -58,7 +58,6 @@ if TYPE_CHECKING:
 
 _FAILED = 1
 _NO_RESULT = 3
-_DATABASE_CONNECT_S = 5.0
 
 
 def call(
@@ -88,8 +87,8 @@ def call(
     requested = RequestedCall(tool, project, agent, channel, anywhere=yes)
     redactor = Redactor()
     try:
-        addresses, redactor = _addresses(protocol)
-        outcome = asyncio.run(_call(addresses, requested, _arguments(args), timeout))
+        pool, bus, redactor = _kernel(protocol)
+        outcome = asyncio.run(_call(pool, bus, requested, _arguments(args), timeout))
     except DevError as error:
         fail(redactor.text(str(error)))
     except KeyboardInterrupt:
@@ -117,41 +116,26 @@ def _arguments(text: str) -> dict[str, Any]:
     return arguments
 
 
-@dataclass(frozen=True, slots=True)
-class _Addresses:
-    """Servers of a kernel. Messages name the database by `where` and the `setting` of its DSN."""
-
-    dsn: str
-    where: str
-    bus: BusOptions
-    version: str
-    setting: str = DSN_SETTING
-
-
-def _addresses(protocol: ProtocolVersion | None) -> tuple[_Addresses, Redactor]:
+def _kernel(protocol: ProtocolVersion | None) -> tuple[PoolOptions, BusOptions, Redactor]:
     for problem in empty_servers(os.environ):
         raise DevError(problem)
     dsn, servers = (os.environ.get(name) for name in ("PG_DSN", "NATS_SERVERS"))
     if not dsn and not servers:
-        return _of_dev_stack(protocol), Redactor([os.environ.get(DEFAULT_AUTH_ENV, "")])
+        return *_of_dev_stack(protocol), Redactor([os.environ.get(DEFAULT_AUTH_ENV, "")])
     if not dsn or not servers:
         raise DevError("set both PG_DSN and NATS_SERVERS, or neither for the dev stack")
-    try:
-        settings = load_settings({"postgres": {"dsn": dsn}, "nats": {"servers": servers}})
-        bootstrap = build_bootstrap(settings.of_version(protocol), os.environ)
-    except SettingsError as error:
-        raise DevError("\n".join(error.problems)) from None
-    pool = bootstrap.pool
-    return _Addresses(pool.dsn, pool.where, bootstrap.bus, bootstrap.version, pool.setting), bootstrap.redactor
+    settings = load_settings({"postgres": {"dsn": dsn}, "nats": {"servers": servers}})
+    bootstrap = build_bootstrap(settings.of_version(protocol), os.environ)
+    return bootstrap.pool, bootstrap.bus, bootstrap.redactor
 
 
-def _of_dev_stack(protocol: ProtocolVersion | None) -> _Addresses:
+def _of_dev_stack(protocol: ProtocolVersion | None) -> tuple[PoolOptions, BusOptions]:
     try:
         stack = running_dev(protocol)
     except DevError as error:
         raise DevError(f"{error}; start one with `openapi-tool dev`, or set PG_DSN and NATS_SERVERS") from None
-    bus = BusOptions(NatsOptions(servers=(stack.nats_servers,)), NAME)
-    return _Addresses(stack.pg_dsn, parse_dsn(stack.pg_dsn).where, bus, stack.protocol)
+    pool = PoolOptions(stack.protocol, PostgresOptions(Secret(stack.pg_dsn)))
+    return pool, BusOptions(NatsOptions(servers=(stack.nats_servers,)), NAME)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,16 +165,18 @@ class _CallOutcome:
         }
 
 
-async def _call(addresses: _Addresses, requested: RequestedCall, arguments: Any, timeout_s: float) -> _CallOutcome:
+async def _call(
+    pool: PoolOptions, bus: BusOptions, requested: RequestedCall, arguments: Any, timeout_s: float
+) -> _CallOutcome:
     try:
         async with AsyncExitStack() as stack:
-            client = await stack.enter_async_context(connected_once(addresses.bus))
+            client = await stack.enter_async_context(connected_once(bus))
             with translate_connection_errors():
-                database = await stack.enter_async_context(open_database(addresses.dsn, _DATABASE_CONNECT_S))
-            caller = Caller(database, client, addresses.version)
+                database = await stack.enter_async_context(open_database(pool.dsn, pool.postgres.timeout_s))
+            caller = Caller(database, client, pool.version)
             return await _outcome(caller, await save_call(caller, requested, arguments), timeout_s)
     except Unavailable as error:
-        raise DevError(located(str(error), addresses.where, addresses.setting)) from None
+        raise DevError(located(str(error), pool)) from None
     except ERRORS as error:
         raise DevError(f"cannot use PostgreSQL or NATS: {type(error).__name__}: {error}") from None
 

@@ -12,7 +12,7 @@ import typer
 
 from openapi_tool.bootstrap import Bootstrap
 from openapi_tool.bus import dead_letter_reader
-from openapi_tool.bus.connection import BusClient
+from openapi_tool.bus.client import BusClient
 from openapi_tool.bus.dead_letter_reader import NotReplayable
 from openapi_tool.bus.dead_letters import DeadLetter, without_secrets
 from openapi_tool.cli.common import USAGE, JsonOption, Rows, fail, output, print_json, print_line, print_status

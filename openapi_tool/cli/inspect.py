@@ -12,7 +12,7 @@ import typer
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from openapi_tool.bootstrap import Bootstrap
-from openapi_tool.bus.connection import BusClient
+from openapi_tool.bus.client import BusClient
 from openapi_tool.bus.dead_letter_reader import (
     CommandState,
     StoredWakeup,
@@ -101,7 +101,7 @@ def inspect(
 
     async def gather(bootstrap: Bootstrap, client: BusClient) -> CallHistory:
         durable, redactor = bootstrap.durable, bootstrap.redactor
-        rows = await call_rows(bootstrap.pool.dsn, bootstrap.pool.version, project, tool_call_id)
+        rows = await call_rows(bootstrap.pool, project, tool_call_id)
         moments = [row["created_at"] for row in (*rows.inbox, *rows.edges)]
         commands = await commands_of(client, durable, project, tool_call_id, min(moments, default=None))
         if commands and not any(card["type"] == "tool.result" for card in rows.cards):

@@ -17,7 +17,8 @@ import typer
 from pydantic_settings import SettingsError as UnreadableVariable
 
 from openapi_tool.bootstrap import Bootstrap, build_bootstrap, lint_limits
-from openapi_tool.bus.connection import BusClient, connected, gather_stats, outage_as_unavailable
+from openapi_tool.bus.client import BusClient
+from openapi_tool.bus.connection import connected, gather_stats, outage_as_unavailable
 from openapi_tool.bus.options import BusOptions
 from openapi_tool.cli.common import NO_DATABASE, fail, output, print_json, print_status, redraw
 from openapi_tool.jina.definition_checks import source_problems
@@ -238,7 +239,7 @@ def with_nats(
     try:
         return asyncio.run(_connected(bootstrap, work, user))
     except Unavailable as error:  # `located` adds the address to an error of PostgreSQL; one of NATS has its own
-        fail(bootstrap.redactor.text(located(str(error), bootstrap.pool.where, bootstrap.pool.setting)))
+        fail(bootstrap.redactor.text(located(str(error), bootstrap.pool)))
 
 
 async def _connected(bootstrap: Bootstrap, work: Callable[[Bootstrap, BusClient], Awaitable[T]], user: str) -> T:

@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from openapi_tool.bootstrap import Bootstrap, durable_options
-from openapi_tool.bus.connection import BusClient
+from openapi_tool.bus.client import BusClient
 from openapi_tool.bus.durable import DurableMissing, DurableShown, StillPulled, durable_shown, hand_to_kernel
 from openapi_tool.bus.permissions import (
     SWITCH_PERMISSIONS,

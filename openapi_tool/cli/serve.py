@@ -14,7 +14,8 @@ import typer
 
 from openapi_tool.assembly import upstream_transport
 from openapi_tool.bootstrap import Bootstrap, build_bootstrap
-from openapi_tool.bus.connection import BusClient, connected, outage_as_unavailable
+from openapi_tool.bus.client import BusClient
+from openapi_tool.bus.connection import connected, outage_as_unavailable
 from openapi_tool.bus.durable import DurableMissing, ServerClock, observe
 from openapi_tool.bus.options import DurableOptions
 from openapi_tool.bus.storage import denied
@@ -171,7 +172,7 @@ async def _outcome(work: Awaitable[list[str]], bootstrap: Bootstrap) -> CheckRes
         return CheckResult(f"no answer within {_TIMEOUT_S:.0f} s")
     except (Unavailable, RegistryError, _CheckFailed) as error:
         # Adds the server's name to errors of PostgreSQL only.
-        return CheckResult(mask(located(str(error), bootstrap.pool.where, bootstrap.pool.setting)))
+        return CheckResult(mask(located(str(error), bootstrap.pool)))
 
 
 class _CheckFailed(Exception):
@@ -230,9 +231,8 @@ async def _reach(client: JinaClient, host: str) -> None:
 
 async def _definitions(bootstrap: Bootstrap, project: str) -> list[str]:
     check = stored_check(bootstrap.settings)
-    pool, version = bootstrap.pool, bootstrap.version
-    async with ToolRows.open(pool.dsn, pool.postgres.timeout_s, version) as rows:
-        judged = [(row["tool_name"], judge(row, check, version)) for row in await rows.definitions(project)]
+    async with ToolRows.open(bootstrap.pool) as rows:
+        judged = [(row["tool_name"], judge(row, check, bootstrap.version)) for row in await rows.definitions(project)]
     unusable = [
         f"{name}: {'; '.join(verdict['problems'])}" for name, verdict in judged if verdict["kind"] == "unusable"
     ]

@@ -12,7 +12,7 @@ from typing import Annotated, Literal, TypeVar
 
 import typer
 
-from openapi_tool.bus.connection import BusClient
+from openapi_tool.bus.client import BusClient
 from openapi_tool.bus.kv_stores import change_switches, load_switches
 from openapi_tool.cli import tools_apply, tools_registry
 from openapi_tool.cli.common import JsonOption, Rows, fail, output, print_json, print_line, print_status

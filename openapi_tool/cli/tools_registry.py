@@ -8,11 +8,12 @@ import sys
 import textwrap
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Annotated, Any, NoReturn, TypeVar
 
 import typer
 
-from openapi_tool.bootstrap import database_dsn, operator_envs, tool_secrets
+from openapi_tool.bootstrap import operator_envs, pool_options, tool_secrets
 from openapi_tool.cli.common import (
     INTERRUPTED,
     NO_DATABASE,
@@ -202,20 +203,18 @@ async def _registry(
             yield client, protocol
         return
     if db:
-        settings = load_settings().of_version(protocol)
-        version: str = settings.protocol.version
+        pool = pool_options(load_settings().of_version(protocol), os.environ)
     else:
         stack, why = find_dev(protocol)
         if stack is None:
             fail(_CHOOSE_REGISTRY + (f", or start `openapi-tool dev`: {why}" if why else ""), USAGE)
-        settings, version = load_settings({"postgres": {"dsn": stack.pg_dsn}}), stack.protocol
+        pool = pool_options(load_settings({"postgres": {"dsn": stack.pg_dsn}}), os.environ)
+        pool = replace(pool, version=stack.protocol)
     try:
-        async with ToolRows.open(database_dsn(settings, os.environ), settings.postgres.timeout_s, version) as rows:
-            yield rows, version
+        async with ToolRows.open(pool) as rows:
+            yield rows, pool.version
     except RegistryUnreachable as error:
-        raise RegistryUnreachable(
-            located(str(error), settings.postgres.parsed.where, settings.named("postgres", "dsn"))
-        ) from error
+        raise RegistryUnreachable(located(str(error), pool)) from error
 
 
 def stored_check(settings: Settings) -> StoredCheck:

@@ -199,9 +199,9 @@ def _read(
     """Return the sum over all calls, and the rows by `by`; exits if the database is unavailable."""
     pool = bootstrap.pool
     try:
-        rows = asyncio.run(usage(pool.dsn, pool.version, project, start, end, bootstrap.settings.actor_id, by))
+        rows = asyncio.run(usage(pool, project, start, end, bootstrap.settings.actor_id, by))
     except Unavailable as error:
-        fail(bootstrap.redactor.text(located(str(error), pool.where, pool.setting)))
+        fail(bootstrap.redactor.text(located(str(error), pool)))
     figures = [{"key": row["key"], **{name: row[name] for name in _FIGURES}} for row in rows]
     if len(figures) > MAX_ROWS:
         print_status(f"only the first {MAX_ROWS:,} rows are shown; name a shorter time with --since and --until")

@@ -127,7 +127,7 @@ class JinaClient:
             if not isinstance(error, TimeoutError):
                 raise
             raise UpstreamUnavailable(
-                "The response arrived too slowly and was given up; try again, or ask for less."
+                "The response arrived too slowly and was given up; try again, ask for less or use another source."
             ) from None
         return body
 
@@ -232,8 +232,8 @@ def _network_failure(error: httpx.TransportError, host: str) -> ToolError:
         )
     if isinstance(error, ResponseRefused):
         return UpstreamUnavailable(
-            "The service's response was refused: its headers or framing are malformed or too large; try again, or ask "
-            "for less.",
+            "The service's response was refused: its headers or framing are malformed or too large; try again, ask for "
+            "less or use another source.",
             detail={"kind": type(error).__name__},
             max_retries=0 if isinstance(error, OwnResponseRefused) else ONCE,
         )

@@ -15,7 +15,7 @@ from typing import Any, cast
 from openapi_tool.concurrency import Steps
 from openapi_tool.jina import parameters as tables
 from openapi_tool.jina.content import RenderContext, page_steps, search_steps
-from openapi_tool.jina.failures import RULES, Failures
+from openapi_tool.jina.failures import Failures, worded
 from openapi_tool.jina.parameters import MODEL_FORMATS, WITH_CONTENT, Parameter, by_name
 from openapi_tool.jina.remarks import Offers, cheaper_page, cheaper_search
 from openapi_tool.jina.url_policy import UrlPolicy, checked_url
@@ -172,11 +172,7 @@ ENDPOINTS: Mapping[str, Endpoint] = {
             defaults={"respondWith": "no-content"},
             implied={"respondWith": "content"},
             failures=Failures(
-                {
-                    524: replace(
-                        RULES[524], message="The service took too long; ask for less (fewer results, no page content)."
-                    )
-                },
+                worded({524: "The service took too long; ask for less (fewer results, no page content)."}),
                 nothing_found="No search results available",
             ),
         ),
@@ -189,11 +185,15 @@ ENDPOINTS: Mapping[str, Endpoint] = {
             cheaper_page,
             check_url=checked_url,
             failures=Failures(
-                {
-                    422: replace(
-                        RULES[422], message="The page could not be read; check the address or use another source."
-                    )
-                },
+                worded(
+                    {
+                        40904: "The page costs more than the token budget; read a smaller page or part.",
+                        45102: "This address may not be read (private, local or blocked); use a public page.",
+                        408: "The page did not answer in time; try again later or use another source.",
+                        422: "The page could not be read; check the address or use another source.",
+                        431: "The address is too long; use a shorter one.",
+                    }
+                ),
                 selectors=("targetSelector", "waitForSelector", "removeSelector"),
             ),
         ),

@@ -121,6 +121,11 @@ RULES: Mapping[int, FailureRule] = {
 """Rules of all operations, by the five-digit `status` of an error body, else by HTTP status."""
 
 
+def worded(messages: Mapping[int, str]) -> dict[int, FailureRule]:
+    """Return the rules of these statuses with other messages."""
+    return {status: replace(RULES[status], message=message) for status, message in messages.items()}
+
+
 @dataclass(frozen=True, slots=True)
 class Failures:
     """Failures of one operation.
@@ -202,7 +207,9 @@ def upstream_failure(
 
 def too_late() -> ToolTimeout:
     """Return the error for a response that does not arrive within the time of its call."""
-    return ToolTimeout("The service did not answer within the time of this call; try again, or ask for less.")
+    return ToolTimeout(
+        "The service did not answer within the time of this call; try again, ask for less or use another source."
+    )
 
 
 def key_failure(status: int) -> ToolError:

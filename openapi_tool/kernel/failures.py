@@ -16,7 +16,7 @@ from typing import Literal
 
 import asyncpg
 
-from openapi_tool.options import DSN_SETTING
+from openapi_tool.options import DSN_SETTING, PoolOptions
 from openapi_tool.protocol.errors import NeedsOperator, Unavailable
 
 Kind = Literal["defect", "outage", "operator"]
@@ -144,11 +144,11 @@ def describe_connection_error(error: Exception) -> str:
     return f"{why}; check {DSN_SETTING}"
 
 
-def located(problem: str, where: str, setting: str) -> str:
-    """Name server and database (`where`) and the `setting` of their DSN in an error: there may be several kernels."""
-    section = setting.partition(".dsn (")[0]
-    problem = problem.replace(DSN_SETTING, setting).replace("set postgres.", f"set {section}.")
-    return problem.replace("PostgreSQL:", f"PostgreSQL at {where}:", 1) if where else problem
+def located(problem: str, pool: PoolOptions) -> str:
+    """Name server, database and the setting of their DSN in an error: there may be several kernels."""
+    section = pool.setting.partition(".dsn (")[0]
+    problem = problem.replace(DSN_SETTING, pool.setting).replace("set postgres.", f"set {section}.")
+    return problem.replace("PostgreSQL:", f"PostgreSQL at {pool.where}:", 1)
 
 
 _CONNECTION, _STATEMENT = _Translation(_as_unavailable), _Translation(_statement_error)

@@ -18,6 +18,7 @@ from openapi_tool.kernel.failures import (
 )
 from openapi_tool.kernel.fragments import MAX_HEADER_BYTES, fits
 from openapi_tool.kernel.inspection import STATEMENTS, refuse_other_version
+from openapi_tool.options import PoolOptions
 from openapi_tool.protocol.errors import NeedsOperator
 from openapi_tool.protocol.jsontext import dumps, loads
 from openapi_tool.tools.exports import COLUMNS, TOO_LARGE, NoSuchProject, RegistryError, RegistryUnreachable, stored_row
@@ -55,25 +56,22 @@ class CallRows:
 
 
 @asynccontextmanager
-async def _connected(dsn: str, version: str, timeout_s: float) -> AsyncIterator[asyncpg.Connection]:
-    """Connect to a database of this protocol version. Raises Unavailable, also for errors in the context.
-
-    `timeout_s` limits each statement.
-    """
+async def _connected(pool: PoolOptions, timeout_s: float) -> AsyncIterator[asyncpg.Connection]:
+    """Connect, with a timeout for each statement. Raises Unavailable, also for errors in the context."""
     with translate_connection_errors():
-        connection = await asyncpg.connect(dsn, timeout=_TIMEOUT_S, command_timeout=timeout_s)
+        connection = await asyncpg.connect(pool.dsn, timeout=_TIMEOUT_S, command_timeout=timeout_s)
     try:
         with translate_statement_errors():
-            await refuse_other_version(connection, STATEMENTS[version])
+            await refuse_other_version(connection, STATEMENTS[pool.version])
             yield connection
     finally:
         await connection.close(timeout=_TIMEOUT_S)
 
 
-async def call_rows(dsn: str, version: str, project_id: str, tool_call_id: str) -> CallRows:
-    """Return the rows of a call in a database of this protocol version. Raises Unavailable."""
-    queries = (STATEMENTS[version].TIMELINE, _EDGES, _CARDS)
-    async with _connected(dsn, version, _TIMEOUT_S) as connection:
+async def call_rows(pool: PoolOptions, project_id: str, tool_call_id: str) -> CallRows:
+    """Return the rows of a call. Raises Unavailable, also for a database of another version."""
+    queries = (STATEMENTS[pool.version].TIMELINE, _EDGES, _CARDS)
+    async with _connected(pool, _TIMEOUT_S) as connection:
         results = [await connection.fetch(query, project_id, tool_call_id) for query in queries]
     return CallRows(*([dict(row) for row in rows] for rows in results))
 
@@ -168,14 +166,14 @@ def first_card_id(moment: datetime) -> str:
 
 
 async def usage(
-    dsn: str, version: str, project_id: str, since: datetime, until: datetime, actor_id: str, by: By
+    pool: PoolOptions, project_id: str, since: datetime, until: datetime, actor_id: str, by: By
 ) -> list[dict[str, Any]]:
     """Return a total row, then at most `MAX_ROWS` rows grouped by `by`: days ascending, others by tokens.
 
     A figure is None where no card records it. Raises Unavailable, also for a database of another version.
     """
     values = (project_id, first_card_id(since), first_card_id(until), actor_id, MAX_ROWS + 1)
-    async with _connected(dsn, version, _USAGE_TIMEOUT_S) as connection:
+    async with _connected(pool, _USAGE_TIMEOUT_S) as connection:
         return [dict(row) for row in await connection.fetch(statement(by), *values)]
 
 
@@ -210,14 +208,12 @@ class ToolRows:
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, dsn: str, timeout_s: float, version: str | None = None) -> AsyncIterator[ToolRows]:
-        """Connect to PostgreSQL; `timeout_s` limits each step.
-
-        Raises RegistryError, also for a database of another protocol version.
-        """
+    async def open(cls, options: PoolOptions) -> AsyncIterator[ToolRows]:
+        """Connect to PostgreSQL. Raises RegistryError, also for a database of another protocol version."""
+        timeout_s = options.postgres.timeout_s
         with _translate_errors():
             pool = await asyncpg.create_pool(
-                dsn,
+                options.dsn,
                 min_size=1,
                 max_size=_CONNECTIONS,
                 timeout=timeout_s,
@@ -227,10 +223,9 @@ class ToolRows:
                 server_settings={"application_name": "openapi-tool"},
             )
         try:
-            if version is not None:
-                with _translate_errors():
-                    async with pool.acquire() as connection:
-                        await refuse_other_version(connection, STATEMENTS[version])
+            with _translate_errors():
+                async with pool.acquire() as connection:
+                    await refuse_other_version(connection, STATEMENTS[options.version])
             yield cls(pool)
         finally:
             await pool.close()

@@ -31,7 +31,7 @@ from openapi_tool.protocol.errors import Unavailable
 from tests.chaos.fail_points import BUDGET_LEASE_VARIABLE, DEATHS, FOLDER_VARIABLE, POINTS
 from tests.conftest import PROJECT, reader_tool, search_tool
 from tests.requirements import requirement
-from tests.support import dsn_of
+from tests.support import dsn_of, pool_of
 from tests.wire.conftest import World
 
 LIMIT, REPLICAS, RUNNING, LEASE_S = 100, 3, 8, 2.0
@@ -219,7 +219,7 @@ async def test_usage_and_budgets_equal_the_doubles_count_while_executors_are_kil
     assert len(deaths) == len(POINTS)
     missing = [request for number, card in enumerate(cards) for request in uncounted(number, card, log, deaths)]
     now = datetime.now(UTC)
-    total, *_ = await usage(world.dsn, "v1r4", PROJECT, now - timedelta(hours=1), now, "tool.openapi", By.TOOL)
+    total, *_ = await usage(pool_of(world.dsn), PROJECT, now - timedelta(hours=1), now, "tool.openapi", By.TOOL)
     counted = len(log) - len(missing), tokens(log) - tokens(missing)
     assert (total["calls"], total["requests"], total["tokens"]) == (len(placed), *counted)
     assert total["requests"] <= account.used.requests <= len(log)

@@ -39,7 +39,7 @@ from openapi_tool.tools.placeholders import Secret
 from openapi_tool.tools.result import Item, RenderedResult, ResultFields, ToolOutput, Usage, failure, success
 from tests.conftest import AGENT, PROJECT, TEMPLATE, StartExecutor, search_tool
 from tests.requirements import requirement
-from tests.support import ROLE, V1R4, delivery, dsn_of, each, identity, make_role
+from tests.support import ROLE, V1R4, delivery, dsn_of, each, identity, make_role, pool_of
 
 COMMAND = V1R4.decode(delivery())
 
@@ -601,7 +601,7 @@ def dsn(stack: EmbeddedStack, database: str) -> str:
 
 
 async def read(dsn: str, by: By) -> list[dict[str, Any]]:
-    return await usage(dsn, "v1r4", PROJECT, SINCE, UNTIL, ACTOR, by)
+    return await usage(pool_of(dsn), PROJECT, SINCE, UNTIL, ACTOR, by)
 
 
 @requirement("usage")
@@ -703,7 +703,7 @@ async def test_usage_of_a_week_uses_an_index_with_the_cards_of_many_projects(cal
         assert not [node for node in nodes if node.get("Relation Name") == "cards" and node["Node Type"] == "Seq Scan"]
         if "USAGE_CARDS" in os.environ:
             print(by, round(plan[0]["Execution Time"]), "ms")  # noqa: T201 - requested by USAGE_CARDS
-    total, *_ = await usage(dsn, "v1r4", "proj_7", now - timedelta(days=7), now, ACTOR, By.TOOL)
+    total, *_ = await usage(pool_of(dsn), "proj_7", now - timedelta(days=7), now, ACTOR, By.TOOL)
     assert total["calls"] == pytest.approx(MANY / PROJECTS / 2, rel=0.01, abs=2)
 
 
@@ -720,7 +720,7 @@ async def test_the_printed_grants_are_enough_for_usage(caller: Caller, database:
         await caller.database.execute(grant)
     try:
         for by in By:
-            await usage(dsn.geturl(), "v1r4", PROJECT, SINCE, UNTIL, ACTOR, by)
+            await usage(pool_of(dsn.geturl()), PROJECT, SINCE, UNTIL, ACTOR, by)
     finally:
         await caller.database.execute(f"drop owned by {role}")
         await caller.database.execute(f"drop role {role}")

@@ -851,7 +851,7 @@ async def test_the_timeline_reads_the_inbox_of_the_version(
     call: PlacedCall, v1r3_store: KernelStore, options: PoolOptions
 ) -> None:
     assert await v1r3_store.commit(*v1r3_result_of(call, await v1r3_store.load(v1r3_command_of(call))))
-    rows = await call_rows(options.dsn, "v1r3", PROJECT, call.tool_call_id)
+    rows = await call_rows(options, PROJECT, call.tool_call_id)
     assert [row["status"] for row in rows.inbox] == ["pending"]
     assert {row["edge_phase"] for row in rows.edges} == {"request", "response"}
     assert {row["type"] for row in rows.cards} == {"tool.call", "tool.result"}

@@ -56,7 +56,7 @@ from openapi_tool.tools.problems import camel_case, mangled, name_problem, unman
 from openapi_tool.tools.scopes import SessionScope
 from tests.conftest import PROJECT, search_tool
 from tests.requirements import requirement
-from tests.support import definition, owner, tool_call
+from tests.support import definition, owner, pool_of, tool_call
 from tests.unit.test_executor import left_s
 from tests.wire.conftest import RECORDED_ARGUMENTS, World
 
@@ -554,7 +554,7 @@ CALLS: dict[str, dict[str, Any]] = {
 async def test_calls_of_a_shipped_definition_succeed(world_without_executor: World, tool: str) -> None:
     row = yaml.safe_load((TOOLS / f"{tool}.yaml").read_text(encoding="utf-8"))
     dsn = world_without_executor.stack.postgres.dsn(world_without_executor.database)
-    async with ToolRows.open(dsn, 5) as registry:
+    async with ToolRows.open(pool_of(dsn)) as registry:
         await registry.put(PROJECT, row)
         assert await registry.row(PROJECT, tool) == stored_row(row)
     async with world_without_executor.executor():

@@ -40,7 +40,7 @@ from openapi_tool.tools.problems import MAX_BYTES, Problem, read_source, read_so
 from tests.conftest import PROJECT, search_tool
 from tests.registry.conftest import served
 from tests.requirements import requirement
-from tests.support import dsn_of, each, make_role
+from tests.support import dsn_of, each, make_role, pool_of
 
 ROOT = Path(__file__).parent.parent.parent
 BROKEN_FILE = ROOT / "tests" / "data" / "broken_tools.yaml"
@@ -851,7 +851,7 @@ async def test_a_write_to_an_unknown_project_is_refused(
     caller: Caller, stack: EmbeddedStack, database: str, api: str
 ) -> None:
     row = yaml.safe_load(SEARCH_TEXT)
-    async with ToolRows.open(stack.postgres.dsn(database), 5) as registry, ManagementApi.open(api) as client:
+    async with ToolRows.open(pool_of(stack.postgres.dsn(database))) as registry, ManagementApi.open(api) as client:
         for store in (registry, client):
             with pytest.raises(RegistryError, match="not_found"):
                 await store.put("proj_gone", row)
@@ -896,11 +896,11 @@ async def test_the_grants_for_registration_are_enough_and_missing_ones_are_named
 ) -> None:
     row, own = yaml.safe_load(SEARCH_TEXT), stack.postgres.dsn(database)
     await make_role(own, "reader_only")
-    async with ToolRows.open(dsn_of(stack, database, "reader_only"), 5) as registry:
+    async with ToolRows.open(pool_of(dsn_of(stack, database, "reader_only"))) as registry:
         with pytest.raises(RegistryError, match="permission denied for table"):
             await registry.put(PROJECT, row)
     await make_role(own, "registrar_only", registration=True)
-    async with ToolRows.open(dsn_of(stack, database, "registrar_only"), 5) as registry:
+    async with ToolRows.open(pool_of(dsn_of(stack, database, "registrar_only"))) as registry:
         await registry.put(PROJECT, row)
         await registry.put(PROJECT, row)
         assert await registry.delete(PROJECT, row["tool_name"])

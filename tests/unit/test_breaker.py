@@ -7,7 +7,7 @@ import random
 import socket
 import time
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -29,8 +29,10 @@ from openapi_tool.jina.transport import HANDSHAKES, PROJECT, AiohttpTransport
 from openapi_tool.kernel.breaker import MAX_PROBE_INTERVAL_S, CircuitBreaker, GuardedStore, StoreOperation
 from openapi_tool.kernel.failures import Contended, located
 from openapi_tool.local.executor import LoopbackResolver
+from openapi_tool.options import PoolOptions, PostgresOptions
 from openapi_tool.protocol.errors import NeedsOperator, ToolError, Unavailable
 from openapi_tool.telemetry.health import Health
+from openapi_tool.tools.placeholders import Secret
 from openapi_tool.tools.policy import Deadline
 from tests.races.conftest import LOOPS, Run, iterate_loop, run_on
 from tests.requirements import requirement
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
 
 
 OUTAGE = Unavailable("unavailable")
+POOL = PoolOptions("v1r4", PostgresOptions(Secret("postgresql://db.example/kernel")))
 DENIED = NeedsOperator("denied", "grant it")
 SLOW = Contended("statement timeout")
 both_loops = pytest.mark.parametrize(
@@ -230,7 +233,7 @@ def test_the_first_probe_comes_soon_and_later_ones_every_five_seconds(new_loop: 
 @requirement("breaker")
 def test_a_health_check_that_succeeds_again_brings_the_next_probe_forward(new_loop: Any) -> None:
     async def test(harness: BreakerHarness) -> None:
-        watch = DatabaseMonitor(Health())
+        watch = DatabaseMonitor(Health(), POOL)
         watch.breaker = harness.breaker
         watch.mark_unavailable(OUTAGE)
         for _ in range(8):
@@ -251,7 +254,7 @@ def test_one_fault_is_logged_once_whether_a_call_or_a_check_met_it(
     """Both reasons have the same form, although the check's names host and database; else one fault gets two lines."""
 
     async def test(_: BreakerHarness) -> None:
-        watch = DatabaseMonitor(Health(), "db.example:5432 (database kernel)")
+        watch = DatabaseMonitor(Health(), POOL)
         watch.mark_available()
         with pytest.raises(NeedsOperator), watch.breaker.attempt("commit", "proj"):
             raise NeedsOperator("PostgreSQL: no such column", "migrate")
@@ -469,10 +472,11 @@ def test_a_commit_that_wrote_nothing_proves_nothing(new_loop: Any) -> None:
 def test_an_outage_names_the_settings_of_its_kernel_and_a_requeued_command_none() -> None:
     own = "dialects.v1r3.postgres.dsn (OPENAPI_TOOL__DIALECTS__V1R3__POSTGRES__DSN)"
     outage = Unavailable("PostgreSQL: connection refused; check postgres.dsn (PG_DSN)")
-    text = located(str(outage), "db:5432 (database older)", own)
-    assert text == f"PostgreSQL at db:5432 (database older): connection refused; check {own}"
-    assert located(text, "db:5432 (database older)", own) == text
-    pooled = located("PostgreSQL: x. set postgres.prepared_statements = false", "db", own)
+    pool = replace(POOL, setting=own)
+    text = located(str(outage), pool)
+    assert text == f"PostgreSQL at db.example:5432 (database kernel): connection refused; check {own}"
+    assert located(text, pool) == text
+    pooled = located("PostgreSQL: x. set postgres.prepared_statements = false", pool)
     assert pooled.endswith("set dialects.v1r3.postgres.prepared_statements = false")
     assert outage.problem == "PostgreSQL: connection refused"
     assert NeedsOperator("PostgreSQL: missing", "Grant it").problem == "PostgreSQL: missing"
