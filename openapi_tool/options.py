@@ -1,7 +1,4 @@
-"""Settings sections that components take as their options, beside those in `bus`, `jina` and `tools`.
-
-pydantic validates them when the settings are loaded, but not those that code constructs itself, as tests do.
-"""
+"""Settings sections that components take as their options, beside those in `bus`, `jina` and `tools`."""
 
 from __future__ import annotations
 
@@ -80,7 +77,7 @@ class Options:
     _is_one_line = field_validator("*", mode="before")(check_one_line)
 
 
-@dataclass(frozen=True, slots=True)
+@validated(frozen=True)
 class ExecutorOptions(Options):
     """Execution of calls."""
 
@@ -117,7 +114,7 @@ class ExecutorOptions(Options):
         return self
 
 
-@dataclass(frozen=True, slots=True)
+@validated(frozen=True)
 class ToolOptions(Options):
     """Limits of tool calls."""
 
@@ -351,7 +348,7 @@ class BudgetOptions(BudgetLimits):
         return BudgetLimits(**{name: getattr(self, name) if mine is None else mine for name, mine in budgets.items()})
 
 
-@dataclass(frozen=True, slots=True)
+@validated(frozen=True)
 class PostgresOptions(Options):
     """The kernel's database."""
 

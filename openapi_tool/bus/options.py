@@ -34,7 +34,7 @@ def _check_server_url(url: str) -> str:
     return url
 
 
-@validated(frozen=True)  # a mapping in a plain dataclass is not decoded from a variable's JSON
+@validated(frozen=True)
 class FairnessOptions(Options):
     """Weights of projects that compete for slots, places among the waiting commands, and permits of `limits`."""
 
@@ -48,7 +48,7 @@ class FairnessOptions(Options):
     ] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@validated(frozen=True)
 class NatsOptions(Options):
     """NATS connection. Set at most one login: user and password, token, credentials file or nkey seed."""
 

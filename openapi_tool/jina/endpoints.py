@@ -188,8 +188,6 @@ ENDPOINTS: Mapping[str, Endpoint] = {
                 worded(
                     {
                         40904: "The page costs more than the token budget; read a smaller page or part.",
-                        45102: "This address may not be read (private, local or blocked); use a public page.",
-                        408: "The page did not answer in time; try again later or use another source.",
                         422: "The page could not be read; check the address or use another source.",
                         431: "The address is too long; use a shorter one.",
                     }

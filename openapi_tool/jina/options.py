@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated
 
 from pydantic import Field, field_validator, model_validator
+from pydantic.dataclasses import dataclass as validated
 
 from openapi_tool.jina.byte_semaphore import max_call_memory
 from openapi_tool.options import TERABYTE, File, Options, Seconds
@@ -15,7 +15,7 @@ from openapi_tool.urls import ESCAPE, parse_url
 _PROXY_FORM = "must look like http://user:password@host:port, with the port"
 
 
-@dataclass(frozen=True, slots=True)
+@validated(frozen=True)
 class RetryOptions(Options):
     """Retries of upstream requests, within the deadline of the call."""
 
@@ -36,7 +36,7 @@ class RetryOptions(Options):
         return self
 
 
-@dataclass(frozen=True, slots=True)
+@validated(frozen=True)
 class CacheOptions(Options):
     """Response cache, scoped to project, agent and session."""
 
@@ -48,7 +48,7 @@ class CacheOptions(Options):
     )
 
 
-@dataclass(frozen=True, slots=True)
+@validated(frozen=True)
 class EgressOptions(Options):
     """Connections to the upstream."""
 

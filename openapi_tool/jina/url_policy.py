@@ -10,12 +10,12 @@ from __future__ import annotations
 import functools
 import re
 import unicodedata
-from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 from typing import Annotated, NamedTuple
 from urllib.parse import unquote
 
 from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic.dataclasses import dataclass as validated
 from pydantic_settings import NoDecode
 
 from openapi_tool.options import Options, split
@@ -132,7 +132,7 @@ def _address(entry: str) -> str:
         return ""
 
 
-@dataclass(frozen=True, slots=True)
+@validated(frozen=True)
 class UrlPolicy(Options):
     """Page URLs that may be read, decided from the URL alone, without DNS."""
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Mapping
-from functools import cache
 from types import UnionType
-from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator
 from pydantic.fields import FieldInfo
@@ -39,19 +37,9 @@ class Section(BaseModel):
 
 
 def fields_of(kind: Any) -> Mapping[str, FieldInfo]:
-    """Return the fields of a section: an (optional) model or a dataclass; for another type none."""
-    if get_origin(kind) in (Union, UnionType):
-        return next(filter(None, map(fields_of, get_args(kind))), {})
-    is_dataclass = isinstance(kind, type) and dataclasses.is_dataclass(kind)
-    return _fields_of_dataclass(kind) if is_dataclass else getattr(kind, "model_fields", {})
-
-
-@cache
-def _fields_of_dataclass(kind: type[Any]) -> Mapping[str, FieldInfo]:
-    hints = get_type_hints(kind, include_extras=True)
-    return {
-        field.name: FieldInfo.from_annotated_attribute(hints[field.name], field) for field in dataclasses.fields(kind)
-    }
+    """Return the fields of a section, which may be optional; for another type none."""
+    kinds = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+    return next((part.__pydantic_fields__ for part in kinds if hasattr(part, "__pydantic_fields__")), {})
 
 
 _VARIABLE = r"^[A-Za-z_][A-Za-z0-9_]*$"

@@ -520,7 +520,7 @@ async def play(calls: Sequence[Call], answers: Sequence[Answer], cache_ttl_s: fl
         CacheOptions(cache_ttl_s, 100_000),
         ToolOptions(),
         UrlPolicy(),
-        EgressOptions(body_budget_bytes=max_call_memory(100_000) + 10 * LARGE_CHARS),
+        EgressOptions(max_response_bytes=100_000, body_budget_bytes=max_call_memory(100_000) + 10 * LARGE_CHARS),
     )
     scene = Scene(
         tools=JinaBackend(JinaClient(httpx.MockTransport(upstream.handle), 100_000), options), concurrency=100

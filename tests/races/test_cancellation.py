@@ -157,7 +157,7 @@ class Pages(JinaBackend):
             CacheOptions(60, 10_000),
             ToolOptions(),
             UrlPolicy(),
-            EgressOptions(body_budget_bytes=max_call_memory(1_000_000) + 700_000),
+            EgressOptions(max_response_bytes=700_000, body_budget_bytes=max_call_memory(1_000_000) + 700_000),
         )
         super().__init__(JinaClient(httpx.MockTransport(answer), 1_000_000), options)
 

@@ -235,7 +235,7 @@ def test_output_of_call_is_escaped(monkeypatch: pytest.MonkeyPatch, status: str)
     async def answered(*_: Any) -> Any:
         return outcome
 
-    monkeypatch.setattr(call_command, "_addresses", lambda *_: (("", {}), Redactor()))
+    monkeypatch.setattr(call_command, "_kernel", lambda *_: (None, None, Redactor()))
     monkeypatch.setattr(call_command, "_call", answered)
     assert_text(printed("call", "x"))
     assert_text(printed("call", "x", "--json"))
@@ -247,7 +247,7 @@ def test_the_reason_of_a_missing_result_is_escaped(monkeypatch: pytest.MonkeyPat
     async def none(*_: Any) -> Any:
         return call_command._CallOutcome(placed_call(), None, {}, HOSTILE)  # noqa: SLF001
 
-    monkeypatch.setattr(call_command, "_addresses", lambda *_: (("", {}), Redactor()))
+    monkeypatch.setattr(call_command, "_kernel", lambda *_: (None, None, Redactor()))
     monkeypatch.setattr(call_command, "_call", none)
     assert_text(printed("call", "x"))
 

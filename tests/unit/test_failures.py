@@ -239,7 +239,7 @@ TABLE = (
     Row(429, 42902, "rate_limited", "yes", "wait, then call again", quoted=False),
     Row(429, 42903, "rate_limited", "yes", "wait, then call again", quoted=False),
     Row(451, 45101, "target_refused", "no", "use another source"),
-    Row(451, 45102, "target_refused", "no", "use a public page"),
+    Row(451, 45102, "target_refused", "no", "use a public one"),
     Row(451, 45103, "target_refused", "no", "use another source"),
     Row(451, 45104, "target_refused", "no", "use another source"),
     Row(451, 45105, "target_refused", "no", "use another source"),
