@@ -28,8 +28,9 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.js.api import AckPolicy, ConsumerConfig
 
-from openapi_tool.local.caller import STREAM, VERSION
+from openapi_tool.local.caller import STREAM
 from openapi_tool.local.executor import READY, LoopbackResolver
+from openapi_tool.local.placed_call import VERSION
 
 TARGET = "floor"
 NAME = "floor"

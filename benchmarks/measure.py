@@ -25,8 +25,8 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from benchmarks.harness import Command, Harness, Scenario, place
-from openapi_tool.local.caller import VERSION
 from openapi_tool.local.executor import ExecutorProcess
+from openapi_tool.local.placed_call import VERSION
 
 _CONFIRM_EVERY = 500  # wait for the stream from time to time, so that the publisher cannot outrun it
 _STALLED_AFTER_S = 60.0  # without any doorbell

@@ -37,8 +37,9 @@ from openapi_tool.cli.common import (
 from openapi_tool.cli.kernels import ProtocolOption, connected_once
 from openapi_tool.concurrency import interruptible
 from openapi_tool.kernel.failures import located, translate_connection_errors
-from openapi_tool.local.caller import ERRORS, Caller, PlacedCall, ResultRows, open_database, prepare_database
+from openapi_tool.local.caller import ERRORS, Caller, ResultRows, open_database, prepare_database
 from openapi_tool.local.dev import DevError, RequestedCall, running_dev, save_call
+from openapi_tool.local.placed_call import PlacedCall
 from openapi_tool.options import PoolOptions, PostgresOptions
 from openapi_tool.protocol.cards import as_model_reads
 from openapi_tool.protocol.dialect import ProtocolVersion
@@ -121,21 +122,18 @@ def _kernel(protocol: ProtocolVersion | None) -> tuple[PoolOptions, BusOptions, 
         raise DevError(problem)
     dsn, servers = (os.environ.get(name) for name in ("PG_DSN", "NATS_SERVERS"))
     if not dsn and not servers:
-        return *_of_dev_stack(protocol), Redactor([os.environ.get(DEFAULT_AUTH_ENV, "")])
+        try:
+            stack = running_dev(protocol)
+        except DevError as error:
+            raise DevError(f"{error}; start one with `openapi-tool dev`, or set PG_DSN and NATS_SERVERS") from None
+        pool = PoolOptions(stack.protocol, PostgresOptions(Secret(stack.pg_dsn)))
+        bus = BusOptions(NatsOptions(servers=(stack.nats_servers,)), NAME)
+        return pool, bus, Redactor([os.environ.get(DEFAULT_AUTH_ENV, "")])
     if not dsn or not servers:
         raise DevError("set both PG_DSN and NATS_SERVERS, or neither for the dev stack")
     settings = load_settings({"postgres": {"dsn": dsn}, "nats": {"servers": servers}})
     bootstrap = build_bootstrap(settings.of_version(protocol), os.environ)
     return bootstrap.pool, bootstrap.bus, bootstrap.redactor
-
-
-def _of_dev_stack(protocol: ProtocolVersion | None) -> tuple[PoolOptions, BusOptions]:
-    try:
-        stack = running_dev(protocol)
-    except DevError as error:
-        raise DevError(f"{error}; start one with `openapi-tool dev`, or set PG_DSN and NATS_SERVERS") from None
-    pool = PoolOptions(stack.protocol, PostgresOptions(Secret(stack.pg_dsn)))
-    return pool, BusOptions(NatsOptions(servers=(stack.nats_servers,)), NAME)
 
 
 @dataclass(frozen=True, slots=True)

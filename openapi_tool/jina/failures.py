@@ -49,7 +49,7 @@ _ERROR_NAME = re.compile(r"\b(?:[A-Z]\w*)?Error(?:\((?P<path>[^()]*)\))?(?:: |$)
 
 
 @dataclass(frozen=True, slots=True)
-class FailureRule:
+class Rule:
     """Error for one kind of response.
 
     `message` is for the model; with `reason` the upstream's own text follows it, unless the response is a 5xx.
@@ -66,85 +66,70 @@ class FailureRule:
 
 _BUSY = "The service is overloaded or restarting; try again in a moment."
 _ACCOUNT = "The operator's account does not allow this request; it will not work until an operator acts."
-_SERVER = FailureRule(errors.UpstreamUnavailable, _BUSY, max_retries=SOME)
-_OTHER = FailureRule(errors.UpstreamRejected, "The service refused the request; change it or use another source.")
+_SERVER = Rule(errors.UpstreamUnavailable, _BUSY, max_retries=SOME)
+_OTHER = Rule(errors.UpstreamRejected, "The service refused the request; change it or use another source.")
 _MIN_STATUS = 10_000  # a smaller number is an HTTP status
 
-RULES: Mapping[int, FailureRule] = {
-    40003: FailureRule(errors.UpstreamUnavailable, "The transfer broke off; try again.", max_retries=ONCE),
-    40004: FailureRule(errors.UpstreamRejected, "Content of this type cannot be read; use another source."),
-    40104: FailureRule(
+RULES: Mapping[int, Rule] = {
+    40003: Rule(errors.UpstreamUnavailable, "The transfer broke off; try again.", max_retries=ONCE),
+    40004: Rule(errors.UpstreamRejected, "Content of this type cannot be read; use another source."),
+    40104: Rule(
         errors.AuthFailed, "The account of this tool's key is not verified; an operator must verify it.", reason=False
     ),
-    40202: FailureRule(errors.AuthFailed, "The operator's plan does not include this feature; call without it."),
-    40301: FailureRule(
+    40202: Rule(errors.AuthFailed, "The operator's plan does not include this feature; call without it."),
+    40301: Rule(
         errors.TargetRefused,
         "This target failed too often lately and is blocked for a while; use another, or try again when that is over.",
         retryable=True,
     ),
-    40902: FailureRule(errors.TargetRefused, "The robots.txt of the target forbids this; use another source."),
-    40904: FailureRule(errors.BudgetExceeded, "This costs more than the token budget; ask for less."),
-    41302: FailureRule(errors.UpstreamRejected, "The target file is too large to be read; use another source."),
-    42204: FailureRule(errors.UpstreamUnavailable, "A service behind this one failed; try again.", max_retries=SOME),
-    42205: FailureRule(errors.UpstreamUnavailable, "A service behind this one failed; try again.", max_retries=SOME),
-    45102: FailureRule(
-        errors.TargetRefused, "This target may not be read (private, local or blocked); use a public one."
-    ),
-    400: FailureRule(errors.BadRequest, "The request was refused; correct the arguments and call again."),
-    401: FailureRule(
-        errors.AuthFailed, "The key of this tool was refused; an operator must set a valid one.", reason=False
-    ),
-    402: FailureRule(errors.BudgetExceeded, _ACCOUNT),
-    403: FailureRule(errors.AuthFailed, _ACCOUNT),
-    404: FailureRule(
-        errors.UpstreamRejected, "The service has no such route; an operator must check the tool's definition."
-    ),
-    405: FailureRule(
-        errors.UpstreamRejected, "The service has no such route; an operator must check the tool's definition."
-    ),
-    408: FailureRule(
-        errors.UpstreamUnavailable, "No answer came in time; try again later or use another source.", max_retries=SOME
+    40902: Rule(errors.TargetRefused, "The robots.txt of the target forbids this; use another source."),
+    40904: Rule(errors.BudgetExceeded, "This costs more than the token budget; ask for less."),
+    41302: Rule(errors.UpstreamRejected, "The target file is too large to be read; use another source."),
+    42204: Rule(errors.UpstreamUnavailable, "A service behind this one failed; try again.", max_retries=SOME),
+    42205: Rule(errors.UpstreamUnavailable, "A service behind this one failed; try again.", max_retries=SOME),
+    45102: Rule(errors.TargetRefused, "This target may not be read (private, local or blocked); use a public one."),
+    400: Rule(errors.BadRequest, "The request was refused; correct the arguments and call again."),
+    401: Rule(errors.AuthFailed, "The key of this tool was refused; an operator must set a valid one.", reason=False),
+    402: Rule(errors.BudgetExceeded, _ACCOUNT),
+    403: Rule(errors.AuthFailed, _ACCOUNT),
+    404: Rule(errors.UpstreamRejected, "The service has no such route; an operator must check the tool's definition."),
+    405: Rule(errors.UpstreamRejected, "The service has no such route; an operator must check the tool's definition."),
+    408: Rule(
+        errors.UpstreamUnavailable, "There was no answer; try again later or use another source.", max_retries=SOME
     ),
     409: _SERVER,
-    412: FailureRule(errors.BadRequest, "The request holds too many items; ask for fewer."),
-    413: FailureRule(errors.BadRequest, "The request is too large; shorten it."),
+    412: Rule(errors.BadRequest, "The request holds too many items; ask for fewer."),
+    413: Rule(errors.BadRequest, "The request is too large; shorten it."),
     422: _OTHER,
-    429: FailureRule(
-        errors.RateLimited, "The rate limit is reached; wait, then call again.", max_retries=SOME, reason=False
-    ),
-    431: FailureRule(errors.BadRequest, "The request is too large; shorten it."),
-    451: FailureRule(errors.TargetRefused, "This target is blocked for legal reasons; use another source."),
-    500: FailureRule(errors.UpstreamUnavailable, _BUSY, max_retries=ONCE),
-    501: FailureRule(errors.UpstreamRejected, "The service cannot do this; use another source."),
-    524: FailureRule(errors.UpstreamUnavailable, "The service took too long; ask for less.", retryable=True),
+    429: Rule(errors.RateLimited, "The rate limit is reached; wait, then call again.", max_retries=SOME, reason=False),
+    431: Rule(errors.BadRequest, "The request is too large; shorten it."),
+    451: Rule(errors.TargetRefused, "This target is blocked for legal reasons; use another source."),
+    500: Rule(errors.UpstreamUnavailable, _BUSY, max_retries=ONCE),
+    501: Rule(errors.UpstreamRejected, "The service cannot do this; use another source."),
+    524: Rule(errors.UpstreamUnavailable, "The service took too long; ask for less.", retryable=True),
 }
 """Rules of all operations, by the five-digit `status` of an error body, else by HTTP status."""
-
-
-def worded(messages: Mapping[int, str]) -> dict[int, FailureRule]:
-    """Return the rules of these statuses with other messages."""
-    return {status: replace(RULES[status], message=message) for status, message in messages.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class Failures:
     """Failures of one operation.
 
-    `rules` replace those in RULES; that of 408 also applies to a 422 with a transient error. A 422 whose message begins
-    with `nothing_found` is a response without results (jina-api 2.2). `selectors` are parameters that can cause a 422.
+    `messages` replace those of RULES; 408 is also used for a 422 with a transient error. A 422 that begins with
+    `nothing_found` is no error, but has no results (jina-api 2.2). `selectors` are parameters that can cause a 422.
     """
 
-    rules: Mapping[int, FailureRule] = field(default_factory=dict)
+    messages: Mapping[int, str] = field(default_factory=dict)
     nothing_found: str | None = None
     selectors: tuple[str, ...] = ()
 
 
-_REDIRECT = FailureRule(
+_REDIRECT = Rule(
     errors.UpstreamRejected,
     "The service answered with a redirect, which is not followed; an operator must check the tool's definition.",
     reason=False,
 )
-_EDGE_BLOCK = FailureRule(
+_EDGE_BLOCK = Rule(
     errors.UpstreamUnavailable,
     "The service's own protection refused this request; try again in a moment.",
     max_retries=ONCE,
@@ -185,7 +170,8 @@ def upstream_failure(
     envelope, or secrets of `redactor`.
     """
     envelope, names = body if isinstance(body, dict) else {}, names or {}
-    rule = _rule(http_status, envelope, {**RULES, **failures.rules})
+    own = {status: replace(RULES[status], message=message) for status, message in failures.messages.items()}
+    rule = _rule(http_status, envelope, {**RULES, **own})
     if http_status == HTTPStatus.UNPROCESSABLE_ENTITY and (
         advice := _selector_advice(envelope, {name: names[name] for name in failures.selectors if name in names})
     ):
@@ -238,7 +224,7 @@ def _selector_advice(envelope: Mapping[str, Any], names: Mapping[str, str]) -> s
     return ""
 
 
-def _rule(http_status: int, envelope: Mapping[str, Any], rules: Mapping[int, FailureRule]) -> FailureRule:
+def _rule(http_status: int, envelope: Mapping[str, Any], rules: Mapping[int, Rule]) -> Rule:
     status = envelope.get("status")
     if isinstance(status, int) and status >= _MIN_STATUS and status in rules:
         return rules[status]

@@ -27,8 +27,6 @@ from openapi_tool.protocol.identity import command_stream
 STREAM = command_stream(VERSION)[0]
 WORKER_TARGET = "worker_generic"
 
-__all__ = ["VERSION", "PlacedCall", "new_call"]  # for importers of this module
-
 ERRORS: tuple[type[Exception], ...] = (
     *(asyncpg.PostgresError, asyncpg.InterfaceError, nats.errors.Error),
     *(Unavailable, OSError),

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import orjson
 from nats.js.errors import NotFoundError
 
-from openapi_tool.local.caller import Caller, PlacedCall, prepare_database
+from openapi_tool.local.caller import Caller, prepare_database
+from openapi_tool.local.placed_call import PlacedCall
 from openapi_tool.protocol.errors import Unanswerable
 from openapi_tool.protocol.identity import parse_command_subject, wakeup_subject
 

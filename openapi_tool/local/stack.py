@@ -18,11 +18,12 @@ from typing import Any, Self
 
 import trustme
 
-from openapi_tool.local.caller import VERSION, Caller, PlacedCall, ResultRows
+from openapi_tool.local.caller import Caller, ResultRows
 from openapi_tool.local.dev import KEY_NAMES, log_entries
 from openapi_tool.local.double import KEYS_VARIABLE
 from openapi_tool.local.executor import ExecutorProcess
 from openapi_tool.local.guard import Guard
+from openapi_tool.local.placed_call import VERSION, PlacedCall
 from openapi_tool.local.recordings import RECORDED_HOSTS
 from openapi_tool.local.servers import EmbeddedServer, NatsServer, PostgresServer, ServerProcess, reachable_by_all
 from openapi_tool.protocol.identity import subject_in_version

@@ -12,7 +12,7 @@ from dataclasses import field, replace
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, field_validator, model_validator
-from pydantic.dataclasses import dataclass
+from pydantic.dataclasses import dataclass as validated
 from pydantic_settings import BaseSettings, EnvSettingsSource, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
 from openapi_tool.bus.options import FairnessOptions, NatsOptions
@@ -22,6 +22,7 @@ from openapi_tool.options import (
     BudgetOptions,
     ExecutorOptions,
     LimitOptions,
+    Options,
     PostgresOptions,
     Seconds,
     ToolOptions,
@@ -34,7 +35,6 @@ from openapi_tool.settings.sections import (
     ActorId,
     JinaToolSettings,
     SecretsSettings,
-    Section,
 )
 from openapi_tool.settings.sources import PREFIX, SHORT_NAMES, file_sources, kernel_remarks
 from openapi_tool.tools.definition import DEFAULT_AUTH_ENV
@@ -46,42 +46,47 @@ from openapi_tool.urls import ESCAPE, HTTP_SCHEMES, ServerUrl, checked_address, 
 _TOKEN = r"^([A-Za-z0-9_-]+|\*)$"  # noqa: S105 - a subject's token
 
 
-class ProtocolSettings(Section):
+@validated(frozen=True)
+class ProtocolSettings(Options):
     """Protocol version and identity."""
 
     version: ProtocolVersion = Field(
-        ProtocolVersion.V1R4, description="Protocol version of the kernel in sections `nats` and `postgres`."
+        default=ProtocolVersion.V1R4, description="Protocol version of the kernel in sections `nats` and `postgres`."
     )
-    target: str = Field("jina", pattern=r"^[A-Za-z0-9_-]+$", description="Tool target, a subject's seventh token.")
+    target: str = Field(
+        default="jina", pattern=r"^[A-Za-z0-9_-]+$", description="Tool target, a subject's seventh token."
+    )
     actor_id: ActorId = Field(
-        "tool.openapi",
+        default="tool.openapi",
         pattern=r"^tool\.\S+$",
         description="Author of result cards; must start with `tool.`; `{target}` in it stands for the tool target.",
     )
-    project: str = Field("*", pattern=_TOKEN, description="Run only the commands of this project; `*` for all.")
-    channel: str = Field("*", pattern=_TOKEN, description="Run only the commands of this channel; `*` for all.")
+    project: str = Field(default="*", pattern=_TOKEN, description="Run only the commands of this project; `*` for all.")
+    channel: str = Field(default="*", pattern=_TOKEN, description="Run only the commands of this channel; `*` for all.")
 
 
-class DialectSettings(Section):
+@validated(frozen=True)
+class DialectSettings(Options):
     """Kernel of another protocol version, which this process serves beside the main one."""
 
     postgres: PostgresOptions = Field(description="Database of that kernel, with the keys of section `postgres`.")
     nats: NatsOptions | None = Field(
-        None,
+        default=None,
         description="NATS of that kernel, with the keys of `nats`; by default the main one, with another durable.",
     )
     actor_id: ActorId = Field(
-        "tool.openapi.{target}",
+        default="tool.openapi.{target}",
         pattern=r"^tool\.\S+$",
         description="Author of result cards; must start with `tool.`; `{target}` in it stands for the tool target.",
     )
 
 
-class DialectsSettings(Section):
+@validated(frozen=True)
+class DialectsSettings(Options):
     """Kernels of other protocol versions that the same process serves, one setting for each version."""
 
     v1r3: DialectSettings | None = Field(
-        None,
+        default=None,
         description="Kernel of protocol v1r3: sections `dialects.v1r3.postgres` and `.nats`, and `actor_id`.",
     )
 
@@ -91,7 +96,7 @@ class DialectsSettings(Section):
         return {version: kernel for version in ProtocolVersion if (kernel := getattr(self, version, None))}
 
 
-@dataclass(frozen=True)
+@validated(frozen=True)
 class ToolsSettings(ToolOptions):
     """Limits of tool calls."""
 
@@ -103,40 +108,47 @@ class ToolsSettings(ToolOptions):
     ] = field(default_factory=JinaToolSettings)
 
 
-class SessionSettings(Section):
+@validated(frozen=True)
+class SessionSettings(Options):
     """Session identities."""
 
     key: Secret | None = Field(
-        None,
+        default=None,
         min_length=MIN_KEY_BYTES,
         description="HMAC key of session identities, at least 16 bytes; by default generated and stored in NATS.",
     )
 
 
-class HealthSettings(Section):
+@validated(frozen=True)
+class HealthSettings(Options):
     """Server of /livez, /readyz and /metrics; one request per connection, within 5 seconds."""
 
     host: Annotated[str, AfterValidator(checked_address)] = Field(
-        "127.0.0.1", description="Address to listen on; 0.0.0.0 in a pod."
+        default="127.0.0.1", description="Address to listen on; 0.0.0.0 in a pod."
     )
-    port: int = Field(0, ge=0, le=65535, description="Port to listen on; 0 starts no server.")
-    check_interval_s: Seconds = Field(1, description="Health check interval in seconds.")
+    port: int = Field(default=0, ge=0, le=65535, description="Port to listen on; 0 starts no server.")
+    check_interval_s: Seconds = Field(default=1, description="Health check interval in seconds.")
     page: bool = Field(
         default=False, description="Serve a status page of this replica at `/`, with ids of calls and no payloads."
     )
 
 
-class TelemetrySettings(Section):
+@validated(frozen=True)
+class TelemetrySettings(Options):
     """Logs, traces and metrics."""
 
-    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Lowest level logged.")
-    log_format: Literal["json", "console"] = Field("json", description="`json` for machines, `console` for people.")
-    otlp_endpoint: str | None = Field(None, description="URL of an OTLP/HTTP collector for traces.")
-    otlp_metrics_endpoint: str | None = Field(None, description="URL of an OTLP/HTTP collector for metrics.")
-    otlp_metrics_interval_s: Seconds = Field(30, description="Seconds between exports of the metrics.")
-    trace_ratio: float = Field(1, ge=0, le=1, description="Fraction (0 to 1) of the sampled traces to export.")
+    log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="Lowest level logged.")
+    log_format: Literal["json", "console"] = Field(
+        default="json", description="`json` for machines, `console` for people."
+    )
+    otlp_endpoint: str | None = Field(default=None, description="URL of an OTLP/HTTP collector for traces.")
+    otlp_metrics_endpoint: str | None = Field(default=None, description="URL of an OTLP/HTTP collector for metrics.")
+    otlp_metrics_interval_s: Seconds = Field(default=30, description="Seconds between exports of the metrics.")
+    trace_ratio: float = Field(default=1, ge=0, le=1, description="Fraction (0 to 1) of the sampled traces to export.")
     projects: Annotated[tuple[str, ...], NoDecode, BeforeValidator(split)] = Field(
-        (), max_length=100, description="Projects that get a label in the metrics of calls and tokens, at most 100."
+        default=(),
+        max_length=100,
+        description="Projects that get a label in the metrics of calls and tokens, at most 100.",
     )
 
     @field_validator("otlp_endpoint", "otlp_metrics_endpoint")
@@ -260,7 +272,7 @@ class Settings(BaseSettings):
 
     def _kernel(self, version: ProtocolVersion, other: DialectSettings) -> Settings:
         changed: dict[str, Any] = {
-            "protocol": self.protocol.model_copy(update={"version": version, "actor_id": other.actor_id}),
+            "protocol": replace(self.protocol, version=version, actor_id=other.actor_id),
             "nats": other.nats or replace(self.nats, durable=None),
             "postgres": other.postgres,
             "dialects": DialectsSettings(),
@@ -283,7 +295,7 @@ class Settings(BaseSettings):
         for kernel in self.kernels:
             if kernel.protocol.version == version:
                 return kernel.model_copy(update=changed)
-        changed["protocol"] = self.protocol.model_copy(update={"version": version})
+        changed["protocol"] = replace(self.protocol, version=version)
         changed["nats"] = replace(self.nats, durable=None)
         return self.model_copy(update=changed)
 

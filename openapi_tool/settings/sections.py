@@ -7,12 +7,13 @@ from collections.abc import Mapping
 from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator
+from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic.dataclasses import dataclass as validated
 from pydantic.fields import FieldInfo
 from pydantic_settings import NoDecode
 
 from openapi_tool.jina.parameters import is_documented, secret_problem
-from openapi_tool.options import check_one_line, split
+from openapi_tool.options import Options, split
 from openapi_tool.tools.arguments import API_KEY
 from openapi_tool.tools.placeholders import is_executors_own
 
@@ -26,14 +27,6 @@ def _without_unknown_placeholders(actor_id: str) -> str:
 
 
 ActorId = Annotated[str, AfterValidator(_without_unknown_placeholders)]
-
-
-class Section(BaseModel):
-    """Base class of sections that no component takes as options; its rules are those of `Options`."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
-
-    _is_one_line = field_validator("*", mode="before")(check_one_line)
 
 
 def fields_of(kind: Any) -> Mapping[str, FieldInfo]:
@@ -74,13 +67,15 @@ EnvParameter = Annotated[str, AfterValidator(_may_take_a_secret)]
 Envs = Annotated[dict[str, VariableName], AfterValidator(_all_may_take_a_secret)]
 
 
-class ServiceEnvs(Section):
+@validated(frozen=True)
+class ServiceEnvs(Options):
     """Service-side `envs` of one target, which the kernel's settings call a service."""
 
     envs: Envs = Field(default_factory=dict, description="Argument name to variable name.")
 
 
-class JinaToolSettings(Section):
+@validated(frozen=True)
+class JinaToolSettings(Options):
     """Service-side settings of the Jina tools; they override a definition's own."""
 
     envs: Envs = Field(default_factory=dict, description="Argument name to variable, for all targets.")
@@ -94,19 +89,20 @@ class JinaToolSettings(Section):
         return {**self.envs, **(service.envs if service else {})}
 
 
-class SecretsSettings(Section):
+@validated(frozen=True)
+class SecretsSettings(Options):
     """Variables that definitions may name, and arguments that may take their values.
 
     Instead of a variable `NAME`, `NAME_FILE` may name a file that contains the value.
     """
 
     allowed_env: Annotated[tuple[VariableName, ...], NoDecode, BeforeValidator(split)] = Field(
-        (),
+        default=(),
         description="Variables that definitions may name, beside JINA_API_KEY and those in `tools.jina`; "
         "comma-separated in the environment.",
     )
     env_parameters: Annotated[tuple[EnvParameter, ...], NoDecode, BeforeValidator(split)] = Field(
-        (),
+        default=(),
         description="Body members of your own, named `tenant_…`, that a definition's `envs` may fill, beside `api_key` "
         "and those in `tools.jina`; comma-separated in the environment.",
     )

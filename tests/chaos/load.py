@@ -18,8 +18,8 @@ import asyncpg
 import nats.errors
 from nats.js import JetStreamContext
 
-from openapi_tool.local.caller import Caller, PlacedCall
-from openapi_tool.local.placed_call import wakeup_key
+from openapi_tool.local.caller import Caller
+from openapi_tool.local.placed_call import PlacedCall, wakeup_key
 from tests.chaos.checker import MAIN
 from tests.chaos.fail_points import KILLER
 

@@ -19,8 +19,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from openapi_tool.local.caller import Caller, PlacedCall, prepare_database
+from openapi_tool.local.caller import Caller, prepare_database
 from openapi_tool.local.executor import ExecutorProcess
+from openapi_tool.local.placed_call import PlacedCall
 from openapi_tool.local.servers import ServerFailed
 from openapi_tool.local.stack import EmbeddedStack, kernel_schema
 from tests.chaos.fail_points import DEATHS, FOLDER_VARIABLE, KILLER

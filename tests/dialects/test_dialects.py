@@ -20,8 +20,9 @@ from openapi_tool.bus.options import NatsOptions
 from openapi_tool.cli import app
 from openapi_tool.cli.common import UpstreamChoice
 from openapi_tool.cli.dev_executor import dev_settings
-from openapi_tool.local.caller import Caller, PlacedCall, ResultRows
+from openapi_tool.local.caller import Caller, ResultRows
 from openapi_tool.local.executor import ExecutorProcess
+from openapi_tool.local.placed_call import PlacedCall
 from openapi_tool.local.servers import free_port
 from openapi_tool.local.stack import EmbeddedStack
 from openapi_tool.protocol.dialect import ProtocolVersion

@@ -24,8 +24,8 @@ from openapi_tool.bus.kv_stores import BUCKET as SWITCHES
 from openapi_tool.bus.storage import BUDGETS
 from openapi_tool.cli import app
 from openapi_tool.kernel.queries import By, usage
-from openapi_tool.local.caller import PlacedCall
 from openapi_tool.local.executor import ExecutorProcess
+from openapi_tool.local.placed_call import PlacedCall
 from openapi_tool.local.stack import EmbeddedStack
 from openapi_tool.protocol.errors import Unavailable
 from tests.chaos.fail_points import BUDGET_LEASE_VARIABLE, DEATHS, FOLDER_VARIABLE, POINTS

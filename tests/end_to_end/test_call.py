@@ -24,8 +24,9 @@ from typer.testing import CliRunner, Result
 
 from openapi_tool.cli import app
 from openapi_tool.cli.common import INTERRUPTED, OUTPUT_CLOSED
-from openapi_tool.local.caller import Caller, PlacedCall
+from openapi_tool.local.caller import Caller
 from openapi_tool.local.dev import MARK
+from openapi_tool.local.placed_call import PlacedCall
 from openapi_tool.local.stack import EmbeddedStack
 from tests.conftest import AGENT, PROJECT, StartExecutor, reader_tool, search_tool
 from tests.end_to_end.test_local import environment

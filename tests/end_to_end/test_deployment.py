@@ -23,7 +23,8 @@ import pytest
 import trustme
 
 from openapi_tool import __version__
-from openapi_tool.local.caller import Caller, PlacedCall
+from openapi_tool.local.caller import Caller
+from openapi_tool.local.placed_call import PlacedCall
 from openapi_tool.local.servers import NatsServer
 from openapi_tool.local.stack import EmbeddedStack
 from scripts.docs import ROOT, values

@@ -31,7 +31,7 @@ from openapi_tool.cli import app
 from openapi_tool.cli.common import UpstreamChoice
 from openapi_tool.cli.dev import Feed
 from openapi_tool.cli.dev_executor import DevStatistics, dev_settings
-from openapi_tool.local.caller import Caller, PlacedCall
+from openapi_tool.local.caller import Caller
 from openapi_tool.local.dev import (
     AGENT,
     PROJECT,
@@ -44,6 +44,7 @@ from openapi_tool.local.dev import (
     state_path,
 )
 from openapi_tool.local.guard import Guard
+from openapi_tool.local.placed_call import PlacedCall
 from openapi_tool.local.servers import free_port
 from tests.conftest import reader_tool
 from tests.end_to_end import test_local

@@ -28,8 +28,9 @@ from openapi_tool.bus.dead_letters import STREAM as DEAD_LETTERS
 from openapi_tool.bus.leases import BUCKET as LEASES
 from openapi_tool.cli import app
 from openapi_tool.jina.byte_semaphore import max_call_memory
-from openapi_tool.local.caller import STREAM, Caller, PlacedCall
+from openapi_tool.local.caller import STREAM, Caller
 from openapi_tool.local.executor import ExecutorProcess
+from openapi_tool.local.placed_call import PlacedCall
 from openapi_tool.local.servers import free_port
 from openapi_tool.local.stack import EmbeddedStack
 from tests.chaos.fail_points import FOLDER_VARIABLE, KILLER

@@ -19,8 +19,9 @@ import pytest
 
 from openapi_tool.bootstrap import build_bootstrap
 from openapi_tool.executor.runner import ToolRunner
-from openapi_tool.local.caller import STREAM, Caller, PlacedCall, prepare_database
+from openapi_tool.local.caller import STREAM, Caller, prepare_database
 from openapi_tool.local.executor import ExecutorProcess
+from openapi_tool.local.placed_call import PlacedCall
 from openapi_tool.local.servers import ServerFailed, accepts, free_port
 from openapi_tool.local.stack import EmbeddedStack, kernel_schema
 from openapi_tool.protocol.identity import default_durable

@@ -14,8 +14,9 @@ from nats.js.errors import NotFoundError
 
 from openapi_tool.bus.dead_letters import STREAM as DEAD_LETTERS
 from openapi_tool.bus.dead_letters import SUBJECT_FILTER
-from openapi_tool.local.caller import STREAM, Caller, PlacedCall, ResultRows
+from openapi_tool.local.caller import STREAM, Caller, ResultRows
 from openapi_tool.local.executor import ExecutorProcess
+from openapi_tool.local.placed_call import PlacedCall
 from openapi_tool.local.stack import EmbeddedStack
 from openapi_tool.protocol.identity import default_durable
 from tests.conftest import AGENT, PROJECT, StartExecutor, reader_tool, search_tool

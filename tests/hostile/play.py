@@ -8,7 +8,8 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from openapi_tool.local.caller import VERSION, Caller, prepare_database
+from openapi_tool.local.caller import Caller, prepare_database
+from openapi_tool.local.placed_call import VERSION
 from openapi_tool.local.stack import EmbeddedStack
 from tests.hostile import answers, definitions, keys, rows, wire
 from tests.hostile.case import Case

@@ -13,7 +13,7 @@ from itertools import count
 
 import orjson
 
-from openapi_tool.local.caller import PlacedCall
+from openapi_tool.local.placed_call import PlacedCall
 from tests.hostile.answers import MAX_BYTES, assert_bounded, fill, page
 from tests.hostile.case import Cases
 from tests.hostile.scene import AGENT, PROJECT, Scene, assert_failed, assert_succeeded, hpub

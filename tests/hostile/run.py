@@ -16,7 +16,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 
-from openapi_tool.local.caller import VERSION
+from openapi_tool.local.placed_call import VERSION
 from openapi_tool.local.stack import EmbeddedStack, kernel_schema
 from openapi_tool.protocol.dialect import ProtocolVersion
 from tests.hostile.case import Case

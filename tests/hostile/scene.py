@@ -18,9 +18,10 @@ import psutil
 from nats.js.errors import NotFoundError
 
 from openapi_tool.bus.dead_letters import STREAM as DEAD_LETTERS
-from openapi_tool.local.caller import VERSION, Caller, PlacedCall, ResultRows
+from openapi_tool.local.caller import Caller, ResultRows
 from openapi_tool.local.executor import ExecutorProcess
 from openapi_tool.local.guard import Guard
+from openapi_tool.local.placed_call import VERSION, PlacedCall
 from openapi_tool.local.servers import ServerProcess, free_port
 from openapi_tool.local.stack import EmbeddedStack
 from openapi_tool.protocol.identity import command_stream, default_durable

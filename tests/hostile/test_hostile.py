@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from openapi_tool.local.caller import VERSION
+from openapi_tool.local.placed_call import VERSION
 from tests.hostile.play import CASES, attacking, broken_limits, play
 from tests.hostile.rows import FORGED, TEXTS, assert_plain
 from tests.hostile.scene import ANSWER_S, Scene, Stage, hpub

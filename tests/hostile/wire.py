@@ -14,7 +14,7 @@ from nats.js.errors import NotFoundError
 
 from openapi_tool.bus.connection import STATS_SUBJECT as STATISTICS
 from openapi_tool.bus.storage import BUDGETS
-from openapi_tool.local.caller import PlacedCall
+from openapi_tool.local.placed_call import PlacedCall
 from tests.hostile.case import Cases
 from tests.hostile.scene import (
     AGENT,

@@ -29,7 +29,8 @@ from openapi_tool.kernel.fragments import LAST_RESULT_AGE
 from openapi_tool.kernel.queries import call_rows
 from openapi_tool.kernel.store import KernelStore
 from openapi_tool.kernel.v1r4 import LOAD
-from openapi_tool.local.caller import Caller, PlacedCall
+from openapi_tool.local.caller import Caller
+from openapi_tool.local.placed_call import PlacedCall
 from openapi_tool.local.stack import EmbeddedStack
 from openapi_tool.options import PoolOptions, PostgresOptions
 from openapi_tool.protocol.cards import Card, artifact_card, result_card

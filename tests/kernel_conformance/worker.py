@@ -16,7 +16,8 @@ from typing import Any
 
 from nats.aio.msg import Msg
 
-from openapi_tool.local.caller import VERSION, Caller, PlacedCall, new_call
+from openapi_tool.local.caller import Caller
+from openapi_tool.local.placed_call import VERSION, PlacedCall, new_call
 from tests.wire.conftest import World
 
 DEFERRAL_S = 1.0

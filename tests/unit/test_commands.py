@@ -31,8 +31,9 @@ from openapi_tool.bus.dead_letters import DeadLetter, dead_letter
 from openapi_tool.cli import app, common, deadletters, dev, kernels, serve, tools_apply, tools_registry, top
 from openapi_tool.cli import call as call_command
 from openapi_tool.cli.common import Rows, output, redraw
-from openapi_tool.local.caller import STREAM, Caller, PlacedCall, ResultRows
+from openapi_tool.local.caller import STREAM, Caller, ResultRows
 from openapi_tool.local.executor import LoopbackResolver
+from openapi_tool.local.placed_call import PlacedCall
 from openapi_tool.local.stack import CompletedCall, EmbeddedStack
 from openapi_tool.telemetry.logs import ConsoleFormatter, printable_json, printable_line, printable_lines
 from openapi_tool.telemetry.redact import Redactor

@@ -633,7 +633,6 @@ from openapi_tool.jina.content import usage_of
 from openapi_tool.limits.limiter import Limiter
 from openapi_tool.limits.permits import Need
 from openapi_tool.options import LimitOptions
-from openapi_tool.protocol.errors import UpstreamRejected
 from openapi_tool.telemetry import metrics
 from openapi_tool.testing import InProcessExecutor
 from openapi_tool.tools.exports import all_built_in, registration, system_role
@@ -648,7 +647,7 @@ table = (parameters.Parameter("content", parameters._text(), model=True),)
 timeouts = endpoints.Timeouts(15, needs_timeout=lambda _: False)
 endpoints.ENDPOINTS["segment"] = endpoints.Endpoint(
     segment, table, timeouts, render, cheaper=lambda parameters, *_: ["less than " + parameters["content"]],
-    failures=failures.Failures({422: failures.FailureRule(UpstreamRejected, "The text cannot be split; shorten it.")}),
+    failures=failures.Failures({422: "The text cannot be split; shorten it."}),
 )
 
 class Store:

@@ -20,8 +20,9 @@ from openapi_tool.assembly import Parts, assemble, open_shared
 from openapi_tool.bootstrap import build_bootstrap
 from openapi_tool.bus.consumer import CommandConsumer
 from openapi_tool.bus.kv_stores import PARKED_BUCKET
-from openapi_tool.local.caller import STREAM, Caller, PlacedCall, ResultRows
+from openapi_tool.local.caller import STREAM, Caller, ResultRows
 from openapi_tool.local.executor import LoopbackResolver
+from openapi_tool.local.placed_call import PlacedCall
 from openapi_tool.local.recordings import RECORDED_HOSTS
 from openapi_tool.local.stack import EmbeddedStack
 from openapi_tool.protocol.identity import default_durable

@@ -14,7 +14,7 @@ import pytest
 from prometheus_client import REGISTRY
 
 from openapi_tool.kernel.store import KernelStore
-from openapi_tool.local.caller import PlacedCall
+from openapi_tool.local.placed_call import PlacedCall
 from tests.conftest import AGENT, PROJECT, reader_tool, search_tool
 from tests.requirements import requirement
 from tests.support import framed_items

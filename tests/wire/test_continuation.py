@@ -20,7 +20,7 @@ import pytest
 from openapi_tool.bus.kv_stores import PARKED_BUCKET
 from openapi_tool.executor import commit as committing
 from openapi_tool.kernel.store import KernelStore
-from openapi_tool.local.caller import PlacedCall
+from openapi_tool.local.placed_call import PlacedCall
 from openapi_tool.protocol.cards import Card
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.tools.catalogue import CATALOGUE

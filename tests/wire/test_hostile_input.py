@@ -19,7 +19,8 @@ from nats.js.errors import NotFoundError
 from openapi_tool.bootstrap import build_bootstrap
 from openapi_tool.bus import connection
 from openapi_tool.bus.dead_letters import STREAM as DEAD_LETTERS
-from openapi_tool.local.caller import STREAM, PlacedCall
+from openapi_tool.local.caller import STREAM
+from openapi_tool.local.placed_call import PlacedCall
 from openapi_tool.local.stack import EmbeddedStack
 from openapi_tool.settings import Settings
 from tests.conftest import AGENT, PROJECT, search_tool

@@ -23,7 +23,7 @@ from openapi_tool.bus.leases import BUCKET as LEASES
 from openapi_tool.bus.leases import lease_key
 from openapi_tool.bus.options import DurableOptions, NatsOptions
 from openapi_tool.cli import app
-from openapi_tool.local.caller import PlacedCall
+from openapi_tool.local.placed_call import PlacedCall
 from openapi_tool.protocol.identity import parse_traceparent
 from openapi_tool.telemetry import calls
 from openapi_tool.telemetry.logs import JsonFormatter

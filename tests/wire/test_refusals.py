@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from openapi_tool.local.caller import PlacedCall
+from openapi_tool.local.placed_call import PlacedCall
 from openapi_tool.telemetry.logs import JsonFormatter
 from openapi_tool.telemetry.redact import Redactor
 from tests.conftest import AGENT, PROJECT, reader_tool, search_tool

@@ -20,7 +20,8 @@ from prometheus_client import generate_latest
 from openapi_tool.bus.dead_letters import STREAM as DEAD_LETTERS
 from openapi_tool.bus.dead_letters import SUBJECT_PREFIX
 from openapi_tool.kernel.store import KernelStore
-from openapi_tool.local.caller import STREAM, PlacedCall
+from openapi_tool.local.caller import STREAM
+from openapi_tool.local.placed_call import PlacedCall
 from openapi_tool.options import PoolOptions, PostgresOptions
 from openapi_tool.tools.placeholders import Secret
 from tests.conftest import AGENT, PROJECT, reader_tool, search_tool
