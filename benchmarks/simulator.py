@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from openapi_tool.bus.intake import MIN_LOOK_AHEAD, ReturnDelays
+from openapi_tool.bus.intake import MIN_LOOK_AHEAD, HandBackDelays
 from openapi_tool.bus.leases import Held
 from openapi_tool.bus.pull_consumer import JITTER, PAUSE_S
 from openapi_tool.bus.scheduler import FairScheduler
@@ -93,7 +93,7 @@ class Replica:
     def __init__(self, scene: Scene, clock: Callable[[], float]) -> None:
         self.free = scene.slots
         self.scheduler = FairScheduler({str(project): scene.weight(project) for project in scene.weighted_projects()})
-        self.delays = ReturnDelays(scene.slots, clock)
+        self.delays = HandBackDelays(scene.slots, clock)
         self._max_held = scene.max_held
 
     def look_ahead(self) -> int:

@@ -192,7 +192,7 @@ def open_shared(stack: AsyncExitStack, bootstrap: Bootstrap, resolver: Resolver 
     health = bootstrap.health
     health.limits, health.keys = limiter.snapshot, limiter.keys.snapshot
     health.budgets, health.budget_outage = budgets.snapshot, budgets.outage
-    upstream = Upstream(bootstrap, transport, permits=limiter, budgets=budgets)
+    upstream = Upstream(bootstrap, transport, limiter, budgets)
     return Shared(upstream, limiter, limit_records, budgets, budget_records, clock, tracer, snapshots(bootstrap))
 
 
@@ -214,7 +214,7 @@ async def assemble(stack: AsyncExitStack, bootstrap: Bootstrap, shared: Shared) 
     slots = Slots(settings.executor.concurrency, settings.executor.max_paused)
     replicas = await _until_available(lambda: _replica_count(client, bootstrap.durable), nats_unavailable)
     shared_key = await _session_key(settings, client, replicas, nats_unavailable)
-    session_key = scoped_key(shared_key, bootstrap.version)
+    session_key = scoped_key(shared_key, bootstrap.scope)
     if bootstrap.main:
         await stack.enter_async_context(shared.limit_records.shared_by(shared.limiter, client, replicas))
         with suppress(Unavailable):  # blocked keys are then detected by their next refusal

@@ -25,7 +25,8 @@ from openapi_tool.jina.client import EgressTransport, JinaClient, tls_context
 from openapi_tool.jina.failures import Sleep
 from openapi_tool.limits.permits import Permits
 from openapi_tool.options import PoolOptions
-from openapi_tool.protocol.identity import command_filter
+from openapi_tool.protocol.dialect import dialect_of
+from openapi_tool.protocol.identity import command_filter, scoped_project
 from openapi_tool.settings import Settings, SettingsError
 from openapi_tool.settings.loading import secret_values, unmasked
 from openapi_tool.settings.sources import DriverOptions
@@ -39,7 +40,6 @@ from openapi_tool.tools.problems import fold
 from openapi_tool.tools.scopes import Cursors, SessionScope
 
 NAME = "openapi-tool"
-_UNSCOPED = "v1r4"  # its session key and project ids stay unchanged, whichever kernel is the main one
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +66,11 @@ class Bootstrap:
     def version(self) -> str:
         """Return the protocol version."""
         return self.settings.protocol.version
+
+    @property
+    def scope(self) -> str:
+        """Return the scope of the kernel's projects and sessions."""
+        return dialect_of(self.settings.protocol.version, "").scope
 
 
 def build_bootstrap(settings: Settings, environment: Mapping[str, str]) -> Bootstrap:
@@ -123,15 +128,15 @@ def _connection(
 
 
 class Upstream:
-    """Upstream components that all kernels share; without `permits` and `budgets` nothing is limited."""
+    """Upstream components that all kernels share; with None for `permits` or `budgets` nothing is limited."""
 
     def __init__(
         self,
         bootstrap: Bootstrap,
         transport: EgressTransport,
+        permits: Permits | None,
+        budgets: Budgets | None,
         sleep: Sleep = asyncio.sleep,
-        permits: Permits | None = None,
-        budgets: Budgets | None = None,
     ) -> None:
         settings, self.slicer, self.errors = bootstrap.settings, TimeSlicer(), bootstrap.redactor.with_label("error")
         client = JinaClient(transport, settings.egress.max_response_bytes, self.errors, self.slicer)
@@ -142,24 +147,21 @@ class Upstream:
 
 
 class _ScopedBackend:
-    """Backend for a kernel of another version, whose project ids may be equal.
+    """Backend for a kernel of one version: those of other versions may have equal project ids."""
 
-    So it prefixes the id with the version and a blank, which no project id contains.
-    """
-
-    def __init__(self, backend: JinaBackend, version: str) -> None:
-        self._version = version
+    def __init__(self, backend: JinaBackend, scope: str) -> None:
+        self._scope = scope
         self._backend = backend
         self.run = backend.run
 
     def call_context(self, project_id: str) -> JinaCallContext:
         """Return a context for a call."""
-        return self._backend.call_context(f"{self._version} {project_id}")
+        return self._backend.call_context(scoped_project(self._scope, project_id))
 
 
 def build_runner(bootstrap: Bootstrap, upstream: Upstream, artifacts: Artifacts, session_key: bytes) -> ToolRunner:
     """Build the runner of one kernel; `session_key` derives session identities and signs cursors."""
-    settings, version = bootstrap.settings, bootstrap.version
+    settings = bootstrap.settings
     options = RunnerOptions(
         authorizer=bootstrap.authorizer,
         envs=operator_envs(settings),
@@ -168,13 +170,12 @@ def build_runner(bootstrap: Bootstrap, upstream: Upstream, artifacts: Artifacts,
         redact=upstream.errors.value,
     )
     continuation = Continuation(artifacts, Cursors(session_key), settings.tools, upstream.slicer)
-    backend = upstream.backend if version == _UNSCOPED else _ScopedBackend(upstream.backend, version)
-    return ToolRunner(options, backend, continuation)
+    return ToolRunner(options, _ScopedBackend(upstream.backend, bootstrap.scope), continuation)
 
 
-def scoped_key(key: bytes, version: str) -> bytes:
+def scoped_key(key: bytes, scope: str) -> bytes:
     """Return a session key per version, so that two kernels share no session, cursor or parked result."""
-    return key if version == _UNSCOPED else hmac.digest(key, version.encode(), hashlib.sha256)
+    return hmac.digest(key, scope.encode(), hashlib.sha256) if scope else key
 
 
 def _hooks(names: Sequence[str], problems: list[str]) -> dict[str, Hook]:

@@ -155,7 +155,7 @@ class InProcessExecutor:
         self._artifacts = _MemoryArtifacts()
         transport = EgressTransport(_RouterTransport(router))
         self._runner = build_runner(
-            bootstrap, Upstream(bootstrap, transport, _record_wait), self._artifacts, _SESSION_KEY
+            bootstrap, Upstream(bootstrap, transport, None, None, _record_wait), self._artifacts, _SESSION_KEY
         )
 
     async def run_tool(

@@ -117,13 +117,13 @@ IDENTITY = (
     ),
     Mutation(
         "bootstrap.py",
-        "return key if version == _UNSCOPED else",
-        "return key if version else",
+        "return hmac.digest(key, scope.encode(), hashlib.sha256) if scope else key",
+        "return key",
         "tests/dialects/test_dialects.py::test_equal_project_call_and_sequence_of_two_kernels_share_nothing",
     ),
     Mutation(
         "bootstrap.py",
-        'self._backend.call_context(f"{self._version} {project_id}")',
+        "self._backend.call_context(scoped_project(self._scope, project_id))",
         "self._backend.call_context(project_id)",
         "tests/dialects/test_dialects.py::test_a_project_of_two_kernels_has_separate_shares_of_memory_and_permits",
     ),
@@ -479,8 +479,8 @@ LOSS = (
     ),
     Mutation(
         "bus/leases.py",
-        "if busy_s > 0 and record.owner != self._owner:",
-        "if not record:",
+        "return None if record.expires_at > now and record.owner != self._owner else self._owned(record)",
+        "return self._owned(record)",
         "tests/wire/test_reliability.py::test_a_redelivered_command_has_one_owner_until_its_lease_ends",
     ),
     Mutation(

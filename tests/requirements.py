@@ -1,6 +1,6 @@
 """Requirements that a user or operator would recognise, one line each, with their source.
 
-The suite fails for a requirement without a test, and for a test of an unknown requirement (test_requirements.py).
+The suite fails for a requirement without a test, and for a test of an unknown requirement (unit/test_repository.py).
 """
 
 from __future__ import annotations

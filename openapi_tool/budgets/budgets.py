@@ -17,6 +17,7 @@ from openapi_tool.budgets.replica import AccountStore, BudgetReplica
 from openapi_tool.concurrency import in_background
 from openapi_tool.options import BudgetLimits, BudgetOptions, time_zone
 from openapi_tool.protocol.errors import Unavailable
+from openapi_tool.protocol.identity import bare_project
 from openapi_tool.tools.policy import Deadline
 
 _TICK_S = 1.0
@@ -150,8 +151,7 @@ class Budgets:
         now, key = self.clock(), (project, agent, session)
         until, accounts = self._charged.get(key, _NOT_OPENED)
         if now >= until:
-            bare_project = project.rpartition(" ")[2]  # without the protocol version of a further kernel
-            accounts = self._open(spender, self._by_project.get(bare_project, self._options), "", now)
+            accounts = self._open(spender, self._by_project.get(bare_project(project), self._options), "", now)
             if len(self._charged) >= _MAX_ACCOUNTS:
                 self._charged.clear()
             self._charged[key] = min((account.period.end for account in accounts), default=math.inf), accounts

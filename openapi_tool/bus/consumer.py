@@ -114,7 +114,7 @@ class CommandConsumer:
         metrics.OLDEST_HELD.set_function(lambda: intake.oldest_s(self._clock.time()), part=version)
         self._background_tasks = [
             asyncio.create_task(self._keep_pulling(), name="pull"),
-            asyncio.create_task(self._intake.returns.run(), name="returns"),
+            asyncio.create_task(self._intake.hand_backs.run(), name="hand-backs"),
             asyncio.create_task(self._send_heartbeats(), name="heartbeat"),
         ]
 
@@ -137,7 +137,7 @@ class CommandConsumer:
         self._intake.hand_back_waiting()
         with suppress(TimeoutError):
             async with asyncio.timeout(_HAND_BACK_TIMEOUT_S):
-                await self._intake.returns.flush()
+                await self._intake.hand_backs.flush()
         fields = {"running": self.running, "oldest_s": self._oldest_running_s(), "grace_s": grace_s}
         log.info("draining", extra={"action": "drain.started", **fields})
         self._hand_back_unsent()
@@ -194,7 +194,7 @@ class CommandConsumer:
                 async with asyncio.TaskGroup() as group:
                     group.create_task(self._pull.run())
                     group.create_task(self._look_ahead.run())
-                    group.create_task(self._intake.returns.follow(self._client, durable.stream, durable.name))
+                    group.create_task(self._intake.hand_backs.follow(self._client, durable.stream, durable.name))
             except* (ConsumerGone, nats.errors.Error, OSError) as errors:
                 error = errors.exceptions[0]
                 self.durable_error = str(error)

@@ -54,10 +54,10 @@ _MAX_MEANS = 4_096  # projects
 
 def notice_subject(stream: str, durable: str) -> str:
     """Return the subject of notices of unrun commands, JSON: `[[stream sequence, delivery count], …]`."""
-    return f"openapi_tool.returned.{stream}.{durable}"
+    return f"openapi_tool.handed_back.{stream}.{durable}"
 
 
-class Returns:
+class HandBackQueue:
     """Hands messages back, and calls `release` for each that was held."""
 
     def __init__(self, publish: Publish, release: Callable[[Held], None]) -> None:
@@ -159,7 +159,7 @@ def _delivery(message: Msg) -> tuple[int, int]:
     return message.metadata.sequence.stream, message.metadata.num_delivered
 
 
-class ReturnDelays:
+class HandBackDelays:
     """Computes redelivery delays, so that a command returns when a slot should be free for it.
 
     Before it run the waiting commands ahead of it, and those that its project had handed back earlier, at `slots`
@@ -201,9 +201,9 @@ class Intake:
         self._options = options
         self._scheduler = scheduler
         self.held: dict[int, Held] = {}
-        self.returns = Returns(publish, self.release)
+        self.hand_backs = HandBackQueue(publish, self.release)
         self.next = scheduler.next
-        self._delays = ReturnDelays(options.concurrency)
+        self._delays = HandBackDelays(options.concurrency)
         self._logged_at = -_LOG_EVERY_S
 
     @property
@@ -249,7 +249,7 @@ class Intake:
                 extra={"action": "call.overlapping", "stream_sequence": sequence},
             )
             return None
-        if delivery.attempt > 1 and self.returns.never_run(message.metadata):
+        if delivery.attempt > 1 and self.hand_backs.never_run(message.metadata):
             if log.isEnabledFor(logging.DEBUG):
                 log.debug(
                     "command redelivered that was handed back here",
@@ -292,14 +292,14 @@ class Intake:
 
     def hand_back(self, work: Held) -> None:
         """Hand back a command unrun, for immediate redelivery."""
-        self.returns.add(work.message, work)
+        self.hand_backs.add(work.message, work)
 
     def _hand_back_surplus(self, message: Msg, project: str, work: Held | None) -> None:
-        metrics.RETURNED.inc()
+        metrics.EVICTED.inc()
         if time.monotonic() - self._logged_at >= _LOG_EVERY_S:
             self._logged_at = time.monotonic()
             log.warning(
                 "more commands wait than executor.max_held allows; the largest project's are handed back with a delay",
                 extra={"action": "intake.full", "project_id": project},
             )
-        self.returns.add(message, work, self._delays.next(project, self._scheduler.ahead_of(project)))
+        self.hand_backs.add(message, work, self._delays.next(project, self._scheduler.ahead_of(project)))

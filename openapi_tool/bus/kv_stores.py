@@ -30,6 +30,8 @@ from openapi_tool.tools.policy import Switches, SwitchRecordInvalid
 
 log = logging.getLogger(__name__)
 
+_MAX_WRITE_ATTEMPTS = 8  # of a compare-and-set
+
 
 async def open_bucket(jetstream: JetStreamContext, config: KeyValueConfig) -> KeyValue:
     """Open a bucket; create it if it is missing. Raises nats.errors.Error."""
@@ -92,6 +94,15 @@ class Records:
         except nats.errors.Error:
             self._bucket = None
             raise
+
+    async def change(self, key: str, change: Callable[[bytes | None], bytes | None]) -> bool:
+        """Apply `change`, again after each conflict; None from it writes nothing. Return False after too many."""
+        for _ in range(_MAX_WRITE_ATTEMPTS):
+            revision, stored = await self.read(key)
+            changed = change(stored)
+            if changed is None or await self.write(key, changed, revision):
+                return True
+        return False
 
 
 BUCKET = "openapi_tool"
@@ -196,7 +207,6 @@ def _stored_sequence(value: bytes | None, current: AckFloor) -> int:
 SWITCHES_KEY = "switches"
 SWITCHES_READ_INTERVAL_S = 1.0
 _SWITCHES_TIMEOUT_S = 2.0
-_MAX_WRITE_ATTEMPTS = 8  # of a compare-and-set
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +224,11 @@ async def load_switches(client: Client) -> StoredSwitches:
 
 async def _read_switches(records: Records) -> StoredSwitches:
     revision, record = await records.read(SWITCHES_KEY)
-    return StoredSwitches(Switches() if record is None else Switches.decode(record), revision)
+    return StoredSwitches(_switches(record), revision)
+
+
+def _switches(record: bytes | None) -> Switches:
+    return Switches() if record is None else Switches.decode(record)
 
 
 async def change_switches(client: Client, change: Callable[[Switches], Switches]) -> tuple[Switches, Switches]:
@@ -223,11 +237,16 @@ async def change_switches(client: Client, change: Callable[[Switches], Switches]
     Raises nats.errors.Error, SwitchRecordInvalid, Unavailable.
     """
     records = Records(client, KeyValueConfig(bucket=BUCKET))
-    for _ in range(_MAX_WRITE_ATTEMPTS):
-        stored = await _read_switches(records)
-        changed = change(stored.switches)
-        if changed is stored.switches or await records.write(SWITCHES_KEY, changed.encode(), stored.revision):
-            return stored.switches, changed
+    before = after = Switches()
+
+    def changed(stored: bytes | None) -> bytes | None:
+        nonlocal before, after
+        before = _switches(stored)
+        after = change(before)
+        return None if after is before else after.encode()
+
+    if await records.change(SWITCHES_KEY, changed):
+        return before, after
     raise Unavailable("NATS: others change the disabled tools at the same time, or no stream stores them; try again")
 
 

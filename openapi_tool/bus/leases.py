@@ -37,7 +37,6 @@ log = logging.getLogger(__name__)
 BUCKET = "openapi_tool_leases"
 KEYS = "command.*.*"
 _TTL_S = 3600  # of a record after its last change
-_MAX_WRITE_ATTEMPTS = 8  # of a compare-and-set
 _MAX_EVENTS = 20
 _Count = Annotated[int, Field(ge=0, lt=2**63)]  # which can be written again
 
@@ -107,15 +106,15 @@ class Leases:
 
     async def take(self, delivery: Delivery) -> Lease | LeaseTaken:
         """Take the lease of a redelivered command, unless another executor holds it."""
-        key = lease_key(delivery.stream, delivery.stream_sequence)
-        for _ in range(_MAX_WRITE_ATTEMPTS):
-            revision, record = await self._read(key, delivery.attempt)
-            busy_s = record.expires_at - self._clock()
-            if busy_s > 0 and record.owner != self._owner:
-                return LeaseTaken(min(busy_s, self.duration_s))  # more is damaged or of other settings
-            if await self.records.write(key, orjson.dumps(self._owned(record)), revision):
-                return Lease(key, record.lost, delivery.attempt)
-        raise LeaseLost(key)
+        key, now = lease_key(delivery.stream, delivery.stream_sequence), self._clock()
+
+        def taken(record: LeaseRecord) -> LeaseRecord | None:
+            return None if record.expires_at > now and record.owner != self._owner else self._owned(record)
+
+        record, own = await self._change(key, taken, delivery.attempt)
+        if own is None:
+            return LeaseTaken(min(record.expires_at - now, self.duration_s))  # more is damaged or of other settings
+        return Lease(key, record.lost, delivery.attempt)
 
     async def begin(self, lease: Lease) -> None:
         """Count a run as lost from its start until it ends or is handed back."""
@@ -161,25 +160,30 @@ class Leases:
     def _owned(self, record: LeaseRecord) -> LeaseRecord:
         return replace(record, owner=self._owner, expires_at=self._clock() + self.duration_s)
 
-    async def _change(self, key: str, change: Callable[[LeaseRecord], LeaseRecord | None]) -> None:
-        """Apply `change` by compare-and-set; None from `change` writes nothing."""
-        for _ in range(_MAX_WRITE_ATTEMPTS):
-            revision, record = await self._read(key)
-            changed = change(record)
-            if changed is None or await self.records.write(key, orjson.dumps(changed), revision):
-                return
-        raise LeaseLost(key)
+    async def _change(
+        self, key: str, change: Callable[[LeaseRecord], LeaseRecord | None], attempt: int = 2
+    ) -> tuple[LeaseRecord, LeaseRecord | None]:
+        """Return the record before and after `change`, None for no change.
 
-    async def _read(self, key: str, attempt: int = 2) -> tuple[int, LeaseRecord]:
-        """Return revision and record; `attempt` is the delivery count, by default that of a command that was run."""
+        `attempt` is the delivery count, by default that of a command that was run.
+        """
         # A redelivered command without a record has one lost run: its first, which writes none. In delivery 1 it has
         # none: `take` also gets commands that were never run, if they arrive after a stall.
-        unwritten = LeaseRecord(lost=min(attempt - 1, 1))
-        revision, value = await self.records.read(key)
-        try:
-            return revision, unwritten if value is None else _RECORD.validate_json(value)
-        except ValidationError:
-            return revision, unwritten
+        before = unwritten = LeaseRecord(lost=min(attempt - 1, 1))
+        after: LeaseRecord | None = None
+
+        def changed(stored: bytes | None) -> bytes | None:
+            nonlocal before, after
+            try:
+                before = unwritten if stored is None else _RECORD.validate_json(stored)
+            except ValidationError:
+                before = unwritten
+            after = change(before)
+            return None if after is None else orjson.dumps(after)
+
+        if await self.records.change(key, changed):
+            return before, after
+        raise LeaseLost(key)
 
 
 def lease_key(stream: str, sequence: int) -> str:

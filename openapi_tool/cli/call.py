@@ -42,7 +42,7 @@ from openapi_tool.local.dev import DevError, RequestedCall, running_dev, save_ca
 from openapi_tool.local.placed_call import PlacedCall
 from openapi_tool.options import PoolOptions, PostgresOptions
 from openapi_tool.protocol.cards import as_model_reads
-from openapi_tool.protocol.dialect import ProtocolVersion
+from openapi_tool.protocol.dialect import DEFAULT_VERSION, ProtocolVersion
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.protocol.identity import default_durable, parse_command_subject
 from openapi_tool.settings import PREFIX, load_settings
@@ -229,7 +229,7 @@ def demo(
 
     Exit codes: 0 every call succeeded, 1 one did not, 2 a server cannot start or a key is missing.
     """
-    calls = _run(upstream, protocol or ProtocolVersion.V1R4, quiet=as_json)
+    calls = _run(upstream, protocol or DEFAULT_VERSION, quiet=as_json)
     if as_json:
         for call in calls:
             sys.stdout.write(json.dumps(asdict(call), default=json_default) + "\n")

@@ -48,7 +48,7 @@ from openapi_tool.local.dev import (
     tools_of,
 )
 from openapi_tool.protocol.cards import as_model_reads
-from openapi_tool.protocol.dialect import ProtocolVersion
+from openapi_tool.protocol.dialect import DEFAULT_VERSION, ProtocolVersion
 from openapi_tool.settings import PREFIX
 from openapi_tool.tools.problems import counted
 from openapi_tool.tools.result import one_line
@@ -106,7 +106,7 @@ def dev(
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     _require_free({"--nats-port": nats_port, "--pg-port": pg_port, "--page-port": page_port})
     with suppress(KeyboardInterrupt):
-        version, folder = protocol or ProtocolVersion.V1R4, keep and keep.resolve()
+        version, folder = protocol or DEFAULT_VERSION, keep and keep.resolve()
         _run(_DevOptions(upstream, version, folder, pg_port, nats_port, page_port, replicas))
 
 

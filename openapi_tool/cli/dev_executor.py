@@ -16,7 +16,7 @@ from openapi_tool.cli.common import NO_DATABASE, UpstreamChoice, executor_settin
 from openapi_tool.local.caller import ERRORS
 from openapi_tool.local.dev import KEY_NAMES
 from openapi_tool.local.recordings import RECORDED_HOSTS
-from openapi_tool.protocol.dialect import ProtocolVersion
+from openapi_tool.protocol.dialect import DEFAULT_VERSION, ProtocolVersion
 from openapi_tool.settings import PREFIX, given_values, load_settings
 from openapi_tool.settings.loading import ignored_variables
 from openapi_tool.settings.sources import kernel_remarks
@@ -45,7 +45,7 @@ class DevSettings:
 
 
 def dev_settings(
-    upstream: UpstreamChoice, environment: Mapping[str, str], protocol: ProtocolVersion = ProtocolVersion.V1R4
+    upstream: UpstreamChoice, environment: Mapping[str, str], protocol: ProtocolVersion = DEFAULT_VERSION
 ) -> DevSettings:
     """Return the user's settings, except for what the stack decides. Raises SettingsError; exits without a key."""
     stack_settings = executor_settings(upstream) | {f"{PREFIX}PROTOCOL__VERSION": protocol.value}

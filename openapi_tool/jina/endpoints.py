@@ -15,7 +15,7 @@ from typing import Any, cast
 from openapi_tool.concurrency import Steps
 from openapi_tool.jina import parameters as tables
 from openapi_tool.jina.content import RenderContext, page_steps, search_steps
-from openapi_tool.jina.failures import Failures
+from openapi_tool.jina.failures import Failures, worded
 from openapi_tool.jina.parameters import MODEL_FORMATS, WITH_CONTENT, Parameter, by_name
 from openapi_tool.jina.remarks import Offers, cheaper_page, cheaper_search
 from openapi_tool.jina.url_policy import UrlPolicy, checked_url
@@ -107,7 +107,7 @@ class Endpoint:
     - `check_url`: checks and repairs the main parameter, if that is an address.
     - `price`: minimum charge for a successful request if above the operation's (jina-api section 5).
     - `cheaper`: ways to lower the cost of a call, by the parameters of one item, the charge for all, and their number.
-    - `failures`: messages and texts of its own.
+    - `failures`: rules and texts of its own.
     """
 
     operation: Operation
@@ -162,7 +162,7 @@ ENDPOINTS: Mapping[str, Endpoint] = {
     for endpoint in (
         Endpoint(
             SEARCH,
-            tables.SEARCH,
+            tables.SEARCH_PARAMETERS,
             Timeouts(default_stage_s=25, needs_timeout=_has_pages),
             search_steps,
             _min_search_tokens,
@@ -172,24 +172,26 @@ ENDPOINTS: Mapping[str, Endpoint] = {
             defaults={"respondWith": "no-content"},
             implied={"respondWith": "content"},
             failures=Failures(
-                {524: "The service took too long; ask for less (fewer results, no page content)."},
+                worded({524: "The service took too long; ask for less (fewer results, no page content)."}),
                 nothing_found="No search results available",
             ),
         ),
         Endpoint(
             READER,
-            tables.READER,
+            tables.READER_PARAMETERS,
             Timeouts(default_stage_s=15, stages=_stages_of_reader, timing=_timing_of_reader),
             page_steps,
             _min_page_tokens,
             cheaper_page,
             check_url=checked_url,
             failures=Failures(
-                {
-                    40904: "The page costs more than the token budget; read a smaller page or part.",
-                    422: "The page could not be read; check the address or use another source.",
-                    431: "The address is too long; use a shorter one.",
-                },
+                worded(
+                    {
+                        40904: "The page costs more than the token budget; read a smaller page or part.",
+                        422: "The page could not be read; check the address or use another source.",
+                        431: "The address is too long; use a shorter one.",
+                    }
+                ),
                 selectors=("targetSelector", "waitForSelector", "removeSelector"),
             ),
         ),

@@ -111,15 +111,20 @@ RULES: Mapping[int, Rule] = {
 """Rules of all operations, by the five-digit `status` of an error body, else by HTTP status."""
 
 
+def worded(messages: Mapping[int, str]) -> dict[int, Rule]:
+    """Return shared rules with other messages."""
+    return {status: replace(RULES[status], message=message) for status, message in messages.items()}
+
+
 @dataclass(frozen=True, slots=True)
 class Failures:
     """Failures of one operation.
 
-    `messages` replace those of RULES; 408 is also used for a 422 with a transient error. A 422 that begins with
+    `rules` precede RULES; that of 408 is also used for a 422 with a transient error. A 422 that begins with
     `nothing_found` is no error, but has no results (jina-api 2.2). `selectors` are parameters that can cause a 422.
     """
 
-    messages: Mapping[int, str] = field(default_factory=dict)
+    rules: Mapping[int, Rule] = field(default_factory=dict)
     nothing_found: str | None = None
     selectors: tuple[str, ...] = ()
 
@@ -170,8 +175,7 @@ def upstream_failure(
     envelope, or secrets of `redactor`.
     """
     envelope, names = body if isinstance(body, dict) else {}, names or {}
-    own = {status: replace(RULES[status], message=message) for status, message in failures.messages.items()}
-    rule = _rule(http_status, envelope, {**RULES, **own})
+    rule = _rule(http_status, envelope, {**RULES, **failures.rules})
     if http_status == HTTPStatus.UNPROCESSABLE_ENTITY and (
         advice := _selector_advice(envelope, {name: names[name] for name in failures.selectors if name in names})
     ):

@@ -215,14 +215,14 @@ _PAGE = (
     Parameter("viewport", _object),
 )
 
-READER: tuple[Parameter, ...] = (
+READER_PARAMETERS: tuple[Parameter, ...] = (
     Parameter("url", _text(MAX_URL_CHARS), aliases=("target_url",), model=True),
     _with_header("respondWith", _text(80), "format", "return_format", "X-Return-Format", model=True),
     Parameter("pdf_page", _integer(1, _MAX_PDF_PAGE), model=True, separator="#"),
     *_PAGE,
 )
 
-SEARCH: tuple[Parameter, ...] = (
+SEARCH_PARAMETERS: tuple[Parameter, ...] = (
     Parameter("q", _text(), aliases=("query",), model=True),
     Parameter("num", _integer(1, 20), aliases=("count",), model=True),
     Parameter("page", _integer(1, 1000), model=True),
@@ -245,7 +245,7 @@ SEARCH: tuple[Parameter, ...] = (
     *_PAGE,
 )
 
-ALL = (*SEARCH, *READER)
+ALL = (*SEARCH_PARAMETERS, *READER_PARAMETERS)
 """Parameters of every table: their headers may be sent, and their names are known to the linter."""
 
 

@@ -19,6 +19,7 @@ from openapi_tool.limits.keys import STATES
 from openapi_tool.limits.ledger import Use
 from openapi_tool.limits.permits import Need, Permit
 from openapi_tool.protocol.errors import ToolError
+from openapi_tool.protocol.identity import bare_project
 
 if TYPE_CHECKING:
     from openapi_tool.limits.allowance import LimitAllowance
@@ -119,7 +120,7 @@ class FairQueue:
         self._length += 1
 
     def _weight(self, name: str) -> float:
-        return self._weights.get(name.rpartition(" ")[2], 1.0)  # without the protocol version of a further kernel
+        return self._weights.get(bare_project(name), 1.0)
 
     def next_project(self, may_send: Callable[[str], bool]) -> str | None:
         """Return the project whose call is next, of those that may send; None if there is none."""

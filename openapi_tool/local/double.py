@@ -21,8 +21,8 @@ from typing import Any
 from aiohttp import web
 
 from openapi_tool.local.recordings import (
-    READER,
-    SEARCH,
+    READER_HOST,
+    SEARCH_HOST,
     Recording,
     RequestContent,
     UnknownRequest,
@@ -91,7 +91,7 @@ class Double:
 
     def tls(self, certificate: Path) -> ssl.SSLContext:
         """Return a TLS context that switches to one per SNI host; `_check_connection` compares it with Host."""
-        self._contexts = {host: _server_context(certificate) for host in (SEARCH, READER)}
+        self._contexts = {host: _server_context(certificate) for host in (SEARCH_HOST, READER_HOST)}
         first = _server_context(certificate)
         first.sni_callback = self._choose_context
         return first

@@ -13,9 +13,10 @@ from typing import Any
 import asyncpg
 from nats.aio.msg import Msg
 
+from openapi_tool.protocol.dialect import DEFAULT_VERSION, ProtocolVersion
 from openapi_tool.protocol.identity import parse_traceparent
 
-VERSION, V1R3 = "v1r4", "v1r3"
+VERSION = DEFAULT_VERSION.value
 SENDER = "kernel"
 # Headers that the kernel adds only when it publishes; its anchor row does not have them.
 _PUBLISHER_HEADERS = ("CG-Timestamp", "CG-Version", "CG-Msg-Type", "CG-Sender")
@@ -23,7 +24,7 @@ _PUBLISHER_HEADERS = ("CG-Timestamp", "CG-Version", "CG-Msg-Type", "CG-Sender")
 
 @dataclass(frozen=True, slots=True)
 class PlacedCall:
-    """Ids of the rows of a call, and its command."""
+    """Ids of the rows of a call, and its command; `wakeup_key` is the id in its doorbell."""
 
     project_id: str
     channel_id: str
@@ -37,17 +38,13 @@ class PlacedCall:
     subject: str
     headers: Mapping[str, str]
     body: Mapping[str, Any]
+    wakeup_key: str
     placed_at: float = field(default_factory=time.time)
 
     @property
     def version(self) -> str:
         """Protocol version."""
         return self.subject.split(".")[1]
-
-    @property
-    def wakeup_key(self) -> str:
-        """Id in this call's doorbell: the turn, in v1r3 the trace."""
-        return self.trace_id if self.version == V1R3 else self.agent_turn_id
 
 
 def new_call(project_id: str, channel_id: str, agent_id: str, subject: str, body: Mapping[str, Any]) -> PlacedCall:
@@ -63,15 +60,16 @@ def new_call(project_id: str, channel_id: str, agent_id: str, subject: str, body
         "step_id": step_id,
         "tool_call_id": tool_call_id,
     }
-    is_v1r3 = subject.split(".")[1] == V1R3
+    ids_in_body = subject.split(".")[1] == ProtocolVersion.V1R3
     return PlacedCall(
         **ids,
         turn_epoch=1,
         card_id=card_id,
         trace_id=trace_id,
+        wakeup_key=trace_id if ids_in_body else turn_id,
         subject=subject,
-        headers=headers if is_v1r3 else headers | _context_headers(ids),
-        body={"tool_call_card_id": card_id, **(_identity_fields(ids) if is_v1r3 else {}), **body},
+        headers=headers if ids_in_body else headers | _context_headers(ids),
+        body={"tool_call_card_id": card_id, **(_identity_fields(ids) if ids_in_body else {}), **body},
     )
 
 
@@ -106,10 +104,10 @@ def _identity_fields(ids: Mapping[str, str]) -> dict[str, Any]:
 
 
 def wakeup_key(message: Msg) -> str:
-    """Return the key of a doorbell's call; empty if it names none."""
+    """Return the key of a doorbell's call, its turn or else its trace; empty if it names none."""
     headers = message.headers or {}
-    if message.subject.split(".")[1] != V1R3:
-        return headers.get("CG-Turn-Id", "")
+    if turn_id := headers.get("CG-Turn-Id"):
+        return turn_id
     try:
         return parse_traceparent(headers.get("traceparent", "")).trace_id
     except ValueError:
@@ -117,7 +115,7 @@ def wakeup_key(message: Msg) -> str:
 
 
 async def save_rows(database: asyncpg.Connection, call: PlacedCall) -> None:
-    """Save the request edge of a call, whose target is the caller, too; in v1r4 also the anchor row of its turn."""
+    """Save the request edge of a call, whose target is the caller, and the anchor row of its turn if it has headers."""
     await database.execute(
         "insert into state.execution_edges (edge_id, project_id, channel_id, primitive, edge_phase, "
         "source_agent_id, source_agent_turn_id, source_step_id, target_agent_id, target_agent_turn_id, "
@@ -133,7 +131,7 @@ async def save_rows(database: asyncpg.Connection, call: PlacedCall) -> None:
         int(call.headers["CG-Recursion-Depth"]),
         call.trace_id,
     )
-    if call.version == V1R3:
+    if call.wakeup_key == call.trace_id:  # of a kernel that saves no headers
         return
     await database.execute(
         "insert into state.agent_inbox (inbox_id, project_id, agent_id, channel_id, message_type, enqueue_mode, "

@@ -18,7 +18,7 @@ from importlib.resources import files
 from typing import Any, cast
 from urllib.parse import parse_qsl, unquote
 
-SEARCH, READER = "s.jina.ai", "r.jina.ai"
+SEARCH_HOST, READER_HOST = "s.jina.ai", "r.jina.ai"
 RECORDED_HOSTS = ".fixture.test"
 """Suffix of every page in the recordings; executors read such pages only with it in `url_policy.allow`."""
 
@@ -94,16 +94,16 @@ def parse_request(host: str, method: str, target: str, headers: Mapping[str, str
         raise UnknownRequest(f"headers {sorted(unknown)}")
     fields = _body_fields(method, headers, body)
     path, _, query = target.partition("?")
-    if host == READER and path != "/":
+    if host == READER_HOST and path != "/":
         fields["url"] = unquote(target[1:])
     elif query:
         for alias, value in parse_qsl(query, keep_blank_values=True, strict_parsing=True):
             name = _ALIASES.get(alias, alias)
             fields[name] = f"{fields[name]},{value}" if name in fields else value
-    if host == SEARCH and path not in _SEARCH_PATHS:
+    if host == SEARCH_HOST and path not in _SEARCH_PATHS:
         fields["q"] = unquote(path[1:])
-    subject = fields.pop("q" if host == SEARCH else "url", "")
-    unknown_fields = sorted(fields.keys() - HEADERS.values() - (SEARCH_FIELDS if host == SEARCH else set()))
+    subject = fields.pop("q" if host == SEARCH_HOST else "url", "")
+    unknown_fields = sorted(fields.keys() - HEADERS.values() - (SEARCH_FIELDS if host == SEARCH_HOST else set()))
     if unknown_fields or not subject:
         raise UnknownRequest(f"fields {unknown_fields}" if unknown_fields else "no query or url")
     return RequestContent(host, subject, frozenset((options | fields).items()))
@@ -177,7 +177,7 @@ def _parse(name: str, text: str) -> Recording:
     request_line, headers, body = _message(request.partition("\n")[2])
     status_line, response_headers, answer = _message(response.partition("\n")[2])
     method, target, _ = request_line.split(" ")
-    host = SEARCH if name.startswith("s-") else READER
+    host = SEARCH_HOST if name.startswith("s-") else READER_HOST
     try:
         content = parse_request(host, method, target, headers, body.strip().encode())
     except UnknownRequest:

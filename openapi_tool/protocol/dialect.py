@@ -24,6 +24,9 @@ class ProtocolVersion(StrEnum):
     V1R3 = "v1r3"
 
 
+DEFAULT_VERSION = ProtocolVersion.V1R4
+
+
 class Dialect(Protocol):
     """One version of the protocol, as the pipeline uses it; `actor_id` is the author of its reports."""
 
@@ -32,6 +35,10 @@ class Dialect(Protocol):
     @property
     def version(self) -> str:
         """Name of the version: the second token of its subjects."""
+
+    @property
+    def scope(self) -> str:
+        """Text that separates its projects and sessions from equal ones of other versions; one version has none."""
 
     def decode(self, delivery: Delivery) -> Command:
         """Decode a delivery. Raises Unanswerable only for a subject that is no tool command's."""

@@ -98,6 +98,16 @@ def wakeup_subject(version: str, project_id: str, channel_id: str, worker_target
     return f"cg.{version}.{project_id}.{channel_id}.cmd.agent.{worker_target}.wakeup"
 
 
+def scoped_project(scope: str, project_id: str) -> str:
+    """Return a project's name among kernels of several versions; no project id contains the blank."""
+    return f"{scope} {project_id}".lstrip()
+
+
+def bare_project(scoped: str) -> str:
+    """Return the id of a scoped project."""
+    return scoped.rpartition(" ")[2]
+
+
 def is_storable_id(value: object) -> bool:
     """Return whether an indexed column takes a value: None or a short text."""
     return value is None or (isinstance(value, str) and not is_too_long(value))

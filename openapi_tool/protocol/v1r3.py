@@ -47,7 +47,7 @@ _WAKEUP_HEADERS = (header.DEPTH, header.TRACEPARENT, header.TRACESTATE)
 class V1r3:
     """Dialect of v1r3; `actor_id` is the author of reports."""
 
-    version = "v1r3"
+    version = scope = "v1r3"
 
     def __init__(self, actor_id: str) -> None:
         self._actor_id = actor_id

@@ -49,6 +49,7 @@ class V1r4:
     """Dialect of protocol v1r4; `actor_id` is the author of reports."""
 
     version = "v1r4"
+    scope = ""
 
     def __init__(self, actor_id: str) -> None:
         self._actor_id = actor_id

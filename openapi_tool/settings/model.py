@@ -28,7 +28,7 @@ from openapi_tool.options import (
     ToolOptions,
     split,
 )
-from openapi_tool.protocol.dialect import ProtocolVersion
+from openapi_tool.protocol.dialect import DEFAULT_VERSION, ProtocolVersion
 from openapi_tool.protocol.identity import default_durable
 from openapi_tool.settings.sections import (
     TARGET,
@@ -51,7 +51,7 @@ class ProtocolSettings(Options):
     """Protocol version and identity."""
 
     version: ProtocolVersion = Field(
-        default=ProtocolVersion.V1R4, description="Protocol version of the kernel in sections `nats` and `postgres`."
+        default=DEFAULT_VERSION, description="Protocol version of the kernel in sections `nats` and `postgres`."
     )
     target: str = Field(
         default="jina", pattern=r"^[A-Za-z0-9_-]+$", description="Tool target, a subject's seventh token."

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Generic, Literal, TypeVar
 
 from openapi_tool import __version__
+from openapi_tool.protocol.identity import bare_project
 
 Kind = Literal["counter", "gauge", "histogram"]
 Labels = tuple[str, ...]
@@ -201,7 +202,7 @@ UNACKNOWLEDGED = Gauge("durable_unacknowledged", "Commands delivered to any repl
 MAX_UNACKNOWLEDGED = Gauge(
     "durable_max_unacknowledged", "The durable's max_ack_pending; delivery stops at it.", ("version",)
 )
-RETURNED = Counter("commands_returned", "Commands evicted: handed back unrun, as executor.max_held was reached.")
+EVICTED = Counter("commands_evicted", "Commands evicted: handed back unrun, as executor.max_held was reached.")
 DEDUPLICATED = Counter("calls_deduplicated", "Commands whose call already had a result.")
 REQUEUED = Counter("commands_requeued", "Commands requeued because a dependency was unavailable.")
 REDELIVERED = Counter("redeliveries", "Redelivered commands.")
@@ -292,8 +293,8 @@ def list_projects(project_ids: Iterable[str]) -> None:
 
 
 def project_label(project_id: str | None) -> str:
-    """Return the id of a listed project, else an empty label; a further kernel's id is `VERSION ID`."""
-    name = (project_id or "").rpartition(" ")[2]
+    """Return the id of a listed project, else an empty label."""
+    name = bare_project(project_id or "")
     return name if name in _listed else ""
 
 

@@ -86,7 +86,7 @@ def test_a_project_of_two_kernels_has_separate_shares_of_memory_and_permits() ->
     main = build_bootstrap(Settings.model_validate(KERNELS), {})
     for kernel in (main, *main.others):
         artifacts: Any = None
-        build_runner(kernel, upstream, artifacts, scoped_key(KEY, kernel.version)).call_context("proj")
+        build_runner(kernel, upstream, artifacts, scoped_key(KEY, kernel.scope)).call_context("proj")
     assert len(set(reserved)) == 2
     assert reserved[0] == "proj"
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from openapi_tool.local.placed_call import V1R3
 from openapi_tool.local.stack import EmbeddedStack
+from openapi_tool.protocol.dialect import ProtocolVersion
 from tests.conftest import TEMPLATE
 from tests.hostile.play import forget, make_world, replace_executor
 from tests.hostile.scene import Stage
@@ -28,8 +28,8 @@ def shared_stage(stack: EmbeddedStack) -> Iterator[Stage]:
 def older_stage(stack: EmbeddedStack, v1r3_template: str) -> Iterator[Stage]:
     """Yield a stage whose kernel is of protocol v1r3."""
     database = f"hostile_{uuid.uuid4().hex[:8]}"
-    asyncio.run(make_world(stack, database, v1r3_template, None, V1R3))
-    with Stage(stack, database, short=True, version=V1R3) as stage:
+    asyncio.run(make_world(stack, database, v1r3_template, None, ProtocolVersion.V1R3))
+    with Stage(stack, database, short=True, version=ProtocolVersion.V1R3) as stage:
         yield stage
     asyncio.run(forget(stage))
 

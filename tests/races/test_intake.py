@@ -12,7 +12,7 @@ import orjson
 import pytest
 
 from openapi_tool.bus.client import BusClient
-from openapi_tool.bus.intake import ReturnDelays
+from openapi_tool.bus.intake import HandBackDelays
 from openapi_tool.bus.leases import _MAX_CONCURRENT, FetchMode, Heartbeats, Held, Lease, Leases, lease_key
 from openapi_tool.bus.wire import delivery_of
 from openapi_tool.protocol.command import Acknowledge, Delivery, Settlement
@@ -408,7 +408,7 @@ def test_redelivery_of_a_held_command_is_ignored(run: Run) -> None:
 @requirement("intake")
 def test_redelivery_delays_follow_the_mean_duration_of_a_projects_calls_within_bounds() -> None:
     now = 0.0
-    delays = ReturnDelays(slots=10, clock=lambda: now)
+    delays = HandBackDelays(slots=10, clock=lambda: now)
     for _ in range(1_000):
         delays.finished("a", 1.0)  # ten calls a second
         delays.finished("slow", 12.0)

@@ -25,7 +25,7 @@ from openapi_tool.concurrency import at_once
 from openapi_tool.jina.client import ALLOWED_HEADERS
 from openapi_tool.jina.content import without_inline_images
 from openapi_tool.jina.endpoints import batch_items, endpoint_of, item_arguments
-from openapi_tool.jina.parameters import READER, REFUSED, SEARCH
+from openapi_tool.jina.parameters import READER_PARAMETERS, REFUSED, SEARCH_PARAMETERS
 from openapi_tool.jina.request import UpstreamRequest, build_request, resolve_parameters
 from openapi_tool.jina.url_policy import UrlPolicy, checked_url
 from openapi_tool.protocol.errors import BadRequest, TargetRefused, ToolMisconfigured
@@ -52,16 +52,25 @@ RULES = UrlPolicy()
 MAX = 10
 MAY_SET = {
     mode: {entry.name for entry in table if entry.model and not entry.declared} | {"timeout", "respondTiming"}
-    for mode, table in (("search", SEARCH), ("reader", READER))
+    for mode, table in (("search", SEARCH_PARAMETERS), ("reader", READER_PARAMETERS))
 }
 HEADERS = {
-    mode: {entry.header.lower() for entry in (*SEARCH, *READER) if entry.header and entry.name in names}
+    mode: {
+        entry.header.lower()
+        for entry in (*SEARCH_PARAMETERS, *READER_PARAMETERS)
+        if entry.header and entry.name in names
+    }
     | {"accept", "accept-encoding", "content-type", "user-agent"}
     for mode, names in MAY_SET.items()
 }
 
 known_names = sorted(
-    {name for entry in (*SEARCH, *READER) for name in (entry.name, entry.header, *entry.aliases) if name}
+    {
+        name
+        for entry in (*SEARCH_PARAMETERS, *READER_PARAMETERS)
+        for name in (entry.name, entry.header, *entry.aliases)
+        if name
+    }
     | {name for tool in CATALOGUE.values() for name in object_at(tool.schema(), "properties")}
 )
 texts = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=20)  # characters that jsonb accepts

@@ -26,7 +26,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import openapi_tool
-from openapi_tool.jina.parameters import READER, SEARCH
+from openapi_tool.jina.parameters import READER_PARAMETERS, SEARCH_PARAMETERS
 from openapi_tool.protocol import errors
 from openapi_tool.protocol.errors import ToolError
 from openapi_tool.settings import Settings
@@ -34,7 +34,8 @@ from openapi_tool.settings.sections import fields_of
 from openapi_tool.telemetry import metrics
 from openapi_tool.tools import problems
 from openapi_tool.tools.problems import MAX_PROBLEMS
-from scripts import docs
+from scripts import docs, mutate
+from scripts.docs import CHART_README, DOCUMENTS, claims
 from scripts.packages import (
     CLEAN,
     ELSEWHERE,
@@ -51,7 +52,8 @@ from scripts.packages import (
 from tests.fuzz import targets
 from tests.fuzz.corpora import MAX_INPUTS, MAX_TOTAL_BYTES, saved, seeds
 from tests.fuzz.targets import MAX_BYTES, TARGETS
-from tests.requirements import requirement
+from tests.mutations import MUTATIONS
+from tests.requirements import REQUIREMENTS, requirement
 from tests.support import each
 
 ROOT = Path(__file__).parent.parent.parent
@@ -230,7 +232,11 @@ def test_every_error_code_and_parameter_is_documented() -> None:
     text = (ROOT / "docs" / "tools.md").read_text(encoding="utf-8")
     codes = {kind.code for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, ToolError)}
     assert [code for code in sorted(codes) if f"`{code}`" not in text] == []
-    names = {parameter.name for parameter in (*SEARCH, *READER) if not parameter.name.startswith("markdown.")}
+    names = {
+        parameter.name
+        for parameter in (*SEARCH_PARAMETERS, *READER_PARAMETERS)
+        if not parameter.name.startswith("markdown.")
+    }
     assert [name for name in sorted(names) if f"`{name}`" not in text] == []
 
 
@@ -633,6 +639,7 @@ from openapi_tool.jina.content import usage_of
 from openapi_tool.limits.limiter import Limiter
 from openapi_tool.limits.permits import Need
 from openapi_tool.options import LimitOptions
+from openapi_tool.protocol.errors import BadRequest
 from openapi_tool.telemetry import metrics
 from openapi_tool.testing import InProcessExecutor
 from openapi_tool.tools.exports import all_built_in, registration, system_role
@@ -647,7 +654,7 @@ table = (parameters.Parameter("content", parameters._text(), model=True),)
 timeouts = endpoints.Timeouts(15, needs_timeout=lambda _: False)
 endpoints.ENDPOINTS["segment"] = endpoints.Endpoint(
     segment, table, timeouts, render, cheaper=lambda parameters, *_: ["less than " + parameters["content"]],
-    failures=failures.Failures({422: "The text cannot be split; shorten it."}),
+    failures=failures.Failures({42299: failures.Rule(BadRequest, "The text cannot be split; shorten it.")}),
 )
 
 class Store:
@@ -680,8 +687,8 @@ async def main():
     search, _ = await call(catalogue.CATALOGUE["jina.search"], {"query": "x"}, "https://s.jina.ai/", {"data": []})
     answer = {"text": "one", "meta": {"usage": {"tokens": 30_000}}}
     print(search["q"], *await call(tool, {"content": "y"}, "https://s.jina.ai/segment", answer))
-    for status in (422, 451):
-        print(await call(tool, {"content": str(status)}, "https://s.jina.ai/segment", {}, status))
+    for status, answer in ((422, {"status": 42299}), (451, {})):
+        print(await call(tool, {"content": str(status)}, "https://s.jina.ai/segment", answer, status))
     await limits()
     tools = all_built_in()
     for shown in (tools, [tools[0], tools[-1]]):
@@ -705,3 +712,39 @@ def test_an_operation_at_the_host_of_another_one_needs_its_three_parts_only() ->
         ],
         0,
     ), done.stderr
+
+
+def test_every_requirement_has_a_test_and_every_claim_a_requirement() -> None:
+    claimed, listed = {claim for claim, _ in claims()}, {one.id for one in REQUIREMENTS}
+    assert sorted(listed - claimed) == [], "requirements without a test"
+    assert sorted(claimed - listed) == [], "tests of unknown requirements"
+
+
+def test_no_requirement_stands_twice() -> None:
+    ids = [one.id for one in REQUIREMENTS]
+    assert len(ids) == len(set(ids))
+    assert all(one.text.endswith(".") for one in REQUIREMENTS)
+
+
+@pytest.mark.parametrize("document", sorted(DOCUMENTS), ids=lambda document: document.name)
+@requirement("settings.reference")
+def test_derived_documents_are_fresh(document: Path) -> None:
+    assert document.read_text(encoding="utf-8") == DOCUMENTS[document](), "run: make docs"
+
+
+def test_a_changed_row_or_a_lost_mark_in_the_readme_of_the_chart_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text, copy = CHART_README.read_text(encoding="utf-8"), tmp_path / "README.md"
+    monkeypatch.setattr(docs, "ROOT", tmp_path)
+    monkeypatch.setitem(docs.PARTS, copy, docs.PARTS[CHART_README])
+    copy.write_text(text.replace("| `replicaCount` | `2` |", "| `replicaCount` | `3` |"), encoding="utf-8")
+    assert copy.read_text(encoding="utf-8") != docs.with_parts(copy) == text
+    copy.write_text(text.replace("<!-- end -->", ""), encoding="utf-8")
+    with pytest.raises(ValueError, match=r"README\.md lacks the marks of its generated part values"):
+        docs.with_parts(copy)
+
+
+def test_every_mutation_still_applies() -> None:
+    """`make mutations`, which takes some minutes, shows that each turns its test red."""
+    assert list(mutate.problems(MUTATIONS)) == []

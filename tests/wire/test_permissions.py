@@ -132,8 +132,13 @@ async def logged(caplog: pytest.LogCaptureFixture, action: str) -> logging.LogRe
 # Printed permissions that the calls of the test do not use, by whether buckets allow direct gets. RESET is used only
 # after another client changed the durable's filter, `returned` only if a command is handed back without a run.
 UNUSED = {
-    False: ["$JS.API.DIRECT.GET.", "$JS.API.CONSUMER.RESET.", "openapi_tool.returned."],
-    True: ["$JS.API.STREAM.MSG.GET.", "$JS.API.STREAM.CREATE.KV_", "$JS.API.CONSUMER.RESET.", "openapi_tool.returned."],
+    False: ["$JS.API.DIRECT.GET.", "$JS.API.CONSUMER.RESET.", "openapi_tool.handed_back."],
+    True: [
+        "$JS.API.STREAM.MSG.GET.",
+        "$JS.API.STREAM.CREATE.KV_",
+        "$JS.API.CONSUMER.RESET.",
+        "openapi_tool.handed_back.",
+    ],
 }
 FOR_OLD_STREAMS = {"openapi_tool.dead_letter"}
 
