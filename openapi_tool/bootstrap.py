@@ -20,13 +20,12 @@ from openapi_tool.executor.continuation import Continuation
 from openapi_tool.executor.ports import Artifacts
 from openapi_tool.executor.runner import RunnerOptions, ToolRunner
 from openapi_tool.jina.backend import JinaBackend, JinaBackendOptions
-from openapi_tool.jina.byte_semaphore import JinaCallContext
 from openapi_tool.jina.client import EgressTransport, JinaClient, tls_context
 from openapi_tool.jina.failures import Sleep
 from openapi_tool.limits.permits import Permits
 from openapi_tool.options import PoolOptions
 from openapi_tool.protocol.dialect import dialect_of
-from openapi_tool.protocol.identity import command_filter, scoped_project
+from openapi_tool.protocol.identity import command_filter
 from openapi_tool.settings import Settings, SettingsError
 from openapi_tool.settings.loading import secret_values, unmasked
 from openapi_tool.settings.sources import DriverOptions
@@ -146,19 +145,6 @@ class Upstream:
         self.backend = JinaBackend(client, options, self.errors, self.slicer, sleep, permits, budgets)
 
 
-class _ScopedBackend:
-    """Backend for a kernel of one version: those of other versions may have equal project ids."""
-
-    def __init__(self, backend: JinaBackend, scope: str) -> None:
-        self._scope = scope
-        self._backend = backend
-        self.run = backend.run
-
-    def call_context(self, project_id: str) -> JinaCallContext:
-        """Return a context for a call."""
-        return self._backend.call_context(scoped_project(self._scope, project_id))
-
-
 def build_runner(bootstrap: Bootstrap, upstream: Upstream, artifacts: Artifacts, session_key: bytes) -> ToolRunner:
     """Build the runner of one kernel; `session_key` derives session identities and signs cursors."""
     settings = bootstrap.settings
@@ -168,9 +154,10 @@ def build_runner(bootstrap: Bootstrap, upstream: Upstream, artifacts: Artifacts,
         read_secret=bootstrap.secrets,
         scope=SessionScope(session_key),
         redact=upstream.errors.value,
+        kernel=bootstrap.scope,
     )
     continuation = Continuation(artifacts, Cursors(session_key), settings.tools, upstream.slicer)
-    return ToolRunner(options, _ScopedBackend(upstream.backend, bootstrap.scope), continuation)
+    return ToolRunner(options, upstream.backend, continuation)
 
 
 def scoped_key(key: bytes, scope: str) -> bytes:

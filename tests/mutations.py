@@ -122,8 +122,8 @@ IDENTITY = (
         "tests/dialects/test_dialects.py::test_equal_project_call_and_sequence_of_two_kernels_share_nothing",
     ),
     Mutation(
-        "bootstrap.py",
-        "self._backend.call_context(scoped_project(self._scope, project_id))",
+        "executor/runner.py",
+        "self._backend.call_context(scoped_project(self._options.kernel, project_id))",
         "self._backend.call_context(project_id)",
         "tests/dialects/test_dialects.py::test_a_project_of_two_kernels_has_separate_shares_of_memory_and_permits",
     ),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from http import HTTPStatus
@@ -12,6 +11,7 @@ from urllib.parse import quote
 import httpx
 
 from openapi_tool import __version__
+from openapi_tool.jina.client import network_cause
 from openapi_tool.tools.exports import NoSuchProject, RegistryError, RegistryUnreachable, as_yaml, stored_row
 
 _TIMEOUT_S = 30.0
@@ -90,17 +90,10 @@ class ManagementApi:
 
 
 def _describe(error: httpx.HTTPError) -> str:
-    cause: BaseException | None = error
-    while cause is not None:  # httpx and httpcore wrap the error of the socket
-        if isinstance(cause, socket.gaierror):
-            return "the host's name cannot be resolved"
-        if isinstance(cause, ConnectionRefusedError):
-            return "connection refused"
-        cause = cause.__cause__ or cause.__context__
     if isinstance(error, httpx.TimeoutException):
         return f"no answer within {_TIMEOUT_S:g} s"
-    if isinstance(error, httpx.ConnectError):
-        return f"no connection ({error})"
+    if isinstance(error, httpx.TransportError):
+        return network_cause(error)
     return f"no usable response ({str(error) or type(error).__name__})"
 
 

@@ -26,6 +26,7 @@ from openapi_tool.protocol.errors import (
     Unavailable,
     without_traceback,
 )
+from openapi_tool.protocol.identity import scoped_project
 from openapi_tool.telemetry.logs import Once
 from openapi_tool.tools.arguments import Arguments, CallOwner, OperatorEnvs, SecretSource, prepare_arguments
 from openapi_tool.tools.definition import ToolDefinition
@@ -39,13 +40,17 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RunnerOptions:
-    """Dependencies of every call; `redact` masks all known secrets in the JSON value of a failure."""
+    """Dependencies of every call.
+
+    `redact` masks all known secrets in the JSON value of a failure. `kernel` is the scope of its projects.
+    """
 
     authorizer: Authorizer
     envs: OperatorEnvs
     read_secret: SecretSource
     scope: SessionScope
     redact: Callable[[Any], Any]
+    kernel: str = ""
 
 
 @frozen
@@ -78,7 +83,7 @@ class ToolRunner:
 
     def call_context(self, project_id: str) -> CallContext:
         """Return a context for a call; leave it once the result is stored."""
-        return self._backend.call_context(project_id)
+        return self._backend.call_context(scoped_project(self._options.kernel, project_id))
 
     async def run(self, request: ToolCallRequest, context: CallContext) -> tuple[ResultFields, StoredText | None]:
         """Run a call within `context`; return its result, and the whole text if it was truncated.

@@ -237,7 +237,7 @@ def _network_failure(error: httpx.TransportError, host: str) -> ToolError:
             detail={"kind": type(error).__name__},
             max_retries=0 if isinstance(error, OwnResponseRefused) else ONCE,
         )
-    cause = _network_cause(error)
+    cause = network_cause(error)
     log.info(
         "a request to %s failed: %s",
         host,
@@ -264,10 +264,11 @@ _NETWORK_CAUSES: tuple[tuple[type[BaseException], str], ...] = (
 """The first whose exception is in the chain of causes counts."""
 
 
-def _network_cause(error: httpx.TransportError) -> str:
-    chain: list[BaseException] = [error]
-    while (inner := chain[-1].__cause__ or getattr(chain[-1], "os_error", None)) is not None and inner not in chain:
-        chain.append(inner)
+def network_cause(error: BaseException) -> str:
+    """Return why no response came; `error` is an httpx.TransportError."""
+    chain = [error]
+    while (inner := error.__cause__ or getattr(error, "os_error", error.__context__)) and inner not in chain:
+        chain.append(error := inner)
     return next(text for kind, text in _NETWORK_CAUSES if any(isinstance(one, kind) for one in chain))
 
 
