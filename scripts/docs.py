@@ -12,7 +12,7 @@ import sys
 import textwrap
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -642,7 +642,7 @@ def _default(field: Any) -> str:
     if field.is_required():
         return "required"
     value = field.get_default(call_default_factory=True)
-    if value is None or value in ((), {}):
+    if value is None or value in ((), {}) or is_dataclass(value):
         return "-"
     if isinstance(value, tuple):
         return f"`{', '.join(value)}`"

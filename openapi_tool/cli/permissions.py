@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from enum import StrEnum
 from functools import partial
 from typing import Annotated
@@ -30,6 +30,7 @@ from openapi_tool.kernel import inspection
 from openapi_tool.kernel.inspection import grant_statements, reader_grants
 from openapi_tool.protocol.identity import command_stream
 from openapi_tool.settings import Settings, SettingsError, load_settings
+from openapi_tool.settings.model import but
 from openapi_tool.telemetry.logs import printable_lines
 
 nats_app = typer.Typer(no_args_is_help=True, help="Print NATS permissions; show or restore the durable.")
@@ -87,8 +88,8 @@ def permissions(
 
 def _on_one_server(settings: Settings) -> list[Settings]:
     """Return the settings of the kernels that share the login of section `nats`."""
-    own = replace(settings.nats, durable=None)
-    return [kernel for kernel in settings.kernels if replace(kernel.nats, durable=None) == own]
+    own = but(settings.nats, durable=None)
+    return [kernel for kernel in settings.kernels if but(kernel.nats, durable=None) == own]
 
 
 def _needed(user: NatsUser, settings: Settings, stream: str | None) -> Permissions:

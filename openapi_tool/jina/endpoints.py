@@ -187,12 +187,11 @@ ENDPOINTS: Mapping[str, Endpoint] = {
             failures=Failures(
                 worded(
                     {
-                        40904: "The page costs more than the token budget; read a smaller page or part.",
+                        408: "The page did not answer in time; try again later or use another source.",
                         422: "The page could not be read; check the address or use another source.",
                         431: "The address is too long; use a shorter one.",
                     }
                 ),
-                selectors=("targetSelector", "waitForSelector", "removeSelector"),
             ),
         ),
     )

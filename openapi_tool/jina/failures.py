@@ -71,23 +71,23 @@ _OTHER = Rule(errors.UpstreamRejected, "The service refused the request; change 
 _MIN_STATUS = 10_000  # a smaller number is an HTTP status
 
 RULES: Mapping[int, Rule] = {
-    40003: Rule(errors.UpstreamUnavailable, "The transfer broke off; try again.", max_retries=ONCE),
-    40004: Rule(errors.UpstreamRejected, "Content of this type cannot be read; use another source."),
+    40003: Rule(errors.UpstreamUnavailable, "The page's transfer broke off; try again.", max_retries=ONCE),
+    40004: Rule(errors.UpstreamRejected, "The page is of a type that cannot be read; use another source."),
     40104: Rule(
         errors.AuthFailed, "The account of this tool's key is not verified; an operator must verify it.", reason=False
     ),
     40202: Rule(errors.AuthFailed, "The operator's plan does not include this feature; call without it."),
     40301: Rule(
         errors.TargetRefused,
-        "This target failed too often lately and is blocked for a while; use another, or try again when that is over.",
+        "This page failed too often lately and is blocked for a while; use another, or try again when that is over.",
         retryable=True,
     ),
-    40902: Rule(errors.TargetRefused, "The robots.txt of the target forbids this; use another source."),
-    40904: Rule(errors.BudgetExceeded, "This costs more than the token budget; ask for less."),
+    40902: Rule(errors.TargetRefused, "The site's robots.txt forbids reading this page; use another source."),
+    40904: Rule(errors.BudgetExceeded, "The page costs more than the token budget; read a smaller page or part."),
     41302: Rule(errors.UpstreamRejected, "The target file is too large to be read; use another source."),
-    42204: Rule(errors.UpstreamUnavailable, "A service behind this one failed; try again.", max_retries=SOME),
-    42205: Rule(errors.UpstreamUnavailable, "A service behind this one failed; try again.", max_retries=SOME),
-    45102: Rule(errors.TargetRefused, "This target may not be read (private, local or blocked); use a public one."),
+    42204: Rule(errors.UpstreamUnavailable, "A service behind the search failed; try again.", max_retries=SOME),
+    42205: Rule(errors.UpstreamUnavailable, "A service behind the search failed; try again.", max_retries=SOME),
+    45102: Rule(errors.TargetRefused, "This address may not be read (private, local or blocked); use a public page."),
     400: Rule(errors.BadRequest, "The request was refused; correct the arguments and call again."),
     401: Rule(errors.AuthFailed, "The key of this tool was refused; an operator must set a valid one.", reason=False),
     402: Rule(errors.BudgetExceeded, _ACCOUNT),
@@ -121,12 +121,11 @@ class Failures:
     """Failures of one operation.
 
     `rules` precede RULES; that of 408 is also used for a 422 with a transient error. A 422 that begins with
-    `nothing_found` is no error, but has no results (jina-api 2.2). `selectors` are parameters that can cause a 422.
+    `nothing_found` is no error, but has no results (jina-api 2.2).
     """
 
     rules: Mapping[int, Rule] = field(default_factory=dict)
     nothing_found: str | None = None
-    selectors: tuple[str, ...] = ()
 
 
 _REDIRECT = Rule(
@@ -141,6 +140,7 @@ _EDGE_BLOCK = Rule(
     reason=False,
 )
 
+_SELECTORS = ("targetSelector", "waitForSelector", "removeSelector")
 _NO_MATCH = " with target selector "
 _BAD_SELECTOR = re.compile(
     r"Failed to process the page: (?:Expected |Unmatched |Empty sub-selector|Malformed |Unknown pseudo|Attribute sel)"
@@ -177,7 +177,7 @@ def upstream_failure(
     envelope, names = body if isinstance(body, dict) else {}, names or {}
     rule = _rule(http_status, envelope, {**RULES, **failures.rules})
     if http_status == HTTPStatus.UNPROCESSABLE_ENTITY and (
-        advice := _selector_advice(envelope, {name: names[name] for name in failures.selectors if name in names})
+        advice := _selector_advice(envelope, {name: names[name] for name in _SELECTORS if name in names})
     ):
         rule = replace(rule, message=advice, reason=False)
     reason = (

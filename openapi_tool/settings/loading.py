@@ -28,8 +28,8 @@ from openapi_tool.settings.sources import (
     file_sources,
     origin,
 )
-from openapi_tool.telemetry.redact import is_maskable
-from openapi_tool.tools.placeholders import Secrets
+from openapi_tool.telemetry.redact import MASK, is_maskable
+from openapi_tool.tools.placeholders import Secrets, looks_like_a_key
 from openapi_tool.tools.problems import counted
 from openapi_tool.urls import POSTGRES_SCHEMES, SCHEMES, parse_dsn, parse_url
 
@@ -215,7 +215,8 @@ def _problem(item: Mapping[str, Any], flags: Mapping[str, Any]) -> str:
 def _where(path: Sequence[str], flags: Mapping[str, Any]) -> str:
     """Return the name of a setting and the source of its value; no source for a section, which may have several."""
     source = "" if fields_of(_type_of(path)) else origin(path, flags)
-    return (".".join(path) or "settings") + (f" ({source})" if source else "")
+    shown = ".".join(MASK if looks_like_a_key(part) else part for part in path)  # one may be pasted as a name
+    return (shown or "settings") + (f" ({source})" if source else "")
 
 
 def _reworded(item: Mapping[str, Any]) -> str:
@@ -286,8 +287,11 @@ def _url_credentials(value: str) -> list[str]:
 
 def _of_files(files: Iterable[Path | None]) -> Iterator[NamedSecret]:
     for file in filter(None, files):
-        for line in _LONG_LINE.findall(file.read_text(encoding="utf-8", errors="replace")):
-            yield str(file), line
+        try:
+            text = file.read_text(encoding="utf-8", errors="replace")
+        except OSError as error:
+            raise SettingsError([f"{file}: cannot be read: {error.strerror}"]) from error
+        yield from ((str(file), line) for line in _LONG_LINE.findall(text))
 
 
 def _collector_secrets(environment: Mapping[str, str]) -> Iterator[NamedSecret]:

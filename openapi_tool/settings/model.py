@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import field, replace
-from typing import Annotated, Any, Literal
+from copy import copy
+from dataclasses import field
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, field_validator, model_validator
 from pydantic.dataclasses import dataclass as validated
@@ -162,6 +163,16 @@ class TelemetrySettings(Options):
         return url
 
 
+T = TypeVar("T", bound=Options)
+
+
+def but(options: T, **values: Any) -> T:
+    """Return a copy with other values. Unlike `replace` it validates nothing: a file may be gone meanwhile."""
+    changed = copy(options)
+    changed.__dict__.update(values)
+    return changed
+
+
 class Settings(BaseSettings):
     """All settings."""
 
@@ -227,7 +238,7 @@ class Settings(BaseSettings):
                 f"nats.ack_wait_s ({ack_wait_s:g} s) it must be less than executor.worker_timeout_s less "
                 f"executor.commit_margin_s ({wait_s:g} s), or a call that lost its executors is answered too late"
             )
-            object.__setattr__(self, "executor", replace(self.executor, max_lost_runs=fitting))
+            object.__setattr__(self, "executor", but(self.executor, max_lost_runs=fitting))
         if self.executor.requeue_delay_s >= wait_s:
             raise ValueError("executor.requeue_delay_s must be less than the time that a worker waits; lower it")
         return self
@@ -272,8 +283,8 @@ class Settings(BaseSettings):
 
     def _kernel(self, version: ProtocolVersion, other: DialectSettings) -> Settings:
         changed: dict[str, Any] = {
-            "protocol": replace(self.protocol, version=version, actor_id=other.actor_id),
-            "nats": other.nats or replace(self.nats, durable=None),
+            "protocol": but(self.protocol, version=version, actor_id=other.actor_id),
+            "nats": other.nats or but(self.nats, durable=None),
             "postgres": other.postgres,
             "dialects": DialectsSettings(),
         }
@@ -295,8 +306,8 @@ class Settings(BaseSettings):
         for kernel in self.kernels:
             if kernel.protocol.version == version:
                 return kernel.model_copy(update=changed)
-        changed["protocol"] = replace(self.protocol, version=version)
-        changed["nats"] = replace(self.nats, durable=None)
+        changed["protocol"] = but(self.protocol, version=version)
+        changed["nats"] = but(self.nats, durable=None)
         return self.model_copy(update=changed)
 
     def secret_values(self) -> Iterator[tuple[str, str]]:

@@ -239,7 +239,7 @@ TABLE = (
     Row(429, 42902, "rate_limited", "yes", "wait, then call again", quoted=False),
     Row(429, 42903, "rate_limited", "yes", "wait, then call again", quoted=False),
     Row(451, 45101, "target_refused", "no", "use another source"),
-    Row(451, 45102, "target_refused", "no", "use a public one"),
+    Row(451, 45102, "target_refused", "no", "use a public page"),
     Row(451, 45103, "target_refused", "no", "use another source"),
     Row(451, 45104, "target_refused", "no", "use another source"),
     Row(451, 45105, "target_refused", "no", "use another source"),
@@ -371,17 +371,26 @@ def test_no_message_is_about_another_operation(failures: Failures, of_others: st
     rows += [(422, refusal("Failed to process the page: Expected name"), "upstream_rejected", "no")]
     rows += [(422, refusal("No content available with target selector #x"), "upstream_rejected", "no")]
     for http, body, code, again in rows:
-        error = upstream_failure(http, body, None, names=_SELECTORS, failures=failures)
+        error = upstream_failure(http, body, None, failures=failures)
         assert (error.code, retry(error)) == (code, again), (http, body)
         ours, _, _ = error.message.partition(" The service says: ")
-        assert not re.search(of_others, ours, re.IGNORECASE), (http, body, ours)
+        about_pages = (body or {}).get("status") in RULES  # whichever operation read the page, or searched
+        assert about_pages or not re.search(of_others, ours, re.IGNORECASE), (http, body, ours)
+
+
+@pytest.mark.parametrize("mode", ENDPOINTS)
+@requirement("upstream.errors")
+def test_an_error_of_a_selector_names_the_argument_in_a_search_too(mode: str) -> None:
+    body = refusal("Failed to process the page: Expected name")
+    error = upstream_failure(422, body, None, names=_SELECTORS, failures=ENDPOINTS[mode].failures)
+    assert error.message.startswith("target_selector or wait_for_selector: is no CSS selector")
 
 
 @requirement("upstream.errors")
 def test_a_rule_of_an_operation_replaces_only_that_of_its_own_status() -> None:
     failures = ENDPOINTS["search"].failures
     message = upstream_failure(422, {"status": 42205}, None, failures=failures).message
-    assert message == "A service behind this one failed; try again."
+    assert message == "A service behind the search failed; try again."
     assert upstream_failure(400, {"status": 422}, None, failures=failures).code == "bad_request"  # an HTTP status
 
 

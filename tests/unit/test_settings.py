@@ -25,6 +25,7 @@ from openapi_tool import __version__, bootstrap, service
 from openapi_tool.bootstrap import build_bootstrap
 from openapi_tool.cli import app
 from openapi_tool.options import Options
+from openapi_tool.protocol.dialect import ProtocolVersion
 from openapi_tool.settings import (
     CONFIG_VARIABLE,
     KERNEL_CONFIG_VARIABLE,
@@ -36,8 +37,10 @@ from openapi_tool.settings import (
 )
 from openapi_tool.settings.loading import PATTERNS, ignored_variables
 from openapi_tool.settings.sections import fields_of
+from openapi_tool.telemetry.redact import MASK
 from tests.requirements import requirement
 
+PASTED = "jina_" + "0123456789abcdefghij" * 2
 FILE = """
 [nats]
 servers = ["nats://file:4222"]
@@ -425,6 +428,32 @@ def test_every_flag_names_its_variable() -> None:
 
 def _paths() -> list[tuple[str, str]]:
     return [(section, key) for section, field in Settings.model_fields.items() for key in fields_of(field.annotation)]
+
+
+@requirement("settings.errors")
+def test_a_file_that_vanishes_after_the_load_does_not_spoil_the_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernels' settings are derived at each reload, while another process may replace the file."""
+    file = tmp_path / "seed"
+    file.write_text("x")
+    monkeypatch.setenv(f"{PREFIX}NATS__NKEY_SEED_FILE", str(file))
+    monkeypatch.setenv(f"{PREFIX}DIALECTS__V1R3__POSTGRES__DSN", "postgresql://db/older")
+    settings = load_settings()
+    file.unlink()
+    assert [kernel.protocol.version for kernel in settings.kernels] == ["v1r4", "v1r3"]
+    assert settings.of_version(ProtocolVersion.V1R3).nats.nkey_seed_file == file
+    with pytest.raises(SettingsError):
+        build_bootstrap(settings, os.environ)
+
+
+@requirement("settings.errors", "secrets.output")
+def test_a_key_pasted_as_the_name_of_a_setting_is_not_shown(config: Path) -> None:
+    config.write_text(f'[nats]\n"{PASTED}" = 1\n[limits.keys.{PASTED}]\nx = 1\n')
+    with pytest.raises(SettingsError) as failed:
+        load_settings()
+    assert PASTED not in str(failed.value)
+    assert f"nats.{MASK} (in {config}): is not a setting; remove it" in failed.value.problems
 
 
 MAPPINGS = {
