@@ -8,27 +8,18 @@ from itertools import chain
 
 from openapi_tool.concurrency import SMALL, Steps, TimeSlicer
 from openapi_tool.executor.ports import Artifacts
-from openapi_tool.executor.stored_search import SearchRequest, StoredSearch, correction_error, load_part
+from openapi_tool.executor.stored_search import StoredSearch, load_part
 from openapi_tool.options import ToolOptions
 from openapi_tool.protocol.cards import StoredText
 from openapi_tool.protocol.jsontext import storable_text
 from openapi_tool.protocol.records import Artifact
-from openapi_tool.tools.arguments import (
-    CURSOR,
-    MAX_RESULT_TOKENS,
-    Arguments,
-    CallOwner,
-    cursor_schema,
-    names_main_parameter,
-    takes_cursor,
-    whole_number,
-)
+from openapi_tool.tools.arguments import CURSOR, CallOwner, cursor_schema, takes_cursor
 from openapi_tool.tools.definition import ToolDefinition
-from openapi_tool.tools.meta_schema import MIN_RESULT_TOKENS
-from openapi_tool.tools.problems import counted, listed, short
+from openapi_tool.tools.problems import counted
 from openapi_tool.tools.result import Item, RenderedResult, ToolOutput, framed, items_chars, without_frames
 from openapi_tool.tools.schema import schema_problems
 from openapi_tool.tools.scopes import Cursors, Position
+from openapi_tool.tools.text_search import SearchRequest
 from openapi_tool.tools.truncation import (
     OPENING_CHARS,
     Place,
@@ -47,43 +38,6 @@ _SAMPLE_CURSOR = "a" * 44  # as long as a real one
 _ADVICE = {"target_selector": "Read a part with target_selector", "count": "Ask for fewer results with count"}
 _UNCONTINUED_FACTOR = 2
 """Factor of the limits if the definition's schema rejects `cursor`: its model can never read the rest."""
-
-
-def requested_cursor(definition: ToolDefinition, arguments: Arguments) -> str | None:
-    """Return the cursor argument, None for a call without one. Raises BadRequest if it is combined with others.
-
-    A page address beside it is ignored if the definition requires one, since the model had to give it.
-    """
-    cursor = arguments.values.get(CURSOR)
-    if cursor in (None, "") or not takes_cursor(definition):
-        return None
-    problems = [] if isinstance(cursor, str) else [f"{CURSOR}: must be the text that an earlier result named"]
-    problems += [
-        f"{short(name)}: cannot be given together with {CURSOR}; give one of them"
-        for name in sorted(arguments.by_model)
-        if names_main_parameter(definition, name)
-        and arguments.values[name] is not None
-        and not _requires(definition, name)
-    ]
-    if problems:
-        raise correction_error(listed(problems))
-    return str(cursor)
-
-
-def requested_tokens(arguments: Arguments) -> int | None:
-    """Return the call's own limit of the tokens to show, None without one. Raises BadRequest."""
-    value = arguments.values.get(MAX_RESULT_TOKENS)
-    if value in (None, ""):
-        return None
-    tokens = whole_number(value)
-    if tokens is not None and tokens >= MIN_RESULT_TOKENS:
-        return tokens
-    raise correction_error([f"{MAX_RESULT_TOKENS}: must be an integer of at least {MIN_RESULT_TOKENS}"])
-
-
-def _requires(definition: ToolDefinition, name: str) -> bool:
-    required = definition.schema.get("required")
-    return isinstance(required, list) and name in required
 
 
 class Continuation:

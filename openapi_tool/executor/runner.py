@@ -13,9 +13,8 @@ from functools import partial
 from typing import Any
 
 from openapi_tool.concurrency import raise_if_cancelled
-from openapi_tool.executor.continuation import Continuation, requested_cursor, requested_tokens
+from openapi_tool.executor.continuation import Continuation
 from openapi_tool.executor.ports import CallContext, ToolBackend, owner_ids
-from openapi_tool.executor.stored_search import SearchRequest, requested_search
 from openapi_tool.frozen import frozen
 from openapi_tool.protocol.cards import StoredText, ToolCall
 from openapi_tool.protocol.errors import (
@@ -34,6 +33,7 @@ from openapi_tool.tools.policy import Authorizer, Deadline, Switches
 from openapi_tool.tools.problems import short
 from openapi_tool.tools.result import RenderedResult, ResultFields, ToolOutput, failure, success
 from openapi_tool.tools.scopes import SessionScope
+from openapi_tool.tools.text_search import SearchRequest, requested
 
 log = logging.getLogger(__name__)
 
@@ -166,8 +166,8 @@ class ToolRunner:
         await self._options.authorizer.authorize(definition, owner, arguments)
         if not deadline.remaining():
             raise ToolTimeout("The tool executor received this call too late to run it; call again.")
-        cursor, max_result_tokens = requested_cursor(definition, arguments), requested_tokens(arguments)
-        search, full_text = requested_search(definition, arguments, cursor), None
+        cursor, max_result_tokens, search = requested(definition, arguments)
+        full_text = None
         if cursor is None:
             context.recheck = check_switch
             output = await self._backend.run(definition, arguments, deadline, context)

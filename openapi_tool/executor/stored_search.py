@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import starmap
 
 from openapi_tool.concurrency import SMALL, FairSemaphore, Steps, TimeSlicer
 from openapi_tool.executor.ports import Artifacts
-from openapi_tool.protocol.errors import BadRequest
 from openapi_tool.protocol.records import Artifact
-from openapi_tool.tools.arguments import CURSOR, FIND, QUESTION, Arguments, CallOwner, takes_cursor
-from openapi_tool.tools.definition import ToolDefinition
+from openapi_tool.tools.arguments import FIND, QUESTION, CallOwner
 from openapi_tool.tools.problems import counted
 from openapi_tool.tools.result import (
     INTRO_CHARS,
@@ -26,16 +23,7 @@ from openapi_tool.tools.result import (
     without_frames,
 )
 from openapi_tool.tools.scopes import Cursors, Position, unknown_cursor
-from openapi_tool.tools.text_search import (
-    MAX_PHRASE_CHARS,
-    MAX_QUESTION_CHARS,
-    MAX_SHOWN,
-    Phrase,
-    Question,
-    Search,
-    Span,
-    terms,
-)
+from openapi_tool.tools.text_search import MAX_SHOWN, Phrase, Question, Search, SearchRequest, Span
 from openapi_tool.tools.truncation import (
     FRAME_CHARS,
     FRAME_CHARS_PER_TOKEN,
@@ -57,49 +45,9 @@ _FORCE_SLICING = SMALL + 1  # has `TimeSlicer.run` slice short texts, too: sever
 _MAX_CONCURRENT = 8
 """Searches in a process. Each holds a window of the text, up to 2 MB, and as much in the driver; a question also up to
 some 5 MB of passages."""
-_MAX_CHARS = {FIND: MAX_PHRASE_CHARS, QUESTION: MAX_QUESTION_CHARS}
 _READ_ON = "Each cursor reads on from its passage, given alone."
 _PHRASE_NOTES_CHARS, _QUESTION_NOTES_CHARS = 420, 200
 """Maximum characters of the lines before and after the passages of a phrase, and of a question."""
-
-
-@dataclass(frozen=True, slots=True)
-class SearchRequest:
-    """Query of a search in a stored text; `name` is `find` for a phrase, `question` for a question."""
-
-    name: str
-    text: str
-
-
-def requested_search(definition: ToolDefinition, arguments: Arguments, cursor: str | None) -> SearchRequest | None:
-    """Return the phrase or question of the model, None for a call without one. Raises BadRequest."""
-    names = [name for name in _MAX_CHARS if name in arguments.by_model]
-    given = {name: value for name in names if (value := arguments.values[name]) not in (None, "")}
-    if not given or not takes_cursor(definition):
-        return None
-    name, text = next(iter(given.items()))
-    if cursor is None:
-        why = f"searches an earlier truncated result, and needs the {CURSOR} that it named; call without {name} first"
-        raise correction_error([f"{name}: {why}"])
-    problems = list(filter(None, starmap(_problem, given.items())))
-    if len(given) > 1:
-        problems.append(f"{FIND}: cannot be given together with {QUESTION}; give one of them")
-    if problems:
-        raise correction_error(problems)
-    return SearchRequest(name, str(text))
-
-
-def correction_error(problems: list[str]) -> BadRequest:
-    """Return the error of a call whose arguments the model must correct."""
-    return BadRequest("Correct these and call again: " + "; ".join(problems), detail={"problems": problems})
-
-
-def _problem(name: str, text: object) -> str | None:
-    if not isinstance(text, str) or not text.strip() or len(text) > _MAX_CHARS[name]:
-        return f"{name}: must be a text of 1 to {_MAX_CHARS[name]} characters"
-    if name == QUESTION and not next(terms(text), None):
-        return f"{name}: has no word to look for"
-    return None
 
 
 class StoredSearch:

@@ -19,9 +19,9 @@ from openapi_tool.jina.failures import Failures, worded
 from openapi_tool.jina.parameters import MODEL_FORMATS, WITH_CONTENT, Parameter, by_name
 from openapi_tool.jina.remarks import Offers, cheaper_page, cheaper_search
 from openapi_tool.jina.url_policy import UrlPolicy, checked_url
-from openapi_tool.protocol.errors import BadRequest, ToolError
+from openapi_tool.protocol.errors import ToolError
 from openapi_tool.telemetry.redact import Redactor
-from openapi_tool.tools.arguments import Arguments
+from openapi_tool.tools.arguments import Arguments, correction_error
 from openapi_tool.tools.catalogue import READER, SEARCH, Operation
 from openapi_tool.tools.definition import ToolDefinition, unusable
 from openapi_tool.tools.problems import Problem, argument_path, fold, listed
@@ -222,8 +222,7 @@ def batch_items(definition: ToolDefinition, arguments: Arguments, max_items: int
         lines = [str(replace(problem, path=(*group, *problem.path))) for problem in item_errors]
         raise unusable(definition.tool_name, listed(lines))
     if problems:
-        lines = listed([f"{argument_path(problem.path)}: {problem.message}" for problem in problems])
-        raise BadRequest("Correct these and call again: " + "; ".join(lines), detail={"problems": lines})
+        raise correction_error(listed([f"{argument_path(problem.path)}: {problem.message}" for problem in problems]))
     return list(cast("list[str]", arguments.values[plural]))
 
 

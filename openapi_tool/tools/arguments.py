@@ -15,6 +15,7 @@ from openapi_tool.protocol.errors import BadRequest, ToolMisconfigured
 from openapi_tool.protocol.identity import CONTROL_FIELDS
 from openapi_tool.protocol.jsontext import JsonObject, JsonValue, as_object, storable_text
 from openapi_tool.tools.definition import ToolDefinition, unusable
+from openapi_tool.tools.meta_schema import MIN_RESULT_TOKENS
 from openapi_tool.tools.placeholders import MissingVariable, VariableNotAllowed, render, render_fixed
 from openapi_tool.tools.problems import fold, listed, short
 from openapi_tool.tools.schema import schema_problems, visible_schema
@@ -269,10 +270,7 @@ def _validated_repairs(
             return repairs
     if operator_problems := default_problems(definition, defaults):
         raise unusable(definition.tool_name, operator_problems)
-    raise BadRequest(
-        "The arguments do not fit the tool's parameters. Correct these and call again: " + "; ".join(problems),
-        detail={"problems": problems},
-    )
+    raise correction_error(problems, "The arguments do not fit the tool's parameters. ")
 
 
 def takes_cursor(definition: ToolDefinition) -> bool:
@@ -321,3 +319,40 @@ def api_key(
         if named == definition.auth_env:
             raise
         return read_secret(definition.auth_env), definition.auth_env, refusal.message
+
+
+def requested_cursor(definition: ToolDefinition, arguments: Arguments) -> str | None:
+    """Return the cursor argument, None for a call without one. Raises BadRequest if it is combined with others.
+
+    A page address beside it is ignored if the definition requires one, since the model had to give it.
+    """
+    cursor = arguments.values.get(CURSOR)
+    if cursor in (None, "") or not takes_cursor(definition):
+        return None
+    required = definition.schema.get("required")
+    needed = required if isinstance(required, list) else []
+    problems = [] if isinstance(cursor, str) else [f"{CURSOR}: must be the text that an earlier result named"]
+    problems += [
+        f"{short(name)}: cannot be given together with {CURSOR}; give one of them"
+        for name in sorted(arguments.by_model)
+        if names_main_parameter(definition, name) and arguments.values[name] is not None and name not in needed
+    ]
+    if problems:
+        raise correction_error(listed(problems))
+    return str(cursor)
+
+
+def requested_tokens(arguments: Arguments) -> int | None:
+    """Return the call's own limit of the tokens to show, None without one. Raises BadRequest."""
+    value = arguments.values.get(MAX_RESULT_TOKENS)
+    if value in (None, ""):
+        return None
+    tokens = whole_number(value)
+    if tokens is not None and tokens >= MIN_RESULT_TOKENS:
+        return tokens
+    raise correction_error([f"{MAX_RESULT_TOKENS}: must be an integer of at least {MIN_RESULT_TOKENS}"])
+
+
+def correction_error(problems: list[str], why: str = "") -> BadRequest:
+    """Return the error of a call whose arguments the model must correct."""
+    return BadRequest(f"{why}Correct these and call again: {'; '.join(problems)}", detail={"problems": problems})

@@ -27,7 +27,6 @@ from typer.testing import CliRunner
 from openapi_tool import bootstrap
 from openapi_tool.bootstrap import build_bootstrap
 from openapi_tool.cli import app
-from openapi_tool.executor.continuation import requested_cursor
 from openapi_tool.jina.endpoints import batch_items, item_arguments
 from openapi_tool.jina.request import build_request, resolve_parameters
 from openapi_tool.jina.url_policy import UrlPolicy, checked_url
@@ -36,7 +35,7 @@ from openapi_tool.options import ExecutorOptions, ToolOptions
 from openapi_tool.protocol.errors import ToolNotAvailable
 from openapi_tool.protocol.records import DefinitionRecord
 from openapi_tool.settings import Settings, SettingsError, load_settings
-from openapi_tool.tools.arguments import Arguments, OperatorEnvs, prepare_arguments
+from openapi_tool.tools.arguments import Arguments, OperatorEnvs, prepare_arguments, requested_cursor
 from openapi_tool.tools.catalogue import CATALOGUE
 from openapi_tool.tools.definition import ToolDefinition, parse_definition
 from openapi_tool.tools.exports import (

@@ -22,7 +22,6 @@ from hypothesis import strategies as st
 from openapi_tool.concurrency import SMALL, TimeSlicer, at_once
 from openapi_tool.executor import stored_search
 from openapi_tool.executor.continuation import Continuation
-from openapi_tool.executor.stored_search import SearchRequest
 from openapi_tool.jina import response_json
 from openapi_tool.jina.response_json import MAX_VALUES, count_values, parse
 from openapi_tool.options import ToolOptions
@@ -32,7 +31,7 @@ from openapi_tool.protocol.records import Artifact
 from openapi_tool.tools import text_search
 from openapi_tool.tools.result import Item, RenderedResult, ToolOutput, estimate_tokens
 from openapi_tool.tools.scopes import Cursors
-from openapi_tool.tools.text_search import MAX_SHOWN, Phrase, Question, Search, folded, terms
+from openapi_tool.tools.text_search import MAX_SHOWN, Phrase, Question, Search, SearchRequest, folded, terms
 from openapi_tool.tools.truncation import opening_of
 from tests.answering import OWNER, PAGES, SEARCHES, SIZE, ToolsOverTransport, serving, watched
 from tests.races.conftest import runner

@@ -19,7 +19,6 @@ import yaml
 from pydantic import SecretStr
 
 from openapi_tool.concurrency import at_once
-from openapi_tool.executor.continuation import requested_tokens
 from openapi_tool.jina.content import without_inline_images
 from openapi_tool.jina.endpoints import ENDPOINTS, batch_output
 from openapi_tool.jina.remarks import BARRIERS, STEMS, WARNINGS, barrier_type
@@ -28,7 +27,7 @@ from openapi_tool.local.recordings import load_recordings
 from openapi_tool.protocol.errors import BadRequest, ToolMisconfigured, UpstreamRejected, UpstreamUnavailable
 from openapi_tool.telemetry.redact import of_call
 from openapi_tool.testing import InProcessExecutor, ToolResult, recorded
-from openapi_tool.tools.arguments import Arguments, OperatorEnvs, prepare_arguments
+from openapi_tool.tools.arguments import Arguments, OperatorEnvs, prepare_arguments, requested_tokens
 from openapi_tool.tools.catalogue import CATALOGUE
 from openapi_tool.tools.definition import ToolDefinition
 from openapi_tool.tools.exports import all_built_in, openai_functions
