@@ -8,14 +8,13 @@ The `$defs`:
 - `stored`, `section`: what the parser needs of a stored row, and of its `options.jina`.
 - `row`: limits of keywords in stored `parameters`. Validation takes linear time: the value of a refused keyword is not
   validated, and its error contains only that value.
-- the others: parts of these.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import cache
-from typing import TypedDict, cast
+from typing import cast
 
 import jsonschema_rs
 
@@ -28,7 +27,7 @@ MIN_RESULT_TOKENS = 500
 """Lowest limit of the tokens that a model is shown at once."""
 
 MAX_PROPERTIES = 200
-"""Names in one `properties`; model providers accept at most 128 arguments per tool."""
+"""Names in one `properties`; model providers accept at most 128."""
 
 MAX_ENUM_VALUES = 500
 """Values of one `enum`; the validator compares each item of a list with all of them."""
@@ -56,8 +55,6 @@ REFUSED_KEYWORDS = {
 }
 """Keywords that no stored row may use, with the schema that refuses each."""
 
-# Below the root, `$schema` and `$id` could select another draft of JSON Schema, with other keywords and formats.
-_ROOT_ONLY = _refused("is read only at the root of parameters; take it out", "$schema", "$id")
 _BELOW: JsonObject = {"$ref": "#/$defs/below"}
 
 
@@ -78,12 +75,12 @@ def _row(refused: JsonObject) -> JsonObject:
 _NOT_IN_SUBSET: JsonObject = {
     **REFUSED_KEYWORDS,
     **_refused("references are not read; write the schema out", "$defs", "definitions"),
-    **_refused("alternatives are not read; an optional field is left out of `required`", "anyOf"),
-    **_refused("alternatives are not read; say in the descriptions which fields exclude each other", "oneOf"),
-    **_refused("combinations are not read; write one schema", "allOf"),
-    **_refused("negations are not read; say in the description what does not fit", "not"),
+    **_refused("alternatives are not allowed; an optional field is left out of `required`", "anyOf"),
+    **_refused("alternatives are not allowed; say in the descriptions which fields exclude each other", "oneOf"),
+    **_refused("combinations are not allowed; write one schema", "allOf"),
+    **_refused("negations are not allowed; say in the description what does not fit", "not"),
     **_refused(
-        "conditionals are not read; say them in the descriptions",
+        "conditionals are not allowed; say them in the descriptions",
         "if",
         "then",
         "else",
@@ -92,33 +89,52 @@ _NOT_IN_SUBSET: JsonObject = {
     ),
     **_refused("name every property in `properties`", "patternProperties"),
 }
-_BAD_NAME = "must be 1 to 64 letters, digits, '_', '-' or '.'"
-_ONE_TYPE = "must be one type; an optional field is left out of `required`, never null"
-_NUMBER: JsonObject = {"type": "number", "errorMessage": "must be a number"}
 _SIZE: JsonObject = {"type": "integer", "minimum": 0, "errorMessage": "must be a whole number from 0"}
 _PROSE: JsonObject = {"type": "string", "pattern": r"\S", "errorMessage": "must be a text that is not empty"}
-_CHOICES = "must be a list of at least one value, each once"
-_SUBSCHEMA: JsonObject = {"$ref": "#/$defs/schema"}
 _ARGUMENT: JsonObject = {"$ref": "#/$defs/argument"}
 _COMMON_KEYWORDS: JsonObject = {
-    "type": {"if": {"type": "array"}, "then": {"not": {}, "errorMessage": _ONE_TYPE}, "else": {"enum": [*TYPES]}},
+    "type": {
+        "if": {"type": "array"},
+        "then": {
+            "not": {},
+            "errorMessage": "must be one type; an optional field is left out of `required`, never null",
+        },
+        "else": {"enum": [*TYPES]},
+    },
     **dict.fromkeys(("title", "description"), _PROSE),
     **{word: {} for word in ("default", "const", "examples", "deprecated")},
-    "enum": {"type": "array", "minItems": 1, "uniqueItems": True, "errorMessage": _CHOICES},
+    "enum": {
+        "type": "array",
+        "minItems": 1,
+        "uniqueItems": True,
+        "errorMessage": "must be a list of at least one value, each once",
+    },
 }
-_NUMBER_KEYWORDS: JsonObject = dict.fromkeys(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"), _NUMBER)
+_NUMBER_KEYWORDS: JsonObject = {
+    word: {"type": "number", "errorMessage": "must be a number"}
+    for word in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+}
 _PROPERTIES: JsonObject = {
     "type": "object",
     "additionalProperties": _ARGUMENT,
-    "patternProperties": {"^(?![A-Za-z0-9_.-]{1,64}$)": {**_ARGUMENT, "not": {}, "errorMessage": _BAD_NAME}},
+    "patternProperties": {
+        "^(?![A-Za-z0-9_.-]{1,64}$)": {
+            **_ARGUMENT,
+            "not": {},
+            "errorMessage": "must be 1 to 64 letters, digits, '_', '-' or '.'",
+        }
+    },
 }
-_ONLY_FALSE: JsonObject = {"const": False, "errorMessage": "may only be false"}
 _KEYWORDS_OF_TYPE: Mapping[str, JsonObject] = {
-    "object": {"properties": _PROPERTIES, "required": {"type": "array"}, "additionalProperties": _ONLY_FALSE},
+    "object": {
+        "properties": _PROPERTIES,
+        "required": {"type": "array"},
+        "additionalProperties": {"const": False, "errorMessage": "may only be false"},
+    },
     "string": {"minLength": _SIZE, "maxLength": _SIZE, "pattern": {"type": "string"}, "format": {"enum": _FORMATS}},
     **dict.fromkeys(("number", "integer"), _NUMBER_KEYWORDS),
     **dict.fromkeys(("boolean", "null"), JsonObject()),
-    "array": {"items": _SUBSCHEMA, "minItems": _SIZE, "maxItems": _SIZE},
+    "array": {"items": {"$ref": "#/$defs/schema"}, "minItems": _SIZE, "maxItems": _SIZE},
 }
 _TYPE_KEYWORDS: JsonObject = {word: rule for words in _KEYWORDS_OF_TYPE.values() for word, rule in words.items()}
 
@@ -136,17 +152,20 @@ def _rules_of_type(kind: str) -> JsonObject:
     return {"if": _has_type(kind), "then": {"properties": {**foreign, "enum": values}}}
 
 
-# A schema with `enum` or `const` needs no `type`; one with a refused keyword already has that keyword's problem.
-_UNTYPED: JsonObject = {"anyOf": [{"required": [word]} for word in ("enum", "const", *_NOT_IN_SUBSET)]}
-_NO_TYPE: JsonObject = {"required": ["type"], "errorMessage": f"is missing; it is one of {any_of(TYPES)}"}
-_NO_ITEMS: JsonObject = {"required": ["items"], "errorMessage": "is missing; the kernel refuses an array without it"}
 _SCHEMA: JsonObject = {
     "type": "object",
     "errorMessage": "must be a schema, which is an object with a `type`",
     "$ref": "#/$defs/keywords",
     "allOf": [
-        {"if": {"not": _UNTYPED}, "then": _NO_TYPE},
-        {"if": _has_type("array"), "then": _NO_ITEMS},
+        {
+            # With `enum` or `const` it needs no `type`; a refused keyword already has its own problem.
+            "if": {"not": {"anyOf": [{"required": [word]} for word in ("enum", "const", *_NOT_IN_SUBSET)]}},
+            "then": {"required": ["type"], "errorMessage": f"is missing; it is one of {any_of(TYPES)}"},
+        },
+        {
+            "if": _has_type("array"),
+            "then": {"required": ["items"], "errorMessage": "is missing; the kernel refuses an array without it"},
+        },
         *map(_rules_of_type, TYPES),
     ],
 }
@@ -155,7 +174,7 @@ _PARAMETERS: JsonObject = {
     "minProperties": 1,
     "errorMessage": "must be an object with the schema of each argument; leave it out to take the built-in tool's own",
     "if": {"type": "object", "minProperties": 1, "properties": {"type": {"const": "object"}}},
-    "then": _SUBSCHEMA,
+    "then": {"$ref": "#/$defs/schema"},
     "else": {"properties": _refused("must be 'object': arguments are named", "type")},
 }
 _TEXT: JsonObject = {"type": "string", "minLength": 1, "errorMessage": "must be a text that is not empty"}
@@ -169,21 +188,21 @@ _SECONDS: JsonObject = {
 }
 
 
-_PARTIAL = _refused(
-    "is not an option: a model would see only the error of a partial result. Here a call succeeds if at least one item "
-    "does; take it out",
-    "(?i)partial",
-)
-
-
 def _object_of(**properties: JsonValue) -> JsonObject:
-    return {"properties": properties, "patternProperties": _PARTIAL, "additionalProperties": False}
+    partial = _refused(
+        "is not an option: a model would see only the error of a partial result. Here a call succeeds if at least one "
+        "item does; take it out",
+        "(?i)partial",
+    )
+    return {"properties": properties, "patternProperties": partial, "additionalProperties": False}
 
 
 # Only what a new definition needs more than a stored one is checked here; the linter runs the parser, too.
-_EMPTY = "is empty; give it a value or take it out"
 _OBJECT: JsonObject = {"type": "object", "errorMessage": "must be an object"}
-_NO_NULLS: JsonObject = {**_OBJECT, "additionalProperties": {"not": {"type": "null"}, "errorMessage": _EMPTY}}
+_NO_NULLS: JsonObject = {
+    **_OBJECT,
+    "additionalProperties": {"not": {"type": "null"}, "errorMessage": "is empty; give it a value or take it out"},
+}
 _JINA: JsonObject = {
     **dict.fromkeys(("mode", "tool", "base_url", "method", "endpoint_template", "auth_env"), _TEXT_OR_NULL),
     "path": _ANY_TEXT,
@@ -285,7 +304,10 @@ META_SCHEMA: JsonObject = {
             "warning": True,
         },
         "row": _row(REFUSED_KEYWORDS),
-        "below": _row({**REFUSED_KEYWORDS, **_ROOT_ONLY}),
+        # Below the root, these could select another draft of JSON Schema, with other keywords and formats.
+        "below": _row(
+            REFUSED_KEYWORDS | _refused("is read only at the root of parameters; take it out", "$schema", "$id")
+        ),
     }
 }
 
@@ -308,18 +330,10 @@ def violations(part: str, value: object, path: Path) -> Iterator[Problem]:
         return
     for error in errors:
         *places, keyword = error.schema_path
-        rule = cast("_Subschema", object_at(META_SCHEMA, *places))
+        rule = object_at(META_SCHEMA, *places)
         for where, given in _places(error):
             message = rule.get("errorMessage") or _message(rule, keyword, given)
-            yield Problem((*path, *error.instance_path, *where), message, warning="warning" in rule)
-
-
-class _Subschema(TypedDict, total=False):
-    errorMessage: str
-    warning: bool
-    enum: list[str]
-    properties: JsonObject
-    type: str | list[str]
+            yield Problem((*path, *error.instance_path, *where), str(message), warning="warning" in rule)
 
 
 def object_at(value: object, *path: str | int) -> Mapping[str, JsonValue]:
@@ -349,17 +363,18 @@ def _places(error: jsonschema_rs.ValidationError) -> list[tuple[Path, object]]:
     return [((), error.instance)]
 
 
-def _message(rule: _Subschema, keyword: str | int, given: object) -> str:
+def _message(rule: Mapping[str, JsonValue], keyword: str | int, given: object) -> str:
     match keyword:
         case "required":
             return f"is missing{_MISSING_HINTS.get(str(given), '')}"
         case "enum":
-            choices = list(map(str, rule["enum"]))
+            choices = list(map(str, cast("list[JsonValue]", rule["enum"])))
             return f"must be {any_of(choices)}{did_you_mean(str(given), choices)}"
         case "additionalProperties":
-            known = rule["properties"]
-            home = next((place for place, names in _SECTIONS.items() if given in names and names is not known), None)
+            names = object_at(rule, "properties")
+            known = [name for name in names if "not" not in object_at(names, name)]
+            home = next((place for place, others in _SECTIONS.items() if given in others and others is not names), None)
             hint = f"; {given!r} belongs in {home}" if home else did_you_mean(str(given), known)
             return f"is not known here{hint or '; known are ' + any_of(sorted(known))}"
     types = rule["type"]
-    return f"must be {_KINDS[types[0] if isinstance(types, list) else str(types)]}"
+    return f"must be {_KINDS[str(types[0] if isinstance(types, list) else types)]}"
