@@ -23,6 +23,8 @@ from openapi_tool.protocol.records import DefinitionRecord
 from openapi_tool.tools.arguments import (
     API_KEY,
     CURSOR,
+    FIND,
+    QUESTION,
     Arguments,
     CallOwner,
     OperatorEnvs,
@@ -35,12 +37,13 @@ from openapi_tool.tools.arguments import (
 )
 from openapi_tool.tools.catalogue import CATALOGUE
 from openapi_tool.tools.definition import ToolDefinition, parse_definition, suspend_timeout, upstream_section
-from openapi_tool.tools.lint import ARGS, PROPERTIES, LintLimits, general_problems
+from openapi_tool.tools.lint import ARGS, PROPERTIES, LintLimits, fits, general_problems
 from openapi_tool.tools.meta_schema import object_at
 from openapi_tool.tools.placeholders import PLACEHOLDERS, MissingVariable, is_template, render
 from openapi_tool.tools.problems import Path, Problem, Source, any_of, did_you_mean, fold, short
 from openapi_tool.tools.schema import visible_schema
 from openapi_tool.tools.scopes import MIN_KEY_BYTES, SessionScope
+from openapi_tool.tools.text_search import requested
 
 _OWNER = CallOwner("1", "1", dict.fromkeys(PLACEHOLDERS, "1"))
 _SCOPE, _SECRET = SessionScope(bytes(MIN_KEY_BYTES)), SecretStr("")
@@ -86,9 +89,9 @@ class StoredCheck:
             yield from _problems_of_step(partial(self.secret, variable))
         usable, problems = _usable(definition)
         yield from problems
-        used = usable.defaults.keys() - usable.fixed.keys()
-        values = {name: value for name, value in usable.defaults.items() if name in used and not is_template(value)}
-        yield from default_problems(definition, values)
+        values = usable.defaults.items()
+        used = {name: value for name, value in values if name not in usable.fixed and not is_template(value)}
+        yield from default_problems(definition, used)
         yield from _problems_of_step(lambda: self._resolve(definition, _sample_call(usable, {})))
 
     def _resolve(self, definition: ToolDefinition, call: Arguments) -> None:
@@ -144,13 +147,40 @@ def _problems(error: ToolError) -> list[str]:
 
 
 # Samples of each JSON type; a parameter that refuses all of them refuses the type.
-_SAMPLES: Mapping[str, tuple[Any, ...]] = {
-    "integer": (1, 500),
-    "number": (1, 500),
-    "boolean": (True,),
-    "array": (["a"],),
-    "object": ({"a": 1},),
+_SAMPLES: Mapping[str, list[Any]] = {
+    "string": [],  # others may be accepted
+    "integer": [1, 500],
+    "number": [1, 500],
+    "boolean": [True],
+    "array": [["a"]],
+    "object": [{"a": 1}],
 }
+_SIZES = ("minLength", "minItems")
+
+
+def _samples(rule: dict[str, Any], *, of_list: bool = False) -> Iterator[tuple[Path, list[Any]]]:
+    """Yield values that a schema allows, by keyword; `of_list` if it is of a batch's items."""
+    kind, items, choices = str(rule.get("type")), rule.get("items"), rule.get("enum")
+    yield ("type",), ["a"] if of_list and kind == "string" else _SAMPLES.get(kind, [])
+    yield from (((word,), [rule[word]]) for word in ("minimum", "maximum", "default", "const") if word in rule)
+    if of_list and isinstance(most := rule.get("maxItems"), int):
+        yield ("maxItems",), [["a"] * min(max(most, 0), 2_001)]
+    yield from ((("enum", place), [value]) for place, value in enumerate(choices if isinstance(choices, list) else ()))
+    lists = [["a"]]
+    if isinstance(items, dict) and (kind == "array" or (of_list and kind not in _SAMPLES)):
+        for where, values in _samples(items):
+            lists += (of_items := [[value] for value in values])
+            yield ("items", *where), of_items
+    for keyword in ("exclusiveMinimum", "exclusiveMaximum", *_SIZES):
+        if isinstance(limit := rule.get(keyword), int) and kind in _SAMPLES:
+            size = min(max(limit, 0), 2_001)  # above the executor's limits
+            nearest: dict[str, Any] = {
+                "exclusiveMinimum": [limit + 1],
+                "exclusiveMaximum": [limit - 1],
+                "minLength": ["a" * size],
+                "minItems": [one * size for one in lists],
+            }
+            yield (keyword,), [value for value in nearest[keyword] if fits(rule, value, if_broken=False)]
 
 
 def definition_problems(
@@ -193,7 +223,6 @@ class _SampleCalls:
     ) -> None:
         self.document, self.definition, self.limits, self.rules = document, definition, limits, rules
         self.built_in, self.endpoint = definition.built_in, endpoint_of(definition)
-        self.operation = definition.operation
         self.section = upstream_section(object_at(document, "options"))
         self.jina = object_at(document, *self.section)
         self.shown = object_at(document, *PROPERTIES)
@@ -202,8 +231,11 @@ class _SampleCalls:
 
     def problems(self) -> Iterator[Problem]:
         yield from self._operator_problems()
-        for path, value in self._set_addresses():
-            yield from self._address_problems(path, value)
+        for group in ("defaults", "fixed"):
+            for name in getattr(self.definition, group):
+                yield from self._address_problems(name, (*ARGS, group, name), self.call.values.get(name))
+        for name, value in self.definition.upstream_params.items():
+            yield from self._address_problems(name, self._path_in_file(("options", "jina", "params", name)), value)
         for name, rule in self.shown.items():
             if not is_identity(name):
                 yield from self._argument_problems(name, rule if isinstance(rule, dict) else {}, (*PROPERTIES, name))
@@ -219,26 +251,21 @@ class _SampleCalls:
                 yield Problem((*self.section, "headers", name), message, warning=True)
         values = {name: value for name, value in self.call.values.items() if name != self.built_in.list_argument}
         found = examine_parameters(self.definition, replace(self.call, values=values))
-        unknown = [Problem(path, f"is no parameter of a {self.operation.name} tool") for path in found.unknown]
+        unknown = [
+            Problem(path, f"is no parameter of a {self.definition.operation.name} tool") for path in found.unknown
+        ]
         for problem in (*found.operator, *unknown):
             yield self._with_hint(replace(problem, path=self._path_in_file(problem.path)))
         yield from self._upstream_time(found.parameters)
 
-    def _set_addresses(self) -> Iterator[tuple[Path, Any]]:
-        for group, values in (("defaults", self.definition.defaults), ("fixed", self.definition.fixed)):
-            yield from (((*ARGS, group, name), self.call.values.get(name)) for name in values if self._is_main(name))
-        for name, value in self.definition.upstream_params.items():
-            if self._is_main(name):
-                yield self._path_in_file(("options", "jina", "params", name)), value
-
-    def _is_main(self, name: str) -> bool:
-        return any(self._is_parameter(name, main) for main in (self.operation.argument, self.built_in.list_argument))
-
-    def _address_problems(self, path: Path, value: Any) -> Iterator[Problem]:
+    def _address_problems(self, name: str, path: Path, value: Any) -> Iterator[Problem]:
+        main = (self.definition.operation.argument, self.built_in.list_argument)
+        if self.endpoint.check_url is None or not any(self._is_parameter(name, wanted) for wanted in main):
+            return
         if isinstance(value, list):
             for place, item in enumerate(value):
-                yield from self._address_problems((*path, place), item)
-        elif isinstance(value, str) and value.strip() and self.endpoint.check_url is not None:
+                yield from self._address_problems(name, (*path, place), item)
+        elif isinstance(value, str) and value.strip():
             try:
                 self.endpoint.check_url(value, self.rules)
             except (BadRequest, TargetRefused) as refusal:
@@ -269,8 +296,7 @@ class _SampleCalls:
         home = any_of(homes) if homes else next(others, None)
         hint = f"; it is one of {home}" if home else did_you_mean(name, known) or "; take it out"
         # Replace the executor's hint: it suggests only names that a model may give.
-        message, _, _ = problem.message.partition("; did you mean ")
-        return replace(problem, message=message + hint)
+        return replace(problem, message=problem.message.partition("; did you mean ")[0] + hint)
 
     def _upstream_time(self, parameters: Mapping[str, Any]) -> Iterator[Problem]:
         """Check the upstream's `timeout`, which applies to each of its stages."""
@@ -282,42 +308,38 @@ class _SampleCalls:
             if self._is_parameter(name, "timeout"):
                 message = f"lets the upstream take {longest:g} s, and a call has {call_s:g} s; raise both or shorten it"
                 path = self._path_in_file(("options", "jina", "params", name))
-                one_stage_fits = parameters["timeout"] < call_s
-                yield Problem(path, message, warning=one_stage_fits)
+                yield Problem(path, message, warning=parameters["timeout"] < call_s)  # one stage fits
 
-    def _argument_problems(self, name: str, rule: Mapping[str, Any], path: Path) -> Iterator[Problem]:
+    def _argument_problems(self, name: str, rule: dict[str, Any], path: Path) -> Iterator[Problem]:
         """Yield problems of values that the schema allows and the executor refuses."""
-        kind = str(rule.get("type"))
-        texts = ("a",) if kind == "string" and name == self.built_in.list_argument else ()
-        samples = [self._refusals(name, sample) for sample in _SAMPLES.get(kind, texts)]
-        if unknown := self._refusals(name, None):
+        of_list = name == self.built_in.list_argument
+        if unknown := self._refusals(name, ["a"] if of_list else None):
             yield from (self._with_hint(replace(problem, path=path)) for problem in unknown)
-        elif samples and all(samples):
-            yield from (replace(problem, path=(*path, "type")) for problem in samples[0])
-        else:
-            for where, value in self._values(name, rule):
-                yield from (replace(problem, path=(*path, *where)) for problem in self._refusals(name, value))
-                if self._is_main(name) and where[0] in ("default", "const", "enum"):
-                    yield from self._address_problems((*path, *where), value)
-
-    def _values(self, name: str, rule: Mapping[str, Any]) -> Iterator[tuple[Path, Any]]:
-        for keyword in ("minimum", "maximum", "default", "const"):
-            if keyword in rule:
-                yield (keyword,), rule[keyword]
-        choices, items, max_items = rule.get("enum"), rule.get("items"), rule.get("maxItems")
-        yield from (
-            (("enum", place), value) for place, value in enumerate(choices if isinstance(choices, list) else ())
-        )
-        if name == self.built_in.list_argument:
-            yield from ((("items", "type"), [sample]) for sample in _SAMPLES.get(str(object_at(items).get("type")), ()))
-            if isinstance(max_items, int):
-                yield ("maxItems",), ["a"] * min(max_items, self.limits.tools.max_batch_items + 1)
+            return
+        for where, values in _samples(rule, of_list=of_list):
+            # Of a refused text or item a larger size proves nothing.
+            tried = [one for one in values if where[0] not in _SIZES or not self._refusals(name, one[:1])]
+            found = [self._refusals(name, value) for value in tried]
+            if found and all(found):
+                yield from (replace(problem, path=(*path, *where)) for problem in found[0])
+                if where[-1] == "type":
+                    return
+            if where[0] in ("default", "const", "enum"):
+                yield from self._address_problems(name, (*path, *where), values[0])
 
     def _refusals(self, name: str, value: Any) -> list[Problem]:
-        """Return the executor's problems with an argument; None stands for any value."""
+        """Return the executor's problems with an argument."""
         items = self.built_in.list_argument
-        given = {} if name == items and value is None else {name: None if name == CURSOR else value}
-        call = _sample_call(replace(self.definition, defaults={}, fixed={}), ({items: ["a"]} if items else {}) | given)
+        given: dict[str, Any] = {items: ["a"]} if items else {}
+        if self.paginates and name in (FIND, QUESTION):
+            given[CURSOR] = "a"
+        call = _sample_call(replace(self.definition, defaults={}, fixed={}), given | {name: value})
+        try:
+            if requested(self.definition, call)[0] is not None:
+                return []
+        except BadRequest as refusal:
+            fit = fits(dict(object_at(self.shown, name)), value)  # else the schema is wrong
+            return [Problem((name,), problem.partition(": ")[2]) for problem in _problems(refusal) if fit]
         if items:
             found = item_problems(self.definition, call, self.limits.tools.max_batch_items)
             if found or name == items:
@@ -349,7 +371,7 @@ class _SampleCalls:
 
     def _main_argument(self) -> Iterator[Problem]:
         """Check that something provides the query or address."""
-        wanted = self.built_in.list_argument or self.operation.argument
+        wanted = self.built_in.list_argument or self.definition.operation.argument
         given = any(self._is_parameter(name, wanted) for name in (*self.call.values, *self.definition.upstream_params))
         required = object_at(self.document, "parameters").get("required") or []
         if given or not isinstance(required, list):

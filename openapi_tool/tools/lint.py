@@ -168,14 +168,12 @@ def _argument_problems(document: Mapping[str, JsonValue]) -> Iterator[Problem]:
         if is_identity(name) and fold(name) != "sessionid" and name not in fixed:
             yield Problem((*PROPERTIES, name), "identifies the caller; a model is not asked for it; take it out")
     for name, value in defaults.items():
-        if isinstance(rule := shown.get(name), dict) and not _fits(_rule_for(value, rule), value):
+        rule = shown.get(name)
+        if isinstance(rule, dict) and is_template(value) and "type" in rule:
+            rule = {"type": rule["type"]}  # its text is not known yet
+        if isinstance(rule, dict) and not fits(rule, value):
             message = f"does not fit parameters.properties.{name}, so every call without the argument fails; change one"
             yield Problem((*ARGS, "defaults", name), message)
-
-
-def _rule_for(value: JsonValue, rule: JsonObject) -> JsonObject:
-    """Return the schema to check a default by: of a template only the type."""
-    return {"type": rule["type"]} if is_template(value) and "type" in rule else rule
 
 
 def _template_problems(document: Mapping[str, JsonValue]) -> Iterator[Problem]:
@@ -276,7 +274,7 @@ def _schema_conflicts(schema: JsonValue, path: Path, depth: int = 0) -> Iterator
             yield Problem((*path, low), f"is more than {high}, so no value fits; change one of them")
     yield from _required_conflicts(schema.get("required"), named, (*path, "required"))
     for keyword in ("default", "const"):
-        if keyword in schema and not _fits(schema, schema[keyword]):
+        if keyword in schema and not fits(schema, schema[keyword]):
             yield Problem((*path, keyword), "does not fit its own schema; change one of them")
     for name, rule in named.items():
         yield from _schema_conflicts(rule, (*path, "properties", name), depth + 1)
@@ -293,9 +291,9 @@ def _required_conflicts(required: JsonValue, named: Mapping[str, JsonValue], pat
             yield Problem((*path, place), "is named twice; take one out")
 
 
-def _fits(schema: JsonObject, value: JsonValue) -> bool:
-    """Return True also for a schema that cannot be compiled, which is reported elsewhere."""
+def fits(schema: JsonObject, value: JsonValue, *, if_broken: bool = True) -> bool:
+    """Return whether a value fits; `if_broken` for a schema that cannot be compiled, which is reported elsewhere."""
     try:
         return not schema_problems({"properties": {"value": schema}}, {"value": value})
     except ToolMisconfigured:
-        return True
+        return if_broken

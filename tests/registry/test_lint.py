@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 import jsonschema_rs
 import pytest
+import respx
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
@@ -31,8 +32,9 @@ from openapi_tool.options import ToolOptions
 from openapi_tool.protocol.errors import ToolMisconfigured
 from openapi_tool.protocol.jsontext import JsonObject
 from openapi_tool.protocol.records import DefinitionRecord
+from openapi_tool.testing import InProcessExecutor
 from openapi_tool.tools.catalogue import CATALOGUE
-from openapi_tool.tools.definition import parse_definition
+from openapi_tool.tools.definition import parse_definition, stored_record
 from openapi_tool.tools.exports import COLUMNS, RegistryError, registration
 from openapi_tool.tools.lint import LintLimits
 from openapi_tool.tools.meta_schema import META_SCHEMA
@@ -249,6 +251,85 @@ def test_values_that_the_executor_would_refuse_are_found_at_their_path(
     (problem,) = definition_problems(document)
     assert problem.path == where
     assert says in problem.message
+
+
+TEXTS: dict[str, Any] = {"type": "array", "items": {"type": "string"}}
+
+
+def with_rule(tool: str, name: str, rule: dict[str, Any]) -> dict[str, Any]:
+    """Return the definition of a built-in tool with another rule for an argument."""
+    row: Any = registration(CATALOGUE[tool])
+    row["parameters"]["properties"][name] = {"description": "Of the test.", **rule}
+    return dict(row)
+
+
+@requirement("definition.lint")
+@pytest.mark.parametrize(
+    ("name", "rule", "where", "value", "says"),
+    [
+        ("site", {"type": "array", "items": {"type": "integer"}}, "items.type", [1], "or a list of 1 to 20 texts"),
+        ("site", {"type": "array", "items": {"enum": ["a b"]}}, "items.enum[0]", ["a b"], "must be names of sites"),
+        ("site", {**TEXTS, "minItems": 21}, "minItems", ["a"] * 21, "or a list of 1 to 20 texts"),
+        ("max_result_tokens", {"type": "boolean"}, "type", True, "must be an integer of at least 500"),
+        ("max_result_tokens", {"enum": ["few"]}, "enum[0]", "few", "must be an integer of at least 500"),
+        ("max_result_tokens", {"type": "integer", "maximum": 10}, "maximum", 10, "must be an integer of at least 500"),
+        ("cursor", {"type": "integer"}, "type", 5, "must be the text that an earlier result named"),
+        ("find", {"type": "integer"}, "type", 5, "must be a text of 1 to 200 characters"),
+        ("question", {"type": "string", "minLength": 501}, "minLength", "a" * 501, "text of 1 to 500 characters"),
+        ("count", {"type": "integer", "exclusiveMinimum": 20}, "exclusiveMinimum", 21, "from 1 to 20"),
+        ("count", {"type": "number", "exclusiveMaximum": 1}, "exclusiveMaximum", 0, "from 1 to 20"),
+        ("location", {"type": "string", "minLength": 300}, "minLength", "a" * 300, "text of 1 to 200 characters"),
+        ("urls", {**TEXTS, "minItems": 11}, "minItems", ["a"] * 11, "must be a list of 1 to 10 texts"),
+    ],
+)
+async def test_a_rule_is_an_error_if_the_executor_refuses_its_values(
+    name: str, rule: dict[str, Any], where: str, value: Any, says: str
+) -> None:
+    tool = {"urls": "jina.read_many", **dict.fromkeys(("cursor", "find", "question"), "jina.read")}.get(name)
+    row = with_rule(tool or "jina.search", name, rule)
+    (problem,) = definition_problems(row)
+    assert (problem.where, problem.warning) == (f"parameters.properties.{name}.{where}", False)
+    assert says in problem.message
+    main = {None: {"query": "x"}, "jina.read": {"cursor": "x"}}.get(tool, {})
+    definition = parse_definition(stored_record(row))
+    result = await InProcessExecutor(respx.Router()).run_tool(definition, {**main, name: value})
+    assert result.error is not None
+    assert result.error["code"] == "bad_request"
+    assert says in result.text
+
+
+@requirement("definition.lint")
+@each(
+    ("tool", "name", "rule"),
+    [
+        ("jina.search", "max_result_tokens", {"type": "string"}),  # "900" is a number, too
+        ("jina.search", "max_result_tokens", {"type": "string", "enum": ["900"]}),
+        ("jina.search", "max_result_tokens", {"type": "integer", "exclusiveMinimum": 499}),
+        ("jina.search", "count", {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 21}),
+        ("jina.search", "count", {"type": "integer", "minimum": 1, "maximum": 5, "exclusiveMinimum": -5}),
+        ("jina.search", "location", {"type": "string", "minLength": 200}),
+        ("jina.search", "location", {"type": "string", "minLength": 300, "maxLength": 10_000, "pattern": "^b"}),
+        ("jina.search", "site", {"type": "array", "items": {"enum": ["a.com"]}, "minItems": 2}),
+        ("jina.search", "title_words", {"type": "array", "items": {"type": "string", "minLength": 3}, "minItems": 20}),
+        ("jina.search", "after", {"type": "string", "minLength": 10}),
+        ("jina.read", "link_style", {"type": "string", "minLength": 8}),
+        ("jina.read", "timeout", {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1}),
+        ("jina.read", "cursor", {"type": "string", "minLength": 300}),
+        ("jina.read", "find", {"type": "string", "minLength": 3, "enum": ["Contents", "Summary"]}),
+        ("jina.read_many", "urls", {**TEXTS, "minItems": 10}),
+    ],
+)
+def test_a_rule_is_no_error_if_the_executor_may_accept_a_value(tool: str, name: str, rule: dict[str, Any]) -> None:
+    assert [problem for problem in definition_problems(with_rule(tool, name, rule)) if name in problem.path] == []
+
+
+@requirement("definition.lint")
+@each("limit", [10**400, -(10**30), float("inf"), True, "x", None])
+def test_no_limit_makes_the_linter_fail(limit: Any) -> None:
+    keywords = ("exclusiveMinimum", "exclusiveMaximum", "minLength", "minItems", "maxItems")
+    for name, kind in (("count", "integer"), ("location", "string"), ("site", "array"), ("queries", "array")):
+        rule = {"type": kind, "items": {"type": "string"}, **dict.fromkeys(keywords, limit)}
+        assert all(problem.message for problem in definition_problems(with_rule("jina.search_many", name, rule)))
 
 
 @requirement("definition.lint")
