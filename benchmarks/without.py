@@ -8,11 +8,14 @@ import ssl
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpcore
 import httpx
 from aiohttp.abc import AbstractResolver
+
+if TYPE_CHECKING:
+    from openapi_tool.jina.options import EgressOptions
 
 PART_VARIABLE = "BENCH_WITHOUT"
 
@@ -81,10 +84,8 @@ class _Resolved(httpcore.AsyncNetworkBackend):
         return await self._backend.connect_tcp(address["host"], address["port"], timeout, local_address, socket_options)
 
 
-def _pool_of_httpx(
-    tls: ssl.SSLContext, connections: int, resolver: AbstractResolver, **_: object
-) -> httpx.AsyncHTTPTransport:
-    limits = httpx.Limits(max_connections=connections, max_keepalive_connections=connections)
+def _pool_of_httpx(tls: ssl.SSLContext, options: EgressOptions, resolver: AbstractResolver) -> httpx.AsyncHTTPTransport:
+    limits = httpx.Limits(max_connections=options.max_connections, max_keepalive_connections=options.max_connections)
     transport = httpx.AsyncHTTPTransport(verify=tls, limits=limits)
     transport._pool._network_backend = _Resolved(resolver)  # noqa: SLF001 - httpx takes none
     return transport
