@@ -68,7 +68,7 @@ class Bootstrap:
 
     @property
     def scope(self) -> str:
-        """Return the scope of the kernel's projects and sessions."""
+        """See `Dialect`."""
         return dialect_of(self.settings.protocol.version, "").scope
 
 

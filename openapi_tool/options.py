@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from datetime import UTC, tzinfo
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -68,7 +68,6 @@ def split(value: object) -> object:
     return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
 
 
-@dataclass(frozen=True, slots=True)
 class Options:
     """Base class of these sections: refuses unknown keys and unusable texts."""
 
@@ -377,7 +376,7 @@ class PostgresOptions(Options):
         return parse_dsn(self.dsn.get_secret_value())
 
 
-@dataclass(frozen=True, slots=True)
+@validated(frozen=True)
 class PoolOptions:
     """Database of a kernel of this version; errors contain the name of the `setting` with the connection string."""
 
@@ -393,5 +392,5 @@ class PoolOptions:
 
     @property
     def where(self) -> str:
-        """Return hosts, ports and database, for messages."""
+        """Return hosts, ports and database."""
         return self.postgres.parsed.where

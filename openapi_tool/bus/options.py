@@ -172,7 +172,7 @@ class BusOptions:
 
     @property
     def where(self) -> str:
-        """Return hosts and ports, for messages."""
+        """Return hosts and ports."""
         return ", ".join(url.where for url in self.nats.parsed)
 
 

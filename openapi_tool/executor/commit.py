@@ -19,7 +19,7 @@ from tenacity import RetryCallState, stop_after_delay, wait_exponential_jitter
 
 from openapi_tool.concurrency import retried
 from openapi_tool.executor.ports import Kernel, ResultStore, ids
-from openapi_tool.frozen import frozen
+from openapi_tool.protocol import frozen
 from openapi_tool.protocol.cards import ArtifactCard, Card
 from openapi_tool.protocol.command import Report
 from openapi_tool.protocol.errors import Unavailable

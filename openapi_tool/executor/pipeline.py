@@ -14,8 +14,8 @@ from openapi_tool.executor.commit import CallResult, ParkedResults, ResultCommit
 from openapi_tool.executor.ports import CallContext, CallSlot, Clock, Kernel, Publisher, Tracer, ids
 from openapi_tool.executor.runner import ToolCallRequest, ToolRunner
 from openapi_tool.executor.waiting_turn import ResultDelay, WakeupSender, turn_deadline
-from openapi_tool.frozen import frozen
 from openapi_tool.options import ExecutorOptions, ToolOptions
+from openapi_tool.protocol import frozen
 from openapi_tool.protocol.cards import Card, StoredText, artifact_card, read_tool_call, result_card
 from openapi_tool.protocol.command import (
     Acceptance,

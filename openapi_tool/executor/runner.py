@@ -15,7 +15,7 @@ from typing import Any
 from openapi_tool.concurrency import raise_if_cancelled
 from openapi_tool.executor.continuation import Continuation
 from openapi_tool.executor.ports import CallContext, ToolBackend, owner_ids
-from openapi_tool.frozen import frozen
+from openapi_tool.protocol import frozen
 from openapi_tool.protocol.cards import StoredText, ToolCall
 from openapi_tool.protocol.errors import (
     InternalError,

@@ -265,7 +265,7 @@ _NETWORK_CAUSES: tuple[tuple[type[BaseException], str], ...] = (
 
 
 def network_cause(error: BaseException) -> str:
-    """Return why no response came; `error` is an httpx.TransportError."""
+    """Return why an httpx.TransportError came."""
     chain = [error]
     while (inner := error.__cause__ or getattr(error, "os_error", error.__context__)) and inner not in chain:
         chain.append(error := inner)

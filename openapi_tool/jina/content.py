@@ -13,9 +13,9 @@ from itertools import islice
 from typing import Any
 
 from openapi_tool.concurrency import SMALL, Steps
-from openapi_tool.frozen import frozen
 from openapi_tool.jina import remarks
 from openapi_tool.jina.failures import quoted
+from openapi_tool.protocol import frozen
 from openapi_tool.protocol.errors import UpstreamRejected, UpstreamUnavailable
 from openapi_tool.telemetry.redact import Redactor
 from openapi_tool.tools.problems import counted

@@ -19,11 +19,11 @@ from urllib.parse import quote
 from pydantic import SecretStr
 
 from openapi_tool import __version__
-from openapi_tool.frozen import frozen
 from openapi_tool.jina.endpoints import Endpoint, endpoint_of
 from openapi_tool.jina.failures import Failures
 from openapi_tool.jina.parameters import REFUSED, Parameter, secret_problem
 from openapi_tool.jina.url_policy import UrlPolicy
+from openapi_tool.protocol import frozen
 from openapi_tool.protocol.errors import BadRequest, TargetRefused
 from openapi_tool.protocol.jsontext import dumps
 from openapi_tool.telemetry.logs import Once

@@ -18,9 +18,9 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Literal
 
-from openapi_tool.frozen import frozen
 from openapi_tool.kernel.failures import Contended, PoolShareUsed
 from openapi_tool.kernel.store import KernelStore
+from openapi_tool.protocol import frozen
 from openapi_tool.protocol.cards import ArtifactCard, Card
 from openapi_tool.protocol.command import Command, Report
 from openapi_tool.protocol.errors import NeedsOperator, Unavailable

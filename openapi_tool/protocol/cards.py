@@ -10,7 +10,7 @@ from typing import Literal
 import orjson
 import uuid_utils
 
-from openapi_tool.frozen import frozen
+from openapi_tool.protocol import frozen
 from openapi_tool.protocol.command import AfterExecution
 from openapi_tool.protocol.errors import BadRequest, NotFound, Status
 from openapi_tool.protocol.identity import MAX_ID_BYTES, CallIdentity, is_storable_id

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Literal, cast
 
-from openapi_tool.frozen import frozen
+from openapi_tool.protocol import frozen
 from openapi_tool.protocol import identity as header
 from openapi_tool.protocol.errors import BadRequest, ReportRefused
 from openapi_tool.protocol.identity import (

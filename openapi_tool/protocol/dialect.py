@@ -38,7 +38,7 @@ class Dialect(Protocol):
 
     @property
     def scope(self) -> str:
-        """Text that separates its projects and sessions from equal ones of other versions; one version has none."""
+        """Text that separates its projects from equal ones of other versions; may be empty."""
 
     def decode(self, delivery: Delivery) -> Command:
         """Decode a delivery. Raises Unanswerable only for a subject that is no tool command's."""

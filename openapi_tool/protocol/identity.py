@@ -6,7 +6,7 @@ import re
 import secrets
 from collections.abc import Callable, Mapping
 
-from openapi_tool.frozen import frozen
+from openapi_tool.protocol import frozen
 from openapi_tool.protocol.errors import Unanswerable
 from openapi_tool.protocol.records import CardRecord, call_metadata
 

@@ -167,7 +167,7 @@ T = TypeVar("T", bound=Options)
 
 
 def but(options: T, **values: Any) -> T:
-    """Return a copy with other values. Unlike `replace` it validates nothing: a file may be gone meanwhile."""
+    """Return a copy with other values, unvalidated: a file may be gone meanwhile."""
     changed = copy(options)
     changed.__dict__.update(values)
     return changed

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import orjson
 from pydantic import SecretStr
 
-from openapi_tool.frozen import frozen
+from openapi_tool.protocol import frozen
 from openapi_tool.protocol.cards import ToolCall
 from openapi_tool.protocol.errors import BadRequest, ToolMisconfigured
 from openapi_tool.protocol.identity import CONTROL_FIELDS

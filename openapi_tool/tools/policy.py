@@ -17,8 +17,8 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic.dataclasses import dataclass as validated
 from pydantic_settings import NoDecode
 
-from openapi_tool.frozen import frozen
 from openapi_tool.options import ExecutorOptions, Options, ToolOptions, split
+from openapi_tool.protocol import frozen
 from openapi_tool.protocol.errors import ToolNotAvailable
 from openapi_tool.protocol.jsontext import JsonValue
 from openapi_tool.tools.arguments import Arguments, CallOwner

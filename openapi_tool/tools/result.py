@@ -18,7 +18,7 @@ from functools import lru_cache
 from itertools import chain
 from typing import NamedTuple
 
-from openapi_tool.frozen import frozen
+from openapi_tool.protocol import frozen
 from openapi_tool.protocol.errors import Status, ToolError
 from openapi_tool.protocol.jsontext import (
     ArtifactObject,

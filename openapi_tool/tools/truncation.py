@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from openapi_tool.concurrency import Steps
-from openapi_tool.frozen import frozen
+from openapi_tool.protocol import frozen
 from openapi_tool.protocol.cards import StoredText, new_id
 from openapi_tool.protocol.jsontext import dumps
 from openapi_tool.protocol.records import StoredFields
