@@ -136,7 +136,7 @@ $(COUNTER): $(READY)
 	@touch $(COUNTER)
 
 $(PAINTER): $(READY)
-	$(PIP) --no-build-isolation --editable '.[pictures]'
+	$(PIP) --no-build-isolation --editable '.[plot]'
 	@touch $(PAINTER)
 
 docs: $(READY)

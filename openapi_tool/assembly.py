@@ -24,7 +24,6 @@ from openapi_tool.bus.connection import (
     WakeupPublisher,
     answering_stats,
     connected,
-    outage_as_unavailable,
 )
 from openapi_tool.bus.consumer import CommandConsumer
 from openapi_tool.bus.dead_letters import DeadLetters
@@ -32,7 +31,7 @@ from openapi_tool.bus.durable import ServerClock
 from openapi_tool.bus.durable_monitor import DurableMonitor
 from openapi_tool.bus.kv_stores import ParkedResultStore, SwitchMonitor, shared_session_key
 from openapi_tool.bus.leases import FetchMode
-from openapi_tool.bus.options import BusOptions, ConsumerOptions, DurableOptions
+from openapi_tool.bus.options import BusOptions, ConsumerOptions
 from openapi_tool.bus.storage import BUDGETS, LIMITS, RecordStore, Storage
 from openapi_tool.bus.streams import replica_count
 from openapi_tool.bus.worker import Slots
@@ -212,7 +211,7 @@ async def assemble(stack: AsyncExitStack, bootstrap: Bootstrap, shared: Shared) 
     health.record(NATS, ok=True)
     clock = shared.clock if bootstrap.main else ServerClock()
     slots = Slots(settings.executor.concurrency, settings.executor.max_paused)
-    replicas = await _until_available(lambda: _replica_count(client, bootstrap.durable), nats_unavailable)
+    replicas = await _until_available(lambda: replica_count(client, bootstrap.durable), nats_unavailable)
     shared_key = await _session_key(settings, client, replicas, nats_unavailable)
     session_key = scoped_key(shared_key, bootstrap.scope)
     if bootstrap.main:
@@ -269,11 +268,6 @@ def snapshots(bootstrap: Bootstrap) -> Snapshots:
     limits = {name: attrgetter(name)(bootstrap.settings) for name in _SHOWN_LIMITS}
     durables = [kernel.durable.name for kernel in (bootstrap, *bootstrap.others)]
     return Snapshots(INSTANCE, bootstrap.health, limits, durables)
-
-
-async def _replica_count(client: BusClient, durable: DurableOptions) -> int:
-    with outage_as_unavailable(client.bus.where):
-        return await replica_count(client, durable)
 
 
 def consumer_options(bootstrap: Bootstrap, replicas: int) -> ConsumerOptions:

@@ -104,7 +104,7 @@ IDENTITY = (
         "tests/unit/test_protocol.py::test_an_id_that_cannot_be_stored_is_refused_instead_of_changed",
     ),
     Mutation(
-        "kernel/v1r3.py",
+        "kernel/fragments.py",
         "where project_id = $1 and message_type = 'tool_result' and md5(correlation_id) = md5(k.tool_call_id)",
         "where message_type = 'tool_result' and md5(correlation_id) = md5(k.tool_call_id)",
         "tests/kernel/test_store.py::test_nothing_of_another_project_is_read",
@@ -216,12 +216,6 @@ IDENTITY = (
         "where tenant_id = $1 and md5(tool_call_id) = md5(k",
         "where md5(tool_call_id) = md5(k",
         "tests/wire/test_secrets.py::test_a_result_of_the_same_call_id_in_another_project_is_ignored",
-    ),
-    Mutation(
-        "kernel/v1r4.py",
-        "where project_id = $1 and message_type = 'tool_result'",
-        "where message_type = 'tool_result'",
-        "tests/wire/test_secrets.py::test_a_report_of_the_same_call_id_in_another_project_is_ignored",
     ),
     Mutation(
         "tools/scopes.py",

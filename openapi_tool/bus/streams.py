@@ -12,6 +12,7 @@ from nats.js.api import AckPolicy, ConsumerConfig, ConsumerInfo, DeliverPolicy, 
 from nats.js.errors import BadRequestError, NotFoundError
 
 from openapi_tool.bus.client import BusClient, Denied
+from openapi_tool.bus.connection import outage_as_unavailable
 from openapi_tool.bus.kv_stores import AckFloor, load_ack_floor
 from openapi_tool.bus.options import DurableOptions
 from openapi_tool.protocol.identity import command_stream
@@ -113,22 +114,23 @@ async def change_durable(client: BusClient, durable: Durable, **settings: Any) -
 
 
 async def replica_count(client: BusClient, options: DurableOptions) -> int:
-    """Return the set number of replicas, else that of the command stream, else 1. Raises nats.errors.Error."""
+    """Return the set number of replicas, else that of the command stream, else 1. Raises Unavailable."""
     if options.nats.replicas is not None:
         return options.nats.replicas
     jetstream = client.jetstream()
-    try:
-        stream = await jetstream.find_stream_name_by_subject(options.filter_subject)
-        return (await jetstream.stream_info(stream)).config.num_replicas or 1
-    except NotFoundError:
-        return 1
-    except Denied as denied:
-        log.warning(
-            "buckets and streams are created with one replica, because the command stream's number is not known: %s",
-            denied,
-            extra={"action": "replicas.unknown"},
-        )
-        return 1
+    with outage_as_unavailable(client.bus.where):
+        try:
+            stream = await jetstream.find_stream_name_by_subject(options.filter_subject)
+            return (await jetstream.stream_info(stream)).config.num_replicas or 1
+        except NotFoundError:
+            pass
+        except Denied as denied:
+            log.warning(
+                "buckets and streams are created with one replica, as the command stream's number is not known: %s",
+                denied,
+                extra={"action": "replicas.unknown"},
+            )
+    return 1
 
 
 async def command_stream_of(client: BusClient, options: DurableOptions) -> str | None:

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from openapi_tool.budgets.budgets import Charge
 from openapi_tool.concurrency import KeyedLock, raise_if_cancelled, shielded
 from openapi_tool.executor.commit import CallResult, ParkedResults, ResultCommitter
 from openapi_tool.executor.ports import CallContext, CallSlot, Clock, Kernel, Publisher, Tracer, ids
@@ -202,15 +201,11 @@ class Pipeline:
                 tool_output=result.fields.tool_output,
             )
             report = self._dialect.report(acceptance, span.context, span.tracestate, card.card_id, card.content)
-            return await shielded(self._finish(call, result, card, report, context.budget), _FINISH_GRACE_S)
+            return await shielded(self._finish(call, result, card, report), _FINISH_GRACE_S)
 
-    async def _finish(
-        self, call: _Call, result: CallResult, card: Card, report: Report, budget: Charge | None
-    ) -> Settlement:
+    async def _finish(self, call: _Call, result: CallResult, card: Card, report: Report) -> Settlement:
         """Wait until the worker has suspended the turn; then commit, and publish the doorbell. Shielded as a whole."""
         await self._result_delay.wait(call.delivery, call.identity, call.acceptance.waiting_turn, call.slot)
-        if budget is not None:  # before the commit, so that no crash loses the cost of a committed result
-            await budget.wait_until_written()
         facts, began = call.facts, time.monotonic()
         written = await self._committer.commit(call.identity, result, card, report)
         facts.commit = (began, time.monotonic())

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from openapi_tool.concurrency import raise_if_cancelled
+from openapi_tool.concurrency import raise_if_cancelled, shielded
 from openapi_tool.executor.continuation import Continuation
 from openapi_tool.executor.ports import CallContext, ToolBackend, owner_ids
 from openapi_tool.protocol import frozen
@@ -36,6 +36,8 @@ from openapi_tool.tools.scopes import SessionScope
 from openapi_tool.tools.text_search import SearchRequest, requested
 
 log = logging.getLogger(__name__)
+
+_WRITE_GRACE_S = 1.0  # for the cost of a cancelled call
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +92,14 @@ class ToolRunner:
 
         Raises Unavailable and CancelledError.
         """
+        result = await self._run_to_result(request, context)
+        if context.budget is not None:  # before any front end stores the result, so that no crash loses its cost
+            await shielded(context.budget.wait_until_written(), _WRITE_GRACE_S)
+        return result
+
+    async def _run_to_result(
+        self, request: ToolCallRequest, context: CallContext
+    ) -> tuple[ResultFields, StoredText | None]:
         started = time.monotonic()
         context.agent = request.owner.agent_id
         definition, session = request.definition, None

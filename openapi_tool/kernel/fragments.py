@@ -174,8 +174,7 @@ left join lateral (
 
 $7 is the tool's name in the command, $8 the same with dots where a model provider made `__` of them."""
 
-# Compares the hash, too: the kernel's indexes are on hashes.
-REQUEST_EDGE = f"""
+_REQUEST_EDGE = f"""
 left join lateral (
     select edge_id, recursion_depth from (
         select edge_id, recursion_depth, created_at from state.execution_edges
@@ -186,9 +185,8 @@ left join lateral (
     order by created_at limit 1
 ) as e on true
 """  # noqa: S608 - constants only
-"""Join of LOAD: oldest request edge `e`."""
 
-RESULT = f"""
+_RESULT = f"""
 left join lateral (
     select
         card_id, deleted_at, tool_call_id = k.tool_call_id as of_call,
@@ -202,7 +200,23 @@ left join lateral (
     limit 1
 ) as r on true
 """  # noqa: S608 - constants only
-"""Join of LOAD: earlier result `r`; refers to `reported`, the call's tool_result row."""
+
+
+def written(context_headers: str) -> str:
+    """Return the joins of LOAD of what was written: request edge `e`, tool_result row `reported`, earlier result `r`.
+
+    `context_headers` is the SQL of the headers of `reported`. All compare the hash, which the kernel's indexes are on;
+    those of `reported` and `r` are unique, so the id need not be compared.
+    """
+    return f"""{_REQUEST_EDGE}
+left join lateral (
+    select inbox_id, left(status, 16) as status, {context_headers} as context_headers
+    from state.agent_inbox
+    where project_id = $1 and message_type = 'tool_result' and md5(correlation_id) = md5(k.tool_call_id)
+    limit 1
+) as reported on true
+{_RESULT}"""  # noqa: S608 - constants only
+
 
 COLUMNS = f"""\
     c.card_id as call_card_id, c.tool_call_id as call_tool_call_id, c.content as call_content,

@@ -13,27 +13,19 @@ VERSION = "v1r3"
 INBOX_COLUMN = "traceparent"  # only v1r3 has it: `inspection` tells versions apart by it
 
 # An inbox row has neither channel nor headers, so those that the doorbell of an earlier report needs are built here; $6
-# is the command's channel. `k` has the call's ids (`CALL`). `reported` compares only the hash, as its unique index.
+# is the command's channel.
+_HEADERS = f"""jsonb_build_object(
+        '{header.CHANNEL}', $6::text, '{header.AGENT}', agent_id, '{header.DEPTH}', recursion_depth,
+        '{header.TRACEPARENT}', left(traceparent, 256),
+        '{header.TRACESTATE}', case when octet_length(tracestate) <= {MAX_HEADER_BYTES} then tracestate end
+    )"""
+
 LOAD = f"""
 select
 {COLUMNS}
 from (select 1) as one
 {CALL}
-{fragments.REQUEST_EDGE}
-left join lateral (
-    select
-        inbox_id, left(status, 16) as status,
-        jsonb_build_object(
-            '{header.CHANNEL}', $6::text, '{header.AGENT}', agent_id, '{header.DEPTH}', recursion_depth,
-            '{header.TRACEPARENT}', left(traceparent, 256),
-            '{header.TRACESTATE}', case when octet_length(tracestate) <= {MAX_HEADER_BYTES} then tracestate end
-        ) as context_headers
-    from state.agent_inbox
-    where project_id = $1 and message_type = 'tool_result' and md5(correlation_id) = md5(k.tool_call_id)
-    limit 1
-) as reported on true
-{fragments.RESULT}
-"""  # noqa: S608 - constants only
+{fragments.written(_HEADERS)}"""  # noqa: S608 - constants only
 
 TIMELINE = """
 select message_type, inbox_id, agent_id, status, left(traceparent, 64) as traceparent, created_at, processed_at

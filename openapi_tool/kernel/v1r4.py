@@ -14,6 +14,8 @@ from openapi_tool.protocol.records import CallRecords, WaitingTurnRecord
 VERSION = "v1r4"
 INBOX_COLUMN = "context_headers"  # only v1r4 has it
 
+_HEADERS = f"case when {fits('context_headers', MAX_HEADER_BYTES)} then context_headers else '{{}}' end"
+
 # The call's anchor row describes the waiting turn, else the turn's newest row. $6 is the epoch, 0 if it is unknown.
 LOAD = f"""
 select
@@ -49,17 +51,7 @@ cross join lateral (
     select headers, {fits("headers", MAX_HEADER_BYTES)} as fit
     from (select coalesce(anchor.context_headers, turn.context_headers) as headers) as h
 ) as headers
-{fragments.REQUEST_EDGE}
-left join lateral (
-    select
-        inbox_id, left(status, 16) as status,
-        case when {fits("context_headers", MAX_HEADER_BYTES)} then context_headers else '{{}}' end as context_headers
-    from state.agent_inbox
-    where project_id = $1 and message_type = 'tool_result' and md5(correlation_id) = md5(k.tool_call_id)
-    limit 1
-) as reported on true
-{fragments.RESULT}
-"""  # noqa: S608 - constants only
+{fragments.written(_HEADERS)}"""  # noqa: S608 - constants only
 
 TIMELINE = """
 select message_type, inbox_id, agent_id, left(channel_id, 128) as channel_id, agent_turn_id, turn_epoch, status,

@@ -287,7 +287,7 @@ class _Kernel:
                 "connected": lambda _: nullcontext(_client()),
                 "upstream_transport": lambda *_: httpx.MockTransport(lambda _: self._response()),
                 "WakeupPublisher": lambda *_: self,
-                "_replica_count": mock.AsyncMock(return_value=1),
+                "replica_count": mock.AsyncMock(return_value=1),
                 "answering_stats": lambda *_: nullcontext(),
                 "SwitchMonitor": lambda *_: mock.AsyncMock(),
                 "Slots": mock.Mock(),  # no consumer begins calls in them

@@ -47,8 +47,24 @@ class SpentContext:
 
     spent = Usage(tokens=7, requests=1)
     attempts: tuple[Attempt, ...] = ()
-    budget = None
+    budget: Any = None
     agent = ""
+
+
+class SlowJournal:
+    """Charge of a call whose cost is written once `written` is set."""
+
+    note = ""
+
+    def __init__(self) -> None:
+        self.waits, self.written = asyncio.Event(), asyncio.Event()
+
+    def left(self) -> dict[str, Any]:
+        return {}
+
+    async def wait_until_written(self) -> None:
+        self.waits.set()
+        await self.written.wait()
 
 
 class Tools:
@@ -98,6 +114,43 @@ async def test_requests_are_counted_for_the_agent_of_the_call() -> None:
     for agent in ("one", "two"):
         await run(backend, replace(request(), owner=replace(OWNER, agent_id=agent)))
     assert backend.agents == ["one", "two"]
+
+
+@requirement("runner.alone")
+@pytest.mark.parametrize("outcome", [ToolOutput((Item("the page"),)), RuntimeError("defect")])
+async def test_a_front_end_gets_no_result_before_its_cost_is_written(outcome: ToolOutput | Exception) -> None:
+    one, context, journal = runner(FakeArtifactStore(), Tools(outcome)), SpentContext(), SlowJournal()
+    context.budget = journal
+    running = asyncio.create_task(one.run(request(), cast("Any", context)))
+    await journal.waits.wait()
+    await asyncio.sleep(0)
+    assert not running.done()
+    journal.written.set()
+    assert (await running)[0].status == ("success" if isinstance(outcome, ToolOutput) else "failed")
+
+
+@requirement("runner.alone")
+async def test_a_call_cancelled_while_its_cost_is_written_keeps_its_paid_result() -> None:
+    one, context, journal = (
+        runner(FakeArtifactStore(), Tools(ToolOutput((Item("the page"),)))),
+        SpentContext(),
+        SlowJournal(),
+    )
+    context.budget = journal
+    results: list[ResultFields] = []
+
+    async def front_end() -> None:
+        results.append((await one.run(request(), cast("Any", context)))[0])
+        await asyncio.sleep(0)  # raises the cancellation
+
+    running = asyncio.create_task(front_end())
+    await journal.waits.wait()
+    running.cancel()
+    await asyncio.sleep(0)
+    journal.written.set()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert [each.status for each in results] == ["success"]
 
 
 @requirement("runner.alone")
