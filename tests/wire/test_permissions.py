@@ -8,6 +8,7 @@ import logging
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import nats
@@ -508,8 +509,9 @@ async def test_cli_commands_need_only_the_permissions_printed_for_them(
             async with (
                 kernel_of(strict, stack.postgres.dsn(database)) as kernel,
                 open_world(stack, kernel, database) as world,
-                world.executor(nats=bus(strict)),
+                world.executor(nats=bus(strict)) as consumer,
             ):
+                await until(lambda: consumer.durable)
                 call = await world.place()
                 await world.send(call)
                 monkeypatch.setenv("PG_DSN", world.dsn)
@@ -539,7 +541,8 @@ async def test_the_durable_is_handed_over_with_the_printed_permissions(
             kernel_of(strict, stack.postgres.dsn(database)) as kernel,
             open_world(stack, kernel, database) as world,
         ):
-            async with world.executor(nats=bus(strict)):
+            async with world.executor(nats=bus(strict)) as consumer:
+                await until(lambda: consumer.durable)
                 await world.send(await world.place())
             monkeypatch.setenv("NATS_SERVERS", strict.url)
             monkeypatch.setenv("OPENAPI_TOOL__NATS__USER", "operator")
@@ -571,8 +574,9 @@ async def test_without_statistics_calls_are_answered_and_top_names_the_permissio
             async with (
                 kernel_of(strict, stack.postgres.dsn(database)) as kernel,
                 open_world(stack, kernel, database) as world,
-                world.executor(nats=bus(strict)),
+                world.executor(nats=bus(strict)) as consumer,
             ):
+                await until(partial(getattr, consumer, "durable"))
                 outcome = await world.send(await world.place())
                 assert outcome.content["status"] == "success"
                 done = await asyncio.to_thread(CliRunner().invoke, app, ["top", "--once"])
