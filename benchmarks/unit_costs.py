@@ -24,8 +24,7 @@ from benchmarks.measure import Load
 from benchmarks.run import Rounds, settings_of
 from openapi_tool.jina.failures import key_failure
 from openapi_tool.limits.limiter import Limiter
-from openapi_tool.limits.permits import Need, Permits, Unlimited
-from openapi_tool.options import KeyPool, LimitOptions
+from openapi_tool.limits.permits import KeyPool, LimitOptions, Need, Permits, Unlimited
 from openapi_tool.tools.placeholders import Secrets
 from openapi_tool.tools.policy import Deadline
 

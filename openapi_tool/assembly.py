@@ -143,6 +143,7 @@ class Parts:
     database: DatabaseMonitor
     runner: ToolRunner
     switches: SwitchMonitor
+    session_key: bytes = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +246,7 @@ async def assemble(stack: AsyncExitStack, bootstrap: Bootstrap, shared: Shared) 
         await stack.enter_async_context(answering_stats(client, shared.statistics.now))
     switches = SwitchMonitor(client, runner.set_switches)
     await _until_available(switches.load, nats_unavailable)
-    return Parts(consumer, kernel, monitor, storage, database, runner, switches)
+    return Parts(consumer, kernel, monitor, storage, database, runner, switches, session_key)
 
 
 async def _open_kernel(stack: AsyncExitStack, pool: PoolOptions, database: DatabaseMonitor) -> KernelStore:

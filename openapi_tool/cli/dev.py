@@ -61,7 +61,6 @@ if TYPE_CHECKING:
 _FAILED = 1
 _POLL_S = 0.05
 _STATISTICS_S = 0.3  # to wait for replies of the executors
-_ID_CHARS = 11
 _ARGUMENTS_CHARS = 100
 _COLOURS = {"←": typer.colors.GREEN, "↻": typer.colors.YELLOW, "!": typer.colors.RED}
 _RETRY_ACTIONS = (
@@ -329,7 +328,7 @@ def _message(entry: Mapping[str, Any]) -> str:
 def _line(sign: str, entry: Mapping[str, Any], text: str) -> str:
     time = datetime.fromisoformat(entry["time"]).astimezone().strftime("%H:%M:%S.%f")[:-3]
     call_id = entry.get("tool_call_id")
-    return one_line(f"{time} {sign} {text}" + (f" [{call_id[:_ID_CHARS]}]" if call_id else ""))
+    return one_line(f"{time} {sign} {text}" + (f" [{call_id}]" if call_id else ""))
 
 
 def _shortened(text: str) -> str:

@@ -11,9 +11,8 @@ from openapi_tool.limits.allowance import LimitAllowance
 from openapi_tool.limits.fair_queue import NO_WEIGHTS, KeyGroup
 from openapi_tool.limits.key_limiter import KeyLimiter
 from openapi_tool.limits.keys import PREFIX, Keys
-from openapi_tool.limits.permits import Need, Permit, Store
+from openapi_tool.limits.permits import LimitOptions, Need, Permit, Store
 from openapi_tool.limits.record import REQUESTS, TOKENS, Rates
-from openapi_tool.options import LimitOptions
 from openapi_tool.protocol.errors import ToolError
 from openapi_tool.telemetry import metrics
 from openapi_tool.tools.catalogue import OPERATIONS

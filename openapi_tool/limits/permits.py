@@ -1,14 +1,117 @@
-"""Interfaces of the rate limiter, and of the store of its records."""
+"""Options and interfaces of the rate limiter, interface of the store of its records."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from typing import Annotated, Protocol
 
-from pydantic import Field, SecretStr
+from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic.dataclasses import dataclass as validated
 
+from openapi_tool.options import TERABYTE, VARIABLE, Options
 from openapi_tool.protocol.errors import ToolError
 from openapi_tool.tools.policy import Deadline
+
+RequestsPerMinute = Annotated[
+    int | None, Field(ge=1, le=1_000_000, description="Maximum upstream requests of one key in any 60 s.")
+]
+TokensPerMinute = Annotated[
+    int | None,
+    Field(ge=1, le=TERABYTE, description="Maximum tokens of one key in any 60 s, estimated before each request."),
+]
+SearchTokensPerMinute = Annotated[
+    int | None,
+    Field(
+        ge=10_000,
+        le=TERABYTE,
+        description="Maximum tokens of one key in any 60 s, estimated before each request: 10,000 or more per search.",
+    ),
+]
+Concurrent = Annotated[
+    int | None, Field(ge=1, le=100_000, description="Maximum concurrent upstream requests of one key.")
+]
+
+
+@validated(frozen=True)
+class KeyLimits(Options):
+    """Limits of one key; an unset limit does not apply."""
+
+    search_requests_per_minute: RequestsPerMinute = None
+    search_tokens_per_minute: SearchTokensPerMinute = None
+    search_concurrent: Concurrent = None
+    reader_requests_per_minute: RequestsPerMinute = None
+    reader_tokens_per_minute: TokensPerMinute = None
+    reader_concurrent: Concurrent = None
+
+
+@validated(frozen=True)
+class KeyPool(Options):
+    """Keys that share the load of one variable."""
+
+    keys: Annotated[
+        tuple[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")], ...],
+        Field(min_length=1, max_length=100, description="Variables that contain the keys."),
+    ]
+
+    @field_validator("keys")
+    @classmethod
+    def _are_different(cls, keys: tuple[str, ...]) -> tuple[str, ...]:
+        if len({key.upper() for key in keys}) < len(keys):
+            raise ValueError("names a variable twice; name each once")
+        return keys
+
+
+@validated(frozen=True)
+class LimitOptions(KeyLimits):
+    """Limits of the upstream per key, shared by all replicas; if none is set, a 429 causes an adaptive limit."""
+
+    keys: Annotated[
+        dict[str, KeyLimits],
+        Field(description="Limits of single keys by variable, in any case; unset ones are those of this section."),
+    ] = field(default_factory=dict)
+    pools: Annotated[
+        dict[str, KeyPool],
+        Field(
+            description="Pools of keys that share the load: variable in definitions to `{keys = [VARIABLE, …]}`. "
+            "A definition that names a key of the pool also uses the whole pool."
+        ),
+    ] = field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _names_are_variables(self) -> LimitOptions:
+        for name in (*self.keys, *self.pools):
+            if not VARIABLE.fullmatch(name):
+                raise ValueError("keys and pools must be names of environment variables; correct the others")
+        for names in (self.keys, self.pools):
+            if len({name.upper() for name in names}) < len(names):
+                raise ValueError("keys and pools are matched without regard to case; name each once")
+        variables = [variable.upper() for pool in self.pools.values() for variable in pool.keys]
+        if twice := next((name for name in variables if variables.count(name) > 1), None):
+            raise ValueError(f"pools: {twice} is in two of them; a key belongs to one")
+        for name, pool in self.pools.items():
+            if name.upper() in variables and name.upper() not in map(str.upper, pool.keys):
+                raise ValueError(f"pools.{name}: is a key of another pool; name it otherwise, or list its own key")
+        return self
+
+    def pool_name(self, variable: str) -> str | None:
+        """Return the pool of a key."""
+        return next((name for name, pool in self.pools.items() if variable.upper() in map(str.upper, pool.keys)), None)
+
+    @property
+    def pooled(self) -> tuple[str, ...]:
+        """Return the variables of all pools."""
+        return tuple(key for pool in self.pools.values() for key in pool.keys)
+
+    def of(self, variable: str) -> KeyLimits:
+        """Return the limits of the key in a variable."""
+        own = next((limits for name, limits in self.keys.items() if name.upper() == variable.upper()), None)
+        names = [limit.name for limit in fields(KeyLimits)]
+        return KeyLimits(**{name: getattr(own, name, None) or getattr(self, name) for name in names})
+
+    @property
+    def pool_of(self) -> dict[str, tuple[str, ...]]:
+        """Map the name of each pool and its variables, in upper case, to all its variables."""
+        return {name.upper(): pool.keys for alias, pool in self.pools.items() for name in (alias, *pool.keys)}
 
 
 class Slot(Protocol):

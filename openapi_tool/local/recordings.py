@@ -2,9 +2,9 @@
 
 The server is jina-ai/reader of May 2026; pages are fixtures, and its error 429 is synthetic.
 
-Each line of `recordings.jsonl.xz` contains one exchange as text, the last line all error classes. GET and POST forms of
-the same content have the same response. This parser shares no code with the executor, so that it detects mistakes
-there.
+Each line of `recordings.jsonl.xz` contains one exchange as text without Content-Length, the last line all error
+classes. GET and POST forms of the same content have the same response. This parser shares no code with the executor, so
+that it detects mistakes there.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
+from operator import itemgetter
 from typing import Any, cast
 from urllib.parse import parse_qsl, unquote
 
@@ -161,8 +162,8 @@ def _recorded_responses() -> Mapping[RequestContent, Recording]:
 
 
 def exchanges() -> list[dict[str, str]]:
-    """Return all exchanges: `name`, and the texts of request and response as `http`."""
-    return _stored_lines()[:-1]
+    """Return all exchanges by name: `name`, and the texts of request and response as `http`."""
+    return sorted(_stored_lines()[:-1], key=itemgetter("name"))  # stored in the order that compresses best
 
 
 @cache

@@ -29,7 +29,10 @@ MAX_ARGUMENT_DEPTH = 20
 
 @frozen
 class ToolCall:
-    """Call of a model; `*_applied` name the arguments that the kernel's worker, not the model, put in its card."""
+    """Call of a model, with `checked_arguments`.
+
+    `*_applied` name the arguments that the kernel's worker, not the model, put in its card.
+    """
 
     arguments: Mapping[str, JsonValue]
     defaults_applied: frozenset[str] = frozenset()
@@ -98,13 +101,14 @@ def read_tool_call(card: CardRecord | None, tool_call_id: str) -> ToolCall:
         if not is_storable_id(metadata.get(name)):  # None is storable
             raise BadRequest(f"The tool.call card's {name} is no text of at most {MAX_ID_BYTES} bytes.")
     return ToolCall(
-        arguments=_arguments(content.get("arguments")),
+        arguments=checked_arguments(content.get("arguments")),
         defaults_applied=_names(metadata.get("tool_args_defaults_applied")),
         fixed_applied=_names(metadata.get("tool_args_fixed_applied")),
     )
 
 
-def _arguments(arguments: object) -> Mapping[str, JsonValue]:
+def checked_arguments(arguments: object) -> Mapping[str, JsonValue]:
+    """Return a model's arguments. Raises BadRequest."""
     if arguments is None:
         return {}
     if not isinstance(arguments, dict):

@@ -19,16 +19,8 @@ from pydantic_settings import BaseSettings, EnvSettingsSource, NoDecode, Pydanti
 from openapi_tool.bus.options import FairnessOptions, NatsOptions
 from openapi_tool.jina.options import CacheOptions, EgressOptions, RetryOptions
 from openapi_tool.jina.url_policy import UrlPolicy
-from openapi_tool.options import (
-    BudgetOptions,
-    ExecutorOptions,
-    LimitOptions,
-    Options,
-    PostgresOptions,
-    Seconds,
-    ToolOptions,
-    split,
-)
+from openapi_tool.limits.permits import LimitOptions
+from openapi_tool.options import BudgetOptions, ExecutorOptions, Options, PostgresOptions, Seconds, ToolOptions, split
 from openapi_tool.protocol.dialect import DEFAULT_VERSION, ProtocolVersion
 from openapi_tool.protocol.identity import default_durable
 from openapi_tool.settings.sections import (

@@ -136,7 +136,7 @@ IDENTITY_ARGUMENTS = frozenset(map(fold, CONTROL_FIELDS | _OTHER_IDS))
 
 @frozen
 class CallOwner:
-    """Project and agent to which sessions, cursors and stored texts belong; `ids` are `placeholder_values`."""
+    """Project and agent to which sessions, cursors and stored texts belong; `ids` has every name in PLACEHOLDERS."""
 
     project_id: str
     agent_id: str

@@ -217,7 +217,8 @@ class _DefinitionParser:
 
     def _definition(self) -> ToolDefinition:
         if not self.jina:
-            self._problem("is missing; give it mode: search or mode: reader", "options", "jina")
+            modes = " or ".join(f"mode: {operation.name}" for operation in OPERATIONS)
+            self._problem(f"is missing; give it {modes}", "options", "jina")
         operation = self._operation()
         return ToolDefinition(
             tool_name=self.record.tool_name,

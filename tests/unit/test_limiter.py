@@ -24,9 +24,9 @@ from openapi_tool.jina.endpoints import ENDPOINTS
 from openapi_tool.jina.failures import key_failure
 from openapi_tool.limits import ledger
 from openapi_tool.limits.limiter import Limiter
-from openapi_tool.limits.permits import Need, Permit
+from openapi_tool.limits.permits import LimitOptions, Need, Permit
 from openapi_tool.limits.record import ADAPTIVE_S, Rates, decode
-from openapi_tool.options import BudgetLimits, BudgetOptions, LimitOptions, time_zone
+from openapi_tool.options import BudgetLimits, BudgetOptions, time_zone
 from openapi_tool.protocol.errors import RateLimited
 from openapi_tool.tools.policy import Deadline
 from tests.requirements import requirement

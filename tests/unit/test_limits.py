@@ -29,9 +29,8 @@ from openapi_tool.limits.fair_queue import FairQueue, WaitingCall
 from openapi_tool.limits.keys import RETRY_S, KeyRecord
 from openapi_tool.limits.ledger import Demand, shares
 from openapi_tool.limits.limiter import Limiter
-from openapi_tool.limits.permits import Need, Permit
+from openapi_tool.limits.permits import KeyLimits, KeyPool, LimitOptions, Need, Permit
 from openapi_tool.limits.record import MARGIN_S, REQUESTS, WINDOW_S, LimitRecord, LimitShare, Rates
-from openapi_tool.options import KeyLimits, KeyPool, LimitOptions
 from openapi_tool.protocol.errors import AuthFailed, BudgetExceeded, ToolError, Unavailable
 from openapi_tool.tools.placeholders import Secrets
 from openapi_tool.tools.policy import Deadline
