@@ -150,6 +150,7 @@ async def test_a_command_behind_the_backlog_of_another_project_runs_next(world_w
         await harness.info(lambda info: info.delivered.consumer_seq >= 700)
         await harness.publish(1, OTHERS)
         await harness.info(lambda info: info.delivered.stream_seq == 701)
+        await until(lambda: 701 in (work := harness.consumer.work())["waiting"] + work["running"])  # received
         running_before = len(harness.handled)
         harness.release.set()
         info = await harness.info(lambda info: info.ack_floor.stream_seq == 701)
