@@ -37,7 +37,7 @@ from openapi_tool.tools.text_search import SearchRequest, requested
 
 log = logging.getLogger(__name__)
 
-_WRITE_GRACE_S = 1.0  # for the cost of a cancelled call
+_WRITE_GRACE_S = 2.0  # for the cost of a cancelled call
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+from openapi_tool.concurrency import shielded
 from openapi_tool.executor.ports import CallSlot, Clock, Kernel, Publisher, ids
 from openapi_tool.protocol.command import Delivery, Wakeup
 from openapi_tool.protocol.errors import Unavailable
@@ -75,6 +76,7 @@ def _step(identity: CallIdentity) -> _Step:
 
 
 _MIN_CHECK_INTERVAL_S = 1.0
+_CHECK_GRACE_S = 1.0
 
 
 @asynccontextmanager
@@ -100,7 +102,7 @@ async def turn_deadline(
         timer.cancel()
         for check in checks:
             check.cancel()
-            await asyncio.wait([check])
+            await shielded(asyncio.wait([check]), _CHECK_GRACE_S)  # a cancelled call may have its paid result by now
 
 
 async def _shorten(limit: TurnLimit, kernel: Kernel, limits: TimeLimits, identity: CallIdentity) -> None:

@@ -198,6 +198,9 @@ class FakeKernel:
     async def artifact(self, *_: object) -> Artifact | None:
         return None
 
+    async def last_result_age_s(self, *_: str) -> float | None:
+        return None
+
 
 class FakeContext:
     """Context of a call whose memory has no limit."""
@@ -207,7 +210,7 @@ class FakeContext:
     permit_waits = ()
     agent = ""
     slot: Slot = NO_SLOT
-    budget = None
+    budget: Any = None
 
     def __enter__(self) -> Self:
         return self

@@ -32,7 +32,7 @@ from openapi_tool.settings import Settings
 from openapi_tool.telemetry.calls import WireTracer, shut_down
 from openapi_tool.tools.policy import Authorizer, Policy, TimeLimits, longest_call_s
 from openapi_tool.tools.result import Item, ToolOutput
-from tests.races.conftest import FakeTools, Run, Scene, Schedule, iterate_loop
+from tests.races.conftest import FakeContext, FakeTools, Run, Scene, Schedule, iterate_loop, run_virtually
 from tests.requirements import requirement
 
 
@@ -503,3 +503,62 @@ def test_remaining_spans_are_exported_before_the_process_ends(run: Run, caplog: 
     assert tracer.ended.is_set()
     run(shut_down(WireTracer().shutdown))
     assert caplog.records == []
+
+
+class _SlowJournal:
+    """Charge of a call whose cost is written after `write_s` seconds."""
+
+    note = ""
+
+    def __init__(self, write_s: float) -> None:
+        self.write_s = write_s
+        self.waits = asyncio.Event()
+
+    def left(self) -> dict[str, object]:
+        return {}
+
+    async def wait_until_written(self) -> None:
+        self.waits.set()
+        await asyncio.sleep(self.write_s)
+
+
+class _ChargedTools(FakeTools):
+    """Tools that take `upstream_s` seconds, and whose calls are charged to `journal`."""
+
+    upstream_s = 0.0
+    journal: _SlowJournal
+
+    def call_context(self, project_id: str) -> FakeContext:
+        context = super().call_context(project_id)
+        context.budget = self.journal
+        return context
+
+    async def run(self, *_: object) -> ToolOutput:
+        await asyncio.sleep(self.upstream_s)
+        return ToolOutput((Item("text"),))
+
+
+@pytest.mark.parametrize("write_s", [0.05, 1.5])
+@pytest.mark.parametrize("upstream_s", [1, 40], ids=["short", "after the turn was checked"])
+@requirement("cancel.once")
+def test_a_paid_result_is_committed_if_the_call_is_cancelled_while_its_cost_is_written(
+    upstream_s: float, write_s: float
+) -> None:
+    """Handed back, the call would be paid again."""
+    schedule = Schedule()
+    tools = _ChargedTools(schedule)
+    tools.upstream_s, tools.journal = upstream_s, _SlowJournal(write_s)
+
+    async def check() -> None:
+        scene = Scene(schedule, tools=tools)
+        scene.kernel.tool = DefinitionRecord(
+            "jina_search", None, {}, {"jina": {"mode": "search"}, "suspend_timeout_seconds": 120}
+        )
+        task = scene.deliver()
+        await tools.journal.waits.wait()
+        await asyncio.sleep(0.01)
+        task.cancel()
+        await scene.ended(task)
+        assert (len(scene.kernel.committed), len(scene.bus.sent(b"")), scene.bus.sent(b"-NAK")) == (1, 1, [])
+
+    run_virtually(check())
