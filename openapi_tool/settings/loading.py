@@ -6,8 +6,8 @@ import difflib
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cache
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, get_origin
 from urllib.parse import unquote
@@ -26,13 +26,15 @@ from openapi_tool.settings.sources import (
     SourceUnreadable,
     file_ignored,
     file_sources,
+    files,
     origin,
 )
 from openapi_tool.telemetry.redact import MASK, is_maskable
 from openapi_tool.tools.placeholders import Secrets, looks_like_a_key
-from openapi_tool.tools.problems import counted
+from openapi_tool.tools.problems import counted, short
 from openapi_tool.urls import POSTGRES_SCHEMES, SCHEMES, parse_dsn, parse_url
 
+_MAX_PROBLEMS = 1_000
 _NAME = "letters, digits, '_' and '-'"
 PATTERNS: Mapping[str, str] = {
     r"^[A-Za-z0-9_-]+$": f"must be one word of {_NAME}",
@@ -88,7 +90,7 @@ def _validated(flags: Mapping[str, Any]) -> tuple[Settings | None, list[str]]:
             _, others = _validated(flags)
         # A setting that the unreadable file may contain is not missing.
         return None, [str(error), *(problem for problem in others if ": is missing" not in problem)]
-    except UnreadableVariable:  # do not chain or print it: its message and its cause contain the value
+    except (UnreadableVariable, RecursionError):  # do not chain or print it: message and cause contain the value
         return None, list(_invalid_json(os.environ))
 
 
@@ -180,7 +182,7 @@ def _invalid_json(environment: Mapping[str, str]) -> Iterator[str]:
         if get_origin(kind) is dict or fields_of(kind):
             try:
                 json.loads(environment[variable])
-            except ValueError:
+            except (ValueError, RecursionError):
                 yield f'{variable}: is not JSON; give an object such as {{"key": "value"}}, for a list ["A", "B"]'
 
 
@@ -198,24 +200,27 @@ def _problems(error: ValidationError, flags: Mapping[str, Any]) -> list[str]:
     # pydantic drops invalid entries of a list and may then report the list as too short; skip that second report.
     items = error.errors(include_input=False, include_url=False)
     parents = {tuple(item["loc"][:-1]) for item in items}
-    return [_problem(item, flags) for item in items if item["type"] != "too_short" or tuple(item["loc"]) not in parents]
+    items = [item for item in items if item["type"] != "too_short" or tuple(item["loc"]) not in parents]
+    place = partial(origin, flags=flags, from_files=files())
+    more = [f"and {len(items) - _MAX_PROBLEMS:,} more"] if len(items) > _MAX_PROBLEMS else []
+    return [*(_problem(item, place) for item in items[:_MAX_PROBLEMS]), *more]
 
 
-def _problem(item: Mapping[str, Any], flags: Mapping[str, Any]) -> str:
+def _problem(item: Mapping[str, Any], place: Callable[[Sequence[str]], str]) -> str:
     path = [str(part) for part in item["loc"]]
-    where = _where(path, flags)
+    where = _where(path, place)
     if item["type"] in ("extra_forbidden", "unexpected_keyword_argument"):  # of a model, of a dataclass
         return f"{where}: is not a setting{_did_you_mean(path[-1], fields_of(_type_of(path[:-1]))) or '; remove it'}"
     if item["type"] == "missing":
-        short = next((name for name, target in SHORT_NAMES.items() if target[: len(path)] == tuple(path)), None)
-        return f"{where}: is missing" + (f"; set {short}" if short else "")
+        variable = next((name for name, target in SHORT_NAMES.items() if target[: len(path)] == tuple(path)), None)
+        return f"{where}: is missing" + (f"; set {variable}" if variable else "")
     return f"{where}: {_MESSAGES.get(item['type']) or _reworded(item)}"
 
 
-def _where(path: Sequence[str], flags: Mapping[str, Any]) -> str:
+def _where(path: Sequence[str], place: Callable[[Sequence[str]], str]) -> str:
     """Return the name of a setting and the source of its value; no source for a section, which may have several."""
-    source = "" if fields_of(_type_of(path)) else origin(path, flags)
-    shown = ".".join(MASK if looks_like_a_key(part) else part for part in path)  # one may be pasted as a name
+    source = "" if fields_of(_type_of(path)) else place(path)
+    shown = ".".join(MASK if looks_like_a_key(part) else short(part) for part in path)  # one may be pasted as a name
     return (shown or "settings") + (f" ({source})" if source else "")
 
 

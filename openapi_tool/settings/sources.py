@@ -76,20 +76,19 @@ def file_sources(settings_class: type[BaseSettings]) -> tuple[PydanticBaseSettin
 
     They are the variables with short names, the settings file, and the kernel's file.
     """
-    return tuple(
-        InitSettingsSource(settings_class, values) for values in (_short_names(), *_files().values()) if values
-    )
+    return tuple(InitSettingsSource(settings_class, values) for values in (_short_names(), *files().values()) if values)
 
 
-def _files() -> dict[str, dict[str, Any]]:
+def files() -> dict[str, dict[str, Any]]:
+    """Return the values of the settings file and the kernel's file, by variable. Raises SourceUnreadable."""
     return {
         CONFIG_VARIABLE: _read(CONFIG_VARIABLE),
         KERNEL_CONFIG_VARIABLE: from_kernel(_read(KERNEL_CONFIG_VARIABLE)),
     }
 
 
-def origin(path: Sequence[str], flags: Mapping[str, Any]) -> str:
-    """Return the variable of a setting, or "in FILE"; empty for a flag or a default."""
+def origin(path: Sequence[str], flags: Mapping[str, Any], from_files: Mapping[str, dict[str, Any]]) -> str:
+    """Return the variable of a setting, or "in FILE" if `from_files` has it; empty for a flag or a default."""
     if _contains(flags, path):
         return ""
     names = {name.upper() for name, value in os.environ.items() if value.strip()}
@@ -97,7 +96,9 @@ def origin(path: Sequence[str], flags: Mapping[str, Any]) -> str:
     short = (name for name, setting in SHORT_NAMES.items() if setting == tuple(path[:2]))
     if variable := next((name for name in (*variables, *short) if name in names), None):
         return variable
-    return next((f"in {os.environ[variable]}" for variable, values in _files().items() if _contains(values, path)), "")
+    return next(
+        (f"in {os.environ[variable]}" for variable, values in from_files.items() if _contains(values, path)), ""
+    )
 
 
 def _contains(values: Any, path: Sequence[str]) -> bool:
@@ -129,6 +130,8 @@ def _read(variable: str) -> dict[str, Any]:
         raise SourceUnreadable(variable, f"cannot be read: {error.strerror}; name a TOML file") from None
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise SourceUnreadable(variable, f"is no TOML in UTF-8: {error}; correct it there") from None
+    except (ValueError, RecursionError):
+        raise SourceUnreadable(variable, "has too long a number, or is nested too deep; correct it there") from None
 
 
 def from_kernel(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from openapi_tool.local.servers import ServerFailed, accepts, free_port
 from openapi_tool.local.stack import EmbeddedStack, kernel_schema
 from openapi_tool.protocol.identity import default_durable
 from openapi_tool.service import FileWatcher, Reloader
-from openapi_tool.settings import Settings
+from openapi_tool.settings import Settings, load_settings
 from openapi_tool.telemetry.health import DEPENDENCIES
 from openapi_tool.telemetry.redact import MASK, Redactor
 from openapi_tool.tools.placeholders import Secrets
@@ -420,6 +420,31 @@ async def test_invalid_settings_change_nothing_and_are_logged(reloaded: Reloaded
     assert "JINA_API_KEY_FILE: the file that it names cannot be read" in reloaded.executor.log_text()
     assert (await reloaded.call())["status"] == "success"
     assert await reloaded.keys_used() == ["JINA_API_KEY"]
+
+
+@requirement("reload")
+@pytest.mark.parametrize(
+    "text",
+    [
+        "executor.concurrency=" + "9" * 5_000,
+        "a=" + "[" * 2_000 + "]" * 2_000,
+        "policy=" + "{a=" * 1_000 + "1" + "}" * 1_000,
+    ],
+    ids=["a number of 5,000 digits", "2,000 lists in each other", "1,000 tables in each other"],
+)
+async def test_a_file_that_cannot_be_parsed_changes_nothing(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Not even the process ends: every replica that mounts the file would."""
+    file = tmp_path / "settings.toml"
+    file.write_text("")
+    monkeypatch.setenv("OPENAPI_TOOL_CONFIG", str(file))
+    monkeypatch.setenv("PG_DSN", "postgresql://127.0.0.1/x")
+    reloader = Reloader(build_bootstrap(load_settings(), {}), load_settings, {})
+    file.write_text(text)
+    await reloader.reload()
+    assert [record.__dict__["action"] for record in caplog.records] == ["reload.failed"]
+    assert "has too long a number, or is nested too deep; correct it there" in caplog.text
 
 
 @requirement("reload")

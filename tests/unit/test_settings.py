@@ -9,11 +9,13 @@ import pkgutil
 import re
 import subprocess
 import sys
+import tomllib
 from ast import literal_eval
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import typer
@@ -134,6 +136,27 @@ def test_an_invalid_file_is_an_error(config: Path, text: str) -> None:
     config.write_text(text)
     with pytest.raises(SettingsError):
         load_settings()
+
+
+@requirement("settings.errors")
+def test_a_variable_of_json_that_is_nested_too_deep_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PG_DSN", "postgresql://127.0.0.1/x")
+    monkeypatch.setenv("OPENAPI_TOOL__NATS", "[" * 100_000)
+    with pytest.raises(SettingsError, match="OPENAPI_TOOL__NATS: is not JSON"):
+        load_settings()
+
+
+@requirement("settings.errors")
+def test_a_file_of_many_mistakes_is_parsed_once_and_the_first_thousand_are_listed(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config.write_text("[budgets.projects]\n" + "\n".join(f"p{n} = {{session_token = 1}}" for n in range(1_200)))
+    parse = mock.Mock(side_effect=tomllib.loads)
+    monkeypatch.setattr(tomllib, "loads", parse)
+    with pytest.raises(SettingsError) as caught:
+        load_settings()
+    assert (len(caught.value.problems), caught.value.problems[-1]) == (1_001, "and 200 more")
+    assert parse.call_count < 5
 
 
 @requirement("settings.errors")
