@@ -24,6 +24,7 @@ from openapi_tool.tools.arguments import (
     API_KEY,
     CURSOR,
     FIND,
+    MAX_RESULT_TOKENS,
     QUESTION,
     Arguments,
     CallOwner,
@@ -33,11 +34,12 @@ from openapi_tool.tools.arguments import (
     default_problems,
     is_identity,
     prepare_arguments,
+    requested_tokens,
     takes_cursor,
 )
 from openapi_tool.tools.catalogue import CATALOGUE
 from openapi_tool.tools.definition import ToolDefinition, parse_definition, suspend_timeout, upstream_section
-from openapi_tool.tools.lint import ARGS, PROPERTIES, LintLimits, fits, general_problems
+from openapi_tool.tools.lint import ARGS, PROPERTIES, SIZES, LintLimits, fits, general_problems, samples
 from openapi_tool.tools.meta_schema import object_at
 from openapi_tool.tools.placeholders import PLACEHOLDERS, MissingVariable, is_template, render
 from openapi_tool.tools.problems import Path, Problem, Source, any_of, did_you_mean, fold, short
@@ -92,7 +94,9 @@ class StoredCheck:
         values = usable.defaults.items()
         used = {name: value for name, value in values if name not in usable.fixed and not is_template(value)}
         yield from default_problems(definition, used)
-        yield from _problems_of_step(lambda: self._resolve(definition, _sample_call(usable, {})))
+        call = _sample_call(usable, {})
+        yield from _problems_of_step(lambda: requested_tokens(definition, call))
+        yield from _problems_of_step(lambda: self._resolve(definition, call))
 
     def _resolve(self, definition: ToolDefinition, call: Arguments) -> None:
         calls = [call]
@@ -142,45 +146,12 @@ def _problems_of_step(step: Callable[[], object]) -> list[str]:
     return []
 
 
+def _smallest(value: Any) -> Any:
+    return value[:1] if isinstance(value, str | list) else value
+
+
 def _problems(error: ToolError) -> list[str]:
     return error.detail["problems"] if isinstance(error.detail, dict) else [error.message]
-
-
-# Samples of each JSON type; a parameter that refuses all of them refuses the type.
-_SAMPLES: Mapping[str, list[Any]] = {
-    "string": [],  # others may be accepted
-    "integer": [1, 500],
-    "number": [1, 500],
-    "boolean": [True],
-    "array": [["a"]],
-    "object": [{"a": 1}],
-}
-_SIZES = ("minLength", "minItems")
-
-
-def _samples(rule: dict[str, Any], *, of_list: bool = False) -> Iterator[tuple[Path, list[Any]]]:
-    """Yield values that a schema allows, by keyword; `of_list` if it is of a batch's items."""
-    kind, items, choices = str(rule.get("type")), rule.get("items"), rule.get("enum")
-    yield ("type",), ["a"] if of_list and kind == "string" else _SAMPLES.get(kind, [])
-    yield from (((word,), [rule[word]]) for word in ("minimum", "maximum", "default", "const") if word in rule)
-    if of_list and isinstance(most := rule.get("maxItems"), int):
-        yield ("maxItems",), [["a"] * min(max(most, 0), 2_001)]
-    yield from ((("enum", place), [value]) for place, value in enumerate(choices if isinstance(choices, list) else ()))
-    lists = [["a"]]
-    if isinstance(items, dict) and (kind == "array" or (of_list and kind not in _SAMPLES)):
-        for where, values in _samples(items):
-            lists += (of_items := [[value] for value in values])
-            yield ("items", *where), of_items
-    for keyword in ("exclusiveMinimum", "exclusiveMaximum", *_SIZES):
-        if isinstance(limit := rule.get(keyword), int) and kind in _SAMPLES:
-            size = min(max(limit, 0), 2_001)  # above the executor's limits
-            nearest: dict[str, Any] = {
-                "exclusiveMinimum": [limit + 1],
-                "exclusiveMaximum": [limit - 1],
-                "minLength": ["a" * size],
-                "minItems": [one * size for one in lists],
-            }
-            yield (keyword,), [value for value in nearest[keyword] if fits(rule, value, if_broken=False)]
 
 
 def definition_problems(
@@ -257,6 +228,21 @@ class _SampleCalls:
         for problem in (*found.operator, *unknown):
             yield self._with_hint(replace(problem, path=self._path_in_file(problem.path)))
         yield from self._upstream_time(found.parameters)
+        yield from self._set_values()
+
+    def _set_values(self) -> Iterator[Problem]:
+        """Check values of `args` that are no parameters of the upstream."""
+        name = self.built_in.list_argument
+        wrong = item_problems(self.definition, self.call, self.limits.tools.max_batch_items) if name else []
+        wrong += [
+            Problem((MAX_RESULT_TOKENS,), problem.partition(": ")[2])
+            for problem in _problems_of_step(lambda: requested_tokens(self.definition, self.call))
+        ]
+        for problem in wrong:
+            for group in ("fixed", "defaults"):
+                if problem.path[0] in getattr(self.definition, group):
+                    yield replace(problem, path=(*ARGS, group, *problem.path))
+                    break
 
     def _address_problems(self, name: str, path: Path, value: Any) -> Iterator[Problem]:
         main = (self.definition.operation.argument, self.built_in.list_argument)
@@ -316,9 +302,10 @@ class _SampleCalls:
         if unknown := self._refusals(name, ["a"] if of_list else None):
             yield from (self._with_hint(replace(problem, path=path)) for problem in unknown)
             return
-        for where, values in _samples(rule, of_list=of_list):
+        for where, values in samples(rule, of_list=of_list):
             # Of a refused text or item a larger size proves nothing.
-            tried = [one for one in values if where[0] not in _SIZES or not self._refusals(name, one[:1])]
+            by_size = where[0] in SIZES
+            tried = [one for one in values if not (by_size and self._refusals(name, _smallest(one), unfit=True))]
             found = [self._refusals(name, value) for value in tried]
             if found and all(found):
                 yield from (replace(problem, path=(*path, *where)) for problem in found[0])
@@ -327,8 +314,8 @@ class _SampleCalls:
             if where[0] in ("default", "const", "enum"):
                 yield from self._address_problems(name, (*path, *where), values[0])
 
-    def _refusals(self, name: str, value: Any) -> list[Problem]:
-        """Return the executor's problems with an argument."""
+    def _refusals(self, name: str, value: Any, *, unfit: bool = False) -> list[Problem]:
+        """Return the executor's problems with an argument; with one that its schema refuses only if `unfit`."""
         items = self.built_in.list_argument
         given: dict[str, Any] = {items: ["a"]} if items else {}
         if self.paginates and name in (FIND, QUESTION):
@@ -338,7 +325,7 @@ class _SampleCalls:
             if requested(self.definition, call)[0] is not None:
                 return []
         except BadRequest as refusal:
-            fit = fits(dict(object_at(self.shown, name)), value)  # else the schema is wrong
+            fit = unfit or fits(dict(object_at(self.shown, name)), value)
             return [Problem((name,), problem.partition(": ")[2]) for problem in _problems(refusal) if fit]
         if items:
             found = item_problems(self.definition, call, self.limits.tools.max_batch_items)

@@ -342,15 +342,22 @@ def requested_cursor(definition: ToolDefinition, arguments: Arguments) -> str | 
     return str(cursor)
 
 
-def requested_tokens(arguments: Arguments) -> int | None:
-    """Return the call's own limit of the tokens to show, None without one. Raises BadRequest."""
+def requested_tokens(definition: ToolDefinition, arguments: Arguments) -> int | None:
+    """Return the call's own limit of the tokens to show, None without one.
+
+    Raises BadRequest, or ToolMisconfigured if the definition sets it.
+    """
     value = arguments.values.get(MAX_RESULT_TOKENS)
     if value in (None, ""):
         return None
     tokens = whole_number(value)
     if tokens is not None and tokens >= MIN_RESULT_TOKENS:
         return tokens
-    raise correction_error([f"{MAX_RESULT_TOKENS}: must be an integer of at least {MIN_RESULT_TOKENS}"])
+    problem = f"{MAX_RESULT_TOKENS}: must be an integer of at least {MIN_RESULT_TOKENS}"
+    if MAX_RESULT_TOKENS in arguments.by_model:
+        raise correction_error([problem])
+    group = "fixed" if MAX_RESULT_TOKENS in definition.fixed else "defaults"
+    raise unusable(definition.tool_name, [f"options.args.{group}.{problem}"])
 
 
 def correction_error(problems: list[str], why: str = "") -> BadRequest:

@@ -297,3 +297,45 @@ def fits(schema: JsonObject, value: JsonValue, *, if_broken: bool = True) -> boo
         return not schema_problems({"properties": {"value": schema}}, {"value": value})
     except ToolMisconfigured:
         return if_broken
+
+
+# Samples of each JSON type; a parameter that refuses all of them refuses the type.
+_SAMPLES: Mapping[str, list[JsonValue]] = {
+    "string": [],  # others may be accepted
+    "integer": [1, 500],
+    "number": [1, 500],
+    "boolean": [True],
+    "array": [["a"]],
+    "object": [{"a": 1}],
+}
+SIZES = ("minLength", "minItems")
+
+
+def samples(rule: JsonObject, *, of_list: bool = False) -> Iterator[tuple[Path, list[JsonValue]]]:
+    """Yield values that a schema allows, by keyword; `of_list` if it is of a batch's items."""
+    kind, items, choices = str(rule.get("type")), rule.get("items"), rule.get("enum")
+    yield ("type",), ["a"] if of_list and kind == "string" else _SAMPLES.get(kind, [])
+    for word in ("minimum", "maximum", "default", "const"):
+        # A limit need not be a value itself, such as 0.5 of an integer.
+        if word in rule and (word in ("default", "const") or fits(rule, rule[word])):
+            yield (word,), [rule[word]]
+    if of_list and isinstance(most := rule.get("maxItems"), int):
+        yield ("maxItems",), [["a"] * min(max(most, 0), 2_001)]
+    yield from ((("enum", place), [value]) for place, value in enumerate(choices if isinstance(choices, list) else ()))
+    lists: list[list[JsonValue]] = [["a"]]
+    if isinstance(items, dict) and (kind == "array" or (of_list and kind not in _SAMPLES)):
+        for where, values in samples(items):
+            lists += (of_items := [[value] for value in values])
+            yield ("items", *where), [*of_items]
+    for keyword in ("exclusiveMinimum", "exclusiveMaximum", *SIZES):
+        limit = rule.get(keyword)
+        # 0 is the size that any text or list has without the keyword.
+        if isinstance(limit, int) and kind in _SAMPLES and (limit or keyword not in SIZES):
+            size = min(max(limit, 0), 2_001)  # above the executor's limits
+            nearest: dict[str, list[JsonValue]] = {
+                "exclusiveMinimum": [limit + 1],
+                "exclusiveMaximum": [limit - 1],
+                "minLength": ["a" * size],
+                "minItems": [one * size for one in lists],
+            }
+            yield (keyword,), [value for value in nearest[keyword] if fits(rule, value, if_broken=False)]

@@ -239,8 +239,11 @@ class SearchRequest(NamedTuple):
 
 
 def requested(definition: ToolDefinition, arguments: Arguments) -> tuple[str | None, int | None, SearchRequest | None]:
-    """Return a call's cursor, limit of the tokens to show, and search, or None. Raises BadRequest."""
-    cursor, tokens = requested_cursor(definition, arguments), requested_tokens(arguments)
+    """Return a call's cursor, limit of the tokens to show, and search, or None.
+
+    Raises BadRequest, and ToolMisconfigured for a value that the definition sets.
+    """
+    cursor, tokens = requested_cursor(definition, arguments), requested_tokens(definition, arguments)
     names = [name for name in _MAX_CHARS if name in arguments.by_model and takes_cursor(definition)]
     given = {name: value for name in names if (value := arguments.values[name]) not in (None, "")}
     if problems := list(_problems(given, cursor)):

@@ -317,10 +317,43 @@ async def test_a_rule_is_an_error_if_the_executor_refuses_its_values(
         ("jina.read", "cursor", {"type": "string", "minLength": 300}),
         ("jina.read", "find", {"type": "string", "minLength": 3, "enum": ["Contents", "Summary"]}),
         ("jina.read_many", "urls", {**TEXTS, "minItems": 10}),
+        ("jina.read_many", "urls", {"type": "array", "items": {"type": "string", "minLength": 0}}),
+        ("jina.search", "title_words", {"type": "array", "items": {"type": "string", "minLength": 0}}),
+        ("jina.search", "max_result_tokens", {"type": "string", "minLength": 3}),  # "900" again
+        ("jina.search", "count", {"type": "integer", "minimum": 0.5, "maximum": 20.5}),
+        ("jina.search", "count", {"type": "integer", "minimum": 0, "exclusiveMinimum": 0, "maximum": 20}),
     ],
 )
 def test_a_rule_is_no_error_if_the_executor_may_accept_a_value(tool: str, name: str, rule: dict[str, Any]) -> None:
     assert [problem for problem in definition_problems(with_rule(tool, name, rule)) if name in problem.path] == []
+
+
+@requirement("definition.lint")
+@pytest.mark.parametrize("group", ["fixed", "defaults"])
+@pytest.mark.parametrize(
+    ("tool", "name", "value", "where", "says"),
+    [
+        ("jina.search", "max_result_tokens", 100, "", "must be an integer of at least 500"),
+        ("jina.read", "max_result_tokens", "many", "", "must be an integer of at least 500"),
+        ("jina.read_many", "urls", "https://site.example/", "", "must be a list of 1 to 10 texts"),
+        ("jina.read_many", "urls", [], "", "must be a list of 1 to 10 texts"),
+        ("jina.search_many", "queries", ["a", 2], "[1]", "must be a text that is not empty"),
+    ],
+)
+async def test_a_value_that_a_definition_sets_is_an_error_if_no_call_can_use_it(
+    tool: str, name: str, value: Any, where: str, says: str, group: str
+) -> None:
+    """The model cannot correct it: a fixed value is hidden from it, and so is a default that is not declared."""
+    row: Any = registration(CATALOGUE[tool])
+    del row["parameters"]["properties"][name]
+    row["parameters"]["required"] = [other for other in row["parameters"].get("required", ()) if other != name]
+    row["options"]["args"] = {group: {name: value}}
+    found = [(problem.where, says in problem.message) for problem in definition_problems(row) if not problem.warning]
+    assert found == [(f"options.args.{group}.{name}{where}", True)]
+    main = {"jina.search": {"query": "x"}, "jina.read": {"url": "https://site.fixture.test:8099/short"}}.get(tool, {})
+    result = await InProcessExecutor(respx.Router()).run_tool(parse_definition(stored_record(row)), main)
+    assert result.error_code == "tool_misconfigured"
+    assert f"options.args.{group}.{name}{where}: {says}" in result.text
 
 
 @requirement("definition.lint")

@@ -313,14 +313,16 @@ async def test_case_4_a_result_observes_its_limit_of_tokens_in_every_script(kind
 @pytest.mark.parametrize("wrong", [499, "499", True, 1_000.5])
 def test_case_4_a_limit_that_is_too_low_is_refused(wrong: Any) -> None:
     with pytest.raises(BadRequest, match="max_result_tokens: must be an integer of at least 500"):
-        requested_tokens(arguments({"max_result_tokens": wrong}))
+        requested_tokens(definition(READER), arguments({"max_result_tokens": wrong}))
     with pytest.raises(ToolMisconfigured, match="max_result_tokens"):
         definition(READER, max_result_tokens=wrong)
 
 
 @requirement("content.cursor")
 def test_case_4_a_limit_is_parsed_as_any_number() -> None:
-    found = [requested_tokens(arguments({"max_result_tokens": value})) for value in (900, 900.0, "900", "", None)]
+    tool = definition(READER)
+    given = (arguments({"max_result_tokens": value}) for value in (900, 900.0, "900", "", None))
+    found = [requested_tokens(tool, each) for each in given]
     assert found == [900, 900, 900, None, None]
 
 
