@@ -130,7 +130,7 @@ $(READY): $(LOCKED) pyproject.toml
 # No extras of the package, as only make needs them. atheris has no wheel for every Python version; the tests replay the
 # stored corpora without it, and estimate tokens.
 $(FUZZER): $(READY)
-	$(PIP) 'atheris>=3,<4'
+	$(PIP) "atheris>=3,<4; python_version < '3.14'"
 	@touch $(FUZZER)
 
 $(COUNTER): $(READY)

@@ -95,7 +95,7 @@ class StoredCheck:
         used = {name: value for name, value in values if name not in usable.fixed and not is_template(value)}
         yield from default_problems(definition, used)
         call = _sample_call(usable, {})
-        yield from _problems_of_step(lambda: requested_tokens(definition, call))
+        yield from _set_tokens_problems(usable, call)
         yield from _problems_of_step(lambda: self._resolve(definition, call))
 
     def _resolve(self, definition: ToolDefinition, call: Arguments) -> None:
@@ -144,6 +144,14 @@ def _problems_of_step(step: Callable[[], object]) -> list[str]:
     except ToolMisconfigured as error:
         return _problems(error)
     return []
+
+
+def _set_tokens_problems(definition: ToolDefinition, call: Arguments) -> list[str]:
+    """Return the problem of `max_result_tokens` in `options.args`, except for a template."""
+    values = {**definition.defaults, **definition.fixed}
+    if is_template(values.get(MAX_RESULT_TOKENS)):
+        return []
+    return _problems_of_step(lambda: requested_tokens(definition, call))
 
 
 def _smallest(value: Any) -> Any:
@@ -236,7 +244,7 @@ class _SampleCalls:
         wrong = item_problems(self.definition, self.call, self.limits.tools.max_batch_items) if name else []
         wrong += [
             Problem((MAX_RESULT_TOKENS,), problem.partition(": ")[2])
-            for problem in _problems_of_step(lambda: requested_tokens(self.definition, self.call))
+            for problem in _set_tokens_problems(self.definition, self.call)
         ]
         for problem in wrong:
             for group in ("fixed", "defaults"):

@@ -91,7 +91,7 @@ def _validated(flags: Mapping[str, Any]) -> tuple[Settings | None, list[str]]:
         # A setting that the unreadable file may contain is not missing.
         return None, [str(error), *(problem for problem in others if ": is missing" not in problem)]
     except (UnreadableVariable, RecursionError):  # do not chain or print it: message and cause contain the value
-        return None, list(_invalid_json(os.environ))
+        return None, list(_invalid_json(os.environ)) or ["settings: are nested too deep; correct the file or variable"]
 
 
 def given_values() -> dict[str, dict[str, Any]]:

@@ -5,6 +5,7 @@ No message repeats a value that could be a key.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -315,10 +316,13 @@ def samples(rule: JsonObject, *, of_list: bool = False) -> Iterator[tuple[Path, 
     """Yield values that a schema allows, by keyword; `of_list` if it is of a batch's items."""
     kind, items, choices = str(rule.get("type")), rule.get("items"), rule.get("enum")
     yield ("type",), ["a"] if of_list and kind == "string" else _SAMPLES.get(kind, [])
-    for word in ("minimum", "maximum", "default", "const"):
-        # A limit need not be a value itself, such as 0.5 of an integer.
-        if word in rule and (word in ("default", "const") or fits(rule, rule[word])):
-            yield (word,), [rule[word]]
+    yield from (((word,), [rule[word]]) for word in ("default", "const") if word in rule)
+    for word, inwards in (("minimum", math.ceil), ("maximum", math.floor)):
+        limit = rule.get(word)
+        if kind == "integer" and isinstance(limit, float) and math.isfinite(limit):
+            limit = inwards(limit)
+        if word in rule and fits(rule, limit):  # an exclusive limit may exclude it
+            yield (word,), [limit]
     if of_list and isinstance(most := rule.get("maxItems"), int):
         yield ("maxItems",), [["a"] * min(max(most, 0), 2_001)]
     yield from ((("enum", place), [value]) for place, value in enumerate(choices if isinstance(choices, list) else ()))

@@ -562,3 +562,17 @@ def test_a_paid_result_is_committed_if_the_call_is_cancelled_while_its_cost_is_w
         assert (len(scene.kernel.committed), len(scene.bus.sent(b"")), scene.bus.sent(b"-NAK")) == (1, 1, [])
 
     run_virtually(check())
+
+
+@pytest.mark.parametrize("project", ["a\u00a0b", "a*b", "a>b", "a\u2003b"])
+@requirement("cancel.once")
+def test_a_project_with_any_id_that_a_subject_can_have_gets_its_result(project: str) -> None:
+    """NATS publishes to such subjects, although this service would not."""
+
+    async def check() -> None:
+        scene = Scene()
+        scene.offer(scene.bus.message(project=project))
+        await scene.ended(next(iter(scene.consumer._running)))  # noqa: SLF001 - for the test
+        assert (len(scene.kernel.committed), len(scene.bus.sent(b""))) == (1, 1)
+
+    run_virtually(check())

@@ -18,12 +18,13 @@ import respx
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import SecretStr
 from rich.console import Console
 from typer.testing import CliRunner
 
 from openapi_tool.cli import app, tools_registry
 from openapi_tool.cli.management_api import ManagementApi
-from openapi_tool.jina.definition_checks import definition_problems, source_problems
+from openapi_tool.jina.definition_checks import StoredCheck, definition_problems, source_problems
 from openapi_tool.jina.url_policy import UrlPolicy
 from openapi_tool.kernel.queries import ToolRows
 from openapi_tool.local.caller import Caller
@@ -33,6 +34,7 @@ from openapi_tool.protocol.errors import ToolMisconfigured
 from openapi_tool.protocol.jsontext import JsonObject
 from openapi_tool.protocol.records import DefinitionRecord
 from openapi_tool.testing import InProcessExecutor
+from openapi_tool.tools.arguments import OperatorEnvs
 from openapi_tool.tools.catalogue import CATALOGUE
 from openapi_tool.tools.definition import parse_definition, stored_record
 from openapi_tool.tools.exports import COLUMNS, RegistryError, registration
@@ -278,6 +280,8 @@ def with_rule(tool: str, name: str, rule: dict[str, Any]) -> dict[str, Any]:
         ("question", {"type": "string", "minLength": 501}, "minLength", "a" * 501, "text of 1 to 500 characters"),
         ("count", {"type": "integer", "exclusiveMinimum": 20}, "exclusiveMinimum", 21, "from 1 to 20"),
         ("count", {"type": "number", "exclusiveMaximum": 1}, "exclusiveMaximum", 0, "from 1 to 20"),
+        ("count", {"type": "integer", "minimum": 1, "maximum": 1000.5}, "maximum", 1000, "from 1 to 20"),
+        ("count", {"type": "integer", "minimum": -0.5, "maximum": 20}, "minimum", 0, "from 1 to 20"),
         ("location", {"type": "string", "minLength": 300}, "minLength", "a" * 300, "text of 1 to 200 characters"),
         ("urls", {**TEXTS, "minItems": 11}, "minItems", ["a"] * 11, "must be a list of 1 to 10 texts"),
     ],
@@ -350,10 +354,22 @@ async def test_a_value_that_a_definition_sets_is_an_error_if_no_call_can_use_it(
     row["options"]["args"] = {group: {name: value}}
     found = [(problem.where, says in problem.message) for problem in definition_problems(row) if not problem.warning]
     assert found == [(f"options.args.{group}.{name}{where}", True)]
+    stored = StoredCheck(OperatorEnvs(), lambda _: SecretStr("a-key-of-the-test"), UrlPolicy(), 10)
+    usable, problems = stored.check(stored_record(row))
+    assert (usable, problems) == (None, [f"options.args.{group}.{name}{where}: {says}"])
     main = {"jina.search": {"query": "x"}, "jina.read": {"url": "https://site.fixture.test:8099/short"}}.get(tool, {})
     result = await InProcessExecutor(respx.Router()).run_tool(parse_definition(stored_record(row)), main)
     assert result.error_code == "tool_misconfigured"
     assert f"options.args.{group}.{name}{where}: {says}" in result.text
+
+
+@requirement("definition.lint")
+@pytest.mark.parametrize("group", ["fixed", "defaults"])
+def test_a_template_is_no_error_for_what_a_sample_id_renders(group: str) -> None:
+    row: Any = registration(CATALOGUE["jina.search"])
+    del row["parameters"]["properties"]["max_result_tokens"]
+    row["options"]["args"] = {group: {"max_result_tokens": "{project_id}"}}
+    assert [str(problem) for problem in definition_problems(row) if not problem.warning] == []
 
 
 @requirement("definition.lint")

@@ -117,14 +117,6 @@ async def test_requests_are_counted_for_the_agent_of_the_call() -> None:
 
 
 @requirement("runner.alone")
-@pytest.mark.parametrize("project", ["", "v1r3 other", "a.b", "*", "a\x00b", "p" * 100_000])
-def test_a_front_end_cannot_name_a_project_that_no_subject_can(project: str) -> None:
-    """The id `v1r3 other` would be charged to the project `other` of another kernel."""
-    with pytest.raises(ValueError, match=r"project id .*: cannot be a token of a subject"):
-        runner(FakeArtifactStore(), Tools(ToolOutput(()))).call_context(project)
-
-
-@requirement("runner.alone")
 @pytest.mark.parametrize("outcome", [ToolOutput((Item("the page"),)), RuntimeError("defect")])
 async def test_a_front_end_gets_no_result_before_its_cost_is_written(outcome: ToolOutput | Exception) -> None:
     one, context, journal = runner(FakeArtifactStore(), Tools(outcome)), SpentContext(), SlowJournal()

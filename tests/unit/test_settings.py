@@ -147,6 +147,16 @@ def test_a_variable_of_json_that_is_nested_too_deep_is_named(monkeypatch: pytest
 
 
 @requirement("settings.errors")
+def test_tables_that_only_pydantic_finds_too_deep_are_an_error_with_a_text(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PG_DSN", "postgresql://127.0.0.1/x")
+    config.write_text("[tools.jina." + "a." * 1_999 + "a]\nx = 1\n")
+    with pytest.raises(SettingsError, match="nested too deep"):
+        load_settings()
+
+
+@requirement("settings.errors")
 def test_a_file_of_many_mistakes_is_parsed_once_and_the_first_thousand_are_listed(
     config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
