@@ -74,7 +74,7 @@ class PipelineOptions:
 
 @frozen
 class _Call:
-    """Call that gets a result; `earlier_run` means that another run may have parked it."""
+    """Call that gets a result; `earlier_run` means that an earlier run may have parked its result."""
 
     delivery: Delivery
     command: Command
@@ -123,7 +123,7 @@ class Pipeline:
             return StoreDeadLetter(refusal.reason, refusal.message, refusal.terminate)
         except Unavailable as outage:
             metrics.REQUEUED.inc()
-            # The health report logs the remedy once; this reason is logged for each command.
+            # This reason is logged for each command; the health report logs it once, with the remedy.
             return Requeue(self._options.executor.requeue_delay_s, reason=outage.problem)
         except Exception as defect:
             raise_if_cancelled(defect)
@@ -180,11 +180,12 @@ class Pipeline:
             # The same lists: the backend appends to them while the call runs.
             facts.attempts, facts.permit_waits = context.attempts, context.permit_waits
             context.slot = call.slot
-            # The last delivery ignores a parked result: if the database refuses it each time, the call would get none.
+            # After `max_lost_runs` lost runs a parked result is ignored: if the database refuses it each time, the call
+            # would get none.
             parked = await self._parked.find(identity) if earlier_run and not delivery.exhausted else None
             result = parked or await self._run_to_result(call, context)
-            # Each can be too small: `attempts` ends at MAX_ATTEMPTS, and a request that identical calls share is in the
-            # `spent` of only one of them.
+            # The larger of two counts that can each be too small: `attempts` ends at MAX_ATTEMPTS, and a request that
+            # identical calls share is in the `spent` of only one of them.
             call.slot.requests = max(context.spent.requests, len(context.attempts))
             # Release the memory of responses, except what the commit needs.
             context.release_all_but(_COPIES_OF_COMMIT * len(result.artifact.content) if result.artifact else 0)
@@ -285,7 +286,8 @@ class Pipeline:
         """
         if not earlier.is_of_this_call:
             raise ReportRefused(
-                "id_collision", f"result {earlier.card_id!r} is of another tool call id with the same MD5"
+                "id_collision",
+                f"result {earlier.card_id!r} is of another tool call id with the same MD5, which must be unique",
             )
         metrics.DEDUPLICATED.inc()
         ours = earlier.author_id == self._options.actor_id and not earlier.is_deleted
@@ -331,7 +333,7 @@ class Pipeline:
 
 
 def _record_outcome(facts: CallFacts, result: CallResult, context: CallContext) -> None:
-    # A parked result cost its tokens in the run that parked it.
+    # The run that parked a result has paid for it; this one logs its tokens.
     fields = result.fields
     usage = (fields.tool_output or {}).get("usage") if result.parked else None
     facts.tool, facts.status, facts.error_code = fields.tool, fields.status, fields.error_code

@@ -37,14 +37,15 @@ from openapi_tool.tools.text_search import SearchRequest, requested
 
 log = logging.getLogger(__name__)
 
-_WRITE_GRACE_S = 2.0  # for the cost of a cancelled call
+_WRITE_GRACE_S = 2.0  # for the journal's write after a cancellation
 
 
 @dataclass(frozen=True, slots=True)
 class RunnerOptions:
     """Dependencies of every call.
 
-    `redact` masks all known secrets in the JSON value of a failure. `kernel` is the scope of its projects.
+    `redact` masks all known secrets in the JSON value of a failure. `kernel` separates equal project ids of two
+    kernels, and may be empty.
     """
 
     authorizer: Authorizer
@@ -190,7 +191,8 @@ class ToolRunner:
         return output, replace(rendered, repaired=arguments.repaired) if arguments.repaired else rendered, full_text
 
     def _check_switch(self, project_id: str, tool_name: str) -> None:
-        self._switches.check(project_id, tool_name)  # those of now: a request may have waited
+        # Called after each wait for a permit, too: an operator may have disabled the tool meanwhile.
+        self._switches.check(project_id, tool_name)
 
     async def _find(
         self, search: SearchRequest, cursor: str, request: ToolCallRequest, max_result_tokens: int | None

@@ -67,7 +67,9 @@ class LimitOptions(KeyLimits):
 
     keys: Annotated[
         dict[str, KeyLimits],
-        Field(description="Limits of single keys by variable, in any case; unset ones are those of this section."),
+        Field(
+            description="Limits of single keys by variable (case-insensitive); unset limits are those of this section."
+        ),
     ] = field(default_factory=dict)
     pools: Annotated[
         dict[str, KeyPool],
@@ -118,7 +120,7 @@ class Slot(Protocol):
     """Slot of one running call."""
 
     def pause(self) -> None:
-        """Give up the slot while the call waits, if not too many do."""
+        """Give up the slot while the call waits, unless too many calls are paused already."""
 
     def resume(self) -> None:
         """Take a slot again."""
