@@ -164,7 +164,7 @@ _RESERVED_SHARE = 1 / 8  # of the slots; one project cannot take it, because run
 class Slots:
     """Slots of running calls, by the command's sequence in the stream.
 
-    Once calls of two projects have run, no project may begin a call in the last eighth of the `limit` slots. A call may
+    Once calls of two projects have run, no project may begin a call while it holds 7/8 of the `limit` slots. A call may
     give up its slot: released for good while its result is delayed (ADR 8), at most `limit` calls at once; or paused
     while it waits for a permit or a retry, at most `max_paused` calls at once.
     """
