@@ -1,4 +1,4 @@
-"""Calls that wait for a permit: their fair queue, and the keys of which any may grant them one. No I/O."""
+"""Calls that wait for a permit: their fair queue, and the keys that may give them one. No I/O."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class _Project:
     length: int = 0
 
     def start(self, virtual_time: float) -> float:
-        """Return the progress at which it is served again; later if its requests cost more than estimated."""
+        """Return after how much virtual time it is served again; later if its requests cost more than estimated."""
         return max(0.0, self.tag - virtual_time - 1 / self.weight)
 
 
@@ -64,10 +64,10 @@ def _expected_calls(project: _Project, now: float) -> float:
 
 
 class _ServedCalls:
-    """Forecast of the calls that are served for all projects together, by the progress of weighted fair queueing.
+    """Forecast of the calls that are served for all projects together, by progress: virtual time from now on.
 
-    A project's are its weight times the progress since its start, up to its expected calls. The sum is piecewise
-    linear: a value takes a binary search, not a loop over the projects.
+    The calls served for one project are its weight times the progress since its start, up to its expected calls. The
+    sum is piecewise linear: a value takes a binary search, not a loop over the projects.
     """
 
     def __init__(self, projects: Iterable[_Project], virtual_time: float, now: float) -> None:
@@ -140,7 +140,7 @@ class FairQueue:
     def charge(self, name: str, requests: float, now: float) -> None:
         """Charge a project for a request that cost as much as this many more; a negative number is a refund.
 
-        Only if calls have waited in the last minute: what nobody else wanted costs no turn.
+        Only if calls have waited in the last minute: a permit that nobody else wanted delays no later call.
         """
         if now - self._added_at >= _FORGET_S:
             return
@@ -169,7 +169,7 @@ class FairQueue:
 
         `wait_s` returns the seconds until a number of permits is free. A call gets one after the earlier calls of its
         project and, by their weights, as many of every other one. A project that began to wait less than `_BACKLOG_S`
-        ago counts with the calls that wait now: it may send no more.
+        ago is expected to send no more calls than those that wait now.
         """
         served, found = _ServedCalls(self._projects.values(), self._virtual_time, now), []
         for project in self._projects.values():
@@ -220,8 +220,8 @@ _KEY_STATUSES = (401, 402, 429)  # of the key, not of the request only
 class OpenRequests:
     """Open requests of one key and endpoint in this replica, by project.
 
-    If several projects have asked within `_ACTIVE_S`, none may open the last eighth of the allowed requests, at least
-    one: otherwise the slow requests of one project can hold all of them.
+    If several projects have asked within `_ACTIVE_S`, each leaves an eighth of the allowed requests, at least one,
+    to the others: otherwise the slow requests of one project can hold all of them.
     """
 
     def __init__(self, allowance: LimitAllowance, now: Callable[[], float]) -> None:
@@ -234,7 +234,7 @@ class OpenRequests:
         """Record that a project has asked for a permit."""
         self._asked.pop(project, None)
         self._asked[project] = self._now()
-        if len(self._asked) > 2:  # noqa: PLR2004 - one of them is another project than any that asks
+        if len(self._asked) > 2:  # noqa: PLR2004 - enough to know whether another one asked
             del self._asked[next(iter(self._asked))]
 
     def may_open(self, project: str) -> bool:
@@ -335,7 +335,7 @@ class KeyPermit(Permit):
         self._trial, limiter.trial = limiter.trial, False
 
     def connected(self) -> None:
-        """Count the request from now on."""
+        """Record that the request is sent only now, so that the window of the limit counts it from now on."""
         if self._use is not None and not self._ended:
             self._use = self._limiter.allowance.sent_late(self._use, self._limiter.keys.now())
 
