@@ -172,7 +172,7 @@ def open_shared(stack: AsyncExitStack, bootstrap: Bootstrap, resolver: Resolver 
     settings, tracer = bootstrap.settings, _tracer(bootstrap)
     stack.push_async_callback(shut_down, tracer.shutdown)
     if settings.telemetry.otlp_metrics_endpoint is not None:
-        from openapi_tool.telemetry.otlp_metrics import open_exporter  # noqa: PLC0415 - 30 MB that few deployments need
+        from openapi_tool.telemetry.otlp import open_exporter  # noqa: PLC0415 - 30 MB that few deployments need
 
         exporter = open_exporter(
             settings.telemetry.otlp_metrics_endpoint, settings.telemetry.otlp_metrics_interval_s, INSTANCE

@@ -110,6 +110,12 @@ IDENTITY = (
         "tests/kernel/test_store.py::test_nothing_of_another_project_is_read",
     ),
     Mutation(
+        "kernel/fragments.py",
+        "where project_id = $1 and message_type = 'tool_result'",
+        "where message_type = 'tool_result'",
+        "tests/wire/test_secrets.py::test_a_report_of_the_same_call_id_in_another_project_is_ignored",
+    ),
+    Mutation(
         "kernel/inspection.py",
         "if len(versions) == 1 and expected not in versions:",
         "if len(versions) > 1:",

@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 _FAILED = 1
 _POLL_S = 0.05
 _STATISTICS_S = 0.3  # to wait for replies of the executors
-_ARGUMENTS_CHARS = 100
+_ARGUMENTS_CHARS = 75
 _COLOURS = {"←": typer.colors.GREEN, "↻": typer.colors.YELLOW, "!": typer.colors.RED}
 _RETRY_ACTIONS = (
     "call.redelivered",

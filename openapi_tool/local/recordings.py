@@ -2,9 +2,9 @@
 
 The server is jina-ai/reader of May 2026; pages are fixtures, and its error 429 is synthetic.
 
-Each line of `recordings.jsonl.xz` contains one exchange as text without Content-Length, the last line all error
-classes. GET and POST forms of the same content have the same response. This parser shares no code with the executor, so
-that it detects mistakes there.
+Each line of `recordings.jsonl.xz` contains one exchange as text, without the headers Host, User-Agent, Connection and
+Content-Length; the last line all error classes. GET and POST forms of the same content have the same response. This
+parser shares no code with the executor, so that it detects mistakes there.
 """
 
 from __future__ import annotations

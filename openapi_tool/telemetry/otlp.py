@@ -1,4 +1,4 @@
-"""Export of spans over OTLP; imported only if an endpoint is configured, because the import takes 30 MB.
+"""Export of spans and metrics over OTLP; imported only if an endpoint is configured, as the import takes 30 MB.
 
 A call only puts its record into a bounded queue. A thread makes and exports the spans: on the event loop the seven
 spans of a call would take a fifth of its CPU time. Names follow OpenTelemetry's conventions.
@@ -16,7 +16,21 @@ from typing import Any, NamedTuple
 
 import requests
 from opentelemetry import trace
+from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.metrics.export import (
+    AggregationTemporality,
+    Gauge,
+    Histogram,
+    HistogramDataPoint,
+    Metric,
+    MetricExporter,
+    MetricsData,
+    NumberDataPoint,
+    ResourceMetrics,
+    ScopeMetrics,
+    Sum,
+)
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import Event, ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
@@ -28,6 +42,7 @@ from openapi_tool.protocol.identity import SpanContext, TraceLink, new_span_id
 from openapi_tool.protocol.records import Attempt
 from openapi_tool.telemetry import metrics
 from openapi_tool.telemetry.calls import CallFacts, CallSpan, child_of
+from openapi_tool.telemetry.metrics import ALL, Distribution
 from openapi_tool.telemetry.redact import Redactor
 
 MAX_QUEUED = 2_048
@@ -296,3 +311,75 @@ class CollectorSession(requests.Session):
 def _context(span: SpanContext, state: TraceState | None = None, *, is_remote: bool = False) -> trace.SpanContext:
     flags = trace.TraceFlags(int(span.flags, 16))
     return trace.SpanContext(int(span.trace_id, 16), int(span.span_id, 16), is_remote, flags, state)
+
+
+_ATTRIBUTES = {
+    "tool": "openapi_tool.built_in",
+    "error_code": "error.type",
+    "project": "commonground.project.id",
+    "host": "server.address",
+}
+"""Names of labels in OpenTelemetry's conventions."""
+
+
+class PeriodicExport:
+    """Exports all metrics every `every_s` seconds in its own thread; no retries, since values are totals."""
+
+    def __init__(self, exporter: MetricExporter, every_s: float, instance: str) -> None:
+        self._exporter = exporter
+        self._every_s = every_s
+        self._since_ns = time.time_ns()
+        self._resource = resource(instance)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="metrics export", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        stopping = False
+        while not stopping:
+            stopping = self._stop.wait(self._every_s)
+            self._exporter.export(self.collected())
+
+    def collected(self) -> MetricsData:
+        """Return the current values."""
+        now = time.time_ns()
+        converted = [self._converted(metric, now) for metric in ALL if any(metric.children())]
+        scope = ScopeMetrics(InstrumentationScope("openapi_tool", __version__), converted, "")
+        return MetricsData([ResourceMetrics(self._resource, [scope], "")])
+
+    def _converted(self, metric: metrics.Metric, now: int) -> Metric:
+        unit = "s" if metric.name.endswith("_seconds") else ""
+        data: Histogram | Sum | Gauge
+        if isinstance(metric, metrics.Histogram):
+            points = [self._distribution(labels, child, now) for labels, child in metric.children()]
+            data = Histogram(points, AggregationTemporality.CUMULATIVE)
+        else:
+            numbers = [
+                NumberDataPoint(_attributes(labels), self._since_ns, now, float(child.number))
+                for labels, child in metric.children()
+            ]
+            counts = isinstance(metric, metrics.Counter)
+            data = Sum(numbers, AggregationTemporality.CUMULATIVE, is_monotonic=True) if counts else Gauge(numbers)
+        return Metric(metric.name, metric.text, unit, data)
+
+    def _distribution(self, labels: Mapping[str, str], child: Distribution, now: int) -> HistogramDataPoint:
+        counts = list(child.counts)
+        attributes, nan = _attributes(labels), float("nan")  # minimum and maximum are not recorded
+        return HistogramDataPoint(
+            attributes, self._since_ns, now, sum(counts), child.total, counts, child.bounds, min=nan, max=nan
+        )
+
+    def shutdown(self) -> None:
+        """Export once more; may block for as long as the collector does."""
+        self._stop.set()
+        self._thread.join()
+        self._exporter.shutdown()
+
+
+def _attributes(labels: Mapping[str, str]) -> dict[str, str]:
+    return {_ATTRIBUTES.get(name, name): value for name, value in labels.items()}
+
+
+def open_exporter(endpoint: str, every_s: float, instance: str) -> PeriodicExport:
+    """Return an exporter to the full metrics URL of an OTLP/HTTP collector."""
+    return PeriodicExport(OTLPMetricExporter(endpoint=endpoint, session=CollectorSession()), every_s, instance)

@@ -442,7 +442,7 @@ async def test_every_event_is_one_line(caller: Caller) -> None:
     (began,) = await lines(feed, begun)
     assert began.startswith('→ jina_search {"query": "a\\u001bba')
     assert began.endswith(f"… [{placed.tool_call_id}]"), "`inspect` takes it"
-    assert len(began) < 170
+    assert len(began) < 140
     assert await lines(feed, begun) == [], "a call begins once, however often it is delivered"
     (failed,) = await lines(feed, entry("call.finished", placed, status="failed", error_code="x", **about))
     assert failed.startswith("! jina_search failed, 7 ms, delivery 2, x: ")

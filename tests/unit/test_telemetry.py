@@ -45,8 +45,7 @@ from openapi_tool.telemetry.logs import (
     configure_logging,
     without_details,
 )
-from openapi_tool.telemetry.otlp import ExportingTracer
-from openapi_tool.telemetry.otlp_metrics import PeriodicExport
+from openapi_tool.telemetry.otlp import ExportingTracer, PeriodicExport
 from openapi_tool.telemetry.redact import Redactor
 from tests.requirements import requirement
 from tests.support import TRACE_ID, each
