@@ -104,7 +104,7 @@ types: $(READY)
 contracts: $(READY)
 	$(PY) -c "from importlinter.cli import lint_imports_command; lint_imports_command()"
 
-# Size of the code, and its limits; before and after a change: make figures FIGURES="--against REV"
+# Size of the code; before and after a change: make figures FIGURES="--against REV"
 figures: $(READY)
 	$(PY) -m scripts.figures --check $(FIGURES)
 

@@ -19,15 +19,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = "openapi_tool"
-AIMS = {
-    "function lines, median": 7,
-    "function lines, 90th percentile": 25,
-    "function lines, longest": 60,
-    "file lines, longest": 400,
-    "functions without full annotations": 0,
-    "nesting, deepest": 5,
-    "tracked files": 349,
-}
+AIMS = {"functions without full annotations": 0}
+"""Sizes have no aim: a module is as long as its subject."""
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Compound = ast.If | ast.For | ast.AsyncFor | ast.While | ast.With | ast.AsyncWith | ast.Try | ast.Match
