@@ -58,7 +58,7 @@ MONEY = (
     ),
     Mutation(
         "executor/commit.py",
-        "result.parked or await self.parked.park(identity, result)",
+        "result.parked or await self.parked.park(ready.identity, result)",
         "result.parked",
         "tests/wire/test_continuation.py::test_a_paid_result_is_not_requested_again",
     ),
@@ -437,9 +437,28 @@ LOSS = (
     ),
     Mutation(
         "executor/pipeline.py",
-        "await self._kernel.report(earlier.card_id, report)",
+        "await self._order.write(ready, partial(self._kernel.report, earlier.card_id, report))",
         "pass",
         "tests/wire/test_answers.py::test_our_earlier_unreported_result_is_reported_with_a_doorbell",
+    ),
+    Mutation(
+        "kernel/store.py",
+        "fetchmany(statement, [lock_only(values), values])",
+        "fetchmany(statement, [(None,) * len(values), values])",
+        "tests/kernel/test_result_order.py::"
+        "test_a_result_sees_what_another_replica_wrote_while_it_held_the_turns_lock",
+    ),
+    Mutation(
+        "kernel/v1r4.py",
+        "(status in ('pending', 'processing') or",
+        "(status in ('pending') or",
+        "tests/kernel/test_result_order.py::test_nothing_is_written_while_another_result_of_the_turn_is_unread",
+    ),
+    Mutation(
+        "executor/result_order.py",
+        "min(result.wait_until, progress_at + MAX_STALL_S)",
+        "min(result.wait_until, progress_at + 60)",
+        "tests/unit/test_executor.py::test_a_row_that_is_never_read_delays_all_results_of_its_turn_by_a_second",
     ),
     Mutation(
         "bus/dead_letters.py",

@@ -157,6 +157,7 @@ REQUIREMENTS = (
     Requirement("image.steps", "design", "The build steps of the image give an entry point that runs as any user on a read-only root, without installers and the embedded stack."),
     Requirement("supply.locked", "design", "Packages in the image are pinned with hashes, under known licences, and listed in an SBOM."),
     Requirement("result.delay", "protocol 12", "A result is committed after the worker has suspended the turn, without occupying a slot meanwhile."),
+    Requirement("result.order", "protocol 7", "Results of one turn are committed one after the other, over all replicas, each once the worker has read the one before; a row that is never read holds the others for at most a second."),
     Requirement("run.turn_deadline", "protocol 7", "A result of another call of the same step may bring the turn's deadline forward; a longer call then ends before it."),
     Requirement("start.reasons", "design", "If the start must wait, the log names what is missing, where, and the remedy, once and then every minute; /readyz says the same."),
     Requirement("cli.help", "design", "Help fits a terminal of 50 columns, -h asks for it anywhere, and shells complete commands and flags."),

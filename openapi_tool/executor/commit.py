@@ -10,7 +10,9 @@ import asyncio
 import hashlib
 import hmac
 import logging
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import orjson
@@ -19,6 +21,7 @@ from tenacity import RetryCallState, stop_after_delay, wait_exponential_jitter
 
 from openapi_tool.concurrency import retried
 from openapi_tool.executor.ports import Kernel, ResultStore, ids
+from openapi_tool.executor.result_order import ReadyResult, ResultOrder
 from openapi_tool.protocol import frozen
 from openapi_tool.protocol.cards import ArtifactCard, Card
 from openapi_tool.protocol.command import Report
@@ -160,40 +163,42 @@ _BACKOFF = wait_exponential_jitter(multiplier=0.1, max=2.0, jitter=0.1)
 
 @dataclass(frozen=True, slots=True)
 class ResultCommitter:
-    """Commits results; retries for `retry_timeout_s` seconds in an outage of the database."""
+    """Commits results in their turn's order; retries for `retry_timeout_s` seconds in an outage of the database."""
 
     kernel: Kernel
     parked: ParkedResults
+    order: ResultOrder
     retry_timeout_s: float
 
-    async def commit(self, identity: CallIdentity, result: CallResult, card: Card, report: Report) -> bool:
+    async def commit(self, ready: ReadyResult, result: CallResult, card: Card, report: Report) -> bool:
         """Commit the result; return whether it was written. If that fails, park it and raise the failure.
 
         It is parked after `_PARK_AFTER_S`, for an executor that reaches the database; if it is too large, retry here
         instead.
         """
+        commit = partial(self.kernel.commit, card, report, result.artifact)
         park_after_s = min(_PARK_AFTER_S, self.retry_timeout_s)
         try:
-            return await self._commit(card, report, result.artifact, park_after_s)
+            return await self._commit(ready, commit, park_after_s)
         except (Exception, asyncio.CancelledError) as failure:
-            parked = result.parked or await self.parked.park(identity, result)
+            parked = result.parked or await self.parked.park(ready.identity, result)
             if parked or not isinstance(failure, Unavailable) or self.retry_timeout_s <= park_after_s:
                 raise
         try:
-            return await self._commit(card, report, result.artifact, self.retry_timeout_s - park_after_s, retry=True)
+            return await self._commit(ready, commit, self.retry_timeout_s - park_after_s, retry=True)
         except (Exception, asyncio.CancelledError):
-            await self.parked.park(identity, result)  # in an outage of NATS the first attempt to park may have failed
+            await self.parked.park(ready.identity, result)  # NATS may have been unavailable at the first attempt
             raise
 
     async def _commit(
-        self, card: Card, report: Report, artifact: ArtifactCard | None, for_s: float, *, retry: bool = False
+        self, ready: ReadyResult, commit: Callable[..., Awaitable[bool]], for_s: float, *, retry: bool = False
     ) -> bool:
         """Commit, with retries for `for_s` seconds. `retry` reports an earlier failed commit to the circuit breaker."""
 
         async def attempt() -> bool:
             nonlocal retry
             failed_before, retry = retry, True
-            return await self.kernel.commit(card, report, artifact, retry=failed_before)
+            return await self.order.write(ready, partial(commit, retry=failed_before))
 
         return await retried(
             attempt, on=Unavailable, wait=_BACKOFF, stop=stop_after_delay(for_s), before_sleep=_log_retry

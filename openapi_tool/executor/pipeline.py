@@ -7,12 +7,14 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 from openapi_tool.concurrency import KeyedLock, raise_if_cancelled, shielded
 from openapi_tool.executor.commit import CallResult, ParkedResults, ResultCommitter
 from openapi_tool.executor.ports import CallContext, CallSlot, Clock, Kernel, Publisher, Tracer, ids
+from openapi_tool.executor.result_order import ResultOrder
 from openapi_tool.executor.runner import ToolCallRequest, ToolRunner
-from openapi_tool.executor.waiting_turn import ResultDelay, WakeupSender, turn_deadline
+from openapi_tool.executor.waiting_turn import WakeupSender, turn_deadline
 from openapi_tool.options import ExecutorOptions, ToolOptions
 from openapi_tool.protocol import frozen
 from openapi_tool.protocol.cards import Card, StoredText, artifact_card, read_tool_call, result_card
@@ -110,10 +112,12 @@ class Pipeline:
         self._tracer = tracer
         self._clock = clock
         self._parked = parked
-        self._committer = ResultCommitter(kernel, parked, options.executor.commit_retry_timeout_s)
+        # Half of the margin: every call ends a whole one before its turn's deadline.
+        max_wait_s = options.executor.commit_margin_s / 2
+        self._order = ResultOrder(options.executor.min_result_delay_s, max_wait_s, clock)
+        self._committer = ResultCommitter(kernel, parked, self._order, options.executor.commit_retry_timeout_s)
         self._slot_of = slot_of
         self._call_locks = KeyedLock()
-        self._result_delay = ResultDelay(options.executor.min_result_delay_s, clock)
 
     async def handle(self, delivery: Delivery) -> Settlement:
         """Handle one delivery and return its settlement; raises only CancelledError."""
@@ -158,8 +162,6 @@ class Pipeline:
         except Unanswerable:
             await self._delete_parked(identity, earlier_run=earlier_run)
             raise
-        # Before the run: the results of other calls of this step wait for the step's newest command.
-        self._result_delay.record_command(delivery, identity)
         link = trace_link(identity, acceptance.waiting_turn)
         facts = CallFacts(
             ids=ids(identity),
@@ -205,11 +207,12 @@ class Pipeline:
             return await shielded(self._finish(call, result, card, report), _FINISH_GRACE_S)
 
     async def _finish(self, call: _Call, result: CallResult, card: Card, report: Report) -> Settlement:
-        """Wait until the worker has suspended the turn; then commit, and publish the doorbell. Shielded as a whole."""
-        await self._result_delay.wait(call.delivery, call.identity, call.acceptance.waiting_turn, call.slot)
+        """Commit once the worker is ready for the result, and publish the doorbell. Shielded as a whole."""
         facts, began = call.facts, time.monotonic()
-        written = await self._committer.commit(call.identity, result, card, report)
-        facts.commit = (began, time.monotonic())
+        ready = self._order.ready(call.delivery, call.identity, call.acceptance.waiting_turn, call.slot)
+        await self._order.wait_for_suspension(ready)
+        written = await self._committer.commit(ready, result, card, report)
+        facts.turn_s, facts.commit = ready.waited_s, (began + ready.waited_s, time.monotonic())
         if not written:
             return await self._settle_refused_commit(call, result)
         if result.parked or call.delivery.exhausted:
@@ -301,7 +304,9 @@ class Pipeline:
                 report = self._dialect.report(
                     acceptance, span.context, span.tracestate, earlier.card_id, earlier.content
                 )
-                await self._kernel.report(earlier.card_id, report)
+                slot = self._slot_of(delivery.stream_sequence)
+                ready = self._order.ready(delivery, identity, acceptance.waiting_turn, slot)
+                await self._order.write(ready, partial(self._kernel.report, earlier.card_id, report))
             await self._wakeup.send(delivery, identity, records, report.wakeup)
         log.info(
             "the call already has a result",

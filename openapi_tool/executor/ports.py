@@ -10,7 +10,7 @@ from typing import Any, Protocol, Self
 from openapi_tool.budgets.budgets import Charge
 from openapi_tool.limits.permits import Slot
 from openapi_tool.protocol.cards import ArtifactCard, Card
-from openapi_tool.protocol.command import Command, Report, Wakeup
+from openapi_tool.protocol.command import Command, Report, TurnCondition, Wakeup
 from openapi_tool.protocol.identity import CallIdentity, TraceLink
 from openapi_tool.protocol.records import Artifact, Attempt, CallRecords
 from openapi_tool.telemetry.calls import CallSpan
@@ -76,14 +76,22 @@ class Kernel(Artifacts, Protocol):
     async def last_result_age_s(self, project_id: str, agent_turn_id: str, step_id: str) -> float | None:
         """Return the age of the step's newest result in seconds, None without one."""
 
-    async def commit(self, card: Card, report: Report, artifact: ArtifactCard | None, *, retry: bool = False) -> bool:
-        """Write all rows of a result in one transaction; return False if nothing was written.
+    async def commit(
+        self,
+        card: Card,
+        report: Report,
+        artifact: ArtifactCard | None,
+        condition: TurnCondition | None,
+        *,
+        retry: bool = False,
+    ) -> bool:
+        """Write all rows of a result in one transaction; return False if it was refused.
 
-        `retry` means that an earlier attempt failed.
+        `retry` means that an earlier attempt failed. Raises TurnBusy if the `condition` does not hold; None: at once.
         """
 
-    async def report(self, card_id: str, report: Report) -> bool:
-        """Write inbox row and edge for an existing result card."""
+    async def report(self, card_id: str, report: Report, condition: TurnCondition | None) -> bool:
+        """Write inbox row and edge for an existing result card; otherwise as `commit`."""
 
 
 class ToolBackend(Protocol):

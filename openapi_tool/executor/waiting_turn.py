@@ -1,4 +1,4 @@
-"""The turn that waits for a result: its deadline, a delay until it is suspended, and its doorbell."""
+"""The turn that waits for a result: its deadline and its doorbell."""
 
 from __future__ import annotations
 
@@ -10,70 +10,16 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from openapi_tool.concurrency import shielded
-from openapi_tool.executor.ports import CallSlot, Clock, Kernel, Publisher, ids
+from openapi_tool.executor.ports import Clock, Kernel, Publisher, ids
 from openapi_tool.protocol.command import Delivery, Wakeup
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.protocol.identity import CallIdentity
-from openapi_tool.protocol.records import CallRecords, WaitingTurnRecord
+from openapi_tool.protocol.records import CallRecords
 from openapi_tool.telemetry import metrics
 from openapi_tool.tools.definition import suspend_timeout
 from openapi_tool.tools.policy import TimeLimits, TurnLimit
 
 log = logging.getLogger(__name__)
-
-_MAX_DELAY_S = 1.0
-"""Longest useful delay: a worker defers a row that comes too early by a second."""
-
-_MAX_STEPS = 4_096  # remembered with the time of their newest command
-
-_Step = tuple[str, str, str, str | None]  # project, agent, turn, step
-
-
-class ResultDelay:
-    """Delays results until `min_result_delay_s` seconds after the newest command of their step, at most `_MAX_DELAY_S`.
-
-    A worker suspends a turn after it has sent all calls of the step. It defers a result row that it reads before that
-    by a second, and the model's next step may have to wait for it.
-    """
-
-    def __init__(self, min_result_delay_s: float, clock: Clock) -> None:
-        self._min_result_delay_s = min_result_delay_s
-        self._clock = clock
-        self._newest_at: dict[_Step, float] = {}  # the step of the newest command is last
-
-    def record_command(self, delivery: Delivery, identity: CallIdentity) -> None:
-        """Record the publish time of a command."""
-        if self._min_result_delay_s:
-            step, at = _step(identity), delivery.published_at.timestamp()
-            self._newest_at[step] = max(at, self._newest_at.pop(step, at))
-            if len(self._newest_at) > _MAX_STEPS:
-                del self._newest_at[next(iter(self._newest_at))]
-
-    async def wait(
-        self, delivery: Delivery, identity: CallIdentity, waiting_turn: WaitingTurnRecord, slot: CallSlot
-    ) -> None:
-        """Release the slot and wait until the worker should have suspended the turn."""
-        if not self._min_result_delay_s or not waiting_turn.suspends:
-            return
-        step, published_at = _step(identity), delivery.published_at.timestamp()
-        remaining_s = self._remaining_s(step, published_at)
-        if remaining_s <= 0:
-            return
-        slot.release()
-        now = asyncio.get_running_loop().time
-        give_up_at = now() + _MAX_DELAY_S
-        while remaining_s > 0 and now() < give_up_at:
-            await asyncio.sleep(min(remaining_s, self._min_result_delay_s))
-            remaining_s = self._remaining_s(step, published_at)
-
-    def _remaining_s(self, step: _Step, published_at: float) -> float:
-        due = self._newest_at.get(step, published_at) + self._min_result_delay_s
-        return min(due, published_at + _MAX_DELAY_S) - self._clock()
-
-
-def _step(identity: CallIdentity) -> _Step:
-    return identity.project_id, identity.agent_id, identity.agent_turn_id, identity.step_id
-
 
 _MIN_CHECK_INTERVAL_S = 1.0
 _CHECK_GRACE_S = 1.0

@@ -22,7 +22,7 @@ from openapi_tool.kernel.failures import Contended, PoolShareUsed
 from openapi_tool.kernel.store import KernelStore
 from openapi_tool.protocol import frozen
 from openapi_tool.protocol.cards import ArtifactCard, Card
-from openapi_tool.protocol.command import Command, Report
+from openapi_tool.protocol.command import Command, Report, TurnCondition
 from openapi_tool.protocol.errors import NeedsOperator, Unavailable
 from openapi_tool.protocol.records import Artifact, CallRecords
 
@@ -175,19 +175,25 @@ class GuardedStore:
         return await self._store.last_result_age_s(project_id, agent_turn_id, step_id)
 
     async def commit(
-        self, card: Card, report: Report, artifact: ArtifactCard | None = None, *, retry: bool = False
+        self,
+        card: Card,
+        report: Report,
+        artifact: ArtifactCard | None,
+        condition: TurnCondition | None,
+        *,
+        retry: bool = False,
     ) -> bool:
         """Report the outcome to the breaker, but no success of a commit that wrote nothing: the disk may be full."""
         with self._breaker.attempt("commit", report.project_id, retry=retry) as succeeded:
-            written = await self._store.commit(card, report, artifact)
+            written = await self._store.commit(card, report, artifact, condition)
             if written:
                 succeeded()
             return written
 
-    async def report(self, card_id: str, report: Report) -> bool:
+    async def report(self, card_id: str, report: Report, condition: TurnCondition | None) -> bool:
         """Report only a failure to the breaker: this writes less than a commit."""
         with self._breaker.attempt("commit", report.project_id):
-            return await self._store.report(card_id, report)
+            return await self._store.report(card_id, report, condition)
 
     async def artifact(self, project_id: str, agent_id: str, card_id: str, start: int, chars: int) -> Artifact | None:
         """Report only a failure to the breaker: this reads less than a load."""

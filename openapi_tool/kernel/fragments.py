@@ -6,11 +6,12 @@ LOAD, which the module of each version builds from these parts, reads everything
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from openapi_tool.protocol.cards import MAX_CONTENT_BYTES
-from openapi_tool.protocol.command import Command, Report
+from openapi_tool.protocol.command import Command, Report, TurnCondition
 from openapi_tool.protocol.jsontext import as_object
 from openapi_tool.protocol.records import (
     CallRecords,
@@ -32,6 +33,11 @@ MAX_NAME_CHARS = 4_096
 _MAX_STORED_BYTES = 256 * 1024  # of an earlier result, in its stored (compressed) form
 NEWEST_ROWS = 1_000
 """Rows that are searched where no index finds the one row: an agent's inbox, the results of a step."""
+
+TURN_ROWS = 200
+"""Newest rows of an agent's inbox, among which those of a turn are searched."""
+UNREAD_S = 10
+"""Age in seconds up to which an unread result delays others: an older one is left over from a worker that died."""
 
 _SMALL_BYTES = 1_024
 _MAX_UNCOUNTED_BYTES = 16_384
@@ -259,7 +265,19 @@ where card_id = $3 and tenant_id = $1 and metadata ->> 'agent_id' = $2 and metad
 """
 
 
-def writes(inbox: str, accepted: str, edge_turn: str, first: int) -> tuple[str, str]:
+_TURN_LOCK = 16  # number of the parameter
+QUIET_SINCE = "coalesce(now() - make_interval(secs => $17), '-infinity')"
+"""SQL of the time since which the step must have no other commands."""
+
+
+def turn_lock(report: Report) -> int:
+    """Return the key of the advisory lock of a turn, the same on all replicas."""
+    turn = report.acceptance.waiting_turn.agent_turn_id
+    owner = f"openapi_tool\0{report.project_id}\0{report.acceptance.identity.agent_id}\0{turn}"
+    return int.from_bytes(hashlib.blake2b(owner.encode("utf-8", "surrogatepass"), digest_size=8).digest(), signed=True)
+
+
+def writes(inbox: str, accepted: str, edge_turn: str, busy: str, first: int) -> tuple[str, str]:
     """Return the statements COMMIT and REPORT, which write only if the condition `accepted` holds.
 
     `inbox` has the CTEs that write the inbox row, `edge_turn` is the turn that its edge names, and `first` the number
@@ -267,11 +285,20 @@ def writes(inbox: str, accepted: str, edge_turn: str, first: int) -> tuple[str, 
 
     One statement is one transaction without BEGIN and COMMIT. If an inbox row exists without its card, the insert
     raises a unique violation, which rolls the card back.
+
+    With a key of the turn's lock (null: at once) nothing is written while the turn is `busy`: another of its results is
+    unread, or its step has other commands since QUIET_SINCE. The transaction holds the lock to its end.
     """
+    lock = f"${_TURN_LOCK}"
+    turn = f"""
+    select
+        pg_advisory_xact_lock({lock}) is null as locked,  -- strict: no lock without a key
+        {lock} is not null and ($2::text is null or {busy}) as busy  -- $2 is null in the run that only locks
+"""
     content, metadata, artifact_id, text, artifact_metadata, ttl_s = (f"${first + place}" for place in range(6))
     new_card = f"""
     insert into cards (card_id, tenant_id, content, tool_call_id, metadata)
-    select $2, $1, {content}, $6, {metadata} where {accepted}
+    select $2, $1, {content}, $6, {metadata} from turn where not busy and {accepted}
     on conflict do nothing
     returning card_id
 ), artifact as (
@@ -279,8 +306,11 @@ def writes(inbox: str, accepted: str, edge_turn: str, first: int) -> tuple[str, 
     select {artifact_id}, $1, {text}, {artifact_metadata}, {ttl_s}::int, now() + make_interval(secs => {ttl_s}::int)
     from card where {artifact_id}::text is not null
 """  # noqa: S608 - constants only
-    card = f"select card_id from cards where card_id = $2 and tenant_id = $1 and deleted_at is null and {accepted}"  # noqa: S608
-    rows = f"""{inbox}, edge as (
+    card = f"""
+    select card_id from cards
+    where card_id = $2 and tenant_id = $1 and deleted_at is null and not (select busy from turn) and {accepted}
+"""  # noqa: S608 - constants only
+    written = f"""{inbox}, edge as (
     insert into state.execution_edges (
         edge_id, project_id, channel_id, primitive, edge_phase, source_agent_id, target_agent_id,
         target_agent_turn_id, correlation_id, recursion_depth, trace_id, parent_step_id, metadata
@@ -288,9 +318,10 @@ def writes(inbox: str, accepted: str, edge_turn: str, first: int) -> tuple[str, 
     select $9, $1, $5, 'report', 'response', $10, $4, {edge_turn}, $6, $11, $12, $13, $14 from inbox
     on conflict do nothing
 )
-select count(*) from inbox
+select busy, exists (select from inbox) as written from turn
 """  # noqa: S608 - constants only
-    return f"with card as ({new_card}), {rows}", f"with card as ({card}), {rows}"
+    turn = f"with turn as materialized ({turn})"
+    return f"{turn}, card as ({new_card}), {written}", f"{turn}, card as ({card}), {written}"
 
 
 def call_values(command: Command, own: object) -> tuple[Any, ...]:
@@ -308,8 +339,8 @@ def call_values(command: Command, own: object) -> tuple[Any, ...]:
     )
 
 
-def report_values(card_id: str, report: Report, *own: object) -> tuple[Any, ...]:
-    """Return the parameters of REPORT; `own` are the version's own, from $16 on."""
+def report_values(card_id: str, report: Report, condition: TurnCondition | None, *own: object) -> tuple[Any, ...]:
+    """Return the parameters of REPORT; `own` are the version's own, from $18 on."""
     acceptance, identity, turn = report.acceptance, report.acceptance.identity, report.acceptance.waiting_turn
     return (
         identity.project_id,
@@ -327,8 +358,15 @@ def report_values(card_id: str, report: Report, *own: object) -> tuple[Any, ...]
         report.parent_step_id,
         report.edge_metadata,
         acceptance.request_edge_id,  # $15
+        turn_lock(report) if condition else None,
+        condition.quiet_s if condition and not condition.alone else None,
         *own,
     )
+
+
+def lock_only(values: Sequence[Any]) -> tuple[Any, ...]:
+    """Return the parameters with which COMMIT or REPORT locks the turn of `values` and writes nothing."""
+    return tuple(value if number == _TURN_LOCK else None for number, value in enumerate(values, start=1))
 
 
 def call_records(row: Mapping[str, Any], waiting_turn: WaitingTurnRecord | None = None) -> CallRecords:

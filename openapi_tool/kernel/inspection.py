@@ -10,7 +10,7 @@ import asyncpg
 
 from openapi_tool.kernel import v1r3, v1r4
 from openapi_tool.kernel.failures import GRANT_PRIVILEGES, RUN_MIGRATIONS, SET_VERSION, ReadOnly
-from openapi_tool.protocol.command import Command, Report
+from openapi_tool.protocol.command import Command, Report, TurnCondition
 from openapi_tool.protocol.errors import NeedsOperator
 from openapi_tool.protocol.records import CallRecords
 
@@ -31,7 +31,7 @@ class Statements(Protocol):
     def call_records(self, row: Mapping[str, Any]) -> CallRecords:
         """Return the records in a row of LOAD."""
 
-    def report_values(self, card_id: str, report: Report) -> tuple[Any, ...]:
+    def report_values(self, card_id: str, report: Report, condition: TurnCondition | None) -> tuple[Any, ...]:
         """Return the parameters of REPORT, the first ones of COMMIT."""
 
 

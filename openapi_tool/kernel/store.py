@@ -16,12 +16,12 @@ from openapi_tool.kernel.failures import (
     translate_connection_errors,
     translate_statement_errors,
 )
-from openapi_tool.kernel.fragments import ARTIFACT, HAS_RESULT, LAST_RESULT_AGE
+from openapi_tool.kernel.fragments import ARTIFACT, HAS_RESULT, LAST_RESULT_AGE, lock_only
 from openapi_tool.kernel.inspection import STATEMENTS, Statements, check_access, check_database
 from openapi_tool.options import PoolOptions
 from openapi_tool.protocol.cards import ArtifactCard, Card
-from openapi_tool.protocol.command import Command, Report
-from openapi_tool.protocol.errors import Unavailable
+from openapi_tool.protocol.command import Command, Report, TurnCondition
+from openapi_tool.protocol.errors import TurnBusy, Unavailable
 from openapi_tool.protocol.jsontext import dumps, loads
 from openapi_tool.protocol.records import Artifact, CallRecords
 from openapi_tool.telemetry import metrics
@@ -105,18 +105,27 @@ class KernelStore:
             age_s: float | None = await connection.fetchval(LAST_RESULT_AGE, project_id, agent_turn_id, step_id)
         return age_s
 
-    async def commit(self, card: Card, report: Report, artifact: ArtifactCard | None = None) -> bool:
+    async def commit(
+        self,
+        card: Card,
+        report: Report,
+        artifact: ArtifactCard | None = None,
+        condition: TurnCondition | None = None,
+    ) -> bool:
         """Write card, artifact, inbox row and edge, all or nothing.
 
-        Return False if nothing was written: since the load the call got a result, or its turn or request edge was
-        deleted.
+        Return False if it was refused: since the load the call got a result, or its turn or request edge was deleted.
+        Raises TurnBusy, and has written nothing, if the `condition` does not hold.
         """
         stored = (artifact.card_id, artifact.content, artifact.metadata, artifact.ttl_s) if artifact else (None,) * 4
-        return await self._write(self._sql.COMMIT, card.card_id, report, card.content, card.metadata, *stored)
+        values = self._sql.report_values(card.card_id, report, condition)
+        return await self._write(self._sql.COMMIT, report, condition, (*values, card.content, card.metadata, *stored))
 
-    async def report(self, card_id: str, report: Report) -> bool:
+    async def report(self, card_id: str, report: Report, condition: TurnCondition | None = None) -> bool:
         """Write inbox row and edge for a result card that exists already; otherwise as `commit`."""
-        return await self._write(self._sql.REPORT, card_id, report)
+        return await self._write(
+            self._sql.REPORT, report, condition, self._sql.report_values(card_id, report, condition)
+        )
 
     async def artifact(self, project_id: str, agent_id: str, card_id: str, start: int, chars: int) -> Artifact | None:
         """Return a part of an agent's live artifact, or None."""
@@ -124,13 +133,24 @@ class KernelStore:
             row = await connection.fetchrow(ARTIFACT, project_id, agent_id, card_id, start, chars)
         return None if row is None else Artifact(card_id, row["chars"], row["sha256"], row["text"], row["items"])
 
-    async def _write(self, statement: str, card_id: str, report: Report, *card: Any) -> bool:
+    async def _write(
+        self, statement: str, report: Report, condition: TurnCondition | None, values: tuple[Any, ...]
+    ) -> bool:
         async with self._connection(report.project_id) as connection:
             try:
-                written = await connection.fetchval(statement, *self._sql.report_values(card_id, report), *card)
+                if condition is not None and not condition.alone:
+                    # Other replicas may write results of this turn now. The first run, with the lock's key as its only
+                    # value, writes nothing; so the second one's snapshot is younger than the lock, and shows what was
+                    # written by whoever held it. Both runs are one message and one transaction, so that a process that
+                    # stops here leaves no lock behind.
+                    [_, row] = await connection.fetchmany(statement, [lock_only(values), values])
+                else:
+                    row = await connection.fetchrow(statement, *values)
             except asyncpg.UniqueViolationError:
                 return False
-        return bool(written)
+        if row["busy"]:
+            raise TurnBusy
+        return bool(row["written"])
 
     def _connection(self, project_id: str, timeout_s: float | None = None) -> _PooledConnection:
         """Return a context that raises a defect of the statement unchanged, and Unavailable for any other error."""

@@ -6,8 +6,19 @@ from collections.abc import Mapping
 from typing import Any
 
 from openapi_tool.kernel import fragments
-from openapi_tool.kernel.fragments import CALL, COLUMNS, MAX_HEADER_BYTES, MAX_NAME_CHARS, NEWEST_ROWS, fits, writes
-from openapi_tool.protocol.command import Command, Report
+from openapi_tool.kernel.fragments import (
+    CALL,
+    COLUMNS,
+    MAX_HEADER_BYTES,
+    MAX_NAME_CHARS,
+    NEWEST_ROWS,
+    QUIET_SINCE,
+    TURN_ROWS,
+    UNREAD_S,
+    fits,
+    writes,
+)
+from openapi_tool.protocol.command import Command, Report, TurnCondition
 from openapi_tool.protocol.jsontext import as_object
 from openapi_tool.protocol.records import CallRecords, WaitingTurnRecord
 
@@ -69,18 +80,35 @@ inbox as (
         inbox_id, project_id, agent_id, channel_id, message_type, enqueue_mode, correlation_id,
         agent_turn_id, turn_epoch, context_headers, payload, status, retry_count
     )
-    select $3, $1, $4, $5, 'tool_result', null, $6, $7, $16, $17, $8, 'pending', 0 from card
+    select $3, $1, $4, $5, 'tool_result', null, $6, $7, $18, $19, $8, 'pending', 0 from card
     returning inbox_id
 )
 """
 
 # Turn or request edge may have been deleted since the load.
 _ACCEPTED = """
-    exists (select from state.agent_inbox where inbox_id = $18 and project_id = $1)
+    exists (select from state.agent_inbox where inbox_id = $20 and project_id = $1)
     and exists (select from state.execution_edges where edge_id = $15 and project_id = $1)
 """
 
-COMMIT, REPORT = writes(_INBOX, _ACCEPTED, edge_turn="$7", first=19)
+# The kernel writes an anchor row right before it sends a command. Those of a step are at most seconds apart.
+_BUSY = f"""exists (
+            select from (
+                select message_type, correlation_id, agent_turn_id, turn_epoch, status, next_retry_at, created_at
+                from state.agent_inbox
+                where project_id = $1 and agent_id = $4
+                    and created_at > (select created_at - interval '60 s' from state.agent_inbox where inbox_id = $20)
+                order by created_at desc limit {TURN_ROWS}
+            ) as newest
+            where agent_turn_id = $7 and (
+                message_type in ('tool_result', 'timeout') and created_at > now() - interval '{UNREAD_S} s'
+                and (status in ('pending', 'processing') or status = 'deferred' and next_retry_at <= now())
+                or message_type = 'command_anchor' and correlation_id <> $6 and turn_epoch = $18
+                and created_at > {QUIET_SINCE}
+            )
+        )"""  # noqa: S608 - constants only
+
+COMMIT, REPORT = writes(_INBOX, _ACCEPTED, edge_turn="$7", busy=_BUSY, first=21)
 
 
 def call_values(command: Command) -> tuple[Any, ...]:
@@ -104,7 +132,7 @@ def call_records(row: Mapping[str, Any]) -> CallRecords:
     return fragments.call_records(row, turn)
 
 
-def report_values(card_id: str, report: Report) -> tuple[Any, ...]:
+def report_values(card_id: str, report: Report, condition: TurnCondition | None) -> tuple[Any, ...]:
     """Return the parameters of REPORT."""
     turn = report.acceptance.waiting_turn
-    return fragments.report_values(card_id, report, turn.turn_epoch, report.context_headers, turn.inbox_id)
+    return fragments.report_values(card_id, report, condition, turn.turn_epoch, report.context_headers, turn.inbox_id)

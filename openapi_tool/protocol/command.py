@@ -116,6 +116,17 @@ class StoreDeadLetter:
 Settlement = Acknowledge | Requeue | StoreDeadLetter
 
 
+@frozen
+class TurnCondition:
+    """Condition on which a result may be written (ADR 8): the worker has read the other results of the turn.
+
+    Besides, the step must have no other commands if `alone`, else none of them may be younger than `quiet_s` seconds.
+    """
+
+    alone: bool
+    quiet_s: float
+
+
 INLINE_DATA = frozenset({"args", "arguments", "result"})  # body fields that are forbidden: data belongs in cards
 
 

@@ -176,6 +176,10 @@ class Unavailable(ExecutorError):
         self.problem = message.partition("; check ")[0]
 
 
+class TurnBusy(ExecutorError):
+    """Another result of the turn is unread, so nothing was written; try again soon."""
+
+
 class NeedsOperator(Unavailable):
     """The database is unusable until an operator acts as `remedy` says."""
 

@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 CALL_FIELDS: ContextVar[Callable[[], Mapping[str, Any]]] = ContextVar("call_fields", default=dict)
 """Returns the fields that formatters add to log lines: those of the task's call, else the protocol (service.py)."""
 
-_QUEUE, _LOAD, _PERMIT, _UPSTREAM, _COMMIT = (metrics.PHASE_SECONDS.labels(phase) for phase in metrics.PHASES)
+_QUEUE, _LOAD, _PERMIT, _UPSTREAM, _TURN, _COMMIT = (metrics.PHASE_SECONDS.labels(phase) for phase in metrics.PHASES)
 _MAX_RECENT = 1_024
 
 
@@ -32,7 +32,7 @@ class CallFacts:
     """Facts of one call. Times are on the monotonic clock, in seconds; pairs are begin and end, None if not reached.
 
     `function_name` is the tool's name in the command, `tool` the built-in tool. `age_s` is the age of the command in
-    the stream at `began`.
+    the stream at `began`. `turn_s` are the seconds that the finished result waited for the worker.
     """
 
     ids: Mapping[str, str]
@@ -51,6 +51,7 @@ class CallFacts:
     permit_waits: Sequence[tuple[float, float]] = ()
     cached: bool = False
     truncated: bool = False
+    turn_s: float = 0.0
     commit: tuple[float, float] | None = None
     wakeup: tuple[float, float] | None = None
     wakeup_subject: str = ""
@@ -98,6 +99,7 @@ def record_finished(facts: CallFacts) -> None:
             "queue_ms": round(facts.age_s * 1000),
             "permit_ms": None if permit_s is None else round(permit_s * 1000),
             "upstream_ms": None if upstream_s is None else round(upstream_s * 1000),
+            "turn_ms": round(facts.turn_s * 1000),
             "http_status": facts.http_status,
             "tokens": facts.tokens,
             "requests": len(facts.attempts),
@@ -118,6 +120,7 @@ def _count(facts: CallFacts, permit_s: float | None, upstream_s: float | None) -
     if upstream_s is not None:
         _UPSTREAM.observe(upstream_s)
     if facts.commit is not None:
+        _TURN.observe(facts.turn_s)
         _COMMIT.observe(facts.commit[1] - facts.commit[0])
 
 

@@ -171,12 +171,13 @@ CALL_SECONDS = Histogram(
     "call_seconds", "From the arrival of the command in the stream to the end of its doorbell.", ("tool",),
     bounds=_SECONDS,
 )  # fmt: skip
-PHASES = ("queue", "load", "permit", "upstream", "commit")
+PHASES = ("queue", "load", "permit", "upstream", "turn", "commit")
 PHASE_SECONDS = Histogram(
     "phase_seconds",
     "Parts of a call. queue: from the arrival in the stream to a slot; load: reading the call's rows; permit: the "
     "longest wait for a permit of `limits`, if there was one; upstream: from the first request to the last response, "
-    "waits in between included; commit: writing the result, with retries.",
+    "waits in between included; turn: the finished result's wait until the worker has suspended the turn and has read "
+    "the turn's other results; commit: writing the result, with retries.",
     ("phase",),
     [(phase,) for phase in PHASES],
     bounds=_SECONDS,

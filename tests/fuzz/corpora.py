@@ -33,7 +33,7 @@ from openapi_tool.bootstrap import build_bootstrap
 from openapi_tool.jina.parameters import REFUSED
 from openapi_tool.local.recordings import load_recordings
 from openapi_tool.protocol.cards import ArtifactCard, Card
-from openapi_tool.protocol.command import Acknowledge, Command, Delivery, Report, Settlement
+from openapi_tool.protocol.command import Acknowledge, Command, Delivery, Report, Settlement, TurnCondition
 from openapi_tool.protocol.records import Artifact, CallRecords, CardRecord, DefinitionRecord, RequestEdgeRecord
 from openapi_tool.settings import Settings
 from openapi_tool.tools import definition, schema
@@ -327,9 +327,17 @@ class _Kernel:
         """Return the records of the call."""
         return self._records
 
-    async def commit(self, card: Card, report: Report, artifact: ArtifactCard | None, *, retry: bool = False) -> bool:
+    async def commit(
+        self,
+        card: Card,
+        report: Report,
+        artifact: ArtifactCard | None,
+        condition: TurnCondition | None,
+        *,
+        retry: bool = False,
+    ) -> bool:
         """Record content and metadata of the cards."""
-        del report, retry
+        del report, condition, retry
         self.written.append((card.content, card.metadata))
         if artifact:
             self.written.append((json.loads(artifact.content), artifact.metadata))

@@ -6,7 +6,7 @@ import asyncio
 import json
 import socket
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +16,7 @@ from typer.testing import CliRunner, Result
 
 from openapi_tool.bus.connection import INSTANCE
 from openapi_tool.cli import app
-from openapi_tool.executor import waiting_turn
+from openapi_tool.executor import result_order
 from openapi_tool.local.caller import STREAM, Caller
 from openapi_tool.local.stack import EmbeddedStack
 from tests.conftest import AGENT, PROJECT, search_tool
@@ -32,32 +32,53 @@ def executor_with(min_result_delay_s: float, **more: Any) -> dict[str, Any]:
     return {"executor": {"requeue_delay_s": 0.05, "min_result_delay_s": min_result_delay_s, **more}}
 
 
-async def step(world: World, number: int, min_result_delay_s: float, **worker_options: Any) -> Turn:
-    async with world.executor(**executor_with(min_result_delay_s)), Worker.running(world, **worker_options) as worker:
+async def step(world: World, number: int, min_result_delay_s: float, replicas: int = 1, **worker_options: Any) -> Turn:
+    """Run a step of calls that fail at once."""
+    async with AsyncExitStack() as stack:
+        for _ in range(replicas):
+            # With the wait's limit below, a busy machine has time for 30 results.
+            await stack.enter_async_context(world.executor(**executor_with(min_result_delay_s, commit_margin_s=25)))
+        worker = await stack.enter_async_context(Worker.running(world, **worker_options))
         return await worker.ended(await worker.step(PROJECT, AGENT, [INVALID_CALL] * number))
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let results wait longer: a busy machine may need more than a second for 30 calls."""
+    monkeypatch.setattr(result_order, "MAX_STALL_S", 12.0)
 
 
 @requirement("result.delay")
 async def test_a_result_before_the_turn_is_suspended_is_deferred(world: World) -> None:
     turn = await step(world, 1, min_result_delay_s=0, suspend_s=0.9)
-    assert (turn.head, turn.deferrals) == ("suspended", 1)
+    assert (turn.head, turn.deferrals) == ("resumed", ["turn_running_not_suspended"])
 
 
 @requirement("result.delay")
 @pytest.mark.parametrize("number", [1, 30])
 async def test_a_delayed_result_finds_the_turn_suspended_also_for_many_calls(
-    world: World, number: int, monkeypatch: pytest.MonkeyPatch
+    world: World, number: int, patient: None
 ) -> None:
-    monkeypatch.setattr(waiting_turn, "_MAX_DELAY_S", 15.0)  # a busy machine may need more than a second for 30 calls
     turn = await step(world, number, min_result_delay_s=1)
-    assert (turn.head, turn.deferrals, len(turn.results)) == ("suspended", 0, number)
+    assert (turn.head, turn.deferrals, len(turn.results)) == ("resumed", [], number)
+
+
+@requirement("result.order")
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("number", [2, 4, 8, 30])
+async def test_results_of_a_step_that_are_ready_at_once_are_read_one_after_the_other(
+    world: World, number: int, replicas: int, patient: None
+) -> None:
+    """A worker that handles two results of a turn at once defers one of them, and the model needs a further step."""
+    turn = await step(world, number, min_result_delay_s=0.3, replicas=replicas)
+    assert (turn.head, turn.deferrals, len(turn.results)) == ("resumed", [], number)
 
 
 @requirement("result.delay")
 async def test_a_hundred_calls_of_one_step_are_all_answered(world: World) -> None:
     # Sending a hundred commands may take long on a busy machine, which defers the first row more often.
     turn = await step(world, 100, min_result_delay_s=0.06, max_deferrals=60)
-    assert (turn.head, len(turn.results)) == ("suspended", 100)
+    assert (turn.head, len(turn.results)) == ("resumed", 100)
     assert {card["content"]["error"]["code"] for card in turn.results.values()} == {"bad_request"}
 
 
@@ -101,7 +122,7 @@ async def test_a_slow_call_ends_before_the_deadline_set_by_an_earlier_result_of_
         for turn in turns:
             await worker.ended(turn)
     beside, alone, batch = ([turn.results[call.tool_call_id] for call in turn.calls] for turn in turns)
-    assert [turn.head for turn in turns] == ["suspended"] * 3
+    assert [turn.head for turn in turns] == ["resumed"] * 3
     assert [card["content"]["status"] for card in beside] == ["timeout", "failed"]
     assert [card["content"]["status"] for card in alone] == ["success"], "it has its whole time"
     assert [card["content"]["status"] for card in batch] == ["success", "failed"]
@@ -125,7 +146,7 @@ async def test_a_terminating_call_beside_a_suspending_one_ends_the_turn(world: W
 @pytest.mark.parametrize("result_format", ["text", "object"])
 @pytest.mark.parametrize(
     ("after_execution", "forged", "head"),
-    [("suspend", "terminate", "suspended"), ("terminate", " suspend ", "terminated")],
+    [("suspend", "terminate", "resumed"), ("terminate", " suspend ", "terminated")],
 )
 async def test_only_the_definition_decides_whether_the_turn_ends(
     world: World, after_execution: str, forged: str, head: str, result_format: str
@@ -157,7 +178,7 @@ async def test_forked_turns_get_their_own_results_one_level_deeper(world: World)
             await worker.ended(turn)
     statuses = [[turn.results[call.tool_call_id]["content"]["status"] for call in turn.calls] for turn in children]
     assert statuses == [["success"], ["failed"], ["success", "failed"]]
-    assert [turn.head for turn in (parent, *children)] == ["suspended"] * 4
+    assert [turn.head for turn in (parent, *children)] == ["resumed"] * 4
     assert len(parent.results) == 1
     assert {message.headers["CG-Agent-Id"] for message in world.doorbells if message.headers} == {AGENT, *agents}
 

@@ -36,7 +36,7 @@ from openapi_tool.executor.runner import RunnerOptions, ToolRunner
 from openapi_tool.limits.permits import NO_SLOT, NoSlot, Slot
 from openapi_tool.options import ExecutorOptions, ToolOptions
 from openapi_tool.protocol.cards import ArtifactCard, Card
-from openapi_tool.protocol.command import Command, Delivery, Report, Settlement, Wakeup
+from openapi_tool.protocol.command import Command, Delivery, Report, Settlement, TurnCondition, Wakeup
 from openapi_tool.protocol.records import Artifact, CallRecords, DefinitionRecord, RequestEdgeRecord
 from openapi_tool.telemetry.calls import WireTracer
 from openapi_tool.tools import policy
@@ -185,14 +185,16 @@ class FakeKernel:
         await self.schedule.step("load")
         return row
 
-    async def commit(self, card: Card, _: Report, __: ArtifactCard | None, *, retry: bool = False) -> bool:
+    async def commit(
+        self, card: Card, _: Report, __: ArtifactCard | None, ___: TurnCondition | None, *, retry: bool = False
+    ) -> bool:
         del retry
         if self.before_commit is not None:
             await self.before_commit()
         await self.schedule.around("commit", lambda: self.committed.append(card))
         return True
 
-    async def report(self, _: str, __: Report) -> bool:
+    async def report(self, _: str, __: Report, ___: TurnCondition | None) -> bool:
         return True
 
     async def artifact(self, *_: object) -> Artifact | None:

@@ -30,6 +30,7 @@ from openapi_tool.kernel.breaker import MAX_PROBE_INTERVAL_S, CircuitBreaker, Gu
 from openapi_tool.kernel.failures import Contended, located
 from openapi_tool.local.executor import LoopbackResolver
 from openapi_tool.options import PoolOptions, PostgresOptions
+from openapi_tool.protocol.command import TurnCondition
 from openapi_tool.protocol.errors import NeedsOperator, ToolError, Unavailable
 from openapi_tool.telemetry.health import Health
 from openapi_tool.tools.placeholders import Secret
@@ -454,13 +455,16 @@ class _Store:
 @requirement("breaker")
 def test_a_commit_that_wrote_nothing_proves_nothing(new_loop: Any) -> None:
     async def test(harness: BreakerHarness) -> None:
-        given: Any = (None, SimpleNamespace(project_id="proj"))
+        condition = TurnCondition(alone=True, quiet_s=0)
+        report: Any = SimpleNamespace(project_id="proj")
+        card: Any = None
+        given = card, report, None, condition
         store = GuardedStore(cast("KernelStore", _Store([OUTAGE, False, True, True])), harness.breaker)
         with pytest.raises(Unavailable):
             await store.commit(*given)
         assert not await store.commit(*given)
         assert harness.breaker.reason == "unavailable"
-        assert await store.report(*given)
+        assert await store.report("card", report, condition)
         assert harness.breaker.reason == "unavailable"
         assert await store.commit(*given)
         assert harness.breaker.reason == ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -20,14 +21,14 @@ from openapi_tool.concurrency import at_once
 from openapi_tool.executor import waiting_turn as turn
 from openapi_tool.executor.commit import MAX_BYTES, MAX_PROJECT_BYTES, CallResult, ParkedResults
 from openapi_tool.executor.ports import Kernel
+from openapi_tool.executor.result_order import ResultOrder
 from openapi_tool.executor.runner import ToolCallRequest
-from openapi_tool.executor.waiting_turn import ResultDelay
 from openapi_tool.jina.endpoints import ENDPOINTS, MARGIN_S
 from openapi_tool.limits.permits import NoSlot
 from openapi_tool.options import ExecutorOptions, ToolOptions
 from openapi_tool.protocol.cards import StoredText, ToolCall, artifact_card
-from openapi_tool.protocol.command import Delivery
-from openapi_tool.protocol.errors import ToolMisconfigured, Unavailable
+from openapi_tool.protocol.command import Delivery, TurnCondition
+from openapi_tool.protocol.errors import ToolMisconfigured, TurnBusy, Unavailable
 from openapi_tool.protocol.records import Artifact, Attempt, WaitingTurnRecord
 from openapi_tool.tools.arguments import CallOwner
 from openapi_tool.tools.policy import Authorizer, Deadline, Policy, TimeLimits
@@ -374,20 +375,46 @@ class FakeSlot(NoSlot):
 
 @dataclass
 class Scene:
-    """A delay of 60 ms; `answered` returns when it ended, in ms since START."""
+    """A delay of 60 ms, waits of at most a second; times are in ms since START.
+
+    The worker reads a result `reads_s` seconds after it was written; `written` has the condition of each call's write.
+    """
 
     min_result_delay_s: float = 0.06
+    reads_s: float = 0.03
     clock: LoopClock = field(default_factory=LoopClock)
     slot: FakeSlot = field(default_factory=FakeSlot)
+    written: list[tuple[str, TurnCondition | None, int]] = field(default_factory=list)
+    attempts: Counter[str] = field(default_factory=Counter)
+    read_at: float = 0.0
 
     def __post_init__(self) -> None:
-        self.delay = ResultDelay(self.min_result_delay_s, self.clock.time)
+        self.order = ResultOrder(self.min_result_delay_s, 1.5, self.clock.time)
 
     async def answered(self, command: Delivery, waiting: WaitingTurnRecord | None = None, **ids: Any) -> int:
-        caller = identity(**ids)
-        self.delay.record_command(command, caller)
-        await self.delay.wait(command, caller, waiting or waiting_turn(), self.slot)
+        """Return when the delay of a command's result has ended."""
+        result = self.order.ready(command, identity(**ids), waiting or waiting_turn(), self.slot)
+        await self.order.wait_for_suspension(result)
         return round(asyncio.get_running_loop().time() * 1000)
+
+    async def written_in_order(self, call: str, waiting: WaitingTurnRecord | None = None, **ids: Any) -> FakeSlot:
+        """Write the result of a call whose step has other calls; return its slot."""
+        now, slot = asyncio.get_running_loop().time, FakeSlot()
+
+        async def write(condition: TurnCondition | None) -> bool:
+            self.attempts[call] += 1
+            if condition and (condition.alone or now() < self.read_at):
+                raise TurnBusy
+            self.read_at = now() + self.reads_s
+            self.written.append((call, condition, round(now() * 1000)))
+            return True
+
+        result = self.order.ready(sent(), identity(tool_call_id=call, **ids), waiting or waiting_turn(), slot)
+        assert await self.order.write(result, write)
+        return slot
+
+
+IN_TURN = TurnCondition(alone=False, quiet_s=0.06)
 
 
 def sent(after_ms: float = 0) -> Delivery:
@@ -436,54 +463,108 @@ def test_zero_disables_the_delay() -> None:
 
 
 @requirement("result.delay")
-def test_results_of_a_step_wait_for_its_newest_command() -> None:
+def test_wrong_clock_delays_a_result_by_a_second_at_most() -> None:
     async def check() -> None:
         scene = Scene()
-
-        async def call(after_ms: float) -> int:
-            await asyncio.sleep(after_ms / 1000)
-            return await scene.answered(sent(after_ms))
-
-        # The newest command is sent after 9 * 20 ms; the hold is 60 ms.
-        assert await asyncio.gather(*(call(20 * number) for number in range(10))) == [240] * 10
+        scene.clock.behind_s = 28.0
+        assert await scene.answered(sent()) == 1_000
 
     run_virtually(check())
 
 
-@requirement("result.delay")
-def test_commands_of_another_step_or_agent_delay_nothing() -> None:
+@requirement("result.order")
+def test_results_of_a_turn_are_written_one_after_the_other_and_only_the_next_one_tries() -> None:
     async def check() -> None:
         scene = Scene()
-        for other in ({"step_id": "next"}, {"agent_id": "other"}, {"project_id": "other"}, {"agent_turn_id": "other"}):
-            scene.delay.record_command(sent(50), identity(**other))
-        assert await scene.answered(sent()) == 60
+        slots = await asyncio.gather(*(scene.written_in_order(call) for call in "abc"))
+        assert scene.written == [("a", IN_TURN, 0), ("b", IN_TURN, 30), ("c", IN_TURN, 60)]
+        assert scene.attempts["c"] == 5  # once alone, and every 10 ms from the moment b is written
+        assert all(slot.released for slot in slots)
 
     run_virtually(check())
 
 
-@requirement("result.delay")
-@pytest.mark.parametrize("behind_s", [0.0, 28.0])
-def test_endless_step_or_wrong_clock_delays_a_result_by_a_second_at_most(behind_s: float) -> None:
+@requirement("result.order")
+def test_results_of_other_turns_do_not_wait() -> None:
     async def check() -> None:
-        scene = Scene()
-        scene.clock.behind_s = behind_s
-        scene.delay.record_command(sent(3_600_000), identity())  # a command with a timestamp one hour ahead
-        # With a clock that is behind only the loop's time ends the wait: after 17 sleeps of 60 ms, at 1,020 ms.
-        assert await scene.answered(sent()) == 1000 + 20 * bool(behind_s)
+        scene = Scene(reads_s=10)
+        await scene.written_in_order("a")
+        others: list[dict[str, Any]] = [{"agent_turn_id": "other"}, {"agent_id": "other"}, {"project_id": "other"}]
+        for ids in others:
+            scene.read_at = 0
+            await scene.written_in_order("b", **ids)
+        assert [(order, at) for _, order, at in scene.written] == [(IN_TURN, 0)] * 4
 
     run_virtually(check())
 
 
-def test_memory_for_steps_is_bounded() -> None:
+@requirement("result.order")
+@pytest.mark.parametrize("results", [2, 40])
+def test_a_row_that_is_never_read_delays_all_results_of_its_turn_by_a_second(results: int) -> None:
     async def check() -> None:
-        scene = Scene()
-        for number in range(10_000):
-            scene.delay.record_command(sent(), identity(step_id=f"step-{number}"))
-        assert len(scene.delay._newest_at) <= 4_096  # noqa: SLF001 - memory shows nowhere else
-        await asyncio.sleep(2)
-        for number in range(5_000):
-            scene.delay.record_command(sent(2_000), identity(step_id=f"later-{number}"))
-        assert len(scene.delay._newest_at) <= 4_096  # noqa: SLF001 - the same
+        scene = Scene(reads_s=3_600)
+        await asyncio.gather(*(scene.written_in_order(str(number)) for number in range(results)))
+        assert scene.written[0][1:] == (IN_TURN, 0)
+        assert {(order, at) for _, order, at in scene.written[1:]} == {(None, 1_000)}
+
+    run_virtually(check())
+
+
+@requirement("result.order")
+def test_a_worker_that_reads_on_is_waited_for_up_to_the_limit_of_all_waits() -> None:
+    async def check() -> None:
+        scene = Scene(reads_s=0.2)
+        await asyncio.gather(*(scene.written_in_order(str(number)) for number in range(12)))
+        assert [at for _, _, at in scene.written] == [*range(0, 1_500, 200), *[1_500] * 4]
+        assert [condition for _, condition, _ in scene.written] == [IN_TURN] * 8 + [None] * 4
+
+    run_virtually(check())
+
+
+@requirement("result.order")
+def test_the_delay_until_the_turn_is_suspended_and_the_wait_for_a_dead_worker_last_a_second_together() -> None:
+    async def check() -> None:
+        scene = Scene(min_result_delay_s=0.76)
+        result = scene.order.ready(sent(), identity(), waiting_turn(), scene.slot)
+        await scene.order.wait_for_suspension(result)
+        assert round(asyncio.get_running_loop().time() * 1000) == 760
+
+        async def busy(condition: TurnCondition | None) -> bool:
+            if condition:
+                raise TurnBusy
+            return True
+
+        assert await scene.order.write(result, busy)
+        assert round(asyncio.get_running_loop().time() * 1000) == 1_000
+        assert result.waited_s == pytest.approx(1.0)
+
+    run_virtually(check())
+
+
+@requirement("result.order")
+def test_a_cancelled_result_lets_the_next_one_through() -> None:
+    async def check() -> None:
+        scene = Scene(reads_s=0.5)
+        await scene.written_in_order("a")
+        cancelled, following = (asyncio.create_task(scene.written_in_order(call)) for call in "bc")
+        await asyncio.sleep(0.1)
+        cancelled.cancel()
+        await following
+        assert scene.written == [("a", IN_TURN, 0), ("c", IN_TURN, 500)]
+        assert cancelled.cancelled()
+
+    run_virtually(check())
+
+
+@requirement("result.order")
+@pytest.mark.parametrize(
+    "waiting", [waiting_turn(message_type="ui_action"), waiting_turn(turn_epoch=0)], ids=["ui", "epoch 0"]
+)
+def test_results_of_a_turn_that_no_worker_suspends_have_no_order(waiting: WaitingTurnRecord) -> None:
+    async def check() -> None:
+        scene = Scene(reads_s=3_600)
+        await asyncio.gather(*(scene.written_in_order(call, waiting) for call in "ab"))
+        assert scene.written == [("a", None, 0), ("b", None, 0)]
 
     run_virtually(check())
 

@@ -24,8 +24,7 @@ from openapi_tool.jina.byte_semaphore import ByteSemaphore, JinaCallContext, max
 from openapi_tool.kernel.store import KernelStore
 from openapi_tool.local.caller import STREAM
 from openapi_tool.local.stack import EmbeddedStack
-from openapi_tool.protocol.cards import ArtifactCard, Card
-from openapi_tool.protocol.command import Delivery, Report, Wakeup
+from openapi_tool.protocol.command import Delivery, Wakeup
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.settings import Settings
 from tests.conftest import PROJECT, reader_tool
@@ -397,9 +396,9 @@ async def test_memory_for_a_page_is_held_until_its_result_is_committed(
         semaphores.append(self.semaphore)
         return call_context(self, project_id)
 
-    async def record_held(self: KernelStore, card: Card, report: Report, artifact: ArtifactCard | None = None) -> bool:
+    async def record_held(self: KernelStore, *result: Any) -> bool:
         held.append(whole - semaphores[-1].free_bytes)
-        return await commit(self, card, report, artifact)
+        return await commit(self, *result)
 
     monkeypatch.setattr(JinaBackend, "call_context", record_semaphore)
     monkeypatch.setattr(KernelStore, "commit", record_held)

@@ -1,0 +1,122 @@
+"""When a result may be committed: after its worker has suspended the turn, and one result of a turn at a time (ADR 8).
+
+A worker that finds a result before it has suspended the turn, or two results of a turn at once, defers one of them by a
+second. While a result waits here its call holds no slot.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, contextmanager, suppress
+from dataclasses import dataclass
+
+from cachetools import LRUCache
+
+from openapi_tool.concurrency import KeyedLock
+from openapi_tool.executor.ports import CallSlot, Clock
+from openapi_tool.protocol.command import Delivery, TurnCondition
+from openapi_tool.protocol.errors import TurnBusy
+from openapi_tool.protocol.identity import CallIdentity
+from openapi_tool.protocol.records import WaitingTurnRecord
+
+MAX_STALL_S = 1.0
+"""Longest wait for a worker that reads no result of the turn; it defers one that comes too early by a second."""
+
+_RETRY_S = 0.01  # a worker takes some 30 ms for a result
+_MAX_TURNS = 4_096  # remembered with the time of their last result
+
+_Turn = tuple[str, str, str]  # project, agent, turn
+
+
+@dataclass(slots=True)
+class ReadyResult:
+    """Result that is ready to be committed since `ready_at`, and the seconds that it has waited since.
+
+    All its waits end at `wait_until`. Times are in seconds on the event loop's clock.
+    """
+
+    delivery: Delivery
+    identity: CallIdentity
+    waiting_turn: WaitingTurnRecord
+    slot: CallSlot
+    ready_at: float
+    wait_until: float
+    waited_s: float = 0.0
+
+    @property
+    def turn(self) -> _Turn:
+        """Return the key of the turn."""
+        return self.identity.project_id, self.identity.agent_id, self.identity.agent_turn_id
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Count the time inside the block, without a slot."""
+        self.slot.release()
+        now = asyncio.get_running_loop().time
+        began = now()
+        try:
+            yield
+        finally:
+            self.waited_s += now() - began
+
+
+class ResultOrder:
+    """Commits results `min_result_delay_s` after their step's newest command, and one of a turn at a time.
+
+    A result waits at most `max_wait_s`, and no longer than MAX_STALL_S after the last one of its turn was read. `clock`
+    returns the time of the server that timestamps commands.
+    """
+
+    def __init__(self, min_result_delay_s: float, max_wait_s: float, clock: Clock) -> None:
+        self._min_result_delay_s = min_result_delay_s
+        self._max_wait_s = max_wait_s
+        self._clock = clock
+        self._turns = KeyedLock()
+        self._progress_at: LRUCache[_Turn, float] = LRUCache(_MAX_TURNS)
+
+    def ready(
+        self, delivery: Delivery, identity: CallIdentity, waiting_turn: WaitingTurnRecord, slot: CallSlot
+    ) -> ReadyResult:
+        """Return a result that is ready now."""
+        now = asyncio.get_running_loop().time()
+        return ReadyResult(delivery, identity, waiting_turn, slot, now, now + self._max_wait_s)
+
+    async def wait_for_suspension(self, result: ReadyResult) -> None:
+        """Wait until the worker should have suspended the turn, if the call's command is its step's only one."""
+        if result.waiting_turn.suspends:
+            age_s = self._clock() - result.delivery.published_at.timestamp()
+            if (delay_s := min(self._min_result_delay_s - age_s, self._remaining_s(result))) > 0:
+                with result.waiting():
+                    await asyncio.sleep(delay_s)
+
+    async def write(self, result: ReadyResult, write: Callable[[TurnCondition | None], Awaitable[bool]]) -> bool:
+        """Return the outcome of `write` once the worker has read the other results of the turn.
+
+        Results of one turn wait in line here, so that only the next one tries: the statement's condition concerns those
+        of other replicas and of other tools.
+        """
+        if not result.waiting_turn.suspends:
+            return await write(None)
+        with suppress(TurnBusy):
+            return await write(TurnCondition(alone=True, quiet_s=0.0))
+        condition = TurnCondition(alone=False, quiet_s=self._min_result_delay_s)
+        async with AsyncExitStack() as stack:
+            with result.waiting(), suppress(TimeoutError):
+                async with asyncio.timeout_at(result.wait_until):
+                    await stack.enter_async_context(self._turns.hold(result.turn))
+            while (remaining_s := self._remaining_s(result)) > 0:
+                try:
+                    written = await write(condition)
+                except TurnBusy:
+                    with result.waiting():
+                        await asyncio.sleep(min(_RETRY_S, remaining_s))
+                else:
+                    self._progress_at[result.turn] = asyncio.get_running_loop().time()
+                    return written
+        return await write(None)
+
+    def _remaining_s(self, result: ReadyResult) -> float:
+        """Return the seconds for which a result may still wait."""
+        progress_at = max(result.ready_at, self._progress_at.get(result.turn, 0.0))
+        return min(result.wait_until, progress_at + MAX_STALL_S) - asyncio.get_running_loop().time()
