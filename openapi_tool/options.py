@@ -93,7 +93,12 @@ class ExecutorOptions(Options):
     ] = 256
     min_result_delay_s: Annotated[
         float,
-        Field(ge=0, le=1, description="Minimum seconds from a step's newest command to a result: a worker needs them to suspend the turn; 0 is off."),
+        Field(
+            ge=0,
+            le=1,
+            description="Minimum seconds from a step's newest command to a result: a worker needs them to suspend the "
+            "turn; 0 is off.",
+        ),
     ] = 0.06
     worker_timeout_s: Annotated[Seconds, Field(description="Minimum seconds that a worker waits for a result.")] = 30
     commit_margin_s: Annotated[Seconds, Field(description="Seconds of the worker's wait reserved for the commit.")] = 3

@@ -445,8 +445,7 @@ LOSS = (
         "kernel/store.py",
         "fetchmany(statement, [lock_only(values), values])",
         "fetchmany(statement, [(None,) * len(values), values])",
-        "tests/kernel/test_result_order.py::"
-        "test_a_result_sees_what_another_replica_wrote_while_it_held_the_turns_lock",
+        "tests/kernel/test_result_order.py::test_a_result_sees_what_another_replica_wrote_while_it_held_the_turns_lock",
     ),
     Mutation(
         "kernel/v1r4.py",
