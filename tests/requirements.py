@@ -42,6 +42,7 @@ REQUIREMENTS = (
     Requirement("definition.bounds", "design", "A definition that exceeds a limit of size gives `tool_misconfigured`; any other costs a call little memory and time."),
     Requirement("arguments.prepared", "protocol 5", "Arguments are prepared in the protocol's order: defaults, schema, fixed values, environment variables, templates."),
     Requirement("arguments.checked", "tool-design 2", "Arguments that violate the schema or its limits are refused; the error lists every problem."),
+    Requirement("arguments.kernel", "protocol 10", "Calls that the kernel's own executor takes with its shipped definitions are taken: another name of the query or page is translated, and an unknown argument of an open schema is dropped, named in the result and never sent."),
     Requirement("arguments.any", "jina-api 6.3", "Any arguments give either a request with allowed headers and body keys only, or an error that names every wrong argument."),
     Requirement("options.jina", "protocol 5", "`options.jina`, or its legacy form `options.openapi`, determines host, form and key of the request."),
     Requirement("options.envs", "protocol 5", "Only variables that the operator allows are used, only as the key or as permitted body members, and never in a URL."),

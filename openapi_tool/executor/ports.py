@@ -100,6 +100,9 @@ class ToolBackend(Protocol):
     def call_context(self, project_id: str) -> CallContext:
         """Return a context for a call, which only this backend's `run` takes."""
 
+    def without_unknown(self, definition: ToolDefinition, arguments: Arguments) -> Arguments:
+        """Drop arguments that the upstream does not know, if the definition allows the model to give any."""
+
     async def run(
         self, definition: ToolDefinition, arguments: Arguments, deadline: Deadline, context: Any
     ) -> ToolOutput:

@@ -156,6 +156,7 @@ class ToolRunner:
     def _arguments(self, request: ToolCallRequest) -> Arguments:
         owner, definition, options = request.owner, request.definition, self._options
         arguments = prepare_arguments(definition, request.call, owner, options.envs, options.read_secret, options.scope)
+        arguments = self._backend.without_unknown(definition, arguments)
         reason = arguments.key_fallback_reason
         if reason is not None and (ids := self._ids_once(owner, definition.tool_name, reason)):
             log.warning(

@@ -29,6 +29,7 @@ from openapi_tool.jina.request import (
     resolve_parameters,
     with_checked_url,
     with_max_tokens,
+    without_unknown,
 )
 from openapi_tool.jina.transport import on_connected
 from openapi_tool.jina.url_policy import UrlPolicy
@@ -98,6 +99,11 @@ class JinaBackend:
     def call_context(self, project_id: str) -> JinaCallContext:
         """Return a context for a call, to leave once its result is committed."""
         return self.semaphore.for_call(project_id)
+
+    @staticmethod
+    def without_unknown(definition: ToolDefinition, arguments: Arguments) -> Arguments:
+        """See `ToolBackend`."""
+        return without_unknown(definition, arguments)
 
     async def run(
         self, definition: ToolDefinition, arguments: Arguments, deadline: Deadline, context: JinaCallContext

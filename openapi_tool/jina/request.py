@@ -27,7 +27,13 @@ from openapi_tool.protocol import frozen
 from openapi_tool.protocol.errors import BadRequest, TargetRefused
 from openapi_tool.protocol.jsontext import dumps
 from openapi_tool.telemetry.logs import Once
-from openapi_tool.tools.arguments import CURSOR, MAX_RESULT_TOKENS, Arguments, takes_cursor
+from openapi_tool.tools.arguments import (
+    CURSOR,
+    MAX_RESULT_TOKENS,
+    Arguments,
+    names_main_parameter,
+    takes_cursor,
+)
 from openapi_tool.tools.catalogue import BuiltInTool
 from openapi_tool.tools.definition import ToolDefinition, unusable
 from openapi_tool.tools.problems import MAX_PROBLEMS, Path, Problem, fold, listed, not_taken, short, shown_path
@@ -64,6 +70,36 @@ def resolve_parameters(definition: ToolDefinition, arguments: Arguments) -> Reso
         if problem := secret_problem(name):
             resolver.operator.append(Problem(("options", "envs", name), problem))
     return resolver.finish(arguments.secrets)
+
+
+def without_unknown(definition: ToolDefinition, arguments: Arguments) -> Arguments:
+    """Drop the model's arguments that neither the tool nor the upstream knows, if `parameters` allow them.
+
+    The kernel's own executor sends them upstream (protocol section 10). A call without a query or page keeps them: one
+    of them is probably meant as such, and the error names them.
+    """
+    if not definition.takes_other_arguments:
+        return arguments
+    endpoint, built_in = endpoint_of(definition), definition.built_in
+
+    def is_known(name: str) -> bool:
+        return (
+            name in built_in.arguments.model_fields
+            or fold(name) == _TIMEOUT
+            or fold(name) in endpoint.own
+            or fold(name) in REFUSED
+            or endpoint.find(name) is not None
+        )
+
+    main = {built_in.list_argument, CURSOR}
+    if not any(name in main or names_main_parameter(definition, name) for name in arguments.values):
+        return arguments
+    unknown = frozenset(name for name in arguments.by_model if not is_known(name))
+    if not unknown:
+        return arguments
+    values = {name: value for name, value in arguments.values.items() if name not in unknown}
+    repaired = tuple(sorted({*arguments.repaired, *map(short, unknown)}))
+    return replace(arguments, values=values, by_model=arguments.by_model - unknown, repaired=repaired)
 
 
 def examine_parameters(definition: ToolDefinition, arguments: Arguments) -> ParameterResolver:

@@ -211,6 +211,9 @@ def prepare_arguments(
     # leave them out here and compute them again below.
     not_from_model = hidden | call.defaults_applied
     given = {name: value for name, value in call.arguments.items() if name not in not_from_model}
+    alias = _main_alias(definition, given)
+    if alias is not None:
+        given[definition.operation.argument] = given.pop(alias)
     # A default that the worker merged is used even if the definition no longer contains it.
     defaults = {
         name: render(
@@ -236,8 +239,19 @@ def prepare_arguments(
         session_id=storable_text(session_id[:_MAX_SESSION_ID_CHARS]) if isinstance(session_id, str) else None,
         key_variable=variable,
         key_fallback_reason=fallback_reason,
-        repaired=tuple(sorted(repairs)),
+        repaired=tuple(sorted({*repairs, *([alias] if alias is not None else [])})),
     )
+
+
+def _main_alias(definition: ToolDefinition, given: Mapping[str, JsonValue]) -> str | None:
+    """Return the other name by which the model gave the query or page address, such as `q` or `target_url`.
+
+    The kernel's own executor takes these, whose definitions require `query` or `url`.
+    """
+    main, declared = definition.operation.argument, as_object(definition.schema.get("properties"))
+    if main in given or main not in declared or not definition.takes_other_arguments:
+        return None
+    return next((name for name in given if name not in declared and names_main_parameter(definition, name)), None)
 
 
 def is_identity(name: str) -> bool:

@@ -83,10 +83,15 @@ class ToolDefinition:
         return frozenset(self.fixed) | frozenset(self.envs)
 
     @property
+    def takes_other_arguments(self) -> bool:
+        """Return whether `parameters` allow arguments that they do not declare."""
+        return self.schema.get("additionalProperties") is not False
+
+    @property
     def model_arguments(self) -> frozenset[str]:
         """Return the arguments that a model may give."""
         names = set(object_at(self.schema, "properties"))
-        if self.schema.get("additionalProperties") is not False:
+        if self.takes_other_arguments:
             names |= self.built_in.arguments.model_fields.keys()
         hidden = set(map(fold, self.hidden))
         return frozenset(name for name in names if fold(name) not in hidden)

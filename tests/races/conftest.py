@@ -236,6 +236,9 @@ class FakeTools:
         self.projects.append(project_id)
         return FakeContext()
 
+    def without_unknown(self, _: ToolDefinition, arguments: Arguments) -> Arguments:
+        return arguments
+
     async def run(self, _: ToolDefinition, __: Arguments, ___: Deadline, ____: FakeContext) -> ToolOutput:
         await self.schedule.step("tool")
         return ToolOutput((Item("text"),)) if self.answer is None else await self.answer(self.schedule)

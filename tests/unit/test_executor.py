@@ -80,6 +80,10 @@ class Tools:
         del project_id
         return SpentContext()
 
+    def without_unknown(self, definition: Any, arguments: Any) -> Any:
+        del definition
+        return arguments
+
     async def run(self, definition: Any, arguments: Any, deadline: Any, context: Any) -> ToolOutput:
         del definition, deadline
         self.agents.append(context.agent)
