@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import getpass
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import typer
 
 from openapi_tool.bus.client import BusClient
 from openapi_tool.bus.kv_stores import change_switches, load_switches
 from openapi_tool.cli import tools_apply, tools_registry
-from openapi_tool.cli.common import JsonOption, Rows, fail, output, print_json, print_line, print_status
+from openapi_tool.cli.common import USAGE, JsonOption, Rows, fail, output, print_json, print_line, print_status
 from openapi_tool.cli.kernels import (
     LINT_FAILED,
     Files,
@@ -221,17 +221,30 @@ def export(
     ] = None,
     *,
     form: Annotated[ExportFormat, typer.Option("--format", help="Output format.")] = "openai",
+    output_dir: Annotated[
+        Path | None,
+        typer.Option(
+            help="With --format kernel: write a file per tool, as the kernel's API takes them.", show_default=False
+        ),
+    ] = None,
 ) -> None:
     """Print tools for OpenAI (Chat Completions, Responses), Anthropic, MCP, LobeHub, or as YAML for the kernel.
 
-    Leaves out `fixed` and `envs` arguments, shows defaults. Exit codes: 0, 1 a definition has errors.
+    Leaves out `fixed` and `envs` arguments, shows defaults. The kernel's API takes one definition per file, so it
+    refuses the output for several tools: use --output-dir. Exit codes: 0, 1 a definition has errors, 2 wrong usage or
+    a file cannot be written.
     """
+    if output_dir is not None and form != "kernel":
+        fail("--output-dir: only --format kernel writes files; leave it out, or add --format kernel")
     if files:
         definitions = load_definitions(files)
         rows = [definition.row for definition in definitions]
         tools = [exports.defined(definition.row, definition.parsed) for definition in definitions]
     else:
         rows, tools = [*map(exports.registration, CATALOGUE.values())], exports.all_built_in()
+    if form == "kernel" and output_dir is not None:
+        _write_definitions(rows, output_dir)
+        return
     if form == "kernel":
         sys.stdout.write("---\n".join(exports.as_yaml(row) for row in rows))
         return
@@ -240,6 +253,21 @@ def export(
     except exports.DuplicateName as duplicate:
         fail(str(duplicate), LINT_FAILED)
     print_json(exports.FORMATS[form](tools), indent=2)
+
+
+def _write_definitions(rows: Sequence[Mapping[str, Any]], folder: Path) -> None:
+    """Write a file for each definition, and print its path; an existing file is replaced."""
+    names = [row["tool_name"] for row in rows]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        fail(f"{twice}: two definitions have this name", LINT_FAILED)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, row in zip(names, rows, strict=True):
+            file = folder / f"{name}.yaml"
+            file.write_text(exports.as_yaml(row), encoding="utf-8")
+            print_line(str(file))
+    except OSError as error:
+        fail(f"--output-dir: {folder}: {error.strerror or error}", USAGE)
 
 
 app.command(short_help="Register definitions; show differences first.")(tools_apply.apply)

@@ -624,6 +624,38 @@ def test_folders_and_standard_input_are_read(tmp_path: Path) -> None:
     assert "empty: holds no file whose name ends in .yaml or .yml" in done.stderr
 
 
+@requirement("definition.exports")
+def test_a_kernel_export_into_a_folder_has_one_document_per_file(tmp_path: Path) -> None:
+    """The kernel's API refuses a file with several documents."""
+    folder = tmp_path / "new folder" / "tools"
+    done = run("export", "--format", "kernel", "--output-dir", str(folder))
+    assert (done.exit_code, done.stdout.splitlines()) == (0, [str(folder / file.name) for file in built_in_files()])
+    for file in built_in_files():
+        [document] = yaml.safe_load_all((folder / file.name).read_text())
+        assert document == yaml.safe_load(file.read_text())
+    assert run("lint", str(folder)).exit_code == 0
+
+
+def built_in_files() -> list[Path]:
+    return [TOOLS / f"{registration(tool)['tool_name']}.yaml" for tool in CATALOGUE.values()]
+
+
+@requirement("definition.exports")
+def test_a_folder_for_an_export_is_refused_if_it_cannot_be_written_or_is_not_used(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    done = run("export", "--format", "kernel", "--output-dir", str(tmp_path / "file"))
+    assert (done.exit_code, done.stderr.count("\n")) == (2, 1)
+    assert f"--output-dir: {tmp_path / 'file'}: " in done.stderr
+    done = run("export", "--format", "mcp", "--output-dir", str(tmp_path / "new"))
+    assert done.exit_code == 2
+    assert not (tmp_path / "new").exists()
+    twice = written(tmp_path, a=PLAIN, b=PLAIN)
+    assert run("export", "--format", "kernel", "--output-dir", str(tmp_path / "new"), *twice).exit_code == 1
+    outside = written(tmp_path, c={**PLAIN, "tool_name": "../outside"})
+    assert run("export", "--format", "kernel", "--output-dir", str(tmp_path / "new"), *outside).exit_code == 1
+    assert not (tmp_path / "outside.yaml").exists()
+
+
 @requirement("definition.lint", "definition.exports")
 def test_a_kernel_export_can_be_linted_and_exported_again(tmp_path: Path) -> None:
     odd = {"type": "string", "description": "Where.", "enum": ["010", "1:30", "1e3", "08", "no", "2024-01-01"]}
