@@ -29,6 +29,7 @@ from openapi_tool.jina.transport import Resolver
 from openapi_tool.settings import PREFIX, Settings, SettingsError
 from openapi_tool.settings.loading import ignored_variables
 from openapi_tool.settings.sources import CONFIG_VARIABLE
+from openapi_tool.signals import hung_up
 from openapi_tool.telemetry.calls import CALL_FIELDS
 from openapi_tool.telemetry.health import RECENT_WARNINGS, monitor_loop_lag
 from openapi_tool.telemetry.health_server import MAX_CONNECTIONS, health_server
@@ -195,7 +196,7 @@ T = TypeVar("T")
 
 
 def run(read: Callable[[], Settings], environment: Mapping[str, str], resolver: Resolver | None = None) -> None:
-    """Serve until SIGTERM or SIGINT. Raises SettingsError before any connection is made.
+    """Serve until SIGTERM, SIGINT or SIGQUIT. Raises SettingsError before any connection is made.
 
     `resolver` replaces DNS for the upstream's hosts in the embedded stack.
     """
@@ -213,7 +214,9 @@ def run(read: Callable[[], Settings], environment: Mapping[str, str], resolver: 
 
 async def _serve(reloader: Reloader, resolver: Resolver | None) -> None:
     bootstrap, stop, reload = reloader.bootstrap, _stop_on_signals(), asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload.set)  # by default it ends the process
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload.set)
+    if hung_up():
+        reload.set()
     async with AsyncExitStack() as stack:
         await _serve_health(stack, bootstrap)
         set_malloc_thresholds()
@@ -326,7 +329,11 @@ def _log_configuration(bootstrap: Bootstrap, environment: Mapping[str, str]) -> 
 
 
 def _stop_on_signals() -> asyncio.Event:
-    """Return an event that the first SIGTERM or SIGINT sets; a second one ends the process at once."""
+    """Return an event that the first SIGTERM, SIGINT or SIGQUIT sets; a second one ends the process at once.
+
+    No signal is lost between the handlers of `signals.py` and these: the loop first sets the descriptor to which every
+    signal is written, and Python runs the old handler for a pending signal before it sets a new one.
+    """
     stop = asyncio.Event()
 
     def on_signal(number: int) -> None:
@@ -337,7 +344,7 @@ def _stop_on_signals() -> asyncio.Event:
         stop.set()
 
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
         loop.add_signal_handler(number, on_signal, number)
     return stop
 

@@ -115,6 +115,7 @@ REQUIREMENTS = (
     Requirement("run.replicas", "design", "Replicas on one durable share the load, and each call gets one result."),
     Requirement("run.heartbeat", "protocol 10", "A call longer than AckWait is not redelivered while it runs."),
     Requirement("run.stop", "protocol 10", "SIGTERM finishes running calls within a limited time and exits with 0."),
+    Requirement("run.signals", "design", "`serve` stops at SIGTERM, SIGINT and SIGQUIT from its first moment on, also as PID 1; SIGHUP reloads; no other signal that it can ignore ends it."),
     Requirement("run.side_tasks", "design", "If a background task ends, the process ends, also during a drain."),
     Requirement("cancel.once", "design", "A call that is cancelled at any moment is acknowledged with one result or handed back with none."),
     Requirement("lease.owner", "design", "A redelivered command has one owner; a command with too many lost runs gets a failed result and a dead letter."),

@@ -16,6 +16,7 @@ from openapi_tool.local.guard import Guard
 from openapi_tool.local.servers import ServerProcess
 from openapi_tool.service import run
 from openapi_tool.settings import SettingsError, load_settings
+from openapi_tool.signals import guard_service
 from openapi_tool.telemetry.logs import guard_crashes
 
 READY = "consumer.started"
@@ -92,6 +93,7 @@ class ExecutorProcess:
 
 def main() -> None:
     """Serve against the double."""
+    guard_service()
     parser = argparse.ArgumentParser(description="`openapi-tool serve` against the Jina double.")
     parser.add_argument("--upstream-port", type=int, required=True, help="the double's HTTPS port on loopback")
     arguments = parser.parse_args()

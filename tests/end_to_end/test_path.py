@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from nats.js.errors import NotFoundError
 
 from openapi_tool.bus.dead_letters import STREAM as DEAD_LETTERS
@@ -272,16 +273,19 @@ async def test_a_call_longer_than_the_ack_wait_is_delivered_once(
     assert len(stack.upstream.requests()) == 1
 
 
-@requirement("run.stop")
-async def test_sigterm_finishes_running_calls_and_leaves_the_others(
-    stack: EmbeddedStack, caller: Caller, start_executor: StartExecutor
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGQUIT])
+@requirement("run.stop", "run.signals")
+async def test_a_stop_finishes_running_calls_and_leaves_the_others(
+    stack: EmbeddedStack, caller: Caller, start_executor: StartExecutor, number: signal.Signals
 ) -> None:
     await caller.add_tool(PROJECT, search_tool())
     stack.upstream.rules({"delay_s": 0.5})
     executor = start_executor({"OPENAPI_TOOL__EXECUTOR__CONCURRENCY": "2"})
     calls = [await caller.place(PROJECT, AGENT, "jina_search", RECORDED_ARGUMENTS) for _ in range(4)]
     await asyncio.to_thread(stack.upstream.requests, at_least=2)
-    executor.signal(signal.SIGTERM)
+    for other in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM, signal.SIGPIPE):
+        executor.signal(other)  # by default each ends the process without a drain
+    executor.signal(number)
     assert await asyncio.to_thread(executor.process.wait, 10) == 0
     written = [(await caller.read_result(call)).inbox_row for call in calls]
     assert sum(bool(row) for row in written) == 2
