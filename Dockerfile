@@ -24,6 +24,11 @@ LABEL org.opencontainers.image.title="openapi-tool" \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.revision="${REVISION}"
+# PID 1: the kernel drops a signal to it that it does not handle yet, and an interpreter takes a while until it can handle
+# one. Debian's revision of the package is not pinned, because it differs by architecture.
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends tini=0.19.* \
+    && rm -rf /var/lib/apt/lists/*
 # Nothing can install packages in a running container.
 RUN python -m pip uninstall --yes --root-user-action=ignore wheel setuptools pip \
     && rm -rf /usr/local/lib/python3.*/ensurepip
@@ -33,5 +38,5 @@ ENV PATH=/opt/openapi-tool/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=
 EXPOSE 8080
 USER 10001:10001
 STOPSIGNAL SIGTERM
-ENTRYPOINT ["openapi-tool"]
+ENTRYPOINT ["tini", "--", "openapi-tool"]
 CMD ["serve"]

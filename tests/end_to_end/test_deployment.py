@@ -374,16 +374,25 @@ def _holds_what_is_locked_and_nothing_else(prefix: Path) -> None:
 @requirement("image.steps")
 def test_the_final_stage_has_no_installer_and_a_numeric_user() -> None:
     _, final = stages()
-    (removal,) = instructions(final, "RUN")
+    _, removal = instructions(final, "RUN")
     assert "pip uninstall" in removal
     assert "ensurepip" in removal
     assert instructions(final, "USER") == [f"{USER}:{USER}"]
     assert [value.default for value in values() if value.path == "runAsUser"] == [USER]
     assert instructions(final, "COPY") == ["--from=build /opt/openapi-tool /opt/openapi-tool"]
-    assert (instructions(final, "ENTRYPOINT"), instructions(final, "CMD")) == (['["openapi-tool"]'], ['["serve"]'])
+    assert instructions(final, "CMD") == ['["serve"]']
     (labels,) = instructions(final, "LABEL")
     for label in ("title", "description", "licenses", "version", "revision"):
         assert f"org.opencontainers.image.{label}=" in labels
+
+
+@requirement("image.steps", "run.signals")
+def test_the_image_runs_under_an_init_of_debian() -> None:
+    """What that is for is shown in test_signals.py."""
+    _, final = stages()
+    init, _ = instructions(final, "RUN")
+    assert "apt-get install --yes --no-install-recommends tini=" in init
+    assert instructions(final, "ENTRYPOINT") == ['["tini", "--", "openapi-tool"]']
 
 
 @pytest.mark.parametrize(
