@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import secrets
 import time
 from collections.abc import Awaitable, Callable
@@ -165,19 +166,24 @@ class Shared:
     answering: set[tuple[str, ...]] = field(default_factory=set)
 
 
-def open_shared(stack: AsyncExitStack, bootstrap: Bootstrap, resolver: Resolver | None) -> Shared:
-    """Build the shared parts; `stack` closes them."""
+def open_shared(
+    stack: AsyncExitStack,
+    bootstrap: Bootstrap,
+    resolver: Resolver | None,
+    left_s: Callable[[], float] = lambda: math.inf,
+) -> Shared:
+    """Build the shared parts; `stack` closes them, within the seconds that `left_s` returns then."""
     transport = upstream_transport(bootstrap, resolver)
     stack.push_async_callback(transport.aclose)
     settings, tracer = bootstrap.settings, _tracer(bootstrap)
-    stack.push_async_callback(shut_down, tracer.shutdown)
+    stack.push_async_callback(shut_down, tracer.shutdown, left_s)
     if settings.telemetry.otlp_metrics_endpoint is not None:
         from openapi_tool.telemetry.otlp import open_exporter  # noqa: PLC0415 - 30 MB that few deployments need
 
         exporter = open_exporter(
             settings.telemetry.otlp_metrics_endpoint, settings.telemetry.otlp_metrics_interval_s, INSTANCE
         )
-        stack.push_async_callback(shut_down, exporter.shutdown)
+        stack.push_async_callback(shut_down, exporter.shutdown, left_s)
     for variable in bootstrap.secrets.allowed:
         metrics.KEYS_REFUSED.labels(variable)  # so that an alert sees the first refusal
     clock = ServerClock()

@@ -25,6 +25,7 @@ MIN_MAX_TOKENS = 500
 TERABYTE = 1_000_000_000_000
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
 CallSeconds = Annotated[float, Field(ge=1, le=86_400)]
+_MAX_HAND_BACK_S = 3.0
 
 
 def _check_file(path: Path) -> Path:
@@ -108,8 +109,19 @@ class ExecutorOptions(Options):
         int, Field(ge=1, le=100, description="Lost runs after which a command gets a failed result without a run.")
     ] = 3
     drain_timeout_s: Annotated[
-        Seconds, Field(description="Seconds that running calls get to finish after SIGTERM.")
+        float,
+        Field(
+            ge=1,
+            le=86_400,
+            description="Seconds from SIGTERM to the end of the process, whatever blocks; running calls may finish in "
+            "all but the last 3 (or half of a shorter time), in which the others are handed back.",
+        ),
     ] = 25
+
+    @property
+    def hand_back_s(self) -> float:
+        """Last seconds of a drain, in which no call runs any more (`shutdown.py`)."""
+        return min(_MAX_HAND_BACK_S, self.drain_timeout_s / 2)
 
     @model_validator(mode="after")
     def _leaves_time_to_run(self) -> ExecutorOptions:

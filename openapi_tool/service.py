@@ -7,14 +7,12 @@ import ctypes
 import errno
 import gc
 import logging
-import os
 import resource
-import signal
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import NoReturn
 
 try:
     from uvloop import new_event_loop
@@ -29,11 +27,11 @@ from openapi_tool.jina.transport import Resolver
 from openapi_tool.settings import PREFIX, Settings, SettingsError
 from openapi_tool.settings.loading import ignored_variables
 from openapi_tool.settings.sources import CONFIG_VARIABLE
-from openapi_tool.signals import hung_up
+from openapi_tool.shutdown import Shutdown, cancelled, end_process
 from openapi_tool.telemetry.calls import CALL_FIELDS
 from openapi_tool.telemetry.health import RECENT_WARNINGS, monitor_loop_lag
 from openapi_tool.telemetry.health_server import MAX_CONNECTIONS, health_server
-from openapi_tool.telemetry.logs import configure_logging
+from openapi_tool.telemetry.logs import configure_logging, log_crash
 from openapi_tool.telemetry.metrics import list_projects
 from openapi_tool.telemetry.redact import MIN_SECRET_CHARS
 from openapi_tool.tools.placeholders import FILE_SUFFIX, Secrets
@@ -192,11 +190,8 @@ def _state(file: Path) -> tuple[int, int, int] | None:
     return status.st_mtime_ns, status.st_ino, status.st_size
 
 
-T = TypeVar("T")
-
-
-def run(read: Callable[[], Settings], environment: Mapping[str, str], resolver: Resolver | None = None) -> None:
-    """Serve until SIGTERM, SIGINT or SIGQUIT. Raises SettingsError before any connection is made.
+def run(read: Callable[[], Settings], environment: Mapping[str, str], resolver: Resolver | None = None) -> NoReturn:
+    """Serve until SIGTERM, SIGINT or SIGQUIT, and end the process. Raises SettingsError before any connection is made.
 
     `resolver` replaces DNS for the upstream's hosts in the embedded stack.
     """
@@ -209,25 +204,40 @@ def run(read: Callable[[], Settings], environment: Mapping[str, str], resolver: 
     if problem := file_limit_problem(settings, raise_file_limit()):
         log.warning("%s", problem, extra={"action": "open_files.short"})
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
-        runner.run(_serve(Reloader(bootstrap, read, environment), resolver))
+        try:
+            runner.run(_serve(Reloader(bootstrap, read, environment), resolver))
+        except SettingsError:  # a port that cannot be used; nothing has begun
+            raise
+        except Exception as error:  # noqa: BLE001 - a normal end of the process might take minutes
+            defect = error
+            end_process(1, lambda: log_crash(defect))
+        end_process(0)
 
 
 async def _serve(reloader: Reloader, resolver: Resolver | None) -> None:
-    bootstrap, stop, reload = reloader.bootstrap, _stop_on_signals(), asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload.set)
-    if hung_up():
-        reload.set()
+    bootstrap, reload, serving = reloader.bootstrap, asyncio.Event(), list[Parts]()
+    shutdown = Shutdown(bootstrap.settings.executor, lambda: sum(parts.consumer.running for parts in serving))
+    shutdown.handle_signals(reload)
     async with AsyncExitStack() as stack:
         await _serve_health(stack, bootstrap)
         set_malloc_thresholds()
-        shared = open_shared(stack, bootstrap, resolver)
+        upstream, connections = AsyncExitStack(), AsyncExitStack()
+        shared = open_shared(upstream, bootstrap, resolver, lambda: shutdown.left_s)
         reloader.use_keys = shared.limiter.keys.set_secrets
-        process = _Process(stop, stack, shared, reloader)
-        async with asyncio.TaskGroup() as group:
-            for kernel in (bootstrap, *bootstrap.others):  # an unavailable one does not delay the others
-                group.create_task(_serve_kernel(kernel, process), name=f"kernel {kernel.version}")
-            group.create_task(_unless_stopped(stop, reloader.run(reload)), name="reload")
-            group.create_task(_unless_stopped(stop, monitor_loop_lag(process.stalled)), name="loop lag")
+        process = _Process(shutdown, connections, shared, reloader, serving)
+        try:
+            async with asyncio.TaskGroup() as group:
+                for kernel in (bootstrap, *bootstrap.others):  # an unavailable one does not delay the others
+                    group.create_task(_serve_kernel(kernel, process), name=f"kernel {kernel.version}")
+                group.create_task(shutdown.unless_requested(reloader.run(reload)), name="reload")
+                group.create_task(shutdown.unless_requested(monitor_loop_lag(process.stalled)), name="loop lag")
+        finally:
+            shutdown.begin()  # after a failure
+            # Before the connections: a server that does not answer would use up the time for the last spans.
+            with shutdown.step("export spans and metrics, close upstream connections"):
+                await upstream.aclose()
+            with shutdown.step("close connections to NATS and PostgreSQL"):
+                await connections.aclose()
     log.info("stopped", extra={"action": "service.stopped"})
 
 
@@ -235,14 +245,14 @@ async def _serve(reloader: Reloader, resolver: Resolver | None) -> None:
 class _Process:
     """State shared by the kernels; `serving` has the parts of the connected ones.
 
-    `stack` closes connections after all have drained: their calls need permits from the main kernel's NATS.
+    `connections` are closed after all have drained: their calls need permits from the main kernel's NATS.
     """
 
-    stop: asyncio.Event
-    stack: AsyncExitStack
+    shutdown: Shutdown
+    connections: AsyncExitStack
     shared: Shared
     reloader: Reloader
-    serving: list[Parts] = field(default_factory=list)
+    serving: list[Parts]
 
     def stalled(self, seconds: float) -> None:
         """Notify the consumers that the event loop stood still."""
@@ -252,7 +262,8 @@ class _Process:
 
 async def _serve_kernel(bootstrap: Bootstrap, process: _Process) -> None:
     CALL_FIELDS.set(lambda: {"protocol": bootstrap.version})  # every task of this kernel inherits it
-    parts = await _unless_stopped(process.stop, assemble(process.stack, bootstrap, process.shared))
+    shutdown = process.shutdown
+    parts = await shutdown.unless_requested(assemble(process.connections, bootstrap, process.shared))
     if parts is None:
         return
     process.serving.append(parts)
@@ -260,11 +271,18 @@ async def _serve_kernel(bootstrap: Bootstrap, process: _Process) -> None:
     collect_garbage_rarely()
     parts.consumer.start()
     log.info("serving", extra={"action": "service.started", "durable": bootstrap.durable.name})
+    background = asyncio.create_task(_background_tasks(parts, bootstrap), name="background tasks")
     try:
-        await _unless_stopped(process.stop, _background_tasks(parts, bootstrap))
+        await shutdown.requested_or_done(background)
+        if background.done():
+            background.result()  # raises the defect
     finally:
         bootstrap.health.draining = True
-        await parts.consumer.stop(bootstrap.settings.executor.drain_timeout_s)
+        shutdown.begin()
+        background.cancel()  # awaited after the drain: a check of a server that hangs ends only seconds later
+        with shutdown.step(f"drain {bootstrap.version}"):
+            await parts.consumer.stop(shutdown.calls_left_s, bootstrap.settings.executor.hand_back_s * 2 / 3)
+            await cancelled(background)
 
 
 async def _serve_health(stack: AsyncExitStack, bootstrap: Bootstrap) -> None:
@@ -326,36 +344,3 @@ def _log_configuration(bootstrap: Bootstrap, environment: Mapping[str, str]) -> 
         log.warning("%s", remark, extra={"action": "setting.changed"})
     if settings.executor.concurrency == 1:
         log.warning("executor.concurrency is 1: calls run one after another", extra={"action": "concurrency.low"})
-
-
-def _stop_on_signals() -> asyncio.Event:
-    """Return an event that the first SIGTERM, SIGINT or SIGQUIT sets; a second one ends the process at once.
-
-    No signal is lost between the handlers of `signals.py` and these: the loop first sets the descriptor to which every
-    signal is written, and Python runs the old handler for a pending signal before it sets a new one.
-    """
-    stop = asyncio.Event()
-
-    def on_signal(number: int) -> None:
-        if stop.is_set():
-            log.warning("stopping now", extra={"action": "service.killed", "signal": number})
-            os._exit(128 + number)
-        log.info("stopping", extra={"action": "service.stopping", "signal": number})
-        stop.set()
-
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
-        loop.add_signal_handler(number, on_signal, number)
-    return stop
-
-
-async def _unless_stopped(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
-    """Return the result of `work`; if `stop` is set first, cancel it and return None."""
-    working, stopping = asyncio.ensure_future(work), asyncio.ensure_future(stop.wait())
-    try:
-        await asyncio.wait([working, stopping], return_when=asyncio.FIRST_COMPLETED)
-        return working.result() if working.done() else None
-    finally:
-        for task in (working, stopping):
-            task.cancel()
-        await asyncio.wait([working, stopping])

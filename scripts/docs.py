@@ -246,8 +246,8 @@ MEANINGS = {
     "consumer.started": "The durable is found or created; commands are fetched from now on.",
     "dead_letters.unlimited": "The stream of dead letters lacks a limit, so one project can evict the dead letters of "
     "others or fill the disk; the message has the command that adds it.",
-    "drain.finished": "All calls ended or were handed back after SIGTERM.",
-    "drain.started": "SIGTERM: nothing is fetched any more; running calls get `executor.drain_timeout_s`.",
+    "drain.finished": "All calls of a kernel ended or were handed back; with the number of those that were cancelled.",
+    "drain.started": "Nothing is fetched any more; running calls get `grace_s` seconds.",
     "egress.address_refused": "A host of the upstream resolves to an address that is not public; nothing was sent.",
     "health.changed": "A dependency became available or unavailable; the message says why.",
     "health.serving": "The health server listens.",
@@ -264,9 +264,13 @@ MEANINGS = {
     "result.parked": "A paid result could not be committed; the message says whether the next delivery finds it.",
     "service.configured": "The settings in effect, with masked credentials, and which keys are set.",
     "service.killed": "A second signal ends the process at once.",
+    "service.cut_off": "`executor.drain_timeout_s` is over, and the process ends. `steps` names the unfinished steps, "
+    "`running` is the number of calls whose commands are redelivered after AckWait.",
     "service.started": "The service fetches commands from now on.",
-    "service.stopped": "The process ends.",
-    "service.stopping": "A signal asks the service to stop.",
+    "service.step_done": "A step of the end is done: `step`, after `seconds`.",
+    "service.stopped": "Every step is done; the process ends.",
+    "service.stopping": "A signal asks the service to stop, or without `signal` a part of it failed. The process ends "
+    "in `within_s` seconds at the latest.",
     "service.waiting": "The start still waits for a dependency; the message says why.",
     "setting.changed": "A setting was changed or ignored; the message says which.",
     "storage.created": "A missing stream or bucket of the executor was created; the message names it.",

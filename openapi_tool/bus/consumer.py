@@ -32,7 +32,6 @@ _RETRY_S = 1.0  # between attempts to look up or create the durable
 _STALL_SHARE = 1 / 3  # of AckWait: after a longer stall, held messages may have been redelivered elsewhere
 _DOUBT_S = 1.0  # a message received in this time after a stall may have been sent during the stall
 _HAND_BACK_TIMEOUT_S = 5.0  # on shutdown; the remaining commands are redelivered after AckWait
-_CANCEL_TIMEOUT_S = 10.0  # more than the sum of the limits in `bus/worker.py`
 
 
 class BackgroundTaskEnded(Exception):
@@ -123,27 +122,29 @@ class CommandConsumer:
         await asyncio.wait(self._background_tasks, return_when=asyncio.FIRST_COMPLETED)
         _raise_if_ended(self._background_tasks)
 
-    async def stop(self, grace_s: float) -> None:
-        """Stop fetching, hand back waiting commands, let calls finish for `grace_s` seconds, hand back the others.
+    async def stop(self, grace_s: float, hand_back_s: float = _HAND_BACK_TIMEOUT_S) -> None:
+        """Stop fetching, hand back waiting commands, let calls finish, hand back the others.
 
-        Calls that wait for a permit and have sent no request are handed back at once. If the heartbeat task fails, the
-        grace period ends early, as the server would redeliver running calls, and BackgroundTaskEnded is raised at the
-        end.
+        Calls get `grace_s` seconds from now on to finish, and `hand_back_s` from their cancellation on; commands that
+        are not handed back by then are redelivered after AckWait. Calls that wait for a permit and have sent no request
+        are handed back at once. If the heartbeat task fails, the grace period ends early, as the server would redeliver
+        running calls, and BackgroundTaskEnded is raised at the end.
         """
         pulling, returning, heartbeat = self._background_tasks
+        give_up_at = time.monotonic() + grace_s
         self._draining = True
         await _cancel(pulling)
         await _cancel(returning)  # this task would take from the same queue as `flush` below
         self._intake.hand_back_waiting()
         with suppress(TimeoutError):
-            async with asyncio.timeout(_HAND_BACK_TIMEOUT_S):
+            async with asyncio.timeout(hand_back_s):
                 await self._intake.hand_backs.flush()
-        fields = {"running": self.running, "oldest_s": self._oldest_running_s(), "grace_s": grace_s}
+        fields = {"running": self.running, "oldest_s": self._oldest_running_s(), "grace_s": round(grace_s, 3)}
         log.info("draining", extra={"action": "drain.started", **fields})
         self._hand_back_unsent()
-        await self._wait_for_calls(heartbeat, grace_s)
+        await self._wait_for_calls(heartbeat, give_up_at - time.monotonic())
         handed_back, oldest_s = self.running, self._oldest_running_s()
-        await self._cancel_all()
+        await self._cancel_all(hand_back_s)
         failed = [heartbeat] if heartbeat.done() else []
         await _cancel(heartbeat)
         log.info("drained", extra={"action": "drain.finished", "handed_back": handed_back, "oldest_s": oldest_s})
@@ -161,13 +162,13 @@ class CommandConsumer:
                 while self._running and not heartbeat.done():
                     await asyncio.wait([*self._running, heartbeat], return_when=asyncio.FIRST_COMPLETED)
 
-    async def _cancel_all(self) -> None:
+    async def _cancel_all(self, within_s: float) -> None:
         running = list(self._running)
         await asyncio.sleep(0)  # a task that is cancelled before its first step cannot hand its command back
         for task in running:
             task.cancel()
         if self._running:
-            await asyncio.wait(self._running, timeout=_CANCEL_TIMEOUT_S)
+            await asyncio.wait(self._running, timeout=within_s)
         for work in self._running.values():
             log.error(
                 "a cancelled call does not end; the server redelivers its command after AckWait",

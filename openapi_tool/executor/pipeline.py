@@ -53,9 +53,6 @@ from openapi_tool.tools.result import ResultFields
 
 log = logging.getLogger(__name__)
 
-_FINISH_GRACE_S = 2.0
-"""Seconds that commit and doorbell may still take after the call was cancelled."""
-
 _UNCLAIMED_STATUSES = ("pending", "deferred")  # of an inbox row that may still need a doorbell
 _COPIES_OF_COMMIT = 5  # of an artifact's text in memory: JSON, jsonb encoding, buffers of driver and transport
 _NOT_IN_ROSTER = (
@@ -204,7 +201,8 @@ class Pipeline:
                 tool_output=result.fields.tool_output,
             )
             report = self._dialect.report(acceptance, span.context, span.tracestate, card.card_id, card.content)
-            return await shielded(self._finish(call, result, card, report), _FINISH_GRACE_S)
+            # After a cancellation commit and doorbell get the first third of a drain's last seconds (`shutdown.py`).
+            return await shielded(self._finish(call, result, card, report), self._options.executor.hand_back_s / 3)
 
     async def _finish(self, call: _Call, result: CallResult, card: Card, report: Report) -> Settlement:
         """Commit once the worker is ready for the result, and publish the doorbell. Shielded as a whole."""

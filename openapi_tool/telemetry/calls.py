@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import threading
 import time
 from collections import deque
@@ -25,6 +26,7 @@ CALL_FIELDS: ContextVar[Callable[[], Mapping[str, Any]]] = ContextVar("call_fiel
 
 _QUEUE, _LOAD, _PERMIT, _UPSTREAM, _TURN, _COMMIT = (metrics.PHASE_SECONDS.labels(phase) for phase in metrics.PHASES)
 _MAX_RECENT = 1_024
+_MAX_EXPORT_S = 5.0  # at the end of the process
 
 
 @dataclass(slots=True)
@@ -150,12 +152,13 @@ def child_of(link: TraceLink) -> CallSpan:
     return CallSpan(SpanContext(link.parent.trace_id, new_span_id(), link.parent.flags), link.tracestate)
 
 
-async def shut_down(shutdown: Callable[[], None], limit_s: float = 5.0) -> None:
-    """Run the shutdown of an exporter; after `limit_s` seconds log a warning and drop what it has not exported.
+async def shut_down(shutdown: Callable[[], None], left_s: Callable[[], float] = lambda: math.inf) -> None:
+    """Run the shutdown of an exporter; after a while log a warning and drop what it has not exported.
 
+    It gets five seconds, but at most half of the seconds that `left_s` returns, so that further steps have some.
     It runs in a daemon thread: closing the event loop would wait for a thread of its executor.
     """
-    loop, done = asyncio.get_running_loop(), asyncio.Event()
+    loop, done, limit_s = asyncio.get_running_loop(), asyncio.Event(), min(_MAX_EXPORT_S, left_s() / 2)
 
     def work() -> None:
         shutdown()
@@ -168,7 +171,7 @@ async def shut_down(shutdown: Callable[[], None], limit_s: float = 5.0) -> None:
             await done.wait()
     except TimeoutError:
         log.warning(
-            "cannot export the last spans within %s s; they are dropped; check telemetry.otlp_endpoint",
+            "cannot export the last spans or metrics within %.2f s; they are dropped; check telemetry.otlp_endpoint",
             limit_s,
             extra={"action": "traces.dropped"},
         )

@@ -304,7 +304,7 @@ async def test_calls_that_exceed_the_drain_timeout_are_handed_back_at_once(
     stack.upstream.rules({"hang": True})
     executor = start_executor(
         {
-            "OPENAPI_TOOL__EXECUTOR__DRAIN_TIMEOUT_S": "0.2",
+            "OPENAPI_TOOL__EXECUTOR__DRAIN_TIMEOUT_S": "1",
             "OPENAPI_TOOL__NATS__ACK_WAIT_S": "60",
             "OPENAPI_TOOL__EXECUTOR__WORKER_TIMEOUT_S": "300",
         }

@@ -15,10 +15,8 @@ from hypothesis import strategies as st
 
 from openapi_tool.assembly import consumer_options
 from openapi_tool.bootstrap import build_bootstrap
-from openapi_tool.bus import consumer as consumer_module
 from openapi_tool.bus.consumer import BackgroundTaskEnded, CommandConsumer
 from openapi_tool.concurrency import shielded
-from openapi_tool.executor import pipeline as pipeline_module
 from openapi_tool.jina.backend import JinaBackend, JinaBackendOptions
 from openapi_tool.jina.byte_semaphore import max_call_memory
 from openapi_tool.jina.client import JinaClient
@@ -200,7 +198,7 @@ def test_a_batch_cancelled_at_any_await_gives_all_memory_back_and_is_no_defect(c
 def test_a_cancelled_call_whose_result_waits_for_the_database_is_handed_back(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pipeline_module, "_FINISH_GRACE_S", 0.0)
+    monkeypatch.setattr(ExecutorOptions, "hand_back_s", 0.0)
 
     async def check() -> None:
         scene, waiting = Scene(), asyncio.Event()
@@ -227,18 +225,14 @@ def test_a_command_that_arrives_just_before_the_drain_cancels_is_handed_back(run
     async def check() -> None:
         scene = Scene()
         scene.deliver()
-        await scene.consumer._cancel_all()  # noqa: SLF001 - one step of the drain
+        await scene.consumer._cancel_all(10)  # noqa: SLF001 - one step of the drain
         assert scene.bus.sent() == [b"-NAK"]
 
     run(check())
 
 
 @requirement("run.stop")
-def test_a_call_that_ignores_cancellation_does_not_block_the_drain(
-    run: Run, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(consumer_module, "_CANCEL_TIMEOUT_S", 0.0)
-
+def test_a_call_that_ignores_cancellation_does_not_block_the_drain(run: Run, caplog: pytest.LogCaptureFixture) -> None:
     async def check() -> None:
         end = asyncio.Event()
 
@@ -254,7 +248,7 @@ def test_a_call_that_ignores_cancellation_does_not_block_the_drain(
         await iterate_loop()
         try:
             async with asyncio.timeout(5):
-                await scene.consumer.stop(0)
+                await scene.consumer.stop(0, hand_back_s=0)
             assert not task.done()
             assert "call.stuck" in [getattr(record, "action", "") for record in caplog.records]
         finally:
@@ -471,7 +465,7 @@ def test_the_last_spans_block_neither_the_event_loop_nor_the_end_of_the_process(
 ) -> None:
     tracer = _Stuck()
     began = time.monotonic()
-    run(shut_down(tracer.shutdown, 0.01))  # the loop is closed, too
+    run(shut_down(tracer.shutdown, lambda: 0.02))  # the loop is closed, too
     assert time.monotonic() - began < 10  # not the 20 s of the collector
     assert [getattr(record, "action", "") for record in caplog.records] == ["traces.dropped"]
     tracer.go.set()
@@ -483,7 +477,7 @@ def test_a_cancelled_export_of_the_last_spans_does_not_block_the_end_of_the_proc
     tracer = _Stuck()
 
     async def work() -> None:
-        export = asyncio.create_task(shut_down(tracer.shutdown, 15))
+        export = asyncio.create_task(shut_down(tracer.shutdown))
         await asyncio.sleep(0.01)
         export.cancel()
         await asyncio.wait([export])
@@ -499,7 +493,7 @@ def test_a_cancelled_export_of_the_last_spans_does_not_block_the_end_of_the_proc
 def test_remaining_spans_are_exported_before_the_process_ends(run: Run, caplog: pytest.LogCaptureFixture) -> None:
     tracer = _Stuck()
     tracer.go.set()
-    run(shut_down(tracer.shutdown, 20))
+    run(shut_down(tracer.shutdown))
     assert tracer.ended.is_set()
     run(shut_down(WireTracer().shutdown))
     assert caplog.records == []

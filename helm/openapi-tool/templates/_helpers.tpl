@@ -75,12 +75,12 @@ per call of each kernel. */}}
 {{- add .Values.preStopSleepSeconds (.Values.config | default dict | dig "executor" "drain_timeout_s" 25.0 | float64 | ceil | int64) -}}
 {{- end -}}
 
-{{/* Adds 15 s: 10 for calls that do not end when they are cancelled, 5 to close connections. */}}
+{{/* Adds 5 s, of which the last log lines may take one: the process ends after drain_timeout_s, whatever blocks. */}}
 {{- define "openapi-tool.grace" -}}
 {{- $stop := include "openapi-tool.stopSeconds" . | int64 -}}
-{{- $grace := .Values.terminationGracePeriodSeconds | default (add $stop 15) | int64 -}}
-{{- if lt $grace (add $stop 5) -}}
-{{- fail (printf "terminationGracePeriodSeconds is %d, but running calls need %d: preStopSleepSeconds + config.executor.drain_timeout_s + 5. Raise it, or do not set it." $grace (add $stop 5)) -}}
+{{- $grace := .Values.terminationGracePeriodSeconds | default (add $stop 5) | int64 -}}
+{{- if lt $grace (add $stop 2) -}}
+{{- fail (printf "terminationGracePeriodSeconds is %d, but the end of a pod takes up to %d: preStopSleepSeconds + config.executor.drain_timeout_s + 2. Raise it, or do not set it." $grace (add $stop 2)) -}}
 {{- end -}}
 {{- $grace -}}
 {{- end -}}
