@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 
 from openapi_tool.signals import guard_command, guard_service
+
+
+def open_closed_streams() -> None:
+    """Open those of standard input, output and error that the process was started without, on /dev/null.
+
+    Otherwise the next files and sockets get their numbers: what others write there goes into them, and libuv aborts
+    when it closes one. Python sets the closed ones to None, on which a flush fails.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            number = os.open(os.devnull, os.O_RDWR)  # the lowest free number, which is that of the stream
+            os.set_inheritable(number, True)  # noqa: FBT003 - its only parameter; child processes have the same need
+            setattr(sys, name, os.fdopen(number, mode, closefd=False))
 
 
 def main() -> None:
@@ -14,6 +28,7 @@ def main() -> None:
         guard_service()
     else:
         guard_command()
+    open_closed_streams()
     try:
         from openapi_tool.cli import main as run  # noqa: PLC0415 - takes a second, during which signals may come
 

@@ -197,7 +197,8 @@ def run(read: Callable[[], Settings], environment: Mapping[str, str], resolver: 
     """
     bootstrap = build_bootstrap(read(), environment)
     settings = bootstrap.settings
-    configure_logging(settings.telemetry.log_level, settings.telemetry.log_format, bootstrap.redactor)
+    level, log_format = settings.telemetry.log_level, settings.telemetry.log_format
+    configure_logging(level, log_format, bootstrap.redactor, background=True)
     RECENT_WARNINGS.install(bootstrap.redactor)
     list_projects(settings.telemetry.projects)
     _log_configuration(bootstrap, environment)

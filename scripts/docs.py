@@ -26,7 +26,7 @@ from openapi_tool.jina.url_policy import INTERNAL_SUFFIXES
 from openapi_tool.protocol.errors import ToolError
 from openapi_tool.settings import PREFIX, SHORT_NAMES, Settings
 from openapi_tool.settings.sections import fields_of
-from openapi_tool.telemetry.logs import FLOOD_BURST, FLOOD_PER_S, FLOODED
+from openapi_tool.telemetry.logs import FLOOD_BURST, FLOOD_PER_S, FLOODED, FLUSH_S, MAX_QUEUED_BYTES
 from openapi_tool.telemetry.metrics import ALL, Metric
 from openapi_tool.tools.catalogue import CATALOGUE, BuiltInTool
 from openapi_tool.tools.exports import as_yaml, registration
@@ -256,6 +256,8 @@ MEANINGS = {
     "limits.not_followed": "Cannot subscribe to changes of the shared records of limits or budgets.",
     "limits.not_shared": "Cannot share a limit of a key with other replicas; this replica uses its part of the limit.",
     "limits.paused": "The upstream answered 429: requests with this key to this endpoint wait for a while.",
+    "log.dropped": "`lines` lines were dropped before this one: standard error could not be written, or its reader was "
+    "too slow.",
     "log": "A line of a library, or one without an action of its own.",
     "nats.denied": "NATS denies a subject; `openapi-tool nats permissions` prints what is needed.",
     "call.unsettled": "Cannot settle a command or hand it back; the server redelivers it after AckWait.",
@@ -282,7 +284,7 @@ MEANINGS = {
 }
 """Meanings of actions whose message alone is not clear; others are described by their message."""
 
-_LEVELS = {"exception": "error", "log": "info, warning", "critical": "critical"}
+_LEVELS = {"exception": "error", "log": "info, warning", "critical": "critical", "makeRecord": "warning"}
 _OTHER = "any"  # an action in a dictionary whose log call, and level, are elsewhere
 
 
@@ -375,6 +377,12 @@ def operations_page() -> str:
         "dropped; the next line that is written has their number as `dropped`. Metrics count all events.",
         "",
         *(f"- `{name}`" for name in sorted(FLOODED)),
+        "",
+        f"A thread writes the lines of `serve` to standard error, from a queue of {MAX_QUEUED_BYTES // 2**20} MB. No",
+        "reader that stops reading and no write that fails (closed pipe, full disk) delays or ends a call: lines that",
+        "cannot be queued or written are dropped and counted (`openapi_tool_log_lines_dropped_total`), and the next",
+        "line that is written follows a line `log.dropped` with their number. At its end the process waits for the",
+        f"queued lines for at most {FLUSH_S:.0f} s; SIGKILL loses them.",
         "",
         "In the table `…` stands for a value.",
         "",

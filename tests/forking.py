@@ -14,6 +14,7 @@ import functools
 import gc
 import inspect
 import json
+import logging
 import os
 import runpy
 import socket
@@ -196,6 +197,7 @@ def _run(module: str) -> None:
     threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001 - first step of the interpreter's exit
     atexit._run_exitfuncs()  # noqa: SLF001 - second step
     gc.collect()
+    logging.shutdown()  # what was logged since the second step
     with suppress(OSError, ValueError):  # a stream that cannot be flushed is left to the interpreter
         sys.stdout.flush()
         sys.stderr.flush()

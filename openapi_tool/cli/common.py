@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from datetime import datetime
 from enum import StrEnum
 from io import BufferedWriter, FileIO, TextIOWrapper
@@ -21,7 +21,7 @@ from rich.live import Live
 from rich.table import Column, Table
 from rich.text import Text
 
-from openapi_tool.telemetry.logs import printable_json, printable_line, printable_lines
+from openapi_tool.telemetry.logs import printable_json, printable_line, printable_lines, wait_until_writable
 from openapi_tool.tools.definition import DEFAULT_AUTH_ENV
 
 if TYPE_CHECKING:
@@ -142,13 +142,27 @@ class _Output(FileIO):
             raise SystemExit(_FAILED) from None
 
 
+class _Errors(FileIO):
+    def write(self, data: Any, /) -> int:
+        """Write data, or drop it: a failure would change the exit code, also later, when Python flushes the stream."""
+        with suppress(OSError):
+            while (written := super().write(data)) is None:  # another process made the file non-blocking
+                wait_until_writable(self.fileno())
+            return written
+        return len(data)
+
+
 def guard_output() -> None:
-    """Let standard output exit on a failed write, and escape characters that its encoding lacks."""
-    now = sys.stdout
-    if not isinstance(now, TextIOWrapper):  # replaced by a test
-        return
-    raw = BufferedWriter(_Output(now.fileno(), "wb", closefd=False))
-    sys.stdout = TextIOWrapper(raw, now.encoding, "backslashreplace", line_buffering=now.isatty())
+    """Let standard output exit on a failed write, and standard error ignore it; escape what their encoding lacks."""
+    if isinstance(sys.stdout, TextIOWrapper):  # else replaced by a test
+        sys.stdout = _guarded(sys.stdout, _Output, line_buffering=sys.stdout.isatty())
+    if isinstance(sys.stderr, TextIOWrapper):
+        sys.stderr = _guarded(sys.stderr, _Errors, line_buffering=True)
+
+
+def _guarded(stream: TextIOWrapper, kind: type[FileIO], *, line_buffering: bool) -> TextIOWrapper:
+    raw = BufferedWriter(kind(stream.fileno(), "wb", closefd=False))
+    return TextIOWrapper(raw, stream.encoding, "backslashreplace", line_buffering=line_buffering)
 
 
 def _discard_output(descriptor: int) -> None:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import re
+import select
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Hashable
 from datetime import UTC, datetime
 from itertools import filterfalse
@@ -16,6 +19,7 @@ from typing import Any, Literal, TextIO
 import orjson
 from cachetools import LRUCache
 
+from openapi_tool.telemetry import metrics
 from openapi_tool.telemetry.calls import CALL_FIELDS
 from openapi_tool.telemetry.redact import MASK, Redactor
 
@@ -152,11 +156,142 @@ class ConsoleFormatter(_Formatter):
         return f"{at} {record.levelname:7} {line}{traceback}"
 
 
-class _Handler(logging.StreamHandler[TextIO]):
-    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
-        """Report the source location only; logging's own report shows the arguments."""
-        kind = getattr(sys.exc_info()[0], "__name__", "")
-        self.stream.write(f"a log record of {record.name}, line {record.lineno}, could not be written: {kind}\n")
+MAX_QUEUED_BYTES = 4 * 2**20
+"""Limit of the lines that wait to be written; beyond it lines are dropped until half of the queue is written."""
+
+FLUSH_S = 1.0
+"""Longest wait in seconds, at the end of the process, for the queued lines to be written."""
+
+
+class _Handler(logging.Handler):
+    """Writes lines to a stream; in `background` a daemon thread does, so that no reader can block the event loop.
+
+    Lines that cannot be written, or that the queue cannot hold, are dropped and counted; the next line that is written
+    follows one with their number.
+
+    logging's QueueHandler and QueueListener would need as much code around them: `stop` waits for a blocked thread
+    without a limit, and nothing counts or reports what the queue drops.
+    """
+
+    def __init__(self, stream: TextIO, *, background: bool = False) -> None:
+        super().__init__()
+        self._write = _writer(stream)
+        self._encoding = stream.encoding or "utf-8"
+        self._background = background
+        self._queue: deque[tuple[int, bytes]] = deque()  # each line with the number of lines dropped before it
+        self._queued_bytes = 0
+        self._dropped = 0  # behind the last line of the queue
+        self._unreported = 0  # before the first line of the queue
+        self._writing = False
+        # The handler's own lock, which `handle` holds: with two locks, threads could wait for each other, as garbage
+        # collection may call a crash hook, which logs, at any point.
+        self._changed = threading.Condition(self.lock)
+        if background:
+            threading.Thread(target=self._write_queue, name="log", daemon=True).start()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Queue a line; without a thread, write it. It is formatted here, because its call is a context variable."""
+        try:
+            line = self.format(record)
+        except Exception as error:  # noqa: BLE001 - any; only the source location is written, not the arguments
+            kind = type(error).__name__
+            line = f"a log record of {record.name}, line {record.lineno}, could not be written: {kind}"
+        self._put(f"{line}\n".encode(self._encoding, "backslashreplace"))
+        if self._background:
+            self._changed.notify_all()
+        else:
+            self._write_out(*self._take())
+
+    def _put(self, line: bytes) -> None:
+        limit = MAX_QUEUED_BYTES // 2 if self._dropped else MAX_QUEUED_BYTES
+        if self._queue and self._queued_bytes + len(line) > limit:
+            self._dropped += 1
+            metrics.LOG_LINES_DROPPED.inc()
+            return
+        self._queue.append((self._dropped, line))
+        self._queued_bytes += len(line)
+        self._dropped = 0
+
+    def _take(self) -> tuple[int, bytes]:
+        """Return the next line and the number of lines dropped before it; the line is empty if none is queued."""
+        dropped, line = self._queue.popleft() if self._queue else (self._dropped, b"")
+        self._queued_bytes -= len(line)
+        if not line:
+            self._dropped = 0
+        self._writing = True
+        return dropped, line
+
+    def _write_queue(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._queue or self._dropped)
+                taken = self._take()
+            self._write_out(*taken)
+
+    def _write_out(self, dropped: int, line: bytes) -> None:
+        self._unreported += dropped
+        try:
+            if self._unreported:
+                self._write(self._report(self._unreported))
+                self._unreported = 0
+            self._write(line)
+            failed = 0
+        except (OSError, ValueError):  # ValueError: the stream is closed
+            failed = 1 if line else 0
+        with self._changed:
+            self._unreported += failed
+            metrics.LOG_LINES_DROPPED.inc(failed)
+            self._writing = False
+            self._changed.notify_all()
+
+    def _report(self, dropped: int) -> bytes:
+        record = log.makeRecord(
+            *(log.name, logging.WARNING, "", 0, "%s log lines were dropped", (dropped,), None),
+            extra={"action": "log.dropped", "lines": dropped},
+        )
+        return f"{self.format(record)}\n".encode(self._encoding, "backslashreplace")
+
+    def flush(self) -> None:
+        """Wait until the queue is written, for FLUSH_S at most; logging calls this at the interpreter's exit."""
+        with self._changed:
+            self._changed.wait_for(lambda: not (self._queue or self._dropped or self._writing), FLUSH_S)
+
+
+def _writer(stream: TextIO) -> Callable[[bytes], object]:
+    """Return a function that writes a line to the stream's file, or to the stream if it has none, as in tests.
+
+    If a thread is blocked in a write of `sys.stderr`, the interpreter aborts at its exit, as it cannot flush it.
+    """
+    try:
+        return _File(stream.fileno()).write
+    except OSError:
+        return lambda line: (stream.write(line.decode(stream.encoding or "utf-8")), stream.flush())
+
+
+class _File:
+    """File that gets whole lines: what is left of a line that could be written in part only ends with a line break."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+        self._torn = False
+
+    def write(self, line: bytes) -> None:
+        """Write a line. Raises OSError."""
+        rest = memoryview(b"\n" + line if self._torn else line)
+        while rest:
+            try:
+                rest = rest[os.write(self._number, rest) :]
+            except BlockingIOError:  # another process that has the file open made it non-blocking
+                wait_until_writable(self._number)
+            else:
+                self._torn = bool(rest)
+
+
+def wait_until_writable(number: int) -> None:
+    """Wait until a file descriptor takes data."""
+    poll = select.poll()  # `select.select` refuses descriptors from 1024 on
+    poll.register(number, select.POLLOUT)
+    poll.poll()
 
 
 class FloodFilter(logging.Filter):
@@ -185,10 +320,15 @@ class FloodFilter(logging.Filter):
         return passes
 
 
-def configure_logging(level: str, log_format: Literal["json", "console"], redactor: Redactor) -> None:
-    """Send all records to standard error through the redactor, those of libraries from WARNING on."""
+def configure_logging(
+    level: str, log_format: Literal["json", "console"], redactor: Redactor, *, background: bool = False
+) -> None:
+    """Send all records to standard error through the redactor, those of libraries from WARNING on.
+
+    In `background` a thread writes them; call `logging.shutdown` before `os._exit`, else the last ones are lost.
+    """
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False  # no line shows them
-    handler = _Handler(sys.stderr)
+    handler = _Handler(sys.stderr, background=background)
     handler.setFormatter(JsonFormatter(redactor) if log_format == "json" else ConsoleFormatter(redactor))
     handler.addFilter(FloodFilter())
     root = logging.getLogger()

@@ -125,8 +125,8 @@ async def _monitor_database(*_: Any) -> None:
     fail()
 
 
-def _configure(*arguments: Any) -> None:
-    configure_logging(*arguments)
+def _configure(*arguments: Any, **options: Any) -> None:
+    configure_logging(*arguments, **options)
     for library in LIBRARIES:
         logging.getLogger(library).setLevel(logging.DEBUG)
 
@@ -135,5 +135,5 @@ if __name__ == "__main__":
     for point, (owner, name) in FAULT_POINTS.items():
         _trap(point, owner, name)
     service._monitor_database = _monitor_database  # type: ignore[assignment]  # noqa: SLF001
-    service.configure_logging = _configure  # type: ignore[attr-defined, assignment]
+    service.configure_logging = _configure  # type: ignore[attr-defined]
     main()
