@@ -26,6 +26,7 @@ from openapi_tool.executor.runner import ToolRunner
 from openapi_tool.jina.transport import Resolver
 from openapi_tool.settings import PREFIX, Settings, SettingsError
 from openapi_tool.settings.loading import ignored_variables
+from openapi_tool.settings.model import but
 from openapi_tool.settings.sources import CONFIG_VARIABLE
 from openapi_tool.shutdown import Shutdown, cancelled, end_process
 from openapi_tool.telemetry.calls import CALL_FIELDS
@@ -34,9 +35,13 @@ from openapi_tool.telemetry.health_server import MAX_CONNECTIONS, health_server
 from openapi_tool.telemetry.logs import configure_logging, log_crash
 from openapi_tool.telemetry.metrics import list_projects
 from openapi_tool.telemetry.redact import MIN_SECRET_CHARS
+from openapi_tool.tools.catalogue import OPERATIONS
 from openapi_tool.tools.placeholders import FILE_SUFFIX, Secrets
 
 log = logging.getLogger(__name__)
+
+_HOSTS = len({operation.host for operation in OPERATIONS})
+"""Each host has idle connections of its own, up to `egress.max_connections`."""
 
 _OTHER_FILES = 128  # NATS, traces, DNS, files, pipes
 
@@ -54,8 +59,8 @@ def raise_file_limit() -> int:
 def file_limit_problem(settings: Settings, limit: int) -> str | None:
     """Return a message if the settings may need more files than the limit."""
     parts = {
-        "egress.max_connections": settings.egress.max_connections,
-        "postgres.pool_size": settings.postgres.pool_size,
+        f"{_HOSTS} x egress.max_connections": _HOSTS * settings.egress.max_connections,
+        "postgres.pool_size": sum(kernel.postgres.pool_size for kernel in settings.kernels),
         "health server": MAX_CONNECTIONS if settings.health.port else 0,
         "reserve": _OTHER_FILES,
     }
@@ -63,10 +68,42 @@ def file_limit_problem(settings: Settings, limit: int) -> str | None:
     if limit == resource.RLIM_INFINITY or needed <= limit:
         return None
     demand = ", ".join(f"{name} {number}" for name, number in parts.items())
+    fitted = fit_to_file_limit(settings, limit)
     return (
-        f"this process may open {limit} files and its settings may need {needed} ({demand}): "
-        "raise the limit (ulimit -Hn) or lower egress.max_connections"
+        f"this process may open {limit} files and its settings may need {needed} ({demand}), so it opens at most "
+        f"{fitted.egress.max_connections} connections to the upstream, {fitted.postgres.pool_size} to a database and "
+        f"{health_connections(limit)} to the health server: raise the limit (ulimit -Hn) or lower "
+        "egress.max_connections"
     )
+
+
+def fit_to_file_limit(settings: Settings, limit: int) -> Settings:
+    """Return the settings with as many connections as the limit of open files allows; calls wait for one of them.
+
+    Without this, whatever opens a file next would fail: a probe, a name's resolution, any call.
+    """
+    if limit == resource.RLIM_INFINITY:
+        return settings
+    kernels = settings.kernels
+    largest_pool = max(1, limit // 8 // len(kernels))
+    pools = [but(kernel.postgres, pool_size=min(kernel.postgres.pool_size, largest_pool)) for kernel in kernels]
+    others = zip(settings.dialects.given.items(), pools[1:], strict=True)
+    kept = min(_OTHER_FILES, limit // 2) + health_connections(limit) + sum(pool.pool_size for pool in pools)
+    connections = max(1, min(settings.egress.max_connections, (limit - kept) // _HOSTS))
+    return settings.model_copy(
+        update={
+            "egress": but(settings.egress, max_connections=connections),
+            "postgres": pools[0],
+            "dialects": but(
+                settings.dialects, **{version: but(other, postgres=pool) for (version, other), pool in others}
+            ),
+        }
+    )
+
+
+def health_connections(limit: int) -> int:
+    """Return how many connections the health server may have with this limit of open files."""
+    return MAX_CONNECTIONS if limit == resource.RLIM_INFINITY else max(1, min(MAX_CONNECTIONS, limit // 8))
 
 
 def set_malloc_thresholds() -> None:
@@ -195,18 +232,19 @@ def run(read: Callable[[], Settings], environment: Mapping[str, str], resolver: 
 
     `resolver` replaces DNS for the upstream's hosts in the embedded stack.
     """
-    bootstrap = build_bootstrap(read(), environment)
+    limit, asked = raise_file_limit(), read()
+    bootstrap = build_bootstrap(fit_to_file_limit(asked, limit), environment)
     settings = bootstrap.settings
     level, log_format = settings.telemetry.log_level, settings.telemetry.log_format
     configure_logging(level, log_format, bootstrap.redactor, background=True)
     RECENT_WARNINGS.install(bootstrap.redactor)
     list_projects(settings.telemetry.projects)
     _log_configuration(bootstrap, environment)
-    if problem := file_limit_problem(settings, raise_file_limit()):
+    if problem := file_limit_problem(asked, limit):
         log.warning("%s", problem, extra={"action": "open_files.short"})
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         try:
-            runner.run(_serve(Reloader(bootstrap, read, environment), resolver))
+            runner.run(_serve(Reloader(bootstrap, lambda: fit_to_file_limit(read(), limit), environment), resolver))
         except SettingsError:  # a port that cannot be used; nothing has begun
             raise
         except Exception as error:  # noqa: BLE001 - a normal end of the process might take minutes
@@ -290,8 +328,10 @@ async def _serve_health(stack: AsyncExitStack, bootstrap: Bootstrap) -> None:
     options = bootstrap.settings.health
     if options.port:
         page = snapshots(bootstrap) if options.page else None
+        connections = health_connections(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+        server = health_server(options.host, options.port, bootstrap.health, page, connections)
         try:
-            await stack.enter_async_context(health_server(options.host, options.port, bootstrap.health, page))
+            await stack.enter_async_context(server)
         except OSError as error:
             raise SettingsError([_cannot_listen(options.host, options.port, error)]) from error
         log.info("health server", extra={"action": "health.serving", "host": options.host, "port": options.port})

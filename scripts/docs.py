@@ -262,7 +262,10 @@ MEANINGS = {
     "nats.denied": "NATS denies a subject; `openapi-tool nats permissions` prints what is needed.",
     "call.unsettled": "Cannot settle a command or hand it back; the server redelivers it after AckWait.",
     "nats.error": "An error that NATS reports, such as a refused login.",
-    "open_files.short": "The limit of open files is too low for the settings.",
+    "open_files.exhausted": "The process may open no further file: calls that need a connection wait until their "
+    "deadline. At most once a minute.",
+    "open_files.short": "The limit of open files is too low for the settings; the message says how many connections "
+    "are opened instead.",
     "result.parked": "A paid result could not be committed; the message says whether the next delivery finds it.",
     "service.configured": "The settings in effect, with masked credentials, and which keys are set.",
     "service.killed": "A second signal ends the process at once.",

@@ -14,6 +14,8 @@ import nats.errors
 import nkeys
 from nats.js.errors import NoStreamResponseError, ServiceUnavailableError
 
+from openapi_tool.open_files import OUT_OF_FILES, is_out_of_files
+
 _CLOSED = (ConnectionResetError, BrokenPipeError, asyncio.IncompleteReadError, nats.errors.UnexpectedEOF)
 _FIRST_REPEAT_S, _MAX_REPEAT_S = 5.0, 300.0
 
@@ -70,6 +72,8 @@ def _cause(error: Exception, setting: str) -> str:
             f"the login is refused ({reason}); check {section}.user, {section}.token, a login in {setting} (sent as it "
             "is written there), or the file that holds the login"
         )
+    if is_out_of_files(error):
+        return OUT_OF_FILES
     if isinstance(error, ConnectionRefusedError) or "Connect call failed" in reason:
         cause = "connection refused;"
     elif isinstance(error, socket.gaierror):

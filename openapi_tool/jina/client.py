@@ -18,11 +18,12 @@ from pydantic import SecretStr
 
 from openapi_tool.concurrency import SMALL, TimeSlicer
 from openapi_tool.jina.byte_semaphore import RequestContext, memory_of
-from openapi_tool.jina.failures import NO_SECRETS, ONCE, SOME, too_late, upstream_failure
+from openapi_tool.jina.failures import NO_SECRETS, ONCE, SOME, no_free_file, too_late, upstream_failure
 from openapi_tool.jina.parameters import OUTGOING_HEADERS
 from openapi_tool.jina.request import UpstreamRequest
 from openapi_tool.jina.response_json import count_values, parse
 from openapi_tool.jina.transport import PROJECT, CertificateRefused, OwnResponseRefused, ResponseRefused
+from openapi_tool.open_files import is_out_of_files
 from openapi_tool.protocol.errors import ResponseTooLarge, ToolError, UpstreamUnavailable
 from openapi_tool.telemetry.redact import Redactor
 from openapi_tool.tools.catalogue import OPERATIONS
@@ -74,8 +75,8 @@ class JinaClient:
         try:
             async with deadline.limit():
                 outcome = await self._exchange(request, api_key, context)
-        except TimeoutError:
-            raise too_late() from None
+        except TimeoutError as error:
+            raise (no_free_file() if is_out_of_files(error) else too_late()) from None
         except httpx.TransportError as error:
             raise _network_failure(error, request.host) from error
         if isinstance(outcome, ToolError):

@@ -21,6 +21,7 @@ from tenacity import RetryCallState, wait_exponential_jitter
 
 from openapi_tool.concurrency import retried
 from openapi_tool.jina.options import RetryOptions
+from openapi_tool.open_files import OUT_OF_FILES
 from openapi_tool.protocol import errors
 from openapi_tool.protocol.errors import ToolError, ToolTimeout
 from openapi_tool.telemetry import metrics
@@ -199,6 +200,15 @@ def too_late() -> ToolTimeout:
     """Return the error for a response that does not arrive within the time of its call."""
     return ToolTimeout(
         "The service did not answer within the time of this call; try again, ask for less or use another source."
+    )
+
+
+def no_free_file() -> ToolTimeout:
+    """Return the error for a request that was not sent, because the process could open no connection in time."""
+    return ToolTimeout(
+        "Nothing was sent within the time of this call, because the executor has too many connections open; try again "
+        "later, or ask an operator to raise its limit.",
+        detail={"cause": OUT_OF_FILES},
     )
 
 

@@ -36,6 +36,7 @@ from aiohttp.tracing import Trace
 from openapi_tool.concurrency import FairSemaphore
 from openapi_tool.jina.options import EgressOptions
 from openapi_tool.jina.url_policy import is_public
+from openapi_tool.open_files import with_free_file
 from openapi_tool.telemetry import metrics
 
 log = logging.getLogger(__name__)
@@ -302,8 +303,9 @@ class _Connector(aiohttp.TCPConnector):
         traces: list[Trace],
         timeout: aiohttp.ClientTimeout,  # noqa: ASYNC109 - aiohttp's
     ) -> ResponseHandler:
+        create = super()._create_connection
         async with self._handshakes.permit(_project.get()):
-            return await super()._create_connection(req, traces, timeout)
+            return await with_free_file(lambda: create(req, traces, timeout))
 
     async def connect(
         self,

@@ -16,6 +16,7 @@ from typing import Literal
 
 import asyncpg
 
+from openapi_tool.open_files import OUT_OF_FILES, is_out_of_files
 from openapi_tool.options import DSN_SETTING, PoolOptions
 from openapi_tool.protocol.errors import NeedsOperator, Unavailable
 
@@ -131,6 +132,8 @@ def describe_connection_error(error: Exception) -> str:
     state = _sqlstate(error)
     if state.startswith("28"):
         return f"{error} (SQLSTATE {state}); check user and password in {DSN_SETTING}"
+    if is_out_of_files(error):
+        return OUT_OF_FILES
     if isinstance(error, socket.gaierror):
         why = "the host's name cannot be resolved"
     elif isinstance(error, ConnectionRefusedError) or "Connect call failed" in str(error):

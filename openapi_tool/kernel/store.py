@@ -18,6 +18,7 @@ from openapi_tool.kernel.failures import (
 )
 from openapi_tool.kernel.fragments import ARTIFACT, HAS_RESULT, LAST_RESULT_AGE, lock_only
 from openapi_tool.kernel.inspection import STATEMENTS, Statements, check_access, check_database
+from openapi_tool.open_files import with_free_file
 from openapi_tool.options import PoolOptions
 from openapi_tool.protocol.cards import ArtifactCard, Card
 from openapi_tool.protocol.command import Command, Report, TurnCondition
@@ -215,7 +216,7 @@ class _PooledConnection:
         """Return a connection; if the server refuses another one, wait for one of the pool to become idle."""
         while True:
             try:
-                return await self._pool.acquire()
+                return await with_free_file(self._pool.acquire)
             except asyncpg.TooManyConnectionsError:
                 if not self._pool.get_size():
                     raise

@@ -99,7 +99,6 @@ MAX_REQUEST_BYTES = 128 * 1024
 """Of one connection; the other limits allow a request of at most 70 kB."""
 METRICS_CACHE_S = 1.0
 _INTERNAL = (".localhost", ".local", ".internal", ".svc")
-_BACKLOG = 32  # below MAX_CONNECTIONS: connections accepted together never close each other before being read
 _LIMITS: dict[str, Any] = {"max_line_size": 2_048, "max_field_size": 2_048, "max_headers": 32, "lingering_time": 0}
 
 
@@ -115,7 +114,11 @@ class Statistics(Protocol):
 
 @asynccontextmanager
 async def health_server(
-    host: str, port: int, health: Health | None, snapshots: Statistics | None = None
+    host: str,
+    port: int,
+    health: Health | None,
+    snapshots: Statistics | None = None,
+    max_connections: int = MAX_CONNECTIONS,
 ) -> AsyncIterator[int]:
     """Serve probes and metrics of `health` and the page of `snapshots`; yield the port. Raises OSError."""
     app = web.Application(middlewares=[_close_afterwards])
@@ -130,9 +133,13 @@ async def health_server(
     connections: dict[_Connection, None] = {}
     serve = cast("Callable[[], asyncio.Protocol]", runner.server)
     loop = asyncio.get_running_loop()
+    # Below the maximum: connections accepted together never close each other before being read.
+    backlog = max(1, max_connections // 2)
     async with AsyncExitStack() as stack:
         stack.push_async_callback(runner.cleanup)
-        listening = await loop.create_server(lambda: _Connection(serve(), connections), host, port, backlog=_BACKLOG)
+        listening = await loop.create_server(
+            lambda: _Connection(serve(), connections, max_connections), host, port, backlog=backlog
+        )
         stack.callback(listening.close)
         yield listening.sockets[0].getsockname()[1]
 
@@ -140,15 +147,16 @@ async def health_server(
 class _Connection(asyncio.Protocol):
     """aiohttp connection with limits of time, number and bytes; aiohttp alone waits an hour for a request."""
 
-    def __init__(self, inner: asyncio.Protocol, connections: dict[_Connection, None]) -> None:
+    def __init__(self, inner: asyncio.Protocol, connections: dict[_Connection, None], max_connections: int) -> None:
         self._inner = inner
+        self._max_connections = max_connections
         self._connections = connections
         self._transport: asyncio.Transport | None = None
         self._end: asyncio.TimerHandle | None = None
         self._received_bytes = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        if len(self._connections) >= MAX_CONNECTIONS:
+        if len(self._connections) >= self._max_connections:
             next(iter(self._connections)).abort()
         self._connections[self] = None
         self._transport = cast("asyncio.Transport", transport)

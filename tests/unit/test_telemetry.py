@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import logging
+import os
 import resource
 import shutil
 import socket
@@ -28,9 +30,12 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import get_current_span
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+from openapi_tool.bus.connection_errors import describe_connection_error
+from openapi_tool.kernel.failures import describe_connection_error as describe_database_error
+from openapi_tool.open_files import OUT_OF_FILES
 from openapi_tool.protocol.identity import SpanContext, TraceLink, parse_traceparent
 from openapi_tool.protocol.records import Attempt
-from openapi_tool.service import file_limit_problem
+from openapi_tool.service import file_limit_problem, fit_to_file_limit, health_connections
 from openapi_tool.settings import Settings
 from openapi_tool.telemetry import calls, metrics, otlp
 from openapi_tool.telemetry import health_server as module
@@ -677,7 +682,7 @@ async def test_every_response_closes_its_connection(request_: bytes, status: byt
 def test_bytes_beyond_the_limit_are_not_buffered_and_close_the_connection() -> None:
     """aiohttp buffers data that arrives after a refusal: a few connections of 10 MB took 600 MB."""
     inner, transport = Mock(), Mock()
-    connection = module._Connection(inner, {})  # noqa: SLF001 - not visible elsewhere
+    connection = module._Connection(inner, {}, module.MAX_CONNECTIONS)  # noqa: SLF001 - not visible elsewhere
     connection._transport = transport  # noqa: SLF001
     for _ in range(100):
         connection.data_received(b"x" * 65_536)
@@ -720,11 +725,10 @@ def test_the_soft_limit_of_open_files_is_raised_to_the_hard_limit() -> None:
 @pytest.mark.parametrize(
     ("limit", "port", "enough"),
     [
-        (711, 0, True),
-        (647, 0, False),
-        (648, 0, True),
-        (711, 8080, False),
-        (712, 8080, True),
+        (1159, 0, False),
+        (1160, 0, True),
+        (1223, 8080, False),
+        (1224, 8080, True),
         (resource.RLIM_INFINITY, 1, True),
     ],
 )
@@ -735,7 +739,49 @@ def test_a_shortage_of_open_files_is_reported_with_the_numbers(limit: int, port:
     assert (message is None) == enough
     if message:
         assert f"may open {limit} files" in message
-        assert "egress.max_connections 512, postgres.pool_size 8" in message
+        assert "2 x egress.max_connections 1024, postgres.pool_size 8" in message
+
+
+@pytest.mark.parametrize(
+    ("limit", "connections", "pool_size", "health"),
+    [
+        (resource.RLIM_INFINITY, 512, 8, 64),
+        (1224, 512, 8, 64),
+        (1223, 511, 8, 64),
+        (256, 44, 8, 32),
+        (64, 8, 8, 8),
+        (32, 4, 4, 4),
+        (4, 1, 1, 1),
+    ],
+)
+@requirement("open_files")
+def test_connections_are_limited_so_that_all_purposes_have_files(
+    limit: int, connections: int, pool_size: int, health: int
+) -> None:
+    settings = Settings.model_validate({"postgres": {"dsn": "postgresql://h/db"}, "health": {"port": 8080}})
+    fitted = fit_to_file_limit(settings, limit)
+    assert (fitted.egress.max_connections, fitted.postgres.pool_size) == (connections, pool_size)
+    assert health_connections(limit) == health
+
+
+@requirement("open_files")
+def test_two_kernels_share_the_files_for_their_databases() -> None:
+    older = {"postgres": {"dsn": "postgresql://h/older"}, "nats": {"servers": "nats://h"}}
+    settings = Settings.model_validate({"postgres": {"dsn": "postgresql://h/db"}, "dialects": {"v1r3": older}})
+    fitted = fit_to_file_limit(settings, 64)
+    assert [kernel.postgres.pool_size for kernel in fitted.kernels] == [4, 4]
+
+
+@requirement("open_files")
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE])
+def test_a_shortage_of_files_is_named_for_every_dependency(number: int) -> None:
+    shortage = OSError(number, os.strerror(number))
+    several = OSError(f"Multiple exceptions: [Errno 111] Connect call failed, {shortage}")
+    for error in (shortage, several):
+        assert describe_connection_error(error, "h:4222", "nats.servers") == f"NATS at h:4222: {OUT_OF_FILES}"
+        assert describe_database_error(error) == OUT_OF_FILES
+    refused = ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
+    assert OUT_OF_FILES not in describe_connection_error(refused, "h:4222", "nats.servers")
 
 
 @requirement("health")
