@@ -281,6 +281,8 @@ MEANINGS = {
     "storage.created": "A missing stream or bucket of the executor was created; the message names it.",
     "storage.replicas": "A stream or bucket has fewer replicas than the command stream: if its servers fail, "
     "redelivered calls wait. The message has the command that adds replicas.",
+    "storage.unrestricted": "The bucket with the session key was created by an earlier version, so that users who may "
+    "disable tools can read or remove it; the message has the command that prevents this.",
     "turn.unknown": "Cannot read other results of the step; the deadline of the call is unchanged.",
     "upstream.response": "A response of the upstream, with its status and size.",
     "upstream.unreachable": "A request got no response: the name was not resolved, or the connection failed or broke.",

@@ -42,6 +42,7 @@ class Denied(nats.errors.Error):
 
     def __init__(self, subject: str, listed_by: str) -> None:
         super().__init__(f"permission for {subject} is denied; grant what `{listed_by}` lists to the NATS user")
+        self.subject = subject
 
 
 class TlsNotOffered(nats.errors.Error):

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import base64
-import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
 from contextlib import aclosing, suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta
@@ -13,25 +12,20 @@ from typing import Any
 import nats.errors
 import orjson
 from nats.aio.client import Client
-from nats.aio.msg import Msg
-from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 from nats.js.errors import APIError, KeyNotFoundError, NotFoundError
 
 from openapi_tool.bus import leases
-from openapi_tool.bus.client import Denied
 from openapi_tool.bus.connection import gather_stats
 from openapi_tool.bus.dead_letters import STREAM, DeadLetter, decode, unmasked_letter
 from openapi_tool.bus.options import DurableOptions
-from openapi_tool.bus.wire import delivery_of, parse_headers
+from openapi_tool.bus.wire import MessageHeaders, parse_headers, stored_delivery
 from openapi_tool.protocol.command import BodyDigest, Delivery
 from openapi_tool.protocol.dialect import claimed_identity
 from openapi_tool.protocol.identity import TRACEPARENT, command_filter, wakeup_filter
 
 UNREADABLE = "unreadable"
 _TIMEOUT_S = 5.0
-_BATCH = 100
-_BATCH_TIMEOUT_S = 10.0
-_NANOSECONDS = 1_000_000_000
+_NOT_FOUND = 404
 _NEVER_REPLAYABLE = {
     "bad_subject": "its subject is not that of a command; no executor would receive it",
     UNREADABLE: "the record cannot be read",
@@ -40,14 +34,31 @@ _REFUSALS = (nats.errors.BadHeaderError, nats.errors.BadSubjectError, nats.error
 """Errors that concern one dead letter only: others can still be replayed."""
 
 _SERVER_PREFIX = "nats-"  # of headers
-_DIRECT_HEADERS = ("Nats-Stream", "Nats-Subject", "Nats-Sequence", "Nats-Time-Stamp")  # of a reply to a direct get
+
+
+@dataclass(frozen=True, slots=True)
+class StoredMessage:
+    """Message of a stream; its subject has U+FFFD in place of bytes that are not UTF-8."""
+
+    stream: str
+    sequence: int
+    subject: str
+    headers: MessageHeaders
+    data: bytes
+    published_at: datetime
+
+    @property
+    def delivery(self) -> Delivery:
+        """Return the first delivery of the message."""
+        place = self.stream, self.sequence
+        return stored_delivery(place, self.subject, self.headers, self.data, self.published_at)
 
 
 class NotReplayable(Exception):
     """The command of a dead letter cannot be replayed; the message says why."""
 
 
-async def dead_letters(client: Client) -> AsyncIterator[DeadLetter]:
+async def dead_letters(client: Client) -> AsyncGenerator[DeadLetter, None]:
     """Yield all records, oldest first; do not collect them: they may be 512 MiB. Raises nats.errors.Error."""
     async for message in stream_messages(client, STREAM):
         yield _letter(message)
@@ -69,11 +80,10 @@ async def abandoned_commands(
     floor = (await jetstream.consumer_info(stream, options.name)).ack_floor
     found = []
     async for message in stream_messages(client, stream, options.filter_subject):
-        number = message.metadata.sequence.stream
-        if floor is None or number > floor.stream_seq:
+        if floor is None or message.sequence > floor.stream_seq:
             break
-        delivery = delivery_of(message)
-        if number not in recorded and not await has_result(delivery):
+        delivery = message.delivery
+        if message.sequence not in recorded and not await has_result(delivery):
             why = "settled without a result, and no dead letter of it is stored (a replayed or purged one has none)"
             found.append(replace(_without_record(delivery, "abandoned", why), abandoned=True))
     return found
@@ -101,79 +111,72 @@ async def replay(client: Client, letter: DeadLetter) -> None:
 
 async def _original(client: Client, letter: DeadLetter) -> DeadLetter:
     place = f"{letter.stream}, message {letter.stream_sequence}"
-    stored = await _stored(client, letter.stream, letter.stream_sequence)
+    stored = await _get(client, letter.stream, seq=letter.stream_sequence)
     if stored is None:
         raise NotReplayable(f"its record holds only a part of it, and its stream no longer holds it ({place})")
     if BodyDigest.of(stored.data) != BodyDigest(letter.size, letter.sha256) or stored.subject != letter.subject:
         raise NotReplayable(f"its record holds only a part of it, and its stream holds another message now ({place})")
-    if not getattr(stored.headers, "complete", True):
+    if not stored.headers.complete:
         raise NotReplayable("it has more headers than the executor reads, and would be refused again")
-    return replace(letter, headers=stored.headers or {}, data=stored.data)
+    return replace(letter, headers=stored.headers, data=stored.data)
 
 
-async def _stored(client: Client, stream: str, number: int) -> Msg | None:
-    """Return a message of a stream, None if it was deleted; use a direct get if only that is permitted."""
-    request = orjson.dumps({"seq": number})
-    try:
-        reply = await client.request(f"$JS.API.STREAM.MSG.GET.{stream}", request, timeout=_TIMEOUT_S)
-    except Denied:
-        found = await client.request(f"$JS.API.DIRECT.GET.{stream}", request, timeout=_TIMEOUT_S)
-        added = {name: (found.headers or {}).pop(name, None) for name in _DIRECT_HEADERS}
-        subject = added["Nats-Subject"]
-        return replace(found, subject=subject) if subject is not None else None
-    message = orjson.loads(reply.data).get("message")
-    if message is None:
-        return None
-    data, headers = (base64.b64decode(message.get(name, "")) for name in ("data", "hdrs"))
-    return Msg(client, message["subject"], data=data, headers=parse_headers(headers))
+async def _get(client: Client, stream: str, **wanted: object) -> StoredMessage | None:
+    """Return the message of a stream that the request selects, None without one. Raises nats.errors.Error."""
+    request = orjson.dumps(wanted)
+    reply = await client.request(f"$JS.API.STREAM.MSG.GET.{stream}", request, timeout=_TIMEOUT_S)
+    answer = orjson.loads(reply.data)
+    if error := answer.get("error"):
+        if error.get("code") == _NOT_FOUND:  # no such message, or no such stream
+            return None
+        raise APIError.from_error(error)
+    found = answer["message"]
+    data, headers = (base64.b64decode(found.get(name, "")) for name in ("data", "hdrs"))
+    published_at = datetime.fromisoformat(found["time"])
+    return StoredMessage(stream, found["seq"], found["subject"], parse_headers(headers), data, published_at)
 
 
 async def stream_messages(
-    client: Client, stream: str, subject: str | None = None, since: datetime | None = None
-) -> AsyncGenerator[Msg, None]:
+    client: Client, stream: str, subject: str = ">", since: datetime | None = None
+) -> AsyncGenerator[StoredMessage, None]:
     """Yield the messages that a stream holds now, from `since`; nothing if there is no such stream.
 
-    nats-py's `fetch` would take a `Status` header that a sender wrote for one of the server.
+    Each is requested by itself. A consumer would be faster, but whoever may create one can have the server publish the
+    messages on any subject.
     """
-    name = f"deadletters-{secrets.token_hex(8)}"
-    config = ConsumerConfig(
-        name=name,
-        ack_policy=AckPolicy.NONE,
-        filter_subject=subject,
-        inactive_threshold=_BATCH_TIMEOUT_S * 2,
-        deliver_policy=DeliverPolicy.BY_START_TIME if since else DeliverPolicy.ALL,
-        opt_start_time=since,
-    )
-    try:
-        remaining = (await client.jetstream().add_consumer(stream, config)).num_pending or 0
-    except NotFoundError:
+    last = await _get(client, stream, last_by_subj=subject)
+    if last is None:
         return
-    inbox = client.new_inbox()
-    replies = await client.subscribe(inbox)
-    try:
-        while remaining > 0:
-            batch = min(remaining, _BATCH)
-            request = {"batch": batch, "expires": int(_BATCH_TIMEOUT_S * _NANOSECONDS)}
-            await client.publish(f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{name}", orjson.dumps(request), inbox)
-            for _ in range(batch):
-                message = await replies.next_msg(timeout=_BATCH_TIMEOUT_S)
-                if not message.reply:
-                    return  # a status message: the remaining messages expired or were deleted
-                remaining -= 1
-                yield message
-    finally:
-        await replies.unsubscribe()
+    number = 1 if since is None else await _first_since(client, stream, since, last.sequence)
+    while number <= last.sequence:
+        message = await _get(client, stream, seq=number, next_by_subj=subject)
+        if message is None:
+            return
+        yield message
+        number = message.sequence + 1
 
 
-def _letter(message: Msg) -> DeadLetter:
+async def _first_since(client: Client, stream: str, since: datetime, last: int) -> int:
+    """Return a sequence at which the messages published since then begin, by binary search; `last` + 1 without one."""
+    low, high = 1, last + 1
+    while low < high:
+        middle = (low + high) // 2
+        message = await _get(client, stream, seq=middle, next_by_subj=">")
+        if message is None or message.published_at >= since:
+            high = middle
+        else:
+            low = message.sequence + 1
+    return low
+
+
+def _letter(message: StoredMessage) -> DeadLetter:
     """Decode a record; a foreign or damaged one becomes a letter with the reason `unreadable`."""
-    data = message.data
     try:
-        return decode(data, message.metadata.sequence.stream)
+        return decode(message.data, message.sequence)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        letter = _without_record(delivery_of(message), UNREADABLE, f"not a dead letter record: {type(error).__name__}")
+        letter = _without_record(message.delivery, UNREADABLE, f"not a dead letter record: {type(error).__name__}")
         # All of it: a delivery holds only the beginning of a large body.
-        return replace(letter, data=data, headers={}, whole=False, stream="", stream_sequence=0)
+        return replace(letter, data=message.data, headers={}, whole=False, stream="", stream_sequence=0)
 
 
 def _without_record(delivery: Delivery, reason: str, message: str) -> DeadLetter:
@@ -218,7 +221,7 @@ async def commands_of(
     subject = command_filter(options.version, project_id, "*", target)
     deliveries: list[Delivery] = []
     async for message in _searched(client, options, subject, since):
-        delivery = delivery_of(message)
+        delivery = message.delivery
         claimed = claimed_identity(delivery.subject, delivery.headers, delivery.data)
         if claimed.tool_call_id == tool_call_id:
             deliveries.append(delivery)
@@ -227,7 +230,7 @@ async def commands_of(
 
 async def _searched(
     client: Client, options: DurableOptions, subject: str, since: datetime | None
-) -> AsyncGenerator[Msg, None]:
+) -> AsyncGenerator[StoredMessage, None]:
     try:
         stream = await client.jetstream().find_stream_name_by_subject(options.filter_subject)
     except NotFoundError:
@@ -258,10 +261,9 @@ async def wakeups_of(
     # Not closed here, a generator would end its subscription in a task of its own, perhaps after the connection.
     async with aclosing(_searched(client, options, wakeup_filter(options.version, project_id), reported_at)) as found:
         async for message in found:
-            published_at = message.metadata.timestamp
-            if (message.headers or {}).get(TRACEPARENT) == traceparent:
-                wakeups.append(StoredWakeup(message.metadata.sequence.stream, message.subject, published_at))
-            if published_at > reported_at + _MAX_WAKEUP_DELAY:
+            if message.headers.get(TRACEPARENT) == traceparent:
+                wakeups.append(StoredWakeup(message.sequence, message.subject, message.published_at))
+            if message.published_at > reported_at + _MAX_WAKEUP_DELAY:
                 break
     return wakeups
 

@@ -13,7 +13,7 @@ import nats.errors
 import orjson
 from nats.aio.client import Client
 from nats.js import JetStreamContext
-from nats.js.api import KeyValueConfig
+from nats.js.api import DiscardPolicy, KeyValueConfig, StreamConfig
 from nats.js.errors import (
     BadRequestError,
     BucketNotFoundError,
@@ -106,12 +106,40 @@ class Records:
 
 
 BUCKET = "openapi_tool"
+STREAM = f"KV_{BUCKET}"
+RESTRICT = f"nats stream edit {STREAM} --allow-direct --no-allow-rollup --force"
+"""Command with which a bucket of an earlier version gets the configuration of a new one."""
+
 SESSION_KEY = "session_key"
 
 
 async def ensure_bucket(client: Client, replicas: int = 1) -> KeyValue:
-    """Open the bucket; create it if it is missing. Raises nats.errors.Error."""
-    return await open_bucket(client.jetstream(), KeyValueConfig(bucket=BUCKET, replicas=replicas))
+    """Open the bucket, to read from its leader; create it if it is missing. Raises nats.errors.Error."""
+    jetstream = client.jetstream()
+    try:
+        await jetstream.key_value(BUCKET)
+    except BucketNotFoundError:
+        with contextlib.suppress(BadRequestError):  # another executor created it first, with other options
+            await jetstream.add_stream(_shared_bucket(replicas))
+    return KeyValue(BUCKET, STREAM, f"$KV.{BUCKET}.", jetstream, direct=False)
+
+
+def _shared_bucket(replicas: int) -> StreamConfig:
+    """Return the configuration of a bucket whose keys users may be permitted one by one.
+
+    Direct gets can be permitted by key, other reads cannot. A rollup header would remove the other keys; nats-py's
+    buckets allow it.
+    """
+    return StreamConfig(
+        name=STREAM,
+        subjects=[f"$KV.{BUCKET}.>"],
+        max_msgs_per_subject=1,
+        discard=DiscardPolicy.NEW,
+        deny_delete=True,
+        allow_direct=True,
+        allow_rollup_hdrs=False,
+        num_replicas=replicas,
+    )
 
 
 async def shared_session_key(client: Client, replicas: int = 1) -> bytes:
@@ -236,6 +264,7 @@ async def change_switches(client: Client, change: Callable[[Switches], Switches]
 
     Raises nats.errors.Error, SwitchRecordInvalid, Unavailable.
     """
+    await ensure_bucket(client)
     records = Records(client, KeyValueConfig(bucket=BUCKET))
     before = after = Switches()
 

@@ -1,4 +1,8 @@
-"""Least NATS permissions: the subjects that a user must be able to publish and subscribe to."""
+"""Least NATS permissions: the subjects that a user must be able to publish and subscribe to.
+
+Only the executor and `nats durable` may create a consumer, and only their durable: who may create one can have the
+server publish stored messages on any subject. The commands that read streams request single messages instead.
+"""
 
 from __future__ import annotations
 
@@ -71,11 +75,8 @@ def executor_permissions(options: DurableOptions, stream: str, *, session_key: b
             f"{LIMITS.changes}.>",
             *_bucket(BUDGETS.bucket, BUDGETS.keys),
             f"{BUDGETS.changes}.>",
-            *_bucket(
-                kv_stores.BUCKET,
-                f"{kv_stores.FLOOR_PREFIX}.{options.name}",
-                *(() if session_key else (kv_stores.SESSION_KEY,)),
-            ),
+            *_bucket(kv_stores.BUCKET, f"{kv_stores.FLOOR_PREFIX}.{options.name}"),
+            *(() if session_key else (f"$KV.{kv_stores.BUCKET}.{kv_stores.SESSION_KEY}",)),
             _direct_get(kv_stores.BUCKET, kv_stores.SWITCHES_KEY),
         ),
         (_REPLIES, connection.STATS_SUBJECT, returned, f"{LIMITS.changes}.>", f"{BUDGETS.changes}.>"),
@@ -87,10 +88,9 @@ def dead_letter_permissions(options: DurableOptions, stream: str) -> Permissions
     return Permissions(
         (
             f"{_API}.STREAM.NAMES",
-            f"{_API}.CONSUMER.INFO.{stream}.*",
-            *_temporary_consumer(f"{stream}.*.{options.filter_subject}", stream),
+            f"{_API}.CONSUMER.INFO.{stream}.{options.name}",
             f"{_API}.STREAM.MSG.GET.{stream}",
-            *_temporary_consumer(f"{dead_letters.STREAM}.*", dead_letters.STREAM),
+            f"{_API}.STREAM.MSG.GET.{dead_letters.STREAM}",
             f"{_API}.STREAM.MSG.DELETE.{dead_letters.STREAM}",
             options.filter_subject,
         )
@@ -98,19 +98,13 @@ def dead_letter_permissions(options: DurableOptions, stream: str) -> Permissions
 
 
 def inspect_permissions(options: DurableOptions, stream: str) -> Permissions:
-    """Return what `inspect` needs beyond `serve`: reading the command stream and the dead letters."""
-    # `inspect` accepts any project and channel, also if the settings name a project.
-    tokens = options.filter_subject.split(".")
-    filters = options.filter_subject, ".".join((*tokens[:2], "*", "*", *tokens[4:]))
-    consumers = [_temporary_consumer(f"{stream}.*.{subject}", stream) for subject in filters]
+    """Return the permissions of `inspect`: it reads the command stream, the dead letters and the leases."""
     return Permissions(
         (
             f"{_API}.STREAM.NAMES",
             f"{_API}.CONSUMER.INFO.{stream}.{options.name}",
-            *dict.fromkeys(subject for consumer in consumers for subject in consumer),
-            # The second subject is in the list already.
-            _temporary_consumer(f"{stream}.*.{wakeup_filter(options.version, '*')}", stream)[0],
-            *_temporary_consumer(f"{dead_letters.STREAM}.*", dead_letters.STREAM),
+            f"{_API}.STREAM.MSG.GET.{stream}",
+            f"{_API}.STREAM.MSG.GET.{dead_letters.STREAM}",
             f"{_API}.STREAM.INFO.KV_{leases.BUCKET}",
             _direct_get(leases.BUCKET, leases.KEYS),
             f"{_API}.STREAM.MSG.GET.KV_{leases.BUCKET}",
@@ -126,7 +120,7 @@ def handover_permissions(options: DurableOptions, stream: str) -> Permissions:
         (
             f"{_API}.STREAM.NAMES",
             f"{_API}.CONSUMER.INFO.{stream}.{options.name}",
-            f"{_API}.CONSUMER.CREATE.{stream}.{options.name}.>",
+            f"{_API}.CONSUMER.CREATE.{stream}.{options.name}.{options.filter_subject}",
             connection.STATS_SUBJECT,
         ),
         (_REPLIES, connection.STATS_REPLIES),
@@ -151,13 +145,16 @@ def _bucket(bucket: str, *keys: str) -> tuple[str, ...]:
     )
 
 
-SWITCH_PERMISSIONS = Permissions(_bucket(kv_stores.BUCKET, kv_stores.SWITCHES_KEY))
+SWITCH_PERMISSIONS = Permissions(
+    (
+        f"{_API}.STREAM.INFO.KV_{kv_stores.BUCKET}",
+        # No STREAM.MSG.GET: it reads every key of the bucket, so also the session key. No STREAM.CREATE: the creator of
+        # a bucket could have the server republish every key that is written to it.
+        _direct_get(kv_stores.BUCKET, kv_stores.SWITCHES_KEY),
+        f"$KV.{kv_stores.BUCKET}.{kv_stores.SWITCHES_KEY}",
+    )
+)
 """Permissions of `tools disable`, `enable` and `disabled`."""
 
-TOP_PERMISSIONS = Permissions((connection.STATS_SUBJECT,), (_REPLIES, connection.STATS_REPLIES))
-"""Permissions of `top`."""
-
-
-def _temporary_consumer(consumer: str, stream: str) -> tuple[str, ...]:
-    """Return the subjects for a temporary consumer; `consumer` is `STREAM.NAME` or `STREAM.NAME.FILTER`."""
-    return f"{_API}.CONSUMER.CREATE.{consumer}", f"{_API}.CONSUMER.MSG.NEXT.{stream}.*"
+TOP_PERMISSIONS = Permissions((connection.STATS_SUBJECT,), (connection.STATS_REPLIES,))
+"""Permissions of `top`, `limits` and `budgets`, whose replies arrive on no inbox."""

@@ -129,7 +129,7 @@ class RecordStore:
 
 _CHECK_INTERVAL_S = 4.0
 _MIN_FREE_BYTES = 1024
-_LEASES, _BUCKET, _PARKED = f"KV_{leases.BUCKET}", f"KV_{kv_stores.BUCKET}", f"KV_{kv_stores.PARKED_BUCKET}"
+_LEASES, _BUCKET, _PARKED = f"KV_{leases.BUCKET}", kv_stores.STREAM, f"KV_{kv_stores.PARKED_BUCKET}"
 _STORED = (_LEASES, _BUCKET, _PARKED, f"KV_{LIMITS.bucket}", f"KV_{BUDGETS.bucket}", dead_letters.STREAM)
 
 
@@ -163,6 +163,7 @@ class Storage:
     replicas: int
     health: Health
     _warned: set[str] = field(default_factory=set)
+    _warned_of_keys: bool = False
 
     async def run(self) -> None:
         """Check until cancelled."""
@@ -205,6 +206,8 @@ class Storage:
         except (nats.errors.Error, OSError) as error:
             return f"{stream} does not answer: {type(error).__name__}"
         self._warn_of_replicas(stream, info)
+        if stream == _BUCKET:
+            self._warn_of_readable_keys(info)
         return f"{stream} is full ({info.state.bytes} of {info.config.max_bytes} bytes)" if _is_full(info) else ""
 
     def _warn_of_replicas(self, stream: str, info: StreamInfo) -> None:
@@ -218,6 +221,19 @@ class Storage:
                 stream,
                 self.replicas,
                 extra={"action": "storage.replicas", "stream": stream, "copies": replicas},
+            )
+
+    def _warn_of_readable_keys(self, info: StreamInfo) -> None:
+        """Warn of a bucket that an earlier version created: its keys cannot be permitted one by one."""
+        restricted = info.config.allow_direct and not info.config.allow_rollup_hdrs
+        if not restricted and not self._warned_of_keys:
+            self._warned_of_keys = True
+            log.warning(
+                "%s allows no direct gets, or rollups: a user who may disable tools can read or remove the session "
+                "key; run: %s",
+                _BUCKET,
+                kv_stores.RESTRICT,
+                extra={"action": "storage.unrestricted", "stream": _BUCKET},
             )
 
 

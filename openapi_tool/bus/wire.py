@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Any, NamedTuple
 
 import orjson
@@ -227,15 +228,32 @@ def delivery_of(message: Msg) -> Delivery:
     metadata = metadata_of(message)
     data, headers = message.data, message.headers
     message.data, message.headers = b"", None
+    place = metadata.stream, metadata.sequence.stream
+    return stored_delivery(
+        place, message.subject, headers or {}, data, metadata.timestamp, attempt=metadata.num_delivered
+    )
+
+
+def stored_delivery(
+    place: tuple[str, int],
+    subject: str,
+    headers: Mapping[str, str],
+    data: bytes,
+    published_at: datetime,
+    *,
+    attempt: int = 1,
+) -> Delivery:
+    """Return a delivery of a stored message; `place` is its stream and sequence."""
+    stream, sequence = place
     too_large = len(data) > MAX_BODY_BYTES
     return Delivery(
-        subject=message.subject,
-        headers=headers or {},
+        subject=subject,
+        headers=headers,
         data=data[:HEAD_BYTES] if too_large else data,
-        published_at=metadata.timestamp,
-        attempt=metadata.num_delivered,
-        stream_sequence=metadata.sequence.stream,
-        stream=metadata.stream,
+        published_at=published_at,
+        attempt=attempt,
+        stream_sequence=sequence,
+        stream=stream,
         truncated_body=BodyDigest.of(data) if too_large else None,
         headers_complete=getattr(headers, "complete", True),
     )

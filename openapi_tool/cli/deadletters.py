@@ -15,6 +15,7 @@ from openapi_tool.bus import dead_letter_reader
 from openapi_tool.bus.client import BusClient
 from openapi_tool.bus.dead_letter_reader import NotReplayable
 from openapi_tool.bus.dead_letters import DeadLetter, without_secrets
+from openapi_tool.bus.options import NatsUser
 from openapi_tool.cli.common import USAGE, JsonOption, Rows, fail, output, print_json, print_line, print_status
 from openapi_tool.cli.kernels import ProtocolOption, with_nats
 from openapi_tool.kernel.store import KernelStore
@@ -28,7 +29,7 @@ _NOT_SENT = 1
 _DEFAULT_LIMIT = 100
 _CHARS_TO_SECONDS = len("2026-01-01T00:00:00")
 
-_with_nats = partial(with_nats, user="deadletters")
+_with_nats = partial(with_nats, user=NatsUser.DEADLETTERS)
 
 app = typer.Typer(no_args_is_help=True, help="List, show and replay commands that got no result.")
 

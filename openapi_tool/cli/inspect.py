@@ -22,6 +22,7 @@ from openapi_tool.bus.dead_letter_reader import (
     with_holder,
 )
 from openapi_tool.bus.dead_letters import without_secrets
+from openapi_tool.bus.options import NatsUser
 from openapi_tool.cli.common import JsonOption, fail, json_default, print_json, print_line
 from openapi_tool.cli.kernels import ProtocolOption, with_nats
 from openapi_tool.kernel.queries import CallRows, call_rows
@@ -117,7 +118,7 @@ def inspect(
         doorbells = await wakeups_of(client, durable, project, result_row["traceparent"], since)
         return replace(history, doorbells=doorbells)
 
-    history = with_nats(gather, protocol, user="inspect", database=True)
+    history = with_nats(gather, protocol, user=NatsUser.INSPECT, database=True)
     if not (history.commands or history.dead_letters or history.rows.inbox or history.rows.edges or history.rows.cards):
         fail(f"project {project!r} has no call {tool_call_id!r}, or its command and rows are gone")
     events, verdict = sorted(_events(history), key=lambda event: event.at), conclusion(history)

@@ -19,13 +19,14 @@ from pydantic_settings import SettingsError as UnreadableVariable
 from openapi_tool.bootstrap import Bootstrap, build_bootstrap, lint_limits
 from openapi_tool.bus.client import BusClient
 from openapi_tool.bus.connection import connected, gather_stats, outage_as_unavailable
-from openapi_tool.bus.options import BusOptions
+from openapi_tool.bus.options import BusOptions, NatsUser
 from openapi_tool.cli.common import NO_DATABASE, fail, output, print_json, print_status, redraw
 from openapi_tool.jina.definition_checks import source_problems
 from openapi_tool.kernel.failures import located
 from openapi_tool.protocol.dialect import ProtocolVersion
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.settings import CONFIG_VARIABLE, Settings, given_values, load_settings
+from openapi_tool.settings.model import but
 from openapi_tool.settings.sources import SourceUnreadable
 from openapi_tool.telemetry.redact import MASK
 from openapi_tool.tools.definition import ToolDefinition, parse_definition, stored_record
@@ -227,13 +228,13 @@ def with_nats(
     work: Callable[[Bootstrap, BusClient], Awaitable[T]],
     protocol: ProtocolVersion | None = None,
     *,
-    user: str,
+    user: NatsUser,
     database: bool = False,
 ) -> T:
     """Return the result of `work` with a connection to a kernel's NATS, or print why there is none and exit with 2.
 
-    Messages name the command that prints the permissions of `user`. `database` is True if `work` connects to
-    PostgreSQL, too.
+    Replies arrive on the inbox of `user`, and messages name the command that prints its permissions. `database` is True
+    if `work` connects to PostgreSQL, too.
     """
     bootstrap = kernel_bootstrap(protocol, database=database)
     try:
@@ -242,8 +243,13 @@ def with_nats(
         fail(bootstrap.redactor.text(located(str(error), bootstrap.pool)))
 
 
-async def _connected(bootstrap: Bootstrap, work: Callable[[Bootstrap, BusClient], Awaitable[T]], user: str) -> T:
-    bus = replace(bootstrap.bus, listed_by=f"openapi-tool nats permissions --for {user}")
+async def _connected(bootstrap: Bootstrap, work: Callable[[Bootstrap, BusClient], Awaitable[T]], user: NatsUser) -> T:
+    options = bootstrap.bus.nats
+    bus = replace(
+        bootstrap.bus,
+        nats=but(options, inbox_prefix=user.inbox_prefix(options.inbox_prefix)),
+        listed_by=f"openapi-tool nats permissions --for {user}",
+    )
     with outage_as_unavailable(bus.where):
         async with connected_once(bus) as client:
             return await work(bootstrap, client)
@@ -275,7 +281,7 @@ def show_statistics(
         else:
             await redraw(output(), draw(replicas), redrawn, every_s)
 
-    with_nats(work, user="top")
+    with_nats(work, user=NatsUser.TOP)
 
 
 @asynccontextmanager

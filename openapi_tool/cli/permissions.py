@@ -15,6 +15,7 @@ import typer
 from openapi_tool.bootstrap import Bootstrap, durable_options
 from openapi_tool.bus.client import BusClient
 from openapi_tool.bus.durable import DurableMissing, DurableShown, StillPulled, durable_shown, hand_to_kernel
+from openapi_tool.bus.options import NatsUser
 from openapi_tool.bus.permissions import (
     SWITCH_PERMISSIONS,
     TOP_PERMISSIONS,
@@ -48,17 +49,6 @@ class Format(StrEnum):
     SERVER_CONFIG = "server-config"
 
 
-class NatsUser(StrEnum):
-    """User that logs in to NATS."""
-
-    EXECUTOR = "executor"
-    DEADLETTERS = "deadletters"
-    INSPECT = "inspect"
-    TOP = "top"
-    SWITCHES = "switches"
-    DURABLE = "durable"
-
-
 @nats_app.command(short_help="Print the subjects that a user must be permitted.")
 def permissions(
     *,
@@ -82,7 +72,7 @@ def permissions(
     needed = _needed(user, kernel, stream)
     for other in others:
         needed = needed.union(_needed(user, other, None))
-    needed = needed.over(kernel.nats.jetstream_domain, kernel.nats.inbox_prefix)
+    needed = needed.over(kernel.nats.jetstream_domain, user.inbox_prefix(kernel.nats.inbox_prefix))
     typer.echo(printable_lines(_shown(needed, Format.JSON if as_json else form)))
 
 
@@ -123,7 +113,7 @@ def durable(
 
     Exit codes: 0, 1 refused while an executor still consumes, 2 NATS cannot be reached or there is no durable.
     """
-    before, after = with_nats(partial(_durable, restore=restore), protocol, user="durable")
+    before, after = with_nats(partial(_durable, restore=restore), protocol, user=NatsUser.DURABLE)
     if as_json:
         print_json({"before": asdict(before), "after": asdict(after)} if restore else asdict(after))
         return

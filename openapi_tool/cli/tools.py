@@ -12,8 +12,10 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import typer
 
-from openapi_tool.bus.client import BusClient
-from openapi_tool.bus.kv_stores import change_switches, load_switches
+from openapi_tool.bootstrap import Bootstrap
+from openapi_tool.bus.client import BusClient, Denied
+from openapi_tool.bus.kv_stores import RESTRICT, STREAM, change_switches, load_switches
+from openapi_tool.bus.options import NatsUser
 from openapi_tool.cli import tools_apply, tools_registry
 from openapi_tool.cli.common import USAGE, JsonOption, Rows, fail, output, print_json, print_line, print_status
 from openapi_tool.cli.kernels import (
@@ -142,9 +144,25 @@ def _show_change(verb: str, switch: Switch, *, as_json: bool) -> None:
         print_status(f"{verb} {_named(switch)}")
 
 
+_NOT_TO_GRANT = {
+    f".STREAM.MSG.GET.{STREAM}": f"an earlier version created the bucket openapi_tool; run: {RESTRICT}",
+    f".STREAM.CREATE.{STREAM}": "start an executor, which creates the missing bucket openapi_tool",
+}
+"""Endings of subjects that `nats permissions --for switches` does not list."""
+
+
 def _with_store(work: Callable[[BusClient], Awaitable[T]], protocol: ProtocolVersion | None) -> T:
+    async def explained(_: Bootstrap, client: BusClient) -> T:
+        try:
+            return await work(client)
+        except Denied as denied:
+            for subject, why in _NOT_TO_GRANT.items():
+                if denied.subject.endswith(subject):
+                    fail(f"permission for {denied.subject} is denied, and need not be granted: {why}")
+            raise
+
     try:
-        return with_nats(lambda _, client: work(client), protocol, user="switches")
+        return with_nats(explained, protocol, user=NatsUser.SWITCHES)
     except SwitchRecordInvalid as invalid:
         fail(f"key switches in bucket openapi_tool: {invalid}; delete it: nats kv del openapi_tool switches")
 

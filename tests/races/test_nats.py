@@ -553,7 +553,8 @@ class Server(Buckets):
         if stream not in self.made:
             self.made.append(stream)
             raise NotFoundError
-        config = SimpleNamespace(num_replicas=1, max_bytes=-1, max_msgs=-1)
+        limits = {"max_bytes": -1, "max_msgs": -1, "allow_direct": True, "allow_rollup_hdrs": False}
+        config = SimpleNamespace(num_replicas=1, **limits)
         return SimpleNamespace(config=config, state=SimpleNamespace(bytes=0, messages=0))
 
 

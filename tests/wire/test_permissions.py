@@ -131,11 +131,11 @@ async def logged(caplog: pytest.LogCaptureFixture, action: str) -> logging.LogRe
 
 
 # Printed permissions that the calls of the test do not use, by whether buckets allow direct gets. RESET is used only
-# after another client changed the durable's filter, `returned` only if a command is handed back without a run.
+# after another client changed the durable's filter, `handed_back` only if a command is handed back without a run.
 UNUSED = {
-    False: ["$JS.API.DIRECT.GET.", "$JS.API.CONSUMER.RESET.", "openapi_tool.handed_back."],
+    False: ["$JS.API.DIRECT.GET.KV_openapi_tool_", "$JS.API.CONSUMER.RESET.", "openapi_tool.handed_back."],
     True: [
-        "$JS.API.STREAM.MSG.GET.",
+        "$JS.API.STREAM.MSG.GET.KV_openapi_tool_",
         "$JS.API.STREAM.CREATE.KV_",
         "$JS.API.CONSUMER.RESET.",
         "openapi_tool.handed_back.",
@@ -495,6 +495,20 @@ async def test_check_names_a_denied_bucket(stack: EmbeddedStack, monkeypatch: py
         problem = json.loads(found.stdout)["checks"]["nats"]
         assert problem.startswith(says)
         assert bool(problem) == bool(says)
+
+
+@requirement("privilege.subjects", "cli.check")
+async def test_check_names_a_denied_inbox(stack: EmbeddedStack, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An executor with the rights of another prefix would get no reply."""
+    monkeypatch.setenv("PG_DSN", "postgresql://127.0.0.1:1/unused")
+    monkeypatch.setenv("OPENAPI_TOOL__NATS__USER", "executor")
+    monkeypatch.setenv("OPENAPI_TOOL__NATS__PASSWORD", "executor-word")
+    monkeypatch.setenv("OPENAPI_TOOL__NATS__INBOX_PREFIX", "_INBOX_openapi_tool")
+    with server(stack, config('permissions: { subscribe: { allow: ["_INBOX.>"] } }')) as nats_server:
+        monkeypatch.setenv("NATS_SERVERS", nats_server.url)
+        found = await asyncio.to_thread(CliRunner().invoke, app, ["check", "--json"])
+    problem = json.loads(found.stdout)["checks"]["nats"]
+    assert "permission for _INBOX_openapi_tool.> is denied; grant what `openapi-tool nats permissions` lists" in problem
 
 
 @requirement("privilege.subjects", "cli.inspect", "cli.top")

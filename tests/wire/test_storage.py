@@ -212,6 +212,28 @@ async def test_fewer_replicas_than_the_command_stream_log_one_warning(
     assert stored.reason() == ""
 
 
+@requirement("nats.storage", "privilege.least")
+async def test_a_bucket_of_an_earlier_version_that_gives_away_the_session_key_logs_one_warning(
+    stack: EmbeddedStack, caplog: pytest.LogCaptureFixture
+) -> None:
+    with server(stack, "") as nats_server:
+        bootstrap = build_bootstrap(Settings(postgres=DSN, nats={"servers": nats_server.url}), {})
+        async with connected(bootstrap.bus) as client:
+            bucket = await client.jetstream().create_key_value(bucket=kv_stores.BUCKET)
+            await bucket.put(kv_stores.SESSION_KEY, b"k" * 32)
+            stored = await stored_on(client)
+            assert stored.storage.session_key == b"k" * 32, "replicas of both versions use the same key"
+            for _ in range(2):
+                await stored.storage.check()
+            warnings = [line for line in caplog.records if getattr(line, "action", "") == "storage.unrestricted"]
+            assert [kv_stores.RESTRICT in line.getMessage() for line in warnings] == [True]
+            await client.jetstream().delete_stream(SESSIONS)
+            caplog.clear()
+            new = await stored_on(client)
+            await new.storage.check()
+    assert "storage.unrestricted" not in [getattr(line, "action", "") for line in caplog.records]
+
+
 @requirement("nats.storage")
 async def test_created_streams_have_the_command_streams_replicas_and_survive_a_leader(stack: EmbeddedStack) -> None:
     """With the lease bucket on one server, 12 of 40 calls got no result when that server died."""

@@ -1,0 +1,367 @@
+"""What each NATS user can do beyond its own commands, tried on a real server with exactly the printed permissions."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import re
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import nats
+import pytest
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from typer.testing import CliRunner
+
+from openapi_tool.bus import dead_letters, leases
+from openapi_tool.bus.kv_stores import BUCKET, PARKED_BUCKET, RESTRICT, SESSION_KEY, SWITCHES_KEY
+from openapi_tool.bus.kv_stores import STREAM as SHARED
+from openapi_tool.bus.options import INBOX, NatsUser
+from openapi_tool.bus.storage import LIMITS
+from openapi_tool.cli import app
+from openapi_tool.local.caller import STREAM, Caller
+from openapi_tool.local.placed_call import PlacedCall
+from openapi_tool.local.servers import NatsServer
+from openapi_tool.local.stack import EmbeddedStack
+from tests.requirements import requirement
+from tests.wire.conftest import DURABLE, World, open_world
+from tests.wire.test_bus import server
+from tests.wire.test_intake import until
+from tests.wire.test_permissions import covers, kernel_of, printed
+
+FILTER = "cg.v1r4.*.*.cmd.tool.jina.>"
+OPERATORS = [user for user in NatsUser if user is not NatsUser.EXECUTOR]
+DOCUMENT = Path(__file__).parents[2] / "docs" / "least-privilege.md"
+STALE = {"CG-Turn-Id": "an-old-turn"}
+VICTIMS = 20
+
+STREAM_VERBS = (
+    *("INFO", "CREATE", "UPDATE", "DELETE", "PURGE", "MSG.GET", "MSG.DELETE", "SNAPSHOT", "RESTORE"),
+    *("LEADER.STEPDOWN", "PEER.REMOVE"),
+)
+CONSUMER_VERBS = (
+    *("CREATE", "DURABLE.CREATE", "INFO", "DELETE", "MSG.NEXT", "PAUSE", "RESET", "UNPIN", "LEADER.STEPDOWN"),
+)
+FILTERS = (FILTER, "cg.v1r4.p.c.cmd.tool.jina.search", "cg.v1r4.*.*.cmd.agent.*.wakeup", "cg.v1r4.>", ">")
+OTHER_SUBJECTS = (
+    "$JS.API.INFO",
+    "$JS.API.STREAM.LIST",
+    "$JS.API.STREAM.NAMES",
+    "$JS.API.ACCOUNT.PURGE.x",
+    "$JS.API.META.LEADER.STEPDOWN",
+    "$JS.API.SERVER.REMOVE",
+    "$SYS.REQ.USER.INFO",
+    "cg.v1r4.p.c.cmd.tool.jina.search",
+    "cg.v1r4.p.c.cmd.tool.other.x",
+    "cg.v1r4.p.c.cmd.agent.w.wakeup",
+    "cg.v1r4.p.c.cmd.agent.w.stop",
+    "cg.v1r3.p.c.cmd.tool.jina.search",
+    "openapi_tool.dead_letter.p",
+    "openapi_tool.limits.x",
+    "openapi_tool.budgets.x",
+    "openapi_tool.stats",
+    "openapi_tool.stats.x",
+    "anything",
+)
+WIDE = (">", "*.>", "_INBOX.>", "_INBOX.*", "$JS.>", "$JS.EVENT.>", "$KV.>", "cg.>", FILTER, "openapi_tool.>", "$SYS.>")
+
+
+def permissions(user: NatsUser) -> dict[str, list[str]]:
+    found = json.loads(printed("--json", "--for", user))
+    return {action: rights["allow"] for action, rights in found.items()}
+
+
+@pytest.fixture(scope="module")
+def least(stack: EmbeddedStack) -> Iterator[NatsServer]:
+    """Server whose users have exactly the printed permissions."""
+    users = [
+        f"  {{ user: {user}, password: {user}-word, {printed('--format', 'server-config', '--for', user)} }}\n"
+        for user in NatsUser
+    ]
+    kernel = "  { user: kernel, password: kernel-word }\n"
+    with server(stack, f"authorization {{ users: [\n{kernel}{''.join(users)}] }}\n") as nats_server:
+        yield nats_server
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """Kernel after an executor has run: it has answered a call, stored a dead letter, and left its streams behind."""
+
+    server: NatsServer
+    world: World
+    answered: PlacedCall
+
+    async def snapshot(self) -> dict[str, Any]:
+        """Return by stream what it holds and how it and its consumers are configured."""
+        jetstream, found = self.world.caller.client.jetstream(), {}
+        for info in await jetstream.streams_info():
+            name = str(info.config.name)
+            consumers = [
+                (asdict(each.config), each.delivered, each.ack_floor, each.num_pending, each.num_waiting)
+                for each in await jetstream.consumers_info(name)
+            ]
+            found[name] = asdict(info.config), info.state.messages, info.state.last_seq, consumers
+        return found
+
+    async def values(self) -> dict[str, bytes | None]:
+        """Return the keys of the bucket with the session key, but for the switches."""
+        jetstream = self.world.caller.client.jetstream()
+        bucket = await jetstream.key_value(BUCKET)
+        subjects = (await jetstream.stream_info(SHARED, subjects_filter=">")).state.subjects or {}
+        keys = [subject.removeprefix(f"$KV.{BUCKET}.") for subject in subjects]
+        return {key: (await bucket.get(key)).value for key in keys if key != SWITCHES_KEY}
+
+
+@pytest.fixture
+async def scene(least: NatsServer, stack: EmbeddedStack, caller: Caller, database: str) -> AsyncIterator[Scene]:
+    del caller  # the fixture has created project and agent
+    async with kernel_of(least, stack.postgres.dsn(database)) as kernel, open_world(stack, kernel, database) as world:
+        executor = {"servers": least.url, "user": "executor", "password": "executor-word"}
+        call = await world.place()
+        async with world.executor(nats=executor, budgets={"project_day_requests": 600}) as consumer:
+            await until(lambda: consumer.durable)
+            await world.send(call)
+            await world.send(await world.place(), headers=STALE)
+        for bucket in (leases.BUCKET, PARKED_BUCKET, LIMITS.bucket):  # this executor needed none of them
+            await kernel.client.jetstream().create_key_value(bucket=bucket)
+        yield Scene(least, world, call)
+
+
+@asynccontextmanager
+async def login(least: NatsServer, user: NatsUser) -> AsyncIterator[tuple[Client, list[str]]]:
+    """Yield a client of this user, and the subjects that the server denies it, which nats-py reports in lower case."""
+    denied: list[str] = []
+
+    async def record(error: Exception) -> None:
+        denied.extend(re.findall(r'permissions violation for \w+ to "([^"]*)"', str(error).lower()))
+
+    client = await nats.connect(
+        least.url, user=user, password=f"{user}-word", inbox_prefix=user.inbox_prefix(INBOX), error_cb=record
+    )
+    yield client, denied
+    await client.close()
+
+
+async def flush(client: Client) -> None:
+    """Wait until the server has handled everything that was sent: nats-py's PING overtakes pending messages."""
+    await client.flush()
+    await client.flush()
+
+
+def attempts(streams: list[str], keys: list[str]) -> list[str]:
+    """Return every subject to try: the JetStream API on all streams and consumers, all keys, and all printed rights."""
+    api = "$JS.API"
+    subjects = [f"{api}.STREAM.{verb}.{stream}" for verb, stream in product(STREAM_VERBS, streams)]
+    for stream in streams:
+        subjects += [f"{api}.{verb}.{stream}" for verb in ("DIRECT.GET", "CONSUMER.CREATE", "CONSUMER.LIST")]
+        for consumer in (DURABLE, "another"):
+            subjects += [f"{api}.CONSUMER.{verb}.{stream}.{consumer}" for verb in CONSUMER_VERBS]
+            subjects += [f"{api}.CONSUMER.CREATE.{stream}.{consumer}.{each}" for each in FILTERS]
+            subjects += [f"$JS.ACK.{stream}.{consumer}.1.1.1.1.0", f"$JS.FC.{stream}.{consumer}.x"]
+        if stream.startswith("KV_"):
+            bucket = stream.removeprefix("KV_")
+            for key in (*keys, "another", "command.x.1", "result.x", "budget.x", "a.b.c"):
+                subjects += [f"$KV.{bucket}.{key}", f"{api}.DIRECT.GET.{stream}.$KV.{bucket}.{key}"]
+    inboxes = [f"{user.inbox_prefix(INBOX)}.x" for user in NatsUser]
+    of_others = [subject for user in NatsUser for subject in permissions(user)["publish"]]
+    concrete = [subject.replace("*", "x").replace(">", "x.y") for subject in of_others]
+    return list(dict.fromkeys((*subjects, *OTHER_SUBJECTS, *inboxes, "_INBOX.x", *of_others, *concrete)))
+
+
+async def allowed(scene: Scene, user: NatsUser, subjects: list[str]) -> list[str]:
+    """Publish to all subjects; return those that the server does not deny."""
+    async with login(scene.server, user) as (client, denied):
+        for subject in subjects:
+            await client.publish(subject, b"")
+        await flush(client)
+    assert set(denied) <= {subject.lower() for subject in subjects}
+    return [subject for subject in subjects if subject.lower() not in denied]
+
+
+def documented(user: NatsUser) -> list[str]:
+    """Return the rights of a user that docs/least-privilege.md lists as wider than what one run needs."""
+    _, _, section = DOCUMENT.read_text().partition("### Rights that are wider than needed")
+    rows = [line.split("|") for line in section.partition("\n#")[0].splitlines() if line.startswith(f"| `{user}` |")]
+    return [subject for row in rows for subject in re.findall(r"`([^`]+)`", row[2])]
+
+
+COMMANDS = {
+    NatsUser.DEADLETTERS: [["deadletters", "list", "--abandoned"], ["deadletters", "replay", "1", "--yes"]],
+    NatsUser.INSPECT: [["inspect", "CALL", "--project", "PROJECT"]],
+    NatsUser.TOP: [["top", "--json"], ["limits"], ["budgets"]],
+    NatsUser.SWITCHES: [
+        ["tools", "disable", "--project", "PROJECT", "--reason", "x"],
+        ["tools", "disabled"],
+        ["tools", "enable", "--project", "PROJECT", "--reason", "x"],
+    ],
+    NatsUser.DURABLE: [["nats", "durable"], ["nats", "durable", "--restore"]],
+}
+
+
+async def run(scene: Scene, user: NatsUser, words: list[str]) -> None:
+    """Run a command with the login of its user, as from a shell."""
+    of_call = {"CALL": scene.answered.tool_call_id, "PROJECT": scene.answered.project_id}
+    environment = {
+        "PG_DSN": scene.world.dsn,
+        "NATS_SERVERS": scene.server.url,
+        "OPENAPI_TOOL__NATS__USER": user,
+        "OPENAPI_TOOL__NATS__PASSWORD": f"{user}-word",
+    }
+    words = [of_call.get(word, word) for word in words]
+    done = await asyncio.to_thread(CliRunner().invoke, app, words, env=environment)
+    assert done.exit_code == 0, done.output
+    assert "is denied" not in done.output
+
+
+@requirement("privilege.subjects", "privilege.least")
+async def test_what_a_user_may_do_is_what_its_commands_do_or_documented(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    subjects = attempts(list(await scene.snapshot()), list(await scene.values()))
+    assert len(subjects) > 400
+    publish, published = Client.publish, list[str]()
+
+    async def record_and_publish(self: Client, subject: str, *message: Any, **options: Any) -> None:
+        published.append(subject)
+        await publish(self, subject, *message, **options)
+
+    monkeypatch.setattr(Client, "publish", record_and_publish)
+    for user in OPERATORS:
+        used = set[str]()
+        for words in COMMANDS[user]:
+            published.clear()
+            if user in (NatsUser.TOP, NatsUser.DURABLE):
+                await _with_a_replica(scene, user, words, published)
+            else:
+                await run(scene, user, words)
+            used.update(published)
+        wider = documented(user)
+        succeeded = await allowed(scene, user, subjects)
+        assert succeeded, user
+        unexplained = [
+            subject
+            for subject in succeeded
+            if subject not in used | set(wider) and not any(covers(pattern, subject) for pattern in wider)
+        ]
+        assert unexplained == [], user
+        unneeded = [pattern for pattern in wider if pattern not in permissions(user)["publish"]]
+        assert unneeded == [], "documented, but not printed"
+
+
+async def _with_a_replica(scene: Scene, user: NatsUser, words: list[str], published: list[str]) -> None:
+    """Run a command that asks the replicas for statistics; the hand-over must find none."""
+    if user is NatsUser.DURABLE:
+        await run(scene, user, words)
+        return
+    executor = {"servers": scene.server.url, "user": "executor", "password": "executor-word"}
+    async with scene.world.executor(nats=executor) as consumer:
+        await until(lambda: consumer.durable)
+        published.clear()
+        await run(scene, user, words)
+        ours = set(permissions(NatsUser.TOP)["publish"])
+        published[:] = [subject for subject in published if subject in ours]
+
+
+@requirement("privilege.subjects", "privilege.least")
+async def test_a_user_reads_only_its_own_inbox(scene: Scene) -> None:
+    printed_ones = [subject for user in NatsUser for subject in permissions(user)["subscribe"]]
+    inboxes = [f"{user.inbox_prefix(INBOX)}{end}" for user in NatsUser for end in (".>", ".x", ".*")]
+    subjects = list(dict.fromkeys((*WIDE, *inboxes, *printed_ones, SHARED, "$JS.ACK.>", "openapi_tool.stats")))
+    for user in NatsUser:
+        async with login(scene.server, user) as (client, denied):
+            for subject in subjects:
+                await client.subscribe(subject)
+            await flush(client)
+        own = permissions(user)["subscribe"]
+        succeeded = [subject for subject in subjects if subject.lower() not in denied]
+        assert [subject for subject in succeeded if not any(covers(pattern, subject) for pattern in own)] == [], user
+        others = [other for other in NatsUser if other is not user]
+        assert not [s for s in succeeded for other in others if s.startswith(f"{other.inbox_prefix(INBOX)}.")], user
+
+
+def requests_for(key: str) -> list[tuple[bytes, dict[str, str]]]:
+    """Return payloads and headers with which a permitted subject might give or change more than it is meant for."""
+    secret = f"$KV.{BUCKET}.{key}"
+    bodies: list[Any] = [{"seq": number} for number in range(1, 6)]
+    bodies += [{"last_by_subj": secret}, {"next_by_subj": secret, "seq": 1}, {"multi_last": [secret]}]
+    bodies += [{"batch": 10, "seq": 1}, {"subjects_filter": ">", "deleted_details": True}]
+    for more in ({"filter_subject": "cg.v1r4.>"}, {"filter_subject": FILTER, "deliver_subject": "anything"}):
+        config = {"name": DURABLE, "durable_name": DURABLE, "ack_policy": "explicit", **more}
+        bodies.append({"stream_name": STREAM, "config": config})
+    plain: list[tuple[bytes, dict[str, str]]] = [(json.dumps(body).encode(), {}) for body in bodies]
+    headers = ({"Nats-Rollup": "all"}, {"Nats-Rollup": "sub"}, {"Nats-TTL": "1s"}, {"KV-Operation": "PURGE"})
+    return [(b"", {}), *plain, *((b"{}", header) for header in headers)]
+
+
+MAY_CHANGE = {
+    NatsUser.DEADLETTERS: {STREAM, dead_letters.STREAM},  # sends commands again, and deletes their records
+    NatsUser.SWITCHES: {SHARED},
+    NatsUser.DURABLE: {STREAM},  # its consumer
+}
+
+
+@pytest.mark.parametrize("user", OPERATORS)
+@requirement("privilege.subjects", "privilege.least")
+async def test_no_request_of_an_operator_gets_a_command_or_the_session_key_or_changes_what_is_not_its_own(
+    scene: Scene, user: NatsUser
+) -> None:
+    values = await scene.values()
+    secret = values[SESSION_KEY] or b""
+    assert len(secret) == 32
+    for _ in range(VICTIMS):
+        await scene.world.caller.publish(await scene.world.place())
+    before = await scene.snapshot()
+    granted = await allowed(scene, user, attempts(list(before), list(values)))
+    replies: list[Msg] = []
+
+    async def keep(message: Msg) -> None:
+        replies.append(message)
+
+    async with login(scene.server, user) as (client, _):
+        for subject in permissions(user)["subscribe"]:
+            await client.subscribe(subject, cb=keep)
+        inbox = f"{user.inbox_prefix(INBOX)}.x" if user is not NatsUser.TOP else "openapi_tool.stats.x"
+        for subject, (body, headers) in product(granted, requests_for(SESSION_KEY)):
+            await client.publish(subject, body, inbox, headers=headers or None)
+        await flush(client)
+        await scene.world.caller.client.jetstream().account_info()  # answered after what was asked before
+        await flush(client)
+    for form in (secret, base64.b64encode(secret)):
+        assert not [reply for reply in replies if form in reply.data], user
+    after, kept = await scene.snapshot(), await scene.values()
+    assert {name for name in before if before[name] != after.get(name)} <= MAY_CHANGE.get(user, set())
+    assert after.keys() == before.keys()
+    assert kept == values
+    [(config, delivered, ack_floor, pending, waiting)] = before[STREAM][3]
+    [(now, *progress)] = after[STREAM][3]
+    assert now["filter_subject"] == config["filter_subject"]
+    assert now["deliver_subject"] is None
+    assert progress[:2] == [delivered, ack_floor]
+    assert progress[2] >= pending >= VICTIMS
+    assert waiting == progress[3]
+
+
+@requirement("privilege.least", "switches")
+async def test_a_bucket_of_an_earlier_version_is_named_with_its_remedy(scene: Scene) -> None:
+    jetstream = scene.world.caller.client.jetstream()
+    config = (await jetstream.stream_info(SHARED)).config
+    await jetstream.update_stream(config.evolve(allow_direct=False, allow_rollup_hdrs=True))
+    environment = {
+        "NATS_SERVERS": scene.server.url,
+        "OPENAPI_TOOL__NATS__USER": "switches",
+        "OPENAPI_TOOL__NATS__PASSWORD": "switches-word",
+    }
+    refused = await asyncio.to_thread(CliRunner().invoke, app, ["tools", "disabled"], env=environment)
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert f"need not be granted: an earlier version created the bucket openapi_tool; run: {RESTRICT}" in refused.stderr
+    await jetstream.delete_stream(SHARED)
+    words = ["tools", "disable", "--all-projects", "--reason", "x"]
+    refused = await asyncio.to_thread(CliRunner().invoke, app, words, env=environment)
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert "start an executor, which creates the missing bucket openapi_tool" in refused.stderr
