@@ -238,7 +238,8 @@ async def _definitions(bootstrap: Bootstrap, project: str) -> list[str]:
     ]
     if unusable:
         raise _CheckFailed("; ".join(unusable))
-    return [counted(sum(verdict["kind"] != "not ours" for _, verdict in judged), "definition")]
+    ignored = [f"{name}: {problem}" for name, verdict in judged for problem in verdict["problems"]]
+    return [counted(sum(verdict["kind"] != "not ours" for _, verdict in judged), "definition"), *ignored]
 
 
 def _transport(*, encrypted: bool) -> str:

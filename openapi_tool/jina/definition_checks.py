@@ -75,8 +75,9 @@ class StoredCheck:
         used = self._key_variable(definition, envs)
         named = envs.pop(API_KEY, used)
         found = list(dict.fromkeys(self._problems(definition, {used, *envs.values()})))
+        left_out = [f"{problem}; it is not sent" for problem in _left_out(definition)]
         fallback = [f"options.envs.api_key: {short(named)} is replaced by {short(used)}"] if named != used else []
-        return None if found else definition, [*found, *_ignored_values(record), *fallback]
+        return None if found else definition, [*found, *left_out, *_ignored_values(record), *fallback]
 
     def _key_variable(self, definition: ToolDefinition, envs: Mapping[str, str]) -> str:
         """Return the variable of the key; `auth_env` need not be set."""
@@ -105,6 +106,11 @@ class StoredCheck:
             calls = [item_arguments(definition, call, item) for item in dict.fromkeys(items)]
         for each in calls:
             with_checked_url(resolve_parameters(definition, each), definition, self.url_policy)
+
+
+def _left_out(definition: ToolDefinition) -> list[Problem]:
+    """Return the values that a call leaves out."""
+    return examine_parameters(definition, _sample_call(_usable(definition)[0], {})).invalid
 
 
 def _usable(definition: ToolDefinition) -> tuple[ToolDefinition, list[str]]:
@@ -233,7 +239,7 @@ class _SampleCalls:
         unknown = [
             Problem(path, f"is no parameter of a {self.definition.operation.name} tool") for path in found.unknown
         ]
-        for problem in (*found.operator, *unknown):
+        for problem in (*found.operator, *found.invalid, *unknown):
             yield self._with_hint(replace(problem, path=self._path_in_file(problem.path)))
         yield from self._upstream_time(found.parameters)
         yield from self._set_values()

@@ -32,6 +32,7 @@ class Parameter:
     - Without a header, a GET request has it in the query. With `header_only` a POST request has it as a header, too.
     - A model may set it if `model`; with `declared` only if the definition's `parameters` declare it, as it costs more.
     - With a `separator` the upstream has no such parameter: the value is appended to the query or page address.
+    - With `lenient` an operator's invalid value is left out, as earlier versions sent it; else the call is refused.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Parameter:
     declared: bool = False
     header_only: bool = False
     separator: str = ""
+    lenient: bool = False
 
 
 def _text(limit: int = MAX_TEXT_CHARS) -> Convert:
@@ -154,10 +156,57 @@ def _language(value: Any) -> str:
     return code if code in _REGIONAL else code.partition("-")[0] or code
 
 
-def _object(value: Any) -> Mapping[str, Any]:
-    if not isinstance(value, dict) or not value:
-        raise ValueError("must be an object")
+def _robots(value: Any) -> str | bool:
+    """Take True, for the upstream's own user agent, or the name of one."""
+    return True if value is True else _text(200)(value)
+
+
+_PROXY = re.compile(r"(auto|any|none|[a-z]{2})\+?", re.IGNORECASE)
+
+
+def _proxy(value: Any) -> str:
+    text = value.strip() if isinstance(value, str) else ""
+    if not _PROXY.fullmatch(text):
+        raise ValueError("must be auto, any, none or a country code such as de; with + also for what a page loads")
+    return text
+
+
+_CHUNKINGS = ("true", "h1", "h2", "h3", "h4", "h5", "structured", "s1", "s2", "s3", "s4", "s5")
+
+
+def _chunking(value: Any) -> str:
+    return "true" if value is True else _choice(*_CHUNKINGS)(value)
+
+
+_MAX_PIXELS = 16_384
+_MAX_SCALE = 10
+
+
+def _scale(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= _MAX_SCALE:
+        raise ValueError(f"must be a number above 0, at most {_MAX_SCALE}")
     return value
+
+
+def _boolean(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError("must be true or false")  # noqa: TRY004 - as every converter
+    return value
+
+
+def _viewport(value: Any) -> Mapping[str, Any]:
+    if not isinstance(value, dict) or not value:
+        raise ValueError(f"must be an object with members of {', '.join(_VIEWPORT)}")
+    converted = {}
+    for name, member in value.items():
+        if name not in _VIEWPORT:
+            raise ValueError(f"may have only the members {', '.join(_VIEWPORT)}")
+        try:
+            if member is not None:
+                converted[name] = _VIEWPORT[name](member)
+        except ValueError as problem:
+            raise ValueError(f"{name} {problem}") from None
+    return converted
 
 
 _MAX_TIMEOUT_S = 180
@@ -165,14 +214,24 @@ MIN_MAX_TOKENS, _MAX_TOKENS = 500, 2_000_000
 _MAX_PDF_PAGE = 100_000
 _WEEK_S = 7 * 24 * 3600
 _style = _text(128)
+_ENGINES = ("auto", "browser", "curl", "direct", "cf-browser-rendering", "vlm", "readerlm-v2")
+_pixels = _integer(1, _MAX_PIXELS)
+_VIEWPORT: Mapping[str, Convert] = {
+    "width": _pixels,
+    "height": _pixels,
+    "deviceScaleFactor": _scale,
+    "isMobile": _boolean,
+    "isLandscape": _boolean,
+    "hasTouch": _boolean,
+}
 
 
 def _with_header(
-    name: str, convert: Convert, *aliases: str, model: bool = False, header_only: bool = False
+    name: str, convert: Convert, *aliases: str, model: bool = False, header_only: bool = False, lenient: bool = False
 ) -> Parameter:
     """Return a parameter with its header: `X-Target-Selector` for `targetSelector`, `X-Md-Hr` for `markdown.hr`."""
     words = "".join(f"-{char}" if char.isupper() else char for char in name.replace("markdown.", "md-"))
-    return Parameter(name, convert, f"X-{words.title()}", aliases, model, header_only=header_only)
+    return Parameter(name, convert, f"X-{words.title()}", aliases, model, header_only=header_only, lenient=lenient)
 
 
 _PAGE = (
@@ -187,32 +246,32 @@ _PAGE = (
     _with_header("noCache", _flag, model=True),
     _with_header("maxTokens", _integer(MIN_MAX_TOKENS, _MAX_TOKENS), model=True),
     _with_header("timeout", _integer(1, _MAX_TIMEOUT_S)),
-    _with_header("engine", _text(40)),
+    _with_header("engine", _choice(*_ENGINES), lenient=True),
     _with_header(
         "respondTiming",
         _choice("html", "visible-content", "mutation-idle", "resource-idle", "media-idle", "network-idle"),
     ),
     _with_header("base", _choice("initial", "final")),
     _with_header("locale", _text(40)),
-    _with_header("robotsTxt", _text(200)),
+    _with_header("robotsTxt", _robots, lenient=True),
     _with_header("cacheTolerance", _integer(0, _WEEK_S)),
     Parameter("doNotTrack", _flag, "DNT"),
     _with_header("tokenBudget", _integer(1, _MAX_TOKENS)),
-    _with_header("markdownChunking", _text(20)),
+    _with_header("markdownChunking", _chunking, lenient=True),
     _with_header("withIframe", _flag_or("quoted")),
     _with_header("withShadowDom", _flag),
     _with_header("withGeneratedAlt", _flag),
     _with_header("removeOverlay", _flag),
     _with_header("keepImgDataUrl", _flag),
     _with_header("noGfm", _flag_or("table")),
-    _with_header("proxy", _text(40)),
+    _with_header("proxy", _proxy, lenient=True),
     _with_header("markdown.headingStyle", _choice("setext", "atx")),
     _with_header("markdown.hr", _style),
     _with_header("markdown.bulletListMarker", _choice("-", "+", "*")),
     _with_header("markdown.emDelimiter", _choice("_", "*")),
     _with_header("markdown.strongDelimiter", _choice("__", "**")),
     _with_header("markdown.linkReferenceStyle", _choice("full", "collapsed", "shortcut", "discarded")),
-    Parameter("viewport", _object),
+    Parameter("viewport", _viewport, lenient=True),
 )
 
 READER_PARAMETERS: tuple[Parameter, ...] = (

@@ -149,12 +149,16 @@ def with_max_tokens(resolved: ResolvedParameters, max_tokens: int) -> ResolvedPa
 
 
 class ParameterResolver:
-    """Parameters of one call, mistakes of `model` and `operator`, and options that the upstream does not know."""
+    """Parameters of one call, mistakes of `model` and `operator`, and options that are left out.
+
+    The latter are those that the upstream does not know (`unknown`), and `invalid` ones that earlier versions sent.
+    """
 
     def __init__(self, definition: ToolDefinition) -> None:
         self.model: list[Problem] = []
         self.operator: list[Problem] = []
         self.unknown: list[Path] = []
+        self.invalid: list[Problem] = []
         self.parameters: dict[str, Any] = {}
         self._definition = definition
         self._endpoint = endpoint_of(definition)
@@ -200,8 +204,8 @@ class ParameterResolver:
 
     def finish(self, secrets: Mapping[str, SecretStr]) -> ResolvedParameters:
         """Add defaults. Raises the mistakes."""
-        if self.unknown:
-            self._log_unknown()
+        if self.unknown or self.invalid:
+            self._log_left_out()
         if self.operator:
             raise unusable(self._definition.tool_name, listed(list(map(str, self.operator))))
         if self._endpoint.operation.main_parameter not in self.parameters and not self.model:
@@ -222,13 +226,14 @@ class ParameterResolver:
         }
         return ResolvedParameters(parameters, secrets, self._timeout_s, self._main_parameter_option, self._names)
 
-    def _log_unknown(self) -> None:
+    def _log_left_out(self) -> None:
         """Log once per definition: 20,000 unknown names would make 26 MB of log for each call."""
-        names = tuple(listed(sorted(map(shown_path, self.unknown))))
+        unknown = [f"{shown_path(path)}: is unknown" for path in self.unknown]
+        names = tuple(listed(sorted((*unknown, *map(str, self.invalid)))))
         if _logged.first(self._definition.tool_name, names):
             log.warning(
-                "a definition has parameters that the upstream does not know; they are not sent: %s",
-                ", ".join(names),
+                "a definition has parameters that the upstream does not take; they are not sent: %s",
+                "; ".join(names),
                 extra={"action": "parameter.ignored", "tool_name": short(self._definition.tool_name)},
             )
 
@@ -276,7 +281,8 @@ class ParameterResolver:
         try:
             converted = parameter.convert(value)
         except ValueError as problem:
-            problems.append(Problem(path, str(problem)))
+            lenient = parameter.lenient and problems is self.operator
+            (self.invalid if lenient else problems).append(Problem(path, str(problem)))
             return
         if converted is None:  # not sent, such as a flag that is set to False
             self.parameters.pop(parameter.name, None)

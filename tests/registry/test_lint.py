@@ -925,7 +925,7 @@ REFUSED_BY_EVERY_CALL: list[tuple[dict[str, Any], str]] = [
     ({"jina": {"mode": "search", "headers": {"Authorization": "x"}}}, "options.jina.headers.Authorization: is not"),
     ({"jina": {"mode": "reader", "headers": {"X-Set-Cookie": "x"}}}, "options.jina.headers.X-Set-Cookie: is not"),
     ({"jina": {"mode": "reader", "params": {"proxyUrl": "http://x"}}}, "options.jina.params.proxyUrl: may not be sent"),
-    ({"jina": {"mode": "reader", "params": {"engine": 5}}}, "options.jina.params.engine: must be a text"),
+    ({"jina": {"mode": "reader", "params": {"base": 5}}}, "options.jina.params.base: must be one of initial, final"),
     ({"args": {"fixed": {"site": "{api_key}"}}}, "unknown placeholder {api_key} in options.args.fixed.site"),
     ({"args": {"defaults": {"hl": ["{nowhere}"]}}}, "unknown placeholder {nowhere} in options.args.defaults.hl"),
     ({"args": {"defaults": {"count": "many"}}}, "options.args.defaults.count: "),

@@ -358,6 +358,7 @@ TABLE: dict[str, Bound] = {
     "jina/failures.py _QUOTES": Bound(4_000, ONE_CLASS),
     "jina/request.py _CURSOR": Bound(16_000, "a repeat of 60 at most"),
     "jina/url_policy.py _DOI": Bound(16_000, "from the start only; one class after a literal text"),
+    "jina/parameters.py _PROXY": Bound(262_144, "a repeat of 4 characters at most"),
     "jina/parameters.py _NO_SITE": Bound(2_000, ONCE),
     "jina/url_policy.py _ASCII_OF_LABEL": Bound(1, ONE_CLASS),
     "jina/url_policy.py _ENCODED_SCHEME": Bound(16_000, LITERALS),

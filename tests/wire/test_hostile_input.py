@@ -15,10 +15,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from nats.aio.msg import Msg
 from nats.js.errors import NotFoundError
+from typer.testing import CliRunner
 
 from openapi_tool.bootstrap import build_bootstrap
 from openapi_tool.bus import connection
 from openapi_tool.bus.dead_letters import STREAM as DEAD_LETTERS
+from openapi_tool.cli import app
+from openapi_tool.jina.definition_checks import definition_problems
 from openapi_tool.local.caller import STREAM
 from openapi_tool.local.placed_call import PlacedCall
 from openapi_tool.local.stack import EmbeddedStack
@@ -657,6 +660,59 @@ async def test_a_bad_definition_is_logged_once(world: World, caplog: pytest.LogC
     logged = [getattr(record, "action", "") for record in caplog.records if record.levelno >= logging.WARNING]
     assert logged == ["parameter.ignored", "tool.misconfigured", "tool.misconfigured"]
     assert sum(len(record.getMessage()) for record in caplog.records) < 20_000
+
+
+NOT_AS_DOCUMENTED: Mapping[str, tuple[Any, ...]] = {
+    "proxy": ("x" * 40, "deu", "de,fr", "++", "http://proxy.example", 7, True, ["de"]),
+    "viewport": (
+        *("800x600", {}, {"width": "wide"}, {"height": 0}, {"hasTouch": 1}, {"deviceScaleFactor": 0}),
+        *({"cookies": LARGE_TEXT[:100_000]}, {"width": 800, "x": 1}, {"width": 10**6}),
+    ),
+    "engine": ("x" * 40, "browser,curl", 5),
+    "markdownChunking": ("h6", "s0", "x" * 20, 1),
+    "robotsTxt": ("x" * 201, 5, ["a"]),
+}
+AS_DOCUMENTED: Mapping[str, tuple[tuple[Any, Any], ...]] = {
+    "proxy": (("de", "de"), ("US+", "US+"), ("any", "any"), (" auto+ ", "auto+"), ("none", "none")),
+    "viewport": (
+        ({"width": "800"}, {"width": 800}),
+        ({"deviceScaleFactor": 1.5, "hasTouch": False}, {"deviceScaleFactor": 1.5, "hasTouch": False}),
+    ),
+    "engine": (("cf-browser-rendering", "cf-browser-rendering"), ("Browser", "browser")),
+    "markdownChunking": (("h3", "h3"), (True, "true"), ("structured", "structured")),
+    "robotsTxt": (("MyBot", "MyBot"), (True, True)),
+}
+
+
+@requirement("options.jina", "definition.lint", "arguments.checked")
+async def test_an_operators_value_that_is_not_as_documented_is_named_and_left_out(
+    world: World, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Earlier versions sent it, so definitions in use may have it: their calls must not fail."""
+    monkeypatch.setenv("PG_DSN", world.dsn)
+    monkeypatch.setenv("NATS_SERVERS", world.stack.nats.url)
+    for name, wrong in NOT_AS_DOCUMENTED.items():
+        where = f"options.jina.params.{name}"
+        caplog.clear()
+        for value in wrong:
+            row = search_tool(jina={"mode": "search", "params": {name: value}})
+            problems = [str(problem) for problem in definition_problems(row) if str(problem).startswith(where)]
+            assert len(problems) == 1, value
+            outcome = await call_stored(world, row)
+            assert outcome.content["status"] == "success", (name, value)
+            assert name not in json.loads(outcome.upstream_requests[-1]["body"]), value
+        logged = [line.getMessage() for line in caplog.records if getattr(line, "action", "") == "parameter.ignored"]
+        assert logged
+        assert all(where in line and len(line) < 1_000 for line in logged)
+        found = await asyncio.to_thread(CliRunner().invoke, app, ["check", "--json", "--project", PROJECT])
+        details = json.loads(found.stdout)["details"][f"definitions of {PROJECT}"]
+        assert len([line for line in details if where in line and "it is not sent" in line]) == 1, details
+    for name, right in AS_DOCUMENTED.items():
+        for value, sent_as in right:
+            row = search_tool(jina={"mode": "search", "params": {name: value}})
+            assert [problem for problem in definition_problems(row) if name in problem.where] == []
+            outcome = await call_stored(world, row)
+            assert json.loads(outcome.upstream_requests[-1]["body"])[name] == sent_as
 
 
 @requirement("arguments.prepared")
