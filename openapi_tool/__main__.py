@@ -6,7 +6,10 @@ import os
 import signal
 import sys
 
+from openapi_tool.files import MAX_CERTIFICATES_BYTES, check_regular_file
 from openapi_tool.signals import guard_command, guard_service
+
+_USAGE = 2  # `USAGE` of `cli.common`
 
 
 def open_closed_streams() -> None:
@@ -29,12 +32,28 @@ def main() -> None:
     else:
         guard_command()
     open_closed_streams()
+    _check_certificates()
     try:
         from openapi_tool.cli import main as run  # noqa: PLC0415 - takes a second, during which signals may come
 
         run()
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)  # `INTERRUPTED` of `cli.common`, which may not be imported yet
+
+
+def _check_certificates() -> None:
+    """Exit if OpenSSL would wait for its default file forever, as soon as a library is imported that creates a context.
+
+    It ignores a missing file; a wrong one is reported with the settings.
+    """
+    file = os.environ.get("SSL_CERT_FILE")
+    if not file or not os.path.exists(file):  # noqa: PTH110 - `Path.exists` raises for a name that is too long
+        return
+    try:
+        check_regular_file(file, MAX_CERTIFICATES_BYTES)
+    except OSError as error:
+        sys.stderr.write(f"openapi-tool: SSL_CERT_FILE: cannot be used: {error.strerror}; name a readable PEM file\n")
+        sys.exit(_USAGE)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from zoneinfo import ZoneInfo
 from pydantic import AfterValidator, ConfigDict, Field, SecretStr, field_validator, model_validator
 from pydantic.dataclasses import dataclass as validated
 
+from openapi_tool.files import MAX_CERTIFICATES_BYTES, check_regular_file
 from openapi_tool.tools.placeholders import Secret
 from openapi_tool.urls import Dsn, parse_dsn
 
@@ -30,11 +31,10 @@ _MAX_HAND_BACK_S = 3.0
 
 def _check_file(path: Path) -> Path:
     try:
-        if path.is_file():
-            return path
-    except OSError:  # such as a name that is too long
-        pass
-    raise ValueError("names no file that can be read; correct the path, or mount the file")
+        check_regular_file(path, MAX_CERTIFICATES_BYTES)
+    except OSError:
+        raise ValueError("names no file that can be read; correct the path, or mount the file") from None
+    return path
 
 
 File = Annotated[Path, AfterValidator(_check_file)]

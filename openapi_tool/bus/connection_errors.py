@@ -14,6 +14,7 @@ import nats.errors
 import nkeys
 from nats.js.errors import NoStreamResponseError, ServiceUnavailableError
 
+from openapi_tool.files import MAX_SECRET_BYTES, read_regular_file
 from openapi_tool.open_files import OUT_OF_FILES, is_out_of_files
 
 _CLOSED = (ConnectionResetError, BrokenPipeError, asyncio.IncompleteReadError, nats.errors.UnexpectedEOF)
@@ -96,7 +97,6 @@ def describe_jetstream_error(error: Exception, where: str) -> str:
     return ": ".join(filter(None, (_at(where), type(error).__name__, _reason(error))))
 
 
-_MAX_FILE_BYTES = 64 * 1024
 _TOKEN_HEADING, _SEED_HEADING = b"BEGIN NATS USER JWT", b"BEGIN USER NKEY SEED"
 _TOKEN = re.compile(rb"[\w-]+\.[\w-]+\.[\w-]+")
 
@@ -104,7 +104,7 @@ _TOKEN = re.compile(rb"[\w-]+\.[\w-]+\.[\w-]+")
 def credentials_problem(file: Path) -> str | None:
     """Return why a `.creds` file cannot be used, without quoting it; None if it can."""
     try:
-        lines = _content(file).split(b"\n")
+        lines = read_regular_file(file, MAX_SECRET_BYTES).split(b"\n")
     except OSError as error:
         return f"cannot be read: {error.strerror}"
     if not _TOKEN.fullmatch(_line_after(_TOKEN_HEADING, lines)):
@@ -116,18 +116,13 @@ def credentials_problem(file: Path) -> str | None:
 def seed_problem(file: Path) -> str | None:
     """Return why an nkey seed file cannot be used, without quoting it; None if it can."""
     try:
-        seed = _content(file).strip()
+        seed = read_regular_file(file, MAX_SECRET_BYTES).strip()
     except OSError as error:
         return f"cannot be read: {error.strerror}"
     return None if _is_seed(seed) else f"holds no seed of a user: {_SEED_FORM}"
 
 
 _SEED_FORM = "a seed begins with SU, has 58 characters with a valid checksum, and is alone on its line"
-
-
-def _content(file: Path) -> bytes:
-    with file.open("rb") as opened:
-        return opened.read(_MAX_FILE_BYTES)
 
 
 def _line_after(heading: bytes, lines: list[bytes]) -> bytes:

@@ -17,6 +17,7 @@ import httpx
 from pydantic import SecretStr
 
 from openapi_tool.concurrency import SMALL, TimeSlicer
+from openapi_tool.files import MAX_CERTIFICATES_BYTES, check_regular_file
 from openapi_tool.jina.byte_semaphore import RequestContext, memory_of
 from openapi_tool.jina.failures import NO_SECRETS, ONCE, SOME, no_free_file, too_late, upstream_failure
 from openapi_tool.jina.parameters import OUTGOING_HEADERS
@@ -360,5 +361,6 @@ def tls_context(extra_ca_file: str | None) -> ssl.SSLContext:
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.load_verify_locations(certifi.where())
     if extra_ca_file:
+        check_regular_file(extra_ca_file, MAX_CERTIFICATES_BYTES)
         context.load_verify_locations(extra_ca_file)
     return context

@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from pydantic_settings import EnvSettingsSource
 from pydantic_settings import SettingsError as UnreadableVariable
 
+from openapi_tool.files import MAX_SECRET_BYTES, read_regular_file
 from openapi_tool.settings.model import Settings
 from openapi_tool.settings.sections import fields_of
 from openapi_tool.settings.sources import (
@@ -293,7 +294,7 @@ def _url_credentials(value: str) -> list[str]:
 def _of_files(files: Iterable[Path | None]) -> Iterator[NamedSecret]:
     for file in filter(None, files):
         try:
-            text = file.read_text(encoding="utf-8", errors="replace")
+            text = read_regular_file(file, MAX_SECRET_BYTES).decode(errors="replace")
         except OSError as error:
             raise SettingsError([f"{file}: cannot be read: {error.strerror}"]) from error
         yield from ((str(file), line) for line in _LONG_LINE.findall(text))

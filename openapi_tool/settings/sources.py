@@ -22,6 +22,13 @@ from typing import Any, NamedTuple
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
 from pydantic_settings.sources import InitSettingsSource
 
+from openapi_tool.files import (
+    MAX_CERTIFICATES_BYTES,
+    MAX_CONFIG_BYTES,
+    MAX_SECRET_BYTES,
+    check_regular_file,
+    read_regular_file,
+)
 from openapi_tool.urls import Dsn, checked_port, parse_hosts
 
 CONFIG_VARIABLE = "OPENAPI_TOOL_CONFIG"
@@ -125,7 +132,7 @@ def _read(variable: str) -> dict[str, Any]:
     if not path or variable in _ignored_files.get():
         return {}
     try:
-        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        return tomllib.loads(read_regular_file(path, MAX_CONFIG_BYTES).decode())
     except OSError as error:
         raise SourceUnreadable(variable, f"cannot be read: {error.strerror}; name a TOML file") from None
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
@@ -214,7 +221,6 @@ _DEFAULT_FILES: Mapping[str, str] = {
     "sslkey": "postgresql.key",
 }
 _DEFAULT_HOSTS = 5  # tried by the driver if none is named: four directories of Unix sockets, and localhost
-_MAX_FILE_BYTES = 64 * 1024
 _FIELD_END = re.compile(r"(?<!\\):")
 
 
@@ -276,8 +282,12 @@ class DriverOptions:
             return {}
         parser = configparser.ConfigParser()
         try:
-            parser.read(file)
+            parser.read_string(read_regular_file(file, MAX_SECRET_BYTES).decode())
             return dict(parser[name]) if name in parser.sections() else {}  # the driver ignores an unknown service
+        except (FileNotFoundError, PermissionError):  # the driver ignores it, too
+            return {}
+        except OSError as error:
+            raise ValueError(f"postgres.dsn: the service file cannot be read: {error.strerror}") from None
         except (configparser.Error, ValueError):
             raise ValueError("postgres.dsn: the service file cannot be parsed; check its syntax") from None
 
@@ -318,7 +328,7 @@ class DriverOptions:
         if mode in _VERIFYING:
             for name in ("sslrootcert", "sslcrl"):
                 if file := self._file(name):
-                    yield from _load_problems(partial(context.load_verify_locations, file.value), file)
+                    yield from _load_problems(partial(context.load_verify_locations, file.value), [file])
             if mode != "require" and not self._file("sslrootcert"):
                 yield f"{option.where}: verification needs sslrootcert, the file with the CA of the server (PEM)"
         certificate, key = self._file("sslcert"), self._file("sslkey")
@@ -326,7 +336,7 @@ class DriverOptions:
         if certificate:
             # For an encrypted key OpenSSL calls this function; without one it would ask on the terminal.
             load = partial(context.load_cert_chain, certificate.value, key and key.value, lambda: password)
-            yield from _load_problems(load, certificate)
+            yield from _load_problems(load, [certificate, *([key] if key else [])])
 
     def _file(self, name: str) -> Option | None:
         named = self.option(name)
@@ -338,11 +348,10 @@ class DriverOptions:
     def _password_file(self) -> Iterator[Option]:
         named = self.option("passfile")
         file = Path(named.value) if named else self._home and self._home / ".pgpass"
-        if not file or not file.is_file():
+        if not file:
             return
         try:
-            with file.open("rb") as opened:
-                text = opened.read(_MAX_FILE_BYTES).decode("utf-8", "replace")
+            text = read_regular_file(file, MAX_SECRET_BYTES).decode("utf-8", "replace")
         except OSError:  # the driver ignores it, too
             return
         for line in text.splitlines():
@@ -353,8 +362,14 @@ class DriverOptions:
                     yield Option(value, named.where if named else "~/.pgpass")
 
 
-def _load_problems(load: Callable[[], None], file: Option) -> Iterator[str]:
+def _load_problems(load: Callable[[], None], files: Sequence[Option]) -> Iterator[str]:
+    for file in files:
+        try:
+            check_regular_file(file.value, MAX_CERTIFICATES_BYTES)
+        except OSError as error:
+            yield f"{file.where}: cannot be used: {error.strerror}"
+            return
     try:
         load()
     except OSError as error:
-        yield f"{file.where}: cannot be used: {error}"
+        yield f"{files[0].where}: cannot be used: {error}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pathlib
 import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -12,6 +11,7 @@ from typing import NoReturn, Self
 
 from pydantic import SecretStr
 
+from openapi_tool.files import MAX_SECRET_BYTES, read_regular_file
 from openapi_tool.protocol.cards import MAX_ARGUMENT_DEPTH, ToolCall
 from openapi_tool.protocol.errors import ToolMisconfigured
 from openapi_tool.protocol.identity import CallIdentity
@@ -59,7 +59,6 @@ FILE_SUFFIX = "_FILE"
 """`NAME_FILE` names a file that holds the value of `NAME`."""
 
 _NO_POOLS: Mapping[str, Sequence[str]] = MappingProxyType({})
-_MAX_FILE_BYTES = 64 * 1024
 # PG*: every variable of libpq and asyncpg. CG_CONFIG_TOML: path of the kernel's configuration file. The others
 # configure NATS, this service, trace export, proxies and CAs.
 _OWN_PREFIXES = ("PG", "NATS_", "OPENAPI_TOOL", "OTEL_")
@@ -191,16 +190,14 @@ def _content(path: str, variable: str) -> str:
     Errors do not show the path: the variable may contain a key by mistake.
     """
     try:
-        with pathlib.Path(path).open("rb") as file:
-            content = file.read(_MAX_FILE_BYTES + 1)
-        text = content.decode("utf-8-sig").strip()
+        text = read_regular_file(path, MAX_SECRET_BYTES).decode("utf-8-sig").strip()
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or "it is not UTF-8 text"
         raise _Unusable(
             f"{variable}: the file that it names cannot be read: {why}; mount it, or correct the path"
         ) from None
-    if not text or len(content) > _MAX_FILE_BYTES:
-        raise _Unusable(f"{variable}: the file that it names must hold one value, of at most {_MAX_FILE_BYTES} bytes")
+    if not text:
+        raise _Unusable(f"{variable}: the file that it names must hold one value")
     return text
 
 

@@ -513,7 +513,7 @@ BROKEN_SEEDS = {
     "of an account": seed(nkeys.PREFIX_BYTE_ACCOUNT),
     "a public key": bytes(nkeys.from_seed(bytearray(GOOD)).public_key),
     "no text": os.urandom(58),
-    "very long": b"A" * 1_000_000,
+    "very long": b"A" * 60_000,
 }
 
 

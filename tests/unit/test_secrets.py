@@ -361,7 +361,7 @@ def _unusable(file: Path) -> dict[str, tuple[dict[str, str], str]]:
         "NUL": ({"JINA_API_KEY_FILE": "a\0b"}, "JINA_API_KEY_FILE: the file that it names cannot be read"),
         "empty": ({"JINA_API_KEY_FILE": str(folder / "empty")}, "must hold one value"),
         "no-text": ({"JINA_API_KEY_FILE": str(folder / "no-text")}, "it is not UTF-8 text"),
-        "huge": ({"JINA_API_KEY_FILE": str(folder / "huge")}, "must hold one value"),
+        "huge": ({"JINA_API_KEY_FILE": str(folder / "huge")}, "cannot be read: larger than 65,536 bytes"),
         "lines": ({"JINA_API_KEY_FILE": str(folder / "lines")}, "contains a line break"),
         "variable": ({"JINA_API_KEY": "a\r\nX-Evil: 1"}, "contains a line break"),
         "umlaut": ({"JINA_API_KEY": "X-Evil-schlüssel"}, "JINA_API_KEY: contains a non-ASCII character"),
@@ -450,14 +450,14 @@ def test_a_login_file_that_cannot_be_read_is_named(name: str, tmp_path: Path, mo
     file.touch()
     settings = Settings.model_validate({**DSN, "nats": {name: file}})
 
-    usual = Path.open
+    usual = os.open
 
-    def refuse(path: Path, *arguments: Any, **options: Any) -> Any:  # root may read everything
+    def refuse(path: Any, *arguments: Any, **options: Any) -> int:  # root may read everything
         if path == file:
             raise PermissionError(errno.EACCES, "Permission denied")
         return usual(path, *arguments, **options)
 
-    monkeypatch.setattr(Path, "open", refuse)
+    monkeypatch.setattr(os, "open", refuse)
     with pytest.raises(SettingsError, match=f"nats.{name}: cannot be read"):
         build_bootstrap(settings, {})
 
