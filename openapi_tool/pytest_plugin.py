@@ -1,12 +1,13 @@
 """pytest fixtures for tests of your own tool definitions (`openapi_tool.testing`); needs the extra [testing].
 
-pytest loads this module wherever the package is installed, so fixtures import what needs the extra.
+pytest loads this module wherever the package is installed. So without the extra there are no fixtures, whose names may
+be those of another project, and fixtures import what they need, so that other suites start as fast as before.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterator, Mapping
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,39 +18,48 @@ if TYPE_CHECKING:
     from openapi_tool.testing import ToolResult
 
 
-@pytest.fixture
-def openapi_tool_settings() -> Mapping[str, Any]:
-    """Settings of the executor by section; override this fixture to change them."""
-    return {}
+def pytest_configure(config: pytest.Config) -> None:
+    """Register the fixtures if the extra [testing] is installed."""
+    if find_spec("respx") is not None:
+        config.pluginmanager.register(_Fixtures(), "openapi_tool_fixtures")
 
 
-@pytest.fixture
-def openapi_tool_environment() -> Mapping[str, str]:
-    """Variables that definitions may name; override this fixture to set some."""
-    return {}
+class _Fixtures:
+    @pytest.fixture
+    def openapi_tool_settings(self) -> Mapping[str, Any]:
+        """Settings of the executor by section; override this fixture to change them."""
+        return {}
 
+    @pytest.fixture
+    def openapi_tool_environment(self) -> Mapping[str, str]:
+        """Variables that definitions may name; override this fixture to set some."""
+        return {}
 
-@pytest.fixture
-def jina() -> respx.Router:
-    """Router in place of s.jina.ai and r.jina.ai."""
-    import respx  # noqa: PLC0415 - see the docstring of the module
+    @pytest.fixture
+    def jina(self) -> respx.Router:
+        """Router in place of s.jina.ai and r.jina.ai."""
+        import respx  # noqa: PLC0415 - see the docstring of the module
 
-    return respx.Router(assert_all_called=False)
+        return respx.Router(assert_all_called=False)
 
+    @pytest.fixture
+    def run_tool(
+        self,
+        jina: respx.Router,
+        openapi_tool_settings: Mapping[str, Any],
+        openapi_tool_environment: Mapping[str, str],
+    ) -> Iterator[Callable[..., ToolResult]]:
+        """Call a tool; takes what `InProcessExecutor.run_tool` takes. All calls of a test share one executor."""
+        import asyncio  # noqa: PLC0415 - see the docstring of the module
 
-@pytest.fixture
-def run_tool(
-    jina: respx.Router, openapi_tool_settings: Mapping[str, Any], openapi_tool_environment: Mapping[str, str]
-) -> Iterator[Callable[..., ToolResult]]:
-    """Call a tool; takes what `InProcessExecutor.run_tool` takes. All calls of a test share one executor."""
-    from openapi_tool.testing import InProcessExecutor  # noqa: PLC0415 - see the docstring of the module
+        from openapi_tool.testing import InProcessExecutor  # noqa: PLC0415 - see the docstring of the module
 
-    executor = InProcessExecutor(jina, settings=openapi_tool_settings, environment=openapi_tool_environment)
-    with asyncio.Runner() as runner:
+        executor = InProcessExecutor(jina, settings=openapi_tool_settings, environment=openapi_tool_environment)
+        with asyncio.Runner() as runner:
 
-        def run(*call: Any, **options: Any) -> ToolResult:
-            if asyncio._get_running_loop() is not None:  # noqa: SLF001 - get_running_loop raises without one
-                raise RuntimeError("in an asynchronous test use: await InProcessExecutor(jina).run_tool(…)")
-            return runner.run(executor.run_tool(*call, **options))
+            def run(*call: Any, **options: Any) -> ToolResult:
+                if asyncio._get_running_loop() is not None:  # noqa: SLF001 - get_running_loop raises without one
+                    raise RuntimeError("in an asynchronous test use: await InProcessExecutor(jina).run_tool(…)")
+                return runner.run(executor.run_tool(*call, **options))
 
-        yield run
+            yield run

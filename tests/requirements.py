@@ -168,6 +168,7 @@ REQUIREMENTS = (
     Requirement("cli.help", "design", "Help fits a terminal of 50 columns, -h asks for it anywhere, and shells complete commands and flags."),
     Requirement("docs.run", "design", "Every command and snippet of the documents is run by a test, or listed with the reason why not."),
     Requirement("testing.runner", "design", "`openapi_tool.testing` runs a definition as `serve` does, without servers: results as the model reads them, requests as they would be sent."),
+    Requirement("testing.plugin", "design", "The pytest plugin changes nothing in the suites of projects without the extra [testing], and imports nothing at its start."),
     Requirement("testing.example", "design", "The example project with its own tools passes its tests, and its tests fail for a broken definition."),
     Requirement("runner.alone", "design", "A tool call needs no turn, card or inbox: owner, definition, arguments and deadline suffice."),
 )
