@@ -265,6 +265,7 @@ where card_id = $3 and tenant_id = $1 and metadata ->> 'agent_id' = $2 and metad
 """
 
 
+EDGE_KEY = "(project_id, md5(correlation_id), primitive, edge_phase)"
 _TURN_LOCK = 16  # number of the parameter
 QUIET_SINCE = "coalesce(now() - make_interval(secs => $17), '-infinity')"
 """SQL of the time since which the step must have no other commands."""
@@ -284,7 +285,8 @@ def writes(inbox: str, accepted: str, edge_turn: str, busy: str, first: int) -> 
     of COMMIT's first parameter after those of REPORT.
 
     One statement is one transaction without BEGIN and COMMIT. If an inbox row exists without its card, the insert
-    raises a unique violation, which rolls the card back.
+    raises a unique violation, which rolls the card back. `on conflict` names the columns of the unique indexes, so that
+    PostgreSQL refuses the statement if one is missing: without it a call could get two results.
 
     With a key of the turn's lock (null: at once) nothing is written while the turn is `busy`: another of its results is
     unread, or its step has other commands since QUIET_SINCE. The transaction holds the lock to its end.
@@ -299,7 +301,8 @@ def writes(inbox: str, accepted: str, edge_turn: str, busy: str, first: int) -> 
     new_card = f"""
     insert into cards (card_id, tenant_id, content, tool_call_id, metadata)
     select $2, $1, {content}, $6, {metadata} from turn where not busy and {accepted}
-    on conflict do nothing
+    on conflict (tenant_id, md5(tool_call_id)) where tool_call_id is not null and metadata ->> 'type' = 'tool.result'
+    do nothing
     returning card_id
 ), artifact as (
     insert into cards (card_id, tenant_id, content, metadata, ttl_seconds, expires_at)
@@ -316,7 +319,7 @@ def writes(inbox: str, accepted: str, edge_turn: str, busy: str, first: int) -> 
         target_agent_turn_id, correlation_id, recursion_depth, trace_id, parent_step_id, metadata
     )
     select $9, $1, $5, 'report', 'response', $10, $4, {edge_turn}, $6, $11, $12, $13, $14 from inbox
-    on conflict do nothing
+    on conflict {EDGE_KEY} do nothing
 )
 select busy, exists (select from inbox) as written from turn
 """  # noqa: S608 - constants only
@@ -337,6 +340,12 @@ def call_values(command: Command, own: object) -> tuple[Any, ...]:
         tool_name,
         tool_name and unmangled(tool_name),
     )
+
+
+def sample_commit(*own: object) -> tuple[Any, ...]:
+    """Return parameters of COMMIT, each of its column's type; `own` are the version's own, as in `report_values`."""
+    texts = ("x",) * 7
+    return (*texts, {}, "x", "x", 0, "x", "x", {}, "x", 0, 0.0, *own, {}, {}, "x", bytearray(b"{}"), {}, 0)
 
 
 def report_values(card_id: str, report: Report, condition: TurnCondition | None, *own: object) -> tuple[Any, ...]:

@@ -47,6 +47,7 @@ class KernelStore:
         metrics.PERMITS_USED.set_function(lambda: permits.used, "database", part=statements.VERSION)
         metrics.PERMITS_WAITING.set_function(lambda: permits.waiting, "database", part=statements.VERSION)
         self._timeout_s = timeout_s
+        self._inspected = ""  # shape of the tables that passed the last inspection
 
     @classmethod
     async def open(cls, options: PoolOptions) -> KernelStore:
@@ -74,13 +75,17 @@ class KernelStore:
             raise
 
     async def ping(self, *, thorough: bool = False) -> None:
-        """Check privileges and writability; with `thorough` also statements and indexes, as on a new connection."""
+        """Check privileges, writability and, if the tables have changed or if `thorough`, columns and indexes.
+
+        After a failure the whole inspection must pass again. Raises Unavailable.
+        """
         timeout_s = min(_CHECK_TIMEOUT_S, self._timeout_s)
         async with self._connection(_NO_PROJECT, timeout_s) as connection:
-            if thorough:
-                await check_database(connection, self._sql, timeout_s)
-            else:
-                await check_access(connection, timeout_s)
+            inspected, self._inspected = self._inspected, ""
+            shape = await check_access(connection, timeout_s)
+            if thorough or shape != inspected:
+                shape = await check_database(connection, self._sql, timeout_s)
+            self._inspected = shape
 
     async def encrypted(self) -> bool:
         """Return whether connections use TLS."""

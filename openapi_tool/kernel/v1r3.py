@@ -36,7 +36,7 @@ order by created_at limit 10
 
 # The parameters are those of `report_values`, in its order. A missing request edge is added. Another transaction may
 # add it at the same time: then the unique index decides.
-_INBOX = """
+_INBOX = f"""
 request as (
     insert into state.execution_edges (
         edge_id, project_id, channel_id, primitive, edge_phase, source_agent_id, source_agent_turn_id, source_step_id,
@@ -47,7 +47,7 @@ request as (
         select from state.execution_edges
         where project_id = $1 and md5(correlation_id) = md5($6) and correlation_id = $6 and edge_phase = 'request'
     )
-    on conflict do nothing
+    on conflict {fragments.EDGE_KEY} do nothing
 ), inbox as (
     insert into state.agent_inbox (
         inbox_id, project_id, agent_id, message_type, enqueue_mode, correlation_id, recursion_depth, traceparent,
@@ -56,7 +56,7 @@ request as (
     select $3, $1, $4, 'tool_result', null, $6, $11, $18, $19, $12, $13, $10, $8, 'pending' from card
     returning inbox_id
 )
-"""
+"""  # noqa: S608 - constants only
 
 # There is no row of the waiting turn that could have been deleted since the load.
 # A row's turn is in its payload. There are no anchor rows: the commands of a step ($13) have cards.
@@ -76,6 +76,7 @@ _BUSY = f"""exists (
         )"""  # noqa: S608 - constants only
 
 COMMIT, REPORT = writes(_INBOX, accepted="true", edge_turn="null", busy=_BUSY, first=20)
+SAMPLE_COMMIT = fragments.sample_commit("x", "x")
 
 call_records = fragments.call_records
 

@@ -109,6 +109,7 @@ _BUSY = f"""exists (
         )"""  # noqa: S608 - constants only
 
 COMMIT, REPORT = writes(_INBOX, _ACCEPTED, edge_turn="$7", busy=_BUSY, first=21)
+SAMPLE_COMMIT = fragments.sample_commit(0, {}, "x")
 
 
 def call_values(command: Command) -> tuple[Any, ...]:

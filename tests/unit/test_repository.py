@@ -379,6 +379,7 @@ TABLE: dict[str, Bound] = {
     "protocol/identity.py _TRACE_ID": Bound(1_024, ONE_CLASS),
     "protocol/identity.py _TRACEPARENT": Bound(65_536, "fixed lengths, then the rest"),
     "protocol/identity.py _VERSION": Bound(65_536, "digits, a letter, digits"),
+    "kernel/inspection.py _INSERTS": Bound(20_000, "a class between literal texts; of our own statements"),
     "kernel/inspection.py _DECORATION": Bound(10_000, "literal texts and one class; of an index's definition"),
     "urls.py _FORBIDDEN": Bound(131_072, ONE_CLASS),
     "urls.py _HOST": Bound(131_072, ONCE),
