@@ -34,6 +34,7 @@ from tests.chaos.harness import DATABASE, NotInstalled, Profile, Replica, Run, i
 from tests.chaos.limited import Limited
 from tests.chaos.load import Journal, Load
 from tests.chaos.profiles import Admin, Bouncer, Clocks, Cluster, Failover, FailoverHosts
+from tests.chaos.shape import Shape
 from tests.support import dsn_of, make_role
 
 PROFILES: Mapping[str, type[Profile]] = {
@@ -44,6 +45,7 @@ PROFILES: Mapping[str, type[Profile]] = {
     "clocks": Clocks,
     "admin": Admin,
     "limits": Limited,
+    "shape": Shape,
     "failover-hosts": FailoverHosts,
 }
 _QUIET_S = 1.0

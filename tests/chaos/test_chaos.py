@@ -293,6 +293,7 @@ SHORT_FORMS: dict[str, tuple[str, tuple[str, ...]]] = {
     "pgbouncer, paused": ("pgbouncer", ("long_pause",)),
     "clocks": ("clocks", ("kill",)),
     "admin": ("admin", ("durable_deleted", "paused")),
+    "shape": ("shape", ("column", "indexes")),
 }
 _LOG_TIMEOUT_S, _POLL_S = 10.0, 0.1
 
