@@ -33,8 +33,10 @@ _NOT_NEEDED_BY_CALLERS = {
         "alter table cards alter column ttl_seconds type int using (ttl_seconds #>> '{}')::int",
     ),
     "grant": (
-        f"revoke insert on state.execution_edges from {ROLE}; "
-        f"grant insert (edge_id) on state.execution_edges to {ROLE}",
+        (
+            f"revoke insert on state.execution_edges from {ROLE}; "
+            f"grant insert (edge_id) on state.execution_edges to {ROLE}"
+        ),
         f"grant insert on state.execution_edges to {ROLE}",
     ),
 }
