@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import json
 import re
 import sys
@@ -645,7 +646,14 @@ def settings_reference() -> str:
     ]
     for name, field in Settings.model_fields.items():
         section: Any = field.annotation
-        lines += ["", f"## {name}", "", section.__doc__.strip(), "", "| key | environment | default | meaning |"]
+        lines += [
+            "",
+            f"## {name}",
+            "",
+            inspect.cleandoc(section.__doc__),
+            "",
+            "| key | environment | default | meaning |",
+        ]
         lines.append("| --- | --- | --- | --- |")
         for key, detail in fields_of(section).items():
             variable = f"`{PREFIX}{name.upper()}__{key.upper()}`"

@@ -129,6 +129,7 @@ REQUIREMENTS = (
     Requirement("privilege.subjects", "design", "The printed NATS permissions suffice for every call path; a denied subject is named."),
     Requirement("privilege.least", "design", "A printed NATS user can do only what its commands do, or what the documentation lists as wider: it reads no inbox of another user, no key but its own, and takes no command."),
     Requirement("nats.login", "design", "The executor connects to NATS with user, nkey or credentials file, also from a leaf node; if TLS is required, over TLS or not at all."),
+    Requirement("nats.rotation", "design", "CA, client certificate and login files of NATS are read for each connection attempt, so that they may be replaced while the executor runs; one that cannot be used is named."),
     Requirement("nats.watched", "design", "A silent NATS server, or a durable that was changed, paused or deleted, is detected within seconds, and restored or reported."),
     Requirement("nats.storage", "design", "The executor's buckets and streams are created at the start with the replicas of the command stream, created again if deleted, and reported if full."),
     Requirement("deadletters", "design", "A dead letter contains its command, does not prevent others from being stored, and can be listed, shown and replayed."),

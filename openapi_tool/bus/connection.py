@@ -11,7 +11,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar, cast
+from typing import Annotated, Any, TypeVar
 
 import nats.errors
 import nats.js.errors
@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from tenacity import RetryCallState, stop_after_delay, wait_exponential_jitter
 
 from openapi_tool.bus.client import RECONNECT_WAIT_S, BusClient
-from openapi_tool.bus.connection_errors import describe_connection_error, describe_jetstream_error
+from openapi_tool.bus.connection_errors import describe_jetstream_error
 from openapi_tool.bus.options import BusOptions
 from openapi_tool.concurrency import in_background, retried
 from openapi_tool.protocol.command import Wakeup
@@ -79,7 +79,6 @@ async def _connect(options: BusOptions) -> BusClient:
         await client.connect(
             list(options.nats.servers),
             name=options.name,
-            tls=options.tls,
             connect_timeout=5,
             allow_reconnect=not options.once,
             max_reconnect_attempts=1 if options.once else -1,
@@ -89,7 +88,6 @@ async def _connect(options: BusOptions) -> BusClient:
             error_cb=client.on_error,
             disconnected_cb=log_disconnect,
             reconnected_cb=log_reconnect,
-            **cast("dict[str, Any]", options.nats.login),
         )
     except asyncio.CancelledError:
         client.abort()  # nats-py would leave the socket of a login under way open
@@ -97,8 +95,9 @@ async def _connect(options: BusOptions) -> BusClient:
     except _OUTAGE as error:
         if not options.once:
             raise Unavailable(describe_jetstream_error(error, where="")) from error
-        cause = describe_connection_error(client.reported_error or error, options.where, options.setting)
-        raise Unavailable(f"cannot connect to {cause}") from error
+        client.reported_error = client.reported_error or error
+        await client.close()  # nats-py would leave the session of a WebSocket open
+        raise Unavailable(f"cannot connect to {client.outage}") from error
     return client
 
 

@@ -252,7 +252,7 @@ async def test_a_silent_nats_makes_readyz_fail_and_loses_nothing(served: Served)
         shown = served.wait(lambda shown: not shown["ready"])
         assert time.monotonic() - began < REACTION_S
         assert "no answer" in shown["dependencies"]["nats"]["reason"]
-        served.wait(lambda shown: shown["dependencies"]["nats"]["reason"] == "no connection")
+        served.wait(lambda shown: shown["dependencies"]["nats"]["reason"].startswith("no connection"))
     began = time.monotonic()
     served.wait(lambda shown: shown["ready"])
     assert time.monotonic() - began < REACTION_S
@@ -275,7 +275,7 @@ async def test_sigterm_while_nats_is_silent_ends_the_process_cleanly(
     served.stack.upstream.requests(1)
     with frozen(served):
         if noticed:
-            served.wait(lambda shown: shown["dependencies"]["nats"].get("reason") == "no connection")
+            served.wait(lambda shown: shown["dependencies"]["nats"].get("reason", "").startswith("no connection"))
         served.executor.signal(signal.SIGTERM)
         assert served.executor.process.wait(_LONGEST_DRAIN_S) == 0, served.executor.log_text()[-5000:]
     log = served.executor.log_text()

@@ -165,6 +165,7 @@ class FakeServer:
 
     replies: list[Exception | dict[str, Any]] = field(default_factory=list)
     is_connected: bool = True
+    outage: str = ""
     reconnects: int = 0
     durable: Durable | None = field(default_factory=lambda: Durable("stream", "durable"))
     durable_error: str = ""

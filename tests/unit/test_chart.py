@@ -321,7 +321,7 @@ def test_the_readme_alone_is_enough_to_render_a_release() -> None:
     example = re.findall(r"```yaml\n(.*?)```", CHART_README.read_text(encoding="utf-8"), re.DOTALL)[0]
     assert len(example.splitlines()) < 20
     environment = {entry["name"] for entry in container(yaml.safe_load(example))["env"]}
-    assert {"PG_DSN", "JINA_API_KEY", "OPENAPI_TOOL__NATS__PASSWORD", "OPENAPI_TOOL__NATS__CA_FILE"} <= environment
+    assert {"PG_DSN", "JINA_API_KEY", "OPENAPI_TOOL__NATS__PASSWORD_FILE", "OPENAPI_TOOL__NATS__CA_FILE"} <= environment
     assert "helm/openapi-tool/README.md" in (ROOT / "README.md").read_text(encoding="utf-8")
 
 

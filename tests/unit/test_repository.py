@@ -338,7 +338,7 @@ class Bound:
 # fmt: off
 TABLE: dict[str, Bound] = {
     "bus/client.py _DENIAL": Bound(8_192, '`[^"]*` ends at the quotation mark; NATS bounds its errors'),
-    "bus/connection_errors.py _TOKEN": Bound(65_536, "parts end at dots, which they do not hold"),
+    "bus/login.py _TOKEN": Bound(65_536, "parts end at dots, which they do not hold"),
     "bus/dead_letters.py _PLAIN_TOKEN": Bound(65_536, ONE_CLASS),
     "bus/pull_consumer.py _NUMBER": Bound(65_536, ONE_CLASS),
     "bus/wire.py _NAME": Bound(1_000_000, ONE_CLASS),

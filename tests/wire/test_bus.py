@@ -9,9 +9,10 @@ import json
 import os
 import ssl
 import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -401,6 +402,67 @@ async def test_nothing_is_sent_over_a_plain_websocket_that_claims_tls() -> None:
     async with TestServer(application, host="127.0.0.1") as claiming:
         assert REASON in await refused(f"ws://127.0.0.1:{claiming.port}", tls=True)
     assert received == []
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Name and validity of the server's certificate, the executor's settings, and why there is no connection."""
+
+    says: str
+    host: str = "localhost"
+    until: datetime = datetime(2100, 1, 1, tzinfo=UTC)
+    settings: Mapping[str, str] = field(default_factory=dict)
+
+
+UNKNOWN_ISSUER = "the server's certificate cannot be verified (unable to get local issuer certificate); "
+REFUSALS = {
+    "another CA": Refusal(UNKNOWN_ISSUER + "check nats.ca_file ({other_ca})", settings={"ca_file": "other_ca"}),
+    "no CA": Refusal(UNKNOWN_ISSUER + "set nats.ca_file"),
+    "another host": Refusal(
+        "the server's certificate is of another host (Hostname mismatch, certificate is not valid for 'localhost'.); "
+        "check nats.servers (NATS_SERVERS)",
+        host="elsewhere.example",
+        settings={"ca_file": "ca"},
+    ),
+    "expired": Refusal(
+        "the server's certificate cannot be used now (certificate has expired); renew it, and check the clocks",
+        until=datetime(2020, 1, 1, tzinfo=UTC),
+        settings={"ca_file": "ca"},
+    ),
+    "no client certificate": Refusal(
+        "the server requires a client certificate; set nats.cert_file and nats.key_file", settings={"ca_file": "ca"}
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:parameter 'timeout':DeprecationWarning")  # nats-py's use of aiohttp
+@pytest.mark.parametrize("scheme", ["tls", "wss"])
+@pytest.mark.parametrize("refusal", REFUSALS.values(), ids=REFUSALS)
+@requirement("nats.rotation", "start.reasons")
+async def test_the_cause_of_a_failed_handshake_is_named(
+    stack: EmbeddedStack, tmp_path: Path, refusal: Refusal, scheme: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    if scheme == "wss" and "client" in refusal.says:
+        pytest.skip("the greeting, which says that certificates are required, comes after the handshake")
+    made, port, paths = trustme.CA(), free_port(), {name: tmp_path / name for name in ("ca", "other_ca", "server")}
+    made.cert_pem.write_to_path(str(paths["ca"]))
+    trustme.CA().cert_pem.write_to_path(str(paths["other_ca"]))
+    certificate = made.issue_cert(refusal.host, not_before=datetime(2019, 1, 1, tzinfo=UTC), not_after=refusal.until)
+    certificate.private_key_and_cert_chain_pem.write_to_path(str(paths["server"]))
+    pem, ca = (json.dumps(str(paths[name])) for name in ("server", "ca"))
+    verify = f"ca_file: {ca}, verify: true" if "client" in refusal.says else ""
+    tls = f"tls {{ cert_file: {pem}, key_file: {pem}, {verify} }}"
+    if scheme == "wss":
+        tls = f'websocket {{ listen: "127.0.0.1:{port}", tls {{ cert_file: {pem}, key_file: {pem} }} }}'
+    with server(stack, tls) as nats_server:
+        url = f"{scheme}://localhost:{port if scheme == 'wss' else nats_server.url.rpartition(':')[2]}"
+        settings = {name: paths[file] for name, file in refusal.settings.items()}
+        with pytest.raises(Unavailable) as error:
+            async with asyncio.timeout(SETTLED_S), connected(replace(bus(url, **settings), once=True)):
+                pass
+    where = url.partition("://")[2]
+    assert str(error.value) == f"cannot connect to NATS at {where}: {refusal.says.format(**paths)}"
+    assert caplog.records == []
 
 
 @requirement("nats.login")
