@@ -50,8 +50,8 @@ long: $(READY)
 	  tests/performance/test_guard.py
 
 # Ten minutes of faults; for a shorter run: make chaos CHAOS="--calls 1000 --seed 4"; for partial failures:
-# make chaos CHAOS="--profile cluster" (or failover, failover-hosts, pgbouncer, clocks, admin, limits, shape); for kernels of both
-# protocol versions: make chaos CHAOS="--protocol both"
+# make chaos CHAOS="--profile cluster" (or failover, failover-hosts, pgbouncer, clocks, admin, files, limits, shape); for
+# kernels of both protocol versions: make chaos CHAOS="--protocol both"
 chaos: $(READY)
 	$(PY) -m tests.chaos.run $(CHAOS)
 

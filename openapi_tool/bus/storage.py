@@ -128,6 +128,7 @@ class RecordStore:
 
 
 _CHECK_INTERVAL_S = 4.0
+_RETRY_INTERVAL_S = 1.0  # while something cannot be used
 _MIN_FREE_BYTES = 1024
 _LEASES, _BUCKET, _PARKED = f"KV_{leases.BUCKET}", kv_stores.STREAM, f"KV_{kv_stores.PARKED_BUCKET}"
 _STORED = (_LEASES, _BUCKET, _PARKED, f"KV_{LIMITS.bucket}", f"KV_{BUDGETS.bucket}", dead_letters.STREAM)
@@ -169,7 +170,7 @@ class Storage:
         """Check until cancelled."""
         while True:
             await self.check()
-            await asyncio.sleep(_CHECK_INTERVAL_S)
+            await asyncio.sleep(_CHECK_INTERVAL_S if self.health.ok(JETSTREAM) else _RETRY_INTERVAL_S)
 
     async def check(self) -> None:
         """Check once."""

@@ -294,6 +294,7 @@ SHORT_FORMS: dict[str, tuple[str, tuple[str, ...]]] = {
     "clocks": ("clocks", ("kill",)),
     "admin": ("admin", ("durable_deleted", "paused")),
     "shape": ("shape", ("column", "indexes")),
+    "files": ("files", ("all", "jina_key")),
 }
 _LOG_TIMEOUT_S, _POLL_S = 10.0, 0.1
 

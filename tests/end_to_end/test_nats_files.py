@@ -12,118 +12,35 @@ import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import nkeys
 import pytest
 import trustme
 
 from openapi_tool.local.executor import ExecutorProcess
-from openapi_tool.local.servers import NatsServer, accepts, free_port
+from openapi_tool.local.servers import accepts, free_port
 from openapi_tool.local.stack import EmbeddedStack
 from tests.requirements import requirement
-from tests.support import another_nats, dsn_of
+from tests.rotation import GuardedNats, Mount
+from tests.support import dsn_of
 
 READY_S = 5.0
 """Longest time from the restart of the server to readiness."""
 
 _TIMEOUT_S = 15.0
 _POLL_S = 0.05
-_SERVER = """
-include "users.conf"
-tls {{ cert_file: {server}, key_file: {server}, ca_file: {clients}, verify: true }}
-"""
-NAMES = {
-    "ca_file": "ca.crt",
-    "cert_file": "tls.crt",
-    "key_file": "tls.key",
-    "nkey_seed_file": "user.nk",
-    "password_file": "password",
-}
 
 
-class Mount:
-    """Folder whose files the kubelet replaces together: they are links through `..data`, which changes by a rename."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.files: dict[str, bytes] = {}
-        self._version = 0
-
-    def replace(self, changes: Mapping[str, bytes | None]) -> None:
-        """Replace files; None removes one."""
-        self.files = {name: data for name, data in {**self.files, **changes}.items() if data is not None}
-        self._version += 1
-        version = self.folder / f"..{self._version}"
-        version.mkdir(parents=True)
-        for name, data in self.files.items():
-            (version / name).write_bytes(data)
-            link = self.folder / name
-            if not link.is_symlink():
-                link.symlink_to(f"..data/{name}")
-        link = self.folder / "..new"
-        link.symlink_to(version.name)
-        link.rename(self.folder / "..data")
-
-
-def _seed() -> bytes:
-    return bytes(nkeys.encode_seed(os.urandom(32), nkeys.PREFIX_BYTE_USER))
-
-
-def _public(seed: bytes) -> str:
-    return str(nkeys.from_seed(bytearray(seed)).public_key.decode())
-
-
-@dataclass
+@dataclass(frozen=True, slots=True)
 class Deployment:
-    """A NATS server that requires client certificates, and an executor whose files are in `mount`."""
+    """The server, and an executor with these environment variables."""
 
-    nats: NatsServer
-    server: Path
-    mount: Mount
+    nats: GuardedNats
     environment: Mapping[str, str]
     executor: ExecutorProcess
     port: int
-    client_authority: trustme.CA = field(default_factory=trustme.CA)
-
-    def certify_server(self) -> bytes:
-        """Give the server a certificate of a new CA; return that CA."""
-        authority = trustme.CA()
-        certificate = authority.issue_cert("localhost")
-        (self.server / "server.pem").write_bytes(certificate.private_key_and_cert_chain_pem.bytes())
-        return authority.cert_pem.bytes()
-
-    def certify_client(self) -> dict[str, bytes]:
-        """Make the server trust only a new CA of clients; return a client certificate of it."""
-        self.client_authority = trustme.CA()
-        (self.server / "clients.pem").write_bytes(self.client_authority.cert_pem.bytes())
-        certificate = self.client_authority.issue_cert("executor")
-        return {
-            "tls.crt": certificate.cert_chain_pems[0].bytes(),
-            "tls.key": certificate.private_key_pem.bytes(),
-        }
-
-    def log_in_by_nkey(self) -> dict[str, bytes]:
-        """Accept only a new nkey; return its seed file."""
-        seed = _seed()
-        self._accept(f"nkey: {_public(seed)}")
-        return {"user.nk": seed + b"\n"}
-
-    def log_in_by_password(self) -> dict[str, bytes]:
-        """Accept only a new password; return its file."""
-        password = os.urandom(12).hex()
-        self._accept(f'user: executor, password: "{password}"')
-        return {"password": f"{password}\n".encode()}
-
-    def _accept(self, user: str) -> None:
-        (self.server / "users.conf").write_text(f"authorization {{ users: [ {{ {user} }} ] }}\n")
-
-    def restart(self) -> None:
-        """Restart the server, which reads its files only then."""
-        self.nats.stop()
-        self.nats.start()
 
     def readiness(self) -> tuple[bool, str]:
         """Return whether the executor is ready, and why NATS is unavailable."""
@@ -156,55 +73,37 @@ class Deployment:
 @asynccontextmanager
 async def deployed(stack: EmbeddedStack, database: str, folder: Path, login: str) -> AsyncIterator[Deployment]:
     """Yield a deployment that is ready; `login` is nkey or password."""
-    server = another_nats(stack, f"tls-{folder.name}", "")
-    own = stack.folder / f"tls-{folder.name}"
-    paths = {name: json.dumps(str(own / f"{name}.pem")) for name in ("server", "clients")}
-    server._more = _SERVER.format(**paths)  # noqa: SLF001 - the folder is known only now
-    mount, port = Mount(folder / "mount"), free_port()
-    used = {"nkey": ["nkey_seed_file"], "password": ["password_file"]}[login]
-    settings = {
-        f"OPENAPI_TOOL__NATS__{name.upper()}": str(mount.folder / NAMES[name])
-        for name in ("ca_file", "cert_file", "key_file", *used)
-    }
-    user = {"OPENAPI_TOOL__NATS__USER": "executor"} if login == "password" else {}
-    nats_port = free_port()
-    server._port = nats_port  # noqa: SLF001 - as above
-    settings |= {
-        "PG_DSN": dsn_of(stack, database),
-        "NATS_SERVERS": f"tls://localhost:{nats_port}",
-        "OPENAPI_TOOL__HEALTH__PORT": str(port),
-        **user,
-    }
+    nats, port = GuardedNats(stack, f"guarded-{folder.name}", Mount(folder / "mount")), free_port()
+    settings = nats.settings(login) | {"PG_DSN": dsn_of(stack, database), "OPENAPI_TOOL__HEALTH__PORT": str(port)}
     executor = stack.executor(f"executor-{folder.name}", database, settings)
-    made = Deployment(server, own, mount, settings | {"JINA_API_KEY": "a-key-of-the-test"}, executor, port)
-    ca, client = made.certify_server(), made.certify_client()
-    secret = made.log_in_by_nkey() if login == "nkey" else made.log_in_by_password()
-    mount.replace({"ca.crt": ca, **client, **secret})
-    await asyncio.to_thread(server.start)
+    made = Deployment(nats, settings | {"JINA_API_KEY": "a-key-of-the-test"}, executor, port)
+    await asyncio.to_thread(nats.server.start)
     try:
         await asyncio.to_thread(executor.process.start, lambda: accepts(port))
         await asyncio.to_thread(made.wait, lambda ready, _: ready)
         yield made
     finally:
         stopped = await asyncio.to_thread(executor.stop)
-        server.stop()
+        nats.server.stop()
     assert stopped == 0, executor.log_text()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Rotation:
     """Change of the server, which returns the new files of the executor; `named` is in the reason until it has them."""
 
-    change: Callable[[Deployment], dict[str, bytes]]
+    change: Callable[[GuardedNats], dict[str, bytes]]
     named: str
     says: str
 
 
 ROTATIONS = {
-    "CA": Rotation(lambda made: {"ca.crt": made.certify_server()}, "nats.ca_file", "unable to get local issuer"),
-    "client certificate": Rotation(Deployment.certify_client, "nats.cert_file", "refuses the client certificate"),
-    "nkey": Rotation(Deployment.log_in_by_nkey, "nats.nkey_seed_file", "the login is refused"),
-    "password": Rotation(Deployment.log_in_by_password, "nats.password_file", "the login is refused"),
+    "CA": Rotation(GuardedNats.new_ca, "nats.ca_file", "unable to get local issuer"),
+    "client certificate": Rotation(
+        GuardedNats.new_client_certificate, "nats.cert_file", "refuses the client certificate"
+    ),
+    "nkey": Rotation(GuardedNats.new_nkey, "nats.nkey_seed_file", "the login is refused"),
+    "password": Rotation(GuardedNats.new_password, "nats.password_file", "the login is refused"),
 }
 
 
@@ -220,8 +119,8 @@ async def test_replaced_files_are_used_without_a_restart_and_old_ones_named(
 def _rotate(made: Deployment, names: list[str]) -> None:
     for name in names:
         rotation = ROTATIONS[name]
-        files = rotation.change(made)
-        made.restart()
+        files = rotation.change(made.nats)
+        made.nats.restart()
         reason = made.wait(lambda _, why, named=rotation.named: named in why)  # type: ignore[misc]
         assert rotation.says in reason
         checked = made.check()
@@ -230,12 +129,12 @@ def _rotate(made: Deployment, names: list[str]) -> None:
         [line] = [line for line in checked.stdout.splitlines() if line.startswith("nats: ")]
         assert rotation.named in line
         assert rotation.says in line
-        made.mount.replace(files)
+        made.nats.mount.replace(files)
         made.wait(lambda ready, _: ready, READY_S)
         assert made.check().returncode == 0
-    changed = {name: ROTATIONS[name].change(made) for name in names}
-    made.mount.replace({name: data for files in changed.values() for name, data in files.items()})
-    made.restart()
+    changed = {name: ROTATIONS[name].change(made.nats) for name in names}
+    made.nats.mount.replace({name: data for files in changed.values() for name, data in files.items()})
+    made.nats.restart()
     made.wait(lambda ready, _: ready, READY_S)
     log = made.log()
     assert [line for line in log if line["action"] == "log"] == []
@@ -266,15 +165,15 @@ async def test_a_file_that_cannot_be_used_is_named_until_it_is_replaced(
 
 
 def _break_each_file(made: Deployment) -> None:
-    good = dict(made.mount.files)
+    good = dict(made.nats.mount.files)
     other = trustme.CA().issue_cert("another").private_key_pem.bytes()
     pair: Unusable = {"tls.key": other}, "nats.key_file ({folder}/tls.key): is not the key of"
     for changes, expected in (*UNUSABLE.values(), pair):
-        made.mount.replace(changes)
-        made.restart()
-        text = expected.format(folder=made.mount.folder)
+        made.nats.mount.replace(changes)
+        made.nats.restart()
+        text = expected.format(folder=made.nats.mount.folder)
         made.wait(lambda _, why, text=text: text in why)  # type: ignore[misc]
-        made.mount.replace(good)
+        made.nats.mount.replace(good)
         made.wait(lambda ready, _: ready, READY_S)
 
 
@@ -286,11 +185,11 @@ async def test_files_may_be_replaced_while_the_start_waits(stack: EmbeddedStack,
 
 def _start_with_the_old_ca(made: Deployment) -> None:
     made.executor.stop()
-    files = ROTATIONS["CA"].change(made)
-    made.restart()
+    files = ROTATIONS["CA"].change(made.nats)
+    made.nats.restart()
     made.executor.process.start(lambda: accepts(made.port))
     made.wait(lambda _, why: "nats.ca_file" in why)
-    made.mount.replace(files)
+    made.nats.mount.replace(files)
     made.wait(lambda ready, _: ready)
 
 
@@ -303,10 +202,10 @@ async def test_a_server_that_was_killed_is_not_taken_for_another_program(
 
 
 def _kill(made: Deployment) -> None:
-    assert made.nats.process is not None
-    made.nats.process.kill()
+    assert made.nats.server.process is not None
+    made.nats.server.process.kill()
     reason = made.wait(lambda _, why: "connection refused" in why)
-    made.nats.start()
+    made.nats.server.start()
     made.wait(lambda ready, _: ready, READY_S)
     logged = [line["message"] for line in made.log() if line["action"] in ("nats.error", "health.changed")]
     assert not [message for message in (reason, *logged) if "is it a NATS server" in message], logged

@@ -778,7 +778,7 @@ def test_two_kernels_share_the_files_for_their_databases() -> None:
 def test_a_shortage_of_files_is_named_for_every_dependency(number: int) -> None:
     shortage = OSError(number, os.strerror(number))
     several = OSError(f"Multiple exceptions: [Errno 111] Connect call failed, {shortage}")
-    bus = BusOptions(NatsOptions(servers="nats://h:4222"))
+    bus = BusOptions(NatsOptions(servers=("nats://h:4222",)))
     for error in (shortage, several):
         assert describe_connection_error(error, bus) == f"NATS at h:4222: {OUT_OF_FILES}"
         assert describe_database_error(error) == OUT_OF_FILES
