@@ -99,6 +99,14 @@ class BusClient(Client):
         self._inbox_denied_at: int | None = None  # number of the connection (reconnects until then)
         self._ack_timer: asyncio.TimerHandle | None = None
 
+    async def connect(self, *servers: Any, **options: Any) -> None:
+        """Connect, and subscribe to replies: nats-py would do so in the context of the call with the first request.
+
+        Raises nats.errors.Error, OSError, Unavailable if TLS is required and no server offers it.
+        """
+        await super().connect(*servers, **options)
+        await self._init_request_sub()
+
     async def request(self, subject: str, *request: Any, **options: Any) -> Msg:
         """Return the reply to a request. Raises nats.errors.Error, Denied without permission."""
         subject = routed(subject, self.bus.nats.jetstream_domain)
@@ -223,7 +231,11 @@ class BusClient(Client):
                 stream.transport.abort()
 
     def drop(self, subscription: Subscription) -> None:
-        """Remove a subscription: nats-py keeps one whose drain failed, and subscribes again after a reconnect."""
+        """End a subscription: nats-py keeps one whose drain failed, and subscribes again after a reconnect.
+
+        Its task is cancelled. If the garbage collector found it, asyncio would log that with the ids of some call.
+        """
+        subscription._stop_processing()  # noqa: SLF001
         self._remove_sub(subscription._id)  # noqa: SLF001
 
     # Overridden methods of nats-py.
@@ -236,8 +248,6 @@ class BusClient(Client):
         headers: dict[str, Any] | None = None,
     ) -> Msg:
         """Await the reply in the caller's task, without asyncio.wait_for, which may swallow a cancellation."""
-        if not self._resp_sub_prefix:
-            await self._init_request_sub()
         token = self._nuid.next().decode()
         reply: asyncio.Future[Msg] = asyncio.get_running_loop().create_future()
         self._resp_map[token], self._awaiting_reply[reply] = reply, subject

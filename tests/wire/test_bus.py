@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import gc
 import hashlib
 import json
 import os
@@ -11,6 +12,7 @@ import ssl
 import uuid
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -28,10 +30,12 @@ from nats.js import JetStreamContext
 from nats.js.api import StreamConfig
 
 from openapi_tool.bootstrap import build_bootstrap
+from openapi_tool.bus.client import BusClient
 from openapi_tool.bus.connection import connected
 from openapi_tool.bus.dead_letters import DeadLetters
 from openapi_tool.bus.kv_stores import shared_session_key
 from openapi_tool.bus.leases import Leases
+from openapi_tool.bus.pull_consumer import unsubscribe
 from openapi_tool.bus.streams import ensure_durable
 from openapi_tool.kernel.store import KernelStore
 from openapi_tool.local.caller import STREAM, Caller
@@ -56,7 +60,7 @@ def server(stack: EmbeddedStack, more: str) -> Iterator[NatsServer]:
 
 
 @asynccontextmanager
-async def client_of(**section: Any) -> AsyncIterator[Client]:
+async def client_of(**section: Any) -> AsyncIterator[BusClient]:
     bootstrap = build_bootstrap(Settings(postgres=DSN, nats=section), {})
     async with asyncio.timeout(5), connected(bootstrap.bus) as client:
         yield client
@@ -254,6 +258,54 @@ async def test_the_executor_passes_the_configured_replicas_to_the_server(
     assert set(created) == {
         (name, 3) for name in (STREAM, "KV_openapi_tool", "KV_openapi_tool_leases", "openapi_tool_dead_letters")
     }
+
+
+# Tasks of nats-py end with their subscription, and do not run in the context of a call.
+
+
+async def _ignore(message: Msg) -> None:
+    del message
+
+
+@pytest.mark.parametrize("connected_then", [True, False])
+@requirement("outage")
+async def test_a_subscription_that_a_lost_connection_ends_leaves_no_task(
+    caplog: pytest.LogCaptureFixture,
+    connected_then: bool,  # noqa: FBT001 - a parameter of the test
+) -> None:
+    """The garbage collector would log "Task was destroyed" with the ids of whichever call runs at that moment."""
+    async with fake_server() as fake, client_of(servers=fake.url) as client:
+        subscription = await client.subscribe("subject", cb=_ignore)
+        await fake.connections[0].subscribed.wait()
+        if not connected_then:
+            await client.force_reconnect()
+        ending = asyncio.create_task(unsubscribe(client, subscription))
+        await asyncio.sleep(0)
+        fake.connections[0].drop()
+        await ending
+        del subscription, ending
+        await asyncio.sleep(0)  # in which a cancelled task ends
+        gc.collect()
+    assert [record.getMessage() for record in caplog.records if "destroyed" in record.getMessage()] == []
+
+
+@requirement("logs.call")
+async def test_replies_are_not_received_in_the_context_of_a_call(
+    stack: EmbeddedStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call: ContextVar[str] = ContextVar("call", default="none")
+    receive, seen = Client._request_sub_callback, []  # noqa: SLF001 - replaced on purpose
+
+    async def record(self: Client, message: Msg) -> None:
+        seen.append(call.get())
+        await receive(self, message)
+
+    monkeypatch.setattr(Client, "_request_sub_callback", record)
+    with server(stack, "") as nats_server:
+        async with client_of(servers=nats_server.url) as client:
+            call.set("a call")
+            await client.jetstream().account_info()
+    assert seen == ["none"]
 
 
 # If TLS is configured, no byte of a login is sent without it.
