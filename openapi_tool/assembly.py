@@ -228,12 +228,13 @@ async def assemble(stack: AsyncExitStack, bootstrap: Bootstrap, shared: Shared) 
         await stack.enter_async_context(shared.budget_records.shared_by(shared.budgets, client, replicas))
     guarded, parked = GuardedStore(kernel, database.breaker), ParkedResultStore(client, replicas)
     runner = build_runner(bootstrap, shared.upstream, guarded, session_key)
+    doorbells = WakeupPublisher(client)
     pipeline = Pipeline(
         PipelineOptions(settings.actor_id, settings.executor, settings.tools),
         dialect_of(settings.protocol.version, settings.actor_id),
         guarded,
         runner,
-        WakeupPublisher(client),
+        doorbells,
         shared.tracer,
         clock.time,
         ParkedResults(parked, session_key),
@@ -241,11 +242,22 @@ async def assemble(stack: AsyncExitStack, bootstrap: Bootstrap, shared: Shared) 
     )
     letters = DeadLetters(client, bootstrap.redactor.with_label("dead_letter"), replicas)
     options = consumer_options(bootstrap, replicas)
-    consumer = CommandConsumer(client, options, letters, pipeline.handle, database.fetch_mode, clock, slots)
+
+    def fetch_mode() -> FetchMode:
+        # Calls that have not begun are left in the stream: without a doorbell no worker would read their results.
+        return FetchMode.NONE if doorbells.outage else database.fetch_mode()
+
+    consumer = CommandConsumer(client, options, letters, pipeline.handle, fetch_mode, clock, slots)
     shared.statistics.work.append(consumer.work)
     database.wake = consumer.wake
     stored_key = None if settings.session.key else shared_key
-    storage = Storage(client, consumer.leases, parked, letters, stored_key, replicas, health)
+    storage = Storage(client, consumer.leases, parked, letters, doorbells, stored_key, replicas, health)
+
+    def doorbells_changed() -> None:
+        storage.wake()
+        consumer.wake()
+
+    doorbells.changed = doorbells_changed
     monitor = DurableMonitor(client, bootstrap.durable, consumer, clock, health)
     if (servers := tuple(bootstrap.bus.nats.servers)) not in shared.answering:
         shared.answering.add(servers)
