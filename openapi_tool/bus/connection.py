@@ -96,7 +96,8 @@ async def _connect(options: BusOptions) -> BusClient:
         if not options.once:
             raise Unavailable(describe_jetstream_error(error, where="")) from error
         client.reported_error = client.reported_error or error
-        await client.close()  # nats-py would leave the session of a WebSocket open
+        if client.last_error is not None:  # an attempt was made
+            await client.close()  # nats-py would leave the session of a WebSocket open
         raise Unavailable(f"cannot connect to {client.outage}") from error
     return client
 
@@ -174,8 +175,8 @@ class WakeupPublisher:
             return f"JetStream stores no message: {reason}; free its disk or raise the limit" if full else ""
         if isinstance(error, nats.errors.TimeoutError) and self.client.is_connected:
             return (
-                "JetStream confirms no message, as after a write error such as a full disk; see the log of the NATS "
-                "server, which must be restarted after one"
+                "JetStream confirms no doorbell; after a write error, as of a full disk, restart nats-server "
+                "(see its log); else check that the command stream captures doorbells"
             )
         return ""
 

@@ -43,7 +43,7 @@ from openapi_tool.local.servers import NatsServer, free_port
 from openapi_tool.local.stack import EmbeddedStack
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.settings import Settings
-from openapi_tool.telemetry.redact import Redactor
+from openapi_tool.telemetry.redact import MASK, Redactor
 from tests.requirements import requirement
 from tests.support import another_nats, delete_streams, delivery
 from tests.wire.conftest import SETTLED_S, FakeServer, World, fake_server, info
@@ -102,10 +102,26 @@ async def test_login_with_user_and_password(stack: EmbeddedStack) -> None:
 
 
 @requirement("nats.login")
-async def test_login_with_a_token(stack: EmbeddedStack) -> None:
+async def test_login_with_a_token(stack: EmbeddedStack, tmp_path: Path) -> None:
     with server(stack, 'authorization { token: "the-right-token" }') as nats_server:
         await assert_connects(servers=nats_server.url, token="the-right-token")
+        file = tmp_path / "token"
+        file.write_text("the-right-token\n")
+        await assert_connects(servers=nats_server.url, token_file=file)
         await assert_refused(servers=nats_server.url, token="another-token")
+
+
+@requirement("nats.rotation", "secrets.output")
+async def test_a_new_password_in_a_file_is_used_and_masked(stack: EmbeddedStack, tmp_path: Path) -> None:
+    file = tmp_path / "password"
+    file.write_text("the-old-word\n")
+    with server(stack, 'authorization { user: "u", password: "the-right-one" }') as nats_server:
+        section = {"servers": nats_server.url, "user": "u", "password_file": file}
+        bootstrap = build_bootstrap(Settings(postgres=DSN, nats=section), {})
+        file.write_text("the-right-one\n")
+        async with asyncio.timeout(5), connected(bootstrap.bus) as client:
+            await client.flush()
+    assert bootstrap.redactor.text("the-old-word, the-right-one") == f"{MASK}, {MASK}"
 
 
 @requirement("nats.login")
