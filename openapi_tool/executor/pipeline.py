@@ -304,7 +304,8 @@ class Pipeline:
                 )
                 slot = self._slot_of(delivery.stream_sequence)
                 ready = self._order.ready(delivery, identity, acceptance.waiting_turn, slot)
-                await self._order.write(ready, partial(self._kernel.report, earlier.card_id, report))
+                write = partial(self._kernel.report, earlier.card_id, report)
+                await self._order.write(ready, write, partial(self._kernel.is_turn_busy, report))
             await self._wakeup.send(delivery, identity, records, report.wakeup)
         log.info(
             "the call already has a result",

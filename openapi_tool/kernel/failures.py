@@ -141,6 +141,8 @@ def describe_connection_error(error: Exception) -> str:
         why = "connection refused"
     elif isinstance(error, TimeoutError):
         why = "no answer in time"
+    elif isinstance(error, asyncpg.InternalClientError):  # of the driver, whose text names its own states
+        return "the connection broke off during a statement"
     elif isinstance(error, OSError) and "SSL upgrade" in str(error):
         why = "it does not speak PostgreSQL's protocol, or not with TLS"
     else:

@@ -10,7 +10,8 @@ import asyncpg
 
 from openapi_tool.kernel import v1r3, v1r4
 from openapi_tool.kernel.failures import GRANT_PRIVILEGES, RUN_MIGRATIONS, SET_VERSION, UPGRADE, ReadOnly
-from openapi_tool.protocol.command import Command, Report, TurnCondition
+from openapi_tool.kernel.fragments import Mode
+from openapi_tool.protocol.command import Command, Report
 from openapi_tool.protocol.errors import NeedsOperator
 from openapi_tool.protocol.records import CallRecords
 
@@ -33,7 +34,7 @@ class Statements(Protocol):
     def call_records(self, row: Mapping[str, Any]) -> CallRecords:
         """Return the records in a row of LOAD."""
 
-    def report_values(self, card_id: str, report: Report, condition: TurnCondition | None) -> tuple[Any, ...]:
+    def report_values(self, card_id: str, report: Report, mode: Mode, quiet_s: float | None) -> tuple[Any, ...]:
         """Return the parameters of REPORT, the first ones of COMMIT."""
 
 
