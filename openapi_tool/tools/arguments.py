@@ -211,9 +211,9 @@ def prepare_arguments(
     # leave them out here and compute them again below.
     not_from_model = hidden | call.defaults_applied
     given = {name: value for name, value in call.arguments.items() if name not in not_from_model}
-    alias = _main_alias(definition, given)
+    alias, main = _main_alias(definition, given)
     if alias is not None:
-        given[definition.operation.argument] = given.pop(alias)
+        given[main] = given.pop(alias)
     # A default that the worker merged is used even if the definition no longer contains it.
     defaults = {
         name: render(
@@ -243,15 +243,17 @@ def prepare_arguments(
     )
 
 
-def _main_alias(definition: ToolDefinition, given: Mapping[str, JsonValue]) -> str | None:
-    """Return the other name by which the model gave the query or page address, such as `q` or `target_url`.
+def _main_alias(definition: ToolDefinition, given: Mapping[str, JsonValue]) -> tuple[str | None, str]:
+    """Return the undeclared name by which the model gave the query or page, if any, and the declared name.
 
-    The kernel's own executor takes these, whose definitions require `query` or `url`.
+    The kernel's own executor takes `q` and `target_url`, also if `parameters` require `query` or `url`, and the other
+    way round.
     """
-    main, declared = definition.operation.argument, as_object(definition.schema.get("properties"))
-    if main in given or main not in declared or not definition.takes_other_arguments:
-        return None
-    return next((name for name in given if name not in declared and names_main_parameter(definition, name)), None)
+    declared = as_object(definition.schema.get("properties"))
+    main = [name for name in declared if names_main_parameter(definition, name)]
+    if len(main) != 1 or main[0] in given or not definition.takes_other_arguments:
+        return None, ""
+    return next((name for name in given if names_main_parameter(definition, name)), None), main[0]
 
 
 def is_identity(name: str) -> bool:

@@ -740,7 +740,7 @@ def test_a_shortage_of_open_files_is_reported_with_the_numbers(limit: int, port:
     assert (message is None) == enough
     if message:
         assert f"may open {limit} files" in message
-        assert "2 x egress.max_connections 1024, postgres.pool_size 8" in message
+        assert "egress.max_connections for each of 2 hosts 1024, postgres.pool_size 8" in message
 
 
 @pytest.mark.parametrize(
