@@ -37,7 +37,7 @@ test: $(READY)
 # The tests that `make test` leaves out; CI runs both. What measures CPU time runs afterwards, alone.
 thorough: $(READY)
 	$(PARALLEL) -m "thorough and not long"
-	$(PY) -m pytest -m "alone and not long" tests/performance tests/hostile/test_hostile.py tests/unit/test_large_texts.py
+	$(PY) -m pytest -m "alone and not long" tests/performance tests/hostile tests/unit/test_large_texts.py
 
 # Bytecode of all tests, which otherwise each worker of `make test` makes for itself.
 compiled: $(READY)

@@ -40,6 +40,8 @@ from openapi_tool.concurrency import retried
 from openapi_tool.executor.commit import ParkedResults
 from openapi_tool.executor.pipeline import Pipeline, PipelineOptions
 from openapi_tool.executor.runner import ToolRunner
+from openapi_tool.isolation.pool import WorkerPool
+from openapi_tool.isolation.service import Isolation
 from openapi_tool.jina.client import EgressTransport
 from openapi_tool.jina.failures import key_failure
 from openapi_tool.jina.transport import AiohttpTransport, Resolver
@@ -198,7 +200,10 @@ def open_shared(
     health = bootstrap.health
     health.limits, health.keys = limiter.snapshot, limiter.keys.snapshot
     health.budgets, health.budget_outage = budgets.snapshot, budgets.outage
-    upstream = Upstream(bootstrap, transport, limiter, budgets)
+    pool = WorkerPool(settings.isolation.workers)
+    stack.push_async_callback(pool.aclose)
+    pool.start()
+    upstream = Upstream(bootstrap, transport, limiter, budgets, isolation=Isolation(pool))
     return Shared(upstream, limiter, limit_records, budgets, budget_records, clock, tracer, snapshots(bootstrap))
 
 

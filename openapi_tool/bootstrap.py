@@ -19,6 +19,7 @@ from openapi_tool.concurrency import TimeSlicer
 from openapi_tool.executor.continuation import Continuation
 from openapi_tool.executor.ports import Artifacts
 from openapi_tool.executor.runner import RunnerOptions, ToolRunner
+from openapi_tool.isolation.service import Isolation
 from openapi_tool.jina.backend import JinaBackend, JinaBackendOptions
 from openapi_tool.jina.client import EgressTransport, JinaClient, tls_context
 from openapi_tool.jina.failures import Sleep
@@ -126,7 +127,10 @@ def _connection(
 
 
 class Upstream:
-    """Upstream components that all kernels share; with None for `permits` or `budgets` nothing is limited."""
+    """Upstream components that all kernels share, and the worker processes.
+
+    With None for `permits` or `budgets` nothing is limited, without `isolation` all runs in this process.
+    """
 
     def __init__(
         self,
@@ -135,7 +139,9 @@ class Upstream:
         permits: Permits | None,
         budgets: Budgets | None,
         sleep: Sleep = asyncio.sleep,
+        isolation: Isolation | None = None,
     ) -> None:
+        self.isolation = isolation or Isolation()
         settings, self.slicer, self.errors = bootstrap.settings, TimeSlicer(), bootstrap.redactor.with_label("error")
         client = JinaClient(transport, settings.egress.max_response_bytes, self.errors, self.slicer)
         options = JinaBackendOptions(
@@ -154,8 +160,9 @@ def build_runner(bootstrap: Bootstrap, upstream: Upstream, artifacts: Artifacts,
         scope=SessionScope(session_key),
         redact=upstream.errors.value,
         kernel=bootstrap.scope,
+        isolation=upstream.isolation,
     )
-    continuation = Continuation(artifacts, Cursors(session_key), settings.tools, upstream.slicer)
+    continuation = Continuation(artifacts, Cursors(session_key), settings.tools, upstream.slicer, upstream.isolation)
     return ToolRunner(options, upstream.backend, continuation)
 
 

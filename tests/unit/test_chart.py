@@ -22,6 +22,7 @@ import yaml
 from kubernetes_validate import utils
 from pydantic import ValidationError
 
+from openapi_tool.isolation.limits import POD_BYTES
 from openapi_tool.protocol.identity import command_stream
 from openapi_tool.settings import Settings
 from openapi_tool.tools import placeholders
@@ -264,7 +265,8 @@ def limit_of(**sections: Any) -> str:
     """Return the pod's memory limit for these settings."""
     settings = Settings.model_validate({**POSTGRES, **sections})
     budget = settings.egress.body_budget_bytes + settings.cache.max_bytes
-    return f"{-(-memory_limit(budget, settings.executor.concurrency) // 2**20)}Mi"
+    process = memory_limit(budget, settings.executor.concurrency)
+    return f"{-(-(process + settings.isolation.workers * POD_BYTES) // 2**20)}Mi"
 
 
 @pytest.mark.parametrize(
@@ -273,6 +275,7 @@ def limit_of(**sections: Any) -> str:
         {},
         {"egress": {"body_budget_bytes": 512_000_000}},
         {"cache": {"max_bytes": 0}, "executor": {"concurrency": 8}},
+        {"isolation": {"workers": 4}},
     ],
 )
 @requirement("memory.limit")

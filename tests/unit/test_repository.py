@@ -323,6 +323,7 @@ WAYS = {"search", "match", "fullmatch", "split", "findall", "finditer", "sub", "
 FUNCTIONS = {f"re.{name}" for name in ("compile", *WAYS)}
 ONCE = "every part is tried once: neighbours share no character"
 ONE_CLASS = "one class of characters"
+LABELS = "labels end at dots, which they do not hold; the rest is one class"
 LITERALS = "literal texts only"
 RUST = "pydantic's engine is linear for any pattern"
 
@@ -412,13 +413,13 @@ TABLE: dict[str, Bound] = {
     "tools/lint.py _VARIABLE": Bound(10_000, ONCE),
     "tools/problems.py _ALLOWED": Bound(10_000, ONCE),
     "tools/problems.py _WORD_END": Bound(10_000, ONCE),
-    "tools/arguments.py _ADDRESS": Bound(20_000, "labels end at dots, which they do not hold; the rest is one class"),
+    "tools/argument_check.py _ADDRESS": Bound(20_000, LABELS),
     "tools/arguments.py _DIGITS": Bound(262_144, "a repeat of 12 at most"),
-    "tools/arguments.py _INTEGER": Bound(262_144, "a repeat of 12 at most"),
-    "tools/arguments.py _NUMBER": Bound(262_144, "repeats of 12 at most"),
-    "tools/arguments.py _SEPARATORS": Bound(20_000, ONE_CLASS),
-    "tools/arguments.py _SITE": Bound(20_000, "labels end at dots, which they do not hold; the rest is one class"),
-    "tools/arguments.py _TWO_ADDRESSES": Bound(20_000, LITERALS),
+    "tools/argument_check.py _INTEGER": Bound(262_144, "a repeat of 12 at most"),
+    "tools/argument_check.py _NUMBER": Bound(262_144, "repeats of 12 at most"),
+    "tools/argument_check.py _SEPARATORS": Bound(20_000, ONE_CLASS),
+    "tools/argument_check.py _SITE": Bound(20_000, LABELS),
+    "tools/argument_check.py _TWO_ADDRESSES": Bound(20_000, LITERALS),
     "tools/schema.py _EXAMPLE": Bound(10_000, "a repeat of 40 at most behind a literal text"),
     "tools/text_search.py _RUN": Bound(65_536, "a repeat of 16 at most of one sign"),
     "tools/text_search.py _WORD": Bound(600, "two classes that share nothing; its repeats give nothing back"),

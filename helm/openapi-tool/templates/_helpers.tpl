@@ -58,15 +58,16 @@ app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end -}}
 {{- end -}}
 
-{{/* 128 MiB for the process, its memory budgets plus a quarter for memory that the allocator cannot return, and 1 MiB
-per call of each kernel. */}}
+{{/* 128 MiB for the process, its memory budgets plus a quarter for memory that the allocator cannot return, 1 MiB per
+call of each kernel, and 144 MiB per worker process (`isolation/limits.py`). */}}
 {{- define "openapi-tool.memoryLimit" -}}
 {{- $config := .Values.config | default dict -}}
 {{- $responses := dig "egress" "body_budget_bytes" 256000000 $config | int64 -}}
 {{- $cache := dig "cache" "max_bytes" 4000000 $config | int64 -}}
 {{- $kernels := ternary 1 2 (empty .Values.v1r3.postgres.name) -}}
 {{- $calls := mul $kernels (dig "executor" "concurrency" 64 $config | int64) -}}
-{{- $bytes := add (div (mul (add $responses $cache) 5) 4) (mul $calls 1048576) 134217728 -}}
+{{- $workers := dig "isolation" "workers" 2 $config | int64 -}}
+{{- $bytes := add (div (mul (add $responses $cache) 5) 4) (mul $calls 1048576) (mul $workers 150994944) 134217728 -}}
 {{- printf "%dMi" (div (add $bytes 1048575) 1048576) -}}
 {{- end -}}
 
