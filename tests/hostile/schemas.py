@@ -83,7 +83,7 @@ async def every_keyword_that_multiplies(scene: Scene) -> None:
 @CASES.case("cpu", lag_s=LAG_S)
 async def costly_calls_at_once(scene: Scene) -> None:
     """At most half of them are answered in time: the pool takes them one by one, and other projects between."""
-    await _attack(scene, "allOf", scene.scaled(96))
+    await _attack(scene, "allOf", scene.scaled(48))
 
 
 @CASES.case("cpu", lag_s=LAG_S)
