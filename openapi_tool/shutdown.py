@@ -59,6 +59,10 @@ class Shutdown:
         self._running = running
         self._requested = asyncio.Event()
         self._signalled = False
+        self._begun = threading.Event()
+        self._code = 0
+        # Now: there may be no further thread when the end begins. And a thread: a computation may block the loop.
+        threading.Thread(target=self._watch, name="end of the drain", daemon=True).start()
         self._ends_at = float("inf")
         self._steps: dict[str, float] = {}
 
@@ -92,11 +96,14 @@ class Shutdown:
         within_s = self._options.drain_timeout_s
         self._ends_at = time.monotonic() + within_s
         self._requested.set()
-        # A thread: a computation may block the event loop.
-        watchdog = threading.Timer(within_s, self._cut_off, [int(number is None)])
-        watchdog.name, watchdog.daemon = "end of the drain", True
-        watchdog.start()
+        self._code = int(number is None)
+        self._begun.set()
         log.info("stopping", extra={"action": "service.stopping", "signal": number, "within_s": within_s})
+
+    def _watch(self) -> None:
+        self._begun.wait()
+        time.sleep(self.left_s)
+        self._cut_off(self._code)
 
     def _cut_off(self, code: int) -> None:
         def warn() -> None:

@@ -17,8 +17,12 @@ _IGNORED = (
     signal.SIGVTALRM,
     signal.SIGPROF,
     signal.SIGIO,
+    signal.SIGTTIN,
+    signal.SIGTTOU,
 )
-"""Signals that mean nothing to `serve`, each of which would end it without a drain. Python ignores SIGPIPE itself."""
+"""Signals that mean nothing to `serve`: each would end it without a drain, or stop it at a write to its terminal.
+
+Python ignores SIGPIPE itself."""
 
 _hung_up = False
 

@@ -97,12 +97,16 @@ class ErrorReply(nats.errors.Error):
     """JetStream replied with an error, such as no leader, or with an invalid message."""
 
 
+HINDRANCES = ("headers_only", "max_batch", "max_expires", "max_bytes")
+"""Settings of a durable with which the server refuses our pull requests, or sends commands without their body."""
+
+
 @dataclass(frozen=True, slots=True)
 class DurableState:
     """Configuration and progress of a durable.
 
     `paused_until` (RFC 3339) is empty unless it is paused. `leader` is empty on a single server. Without a `quorum` the
-    leader still answers, but delivers nothing.
+    leader still answers, but delivers nothing. `hindrances` are the names of set HINDRANCES.
     """
 
     filters: tuple[str, ...]
@@ -115,6 +119,7 @@ class DurableState:
     ack_pending: int
     ack_floor: int
     quorum: bool
+    hindrances: tuple[str, ...] = ()
 
 
 async def observe(client: BusClient, durable: Durable, clock: ServerClock) -> DurableState:
@@ -160,6 +165,7 @@ def _state(info: Mapping[str, Any]) -> DurableState:
         ack_pending=info.get("num_ack_pending", 0),
         ack_floor=(info.get("ack_floor") or {}).get("stream_seq", 0),
         quorum=_has_quorum(cluster.get("replicas") or []),
+        hindrances=tuple(name for name in HINDRANCES if config.get(name)),
     )
 
 

@@ -103,6 +103,8 @@ class DurableMonitor:
             return "the durable has no quorum: most of its servers are unavailable"
         if state.filters != self._filters:
             return f"the durable has the wrong filter: {', '.join(state.filters)}"
+        if state.hindrances:
+            return f"the durable has settings that stop deliveries: {', '.join(state.hindrances)}"
         if self._consumer.silence_s > _MAX_SILENCE_S:
             return "the server does not answer the pull request"
         return ""
@@ -140,7 +142,7 @@ class DurableMonitor:
             self._log_differences(state)
         if changed or time.monotonic() - self._checked_settings_at >= _RESTORE_RETRY_S:
             self._checked_settings_at = time.monotonic()
-            if state.max_deliver != UNLIMITED or state.filters != self._filters:
+            if state.max_deliver != UNLIMITED or state.filters != self._filters or state.hindrances:
                 await self._restore(durable, state)
 
     async def _save_floor(self, durable: Durable, state: DurableState) -> None:
@@ -173,13 +175,18 @@ class DurableMonitor:
             )
 
     async def _restore(self, durable: Durable, state: DurableState) -> None:
-        """Restore the settings without which calls are lost: the filter, and unlimited deliveries.
+        """Restore the settings without which calls are lost: filter, unlimited deliveries, no HINDRANCES.
 
         AckWait, `max_ack_pending` and a pause stay: another executor or an operator may have set them.
         """
         log.warning(
             "the durable was changed so that calls would be lost; restoring its settings",
-            extra={"action": "durable.restored", "filters": state.filters, "max_deliver": state.max_deliver},
+            extra={
+                "action": "durable.restored",
+                "filters": state.filters,
+                "max_deliver": state.max_deliver,
+                "hindrances": state.hindrances,
+            },
         )
         try:
             await change_durable(
@@ -188,6 +195,7 @@ class DurableMonitor:
                 max_deliver=UNLIMITED,
                 filter_subject=self._options.filter_subject,
                 filter_subjects=None,
+                headers_only=None,  # nats-py leaves out the other hindrances, which resets them
             )
             if state.filters != self._filters:
                 await self._redeliver_skipped(durable)
@@ -214,7 +222,7 @@ def _export(state: DurableState, version: str) -> None:
 
 
 def _settings(state: DurableState) -> tuple[object, ...]:
-    return state.filters, state.max_deliver, state.ack_wait_s, state.max_ack_pending
+    return state.filters, state.max_deliver, state.ack_wait_s, state.max_ack_pending, state.hindrances
 
 
 class DurableCapacity:

@@ -158,5 +158,5 @@ SWITCH_PERMISSIONS = Permissions(
 )
 """Permissions of `tools disable`, `enable` and `disabled`."""
 
-TOP_PERMISSIONS = Permissions((connection.STATS_SUBJECT,), (connection.STATS_REPLIES,))
-"""Permissions of `top`, `limits` and `budgets`, whose replies arrive on no inbox."""
+TOP_PERMISSIONS = Permissions((connection.STATS_SUBJECT,), (_REPLIES, connection.STATS_REPLIES))
+"""Permissions of `top`, and of `limits` and `budgets` for the running executors."""

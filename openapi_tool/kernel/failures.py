@@ -43,6 +43,8 @@ _OPERATOR = "An operator must correct this: "
 GRANT_PRIVILEGES = f"{_OPERATOR}grant what `openapi-tool sql grants` prints"
 RUN_MIGRATIONS = f"{_OPERATOR}check that it is the kernel's database of the configured version, with all its migrations"
 UPGRADE = f"{_OPERATOR}use a version of openapi-tool that knows them, or give them a default"
+BYPASS_ROW_SECURITY = f"{_OPERATOR}disable it, or run `alter role ROLE bypassrls`"
+SET_SEARCH_PATH = f"{_OPERATOR}run `alter role ROLE set search_path = public`, or as the kernel's schema is named"
 SET_VERSION = f"{_OPERATOR}set protocol.version, or name each database in the section of its own version"
 _REMEDIES = {"42501": GRANT_PRIVILEGES, "3D000": f"{_OPERATOR}check the database's name in {DSN_SETTING}"}
 _POOLER = f"{_OPERATOR}a pooler in transaction mode is in between; set postgres.prepared_statements = false"
@@ -111,7 +113,8 @@ def _statement_error(error: Exception) -> Unavailable | None:
     if isinstance(error, asyncpg.PostgresError) and kind_of(state) == "defect":
         return None
     if isinstance(error, TimeoutError) or state.startswith(_CONTENTION):
-        return Contended(f"PostgreSQL: {type(error).__name__}: {error}")
+        why = str(error) or "no answer in the statement's time: the server is overloaded, or a lock blocks it"
+        return Contended(f"PostgreSQL: {type(error).__name__}: {why}")
     return _as_unavailable(error)
 
 
@@ -140,7 +143,7 @@ def describe_connection_error(error: Exception) -> str:
     elif isinstance(error, ConnectionRefusedError) or "Connect call failed" in str(error):
         why = "connection refused"
     elif isinstance(error, TimeoutError):
-        why = "no answer in time"
+        return f"no answer in time; check {DSN_SETTING}, the server's load, and locks (pg_stat_activity)"
     elif isinstance(error, asyncpg.InternalClientError):  # of the driver, whose text names its own states
         return "the connection broke off during a statement"
     elif isinstance(error, OSError) and "SSL upgrade" in str(error):

@@ -9,7 +9,15 @@ from typing import Any, NamedTuple, Protocol
 import asyncpg
 
 from openapi_tool.kernel import v1r3, v1r4
-from openapi_tool.kernel.failures import GRANT_PRIVILEGES, RUN_MIGRATIONS, SET_VERSION, UPGRADE, ReadOnly
+from openapi_tool.kernel.failures import (
+    BYPASS_ROW_SECURITY,
+    GRANT_PRIVILEGES,
+    RUN_MIGRATIONS,
+    SET_SEARCH_PATH,
+    SET_VERSION,
+    UPGRADE,
+    ReadOnly,
+)
 from openapi_tool.kernel.fragments import Mode
 from openapi_tool.protocol.command import Command, Report
 from openapi_tool.protocol.errors import NeedsOperator
@@ -152,6 +160,9 @@ from (values ('cards'), ('state.agent_inbox'), ('state.execution_edges')) as nee
 join pg_index as i on i.indrelid = to_regclass(needed.name)
 where i.indisunique and i.indisvalid
 """
+_ROW_SECURITY = """
+select string_agg(name, ', ') from unnest($1::text[]) as name where row_security_active(to_regclass(name))
+"""
 _REQUIRED_COLUMNS = """
 select string_agg(name || '.' || attname, ', ' order by name, attnum)
 from unnest($1::text[]) as name join pg_attribute on attrelid = to_regclass(name)
@@ -159,11 +170,16 @@ where attnum > 0 and attnotnull and not (attisdropped or atthasdef or attidentit
     and name in (select regexp_replace(written, '[.][^.]*$', '') from unnest($2::text[]) as written)
     and name || '.' || attname <> all ($2::text[])
 """
+_MAY_BE_NULL = {"enqueue_mode", "parent_step_id", "tracestate", "target_agent_turn_id"}
+"""Columns to which COMMIT may write null."""
 _INSERTS = re.compile(r"insert into (\S+) \(([^)]*)\)")
 _SAMPLE_LOAD = (*("x",) * 5, None, "x", "x")
 _WRONG_TYPES = (asyncpg.DataError, asyncpg.DatatypeMismatchError, asyncpg.UndefinedFunctionError)
-_DECORATION = re.compile(r"::(?:text|character varying)|\bmd5\b|[\s()]")
+_DECORATION = re.compile(r'::"?(?:text|character varying)"?|\bmd5\b|[\s()"]')
 _NOT_NULL = "tool_call_idISNOTNULLAND"  # without its white space
+
+
+_HASHED = {"tool_call_id", "correlation_id"}
 
 
 class UniqueIndex(NamedTuple):
@@ -174,8 +190,10 @@ class UniqueIndex(NamedTuple):
     predicate: str = ""
 
     def __str__(self) -> str:
-        where = f" where {self.predicate}" if self.predicate else ""
-        return f"{self.table} ({', '.join(sorted(self.keys))}){where}"
+        """Return what follows `on` in the statement that creates the index as the kernel does."""
+        keys = (f"md5({key})" if key in _HASHED else key for key in sorted(self.keys))
+        where = " where tool_call_id is not null and metadata ->> 'type' = 'tool.result'" if self.predicate else ""
+        return f"{self.table} ({', '.join(keys)}){where}"
 
 
 # Without these a call could get two results. Compared by columns: the kernel may choose any names.
@@ -194,6 +212,8 @@ async def check_access(connection: asyncpg.Connection, timeout_s: float | None =
     row = await connection.fetchrow(_ACCESS, timeout=timeout_s)
     if row["missing"] and (absent := await connection.fetchval(_MISSING_TABLES, timeout=timeout_s)):
         raise NeedsOperator(f"PostgreSQL: missing: table {absent}", RUN_MIGRATIONS)
+    if row["missing"] and await connection.fetchval("select to_regclass('cards') is null", timeout=timeout_s):
+        raise NeedsOperator("PostgreSQL: the search_path of the role does not find the table cards", SET_SEARCH_PATH)
     if row["missing"]:
         raise NeedsOperator(f"PostgreSQL: missing: {row['missing']}", GRANT_PRIVILEGES)
     if row["read_only"]:
@@ -220,6 +240,9 @@ async def check_database(connection: asyncpg.Connection, statements: Statements,
             raise
     if missing:
         raise NeedsOperator(f"PostgreSQL: missing: unique index on {'; '.join(missing)}", RUN_MIGRATIONS)
+    if hidden := await connection.fetchval(_ROW_SECURITY, list(_TABLES), timeout=timeout_s):
+        # A row that a policy hides would look like a tool, card or turn that does not exist.
+        raise NeedsOperator(f"PostgreSQL: row-level security may hide rows of {hidden}", BYPASS_ROW_SECURITY)
     await _check_required_columns(connection, statements, timeout_s)
     return shape
 
@@ -241,11 +264,11 @@ async def _check_required_columns(
     connection: asyncpg.Connection, statements: Statements, timeout_s: float | None
 ) -> None:
     """Raise NeedsOperator if a row needs a value that COMMIT does not write."""
-    written = [
-        f"{table}.{column}"
-        for table, columns in _INSERTS.findall(statements.COMMIT)
-        for column in columns.replace(",", " ").split()
-    ]
+    inserts: dict[str, set[str]] = {}
+    for table, columns in _INSERTS.findall(statements.COMMIT):
+        given = set(columns.replace(",", " ").split()) - _MAY_BE_NULL
+        inserts[table] = inserts.get(table, given) & given  # there are two for cards
+    written = [f"{table}.{column}" for table, columns in inserts.items() for column in columns]
     required = await connection.fetchval(_REQUIRED_COLUMNS, list(_TABLES), written, timeout=timeout_s)
     if required:
         raise NeedsOperator(f"PostgreSQL: columns that this version does not write are required: {required}", UPGRADE)

@@ -80,12 +80,13 @@ class KernelStore:
         After a failure the whole inspection must pass again. Raises Unavailable.
         """
         timeout_s = min(_CHECK_TIMEOUT_S, self._timeout_s)
-        async with self._connection(_NO_PROJECT, timeout_s) as connection:
-            inspected, self._inspected = self._inspected, ""
-            shape = await check_access(connection, timeout_s)
-            if thorough or shape != inspected:
-                shape = await check_database(connection, self._sql, timeout_s)
-            self._inspected = shape
+        inspected, self._inspected = self._inspected, ""
+        with translate_connection_errors():  # all of them: no call's values are involved
+            async with self._connection(_NO_PROJECT, timeout_s) as connection:
+                shape = await check_access(connection, timeout_s)
+                if thorough or shape != inspected:
+                    shape = await check_database(connection, self._sql, timeout_s)
+        self._inspected = shape
 
     async def encrypted(self) -> bool:
         """Return whether connections use TLS."""

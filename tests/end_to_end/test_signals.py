@@ -154,7 +154,15 @@ def test_other_signals_during_the_start_do_not_end_it_and_sighup_is_not_forgotte
     log = tmp_path / "log"
     with started(SERVE, log) as process:
         wait_for_handler(process.pid, "python", signal.SIGHUP)
-        others = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF, signal.SIGIO)
+        others = (
+            signal.SIGUSR1,
+            signal.SIGUSR2,
+            signal.SIGALRM,
+            signal.SIGVTALRM,
+            signal.SIGPROF,
+            signal.SIGIO,
+            signal.SIGTTOU,
+        )
         give_up = time.monotonic() + STARTS_S
         while not all(is_in(status(process.pid, "SigIgn"), number) for number in others):
             assert time.monotonic() < give_up

@@ -76,14 +76,14 @@ async def store(options: PoolOptions) -> AsyncIterator[KernelStore]:
         ("revoke insert on cards from openapi_tool", "missing: insert on cards.*sql grants"),
         (
             "drop index uniq_cards_tool_result_call",
-            r"missing: unique index on cards \(tenant_id, tool_call_id\) where metadata.*configured version",
+            r"missing: unique index on cards \(tenant_id, md5\(tool_call_id\)\) where tool_call_id is not null ",
         ),
         (
             (
                 "drop index state.idx_agent_inbox_unique; "
                 "create index on state.agent_inbox (project_id, message_type, md5(correlation_id))"
             ),
-            r"missing: unique index on state.agent_inbox \(correlation_id, message_type, project_id\)",
+            r"missing: unique index on state.agent_inbox \(md5\(correlation_id\), message_type, project_id\)",
         ),
         (
             (
@@ -547,6 +547,29 @@ SHAPE_FAULTS = {
         "alter table state.agent_inbox alter column priority set default 0",
         r"columns that this version does not write are required: state\.agent_inbox\.priority",
     ),
+    "a null is refused": (
+        "alter table state.agent_inbox alter column enqueue_mode set not null",
+        "alter table state.agent_inbox alter column enqueue_mode drop not null",
+        r"columns that this version does not write are required: state\.agent_inbox\.enqueue_mode",
+    ),
+    "a policy hides rows": (
+        "alter table resource.tools enable row level security",
+        "alter table resource.tools disable row level security",
+        "row-level security may hide rows of resource.tools.*bypassrls",
+    ),
+    "a view takes a table's place": (
+        (
+            "alter table cards rename to stored; create view cards as select * from stored union all "
+            "select * from stored; grant select, insert on cards to openapi_tool"
+        ),
+        "drop view cards; alter table stored rename to cards",
+        "PostgreSQL: ObjectNotInPrerequisiteStateError: cannot insert into view",
+    ),
+    "a rule takes an insert's place": (
+        "create rule nothing as on insert to cards do instead nothing",
+        "drop rule nothing on cards",
+        "PostgreSQL: FeatureNotSupportedError",
+    ),
     "a table is dropped": (
         "alter table resource.project_agents rename to agents",
         "alter table resource.agents rename to project_agents",
@@ -563,10 +586,22 @@ async def test_damage_of_the_tables_is_found_by_the_next_ping_and_cleared_by_an_
     await store.ping()
     await caller.database.execute(fault)
     for _ in range(3):
-        with pytest.raises(NeedsOperator, match=message):
-            await store.ping()
+        with pytest.raises(Unavailable, match=message):
+            await store.ping(thorough="rule" in fault)
     await caller.database.execute(repair)
     await store.ping()
+
+
+@requirement("postgres.shape")
+async def test_settings_of_the_role_are_named_or_make_no_difference(
+    stack: EmbeddedStack, caller: Caller, database: str
+) -> None:
+    options = PoolOptions("v1r4", PostgresOptions(Secret(dsn_of(stack, database)), 1))
+    await caller.database.execute(f'alter role {ROLE} in database "{database}" set quote_all_identifiers = on')
+    await (await KernelStore.open(options)).aclose()
+    await caller.database.execute(f'alter role {ROLE} in database "{database}" set search_path = state')
+    with pytest.raises(NeedsOperator, match=r"search_path of the role does not find the table cards.*set search_path"):
+        await KernelStore.open(options)
 
 
 @requirement("postgres.shape")

@@ -647,6 +647,27 @@ async def test_settings_that_are_changed_repeatedly_are_restored_once_a_minute(
     assert len(tried) == 2
 
 
+@pytest.mark.parametrize("setting", ["headers_only", "max_batch", "max_expires", "max_bytes"])
+@requirement("nats.watched")
+async def test_settings_that_stop_deliveries_are_named_and_restored(watched: Watched, setting: str) -> None:
+    name = watched.durable.name
+    subject = f"$JS.API.CONSUMER.INFO.{watched.durable.stream}.{name}"
+    config = json.loads((await watched.client.request(subject)).data)["config"]
+    config[setting] = {"headers_only": True, "max_batch": 1, "max_expires": 10**9, "max_bytes": 1024}[setting]
+    request = {"stream_name": watched.durable.stream, "config": config, "action": "update"}
+    reply = await watched.client.request(
+        f"$JS.API.CONSUMER.DURABLE.CREATE.{watched.durable.stream}.{name}", json.dumps(request).encode()
+    )
+    assert json.loads(reply.data)["config"][setting]
+    await watched.monitor.check()
+    assert setting in watched.reason()
+    await watched.monitor.check()
+    assert watched.reason() == ""
+    restored = json.loads((await watched.client.request(subject)).data)["config"]
+    assert not restored.get(setting)
+    assert restored["max_deliver"] == -1
+
+
 @requirement("nats.watched")
 async def test_a_paused_durable_is_not_ready_and_never_resumed(watched: Watched) -> None:
     await watched.pause()
