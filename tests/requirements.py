@@ -99,6 +99,7 @@ REQUIREMENTS = (
     Requirement("egress.public", "design", "With `egress.public_addresses_only` nothing is sent to an address that is not public."),
     Requirement("egress.response", "design", "Headers of a response are limited, nothing is decompressed, and unsolicited bytes reach no call."),
     Requirement("secrets.output", "protocol 10", "No key shows in a log, card, row, trace, terminal or crash, in any encoding, even if the upstream echoes it."),
+    Requirement("secrets.guesses", "design", "No result tells a right guess of a secret from a wrong one, except of one that its call has sent upstream."),
     Requirement("secrets.files", "design", "A key may come from the file that NAME_FILE names."),
     Requirement("data.places", "design", "Queries and results of a call are stored only in its cards and in dead letters, and can be deleted there."),
     Requirement("terminal.text", "design", "Text from outside can neither control a terminal nor forge a line of the log."),

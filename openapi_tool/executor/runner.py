@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -27,6 +27,7 @@ from openapi_tool.protocol.errors import (
 )
 from openapi_tool.protocol.identity import scoped_project
 from openapi_tool.telemetry.logs import Once
+from openapi_tool.telemetry.redact import Redactor
 from openapi_tool.tools.arguments import Arguments, CallOwner, OperatorEnvs, SecretSource, prepare_arguments
 from openapi_tool.tools.definition import ToolDefinition
 from openapi_tool.tools.policy import Authorizer, Deadline, Switches
@@ -37,6 +38,12 @@ from openapi_tool.tools.text_search import SearchRequest, requested
 
 log = logging.getLogger(__name__)
 
+_KEY_SHAPES = Redactor(where="error")
+"""Masks what looks like a key, such as one in a definition instead of its variable, but no known secret.
+
+A failure quotes the caller, who would learn from a mask that his guess of a secret is right.
+"""
+
 _WRITE_GRACE_S = 2.0  # for the journal's write after a cancellation
 
 
@@ -44,15 +51,13 @@ _WRITE_GRACE_S = 2.0  # for the journal's write after a cancellation
 class RunnerOptions:
     """Dependencies of every call.
 
-    `redact` masks all known secrets in the JSON value of a failure. `kernel` separates equal project ids of two
-    kernels, and may be empty.
+    `kernel` separates equal project ids of two kernels, and may be empty.
     """
 
     authorizer: Authorizer
     envs: OperatorEnvs
     read_secret: SecretSource
     scope: SessionScope
-    redact: Callable[[Any], Any]
     kernel: str = ""
 
 
@@ -150,8 +155,8 @@ class ToolRunner:
                 extra={"action": "tool.misconfigured"} | ids,
             )
         fields = failure(error, _ms_since(started), context.attempts, built_in, session, _remaining_budget(context))
-        redact = self._options.redact
-        return replace(fields, result=redact(fields.result), error=redact(fields.error))
+        masked = _KEY_SHAPES.value
+        return replace(fields, result=masked(fields.result), error=masked(fields.error))
 
     def _arguments(self, request: ToolCallRequest) -> Arguments:
         owner, definition, options = request.owner, request.definition, self._options

@@ -319,7 +319,7 @@ _Parts = tuple[str, dict[str, str], bytes | None]  # target, headers, body
 class UpstreamRequest:
     """Request without its API key; `target` is the percent-encoded path and query.
 
-    `names` maps parameters to the model's names for them.
+    `names` maps parameters to the model's names for them. `secrets` are the secrets in the body.
     """
 
     method: str
@@ -329,6 +329,7 @@ class UpstreamRequest:
     body: bytes | None
     failures: Failures = field(default=Failures(), repr=False)
     names: Mapping[str, str] = field(default_factory=dict, repr=False)
+    secrets: tuple[SecretStr, ...] = field(default=(), repr=False)
 
 
 def build_request(definition: ToolDefinition, resolved: ResolvedParameters) -> UpstreamRequest:
@@ -341,7 +342,8 @@ def build_request(definition: ToolDefinition, resolved: ResolvedParameters) -> U
     # `identity`, as a small compressed body could unpack to any size
     headers = {"Accept": "application/json", "Accept-Encoding": "identity", "User-Agent": USER_AGENT, **headers}
     method, host = "GET" if get else "POST", endpoint.operation.host
-    return UpstreamRequest(method, host, target, headers, body, endpoint.failures, resolved.names)
+    secrets = tuple(resolved.secrets.values())
+    return UpstreamRequest(method, host, target, headers, body, endpoint.failures, resolved.names, secrets)
 
 
 def _with_appended(endpoint: Endpoint, parameters: Mapping[str, Any]) -> Mapping[str, Any]:
