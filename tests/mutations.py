@@ -397,6 +397,12 @@ SECRETS = (
     ),
     Mutation(
         "telemetry/logs.py",
+        "handler.addFilter(ProjectLimit())",
+        "pass",
+        "tests/unit/test_telemetry.py::test_the_handler_of_the_process_limits_lines",
+    ),
+    Mutation(
+        "telemetry/logs.py",
         "sys.unraisablehook = lambda crash: log_crash(crash.exc_value)",
         "pass",
         "tests/unit/test_secrets.py::test_however_the_process_crashes_its_output_shows_no_secret",

@@ -163,6 +163,7 @@ REQUIREMENTS = (
     Requirement("result.delay", "protocol 12", "A result is committed after the worker has suspended the turn, without occupying a slot meanwhile."),
     Requirement("result.order", "protocol 7", "Results of one turn are committed one after the other, over all replicas, each once the worker has read the one before; a row that is never read holds the others for at most a second."),
     Requirement("run.turn_deadline", "protocol 7", "A result of another call of the same step may bring the turn's deadline forward; a longer call then ends before it."),
+    Requirement("logs.limits", "design", "A project causes a bounded number of short log lines of each action, however many calls it makes; the final line of each call and the lines of other projects are all written."),
     Requirement("logs.stream", "design", "A log stream that fails, that nobody reads, or that is closed stops no call and changes no exit code: lines are dropped, counted, and reported once the stream works again."),
     Requirement("open_files", "design", "With fewer open files than the settings ask for, probes are answered and calls wait for a connection; log, error and /readyz name the shortage."),
     Requirement("start.reasons", "design", "If the start must wait, the log names what is missing, where, and the remedy, once and then every minute; /readyz says the same."),

@@ -26,7 +26,6 @@ from openapi_tool.protocol.errors import (
     without_traceback,
 )
 from openapi_tool.protocol.identity import scoped_project
-from openapi_tool.telemetry.logs import Once
 from openapi_tool.telemetry.redact import Redactor
 from openapi_tool.tools.arguments import Arguments, CallOwner, OperatorEnvs, SecretSource, prepare_arguments
 from openapi_tool.tools.definition import ToolDefinition
@@ -79,7 +78,6 @@ class ToolRunner:
         self._backend = backend
         self._continuation = continuation
         self._switches = Switches()
-        self._logged = Once()
 
     def reload(self, authorizer: Authorizer, read_secret: SecretSource) -> None:
         """Replace policy and secrets for all calls that start from now on (SIGHUP)."""
@@ -148,11 +146,11 @@ class ToolRunner:
         error = cause if isinstance(cause, ToolError) else _defect(owner, cause)
         without_traceback(cause)  # its frames would keep the response in memory
         error.tokens, error.requests = context.spent.tokens, context.spent.requests
-        if isinstance(error, ToolMisconfigured) and (ids := self._ids_once(owner, tool_name, error.message)):
+        if isinstance(error, ToolMisconfigured):
             log.warning(
                 "a tool cannot be called until an operator corrects it: %s",
                 error.message,
-                extra={"action": "tool.misconfigured"} | ids,
+                extra={"action": "tool.misconfigured"} | _tool(owner, tool_name),
             )
         fields = failure(error, _ms_since(started), context.attempts, built_in, session, _remaining_budget(context))
         masked = _KEY_SHAPES.value
@@ -162,13 +160,12 @@ class ToolRunner:
         owner, definition, options = request.owner, request.definition, self._options
         arguments = prepare_arguments(definition, request.call, owner, options.envs, options.read_secret, options.scope)
         arguments = self._backend.without_unknown(definition, arguments)
-        reason = arguments.key_fallback_reason
-        if reason is not None and (ids := self._ids_once(owner, definition.tool_name, reason)):
+        if arguments.key_fallback_reason is not None:
             log.warning(
                 "the key of auth_env (%s) is used instead of the definition's own: %s",
                 short(definition.auth_env),
-                reason,
-                extra={"action": "tool.key_passed_over"} | ids,
+                arguments.key_fallback_reason,
+                extra={"action": "tool.key_passed_over"} | _tool(owner, definition.tool_name),
             )
         if log.isEnabledFor(logging.DEBUG):
             log.debug("running", extra={"action": "call.running", "session": arguments.session} | owner_ids(owner))
@@ -213,11 +210,9 @@ class ToolRunner:
                 "The search in the stored text was not done in time; call again, or read on with only cursor."
             ) from None
 
-    def _ids_once(self, owner: CallOwner, tool_name: str, reason: str) -> dict[str, str]:
-        """Return the ids of a log line once per project, tool and reason; then an empty dictionary."""
-        if not self._logged.first(owner.project_id, tool_name, reason):
-            return {}
-        return {"project_id": owner.project_id, "tool_name": short(tool_name)}
+
+def _tool(owner: CallOwner, tool_name: str) -> dict[str, Any]:
+    return {**owner_ids(owner), "tool_name": short(tool_name)}
 
 
 def _remaining_budget(context: CallContext) -> Mapping[str, Any] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
@@ -41,7 +42,10 @@ from openapi_tool.telemetry.metrics import project_label
 from openapi_tool.tools.arguments import Arguments
 from openapi_tool.tools.definition import ToolDefinition
 from openapi_tool.tools.policy import Deadline
+from openapi_tool.tools.problems import short
 from openapi_tool.tools.result import Meter, ToolOutput, Usage
+
+log = logging.getLogger(__name__)
 
 _ONE_REQUEST = Usage(requests=1)
 _ADJUSTABLE = frozenset({"count", "max_tokens", "target_selector"})  # a remedy may suggest another value of these
@@ -169,6 +173,9 @@ class JinaBackend:
         spent: Meter,
     ) -> ToolOutput:
         resolved = resolve_parameters(definition, arguments)
+        if resolved.left_out and not context.left_out_logged:
+            context.left_out_logged = True  # the items of a batch leave out the same
+            _log_left_out(definition, resolved.left_out)
         resolved = with_checked_url(resolved, definition, self._options.url_policy)
         if (endpoint := endpoint_of(definition)).limits_tokens:
             resolved = with_max_tokens(resolved, self._options.tools.default_max_tokens)
@@ -344,6 +351,14 @@ def _record_end(attempt: Attempt, context: RequestContext, error_code: str | Non
     attempt.http_status = context.http_status
     attempt.end(time.monotonic(), error_code)
     metrics.UPSTREAM_SECONDS.labels(attempt.host, error_code or "").observe(attempt.seconds or 0.0)
+
+
+def _log_left_out(definition: ToolDefinition, names: Sequence[str]) -> None:
+    log.warning(
+        "a definition has parameters that the upstream does not take; they are not sent: %s",
+        "; ".join(names),
+        extra={"action": "parameter.ignored", "tool_name": short(definition.tool_name)},
+    )
 
 
 def _may_suggest(definition: ToolDefinition, arguments: Arguments, name: str) -> bool:

@@ -216,6 +216,7 @@ class JinaCallContext:
         self.budget: Charge | None = None
         self.secrets_sent: set[SecretStr] = set()
         self.recheck: Callable[[], None] | None = None
+        self.left_out_logged = False
 
     def __enter__(self) -> Self:
         self._users += 1
