@@ -37,7 +37,7 @@ test: $(READY)
 # The tests that `make test` leaves out; CI runs both. What measures CPU time runs afterwards, alone.
 thorough: $(READY)
 	$(PARALLEL) -m "thorough and not long"
-	$(PY) -m pytest -m "alone and not long" tests/performance tests/hostile/test_hostile.py tests/unit/test_large_texts.py
+	$(PY) -m pytest -m "alone and not long" tests/performance tests/hostile tests/unit/test_large_texts.py
 
 # Bytecode of all tests, which otherwise each worker of `make test` makes for itself.
 compiled: $(READY)
@@ -50,8 +50,8 @@ long: $(READY)
 	  tests/performance/test_guard.py
 
 # Ten minutes of faults; for a shorter run: make chaos CHAOS="--calls 1000 --seed 4"; for partial failures:
-# make chaos CHAOS="--profile cluster" (or failover, failover-hosts, pgbouncer, clocks, admin, limits); for kernels of both
-# protocol versions: make chaos CHAOS="--protocol both"
+# make chaos CHAOS="--profile cluster" (or failover, failover-hosts, pgbouncer, clocks, admin, files, limits, shape); for
+# kernels of both protocol versions: make chaos CHAOS="--protocol both"
 chaos: $(READY)
 	$(PY) -m tests.chaos.run $(CHAOS)
 

@@ -40,6 +40,8 @@ from openapi_tool.concurrency import retried
 from openapi_tool.executor.commit import ParkedResults
 from openapi_tool.executor.pipeline import Pipeline, PipelineOptions
 from openapi_tool.executor.runner import ToolRunner
+from openapi_tool.isolation.pool import WorkerPool
+from openapi_tool.isolation.service import Isolation
 from openapi_tool.jina.client import EgressTransport
 from openapi_tool.jina.failures import key_failure
 from openapi_tool.jina.transport import AiohttpTransport, Resolver
@@ -198,7 +200,10 @@ def open_shared(
     health = bootstrap.health
     health.limits, health.keys = limiter.snapshot, limiter.keys.snapshot
     health.budgets, health.budget_outage = budgets.snapshot, budgets.outage
-    upstream = Upstream(bootstrap, transport, limiter, budgets)
+    pool = WorkerPool(settings.isolation.workers)
+    stack.push_async_callback(pool.aclose)
+    pool.start()
+    upstream = Upstream(bootstrap, transport, limiter, budgets, isolation=Isolation(pool))
     return Shared(upstream, limiter, limit_records, budgets, budget_records, clock, tracer, snapshots(bootstrap))
 
 
@@ -228,12 +233,13 @@ async def assemble(stack: AsyncExitStack, bootstrap: Bootstrap, shared: Shared) 
         await stack.enter_async_context(shared.budget_records.shared_by(shared.budgets, client, replicas))
     guarded, parked = GuardedStore(kernel, database.breaker), ParkedResultStore(client, replicas)
     runner = build_runner(bootstrap, shared.upstream, guarded, session_key)
+    doorbells = WakeupPublisher(client)
     pipeline = Pipeline(
         PipelineOptions(settings.actor_id, settings.executor, settings.tools),
         dialect_of(settings.protocol.version, settings.actor_id),
         guarded,
         runner,
-        WakeupPublisher(client),
+        doorbells,
         shared.tracer,
         clock.time,
         ParkedResults(parked, session_key),
@@ -241,11 +247,22 @@ async def assemble(stack: AsyncExitStack, bootstrap: Bootstrap, shared: Shared) 
     )
     letters = DeadLetters(client, bootstrap.redactor.with_label("dead_letter"), replicas)
     options = consumer_options(bootstrap, replicas)
-    consumer = CommandConsumer(client, options, letters, pipeline.handle, database.fetch_mode, clock, slots)
+
+    def fetch_mode() -> FetchMode:
+        # Calls that have not begun are left in the stream: without a doorbell no worker would read their results.
+        return FetchMode.NONE if doorbells.outage else database.fetch_mode()
+
+    consumer = CommandConsumer(client, options, letters, pipeline.handle, fetch_mode, clock, slots)
     shared.statistics.work.append(consumer.work)
     database.wake = consumer.wake
     stored_key = None if settings.session.key else shared_key
-    storage = Storage(client, consumer.leases, parked, letters, stored_key, replicas, health)
+    storage = Storage(client, consumer.leases, parked, letters, doorbells, stored_key, replicas, health)
+
+    def doorbells_changed() -> None:
+        storage.wake()
+        consumer.wake()
+
+    doorbells.changed = doorbells_changed
     monitor = DurableMonitor(client, bootstrap.durable, consumer, clock, health)
     if (servers := tuple(bootstrap.bus.nats.servers)) not in shared.answering:
         shared.answering.add(servers)

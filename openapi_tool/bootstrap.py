@@ -7,18 +7,19 @@ import hashlib
 import hmac
 import inspect
 import ssl
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import entry_points
 from pathlib import Path
 
 from openapi_tool.budgets.budgets import Budgets
-from openapi_tool.bus.connection_errors import credentials_problem, seed_problem
-from openapi_tool.bus.options import BusOptions, DurableOptions, NatsOptions
+from openapi_tool.bus.login import file_problems
+from openapi_tool.bus.options import BusOptions, DurableOptions
 from openapi_tool.concurrency import TimeSlicer
 from openapi_tool.executor.continuation import Continuation
 from openapi_tool.executor.ports import Artifacts
 from openapi_tool.executor.runner import RunnerOptions, ToolRunner
+from openapi_tool.isolation.service import Isolation
 from openapi_tool.jina.backend import JinaBackend, JinaBackendOptions
 from openapi_tool.jina.client import EgressTransport, JinaClient, tls_context
 from openapi_tool.jina.failures import Sleep
@@ -100,7 +101,7 @@ def build_bootstrap(settings: Settings, environment: Mapping[str, str]) -> Boots
             redactor=redactor,
             unmasked=unmasked(named),
             upstream_tls=upstream_tls,
-            bus=bus,
+            bus=replace(bus, on_login=redactor.add),
             pool=pool_options(kernel, environment),
             durable=durable_options(kernel),
             authorizer=authorizer,
@@ -118,16 +119,18 @@ def _connection(
     """Add mistakes to `problems`, or return the options; `prefix` precedes the names of settings."""
     mistakes: list[str] = []
     driver_options = _driver_options(kernel, environment, mistakes)
-    mistakes += _login_problems(kernel.nats)
-    tls = _try_tls(lambda: _bus_tls(kernel.nats), "nats.ca_file, nats.cert_file or nats.key_file", mistakes)
+    mistakes += file_problems(kernel.nats)
     problems += [f"{prefix}{problem}" for problem in mistakes]
     if mistakes or driver_options is None:
         return None
-    return BusOptions(kernel.nats, NAME, tls, setting=kernel.named("nats", "servers")), driver_options
+    return BusOptions(kernel.nats, NAME, setting=kernel.named("nats", "servers")), driver_options
 
 
 class Upstream:
-    """Upstream components that all kernels share; with None for `permits` or `budgets` nothing is limited."""
+    """Upstream components that all kernels share, and the worker processes.
+
+    With None for `permits` or `budgets` nothing is limited, without `isolation` all runs in this process.
+    """
 
     def __init__(
         self,
@@ -136,7 +139,9 @@ class Upstream:
         permits: Permits | None,
         budgets: Budgets | None,
         sleep: Sleep = asyncio.sleep,
+        isolation: Isolation | None = None,
     ) -> None:
+        self.isolation = isolation or Isolation()
         settings, self.slicer = bootstrap.settings, TimeSlicer()
         client = JinaClient(transport, settings.egress.max_response_bytes, self.slicer)
         options = JinaBackendOptions(
@@ -154,8 +159,9 @@ def build_runner(bootstrap: Bootstrap, upstream: Upstream, artifacts: Artifacts,
         read_secret=bootstrap.secrets,
         scope=SessionScope(session_key),
         kernel=bootstrap.scope,
+        isolation=upstream.isolation,
     )
-    continuation = Continuation(artifacts, Cursors(session_key), settings.tools, upstream.slicer)
+    continuation = Continuation(artifacts, Cursors(session_key), settings.tools, upstream.slicer, upstream.isolation)
     return ToolRunner(options, upstream.backend, continuation)
 
 
@@ -188,7 +194,7 @@ def _is_async(hook: Hook) -> bool:
     return inspect.iscoroutinefunction(hook) or inspect.iscoroutinefunction(getattr(hook, "__call__", None))  # noqa: B004
 
 
-def _try_tls(make: Callable[[], ssl.SSLContext | None], settings: str, problems: list[str]) -> ssl.SSLContext | None:
+def _try_tls(make: Callable[[], ssl.SSLContext], settings: str, problems: list[str]) -> ssl.SSLContext | None:
     try:
         return make()
     except (OSError, ssl.SSLError) as error:
@@ -224,16 +230,6 @@ def _home() -> Path | None:
         return None
 
 
-def _login_problems(nats: NatsOptions) -> Iterator[str]:
-    checks = (
-        ("credentials_file", nats.credentials_file, credentials_problem),
-        ("nkey_seed_file", nats.nkey_seed_file, seed_problem),
-    )
-    for name, file, check in checks:
-        if file and (problem := check(file)):
-            yield f"nats.{name}: {problem}"
-
-
 def tool_secrets(settings: Settings, environment: Mapping[str, str]) -> Secrets:
     """Return the variables that definitions may name, with their values."""
     return Secrets(environment, settings.tool_variables, settings.limits.pool_of)
@@ -257,16 +253,6 @@ def lint_limits(settings: Settings, *, configured: bool = False) -> LintLimits:
         configured=configured,
         budgets=settings.budgets,
     )
-
-
-def _bus_tls(nats: NatsOptions) -> ssl.SSLContext | None:
-    if not nats.tls and nats.ca_file is None and not any(url.startswith(("tls:", "wss:")) for url in nats.servers):
-        return None
-    context = ssl.create_default_context(cafile=nats.ca_file)
-    if nats.cert_file and nats.key_file:
-        context.load_cert_chain(nats.cert_file, nats.key_file)
-    context.check_hostname = nats.tls_check_hostname
-    return context
 
 
 def durable_options(settings: Settings) -> DurableOptions:

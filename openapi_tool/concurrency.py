@@ -140,12 +140,13 @@ _RESERVED_SHARE = 1 / 8  # of the permits, which a single project cannot take, s
 class FairSemaphore:
     """Semaphore whose next permit goes to the waiting project that holds the fewest; FIFO among equals.
 
-    A task that holds a permit must not wait for another one, or tasks may deadlock.
+    A project holds at most `max_per_project` permits, by default seven eighths of them. A task that holds a permit must
+    not wait for another one, or tasks may deadlock.
     """
 
-    def __init__(self, permits: int) -> None:
+    def __init__(self, permits: int, max_per_project: int | None = None) -> None:
         self._free = permits
-        self._max_per_project = permits - int(permits * _RESERVED_SHARE)
+        self._max_per_project = max_per_project or permits - int(permits * _RESERVED_SHARE)
         self._held: Counter[str] = Counter()
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import field, fields
+from dataclasses import field
 from datetime import UTC, tzinfo
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -14,6 +14,7 @@ from pydantic import AfterValidator, ConfigDict, Field, SecretStr, field_validat
 from pydantic.dataclasses import dataclass as validated
 
 from openapi_tool.files import MAX_CERTIFICATES_BYTES, check_regular_file
+from openapi_tool.tools.meta_schema import BUDGETS
 from openapi_tool.tools.placeholders import Secret
 from openapi_tool.urls import Dsn, parse_dsn
 
@@ -218,7 +219,7 @@ class BudgetLimits(Options):
     @property
     def limited(self) -> bool:
         """Return whether any budget is set."""
-        return any(getattr(self, limit.name) is not None for limit in fields(BudgetLimits))
+        return any(getattr(self, name) is not None for name in BUDGETS)
 
 
 def time_zone(name: str) -> tzinfo:
@@ -229,10 +230,6 @@ def time_zone(name: str) -> tzinfo:
         return ZoneInfo(name)
     except (LookupError, ValueError, OSError):
         raise ValueError("must be a time zone that this system knows, such as UTC or Europe/Berlin") from None
-
-
-BUDGETS = tuple(limit.name for limit in fields(BudgetLimits))
-"""Names of all budgets, narrowest first."""
 
 
 @validated(frozen=True)
@@ -260,6 +257,20 @@ class BudgetOptions(BudgetLimits):
             return self
         budgets = {name: getattr(own, name) for name in BUDGETS}
         return BudgetLimits(**{name: getattr(self, name) if mine is None else mine for name, mine in budgets.items()})
+
+
+@validated(frozen=True)
+class IsolationOptions(Options):
+    """Worker processes for what a tenant can make costly, such as a large schema."""
+
+    workers: Annotated[
+        int,
+        Field(
+            ge=1,
+            le=16,
+            description="Worker processes, of at most 144 MiB each; of two, one is always left to other projects.",
+        ),
+    ] = 2
 
 
 @validated(frozen=True)

@@ -59,7 +59,7 @@ def raise_file_limit() -> int:
 def file_limit_problem(settings: Settings, limit: int) -> str | None:
     """Return a message if the settings may need more files than the limit."""
     parts = {
-        f"{_HOSTS} x egress.max_connections": _HOSTS * settings.egress.max_connections,
+        f"egress.max_connections for each of {_HOSTS} hosts": _HOSTS * settings.egress.max_connections,
         "postgres.pool_size": sum(kernel.postgres.pool_size for kernel in settings.kernels),
         "health server": MAX_CONNECTIONS if settings.health.port else 0,
         "reserve": _OTHER_FILES,

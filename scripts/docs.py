@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import json
 import re
 import sys
@@ -238,7 +239,8 @@ OPERATIONS_PAGE = ROOT / "docs" / "operations.md"
 MEANINGS = {
     "call.broken": "A defect of the executor, with traceback; report it.",
     "call.denied": "The policy or a hook denied a call; the message says which, and why.",
-    "call.finished": "The result is committed and the doorbell published. With times, cost and status.",
+    "call.finished": "The result is committed and the doorbell published. With cost, status and times: `queue_ms` in "
+    "the stream, `permit_ms` for a rate limit, `upstream_ms`, `turn_ms` for the worker and other results of the turn.",
     "call.handed_back": "A command that waited or was cancelled was handed back; at debug level: an evicted one.",
     "call.redelivered": "A command was redelivered; at debug level: one that a replica had handed back without a run.",
     "call.running": "A call begins, after its arguments were accepted.",
@@ -646,7 +648,14 @@ def settings_reference() -> str:
     ]
     for name, field in Settings.model_fields.items():
         section: Any = field.annotation
-        lines += ["", f"## {name}", "", section.__doc__.strip(), "", "| key | environment | default | meaning |"]
+        lines += [
+            "",
+            f"## {name}",
+            "",
+            inspect.cleandoc(section.__doc__),
+            "",
+            "| key | environment | default | meaning |",
+        ]
         lines.append("| --- | --- | --- | --- |")
         for key, detail in fields_of(section).items():
             variable = f"`{PREFIX}{name.upper()}__{key.upper()}`"

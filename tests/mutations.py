@@ -443,20 +443,35 @@ LOSS = (
     ),
     Mutation(
         "executor/pipeline.py",
-        "await self._order.write(ready, partial(self._kernel.report, earlier.card_id, report))",
+        "await self._order.write(ready, write, partial(self._kernel.is_turn_busy, report))",
         "pass",
         "tests/wire/test_answers.py::test_our_earlier_unreported_result_is_reported_with_a_doorbell",
     ),
     Mutation(
+        "kernel/fragments.py",
+        "coalesce(current_setting('{_LOCKED}', true), '') = 'true'",
+        "pg_try_advisory_xact_lock($16)",
+        "tests/kernel/test_result_order.py::"
+        "test_a_result_is_not_written_if_the_lock_became_free_only_after_it_was_tried",
+    ),
+    Mutation(
         "kernel/store.py",
-        "fetchmany(statement, [lock_only(values), values])",
-        "fetchmany(statement, [(None,) * len(values), values])",
-        "tests/kernel/test_result_order.py::test_a_result_sees_what_another_replica_wrote_while_it_held_the_turns_lock",
+        "if thorough or shape != inspected:",
+        "if thorough:",
+        "tests/kernel/test_inspection.py::"
+        "test_damage_of_the_tables_is_found_by_the_next_ping_and_cleared_by_an_inspection_only",
+    ),
+    Mutation(
+        "kernel/fragments.py",
+        "    on conflict (tenant_id, md5(tool_call_id)) where tool_call_id is not null and metadata ->> 'type' = "
+        "'tool.result'\n",
+        "    on conflict\n",
+        "tests/kernel/test_inspection.py::test_a_commit_is_refused_without_the_index_that_allows_one_result_per_call",
     ),
     Mutation(
         "kernel/v1r4.py",
-        "(status in ('pending', 'processing') or",
-        "(status in ('pending') or",
+        "and (status in ('pending', 'processing') or",
+        "and (status in ('pending') or",
         "tests/kernel/test_result_order.py::test_nothing_is_written_while_another_result_of_the_turn_is_unread",
     ),
     Mutation(
@@ -535,7 +550,19 @@ LOSS = (
         "executor/waiting_turn.py",
         "                raise\n",
         "                pass\n",
-        "tests/wire/test_reliability.py::test_a_doorbell_is_retried_while_the_stream_is_unavailable",
+        "tests/races/test_nats.py::test_a_command_whose_doorbell_fails_is_requeued_until_no_worker_waits",
+    ),
+    Mutation(
+        "executor/waiting_turn.py",
+        "        except NotStored:\n            raise\n",
+        "        except NotStored:\n            published = False\n",
+        "tests/races/test_nats.py::test_while_no_message_is_stored_a_doorbell_is_never_given_up",
+    ),
+    Mutation(
+        "bus/connection.py",
+        "            if why := self._why_not_stored(error):\n",
+        "            if (why := self._why_not_stored(error)) and not isinstance(error, _PERMANENT):\n",
+        "tests/races/test_nats.py::test_while_no_message_is_stored_a_doorbell_is_never_given_up",
     ),
     Mutation(
         "bus/intake.py",

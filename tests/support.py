@@ -316,11 +316,11 @@ def repeated_lines(content: str) -> list[int]:
     return [0 if lines is None else int(lines[1] or 1) for lines in found]
 
 
-def another_nats(stack: EmbeddedStack, name: str, more: str) -> NatsServer:
-    """Return a further NATS server, not yet started."""
+def another_nats(stack: EmbeddedStack, name: str, more: str, port: int = 0) -> NatsServer:
+    """Return a further NATS server, not yet started, on a free port unless `port` is given."""
     folder = stack.folder / name
     folder.mkdir()
-    return NatsServer(folder, stack.guard, more, name=name)
+    return NatsServer(folder, stack.guard, more, name=name, port=port)
 
 
 def copy_clusters(model: Path) -> None:

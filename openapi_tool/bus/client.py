@@ -1,7 +1,7 @@
 """NATS client that survives any published message and any server error, and sends no login in plain text.
 
-nats-py ends its read loop on bytes that it cannot decode, closes permanently on most server errors, and logs in
-over whatever transport the server offers.
+nats-py ends its read loop on bytes that it cannot decode, closes permanently on most server errors, logs in over
+whatever transport the server offers, and reads certificates and keys only once.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import asyncio
 import logging
 import re
 import secrets
+import ssl
 import time
 from typing import Any
 
@@ -18,12 +19,20 @@ import orjson
 from nats.aio.client import Client, Srv
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
-from nats.aio.transport import TcpTransport, WebSocketTransport
+from nats.aio.transport import TcpTransport, Transport, WebSocketTransport
 from nats.js.errors import APIError, NoStreamResponseError
 from nats.protocol.command import hpub_cmd, pub_cmd
 from nats.protocol.parser import PERMISSIONS_ERR
 
-from openapi_tool.bus.connection_errors import LogBackoff, cause_of, describe_connection_error
+from openapi_tool.bus.connection_errors import (
+    ClientCertificateMissing,
+    ClosedAfterHandshake,
+    LogBackoff,
+    cause_of,
+    describe_connection_error,
+    is_closure,
+)
+from openapi_tool.bus.login import login, tls_context
 from openapi_tool.bus.options import BusOptions
 from openapi_tool.bus.wire import MessageHeaders, Parser, header_block, parse_headers
 from openapi_tool.concurrency import interruptible
@@ -33,7 +42,9 @@ log = logging.getLogger(__name__)
 
 _ACK_DELAY_S = 0.01  # in which an acknowledgement may share a socket write: each costs CPU
 _DENIAL = re.compile(r'permissions violation for (publish|subscription) to "([^"]*)"')
+_LOGIN_FIELDS = ("user", "pass", "auth_token")
 RECONNECT_WAIT_S = 0.5
+_ALERT_TIMEOUT_S = 1.0
 _MAX_RETRY_WAIT_S = 5.0  # between attempts of the first connection
 
 
@@ -75,17 +86,26 @@ class BusClient(Client):
 
     def __init__(self, bus: BusOptions | None = None) -> None:
         super().__init__()
+        logging.getLogger("asyncio").addFilter(_is_meaningful)
         self.bus = bus or BusOptions()
         self._nuid = _Tokens()  # type: ignore[assignment] # nats-py calls only `next`
         self._error_log_backoff = LogBackoff()
         self._denial_log_backoff = LogBackoff()
         self.reported_error: Exception | None = None
         self._addresses_without_tls: set[str] = set()
-        self._was_connected = False
+        self._was_greeted = self._login_sent = self._was_connected = False
         self._ps = Parser(self)  # type: ignore[assignment] # the same interface
         self._awaiting_reply: dict[asyncio.Future[Msg], str] = {}  # subject of each pending request
         self._inbox_denied_at: int | None = None  # number of the connection (reconnects until then)
         self._ack_timer: asyncio.TimerHandle | None = None
+
+    async def connect(self, *servers: Any, **options: Any) -> None:
+        """Connect, and subscribe to replies: nats-py would do so in the context of the call with the first request.
+
+        Raises nats.errors.Error, OSError, Unavailable if TLS is required and no server offers it.
+        """
+        await super().connect(*servers, **options)
+        await self._init_request_sub()
 
     async def request(self, subject: str, *request: Any, **options: Any) -> Msg:
         """Return the reply to a request. Raises nats.errors.Error, Denied without permission."""
@@ -151,12 +171,24 @@ class BusClient(Client):
             case _:
                 return False
 
+    @property
+    def ssl_context(self) -> ssl.SSLContext:
+        """Return a context of the present files (called by nats-py for each attempt). Raises FileUnusable."""
+        return super().ssl_context if "tls" in self.options else tls_context(self.bus.nats, self.bus.section)
+
+    @property
+    def outage(self) -> str:
+        """Return why the client is not connected, as far as it is known."""
+        if self.reported_error is None:
+            return ""
+        return describe_connection_error(self.reported_error, self.bus, was_greeted=self._was_greeted)
+
     async def on_error(self, error: Exception) -> None:
         """Log an error or denial (callback of nats-py)."""
         denial = _DENIAL.search(str(error).lower())
         if denial is None:
             self.reported_error = cause_of(error, self.reported_error)
-            cause = describe_connection_error(self.reported_error, self.bus.where, self.bus.setting)
+            cause = self.outage
             if self.bus.on_trouble is not None and not self._was_connected:
                 # Back-off until the first connection: nats-py calls only this method between attempts.
                 self.options["reconnect_time_wait"] = min(2 * self.options["reconnect_time_wait"], _MAX_RETRY_WAIT_S)
@@ -199,7 +231,11 @@ class BusClient(Client):
                 stream.transport.abort()
 
     def drop(self, subscription: Subscription) -> None:
-        """Remove a subscription: nats-py keeps one whose drain failed, and subscribes again after a reconnect."""
+        """End a subscription: nats-py keeps one whose drain failed, and subscribes again after a reconnect.
+
+        Its task is cancelled. If the garbage collector found it, asyncio would log that with the ids of some call.
+        """
+        subscription._stop_processing()  # noqa: SLF001
         self._remove_sub(subscription._id)  # noqa: SLF001
 
     # Overridden methods of nats-py.
@@ -212,8 +248,6 @@ class BusClient(Client):
         headers: dict[str, Any] | None = None,
     ) -> Msg:
         """Await the reply in the caller's task, without asyncio.wait_for, which may swallow a cancellation."""
-        if not self._resp_sub_prefix:
-            await self._init_request_sub()
         token = self._nuid.next().decode()
         reply: asyncio.Future[Msg] = asyncio.get_running_loop().create_future()
         self._resp_map[token], self._awaiting_reply[reply] = reply, subject
@@ -243,11 +277,17 @@ class BusClient(Client):
 
     async def _process_connect_init(self) -> None:
         """On failure close the transport, which nats-py leaves open, and raise an error that it retries."""
+        self._login_sent = False
         try:
             await super()._process_connect_init()
         except BaseException as error:
-            if self._transport is not None:
-                self._transport.close()  # type: ignore[no-untyped-call]
+            transport = self._transport
+            if transport is not None:
+                transport.close()  # type: ignore[no-untyped-call]
+            if isinstance(transport, TcpTransport):
+                self._transport = None  # after a failed handshake nats-py would wait forever for its end
+            if transport and is_closure(error) and self._login_sent and self._server_info.get("tls_verify"):
+                raise ClosedAfterHandshake from await _alert(transport)
             no_tls = self._addresses_without_tls.issuperset(map(_address, self._server_pool))
             if isinstance(error, TlsNotOffered) and no_tls and not self._was_connected:
                 await self._close(Client.DISCONNECTED, do_cbs=False)
@@ -261,17 +301,42 @@ class BusClient(Client):
             self.options["reconnect_time_wait"] = RECONNECT_WAIT_S
 
     async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:  # noqa: FBT001, FBT002
-        """Use TLS, if required here, also if the server only offers it. Raises TlsNotOffered."""
-        if initial_connection and self.bus.tls and not self.encrypted:
-            if not (info.get("tls_required") or info.get("tls_available")):
-                raise self._tls_not_offered()
-            info["tls_required"] = True
+        """Use TLS, if required here, also if the server only offers it.
+
+        Raises TlsNotOffered, ClientCertificateMissing.
+        """
+        if initial_connection:
+            self._was_greeted = True
+        if initial_connection and not self.encrypted:
+            if self._requires_tls:
+                if not (info.get("tls_required") or info.get("tls_available")):
+                    raise self._tls_not_offered()
+                info["tls_required"] = True
+            if info.get("tls_required") and info.get("tls_verify") and self._has_no_certificate:
+                raise ClientCertificateMissing
         await super()._process_info(info, initial_connection)
 
     def _connect_command(self) -> bytes:
-        if self.bus.tls and not self.encrypted:
+        if self._requires_tls and not self.encrypted:
             raise self._tls_not_offered()
-        return super()._connect_command()
+        command, _, options = super()._connect_command().partition(b" ")
+        found = login(self.bus.nats, self._server_info.get("nonce"), self.bus.section)
+        if self.bus.on_login is not None:
+            self.bus.on_login(found.secrets)
+        self._login_sent = True
+        fields: dict[str, Any] = orjson.loads(options)
+        if found.fields:  # which replace a login in the server's URL
+            fields = {name: value for name, value in fields.items() if name not in _LOGIN_FIELDS}
+            fields |= found.fields
+        return b"%b %b\r\n" % (command, orjson.dumps(fields))
+
+    @property
+    def _requires_tls(self) -> bool:
+        return self.bus.nats.requires_tls or "tls" in self.options
+
+    @property
+    def _has_no_certificate(self) -> bool:
+        return self.bus.nats.cert_file is None and "tls" not in self.options
 
     def _tls_not_offered(self) -> TlsNotOffered:
         address = _address(self._current_server) if self._current_server else ""
@@ -320,6 +385,21 @@ class BusClient(Client):
         await self._send_command(hpub_cmd(subject, reply, block, payload))
         if self._flush_queue is not None and self._flush_queue.empty():
             await self._flush_pending()
+
+
+def _is_meaningful(record: logging.LogRecord) -> bool:
+    """Return False for a warning that asyncio logs whenever a server closes a connection that nats-py made with TLS."""
+    return not str(record.msg).startswith("returning true from eof_received()")
+
+
+async def _alert(transport: Transport) -> OSError | None:
+    """Return the alert of a server that closed a TLS connection, if it has arrived."""
+    try:
+        async with asyncio.timeout(_ALERT_TIMEOUT_S):
+            await transport.wait_closed()  # type: ignore[no-untyped-call]
+    except OSError as alert:
+        return alert
+    return None
 
 
 def _address(server: Srv) -> str:

@@ -10,8 +10,8 @@ import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar, cast
+from dataclasses import dataclass, field
+from typing import Annotated, Any, TypeVar
 
 import nats.errors
 import nats.js.errors
@@ -21,11 +21,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from tenacity import RetryCallState, stop_after_delay, wait_exponential_jitter
 
 from openapi_tool.bus.client import RECONNECT_WAIT_S, BusClient
-from openapi_tool.bus.connection_errors import describe_connection_error, describe_jetstream_error
+from openapi_tool.bus.connection_errors import describe_jetstream_error
 from openapi_tool.bus.options import BusOptions
 from openapi_tool.concurrency import in_background, retried
 from openapi_tool.protocol.command import Wakeup
-from openapi_tool.protocol.errors import Unavailable
+from openapi_tool.protocol.errors import NotStored, Unavailable
 from openapi_tool.protocol.jsontext import is_deeper_than
 from openapi_tool.tools.problems import short
 
@@ -79,17 +79,15 @@ async def _connect(options: BusOptions) -> BusClient:
         await client.connect(
             list(options.nats.servers),
             name=options.name,
-            tls=options.tls,
             connect_timeout=5,
             allow_reconnect=not options.once,
             max_reconnect_attempts=1 if options.once else -1,
-            reconnect_time_wait=RECONNECT_WAIT_S,  # type: ignore[arg-type] # a float is fine
+            reconnect_time_wait=RECONNECT_WAIT_S,  # a float is fine
             ping_interval=_PING_INTERVAL_S,
             inbox_prefix=options.nats.inbox_prefix,
             error_cb=client.on_error,
             disconnected_cb=log_disconnect,
             reconnected_cb=log_reconnect,
-            **cast("dict[str, Any]", options.nats.login),
         )
     except asyncio.CancelledError:
         client.abort()  # nats-py would leave the socket of a login under way open
@@ -97,8 +95,10 @@ async def _connect(options: BusOptions) -> BusClient:
     except _OUTAGE as error:
         if not options.once:
             raise Unavailable(describe_jetstream_error(error, where="")) from error
-        cause = describe_connection_error(client.reported_error or error, options.where, options.setting)
-        raise Unavailable(f"cannot connect to {cause}") from error
+        client.reported_error = client.reported_error or error
+        if client.last_error is not None:  # an attempt was made
+            await client.close()  # nats-py would leave the session of a WebSocket open
+        raise Unavailable(f"cannot connect to {client.outage}") from error
     return client
 
 
@@ -109,16 +109,28 @@ _TIMEOUT_S = 2.0  # of one attempt
 _PERMANENT = (nats.errors.BadSubjectError, nats.errors.MaxPayloadError, nats.js.errors.BadRequestError)
 
 
-@dataclass(frozen=True, slots=True)
+_FULL = (10002, 10023, 10047, 10077)
+"""JetStream's error codes for a reached limit of account, server (its disk) and stream; 10002 has the status 400.
+Source: nats-server, server/errors.json."""
+
+
+@dataclass(slots=True)
 class WakeupPublisher:
-    """Publishes doorbells; if that is impossible, the kernel's periodic scan of the inbox finds the result."""
+    """Publishes doorbells; if that is impossible, the kernel's periodic scan of the inbox finds the result.
+
+    `outage` is why JetStream stores none, empty if it does; `changed` is called on every change.
+    """
 
     client: BusClient
+    changed: Callable[[], None] = field(default=lambda: None, init=False)
+    outage: str = field(default="", init=False)
+    _unsent: Wakeup | None = field(default=None, init=False)
 
     async def publish(self, wakeup: Wakeup) -> bool:
         """Return False if NATS refuses a doorbell permanently.
 
-        Raises Unavailable in an outage: the command is then requeued, and its next delivery publishes again.
+        Raises Unavailable in an outage, NotStored if JetStream stores none: the command is then requeued, and its next
+        delivery publishes again.
         """
         try:
             return await retried(
@@ -129,12 +141,20 @@ class WakeupPublisher:
                 before_sleep=_log_retry,
             )
         except _OUTAGE as error:
+            if self.outage:
+                raise NotStored(f"NATS: cannot publish the doorbell: {self.outage}") from error
             raise Unavailable(f"NATS: cannot publish the doorbell: {type(error).__name__}: {error}") from error
 
     async def _publish(self, wakeup: Wakeup) -> bool:
         try:
             await self.client.publish_to_stream(wakeup.subject, wakeup.body, dict(wakeup.headers), _TIMEOUT_S)
-        except _PERMANENT as error:
+        except _OUTAGE as error:
+            if why := self._why_not_stored(error):
+                self._unsent = wakeup
+                self._set_outage(why)
+                raise
+            if not isinstance(error, _PERMANENT):
+                raise
             log.warning(
                 "cannot publish the doorbell; the kernel's inbox scan will find the result",
                 extra={
@@ -144,12 +164,40 @@ class WakeupPublisher:
                 },
             )
             return False
+        self._set_outage("")
         return True
+
+    def _why_not_stored(self, error: Exception) -> str:
+        """Return why JetStream stores no message at all, empty if it may store others."""
+        if isinstance(error, nats.js.errors.APIError):
+            reason = error.description or ""
+            full = error.err_code in _FULL and "per subject" not in reason
+            return f"JetStream stores no message: {reason}; free its disk or raise the limit" if full else ""
+        if isinstance(error, nats.errors.TimeoutError) and self.client.is_connected:
+            return (
+                "JetStream confirms no doorbell; after a write error, as of a full disk, restart nats-server "
+                "(see its log); else check that the command stream captures doorbells"
+            )
+        return ""
+
+    def _set_outage(self, why: str) -> None:
+        changed, self.outage = self.outage != why, why
+        if not why:
+            self._unsent = None
+        if changed:
+            self.changed()
+
+    async def problem(self) -> str:
+        """Return `outage`, after another attempt to publish a doorbell that failed: a copy does no harm."""
+        if self._unsent is not None and self.client.is_connected:
+            with suppress(*_OUTAGE):
+                await self._publish(self._unsent)
+        return self.outage
 
 
 def _log_retry(state: RetryCallState) -> None:
     outage = state.outcome and state.outcome.exception()
-    log.info("cannot publish the doorbell; retrying: %s", outage, extra={"action": "doorbell.retried"})
+    log.debug("cannot publish the doorbell; retrying: %s", outage, extra={"action": "doorbell.retried"})
 
 
 INSTANCE = f"{socket.gethostname()}-{os.getpid()}"

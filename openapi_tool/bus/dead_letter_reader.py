@@ -137,9 +137,9 @@ async def _get(client: Client, stream: str, **wanted: object) -> StoredMessage |
 
 
 async def stream_messages(
-    client: Client, stream: str, subject: str = ">", since: datetime | None = None
+    client: Client, stream: str, subject: str = ">", since: datetime | None = None, first: int = 1
 ) -> AsyncGenerator[StoredMessage, None]:
-    """Yield the messages that a stream holds now, from `since`; nothing if there is no such stream.
+    """Yield the messages that a stream holds now, from `since` or the sequence `first`; nothing without such a stream.
 
     Each is requested by itself. A consumer would be faster, but whoever may create one can have the server publish the
     messages on any subject.
@@ -147,7 +147,7 @@ async def stream_messages(
     last = await _get(client, stream, last_by_subj=subject)
     if last is None:
         return
-    number = 1 if since is None else await _first_since(client, stream, since, last.sequence)
+    number = first if since is None else await _first_since(client, stream, since, last.sequence)
     while number <= last.sequence:
         message = await _get(client, stream, seq=number, next_by_subj=subject)
         if message is None:

@@ -1,4 +1,4 @@
-"""State of the durable, clock of the NATS server, and hand-over to the kernel's own executor (protocol section 12)."""
+"""State of the durable, and clock of the NATS server (protocol section 12)."""
 
 from __future__ import annotations
 
@@ -11,15 +11,9 @@ from typing import Any
 
 import nats.errors
 import orjson
-from nats.aio.client import Client
-from nats.js.api import ConsumerInfo
-from nats.js.errors import NotFoundError
 
 from openapi_tool.bus.client import BusClient
-from openapi_tool.bus.connection import gather_stats
-from openapi_tool.bus.options import DurableOptions
 from openapi_tool.bus.streams import Durable
-from openapi_tool.tools.problems import counted
 
 log = logging.getLogger(__name__)
 
@@ -173,83 +167,3 @@ def _has_quorum(followers: Sequence[Mapping[str, Any]]) -> bool:
     """Return whether the leader and its active `followers` are a majority."""
     active = [peer for peer in followers if not peer.get("offline") and peer.get("active", 0) < _MAX_INACTIVE_NS]
     return 2 * (1 + len(active)) > 1 + len(followers)
-
-
-KERNEL_ACK_WAIT_S, KERNEL_MAX_DELIVER = 30.0, 3
-"""The kernel executor's own settings of the durable (protocol section 1)."""
-
-_STATS_TIMEOUT_S = 0.5  # of all replicas together
-_MAX_NAMED = 5
-
-
-class StillPulled(nats.errors.Error):
-    """An executor still consumes from the durable."""
-
-
-@dataclass(frozen=True, slots=True)
-class DurableShown:
-    """State for the command line; `waiting` commands were never delivered."""
-
-    durable: str
-    stream: str
-    filter_subject: str
-    ack_wait_s: float
-    max_deliver: int
-    waiting: int
-    unacknowledged: int
-    open_pull_requests: int
-
-
-async def durable_shown(client: Client, options: DurableOptions) -> DurableShown:
-    """Return the durable. Raises DurableMissing, or another nats.errors.Error."""
-    return _shown(await _info(client, options))
-
-
-async def hand_to_kernel(client: Client, options: DurableOptions) -> tuple[DurableShown, DurableShown]:
-    """Set what the kernel's own executor needs; return the durable before and after.
-
-    With our settings a command that has a result, but whose acknowledgement was lost, is redelivered forever. The
-    kernel's executor fails on it each time, and its later calls time out. Raises StillPulled, DurableMissing, or
-    another nats.errors.Error.
-    """
-    before = await _info(client, options)
-    if before.num_waiting:
-        raise StillPulled(f"the durable {options.name!r} still has open pull requests ({before.num_waiting})")
-    # Without a free slot, or during an outage of the database, a replica has no open pull request. One that does not
-    # list its durables may consume from this one.
-    replicas = await gather_stats(client, _STATS_TIMEOUT_S)
-    running = [str(each["instance"]) for each in replicas if options.name in each.get("durables", [options.name])]
-    if running:
-        named = ", ".join(running[:_MAX_NAMED]) + (", …" if len(running) > _MAX_NAMED else "")
-        raise StillPulled(
-            f"the durable {options.name!r} still has {counted(len(running), 'running replica')} ({named})"
-        )
-    config = before.config.evolve(
-        name=options.name, ack_wait=KERNEL_ACK_WAIT_S, max_deliver=KERNEL_MAX_DELIVER, backoff=None
-    )
-    after = await client.jetstream().add_consumer(before.stream_name, config)
-    return _shown(before), _shown(after)
-
-
-async def _info(client: Client, options: DurableOptions) -> ConsumerInfo:
-    jetstream = client.jetstream()
-    try:
-        stream = await jetstream.find_stream_name_by_subject(options.filter_subject)
-        info: ConsumerInfo = await jetstream.consumer_info(stream, options.name)
-    except NotFoundError:
-        raise DurableMissing(f"there is no durable {options.name!r} for {options.filter_subject}") from None
-    return info
-
-
-def _shown(info: ConsumerInfo) -> DurableShown:
-    config = info.config
-    return DurableShown(
-        durable=info.name,
-        stream=info.stream_name,
-        filter_subject=config.filter_subject or ", ".join(config.filter_subjects or ()),
-        ack_wait_s=config.ack_wait or 0.0,
-        max_deliver=config.max_deliver or 0,
-        waiting=info.num_pending or 0,
-        unacknowledged=info.num_ack_pending or 0,
-        open_pull_requests=info.num_waiting or 0,
-    )

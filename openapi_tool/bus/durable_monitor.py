@@ -68,7 +68,8 @@ class DurableMonitor:
         """Check once."""
         if not self._client.is_connected:
             self._unanswered = 0
-            self._record(connection="no connection", consumer="no connection")
+            why = ": ".join(filter(None, ("no connection", self._client.outage)))
+            self._record(connection=why, consumer="no connection")
             return
         durable, reason = self._consumer.durable, self._consumer.durable_error
         if durable is None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Annotated
@@ -71,7 +70,10 @@ class FairnessOptions(Options):
 
 @validated(frozen=True)
 class NatsOptions(Options):
-    """NATS connection. Set at most one login: user and password, token, credentials file or nkey seed."""
+    """NATS connection. Set at most one login: user and password, token, credentials file or nkey seed.
+
+    Files are read for each attempt to connect, so they may be replaced at any time.
+    """
 
     servers: Annotated[
         tuple[Annotated[str, AfterValidator(_check_server_url)], ...],
@@ -88,7 +90,9 @@ class NatsOptions(Options):
     key_file: Annotated[File | None, Field(description="Key of the client certificate (PEM).")] = None
     user: Annotated[str | None, Field(description="User name; needs `password`.")] = None
     password: Annotated[Secret | None, Field(description="Password of `user`.")] = None
+    password_file: Annotated[File | None, Field(description="File with the password of `user`.")] = None
     token: Annotated[Secret | None, Field(description="Token.")] = None
+    token_file: Annotated[File | None, Field(description="File with the token.")] = None
     credentials_file: Annotated[File | None, Field(description="Credentials file of a NATS account (`.creds`).")] = None
     nkey_seed_file: Annotated[File | None, Field(description="File with an nkey seed.")] = None
     durable: Annotated[
@@ -147,13 +151,17 @@ class NatsOptions(Options):
 
     @model_validator(mode="after")
     def _fits_together(self) -> NatsOptions:
-        ways = (self.user, self.token, self.credentials_file, self.nkey_seed_file)
+        ways = (self.user, self.token, self.token_file, self.credentials_file, self.nkey_seed_file)
         if sum(way is not None for way in ways) > 1:
             raise ValueError(
-                "only one of user, token, credentials_file and nkey_seed_file may be set; unset the others"
+                "only one of user, token, token_file, credentials_file and nkey_seed_file may be set; unset the others"
             )
-        for first, second in (("user", "password"), ("cert_file", "key_file")):
-            if (getattr(self, first) is None) != (getattr(self, second) is None):
+        if self.password is not None and self.password_file is not None:
+            raise ValueError("only one of password and password_file may be set; unset the other")
+        password = self.password if self.password_file is None else self.password_file
+        pairs = (("user", self.user, "password", password), ("cert_file", self.cert_file, "key_file", self.key_file))
+        for first, value, second, other in pairs:
+            if (value is None) != (other is None):
                 raise ValueError(f"{first} and {second} go together; set both, or neither")
         return self
 
@@ -163,34 +171,32 @@ class NatsOptions(Options):
         return [parse_url(url, NATS_SCHEMES) for url in self.servers]
 
     @property
-    def login(self) -> dict[str, str]:
-        """Return the login as options of nats-py, with its secrets."""
-        login = {
-            "user": self.user,
-            "password": self.password and self.password.get_secret_value(),
-            "token": self.token and self.token.get_secret_value(),
-            "user_credentials": self.credentials_file,
-            "nkeys_seed": self.nkey_seed_file,
-        }
-        return {name: str(value) for name, value in login.items() if value}
+    def requires_tls(self) -> bool:
+        """Return whether the login is sent over TLS or not at all."""
+        return self.tls or self.ca_file is not None or any(url.scheme in ("tls", "wss") for url in self.parsed)
 
 
 @dataclass(frozen=True, slots=True)
 class BusOptions:
     """Connection to a kernel's NATS.
 
-    With `tls` the client logs in over TLS only. `once` makes a single connection attempt, for CLI commands, and logs
-    denials only. Errors contain `listed_by` (the command that prints the needed permissions) and `setting` (that lists
-    the servers). `on_trouble` takes the reason of every failed attempt until the first connection.
+    `once` makes a single connection attempt, for CLI commands, and logs denials only. Errors contain `listed_by` (the
+    command that prints the needed permissions) and `setting` (that lists the servers). `on_trouble` takes the reason of
+    every failed attempt until the first connection, `on_login` the secrets of each login, which may be new ones.
     """
 
     nats: NatsOptions = field(default_factory=NatsOptions)
     name: str = ""
-    tls: ssl.SSLContext | None = None
     once: bool = False
     listed_by: str = "openapi-tool nats permissions"
     setting: str = "nats.servers (NATS_SERVERS)"
     on_trouble: Callable[[str], None] | None = None
+    on_login: Callable[[Iterable[str]], None] | None = None
+
+    @property
+    def section(self) -> str:
+        """Return the name of the settings of this connection."""
+        return self.setting.partition(".servers (")[0]
 
     @property
     def where(self) -> str:

@@ -121,6 +121,8 @@ def handover_permissions(options: DurableOptions, stream: str) -> Permissions:
             f"{_API}.STREAM.NAMES",
             f"{_API}.CONSUMER.INFO.{stream}.{options.name}",
             f"{_API}.CONSUMER.CREATE.{stream}.{options.name}.{options.filter_subject}",
+            f"{_API}.STREAM.MSG.GET.{stream}",
+            f"$JS.ACK.{stream}.{options.name}.>",
             connection.STATS_SUBJECT,
         ),
         (_REPLIES, connection.STATS_REPLIES),

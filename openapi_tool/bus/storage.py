@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
 import nats.errors
@@ -17,7 +17,7 @@ from nats.js.errors import NotFoundError
 from openapi_tool.budgets.budgets import Budgets
 from openapi_tool.bus import dead_letters, kv_stores, leases
 from openapi_tool.bus.client import BusClient, Denied
-from openapi_tool.bus.connection import outage_as_unavailable
+from openapi_tool.bus.connection import WakeupPublisher, outage_as_unavailable
 from openapi_tool.limits.limiter import Limiter
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.telemetry import metrics
@@ -128,6 +128,7 @@ class RecordStore:
 
 
 _CHECK_INTERVAL_S = 4.0
+_RETRY_INTERVAL_S = 1.0  # while something cannot be used
 _MIN_FREE_BYTES = 1024
 _LEASES, _BUCKET, _PARKED = f"KV_{leases.BUCKET}", kv_stores.STREAM, f"KV_{kv_stores.PARKED_BUCKET}"
 _STORED = (_LEASES, _BUCKET, _PARKED, f"KV_{LIMITS.bucket}", f"KV_{BUDGETS.bucket}", dead_letters.STREAM)
@@ -152,6 +153,7 @@ async def _denial(client: BusClient, stream: str) -> str:
 class Storage:
     """Creates missing streams and buckets, and records in `health` which are full or do not answer.
 
+    It also records if no doorbell can be stored.
     `session_key` is None if it is not stored in NATS. Fewer than `replicas` replicas cause a warning.
     """
 
@@ -159,17 +161,26 @@ class Storage:
     leases: leases.Leases
     parked: kv_stores.ParkedResultStore
     dead_letter_stream: dead_letters.DeadLetters
+    doorbells: WakeupPublisher
     session_key: bytes | None
     replicas: int
     health: Health
     _warned: set[str] = field(default_factory=set)
     _warned_of_keys: bool = False
+    _wake: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def run(self) -> None:
         """Check until cancelled."""
         while True:
+            self._wake.clear()
             await self.check()
-            await asyncio.sleep(_CHECK_INTERVAL_S)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_CHECK_INTERVAL_S if self.health.ok(JETSTREAM) else _RETRY_INTERVAL_S):
+                    await self._wake.wait()
+
+    def wake(self) -> None:
+        """Check now."""
+        self._wake.set()
 
     async def check(self) -> None:
         """Check once."""
@@ -179,7 +190,9 @@ class Storage:
             _PARKED: self.parked.ensure,
             dead_letters.STREAM: self.dead_letter_stream.ensure,
         }
-        problems = await asyncio.gather(*(self._problem(stream, create) for stream, create in creators.items()))
+        problems = await asyncio.gather(
+            self.doorbells.problem(), *(self._problem(stream, create) for stream, create in creators.items())
+        )
         reason = "; ".join(filter(None, problems))
         self.health.record(JETSTREAM, ok=not reason, reason=reason)
 

@@ -149,12 +149,21 @@ class _CallOutcome:
     def content(self) -> Mapping[str, Any]:
         return (self.answer.card.get("content") if self.answer else None) or {}
 
+    @property
+    def repaired(self) -> list[str]:
+        result = self.content.get("result")  # an object, if the definition's `result_format` is one
+        metadata = (self.answer.card.get("metadata") if self.answer else None) or {}
+        output = result if isinstance(result, dict) else metadata.get("tool_output") or {}
+        names: list[str] = output.get("repaired", [])
+        return names
+
     def as_object(self) -> dict[str, Any]:
         return {
             "status": self.content.get("status"),
             "content": as_model_reads(self.content) if self.content else None,
             "result": self.content.get("result"),
             "error": self.content.get("error"),
+            "repaired": self.repaired,
             "inbox_row": self.answer and self.answer.inbox_row,
             "doorbell": self.answer and self.answer.doorbell,
             "trace_id": self.placed.trace_id,
@@ -205,6 +214,8 @@ def _print_outcome(outcome: _CallOutcome, redactor: Redactor) -> None:
         )
     if outcome.answer.doorbell is None:
         print_status("no doorbell followed the result: a worker would only find it by its inbox scan")
+    if outcome.repaired:
+        print_status(f"arguments that were repaired or dropped: {redactor.text(', '.join(outcome.repaired))}")
     steps = " → ".join(name + (f" {ms} ms" if ms else "") for name, ms in outcome.times.items() if ms is not None)
     print_status(f"{content.get('status')}: {steps} (tool_call_id {placed.tool_call_id}, trace {placed.trace_id})")
     if content.get("status") != "success":

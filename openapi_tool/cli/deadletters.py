@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import AsyncIterator, Iterable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from typing import Annotated, Any
 
@@ -17,12 +17,7 @@ from openapi_tool.bus.dead_letter_reader import NotReplayable
 from openapi_tool.bus.dead_letters import DeadLetter, without_secrets
 from openapi_tool.bus.options import NatsUser
 from openapi_tool.cli.common import USAGE, JsonOption, Rows, fail, output, print_json, print_line, print_status
-from openapi_tool.cli.kernels import ProtocolOption, with_nats
-from openapi_tool.kernel.store import KernelStore
-from openapi_tool.protocol.command import Delivery
-from openapi_tool.protocol.dialect import claimed_identity
-from openapi_tool.protocol.errors import Unanswerable
-from openapi_tool.protocol.identity import parse_command_subject
+from openapi_tool.cli.kernels import ProtocolOption, result_lookup, with_nats
 from openapi_tool.tools.problems import counted
 
 _NOT_SENT = 1
@@ -170,22 +165,9 @@ async def _letters(bootstrap: Bootstrap, client: BusClient, *, abandoned: bool) 
         yield letter
     if not abandoned:
         return
-    # Only reads: no check that calls can be committed.
-    kernel = await KernelStore.open(replace(bootstrap.pool, inspect_on_connect=False))
-
-    async def has_result(command: Delivery) -> bool:
-        try:
-            project_id = parse_command_subject(command.subject).project_id
-        except Unanswerable:
-            return False
-        claimed = claimed_identity(command.subject, command.headers, command.data)
-        return await kernel.has_result(project_id, claimed.tool_call_id or "")
-
-    try:
+    async with result_lookup(bootstrap) as has_result:
         for letter in await dead_letter_reader.abandoned_commands(client, bootstrap.durable, recorded, has_result):
             yield letter
-    finally:
-        await kernel.aclose()
 
 
 def _chosen(letters: list[DeadLetter], letter_id: str) -> DeadLetter:

@@ -23,8 +23,11 @@ from openapi_tool.bus.options import BusOptions, NatsUser
 from openapi_tool.cli.common import NO_DATABASE, fail, output, print_json, print_status, redraw
 from openapi_tool.jina.definition_checks import source_problems
 from openapi_tool.kernel.failures import located
-from openapi_tool.protocol.dialect import ProtocolVersion
-from openapi_tool.protocol.errors import Unavailable
+from openapi_tool.kernel.store import KernelStore
+from openapi_tool.protocol.command import Delivery
+from openapi_tool.protocol.dialect import ProtocolVersion, claimed_identity
+from openapi_tool.protocol.errors import Unanswerable, Unavailable
+from openapi_tool.protocol.identity import parse_command_subject
 from openapi_tool.settings import CONFIG_VARIABLE, Settings, given_values, load_settings
 from openapi_tool.settings.model import but
 from openapi_tool.settings.sources import SourceUnreadable
@@ -253,6 +256,31 @@ async def _connected(bootstrap: Bootstrap, work: Callable[[Bootstrap, BusClient]
     with outage_as_unavailable(bus.where):
         async with connected_once(bus) as client:
             return await work(bootstrap, client)
+
+
+@asynccontextmanager
+async def result_lookup(bootstrap: Bootstrap) -> AsyncIterator[Callable[[Delivery], Awaitable[bool]]]:
+    """Yield a function that returns whether a command has a result. Raises Unavailable."""
+    # Only reads: no check that calls can be committed.
+    kernel = await KernelStore.open(replace(bootstrap.pool, inspect_on_connect=False))
+
+    async def has_result(command: Delivery) -> bool:
+        try:
+            project_id = parse_command_subject(command.subject).project_id
+        except Unanswerable:
+            return False
+        claimed = claimed_identity(command.subject, command.headers, command.data)
+        return await kernel.has_result(project_id, claimed.tool_call_id or "")
+
+    try:
+        yield has_result
+    finally:
+        await kernel.aclose()
+
+
+def names_database(bootstrap: Bootstrap) -> bool:
+    """Return whether the settings of a command that can do without one name a database."""
+    return bootstrap.pool.dsn != NO_DATABASE["postgres"]["dsn"]
 
 
 def show_statistics(

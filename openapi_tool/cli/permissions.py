@@ -14,7 +14,8 @@ import typer
 
 from openapi_tool.bootstrap import Bootstrap, durable_options
 from openapi_tool.bus.client import BusClient
-from openapi_tool.bus.durable import DurableMissing, DurableShown, StillPulled, durable_shown, hand_to_kernel
+from openapi_tool.bus.durable import DurableMissing
+from openapi_tool.bus.handover import HandOver, StillPulled, durable_shown, hand_to_kernel
 from openapi_tool.bus.options import NatsUser
 from openapi_tool.bus.permissions import (
     SWITCH_PERMISSIONS,
@@ -25,8 +26,8 @@ from openapi_tool.bus.permissions import (
     handover_permissions,
     inspect_permissions,
 )
-from openapi_tool.cli.common import NO_DATABASE, USAGE, JsonOption, fail, print_json, print_line
-from openapi_tool.cli.kernels import ProtocolOption, with_nats
+from openapi_tool.cli.common import NO_DATABASE, USAGE, JsonOption, fail, print_json, print_line, print_status
+from openapi_tool.cli.kernels import ProtocolOption, names_database, result_lookup, with_nats
 from openapi_tool.kernel import inspection
 from openapi_tool.kernel.inspection import grant_statements, reader_grants
 from openapi_tool.protocol.identity import command_stream
@@ -109,28 +110,45 @@ def durable(
     protocol: ProtocolOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show the durable consumer, or restore it for the kernel's own executor. Does not need PG_DSN.
+    """Show the durable consumer, or restore it for the kernel's own executor.
 
-    Exit codes: 0, 1 refused while an executor still consumes, 2 NATS cannot be reached or there is no durable.
+    With PG_DSN --restore also acknowledges the commands that already have a result, on which the kernel's executor
+    would fail. Exit codes: 0, 1 refused while an executor still consumes, 2 a server cannot be reached or there is no
+    durable.
     """
-    before, after = with_nats(partial(_durable, restore=restore), protocol, user=NatsUser.DURABLE)
+    done = with_nats(partial(_durable, restore=restore), protocol, user=NatsUser.DURABLE)
+    if done.acknowledged is None and restore and done.before.unacknowledged:
+        print_status(
+            f"openapi-tool: PG_DSN is not set, so none of {done.before.unacknowledged} unacknowledged commands was "
+            "checked: the kernel's executor fails on those that have a result already, up to three times for 30 s each"
+        )
     if as_json:
-        print_json({"before": asdict(before), "after": asdict(after)} if restore else asdict(after))
+        shown = {name: asdict(state) for name, state in (("before", done.before), ("after", done.after))}
+        print_json({**shown, "acknowledged": done.acknowledged} if restore else shown["after"])
         return
-    for (name, old), new in zip(asdict(before).items(), asdict(after).values(), strict=True):
+    for (name, old), new in zip(asdict(done.before).items(), asdict(done.after).values(), strict=True):
         print_line(f"{name}: {new}" + (f" (was {old})" if old != new else ""))
+    if done.acknowledged is not None:
+        print_line(f"acknowledged, as they have a result: {done.acknowledged}")
 
 
-async def _durable(bootstrap: Bootstrap, client: BusClient, *, restore: bool) -> tuple[DurableShown, DurableShown]:
+async def _durable(bootstrap: Bootstrap, client: BusClient, *, restore: bool) -> HandOver:
     try:
         if restore:
-            return await hand_to_kernel(client, bootstrap.durable)
+            return await _restore(bootstrap, client)
         state = await durable_shown(client, bootstrap.durable)
     except StillPulled as refusal:
         fail(f"{refusal}: stop every replica of the executor first, then try again", _REFUSED)
     except DurableMissing as missing:
         fail(f"{missing}: no executor has used it yet, or nats.durable names another", USAGE)
-    return state, state
+    return HandOver(state, state, None)
+
+
+async def _restore(bootstrap: Bootstrap, client: BusClient) -> HandOver:
+    if not names_database(bootstrap):
+        return await hand_to_kernel(client, bootstrap.durable, None)
+    async with result_lookup(bootstrap) as has_result:
+        return await hand_to_kernel(client, bootstrap.durable, has_result)
 
 
 def _shown(needed: Permissions, form: Format) -> str:

@@ -285,7 +285,8 @@ def _write_definitions(rows: Sequence[Mapping[str, Any]], folder: Path) -> None:
             file.write_text(exports.as_yaml(row), encoding="utf-8")
             print_line(str(file))
     except OSError as error:
-        fail(f"--output-dir: {folder}: {error.strerror or error}", USAGE)
+        why = "is a file, not a folder" if isinstance(error, FileExistsError) else error.strerror or error
+        fail(f"--output-dir: {error.filename or folder}: {why}", USAGE)
 
 
 app.command(short_help="Register definitions; show differences first.")(tools_apply.apply)

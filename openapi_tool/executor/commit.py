@@ -176,29 +176,35 @@ class ResultCommitter:
         It is parked after `_PARK_AFTER_S`, for an executor that reaches the database; if it is too large, retry here
         instead.
         """
-        commit = partial(self.kernel.commit, card, report, result.artifact)
+        commit = partial(self.kernel.commit, card, report, result.artifact), partial(self.kernel.is_turn_busy, report)
         park_after_s = min(_PARK_AFTER_S, self.retry_timeout_s)
         try:
-            return await self._commit(ready, commit, park_after_s)
+            return await self._commit(ready, *commit, park_after_s)
         except (Exception, asyncio.CancelledError) as failure:
             parked = result.parked or await self.parked.park(ready.identity, result)
             if parked or not isinstance(failure, Unavailable) or self.retry_timeout_s <= park_after_s:
                 raise
         try:
-            return await self._commit(ready, commit, self.retry_timeout_s - park_after_s, retry=True)
+            return await self._commit(ready, *commit, self.retry_timeout_s - park_after_s, retry=True)
         except (Exception, asyncio.CancelledError):
             await self.parked.park(ready.identity, result)  # NATS may have been unavailable at the first attempt
             raise
 
     async def _commit(
-        self, ready: ReadyResult, commit: Callable[..., Awaitable[bool]], for_s: float, *, retry: bool = False
+        self,
+        ready: ReadyResult,
+        commit: Callable[..., Awaitable[bool]],
+        is_busy: Callable[[float], Awaitable[bool]],
+        for_s: float,
+        *,
+        retry: bool = False,
     ) -> bool:
         """Commit, with retries for `for_s` seconds. `retry` reports an earlier failed commit to the circuit breaker."""
 
         async def attempt() -> bool:
             nonlocal retry
             failed_before, retry = retry, True
-            return await self.order.write(ready, partial(commit, retry=failed_before))
+            return await self.order.write(ready, partial(commit, retry=failed_before), is_busy)
 
         return await retried(
             attempt, on=Unavailable, wait=_BACKOFF, stop=stop_after_delay(for_s), before_sleep=_log_retry

@@ -6,18 +6,22 @@ from collections.abc import Sequence
 from functools import partial
 from itertools import chain
 
+from cachetools import LRUCache
+
 from openapi_tool.concurrency import SMALL, Steps, TimeSlicer
 from openapi_tool.executor.ports import Artifacts
 from openapi_tool.executor.stored_search import StoredSearch, load_part
+from openapi_tool.isolation.service import Isolation
 from openapi_tool.options import ToolOptions
 from openapi_tool.protocol.cards import StoredText
+from openapi_tool.protocol.errors import ToolError
 from openapi_tool.protocol.jsontext import storable_text
 from openapi_tool.protocol.records import Artifact
+from openapi_tool.tools.argument_check import ArgumentCheck
 from openapi_tool.tools.arguments import CURSOR, CallOwner, cursor_schema, takes_cursor
 from openapi_tool.tools.definition import ToolDefinition
 from openapi_tool.tools.problems import counted
 from openapi_tool.tools.result import Item, RenderedResult, ToolOutput, framed, items_chars, without_frames
-from openapi_tool.tools.schema import schema_problems
 from openapi_tool.tools.scopes import Cursors, Position
 from openapi_tool.tools.text_search import SearchRequest
 from openapi_tool.tools.truncation import (
@@ -34,6 +38,8 @@ from openapi_tool.tools.truncation import (
     uncut_parts,
 )
 
+_MAX_DEFINITIONS = 1_000
+_MAX_CHECK_S = 2.0
 _SAMPLE_CURSOR = "a" * 44  # as long as a real one
 _ADVICE = {"target_selector": "Read a part with target_selector", "count": "Ask for fewer results with count"}
 _UNCONTINUED_FACTOR = 2
@@ -44,8 +50,15 @@ class Continuation:
     """Truncates long results, and returns the next part to the agent that owns the result."""
 
     def __init__(
-        self, artifacts: Artifacts, cursors: Cursors, options: ToolOptions, slicer: TimeSlicer | None = None
+        self,
+        artifacts: Artifacts,
+        cursors: Cursors,
+        options: ToolOptions,
+        slicer: TimeSlicer | None = None,
+        isolation: Isolation | None = None,
     ) -> None:
+        self._isolation = isolation or Isolation()
+        self._rejects_cursor: LRUCache[bytes, bool] = LRUCache(_MAX_DEFINITIONS)
         self._slicer = slicer or TimeSlicer()
         self._artifacts = artifacts
         self._cursors = cursors
@@ -64,18 +77,26 @@ class Continuation:
 
         `max_result_tokens` is the call's own limit.
         """
-        steps = self._render_steps(output, definition, owner, max_result_tokens, note)
+        rejects = takes_cursor(definition) and await self._schema_rejects_cursor(definition, owner)
+        steps = self._render_steps(output, definition, owner, max_result_tokens, note, rejects=rejects)
         return await self._slicer.run(steps, items_chars(output.items), owner.project_id)
 
     def _render_steps(
-        self, output: ToolOutput, definition: ToolDefinition, owner: CallOwner, max_result_tokens: int | None, note: str
+        self,
+        output: ToolOutput,
+        definition: ToolDefinition,
+        owner: CallOwner,
+        max_result_tokens: int | None,
+        note: str,
+        *,
+        rejects: bool,
     ) -> Steps[tuple[RenderedResult, StoredText | None]]:
         items = yield from _storable(output.items)
         cost = _cost_note(output, self._options.cost_note_tokens) + note
         total = self._limit(definition, max_result_tokens)
         limit = total.minus(len(cost))
         parts = uncut_parts(items, limit)
-        cannot_continue = parts is None and takes_cursor(definition) and _schema_rejects_cursor(definition)
+        cannot_continue = parts is None and rejects
         if cannot_continue:
             max_chars = self._options.max_uncontinued_chars or _UNCONTINUED_FACTOR * self._options.max_result_chars
             limit = ResultLimit(max_chars, _UNCONTINUED_FACTOR * total.tokens).minus(len(cost))
@@ -128,6 +149,18 @@ class Continuation:
         """Search the text of `cursor`; return output and what the model is shown. Raises NotFound, Unavailable."""
         return await self._search.run(search, cursor, owner, self._limit(definition, max_result_tokens))
 
+    async def _schema_rejects_cursor(self, definition: ToolDefinition, owner: CallOwner) -> bool:
+        known = self._rejects_cursor.get(definition.digest) if definition.digest else None
+        if known is not None:
+            return known
+        check = ArgumentCheck(cursor_schema(definition, definition.hidden), {CURSOR: _SAMPLE_CURSOR}, {}, {})
+        try:
+            checked = await self._isolation.check_arguments(definition, check, owner.project_id, _MAX_CHECK_S)
+        except ToolError:  # the result is paid for; show it, with a cursor that this tool may refuse
+            return False
+        self._rejects_cursor[definition.digest] = rejects = bool(checked.problems or checked.repairs)
+        return rejects
+
     def _limit(self, definition: ToolDefinition, max_result_tokens: int | None) -> ResultLimit:
         """Return the limit of a call: the definition's, else that of the settings; the call may only lower it."""
         tokens = definition.max_result_tokens or self._options.max_result_tokens
@@ -150,10 +183,6 @@ class Continuation:
         next_call = "call this tool again" if takes_cursor(definition) else "call the tool that reads one page"
         note = f'[{missing} To continue at no cost, {next_call}, with only cursor "{cursor}".]'
         return RenderedResult(f"{text}\n\n{note}", truncated=True, artifact_ref=reference, next_cursor=cursor)
-
-
-def _schema_rejects_cursor(definition: ToolDefinition) -> bool:
-    return bool(schema_problems(cursor_schema(definition, definition.hidden), {CURSOR: _SAMPLE_CURSOR}))
 
 
 def _storable(items: Sequence[Item]) -> Steps[Sequence[Item]]:

@@ -45,7 +45,7 @@ from openapi_tool.protocol.records import CallRecords, EarlierResult
 from openapi_tool.telemetry import metrics
 from openapi_tool.telemetry.calls import CALL_FIELDS, CallFacts, record_finished
 from openapi_tool.tools.arguments import CallOwner
-from openapi_tool.tools.definition import parse_definition, stored_after_execution
+from openapi_tool.tools.definition import stored_after_execution
 from openapi_tool.tools.placeholders import placeholder_values
 from openapi_tool.tools.policy import Deadline, TimeLimits
 from openapi_tool.tools.problems import short
@@ -234,7 +234,7 @@ class Pipeline:
         identity = call.identity
         owner = CallOwner(identity.project_id, identity.agent_id, placeholder_values(identity))
         try:
-            request = self._request(call, owner)
+            request = await self._request(call, owner)
         except Exception as cause:  # noqa: BLE001 - logged by `failure_result`
             name, started = call.command.function_name, call.facts.loaded
             return CallResult(self._runner.failure_result(owner, name, cause, context, started))
@@ -260,7 +260,7 @@ class Pipeline:
     def _age_s(self, delivery: Delivery) -> float:
         return self._clock() - delivery.published_at.timestamp()
 
-    def _request(self, call: _Call, owner: CallOwner) -> ToolCallRequest:
+    async def _request(self, call: _Call, owner: CallOwner) -> ToolCallRequest:
         """Build the request. Raises ToolError if the call must not run, or its card or definition is invalid."""
         if call.delivery.exhausted:
             raise InternalError(_EXHAUSTED)
@@ -272,7 +272,8 @@ class Pipeline:
         if call.records.definition is None:
             named = short(call.command.function_name)
             raise NotFound(f"This project has no tool named {named!r}; use one of the tools offered.")
-        definition = parse_definition(call.records.definition)
+        latest = self._limits.deadline(self._age_s(call.delivery), None)
+        definition = await self._runner.parse_definition(call.records.definition, owner.project_id, latest)
         tool_call = read_tool_call(call.records.card, call.identity.tool_call_id)
         deadline = self._limits.deadline(self._age_s(call.delivery), definition.suspend_timeout_s, definition.timeout_s)
         return ToolCallRequest(owner, definition, tool_call, deadline)
@@ -304,7 +305,8 @@ class Pipeline:
                 )
                 slot = self._slot_of(delivery.stream_sequence)
                 ready = self._order.ready(delivery, identity, acceptance.waiting_turn, slot)
-                await self._order.write(ready, partial(self._kernel.report, earlier.card_id, report))
+                write = partial(self._kernel.report, earlier.card_id, report)
+                await self._order.write(ready, write, partial(self._kernel.is_turn_busy, report))
             await self._wakeup.send(delivery, identity, records, report.wakeup)
         log.info(
             "the call already has a result",

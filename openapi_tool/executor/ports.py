@@ -93,6 +93,9 @@ class Kernel(Artifacts, Protocol):
     async def report(self, card_id: str, report: Report, condition: TurnCondition | None) -> bool:
         """Write inbox row and edge for an existing result card; otherwise as `commit`."""
 
+    async def is_turn_busy(self, report: Report, quiet_s: float) -> bool:
+        """Return whether a commit would raise TurnBusy now."""
+
 
 class ToolBackend(Protocol):
     """Implementation of the tools. Raises ToolError for every failure."""

@@ -90,31 +90,42 @@ class ResultOrder:
                 with result.waiting():
                     await asyncio.sleep(delay_s)
 
-    async def write(self, result: ReadyResult, write: Callable[[TurnCondition | None], Awaitable[bool]]) -> bool:
+    async def write(
+        self,
+        result: ReadyResult,
+        write: Callable[[TurnCondition | None], Awaitable[bool]],
+        is_busy: Callable[[float], Awaitable[bool]],
+    ) -> bool:
         """Return the outcome of `write` once the worker has read the other results of the turn.
 
-        Results of one turn wait in line here, so that only the next one tries: the statement's condition concerns those
-        of other replicas and of other tools.
+        Results of one turn wait in line here, so that only the next one asks whether the turn `is_busy`: that concerns
+        results of other replicas and of other tools.
         """
-        if not result.waiting_turn.suspends:
-            return await write(None)
-        with suppress(TurnBusy):
-            return await write(TurnCondition(alone=True, quiet_s=0.0))
-        condition = TurnCondition(alone=False, quiet_s=self._min_result_delay_s)
-        async with AsyncExitStack() as stack:
-            with result.waiting(), suppress(TimeoutError):
-                async with asyncio.timeout_at(result.wait_until):
-                    await stack.enter_async_context(self._turns.hold(result.turn))
-            while (remaining_s := self._remaining_s(result)) > 0:
-                try:
-                    written = await write(condition)
-                except TurnBusy:
+        if result.waiting_turn.suspends and self._remaining_s(result) > 0:
+            with suppress(TurnBusy):
+                return await write(TurnCondition(quiet_s=None))
+            async with AsyncExitStack() as line:
+                await self._reach_the_front(result, line)
+                pause_s = _RETRY_S
+                while (remaining_s := self._remaining_s(result)) > 0:
+                    if not await is_busy(self._min_result_delay_s):
+                        with suppress(TurnBusy):
+                            written = await write(TurnCondition(self._min_result_delay_s))
+                            self._progress_at[result.turn] = asyncio.get_running_loop().time()
+                            return written
+                        pause_s *= 2  # another replica was faster, or holds the lock: send a large result less often
                     with result.waiting():
-                        await asyncio.sleep(min(_RETRY_S, remaining_s))
-                else:
-                    self._progress_at[result.turn] = asyncio.get_running_loop().time()
-                    return written
+                        await asyncio.sleep(min(pause_s, remaining_s))
         return await write(None)
+
+    async def _reach_the_front(self, result: ReadyResult, line: AsyncExitStack) -> None:
+        """Wait until the result is next, as long as it may wait; the time may grow meanwhile."""
+        with result.waiting():
+            while (remaining_s := self._remaining_s(result)) > 0:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(remaining_s):
+                        await line.enter_async_context(self._turns.hold(result.turn))
+                    return
 
     def _remaining_s(self, result: ReadyResult) -> float:
         """Return the seconds for which a result may still wait."""

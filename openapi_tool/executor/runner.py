@@ -8,13 +8,14 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 from openapi_tool.concurrency import raise_if_cancelled, shielded
 from openapi_tool.executor.continuation import Continuation
 from openapi_tool.executor.ports import CallContext, ToolBackend, owner_ids
+from openapi_tool.isolation.service import Isolation
 from openapi_tool.protocol import frozen
 from openapi_tool.protocol.cards import StoredText, ToolCall
 from openapi_tool.protocol.errors import (
@@ -26,8 +27,9 @@ from openapi_tool.protocol.errors import (
     without_traceback,
 )
 from openapi_tool.protocol.identity import scoped_project
+from openapi_tool.protocol.records import DefinitionRecord
 from openapi_tool.telemetry.redact import Redactor
-from openapi_tool.tools.arguments import Arguments, CallOwner, OperatorEnvs, SecretSource, prepare_arguments
+from openapi_tool.tools.arguments import Arguments, CallOwner, OperatorEnvs, SecretSource, preparation
 from openapi_tool.tools.definition import ToolDefinition
 from openapi_tool.tools.policy import Authorizer, Deadline, Switches
 from openapi_tool.tools.problems import short
@@ -50,7 +52,8 @@ _WRITE_GRACE_S = 2.0  # for the journal's write after a cancellation
 class RunnerOptions:
     """Dependencies of every call.
 
-    `kernel` separates equal project ids of two kernels, and may be empty.
+    `kernel` separates equal project ids of two kernels, and may be empty. `isolation` runs what a tenant can make
+    costly.
     """
 
     authorizer: Authorizer
@@ -58,6 +61,7 @@ class RunnerOptions:
     read_secret: SecretSource
     scope: SessionScope
     kernel: str = ""
+    isolation: Isolation = field(default_factory=Isolation)
 
 
 @frozen
@@ -87,6 +91,11 @@ class ToolRunner:
         """Disable these tools for all requests that are sent from now on."""
         self._switches = switches
 
+    async def parse_definition(self, record: DefinitionRecord, project_id: str, deadline: Deadline) -> ToolDefinition:
+        """Parse a stored definition. Raises ToolError."""
+        project = scoped_project(self._options.kernel, project_id)
+        return await self._options.isolation.parse_definition(record, project, deadline.remaining())
+
     def call_context(self, project_id: str) -> CallContext:
         """Return a context for a call; leave it once the result is stored."""
         return self._backend.call_context(scoped_project(self._options.kernel, project_id))
@@ -109,7 +118,7 @@ class ToolRunner:
         definition, session = request.definition, None
         built_in = definition.built_in.name
         try:
-            arguments = self._arguments(request)
+            arguments = await self._arguments(request)
             session = arguments.session_id
             output, rendered, full_text = await self._run(request, arguments, context)
             return success(
@@ -156,10 +165,12 @@ class ToolRunner:
         masked = _KEY_SHAPES.value
         return replace(fields, result=masked(fields.result), error=masked(fields.error))
 
-    def _arguments(self, request: ToolCallRequest) -> Arguments:
+    async def _arguments(self, request: ToolCallRequest) -> Arguments:
         owner, definition, options = request.owner, request.definition, self._options
-        arguments = prepare_arguments(definition, request.call, owner, options.envs, options.read_secret, options.scope)
-        arguments = self._backend.without_unknown(definition, arguments)
+        prepared = preparation(definition, request.call, owner, options.envs, options.read_secret, options.scope)
+        project, wait_s = scoped_project(options.kernel, owner.project_id), request.deadline.remaining()
+        checked = await options.isolation.check_arguments(definition, prepared.check, project, wait_s)
+        arguments = self._backend.without_unknown(definition, prepared.finish(checked))
         if arguments.key_fallback_reason is not None:
             log.warning(
                 "the key of auth_env (%s) is used instead of the definition's own: %s",

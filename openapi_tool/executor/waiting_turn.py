@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from openapi_tool.concurrency import shielded
 from openapi_tool.executor.ports import Clock, Kernel, Publisher, ids
 from openapi_tool.protocol.command import Delivery, Wakeup
-from openapi_tool.protocol.errors import Unavailable
+from openapi_tool.protocol.errors import NotStored, Unavailable
 from openapi_tool.protocol.identity import CallIdentity
 from openapi_tool.protocol.records import CallRecords
 from openapi_tool.telemetry import metrics
@@ -73,7 +73,8 @@ class WakeupSender:
     """Publishes doorbells.
 
     In an outage of NATS the next delivery publishes again, so that no slot is blocked; once the worker no longer waits,
-    the kernel's inbox scan finds the result.
+    the kernel's inbox scan finds the result. But while JetStream stores no message no command is fetched, so the next
+    delivery comes after the outage, and publishes the doorbell, however long that took.
     """
 
     publisher: Publisher
@@ -83,7 +84,7 @@ class WakeupSender:
     async def send(
         self, delivery: Delivery, identity: CallIdentity, records: CallRecords, wakeup: Wakeup | None
     ) -> None:
-        """Publish the doorbell. Raises Unavailable in an outage while the worker still waits."""
+        """Publish the doorbell. Raises NotStored, and Unavailable in another outage while the worker still waits."""
         if wakeup is None:
             log.error(
                 "cannot publish the doorbell: the agent is not in the roster, or its worker's name is not a valid "
@@ -93,6 +94,8 @@ class WakeupSender:
             return
         try:
             published = await self.publisher.publish(wakeup)
+        except NotStored:
+            raise
         except Unavailable as outage:
             suspend_timeout_s = suspend_timeout(records.definition.options) if records.definition else None
             waits_s = self.limits.worker_waits_s(suspend_timeout_s)

@@ -195,6 +195,11 @@ class GuardedStore:
         with self._breaker.attempt("commit", report.project_id):
             return await self._store.report(card_id, report, condition)
 
+    async def is_turn_busy(self, report: Report, quiet_s: float) -> bool:
+        """Report only a failure to the breaker: this reads less than a load."""
+        with self._breaker.attempt("load", report.project_id):
+            return await self._store.is_turn_busy(report, quiet_s)
+
     async def artifact(self, project_id: str, agent_id: str, card_id: str, start: int, chars: int) -> Artifact | None:
         """Report only a failure to the breaker: this reads less than a load."""
         with self._breaker.attempt("load", project_id):

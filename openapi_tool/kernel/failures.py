@@ -42,6 +42,7 @@ KINDS: dict[str, Kind] = {
 _OPERATOR = "An operator must correct this: "
 GRANT_PRIVILEGES = f"{_OPERATOR}grant what `openapi-tool sql grants` prints"
 RUN_MIGRATIONS = f"{_OPERATOR}check that it is the kernel's database of the configured version, with all its migrations"
+UPGRADE = f"{_OPERATOR}use a version of openapi-tool that knows them, or give them a default"
 SET_VERSION = f"{_OPERATOR}set protocol.version, or name each database in the section of its own version"
 _REMEDIES = {"42501": GRANT_PRIVILEGES, "3D000": f"{_OPERATOR}check the database's name in {DSN_SETTING}"}
 _POOLER = f"{_OPERATOR}a pooler in transaction mode is in between; set postgres.prepared_statements = false"
@@ -140,6 +141,8 @@ def describe_connection_error(error: Exception) -> str:
         why = "connection refused"
     elif isinstance(error, TimeoutError):
         why = "no answer in time"
+    elif isinstance(error, asyncpg.InternalClientError):  # of the driver, whose text names its own states
+        return "the connection broke off during a statement"
     elif isinstance(error, OSError) and "SSL upgrade" in str(error):
         why = "it does not speak PostgreSQL's protocol, or not with TLS"
     else:

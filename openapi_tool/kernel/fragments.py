@@ -7,11 +7,12 @@ LOAD, which the module of each version builds from these parts, reads everything
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from enum import StrEnum
 from typing import Any
 
 from openapi_tool.protocol.cards import MAX_CONTENT_BYTES
-from openapi_tool.protocol.command import Command, Report, TurnCondition
+from openapi_tool.protocol.command import Command, Report
 from openapi_tool.protocol.jsontext import as_object
 from openapi_tool.protocol.records import (
     CallRecords,
@@ -36,8 +37,9 @@ NEWEST_ROWS = 1_000
 
 TURN_ROWS = 200
 """Newest rows of an agent's inbox, among which those of a turn are searched."""
-UNREAD_S = 10
-"""Age in seconds up to which an unread result delays others: an older one is left over from a worker that died."""
+
+UNREAD = "created_at between now() - interval '10 s' and now() + interval '10 s'"
+"""SQL condition that an unread result may delay others: an older one is left over from a worker that died."""
 
 _SMALL_BYTES = 1_024
 _MAX_UNCOUNTED_BYTES = 16_384
@@ -265,9 +267,21 @@ where card_id = $3 and tenant_id = $1 and metadata ->> 'agent_id' = $2 and metad
 """
 
 
-_TURN_LOCK = 16  # number of the parameter
-QUIET_SINCE = "coalesce(now() - make_interval(secs => $17), '-infinity')"
-"""SQL of the time since which the step must have no other commands."""
+EDGE_KEY = "(project_id, md5(correlation_id), primitive, edge_phase)"
+SENT_LATELY = "($17::float8 is null or abs(extract(epoch from now() - created_at)) < $17)"
+"""SQL condition that another command of the step counts: sent in the last seconds, or (null) at any time."""
+
+_LOCKED = "openapi_tool.turn_locked"  # setting of a transaction
+
+
+class Mode(StrEnum):
+    """Parameter $18 of COMMIT and REPORT. They write in ALONE and IN_TURN unless the turn is busy; and AT_ONCE."""
+
+    LOOK = "look"  # writes nothing
+    LOCK = "lock"  # writes nothing; the lock lasts to the end of the transaction
+    ALONE = "alone"
+    IN_TURN = "in turn"  # after LOCK in the same transaction
+    AT_ONCE = "at once"
 
 
 def turn_lock(report: Report) -> int:
@@ -284,22 +298,30 @@ def writes(inbox: str, accepted: str, edge_turn: str, busy: str, first: int) -> 
     of COMMIT's first parameter after those of REPORT.
 
     One statement is one transaction without BEGIN and COMMIT. If an inbox row exists without its card, the insert
-    raises a unique violation, which rolls the card back.
+    raises a unique violation, which rolls the card back. `on conflict` names the columns of the unique indexes, so that
+    PostgreSQL refuses the statement if one is missing: without it a call could get two results.
 
-    With a key of the turn's lock (null: at once) nothing is written while the turn is `busy`: another of its results is
-    unread, or its step has other commands since QUIET_SINCE. The transaction holds the lock to its end.
+    `busy` is the condition that another result of the turn is unread, or that its step has other commands
+    (SENT_LATELY). The lock ($16) is only tried: if statements waited for it, one blocked commit would take a connection
+    for each result of its turn.
     """
-    lock = f"${_TURN_LOCK}"
     turn = f"""
-    select
-        pg_advisory_xact_lock({lock}) is null as locked,  -- strict: no lock without a key
-        {lock} is not null and ($2::text is null or {busy}) as busy  -- $2 is null in the run that only locks
-"""
+    select *, $18::text = '{Mode.AT_ONCE}' or $18 in ('{Mode.ALONE}', '{Mode.IN_TURN}') and not busy as writes
+    from (
+        select not case $18
+            when '{Mode.ALONE}' then pg_try_advisory_xact_lock($16)
+            when '{Mode.LOCK}' then set_config('{_LOCKED}', pg_try_advisory_xact_lock($16)::text, true) = 'true'
+            when '{Mode.IN_TURN}' then coalesce(current_setting('{_LOCKED}', true), '') = 'true'
+            else true
+        end or $18 <> '{Mode.AT_ONCE}' and ({busy}) as busy
+    ) as found
+"""  # noqa: S608 - constants only
     content, metadata, artifact_id, text, artifact_metadata, ttl_s = (f"${first + place}" for place in range(6))
     new_card = f"""
     insert into cards (card_id, tenant_id, content, tool_call_id, metadata)
-    select $2, $1, {content}, $6, {metadata} from turn where not busy and {accepted}
-    on conflict do nothing
+    select $2, $1, {content}, $6, {metadata} from turn where writes and {accepted}
+    on conflict (tenant_id, md5(tool_call_id)) where tool_call_id is not null and metadata ->> 'type' = 'tool.result'
+    do nothing
     returning card_id
 ), artifact as (
     insert into cards (card_id, tenant_id, content, metadata, ttl_seconds, expires_at)
@@ -308,7 +330,7 @@ def writes(inbox: str, accepted: str, edge_turn: str, busy: str, first: int) -> 
 """  # noqa: S608 - constants only
     card = f"""
     select card_id from cards
-    where card_id = $2 and tenant_id = $1 and deleted_at is null and not (select busy from turn) and {accepted}
+    where card_id = $2 and tenant_id = $1 and deleted_at is null and (select writes from turn) and {accepted}
 """  # noqa: S608 - constants only
     written = f"""{inbox}, edge as (
     insert into state.execution_edges (
@@ -316,7 +338,7 @@ def writes(inbox: str, accepted: str, edge_turn: str, busy: str, first: int) -> 
         target_agent_turn_id, correlation_id, recursion_depth, trace_id, parent_step_id, metadata
     )
     select $9, $1, $5, 'report', 'response', $10, $4, {edge_turn}, $6, $11, $12, $13, $14 from inbox
-    on conflict do nothing
+    on conflict {EDGE_KEY} do nothing
 )
 select busy, exists (select from inbox) as written from turn
 """  # noqa: S608 - constants only
@@ -339,8 +361,14 @@ def call_values(command: Command, own: object) -> tuple[Any, ...]:
     )
 
 
-def report_values(card_id: str, report: Report, condition: TurnCondition | None, *own: object) -> tuple[Any, ...]:
-    """Return the parameters of REPORT; `own` are the version's own, from $18 on."""
+def sample_commit(*own: object) -> tuple[Any, ...]:
+    """Return parameters of COMMIT, each of its column's type; `own` are the version's own, as in `report_values`."""
+    texts = ("x",) * 7
+    return (*texts, {}, "x", "x", 0, "x", "x", {}, "x", 0, 0.0, Mode.LOOK, *own, {}, {}, "x", bytearray(b"{}"), {}, 0)
+
+
+def report_values(card_id: str, report: Report, mode: Mode, quiet_s: float | None, *own: object) -> tuple[Any, ...]:
+    """Return the parameters of REPORT; `own` are the version's own, from $19 on."""
     acceptance, identity, turn = report.acceptance, report.acceptance.identity, report.acceptance.waiting_turn
     return (
         identity.project_id,
@@ -358,15 +386,11 @@ def report_values(card_id: str, report: Report, condition: TurnCondition | None,
         report.parent_step_id,
         report.edge_metadata,
         acceptance.request_edge_id,  # $15
-        turn_lock(report) if condition else None,
-        condition.quiet_s if condition and not condition.alone else None,
+        turn_lock(report),
+        quiet_s,
+        mode,
         *own,
     )
-
-
-def lock_only(values: Sequence[Any]) -> tuple[Any, ...]:
-    """Return the parameters with which COMMIT or REPORT locks the turn of `values` and writes nothing."""
-    return tuple(value if number == _TURN_LOCK else None for number, value in enumerate(values, start=1))
 
 
 def call_records(row: Mapping[str, Any], waiting_turn: WaitingTurnRecord | None = None) -> CallRecords:

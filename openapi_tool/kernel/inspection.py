@@ -9,8 +9,9 @@ from typing import Any, NamedTuple, Protocol
 import asyncpg
 
 from openapi_tool.kernel import v1r3, v1r4
-from openapi_tool.kernel.failures import GRANT_PRIVILEGES, RUN_MIGRATIONS, SET_VERSION, ReadOnly
-from openapi_tool.protocol.command import Command, Report, TurnCondition
+from openapi_tool.kernel.failures import GRANT_PRIVILEGES, RUN_MIGRATIONS, SET_VERSION, UPGRADE, ReadOnly
+from openapi_tool.kernel.fragments import Mode
+from openapi_tool.protocol.command import Command, Report
 from openapi_tool.protocol.errors import NeedsOperator
 from openapi_tool.protocol.records import CallRecords
 
@@ -23,6 +24,8 @@ class Statements(Protocol):
     LOAD: str
     COMMIT: str
     REPORT: str
+    SAMPLE_COMMIT: tuple[Any, ...]
+    """Parameters of COMMIT, each of the type that its column must have."""
     TIMELINE: str
 
     def call_values(self, command: Command) -> tuple[Any, ...]:
@@ -31,7 +34,7 @@ class Statements(Protocol):
     def call_records(self, row: Mapping[str, Any]) -> CallRecords:
         """Return the records in a row of LOAD."""
 
-    def report_values(self, card_id: str, report: Report, condition: TurnCondition | None) -> tuple[Any, ...]:
+    def report_values(self, card_id: str, report: Report, mode: Mode, quiet_s: float | None) -> tuple[Any, ...]:
         """Return the parameters of REPORT, the first ones of COMMIT."""
 
 
@@ -94,12 +97,29 @@ _NEEDED = ", ".join(
     f"('{privilege}', '{table}')" for grant in EXECUTOR for privilege in grant.privileges for table in grant.tables
 )
 
+_TABLES = tuple(dict.fromkeys(table for grant in EXECUTOR for table in grant.tables))
+
+# What `check_database` depends on, as one text: columns with types and privileges, indexes, privileges on tables.
+_SHAPE = f"""
+with tables as (select to_regclass(name) as oid from unnest(array{list(_TABLES)}) as name)
+select md5(string_agg(line, ';' order by line)) from (
+    select concat_ws(' ', attrelid, attname, atttypid, attnotnull, atthasdef, attidentity, attacl) as line
+    from pg_attribute join tables on attrelid = oid where attnum > 0 and not attisdropped
+    union all
+    select concat_ws(' ', indexrelid, indrelid, indisunique, indisvalid, indkey, indexprs, indpred)
+    from pg_index join tables on indrelid = oid
+    union all
+    select concat_ws(' ', c.oid, relacl, nspacl, relrowsecurity)
+    from pg_class as c join tables on c.oid = tables.oid join pg_namespace as n on n.oid = relnamespace
+) as lines
+"""  # noqa: S608 - constants only
+
 # An operator may restrict the role to the columns in use; `check_database` detects a missing one.
 _ACCESS = f"""
 select current_setting('transaction_read_only') = 'on' as read_only, (
     select string_agg(privilege || ' on ' || name, ', ') from (values {_NEEDED}) as needed (privilege, name)
     where not coalesce(has_any_column_privilege(to_regclass(name), privilege), false)
-) as missing
+) as missing, ({_SHAPE}) as shape
 """  # noqa: S608 - constants only
 
 # Every role may read the catalogue, which distinguishes a missing table from a missing grant.
@@ -132,6 +152,16 @@ from (values ('cards'), ('state.agent_inbox'), ('state.execution_edges')) as nee
 join pg_index as i on i.indrelid = to_regclass(needed.name)
 where i.indisunique and i.indisvalid
 """
+_REQUIRED_COLUMNS = """
+select string_agg(name || '.' || attname, ', ' order by name, attnum)
+from unnest($1::text[]) as name join pg_attribute on attrelid = to_regclass(name)
+where attnum > 0 and attnotnull and not (attisdropped or atthasdef or attidentity <> '' or attgenerated <> '')
+    and name in (select regexp_replace(written, '[.][^.]*$', '') from unnest($2::text[]) as written)
+    and name || '.' || attname <> all ($2::text[])
+"""
+_INSERTS = re.compile(r"insert into (\S+) \(([^)]*)\)")
+_SAMPLE_LOAD = (*("x",) * 5, None, "x", "x")
+_WRONG_TYPES = (asyncpg.DataError, asyncpg.DatatypeMismatchError, asyncpg.UndefinedFunctionError)
 _DECORATION = re.compile(r"::(?:text|character varying)|\bmd5\b|[\s()]")
 _NOT_NULL = "tool_call_idISNOTNULLAND"  # without its white space
 
@@ -156,8 +186,11 @@ NEEDED_INDEXES = (
 )
 
 
-async def check_access(connection: asyncpg.Connection, timeout_s: float | None = None) -> None:
-    """Check privileges, tables and that the database is writable, in one statement. Raises Unavailable."""
+async def check_access(connection: asyncpg.Connection, timeout_s: float | None = None) -> str:
+    """Check privileges, tables and that the database is writable, in one statement; return the tables' shape.
+
+    `check_database` passes again as long as the shape is the same. Raises Unavailable.
+    """
     row = await connection.fetchrow(_ACCESS, timeout=timeout_s)
     if row["missing"] and (absent := await connection.fetchval(_MISSING_TABLES, timeout=timeout_s)):
         raise NeedsOperator(f"PostgreSQL: missing: table {absent}", RUN_MIGRATIONS)
@@ -165,26 +198,57 @@ async def check_access(connection: asyncpg.Connection, timeout_s: float | None =
         raise NeedsOperator(f"PostgreSQL: missing: {row['missing']}", GRANT_PRIVILEGES)
     if row["read_only"]:
         raise ReadOnly
+    return str(row["shape"])
 
 
-async def check_database(
-    connection: asyncpg.Connection, statements: Statements, timeout_s: float | None = None
-) -> None:
-    """Check access, columns and unique indexes. Raises Unavailable.
-
-    Statements are prepared without a name, because a pooler in transaction mode loses named ones.
-    """
-    await check_access(connection, timeout_s)
+async def check_database(connection: asyncpg.Connection, statements: Statements, timeout_s: float | None = None) -> str:
+    """Check access, unique indexes, columns and their privileges; return the tables' shape. Raises Unavailable."""
+    shape = await check_access(connection, timeout_s)
+    rows = await connection.fetch(_UNIQUE_INDEXES, timeout=timeout_s)
+    existing = {unique_index(row["name"], row["keys"], row["predicate"]) for row in rows}
+    missing = [str(index) for index in NEEDED_INDEXES if index not in existing]
     try:
-        for statement in (statements.LOAD, statements.COMMIT):
-            await connection.prepare(statement, name="", timeout=timeout_s)
+        await _explain(connection, statements.LOAD, _SAMPLE_LOAD, timeout_s)
+        await _explain(connection, statements.COMMIT, statements.SAMPLE_COMMIT, timeout_s)
+    except _WRONG_TYPES as error:  # of the driver, which encodes a value by its column's type
+        raise NeedsOperator(f"PostgreSQL: a column has another type: {error}", RUN_MIGRATIONS) from error
     except asyncpg.UndefinedColumnError:
         await refuse_other_version(connection, statements, timeout_s)
         raise
-    rows = await connection.fetch(_UNIQUE_INDEXES, timeout=timeout_s)
-    existing = {unique_index(row["name"], row["keys"], row["predicate"]) for row in rows}
-    if missing := [str(index) for index in NEEDED_INDEXES if index not in existing]:
+    except asyncpg.InvalidColumnReferenceError:  # of `on conflict`: named better below
+        if not missing:
+            raise
+    if missing:
         raise NeedsOperator(f"PostgreSQL: missing: unique index on {'; '.join(missing)}", RUN_MIGRATIONS)
+    await _check_required_columns(connection, statements, timeout_s)
+    return shape
+
+
+async def _explain(
+    connection: asyncpg.Connection, statement: str, values: tuple[Any, ...], timeout_s: float | None
+) -> None:
+    """Plan a statement and check its privileges, without running it, as on a new connection.
+
+    A cached statement would keep the types that it was prepared with. It has no name, and a transaction around it,
+    because of poolers in transaction mode.
+    """
+    async with connection.transaction():
+        planned = await connection.prepare(f"explain {statement}", name="", timeout=timeout_s)
+        await planned.fetch(*values, timeout=timeout_s)
+
+
+async def _check_required_columns(
+    connection: asyncpg.Connection, statements: Statements, timeout_s: float | None
+) -> None:
+    """Raise NeedsOperator if a row needs a value that COMMIT does not write."""
+    written = [
+        f"{table}.{column}"
+        for table, columns in _INSERTS.findall(statements.COMMIT)
+        for column in columns.replace(",", " ").split()
+    ]
+    required = await connection.fetchval(_REQUIRED_COLUMNS, list(_TABLES), written, timeout=timeout_s)
+    if required:
+        raise NeedsOperator(f"PostgreSQL: columns that this version does not write are required: {required}", UPGRADE)
 
 
 async def refuse_other_version(

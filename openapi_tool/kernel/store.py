@@ -16,7 +16,7 @@ from openapi_tool.kernel.failures import (
     translate_connection_errors,
     translate_statement_errors,
 )
-from openapi_tool.kernel.fragments import ARTIFACT, HAS_RESULT, LAST_RESULT_AGE, lock_only
+from openapi_tool.kernel.fragments import ARTIFACT, HAS_RESULT, LAST_RESULT_AGE, Mode
 from openapi_tool.kernel.inspection import STATEMENTS, Statements, check_access, check_database
 from openapi_tool.open_files import with_free_file
 from openapi_tool.options import PoolOptions
@@ -47,6 +47,7 @@ class KernelStore:
         metrics.PERMITS_USED.set_function(lambda: permits.used, "database", part=statements.VERSION)
         metrics.PERMITS_WAITING.set_function(lambda: permits.waiting, "database", part=statements.VERSION)
         self._timeout_s = timeout_s
+        self._inspected = ""  # shape of the tables that passed the last inspection
 
     @classmethod
     async def open(cls, options: PoolOptions) -> KernelStore:
@@ -74,13 +75,17 @@ class KernelStore:
             raise
 
     async def ping(self, *, thorough: bool = False) -> None:
-        """Check privileges and writability; with `thorough` also statements and indexes, as on a new connection."""
+        """Check privileges, writability and, if the tables have changed or if `thorough`, columns and indexes.
+
+        After a failure the whole inspection must pass again. Raises Unavailable.
+        """
         timeout_s = min(_CHECK_TIMEOUT_S, self._timeout_s)
         async with self._connection(_NO_PROJECT, timeout_s) as connection:
-            if thorough:
-                await check_database(connection, self._sql, timeout_s)
-            else:
-                await check_access(connection, timeout_s)
+            inspected, self._inspected = self._inspected, ""
+            shape = await check_access(connection, timeout_s)
+            if thorough or shape != inspected:
+                shape = await check_database(connection, self._sql, timeout_s)
+            self._inspected = shape
 
     async def encrypted(self) -> bool:
         """Return whether connections use TLS."""
@@ -119,14 +124,18 @@ class KernelStore:
         Raises TurnBusy, and has written nothing, if the `condition` does not hold.
         """
         stored = (artifact.card_id, artifact.content, artifact.metadata, artifact.ttl_s) if artifact else (None,) * 4
-        values = self._sql.report_values(card.card_id, report, condition)
-        return await self._write(self._sql.COMMIT, report, condition, (*values, card.content, card.metadata, *stored))
+        new_card = card.content, card.metadata, *stored
+        return await self._write(self._sql.COMMIT, card.card_id, report, condition, new_card)
 
     async def report(self, card_id: str, report: Report, condition: TurnCondition | None = None) -> bool:
         """Write inbox row and edge for a result card that exists already; otherwise as `commit`."""
-        return await self._write(
-            self._sql.REPORT, report, condition, self._sql.report_values(card_id, report, condition)
-        )
+        return await self._write(self._sql.REPORT, card_id, report, condition)
+
+    async def is_turn_busy(self, report: Report, quiet_s: float) -> bool:
+        """Return whether a commit, which may be large, would raise TurnBusy now."""
+        async with self._connection(report.project_id) as connection:
+            row = await connection.fetchrow(self._sql.REPORT, *self._sql.report_values("", report, Mode.LOOK, quiet_s))
+        return bool(row["busy"])
 
     async def artifact(self, project_id: str, agent_id: str, card_id: str, start: int, chars: int) -> Artifact | None:
         """Return a part of an agent's live artifact, or None."""
@@ -135,18 +144,30 @@ class KernelStore:
         return None if row is None else Artifact(card_id, row["chars"], row["sha256"], row["text"], row["items"])
 
     async def _write(
-        self, statement: str, report: Report, condition: TurnCondition | None, values: tuple[Any, ...]
+        self,
+        statement: str,
+        card_id: str,
+        report: Report,
+        condition: TurnCondition | None,
+        card: tuple[Any, ...] = (),
     ) -> bool:
+        quiet_s = None if condition is None else condition.quiet_s
+
+        def values(mode: Mode) -> tuple[Any, ...]:
+            return self._sql.report_values(card_id, report, mode, quiet_s)
+
         async with self._connection(report.project_id) as connection:
             try:
-                if condition is not None and not condition.alone:
-                    # Other replicas may write results of this turn now. The first run, with the lock's key as its only
-                    # value, writes nothing; so the second one's snapshot is younger than the lock, and shows what was
-                    # written by whoever held it. Both runs are one message and one transaction, so that a process that
-                    # stops here leaves no lock behind.
-                    [_, row] = await connection.fetchmany(statement, [lock_only(values), values])
+                if condition is None:
+                    row = await connection.fetchrow(statement, *values(Mode.AT_ONCE), *card)
+                elif quiet_s is None:
+                    row = await connection.fetchrow(statement, *values(Mode.ALONE), *card)
                 else:
-                    row = await connection.fetchrow(statement, *values)
+                    # Other replicas may write results of this turn now. The second run's snapshot is younger than the
+                    # lock of the first one, so it shows what the last holder of the lock has written. Both runs are one
+                    # message and one transaction.
+                    locking = *values(Mode.LOCK), *(None,) * len(card)
+                    [_, row] = await connection.fetchmany(statement, [locking, (*values(Mode.IN_TURN), *card)])
             except asyncpg.UniqueViolationError:
                 return False
         if row["busy"]:

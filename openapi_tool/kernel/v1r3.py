@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from openapi_tool.kernel import fragments
-from openapi_tool.kernel.fragments import CALL, COLUMNS, MAX_HEADER_BYTES, QUIET_SINCE, TURN_ROWS, UNREAD_S, writes
+from openapi_tool.kernel.fragments import CALL, COLUMNS, MAX_HEADER_BYTES, SENT_LATELY, TURN_ROWS, UNREAD, Mode, writes
 from openapi_tool.protocol import identity as header
-from openapi_tool.protocol.command import Command, Report, TurnCondition
+from openapi_tool.protocol.command import Command, Report
 
 VERSION = "v1r3"
 INBOX_COLUMN = "traceparent"  # only v1r3 has it: `inspection` tells versions apart by it
@@ -36,7 +36,7 @@ order by created_at limit 10
 
 # The parameters are those of `report_values`, in its order. A missing request edge is added. Another transaction may
 # add it at the same time: then the unique index decides.
-_INBOX = """
+_INBOX = f"""
 request as (
     insert into state.execution_edges (
         edge_id, project_id, channel_id, primitive, edge_phase, source_agent_id, source_agent_turn_id, source_step_id,
@@ -47,35 +47,39 @@ request as (
         select from state.execution_edges
         where project_id = $1 and md5(correlation_id) = md5($6) and correlation_id = $6 and edge_phase = 'request'
     )
-    on conflict do nothing
+    on conflict {fragments.EDGE_KEY} do nothing
 ), inbox as (
     insert into state.agent_inbox (
         inbox_id, project_id, agent_id, message_type, enqueue_mode, correlation_id, recursion_depth, traceparent,
         tracestate, trace_id, parent_step_id, source_agent_id, payload, status
     )
-    select $3, $1, $4, 'tool_result', null, $6, $11, $18, $19, $12, $13, $10, $8, 'pending' from card
+    select $3, $1, $4, 'tool_result', null, $6, $11, $19, $20, $12, $13, $10, $8, 'pending' from card
     returning inbox_id
 )
-"""
+"""  # noqa: S608 - constants only
 
 # There is no row of the waiting turn that could have been deleted since the load.
-# A row's turn is in its payload. There are no anchor rows: the commands of a step ($13) have cards.
+# A row's turn is in its payload; a large one, which no worker writes, is not read. There are no anchor rows: the
+# commands of a step ($13) have cards.
 _BUSY = f"""exists (
             select from (
-                select message_type, status, payload from state.agent_inbox
-                where project_id = $1 and agent_id = $4 and created_at > now() - interval '{UNREAD_S} s'
+                select message_type, status, correlation_id, created_at,
+                    case when pg_column_size(payload) <= {MAX_HEADER_BYTES} then payload end as payload
+                from state.agent_inbox
+                where project_id = $1 and agent_id = $4 and {UNREAD}
                 order by created_at desc limit {TURN_ROWS}
             ) as newest
             where message_type in ('tool_result', 'timeout') and status in ('pending', 'processing')
-                and payload ->> 'agent_turn_id' = $7
+                and correlation_id <> $6 and payload ->> 'agent_turn_id' = $7
+                and payload ->> 'turn_epoch' is not distinct from $8::jsonb ->> 'turn_epoch'
         ) or exists (
             select from cards
             where metadata ->> 'agent_turn_id' = $7 and metadata ->> 'step_id' = $13
-                and metadata ->> 'type' = 'tool.call' and tenant_id = $1 and tool_call_id <> $6
-                and created_at > {QUIET_SINCE}
+                and metadata ->> 'type' = 'tool.call' and tenant_id = $1 and tool_call_id <> $6 and {SENT_LATELY}
         )"""  # noqa: S608 - constants only
 
-COMMIT, REPORT = writes(_INBOX, accepted="true", edge_turn="null", busy=_BUSY, first=20)
+COMMIT, REPORT = writes(_INBOX, accepted="true", edge_turn="null", busy=_BUSY, first=21)
+SAMPLE_COMMIT = fragments.sample_commit("x", "x")
 
 call_records = fragments.call_records
 
@@ -85,9 +89,8 @@ def call_values(command: Command) -> tuple[Any, ...]:
     return fragments.call_values(command, command.identity.channel_id)
 
 
-def report_values(card_id: str, report: Report, condition: TurnCondition | None) -> tuple[Any, ...]:
+def report_values(card_id: str, report: Report, mode: Mode, quiet_s: float | None) -> tuple[Any, ...]:
     """Return the parameters of REPORT."""
     headers = report.context_headers
-    return fragments.report_values(
-        card_id, report, condition, headers[header.TRACEPARENT], headers.get(header.TRACESTATE)
-    )
+    own = headers[header.TRACEPARENT], headers.get(header.TRACESTATE)
+    return fragments.report_values(card_id, report, mode, quiet_s, *own)

@@ -12,13 +12,14 @@ from openapi_tool.kernel.fragments import (
     MAX_HEADER_BYTES,
     MAX_NAME_CHARS,
     NEWEST_ROWS,
-    QUIET_SINCE,
+    SENT_LATELY,
     TURN_ROWS,
-    UNREAD_S,
+    UNREAD,
+    Mode,
     fits,
     writes,
 )
-from openapi_tool.protocol.command import Command, Report, TurnCondition
+from openapi_tool.protocol.command import Command, Report
 from openapi_tool.protocol.jsontext import as_object
 from openapi_tool.protocol.records import CallRecords, WaitingTurnRecord
 
@@ -80,35 +81,36 @@ inbox as (
         inbox_id, project_id, agent_id, channel_id, message_type, enqueue_mode, correlation_id,
         agent_turn_id, turn_epoch, context_headers, payload, status, retry_count
     )
-    select $3, $1, $4, $5, 'tool_result', null, $6, $7, $18, $19, $8, 'pending', 0 from card
+    select $3, $1, $4, $5, 'tool_result', null, $6, $7, $19, $20, $8, 'pending', 0 from card
     returning inbox_id
 )
 """
 
 # Turn or request edge may have been deleted since the load.
 _ACCEPTED = """
-    exists (select from state.agent_inbox where inbox_id = $20 and project_id = $1)
+    exists (select from state.agent_inbox where inbox_id = $21 and project_id = $1)
     and exists (select from state.execution_edges where edge_id = $15 and project_id = $1)
 """
 
-# The kernel writes an anchor row right before it sends a command. Those of a step are at most seconds apart.
+# The kernel writes an anchor row right before it sends a command. Those of a step have its epoch, and are at most
+# seconds apart.
 _BUSY = f"""exists (
             select from (
                 select message_type, correlation_id, agent_turn_id, turn_epoch, status, next_retry_at, created_at
                 from state.agent_inbox
                 where project_id = $1 and agent_id = $4
-                    and created_at > (select created_at - interval '60 s' from state.agent_inbox where inbox_id = $20)
+                    and created_at > (select created_at - interval '60 s' from state.agent_inbox where inbox_id = $21)
                 order by created_at desc limit {TURN_ROWS}
             ) as newest
-            where agent_turn_id = $7 and (
-                message_type in ('tool_result', 'timeout') and created_at > now() - interval '{UNREAD_S} s'
+            where agent_turn_id = $7 and turn_epoch = $19 and correlation_id <> $6 and (
+                message_type in ('tool_result', 'timeout') and {UNREAD}
                 and (status in ('pending', 'processing') or status = 'deferred' and next_retry_at <= now())
-                or message_type = 'command_anchor' and correlation_id <> $6 and turn_epoch = $18
-                and created_at > {QUIET_SINCE}
+                or message_type = 'command_anchor' and {SENT_LATELY}
             )
         )"""  # noqa: S608 - constants only
 
-COMMIT, REPORT = writes(_INBOX, _ACCEPTED, edge_turn="$7", busy=_BUSY, first=21)
+COMMIT, REPORT = writes(_INBOX, _ACCEPTED, edge_turn="$7", busy=_BUSY, first=22)
+SAMPLE_COMMIT = fragments.sample_commit(0, {}, "x")
 
 
 def call_values(command: Command) -> tuple[Any, ...]:
@@ -132,7 +134,8 @@ def call_records(row: Mapping[str, Any]) -> CallRecords:
     return fragments.call_records(row, turn)
 
 
-def report_values(card_id: str, report: Report, condition: TurnCondition | None) -> tuple[Any, ...]:
+def report_values(card_id: str, report: Report, mode: Mode, quiet_s: float | None) -> tuple[Any, ...]:
     """Return the parameters of REPORT."""
     turn = report.acceptance.waiting_turn
-    return fragments.report_values(card_id, report, condition, turn.turn_epoch, report.context_headers, turn.inbox_id)
+    own = turn.turn_epoch, report.context_headers, turn.inbox_id
+    return fragments.report_values(card_id, report, mode, quiet_s, *own)

@@ -86,7 +86,7 @@ class Caller:
         """Connect and change nothing; `bus` are the NATS client's options. Raises ERRORS."""
         async with AsyncExitStack() as stack:
             database = await stack.enter_async_context(open_database(dsn, _CONNECT_S))
-            client = BusClient(BusOptions(tls=bus.get("tls")))
+            client = BusClient(BusOptions())
             await client.connect(name="kernel-player", **bus)
             stack.push_async_callback(client.close)
             yield cls(database, client, version)

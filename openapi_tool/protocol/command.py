@@ -118,13 +118,12 @@ Settlement = Acknowledge | Requeue | StoreDeadLetter
 
 @frozen
 class TurnCondition:
-    """Condition on which a result may be written (ADR 8): the worker has read the other results of the turn.
+    """Condition on which a result may be written (ADR 8): the worker has read the other results of the step.
 
-    Besides, the step must have no other commands if `alone`, else none of them may be younger than `quiet_s` seconds.
+    Besides, the step's other commands must be at least `quiet_s` seconds old; if None, there must be none.
     """
 
-    alone: bool
-    quiet_s: float
+    quiet_s: float | None
 
 
 INLINE_DATA = frozenset({"args", "arguments", "result"})  # body fields that are forbidden: data belongs in cards

@@ -180,6 +180,10 @@ class TurnBusy(ExecutorError):
     """Another result of the turn is unread, so nothing was written; try again soon."""
 
 
+class NotStored(Unavailable):
+    """JetStream stores no message, such as a doorbell; no command is fetched until it does."""
+
+
 class NeedsOperator(Unavailable):
     """The database is unusable until an operator acts as `remedy` says."""
 

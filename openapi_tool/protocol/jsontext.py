@@ -6,11 +6,12 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from itertools import islice
-from typing import NoReturn, NotRequired, TypedDict, TypeVar, cast
+from typing import NoReturn, NotRequired, TypeAlias, TypedDict, TypeVar, cast
 
 import orjson
-from pydantic import JsonValue as JsonValue  # noqa: PLC0414 - re-exported
 
+# Not pydantic's: worker processes (`isolation/`) import this module, and nothing that they do not need.
+JsonValue: TypeAlias = "dict[str, JsonValue] | list[JsonValue] | str | bool | int | float | None"
 JsonObject = dict[str, JsonValue]
 BudgetObject = Mapping[str, JsonValue]
 """Remainder of each budget, by its scope."""

@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from pydantic_settings import EnvSettingsSource
 from pydantic_settings import SettingsError as UnreadableVariable
 
+from openapi_tool.bus.options import NatsOptions
 from openapi_tool.files import MAX_SECRET_BYTES, read_regular_file
 from openapi_tool.settings.model import Settings
 from openapi_tool.settings.sections import fields_of
@@ -261,9 +262,7 @@ def secret_values(
         *secrets.values().items(),
         *settings.secret_values(),
         *((option.where, option.value) for options in driver_options for option in options.passwords()),
-        *_of_files(
-            file for kernel in settings.kernels for file in (kernel.nats.credentials_file, kernel.nats.nkey_seed_file)
-        ),
+        *_of_nats_files(kernel.nats for kernel in settings.kernels),
         *_collector_secrets(environment),
     ]
 
@@ -291,13 +290,19 @@ def _url_credentials(value: str) -> list[str]:
         return [value, *(part for part in _DELIMITER.split(value) if part.lower() not in _NOT_SECRET)]
 
 
-def _of_files(files: Iterable[Path | None]) -> Iterator[NamedSecret]:
-    for file in filter(None, files):
-        try:
-            text = read_regular_file(file, MAX_SECRET_BYTES).decode(errors="replace")
-        except OSError as error:
-            raise SettingsError([f"{file}: cannot be read: {error.strerror}"]) from error
-        yield from ((str(file), line) for line in _LONG_LINE.findall(text))
+def _of_nats_files(sections: Iterable[NatsOptions]) -> Iterator[NamedSecret]:
+    for nats in sections:
+        for file in filter(None, (nats.credentials_file, nats.nkey_seed_file)):
+            yield from ((str(file), line) for line in _LONG_LINE.findall(_text_of(file)))
+        for file in filter(None, (nats.password_file, nats.token_file)):
+            yield str(file), _text_of(file).strip()
+
+
+def _text_of(file: Path) -> str:
+    try:
+        return read_regular_file(file, MAX_SECRET_BYTES).decode(errors="replace")
+    except OSError as error:
+        raise SettingsError([f"{file}: cannot be read: {error.strerror}"]) from error
 
 
 def _collector_secrets(environment: Mapping[str, str]) -> Iterator[NamedSecret]:

@@ -20,7 +20,16 @@ from openapi_tool.bus.options import FairnessOptions, NatsOptions
 from openapi_tool.jina.options import CacheOptions, EgressOptions, RetryOptions
 from openapi_tool.jina.url_policy import UrlPolicy
 from openapi_tool.limits.permits import LimitOptions
-from openapi_tool.options import BudgetOptions, ExecutorOptions, Options, PostgresOptions, Seconds, ToolOptions, split
+from openapi_tool.options import (
+    BudgetOptions,
+    ExecutorOptions,
+    IsolationOptions,
+    Options,
+    PostgresOptions,
+    Seconds,
+    ToolOptions,
+    split,
+)
 from openapi_tool.protocol.dialect import DEFAULT_VERSION, ProtocolVersion
 from openapi_tool.protocol.identity import default_durable
 from openapi_tool.settings.sections import (
@@ -182,6 +191,7 @@ class Settings(BaseSettings):
     postgres: PostgresOptions
     dialects: DialectsSettings = Field(default_factory=DialectsSettings)
     executor: ExecutorOptions = Field(default_factory=ExecutorOptions)
+    isolation: IsolationOptions = Field(default_factory=IsolationOptions)
     fairness: FairnessOptions = Field(default_factory=FairnessOptions)
     tools: ToolsSettings = Field(default_factory=ToolsSettings)
     policy: Policy = Field(default_factory=Policy)

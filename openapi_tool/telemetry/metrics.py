@@ -272,6 +272,18 @@ CACHE_HITS = Counter("cache_hits", "Lookups answered by a cached response or a r
 CACHE_MISSES = Counter("cache_misses", "Lookups that started an upstream request.")
 CACHE_BYTES = Gauge("cache_bytes", "Memory of cached responses in bytes, expired ones included.")
 
+ISOLATION_TASKS = Counter(
+    "isolation_tasks",
+    "Tasks for worker processes. `outcome` is done, killed (or refused, as earlier ones of the same definition were "
+    "killed), late (no answer in time), cancelled or broken (a defect).",
+    ("task", "outcome"),
+)
+ISOLATION_SECONDS = Histogram(
+    "isolation_task_seconds", "From the request for a task to its result, the wait for a worker included.", ("task",),
+    bounds=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0),
+)  # fmt: skip
+ISOLATION_WAITING = Gauge("isolation_tasks_waiting", "Tasks that wait for a worker process.")
+
 DEPENDENCY_UP = Gauge("dependency_up", "1 while the dependency is available, else 0.", ("dependency",))
 CLOCK_OFFSET = Gauge(
     "clock_offset_seconds", "Seconds by which the local clock is ahead of the clock of NATS, which the executor uses."

@@ -189,6 +189,8 @@ class Redactor:
     def add(self, secrets: Iterable[str]) -> None:
         """Mask these secrets, too, from now on."""
         known = self.known | Redactor(secrets).known
+        if known == self.known:
+            return
         for redactor in (self, *self._by_label.values()):
             redactor._set_secrets(known)  # noqa: SLF001 - of the same class
 

@@ -3,39 +3,26 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-import orjson
 from pydantic import SecretStr
 
 from openapi_tool.protocol import frozen
 from openapi_tool.protocol.cards import ToolCall
 from openapi_tool.protocol.errors import BadRequest, ToolMisconfigured
 from openapi_tool.protocol.identity import CONTROL_FIELDS
-from openapi_tool.protocol.jsontext import JsonObject, JsonValue, as_object, storable_text
+from openapi_tool.protocol.jsontext import JsonValue, as_object, storable_text
+from openapi_tool.tools import argument_check
+from openapi_tool.tools.argument_check import ArgumentCheck, CheckedArguments, check_arguments
 from openapi_tool.tools.definition import ToolDefinition, unusable
 from openapi_tool.tools.meta_schema import MIN_RESULT_TOKENS
 from openapi_tool.tools.placeholders import MissingVariable, VariableNotAllowed, render, render_fixed
 from openapi_tool.tools.problems import fold, listed, short
-from openapi_tool.tools.schema import schema_problems, visible_schema
+from openapi_tool.tools.schema import visible_schema
 from openapi_tool.tools.scopes import SessionScope
 
 _DIGITS = re.compile(r"[0-9]{1,12}")
-_INTEGER = re.compile(r"-?[0-9]{1,12}")
-_NUMBER = re.compile(r"-?[0-9]{1,12}(?:\.[0-9]{1,12})?")
-_BOOLEANS = {"true": True, "false": False}
-# Longest text to parse as a list. `protocol/cards.py` limits the values of a call, but counts a text as one value.
-_MAX_LIST_CHARS = 20_000
-_LIST_STARTS = ('["', "['")
-_SEPARATORS = re.compile(r"[\s,;]+")
-_HOST_LABEL = r"[^\s.,;/?#:@\[\]\"'|()]++"
-_HOST_NAME = rf"{_HOST_LABEL}(?:\.{_HOST_LABEL})++\.?"
-_SITE = re.compile(rf"(?:site:)?(?:https?://)?{_HOST_NAME}(?:/[^\s,;]*+)?", re.IGNORECASE)
-_ADDRESS = re.compile(rf"(?:https?://)?{_HOST_NAME}(?::[0-9]++)?(?:[/?#]\S*+)?", re.IGNORECASE)
-_ITEM_MATCHERS = {"urls": _ADDRESS.fullmatch, "site": _SITE.fullmatch, "exclude_sites": _SITE.fullmatch}
-"""Match one item of these list arguments; it contains no blank, so that a text can be split into several."""
-_TWO_ADDRESSES = re.compile(r"[\s,;]https?://", re.IGNORECASE)
 
 
 def whole_number(value: object) -> int | None:
@@ -47,81 +34,6 @@ def whole_number(value: object) -> int | None:
     if isinstance(value, float) and value.is_integer():
         return int(value)
     return int(value) if isinstance(value, str) and _DIGITS.fullmatch(value) else None
-
-
-def repaired(schema: Mapping[str, JsonValue], given: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
-    """Return, by name, the repaired values of arguments that violate their rule in the schema.
-
-    An empty optional argument becomes None: omitted. If every interpretation of a value violates the rule, too, return
-    the first one, so that the error is about the number and not about its quotes.
-    """
-    properties, required = as_object(schema.get("properties")), schema.get("required")
-    needed = required if isinstance(required, list) else []
-    found: dict[str, JsonValue] = {}
-    for name, value in given.items():
-        rule = properties.get(name)
-        if not isinstance(rule, dict) or not _refuses(name, rule, value):
-            continue
-        if value in (None, "", []):
-            if name not in needed:
-                found[name] = None
-            continue
-        if candidates := list(_interpretations(name, rule, value)):
-            found[name] = next((other for other in candidates if not _refuses(name, rule, other)), candidates[0])
-    return found
-
-
-def _refuses(name: str, rule: JsonObject, value: JsonValue) -> bool:
-    return bool(schema_problems({"properties": {name: rule}}, {name: value}))
-
-
-def _interpretations(name: str, rule: JsonObject, value: JsonValue) -> Iterator[JsonValue]:
-    """Yield the possible meanings of a value, the likeliest first."""
-    choices, types = rule.get("enum"), rule.get("type")
-    if isinstance(choices, list) and isinstance(value, str) and (word := value.strip().lower()) in choices:
-        yield word
-    wanted = types if isinstance(types, list) else [types]
-    if "string" in wanted:
-        if isinstance(value, list) and len(value) == 1 and isinstance(value[0], str):
-            yield value[0]
-        elif isinstance(value, int) and not isinstance(value, bool):
-            yield str(value)
-    if not isinstance(value, str):
-        return
-    text = value.strip()
-    if "integer" in wanted and _INTEGER.fullmatch(text):
-        yield int(text)
-    if "number" in wanted and _NUMBER.fullmatch(text):
-        yield float(text)
-    if "boolean" in wanted and text.lower() in _BOOLEANS:
-        yield _BOOLEANS[text.lower()]
-    if "array" in wanted:
-        yield from _lists(name, text, value)
-
-
-def _lists(name: str, text: str, value: str) -> Iterator[JsonValue]:
-    """Yield a text as a list: the JSON list in it, the items in it, or the unstripped text as only item."""
-    if text.startswith("[") and len(text) <= _MAX_LIST_CHARS:
-        try:
-            parsed = orjson.loads(text)
-        except orjson.JSONDecodeError:
-            parsed = None
-        if isinstance(parsed, list):
-            yield parsed
-            return
-    if text.startswith(_LIST_STARTS):
-        return  # no valid JSON list: Python's notation, or truncated
-    is_item = _ITEM_MATCHERS.get(name)
-    if is_item is None or len(text) > _MAX_LIST_CHARS or not _SEPARATORS.search(text):
-        yield [value]
-        return
-    if is_item(text):
-        if not _TWO_ADDRESSES.search(text):  # else it may be two addresses, or one with another in its path
-            yield [value]
-        return
-    pieces = [piece for piece in _SEPARATORS.split(text) if piece]
-    if all(map(is_item, pieces)):
-        yield pieces
 
 
 API_KEY = "api_key"
@@ -193,27 +105,70 @@ class OperatorEnvs:
         return {**definition.envs, **self.variables}
 
 
-def prepare_arguments(
+@dataclass(slots=True)
+class Preparation:
+    """Arguments of a call before their validation: validate `check`, then `finish` with its result.
+
+    Two steps, as the validation may run in another process (`isolation/`).
+    """
+
+    definition: ToolDefinition
+    call: ToolCall
+    owner: CallOwner
+    read_secret: SecretSource
+    scope: SessionScope
+    envs: Mapping[str, str]
+    given: dict[str, JsonValue]
+    defaults: dict[str, JsonValue]
+    alias: str | None
+    check: ArgumentCheck
+
+    def finish(self, checked: CheckedArguments) -> Arguments:
+        """Return the resolved arguments. Raises BadRequest with every offending path, or ToolMisconfigured."""
+        definition, repairs = self.definition, checked.repairs
+        if checked.default_problems:
+            raise unusable(definition.tool_name, list(checked.default_problems))
+        if checked.problems:
+            raise correction_error(list(checked.problems), "The arguments do not fit the tool's parameters. ")
+        given = {**self.given, **repairs}  # `jina/request.py` omits an argument that is None
+        read_secret, envs, owner = self.read_secret, self.envs, self.owner
+        key, variable, fallback_reason = api_key(envs, definition, read_secret)
+        fixed = {name: render_fixed(name, text, self.call, owner.ids) for name, text in definition.fixed.items()}
+        prepared: dict[str, JsonValue] = self.defaults | given | fixed
+        values = {name: value for name, value in prepared.items() if not is_identity(name)}
+        # Whatever the case and underscores of its name; the last one has the highest precedence.
+        session_id = next((prepared[name] for name in reversed(prepared) if fold(name) == "sessionid"), None)
+        return Arguments(
+            values=values,
+            by_model=frozenset(given) & values.keys(),
+            secrets={name: read_secret(variable) for name, variable in envs.items() if name != API_KEY},
+            api_key=key,
+            session=self.scope.identity(owner.project_id, owner.agent_id, session_id),
+            session_id=storable_text(session_id[:_MAX_SESSION_ID_CHARS]) if isinstance(session_id, str) else None,
+            key_variable=variable,
+            key_fallback_reason=fallback_reason,
+            repaired=tuple(sorted({*repairs, *([self.alias] if self.alias is not None else [])})),
+        )
+
+
+def preparation(
     definition: ToolDefinition,
     call: ToolCall,
     owner: CallOwner,
     operator: OperatorEnvs,
     read_secret: SecretSource,
     scope: SessionScope,
-) -> Arguments:
-    """Merge defaults, the model's arguments, fixed values and secrets; validate the first two.
-
-    Raises BadRequest with every offending path for a mistake of the model, ToolMisconfigured for one of the operator.
-    """
+) -> Preparation:
+    """Merge defaults and the model's arguments. Raises ToolMisconfigured."""
     envs = operator.merged_envs(definition)
     hidden = frozenset(definition.fixed) | frozenset(envs) | call.fixed_applied
     # The kernel's worker may already have merged defaults and fixed values into the card. They are not the model's, so
     # leave them out here and compute them again below.
     not_from_model = hidden | call.defaults_applied
     given = {name: value for name, value in call.arguments.items() if name not in not_from_model}
-    alias = _main_alias(definition, given)
+    alias, main = _main_alias(definition, given)
     if alias is not None:
-        given[definition.operation.argument] = given.pop(alias)
+        given[main] = given.pop(alias)
     # A default that the worker merged is used even if the definition no longer contains it.
     defaults = {
         name: render(
@@ -222,69 +177,54 @@ def prepare_arguments(
         for name in sorted({*definition.defaults, *(call.defaults_applied & call.arguments.keys())})
         if name not in given and name not in hidden
     }
-    repairs = _validated_repairs(definition, defaults, given, hidden)
-    given |= repairs  # `jina/request.py` omits an argument that is None
-    key, variable, fallback_reason = api_key(envs, definition, read_secret)
-    fixed = {name: render_fixed(name, template, call, owner.ids) for name, template in definition.fixed.items()}
-    prepared: dict[str, JsonValue] = defaults | given | fixed
-    values = {name: value for name, value in prepared.items() if not is_identity(name)}
-    # Whatever the case and underscores of its name; the last one has the highest precedence.
-    session_id = next((prepared[name] for name in reversed(prepared) if fold(name) == "sessionid"), None)
-    return Arguments(
-        values=values,
-        by_model=frozenset(given) & values.keys(),
-        secrets={name: read_secret(variable) for name, variable in envs.items() if name != API_KEY},
-        api_key=key,
-        session=scope.identity(owner.project_id, owner.agent_id, session_id),
-        session_id=storable_text(session_id[:_MAX_SESSION_ID_CHARS]) if isinstance(session_id, str) else None,
-        key_variable=variable,
-        key_fallback_reason=fallback_reason,
-        repaired=tuple(sorted({*repairs, *([alias] if alias is not None else [])})),
-    )
+    resumes = isinstance(given.get(CURSOR), str) and takes_cursor(definition)
+    schema = cursor_schema(definition, hidden) if resumes else visible_schema(definition.schema, hidden)
+    check = ArgumentCheck(schema, given, defaults, _rules_of(definition, defaults))
+    return Preparation(definition, call, owner, read_secret, scope, envs, given, defaults, alias, check)
 
 
-def _main_alias(definition: ToolDefinition, given: Mapping[str, JsonValue]) -> str | None:
-    """Return the other name by which the model gave the query or page address, such as `q` or `target_url`.
+def prepare_arguments(
+    definition: ToolDefinition,
+    call: ToolCall,
+    owner: CallOwner,
+    operator: OperatorEnvs,
+    read_secret: SecretSource,
+    scope: SessionScope,
+) -> Arguments:
+    """Merge defaults, the model's arguments, fixed values and secrets; validate the first two, in this process.
 
-    The kernel's own executor takes these, whose definitions require `query` or `url`.
+    Raises BadRequest with every offending path for a mistake of the model, ToolMisconfigured for one of the operator.
     """
-    main, declared = definition.operation.argument, as_object(definition.schema.get("properties"))
-    if main in given or main not in declared or not definition.takes_other_arguments:
-        return None
-    return next((name for name in given if name not in declared and names_main_parameter(definition, name)), None)
+    prepared = preparation(definition, call, owner, operator, read_secret, scope)
+    return prepared.finish(check_arguments(prepared.check))
+
+
+def _rules_of(definition: ToolDefinition, defaults: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
+    declared = as_object(definition.schema.get("properties"))
+    return {name: declared[name] for name in defaults if name in declared}
+
+
+def default_problems(definition: ToolDefinition, defaults: Mapping[str, JsonValue]) -> list[str]:
+    """Return how defaults violate the definition's own `parameters`."""
+    return argument_check.default_problems(_rules_of(definition, defaults), defaults)
+
+
+def _main_alias(definition: ToolDefinition, given: Mapping[str, JsonValue]) -> tuple[str | None, str]:
+    """Return the undeclared name by which the model gave the query or page, if any, and the declared name.
+
+    The kernel's own executor takes `q` and `target_url`, also if `parameters` require `query` or `url`, and the other
+    way round.
+    """
+    declared = as_object(definition.schema.get("properties"))
+    main = [name for name in declared if names_main_parameter(definition, name)]
+    if len(main) != 1 or main[0] in given or not definition.takes_other_arguments:
+        return None, ""
+    return next((name for name in given if names_main_parameter(definition, name)), None), main[0]
 
 
 def is_identity(name: str) -> bool:
     """Return whether an argument identifies the caller."""
     return fold(name) in IDENTITY_ARGUMENTS
-
-
-def _validated_repairs(
-    definition: ToolDefinition,
-    defaults: Mapping[str, JsonValue],
-    given: Mapping[str, JsonValue],
-    hidden: frozenset[str],
-) -> dict[str, JsonValue]:
-    """Validate the model's arguments and defaults; return repaired arguments, with None for one to omit.
-
-    A default that the schema does not declare is not validated: definitions hide an argument from the model that way.
-    """
-    resumes = isinstance(given.get(CURSOR), str) and takes_cursor(definition)
-    schema = cursor_schema(definition, hidden) if resumes else visible_schema(definition.schema, hidden)
-    known = given.keys() | as_object(schema.get("properties"))
-    checked = {name: value for name, value in {**defaults, **given}.items() if name in known}
-    problems = schema_problems(schema, checked)
-    if not problems:
-        return {}
-    if repairs := repaired(schema, given):
-        merged = {**checked, **repairs}
-        omitted = {name for name, value in repairs.items() if value is None}
-        problems = schema_problems(schema, {name: merged[name] for name in merged if name not in omitted})
-        if not problems:
-            return repairs
-    if operator_problems := default_problems(definition, defaults):
-        raise unusable(definition.tool_name, operator_problems)
-    raise correction_error(problems, "The arguments do not fit the tool's parameters. ")
 
 
 def takes_cursor(definition: ToolDefinition) -> bool:
@@ -308,14 +248,6 @@ def cursor_schema(definition: ToolDefinition, hidden: frozenset[str]) -> Mapping
 def names_main_parameter(definition: ToolDefinition, name: JsonValue) -> bool:
     """Return whether an argument is the page or query of a call."""
     return isinstance(name, str) and fold(name) in definition.operation.main_parameter_names
-
-
-def default_problems(definition: ToolDefinition, defaults: Mapping[str, JsonValue]) -> list[str]:
-    """Return how defaults violate the definition's own `parameters`."""
-    declared = as_object(definition.schema.get("properties"))
-    rules = {name: declared[name] for name in defaults if name in declared}
-    problems = schema_problems({"properties": rules}, {name: defaults[name] for name in rules}) if rules else []
-    return [f"options.args.defaults.{problem}" for problem in problems]
 
 
 def api_key(

@@ -7,23 +7,24 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, cast
 
 import orjson
 from cachetools import LRUCache
 from pydantic import ValidationError
 
-from openapi_tool.options import BUDGETS, BudgetLimits
+from openapi_tool.options import BudgetLimits
 from openapi_tool.protocol.command import AFTER_EXECUTION, AfterExecution
 from openapi_tool.protocol.errors import ToolMisconfigured
 from openapi_tool.protocol.jsontext import JsonObject, JsonValue
 from openapi_tool.protocol.records import DefinitionRecord
 from openapi_tool.tools.bounds import MAX_ROW_BYTES, memory_bytes, row_problems
 from openapi_tool.tools.catalogue import CATALOGUE, OPERATIONS, BuiltInTool, Operation
-from openapi_tool.tools.meta_schema import MIN_RESULT_TOKENS, object_at, violations
+from openapi_tool.tools.definition_check import CheckedDefinition, check_definition
+from openapi_tool.tools.inline_bounds import SchemaSize, schema_size
+from openapi_tool.tools.meta_schema import BUDGETS, MIN_RESULT_TOKENS, object_at, violations
 from openapi_tool.tools.problems import Path, Problem, any_of, close_to, did_you_mean, fold, listed, short
-from openapi_tool.tools.schema import schema_defect, visible_schema
 
 Method = Literal["GET", "POST"]
 ResultFormat = Literal["text", "object"]
@@ -56,7 +57,8 @@ class ToolDefinition:
 
     `schema` is the JSON schema of the model's arguments. `defaults` and `fixed` set arguments; their texts may be
     templates. `upstream_params` and `headers` set parameters of the upstream. `envs` maps arguments to names of
-    variables with secrets. `budget` applies beside the budgets of the settings.
+    variables with secrets. `budget` applies beside the budgets of the settings. `schema_size` is None if the schema is
+    too costly to validate in the event loop; `digest` identifies the content of the row.
     """
 
     tool_name: str
@@ -76,6 +78,8 @@ class ToolDefinition:
     result_format: ResultFormat = "text"
     max_result_tokens: int | None = None
     budget: BudgetLimits | None = None
+    schema_size: SchemaSize | None = None
+    digest: bytes = b""
 
     @property
     def hidden(self) -> frozenset[str]:
@@ -136,8 +140,25 @@ class _Reading:
 _parse_cache: LRUCache[bytes, _Reading] = LRUCache(MAX_CACHE_BYTES, getsizeof=lambda reading: reading.memory)
 
 
-def parse_definition(record: DefinitionRecord) -> ToolDefinition:
-    """Parse a stored definition, cached by content. Raises ToolMisconfigured with every problem."""
+@dataclass(frozen=True, slots=True)
+class UnparsedDefinition:
+    """Definition that is not in the cache: check its columns, in this process or in another one, then `parse`.
+
+    `content` is the JSON list of its members, and its size what the cost of a check depends on.
+    """
+
+    record: DefinitionRecord
+    content: bytes
+    digest: bytes
+
+    def parse(self, checked: CheckedDefinition) -> ToolDefinition:
+        """Parse and cache. Raises ToolMisconfigured with every problem."""
+        reading = _parse_cache[self.digest] = _read(self.record, checked, self.digest)
+        return _usable(self.record.tool_name, reading)
+
+
+def find_definition(record: DefinitionRecord) -> ToolDefinition | UnparsedDefinition:
+    """Return a stored definition, cached by content. Raises ToolMisconfigured with every problem."""
     if record.oversized:
         raise unusable(record.tool_name, [f"it is larger than {MAX_ROW_BYTES:,} bytes"])
     if record.unreadable:  # set by kernel/fragments.py: valid JSON for PostgreSQL, but not for the parser here
@@ -147,12 +168,22 @@ def parse_definition(record: DefinitionRecord) -> ToolDefinition:
     except TypeError:  # orjson refuses over 254 levels and integers beyond 64 bits; row_problems says where they are
         beyond = _as_texts(row_problems(record.parameters, record.options))
         raise unusable(record.tool_name, beyond or ["it is not JSON"]) from None
-    key = hashlib.sha256(content).digest()
-    reading = _parse_cache.get(key)
-    if reading is None:
-        reading = _parse_cache[key] = _read(record)
+    digest = hashlib.sha256(content).digest()
+    reading = _parse_cache.get(digest)
+    return UnparsedDefinition(record, content, digest) if reading is None else _usable(record.tool_name, reading)
+
+
+def parse_definition(record: DefinitionRecord) -> ToolDefinition:
+    """Parse a stored definition in this process, cached by content. Raises ToolMisconfigured with every problem."""
+    found = find_definition(record)
+    if isinstance(found, ToolDefinition):
+        return found
+    return found.parse(check_definition(record.parameters, record.options))
+
+
+def _usable(tool_name: str, reading: _Reading) -> ToolDefinition:
     if reading.definition is None:
-        raise unusable(record.tool_name, reading.problems)
+        raise unusable(tool_name, reading.problems)
     return reading.definition
 
 
@@ -164,13 +195,15 @@ def unusable(tool_name: str, problems: list[str]) -> ToolMisconfigured:
     return ToolMisconfigured(message, detail={"problems": problems})
 
 
-def _read(record: DefinitionRecord) -> _Reading:
-    problems = row_problems(record.parameters, record.options)
+def _read(record: DefinitionRecord, checked: CheckedDefinition, digest: bytes) -> _Reading:
+    problems = list(checked.beyond)
     if not problems:
         definition, problems = _DefinitionParser(record).outcome()
+        problems += [checked.defect] if checked.defect else []
         if not problems:
+            size = schema_size(definition.schema)
             memory = _MIN_MEMORY_BYTES + memory_bytes(record.parameters) + memory_bytes(record.options)
-            return _Reading(definition, [], memory)
+            return _Reading(replace(definition, schema_size=size, digest=digest), [], memory)
     return _Reading(None, _as_texts(problems), _MIN_MEMORY_BYTES)
 
 
@@ -184,10 +217,11 @@ def read_as_far_as_possible(record: DefinitionRecord) -> tuple[ToolDefinition | 
     It is None if no option names an operation; a misspelt mode counts as the most similar one. A schema beyond the
     limits of `tools.bounds` is not compiled.
     """
-    beyond = row_problems(record.parameters, record.options)
+    checked = check_definition(record.parameters, record.options)
     reader = _DefinitionParser(record)
-    definition, problems = reader.outcome(compiled=not beyond)
-    return definition if reader.names_upstream else None, [*beyond, *problems]
+    definition, problems = reader.outcome()
+    problems = [*checked.beyond, *problems, *([checked.defect] if checked.defect else [])]
+    return definition if reader.names_upstream else None, problems
 
 
 class _DefinitionParser:
@@ -214,11 +248,9 @@ class _DefinitionParser:
             value = _without(value, problem.path[len(path) :])
         return value
 
-    def outcome(self, *, compiled: bool = True) -> tuple[ToolDefinition, list[Problem]]:
-        """Return the definition and its problems, with `compiled` also those of its schema."""
-        definition = self._definition()
-        defect = schema_defect(visible_schema(definition.schema, definition.hidden)) if compiled else None
-        return definition, [*self.problems, *([defect] if defect else [])]
+    def outcome(self) -> tuple[ToolDefinition, list[Problem]]:
+        """Return the definition and its problems, without those of `check_definition`."""
+        return self._definition(), self.problems
 
     def _definition(self) -> ToolDefinition:
         if not self.jina:

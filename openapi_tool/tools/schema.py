@@ -148,6 +148,18 @@ def schema_problems(schema: Mapping[str, JsonValue], arguments: Mapping[str, Jso
     return listed(_explained(schema, compiled, instance))
 
 
+def fits(schema: Mapping[str, JsonValue], arguments: Mapping[str, JsonValue]) -> bool:
+    """Return whether `schema_problems` would find no problem, without the cost of describing one."""
+    if not schema:
+        return True
+    compiled, instance = _validator(schema), dict(arguments)
+    try:
+        size = _size(instance)
+    except orjson.JSONEncodeError:
+        return False
+    return size * compiled.patterns <= _MAX_MATCHED_BYTES and compiled.validator.is_valid(instance)
+
+
 def _explained(schema: Mapping[str, JsonValue], compiled: _Compiled, instance: JsonObject) -> list[str]:
     """Return the problems of an invalid instance, without arguments whose errors would take too much memory.
 

@@ -89,7 +89,7 @@ async def _fail_later() -> None:
 
 FAULT_POINTS: dict[str, tuple[Any, str]] = {
     "protocol": (V1r4, "decode"),
-    "tools": (runner, "prepare_arguments"),
+    "tools": (runner, "preparation"),
     "report": (V1r4, "report"),
     "jina": (JinaClient, "fetch"),
     "transport": (AiohttpTransport, "handle_async_request"),

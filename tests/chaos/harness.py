@@ -37,7 +37,7 @@ from openapi_tool.local.servers import (
 )
 from openapi_tool.local.stack import EmbeddedStack
 from openapi_tool.protocol.identity import default_durable
-from tests.chaos.checker import COMMANDS, DEADLINE_S
+from tests.chaos.checker import COMMANDS, DEADLINE_S, REACTION_S
 from tests.chaos.load import QUICK_S, SLOW_S, Journal, Load
 from tests.support import another_nats
 
@@ -245,6 +245,9 @@ class Profile(ABC):
     deadline_s = DEADLINE_S
     judged: Sequence[str] = ("lost", "doubled", "doorbells_missing", "refused", "requested_too_late", "readiness")
     """Findings that fail a run."""
+
+    ready_within_s = REACTION_S
+    """Seconds after an outage in which every replica must be ready again, if readiness is judged."""
 
     per_minute = math.inf
     """Requests that the upstream allows in any 60 s."""

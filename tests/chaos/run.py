@@ -30,10 +30,12 @@ from openapi_tool.protocol.identity import default_durable
 from tests.chaos.checker import OLDER, REACTION_S, check
 from tests.chaos.fail_points import FOLDER_VARIABLE
 from tests.chaos.faults import Standard, record_discarded, record_kills, schedule
+from tests.chaos.files import Files
 from tests.chaos.harness import DATABASE, NotInstalled, Profile, Replica, Run, inject_faults
 from tests.chaos.limited import Limited
 from tests.chaos.load import Journal, Load
 from tests.chaos.profiles import Admin, Bouncer, Clocks, Cluster, Failover, FailoverHosts
+from tests.chaos.shape import Shape
 from tests.support import dsn_of, make_role
 
 PROFILES: Mapping[str, type[Profile]] = {
@@ -44,7 +46,9 @@ PROFILES: Mapping[str, type[Profile]] = {
     "clocks": Clocks,
     "admin": Admin,
     "limits": Limited,
+    "shape": Shape,
     "failover-hosts": FailoverHosts,
+    "files": Files,
 }
 _QUIET_S = 1.0
 _PROBE_S, _PROBE_TIMEOUT = 0.25, aiohttp.ClientTimeout(total=1.0)
@@ -113,7 +117,8 @@ def _save_logs(run: Run, folder: Path) -> None:
 
 def failures(found: Mapping[str, Any], profile: Profile) -> list[str]:
     """Return the names of the findings that fail the run."""
-    return [name for name in profile.judged if (found[name]["late"] if name == "readiness" else found[name])]
+    late = found["readiness"]["late"] or (found["readiness"]["slowest_ready_s"] or 0.0) > profile.ready_within_s
+    return [name for name in profile.judged if (late if name == "readiness" else found[name])]
 
 
 async def prepare(profile: Profile, options: Options, exits: AsyncExitStack) -> Run:

@@ -32,9 +32,11 @@ _SAMPLE_S = 10.0
 _SOAK_WARM_UP_S = 120.0
 
 
-async def under_load(seconds: float, replicas: int, work: Callable[[Run], Awaitable[dict[str, Any]]]) -> dict[str, Any]:
+async def under_load(
+    seconds: float, replicas: int, work: Callable[[Run], Awaitable[dict[str, Any]]], per_second: float
+) -> dict[str, Any]:
     """Do `work` while calls are placed; return its findings, and those of the checker that matter here."""
-    options = Options(calls=round(seconds * PER_SECOND), per_second=PER_SECOND, replicas=replicas)
+    options = Options(calls=round(seconds * per_second), per_second=per_second, replicas=replicas)
     with EmbeddedStack() as stack:
         run = await prepare(Standard(stack), options, AsyncExitStack())
         await start(run)
@@ -120,6 +122,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("what", choices=("restarts", "rolling", "soak"), help="what to do under the load")
     parser.add_argument("--minutes", type=float, default=30.0, help="length of a soak")
+    parser.add_argument("--per-second", type=float, default=PER_SECOND, help="calls per second in a soak")
     arguments = parser.parse_args()
     logging.getLogger("nats").setLevel(logging.CRITICAL)
     kinds: Mapping[str, tuple[float, int, Callable[[Run], Awaitable[dict[str, Any]]]]] = {
@@ -127,7 +130,8 @@ def main() -> None:
         "rolling": (45, 3, rolling),
         "soak": (arguments.minutes * 60, 1, soak(arguments.minutes)),
     }
-    sys.stdout.write(json.dumps(asyncio.run(under_load(*kinds[arguments.what]))) + "\n")
+    per_second = arguments.per_second if arguments.what == "soak" else PER_SECOND
+    sys.stdout.write(json.dumps(asyncio.run(under_load(*kinds[arguments.what], per_second))) + "\n")
 
 
 if __name__ == "__main__":

@@ -293,6 +293,8 @@ SHORT_FORMS: dict[str, tuple[str, tuple[str, ...]]] = {
     "pgbouncer, paused": ("pgbouncer", ("long_pause",)),
     "clocks": ("clocks", ("kill",)),
     "admin": ("admin", ("durable_deleted", "paused")),
+    "shape": ("shape", ("column", "indexes")),
+    "files": ("files", ("all", "jina_key")),
 }
 _LOG_TIMEOUT_S, _POLL_S = 10.0, 0.1
 

@@ -20,6 +20,7 @@ from openapi_tool.bus.options import NatsOptions
 from openapi_tool.cli import app
 from openapi_tool.cli.common import UpstreamChoice
 from openapi_tool.cli.dev_executor import dev_settings
+from openapi_tool.isolation.service import Isolation
 from openapi_tool.local.caller import Caller, ResultRows
 from openapi_tool.local.executor import ExecutorProcess
 from openapi_tool.local.placed_call import PlacedCall
@@ -82,7 +83,9 @@ KEY = b"0123456789abcdef"
 def test_a_project_of_two_kernels_has_separate_shares_of_memory_and_permits() -> None:
     reserved: list[str] = []
     backend = SimpleNamespace(call_context=reserved.append, run=None)
-    upstream: Any = SimpleNamespace(backend=backend, errors=SimpleNamespace(value=str), slicer=None)
+    upstream: Any = SimpleNamespace(
+        backend=backend, errors=SimpleNamespace(value=str), slicer=None, isolation=Isolation()
+    )
     main = build_bootstrap(Settings.model_validate(KERNELS), {})
     for kernel in (main, *main.others):
         artifacts: Any = None

@@ -38,7 +38,18 @@ RECORDED_ARGUMENTS = json.dumps({"query": "hello world", "count": 3})
 SUBJECT = f"cg.v1r4.{PROJECT}.public.cmd.tool.jina.search"
 SEARCH = str(Path(__file__).parents[2] / "config" / "tools" / "jina_search.yaml")
 API_UNREACHABLE = "the kernel's API at 127.0.0.1:1: connection refused; check --api"
-KEYS = {"status", "content", "result", "error", "inbox_row", "doorbell", "trace_id", "tool_call_id", "times"}
+KEYS = {
+    "status",
+    "content",
+    "result",
+    "error",
+    "repaired",
+    "inbox_row",
+    "doorbell",
+    "trace_id",
+    "tool_call_id",
+    "times",
+}
 
 Call = Callable[..., Awaitable[Result]]
 

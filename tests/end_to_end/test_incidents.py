@@ -42,6 +42,7 @@ from tests.unit.test_chart import POD, firing_alerts, needs_promtool
 from tests.wire.conftest import DURABLE
 
 HELLO = {"query": "hello world", "count": 3}
+DOORBELLS = "cg.v1r4.*.*.cmd.agent.*.wakeup"
 TIMEOUT_S = 30.0
 BEGINS, ONCE, LASTING = 15, 20, 58
 """Minutes: begin of an incident, and evaluation of an incident that happens once and of one that lasts."""
@@ -299,15 +300,34 @@ async def test_a_full_stream_or_bucket_of_the_executor(scenes: Any, stream: str)
 
 @requirement("chart.metrics", "cli.top")
 async def test_a_full_command_stream_takes_no_doorbell(scenes: Any) -> None:
+    async with scenes() as scene:
+        await _limit_commands(scene, max_msgs=1)
+        await scene.finished_call()
+        await scene.fires("OpenapiToolDependencyDown")
+        await scene.prints("jetstream is unavailable", "maximum messages exceeded")
+
+
+@requirement("chart.metrics", "cli.top")
+async def test_a_command_stream_that_takes_one_doorbell_of_each_worker(scenes: Any) -> None:
     settings = {"WORKER_TIMEOUT_S": "8", "COMMIT_MARGIN_S": "3", "REQUEUE_DELAY_S": "1"}
     async with scenes(**{f"OPENAPI_TOOL__EXECUTOR__{name}": value for name, value in settings.items()}) as scene:
+        await scene.finished_call()
         jetstream = scene.caller.client.jetstream()
-        config: StreamConfig = (await jetstream.stream_info(STREAM)).config
-        config.max_msgs, config.discard = 1, DiscardPolicy.NEW
-        await jetstream.update_stream(config)
+        async with asyncio.timeout(TIMEOUT_S):
+            while not (subjects := (await jetstream.stream_info(STREAM, subjects_filter=DOORBELLS)).state.subjects):
+                pass
+        [doorbells] = subjects
+        await jetstream.publish(doorbells)  # one more than commands
+        await _limit_commands(scene, max_msgs_per_subject=2, discard_new_per_subject=True)
         await scene.finished_call()
         await scene.fires("OpenapiToolWorkersNotWoken")
         await scene.prints("doorbell.missed")
+
+
+async def _limit_commands(scene: Any, **limits: Any) -> None:
+    jetstream = scene.caller.client.jetstream()
+    config: StreamConfig = (await jetstream.stream_info(STREAM)).config
+    await jetstream.update_stream(config.evolve(**limits, discard=DiscardPolicy.NEW))
 
 
 @requirement("chart.metrics", "cli.top")

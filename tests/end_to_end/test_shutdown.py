@@ -14,11 +14,14 @@ from functools import cache
 from pathlib import Path
 
 import asyncpg
+import psutil
 import pytest
 
 from openapi_tool.local.caller import Caller
+from openapi_tool.local.placed_call import PlacedCall
 from openapi_tool.local.stack import EmbeddedStack
 from tests.conftest import AGENT, PROJECT, StartExecutor, search_tool
+from tests.hostile.schemas import PRODUCTS
 from tests.requirements import requirement
 from tests.support import dsn_of
 
@@ -141,8 +144,9 @@ async def test_what_a_silent_nats_cuts_off_is_logged(
         assert time.monotonic() - began < DRAIN_S + MARGIN_S
     finally:
         stack.nats.process.signal(signal.SIGCONT)
-    last = json.loads(executor.log_text().splitlines()[-1])
-    assert (last["action"], last["steps"], last["running"]) == ("service.cut_off", ["drain v1r4"], 1)
+    lines = map(json.loads, executor.log_text().splitlines())
+    [cut_off] = [line for line in lines if line["action"] == "service.cut_off"]  # the loop may log a line after it
+    assert (cut_off["steps"], cut_off["running"]) == (["drain v1r4"], 1)
     stack.upstream.rules()
     start_executor()
     assert (await caller.result(call, 30)).card["content"]["status"] == "success"
@@ -167,3 +171,58 @@ async def test_a_part_that_fails_ends_the_process_with_an_error_and_every_step_i
         *["service.step_done"] * 3,
         "process.crashed",
     ]
+
+
+def workers_of(pid: int) -> list[psutil.Process]:
+    """Return the worker processes of an executor, and their children."""
+    return psutil.Process(pid).children(recursive=True)
+
+
+async def ended(processes: list[psutil.Process]) -> None:
+    """Wait until processes have ended; a zombie of a killed executor belongs to init, which this test may be."""
+    async with asyncio.timeout(STARTS_S):
+        while any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in processes):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+async def costly_call(caller: Caller) -> PlacedCall:
+    """Store a definition whose arguments take a worker its whole CPU limit to check; return an unpublished call."""
+    rule, value = PRODUCTS["small fractions"]
+    schema = {"type": "object", "properties": {"query": rule}}
+    await caller.add_tool(PROJECT, search_tool() | {"tool_name": "costly", "parameters": schema})
+    return await caller.place(PROJECT, AGENT, "costly", {"query": value}, publish=False)
+
+
+async def running_task(pid: int) -> None:
+    """Wait until a worker of an executor has a child: a running task."""
+    async with asyncio.timeout(STARTS_S):
+        while not any(worker.children() for worker in psutil.Process(pid).children()):  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+
+
+@requirement("run.stop", "isolation.limits")
+async def test_end_with_a_task_in_a_worker_answers_the_call_or_hands_it_back(
+    caller: Caller, start_executor: StartExecutor
+) -> None:
+    call = await costly_call(caller)
+    executor = start_executor({"OPENAPI_TOOL__EXECUTOR__DRAIN_TIMEOUT_S": "1"})  # running calls get half of it
+    await caller.publish(call)
+    await running_task(executor.process.pid)
+    workers = workers_of(executor.process.pid)
+    executor.signal(signal.SIGTERM)
+    assert await asyncio.to_thread(executor.process.wait, 30) == 0
+    await ended(workers)
+    start_executor()
+    answer = await caller.result(call, 30)
+    assert answer.card["content"]["error"]["code"] == "tool_misconfigured"
+
+
+@requirement("run.stop", "isolation.limits")
+async def test_workers_end_with_an_executor_that_is_killed(caller: Caller, start_executor: StartExecutor) -> None:
+    call = await costly_call(caller)
+    executor = start_executor()
+    await caller.publish(call)
+    await running_task(executor.process.pid)
+    workers = workers_of(executor.process.pid)
+    executor.process.kill()
+    await ended(workers)

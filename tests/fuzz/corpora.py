@@ -344,6 +344,10 @@ class _Kernel:
             self.written.append((json.loads(artifact.content), artifact.metadata))
         return True
 
+    async def is_turn_busy(self, *_: object) -> bool:
+        """No other result is unread."""
+        return False
+
     async def artifact(self, *_: object) -> Artifact | None:
         """Return no artifact of earlier calls."""
         return None

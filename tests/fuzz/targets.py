@@ -51,13 +51,13 @@ from openapi_tool.protocol.identity import MAX_EPOCH, MAX_ID_BYTES, CallIdentity
 from openapi_tool.protocol.jsontext import JsonObject
 from openapi_tool.protocol.records import CardRecord, DefinitionRecord
 from openapi_tool.telemetry.redact import Redactor, of_call
-from openapi_tool.tools import arguments as arguments_module
 from openapi_tool.tools.arguments import Arguments, CallOwner, OperatorEnvs, is_identity, prepare_arguments
 from openapi_tool.tools.catalogue import CATALOGUE
 from openapi_tool.tools.definition import ToolDefinition, parse_definition
 from openapi_tool.tools.placeholders import PLACEHOLDERS, placeholder_values, render
 from openapi_tool.tools.policy import Deadline
 from openapi_tool.tools.result import RenderedResult, ToolOutput, failure, framed, success
+from openapi_tool.tools.schema import fits
 from openapi_tool.tools.scopes import SessionScope
 from openapi_tool.tools.truncation import ResultLimit, truncate, uncut_parts
 from tests.fuzz import corpora
@@ -589,7 +589,7 @@ def _assert_prepared(arguments: Arguments, definition: ToolDefinition, call: Too
     for name in arguments.by_model:
         value, given = arguments.values[name], call.arguments[name]
         # Only a value that its schema refuses is read differently, such as "5" as 5, a text as a list of one.
-        assert value is given or arguments_module._refuses(name, rules[name], given), name  # noqa: SLF001
+        assert value is given or not fits({"properties": {name: rules[name]}}, {name: given}), name
         assert name not in own
     assert not any(is_identity(name) for name in arguments.values)
     for name in arguments.values.keys() - arguments.by_model:

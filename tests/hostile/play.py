@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from openapi_tool.local.caller import Caller, prepare_database
 from openapi_tool.local.placed_call import VERSION
 from openapi_tool.local.stack import EmbeddedStack
-from tests.hostile import answers, definitions, keys, rows, wire
+from tests.hostile import answers, definitions, keys, rows, schemas, wire
 from tests.hostile.case import Case
 from tests.hostile.scene import Scene, Stage, Vitals
 from tests.hostile.victim import CallOutcomes, Pace
@@ -25,6 +25,7 @@ CASES: Mapping[str, Case] = {
     **keys.CASES,
     **definitions.CASES,
     **answers.CASES,
+    **schemas.CASES,
     **keys.CASES,
     **rows.CASES,
     **rows.CASES,

@@ -9,6 +9,7 @@ import asyncio
 import csv
 import json
 import os
+import re
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
@@ -38,6 +39,7 @@ from openapi_tool.protocol.records import Attempt
 from openapi_tool.tools.placeholders import Secret
 from openapi_tool.tools.result import Item, RenderedResult, ResultFields, ToolOutput, Usage, failure, success
 from tests.conftest import AGENT, PROJECT, TEMPLATE, StartExecutor, search_tool
+from tests.kernel.test_store import command_of, result_of
 from tests.requirements import requirement
 from tests.support import ROLE, V1R4, delivery, dsn_of, each, identity, make_role, pool_of
 
@@ -479,13 +481,114 @@ async def test_a_denied_statement_names_the_table(
 
 
 @requirement("postgres.failures")
-async def test_grants_on_single_columns_are_enough_to_be_ready(
+async def test_grants_on_the_columns_in_use_are_enough_to_be_ready(
     stack: EmbeddedStack, caller: Caller, database: str
 ) -> None:
     await caller.database.execute("revoke select on resource.tools from openapi_tool")
-    await caller.database.execute("grant select (project_id, tool_name) on resource.tools to openapi_tool")
-    store = await KernelStore.open(PoolOptions("v1r4", PostgresOptions(Secret(dsn_of(stack, database)), 1)))
+    used = "project_id, tool_name, after_execution, parameters"
+    await caller.database.execute(f"grant select ({used}) on resource.tools to openapi_tool")
+    options = PoolOptions("v1r4", PostgresOptions(Secret(dsn_of(stack, database)), 1))
+    with pytest.raises(NeedsOperator, match=r"permission denied for table tools .*sql grants"):
+        await KernelStore.open(options)
+    await caller.database.execute("grant select (options) on resource.tools to openapi_tool")
+    store = await KernelStore.open(options)
     await store.ping()
+    await store.aclose()
+
+
+SHAPE_FAULTS = {
+    "a column is renamed": (
+        "alter table state.agent_inbox rename column enqueue_mode to mode",
+        "alter table state.agent_inbox rename column mode to enqueue_mode",
+        'column "enqueue_mode"',
+    ),
+    "a column that is read has another type": (
+        "alter table state.agent_inbox alter column turn_epoch type text",
+        "alter table state.agent_inbox alter column turn_epoch type bigint using turn_epoch::bigint",
+        "a column has another type: operator does not exist: text = bigint",
+    ),
+    "a column that is written has another type": (
+        "alter table state.agent_inbox alter column payload drop default, alter column payload type text",
+        "alter table state.agent_inbox alter column payload type jsonb using payload::jsonb",
+        "a column has another type: .*expected str",
+    ),
+    "a unique index is dropped": (
+        "drop index uniq_cards_tool_result_call",
+        (
+            "create unique index uniq_cards_tool_result_call on cards (tenant_id, md5(tool_call_id)) "
+            "where tool_call_id is not null and metadata ->> 'type' = 'tool.result'"
+        ),
+        "missing: unique index on cards",
+    ),
+    "a unique index is no longer unique": (
+        (
+            "drop index state.idx_agent_inbox_unique; create index idx_agent_inbox_unique on state.agent_inbox "
+            "(project_id, message_type, md5(correlation_id))"
+        ),
+        (
+            "drop index state.idx_agent_inbox_unique; create unique index idx_agent_inbox_unique on state.agent_inbox "
+            "(project_id, message_type, md5(correlation_id))"
+        ),
+        "missing: unique index on state.agent_inbox",
+    ),
+    "a privilege on a column is revoked": (
+        (
+            "revoke insert on state.execution_edges from openapi_tool; "
+            "grant insert (edge_id) on state.execution_edges to openapi_tool"
+        ),
+        "grant insert on state.execution_edges to openapi_tool",
+        "permission denied for table execution_edges",
+    ),
+    "a column is required": (
+        (
+            "alter table state.agent_inbox add column priority int not null default 0; "
+            "alter table state.agent_inbox alter column priority drop default"
+        ),
+        "alter table state.agent_inbox alter column priority set default 0",
+        r"columns that this version does not write are required: state\.agent_inbox\.priority",
+    ),
+    "a table is dropped": (
+        "alter table resource.project_agents rename to agents",
+        "alter table resource.agents rename to project_agents",
+        "missing: table resource.project_agents",
+    ),
+}
+
+
+@requirement("postgres.shape")
+@pytest.mark.parametrize(("fault", "repair", "message"), SHAPE_FAULTS.values(), ids=SHAPE_FAULTS)
+async def test_damage_of_the_tables_is_found_by_the_next_ping_and_cleared_by_an_inspection_only(
+    store: KernelStore, caller: Caller, fault: str, repair: str, message: str
+) -> None:
+    await store.ping()
+    await caller.database.execute(fault)
+    for _ in range(3):
+        with pytest.raises(NeedsOperator, match=message):
+            await store.ping()
+    await caller.database.execute(repair)
+    await store.ping()
+
+
+@requirement("postgres.shape")
+async def test_a_new_optional_column_or_index_is_no_damage(store: KernelStore, caller: Caller) -> None:
+    await store.ping()
+    await caller.database.execute("alter table state.agent_inbox add column priority int not null default 0")
+    await caller.database.execute("alter table cards add column note text; create index on cards (note)")
+    await store.ping()
+
+
+@requirement("postgres.shape", "answer.atomic")
+@pytest.mark.parametrize("index", ["uniq_cards_tool_result_call", "state.idx_execution_edges_unique"])
+async def test_a_commit_is_refused_without_the_index_that_allows_one_result_per_call(
+    stack: EmbeddedStack, caller: Caller, database: str, index: str
+) -> None:
+    """Two replicas would both write a result of a redelivered call."""
+    store = await KernelStore.open(PoolOptions("v1r4", PostgresOptions(Secret(dsn_of(stack, database)), 1)))
+    call = await caller.place(PROJECT, AGENT, "jina_search", {}, publish=False)
+    card, report = result_of(call, await store.load(command_of(call)))
+    await caller.database.execute(f"drop index {index}")
+    with pytest.raises(NeedsOperator, match="ON CONFLICT"):
+        await store.commit(card, report)
     await store.aclose()
 
 
@@ -510,6 +613,35 @@ async def test_without_a_privilege_it_is_not_ready_and_waiting_calls_are_answere
     assert (await caller.result(call, 10)).card["content"]["status"] == "success"
     assert len(stack.upstream.requests()) == 1
     assert executor.log_text().count("missing: ") == 1  # logged once, not at every check
+
+
+@requirement("postgres.shape")
+@pytest.mark.parametrize("fault", ["a column is renamed", "a unique index is dropped", "a column is required"])
+async def test_damage_of_the_tables_while_nothing_is_sent_stops_fetching_until_it_is_repaired(
+    stack: EmbeddedStack, caller: Caller, start_executor: StartExecutor, fault: str
+) -> None:
+    """Else the next requests are billed, and their results cannot be stored, or are stored twice."""
+    damage, repair, message = SHAPE_FAULTS[fault]
+    port = free_port()
+    await caller.add_tool(PROJECT, search_tool())
+    executor = start_executor(
+        {"OPENAPI_TOOL__HEALTH__PORT": str(port), "OPENAPI_TOOL__HEALTH__CHECK_INTERVAL_S": "0.05"}
+    )
+    await readiness(port, wanted=True)
+    call = await caller.place(PROJECT, AGENT, "jina_search", {"query": "hello world", "count": 3}, publish=False)
+    await caller.database.execute(damage)
+    shown = await readiness(port, wanted=False)
+    assert re.search(message, shown["dependencies"]["postgres"]["reason"])
+    await caller.publish(call)
+    await asyncio.sleep(0.5)
+    assert stack.upstream.requests() == []
+    assert (await readiness(port, wanted=False))["dependencies"]["postgres"]["reason"]
+    await caller.database.execute(repair)
+    await readiness(port, wanted=True)
+    assert (await caller.result(call, 15)).card["content"]["status"] == "success"
+    lines = [json.loads(line) for line in executor.log_text().splitlines() if '"health.changed"' in line]
+    changes = [line["ok"] for line in lines if line["dependency"] == "postgres"]
+    assert changes == [True, False, True], "logged once each way, however often it is checked"
 
 
 async def readiness(port: int, *, wanted: bool) -> dict[str, Any]:

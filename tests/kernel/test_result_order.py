@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import uuid
 from collections.abc import AsyncIterator, Mapping
@@ -12,7 +11,7 @@ from typing import Any
 import pytest
 
 from openapi_tool.kernel import v1r4
-from openapi_tool.kernel.fragments import turn_lock
+from openapi_tool.kernel.fragments import Mode, turn_lock
 from openapi_tool.kernel.store import KernelStore
 from openapi_tool.local.caller import Caller
 from openapi_tool.local.placed_call import PlacedCall
@@ -27,7 +26,7 @@ from tests.kernel.test_store import command_of, result_of, v1r3_command_of, v1r3
 from tests.requirements import requirement
 from tests.support import dsn_of
 
-ALONE, IN_TURN = TurnCondition(alone=True, quiet_s=0), TurnCondition(alone=False, quiet_s=0)
+ALONE, IN_TURN = TurnCondition(quiet_s=None), TurnCondition(quiet_s=0)
 
 
 @pytest.fixture
@@ -60,9 +59,12 @@ async def add_row(caller: Caller, call: PlacedCall, **changes: Any) -> None:
         "message_type": "tool_result",
         "correlation_id": "other call",
         "agent_turn_id": call.agent_turn_id,
+        "turn_epoch": call.turn_epoch,
         "status": "pending",
         **changes,
     }
+    if row["correlation_id"] == "OWN":
+        row["correlation_id"] = call.tool_call_id
     names, places = ", ".join(row), ", ".join(f"${number}" for number in range(1, len(row) + 1))
     await caller.database.execute(f"insert into state.agent_inbox ({names}) values ({places})", *row.values())  # noqa: S608 - names of this file
 
@@ -85,9 +87,11 @@ UNREAD: Mapping[str, dict[str, Any]] = {
 OTHERS: Mapping[str, dict[str, Any]] = {
     "read": {"status": "consumed"},
     "another turn": {"agent_turn_id": "other turn"},
+    "another step": {"turn_epoch": 2},
+    "its own": {"correlation_id": "OWN", "message_type": "timeout"},
     "another agent": {"agent_id": "other agent"},
     "another project": {"project_id": "other project"},
-    "another message": {"message_type": "command_anchor"},
+    "another message": {"message_type": "turn"},
 }
 
 
@@ -116,8 +120,12 @@ async def test_other_rows_delay_no_result(
 @requirement("result.order")
 @pytest.mark.parametrize(
     "change",
-    ["status = 'deferred', next_retry_at = now() + interval '1 s'", "created_at = now() - interval '11 s'"],
-    ids=["deferred and not due", "left over"],
+    [
+        "status = 'deferred', next_retry_at = now() + interval '1 s'",
+        "created_at = now() - interval '11 s'",
+        "created_at = now() + interval '1 hour'",
+    ],
+    ids=["deferred and not due", "left over", "of the future"],
 )
 async def test_a_row_that_the_worker_will_not_read_soon_delays_no_result(
     caller: Caller, store: KernelStore, call: PlacedCall, change: str
@@ -148,7 +156,7 @@ async def test_a_result_waits_for_the_newest_command_of_its_step_whatever_replic
 ) -> None:
     await add_sibling(caller, call)
     card, report = await loaded(store, call)
-    condition = TurnCondition(alone=False, quiet_s=0.3)
+    condition = TurnCondition(quiet_s=0.3)
     async with caller.database.transaction():
         await caller.database.execute(
             "update state.agent_inbox set created_at = now() - make_interval(secs => $1) "
@@ -171,25 +179,44 @@ async def test_a_call_of_another_step_is_no_sibling(caller: Caller, store: Kerne
 
 
 @requirement("result.order")
-async def test_a_result_sees_what_another_replica_wrote_while_it_held_the_turns_lock(
-    caller: Caller, store: KernelStore, call: PlacedCall
+@pytest.mark.parametrize("condition", [ALONE, IN_TURN], ids=["alone", "in turn"])
+async def test_a_turn_whose_lock_is_held_is_busy_and_no_statement_waits_for_it(
+    caller: Caller, store: KernelStore, call: PlacedCall, condition: TurnCondition
 ) -> None:
+    """The holder may be another replica, a commit that waits at a row, or a process that is stopped."""
     card, report = await loaded(store, call)
     async with caller.database.transaction():
         await caller.database.execute("select pg_advisory_xact_lock($1)", turn_lock(report))
-        committing = asyncio.create_task(store.commit(card, report, None, IN_TURN))
-        await waits_for_lock(caller)
-        await add_row(caller, call)
-    with pytest.raises(TurnBusy):
-        await committing
+        with pytest.raises(TurnBusy):
+            await store.commit(card, report, None, condition)
+        assert not await store.is_turn_busy(report, 0)
+        assert await store.commit(card, report, None, None)
 
 
-async def waits_for_lock(caller: Caller) -> None:
-    async with asyncio.timeout(5):
-        while not await caller.database.fetchval(  # noqa: ASYNC110 - the server has no event for it
-            "select count(*) from pg_locks where locktype = 'advisory' and not granted"
-        ):
-            await asyncio.sleep(0.005)
+@requirement("result.order")
+async def test_a_result_is_not_written_if_the_lock_became_free_only_after_it_was_tried(
+    caller: Caller, store: KernelStore, call: PlacedCall
+) -> None:
+    """Whoever held it may have written a result that this statement's snapshot does not show."""
+    card, report = await loaded(store, call)
+    values = (*v1r4.report_values(card.card_id, report, Mode.IN_TURN, 0), card.content, card.metadata, *(None,) * 4)
+    row = await caller.database.fetchrow(v1r4.COMMIT, *values)
+    assert (row["busy"], row["written"]) == (True, False)
+    assert await results(caller) == 0
+
+
+@requirement("result.order")
+async def test_a_commit_in_turn_locks_the_turn_before_its_snapshot(
+    caller: Caller, store: KernelStore, call: PlacedCall
+) -> None:
+    card, report = await loaded(store, call)
+    values = (*v1r4.report_values(card.card_id, report, Mode.LOCK, 0), *(None,) * 6)
+    async with caller.database.transaction():
+        locked = await caller.database.fetchrow(v1r4.COMMIT, *values)
+        assert (locked["busy"], locked["written"]) == (False, False)
+        with pytest.raises(TurnBusy):
+            await store.commit(card, report, None, IN_TURN)
+    assert await store.commit(card, report, None, IN_TURN)
 
 
 @requirement("result.order")
@@ -230,7 +257,7 @@ async def test_the_search_for_unread_results_reads_few_rows_of_a_large_inbox(
     )
     await caller.database.execute("analyze state.agent_inbox")
     card, report = await loaded(store, call)
-    values = (*v1r4.report_values(card.card_id, report, ALONE), card.content, card.metadata, *(None,) * 4)
+    values = (*v1r4.report_values(card.card_id, report, Mode.ALONE, None), card.content, card.metadata, *(None,) * 4)
     async with caller.database.transaction():
         explained = await caller.database.fetchval(f"explain (analyze, format json) {v1r4.COMMIT}", *values)
     scans = [
@@ -268,7 +295,7 @@ async def test_in_v1r3_the_turn_of_a_row_is_in_its_payload(
         "traceparent, payload, status) values ('other', $1, $2, 'tool_result', 'other', 0, '', $3, $4)",
         PROJECT,
         AGENT,
-        {"agent_turn_id": turn or call.agent_turn_id},
+        {"agent_turn_id": turn or call.agent_turn_id, "turn_epoch": call.turn_epoch},
         status,
     )
     for condition in (ALONE, IN_TURN):

@@ -217,9 +217,9 @@ async def test_a_call_that_the_watchdog_answered_sends_no_request_and_gets_no_se
 KERNEL_FILTER = "cg.v1r4.*.*.cmd.tool.jina.*"
 
 
-async def durable(world: World, *arguments: str) -> Result:
+async def durable(world: World, *arguments: str, dsn: str | None = None) -> Result:
     """Run `openapi-tool nats durable` in a thread."""
-    environment = {"NATS_SERVERS": world.stack.nats.url}
+    environment = {"NATS_SERVERS": world.stack.nats.url, "PG_DSN": dsn}
     return await asyncio.to_thread(CliRunner().invoke, app, ["nats", "durable", *arguments], env=environment)
 
 
@@ -274,6 +274,40 @@ async def test_the_durable_is_taken_over_and_handed_back_with_the_settings_of_ea
     assert given == {busy.tool_call_id, unsettled.tool_call_id}, "the first was handed back, the second never delivered"
     for message in messages:
         await message.ack_sync()
+
+
+@requirement("handover")
+async def test_a_command_with_a_result_and_a_lost_acknowledgement_is_not_delivered_to_the_kernels_executor(
+    world: World,
+) -> None:
+    """It would fail on the existing result, and occupy its slot for 30 s at each delivery."""
+    kernels = ConsumerConfig(
+        durable_name=DURABLE, filter_subject=KERNEL_FILTER, ack_policy=AckPolicy.EXPLICIT, ack_wait=30, max_deliver=3
+    )
+    await world.caller.client.jetstream().add_consumer(STREAM, kernels)
+    calls = [await world.place() for _ in range(4)]
+    for call in calls:
+        await world.caller.publish(call)
+    subscription = await world.caller.client.jetstream().pull_subscribe_bind(DURABLE, STREAM)
+    assert len(await subscription.fetch(4, timeout=5)) == 4
+    for call in calls[:3]:
+        await world.caller.database.execute(
+            "insert into cards (card_id, tenant_id, tool_call_id, metadata) values ($1, $2, $3, $4)",
+            f"result of {call.tool_call_id}",
+            PROJECT,
+            call.tool_call_id,
+            {"type": "tool.result"},
+        )
+    unchecked = await durable(world, "--restore", "--json")
+    assert json.loads(unchecked.stdout)["acknowledged"] is None
+    assert "PG_DSN is not set, so none of 4 unacknowledged commands was checked" in unchecked.stderr
+    restored = await durable(world, "--restore", "--json", dsn=world.dsn)
+    printed = json.loads(restored.stdout)
+    assert (restored.exit_code, printed["acknowledged"], printed["after"]["unacknowledged"]) == (0, 3, 1)
+    info = await world.caller.client.jetstream().consumer_info(STREAM, DURABLE)
+    assert (info.num_ack_pending, info.num_redelivered) == (1, 0), "no command was delivered once more"
+    again = await durable(world, "--restore", "--json", dsn=world.dsn)
+    assert json.loads(again.stdout)["acknowledged"] == 0
 
 
 @requirement("handover")

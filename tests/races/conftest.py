@@ -197,6 +197,9 @@ class FakeKernel:
     async def report(self, _: str, __: Report, ___: TurnCondition | None) -> bool:
         return True
 
+    async def is_turn_busy(self, _: Report, __: float) -> bool:
+        return False
+
     async def artifact(self, *_: object) -> Artifact | None:
         return None
 

@@ -25,6 +25,7 @@ from nats.js.errors import (
     BucketNotFoundError,
     NoStreamResponseError,
     NotFoundError,
+    ServerError,
     ServiceUnavailableError,
 )
 from tenacity import stop_after_attempt, wait_fixed
@@ -145,11 +146,11 @@ def test_a_doorbell_that_is_refused_after_an_outage_is_given_up(run: Run, caplog
         async def publish(*_: Any, **__: Any) -> None:
             raise errors.pop(0)
 
-        client = cast("BusClient", SimpleNamespace(publish_to_stream=publish))
+        client = cast("BusClient", SimpleNamespace(publish_to_stream=publish, is_connected=False))
         assert not await WakeupPublisher(client).publish(Wakeup("subject", {}, b"{}"))
         assert not errors
 
-    caplog.set_level(logging.INFO, "openapi_tool")
+    caplog.set_level(logging.DEBUG, "openapi_tool")
     run(check())
     assert [vars(record)["action"] for record in caplog.records] == ["doorbell.retried", "doorbell.failed"]
 
@@ -165,6 +166,7 @@ class FakeServer:
 
     replies: list[Exception | dict[str, Any]] = field(default_factory=list)
     is_connected: bool = True
+    outage: str = ""
     reconnects: int = 0
     durable: Durable | None = field(default_factory=lambda: Durable("stream", "durable"))
     durable_error: str = ""
@@ -576,6 +578,7 @@ def test_a_bucket_that_does_not_answer_does_not_prevent_creating_others(run: Run
             cast("Leases", SimpleNamespace(records=FakeBucket())),
             cast("ParkedResultStore", FakeBucket()),
             cast("DeadLetters", FakeBucket()),
+            WakeupPublisher(cast("BusClient", server)),
             None,
             1,
             health,
@@ -602,6 +605,7 @@ class FakeStream:
     replies: list[Exception | None]
     accepted: int = 0
     attempts: int = 0
+    is_connected: bool = False
 
     async def publish_to_stream(self, *_: object) -> None:
         self.attempts += 1
@@ -640,6 +644,51 @@ def test_a_doorbell_is_retried_until_the_stream_accepts_it(outage: Exception, ru
         with pytest.raises(Unavailable):
             await WakeupPublisher(cast("BusClient", stream)).publish(WAKEUP)
         assert stream.attempts == 5
+
+    run(check())
+
+
+NOT_STORED = {
+    "account": BadRequestError(code=400, err_code=10002, description="resource limits exceeded for account"),
+    "server": ServiceUnavailableError(code=503, err_code=10023, description="insufficient resources"),
+    "reserved": ServerError(code=500, err_code=10047, description="insufficient storage resources available"),
+    "stream": ServiceUnavailableError(code=503, err_code=10077, description="maximum bytes exceeded"),
+    "no answer": nats.errors.TimeoutError(),
+}
+
+
+@pytest.mark.usefixtures("_five_attempts")
+@pytest.mark.parametrize("cause", NOT_STORED.values(), ids=NOT_STORED)
+@requirement("answer.doorbell", "outage")
+def test_while_no_message_is_stored_a_doorbell_is_never_given_up(cause: Exception, run: Run) -> None:
+    """Even for a worker that no longer waits: the next delivery comes only after the outage."""
+
+    async def check() -> None:
+        schedule, stream, changes = Schedule(), FakeStream([cause], is_connected=True), list[str]()
+        publisher = WakeupPublisher(cast("BusClient", stream))
+        publisher.changed = lambda: changes.append(publisher.outage)
+        command = replace(delivery(HEADERS, BODY), published_at=datetime.fromtimestamp(time.time() - 120, UTC))
+        handle = pipeline(FakeKernel(schedule), FakeTools(schedule), publisher).handle
+        assert isinstance(await handle(command), Requeue)
+        assert await publisher.problem() == publisher.outage == changes[0]
+        stream.replies = [None]
+        assert await publisher.problem() == ""
+        assert changes[1:] == [""]
+        assert await publisher.problem() == ""
+        assert stream.accepted == 1
+
+    run(check())
+
+
+@pytest.mark.usefixtures("_five_attempts")
+@requirement("answer.doorbell")
+def test_a_limit_of_one_subject_does_not_stop_all_calls(run: Run) -> None:
+    async def check() -> None:
+        cause = ServiceUnavailableError(503, err_code=10077, description="maximum messages per subject exceeded")
+        publisher = WakeupPublisher(cast("BusClient", FakeStream([cause], is_connected=True)))
+        with pytest.raises(Unavailable):
+            await publisher.publish(WAKEUP)
+        assert publisher.outage == ""
 
     run(check())
 

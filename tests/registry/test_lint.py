@@ -645,7 +645,7 @@ def test_a_folder_for_an_export_is_refused_if_it_cannot_be_written_or_is_not_use
     (tmp_path / "file").write_text("")
     done = run("export", "--format", "kernel", "--output-dir", str(tmp_path / "file"))
     assert (done.exit_code, done.stderr.count("\n")) == (2, 1)
-    assert f"--output-dir: {tmp_path / 'file'}: " in done.stderr
+    assert f"--output-dir: {tmp_path / 'file'}: is a file, not a folder" in done.stderr
     done = run("export", "--format", "mcp", "--output-dir", str(tmp_path / "new"))
     assert done.exit_code == 2
     assert not (tmp_path / "new").exists()

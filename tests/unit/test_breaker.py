@@ -455,7 +455,7 @@ class _Store:
 @requirement("breaker")
 def test_a_commit_that_wrote_nothing_proves_nothing(new_loop: Any) -> None:
     async def test(harness: BreakerHarness) -> None:
-        condition = TurnCondition(alone=True, quiet_s=0)
+        condition = TurnCondition(quiet_s=None)
         report: Any = SimpleNamespace(project_id="proj")
         card: Any = None
         given = card, report, None, condition

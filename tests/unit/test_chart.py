@@ -22,6 +22,7 @@ import yaml
 from kubernetes_validate import utils
 from pydantic import ValidationError
 
+from openapi_tool.isolation.limits import POD_BYTES
 from openapi_tool.protocol.identity import command_stream
 from openapi_tool.settings import Settings
 from openapi_tool.tools import placeholders
@@ -264,7 +265,8 @@ def limit_of(**sections: Any) -> str:
     """Return the pod's memory limit for these settings."""
     settings = Settings.model_validate({**POSTGRES, **sections})
     budget = settings.egress.body_budget_bytes + settings.cache.max_bytes
-    return f"{-(-memory_limit(budget, settings.executor.concurrency) // 2**20)}Mi"
+    process = memory_limit(budget, settings.executor.concurrency)
+    return f"{-(-(process + settings.isolation.workers * POD_BYTES) // 2**20)}Mi"
 
 
 @pytest.mark.parametrize(
@@ -273,6 +275,7 @@ def limit_of(**sections: Any) -> str:
         {},
         {"egress": {"body_budget_bytes": 512_000_000}},
         {"cache": {"max_bytes": 0}, "executor": {"concurrency": 8}},
+        {"isolation": {"workers": 4}},
     ],
 )
 @requirement("memory.limit")
@@ -321,7 +324,7 @@ def test_the_readme_alone_is_enough_to_render_a_release() -> None:
     example = re.findall(r"```yaml\n(.*?)```", CHART_README.read_text(encoding="utf-8"), re.DOTALL)[0]
     assert len(example.splitlines()) < 20
     environment = {entry["name"] for entry in container(yaml.safe_load(example))["env"]}
-    assert {"PG_DSN", "JINA_API_KEY", "OPENAPI_TOOL__NATS__PASSWORD", "OPENAPI_TOOL__NATS__CA_FILE"} <= environment
+    assert {"PG_DSN", "JINA_API_KEY", "OPENAPI_TOOL__NATS__PASSWORD_FILE", "OPENAPI_TOOL__NATS__CA_FILE"} <= environment
     assert "helm/openapi-tool/README.md" in (ROOT / "README.md").read_text(encoding="utf-8")
 
 

@@ -17,7 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from openapi_tool.bootstrap import build_bootstrap
-from openapi_tool.bus.connection_errors import credentials_problem, seed_problem
+from openapi_tool.bus.login import file_problems
+from openapi_tool.bus.options import NatsOptions
 from openapi_tool.settings import Settings, SettingsError, load_settings
 from openapi_tool.settings.loading import likely_secrets
 from openapi_tool.settings.sources import DriverOptions
@@ -525,7 +526,7 @@ def test_an_invalid_seed_file_is_reported_without_its_content(broken: bytes, tmp
     settings = Settings.model_validate({"postgres": {"dsn": "postgresql://h/db"}, "nats": {"nkey_seed_file": file}})
     with pytest.raises(SettingsError) as wrong:
         build_bootstrap(settings, {})
-    assert str(wrong.value).startswith("nats.nkey_seed_file: holds no seed of a user")
+    assert str(wrong.value).startswith(f"nats.nkey_seed_file ({file}): holds no seed of a user")
     assert broken[:20] not in str(wrong.value).encode() or not broken
 
 
@@ -550,7 +551,7 @@ def test_an_invalid_credentials_file_is_reported_without_its_content(broken: byt
     settings = Settings.model_validate({"postgres": {"dsn": "postgresql://h/db"}, "nats": {"credentials_file": file}})
     with pytest.raises(SettingsError) as wrong:
         build_bootstrap(settings, {})
-    assert str(wrong.value).startswith("nats.credentials_file: no ")
+    assert str(wrong.value).startswith(f"nats.credentials_file ({file}): no ")
     assert not any(secret in str(wrong.value).encode() for secret in (TOKEN, GOOD))
 
 
@@ -559,12 +560,18 @@ def test_valid_seed_and_credentials_files_are_accepted(tmp_path: Path) -> None:
     file = tmp_path / "login"
     for content in (GOOD, GOOD + b"\n", b"\r\n " + GOOD + b"\r\n"):
         file.write_bytes(content)
-        assert seed_problem(file) is None
+        assert list(file_problems(NatsOptions(nkey_seed_file=file))) == []
     file.write_bytes(credentials(TOKEN, GOOD))
-    assert credentials_problem(file) is None
+    assert list(file_problems(NatsOptions(credentials_file=file))) == []
 
 
 @requirement("settings.errors")
-def test_a_file_deleted_after_its_check_is_reported(tmp_path: Path) -> None:
-    assert seed_problem(tmp_path / "deleted") == "cannot be read: No such file or directory"
-    assert credentials_problem(tmp_path / "deleted") == "cannot be read: No such file or directory"
+@pytest.mark.parametrize("setting", ["nkey_seed_file", "credentials_file"])
+def test_a_file_deleted_after_its_check_is_reported(setting: str, tmp_path: Path) -> None:
+    file = tmp_path / "deleted"
+    file.touch()
+    login: dict[str, Any] = {setting: file}
+    options = NatsOptions(**login)
+    file.unlink()
+    expected = f"nats.{setting} ({file}): cannot be read: No such file or directory"
+    assert list(file_problems(options)) == [expected]

@@ -323,6 +323,7 @@ WAYS = {"search", "match", "fullmatch", "split", "findall", "finditer", "sub", "
 FUNCTIONS = {f"re.{name}" for name in ("compile", *WAYS)}
 ONCE = "every part is tried once: neighbours share no character"
 ONE_CLASS = "one class of characters"
+LABELS = "labels end at dots, which they do not hold; the rest is one class"
 LITERALS = "literal texts only"
 RUST = "pydantic's engine is linear for any pattern"
 
@@ -338,7 +339,7 @@ class Bound:
 # fmt: off
 TABLE: dict[str, Bound] = {
     "bus/client.py _DENIAL": Bound(8_192, '`[^"]*` ends at the quotation mark; NATS bounds its errors'),
-    "bus/connection_errors.py _TOKEN": Bound(65_536, "parts end at dots, which they do not hold"),
+    "bus/login.py _TOKEN": Bound(65_536, "parts end at dots, which they do not hold"),
     "bus/dead_letters.py _PLAIN_TOKEN": Bound(65_536, ONE_CLASS),
     "bus/pull_consumer.py _NUMBER": Bound(65_536, ONE_CLASS),
     "bus/wire.py _NAME": Bound(1_000_000, ONE_CLASS),
@@ -379,6 +380,7 @@ TABLE: dict[str, Bound] = {
     "protocol/identity.py _TRACE_ID": Bound(1_024, ONE_CLASS),
     "protocol/identity.py _TRACEPARENT": Bound(65_536, "fixed lengths, then the rest"),
     "protocol/identity.py _VERSION": Bound(65_536, "digits, a letter, digits"),
+    "kernel/inspection.py _INSERTS": Bound(20_000, "a class between literal texts; of our own statements"),
     "kernel/inspection.py _DECORATION": Bound(10_000, "literal texts and one class; of an index's definition"),
     "urls.py _FORBIDDEN": Bound(131_072, ONE_CLASS),
     "urls.py _HOST": Bound(131_072, ONCE),
@@ -411,13 +413,13 @@ TABLE: dict[str, Bound] = {
     "tools/lint.py _VARIABLE": Bound(10_000, ONCE),
     "tools/problems.py _ALLOWED": Bound(10_000, ONCE),
     "tools/problems.py _WORD_END": Bound(10_000, ONCE),
-    "tools/arguments.py _ADDRESS": Bound(20_000, "labels end at dots, which they do not hold; the rest is one class"),
+    "tools/argument_check.py _ADDRESS": Bound(20_000, LABELS),
     "tools/arguments.py _DIGITS": Bound(262_144, "a repeat of 12 at most"),
-    "tools/arguments.py _INTEGER": Bound(262_144, "a repeat of 12 at most"),
-    "tools/arguments.py _NUMBER": Bound(262_144, "repeats of 12 at most"),
-    "tools/arguments.py _SEPARATORS": Bound(20_000, ONE_CLASS),
-    "tools/arguments.py _SITE": Bound(20_000, "labels end at dots, which they do not hold; the rest is one class"),
-    "tools/arguments.py _TWO_ADDRESSES": Bound(20_000, LITERALS),
+    "tools/argument_check.py _INTEGER": Bound(262_144, "a repeat of 12 at most"),
+    "tools/argument_check.py _NUMBER": Bound(262_144, "repeats of 12 at most"),
+    "tools/argument_check.py _SEPARATORS": Bound(20_000, ONE_CLASS),
+    "tools/argument_check.py _SITE": Bound(20_000, LABELS),
+    "tools/argument_check.py _TWO_ADDRESSES": Bound(20_000, LITERALS),
     "tools/schema.py _EXAMPLE": Bound(10_000, "a repeat of 40 at most behind a literal text"),
     "tools/text_search.py _RUN": Bound(65_536, "a repeat of 16 at most of one sign"),
     "tools/text_search.py _WORD": Bound(600, "two classes that share nothing; its repeats give nothing back"),

@@ -456,7 +456,7 @@ def test_a_login_file_that_cannot_be_read_is_named(name: str, tmp_path: Path, mo
         return usual(path, *arguments, **options)
 
     monkeypatch.setattr(os, "open", refuse)
-    with pytest.raises(SettingsError, match=f"nats.{name}: cannot be read"):
+    with pytest.raises(SettingsError, match=rf"nats.{name} \({file}\): cannot be read"):
         build_bootstrap(settings, {})
 
 

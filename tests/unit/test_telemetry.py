@@ -34,6 +34,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from prometheus_client import REGISTRY
 
 from openapi_tool.bus.connection_errors import describe_connection_error
+from openapi_tool.bus.options import BusOptions, NatsOptions
 from openapi_tool.kernel.failures import describe_connection_error as describe_database_error
 from openapi_tool.open_files import OUT_OF_FILES
 from openapi_tool.protocol.identity import SpanContext, TraceLink, parse_traceparent
@@ -785,7 +786,7 @@ def test_a_shortage_of_open_files_is_reported_with_the_numbers(limit: int, port:
     assert (message is None) == enough
     if message:
         assert f"may open {limit} files" in message
-        assert "2 x egress.max_connections 1024, postgres.pool_size 8" in message
+        assert "egress.max_connections for each of 2 hosts 1024, postgres.pool_size 8" in message
 
 
 @pytest.mark.parametrize(
@@ -823,11 +824,12 @@ def test_two_kernels_share_the_files_for_their_databases() -> None:
 def test_a_shortage_of_files_is_named_for_every_dependency(number: int) -> None:
     shortage = OSError(number, os.strerror(number))
     several = OSError(f"Multiple exceptions: [Errno 111] Connect call failed, {shortage}")
+    bus = BusOptions(NatsOptions(servers=("nats://h:4222",)))
     for error in (shortage, several):
-        assert describe_connection_error(error, "h:4222", "nats.servers") == f"NATS at h:4222: {OUT_OF_FILES}"
+        assert describe_connection_error(error, bus) == f"NATS at h:4222: {OUT_OF_FILES}"
         assert describe_database_error(error) == OUT_OF_FILES
     refused = ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
-    assert OUT_OF_FILES not in describe_connection_error(refused, "h:4222", "nats.servers")
+    assert OUT_OF_FILES not in describe_connection_error(refused, bus)
 
 
 @requirement("health")

@@ -117,9 +117,10 @@ async def test_upstream_and_model_cannot_set_after_execution(world: World) -> No
     outcome = await world.send(await world.place(PAGE, "jina_reader", suffix="read"))
     assert outcome.content["after_execution"] == "suspend"
     assert "__cg_control" not in json.dumps(outcome.content)
-    refused = await world.send(await world.place({**PAGE, "__cg_control": control}, "jina_reader", suffix="read"))
-    assert refused.content["after_execution"] == "suspend"
-    assert refused.content["error"]["code"] == "bad_request"
+    dropped = await world.send(await world.place({**PAGE, "__cg_control": control}, "jina_reader", suffix="read"))
+    assert dropped.content["after_execution"] == "suspend"
+    assert "__cg_control" not in dropped.upstream_requests[-1]["body"]
+    assert dropped.content["result"]["repaired"] == ["__cg_control"]
 
 
 @pytest.mark.parametrize(

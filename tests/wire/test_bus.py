@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import gc
 import hashlib
 import json
 import os
 import ssl
 import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +30,12 @@ from nats.js import JetStreamContext
 from nats.js.api import StreamConfig
 
 from openapi_tool.bootstrap import build_bootstrap
+from openapi_tool.bus.client import BusClient
 from openapi_tool.bus.connection import connected
 from openapi_tool.bus.dead_letters import DeadLetters
 from openapi_tool.bus.kv_stores import shared_session_key
 from openapi_tool.bus.leases import Leases
+from openapi_tool.bus.pull_consumer import unsubscribe
 from openapi_tool.bus.streams import ensure_durable
 from openapi_tool.kernel.store import KernelStore
 from openapi_tool.local.caller import STREAM, Caller
@@ -38,7 +43,7 @@ from openapi_tool.local.servers import NatsServer, free_port
 from openapi_tool.local.stack import EmbeddedStack
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.settings import Settings
-from openapi_tool.telemetry.redact import Redactor
+from openapi_tool.telemetry.redact import MASK, Redactor
 from tests.requirements import requirement
 from tests.support import another_nats, delete_streams, delivery
 from tests.wire.conftest import SETTLED_S, FakeServer, World, fake_server, info
@@ -55,7 +60,7 @@ def server(stack: EmbeddedStack, more: str) -> Iterator[NatsServer]:
 
 
 @asynccontextmanager
-async def client_of(**section: Any) -> AsyncIterator[Client]:
+async def client_of(**section: Any) -> AsyncIterator[BusClient]:
     bootstrap = build_bootstrap(Settings(postgres=DSN, nats=section), {})
     async with asyncio.timeout(5), connected(bootstrap.bus) as client:
         yield client
@@ -97,10 +102,26 @@ async def test_login_with_user_and_password(stack: EmbeddedStack) -> None:
 
 
 @requirement("nats.login")
-async def test_login_with_a_token(stack: EmbeddedStack) -> None:
+async def test_login_with_a_token(stack: EmbeddedStack, tmp_path: Path) -> None:
     with server(stack, 'authorization { token: "the-right-token" }') as nats_server:
         await assert_connects(servers=nats_server.url, token="the-right-token")
+        file = tmp_path / "token"
+        file.write_text("the-right-token\n")
+        await assert_connects(servers=nats_server.url, token_file=file)
         await assert_refused(servers=nats_server.url, token="another-token")
+
+
+@requirement("nats.rotation", "secrets.output")
+async def test_a_new_password_in_a_file_is_used_and_masked(stack: EmbeddedStack, tmp_path: Path) -> None:
+    file = tmp_path / "password"
+    file.write_text("the-old-word\n")
+    with server(stack, 'authorization { user: "u", password: "the-right-one" }') as nats_server:
+        section = {"servers": nats_server.url, "user": "u", "password_file": file}
+        bootstrap = build_bootstrap(Settings(postgres=DSN, nats=section), {})
+        file.write_text("the-right-one\n")
+        async with asyncio.timeout(5), connected(bootstrap.bus) as client:
+            await client.flush()
+    assert bootstrap.redactor.text("the-old-word, the-right-one") == f"{MASK}, {MASK}"
 
 
 @requirement("nats.login")
@@ -255,6 +276,54 @@ async def test_the_executor_passes_the_configured_replicas_to_the_server(
     }
 
 
+# Tasks of nats-py end with their subscription, and do not run in the context of a call.
+
+
+async def _ignore(message: Msg) -> None:
+    del message
+
+
+@pytest.mark.parametrize("connected_then", [True, False])
+@requirement("outage")
+async def test_a_subscription_that_a_lost_connection_ends_leaves_no_task(
+    caplog: pytest.LogCaptureFixture,
+    connected_then: bool,  # noqa: FBT001 - a parameter of the test
+) -> None:
+    """The garbage collector would log "Task was destroyed" with the ids of whichever call runs at that moment."""
+    async with fake_server() as fake, client_of(servers=fake.url) as client:
+        subscription = await client.subscribe("subject", cb=_ignore)
+        await fake.connections[0].subscribed.wait()
+        if not connected_then:
+            await client.force_reconnect()
+        ending = asyncio.create_task(unsubscribe(client, subscription))
+        await asyncio.sleep(0)
+        fake.connections[0].drop()
+        await ending
+        del subscription, ending
+        await asyncio.sleep(0)  # in which a cancelled task ends
+        gc.collect()
+    assert [record.getMessage() for record in caplog.records if "destroyed" in record.getMessage()] == []
+
+
+@requirement("logs.call")
+async def test_replies_are_not_received_in_the_context_of_a_call(
+    stack: EmbeddedStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call: ContextVar[str] = ContextVar("call", default="none")
+    receive, seen = Client._request_sub_callback, []  # noqa: SLF001 - replaced on purpose
+
+    async def record(self: Client, message: Msg) -> None:
+        seen.append(call.get())
+        await receive(self, message)
+
+    monkeypatch.setattr(Client, "_request_sub_callback", record)
+    with server(stack, "") as nats_server:
+        async with client_of(servers=nats_server.url) as client:
+            call.set("a call")
+            await client.jetstream().account_info()
+    assert seen == ["none"]
+
+
 # If TLS is configured, no byte of a login is sent without it.
 
 
@@ -401,6 +470,67 @@ async def test_nothing_is_sent_over_a_plain_websocket_that_claims_tls() -> None:
     async with TestServer(application, host="127.0.0.1") as claiming:
         assert REASON in await refused(f"ws://127.0.0.1:{claiming.port}", tls=True)
     assert received == []
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Name and validity of the server's certificate, the executor's settings, and why there is no connection."""
+
+    says: str
+    host: str = "localhost"
+    until: datetime = datetime(2100, 1, 1, tzinfo=UTC)
+    settings: Mapping[str, str] = field(default_factory=dict)
+
+
+UNKNOWN_ISSUER = "the server's certificate cannot be verified (unable to get local issuer certificate); "
+REFUSALS = {
+    "another CA": Refusal(UNKNOWN_ISSUER + "check nats.ca_file ({other_ca})", settings={"ca_file": "other_ca"}),
+    "no CA": Refusal(UNKNOWN_ISSUER + "set nats.ca_file"),
+    "another host": Refusal(
+        "the server's certificate is of another host (Hostname mismatch, certificate is not valid for 'localhost'.); "
+        "check nats.servers (NATS_SERVERS)",
+        host="elsewhere.example",
+        settings={"ca_file": "ca"},
+    ),
+    "expired": Refusal(
+        "the server's certificate cannot be used now (certificate has expired); renew it, and check the clocks",
+        until=datetime(2020, 1, 1, tzinfo=UTC),
+        settings={"ca_file": "ca"},
+    ),
+    "no client certificate": Refusal(
+        "the server requires a client certificate; set nats.cert_file and nats.key_file", settings={"ca_file": "ca"}
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:parameter 'timeout':DeprecationWarning")  # nats-py's use of aiohttp
+@pytest.mark.parametrize("scheme", ["tls", "wss"])
+@pytest.mark.parametrize("refusal", REFUSALS.values(), ids=REFUSALS)
+@requirement("nats.rotation", "start.reasons")
+async def test_the_cause_of_a_failed_handshake_is_named(
+    stack: EmbeddedStack, tmp_path: Path, refusal: Refusal, scheme: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    if scheme == "wss" and "client" in refusal.says:
+        pytest.skip("the greeting, which says that certificates are required, comes after the handshake")
+    made, port, paths = trustme.CA(), free_port(), {name: tmp_path / name for name in ("ca", "other_ca", "server")}
+    made.cert_pem.write_to_path(str(paths["ca"]))
+    trustme.CA().cert_pem.write_to_path(str(paths["other_ca"]))
+    certificate = made.issue_cert(refusal.host, not_before=datetime(2019, 1, 1, tzinfo=UTC), not_after=refusal.until)
+    certificate.private_key_and_cert_chain_pem.write_to_path(str(paths["server"]))
+    pem, ca = (json.dumps(str(paths[name])) for name in ("server", "ca"))
+    verify = f"ca_file: {ca}, verify: true" if "client" in refusal.says else ""
+    tls = f"tls {{ cert_file: {pem}, key_file: {pem}, {verify} }}"
+    if scheme == "wss":
+        tls = f'websocket {{ listen: "127.0.0.1:{port}", tls {{ cert_file: {pem}, key_file: {pem} }} }}'
+    with server(stack, tls) as nats_server:
+        url = f"{scheme}://localhost:{port if scheme == 'wss' else nats_server.url.rpartition(':')[2]}"
+        settings = {name: paths[file] for name, file in refusal.settings.items()}
+        with pytest.raises(Unavailable) as error:
+            async with asyncio.timeout(SETTLED_S), connected(replace(bus(url, **settings), once=True)):
+                pass
+    where = url.partition("://")[2]
+    assert str(error.value) == f"cannot connect to NATS at {where}: {refusal.says.format(**paths)}"
+    assert caplog.records == []
 
 
 @requirement("nats.login")

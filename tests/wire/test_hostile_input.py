@@ -632,8 +632,8 @@ async def test_numbers_beyond_64_bits_are_refused(world: World) -> None:
 @requirement("arguments.checked")
 async def test_long_names_and_values_are_cut_in_error_messages(world: World) -> None:
     for arguments in (
-        {"query": "x", LARGE_TEXT: 1},
-        {"query": "x", **{f"{n}{'z' * 200}": 1 for n in range(900)}},
+        {LARGE_TEXT: 1},  # beside a query an open schema drops unknown arguments
+        {f"{n}{'z' * 200}": 1 for n in range(900)},
         {"query": "x", "count": LARGE_TEXT},
         {"query": "x", "country": LARGE_TEXT},
     ):

@@ -37,7 +37,7 @@ PAGE = "http://site.fixture.test:8099/article"
 
 
 async def called(world: World, tool: dict[str, Any], arguments: dict[str, Any]) -> Outcome:
-    world.stack.upstream.rules({"answer": "s-post-json" if tool is SEARCH else "r-post-json"})
+    world.stack.upstream.rules({"answer": "r-post-json" if tool is READER else "s-post-json"})
     await world.caller.add_tool(PROJECT, tool)
     return await world.send(await world.place(arguments, tool["tool_name"]))
 
@@ -64,6 +64,13 @@ async def test_another_name_of_the_query_or_page_is_translated(
     assert (outcome.content["status"], repaired(outcome)) == ("success", [named])
     [request] = outcome.upstream_requests
     assert sent in unquote(str(request))
+
+
+@requirement("arguments.kernel")
+async def test_the_declared_name_may_be_the_other_one(world: World) -> None:
+    parameters = {"type": "object", "properties": {"q": {"type": "string"}}, "required": ["q"]}
+    outcome = await called(world, {**SEARCH, "parameters": parameters}, {"query": "hello"})
+    assert (outcome.content["status"], repaired(outcome)) == ("success", ["query"])
 
 
 @requirement("arguments.kernel")

@@ -342,7 +342,10 @@ async def test_no_request_of_an_operator_gets_a_command_or_the_session_key_or_ch
     [(now, *progress)] = after[STREAM][3]
     assert now["filter_subject"] == config["filter_subject"]
     assert now["deliver_subject"] is None
-    assert progress[:2] == [delivered, ack_floor]
+    # An invalid acknowledgement, which a user of the hand-over may send, changes the time of the last one only.
+    assert [(at.consumer_seq, at.stream_seq) for at in progress[:2]] == [
+        (at.consumer_seq, at.stream_seq) for at in (delivered, ack_floor)
+    ]
     assert progress[2] >= pending >= VICTIMS
     assert waiting == progress[3]
 

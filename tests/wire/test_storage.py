@@ -26,7 +26,7 @@ from typer.testing import CliRunner
 from openapi_tool.bootstrap import build_bootstrap
 from openapi_tool.bus import dead_letters, durable_monitor, kv_stores, leases
 from openapi_tool.bus.client import BusClient, routed
-from openapi_tool.bus.connection import connected
+from openapi_tool.bus.connection import WakeupPublisher, connected
 from openapi_tool.bus.consumer import CommandConsumer
 from openapi_tool.bus.dead_letters import DeadLetters
 from openapi_tool.bus.durable import ServerClock, _has_quorum
@@ -91,7 +91,16 @@ async def stored_on(client: BusClient, replicas: int = 1) -> Stored:
     key = await retried(
         lambda: shared_session_key(client, replicas), on=Unavailable, wait=wait_fixed(0.1), stop=stop_after_delay(20)
     )  # as at the start: a new cluster may lose the first replies
-    storage = Storage(client, leases_, results, DeadLetters(client, Redactor(), replicas), key, replicas, health)
+    storage = Storage(
+        client,
+        leases_,
+        results,
+        DeadLetters(client, Redactor(), replicas),
+        WakeupPublisher(client),
+        key,
+        replicas,
+        health,
+    )
     return Stored(client, leases_, results, storage, health)
 
 

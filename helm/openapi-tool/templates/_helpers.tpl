@@ -58,15 +58,16 @@ app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end -}}
 {{- end -}}
 
-{{/* 128 MiB for the process, its memory budgets plus a quarter for memory that the allocator cannot return, and 1 MiB
-per call of each kernel. */}}
+{{/* 128 MiB for the process, its memory budgets plus a quarter for memory that the allocator cannot return, 1 MiB per
+call of each kernel, and 144 MiB per worker process (`isolation/limits.py`). */}}
 {{- define "openapi-tool.memoryLimit" -}}
 {{- $config := .Values.config | default dict -}}
 {{- $responses := dig "egress" "body_budget_bytes" 256000000 $config | int64 -}}
 {{- $cache := dig "cache" "max_bytes" 4000000 $config | int64 -}}
 {{- $kernels := ternary 1 2 (empty .Values.v1r3.postgres.name) -}}
 {{- $calls := mul $kernels (dig "executor" "concurrency" 64 $config | int64) -}}
-{{- $bytes := add (div (mul (add $responses $cache) 5) 4) (mul $calls 1048576) 134217728 -}}
+{{- $workers := dig "isolation" "workers" 2 $config | int64 -}}
+{{- $bytes := add (div (mul (add $responses $cache) 5) 4) (mul $calls 1048576) (mul $workers 150994944) 134217728 -}}
 {{- printf "%dMi" (div (add $bytes 1048575) 1048576) -}}
 {{- end -}}
 
@@ -271,12 +272,10 @@ envFrom:
 
 {{/* Login and TLS of a NATS; arguments: prefix of the variables, volume of the login's files, login, tls. */}}
 {{- define "openapi-tool.natsEnv" }}
-{{- range $setting, $key := dict "USER" .login.userKey "PASSWORD" .login.passwordKey "TOKEN" .login.tokenKey }}
-{{- if $key }}
-{{- include "openapi-tool.secretEnv" (dict "variable" (print $.prefix $setting) "secret" $.login.name "key" $key) }}
+{{- if .login.userKey }}
+{{- include "openapi-tool.secretEnv" (dict "variable" (print .prefix "USER") "secret" .login.name "key" .login.userKey) }}
 {{- end }}
-{{- end }}
-{{- range $setting, $key := dict "CREDENTIALS_FILE" .login.credentialsKey "NKEY_SEED_FILE" .login.nkeySeedKey }}
+{{- range $setting, $key := dict "PASSWORD_FILE" .login.passwordKey "TOKEN_FILE" .login.tokenKey "CREDENTIALS_FILE" .login.credentialsKey "NKEY_SEED_FILE" .login.nkeySeedKey }}
 {{- if $key }}
 - name: {{ $.prefix }}{{ $setting }}
   value: /etc/openapi-tool/{{ $.volume }}/{{ $key }}
@@ -355,9 +354,9 @@ envFrom:
 {{- $older := .Values.v1r3 -}}
 {{- $mounted := dict
   "postgres" (dict "name" $secrets.postgres.name "keys" (list $secrets.postgres.caKey $secrets.postgres.certKey $secrets.postgres.keyKey))
-  "nats" (dict "name" $secrets.nats.name "keys" (list $secrets.nats.credentialsKey $secrets.nats.nkeySeedKey))
+  "nats" (dict "name" $secrets.nats.name "keys" (list $secrets.nats.passwordKey $secrets.nats.tokenKey $secrets.nats.credentialsKey $secrets.nats.nkeySeedKey))
   "nats-tls" (dict "name" $secrets.natsTls.name "keys" (list $secrets.natsTls.caKey $secrets.natsTls.certKey $secrets.natsTls.keyKey))
-  "v1r3-nats" (dict "name" $older.nats.name "keys" (list $older.nats.credentialsKey $older.nats.nkeySeedKey))
+  "v1r3-nats" (dict "name" $older.nats.name "keys" (list $older.nats.passwordKey $older.nats.tokenKey $older.nats.credentialsKey $older.nats.nkeySeedKey))
   "v1r3-nats-tls" (dict "name" $older.natsTls.name "keys" (list $older.natsTls.caKey $older.natsTls.certKey $older.natsTls.keyKey))
   "upstream-ca" (dict "name" $secrets.upstreamCa.name "keys" (list $secrets.upstreamCa.key))
   "keys" (dict "name" (ternary $secrets.keys.name "" $secrets.keys.asFiles) "keys" (include "openapi-tool.keys" . | fromJsonArray)) -}}
@@ -509,9 +508,11 @@ render runs them. */}}
     "nats.servers" "nats.servers" "secrets.allowed_env" "allowedEnv" "nats.user" "secrets.nats.userKey"
     "nats.ca_file" "secrets.natsTls" "nats.cert_file" "secrets.natsTls" "nats.key_file" "secrets.natsTls"
     "nats.credentials_file" "secrets.nats.credentialsKey" "nats.nkey_seed_file" "secrets.nats.nkeySeedKey"
+    "nats.password_file" "secrets.nats.passwordKey" "nats.token_file" "secrets.nats.tokenKey"
     "dialects.v1r3.nats.servers" "v1r3.nats.servers" "dialects.v1r3.nats.user" "v1r3.nats.userKey"
     "dialects.v1r3.nats.ca_file" "v1r3.natsTls" "dialects.v1r3.nats.cert_file" "v1r3.natsTls"
     "dialects.v1r3.nats.key_file" "v1r3.natsTls" "dialects.v1r3.nats.credentials_file" "v1r3.nats.credentialsKey"
+    "dialects.v1r3.nats.password_file" "v1r3.nats.passwordKey" "dialects.v1r3.nats.token_file" "v1r3.nats.tokenKey"
     "dialects.v1r3.nats.nkey_seed_file" "v1r3.nats.nkeySeedKey" "egress.ca_file" "secrets.upstreamCa" -}}
 {{- $path := splitList "." $setting -}}
 {{- $section := $.Values.config | default dict -}}

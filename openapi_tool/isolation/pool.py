@@ -1,0 +1,148 @@
+"""Pool of worker processes: whose task runs next, what a killed task leads to, metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from cachetools import LRUCache
+
+from openapi_tool.concurrency import FairSemaphore
+from openapi_tool.isolation.frames import MAX_TASK_BYTES, decode
+from openapi_tool.isolation.limits import CPU_S, MEMORY_BYTES, WALL_S
+from openapi_tool.isolation.process import Broken, Killed, Lost, Stuck, WorkerProcess
+from openapi_tool.isolation.tasks import TASKS
+from openapi_tool.protocol.identity import bare_project
+from openapi_tool.protocol.jsontext import JsonObject
+from openapi_tool.telemetry import metrics
+
+log = logging.getLogger(__name__)
+
+MAX_WAITING = 1_024
+"""Waiting tasks: more than there are calls. A running call has one task at a time, so its slot bounds the queue."""
+
+MAX_KILLS = 2
+"""Kills of a subject's tasks, after which it is refused without a try."""
+
+_MAX_SUBJECTS = 4_096
+_NUMBERS = {task.name: number for number, task in enumerate(TASKS)}
+
+
+class TaskKilled(Exception):
+    """The task used too much CPU or memory, or was refused because earlier ones of its subject did."""
+
+
+class PoolBusy(Exception):
+    """No answer in time; the task itself may be innocent."""
+
+
+_OUTCOMES = {TaskKilled: "killed", PoolBusy: "late", asyncio.CancelledError: "cancelled"}
+
+
+@contextmanager
+def _measured(name: str) -> Iterator[None]:
+    outcome, began = "done", time.monotonic()
+    try:
+        yield
+    except BaseException as error:
+        outcome = _OUTCOMES.get(type(error), "broken")
+        raise
+    finally:
+        metrics.ISOLATION_TASKS.labels(name, outcome).inc()
+        metrics.ISOLATION_SECONDS.labels(name).observe(time.monotonic() - began)
+
+
+class WorkerPool:
+    """Runs tasks in `size` worker processes; projects take turns.
+
+    A project has at most one task fewer running than there are workers, so that one which sends only slow tasks leaves
+    a worker to the others; with two workers, one task.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._workers = [WorkerProcess() for _ in range(size)]
+        self._idle = list(self._workers)
+        self._turns = FairSemaphore(size, max(1, size - 1))
+        self._kills: LRUCache[tuple[str, bytes], int] = LRUCache(_MAX_SUBJECTS)
+        metrics.ISOLATION_WAITING.set_function(lambda: self._turns.waiting)
+
+    def start(self) -> None:
+        """Start all workers in the background, so that the first task need not wait for one."""
+        for worker in self._workers:
+            worker.start()
+
+    @property
+    def pids(self) -> list[int]:
+        """Return the ids of the running workers."""
+        return [worker.pid for worker in self._workers if worker.pid is not None]
+
+    async def run(self, name: str, argument: bytes, *, project: str, subject: bytes, wait_s: float) -> JsonObject:
+        """Run a task of `TASKS` for a project and return its result.
+
+        `subject` identifies what its cost depends on, such as a definition: if its tasks were killed MAX_KILLS times,
+        this one is refused. Raises TaskKilled, PoolBusy after `wait_s` seconds, and Broken for a defect.
+        """
+        with _measured(name):
+            return await self._run(name, argument, (project, subject), time.monotonic() + wait_s)
+
+    async def _run(self, name: str, argument: bytes, subject: tuple[str, bytes], give_up_at: float) -> JsonObject:
+        if len(argument) > MAX_TASK_BYTES or self._kills.get(subject, 0) >= MAX_KILLS:
+            raise TaskKilled
+        if self._turns.waiting >= MAX_WAITING:
+            raise PoolBusy
+        project, _ = subject
+        try:
+            async with asyncio.timeout(max(0.0, give_up_at - time.monotonic())):
+                await self._turns.take(project)
+        except TimeoutError:
+            raise PoolBusy from None
+        try:
+            return await self._on_worker(name, argument, subject, give_up_at)
+        finally:
+            self._turns.give(project)
+
+    async def _on_worker(self, name: str, argument: bytes, subject: tuple[str, bytes], give_up_at: float) -> JsonObject:
+        worker = self._idle.pop()  # there is one: each permit stands for a worker
+        try:
+            for _ in range(2):  # a worker may have been lost unnoticed, or by what its host did to it
+                wall_s = min(WALL_S, give_up_at - time.monotonic())
+                try:
+                    return decode(await worker.run(_NUMBERS[name], argument, max(0.0, wall_s)))
+                except Lost:
+                    continue
+                except Killed:
+                    self._count_kill(name, subject)
+                    raise TaskKilled from None
+        except Stuck:
+            log.warning(
+                "a worker process did not answer in time and was killed",
+                extra={"action": "isolation.worker_stuck", "task": name, "project_id": bare_project(subject[0])},
+            )
+        except ValueError as error:
+            raise Broken("the result is not JSON") from error
+        finally:
+            self._idle.append(worker)
+        raise PoolBusy
+
+    def _count_kill(self, name: str, subject: tuple[str, bytes]) -> None:
+        self._kills[subject] = self._kills.get(subject, 0) + 1
+        log.warning(
+            "a task was killed: it needed more than %s s of CPU or %s MB of memory",
+            CPU_S,
+            MEMORY_BYTES // 2**20,
+            extra={
+                "action": "isolation.task_killed",
+                "task": name,
+                "project_id": bare_project(subject[0]),
+                "kills": self._kills[subject],
+            },
+        )
+
+    async def aclose(self) -> None:
+        """Kill all workers, and wait until they have ended."""
+        async with asyncio.TaskGroup() as group:
+            for worker in self._workers:
+                group.create_task(worker.aclose())

@@ -1,0 +1,246 @@
+"""One worker process of the pool: started, given tasks, killed, started again."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import cast
+
+from openapi_tool.concurrency import in_background
+from openapi_tool.isolation.frames import ANSWER, DEFECT, MAX_ANSWER_BYTES, TASK
+from openapi_tool.isolation.limits import CPU_S
+from openapi_tool.isolation.worker import ENDED
+
+log = logging.getLogger(__name__)
+
+_PROGRAM = Path(__file__).with_name("worker.py")
+_MAX_BACK_OFF_S = 5.0
+
+
+class Killed(Exception):
+    """The task ended without an answer: by a limit of CPU or memory."""
+
+
+class Stuck(Exception):
+    """The worker did not answer in time, and was killed."""
+
+
+class Lost(Exception):
+    """The worker process ended, or sent what it must not send; the task may be tried again."""
+
+
+class Broken(Exception):
+    """The task's function raised an exception: a defect of our own code. The message is its type and place."""
+
+
+class _Exchange(asyncio.Protocol):
+    """Task and answer on a socket of their own; `done` when the child has ended, which closes the socket."""
+
+    def __init__(self, task: bytes, task_id: int) -> None:
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._task, self._task_id, self._answer, self._wrong = task, task_id, bytearray(), False
+        self._transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by its class
+        self._transport.write(self._task)
+        self._task = b""
+
+    def data_received(self, data: bytes) -> None:
+        self._answer += data
+        if len(self._answer) > MAX_ANSWER_BYTES + ANSWER.size:
+            self._wrong = True
+            self.close()
+
+    def connection_lost(self, error: Exception | None) -> None:  # noqa: ARG002 - reset or closed, it is over
+        if not self.done.done():
+            self.done.set_result(None)
+
+    def close(self) -> None:
+        """Close the socket at once."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def result(self) -> bytes:
+        """Return the result. Raises Killed, Lost or Broken."""
+        if self._wrong:
+            raise Lost
+        if len(self._answer) < ANSWER.size:
+            raise Killed
+        task_id, status, length = ANSWER.unpack_from(self._answer)
+        result = bytes(self._answer[ANSWER.size :])
+        if len(result) < length <= MAX_ANSWER_BYTES:
+            raise Killed
+        if task_id != self._task_id or len(result) != length:
+            raise Lost
+        if status == DEFECT:
+            raise Broken(result.decode("ascii", "replace"))
+        return result
+
+
+class WorkerProcess:
+    """Process that is started at the first use and again after its end; runs one task at a time."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+        self._task_ended: asyncio.Future[bool] | None = None  # its result: whether the worker is alive
+        self._starting: asyncio.Task[None] | None = None
+        self._closed = False
+
+    def start(self) -> asyncio.Task[None]:
+        """Start the process in the background, unless it runs."""
+        if self._starting is None:
+            self._starting = in_background(self._start(), "start a worker process")
+        return self._starting
+
+    @property
+    def pid(self) -> int | None:
+        """Return the id of the process, None while none runs."""
+        return self._process.pid if self._process is not None else None
+
+    async def run(self, number: int, argument: bytes, wall_s: float) -> bytes:
+        """Run a task and return its result; wait until its process has ended.
+
+        Raises Killed, Stuck, Lost, Broken. Kills the worker if it is stuck, or the caller is cancelled.
+        """
+        # An id that cannot be guessed, so that an answer prepared for another task is refused.
+        task_id = secrets.randbits(64)
+        exchange = _Exchange(TASK.pack(task_id, number, CPU_S, len(argument)) + argument, task_id)
+        try:
+            async with asyncio.timeout(wall_s):
+                await asyncio.shield(self.start())
+                await self._send(exchange)
+                return await self._result(exchange)
+        except TimeoutError:
+            self.kill()
+            raise Stuck from None
+        except OSError as error:
+            self.kill()
+            raise Lost from error
+        except (Lost, asyncio.CancelledError):
+            self.kill()
+            raise
+        finally:
+            exchange.close()
+
+    async def _send(self, exchange: _Exchange) -> None:
+        if self._control is None:  # closed meanwhile
+            raise Lost
+        self._task_ended = asyncio.get_running_loop().create_future()
+        ours, theirs = socket.socketpair()
+        with theirs:
+            try:
+                socket.send_fds(self._control, [b"t"], [theirs.fileno()])
+                await asyncio.get_running_loop().create_unix_connection(lambda: exchange, sock=ours)
+            except BaseException:
+                ours.close()
+                raise
+
+    async def _result(self, exchange: _Exchange) -> bytes:
+        if self._task_ended is None or not await self._task_ended:
+            raise Lost
+        await exchange.done
+        return exchange.result()
+
+    def kill(self) -> None:
+        """Kill the process and its child; start another one in the background."""
+        process, control, task_ended = self._process, self._control, self._task_ended
+        self._process = self._control = self._task_ended = None
+        if task_ended is not None and not task_ended.done():
+            task_ended.set_result(False)
+        if control is not None:
+            asyncio.get_running_loop().remove_reader(control.fileno())
+            control.close()
+        if process is None:
+            return
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # it leads a group of its own, and is not reaped yet
+        self._starting = in_background(self._replace(process), "replace a worker process")
+
+    async def _replace(self, old: subprocess.Popen[bytes]) -> None:
+        await asyncio.to_thread(_reap, old)
+        await self._start()
+
+    async def _start(self) -> None:
+        back_off_s = 0.1
+        while not self._closed:
+            try:
+                self._process, control = await asyncio.to_thread(_spawn)
+            except OSError as error:
+                log.error(  # noqa: TRY400 - the system's refusal, not a defect
+                    "cannot start a worker process: %s; calls that need one wait",
+                    error.strerror,
+                    extra={"action": "isolation.unavailable"},
+                )
+                await asyncio.sleep(back_off_s)
+                back_off_s = min(2 * back_off_s, _MAX_BACK_OFF_S)
+            else:
+                self._control = control
+                asyncio.get_running_loop().add_reader(control.fileno(), self._on_control)
+                return
+
+    def _on_control(self) -> None:
+        """Hear of the end of a task; replace a process that has ended, or sent what it must not send, at once."""
+        if self._control is None:
+            return
+        try:
+            message = self._control.recv(2)
+        except BlockingIOError:
+            return
+        except OSError:
+            message = b""
+        if message == ENDED and self._task_ended is not None and not self._task_ended.done():
+            self._task_ended.set_result(True)
+            return
+        log.warning("a worker process was lost; starting another one", extra={"action": "isolation.worker_lost"})
+        self.kill()
+
+    async def aclose(self) -> None:
+        """Kill the process for good, and wait until it has ended."""
+        self._closed = True
+        if self._starting is not None:
+            await asyncio.wait([self._starting])
+        self.kill()
+        if self._starting is not None:
+            await asyncio.wait([self._starting])
+
+
+def _reap(process: subprocess.Popen[bytes]) -> None:
+    """Wait until a killed worker has ended, and its child, which init inherits: in a container that is this process."""
+    process.wait()
+    with suppress(ChildProcessError):
+        while True:
+            os.waitpid(-process.pid, 0)
+
+
+def _spawn() -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """Start a worker; return its process and our end of its control socket. Raises OSError."""
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)  # noqa: FBT003 - the only way to say it
+    paths = [str(Path(path).absolute()) for path in sys.path]
+    with theirs:
+        try:
+            # Without a shell; the interpreter and our own program. A group of its own, to kill it with its child.
+            process = subprocess.Popen(  # noqa: S603
+                [sys.executable, "-I", "-S", "-B", str(_PROGRAM), str(theirs.fileno()), *paths],
+                env={},
+                cwd="/",
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+        except BaseException:
+            ours.close()
+            raise
+    return process, ours

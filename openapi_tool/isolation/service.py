@@ -1,0 +1,65 @@
+"""Parsing of definitions and validation of arguments: inline below the bounds, else in a worker process."""
+
+from __future__ import annotations
+
+from openapi_tool.isolation.frames import encode
+from openapi_tool.isolation.pool import PoolBusy, TaskKilled, WorkerPool
+from openapi_tool.isolation.tasks import CHECK_ARGUMENTS, CHECK_DEFINITION
+from openapi_tool.protocol.errors import ToolMisconfigured, ToolTimeout
+from openapi_tool.protocol.jsontext import JsonObject
+from openapi_tool.protocol.records import DefinitionRecord
+from openapi_tool.tools.argument_check import ArgumentCheck, CheckedArguments, check_arguments
+from openapi_tool.tools.definition import ToolDefinition, find_definition
+from openapi_tool.tools.definition_check import CheckedDefinition, check_definition
+from openapi_tool.tools.inline_bounds import MAX_DEFINITION_BYTES, fits_inline, schema_size
+from openapi_tool.tools.problems import short
+
+
+class Isolation:
+    """Runs what a tenant can make costly. Without a pool all of it runs inline: the command line, tests of tools."""
+
+    def __init__(self, pool: WorkerPool | None = None) -> None:
+        self.pool = pool
+
+    async def parse_definition(self, record: DefinitionRecord, project: str, wait_s: float) -> ToolDefinition:
+        """Parse a stored definition, cached by content. Raises ToolMisconfigured with every problem, ToolTimeout."""
+        found = find_definition(record)
+        if isinstance(found, ToolDefinition):
+            return found
+        parameters, options = record.parameters, record.options
+        is_small = len(found.content) <= MAX_DEFINITION_BYTES
+        is_cheap = is_small and (not isinstance(parameters, dict) or schema_size(parameters) is not None)
+        if self.pool is None or is_cheap:
+            return found.parse(check_definition(parameters, options))
+        task = encode({"parameters": parameters, "options": options})
+        checked = await self._run(self.pool, CHECK_DEFINITION, task, record.tool_name, project, found.digest, wait_s)
+        return found.parse(CheckedDefinition.of_json(checked))
+
+    async def check_arguments(
+        self, definition: ToolDefinition, check: ArgumentCheck, project: str, wait_s: float
+    ) -> CheckedArguments:
+        """Validate and repair arguments. Raises ToolMisconfigured, ToolTimeout."""
+        size = definition.schema_size
+        if self.pool is None or (size and fits_inline(size, definition.schema, {**check.defaults, **check.given})):
+            return check_arguments(check)
+        task = encode(check.as_json())
+        name, digest = definition.tool_name, definition.digest
+        return CheckedArguments.of_json(
+            await self._run(self.pool, CHECK_ARGUMENTS, task, name, project, digest, wait_s)
+        )
+
+    async def _run(
+        self, pool: WorkerPool, task: str, argument: bytes, tool_name: str, project: str, digest: bytes, wait_s: float
+    ) -> JsonObject:
+        try:
+            result = await pool.run(task, argument, project=project, subject=digest, wait_s=wait_s)
+        except TaskKilled:
+            raise ToolMisconfigured(
+                f"The definition of {short(tool_name)!r} is not usable; an operator must correct it: parameters: take "
+                "too much time or memory to check; replace allOf, contains, uniqueItems and long enum lists"
+            ) from None
+        except PoolBusy:
+            raise ToolTimeout("The tool executor is too busy to check this call's arguments; call again.") from None
+        if "misconfigured" in result:
+            raise ToolMisconfigured(str(result["misconfigured"]))
+        return result

@@ -1,0 +1,183 @@
+"""Validation and repair of the arguments that a model gave (protocol section 5). Pure: a worker process may run it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import orjson
+
+from openapi_tool.protocol.jsontext import JsonObject, JsonValue, as_object
+from openapi_tool.tools.schema import fits, schema_problems
+
+_INTEGER = re.compile(r"-?[0-9]{1,12}")
+_NUMBER = re.compile(r"-?[0-9]{1,12}(?:\.[0-9]{1,12})?")
+_BOOLEANS = {"true": True, "false": False}
+# Longest text to parse as a list. `protocol/cards.py` limits the values of a call, but counts a text as one value.
+_MAX_LIST_CHARS = 20_000
+_LIST_STARTS = ('["', "['")
+_SEPARATORS = re.compile(r"[\s,;]+")
+_HOST_LABEL = r"[^\s.,;/?#:@\[\]\"'|()]++"
+_HOST_NAME = rf"{_HOST_LABEL}(?:\.{_HOST_LABEL})++\.?"
+_SITE = re.compile(rf"(?:site:)?(?:https?://)?{_HOST_NAME}(?:/[^\s,;]*+)?", re.IGNORECASE)
+_ADDRESS = re.compile(rf"(?:https?://)?{_HOST_NAME}(?::[0-9]++)?(?:[/?#]\S*+)?", re.IGNORECASE)
+_ITEM_MATCHERS = {"urls": _ADDRESS.fullmatch, "site": _SITE.fullmatch, "exclude_sites": _SITE.fullmatch}
+"""Match one item of these list arguments; it contains no blank, so that a text can be split into several."""
+_TWO_ADDRESSES = re.compile(r"[\s,;]https?://", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class ArgumentCheck:
+    """Arguments to validate: those of the model (`given`) and the definition's defaults for the others.
+
+    `schema` is what the model sees, `rules` are the definition's own for the defaults.
+    """
+
+    schema: Mapping[str, JsonValue]
+    given: Mapping[str, JsonValue]
+    defaults: Mapping[str, JsonValue]
+    rules: Mapping[str, JsonValue]
+
+    def as_json(self) -> JsonObject:
+        """Return the members of `of_json`."""
+        return {
+            "schema": dict(self.schema),
+            "given": dict(self.given),
+            "defaults": dict(self.defaults),
+            "rules": dict(self.rules),
+        }
+
+    @staticmethod
+    def of_json(value: Mapping[str, JsonValue]) -> ArgumentCheck:
+        """Return the check of `as_json`."""
+        return ArgumentCheck(*(as_object(value[name]) for name in ("schema", "given", "defaults", "rules")))
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedArguments:
+    """Repaired arguments, with None for one to omit; or the problems of the arguments, or those of the defaults."""
+
+    repairs: Mapping[str, JsonValue] = field(default_factory=dict)
+    problems: tuple[str, ...] = ()
+    default_problems: tuple[str, ...] = ()
+
+    def as_json(self) -> JsonObject:
+        """Return the members of `of_json`."""
+        return {
+            "repairs": dict(self.repairs),
+            "problems": list(self.problems),
+            "default_problems": list(self.default_problems),
+        }
+
+    @staticmethod
+    def of_json(value: Mapping[str, JsonValue]) -> CheckedArguments:
+        """Return the result of `as_json`."""
+        problems, default_problems = (_texts(value[name]) for name in ("problems", "default_problems"))
+        return CheckedArguments(as_object(value["repairs"]), problems, default_problems)
+
+
+def _texts(value: JsonValue) -> tuple[str, ...]:
+    return tuple(map(str, value)) if isinstance(value, list) else ()
+
+
+def check_arguments(check: ArgumentCheck) -> CheckedArguments:
+    """Validate arguments, and repair those that violate their rule. Raises UnusableSchema.
+
+    A default that the schema does not declare is not validated: definitions hide an argument from the model that way.
+    """
+    schema, given = check.schema, check.given
+    known = given.keys() | as_object(schema.get("properties"))
+    checked = {name: value for name, value in {**check.defaults, **given}.items() if name in known}
+    problems = schema_problems(schema, checked)
+    if not problems:
+        return CheckedArguments()
+    if repairs := repaired(schema, given):
+        merged = {**checked, **repairs}
+        omitted = {name for name, value in repairs.items() if value is None}
+        problems = schema_problems(schema, {name: merged[name] for name in merged if name not in omitted})
+        if not problems:
+            return CheckedArguments(repairs)
+    return CheckedArguments({}, tuple(problems), tuple(default_problems(check.rules, check.defaults)))
+
+
+def default_problems(rules: Mapping[str, JsonValue], defaults: Mapping[str, JsonValue]) -> list[str]:
+    """Return how defaults violate the definition's own `rules` by name."""
+    declared = {name: rules[name] for name in defaults if name in rules}
+    problems = schema_problems({"properties": declared}, {name: defaults[name] for name in declared})
+    return [f"options.args.defaults.{problem}" for problem in problems] if declared else []
+
+
+def repaired(schema: Mapping[str, JsonValue], given: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
+    """Return, by name, the repaired values of arguments that violate their rule in the schema.
+
+    An empty optional argument becomes None: omitted. If every interpretation of a value violates the rule, too, return
+    the first one, so that the error is about the number and not about its quotes.
+    """
+    properties, required = as_object(schema.get("properties")), schema.get("required")
+    needed = required if isinstance(required, list) else []
+    found: dict[str, JsonValue] = {}
+    for name, value in given.items():
+        rule = properties.get(name)
+        if not isinstance(rule, dict) or not _refuses(name, rule, value):
+            continue
+        if value in (None, "", []):
+            if name not in needed:
+                found[name] = None
+            continue
+        if candidates := list(_interpretations(name, rule, value)):
+            found[name] = next((other for other in candidates if not _refuses(name, rule, other)), candidates[0])
+    return found
+
+
+def _refuses(name: str, rule: JsonObject, value: JsonValue) -> bool:
+    return not fits({"properties": {name: rule}}, {name: value})
+
+
+def _interpretations(name: str, rule: JsonObject, value: JsonValue) -> Iterator[JsonValue]:
+    """Yield the possible meanings of a value, the likeliest first."""
+    choices, types = rule.get("enum"), rule.get("type")
+    if isinstance(choices, list) and isinstance(value, str) and (word := value.strip().lower()) in choices:
+        yield word
+    wanted = types if isinstance(types, list) else [types]
+    if "string" in wanted:
+        if isinstance(value, list) and len(value) == 1 and isinstance(value[0], str):
+            yield value[0]
+        elif isinstance(value, int) and not isinstance(value, bool):
+            yield str(value)
+    if not isinstance(value, str):
+        return
+    text = value.strip()
+    if "integer" in wanted and _INTEGER.fullmatch(text):
+        yield int(text)
+    if "number" in wanted and _NUMBER.fullmatch(text):
+        yield float(text)
+    if "boolean" in wanted and text.lower() in _BOOLEANS:
+        yield _BOOLEANS[text.lower()]
+    if "array" in wanted:
+        yield from _lists(name, text, value)
+
+
+def _lists(name: str, text: str, value: str) -> Iterator[JsonValue]:
+    """Yield a text as a list: the JSON list in it, the items in it, or the unstripped text as only item."""
+    if text.startswith("[") and len(text) <= _MAX_LIST_CHARS:
+        try:
+            parsed = orjson.loads(text)
+        except orjson.JSONDecodeError:
+            parsed = None
+        if isinstance(parsed, list):
+            yield parsed
+            return
+    if text.startswith(_LIST_STARTS):
+        return  # no valid JSON list: Python's notation, or truncated
+    is_item = _ITEM_MATCHERS.get(name)
+    if is_item is None or len(text) > _MAX_LIST_CHARS or not _SEPARATORS.search(text):
+        yield [value]
+        return
+    if is_item(text):
+        if not _TWO_ADDRESSES.search(text):  # else it may be two addresses, or one with another in its path
+            yield [value]
+        return
+    pieces = [piece for piece in _SEPARATORS.split(text) if piece]
+    if all(map(is_item, pieces)):
+        yield pieces

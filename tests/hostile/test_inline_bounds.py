@@ -1,0 +1,192 @@
+"""What the bounds let into the event loop takes at most MAX_CPU_MS of CPU there."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import HealthCheck, event, given, settings
+from hypothesis import strategies as st
+
+from openapi_tool.tools import inline_bounds as bounds
+from openapi_tool.tools import schema
+from openapi_tool.tools.argument_check import ArgumentCheck, check_arguments
+from openapi_tool.tools.catalogue import CATALOGUE
+from openapi_tool.tools.definition_check import check_definition
+from tests.hostile.schemas import PRODUCTS
+from tests.requirements import requirement
+
+EXAMPLES = int(os.environ.get("EXAMPLES", "300"))
+_RUNS = 3
+_OPTIONS: Any = {"jina": {"mode": "search"}}
+_NAMES = st.one_of(st.text("ab", min_size=30, max_size=40), st.text(max_size=8), st.text("ab", max_size=300))
+_TEXTS = st.one_of(st.text(max_size=20), st.integers(0, 15_000).map(lambda size: "a" * size))
+_VALUES: st.SearchStrategy[Any] = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(-9, 9), st.floats(allow_nan=False, allow_infinity=False), _TEXTS),
+    lambda below: st.one_of(
+        st.lists(below, max_size=60),
+        st.dictionaries(_NAMES, below, max_size=60),
+        st.tuples(below, st.integers(0, 120)).map(lambda pair: [pair[0]] * pair[1]),
+    ),
+    max_leaves=40,
+)
+_TYPES = st.sampled_from(["object", "array", "string", "integer", "number", "boolean", "null"])
+_PATTERNS = st.sampled_from(
+    [r"\S", r"^[a-z]{1,50}$", "(a|b|ab)*c" * 9, r"\d" * 40, r"(?:a?){30}a{30}", "[^a]*b" * 16, "^(a+)+$", r"\w+" * 30]
+)
+_LEAVES: st.SearchStrategy[Any] = st.fixed_dictionaries(
+    {},
+    optional={
+        "type": st.one_of(_TYPES, st.lists(_TYPES, min_size=1, max_size=3, unique=True)),
+        "enum": st.one_of(
+            st.lists(_VALUES, min_size=1, max_size=20),
+            st.tuples(_TEXTS, st.integers(1, 200)).map(lambda pair: [f"{pair[0]}{n}" for n in range(pair[1])]),
+            st.integers(1, 400).map(lambda size: list(range(size))),
+        ),
+        "const": _VALUES,
+        "pattern": _PATTERNS,
+        "minLength": st.integers(0, 9),
+        "maxLength": st.integers(0, 9),
+        "minItems": st.integers(0, 9),
+        "maximum": st.integers(-9, 9),
+        "description": st.text("such a; .", max_size=2_000),
+        "format": st.sampled_from(["date", "email", "uri", "regex"]),
+    },
+)
+
+
+def _objects(below: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    return st.fixed_dictionaries(
+        {"properties": st.dictionaries(_NAMES, below, max_size=40)},
+        optional={
+            "required": st.lists(_NAMES, max_size=40, unique=True),
+            "additionalProperties": st.booleans(),
+            "items": below,
+            "type": _TYPES,
+            "description": st.text("such a; .", max_size=2_000),
+        },
+    )
+
+
+_SCHEMAS = _objects(
+    st.recursive(_LEAVES, lambda below: st.one_of(_objects(below), below.map(lambda one: {"items": one})))
+)
+
+
+def cpu_ms(work: Callable[[], object]) -> float:
+    """Return the least CPU time of a few runs, each as the first: nothing is compiled."""
+    found = []
+    for _ in range(_RUNS):
+        schema._compiled.clear()  # noqa: SLF001 - the first call of a definition is the costly one
+        began = time.process_time()
+        work()
+        found.append((time.process_time() - began) * 1000)
+    return min(found)
+
+
+def is_inline(rule: Mapping[str, Any], arguments: Mapping[str, Any]) -> bool:
+    """Return whether arguments of a valid definition are validated inline."""
+    size = bounds.schema_size(rule)
+    valid = check_definition(dict(rule), _OPTIONS).as_json() == {"beyond": [], "defects": []}
+    return size is not None and valid and bounds.fits_inline(size, rule, arguments)
+
+
+def costs_ms(rule: Mapping[str, Any], arguments: Mapping[str, Any]) -> list[float]:
+    """Return the CPU time of what runs inline, in ms: parsing, validation without and with defaults."""
+    found, size = [], bounds.schema_size(rule)
+    if size is not None and len(orjson.dumps([rule, _OPTIONS])) <= bounds.MAX_DEFINITION_BYTES:
+        found.append(cpu_ms(lambda: (check_definition(dict(rule), _OPTIONS), bounds.schema_size(rule))))
+    if size is not None and is_inline(rule, arguments):
+        defaults = {name: arguments[name] for name in sorted(arguments)[::2]}
+        rules = {name: value for name, value in rule["properties"].items() if name in defaults}
+        checks = (ArgumentCheck(rule, arguments, {}, {}), ArgumentCheck(rule, arguments, defaults, rules))
+        found += [cpu_ms(lambda: (bounds.fits_inline(size, rule, arguments), check_arguments(one))) for one in checks]  # noqa: B023
+    return found
+
+
+@pytest.mark.alone
+@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
+@given(rule=_SCHEMAS, arguments=st.dictionaries(_NAMES, _VALUES, max_size=60), data=st.data())
+@requirement("loop.bounds")
+def test_what_runs_inline_takes_at_most_five_milliseconds(rule: Any, arguments: Any, data: st.DataObject) -> None:
+    known = [name for name in rule["properties"] if data.draw(st.booleans())]
+    arguments |= {name: data.draw(_VALUES) for name in known[:10]}
+    costs = costs_ms(rule, arguments)
+    event(f"{len(costs)} inline")
+    assert max(costs, default=0.0) <= bounds.MAX_CPU_MS
+
+
+def _properties(number: int, rule: Any, chars: int = 4) -> dict[str, Any]:
+    return {f"{name:0{chars}}": rule for name in range(number)}
+
+
+_TEXT = {"type": "string"}
+LARGEST: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "properties": (
+        {"properties": _properties(160, {"type": "integer", "maximum": 1})},
+        dict.fromkeys(_properties(49, 0), "x"),
+    ),
+    "required": ({"properties": {"a": {"items": {"required": ["b", "c"]}}}}, {"a": [{}] * 27}),
+    "enum": ({"properties": {"a": {"items": {"enum": list(range(400))}}}}, {"a": ["x"] * 45}),
+    "long enum": ({"properties": {"a": {"enum": ["x" * 5_000, "y" * 5_000]}}}, {"a": "x" * 4_999}),
+    "fractions": ({"properties": {"a": {"items": {"maximum": 1e-300, "minimum": 1e300}}}}, {"a": [3e-300] * 11}),
+    "patterns": (
+        {"properties": _properties(4, {"pattern": r"\d\d-" * 10 + "[^a]*b", "maxLength": 9})},
+        dict.fromkeys(_properties(4, 0), "7" * 1_200),
+    ),
+    "unknown names": (
+        {"properties": _properties(40, _TEXT, 6), "additionalProperties": False},
+        {f"{name:010}": 1 for name in range(1_000, 1_002)},
+    ),
+    "long names": (
+        {"properties": {"ab" * 20: _TEXT}, "additionalProperties": False},
+        {f"{n}" + "ba" * 19: 1 for n in range(3)},
+    ),
+    "levels": (
+        {"properties": {"a": {"items": {"items": {"items": {"items": {"items": {"type": "object"}}}}}}}},
+        {"a": [[[[["x" * 19_000]]]]]},
+    ),
+    "repairs": (
+        {"properties": _properties(45, {"type": "array", "items": {"type": "integer"}})},
+        dict.fromkeys(_properties(45, 0), "[1, 2"),
+    ),
+    "texts to split": (
+        {"properties": {"urls": {"type": "array", "items": {"type": "string", "maxLength": 3}}}},
+        {"urls": "https://a.b/ " * 1_500},
+    ),
+    "descriptions": (
+        {"properties": {"a": {"description": "such as " * 1_900, "items": {"type": "integer"}, "type": "array"}}},
+        {"a": ["x"] * 45},
+    ),
+}
+"""Arguments and schemas at the bounds, by the factor that is largest."""
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize("factor", LARGEST)
+@requirement("loop.bounds")
+def test_the_largest_of_each_factor_takes_at_most_five_milliseconds(factor: str) -> None:
+    rule, arguments = LARGEST[factor]
+    costs = costs_ms(rule, arguments)
+    assert len(costs) == 3, "beyond the bounds: nothing was measured"
+    assert max(costs) <= bounds.MAX_CPU_MS
+
+
+@requirement("loop.bounds")
+def test_costly_schemas_are_never_validated_inline() -> None:
+    for keyword, (rule, value) in PRODUCTS.items():
+        assert not is_inline({"type": "object", "properties": {"query": rule}}, {"query": value}), keyword
+
+
+@requirement("loop.bounds")
+def test_the_built_in_tools_are_validated_inline() -> None:
+    urls = [f"https://example.com/a/page/of/usual/length?number={number}" for number in range(10)]
+    for name, tool in CATALOGUE.items():
+        main = tool.list_argument or tool.operation.argument
+        wrong = {main: 7, "unknown": 1, "timeout": 2.5}
+        for arguments in ({main: urls if tool.list_argument else urls[0], "timeout": 2.5}, wrong):
+            assert is_inline(tool.schema(), arguments), name

@@ -1,0 +1,291 @@
+"""Worker processes: their limits, their end, and what each leads to for the callers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import time
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from openapi_tool.isolation import limits
+from openapi_tool.isolation.frames import ANSWER, DONE, TASK, encode
+from openapi_tool.isolation.pool import MAX_KILLS, PoolBusy, TaskKilled, WorkerPool
+from openapi_tool.isolation.process import Killed, Lost, _Exchange
+from openapi_tool.isolation.service import Isolation
+from openapi_tool.isolation.tasks import CHECK_ARGUMENTS, TASKS
+from openapi_tool.options import BudgetLimits
+from openapi_tool.protocol.errors import ToolMisconfigured, ToolTimeout
+from openapi_tool.protocol.records import DefinitionRecord
+from openapi_tool.tools.argument_check import ArgumentCheck, CheckedArguments
+from openapi_tool.tools.definition import ToolDefinition
+from openapi_tool.tools.meta_schema import BUDGETS
+from tests.hostile.schemas import PRODUCTS
+from tests.requirements import requirement
+
+OPTIONS: Any = {"jina": {"mode": "search"}}
+WAIT_S = 20.0
+
+
+def check(rule: Any, value: Any) -> ArgumentCheck:
+    return ArgumentCheck({"type": "object", "properties": {"query": rule}}, {"query": value}, {}, {})
+
+
+SLOW = check(*PRODUCTS["allOf"])
+"""Takes 0.1 s of CPU."""
+ENDLESS = check(*PRODUCTS["small fractions"])
+"""Takes several times the limit."""
+QUICK = check({"anyOf": [{"type": "string"}, {"type": "null"}]}, "x")
+
+
+@pytest.fixture
+async def pool() -> AsyncIterator[WorkerPool]:
+    before, made = {*psutil.Process().children()}, WorkerPool(2)
+    yield made
+    await made.aclose()
+    assert {*psutil.Process().children()} <= before
+
+
+async def run(pool: WorkerPool, wanted: ArgumentCheck, project: str = "a", wait_s: float = WAIT_S) -> CheckedArguments:
+    task = encode(wanted.as_json())
+    return CheckedArguments.of_json(
+        await pool.run(CHECK_ARGUMENTS, task, project=project, subject=b"definition", wait_s=wait_s)
+    )
+
+
+async def child_of(pool: WorkerPool) -> psutil.Process:
+    """Return the process that runs a task, once there is one."""
+    async with asyncio.timeout(WAIT_S):
+        while True:
+            for pid in pool.pids:
+                with suppress(psutil.Error):
+                    for child in psutil.Process(pid).children():
+                        return child
+            await asyncio.sleep(0.001)
+
+
+def of_action(caplog: pytest.LogCaptureFixture, action: str) -> list[logging.LogRecord]:
+    return [record for record in caplog.records if getattr(record, "action", "") == action]
+
+
+def of_process(pid: int) -> dict[str, str]:
+    folder = Path("/proc") / str(pid)
+    opened = "\n".join(str(path.readlink()) for path in (folder / "fd").iterdir())
+    return {"fd": opened, **{name: (folder / name).read_text() for name in ("environ", "maps")}}
+
+
+@requirement("isolation.limits")
+async def test_worker_has_no_environment_no_files_and_limits(
+    pool: WorkerPool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("JINA_API_KEY", "a-key-that-no-worker-may-have")
+    with (tmp_path / "open").open("w") as file:
+        os.set_inheritable(file.fileno(), True)  # noqa: FBT003
+        await run(pool, QUICK)
+        running = asyncio.create_task(run(pool, SLOW))
+        child = await child_of(pool)
+        for pid in (*pool.pids, child.pid):
+            process, files = psutil.Process(pid), of_process(pid)
+            assert files["environ"] == ""
+            opened = files["fd"].splitlines()
+            assert {path for path in opened if not path.startswith("socket:")} == {"/dev/null"}
+            assert len(opened) == len(("stdin", "stdout", "stderr", "socket"))
+            assert process.rlimit(psutil.RLIMIT_AS) == (limits.MEMORY_BYTES,) * 2
+            assert process.rlimit(psutil.RLIMIT_FSIZE) == process.rlimit(psutil.RLIMIT_CORE) == (0, 0)
+            assert os.getpgid(pid) != os.getpgid(0)
+            assert not [name for name in ("pydantic", "asyncpg", "aiohttp", "uvloop", "ssl") if name in files["maps"]]
+        await running
+
+
+@requirement("isolation.limits")
+async def test_idle_workers_take_at_most_120_megabytes_together(pool: WorkerPool) -> None:
+    await asyncio.gather(run(pool, QUICK, "a"), run(pool, QUICK, "b"))
+    assert sum(psutil.Process(pid).memory_info().rss for pid in pool.pids) < 120e6
+
+
+@requirement("isolation.limits")
+async def test_task_over_its_cpu_limit_fails_its_own_call_and_no_other(
+    pool: WorkerPool, caplog: pytest.LogCaptureFixture
+) -> None:
+    await run(pool, QUICK)
+    attack = asyncio.create_task(run(pool, ENDLESS, "attacker"))
+    await child_of(pool)
+    assert await run(pool, QUICK, "victim") == CheckedArguments()
+    assert not attack.done()
+    with pytest.raises(TaskKilled):
+        await attack
+    assert [record.__dict__["project_id"] for record in of_action(caplog, "isolation.task_killed")] == ["attacker"]
+    assert await run(pool, QUICK, "victim") == CheckedArguments()
+
+
+@requirement("isolation.limits")
+async def test_definition_killed_twice_is_refused_without_a_try_until_it_changes(
+    pool: WorkerPool, caplog: pytest.LogCaptureFixture
+) -> None:
+    isolation = Isolation(pool)
+    definition = await isolation.parse_definition(record({"enum": [[1], [2]]}), "a", WAIT_S)
+    for _ in range(MAX_KILLS):
+        running = asyncio.create_task(isolation.check_arguments(definition, SLOW, "a", WAIT_S))
+        (await child_of(pool)).kill()  # as the kernel does without memory
+        with pytest.raises(ToolMisconfigured, match="parameters"):
+            await running
+    with pytest.raises(ToolMisconfigured):
+        await isolation.check_arguments(definition, QUICK, "a", WAIT_S)
+    assert len(of_action(caplog, "isolation.task_killed")) == MAX_KILLS
+    # The same definition in another project, and a changed one in this.
+    assert await isolation.check_arguments(definition, QUICK, "b", WAIT_S) == CheckedArguments()
+    changed = await isolation.parse_definition(record({"enum": [[1], [3]]}), "a", WAIT_S)
+    assert await isolation.check_arguments(changed, QUICK, "a", WAIT_S) == CheckedArguments()
+
+
+def record(rule: Any) -> DefinitionRecord:
+    return DefinitionRecord("t", None, {"type": "object", "properties": {"query": rule}}, OPTIONS)
+
+
+@requirement("isolation.limits")
+async def test_worker_that_was_killed_is_replaced_and_leaves_no_zombie(pool: WorkerPool) -> None:
+    await asyncio.gather(run(pool, QUICK, "a"), run(pool, QUICK, "b"))
+    old = pool.pids
+    for pid in old:
+        os.kill(pid, signal.SIGKILL)
+    assert await run(pool, QUICK) == CheckedArguments()
+    async with asyncio.timeout(WAIT_S):
+        while any(map(psutil.pid_exists, old)):  # noqa: ASYNC110 - another process
+            await asyncio.sleep(0.01)
+
+
+@requirement("isolation.limits")
+async def test_task_is_tried_again_if_its_worker_was_killed(pool: WorkerPool) -> None:
+    await run(pool, QUICK)
+    running = asyncio.create_task(run(pool, SLOW))
+    child = await child_of(pool)
+    os.killpg(os.getpgid(child.pid), signal.SIGKILL)
+    assert (await running).problems
+
+
+@requirement("isolation.limits")
+async def test_worker_that_never_answers_is_killed(
+    pool: WorkerPool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await asyncio.gather(run(pool, QUICK, "a"), run(pool, QUICK, "b"))
+    for pid in pool.pids:
+        os.kill(pid, signal.SIGSTOP)
+    isolation = Isolation(pool)
+    definition = ToolDefinition("t", next(iter(_tools())), "POST", "/")
+    with pytest.raises(ToolTimeout):
+        await isolation.check_arguments(definition, QUICK, "a", 0.2)
+    assert of_action(caplog, "isolation.worker_stuck")
+    monkeypatch.setattr("openapi_tool.isolation.pool.WALL_S", 0.2)
+    for _ in range(2):  # the other one is stopped, too
+        with suppress(ToolTimeout):
+            await isolation.check_arguments(definition, QUICK, "a", WAIT_S)
+    monkeypatch.undo()
+    assert await isolation.check_arguments(definition, QUICK, "a", WAIT_S) == CheckedArguments()
+
+
+def _tools() -> Any:
+    from openapi_tool.tools.catalogue import CATALOGUE  # noqa: PLC0415
+
+    return CATALOGUE.values()
+
+
+@requirement("isolation.limits")
+async def test_cancelled_caller_frees_its_worker(pool: WorkerPool) -> None:
+    await run(pool, QUICK)
+    running = asyncio.create_task(run(pool, ENDLESS))
+    child = await child_of(pool)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert await run(pool, QUICK) == CheckedArguments()
+    async with asyncio.timeout(WAIT_S):
+        while psutil.pid_exists(child.pid):  # noqa: ASYNC110 - another process
+            await asyncio.sleep(0.01)
+
+
+@requirement("isolation.limits")
+async def test_end_with_tasks_running_leaves_no_caller_waiting() -> None:
+    pool = WorkerPool(2)
+    running = [asyncio.create_task(run(pool, ENDLESS, str(number))) for number in range(6)]
+    await child_of(pool)
+    await pool.aclose()
+    async with asyncio.timeout(WAIT_S):
+        outcomes = await asyncio.gather(*running, return_exceptions=True)
+    assert {type(outcome) for outcome in outcomes} == {PoolBusy}
+    assert pool.pids == []
+
+
+@requirement("isolation.fairness")
+async def test_projects_take_turns_and_one_of_slow_tasks_has_one_worker(pool: WorkerPool) -> None:
+    await run(pool, QUICK)
+    finished: list[str] = []
+
+    async def call(project: str, wanted: ArgumentCheck) -> None:
+        await run(pool, wanted, project)
+        finished.append(project)
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(6):
+            group.create_task(call("attacker", SLOW))
+        await child_of(pool)
+        assert sum(len(psutil.Process(pid).children()) for pid in pool.pids) == 1
+        for _ in range(3):
+            group.create_task(call("victim", QUICK))
+    assert finished.index("victim") <= 1
+    assert finished[-3:] == ["attacker"] * 3
+
+
+@requirement("isolation.fairness")
+async def test_wait_for_a_worker_ends_in_time(pool: WorkerPool) -> None:
+    await run(pool, QUICK)
+    first = asyncio.create_task(run(pool, SLOW))
+    await child_of(pool)
+    began = time.monotonic()
+    with pytest.raises(PoolBusy):
+        await run(pool, QUICK, wait_s=0.01)
+    assert time.monotonic() - began < WAIT_S
+    await first
+
+
+@pytest.mark.parametrize(
+    ("sent", "refusal"),
+    [
+        (b"", Killed),
+        (ANSWER.pack(7, DONE, 2) + b"{", Killed),
+        (ANSWER.pack(8, DONE, 2) + b"{}", Lost),
+        (ANSWER.pack(7, DONE, 2) + b"{}" + ANSWER.pack(9, DONE, 2) + b"{}", Lost),
+        (ANSWER.pack(7, DONE, 2**32 - 1) + b"{}", Lost),
+        (bytes(3_000_000), Lost),
+    ],
+    ids=["nothing", "half an answer", "that of another task", "two answers", "too long by its length", "too long"],
+)
+@requirement("isolation.limits")
+async def test_answer_that_is_not_this_tasks_is_refused(sent: bytes, refusal: type[Exception]) -> None:
+    exchange = _Exchange(b"", 7)
+    exchange.data_received(sent)
+    exchange.connection_lost(None)
+    with pytest.raises(refusal):
+        exchange.result()
+
+
+@requirement("isolation.limits")
+async def test_what_a_worker_cannot_read_ends_only_that_task(pool: WorkerPool) -> None:
+    with pytest.raises(TaskKilled):
+        await pool.run(CHECK_ARGUMENTS, bytes(17 * 2**20), project="a", subject=b"", wait_s=WAIT_S)
+    assert await run(pool, QUICK) == CheckedArguments()
+
+
+def test_task_numbers_fit_their_field() -> None:
+    assert TASK.pack(2**64 - 1, len(TASKS), limits.CPU_S, 2**32 - 1)
+
+
+def test_budgets_are_those_of_the_settings() -> None:
+    assert tuple(limit.name for limit in fields(BudgetLimits)) == BUDGETS
