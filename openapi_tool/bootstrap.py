@@ -142,12 +142,12 @@ class Upstream:
         isolation: Isolation | None = None,
     ) -> None:
         self.isolation = isolation or Isolation()
-        settings, self.slicer, self.errors = bootstrap.settings, TimeSlicer(), bootstrap.redactor.with_label("error")
-        client = JinaClient(transport, settings.egress.max_response_bytes, self.errors, self.slicer)
+        settings, self.slicer = bootstrap.settings, TimeSlicer()
+        client = JinaClient(transport, settings.egress.max_response_bytes, self.slicer)
         options = JinaBackendOptions(
             settings.retry, settings.cache, settings.tools, settings.url_policy, settings.egress
         )
-        self.backend = JinaBackend(client, options, self.errors, self.slicer, sleep, permits, budgets)
+        self.backend = JinaBackend(client, options, self.slicer, sleep, permits, budgets)
 
 
 def build_runner(bootstrap: Bootstrap, upstream: Upstream, artifacts: Artifacts, session_key: bytes) -> ToolRunner:
@@ -158,7 +158,6 @@ def build_runner(bootstrap: Bootstrap, upstream: Upstream, artifacts: Artifacts,
         envs=operator_envs(settings),
         read_secret=bootstrap.secrets,
         scope=SessionScope(session_key),
-        redact=upstream.errors.value,
         kernel=bootstrap.scope,
         isolation=upstream.isolation,
     )

@@ -27,7 +27,7 @@ from openapi_tool.jina.url_policy import INTERNAL_SUFFIXES
 from openapi_tool.protocol.errors import ToolError
 from openapi_tool.settings import PREFIX, SHORT_NAMES, Settings
 from openapi_tool.settings.sections import fields_of
-from openapi_tool.telemetry.logs import FLOOD_BURST, FLOOD_PER_S, FLOODED, FLUSH_S, MAX_QUEUED_BYTES
+from openapi_tool.telemetry.logs import FLUSH_S, MAX_LINES, MAX_QUEUED_BYTES, MESSAGE_CHARS, UNLIMITED, WINDOW_S
 from openapi_tool.telemetry.metrics import ALL, Metric
 from openapi_tool.tools.catalogue import CATALOGUE, BuiltInTool
 from openapi_tool.tools.exports import as_yaml, registration
@@ -379,11 +379,12 @@ def operations_page() -> str:
         "calls have that version as `openapi_tool.protocol`. Lines about the connections, the durable and the commands",
         "of a kernel have `protocol`, too.",
         "",
-        "A flood of commands could cause any number of lines with the following actions. So each project gets at",
-        f"most {FLOOD_PER_S:.0f} lines a second of each action, after a burst of {FLOOD_BURST}. Further lines are",
-        "dropped; the next line that is written has their number as `dropped`. Metrics count all events.",
-        "",
-        *(f"- `{name}`" for name in sorted(FLOODED)),
+        "No project can flood the log. Of the lines with a `project_id` each project gets at most",
+        f"{MAX_LINES} of each action within {WINDOW_S:.0f} s. Further ones are dropped and counted",
+        "(`openapi_tool_log_lines_limited_total`); the next one of the action and project has their number as",
+        f"`dropped`. Their messages are cut after {MESSAGE_CHARS} characters. Never dropped are lines at debug level,",
+        f"and {', '.join(f'`{name}`' for name in sorted(UNLIMITED))}: the record of each call,",
+        "and of what operators disabled.",
         "",
         f"A thread writes the lines of `serve` to standard error, from a queue of {MAX_QUEUED_BYTES // 2**20} MB. No",
         "reader that stops reading and no write that fails (closed pipe, full disk) delays or ends a call: lines that",

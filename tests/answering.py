@@ -26,7 +26,6 @@ from openapi_tool.limits.permits import Permits
 from openapi_tool.options import ToolOptions
 from openapi_tool.protocol.cards import StoredText
 from openapi_tool.protocol.records import DefinitionRecord
-from openapi_tool.telemetry.redact import Redactor
 from openapi_tool.tools.arguments import Arguments, CallOwner
 from openapi_tool.tools.definition import parse_definition
 from openapi_tool.tools.policy import Deadline
@@ -83,17 +82,16 @@ async def watched() -> AsyncIterator[Lag]:
 
 @dataclass
 class ToolsOverTransport:
-    """The built-in tools on a mock transport, whose responses `answer` makes; `secrets` are masked in errors."""
+    """The built-in tools on a mock transport, whose responses `answer` makes."""
 
     answer: Answer
-    secrets: tuple[str, ...] = (KEY,)
     options: Mapping[str, Any] = field(default_factory=dict)
     max_chars: int = 40_000
     permits: Permits | None = None
 
     def __post_init__(self) -> None:
-        slicer, errors = TimeSlicer(), Redactor(self.secrets, "error")
-        client = JinaClient(httpx.MockTransport(self.answer), MAX_BYTES, errors, slicer)
+        slicer = TimeSlicer()
+        client = JinaClient(httpx.MockTransport(self.answer), MAX_BYTES, slicer)
         values = {
             "retry": RetryOptions(0, 0.01, 0.01),
             "tools": ToolOptions(),
@@ -102,7 +100,7 @@ class ToolsOverTransport:
             "url_policy": UrlPolicy(),
             **self.options,
         }
-        self.tools = JinaBackend(client, JinaBackendOptions(**values), errors, slicer, permits=self.permits)
+        self.tools = JinaBackend(client, JinaBackendOptions(**values), slicer, permits=self.permits)
         self.continuation = Continuation(
             cast("Kernel", None), Cursors(b"k" * 32), ToolOptions(max_result_chars=self.max_chars), slicer
         )

@@ -428,7 +428,7 @@ async def fetched(
         await client.aclose()
 
 
-_CONTEXT = RenderContext(NO_SECRETS, NO_SECRETS, lambda _: True)
+_CONTEXT = RenderContext(NO_SECRETS, lambda _: True)
 
 
 def search_output(

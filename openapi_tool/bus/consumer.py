@@ -17,7 +17,7 @@ from openapi_tool.bus.client import BusClient
 from openapi_tool.bus.dead_letters import DeadLetters
 from openapi_tool.bus.durable import ServerClock, observe
 from openapi_tool.bus.intake import Intake
-from openapi_tool.bus.leases import FetchMode, Heartbeats, Held, Leases
+from openapi_tool.bus.leases import FetchMode, Heartbeats, Held, Leases, ids_of
 from openapi_tool.bus.options import ConsumerOptions
 from openapi_tool.bus.pull_consumer import ConsumerGone, LookAhead, PullConsumer
 from openapi_tool.bus.scheduler import new_scheduler
@@ -304,7 +304,7 @@ class CommandConsumer:
             log.error(
                 "an internal error prevented settling a command; the server redelivers it",
                 exc_info=defect,
-                extra={"action": "call.broken", "stream_sequence": work.delivery.stream_sequence},
+                extra={"action": "call.broken"} | ids_of(work.delivery),
             )
 
     async def _send_heartbeats(self) -> None:

@@ -246,7 +246,7 @@ class Intake:
         if sequence in self.held:
             log.info(
                 "received a redelivery of a command that is held here; ignored",
-                extra={"action": "call.overlapping", "stream_sequence": sequence},
+                extra={"action": "call.overlapping"} | ids_of(delivery),
             )
             return None
         if delivery.attempt > 1 and self.hand_backs.never_run(message.metadata):

@@ -214,7 +214,7 @@ async def _upstream(bootstrap: Bootstrap) -> list[str]:
     hosts = sorted({operation.host for operation in OPERATIONS})
     transport = upstream_transport(bootstrap, None)
     # 0 bytes of a response, because `reach` reads no body.
-    async with aclosing(JinaClient(transport, 0, bootstrap.redactor.with_label("error"), TimeSlicer())) as client:
+    async with aclosing(JinaClient(transport, 0, TimeSlicer())) as client:
         await asyncio.gather(*(_reach(client, host) for host in hosts))
     return hosts
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -28,7 +28,7 @@ from openapi_tool.protocol.errors import (
 )
 from openapi_tool.protocol.identity import scoped_project
 from openapi_tool.protocol.records import DefinitionRecord
-from openapi_tool.telemetry.logs import Once
+from openapi_tool.telemetry.redact import Redactor
 from openapi_tool.tools.arguments import Arguments, CallOwner, OperatorEnvs, SecretSource, preparation
 from openapi_tool.tools.definition import ToolDefinition
 from openapi_tool.tools.policy import Authorizer, Deadline, Switches
@@ -39,6 +39,12 @@ from openapi_tool.tools.text_search import SearchRequest, requested
 
 log = logging.getLogger(__name__)
 
+_KEY_SHAPES = Redactor(where="error")
+"""Masks what looks like a key, such as one in a definition instead of its variable, but no known secret.
+
+A failure quotes the caller, who would learn from a mask that his guess of a secret is right.
+"""
+
 _WRITE_GRACE_S = 2.0  # for the journal's write after a cancellation
 
 
@@ -46,15 +52,14 @@ _WRITE_GRACE_S = 2.0  # for the journal's write after a cancellation
 class RunnerOptions:
     """Dependencies of every call.
 
-    `redact` masks all known secrets in the JSON value of a failure. `kernel` separates equal project ids of two
-    kernels, and may be empty. `isolation` runs what a tenant can make costly.
+    `kernel` separates equal project ids of two kernels, and may be empty. `isolation` runs what a tenant can make
+    costly.
     """
 
     authorizer: Authorizer
     envs: OperatorEnvs
     read_secret: SecretSource
     scope: SessionScope
-    redact: Callable[[Any], Any]
     kernel: str = ""
     isolation: Isolation = field(default_factory=Isolation)
 
@@ -77,7 +82,6 @@ class ToolRunner:
         self._backend = backend
         self._continuation = continuation
         self._switches = Switches()
-        self._logged = Once()
 
     def reload(self, authorizer: Authorizer, read_secret: SecretSource) -> None:
         """Replace policy and secrets for all calls that start from now on (SIGHUP)."""
@@ -151,15 +155,15 @@ class ToolRunner:
         error = cause if isinstance(cause, ToolError) else _defect(owner, cause)
         without_traceback(cause)  # its frames would keep the response in memory
         error.tokens, error.requests = context.spent.tokens, context.spent.requests
-        if isinstance(error, ToolMisconfigured) and (ids := self._ids_once(owner, tool_name, error.message)):
+        if isinstance(error, ToolMisconfigured):
             log.warning(
                 "a tool cannot be called until an operator corrects it: %s",
                 error.message,
-                extra={"action": "tool.misconfigured"} | ids,
+                extra={"action": "tool.misconfigured"} | _tool(owner, tool_name),
             )
         fields = failure(error, _ms_since(started), context.attempts, built_in, session, _remaining_budget(context))
-        redact = self._options.redact
-        return replace(fields, result=redact(fields.result), error=redact(fields.error))
+        masked = _KEY_SHAPES.value
+        return replace(fields, result=masked(fields.result), error=masked(fields.error))
 
     async def _arguments(self, request: ToolCallRequest) -> Arguments:
         owner, definition, options = request.owner, request.definition, self._options
@@ -167,13 +171,12 @@ class ToolRunner:
         project, wait_s = scoped_project(options.kernel, owner.project_id), request.deadline.remaining()
         checked = await options.isolation.check_arguments(definition, prepared.check, project, wait_s)
         arguments = self._backend.without_unknown(definition, prepared.finish(checked))
-        reason = arguments.key_fallback_reason
-        if reason is not None and (ids := self._ids_once(owner, definition.tool_name, reason)):
+        if arguments.key_fallback_reason is not None:
             log.warning(
                 "the key of auth_env (%s) is used instead of the definition's own: %s",
                 short(definition.auth_env),
-                reason,
-                extra={"action": "tool.key_passed_over"} | ids,
+                arguments.key_fallback_reason,
+                extra={"action": "tool.key_passed_over"} | _tool(owner, definition.tool_name),
             )
         if log.isEnabledFor(logging.DEBUG):
             log.debug("running", extra={"action": "call.running", "session": arguments.session} | owner_ids(owner))
@@ -218,11 +221,9 @@ class ToolRunner:
                 "The search in the stored text was not done in time; call again, or read on with only cursor."
             ) from None
 
-    def _ids_once(self, owner: CallOwner, tool_name: str, reason: str) -> dict[str, str]:
-        """Return the ids of a log line once per project, tool and reason; then an empty dictionary."""
-        if not self._logged.first(owner.project_id, tool_name, reason):
-            return {}
-        return {"project_id": owner.project_id, "tool_name": short(tool_name)}
+
+def _tool(owner: CallOwner, tool_name: str) -> dict[str, Any]:
+    return {**owner_ids(owner), "tool_name": short(tool_name)}
 
 
 def _remaining_budget(context: CallContext) -> Mapping[str, Any] | None:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import logging
 import time
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 from weakref import WeakMethod
-
-from pydantic import SecretStr
 
 from openapi_tool.budgets.budgets import Budgets, Spender
 from openapi_tool.concurrency import TimeSlicer, shielded
@@ -19,8 +18,8 @@ from openapi_tool.jina.byte_semaphore import ByteSemaphore, JinaCallContext, Req
 from openapi_tool.jina.cache import ResponseCache, cache_key
 from openapi_tool.jina.client import JinaClient
 from openapi_tool.jina.content import RenderContext, masked, usage_of
-from openapi_tool.jina.endpoints import batch_items, batch_output, endpoint_of, item_arguments, without_secrets
-from openapi_tool.jina.failures import NO_SECRETS, Sleep, with_retries
+from openapi_tool.jina.endpoints import batch_items, batch_output, endpoint_of, item_arguments
+from openapi_tool.jina.failures import Sleep, with_retries
 from openapi_tool.jina.options import CacheOptions, EgressOptions, RetryOptions
 from openapi_tool.jina.request import (
     ResolvedParameters,
@@ -40,11 +39,13 @@ from openapi_tool.protocol.errors import ToolError, ToolTimeout, without_traceba
 from openapi_tool.protocol.records import Attempt
 from openapi_tool.telemetry import metrics
 from openapi_tool.telemetry.metrics import project_label
-from openapi_tool.telemetry.redact import Redactor, of_call
 from openapi_tool.tools.arguments import Arguments
 from openapi_tool.tools.definition import ToolDefinition
 from openapi_tool.tools.policy import Deadline
+from openapi_tool.tools.problems import short
 from openapi_tool.tools.result import Meter, ToolOutput, Usage
+
+log = logging.getLogger(__name__)
 
 _ONE_REQUEST = Usage(requests=1)
 _ADJUSTABLE = frozenset({"count", "max_tokens", "target_selector"})  # a remedy may suggest another value of these
@@ -69,15 +70,14 @@ class JinaBackendOptions:
 class JinaBackend:
     """Runs search and reader calls, of one item or of a batch.
 
-    In responses the secrets sent with their call are masked, in errors all secrets of `redactor`. Each request, also a
-    retry, needs one of `permits` and is charged to `budgets`. Only tests pass `sleep`, which waits between attempts.
+    In what the upstream says the secrets sent with the call are masked. Each request, also a retry, needs one of
+    `permits` and is charged to `budgets`. Only tests pass `sleep`, which waits between attempts.
     """
 
     def __init__(
         self,
         client: JinaClient,
         options: JinaBackendOptions,
-        redactor: Redactor = NO_SECRETS,
         slicer: TimeSlicer | None = None,
         sleep: Sleep = asyncio.sleep,
         permits: Permits | None = None,
@@ -89,7 +89,6 @@ class JinaBackend:
         self._refused_keys = RefusedKeys()
         self._sleep = sleep
         self._options = options
-        self._redactor = redactor
         self._slicer = slicer or TimeSlicer()
         self.semaphore = ByteSemaphore(options.egress.body_budget_bytes, max_call_memory(client.max_response_bytes))
         metrics.RESPONSE_BYTES.set_function(lambda: self.semaphore.free_bytes)
@@ -121,13 +120,12 @@ class JinaBackend:
             try:
                 return await self._run_one(definition, item_arguments(definition, arguments, item), deadline, context)
             except ToolError as error:  # the other items continue
-                return without_secrets(error, self._redactor)
+                return error
 
         tasks = {item: asyncio.create_task(outcome(item)) for item in dict.fromkeys(items)}
         await _wait_for_all(list(tasks.values()))
         outcomes = {item: task.result() for item, task in tasks.items()}
-        output = batch_output(items, outcomes, _response_redactor(arguments, context.keys_sent))
-        return self._with_advice(output, definition, arguments, list(tasks))
+        return self._with_advice(batch_output(items, outcomes), definition, arguments, list(tasks))
 
     def _with_advice(
         self, output: ToolOutput, definition: ToolDefinition, arguments: Arguments, items: Sequence[str]
@@ -175,6 +173,9 @@ class JinaBackend:
         spent: Meter,
     ) -> ToolOutput:
         resolved = resolve_parameters(definition, arguments)
+        if resolved.left_out and not context.left_out_logged:
+            context.left_out_logged = True  # the items of a batch leave out the same
+            _log_left_out(definition, resolved.left_out)
         resolved = with_checked_url(resolved, definition, self._options.url_policy)
         if (endpoint := endpoint_of(definition)).limits_tokens:
             resolved = with_max_tokens(resolved, self._options.tools.default_max_tokens)
@@ -225,7 +226,7 @@ class JinaBackend:
                 else build_request(definition, replace(resolved, parameters=timed))
             )
             attempt = Attempt(time.monotonic(), sent.method, sent.host, meter.usage.requests)
-            context.record_attempt(attempt, need.key)
+            context.record_attempt(attempt)
             need.slot.sending()
             meter.add(_ONE_REQUEST)
             requests.inc()
@@ -244,8 +245,8 @@ class JinaBackend:
             min_s = endpoint.timeouts.min_s(resolved.parameters)
             sleep = _without_slot(self._sleep, call.slot)
             envelope = await with_retries(fetch, self._options.retry, deadline, min_s, sleep)
-            redactor = _response_redactor(arguments, call.keys_sent)
-            rendering_context = RenderContext(redactor, self._redactor, may_suggest, resolved.names)
+            redactor = call.redactor()
+            rendering_context = RenderContext(redactor, may_suggest, resolved.names)
             rendering = endpoint.render(envelope, resolved.parameters, rendering_context)
             del envelope
             output = await self._slicer.run(masked(rendering, redactor), context.body_bytes, call.project)
@@ -352,11 +353,14 @@ def _record_end(attempt: Attempt, context: RequestContext, error_code: str | Non
     metrics.UPSTREAM_SECONDS.labels(attempt.host, error_code or "").observe(attempt.seconds or 0.0)
 
 
+def _log_left_out(definition: ToolDefinition, names: Sequence[str]) -> None:
+    log.warning(
+        "a definition has parameters that the upstream does not take; they are not sent: %s",
+        "; ".join(names),
+        extra={"action": "parameter.ignored", "tool_name": short(definition.tool_name)},
+    )
+
+
 def _may_suggest(definition: ToolDefinition, arguments: Arguments, name: str) -> bool:
     """Return whether the model may give an argument, and either has not or may change it."""
     return name in definition.model_arguments and (name in _ADJUSTABLE or not arguments.values.get(name))
-
-
-def _response_redactor(arguments: Arguments, keys: Collection[SecretStr]) -> Redactor:
-    sent = (*keys, arguments.api_key, *arguments.secrets.values())
-    return of_call(secret.get_secret_value() for secret in sent)

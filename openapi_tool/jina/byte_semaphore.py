@@ -26,6 +26,7 @@ from openapi_tool.budgets.budgets import Charge
 from openapi_tool.jina.response_json import MAX_VALUES
 from openapi_tool.limits.permits import NO_SLOT, Slot
 from openapi_tool.protocol.records import MAX_ATTEMPTS, Attempt
+from openapi_tool.telemetry.redact import Redactor, of_call
 from openapi_tool.tools.result import NO_USAGE
 
 _CALL_NUMBERS = count()
@@ -194,8 +195,9 @@ class JinaCallContext:
     """Context of a call (see `executor/ports.py`); `number` identifies it in this process.
 
     The executor sets `agent`, `slot` and `recheck`, which raises if the tool was disabled meanwhile.
-    `keys_sent` are several if each attempt, or item of a batch, took another key of a pool. Memory is released when the
-    last `with` block ends: a shared request may outlive the call that started it.
+    `secrets_sent` are the secrets in its requests so far: several keys if each attempt, or item of a batch, took one
+    of a pool. Memory is released when the last `with` block ends: a shared request may outlive the call that
+    started it.
     """
 
     def __init__(self, semaphore: ByteSemaphore, project: str | None = None) -> None:
@@ -212,8 +214,9 @@ class JinaCallContext:
         self.number = next(_CALL_NUMBERS)
         self.slot: Slot = NO_SLOT
         self.budget: Charge | None = None
-        self.keys_sent: set[SecretStr] = set()
+        self.secrets_sent: set[SecretStr] = set()
         self.recheck: Callable[[], None] | None = None
+        self.left_out_logged = False
 
     def __enter__(self) -> Self:
         self._users += 1
@@ -223,6 +226,10 @@ class JinaCallContext:
         self._users -= 1
         if not self._users:
             self._semaphore.give_all(self)
+
+    def redactor(self) -> Redactor:
+        """Return the redactor for what the upstream says; see `of_call`."""
+        return of_call(secret.get_secret_value() for secret in self.secrets_sent)
 
     def for_request(self) -> RequestContext:
         """Return a context for one more upstream request."""
@@ -243,10 +250,9 @@ class RequestContext:
         self.body_bytes = 0
         self.http_status: int | None = None
 
-    def record_attempt(self, attempt: Attempt, key: SecretStr) -> None:
+    def record_attempt(self, attempt: Attempt) -> None:
         """Record a request that is sent now."""
         self.http_status = None
-        self.call.keys_sent.add(key)
         if len(self.call.attempts) < MAX_ATTEMPTS:
             self.call.attempts.append(attempt)
 

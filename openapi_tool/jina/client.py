@@ -19,7 +19,7 @@ from pydantic import SecretStr
 from openapi_tool.concurrency import SMALL, TimeSlicer
 from openapi_tool.files import MAX_CERTIFICATES_BYTES, check_regular_file
 from openapi_tool.jina.byte_semaphore import RequestContext, memory_of
-from openapi_tool.jina.failures import NO_SECRETS, ONCE, SOME, no_free_file, too_late, upstream_failure
+from openapi_tool.jina.failures import ONCE, SOME, no_free_file, too_late, upstream_failure
 from openapi_tool.jina.parameters import OUTGOING_HEADERS
 from openapi_tool.jina.request import UpstreamRequest
 from openapi_tool.jina.response_json import count_values, parse
@@ -45,15 +45,14 @@ _LARGE_READS = 8
 class JinaClient:
     """Client of the upstream.
 
-    `max_response_bytes` limits the responses of one call together. `redactor` masks secrets in error messages. The
-    process shares `slicer`. Only tests pass `pace_s`.
+    `max_response_bytes` limits the responses of one call together. The process shares `slicer`. Only tests pass
+    `pace_s`.
     """
 
     def __init__(
         self,
         transport: httpx.AsyncBaseTransport,
         max_response_bytes: int,
-        redactor: Redactor = NO_SECRETS,
         slicer: TimeSlicer | None = None,
         pace_s: float = _PACE_S,
     ) -> None:
@@ -61,7 +60,6 @@ class JinaClient:
         self._pace_s = pace_s
         self.max_response_bytes = max_response_bytes
         self._slicer = slicer or TimeSlicer()
-        self._redactor = redactor
         self._large_reads = asyncio.Semaphore(_LARGE_READS)
 
     async def fetch(
@@ -95,6 +93,7 @@ class JinaClient:
     async def _exchange(
         self, request: UpstreamRequest, api_key: SecretStr, context: RequestContext
     ) -> dict[str, Any] | ToolError:
+        context.call.secrets_sent.update((api_key, *request.secrets))  # first, so that no response goes unmasked
         response = await self._transport.handle_async_request(_outgoing(request, api_key, context.call.project or ""))
         context.http_status = status = response.status_code
         try:
@@ -115,7 +114,7 @@ class JinaClient:
             value = None
         finally:
             body.clear()  # free the bytes before rendering; only the parsed value is needed
-        return _outcome_of(status, response.headers.get("retry-after"), value, request, self._redactor)
+        return _outcome_of(status, response.headers.get("retry-after"), value, request, context.call.redactor())
 
     async def _read(self, response: httpx.Response, context: RequestContext) -> bytearray:
         encoding = response.headers.get("content-encoding", "")

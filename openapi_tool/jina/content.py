@@ -48,13 +48,10 @@ _PLAIN = (str, int, float)  # a constant: `isinstance` with `str | int | float` 
 class RenderContext:
     """Context of a response: `redactor` masks the secrets sent with its call (see `of_call`).
 
-    `error_redactor` masks all secrets, in errors.
-
     `offers` returns whether a remedy may name an argument. `names` maps parameters to the model's names for them.
     """
 
     redactor: Redactor
-    error_redactor: Redactor
     offers: remarks.Offers
     names: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
@@ -71,7 +68,7 @@ def search_steps(
     if not isinstance(results, list) or not all(isinstance(item, dict) for item in results):
         raise UpstreamUnavailable("The search answered in an unexpected shape; try again later.")
     if not results:
-        query = context.redactor.head(one_line(str(parameters.get("q", ""))), 200)
+        query = one_line(str(parameters.get("q", "")))[:200]
         text = f"No results for {query!r}. {remarks.other_search(context.names)}"
         if with_pages:  # it may have timed out (jina-api 2.2)
             text += " If there should be some, search without page content: pages that load slowly are left out."
@@ -188,7 +185,7 @@ def _nothing_to_read(
         *(remarks.warning(kind, context.offers) for kind in types if kind != "empty"),
     ]
     if warnings:
-        parts.append(f"The service says: {quoted(context.error_redactor.head(' '.join(warnings), _MAX_CHARS))}")
+        parts.append(f"The service says: {quoted(context.redactor.head(' '.join(warnings), _MAX_CHARS))}")
     failure = UpstreamRejected(" ".join(parts))
     failure.tokens = tokens  # the upstream charges for the page
     return failure

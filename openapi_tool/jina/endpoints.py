@@ -20,7 +20,6 @@ from openapi_tool.jina.parameters import MODEL_FORMATS, WITH_CONTENT, Parameter,
 from openapi_tool.jina.remarks import Offers, cheaper_page, cheaper_search
 from openapi_tool.jina.url_policy import UrlPolicy, checked_url
 from openapi_tool.protocol.errors import ToolError
-from openapi_tool.telemetry.redact import Redactor
 from openapi_tool.tools.arguments import Arguments, correction_error
 from openapi_tool.tools.catalogue import READER, SEARCH, Operation
 from openapi_tool.tools.definition import ToolDefinition, unusable
@@ -250,17 +249,8 @@ def item_arguments(definition: ToolDefinition, arguments: Arguments, item: str) 
     return replace(arguments, values={**shared, operation.argument: item}, by_model=by_model)
 
 
-def without_secrets(error: ToolError, redactor: Redactor) -> ToolError:
-    """Mask secrets in an item's error, since the model reads it within a successful result."""
-    error.message = redactor.text(error.message)
-    error.detail = redactor.value(error.detail)
-    return error
-
-
-def batch_output(
-    items: Sequence[str], outcomes: Mapping[str, ToolOutput | ToolError], redactor: Redactor
-) -> ToolOutput:
-    """Combine all outcomes, with secrets in the items masked. Raises ToolError if no item succeeded."""
+def batch_output(items: Sequence[str], outcomes: Mapping[str, ToolOutput | ToolError]) -> ToolOutput:
+    """Combine all outcomes. Raises ToolError if no item succeeded."""
     outputs = {item: outcome for item, outcome in outcomes.items() if isinstance(outcome, ToolOutput)}
     errors = {item: outcome for item, outcome in outcomes.items() if isinstance(outcome, ToolError)}
     if not outputs:
@@ -271,7 +261,7 @@ def batch_output(
     )
     for item, outcome in outcomes.items():
         label = f"{_positions(items, item)} of {len(items)}"
-        caption = f"## {label}: {redactor.head(one_line(item), _SHOWN_CHARS)}"
+        caption = f"## {label}: {one_line(item)[:_SHOWN_CHARS]}"
         parts = (
             outcome.items
             if isinstance(outcome, ToolOutput)
@@ -279,7 +269,7 @@ def batch_output(
         )
         first, *others = (part._replace(label=label) for part in parts)
         shown += [first._replace(caption=f"{caption}\n{first.caption}".rstrip()), *others]
-    results = [{"item": redactor.text(item), **_state(outcomes[item])} for item in items]
+    results = [{"item": item, **_state(outcomes[item])} for item in items]
     return ToolOutput(
         tuple(shown),
         {"succeeded": succeeded, "failed": len(items) - succeeded, "results": results},

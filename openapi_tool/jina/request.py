@@ -9,7 +9,6 @@ arguments, fixed values. So a fixed value wins, whichever alias of the parameter
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Mapping
 from dataclasses import field, replace
@@ -26,7 +25,6 @@ from openapi_tool.jina.url_policy import UrlPolicy
 from openapi_tool.protocol import frozen
 from openapi_tool.protocol.errors import BadRequest, TargetRefused
 from openapi_tool.protocol.jsontext import dumps
-from openapi_tool.telemetry.logs import Once
 from openapi_tool.tools.arguments import (
     CURSOR,
     MAX_RESULT_TOKENS,
@@ -37,9 +35,6 @@ from openapi_tool.tools.arguments import (
 from openapi_tool.tools.catalogue import BuiltInTool
 from openapi_tool.tools.definition import ToolDefinition, unusable
 from openapi_tool.tools.problems import MAX_PROBLEMS, Path, Problem, fold, listed, not_taken, short, shown_path
-
-log = logging.getLogger(__name__)
-_logged = Once()
 
 IGNORED_HEADERS = frozenset(fold(name) for name in ("Accept", "Accept-Encoding", "Content-Type", "User-Agent"))
 _TIMEOUT = "timeout"
@@ -53,7 +48,8 @@ class ResolvedParameters:
     """Upstream parameters by body name, secret body members, and the call's own time limit in seconds.
 
     `names` maps parameters to the names by which the model gave them. `main_parameter_option` is the path of the
-    definition's option that sets the query or address; None if the model gave it.
+    definition's option that sets the query or address; None if the model gave it. `left_out` are the definition's
+    options that the upstream does not take.
     """
 
     parameters: Mapping[str, Any]
@@ -61,6 +57,7 @@ class ResolvedParameters:
     timeout_s: float | None
     main_parameter_option: Path | None
     names: Mapping[str, str]
+    left_out: tuple[str, ...] = ()
 
 
 def resolve_parameters(definition: ToolDefinition, arguments: Arguments) -> ResolvedParameters:
@@ -204,8 +201,6 @@ class ParameterResolver:
 
     def finish(self, secrets: Mapping[str, SecretStr]) -> ResolvedParameters:
         """Add defaults. Raises the mistakes."""
-        if self.unknown or self.invalid:
-            self._log_left_out()
         if self.operator:
             raise unusable(self._definition.tool_name, listed(list(map(str, self.operator))))
         if self._endpoint.operation.main_parameter not in self.parameters and not self.model:
@@ -224,18 +219,13 @@ class ParameterResolver:
         parameters = {
             name: value for name, value in values.items() if name not in secrets and implied.get(name) != value
         }
-        return ResolvedParameters(parameters, secrets, self._timeout_s, self._main_parameter_option, self._names)
+        return ResolvedParameters(
+            *(parameters, secrets, self._timeout_s, self._main_parameter_option, self._names), self._left_out()
+        )
 
-    def _log_left_out(self) -> None:
-        """Log once per definition: 20,000 unknown names would make 26 MB of log for each call."""
+    def _left_out(self) -> tuple[str, ...]:
         unknown = [f"{shown_path(path)}: is unknown" for path in self.unknown]
-        names = tuple(listed(sorted((*unknown, *map(str, self.invalid)))))
-        if _logged.first(self._definition.tool_name, names):
-            log.warning(
-                "a definition has parameters that the upstream does not take; they are not sent: %s",
-                "; ".join(names),
-                extra={"action": "parameter.ignored", "tool_name": short(self._definition.tool_name)},
-            )
+        return tuple(listed(sorted((*unknown, *map(str, self.invalid)))))
 
     def _take_model_argument(self, name: str, value: Any) -> None:
         if value in (None, "") and name in self._definition.built_in.arguments.model_fields:
@@ -319,7 +309,7 @@ _Parts = tuple[str, dict[str, str], bytes | None]  # target, headers, body
 class UpstreamRequest:
     """Request without its API key; `target` is the percent-encoded path and query.
 
-    `names` maps parameters to the model's names for them.
+    `names` maps parameters to the model's names for them. `secrets` are the secrets in the body.
     """
 
     method: str
@@ -329,6 +319,7 @@ class UpstreamRequest:
     body: bytes | None
     failures: Failures = field(default=Failures(), repr=False)
     names: Mapping[str, str] = field(default_factory=dict, repr=False)
+    secrets: tuple[SecretStr, ...] = field(default=(), repr=False)
 
 
 def build_request(definition: ToolDefinition, resolved: ResolvedParameters) -> UpstreamRequest:
@@ -341,7 +332,8 @@ def build_request(definition: ToolDefinition, resolved: ResolvedParameters) -> U
     # `identity`, as a small compressed body could unpack to any size
     headers = {"Accept": "application/json", "Accept-Encoding": "identity", "User-Agent": USER_AGENT, **headers}
     method, host = "GET" if get else "POST", endpoint.operation.host
-    return UpstreamRequest(method, host, target, headers, body, endpoint.failures, resolved.names)
+    secrets = tuple(resolved.secrets.values())
+    return UpstreamRequest(method, host, target, headers, body, endpoint.failures, resolved.names, secrets)
 
 
 def _with_appended(endpoint: Endpoint, parameters: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -138,21 +138,22 @@ class Caller:
 
     async def add_tool(self, project_id: str, tool: Mapping[str, Any]) -> None:
         """Add or replace a tool, given as its row."""
-        await self.database.execute(
-            "insert into resource.tools "
-            "(project_id, tool_name, description, parameters, target_subject, after_execution, options) "
-            "values ($1, $2, $3, $4, $5, $6, $7) on conflict (project_id, tool_name) do update set "
-            "description = excluded.description, parameters = excluded.parameters, "
-            "target_subject = excluded.target_subject, after_execution = excluded.after_execution, "
-            "options = excluded.options",
-            project_id,
-            tool["tool_name"],
-            tool.get("description"),
-            tool.get("parameters", {}),
-            tool.get("target_subject"),
-            tool.get("after_execution", "suspend"),
-            tool.get("options", {}),
-        )
+        async with self._lock:
+            await self.database.execute(
+                "insert into resource.tools "
+                "(project_id, tool_name, description, parameters, target_subject, after_execution, options) "
+                "values ($1, $2, $3, $4, $5, $6, $7) on conflict (project_id, tool_name) do update set "
+                "description = excluded.description, parameters = excluded.parameters, "
+                "target_subject = excluded.target_subject, after_execution = excluded.after_execution, "
+                "options = excluded.options",
+                project_id,
+                tool["tool_name"],
+                tool.get("description"),
+                tool.get("parameters", {}),
+                tool.get("target_subject"),
+                tool.get("after_execution", "suspend"),
+                tool.get("options", {}),
+            )
 
     async def place(
         self,

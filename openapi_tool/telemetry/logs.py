@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from itertools import filterfalse
 from typing import Any, Literal, TextIO
@@ -59,19 +59,19 @@ log = logging.getLogger(__name__)
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 _PACKAGE = __name__.partition(".")[0]
-_MAX_CHARS = 100_000  # of a library's message or traceback
-FLOODED = frozenset(
-    {
-        *("call.broken", "call.dead_lettered", "call.deduplicated", "call.overlapping", "call.redelivered"),
-        *("call.unsettled", "command.requeued", "dead_letters.discarded"),
-    }
-)
-"""Actions that clients can cause: a command of 41 bytes caused a kilobyte of log."""
+_PROJECT = "project_id"
+_MAX_CHARS = 100_000  # of a library's message, or a traceback
+MESSAGE_CHARS = 400
+"""Limit of the message of a line that a project can cause; the mistakes of one definition had 5.8 kB."""
 
-FLOOD_BURST = 100
-FLOOD_PER_S = 10.0
+UNLIMITED = frozenset({"call.finished", "tool.disabled", "tool.enabled"})
+"""Actions whose lines are never dropped: what became of each call, and which operator disabled or enabled a tool."""
+
+MAX_LINES, WINDOW_S = 20, 60.0
+"""Limit of the lines of each action that a project can cause within these seconds."""
+
 _INDENT = "    "
-_LRU_ITEMS = 1_024
+_MAX_COUNTS = 4_096  # of lines, by action and project
 _USER_INFO = re.compile(r"(\b[a-z][a-z0-9+.-]{0,20}://)[^\s/?#@'\"]*@", re.IGNORECASE)
 _QUERY = re.compile(r"\?[^\s'\"<>]+")
 _CREDENTIALS = re.compile(
@@ -86,12 +86,10 @@ _CREDENTIALS = re.compile(
 
 
 def without_details(text: str) -> str:
-    """Truncate a masked message of a library, and remove URL queries, user info, authorization and passwords.
+    """Remove URL queries, user info, authorization and passwords from a masked message of a library.
 
-    Mask it before: the redactor does not recognize a secret that was truncated.
+    Mask it before: the redactor does not recognize a secret of which a part was removed.
     """
-    if len(text) > _MAX_CHARS:
-        text = f"{text[:_MAX_CHARS]} … ({len(text) - _MAX_CHARS:,} characters more)"
     text = _USER_INFO.sub(r"\1", text)
     text = _QUERY.sub("?", text)
     return _CREDENTIALS.sub(rf"\1\2{MASK}", text)
@@ -107,14 +105,21 @@ class _Formatter(logging.Formatter):
         extra = {name: fields[name] for name in filterfalse(_STANDARD.__contains__, fields) if fields[name] is not None}
         return {"action": "log", **CALL_FIELDS.get()(), **extra}
 
-    def _texts(self, record: logging.LogRecord) -> tuple[str, str]:
-        """Return the message, and the traceback after a line break, a library's without details."""
+    def _texts(self, record: logging.LogRecord, fields: Mapping[str, Any]) -> tuple[str, str]:
+        """Return the message, and the traceback after a line break: limited, and a library's without details."""
         message, traceback = record.getMessage(), ""
         if record.exc_info:
             traceback = f"\n{self.formatException(record.exc_info)}"
+        message = self._head(message, MESSAGE_CHARS if _PROJECT in fields else _MAX_CHARS)
+        traceback = self._head(traceback, _MAX_CHARS)
         if record.name.partition(".")[0] != _PACKAGE:
             message, traceback = (without_details(self._redactor.text(text)) for text in (message, traceback))
         return message, traceback
+
+    def _head(self, text: str, chars: int) -> str:
+        if len(text) <= chars:
+            return text
+        return f"{self._redactor.head(text, chars)} … ({len(text) - chars:,} characters more)"
 
 
 class JsonFormatter(_Formatter):
@@ -122,12 +127,13 @@ class JsonFormatter(_Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Return one redacted JSON object."""
+        fields = self._fields(record)
         entry = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
-            "message": "".join(self._texts(record)),
-            **self._fields(record),
+            "message": "".join(self._texts(record, fields)),
+            **fields,
         }
         # Searching the line once costs less than a walk over all values. If it contains a secret, mask the values and
         # serialize again: masking the line itself could break its JSON.
@@ -149,9 +155,10 @@ class ConsoleFormatter(_Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Return one redacted line, and an indented traceback."""
         at = datetime.fromtimestamp(record.created).astimezone().strftime("%H:%M:%S.%f")[:-3]
-        fields = " ".join(f"{name}={value}" for name, value in self._fields(record).items())
-        message, traceback = self._texts(record)
-        line = printable_line(self._redactor.text(f"{message}  {fields}"))
+        fields = self._fields(record)
+        message, traceback = self._texts(record, fields)
+        shown = " ".join(f"{name}={value}" for name, value in fields.items())
+        line = printable_line(self._redactor.text(f"{message}  {shown}"))
         traceback = printable_lines(self._redactor.text(traceback), _INDENT)
         return f"{at} {record.levelname:7} {line}{traceback}"
 
@@ -294,30 +301,47 @@ def wait_until_writable(number: int) -> None:
     poll.poll()
 
 
-class FloodFilter(logging.Filter):
-    """Token bucket for each action and project; the next line that passes has the number of `dropped` ones."""
+class ProjectLimit(logging.Filter):
+    """Passes MAX_LINES lines of each action and project within WINDOW_S; drops and counts the others.
+
+    The next line that passes has their number as `dropped`. All lines that a project can cause are limited, those of a
+    call and those about a project, except UNLIMITED and lines at debug level, which an operator asks for.
+    """
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
         self._now = now
-        self._buckets: LRUCache[Hashable, tuple[float, float, int]] = LRUCache(_LRU_ITEMS)  # tokens, time, dropped
+        self._ends_at = 0.0
+        self._lines: dict[tuple[str, str], int] = {}
+        self._dropped: LRUCache[tuple[str, str], int] = LRUCache(_MAX_COUNTS)
         self._lock = threading.Lock()
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Return whether a record passes."""
-        action = getattr(record, "action", None)
-        if action not in FLOODED:
+        action = getattr(record, "action", "log")
+        if record.levelno <= logging.DEBUG or action in UNLIMITED:
             return True
-        project = getattr(record, "project_id", None) or CALL_FIELDS.get()().get("project_id")
-        now = self._now()
+        project = getattr(record, _PROJECT, None)
+        if project is None and (project := CALL_FIELDS.get()().get(_PROJECT)) is None:
+            return True
         with self._lock:
-            tokens, at, dropped = self._buckets.get((action, project), (FLOOD_BURST, now, 0))
-            tokens = min(FLOOD_BURST, tokens + (now - at) * FLOOD_PER_S)
-            passes = tokens >= 1
-            self._buckets[action, project] = (tokens - 1, now, 0) if passes else (tokens, now, dropped + 1)
-        if passes and dropped:
+            return self._passes(record, (action, project))
+
+    def _passes(self, record: logging.LogRecord, key: tuple[str, str]) -> bool:
+        now = self._now()
+        if now >= self._ends_at:
+            self._lines.clear()
+            self._ends_at = now + WINDOW_S
+        if key not in self._lines and len(self._lines) >= _MAX_COUNTS:
+            key = (key[0], "")  # further projects share one limit: many of them must not use up the memory
+        self._lines[key] = self._lines.get(key, 0) + 1
+        if self._lines[key] > MAX_LINES:
+            self._dropped[key] = self._dropped.get(key, 0) + 1
+            metrics.LOG_LINES_LIMITED.inc()
+            return False
+        if dropped := self._dropped.pop(key, 0):
             record.dropped = dropped
-        return passes
+        return True
 
 
 def configure_logging(
@@ -330,7 +354,7 @@ def configure_logging(
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False  # no line shows them
     handler = _Handler(sys.stderr, background=background)
     handler.setFormatter(JsonFormatter(redactor) if log_format == "json" else ConsoleFormatter(redactor))
-    handler.addFilter(FloodFilter())
+    handler.addFilter(ProjectLimit())
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(max(logging.WARNING, logging.getLevelNamesMapping()[level.upper()]))
@@ -348,17 +372,3 @@ def guard_crashes() -> None:
 def log_crash(error: BaseException | None) -> None:
     """Log an uncaught exception with its traceback."""
     log.critical("uncaught exception", exc_info=error, extra={"action": "process.crashed"})
-
-
-class Once:
-    """LRU set, to log each item only once."""
-
-    def __init__(self) -> None:
-        self._logged: LRUCache[int, None] = LRUCache(_LRU_ITEMS)
-
-    def first(self, *item: Hashable) -> bool:
-        """Add an item; return whether it is new."""
-        key = hash(item)
-        known = key in self._logged
-        self._logged[key] = None
-        return not known

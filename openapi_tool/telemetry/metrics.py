@@ -294,6 +294,9 @@ EVENT_LOOP_LAG = Histogram(
 )  # fmt: skip
 EVENT_LOOP_TASKS = Gauge("event_loop_tasks", "Tasks of the event loop.")
 MASKED = Counter("masked_values", "Secrets that were masked; `where` is the kind of text.", ("where",))
+LOG_LINES_LIMITED = Counter(
+    "log_lines_limited", "Log lines dropped because their project caused too many of an action."
+)
 LOG_LINES_DROPPED = Counter(
     "log_lines_dropped", "Log lines dropped: standard error could not be written, or its reader was too slow."
 )

@@ -20,7 +20,7 @@ import threading
 import urllib.error
 import urllib.request
 from base64 import b64encode
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -39,6 +39,7 @@ from openapi_tool.local.caller import STREAM, Caller, prepare_database
 from openapi_tool.local.executor import ExecutorProcess
 from openapi_tool.local.servers import free_port
 from openapi_tool.local.stack import EmbeddedStack, kernel_schema
+from tests.canary.guesses import TOOLS, Guess, Guesser
 from tests.canary.hostile import DEMANDED, FAULT_POINTS, FOLDER_VARIABLE, SECRETS_VARIABLE
 from tests.conftest import AGENT, PROJECT, reader_tool, search_tool
 from tests.support import another_nats, dead_letters
@@ -73,8 +74,8 @@ class Canary:
 
 
 def new_canary(specials: str = _SPECIALS) -> Canary:
-    """Return a secret that occurs nowhere else."""
-    return Canary(f"Canary{secrets.token_hex(10)}", specials, f"{secrets.token_hex(10)}yranaC")
+    """Return a secret that occurs nowhere else, short enough (38 characters) that no message cuts a guess of it."""
+    return Canary(f"Canary{secrets.token_hex(4)}", specials, f"{secrets.token_hex(4)}yranaC")
 
 
 def new_number() -> Canary:
@@ -187,7 +188,8 @@ FAILS = "https://fails.example/"
 """Requests for this page fail, so that a batch fails in part."""
 
 _FIELDS = ("title", "url", "description", "content", "text", "html", "publishedTime", "date", "warning", "source")
-_OK, _REFUSED = 200, 422
+_REFUSED = 422
+_KEY = re.compile(r"key-[0-9]{8}")
 _WORDS = ("readableMessage", "message", "name")
 _HOSTS = ("s.jina.ai", "r.jina.ai")
 
@@ -223,7 +225,8 @@ class Upstream:
     """HTTPS on loopback for both hosts.
 
     It responds with `status`, as HTML if `html`. `silent` is for requests whose arguments contain secrets: their echo
-    is no leak. `numbers` are secrets that it also sends as JSON numbers.
+    is no leak. `numbers` are secrets that it also sends as JSON numbers. `pages` are the responses to requests that
+    contain a text.
     """
 
     def __init__(self, certificate: Path, canaries: Mapping[str, Canary], numbers: Iterable[Canary] = ()) -> None:
@@ -231,6 +234,7 @@ class Upstream:
         self.html = False
         self.silent = False
         self.received: list[Received] = []
+        self.pages: dict[str, dict[str, Any]] = {}
         self._certificate = certificate
         self._canaries = canaries.values()
         self._numbers = list(numbers)
@@ -249,9 +253,16 @@ class Upstream:
     async def __aexit__(self, *_: object) -> None:
         await self._runner.cleanup()
 
+    def was_sent(self, key: str, text: str) -> bool:
+        """Return whether a received request contains both texts."""
+        return any(key in request and text in request for request in map(str, self.received))
+
     async def _answer(self, request: web.Request) -> web.Response:
         received = Received(request.host, request.raw_path, request.raw_headers, await request.read(), self.silent)
         self.received.append(received)
+        if key := _KEY.search(f"{received.target}{received.body!r}"):
+            page = self.pages[key[0]]
+            return web.json_response(page, status=page["code"])
         fails = "fails.example" in f"{received.target}{received.body!r}"
         status = _REFUSED if fails else self.status
         headers = {"X-Echo": request.headers.get("Authorization", ""), "Retry-After": "0", "Set-Cookie": "k=v"}
@@ -260,7 +271,7 @@ class Upstream:
 
     def _text(self, received: Received, status: int) -> str:
         request = str(received)
-        known = [canary for canary in self._canaries if status != _OK or canary.value in request]
+        known = [canary for canary in self._canaries if canary.value in request]
         encoded = " ; ".join(self._rotated([text for canary in known for text in encoded_forms(canary)]))
         echo = (
             "" if self.silent else f"{encoded} {request} {json.dumps(request)} {b64encode(request.encode()).decode()}"
@@ -486,7 +497,7 @@ class Scene:
     """Participants of the run.
 
     `doorbells` are the received messages, `sinks` the collected outputs, `odd` unescaped passwords. `sent_for_refused`
-    counts requests for tools for which none may be sent.
+    counts requests for tools for which none may be sent. `confirmed` tells where a result confirmed a guess.
     """
 
     stack: EmbeddedStack
@@ -499,10 +510,12 @@ class Scene:
     health_port: int
     collector: Collector
     proxy: Proxy
+    guesser: Guesser
     doorbells: list[Msg] = field(default_factory=list)
     sinks: dict[str, bytes] = field(default_factory=dict)
     odd: Mapping[str, Canary] = field(default_factory=dict)
     sent_for_refused: int = 0
+    confirmed: list[str] = field(default_factory=list)
 
     def demand(self, what: str) -> None:
         """Demand a failure at the next step of the executor."""
@@ -511,6 +524,8 @@ class Scene:
     async def call(self, tool: str, arguments: Any, **changes: Any) -> None:
         """Place a call and wait for its result."""
         placed = await self.caller.place(PROJECT, AGENT, tool, arguments, **changes)
+        if self.upstream.silent:
+            self.guesser.calls.add(placed.tool_call_id)
         await self.caller.result(placed, WAIT_S)
 
     async def send_unanswerable(self) -> None:
@@ -524,7 +539,7 @@ class Scene:
 async def scene() -> AsyncIterator[Scene]:
     """Run the stack with canaries everywhere, and the hostile executor."""
     canaries = {name: new_canary() for name in (*VARIABLES, "postgres", "proxy", "collector", "collector_url")}
-    canaries["number"] = new_number()
+    canaries |= {"number": new_number(), "service": new_canary("-")}  # the latter may be a host's name
     stack = EmbeddedStack()
     stack.upstream.keys = {VARIABLES[name]: canaries[name].value for name in ("jina", "definition")}
     users = json.dumps([{"user": BUS_USER, "password": canaries["nats"].value}])
@@ -548,7 +563,11 @@ async def scene() -> AsyncIterator[Scene]:
             options = {"servers": bus.url, "user": BUS_USER, "password": canaries["nats"].value}
             async with Caller.open(stack.postgres.dsn(DATABASE), **options) as caller:
                 await _furnish(caller)
-                made = Scene(stack, upstream, canaries, caller, executor, environment, folder, port, collector, proxy)
+                guesser = Guesser(caller, upstream.pages, upstream.was_sent)
+                made = Scene(
+                    *(stack, upstream, canaries, caller, executor, environment, folder, port, collector, proxy),
+                    guesser,
+                )
                 await _listen(made)
                 await asyncio.to_thread(executor.start)
                 yield made
@@ -614,6 +633,7 @@ async def play(scene: Scene, statuses: Sequence[int]) -> None:
     await _all_tools(scene)
     await _echoes(scene, statuses)
     await _batches(scene)
+    await _guess(scene)
     await _fail_everywhere(scene, FAULT_POINTS)
 
 
@@ -639,6 +659,15 @@ async def _echoes(scene: Scene, statuses: Sequence[int]) -> None:
             for tool in ("jina_search", "jina_reader", "jina_object"):
                 await scene.call(tool, RECORDED_ARGUMENTS if tool == "jina_search" else PAGE)
     scene.upstream.html, scene.upstream.status = False, 200
+
+
+async def _guess(scene: Scene) -> None:
+    scene.upstream.silent = True
+    guesses = {name: Guess(canary.head, canary.specials, canary.tail) for name, canary in scene.canaries.items()}
+    scene.confirmed = await scene.guesser.confirmed(guesses)
+    # Else commands that list definitions would quote the guesses in them.
+    await scene.caller.database.execute("delete from resource.tools where starts_with(tool_name, $1)", TOOLS)
+    scene.upstream.silent = False
 
 
 async def _batches(scene: Scene) -> None:
@@ -699,7 +728,7 @@ async def gather(scene: Scene, commands: Iterable[str]) -> None:
     scene.sinks["log"] = scene.executor.process.log.read_bytes()
     scene.sinks["spans"] = b"\n".join(scene.collector.bodies)
     scene.sinks["console log"] = await _on_a_console(scene)
-    scene.sinks |= await _rows(scene.caller)
+    scene.sinks |= await _rows(scene.caller, scene.guesser.calls)
     scene.sinks |= await _messages(scene)
     scene.sinks |= _sent(scene)
 
@@ -721,8 +750,11 @@ def _health(port: int) -> dict[str, bytes]:
     return outputs
 
 
-async def _rows(caller: Caller) -> dict[str, bytes]:
-    """Return every table as text, except what the kernel itself wrote: definitions and cards of calls."""
+async def _rows(caller: Caller, guesses: Collection[str]) -> dict[str, bytes]:
+    """Return every table as text, except what the kernel itself wrote (definitions, cards of calls) and `guesses`.
+
+    These are the ids of calls whose results quote secrets, because the caller sent them.
+    """
     tables = await caller.database.fetch(
         "select format('%I.%I', schemaname, tablename) from pg_tables "
         "where schemaname not in ('pg_catalog', 'information_schema')"
@@ -730,8 +762,10 @@ async def _rows(caller: Caller) -> dict[str, bytes]:
     outputs = {}
     for (table,) in tables:
         if table != "resource.tools":
-            own = "where metadata ->> 'type' <> 'tool.call'" if table.endswith(".cards") else ""
-            rows = await caller.database.fetch(f"select t::text from {table} as t {own}")  # noqa: S608 - a catalogue's
+            is_cards = table.endswith(".cards")
+            own = "where metadata ->> 'type' <> 'tool.call' and tool_call_id <> all($1)" if is_cards else ""
+            query = f"select t::text from {table} as t {own}"  # noqa: S608 - a catalogue's
+            rows = await caller.database.fetch(query, *([list(guesses)] if is_cards else []))
             outputs[f"table {table}"] = "\n".join(row[0] for row in rows).encode()
     return outputs
 
@@ -794,6 +828,9 @@ async def canary(
             "where": sorted({f"{hit.canary} in {hit.sink}, {hit.encoding}" for hit in hits}),
             "masked": {name: content.count(b"[redacted]") for name, content in made.sinks.items()},
             "sent_for_refused": made.sent_for_refused,
+            "guesses": made.guesser.compared,
+            "masked_echoes": made.guesser.masked,
+            "confirmed": made.confirmed,
             "secrets_received": all(any(value in request for request in received) for value in sent),
             "planted_leak_found": planted(searched) and await _real_leak(made),
         }
@@ -813,7 +850,7 @@ def main() -> int:
     """Run the canary once."""
     report = asyncio.run(canary())
     sys.stdout.write(json.dumps(report) + "\n")
-    bad = report["hits"] or report["sent_for_refused"]
+    bad = report["hits"] or report["sent_for_refused"] or report["confirmed"]
     return int(bool(bad) or not report["planted_leak_found"] or not report["secrets_received"])
 
 

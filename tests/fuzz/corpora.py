@@ -189,6 +189,7 @@ def check_whole(data: bytes) -> None:
     """Handle one call; raise AssertionError for a wrong result, or the exception of a defect."""
     row, arguments, answer = parts(data[:WHOLE_MAX_BYTES])
     row_object, arguments_object = stored(row), stored(arguments)
+    given_by_caller = SECRET in json.dumps([row_object, arguments_object])  # what he sends is quoted unmasked
     with _Defects() as defects:
         began = time.process_time()
         settlement = _loop().run_until_complete(_KERNEL.handle(row_object, arguments_object, answer))
@@ -198,7 +199,7 @@ def check_whole(data: bytes) -> None:
     assert settlement == Acknowledge(), settlement
     for written, metadata in _KERNEL.written:
         assert_storable([written, metadata])
-        assert SECRET not in json.dumps([written, metadata])
+        assert SECRET not in json.dumps([written, metadata]) or given_by_caller
     content, _ = _KERNEL.written[0]
     if content["status"] == "success":
         assert len(str(content["result"])) <= 2 * _SHOWN_CHARS

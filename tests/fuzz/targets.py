@@ -377,7 +377,7 @@ def _inside(address: IPv6Address) -> Iterator[IPv4Address]:
 
 
 SECRET = "a-key-of-the-fuzzer"
-_CONTEXT = RenderContext(of_call([SECRET]), Redactor([SECRET]), lambda _: True)
+_CONTEXT = RenderContext(of_call([SECRET]), lambda _: True)
 _REQUEST = UpstreamRequest("POST", "r.jina.ai", "/", {"Accept": "application/json"}, b"{}")
 _PARAMETERS = {"q": "a query", "respondWith": "no-content"}
 _STATUSES = (200, 200, 200, 422, 429, 400, 402, 403, 409, 451, 500, 503, 524, 302)
@@ -450,7 +450,7 @@ def _envelope(source: Source) -> Any:
 
 def _fetched(request: UpstreamRequest, status: int, headers: Mapping[str, str], body: bytes) -> dict[str, Any]:
     answer = httpx.Response(status, headers=httpx.Headers(dict(headers), encoding="utf-8"), stream=_Body(body))
-    client = JinaClient(httpx.MockTransport(lambda _: answer), _MAX_BYTES, _CONTEXT.error_redactor)
+    client = JinaClient(httpx.MockTransport(lambda _: answer), _MAX_BYTES)
     fetching = client.fetch(
         request, SecretStr(SECRET), Deadline.after(5), ByteSemaphore(10 * _MAX_BYTES).for_call().for_request()
     )

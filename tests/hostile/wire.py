@@ -201,7 +201,7 @@ async def large_bodies_of_valid_calls(scene: Scene) -> None:
         assert_failed(await scene.caller.result(call, ANSWER_S), "bad_request")
 
 
-@CASES.case("2", log_bytes=3_000_000)  # a line for each
+@CASES.case("2")
 async def dead_letters_of_one_project_leave_space_for_others(scene: Scene) -> None:
     frame = hpub(scene.subject.encode(), None, b"{}")
     await scene.publish_raw(*([frame] * (1_000 + scene.scaled(2_000))))
@@ -324,7 +324,7 @@ async def slow_calls_in_every_slot(scene: Scene) -> None:
         assert_succeeded(answer)
 
 
-@CASES.case("own", log_bytes=1_000_000)  # lines of each call
+@CASES.case("own", log_bytes=400_000)  # the final line of each call
 async def endless_sessions_without_budget(scene: Scene) -> None:
     """Each session has an account, at no cost to the attacker; the store is shared by all projects."""
     tool = await scene.define({"jina": {"mode": "search"}, "budget": {"session_requests": 0}})

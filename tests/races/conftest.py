@@ -345,7 +345,6 @@ def runner(kernel: Any, tools: Any, **changes: Any) -> ToolRunner:
         envs=OperatorEnvs(),
         read_secret=lambda _: SecretStr("a-key-of-the-test"),
         scope=SessionScope(b"k" * 32),
-        redact=lambda value: value,
     )
     continuation = Continuation(cast("Kernel", kernel), Cursors(b"k" * 32), ToolOptions())
     return ToolRunner(replace(options, **changes), tools, continuation)

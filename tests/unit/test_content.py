@@ -474,17 +474,16 @@ def test_absurd_numbers_of_tokens_are_clamped(tokens: Any) -> None:
 
 
 SENT, OTHER = "value-sent-in-the-body", "password-of-the-database"
-SECRETS = (KEY, SENT, OTHER)
 CUT = {"title": 2_000, "url": 16_000, "publishedTime": 2_000, "description": 10_000, "source": 2_000}
 
 
 def answering(data: Any, status: int = 200, **more: Any) -> ToolsOverTransport:
     body = json.dumps({"code": status, "status": 42206, "data": data, **more}).encode()
-    return ToolsOverTransport(serving(body, status), SECRETS)
+    return ToolsOverTransport(serving(body, status))
 
 
 @pytest.mark.parametrize("mode", ["reader", "search"])
-@requirement("secrets.output")
+@requirement("secrets.output", "secrets.guesses")
 async def test_only_secrets_sent_with_the_call_are_masked_in_its_response(mode: str) -> None:
     page: dict[str, Any] = dict.fromkeys(
         ("title", "url", "content", "warning", "source", "publishedTime"), f"{KEY} {SENT} {OTHER}"
@@ -497,18 +496,21 @@ async def test_only_secrets_sent_with_the_call_are_masked_in_its_response(mode: 
         assert f"{MASK} {MASK} {OTHER}" in text
 
 
-@requirement("secrets.output")
+@requirement("secrets.guesses")
 async def test_page_cannot_test_candidates_for_other_secrets() -> None:
     candidates = "\n".join(f"candidate {number} password-of-the-database {SENT}" for number in range(9))
     assert candidates in (await answering({"content": candidates}).output()).content
 
 
-@requirement("secrets.output")
-async def test_every_secret_is_masked_in_failures_alone_or_in_a_batch() -> None:
-    error = {"readableMessage": f"no {OTHER} and no {KEY}"}
+@requirement("secrets.output", "secrets.guesses")
+async def test_only_secrets_sent_with_the_call_are_masked_in_failures_alone_or_in_a_batch() -> None:
+    error = {"readableMessage": f"no {KEY}, {SENT} and {OTHER}"}
     with pytest.raises(ToolError) as failed:
-        await answering(None, 422, **error).output()
-    assert f"no {MASK} and no {MASK}" in failed.value.message
+        await answering(None, 422, **error).output(sent=(SENT,))
+    assert f"no {MASK}, {MASK} and {OTHER}" in failed.value.message
+    with pytest.raises(ToolError) as failed:
+        await answering({"content": "", "warning": f"no {KEY}, {SENT} and {OTHER}"}).output(sent=(SENT,))
+    assert f"no {MASK}, {MASK} and {OTHER}" in failed.value.message
 
     def half(request: httpx.Request) -> httpx.Response:
         good = b"good" in request.content
@@ -516,22 +518,24 @@ async def test_every_secret_is_masked_in_failures_alone_or_in_a_batch() -> None:
         return httpx.Response(200 if good else 422, json=body)
 
     urls = ["https://good.example/", f"https://a.example/{OTHER}"]
-    fields, shown, _ = await ToolsOverTransport(half, SECRETS).card(urls=urls)
+    fields, shown, _ = await ToolsOverTransport(half).card(sent=(SENT,), urls=urls)
     assert fields.tool_output is not None
     results: Any = fields.tool_output["state"]["results"]
     failure = results[1]["error"]
     for text in (shown.content.partition("Failed")[2], json.dumps(failure)):
-        assert f"no {MASK} and no {MASK}" in text
-        assert OTHER not in text
+        assert f"no {MASK}, {MASK} and {OTHER}" in text
 
 
-@requirement("secrets.output")
-async def test_secrets_are_masked_in_the_names_of_batch_items() -> None:
-    output = await answering({"content": "x"}).output(urls=[f"https://a.example/{KEY}", f"https://a.example/{OTHER}"])
+@requirement("secrets.guesses")
+async def test_what_the_caller_sent_is_quoted_unchanged_even_the_call_s_own_secrets() -> None:
+    """A mask would tell him which of his guesses is right."""
+    urls = [f"https://a.example/{guess}" for guess in (KEY, SENT, OTHER)]
+    output = await answering({"content": "x"}).output(urls=urls, sent=(SENT,))
     for text in (output.content, json.dumps(output.state)):
-        assert KEY not in text
-        assert f"https://a.example/{MASK}" in text
-        assert f"https://a.example/{OTHER}" in text
+        assert [url for url in urls if url not in text] == []
+    for guess in (KEY, SENT, OTHER):
+        nothing = await answering([]).output("search", query=guess, sent=(SENT,))
+        assert f"No results for {guess!r}" in nothing.content
 
 
 @requirement("secrets.output")
@@ -567,11 +571,11 @@ async def test_cut_field_contains_no_half_of_a_secret(mode: str, field: str) -> 
 @requirement("secrets.output")
 async def test_cut_warning_contains_no_half_of_a_secret() -> None:
     for before in (*range(270, 300), *range(1_970, 2_000, 7), *range(19_970, 20_000, 7)):
-        warning = "y" * before + OTHER + "z" * 30_000
+        warning = "y" * before + KEY + "z" * 30_000
         with pytest.raises(ToolError) as failed:
             await answering({"content": "", "warning": warning}).output()
-        assert OTHER[:6] not in failed.value.message
-        _, shown, _ = await answering({"content": "x", "warning": warning.replace(OTHER, KEY)}).card()
+        assert KEY[:6] not in failed.value.message
+        _, shown, _ = await answering({"content": "x", "warning": warning}).card()
         assert KEY[:6] not in shown.content
 
 
@@ -579,7 +583,7 @@ async def test_cut_warning_contains_no_half_of_a_secret() -> None:
 async def test_stored_text_contains_no_secret_and_its_parts_no_half_of_one() -> None:
     for before in range(1_380, 1_520, 9):
         page = {"content": "y" * before + KEY + "z" * 300_000 + KEY + "z" * 300_000}
-        tool = ToolsOverTransport(serving(json.dumps({"data": page}).encode()), SECRETS, max_chars=2_000)
+        tool = ToolsOverTransport(serving(json.dumps({"data": page}).encode()), max_chars=2_000)
         _, shown, artifact = await tool.card()
         assert KEY[:6] not in shown.content
         assert artifact is not None

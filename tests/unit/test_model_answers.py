@@ -25,7 +25,6 @@ from openapi_tool.jina.remarks import BARRIERS, STEMS, WARNINGS, barrier_type
 from openapi_tool.jina.request import UpstreamRequest, build_request, resolve_parameters, with_max_tokens
 from openapi_tool.local.recordings import load_recordings
 from openapi_tool.protocol.errors import BadRequest, ToolMisconfigured, UpstreamRejected, UpstreamUnavailable
-from openapi_tool.telemetry.redact import of_call
 from openapi_tool.testing import InProcessExecutor, ToolResult, recorded
 from openapi_tool.tools.arguments import Arguments, OperatorEnvs, prepare_arguments, requested_tokens
 from openapi_tool.tools.catalogue import CATALOGUE
@@ -206,7 +205,7 @@ async def test_case_1_small_limit_is_observed_and_shows_some_items_with_heads(to
     found = search_output({"data": data}, "q")
     failed = {f"https://{n}.example/": UpstreamRejected("reason " * 40) for n in range(9)}
     good = ToolOutput((Item("Title: 日本語\nURL: https://a.example/", "本页的内容。" * 900),))
-    several = batch_output([*failed, "日" * 150], {**failed, "日" * 150: good}, of_call(()))
+    several = batch_output([*failed, "日" * 150], {**failed, "日" * 150: good})
     for output, tool in ((found, SEARCH), (several, {"tool": "jina.read_many"})):
         shown, _ = await continuation.render(output, definition(tool), OWNER, tokens)
         assert estimate_tokens(shown.content) <= tokens
@@ -234,7 +233,7 @@ async def test_case_5_an_item_keeps_its_number_and_address_in_later_parts() -> N
         for n in (2, 3)
     }
     gone = UpstreamRejected("It is gone.")
-    items = batch_output(["https://1.example/", *pages], {"https://1.example/": gone, **pages}, of_call(())).items
+    items = batch_output(["https://1.example/", *pages], {"https://1.example/": gone, **pages}).items
     stored = StoredResult(*items)
     _, part = await stored.continuation.resume(await stored.first(), definition(READER), OWNER)
     assert part.content.startswith("[Continued: 2 of 3, from character ")
@@ -777,7 +776,7 @@ def test_case_16_the_facts_of_a_result_say_what_they_are() -> None:
 @requirement("batch")
 def test_case_16_n_of_m_counts_what_was_given() -> None:
     good, bad = ToolOutput((Item("x"),)), UpstreamUnavailable("It is down.")
-    output = batch_output(["a", "b", "a", "c"], {"a": good, "b": bad, "c": good}, of_call(()))
+    output = batch_output(["a", "b", "a", "c"], {"a": good, "b": bad, "c": good})
     captions = [item.caption.partition("\n")[0] for item in output.items]
     assert captions == [
         "3 of 4 succeeded; the errors of the others are below.",

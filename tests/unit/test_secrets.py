@@ -185,9 +185,7 @@ async def test_the_keys_of_all_attempts_and_items_of_a_call_are_masked(values: d
             200, json={"code": 200, "data": {"title": "t", "content": " ".join([*sent, "unsent-key-of-a-pool"])}}
         )
 
-    tools = ToolsOverTransport(
-        answer, secrets=(), options={"retry": RetryOptions(2, 0.01, 0.01)}, permits=_PoolPermits(*keys)
-    )
+    tools = ToolsOverTransport(answer, options={"retry": RetryOptions(2, 0.01, 0.01)}, permits=_PoolPermits(*keys))
     fields, _, _ = await tools.card(key="a-key-that-is-not-sent", **values)
     card = orjson.dumps(fields).decode()
     assert len(set(sent)) == len(values.get("urls", [0])) + 1
@@ -520,11 +518,11 @@ async def test_a_secret_is_masked_before_a_text_is_cut(status: int) -> None:
         said = {"code": 422 if status == 200 else status, "readableMessage": "x" * before + VALUE}
         answer = httpx.Response(status, json=said)
         transport = httpx.MockTransport(lambda _, answer=answer: answer)
-        client = JinaClient(transport, 10_000, Redactor([VALUE]))
+        client = JinaClient(transport, 10_000)
         request = UpstreamRequest("POST", "s.jina.ai", "/", {}, b"{}")
         with pytest.raises(ToolError) as failed:
             await client.fetch(
-                request, Secret("a-key"), Deadline.after(5), ByteSemaphore(20_000).for_call().for_request()
+                request, Secret(VALUE), Deadline.after(5), ByteSemaphore(20_000).for_call().for_request()
             )
         assert VALUE[:6] not in failed.value.message
         assert before > 290 or MASK in failed.value.message

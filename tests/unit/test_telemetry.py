@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
 import json
 import logging
 import os
@@ -14,6 +15,7 @@ import subprocess
 import sys
 import threading
 import time
+import tracemalloc
 from asyncio.subprocess import DEVNULL, PIPE
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
@@ -29,6 +31,7 @@ from opentelemetry.sdk.trace.export import SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import get_current_span
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from prometheus_client import REGISTRY
 
 from openapi_tool.bus.connection_errors import describe_connection_error
 from openapi_tool.bus.options import BusOptions, NatsOptions
@@ -44,10 +47,13 @@ from openapi_tool.telemetry.calls import CALL_FIELDS, RECENT, CallFacts, WireTra
 from openapi_tool.telemetry.health import NATS, Health, RecentWarnings, Snapshots
 from openapi_tool.telemetry.health_server import MAX_CONNECTIONS, exposition, health_server
 from openapi_tool.telemetry.logs import (
-    FLOOD_BURST,
+    MAX_LINES,
+    MESSAGE_CHARS,
+    UNLIMITED,
+    WINDOW_S,
     ConsoleFormatter,
-    FloodFilter,
     JsonFormatter,
+    ProjectLimit,
     configure_logging,
     without_details,
 )
@@ -487,44 +493,84 @@ def test_recent_warnings_are_grouped_by_action_masked_and_truncated(monkeypatch:
         logging.getLogger("openapi_tool").removeHandler(warnings)
 
 
-@requirement("hostile.neighbour")
+def _limited(
+    limit: ProjectLimit, project: str | None = "noisy", action: str = "some.action", **fields: Any
+) -> int | None:
+    """Return the number of dropped lines that a line reports, or None if it is dropped itself."""
+    made = record("a line", action=action, **fields, **({} if project is None else {"project_id": project}))
+    return vars(made).get("dropped", 0) if limit.filter(made) else None
+
+
+@requirement("hostile.neighbour", "logs.limits")
 def test_a_flood_of_one_project_is_logged_in_part_with_the_number_of_dropped_lines() -> None:
     clock = [0.0]
-    flood = FloodFilter(lambda: clock[0])
-
-    def passes(project: str, action: str = "call.dead_lettered") -> tuple[bool, int | None]:
-        made = record("dead-lettered", action=action, project_id=project)
-        return flood.filter(made), vars(made).get("dropped")
-
-    assert [passes("noisy") for _ in range(FLOOD_BURST)] == [(True, None)] * FLOOD_BURST
-    assert [passes("noisy") for _ in range(500)] == [(False, None)] * 500
-    assert passes("quiet") == (True, None)
-    assert passes("noisy", "call.deduplicated") == (True, None)
-    clock[0] += 1.0
-    assert [passes("noisy") for _ in range(11)] == [(True, 500), *[(True, None)] * 9, (False, None)]
-    assert [passes("noisy", "call.finished") for _ in range(500)] == [(True, None)] * 500
+    limit = ProjectLimit(lambda: clock[0])
+    before = REGISTRY.get_sample_value("openapi_tool_log_lines_limited_total") or 0.0
+    assert [_limited(limit) for _ in range(MAX_LINES + 500)] == [0] * MAX_LINES + [None] * 500
+    assert (REGISTRY.get_sample_value("openapi_tool_log_lines_limited_total") or 0.0) - before == 500
+    assert (_limited(limit, "quiet"), _limited(limit, action="another.action")) == (0, 0)
+    clock[0] += WINDOW_S
+    assert [_limited(limit) for _ in range(MAX_LINES + 1)] == [500, *[0] * (MAX_LINES - 1), None]
 
 
-@requirement("hostile.neighbour")
-def test_the_flood_filter_takes_the_project_of_the_running_call() -> None:
-    flood = FloodFilter(lambda: 0.0)
+@requirement("logs.limits")
+def test_final_lines_lines_of_no_project_and_debug_lines_are_not_limited() -> None:
+    limit = ProjectLimit(lambda: 0.0)
+    for action in UNLIMITED:
+        assert [_limited(limit, action=action) for _ in range(500)] == [0] * 500
+    assert [_limited(limit, None) for _ in range(500)] == [0] * 500
+    assert [_limited(limit, levelno=logging.DEBUG) for _ in range(500)] == [0] * 500
+
+
+@requirement("hostile.neighbour", "logs.limits")
+def test_the_limit_of_lines_takes_the_project_of_the_running_call() -> None:
+    limit = ProjectLimit(lambda: 0.0)
     token = CALL_FIELDS.set(lambda: {"project_id": "noisy"})
     try:
-        written = [flood.filter(record("again", action="call.redelivered")) for _ in range(200)]
+        written = [_limited(limit, None) for _ in range(200)]
         CALL_FIELDS.set(lambda: {"project_id": "quiet"})
-        assert flood.filter(record("again", action="call.redelivered"))
+        assert _limited(limit, None) == 0
     finally:
         CALL_FIELDS.reset(token)
-    assert sum(written) == FLOOD_BURST
+    assert written.count(0) == MAX_LINES
+
+
+@requirement("hostile.neighbour", "logs.limits")
+def test_many_projects_do_not_use_up_the_memory_of_the_limit_and_earlier_ones_keep_their_lines() -> None:
+    clock = [0.0]
+    limit = ProjectLimit(lambda: clock[0])
+    for _ in range(2):
+        assert _limited(limit, "earlier") == 0
+        gc.collect()
+        tracemalloc.start()
+        written = sum(_limited(limit, f"project {number}") is not None for number in range(50_000))
+        used, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert 4_000 < written < 5_000
+        assert used < 4_000_000
+        assert _limited(limit, "earlier") == 0
+        clock[0] += WINDOW_S
+
+
+@requirement("logs.limits", "secrets.output")
+def test_the_message_of_a_line_of_a_project_is_cut_without_halving_a_secret() -> None:
+    for before in range(MESSAGE_CHARS - len(SECRET) - 2, MESSAGE_CHARS + 2):
+        for logger in ("openapi_tool.x", "library"):
+            made = record("%s", "x" * before + SECRET + "y" * 50_000, name=logger, project_id="noisy")
+            for formatter in (JsonFormatter(REDACTOR), ConsoleFormatter(REDACTOR)):
+                line = formatter.format(made)
+                assert len(line) < MESSAGE_CHARS + 250
+                assert SECRET[:4] not in line
+                assert "characters more" in line
 
 
 @pytest.mark.usefixtures("_logging")
-@requirement("hostile.neighbour")
-def test_the_handler_of_the_process_filters_floods(capsys: pytest.CaptureFixture[str]) -> None:
+@requirement("hostile.neighbour", "logs.limits")
+def test_the_handler_of_the_process_limits_lines(capsys: pytest.CaptureFixture[str]) -> None:
     configure_logging("info", "json", REDACTOR)
-    for _ in range(FLOOD_BURST + 50):
+    for _ in range(MAX_LINES + 50):
         logging.getLogger("openapi_tool.x").error("again", extra={"action": "call.broken", "project_id": "noisy"})
-    assert FLOOD_BURST <= len(capsys.readouterr().err.splitlines()) < FLOOD_BURST + 50
+    assert len(capsys.readouterr().err.splitlines()) == MAX_LINES
 
 
 PROBE = b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"

@@ -33,22 +33,21 @@ from tests.wire.test_refusals import assert_answered, assert_dead_lettered
 SECRET = "tenant-value"
 
 
-@requirement("secrets.output")
-async def test_a_secret_that_the_model_repeats_is_masked_in_a_result(world: World) -> None:
+@requirement("secrets.guesses")
+async def test_a_guess_of_a_secret_is_quoted_unchanged_in_a_result(world: World) -> None:
+    """A mask would confirm it, for this call's own key as for any other."""
     nothing = {"code": 422, "status": 42206, "message": "No search results available for query x"}
     world.stack.upstream.rules({"answer": "s-post-json", "statuses": [422], "body": json.dumps(nothing)})
     key = world.stack.upstream.keys["JINA_API_KEY"]
     outcome = await world.send(await world.place({"query": key}))
-    assert outcome.content["result"].startswith("No results for '[redacted]'")
-    assert key not in str(outcome.rows)
+    assert outcome.content["result"].startswith(f"No results for {key!r}")
 
 
-@requirement("secrets.output")
-async def test_a_secret_that_the_model_repeats_is_masked_in_an_error(world: World) -> None:
+@requirement("secrets.guesses")
+async def test_a_guess_of_a_secret_is_quoted_unchanged_in_an_error(world: World) -> None:
     await world.caller.add_tool(PROJECT, reader_tool())
     outcome = await world.send(await world.place({"url": f"https://{SECRET}/"}, "jina_reader"))
-    assert "'[redacted]' has no dot" in outcome.content["error"]["message"]
-    assert SECRET not in str(outcome.rows)
+    assert f"'{SECRET}' has no dot" in outcome.content["error"]["message"]
 
 
 NO_PLACE_FOR_A_KEY = [
