@@ -61,10 +61,10 @@ class Shutdown:
         self._signalled = False
         self._begun = threading.Event()
         self._code = 0
-        # Now: there may be no further thread when the end begins. And a thread: a computation may block the loop.
-        threading.Thread(target=self._watch, name="end of the drain", daemon=True).start()
         self._ends_at = float("inf")
         self._steps: dict[str, float] = {}
+        # Now: there may be no further thread when the end begins. And a thread: a computation may block the loop.
+        threading.Thread(target=self._watch, name="end of the drain", daemon=True).start()
 
     def handle_signals(self, reload: asyncio.Event) -> None:
         """Begin at the first SIGTERM, SIGINT or SIGQUIT, end the process at the second; set `reload` at SIGHUP.

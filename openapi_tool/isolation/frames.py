@@ -1,4 +1,4 @@
-"""Format of a task and of its answer on a socket, for both sides. No dependency of this project but orjson.
+"""Format of a task and of its answer on a socket, for both sides. Imports nothing but orjson and `protocol.jsontext`.
 
     task:   id of the task, number of its function, CPU seconds, length; then the JSON of its argument
     answer: id of the task, status, length; then the JSON of the result, or the name of the defect

@@ -117,7 +117,7 @@ select md5(string_agg(line, ';' order by line)) from (
     select concat_ws(' ', indexrelid, indrelid, indisunique, indisvalid, indkey, indexprs, indpred)
     from pg_index join tables on indrelid = oid
     union all
-    select concat_ws(' ', c.oid, relacl, nspacl, relrowsecurity)
+    select concat_ws(' ', c.oid, relacl, nspacl, relrowsecurity, relforcerowsecurity)
     from pg_class as c join tables on c.oid = tables.oid join pg_namespace as n on n.oid = relnamespace
 ) as lines
 """  # noqa: S608 - constants only
@@ -177,9 +177,7 @@ _SAMPLE_LOAD = (*("x",) * 5, None, "x", "x")
 _WRONG_TYPES = (asyncpg.DataError, asyncpg.DatatypeMismatchError, asyncpg.UndefinedFunctionError)
 _DECORATION = re.compile(r'::"?(?:text|character varying)"?|\bmd5\b|[\s()"]')
 _NOT_NULL = "tool_call_idISNOTNULLAND"  # without its white space
-
-
-_HASHED = {"tool_call_id", "correlation_id"}
+_HASHED = {"tool_call_id", "correlation_id"}  # columns that the kernel's indexes hash
 
 
 class UniqueIndex(NamedTuple):
