@@ -593,6 +593,23 @@ async def test_damage_of_the_tables_is_found_by_the_next_ping_and_cleared_by_an_
 
 
 @requirement("postgres.shape")
+async def test_row_security_that_is_forced_on_the_owner_of_a_table_is_found(store: KernelStore, caller: Caller) -> None:
+    owner = await caller.database.fetchval("select current_user")
+    await caller.database.execute(
+        f"alter table resource.tools owner to {ROLE}; alter table resource.tools enable row level security"
+    )
+    await store.ping()
+    await caller.database.execute("alter table resource.tools force row level security")
+    with pytest.raises(Unavailable, match=r"row-level security may hide rows of resource\.tools"):
+        await store.ping()
+    await caller.database.execute(
+        "alter table resource.tools no force row level security, disable row level security; "
+        f'alter table resource.tools owner to "{owner}"; grant select on resource.tools to {ROLE}'
+    )
+    await store.ping()
+
+
+@requirement("postgres.shape")
 async def test_settings_of_the_role_are_named_or_make_no_difference(
     stack: EmbeddedStack, caller: Caller, database: str
 ) -> None:
