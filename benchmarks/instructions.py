@@ -31,6 +31,8 @@ from openapi_tool.local.servers import START_S, ServerFailed
 CALLS, WARM_CALLS = 300, 80
 _MODULE_VARIABLE, _FILE_VARIABLE = "BENCH_COUNTED", "BENCH_COUNTED_FILE"
 _POLL_S = 0.05
+_RESTART, _WRITE = signal.SIGWINCH, signal.SIGURG
+"""Signals that `serve` leaves alone."""
 _ROOTS = ("/site-packages/", f"/python{sys.version_info.major}.{sys.version_info.minor}/")
 
 Counts = dict[str, int]
@@ -60,9 +62,9 @@ async def _measured(kind: str, harness: Harness, rounds: Rounds, load: Load, cal
     try:
         await rounds.warm(kind, scenario)
         commands = await place(rounds.database, scenario.ask, calls, TARGETS[kind])
-        await asyncio.to_thread(_send_signal, process, signal.SIGUSR1, file)
+        await asyncio.to_thread(_send_signal, process, _RESTART, file)
         await load.closed(commands, scenario.in_flight)
-        await asyncio.to_thread(_send_signal, process, signal.SIGUSR2, file)
+        await asyncio.to_thread(_send_signal, process, _WRITE, file)
         counts: Counts = json.loads(file.read_text())
         return counts
     finally:
@@ -81,15 +83,15 @@ def _send_signal(process: ExecutorProcess, number: signal.Signals, file: Path) -
 
 
 class _Counter:
-    """Counter by `sys.settrace`; SIGUSR1 restarts at 0, SIGUSR2 writes the counts by function to a file."""
+    """Counter by `sys.settrace`; `_RESTART` sets it to 0, `_WRITE` writes the counts by function to a file."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
         self._counts: Counter[CodeType] = Counter()
 
     def install(self) -> None:
-        signal.signal(signal.SIGUSR1, self._restart)
-        signal.signal(signal.SIGUSR2, self._write)
+        signal.signal(_RESTART, self._restart)
+        signal.signal(_WRITE, self._write)
         sys.settrace(self._on_call)
 
     def _on_call(self, frame: FrameType, _event: str, _argument: object) -> Any:
