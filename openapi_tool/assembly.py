@@ -200,7 +200,7 @@ def open_shared(
     health = bootstrap.health
     health.limits, health.keys = limiter.snapshot, limiter.keys.snapshot
     health.budgets, health.budget_outage = budgets.snapshot, budgets.outage
-    pool = WorkerPool(settings.isolation.workers)
+    pool = WorkerPool(settings.isolation.workers, settings.egress.max_response_bytes)
     stack.push_async_callback(pool.aclose)
     pool.start()
     upstream = Upstream(bootstrap, transport, limiter, budgets, isolation=Isolation(pool))

@@ -15,14 +15,13 @@ from pathlib import Path
 from openapi_tool.budgets.budgets import Budgets
 from openapi_tool.bus.login import file_problems
 from openapi_tool.bus.options import BusOptions, DurableOptions
-from openapi_tool.concurrency import TimeSlicer
 from openapi_tool.executor.continuation import Continuation
 from openapi_tool.executor.ports import Artifacts
 from openapi_tool.executor.runner import RunnerOptions, ToolRunner
 from openapi_tool.isolation.service import Isolation
 from openapi_tool.jina.backend import JinaBackend, JinaBackendOptions
 from openapi_tool.jina.client import EgressTransport, JinaClient, tls_context
-from openapi_tool.jina.failures import Sleep
+from openapi_tool.jina.retries import Sleep
 from openapi_tool.limits.permits import Permits
 from openapi_tool.options import PoolOptions
 from openapi_tool.protocol.dialect import dialect_of
@@ -142,12 +141,12 @@ class Upstream:
         isolation: Isolation | None = None,
     ) -> None:
         self.isolation = isolation or Isolation()
-        settings, self.slicer = bootstrap.settings, TimeSlicer()
-        client = JinaClient(transport, settings.egress.max_response_bytes, self.slicer)
+        settings = bootstrap.settings
+        client = JinaClient(transport, settings.egress.max_response_bytes, self.isolation.pool)
         options = JinaBackendOptions(
             settings.retry, settings.cache, settings.tools, settings.url_policy, settings.egress
         )
-        self.backend = JinaBackend(client, options, self.slicer, sleep, permits, budgets)
+        self.backend = JinaBackend(client, options, sleep, permits, budgets)
 
 
 def build_runner(bootstrap: Bootstrap, upstream: Upstream, artifacts: Artifacts, session_key: bytes) -> ToolRunner:
@@ -161,7 +160,7 @@ def build_runner(bootstrap: Bootstrap, upstream: Upstream, artifacts: Artifacts,
         kernel=bootstrap.scope,
         isolation=upstream.isolation,
     )
-    continuation = Continuation(artifacts, Cursors(session_key), settings.tools, upstream.slicer, upstream.isolation)
+    continuation = Continuation(artifacts, Cursors(session_key), settings.tools, upstream.isolation)
     return ToolRunner(options, upstream.backend, continuation)
 
 

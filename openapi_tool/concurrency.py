@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Hashable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Hashable
 from contextlib import asynccontextmanager, suppress
 from contextvars import Context
 from typing import Any, TypeVar
-from weakref import WeakValueDictionary
 
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_never
 
@@ -74,65 +72,8 @@ def raise_if_cancelled(cause: Exception) -> None:
         raise asyncio.CancelledError from cause
 
 
-Steps = Generator[None, None, T]
-"""Long computation: yields every few milliseconds, and returns its result. In a thread it would hold the GIL."""
-
 SMALL = 64 * 1024
-"""Bytes or characters that are processed without a pause, in a fraction of a millisecond."""
-
-_SLICE_S = 0.004
-_ITERATIONS_BETWEEN = 2
-"""Iterations of the event loop between slices: the first only polls sockets and timers, the second runs callbacks."""
-
-
-def at_once(steps: Steps[T]) -> T:
-    """Return the result of a computation, run without a pause."""
-    try:
-        while True:
-            next(steps)
-    except StopIteration as done:
-        result: T = done.value
-        return result
-
-
-def each(computations: Iterable[Steps[T]]) -> Steps[list[T]]:
-    """Run computations one after the other and return their results."""
-    results = []
-    for steps in computations:
-        results.append((yield from steps))  # noqa: PERF401 - no comprehension can yield
-    return results
-
-
-class TimeSlicer:
-    """Runs one large computation per project in turns of 4 ms, between which the event loop continues.
-
-    Without turns, 64 computations would block each iteration of the event loop for 256 ms.
-    """
-
-    def __init__(self) -> None:
-        self._projects = WeakValueDictionary[Hashable, asyncio.Lock]()
-        self._turn = asyncio.Lock()  # FIFO
-
-    async def run(self, steps: Steps[T], size: int, project: Hashable = None) -> T:
-        """Return the result of `steps` for `size` bytes or characters; without pauses up to SMALL."""
-        if size <= SMALL:
-            return at_once(steps)
-        async with self._projects.setdefault(project, asyncio.Lock()):
-            return await self._in_turns(steps)
-
-    async def _in_turns(self, steps: Steps[T]) -> T:
-        try:
-            while True:
-                async with self._turn:
-                    for _ in range(_ITERATIONS_BETWEEN):
-                        await asyncio.sleep(0)
-                    pause_at = time.perf_counter() + _SLICE_S
-                    while time.perf_counter() < pause_at:
-                        next(steps)
-        except StopIteration as done:
-            result: T = done.value
-            return result
-
+"""Bytes or characters that take a fraction of a millisecond, and no memory worth counting."""
 
 _RESERVED_SHARE = 1 / 8  # of the permits, which a single project cannot take, so that others need not wait
 

@@ -26,7 +26,8 @@ import yaml
 
 from openapi_tool.local.recordings import Recording, load_recordings
 from openapi_tool.protocol.errors import UpstreamRejected
-from openapi_tool.tools.result import Part, estimate_tokens, framed
+from openapi_tool.tools.frames import Part, framed
+from openapi_tool.tools.tokens import estimate_tokens
 from tests.support import page_output, search_output
 
 SEARCH_SHARE = 0.6

@@ -14,9 +14,10 @@ from typing import Any, cast
 import httpx
 from pydantic import SecretStr
 
-from openapi_tool.concurrency import TimeSlicer
 from openapi_tool.executor.continuation import Continuation
 from openapi_tool.executor.ports import Kernel
+from openapi_tool.isolation.pool import WorkerPool
+from openapi_tool.isolation.service import Isolation
 from openapi_tool.jina.backend import JinaBackend, JinaBackendOptions
 from openapi_tool.jina.byte_semaphore import JinaCallContext
 from openapi_tool.jina.client import JinaClient
@@ -28,8 +29,9 @@ from openapi_tool.protocol.cards import StoredText
 from openapi_tool.protocol.records import DefinitionRecord
 from openapi_tool.tools.arguments import Arguments, CallOwner
 from openapi_tool.tools.definition import parse_definition
+from openapi_tool.tools.output import ToolOutput
 from openapi_tool.tools.policy import Deadline
-from openapi_tool.tools.result import RenderedResult, ResultFields, ToolOutput, success
+from openapi_tool.tools.result import RenderedResult, ResultFields, success
 from openapi_tool.tools.scopes import Cursors
 
 KEY = "a-key-of-the-test_0123456789"
@@ -88,10 +90,10 @@ class ToolsOverTransport:
     options: Mapping[str, Any] = field(default_factory=dict)
     max_chars: int = 40_000
     permits: Permits | None = None
+    pool: WorkerPool | None = None
 
     def __post_init__(self) -> None:
-        slicer = TimeSlicer()
-        client = JinaClient(httpx.MockTransport(self.answer), MAX_BYTES, slicer)
+        client = JinaClient(httpx.MockTransport(self.answer), MAX_BYTES, self.pool)
         values = {
             "retry": RetryOptions(0, 0.01, 0.01),
             "tools": ToolOptions(),
@@ -100,9 +102,9 @@ class ToolsOverTransport:
             "url_policy": UrlPolicy(),
             **self.options,
         }
-        self.tools = JinaBackend(client, JinaBackendOptions(**values), slicer, permits=self.permits)
+        self.tools = JinaBackend(client, JinaBackendOptions(**values), permits=self.permits)
         self.continuation = Continuation(
-            cast("Kernel", None), Cursors(b"k" * 32), ToolOptions(max_result_chars=self.max_chars), slicer
+            cast("Kernel", None), Cursors(b"k" * 32), ToolOptions(max_result_chars=self.max_chars), Isolation(self.pool)
         )
 
     # `sent` are secrets in the request body (`tenant_` arguments); `values` are the arguments, by default QUESTIONS.

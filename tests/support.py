@@ -55,9 +55,9 @@ from openapi_tool.protocol.records import (
 from openapi_tool.protocol.v1r4 import V1r4
 from openapi_tool.tools.arguments import CallOwner
 from openapi_tool.tools.definition import ToolDefinition, parse_definition
+from openapi_tool.tools.output import ToolOutput
 from openapi_tool.tools.placeholders import Secret, placeholder_values
 from openapi_tool.tools.policy import Deadline
-from openapi_tool.tools.result import ToolOutput
 
 _NOTE_CHARS = 1_000
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"

@@ -50,8 +50,7 @@ from openapi_tool.local.dev import (
 from openapi_tool.protocol.cards import as_model_reads
 from openapi_tool.protocol.dialect import DEFAULT_VERSION, ProtocolVersion
 from openapi_tool.settings import PREFIX
-from openapi_tool.tools.problems import counted
-from openapi_tool.tools.result import one_line
+from openapi_tool.tools.problems import counted, one_line
 
 if TYPE_CHECKING:
     from openapi_tool.cli.dev_executor import DevSettings

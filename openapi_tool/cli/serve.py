@@ -23,7 +23,6 @@ from openapi_tool.bus.streams import UNLIMITED, Durable, command_stream_of
 from openapi_tool.cli.common import USAGE, JsonOption, print_json, print_line, print_status
 from openapi_tool.cli.kernels import ProtocolOption
 from openapi_tool.cli.tools_registry import judge, stored_check
-from openapi_tool.concurrency import TimeSlicer
 from openapi_tool.jina.client import JinaClient
 from openapi_tool.kernel.failures import located
 from openapi_tool.kernel.queries import ToolRows
@@ -214,7 +213,7 @@ async def _upstream(bootstrap: Bootstrap) -> list[str]:
     hosts = sorted({operation.host for operation in OPERATIONS})
     transport = upstream_transport(bootstrap, None)
     # 0 bytes of a response, because `reach` reads no body.
-    async with aclosing(JinaClient(transport, 0, TimeSlicer())) as client:
+    async with aclosing(JinaClient(transport, 0)) as client:
         await asyncio.gather(*(_reach(client, host) for host in hosts))
     return hosts
 

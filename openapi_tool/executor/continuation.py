@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from functools import partial
-from itertools import chain
 
 from cachetools import LRUCache
 
-from openapi_tool.concurrency import SMALL, Steps, TimeSlicer
+from openapi_tool.concurrency import SMALL
 from openapi_tool.executor.ports import Artifacts
 from openapi_tool.executor.stored_search import StoredSearch, load_part
 from openapi_tool.isolation.service import Isolation
 from openapi_tool.options import ToolOptions
 from openapi_tool.protocol.cards import StoredText
 from openapi_tool.protocol.errors import ToolError
-from openapi_tool.protocol.jsontext import storable_text
 from openapi_tool.protocol.records import Artifact
 from openapi_tool.tools.argument_check import ArgumentCheck
 from openapi_tool.tools.arguments import CURSOR, CallOwner, cursor_schema, takes_cursor
 from openapi_tool.tools.definition import ToolDefinition
+from openapi_tool.tools.frames import framed, without_frames
+from openapi_tool.tools.output import Item, ToolOutput
 from openapi_tool.tools.problems import counted
-from openapi_tool.tools.result import Item, RenderedResult, ToolOutput, framed, items_chars, without_frames
+from openapi_tool.tools.result import RenderedResult
 from openapi_tool.tools.scopes import Cursors, Position
+from openapi_tool.tools.stored_text import stored_text
 from openapi_tool.tools.text_search import SearchRequest
 from openapi_tool.tools.truncation import (
     OPENING_CHARS,
@@ -33,7 +35,6 @@ from openapi_tool.tools.truncation import (
     later_part,
     opening_lines,
     stored_items_of,
-    stored_text,
     truncate,
     uncut_parts,
 )
@@ -54,16 +55,14 @@ class Continuation:
         artifacts: Artifacts,
         cursors: Cursors,
         options: ToolOptions,
-        slicer: TimeSlicer | None = None,
         isolation: Isolation | None = None,
     ) -> None:
         self._isolation = isolation or Isolation()
         self._rejects_cursor: LRUCache[bytes, bool] = LRUCache(_MAX_DEFINITIONS)
-        self._slicer = slicer or TimeSlicer()
         self._artifacts = artifacts
         self._cursors = cursors
         self._options = options
-        self._search = StoredSearch(artifacts, cursors, self._slicer)
+        self._search = StoredSearch(artifacts, cursors, self._isolation.pool)
 
     async def render(
         self,
@@ -78,20 +77,7 @@ class Continuation:
         `max_result_tokens` is the call's own limit.
         """
         rejects = takes_cursor(definition) and await self._schema_rejects_cursor(definition, owner)
-        steps = self._render_steps(output, definition, owner, max_result_tokens, note, rejects=rejects)
-        return await self._slicer.run(steps, items_chars(output.items), owner.project_id)
-
-    def _render_steps(
-        self,
-        output: ToolOutput,
-        definition: ToolDefinition,
-        owner: CallOwner,
-        max_result_tokens: int | None,
-        note: str,
-        *,
-        rejects: bool,
-    ) -> Steps[tuple[RenderedResult, StoredText | None]]:
-        items = yield from _storable(output.items)
+        items = output.items
         cost = _cost_note(output, self._options.cost_note_tokens) + note
         total = self._limit(definition, max_result_tokens)
         limit = total.minus(len(cost))
@@ -109,7 +95,8 @@ class Continuation:
         if not output.may_store:  # the page was read with "do not track"
             why = f"{missing} They are not stored.{_shorter_result_advice(definition)}"
             return RenderedResult(f"{shown}\n\n[{why}]", truncated=True), None
-        stored = yield from stored_text(items, truncated.stored_items)
+        store = partial(stored_text, items, truncated.stored_items)
+        stored = await asyncio.to_thread(store) if truncated.left > SMALL else store()
         artifact = Artifact(stored.card_id, stored.chars, stored.sha256, text="")
         if cannot_continue:
             why = f"{missing} This tool cannot show them.{_shorter_result_advice(definition)}"
@@ -183,19 +170,6 @@ class Continuation:
         next_call = "call this tool again" if takes_cursor(definition) else "call the tool that reads one page"
         note = f'[{missing} To continue at no cost, {next_call}, with only cursor "{cursor}".]'
         return RenderedResult(f"{text}\n\n{note}", truncated=True, artifact_ref=reference, next_cursor=cursor)
-
-
-def _storable(items: Sequence[Item]) -> Steps[Sequence[Item]]:
-    """Return items whose texts jsonb accepts."""
-    if items_chars(items) <= SMALL:  # check them as one text
-        text = "".join(chain.from_iterable(items))
-        if storable_text(text) is text:
-            return items
-    storable = []
-    for item in items:
-        storable.append(Item(*map(storable_text, item)))
-        yield
-    return storable
 
 
 def _cost_note(output: ToolOutput, above: int) -> str:

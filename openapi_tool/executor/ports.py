@@ -16,9 +16,9 @@ from openapi_tool.protocol.records import Artifact, Attempt, CallRecords
 from openapi_tool.telemetry.calls import CallSpan
 from openapi_tool.tools.arguments import Arguments, CallOwner
 from openapi_tool.tools.definition import ToolDefinition
+from openapi_tool.tools.output import ToolOutput, Usage
 from openapi_tool.tools.policy import Deadline
 from openapi_tool.tools.problems import short
-from openapi_tool.tools.result import ToolOutput, Usage
 
 Clock = Callable[[], float]
 """Returns the time of the server that timestamps commands, in seconds since the epoch."""

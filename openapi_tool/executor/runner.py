@@ -31,11 +31,13 @@ from openapi_tool.protocol.records import DefinitionRecord
 from openapi_tool.telemetry.redact import Redactor
 from openapi_tool.tools.arguments import Arguments, CallOwner, OperatorEnvs, SecretSource, preparation
 from openapi_tool.tools.definition import ToolDefinition
+from openapi_tool.tools.output import ToolOutput
 from openapi_tool.tools.policy import Authorizer, Deadline, Switches
 from openapi_tool.tools.problems import short
-from openapi_tool.tools.result import RenderedResult, ResultFields, ToolOutput, failure, success
+from openapi_tool.tools.result import RenderedResult, ResultFields, failure, success
 from openapi_tool.tools.scopes import SessionScope
-from openapi_tool.tools.text_search import SearchRequest, requested
+from openapi_tool.tools.search_request import requested
+from openapi_tool.tools.text_search import SearchRequest
 
 log = logging.getLogger(__name__)
 

@@ -2,123 +2,92 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from openapi_tool.concurrency import SMALL, FairSemaphore, Steps, TimeSlicer
+from openapi_tool.concurrency import FairSemaphore
 from openapi_tool.executor.ports import Artifacts
+from openapi_tool.isolation.pool import PoolBusy, TaskKilled, WorkerPool
+from openapi_tool.protocol.errors import ToolTimeout
 from openapi_tool.protocol.records import Artifact
 from openapi_tool.tools.arguments import FIND, QUESTION, CallOwner
+from openapi_tool.tools.frames import INTRO_CHARS, Part, framed, without_frames
+from openapi_tool.tools.output import Item, ToolOutput
 from openapi_tool.tools.problems import counted
-from openapi_tool.tools.result import (
-    INTRO_CHARS,
-    Item,
-    Part,
-    RenderedResult,
-    ToolOutput,
-    estimate_tokens,
-    fitting_chars,
-    framed,
-    without_frames,
-)
+from openapi_tool.tools.result import RenderedResult
 from openapi_tool.tools.scopes import Cursors, Position, unknown_cursor
-from openapi_tool.tools.text_search import MAX_SHOWN, Phrase, Question, Search, SearchRequest, Span
+from openapi_tool.tools.stored_search import SEARCH_TEXT, Found, found_passages, search_task, search_text
+from openapi_tool.tools.text_search import MAX_SHOWN, SearchRequest
+from openapi_tool.tools.tokens import estimate_tokens, fitting_chars
 from openapi_tool.tools.truncation import (
     FRAME_CHARS,
     FRAME_CHARS_PER_TOKEN,
     MIN_CHARS,
-    OPENING_CHARS,
     ResultLimit,
     StoredItem,
     boundary,
-    opening_lines,
-    opening_of,
     stored_items_of,
-    where_in,
 )
 
 _WINDOW_CHARS = 512 * 1024  # read from the database at once
-_LOOK_BACK_CHARS = 64 * 1024
-"""Characters before a passage that are searched for the start of its code block or table."""
-_FORCE_SLICING = SMALL + 1  # has `TimeSlicer.run` slice short texts, too: several passages together take long
-_MAX_CONCURRENT = 8
-"""Searches in a process. Each holds a window of the text, up to 2 MB, and as much in the driver; a question also up to
-some 5 MB of passages."""
+_MAX_CONCURRENT = 4
+"""Searches in a process. Each holds a whole text, up to `egress.max_response_bytes`, and a window in the driver."""
+_MAX_WAIT_S = 60.0  # of a search; its call's deadline ends it earlier
 _READ_ON = "Each cursor reads on from its passage, given alone."
 _PHRASE_NOTES_CHARS, _QUESTION_NOTES_CHARS = 420, 200
 """Maximum characters of the lines before and after the passages of a phrase, and of a question."""
 
 
 class StoredSearch:
-    """Searches stored texts, a limited number at once, fairly to projects."""
+    """Searches stored texts, a limited number at once, fairly to projects; without a pool inline."""
 
-    def __init__(self, artifacts: Artifacts, cursors: Cursors, slicer: TimeSlicer) -> None:
+    def __init__(self, artifacts: Artifacts, cursors: Cursors, pool: WorkerPool | None) -> None:
         self._artifacts = artifacts
         self._cursors = cursors
-        self._slicer = slicer
+        self._pool = pool
         self._permits = FairSemaphore(_MAX_CONCURRENT)
 
     async def run(
         self, request: SearchRequest, cursor: str, owner: CallOwner, limit: ResultLimit
     ) -> tuple[ToolOutput, RenderedResult]:
-        """Search the text of a cursor; return what the model is shown. Raises NotFound, Unavailable."""
+        """Search the text of a cursor; return what the model is shown. Raises NotFound, Unavailable, ToolTimeout."""
         position = self._cursors.read(owner.project_id, owner.agent_id, cursor)
-        phrase = Phrase(request.text, position.start) if request.name == FIND else None
-        search: Search = phrase or Question(request.text)
+        phrase_from = position.start if request.name == FIND else None
         async with self._permits.permit(owner.project_id):
-            text = _Windows(self._artifacts, owner, position.card_id)
-            artifact = await text.load(0)
-            stored_items = stored_items_of(artifact.items, artifact.chars)
-            for item in stored_items:
-                await self._scan(search, text, item)
-            spans = await self._slicer.run(search.spans(), artifact.chars, owner.project_id)
-            passages = [await self._passage(text, stored_items, span) for span in spans]
-        chars = sum(item.end - item.start for item in stored_items)
-        result = _SearchResult(partial(self._new_cursor, owner, artifact.card_id), artifact, chars, passages, limit)
-        return result.of_phrase(phrase, cursor) if phrase else result.of_question(cursor)
+            artifact, text = await self._load(owner, position.card_id)
+            items = stored_items_of(artifact.items, artifact.chars)
+            found = await self._search(text, items, request.text, phrase_from, owner.project_id)
+        chars = sum(item.end - item.start for item in items)
+        result = _SearchResult(partial(self._new_cursor, owner, artifact.card_id), artifact, chars, found, limit)
+        return result.of_question(cursor) if phrase_from is None else result.of_phrase(cursor)
+
+    async def _load(self, owner: CallOwner, card_id: str) -> tuple[Artifact, bytearray]:
+        """Return the whole text in UTF-8, read in windows: decoding megabytes at once would block the event loop."""
+        text, chars = bytearray(), 0
+        while True:
+            part = await load_part(self._artifacts, owner, card_id, chars, _WINDOW_CHARS)
+            text += part.text.encode()
+            chars += len(part.text)
+            if chars >= part.chars or len(part.text) < _WINDOW_CHARS:
+                return part, text
+
+    async def _search(
+        self, text: bytearray, items: list[StoredItem], wanted: str, phrase_from: int | None, project: str
+    ) -> Found:
+        if self._pool is None:
+            return search_text(text.decode(), items, wanted, phrase_from)
+        task = search_task(text, items, wanted, phrase_from)
+        text.clear()
+        try:
+            return found_passages(await self._pool.run(SEARCH_TEXT, task, project=project, wait_s=_MAX_WAIT_S))
+        except (TaskKilled, PoolBusy):
+            raise ToolTimeout(
+                "The search took too long and was given up; read on with only the cursor, or search again later."
+            ) from None
 
     def _new_cursor(self, owner: CallOwner, card_id: str, start: int, opening: int | None = None) -> str:
         return self._cursors.issue(owner.project_id, owner.agent_id, Position(card_id, start, opening))
-
-    async def _passage(self, text: _Windows, stored_items: Sequence[StoredItem], span: Span) -> _Passage:
-        number, item = next((number, item) for number, item in enumerate(stored_items, start=1) if span.at < item.end)
-        window_at = max(item.start, span.at - _LOOK_BACK_CHARS)
-        window = await text.read(window_at, min(item.end, span.at + span.chars))
-        steps = _passage_steps(window, window_at, stored_items, number, span)
-        return await self._slicer.run(steps, _FORCE_SLICING, text.owner.project_id)
-
-    async def _scan(self, search: Search, text: _Windows, item: StoredItem) -> None:
-        at = item.start
-        while at < item.end:
-            window = await text.read(at, item.end)
-            last = at + len(window) >= item.end or len(window) < _WINDOW_CHARS
-            steps = search.scan(window, at, last=last)
-            at += await self._slicer.run(steps, len(window), text.owner.project_id)
-
-
-class _Windows:
-    """Stored text, read in windows; only one is in memory at a time."""
-
-    def __init__(self, artifacts: Artifacts, owner: CallOwner, card_id: str) -> None:
-        self._artifacts = artifacts
-        self.owner = owner
-        self._card_id = card_id
-        self._start = 0
-        self._text = ""
-
-    async def read(self, start: int, end: int) -> str:
-        """Return the text from `start` to `end`, at most one window of it."""
-        if not self._start <= start <= end <= self._start + len(self._text):
-            await self.load(start)
-        return self._text[start - self._start : end - self._start]
-
-    async def load(self, start: int) -> Artifact:
-        """Read the window at `start`; return it, with the length of the text and its items."""
-        self._text = ""  # free the old window before the next one arrives
-        part = await load_part(self._artifacts, self.owner, self._card_id, start, _WINDOW_CHARS)
-        self._start, self._text = start, part.text
-        return part
 
 
 async def load_part(artifacts: Artifacts, owner: CallOwner, card_id: str, start: int, chars: int) -> Artifact:
@@ -130,71 +99,18 @@ async def load_part(artifacts: Artifacts, owner: CallOwner, card_id: str, start:
 
 
 @dataclass(frozen=True, slots=True)
-class _Passage:
-    """Passage that was found.
-
-    `at` (match), `start` (passage) and `opening` (code block or table in which it begins) are positions in the stored
-    text. `lines` are repeated before it: title of its item, if there are several, and first lines of that block.
-    """
-
-    at: int
-    start: int
-    opening: int | None
-    text: str
-    lines: str
-    where: str
-
-
-def _passage_steps(
-    window: str, window_at: int, stored_items: Sequence[StoredItem], number: int, span: Span
-) -> Steps[_Passage]:
-    """Return a passage of the item with this number; `window` is the text from `window_at` on."""
-    item = stored_items[number - 1]
-    several = len(stored_items) > 1
-    begin = _passage_start(window, span.at - window_at, span.before)
-    start = window_at + begin
-    max_chars = span.at + span.chars - window_at - begin
-    shown = window[begin : begin + max_chars + 1]  # one character more, to show `boundary` that the text continues
-    opening = opening_of(window[:begin], window[begin : begin + 1])
-    yield
-    lines = "" if opening is None else opening_lines(window[opening:][:OPENING_CHARS])
-    if several and item.title and start > item.start:
-        title, _, _ = item.title.partition("\n")
-        lines = f"{title}\n{lines}"
-    return _Passage(
-        at=span.at,
-        start=start,
-        opening=None if opening is None else window_at + opening,
-        text=shown[: boundary(shown, max_chars)].rstrip(),
-        lines=lines,
-        where=where_in(item, start, number if several else None, len(stored_items), lines.count("\n")),
-    )
-
-
-def _passage_start(window: str, at: int, before: int) -> int:
-    """Return where a passage begins: with the line, sentence or word of the match, the first that is near enough."""
-    earliest = max(0, at - before)
-    if earliest == 0 and "\n" not in window[:at]:
-        return 0
-    for mark in ("\n", ". ", " "):
-        found = window.rfind(mark, earliest, at)
-        if found >= 0:
-            return found + len(mark)
-    return earliest
-
-
-@dataclass(frozen=True, slots=True)
 class _SearchResult:
     """Text of a search result; `chars` is the length of the searched text."""
 
     new_cursor: Callable[..., str]
     artifact: Artifact
     chars: int
-    passages: Sequence[_Passage]
+    found: Found
     limit: ResultLimit
 
-    def of_phrase(self, phrase: Phrase, cursor: str) -> tuple[ToolOutput, RenderedResult]:
+    def of_phrase(self, cursor: str) -> tuple[ToolOutput, RenderedResult]:
         """Return the matches of a phrase: those after the cursor or, if there are none, those before it."""
+        phrase = self.found
         total = phrase.before + phrase.after
         if not total:
             return self._no_match(
@@ -207,13 +123,13 @@ class _SearchResult:
         first = f"[Found in {counted(total, 'place')} of {self._searched}; {len(parts)} shown. {_READ_ON}"
         if phrase.before and phrase.after:
             first += f' {phrase.before:,} before your cursor: for those give cursor "{self.new_cursor(0)}" and {FIND}.'
-        following = self.new_cursor(self.passages[len(parts)].at) if left else None
+        following = self.new_cursor(self.found.passages[len(parts)].at) if left else None
         last = f'[{counted(left, "more place")}: call again with the same {FIND} and cursor "{following}".]'
         return self._shown(f"{first}]", parts, last if left else "", following, total)
 
     def of_question(self, cursor: str) -> tuple[ToolOutput, RenderedResult]:
         """Return the passages that match a question best."""
-        if not self.passages:
+        if not self.found.passages:
             return self._no_match(
                 f"No word of the question is in {self._searched}. Ask in the words and the language of the text", cursor
             )
@@ -232,7 +148,7 @@ class _SearchResult:
         space = self.limit.chars - INTRO_CHARS - reserved_chars
         tokens = self.limit.tokens - (INTRO_CHARS + reserved_chars) // FRAME_CHARS_PER_TOKEN
         parts: list[Part] = []
-        for number, passage in enumerate(self.passages[:MAX_SHOWN], start=1):
+        for number, passage in enumerate(self.found.passages[:MAX_SHOWN], start=1):
             heading = f'[{number}: {passage.where}; cursor "{self.new_cursor(passage.start, passage.opening)}"]'
             around = len(heading) + len(passage.lines) + FRAME_CHARS
             space -= around
@@ -255,7 +171,7 @@ class _SearchResult:
         state = {
             "card_id": self.artifact.card_id,
             "chars": self.artifact.chars,
-            "passages": [{"from": passage.start} for passage in self.passages[: len(parts)]],
+            "passages": [{"from": passage.start} for passage in self.found.passages[: len(parts)]],
             **({} if total is None else {"places": total}),
         }
         rendered = RenderedResult(shown, following is not None, self.artifact.reference, following)

@@ -2,19 +2,50 @@
 
 from __future__ import annotations
 
-MEMORY_BYTES = 128 * 2**20
-"""Address space (RLIMIT_AS) of a worker. 35 MB of it are the interpreter and its libraries."""
+_MB = 2**20
 
-POD_BYTES = MEMORY_BYTES + 16 * 2**20
-"""Memory limit of the pod per worker: its child's address space, and its own unshared pages."""
+_INTERPRETER_BYTES = 64 * _MB
+"""Address space of a worker without a task, 35 MB, and what a task on a definition needs."""
 
-CPU_S = 1
-"""CPU seconds of one task (RLIMIT_CPU, whole seconds). The largest valid definition takes a hundredth of it."""
+_BYTES_PER_BODY_BYTE = 24
+"""Address space that the longest response takes, read and rendered, per byte of it.
 
-WALL_S = 5.0
+A page whose text has one emoji takes four bytes a character; `tests/unit/test_isolation.py` reads such ones."""
+
+_UNSHARED_BYTES = 16 * _MB
+_MESSAGE_BYTES = 8 * _MB
+"""Of a task or an answer, beside the text of a response: a call card and a definition are smaller, and so are facts."""
+
+_MASKED_FACTOR = 2
+"""Masking makes a text longer: from 6 characters, the shortest secret, to 10."""
+
+CPU_S = 2
+"""CPU seconds of one task (RLIMIT_CPU, whole seconds); the largest response takes a fifth of it."""
+
+WALL_S = 10.0
 """Seconds from sending a task to its answer, the start of a worker included, then the worker is killed.
 
 Five times the CPU limit, so that a task fails by it only if the worker is stopped or gets no CPU."""
 
 OPEN_FILES = 16
 """Open files of a worker."""
+
+
+def memory_bytes(max_response_bytes: int) -> int:
+    """Return the address space (RLIMIT_AS) of a worker that reads responses of this size."""
+    return _INTERPRETER_BYTES + _BYTES_PER_BODY_BYTE * max_response_bytes
+
+
+def pod_bytes(max_response_bytes: int) -> int:
+    """Return the pod's memory limit per worker: its child's address space, and its own unshared pages."""
+    return memory_bytes(max_response_bytes) + _UNSHARED_BYTES
+
+
+def task_bytes(max_response_bytes: int) -> int:
+    """Return the maximum of a task's argument."""
+    return max_response_bytes + _MESSAGE_BYTES
+
+
+def answer_bytes(max_response_bytes: int) -> int:
+    """Return the maximum of a task's result."""
+    return _MASKED_FACTOR * max_response_bytes + _MESSAGE_BYTES

@@ -11,12 +11,10 @@ from contextlib import contextmanager
 from cachetools import LRUCache
 
 from openapi_tool.concurrency import FairSemaphore
-from openapi_tool.isolation.frames import MAX_TASK_BYTES, decode
-from openapi_tool.isolation.limits import CPU_S, MEMORY_BYTES, WALL_S
+from openapi_tool.isolation.limits import CPU_S, WALL_S, memory_bytes, task_bytes
 from openapi_tool.isolation.process import Broken, Killed, Lost, Stuck, WorkerProcess
-from openapi_tool.isolation.tasks import TASKS
 from openapi_tool.protocol.identity import bare_project
-from openapi_tool.protocol.jsontext import JsonObject
+from openapi_tool.protocol.payload import Payload, unpack
 from openapi_tool.telemetry import metrics
 
 log = logging.getLogger(__name__)
@@ -28,7 +26,6 @@ MAX_KILLS = 2
 """Kills of a subject's tasks, after which it is refused without a try."""
 
 _MAX_SUBJECTS = 4_096
-_NUMBERS = {task.name: number for number, task in enumerate(TASKS)}
 
 
 class TaskKilled(Exception):
@@ -56,14 +53,15 @@ def _measured(name: str) -> Iterator[None]:
 
 
 class WorkerPool:
-    """Runs tasks in `size` worker processes; projects take turns.
+    """Runs tasks in `size` worker processes, whose limits suit responses of `max_response_bytes`; projects take turns.
 
     A project has at most one task fewer running than there are workers, so that one which sends only slow tasks leaves
     a worker to the others; with two workers, one task.
     """
 
-    def __init__(self, size: int) -> None:
-        self._workers = [WorkerProcess() for _ in range(size)]
+    def __init__(self, size: int, max_response_bytes: int) -> None:
+        self._max_response_bytes = max_response_bytes
+        self._workers = [WorkerProcess(max_response_bytes) for _ in range(size)]
         self._idle = list(self._workers)
         self._turns = FairSemaphore(size, max(1, size - 1))
         self._kills: LRUCache[tuple[str, bytes], int] = LRUCache(_MAX_SUBJECTS)
@@ -79,17 +77,18 @@ class WorkerPool:
         """Return the ids of the running workers."""
         return [worker.pid for worker in self._workers if worker.pid is not None]
 
-    async def run(self, name: str, argument: bytes, *, project: str, subject: bytes, wait_s: float) -> JsonObject:
-        """Run a task of `TASKS` for a project and return its result.
+    async def run(self, name: str, argument: bytes, *, project: str, wait_s: float, subject: bytes = b"") -> Payload:
+        """Run a task of `worker_tasks.TASKS` for a project and return its result.
 
         `subject` identifies what its cost depends on, such as a definition: if its tasks were killed MAX_KILLS times,
-        this one is refused. Raises TaskKilled, PoolBusy after `wait_s` seconds, and Broken for a defect.
+        this one is refused; not without a subject. Raises TaskKilled, PoolBusy after `wait_s` seconds, and Broken for a
+        defect.
         """
         with _measured(name):
             return await self._run(name, argument, (project, subject), time.monotonic() + wait_s)
 
-    async def _run(self, name: str, argument: bytes, subject: tuple[str, bytes], give_up_at: float) -> JsonObject:
-        if len(argument) > MAX_TASK_BYTES or self._kills.get(subject, 0) >= MAX_KILLS:
+    async def _run(self, name: str, argument: bytes, subject: tuple[str, bytes], give_up_at: float) -> Payload:
+        if len(argument) > task_bytes(self._max_response_bytes) or self._kills.get(subject, 0) >= MAX_KILLS:
             raise TaskKilled
         if self._turns.waiting >= MAX_WAITING:
             raise PoolBusy
@@ -104,13 +103,13 @@ class WorkerPool:
         finally:
             self._turns.give(project)
 
-    async def _on_worker(self, name: str, argument: bytes, subject: tuple[str, bytes], give_up_at: float) -> JsonObject:
+    async def _on_worker(self, name: str, argument: bytes, subject: tuple[str, bytes], give_up_at: float) -> Payload:
         worker = self._idle.pop()  # there is one: each permit stands for a worker
         try:
             for _ in range(2):  # a worker may have been lost unnoticed, or by what its host did to it
                 wall_s = min(WALL_S, give_up_at - time.monotonic())
                 try:
-                    return decode(await worker.run(_NUMBERS[name], argument, max(0.0, wall_s)))
+                    return unpack(await worker.run(name, argument, max(0.0, wall_s)))
                 except Lost:
                     continue
                 except Killed:
@@ -122,22 +121,24 @@ class WorkerPool:
                 extra={"action": "isolation.worker_stuck", "task": name, "project_id": bare_project(subject[0])},
             )
         except ValueError as error:
-            raise Broken("the result is not JSON") from error
+            raise Broken("the result is no payload") from error
         finally:
             self._idle.append(worker)
         raise PoolBusy
 
     def _count_kill(self, name: str, subject: tuple[str, bytes]) -> None:
-        self._kills[subject] = self._kills.get(subject, 0) + 1
+        project, content = subject
+        if content:
+            self._kills[subject] = self._kills.get(subject, 0) + 1
         log.warning(
             "a task was killed: it needed more than %s s of CPU or %s MB of memory",
             CPU_S,
-            MEMORY_BYTES // 2**20,
+            memory_bytes(self._max_response_bytes) // 2**20,
             extra={
                 "action": "isolation.task_killed",
                 "task": name,
-                "project_id": bare_project(subject[0]),
-                "kills": self._kills[subject],
+                "project_id": bare_project(project),
+                "kills": self._kills.get(subject, 1),
             },
         )
 

@@ -10,13 +10,14 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import cast
 
 from openapi_tool.concurrency import in_background
-from openapi_tool.isolation.frames import ANSWER, DEFECT, MAX_ANSWER_BYTES, TASK
-from openapi_tool.isolation.limits import CPU_S
+from openapi_tool.isolation.frames import ANSWER, DEFECT, TASK
+from openapi_tool.isolation.limits import CPU_S, answer_bytes, memory_bytes
 from openapi_tool.isolation.worker import ENDED
 
 log = logging.getLogger(__name__)
@@ -44,19 +45,21 @@ class Broken(Exception):
 class _Exchange(asyncio.Protocol):
     """Task and answer on a socket of their own; `done` when the child has ended, which closes the socket."""
 
-    def __init__(self, task: bytes, task_id: int) -> None:
+    def __init__(self, task: Sequence[bytes], task_id: int, max_bytes: int) -> None:
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._task, self._task_id, self._answer, self._wrong = task, task_id, bytearray(), False
+        self._task, self._task_id, self._max_bytes = task, task_id, max_bytes
+        self._answer, self._wrong = bytearray(), False
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by its class
-        self._transport.write(self._task)
-        self._task = b""
+        for part in self._task:
+            self._transport.write(part)
+        self._task = ()
 
     def data_received(self, data: bytes) -> None:
         self._answer += data
-        if len(self._answer) > MAX_ANSWER_BYTES + ANSWER.size:
+        if len(self._answer) > self._max_bytes + ANSWER.size:
             self._wrong = True
             self.close()
 
@@ -69,15 +72,16 @@ class _Exchange(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
-    def result(self) -> bytes:
-        """Return the result. Raises Killed, Lost or Broken."""
+    def result(self) -> bytearray:
+        """Return the packed result. Raises Killed, Lost or Broken."""
         if self._wrong:
             raise Lost
         if len(self._answer) < ANSWER.size:
             raise Killed
         task_id, status, length = ANSWER.unpack_from(self._answer)
-        result = bytes(self._answer[ANSWER.size :])
-        if len(result) < length <= MAX_ANSWER_BYTES:
+        result = self._answer
+        del result[: ANSWER.size]
+        if len(result) < length <= self._max_bytes:
             raise Killed
         if task_id != self._task_id or len(result) != length:
             raise Lost
@@ -89,7 +93,8 @@ class _Exchange(asyncio.Protocol):
 class WorkerProcess:
     """Process that is started at the first use and again after its end; runs one task at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_response_bytes: int) -> None:
+        self._memory_bytes, self._answer_bytes = memory_bytes(max_response_bytes), answer_bytes(max_response_bytes)
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
         self._task_ended: asyncio.Future[bool] | None = None  # its result: whether the worker is alive
@@ -107,14 +112,15 @@ class WorkerProcess:
         """Return the id of the process, None while none runs."""
         return self._process.pid if self._process is not None else None
 
-    async def run(self, number: int, argument: bytes, wall_s: float) -> bytes:
+    async def run(self, name: str, argument: bytes, wall_s: float) -> bytearray:
         """Run a task and return its result; wait until its process has ended.
 
         Raises Killed, Stuck, Lost, Broken. Kills the worker if it is stuck, or the caller is cancelled.
         """
         # An id that cannot be guessed, so that an answer prepared for another task is refused.
         task_id = secrets.randbits(64)
-        exchange = _Exchange(TASK.pack(task_id, number, CPU_S, len(argument)) + argument, task_id)
+        head = TASK.pack(task_id, CPU_S, len(name.encode()), len(argument)) + name.encode()
+        exchange = _Exchange((head, argument), task_id, self._answer_bytes)
         try:
             async with asyncio.timeout(wall_s):
                 await asyncio.shield(self.start())
@@ -145,7 +151,7 @@ class WorkerProcess:
                 ours.close()
                 raise
 
-    async def _result(self, exchange: _Exchange) -> bytes:
+    async def _result(self, exchange: _Exchange) -> bytearray:
         if self._task_ended is None or not await self._task_ended:
             raise Lost
         await exchange.done
@@ -174,7 +180,7 @@ class WorkerProcess:
         back_off_s = 0.1
         while not self._closed:
             try:
-                self._process, control = await asyncio.to_thread(_spawn)
+                self._process, control = await asyncio.to_thread(_spawn, self._memory_bytes)
             except OSError as error:
                 log.error(  # noqa: TRY400 - the system's refusal, not a defect
                     "cannot start a worker process: %s; calls that need one wait",
@@ -222,7 +228,7 @@ def _reap(process: subprocess.Popen[bytes]) -> None:
             os.waitpid(-process.pid, 0)
 
 
-def _spawn() -> tuple[subprocess.Popen[bytes], socket.socket]:
+def _spawn(memory_bytes: int) -> tuple[subprocess.Popen[bytes], socket.socket]:
     """Start a worker; return its process and our end of its control socket. Raises OSError."""
     ours, theirs = socket.socketpair()
     ours.setblocking(False)  # noqa: FBT003 - the only way to say it
@@ -231,7 +237,7 @@ def _spawn() -> tuple[subprocess.Popen[bytes], socket.socket]:
         try:
             # Without a shell; the interpreter and our own program. A group of its own, to kill it with its child.
             process = subprocess.Popen(  # noqa: S603
-                [sys.executable, "-I", "-S", "-B", str(_PROGRAM), str(theirs.fileno()), *paths],
+                [sys.executable, "-I", "-S", "-B", str(_PROGRAM), str(theirs.fileno()), str(memory_bytes), *paths],
                 env={},
                 cwd="/",
                 stdin=subprocess.DEVNULL,

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from openapi_tool.isolation.frames import encode
 from openapi_tool.isolation.pool import PoolBusy, TaskKilled, WorkerPool
-from openapi_tool.isolation.tasks import CHECK_ARGUMENTS, CHECK_DEFINITION
 from openapi_tool.protocol.errors import ToolMisconfigured, ToolTimeout
 from openapi_tool.protocol.jsontext import JsonObject
+from openapi_tool.protocol.payload import pack
 from openapi_tool.protocol.records import DefinitionRecord
 from openapi_tool.tools.argument_check import ArgumentCheck, CheckedArguments, check_arguments
 from openapi_tool.tools.definition import ToolDefinition, find_definition
 from openapi_tool.tools.definition_check import CheckedDefinition, check_definition
 from openapi_tool.tools.inline_bounds import MAX_DEFINITION_BYTES, fits_inline, schema_size
 from openapi_tool.tools.problems import short
+
+CHECK_ARGUMENTS, CHECK_DEFINITION = "check_arguments", "check_definition"
+"""Names of the tasks (`worker_tasks.py`)."""
 
 
 class Isolation:
@@ -31,7 +33,7 @@ class Isolation:
         is_cheap = is_small and (not isinstance(parameters, dict) or schema_size(parameters) is not None)
         if self.pool is None or is_cheap:
             return found.parse(check_definition(parameters, options))
-        task = encode({"parameters": parameters, "options": options})
+        task = pack({"parameters": parameters, "options": options})
         checked = await self._run(self.pool, CHECK_DEFINITION, task, record.tool_name, project, found.digest, wait_s)
         return found.parse(CheckedDefinition.of_json(checked))
 
@@ -42,7 +44,7 @@ class Isolation:
         size = definition.schema_size
         if self.pool is None or (size and fits_inline(size, definition.schema, {**check.defaults, **check.given})):
             return check_arguments(check)
-        task = encode(check.as_json())
+        task = pack(check.as_json())
         name, digest = definition.tool_name, definition.digest
         return CheckedArguments.of_json(
             await self._run(self.pool, CHECK_ARGUMENTS, task, name, project, digest, wait_s)
@@ -52,7 +54,7 @@ class Isolation:
         self, pool: WorkerPool, task: str, argument: bytes, tool_name: str, project: str, digest: bytes, wait_s: float
     ) -> JsonObject:
         try:
-            result = await pool.run(task, argument, project=project, subject=digest, wait_s=wait_s)
+            result = (await pool.run(task, argument, project=project, subject=digest, wait_s=wait_s)).value
         except TaskKilled:
             raise ToolMisconfigured(
                 f"The definition of {short(tool_name)!r} is not usable; an operator must correct it: parameters: take "

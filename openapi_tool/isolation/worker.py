@@ -1,8 +1,8 @@
 """Program of a worker process: forks a child for each task, and never reads a task itself.
 
-Run by path, as `python -I -S -B worker.py SOCKET PATHS`, with an empty environment: its only descriptors are that
-socket, and /dev/null as standard streams. From the socket it receives one end of a new socket pair per task. The child
-reads the task from it, answers, and ends; the pair's other end then sees the end of the stream.
+Run by path, as `python -I -S -B worker.py SOCKET MEMORY_BYTES PATHS`, with an empty environment: its only descriptors
+are that socket, and /dev/null as standard streams. From the socket it receives one end of a new socket pair per task.
+The child reads the task from it, answers, and ends; the pair's other end then sees the end of the stream.
 
 A child per task makes the limits simple (RLIMIT_CPU counts from the fork, so it limits the task), a kill cheap (a
 millisecond for the next child, not 100 ms for a new interpreter), and leaves nothing of a task in memory: what a later
@@ -16,6 +16,7 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 
 _NICE = 10  # the event loop of the service goes first
@@ -27,19 +28,20 @@ _LIFE_S = 30  # of a child whose parents are gone; the service kills it much ear
 
 def main() -> None:
     """Serve until the service closes the socket, or ends."""
-    descriptor, *paths = sys.argv[1:]
+    descriptor, memory_bytes, *paths = sys.argv[1:]
     sys.path[:] = paths  # of the service; with -I and -S there are only those of the standard library
-    from openapi_tool.isolation import tasks  # noqa: PLC0415 - found only now
+    from openapi_tool.isolation.child import answer  # noqa: PLC0415 - found only now
+    from openapi_tool.worker_tasks import TASKS  # noqa: PLC0415 - as above
 
-    _limit_itself()
+    _limit_itself(int(memory_bytes))
     gc.collect()
     gc.freeze()  # a collection in a child would copy the pages of all these objects
     gc.disable()
     with suppress(OSError):  # the service has ended
-        _serve(tasks, socket.socket(fileno=int(descriptor)))
+        _serve(lambda stream: answer(stream, TASKS), socket.socket(fileno=int(descriptor)))
 
 
-def _serve(tasks: object, control: socket.socket) -> None:
+def _serve(run_task: Callable[[socket.socket], None], control: socket.socket) -> None:
     while True:
         message, descriptors, _, _ = socket.recv_fds(control, 1, 1)
         if not message or len(descriptors) != 1:
@@ -47,20 +49,20 @@ def _serve(tasks: object, control: socket.socket) -> None:
         child = os.fork()
         if child == 0:
             control.close()
-            _run(tasks, descriptors[0])
+            _run(run_task, descriptors[0])
         os.close(descriptors[0])
         os.waitpid(child, 0)
         control.send(ENDED)
 
 
-def _limit_itself() -> None:
+def _limit_itself(memory_bytes: int) -> None:
     import resource  # noqa: PLC0415 - as above
 
-    from openapi_tool.isolation.limits import MEMORY_BYTES, OPEN_FILES  # noqa: PLC0415
+    from openapi_tool.isolation.limits import OPEN_FILES  # noqa: PLC0415
 
     with suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:  # noqa: PTH123
         file.write("1000")  # without memory the kernel kills a worker, not the service
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
     resource.setrlimit(resource.RLIMIT_NOFILE, (OPEN_FILES, OPEN_FILES))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -69,11 +71,11 @@ def _limit_itself() -> None:
         signal.signal(number, signal.SIG_IGN)  # meant for the service, which drains; it ends the workers
 
 
-def _run(tasks: object, descriptor: int) -> None:
+def _run(run_task: Callable[[socket.socket], None], descriptor: int) -> None:
     """Run one task in the child, and end it."""
     with suppress(BaseException):
         signal.alarm(_LIFE_S)
-        tasks.answer(socket.socket(fileno=descriptor))  # type: ignore[attr-defined]
+        run_task(socket.socket(fileno=descriptor))
     os._exit(0)
 
 

@@ -13,13 +13,11 @@ from typing import Any
 from weakref import WeakMethod
 
 from openapi_tool.budgets.budgets import Budgets, Spender
-from openapi_tool.concurrency import TimeSlicer, shielded
+from openapi_tool.concurrency import shielded
 from openapi_tool.jina.byte_semaphore import ByteSemaphore, JinaCallContext, RequestContext, max_call_memory
 from openapi_tool.jina.cache import ResponseCache, cache_key
 from openapi_tool.jina.client import JinaClient
-from openapi_tool.jina.content import RenderContext, masked, usage_of
 from openapi_tool.jina.endpoints import batch_items, batch_output, endpoint_of, item_arguments
-from openapi_tool.jina.failures import Sleep, with_retries
 from openapi_tool.jina.options import CacheOptions, EgressOptions, RetryOptions
 from openapi_tool.jina.request import (
     ResolvedParameters,
@@ -30,6 +28,8 @@ from openapi_tool.jina.request import (
     with_max_tokens,
     without_unknown,
 )
+from openapi_tool.jina.response import Outcome
+from openapi_tool.jina.retries import Sleep, with_retries
 from openapi_tool.jina.transport import on_connected
 from openapi_tool.jina.url_policy import UrlPolicy
 from openapi_tool.limits.keys import RefusedKeys
@@ -41,9 +41,9 @@ from openapi_tool.telemetry import metrics
 from openapi_tool.telemetry.metrics import project_label
 from openapi_tool.tools.arguments import Arguments
 from openapi_tool.tools.definition import ToolDefinition
+from openapi_tool.tools.output import Meter, ToolOutput, Usage, cost
 from openapi_tool.tools.policy import Deadline
 from openapi_tool.tools.problems import short
-from openapi_tool.tools.result import Meter, ToolOutput, Usage
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +78,6 @@ class JinaBackend:
         self,
         client: JinaClient,
         options: JinaBackendOptions,
-        slicer: TimeSlicer | None = None,
         sleep: Sleep = asyncio.sleep,
         permits: Permits | None = None,
         budgets: Budgets | None = None,
@@ -89,11 +88,10 @@ class JinaBackend:
         self._refused_keys = RefusedKeys()
         self._sleep = sleep
         self._options = options
-        self._slicer = slicer or TimeSlicer()
         self.semaphore = ByteSemaphore(options.egress.body_budget_bytes, max_call_memory(client.max_response_bytes))
         metrics.RESPONSE_BYTES.set_function(lambda: self.semaphore.free_bytes)
         metrics.RESPONSE_WAITING.set_function(lambda: self.semaphore.waiting)
-        self._cache = ResponseCache(options.cache, self._slicer)
+        self._cache = ResponseCache(options.cache)
 
     def call_context(self, project_id: str) -> JinaCallContext:
         """Return a context for a call, to leave once its result is committed."""
@@ -136,8 +134,8 @@ class JinaBackend:
             return output
         one = item_arguments(definition, arguments, items[0]) if items else arguments
         parameters = resolve_parameters(definition, one).parameters
-        may_suggest = partial(_may_suggest, definition, arguments)
-        ways = endpoint_of(definition).cheaper(parameters, tokens, max(1, len(items)), may_suggest)
+        offers = _offered(definition, arguments).__contains__
+        ways = endpoint_of(definition).cheaper(parameters, tokens, max(1, len(items)), offers)
         return replace(output, cost_advice=f" Cheaper: {' or '.join(ways)}." if ways else "")
 
     async def _run_one(
@@ -182,7 +180,8 @@ class JinaBackend:
         deadline = deadline.shortened(definition.timeout_s).shortened(resolved.timeout_s)
         deadline = deadline.shortened(endpoint.timeouts.longest_s(resolved.parameters))
 
-        request = build_request(definition, resolved)
+        offered = _offered(definition, arguments)
+        request = build_request(definition, resolved, offered)
 
         async def request_output(meter: Meter) -> ToolOutput:
             with context:  # keep the call's memory if the call ends while another one waits for this shared request
@@ -218,12 +217,12 @@ class JinaBackend:
         flow = call.project or "", call.agent
         need = Need(variable, endpoint.operation.name, flow, deadline, key, slot=call.slot, call=call.number)
 
-        async def send() -> dict[str, Any]:
+        async def send() -> Outcome:
             timed = endpoint.timeouts.within(resolved.parameters, deadline.remaining(), has_own_limit=has_own_limit)
             sent = (
                 request
                 if timed is resolved.parameters
-                else build_request(definition, replace(resolved, parameters=timed))
+                else build_request(definition, replace(resolved, parameters=timed), request.expected.offered)
             )
             attempt = Attempt(time.monotonic(), sent.method, sent.host, meter.usage.requests)
             context.record_attempt(attempt)
@@ -231,25 +230,21 @@ class JinaBackend:
             meter.add(_ONE_REQUEST)
             requests.inc()
             try:
-                envelope = await self._client.fetch(sent, need.key, deadline, context)
+                outcome = await self._client.fetch(sent, need.key, deadline, context)
             except ToolError as error:
                 _record_end(attempt, context, error.code)
                 context.clear()  # hold no memory while waiting for a retry
                 raise without_traceback(error) from None
             _record_end(attempt, context)
-            return envelope
+            return outcome
 
-        may_suggest = partial(_may_suggest, definition, arguments)
         try:
             fetch = partial(self._send_within_limits, context, endpoint.min_tokens(resolved.parameters), need, send)
             min_s = endpoint.timeouts.min_s(resolved.parameters)
             sleep = _without_slot(self._sleep, call.slot)
-            envelope = await with_retries(fetch, self._options.retry, deadline, min_s, sleep)
-            redactor = call.redactor()
-            rendering_context = RenderContext(redactor, may_suggest, resolved.names)
-            rendering = endpoint.render(envelope, resolved.parameters, rendering_context)
-            del envelope
-            output = await self._slicer.run(masked(rendering, redactor), context.body_bytes, call.project)
+            output = await with_retries(fetch, self._options.retry, deadline, min_s, sleep)
+            if isinstance(output, ToolError):
+                raise output
         except ToolError as error:
             context.clear()
             meter.add(Usage(tokens=error.tokens))
@@ -262,8 +257,8 @@ class JinaBackend:
         return replace(output, may_store=False) if resolved.parameters.get("doNotTrack") else output
 
     async def _send_within_limits(
-        self, context: RequestContext, min_tokens: int, need: Need, send: Callable[[], Awaitable[dict[str, Any]]]
-    ) -> dict[str, Any]:
+        self, context: RequestContext, min_tokens: int, need: Need, send: Callable[[], Awaitable[Outcome]]
+    ) -> Outcome:
         """Wait for a permit and send; charge the call's budget, first with an estimate of at least `min_tokens`."""
         budget = context.call.budget
         reservation = None if budget is None else await budget.reserve(min_tokens, need.deadline)
@@ -277,8 +272,8 @@ class JinaBackend:
         on_connected.set(WeakMethod(permit.connected))  # called by the transport
         tokens = None
         try:
-            envelope = await send()
-            tokens = usage_of(envelope).tokens
+            outcome = await send()
+            tokens = cost(outcome).tokens
         except ToolError as error:
             permit.failed(error)
             self._refused_keys.record(error.key_variable or need.variable, error.http_status)
@@ -294,7 +289,7 @@ class JinaBackend:
                 reservation.sent(tokens)
         if budget is not None:
             budget.record_cost(tokens)
-        return envelope
+        return outcome
 
     async def _acquire(self, context: RequestContext, need: Need) -> Permit:
         """Wait for a permit; then check again that the tool was not disabled meanwhile."""
@@ -361,6 +356,7 @@ def _log_left_out(definition: ToolDefinition, names: Sequence[str]) -> None:
     )
 
 
-def _may_suggest(definition: ToolDefinition, arguments: Arguments, name: str) -> bool:
-    """Return whether the model may give an argument, and either has not or may change it."""
-    return name in definition.model_arguments and (name in _ADJUSTABLE or not arguments.values.get(name))
+def _offered(definition: ToolDefinition, arguments: Arguments) -> frozenset[str]:
+    """Return the arguments that the model may give, and either has not or may change."""
+    taken = {name for name, value in arguments.values.items() if value} - _ADJUSTABLE
+    return definition.model_arguments - taken

@@ -23,11 +23,10 @@ from typing import Self
 from pydantic import SecretStr
 
 from openapi_tool.budgets.budgets import Charge
-from openapi_tool.jina.response_json import MAX_VALUES
 from openapi_tool.limits.permits import NO_SLOT, Slot
 from openapi_tool.protocol.records import MAX_ATTEMPTS, Attempt
 from openapi_tool.telemetry.redact import Redactor, of_call
-from openapi_tool.tools.result import NO_USAGE
+from openapi_tool.tools.output import NO_USAGE
 
 _CALL_NUMBERS = count()
 _ASCII_FACTOR, _TWO_BYTE_FACTOR, _FOUR_BYTE_FACTOR = 6, 8, 14
@@ -38,22 +37,20 @@ page of 10 MB. Measured by scripts/answer_costs.py, and rounded up.
 """
 _FOUR_BYTE_MARKS = (*(bytes([first]) for first in range(0xF0, 0xF5)), rb"\ud", rb"\uD")
 """How such characters begin: in UTF-8, and as an escape, which is then half of a surrogate pair."""
-_BYTES_PER_VALUE = 250
-"""Memory of a JSON value beside its text: the object, and its entry in a list or dictionary."""
 
 
-def memory_of(body: bytes | bytearray, values: int = 0) -> int:
-    """Return the bytes that a response with `values` JSON values needs until its result is committed."""
+def memory_of(body: bytes | bytearray) -> int:
+    """Return the bytes that a response needs until its result is committed."""
     if body.isascii() and rb"\u" not in body:
         factor = _ASCII_FACTOR
     else:
         factor = _FOUR_BYTE_FACTOR if any(mark in body for mark in _FOUR_BYTE_MARKS) else _TWO_BYTE_FACTOR
-    return len(body) * factor + values * _BYTES_PER_VALUE
+    return len(body) * factor
 
 
 def max_call_memory(max_response_bytes: int) -> int:
     """Return the maximum of one call's responses."""
-    return max_response_bytes * _FOUR_BYTE_FACTOR + MAX_VALUES * _BYTES_PER_VALUE
+    return max_response_bytes * _FOUR_BYTE_FACTOR
 
 
 @dataclass(slots=True, eq=False)

@@ -12,18 +12,19 @@ from typing import Any
 
 from cachetools import TTLCache
 
-from openapi_tool.concurrency import SMALL, Steps, TimeSlicer
+from openapi_tool.concurrency import SMALL
 from openapi_tool.jina.byte_semaphore import RequestContext, memory_of
 from openapi_tool.jina.failures import too_late
 from openapi_tool.jina.options import CacheOptions
 from openapi_tool.jina.request import UpstreamRequest
+from openapi_tool.jina.response import pack_output, unpack_output
 from openapi_tool.protocol.errors import ToolTimeout
-from openapi_tool.protocol.jsontext import dumps, loads, storable
+from openapi_tool.protocol.payload import unpack
 from openapi_tool.telemetry import metrics
 from openapi_tool.tools.arguments import Arguments
 from openapi_tool.tools.definition import ToolDefinition
+from openapi_tool.tools.output import NO_USAGE, Meter, ToolOutput, items_chars, texts
 from openapi_tool.tools.policy import Deadline
-from openapi_tool.tools.result import NO_USAGE, Item, Meter, ToolOutput, items_chars, texts
 
 _ENTRY_OVERHEAD_BYTES = 600  # of an entry beside its response: key, links, dictionary slots
 _COMMIT_COPIES = 5  # of a text until it is committed: JSON, jsonb encoding, buffers of driver and transport
@@ -63,11 +64,10 @@ class _InFlightRequest:
 class ResponseCache:
     """Successful responses by key, for `ttl_s` seconds (0 disables the cache), at most `max_bytes` in all.
 
-    Responses are cached as serialized JSON: one object of known size instead of dozens.
+    Responses are cached packed: one object of known size instead of dozens.
     """
 
-    def __init__(self, options: CacheOptions, slicer: TimeSlicer | None = None) -> None:
-        self._slicer = slicer or TimeSlicer()
+    def __init__(self, options: CacheOptions) -> None:
         self._responses: TTLCache[bytes, bytes] = TTLCache(options.max_bytes, options.ttl_s, getsizeof=_size)
         self._options = options
         self._in_flight: dict[bytes, _InFlightRequest] = {}
@@ -91,9 +91,9 @@ class ResponseCache:
             # Small responses are not counted: reserving memory would cost more than they occupy.
             await _hold(context, memory_of(cached) if len(cached) > SMALL else 0, deadline)
             metrics.CACHE_HITS.inc()
-            return await self._slicer.run(_deserialize(cached), len(cached), context.call.project)
+            return replace(unpack_output(unpack(cached)), usage=NO_USAGE, cached=True)
         joined = key in self._in_flight
-        pending = self._in_flight[key] if joined else self._start(key, fetch, context.call.project)
+        pending = self._in_flight[key] if joined else self._start(key, fetch)
         try:
             output = await self._wait(pending, deadline, spent)
         except ToolTimeout:
@@ -111,21 +111,20 @@ class ResponseCache:
         metrics.CACHE_HITS.inc()
         return replace(output, cached=True, usage=NO_USAGE)
 
-    def _start(self, key: bytes, fetch: Fetch, project: str | None) -> _InFlightRequest:
+    def _start(self, key: bytes, fetch: Fetch) -> _InFlightRequest:
         metrics.CACHE_MISSES.inc()
         meter = Meter()
-        task = asyncio.create_task(self._run(key, fetch(meter), project))
+        task = asyncio.create_task(self._run(key, fetch(meter)))
         pending = self._in_flight[key] = _InFlightRequest(key, task, meter)
         pending.task.add_done_callback(lambda _: self._on_done(pending))
         return pending
 
-    async def _run(self, key: bytes, request: Coroutine[Any, Any, ToolOutput], project: str | None) -> ToolOutput:
+    async def _run(self, key: bytes, request: Coroutine[Any, Any, ToolOutput]) -> ToolOutput:
         output = await request
-        chars = items_chars(output.items)
-        if chars <= self._options.max_bytes:
-            serialized = await self._slicer.run(_serialize(output), chars, project)
-            if _size(serialized) <= self._options.max_bytes:
-                self._responses[key] = serialized
+        if items_chars(output.items) <= self._options.max_bytes:
+            packed = pack_output(output)
+            if _size(packed) <= self._options.max_bytes:
+                self._responses[key] = packed
                 metrics.CACHE_BYTES.set(self._responses.currsize)
         return output
 
@@ -167,21 +166,5 @@ def _commit_memory(output: ToolOutput) -> int:
     return _COMMIT_COPIES * size if size > SMALL else 0
 
 
-def _serialize(output: ToolOutput) -> Steps[bytes]:
-    yield  # TimeSlicer runs generators; this one has a single step
-    parts = {"items": [*map(tuple, output.items)], "state": output.state}
-    try:
-        serialized = dumps(parts)
-    except TypeError:  # orjson refuses lone surrogates and integers beyond 64 bits
-        serialized = dumps(storable(parts))
-    return bytes(memoryview(serialized))  # a copy of exact size: orjson's result keeps a buffer of up to ten times that
-
-
-def _deserialize(serialized: bytes) -> Steps[ToolOutput]:
-    yield  # as in `_serialize`
-    parts: Any = loads(serialized)
-    return ToolOutput(tuple(Item(*item) for item in parts["items"]), parts["state"], cached=True)
-
-
-def _size(serialized: bytes) -> int:
-    return len(serialized) + _ENTRY_OVERHEAD_BYTES
+def _size(packed: bytes) -> int:
+    return len(packed) + _ENTRY_OVERHEAD_BYTES

@@ -9,31 +9,37 @@ import socket
 import ssl
 from collections.abc import AsyncIterator, Sequence
 from functools import lru_cache
-from http import HTTPStatus
-from typing import Any, cast
+from typing import cast
 
 import certifi
 import httpx
 from pydantic import SecretStr
 
-from openapi_tool.concurrency import SMALL, TimeSlicer
+from openapi_tool.concurrency import SMALL
 from openapi_tool.files import MAX_CERTIFICATES_BYTES, check_regular_file
+from openapi_tool.isolation.pool import PoolBusy, TaskKilled, WorkerPool
 from openapi_tool.jina.byte_semaphore import RequestContext, memory_of
-from openapi_tool.jina.failures import ONCE, SOME, no_free_file, too_late, upstream_failure
+from openapi_tool.jina.failures import ONCE, SOME, too_late
 from openapi_tool.jina.parameters import OUTGOING_HEADERS
 from openapi_tool.jina.request import UpstreamRequest
-from openapi_tool.jina.response_json import count_values, parse
+from openapi_tool.jina.response import (
+    READ_RESPONSE,
+    Outcome,
+    Received,
+    read_response,
+    response_outcome,
+    response_task,
+    unread_failure,
+)
 from openapi_tool.jina.transport import PROJECT, CertificateRefused, OwnResponseRefused, ResponseRefused
-from openapi_tool.open_files import is_out_of_files
-from openapi_tool.protocol.errors import ResponseTooLarge, ToolError, UpstreamUnavailable
-from openapi_tool.telemetry.redact import Redactor
+from openapi_tool.open_files import OUT_OF_FILES, is_out_of_files
+from openapi_tool.protocol.errors import ResponseTooLarge, ToolError, ToolTimeout, UpstreamUnavailable
 from openapi_tool.tools.catalogue import OPERATIONS
+from openapi_tool.tools.inline_bounds import body_fits_inline
 from openapi_tool.tools.policy import Deadline
 
 log = logging.getLogger(__name__)
 
-_OK = 200
-_BAD_GATEWAY, _STATUSES = 502, range(100, 600)
 _MAX_LENGTH_DIGITS = 19  # bounds the time of int()
 _PACE_BYTES, _PACE_S = 256 * 1024, 10.0
 """Minimum rate of a large response: bytes within seconds (210 kbit/s). A stall of the event loop does not count."""
@@ -45,27 +51,27 @@ _LARGE_READS = 8
 class JinaClient:
     """Client of the upstream.
 
-    `max_response_bytes` limits the responses of one call together. The process shares `slicer`. Only tests pass
-    `pace_s`.
+    `max_response_bytes` limits the responses of one call together. Responses that may be costly to read are read by
+    `pool`; without one all are read inline. Only tests pass `pace_s`.
     """
 
     def __init__(
         self,
         transport: httpx.AsyncBaseTransport,
         max_response_bytes: int,
-        slicer: TimeSlicer | None = None,
+        pool: WorkerPool | None = None,
         pace_s: float = _PACE_S,
     ) -> None:
         self._transport = transport
         self._pace_s = pace_s
         self.max_response_bytes = max_response_bytes
-        self._slicer = slicer or TimeSlicer()
+        self._pool = pool
         self._large_reads = asyncio.Semaphore(_LARGE_READS)
 
     async def fetch(
         self, request: UpstreamRequest, api_key: SecretStr, deadline: Deadline, context: RequestContext
-    ) -> dict[str, Any]:
-        """Send a request and return the success envelope, `{code, status, data, meta}`, unchanged. Raises ToolError.
+    ) -> Outcome:
+        """Send a request, read its response and return the outcome. Raises ToolError if the request failed.
 
         Afterwards `context` holds the memory that the response needs until its commit.
         """
@@ -73,14 +79,11 @@ class JinaClient:
             _log_request(request)
         try:
             async with deadline.limit():
-                outcome = await self._exchange(request, api_key, context)
+                return await self._exchange(request, api_key, deadline, context)
         except TimeoutError as error:
-            raise (no_free_file() if is_out_of_files(error) else too_late()) from None
+            raise (_no_free_file() if is_out_of_files(error) else too_late()) from None
         except httpx.TransportError as error:
             raise _network_failure(error, request.host) from error
-        if isinstance(outcome, ToolError):
-            raise outcome  # not in the frame that holds the body: the traceback would keep it during a retry's wait
-        return outcome
 
     async def reach(self, host: str) -> None:
         """Request a host's front page, without a key. Raises ToolError if this fails."""
@@ -91,8 +94,8 @@ class JinaClient:
         await response.aclose()
 
     async def _exchange(
-        self, request: UpstreamRequest, api_key: SecretStr, context: RequestContext
-    ) -> dict[str, Any] | ToolError:
+        self, request: UpstreamRequest, api_key: SecretStr, deadline: Deadline, context: RequestContext
+    ) -> Outcome:
         context.call.secrets_sent.update((api_key, *request.secrets))  # first, so that no response goes unmasked
         response = await self._transport.handle_async_request(_outgoing(request, api_key, context.call.project or ""))
         context.http_status = status = response.status_code
@@ -104,17 +107,38 @@ class JinaClient:
             "response of the upstream",
             extra={"action": "upstream.response", "http_status": status, "bytes": len(body)},
         )
+        secrets = frozenset(secret.get_secret_value() for secret in context.call.secrets_sent)
+        received = Received(status, response.headers.get("retry-after"), secrets)
         try:
-            values = await self._slicer.run(count_values(body), len(body), context.call.project)
-            await context.hold(memory_of(body, values) if len(body) > SMALL else 0)
-            value = await self._slicer.run(parse(body), len(body), context.call.project)
-        except ResponseTooLarge as error:
-            if status == _OK:
-                return error
-            value = None
+            if self._pool is None or body_fits_inline(body):
+                return read_response(body, request.expected, received)
+            await context.hold(memory_of(body) if len(body) > SMALL else 0)
+            task = response_task(body, request.expected, received)
         finally:
-            body.clear()  # free the bytes before rendering; only the parsed value is needed
-        return _outcome_of(status, response.headers.get("retry-after"), value, request, context.call.redactor())
+            body.clear()  # free the bytes; a traceback would keep them during a retry's wait
+        return await self._read_in_worker(self._pool, task, request, received, deadline, context)
+
+    async def _read_in_worker(
+        self,
+        pool: WorkerPool,
+        task: bytes,
+        request: UpstreamRequest,
+        received: Received,
+        deadline: Deadline,
+        context: RequestContext,
+    ) -> Outcome:
+        project, wait_s = context.call.project or "", deadline.remaining()
+        try:
+            return response_outcome(await pool.run(READ_RESPONSE, task, project=project, wait_s=wait_s))
+        except TaskKilled:
+            raise unread_failure(request.expected, received) or ResponseTooLarge(
+                "The response takes too much time or memory to read; ask for less: fewer results, no lists of links or "
+                "images, a target_selector, or another page."
+            ) from None
+        except PoolBusy:
+            raise ToolTimeout(
+                "The executor was too busy to read the response within the time of this call; call again."
+            ) from None
 
     async def _read(self, response: httpx.Response, context: RequestContext) -> bytearray:
         encoding = response.headers.get("content-encoding", "")
@@ -215,6 +239,15 @@ def _log_request(request: UpstreamRequest) -> None:
     )
 
 
+def _no_free_file() -> ToolTimeout:
+    """Return the error for a request that was not sent, because the process could open no connection in time."""
+    return ToolTimeout(
+        "Nothing was sent within the time of this call, because the executor has too many connections open; try again "
+        "later, or ask an operator to raise its limit.",
+        detail={"cause": OUT_OF_FILES},
+    )
+
+
 def _network_failure(error: httpx.TransportError, host: str) -> ToolError:
     """Return the error for a model; causes are logged for the operator, without the library's text with addresses."""
     if isinstance(error, CertificateRefused):
@@ -271,27 +304,6 @@ def network_cause(error: BaseException) -> str:
     while (inner := error.__cause__ or getattr(error, "os_error", error.__context__)) and inner not in chain:
         chain.append(error := inner)
     return next(text for kind, text in _NETWORK_CAUSES if any(isinstance(one, kind) for one in chain))
-
-
-def _outcome_of(
-    status: int, retry_after: str | None, value: Any, request: UpstreamRequest, redactor: Redactor
-) -> dict[str, Any] | ToolError:
-    """Return the success envelope, or an error. The body may hold another `code` than 200 with the HTTP status 200."""
-    if status != _OK:
-        message = value.get("message") if isinstance(value, dict) else None
-        nothing_found = request.failures.nothing_found if status == HTTPStatus.UNPROCESSABLE_ENTITY else None
-        if nothing_found and isinstance(message, str) and message.startswith(nothing_found):
-            return {"code": _OK, "data": []}
-        return upstream_failure(status, value, retry_after, redactor, request.names, request.failures)
-    if not isinstance(value, dict):
-        return UpstreamUnavailable(
-            "The service's response was not the JSON that was asked for; try again.", max_retries=ONCE
-        )
-    code = value.get("code", _OK)
-    if isinstance(code, int) and code != _OK:
-        code = code if code in _STATUSES else _BAD_GATEWAY  # the body may hold any number
-        return upstream_failure(code, value, retry_after, redactor, request.names, request.failures)
-    return value
 
 
 ALLOWED_HOSTS = frozenset(operation.host for operation in OPERATIONS)

@@ -1,7 +1,6 @@
 """Render upstream responses as text for a model and as state for a UI (tool-design section 3).
 
-Counts and lengths are limited before a text is traversed; only the body of a page stays whole. Rendering runs in steps,
-because a response may have 10 MB.
+Counts and lengths are limited before a text is traversed; only the body of a page stays whole.
 """
 
 from __future__ import annotations
@@ -12,14 +11,13 @@ from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import Any
 
-from openapi_tool.concurrency import SMALL, Steps
 from openapi_tool.jina import remarks
 from openapi_tool.jina.failures import quoted
 from openapi_tool.protocol import frozen
 from openapi_tool.protocol.errors import UpstreamRejected, UpstreamUnavailable
 from openapi_tool.telemetry.redact import Redactor
-from openapi_tool.tools.problems import counted
-from openapi_tool.tools.result import BLOCK_GAP, Item, ToolOutput, Usage, items_chars, one_line
+from openapi_tool.tools.output import BLOCK_GAP, Item, ToolOutput, Usage
+from openapi_tool.tools.problems import counted, one_line
 
 _BODY_FIELDS = ("content", "text", "html")
 _LABELS = {"url": "", "date": "Date: ", "publishedTime": "Published: ", "source": "Source: ", "imageUrl": "Image: "}
@@ -56,9 +54,7 @@ class RenderContext:
     names: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
-def search_steps(
-    envelope: Mapping[str, Any], parameters: Mapping[str, Any], context: RenderContext
-) -> Steps[ToolOutput]:
+def search_output(envelope: Mapping[str, Any], parameters: Mapping[str, Any], context: RenderContext) -> ToolOutput:
     """Render search results; an empty list is a success."""
     with_pages = parameters.get("respondWith") != "no-content"
     max_tokens = parameters.get("maxTokens") if with_pages else None
@@ -74,33 +70,16 @@ def search_steps(
             text += " If there should be some, search without page content: pages that load slowly are left out."
         return ToolOutput((Item(caption=text),), {"results": []}, usage_of(envelope))
     reader, shown = _FieldReader(context.redactor), results[:_MAX_RESULTS]
-    items, facts, warned = yield from _result_items(shown, reader, max_tokens, with_pages=with_pages)
+    items, facts, warned = _result_items(shown, reader, max_tokens, with_pages=with_pages)
     if len(results) > len(shown):
         items.append(Item(caption=f"[{counted(len(results) - len(shown), 'more result', 'left out')}.]"))
     items += [Item(caption=remarks.result_warning(kind, numbers, context.offers)) for kind, numbers in warned.items()]
     return ToolOutput(tuple(items), {"results": facts}, usage_of(envelope))
 
 
-def masked(rendering: Steps[ToolOutput], redactor: Redactor) -> Steps[ToolOutput]:
-    """Render, then mask secrets in the output before it is truncated: the redactor does not recognize half a key.
-
-    A small output is searched as one text first, because nearly all contain no secret.
-    """
-    output = yield from rendering  # ends the generator, which frees the response: up to four times its bytes
-    if items_chars(output.items) <= SMALL and not redactor.finds_in(output.content):
-        return ToolOutput(output.items, redactor.value(output.state), output.usage)
-    items = []
-    for item in output.items:
-        head = yield from redactor.steps(item.head)
-        body = (yield from redactor.steps(item.body)) if item.body else ""
-        items.append(item._replace(head=head, body=body))
-        yield  # the redactor treats a short text in one step
-    return ToolOutput(tuple(items), (yield from redactor.value_steps(output.state)), output.usage)
-
-
 def _result_items(
     results: list[Mapping[str, Any]], reader: _FieldReader, max_tokens: int | None, *, with_pages: bool
-) -> Steps[tuple[list[Item], list[dict[str, Any]], dict[str, list[int]]]]:
+) -> tuple[list[Item], list[dict[str, Any]], dict[str, list[int]]]:
     """Return an item and the facts for a UI of each result, and the numbers of results by warning type."""
     first_with: dict[tuple[str, ...], int] = {}
     items, state = [], []
@@ -121,10 +100,9 @@ def _result_items(
             reader.line(item.get("description"), _MAX_DESCRIPTION_CHARS),
             *reader.site_links(item),
         ]
-        yield
         if bodies := list(reader.bodies(item)):
-            bodies = yield from without_inline_images(bodies)
-        body = BLOCK_GAP.join([*bodies, *(yield from reader.lists(item))])
+            bodies = without_inline_images(bodies)
+        body = BLOCK_GAP.join([*bodies, *reader.lists(item)])
         after = ""
         if max_tokens and remarks.is_cut(_tokens(item), max_tokens):
             after = remarks.cut_result(max_tokens)
@@ -141,17 +119,17 @@ def _result_items(
     return items, state, warned
 
 
-def page_steps(envelope: Mapping[str, Any], parameters: Mapping[str, Any], context: RenderContext) -> Steps[ToolOutput]:
+def page_output(envelope: Mapping[str, Any], parameters: Mapping[str, Any], context: RenderContext) -> ToolOutput:
     """Render a page."""
     item = envelope.get("data")
     if not isinstance(item, dict):
         raise UpstreamUnavailable("The reader answered in an unexpected shape; try again later.")
     reader = _FieldReader(context.redactor)
-    parts = yield from without_inline_images(list(reader.bodies(item)))
-    lists = yield from reader.lists(item)
+    parts = without_inline_images(list(reader.bodies(item)))
+    lists = reader.lists(item)
     warnings, warning_types = reader.warnings(item), reader.warning_types(item, with_text=True)
     if not parts and not lists and _text(item.get("warning")).strip():  # its error; without one it is just empty
-        raise _nothing_to_read(warnings, warning_types, usage_of(envelope).tokens, context)
+        raise _nothing_to_read(warnings, warning_types, context)
     head = [
         f"Title: {reader.line(item.get('title')) or '(none)'}",
         f"URL: {reader.line(item.get('url'), _MAX_URL_CHARS)}",
@@ -176,9 +154,7 @@ def page_steps(envelope: Mapping[str, Any], parameters: Mapping[str, Any], conte
     return ToolOutput((page,), state, usage)
 
 
-def _nothing_to_read(
-    warnings: tuple[str, ...], types: tuple[str, ...], tokens: int, context: RenderContext
-) -> UpstreamRejected:
+def _nothing_to_read(warnings: tuple[str, ...], types: tuple[str, ...], context: RenderContext) -> UpstreamRejected:
     wait = "wait for it with wait_for_selector, " if context.offers("wait_for_selector") else ""
     parts = [
         f"The page has nothing to read; check the address, {wait}or use another page.",
@@ -186,9 +162,7 @@ def _nothing_to_read(
     ]
     if warnings:
         parts.append(f"The service says: {quoted(context.redactor.head(' '.join(warnings), _MAX_CHARS))}")
-    failure = UpstreamRejected(" ".join(parts))
-    failure.tokens = tokens  # the upstream charges for the page
-    return failure
+    return UpstreamRejected(" ".join(parts))
 
 
 class _FieldReader:
@@ -272,7 +246,7 @@ class _FieldReader:
             if page.get(field) and (url := self.line(page[field], _MAX_URL_CHARS)):
                 yield f"{label}: {url}"
 
-    def lists(self, page: Mapping[str, Any]) -> Steps[list[str]]:
+    def lists(self, page: Mapping[str, Any]) -> list[str]:
         found = []
         for title, field in (("Links", "links"), ("Images", "images")):
             if not page.get(field):
@@ -280,7 +254,6 @@ class _FieldReader:
             lines = [f"{title}:"]
             for text, url in islice(_pairs(page.get(field)), _MAX_LINKS):
                 lines.append(self._link(text, url))
-                yield
             if len(lines) > _MAX_LINKS and (left := len(page[field]) - _MAX_LINKS):
                 lines.append(f"({left:,} more {'is' if left == 1 else 'are'} left out.)")
             if len(lines) > 1:
@@ -350,7 +323,7 @@ def is_inline(url: str) -> bool:
     return url.startswith(("blob:", "data:"))
 
 
-def without_inline_images(texts: list[str]) -> Steps[list[str]]:
+def without_inline_images(texts: list[str]) -> list[str]:
     """Return the texts with `![alt]` for `![alt](blob:…)`, and `src=""` for `src="data:image/…"`.
 
     A model cannot open such an address, which may be longer than the page. An address must end on its line. Takes
@@ -364,12 +337,12 @@ def without_inline_images(texts: list[str]) -> Steps[list[str]]:
     found = []
     for text in texts:
         for mark, closing in _MARKS:
-            text = (yield from _drop_addresses(text, mark, closing)) if mark in text else text  # noqa: PLW2901 - step by step
+            text = _drop_addresses(text, mark, closing) if mark in text else text  # noqa: PLW2901 - one kind after the other
         found.append(text)
     return found
 
 
-def _drop_addresses(text: str, mark: str, closing: str) -> Steps[str]:
+def _drop_addresses(text: str, mark: str, closing: str) -> str:
     pieces: list[str] = []
     copied_until = at = end = 0
     while len(pieces) < _MAX_DROPPED and (start := text.find(mark, at)) >= 0:
@@ -380,10 +353,8 @@ def _drop_addresses(text: str, mark: str, closing: str) -> Steps[str]:
         line_end = text.find("\n", start, end)
         if line_end >= 0:
             at = line_end  # no address that begins later on this line ends on it either
-            yield
             continue
         in_markdown = mark[0] == "]"  # keep `]`, else `src="`
         pieces.append(text[copied_until : start + (1 if in_markdown else len('src="'))])
         copied_until = at = end + in_markdown
-        yield
     return "".join([*pieces, text[copied_until:]]) if pieces else text

@@ -45,7 +45,7 @@ from openapi_tool.tools.placeholders import PLACEHOLDERS, MissingVariable, is_te
 from openapi_tool.tools.problems import Path, Problem, Source, any_of, did_you_mean, fold, short
 from openapi_tool.tools.schema import visible_schema
 from openapi_tool.tools.scopes import MIN_KEY_BYTES, SessionScope
-from openapi_tool.tools.text_search import requested
+from openapi_tool.tools.search_request import requested
 
 _OWNER = CallOwner("1", "1", dict.fromkeys(PLACEHOLDERS, "1"))
 _SCOPE, _SECRET = SessionScope(bytes(MIN_KEY_BYTES)), SecretStr("")

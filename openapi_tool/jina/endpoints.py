@@ -12,19 +12,17 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, cast
 
-from openapi_tool.concurrency import Steps
 from openapi_tool.jina import parameters as tables
-from openapi_tool.jina.content import RenderContext, page_steps, search_steps
-from openapi_tool.jina.failures import Failures, worded
+from openapi_tool.jina.cost_advice import cheaper_page, cheaper_search
 from openapi_tool.jina.parameters import MODEL_FORMATS, WITH_CONTENT, Parameter, by_name
-from openapi_tool.jina.remarks import Offers, cheaper_page, cheaper_search
+from openapi_tool.jina.remarks import Offers
 from openapi_tool.jina.url_policy import UrlPolicy, checked_url
 from openapi_tool.protocol.errors import ToolError
 from openapi_tool.tools.arguments import Arguments, correction_error
 from openapi_tool.tools.catalogue import READER, SEARCH, Operation
 from openapi_tool.tools.definition import ToolDefinition, unusable
-from openapi_tool.tools.problems import Problem, argument_path, fold, listed
-from openapi_tool.tools.result import Item, ToolOutput, Usage, cost, one_line
+from openapi_tool.tools.output import Item, ToolOutput, Usage, cost
+from openapi_tool.tools.problems import Problem, argument_path, fold, listed, one_line
 
 MARGIN_S = 3.0  # of a request, beside its stages
 MAX_STAGE_S = 180  # the upstream's limit
@@ -98,21 +96,18 @@ _MIN_PAGE_TOKENS = {
 
 @dataclass(frozen=True)
 class Endpoint:
-    """One operation of the upstream.
+    """One operation of the upstream; `response.py` has how its responses are read.
 
-    - `render`: returns the output for a response envelope and the parameters of its request.
     - `own`: arguments, folded, with values of their own for a parameter: `with_content: true` sets `respondWith`.
     - `implied`: not sent, since they are the upstream's defaults.
     - `check_url`: checks and repairs the main parameter, if that is an address.
     - `price`: minimum charge for a successful request if above the operation's (jina-api section 5).
     - `cheaper`: ways to lower the cost of a call, by the parameters of one item, the charge for all, and their number.
-    - `failures`: rules and texts of its own.
     """
 
     operation: Operation
     parameters: tuple[Parameter, ...]
     timeouts: Timeouts
-    render: Callable[[Mapping[str, Any], Parameters, RenderContext], Steps[ToolOutput]]
     price: Callable[[Parameters], int] = lambda _: 0
     cheaper: Callable[[Parameters, int, int, Offers], Sequence[str]] = lambda *_: ()
     formats: tuple[str, ...] = MODEL_FORMATS
@@ -120,7 +115,6 @@ class Endpoint:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     implied: Mapping[str, Any] = field(default_factory=dict)
     check_url: Callable[[str, UrlPolicy], str] | None = None
-    failures: Failures = field(default=Failures())
 
     def min_tokens(self, parameters: Parameters) -> int:
         """Return the minimum charge for a successful request."""
@@ -163,35 +157,20 @@ ENDPOINTS: Mapping[str, Endpoint] = {
             SEARCH,
             tables.SEARCH_PARAMETERS,
             Timeouts(default_stage_s=25, needs_timeout=_has_pages),
-            search_steps,
             _min_search_tokens,
             cheaper_search,
             formats=(*MODEL_FORMATS, "no-content"),
             own={fold("with_content"): WITH_CONTENT},
             defaults={"respondWith": "no-content"},
             implied={"respondWith": "content"},
-            failures=Failures(
-                worded({524: "The service took too long; ask for less (fewer results, no page content)."}),
-                nothing_found="No search results available",
-            ),
         ),
         Endpoint(
             READER,
             tables.READER_PARAMETERS,
             Timeouts(default_stage_s=15, stages=_stages_of_reader, timing=_timing_of_reader),
-            page_steps,
             _min_page_tokens,
             cheaper_page,
             check_url=checked_url,
-            failures=Failures(
-                worded(
-                    {
-                        408: "The page did not answer in time; try again later or use another source.",
-                        422: "The page could not be read; check the address or use another source.",
-                        431: "The address is too long; use a shorter one.",
-                    }
-                ),
-            ),
         ),
     )
 }

@@ -1,35 +1,20 @@
-"""Failures of the upstream: typed errors with a message for the model, and retries (jina-api section 4).
-
-Search and reader requests are idempotent, so they may be repeated.
-"""
+"""Failures of the upstream: typed errors with a message for the model (jina-api section 4)."""
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import math
-import random
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
-from typing import Any, TypeVar, cast
+from typing import Any
 
-from tenacity import RetryCallState, wait_exponential_jitter
-
-from openapi_tool.concurrency import retried
-from openapi_tool.jina.options import RetryOptions
-from openapi_tool.open_files import OUT_OF_FILES
 from openapi_tool.protocol import errors
 from openapi_tool.protocol.errors import ToolError, ToolTimeout
-from openapi_tool.telemetry import metrics
 from openapi_tool.telemetry.redact import Redactor
-from openapi_tool.tools.policy import Deadline
-from openapi_tool.tools.result import one_line
-
-log = logging.getLogger(__name__)
+from openapi_tool.tools.problems import one_line
 
 NO_SECRETS = Redactor(where="error")
 
@@ -203,15 +188,6 @@ def too_late() -> ToolTimeout:
     )
 
 
-def no_free_file() -> ToolTimeout:
-    """Return the error for a request that was not sent, because the process could open no connection in time."""
-    return ToolTimeout(
-        "Nothing was sent within the time of this call, because the executor has too many connections open; try again "
-        "later, or ask an operator to raise its limit.",
-        detail={"cause": OUT_OF_FILES},
-    )
-
-
 def key_failure(status: int) -> ToolError:
     """Return the error for a key that the upstream is known to refuse with this five-digit status."""
     return upstream_failure(status // 100, {"status": status}, None)
@@ -303,57 +279,3 @@ def _seconds_until(date: str) -> float | None:
         except (TypeError, ValueError, OverflowError):
             continue
     return None
-
-
-T = TypeVar("T")
-
-Sleep = Callable[[float], Awaitable[None]]
-
-
-async def with_retries(
-    attempt: Callable[[], Awaitable[T]],
-    options: RetryOptions,
-    deadline: Deadline,
-    min_s: float = 0.0,
-    sleep: Sleep = asyncio.sleep,
-) -> T:
-    """Return the result of `attempt`, retried as its ToolErrors and the deadline allow.
-
-    Retries wait for Retry-After, else by exponential back-off, both with jitter; there is none if less than `min_s`
-    seconds would be left for it.
-    """
-
-    def should_stop(state: RetryCallState) -> bool:
-        error = _error(state)
-        return (
-            state.attempt_number > min(error.max_retries, options.max_retries)
-            or (state.upcoming_sleep or 0.0) + min_s >= deadline.remaining()
-        )
-
-    def wait(state: RetryCallState) -> float:
-        asked_for, backoff_s = _error(state).retry_after, options.initial_backoff_s
-        if asked_for is not None:
-            return asked_for + random.uniform(0, backoff_s)  # noqa: S311 - no secret
-        return wait_exponential_jitter(multiplier=backoff_s, max=options.max_backoff_s, jitter=backoff_s)(state)
-
-    return await retried(attempt, on=ToolError, wait=wait, stop=should_stop, before_sleep=_log_retry, sleep=sleep)
-
-
-def _error(state: RetryCallState) -> ToolError:
-    """Only ToolErrors are retried."""
-    return cast("ToolError", state.outcome and state.outcome.exception())
-
-
-def _log_retry(state: RetryCallState) -> None:
-    error = _error(state)
-    metrics.UPSTREAM_RETRIES.labels(error.code).inc()
-    log.info(
-        "retrying an upstream request",
-        extra={
-            "action": "upstream.retry",
-            "attempt": state.attempt_number,
-            "error_code": error.code,
-            "http_status": error.http_status,
-            "wait_s": round(state.upcoming_sleep or 0.0, 3),
-        },
-    )

@@ -19,8 +19,8 @@ from pydantic import SecretStr
 
 from openapi_tool import __version__
 from openapi_tool.jina.endpoints import Endpoint, endpoint_of
-from openapi_tool.jina.failures import Failures
 from openapi_tool.jina.parameters import REFUSED, Parameter, secret_problem
+from openapi_tool.jina.response import Expected
 from openapi_tool.jina.url_policy import UrlPolicy
 from openapi_tool.protocol import frozen
 from openapi_tool.protocol.errors import BadRequest, TargetRefused
@@ -309,7 +309,7 @@ _Parts = tuple[str, dict[str, str], bytes | None]  # target, headers, body
 class UpstreamRequest:
     """Request without its API key; `target` is the percent-encoded path and query.
 
-    `names` maps parameters to the model's names for them. `secrets` are the secrets in the body.
+    `expected` is what the reading of its response depends on. `secrets` are the secrets in the body.
     """
 
     method: str
@@ -317,14 +317,18 @@ class UpstreamRequest:
     target: str
     headers: Mapping[str, str]
     body: bytes | None
-    failures: Failures = field(default=Failures(), repr=False)
-    names: Mapping[str, str] = field(default_factory=dict, repr=False)
+    expected: Expected = field(repr=False)
     secrets: tuple[SecretStr, ...] = field(default=(), repr=False)
 
 
-def build_request(definition: ToolDefinition, resolved: ResolvedParameters) -> UpstreamRequest:
-    """Return the request of a call: GET if the definition asks for it and every parameter fits, else POST."""
-    endpoint = endpoint_of(definition)
+def build_request(
+    definition: ToolDefinition, resolved: ResolvedParameters, offered: frozenset[str] = frozenset()
+) -> UpstreamRequest:
+    """Return the request of a call: GET if the definition asks for it and every parameter fits, else POST.
+
+    `offered` are the arguments that a remedy may name.
+    """
+    endpoint, parameters = endpoint_of(definition), resolved.parameters
     if not endpoint.separators.keys().isdisjoint(resolved.parameters):
         resolved = replace(resolved, parameters=_with_appended(endpoint, resolved.parameters))
     get = _get(endpoint, definition.path, resolved) if definition.method == "GET" else None
@@ -333,7 +337,8 @@ def build_request(definition: ToolDefinition, resolved: ResolvedParameters) -> U
     headers = {"Accept": "application/json", "Accept-Encoding": "identity", "User-Agent": USER_AGENT, **headers}
     method, host = "GET" if get else "POST", endpoint.operation.host
     secrets = tuple(resolved.secrets.values())
-    return UpstreamRequest(method, host, target, headers, body, endpoint.failures, resolved.names, secrets)
+    expected = Expected(endpoint.operation.name, parameters, resolved.names, offered)
+    return UpstreamRequest(method, host, target, headers, body, expected, secrets)
 
 
 def _with_appended(endpoint: Endpoint, parameters: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -17,6 +17,7 @@ from typing import ClassVar, Generic, Literal, TypeVar
 
 from openapi_tool import __version__
 from openapi_tool.protocol.identity import bare_project
+from openapi_tool.telemetry import redact
 
 Kind = Literal["counter", "gauge", "histogram"]
 Labels = tuple[str, ...]
@@ -294,6 +295,7 @@ EVENT_LOOP_LAG = Histogram(
 )  # fmt: skip
 EVENT_LOOP_TASKS = Gauge("event_loop_tasks", "Tasks of the event loop.")
 MASKED = Counter("masked_values", "Secrets that were masked; `where` is the kind of text.", ("where",))
+redact.on_masked = lambda where, number: MASKED.labels(where).inc(number)
 LOG_LINES_LIMITED = Counter(
     "log_lines_limited", "Log lines dropped because their project caused too many of an action."
 )

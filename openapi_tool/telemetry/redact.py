@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import groupby
@@ -17,11 +18,8 @@ from typing import Any
 
 import orjson
 
-from openapi_tool.concurrency import Steps, at_once, each
-from openapi_tool.telemetry import metrics
-
 REACH_CHARS = 40
-"""Overlap of slices, in characters per byte of the longest secret; longer encodings may be missed at a slice's end."""
+"""Characters behind a cut that are searched, too, per byte of the longest secret; longer encodings may be missed."""
 
 _SHORTEST_MARK = 3
 _FLOAT_DIGITS = 15  # significant digits that every float formatter preserves
@@ -144,9 +142,6 @@ MIN_SECRET_CHARS = 6
 _COMMON_WORDS = frozenset({"postgres", "postgresql", "password", "secret", "kernel", "executor", "openapi-tool"})
 """Passwords of samples; masking these words in log messages would reveal them."""
 
-_SLICE_CHARS = 64 * 1024
-"""Searched in one step: 0.1 ms if no mark is found, up to 10 ms if patterns have to run."""
-
 # Long enough not to match names of tools or durables. The reader escapes `_` in markdown, hence `jina\_…`.
 _JINA_KEY = Encoding(
     ("jina",),
@@ -156,6 +151,11 @@ _JINA_KEY_REACH = 1_500
 _ESCAPES = "%\\&"  # first characters of escapes; few short texts have one, so marks with them are searched only then
 
 Range = tuple[int, int]
+
+
+Count = Callable[[str, int], object]
+on_masked: Count = lambda where, number: None  # noqa: ARG005, E731 - replaced, see below
+"""Called with the place and the number of masked texts; `telemetry.metrics` sets it, which workers do not import."""
 
 
 def is_maskable(secret: str) -> bool:
@@ -196,69 +196,35 @@ class Redactor:
 
     def text(self, text: str) -> str:
         """Return `text` with secrets masked."""
-        return at_once(self.steps(text))
+        return self._masked_text(text, self._spans(text), len(text))
 
     def head(self, text: str, chars: int) -> str:
         """Return the first `chars` characters with secrets masked, also one that the cut would halve."""
         if len(text) <= chars:
             return self.text(text)
-        slices = self._found(text[: chars + self._reach])
-        spans = [span for part in slices for span in part if span[0] < chars]
-        masked, done = self._piece(text, 0, spans)
-        return masked + text[done:chars]
-
-    def steps(self, text: str) -> Steps[str]:
-        """Like `text`, in steps of a few milliseconds."""
-        pieces: list[str] = []
-        done = 0
-        for spans in self._found(text):
-            if spans:
-                piece, done = self._piece(text, done, spans)
-                pieces.append(piece)
-            yield
-        return "".join([*pieces, text[done:]]) if pieces else text
+        spans = [span for span in self._spans(text[: chars + self._reach]) if span[0] < chars]
+        return self._masked_text(text, spans, chars)
 
     def finds_in(self, text: str) -> bool:
         """Return whether `text` holds a secret."""
-        return any(self._found(text))
+        return bool(self._spans(text))
 
     def value(self, value: Any) -> Any:
         """Return a JSON-like value with secrets masked, also in keys; other objects become their text."""
-        return at_once(self.value_steps(value) if isinstance(value, dict | list) else self._masked(value))
+        if isinstance(value, dict | list):
+            with suppress(TypeError, ValueError):
+                if not self.finds_in(orjson.dumps(value).decode()):  # much faster than a traversal
+                    return value
+        return self._masked_value(value)
 
-    def value_steps(self, value: Any) -> Steps[Any]:
-        """Like `value`, in steps of a few milliseconds."""
-        try:
-            text = orjson.dumps(value).decode()
-        except (TypeError, ValueError):
-            return (yield from self._masked(value))
-        yield
-        for spans in self._found(text):  # searching the JSON is much faster than a traversal
-            if spans:
-                return (yield from self._masked(value))
-            yield
-        return value
-
-    def _masked(self, value: Any) -> Steps[Any]:
+    def _masked_value(self, value: Any) -> Any:
         if isinstance(value, dict):
-            masked = {}
-            for key, item in value.items():
-                masked[self.text(str(key))] = yield from self._masked(item)
-            return masked
+            return {self.text(str(key)): self._masked_value(item) for key, item in value.items()}
         if isinstance(value, list | tuple):
-            return (yield from each(map(self._masked, value)))
-        yield
+            return list(map(self._masked_value, value))
         text = value if isinstance(value, str) else str(value)
         clean = self.text(text)
         return value if clean == text and (value is None or isinstance(value, str | int | float)) else clean
-
-    def _found(self, text: str) -> Iterator[list[Range]]:
-        """Yield the spans of secrets slice by slice; a secret that begins in a slice may end after it."""
-        if len(text) <= _SLICE_CHARS and not self._is_suspect(text):
-            return
-        for start in range(0, len(text), _SLICE_CHARS):
-            end = start + _SLICE_CHARS
-            yield [span for span in self._spans(text, start, end + self._reach) if span[0] < end]
 
     def _is_suspect(self, text: str) -> bool:
         # Names of tools contain `jina`, too, so run the pattern.
@@ -269,21 +235,24 @@ class Redactor:
             return True
         return any(sign in text and any(map(holds, marks)) for sign, marks in self._escaped_marks.items())
 
-    def _spans(self, text: str, start: int, end: int) -> Iterator[Range]:
-        holds = text[start:end].__contains__
-        for encoding in self._encodings:
-            if not encoding.marks or any(map(holds, encoding.marks)):
-                yield from (match.span() for match in encoding.pattern.finditer(text, start, end))
+    def _spans(self, text: str) -> list[Range]:
+        if not self._is_suspect(text):
+            return []
+        holds = text.__contains__
+        patterns = (each.pattern for each in self._encodings if not each.marks or any(map(holds, each.marks)))
+        return [found.span() for pattern in patterns for found in pattern.finditer(text)]
 
-    def _piece(self, text: str, done: int, spans: list[Range]) -> tuple[str, int]:
-        """Mask the spans; return the text from `done` to the end of the last one, and that end."""
-        pieces = []
-        for start, end in sorted(spans):
+    def _masked_text(self, text: str, spans: list[Range], end: int) -> str:
+        """Return the text up to `end`, or that of the last span if it is later, with the spans masked."""
+        if not spans:
+            return text[:end]
+        pieces, done = list[str](), 0
+        for start, stop in sorted(spans):
             if start >= done:
                 pieces += [text[done:start], MASK]
-            done = max(done, end)
-        metrics.MASKED.labels(self._where).inc(len(pieces) // 2)
-        return "".join(pieces), done
+            done = max(done, stop)
+        on_masked(self._where, len(pieces) // 2)
+        return "".join([*pieces, text[done:end]])
 
 
 _of_call = lru_cache(maxsize=256)(Redactor)

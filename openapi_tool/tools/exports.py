@@ -13,8 +13,7 @@ from openapi_tool.tools.catalogue import CATALOGUE, DEFAULT_MAX_TOKENS, OPERATIO
 from openapi_tool.tools.definition import DEFAULT_AUTH_ENV, ToolDefinition
 from openapi_tool.tools.meta_schema import object_at
 from openapi_tool.tools.placeholders import is_template
-from openapi_tool.tools.problems import camel_case, in_words, mangled
-from openapi_tool.tools.result import one_line
+from openapi_tool.tools.problems import camel_case, in_words, mangled, one_line
 from openapi_tool.tools.schema import visible_schema
 
 _RULES = (

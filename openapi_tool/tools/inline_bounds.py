@@ -1,4 +1,4 @@
-"""Bounds below which schemas are compiled and arguments validated in the event loop; beyond, in a worker process.
+"""Bounds below which work of tenants and pages is done in the event loop; beyond, in a worker process.
 
 Each bound limits a factor of the cost. At the largest schema and arguments within all of them together, the first
 validation of a call that fits nowhere (compile, validate, repair, describe each problem) took at most 2 ms of
@@ -20,6 +20,9 @@ from openapi_tool.tools.bounds import count_values
 
 MAX_CPU_MS = 5.0
 """Limit of the CPU time of one computation in the event loop."""
+
+MAX_BODY_BYTES, MAX_BODY_VALUES = 32_000, 2_000
+"""Of a response that is read inline; commas within texts count as values, too."""
 
 MAX_DEFINITION_BYTES = 32_000
 """Bytes of a definition that is parsed inline; the largest built-in one has 2,900."""
@@ -57,6 +60,11 @@ _CHECKED = frozenset(
         *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"),
     }
 )
+
+
+def body_fits_inline(body: bytearray) -> bool:
+    """Return whether the body of a response is read inline."""
+    return len(body) <= MAX_BODY_BYTES and sum(map(body.count, (b",", b"[", b"{"))) <= MAX_BODY_VALUES
 
 
 @dataclass(frozen=True, slots=True)

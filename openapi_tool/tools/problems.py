@@ -306,3 +306,10 @@ def in_words(name: str) -> str:
     """Return `Web search` for `web_search`."""
     text = _WORD_END.sub(lambda match: f" {match[1]}" if match[1] else "", name)
     return text[:1].upper() + text[1:]
+
+
+def one_line(text: str) -> str:
+    """Return the text with runs of white space and control characters as one blank."""
+    if not text.isprintable():
+        text = "".join(char if char.isprintable() else " " for char in text)
+    return " ".join(text.split())

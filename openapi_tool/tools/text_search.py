@@ -1,6 +1,6 @@
 """Search in a stored text for a phrase, or for the passages that fit a question best (tool-design section 3).
 
-The caller reads the text in windows, item by item; a step takes at most a millisecond. Lengths are in characters.
+Lengths are in characters. Imports pure code only: searches run in a worker process.
 """
 
 from __future__ import annotations
@@ -10,25 +10,12 @@ import math
 import re
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import NamedTuple
 
-from openapi_tool.concurrency import Steps
-from openapi_tool.tools.arguments import (
-    CURSOR,
-    FIND,
-    QUESTION,
-    Arguments,
-    correction_error,
-    requested_cursor,
-    requested_tokens,
-    takes_cursor,
-)
-from openapi_tool.tools.definition import ToolDefinition
 from openapi_tool.tools.truncation import boundary
 
-_MAX_CHARS = {FIND: 200, QUESTION: 500}
 MAX_SHOWN = 8
 """Passages in a result."""
 
@@ -43,7 +30,7 @@ _FOLDED_CHARS = {
     "\u03c2": "\u03c3",  # the sigma at the end of a word
 }
 
-# Longest run of blanks that counts as one; limits the overlap of two windows.
+# Longest run of blanks that counts as one; limits the overlap of two slices.
 _MAX_BLANKS = 16
 _RUN = re.compile(f" {{2,{_MAX_BLANKS}}}")
 
@@ -58,6 +45,13 @@ _MAX_TERMS = 64
 _MIN_SCORE_SHARE = 0.25  # of the best score; passages below it contain only frequent words of the question
 _K1, _B = 1.2, 0.75  # the usual parameters of BM25
 _MAX_COUNT = 255  # of a term in a passage; higher counts hardly change a score
+
+
+class SearchRequest(NamedTuple):
+    """Search in a stored text for a phrase or question; `name` is `find` or `question`."""
+
+    name: str
+    text: str
 
 
 class Span(NamedTuple):
@@ -103,7 +97,7 @@ class Phrase:
 
     def __init__(self, phrase: str, start: int) -> None:
         self._phrase = " ".join(folded(phrase).split())
-        # The longest match less one character: a match may begin in one window or slice and end in the next.
+        # The longest match less one character: a match may begin in one slice and end in the next.
         self._overlap = len(self._phrase) - 1 + (_MAX_BLANKS - 1) * self._phrase.count(" ")
         self._start = start
         self._min_next = 0
@@ -111,20 +105,14 @@ class Phrase:
         self._found_after: list[int] = []
         self.before = self.after = 0
 
-    def scan(self, text: str, at: int, *, last: bool) -> Steps[int]:
-        """Search a window that begins at `at`; return how many of its characters the next window need not repeat.
-
-        An item of the stored text ends with its `last` window.
-        """
-        for begin in range(0, len(text), _SLICE_CHARS):
-            part = folded(text[begin : begin + _SLICE_CHARS + self._overlap])
-            # `_min_next` skips matches in the overlap that were found in the slice or window before.
-            for found in self._matches(part, max(0, self._min_next - at - begin)):
-                self._add(at + begin + found)
-            yield
-        if last:
-            self._min_next = 0  # a match in the next item counts again
-        return len(text) if last else len(text) - self._overlap
+    def scan(self, text: str, start: int, end: int) -> None:
+        """Search an item of a stored text, from `start` to `end`."""
+        self._min_next = start  # a match counts again if the one before is in another item
+        for begin in range(start, end, _SLICE_CHARS):  # slices bound the memory for the folded text
+            part = folded(text[begin : min(end, begin + _SLICE_CHARS + self._overlap)])
+            # `_min_next` skips matches in the overlap that were found in the slice before.
+            for found in self._matches(part, max(0, self._min_next - begin)):
+                self._add(begin + found)
 
     def _matches(self, text: str, start: int) -> Iterator[int]:
         ends, removed = list[int](), [0]
@@ -147,9 +135,8 @@ class Phrase:
         if len(found) <= MAX_SHOWN:
             found.append(at)
 
-    def spans(self) -> Steps[list[Span]]:
+    def spans(self) -> list[Span]:
         """Return the first passages, one more than can be shown, in the order of the text."""
-        yield
         found = self._found_after or self._found_before
         nexts = [*found[1:], math.inf]
         return [
@@ -171,15 +158,12 @@ class Question:
         self._passages_with = [0] * len(unique)
         self._passages = self._total_chars = 0
 
-    def scan(self, text: str, at: int, *, last: bool) -> Steps[int]:
+    def scan(self, text: str, start: int, end: int) -> None:
         """See `Phrase`."""
-        begin = 0
-        while begin < len(text) if last else len(text) - begin > _PASSAGE_CHARS:
-            size = boundary(text[begin : begin + _PASSAGE_CHARS + 1], _PASSAGE_CHARS)
-            self._count(text[begin : begin + size], at + begin)
-            begin += size
-            yield
-        return begin
+        while start < end:
+            size = boundary(text[start : min(end, start + _PASSAGE_CHARS + 1)], _PASSAGE_CHARS)
+            self._count(text[start : start + size], start)
+            start += size
 
     def _count(self, passage: str, at: int) -> None:
         text = passage.lower()
@@ -196,7 +180,7 @@ class Question:
                 self._passages_with[place] += count > 0
             self._found.append((at, len(passage), bytes(min(count, _MAX_COUNT) for count in counts)))
 
-    def spans(self) -> Steps[list[Span]]:
+    def spans(self) -> list[Span]:
         """Return the passages, best first; those of equal score in the order of the text."""
         idf = list(map(self._idf, self._passages_with))
         best: list[tuple[float, int, int]] = []  # heap of score, minus position, length
@@ -206,7 +190,6 @@ class Question:
             heapq.heappush(best, (score, -at, chars))
             if len(best) > MAX_SHOWN:
                 heapq.heappop(best)
-            yield
         best.sort(reverse=True)
         return [Span(-at, chars) for score, at, chars in best if score >= _MIN_SCORE_SHARE * best[0][0]]
 
@@ -229,39 +212,3 @@ def terms(text: str) -> Iterator[str]:
             yield word
         else:
             yield from map("".join, pairwise(word))
-
-
-class SearchRequest(NamedTuple):
-    """Search in a stored text for a phrase or question; `name` is `find` or `question`."""
-
-    name: str
-    text: str
-
-
-def requested(definition: ToolDefinition, arguments: Arguments) -> tuple[str | None, int | None, SearchRequest | None]:
-    """Return a call's cursor, limit of the tokens to show, and search, or None.
-
-    Raises BadRequest, and ToolMisconfigured for a value that the definition sets.
-    """
-    cursor, tokens = requested_cursor(definition, arguments), requested_tokens(definition, arguments)
-    names = [name for name in _MAX_CHARS if name in arguments.by_model and takes_cursor(definition)]
-    given = {name: value for name in names if (value := arguments.values[name]) not in (None, "")}
-    if problems := list(_problems(given, cursor)):
-        raise correction_error(problems)
-    return cursor, tokens, next((SearchRequest(name, str(text)) for name, text in given.items()), None)
-
-
-def _problems(given: Mapping[str, object], cursor: str | None) -> Iterator[str]:
-    for name, text in given.items():
-        if cursor is None:
-            yield (
-                f"{name}: searches an earlier truncated result, and needs the {CURSOR} that it named; call without "
-                f"{name} first"
-            )
-            return
-        if not isinstance(text, str) or not text.strip() or len(text) > _MAX_CHARS[name]:
-            yield f"{name}: must be a text of 1 to {_MAX_CHARS[name]} characters"
-        elif name == QUESTION and not next(terms(text), None):
-            yield f"{name}: has no word to look for"
-    if len(given) > 1:
-        yield f"{FIND}: cannot be given together with {QUESTION}; give one of them"

@@ -5,36 +5,22 @@ Lengths and positions are in characters. A part begins where the one before ends
 
 from __future__ import annotations
 
-import hashlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from openapi_tool.concurrency import Steps
 from openapi_tool.protocol import frozen
-from openapi_tool.protocol.cards import StoredText, new_id
-from openapi_tool.protocol.jsontext import dumps
 from openapi_tool.protocol.records import StoredFields
+from openapi_tool.tools.frames import CAPTION_CHARS, CUT_CHARS, INTRO_CHARS, MARK_CHARS, Part
+from openapi_tool.tools.output import BLOCK_GAP, Item, texts
 from openapi_tool.tools.problems import short
-from openapi_tool.tools.result import (
-    BLOCK_GAP,
-    CAPTION_CHARS,
-    CUT_CHARS,
-    INTRO_CHARS,
-    MARK_CHARS,
-    Item,
-    Part,
-    estimate_tokens,
-    fitting_chars,
-    texts,
-)
+from openapi_tool.tools.tokens import estimate_tokens, fitting_chars
 
 NOTE_CHARS = 500
 """Reserved for the introduction of frames and the note about what is missing."""
 
 _BOUNDARIES = ("\n\n", "\n", ". ", " ")
 _MIN_FILL = 0.7  # fraction of the limit: do not cut at a boundary before that
-_PIECE_CHARS = 128 * 1024  # encoded in one step
 MIN_CHARS = 150
 """Minimum space for an item, enough for title and address; else it is left out."""
 FRAME_CHARS = MARK_CHARS + CAPTION_CHARS + CUT_CHARS
@@ -267,25 +253,6 @@ def opening_lines(text: str) -> str:
         return f"{first}\n"
     is_table = first.startswith("|") and "-" in second and _TABLE_RULE_CHARS.issuperset(second)
     return f"{first}\n{second}\n" if is_table else ""
-
-
-def stored_text(items: Sequence[Item], stored_items: Sequence[StoredItem]) -> Steps[StoredText]:
-    """Return the whole text of the items, and the position of each in it."""
-    content, digest, chars = bytearray(b'{"__type__":"TextContent","text":"'), hashlib.sha256(), 0
-    for piece in _pieces(items):
-        content += dumps(piece)[1:-1]
-        digest.update(piece.encode())
-        chars += len(piece)
-        yield
-    content += b'"}'
-    return StoredText(new_id(), content, chars, digest.hexdigest(), tuple(stored_items))
-
-
-def _pieces(items: Sequence[Item]) -> Iterator[str]:
-    for number, text in enumerate(texts(items)):
-        if number:
-            yield BLOCK_GAP
-        yield from (text[start : start + _PIECE_CHARS] for start in range(0, len(text), _PIECE_CHARS))
 
 
 def stored_items_of(stored: Sequence[StoredFields] | None, chars: int) -> list[StoredItem]:

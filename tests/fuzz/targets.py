@@ -54,9 +54,11 @@ from openapi_tool.telemetry.redact import Redactor, of_call
 from openapi_tool.tools.arguments import Arguments, CallOwner, OperatorEnvs, is_identity, prepare_arguments
 from openapi_tool.tools.catalogue import CATALOGUE
 from openapi_tool.tools.definition import ToolDefinition, parse_definition
+from openapi_tool.tools.frames import framed
+from openapi_tool.tools.output import ToolOutput
 from openapi_tool.tools.placeholders import PLACEHOLDERS, placeholder_values, render
 from openapi_tool.tools.policy import Deadline
-from openapi_tool.tools.result import RenderedResult, ToolOutput, failure, framed, success
+from openapi_tool.tools.result import RenderedResult, failure, success
 from openapi_tool.tools.schema import fits
 from openapi_tool.tools.scopes import SessionScope
 from openapi_tool.tools.truncation import ResultLimit, truncate, uncut_parts

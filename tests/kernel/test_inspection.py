@@ -36,8 +36,9 @@ from openapi_tool.options import PoolOptions, PostgresOptions
 from openapi_tool.protocol.cards import Card, new_id, result_card
 from openapi_tool.protocol.errors import NeedsOperator, RateLimited, Unavailable
 from openapi_tool.protocol.records import Attempt
+from openapi_tool.tools.output import Item, ToolOutput, Usage
 from openapi_tool.tools.placeholders import Secret
-from openapi_tool.tools.result import Item, RenderedResult, ResultFields, ToolOutput, Usage, failure, success
+from openapi_tool.tools.result import RenderedResult, ResultFields, failure, success
 from tests.conftest import AGENT, PROJECT, TEMPLATE, StartExecutor, search_tool
 from tests.kernel.test_store import command_of, result_of
 from tests.requirements import requirement

@@ -40,9 +40,10 @@ from openapi_tool.protocol.identity import identify, new_root
 from openapi_tool.protocol.records import Artifact, CallRecords
 from openapi_tool.protocol.v1r3 import V1r3
 from openapi_tool.settings import Settings, SettingsError
+from openapi_tool.tools.output import Item
 from openapi_tool.tools.placeholders import Secret
-from openapi_tool.tools.result import Item
-from openapi_tool.tools.truncation import StoredItem, stored_text
+from openapi_tool.tools.truncation import StoredItem
+from openapi_tool.tools.stored_text import stored_text
 from tests.conftest import AGENT, PROJECT, search_tool
 from tests.requirements import requirement
 from tests.support import V1R4, delivery, dsn_of

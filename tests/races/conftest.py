@@ -42,8 +42,8 @@ from openapi_tool.telemetry.calls import WireTracer
 from openapi_tool.tools import policy
 from openapi_tool.tools.arguments import Arguments, OperatorEnvs
 from openapi_tool.tools.definition import ToolDefinition
+from openapi_tool.tools.output import Item, ToolOutput, Usage
 from openapi_tool.tools.policy import Authorizer, Deadline
-from openapi_tool.tools.result import Item, ToolOutput, Usage
 from openapi_tool.tools.scopes import Cursors, SessionScope
 from tests.support import BODY, HEADERS, SUBJECT, V1R4, call_card, records, waiting_turn
 

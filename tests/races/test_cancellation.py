@@ -28,8 +28,8 @@ from openapi_tool.protocol.errors import BadRequest, Unavailable
 from openapi_tool.protocol.records import CallRecords, DefinitionRecord
 from openapi_tool.settings import Settings
 from openapi_tool.telemetry.calls import WireTracer, shut_down
+from openapi_tool.tools.output import Item, ToolOutput
 from openapi_tool.tools.policy import Authorizer, Policy, TimeLimits, longest_call_s
-from openapi_tool.tools.result import Item, ToolOutput
 from tests.races.conftest import FakeContext, FakeTools, Run, Scene, Schedule, iterate_loop, run_virtually
 from tests.requirements import requirement
 

@@ -16,7 +16,7 @@ from openapi_tool.bus.intake import HandBackDelays
 from openapi_tool.bus.leases import _MAX_CONCURRENT, FetchMode, Heartbeats, Held, Lease, Leases, lease_key
 from openapi_tool.bus.wire import delivery_of
 from openapi_tool.protocol.command import Acknowledge, Delivery, Settlement
-from openapi_tool.tools.result import Usage
+from openapi_tool.tools.output import Usage
 from tests.races.conftest import FakeBus, FakeContext, FakeTools, Run, Scene, Schedule, iterate_loop
 from tests.requirements import requirement
 

@@ -18,20 +18,13 @@ from openapi_tool.concurrency import at_once
 from openapi_tool.jina.remarks import UPSTREAM_WARNINGS, WARNINGS
 from openapi_tool.protocol.errors import NotFound, ToolError, UpstreamRejected
 from openapi_tool.telemetry.redact import MASK
-from openapi_tool.tools.result import BLOCK_GAP, Item, Part, ToolOutput, framed, one_line
-from openapi_tool.tools.result import texts as texts_of
+from openapi_tool.tools.frames import Part, framed
+from openapi_tool.tools.output import BLOCK_GAP, Item, ToolOutput
+from openapi_tool.tools.output import texts as texts_of
+from openapi_tool.tools.problems import one_line
 from openapi_tool.tools.scopes import Cursors, Position
-from openapi_tool.tools.truncation import (
-    ResultLimit,
-    boundary,
-    later_part,
-    max_min_shares,
-    opening_lines,
-    stored_items_of,
-    stored_text,
-    truncate,
-    uncut_parts,
-)
+from openapi_tool.tools.truncation import ResultLimit, boundary, later_part, max_min_shares, opening_lines, stored_items_of, truncate, uncut_parts
+from openapi_tool.tools.stored_text import stored_text
 from scripts.answers import (
     PAGE_TEXT,
     READER_EXTRA,
@@ -315,7 +308,7 @@ def test_case_15_a_link_with_words_of_ours_stays_a_link() -> None:
 @requirement("content.untrusted")
 def test_case_15_a_mark_is_new_in_each_result_and_in_no_text(monkeypatch: pytest.MonkeyPatch) -> None:
     marks = iter([7, 7, 8])  # the second mark for "[000007 end]" is longer
-    monkeypatch.setattr("openapi_tool.tools.result.secrets.randbelow", lambda _: next(marks))
+    monkeypatch.setattr("openapi_tool.tools.frames.secrets.randbelow", lambda _: next(marks))
     assert "[000007] a\n[000007 end]" in framed([Part("a")])
     assert "[000000008] [000007 end]\n[000000008 end]" in framed([Part("[000007 end]")])
 

@@ -31,9 +31,10 @@ from openapi_tool.protocol.command import Delivery, TurnCondition
 from openapi_tool.protocol.errors import ToolMisconfigured, TurnBusy, Unavailable
 from openapi_tool.protocol.records import Artifact, Attempt, WaitingTurnRecord
 from openapi_tool.tools.arguments import CallOwner
+from openapi_tool.tools.output import Item, ToolOutput, Usage
 from openapi_tool.tools.policy import Authorizer, Deadline, Policy, TimeLimits
-from openapi_tool.tools.result import Item, ResultFields, ToolOutput, Usage
-from openapi_tool.tools.truncation import stored_text
+from openapi_tool.tools.result import ResultFields
+from openapi_tool.tools.stored_text import stored_text
 from tests.races.conftest import FakeResultStore, run_virtually, runner
 from tests.requirements import requirement
 from tests.support import call_card, definition, delivery, framed_items, identity, waiting_turn

@@ -36,7 +36,7 @@ from openapi_tool.testing import (
     recordings,
 )
 from openapi_tool.tools.arguments import Arguments
-from openapi_tool.tools.result import ToolOutput
+from openapi_tool.tools.output import ToolOutput
 from scripts.answers import is_search, successes
 from tests.requirements import requirement
 from tests.support import assert_for_a_model, definition, each, fetched, framed_items, page_output, retry, search_output

@@ -29,9 +29,11 @@ from openapi_tool.protocol.errors import NotFound, ResponseTooLarge, ToolError, 
 from openapi_tool.protocol.jsontext import loads
 from openapi_tool.protocol.records import Artifact
 from openapi_tool.tools import text_search
-from openapi_tool.tools.result import Item, RenderedResult, ToolOutput, estimate_tokens
+from openapi_tool.tools.output import Item, ToolOutput
+from openapi_tool.tools.result import RenderedResult
 from openapi_tool.tools.scopes import Cursors
 from openapi_tool.tools.text_search import MAX_SHOWN, Phrase, Question, Search, SearchRequest, folded, terms
+from openapi_tool.tools.tokens import estimate_tokens
 from openapi_tool.tools.truncation import opening_of
 from tests.answering import OWNER, PAGES, SEARCHES, SIZE, ToolsOverTransport, serving, watched
 from tests.races.conftest import runner

@@ -28,8 +28,8 @@ from openapi_tool.protocol.errors import ToolError, ToolTimeout, UpstreamUnavail
 from openapi_tool.protocol.records import DefinitionRecord
 from openapi_tool.tools.arguments import Arguments
 from openapi_tool.tools.definition import ToolDefinition, parse_definition
+from openapi_tool.tools.output import Item, Meter, ToolOutput, Usage
 from openapi_tool.tools.policy import Deadline
-from openapi_tool.tools.result import Item, Meter, ToolOutput, Usage
 from openapi_tool.tools.scopes import SessionScope
 from tests.answering import MAX_BYTES, ToolsOverTransport, serving
 from tests.requirements import requirement

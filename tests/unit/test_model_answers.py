@@ -30,9 +30,12 @@ from openapi_tool.tools.arguments import Arguments, OperatorEnvs, prepare_argume
 from openapi_tool.tools.catalogue import CATALOGUE
 from openapi_tool.tools.definition import ToolDefinition
 from openapi_tool.tools.exports import all_built_in, openai_functions
-from openapi_tool.tools.result import Item, Part, RenderedResult, ToolOutput, Usage, estimate_tokens, framed, success
+from openapi_tool.tools.frames import Part, framed
+from openapi_tool.tools.output import Item, ToolOutput, Usage
+from openapi_tool.tools.result import RenderedResult, success
 from openapi_tool.tools.schema import schema_problems
 from openapi_tool.tools.scopes import SessionScope
+from openapi_tool.tools.tokens import estimate_tokens
 from openapi_tool.tools.truncation import ResultLimit, truncate
 from scripts import answers
 from scripts.answers import successes

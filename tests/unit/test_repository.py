@@ -424,11 +424,11 @@ TABLE: dict[str, Bound] = {
     "tools/text_search.py _RUN": Bound(65_536, "a repeat of 16 at most of one sign"),
     "tools/text_search.py _WORD": Bound(600, "two classes that share nothing; its repeats give nothing back"),
     "tools/text_search.py _IS_UNSPACED": Bound(600, ONE_CLASS),
-    "tools/result.py _WORD": Bound(10_000_000, "its repeat gives nothing back"),
-    "tools/result.py _DIGITS": Bound(10_000_000, "a repeat of 3 at most"),
-    "tools/result.py _SIGN": Bound(10_000_000, ONCE),
-    "tools/result.py _LINE_END": Bound(10_000_000, "its repeat gives nothing back"),
-    "tools/result.py _NOT_ASCII": Bound(10_000_000, ONCE),
+    "tools/tokens.py _WORD": Bound(10_000_000, "its repeat gives nothing back"),
+    "tools/tokens.py _DIGITS": Bound(10_000_000, "a repeat of 3 at most"),
+    "tools/tokens.py _SIGN": Bound(10_000_000, ONCE),
+    "tools/tokens.py _LINE_END": Bound(10_000_000, "its repeat gives nothing back"),
+    "tools/tokens.py _NOT_ASCII": Bound(10_000_000, ONCE),
     "tools/truncation.py _FENCE": Bound(10_000_000, "its repeats give nothing back and end with their line"),
     "tools/problems.py _READ_AS_TEXT": Bound(40, ONCE),
     "tools/problems.py _NOT_DECIMAL": Bound(40, ONCE),
@@ -605,7 +605,7 @@ from openapi_tool.telemetry import metrics
 from openapi_tool.testing import InProcessExecutor
 from openapi_tool.tools.exports import all_built_in, registration, system_role
 from openapi_tool.tools.policy import Deadline
-from openapi_tool.tools.result import Item, ToolOutput
+from openapi_tool.tools.output import Item, ToolOutput
 
 def render(envelope, _parameters, _context):
     yield

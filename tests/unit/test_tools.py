@@ -19,17 +19,11 @@ from openapi_tool.protocol.records import DefinitionRecord
 from openapi_tool.tools.arguments import Arguments, OperatorEnvs, prepare_arguments
 from openapi_tool.tools.catalogue import CATALOGUE, OPERATIONS, READER, BuiltInTool, DuplicateTool, Operation, catalogue
 from openapi_tool.tools.definition import parse_definition, suspend_timeout
+from openapi_tool.tools.output import Item, ToolOutput, Usage
 from openapi_tool.tools.placeholders import PLACEHOLDERS, MissingVariable, Secret, Secrets, render
 from openapi_tool.tools.policy import ALL, Switch, Switches, SwitchRecordInvalid
 from openapi_tool.tools.problems import counted, fold
-from openapi_tool.tools.result import (
-    Item,
-    RenderedResult,
-    ToolOutput,
-    Usage,
-    failure,
-    success,
-)
+from openapi_tool.tools.result import RenderedResult, failure, success
 from openapi_tool.tools.schema import schema_problems
 from openapi_tool.tools.scopes import SessionScope
 from tests.requirements import requirement

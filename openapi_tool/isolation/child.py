@@ -1,0 +1,49 @@
+"""Reading, running and answering of one task in the child of a worker. Imports pure code only."""
+
+from __future__ import annotations
+
+import resource
+import socket
+from collections.abc import Callable, Mapping
+
+from openapi_tool.isolation.frames import ANSWER, DEFECT, DONE, TASK
+from openapi_tool.protocol.payload import Payload, pack, unpack
+
+Function = Callable[[Payload], bytes]
+"""Returns a packed result."""
+
+
+def answer(stream: socket.socket, functions: Mapping[str, Function]) -> None:
+    """Read one task from a socket, run it and send the answer. Raises whatever goes wrong; the caller then ends."""
+    task_id, cpu_s, name_bytes, length = TASK.unpack(_read(stream, TASK.size))
+    resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s))  # SIGKILL at the hard limit, which nothing can handle
+    name = _read(stream, name_bytes).decode()
+    argument = unpack(_read(stream, length))
+    status = DONE
+    try:
+        result = functions[name](argument)
+    except MemoryError:
+        raise  # as if the kernel had killed it
+    except Exception as defect:  # noqa: BLE001 - reported by its place, without a value of the task
+        status, result = DEFECT, pack({"defect": _place(defect)})
+    stream.sendall(ANSWER.pack(task_id, status, len(result)))
+    stream.sendall(result)
+
+
+def _read(stream: socket.socket, size: int) -> bytearray:
+    data, view = bytearray(size), 0
+    while view < size:
+        received = stream.recv_into(memoryview(data)[view:])
+        if not received:
+            raise EOFError
+        view += received
+    return data
+
+
+def _place(defect: Exception) -> str:
+    """Return type and place of a defect: its message may contain what the task was given."""
+    last = defect.__traceback__
+    while last is not None and last.tb_next is not None:
+        last = last.tb_next
+    where = f" at {last.tb_frame.f_code.co_filename}:{last.tb_lineno}" if last is not None else ""
+    return f"{type(defect).__name__}{where}"

@@ -1,0 +1,36 @@
+"""Advice for the model on how to lower a high cost."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from openapi_tool.jina.parameters import MIN_MAX_TOKENS
+from openapi_tool.jina.remarks import Offers
+from openapi_tool.tools.catalogue import SEARCH
+
+_DEFAULT_COUNT = 10  # results of a search
+
+
+def cheaper_page(parameters: Mapping[str, Any], _tokens: int, items: int, offers: Offers) -> list[str]:
+    """Return what would lower the cost of a call (`Endpoint.cheaper`)."""
+    ways = ["fewer pages"] if items > 1 else []
+    if offers("max_tokens") and parameters.get("maxTokens", math.inf) > MIN_MAX_TOKENS:
+        ways.append("a lower max_tokens")
+    return ways
+
+
+def cheaper_search(parameters: Mapping[str, Any], tokens: int, items: int, offers: Offers) -> list[str]:
+    """Return what would lower the cost of a call (`Endpoint.cheaper`)."""
+    count = parameters.get("num", _DEFAULT_COUNT)
+    base = items * SEARCH.min_tokens * math.ceil(count / _DEFAULT_COUNT)
+    # A search costs `base`, or the tokens of its pages if more (jina-api 5).
+    has_pages = parameters.get("respondWith") != "no-content" and tokens > base
+    ways = ["fewer searches"] if items > 1 else []
+    if offers("count"):
+        if count > _DEFAULT_COUNT:
+            ways.append(f"a count of at most {_DEFAULT_COUNT}")
+        elif has_pages:
+            ways.append("a lower count")
+    return ways + cheaper_page(parameters, tokens, 1, offers) if has_pages else ways

@@ -1,0 +1,266 @@
+"""An upstream response, from the bytes of its body to the output of the tool. Imports pure code only.
+
+`read_response` is all that touches a body. Its cost depends on what a page's author wrote, so `response_reader.py`
+runs it in a worker process, except for bodies that are known to be cheap.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import Any, cast
+
+import orjson
+
+from openapi_tool.jina.content import RenderContext, page_output, search_output, usage_of
+from openapi_tool.jina.failures import ONCE, Failures, upstream_failure, worded
+from openapi_tool.protocol import errors
+from openapi_tool.protocol.errors import ToolError, UpstreamUnavailable
+from openapi_tool.protocol.jsontext import JsonObject, as_object, loads, storable_text
+from openapi_tool.protocol.payload import Payload, pack, pack_texts
+from openapi_tool.telemetry import redact
+from openapi_tool.telemetry.redact import Redactor, of_call
+from openapi_tool.tools.output import Item, ToolOutput, Usage
+
+Render = Callable[[Mapping[str, Any], Mapping[str, Any], RenderContext], ToolOutput]
+Outcome = ToolOutput | ToolError
+"""Of a request that succeeded: what a model gets, or an error because there is nothing to show."""
+
+_BAD_GATEWAY, _STATUSES = 502, range(100, 600)
+
+
+@dataclass(frozen=True, slots=True)
+class Responses:
+    """How the responses of one operation are read: `failures` are its own, `render` is for successes."""
+
+    render: Render
+    failures: Failures = field(default=Failures())
+
+
+SEARCH_RESPONSES = Responses(
+    search_output,
+    Failures(
+        worded({524: "The service took too long; ask for less (fewer results, no page content)."}),
+        nothing_found="No search results available",
+    ),
+)
+READER_RESPONSES = Responses(
+    page_output,
+    Failures(
+        worded(
+            {
+                408: "The page did not answer in time; try again later or use another source.",
+                422: "The page could not be read; check the address or use another source.",
+                431: "The address is too long; use a shorter one.",
+            }
+        ),
+    ),
+)
+RESPONSES: Mapping[str, Responses] = {"search": SEARCH_RESPONSES, "reader": READER_RESPONSES}
+"""By the name of an operation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What the reading of a response depends on and is known before it arrives.
+
+    `parameters` are those of the request, `names` maps them to the model's names. `offered` are the arguments that a
+    remedy may name.
+    """
+
+    operation: str
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    names: Mapping[str, str] = field(default_factory=dict)
+    offered: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """What a response brings beside its body, and the secrets that were sent with its call, which are masked."""
+
+    http_status: int
+    retry_after: str | None = None
+    secrets: frozenset[str] = frozenset()
+
+
+def read_response(body: bytes | bytearray | memoryview, expected: Expected, received: Received) -> Outcome:
+    """Return the outcome of a successful request. Raises ToolError if the upstream failed."""
+    redactor, responses = of_call(received.secrets), RESPONSES[expected.operation]
+    envelope = _envelope(_parsed(body), expected, received, redactor)
+    context = RenderContext(redactor, expected.offered.__contains__, expected.names)
+    try:
+        output = responses.render(envelope, expected.parameters, context)
+    except ToolError as error:
+        error.tokens = usage_of(envelope).tokens  # the upstream charges for the page
+        return error
+    del envelope  # up to four times the bytes of the body
+    return _storable(_masked(output, redactor))
+
+
+def unread_failure(expected: Expected, received: Received) -> ToolError | None:
+    """Return the error of a response whose body cannot be read, None for a success."""
+    if received.http_status == HTTPStatus.OK:
+        return None
+    failures = RESPONSES[expected.operation].failures
+    return upstream_failure(received.http_status, None, received.retry_after, failures=failures)
+
+
+def _envelope(value: object, expected: Expected, received: Received, redactor: Redactor) -> dict[str, Any]:
+    """Return the success envelope, `{code, status, data, meta}`. Raises ToolError.
+
+    The body may hold another `code` than 200 with the HTTP status 200.
+    """
+    status, failures = received.http_status, RESPONSES[expected.operation].failures
+    if status == HTTPStatus.OK:
+        if not isinstance(value, dict):
+            raise UpstreamUnavailable(
+                "The service's response was not the JSON that was asked for; try again.", max_retries=ONCE
+            )
+        code = value.get("code", status)
+        if not isinstance(code, int) or code == status:
+            return value
+        status = code if code in _STATUSES else _BAD_GATEWAY  # the body may hold any number
+    elif failures.nothing_found and status == HTTPStatus.UNPROCESSABLE_ENTITY:
+        message = as_object(value).get("message")
+        if isinstance(message, str) and message.startswith(failures.nothing_found):
+            return {"code": HTTPStatus.OK, "data": []}
+    raise upstream_failure(status, value, received.retry_after, redactor, expected.names, failures)
+
+
+def _masked(output: ToolOutput, redactor: Redactor) -> ToolOutput:
+    """Mask secrets before the output is truncated: the redactor does not recognize half a key.
+
+    All texts are searched as one first, because nearly all contain no secret.
+    """
+    items = output.items
+    if redactor.finds_in(output.content):
+        items = tuple(one._replace(head=redactor.text(one.head), body=redactor.text(one.body)) for one in items)
+    return ToolOutput(items, redactor.value(output.state), output.usage)
+
+
+def _storable(output: ToolOutput) -> ToolOutput:
+    """Return the output with texts that jsonb accepts."""
+    return ToolOutput(tuple(Item(*map(storable_text, item)) for item in output.items), output.state, output.usage)
+
+
+_HIGH, _LOW = rb"\\u[dD][89abAB][0-9a-fA-F]{2}", rb"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+_ESCAPES = re.compile(rb"\\\\|(?P<pair>%b%b)|%b|%b" % (_HIGH, _LOW, _HIGH, _LOW))
+"""An escaped backslash, a pair of surrogates, or one without the other."""
+
+
+def _parsed(body: bytes | bytearray | memoryview) -> object:
+    """Return the value, None if it is not JSON or nested too deeply.
+
+    Senders cut strings within a pair of surrogates; the half becomes a replacement character.
+    """
+    try:
+        return orjson.loads(body)
+    except orjson.JSONDecodeError:
+        pass
+    try:
+        return loads(_ESCAPES.sub(_repaired, bytes(body)))
+    except ValueError:
+        return None
+
+
+def _repaired(escape: re.Match[bytes]) -> bytes:
+    return escape[0] if escape["pair"] or escape[0] == rb"\\" else rb"\ufffd"
+
+
+# The same in a worker process.
+
+READ_RESPONSE = "read_response"
+_ERRORS = {kind.code: kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, ToolError)}
+
+
+def response_task(body: bytes | bytearray, expected: Expected, received: Received) -> bytes:
+    """Return the argument of the task READ_RESPONSE."""
+    value = {
+        "expected": {
+            "operation": expected.operation,
+            "parameters": expected.parameters,
+            "names": expected.names,
+            "offered": sorted(expected.offered),
+        },
+        "received": {
+            "http_status": received.http_status,
+            "retry_after": received.retry_after,
+            "secrets": sorted(received.secrets),
+        },
+    }
+    return pack(value, [body])
+
+
+def run_response_task(task: Payload) -> bytes:
+    """Run READ_RESPONSE: pack what `read_response` returns or raises."""
+    given, brought = cast("Any", task.value["expected"]), cast("Any", task.value["received"])
+    expected = Expected(given["operation"], given["parameters"], given["names"], frozenset(given["offered"]))
+    received = Received(brought["http_status"], brought["retry_after"], frozenset(brought["secrets"]))
+    masked = 0
+
+    def count(_where: str, number: int) -> None:
+        nonlocal masked
+        masked += number
+
+    redact.on_masked = count
+    kind = "returned"
+    try:
+        outcome = read_response(task.blobs[0], expected, received)
+    except ToolError as error:
+        kind, outcome = "raised", error
+    if isinstance(outcome, ToolOutput):
+        return pack_output(outcome, masked=masked)
+    return pack({kind: _as_json(outcome), "masked": masked})
+
+
+def response_outcome(answer: Payload) -> Outcome:
+    """Return the outcome in an answer of READ_RESPONSE, or raise its ToolError. Raises ValueError if it has none."""
+    masked = answer.value.get("masked")
+    redact.on_masked("answer", masked if isinstance(masked, int) else 0)
+    if "raised" in answer.value:
+        raise _error_of(as_object(answer.value["raised"]))
+    if "returned" in answer.value:
+        return _error_of(as_object(answer.value["returned"]))
+    return unpack_output(answer)
+
+
+def pack_output(output: ToolOutput, **more: object) -> bytes:
+    """Return the bytes that `unpack_output` reads: items, state and usage."""
+    texts = [text for item in output.items for text in item]
+    usage = output.usage
+    return pack_texts({"state": output.state, "usage": [usage.tokens, usage.requests], **more}, texts)
+
+
+def unpack_output(packed: Payload) -> ToolOutput:
+    """Return a packed output. Raises ValueError."""
+    texts, width = packed.texts(), len(Item._fields)
+    items = tuple(Item(*texts[at : at + width]) for at in range(0, len(texts), width))
+    match packed.value.get("usage"):
+        case [int(tokens), int(requests)]:
+            return ToolOutput(items, as_object(packed.value.get("state")), Usage(tokens, requests))
+    raise ValueError("the packed output has no usage")
+
+
+def _as_json(error: ToolError) -> dict[str, object]:
+    return {
+        "code": error.code,
+        "message": error.message,
+        "detail": error.detail,
+        "retryable": error.retryable,
+        "retry_after": error.retry_after,
+        "max_retries": error.max_retries,
+        "http_status": error.http_status,
+        "upstream_status": error.upstream_status,
+        "tokens": error.tokens,
+    }
+
+
+def _error_of(described: JsonObject) -> ToolError:
+    given: dict[str, Any] = dict(described)
+    code, message, tokens = given.pop("code"), given.pop("message"), given.pop("tokens")
+    upstream_status = given.pop("upstream_status")
+    error = _ERRORS[code](message, **given)
+    error.tokens, error.upstream_status = tokens, upstream_status
+    return error

@@ -1,0 +1,73 @@
+"""A JSON object with long texts or bytes beside it, as bytes.
+
+JSON alone would escape and unescape megabytes of text, which takes ten times as long as copying them. Never pickle:
+unpickling runs code, and what is unpacked may come from a worker process that an attacker controls.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import orjson
+
+from openapi_tool.protocol.jsontext import JsonObject, loads
+
+_LENGTH = struct.Struct("!I")
+
+
+class Payload(NamedTuple):
+    """A JSON object and what stands beside it."""
+
+    value: JsonObject
+    blobs: Sequence[memoryview] = ()
+
+    def texts(self) -> list[str]:
+        """Return the blobs as texts. Raises ValueError if one is not UTF-8."""
+        return [str(blob, "utf-8") for blob in self.blobs]
+
+
+def pack(value: Mapping[str, object], blobs: Sequence[bytes | bytearray] = ()) -> bytes:
+    """Return the bytes that `unpack` reads: length of the JSON, JSON with the lengths of the blobs, blobs.
+
+    The value may hold numbers beyond 64 bits and lone surrogates, which orjson refuses. Raises ValueError.
+    """
+    head = _json({"value": value, "lengths": [len(blob) for blob in blobs]})
+    return b"".join([_LENGTH.pack(len(head)), head, *blobs])
+
+
+def pack_texts(value: Mapping[str, object], texts: Sequence[str]) -> bytes:
+    """As `pack`, with texts, which must have no lone surrogates."""
+    return pack(value, [text.encode() for text in texts])
+
+
+def unpack(packed: bytes | bytearray) -> Payload:
+    """Return what `pack` was given; the blobs are views of `packed`. Raises ValueError."""
+    view = memoryview(packed)
+    if len(view) < _LENGTH.size:
+        raise ValueError("the payload is too short")
+    (length,) = _LENGTH.unpack_from(view)
+    at = _LENGTH.size + length
+    head = loads(bytes(view[_LENGTH.size : at]))
+    value = head.get("value") if isinstance(head, dict) else None
+    lengths = head.get("lengths") if isinstance(head, dict) else None
+    if not isinstance(value, dict) or not isinstance(lengths, list):
+        raise ValueError("the payload's head is no JSON object")  # noqa: TRY004 - of one kind with text that is no JSON
+    blobs: list[memoryview] = []
+    for size in lengths:
+        if not isinstance(size, int) or not 0 <= size <= len(view) - at:
+            raise ValueError("a length of the payload is wrong")
+        blobs.append(view[at : at + size])
+        at += size
+    if at != len(view):
+        raise ValueError("the payload is longer than its lengths say")
+    return Payload(value, blobs)
+
+
+def _json(value: object) -> bytes:
+    try:
+        return orjson.dumps(value)
+    except orjson.JSONEncodeError:
+        return json.dumps(value, allow_nan=False).encode()

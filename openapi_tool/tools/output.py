@@ -1,0 +1,118 @@
+"""Output of a tool: text for the model in items, state for a UI, and its upstream cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import field
+from itertools import chain
+from typing import NamedTuple
+
+from openapi_tool.protocol import frozen
+from openapi_tool.protocol.errors import ToolError
+from openapi_tool.protocol.jsontext import UsageObject
+
+BLOCK_GAP = "\n\n"
+
+
+@frozen
+class Usage:
+    """Upstream cost of a call."""
+
+    tokens: int = 0
+    requests: int = 0
+
+    def __add__(self, other: Usage) -> Usage:
+        return Usage(self.tokens + other.tokens, self.requests + other.requests)
+
+    def as_dict(self) -> UsageObject:
+        """Return the form of a result card."""
+        return {"tokens": self.tokens, "requests": self.requests}
+
+
+NO_USAGE = Usage()
+
+
+class Meter:
+    """Counter of usage, so that each request is reported in exactly one result."""
+
+    def __init__(self) -> None:
+        self.usage = NO_USAGE
+
+    def add(self, usage: Usage) -> None:
+        """Count more."""
+        self.usage += usage
+
+    def take(self) -> Usage:
+        """Return the count and reset it."""
+        taken, self.usage = self.usage, NO_USAGE
+        return taken
+
+
+class Item(NamedTuple):
+    """One result or page of an output, or a remark of this service.
+
+    `head` (title, address, snippet) and `body` are web content, `caption` and `after` this service's texts before and
+    after it. `label`, such as `3 of 4`, names the item of a batch in later parts.
+    """
+
+    head: str = ""
+    body: str = ""
+    caption: str = ""
+    after: str = ""
+    label: str = ""
+
+    @property
+    def chars(self) -> int:
+        """Length of the web content."""
+        return len(self.head) + len(self._gap) + len(self.body)
+
+    @property
+    def text(self) -> str:
+        """The web content."""
+        return f"{self.head}{self._gap}{self.body}"
+
+    def part(self, end: int) -> str:
+        """Return the first `end` characters of the web content, without building the rest."""
+        start = f"{self.head}{self._gap}"
+        return start[:end] if end <= len(start) else start + self.body[: end - len(start)]
+
+    @property
+    def _gap(self) -> str:
+        return BLOCK_GAP if self.head and self.body else ""
+
+
+@frozen
+class ToolOutput:
+    """Output of a tool: text for the model in items, `state` for a UI.
+
+    `may_store` allows storing the whole text if it is truncated. If `cached`, no request was sent: `usage` is zero.
+    `cost_advice` is text for the model on lowering a high cost, else empty.
+    """
+
+    items: tuple[Item, ...]
+    state: Mapping[str, object] = field(default_factory=dict)
+    usage: Usage = NO_USAGE
+    cached: bool = False
+    may_store: bool = True
+    cost_advice: str = ""
+
+    @property
+    def content(self) -> str:
+        """The whole text as it is stored, without frames."""
+        return BLOCK_GAP.join(texts(self.items))
+
+
+def items_chars(items: Iterable[Item]) -> int:
+    """Return the approximate number of characters of all items."""
+    return sum(map(len, chain.from_iterable(items)))
+
+
+def texts(items: Iterable[Item]) -> Iterator[str]:
+    """Return the non-empty texts of items, in order."""
+    for item in items:
+        yield from filter(None, (item.caption, item.head, item.body, item.after))
+
+
+def cost(outcome: ToolOutput | ToolError) -> Usage:
+    """Return the upstream cost of a success or failure."""
+    return outcome.usage if isinstance(outcome, ToolOutput) else Usage(outcome.tokens, outcome.requests)

@@ -1,0 +1,32 @@
+"""Whole text of a truncated result, as it is stored."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+
+from openapi_tool.protocol.cards import StoredText, new_id
+from openapi_tool.protocol.jsontext import dumps
+from openapi_tool.tools.output import BLOCK_GAP, Item, texts
+from openapi_tool.tools.truncation import StoredItem
+
+_PIECE_CHARS = 128 * 1024
+"""Encoded at once, so that a thread that stores a text holds the interpreter's lock for a fraction of a millisecond."""
+
+
+def stored_text(items: Sequence[Item], stored_items: Sequence[StoredItem]) -> StoredText:
+    """Return the whole text of the items, and the position of each in it."""
+    content, digest, chars = bytearray(b'{"__type__":"TextContent","text":"'), hashlib.sha256(), 0
+    for piece in _pieces(items):
+        content += dumps(piece)[1:-1]
+        digest.update(piece.encode())
+        chars += len(piece)
+    content += b'"}'
+    return StoredText(new_id(), content, chars, digest.hexdigest(), tuple(stored_items))
+
+
+def _pieces(items: Sequence[Item]) -> Iterator[str]:
+    for number, text in enumerate(texts(items)):
+        if number:
+            yield BLOCK_GAP
+        yield from (text[start : start + _PIECE_CHARS] for start in range(0, len(text), _PIECE_CHARS))

@@ -1,0 +1,32 @@
+"""Functions that worker processes run, by name (`isolation/`). Imports pure code only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from openapi_tool.isolation.child import Function
+from openapi_tool.jina.response import READ_RESPONSE, run_response_task
+from openapi_tool.protocol.errors import ToolMisconfigured
+from openapi_tool.protocol.payload import Payload, pack
+from openapi_tool.tools.argument_check import ArgumentCheck, check_arguments
+from openapi_tool.tools.definition_check import check_definition
+from openapi_tool.tools.stored_search import SEARCH_TEXT, run_search_task
+
+
+def _check_arguments(task: Payload) -> bytes:
+    try:
+        return pack(check_arguments(ArgumentCheck.of_json(task.value)).as_json())
+    except ToolMisconfigured as unusable:
+        return pack({"misconfigured": unusable.message})
+
+
+def _check_definition(task: Payload) -> bytes:
+    return pack(check_definition(task.value["parameters"], task.value["options"]).as_json())
+
+
+TASKS: Mapping[str, Function] = {
+    "check_arguments": _check_arguments,
+    "check_definition": _check_definition,
+    READ_RESPONSE: run_response_task,
+    SEARCH_TEXT: run_search_task,
+}
