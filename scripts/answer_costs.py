@@ -17,9 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from openapi_tool.concurrency import at_once
 from openapi_tool.jina.byte_semaphore import memory_of
-from openapi_tool.jina.response_json import MAX_VALUES, count_values
 from openapi_tool.protocol.errors import ToolError
 from tests.answering import PAGES, SEARCHES, ToolsOverTransport, serving, watched
 
@@ -61,17 +59,10 @@ async def measure(name: str) -> dict[str, Any]:
         "lag_cpu_ms": round(lag.cpu_s * 1e3, 1),
         "cpu_ms": round((time.process_time() - began) * 1e3, 1),
         "memory_per_byte": round((_resident("VmHWM") - before) / len(body), 1),
-        "reserved_per_byte": round(_reserved(body) / len(body), 1),
+        "reserved_per_byte": round(memory_of(body) / len(body), 1),
         "stored_mb": round(len(stored) / 1e6, 1),
         "outcome": outcome,
     }
-
-
-def _reserved(body: bytes) -> int:
-    try:
-        return memory_of(body, at_once(count_values(bytearray(body))))
-    except ToolError:
-        return memory_of(body, MAX_VALUES)
 
 
 def main() -> int:

@@ -69,7 +69,7 @@ MONEY = (
         "tests/wire/test_continuation.py::test_a_result_that_the_database_refuses_is_billed_once",
     ),
     Mutation(
-        "jina/failures.py",
+        "jina/retries.py",
         "min(error.max_retries, options.max_retries)",
         "options.max_retries",
         "tests/wire/test_reliability.py::test_upstream_errors_are_retried_as_often_as_configured",
@@ -349,8 +349,8 @@ SECRETS = (
     ),
     Mutation(
         "telemetry/redact.py",
-        "yield from (match.span() for match in encoding.pattern.finditer(text, start, end))",
-        "yield from ()",
+        "[found.span() for pattern in patterns for found in pattern.finditer(text)]",
+        "[]",
         "tests/unit/test_telemetry.py::test_a_secret_is_masked_in_message_arguments_fields_and_traceback",
     ),
     Mutation(
@@ -367,8 +367,8 @@ SECRETS = (
     ),
     Mutation(
         "telemetry/redact.py",
-        "self._found(text[: chars + self._reach])",
-        "self._found(text[:chars])",
+        "self._spans(text[: chars + self._reach])",
+        "self._spans(text[:chars])",
         "tests/unit/test_content.py::test_cut_field_contains_no_half_of_a_secret",
     ),
     Mutation(

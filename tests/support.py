@@ -12,10 +12,10 @@ import subprocess
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import asyncpg
@@ -27,13 +27,13 @@ from nats.js.errors import NotFoundError
 from pydantic import SecretStr
 
 from openapi_tool.bus.dead_letters import STREAM as DEAD_LETTERS
-from openapi_tool.concurrency import at_once
+from openapi_tool.jina import content
 from openapi_tool.jina.byte_semaphore import ByteSemaphore
 from openapi_tool.jina.client import EgressTransport, JinaClient
-from openapi_tool.jina.content import RenderContext, page_steps, search_steps
-from openapi_tool.jina.endpoints import ENDPOINTS
-from openapi_tool.jina.failures import NO_SECRETS, ONCE, SOME, Failures
+from openapi_tool.jina.content import RenderContext
+from openapi_tool.jina.failures import NO_SECRETS, ONCE, SOME
 from openapi_tool.jina.request import UpstreamRequest
+from openapi_tool.jina.response import Expected, Outcome
 from openapi_tool.kernel.inspection import grant_statements, quoted_role
 from openapi_tool.local.caller import Caller
 from openapi_tool.local.recordings import error_classes
@@ -401,19 +401,24 @@ def objects_of(values: Mapping[str, Any] | None = None) -> dict[str, list[dict[s
 RETRIES = {"no": (False, 0), "once": (True, ONCE), "yes": (True, SOME), "later": (True, 0)}
 """`retryable` and `max_retries` by the words that tests of errors use; `later` is retryable, but not in this call."""
 
-_REQUEST = UpstreamRequest(
-    "POST", "r.jina.ai", "/", {"Accept": "application/json"}, b"{}", ENDPOINTS["reader"].failures
-)
 _REMEDY = re.compile(r"\b(try|use|call|ask|read|shorten|correct|wait|change|check|operator)\b")
 _TAG = re.compile(r"<[a-z!/]", re.IGNORECASE)
 _CLASS_NAME = re.compile(r"\b[A-Z]\w*Error\b|\bError:")
 
 
+_OFFERED = frozenset({"wait_for_selector", "target_selector", "max_tokens", "count", "no_cache"})
+
+
 async def fetched(
-    status: int, headers: Mapping[str, str], body: bytes, failures: Failures = _REQUEST.failures
-) -> dict[str, Any]:
-    """Return the body that the client gets for a response with these values. Raises ToolError."""
-    request = replace(_REQUEST, failures=failures)
+    status: int,
+    headers: Mapping[str, str],
+    body: bytes,
+    operation: str = "reader",
+    parameters: Mapping[str, Any] = MappingProxyType({}),
+) -> Outcome:
+    """Return what the client makes of a response with these values. Raises ToolError."""
+    expected = Expected(operation, parameters, offered=_OFFERED)
+    request = UpstreamRequest("POST", "r.jina.ai", "/", {"Accept": "application/json"}, b"{}", expected)
     sent = httpx.Headers(dict(headers), encoding="latin-1")
     transport = httpx.MockTransport(lambda _: httpx.Response(status, headers=sent, content=body))
     client = JinaClient(EgressTransport(transport), max_response_bytes=1_000_000)
@@ -434,14 +439,14 @@ _CONTEXT = RenderContext(NO_SECRETS, lambda _: True)
 def search_output(
     envelope: Mapping[str, Any], query: str, *, with_pages: bool = False, max_tokens: int | None = None
 ) -> ToolOutput:
-    """Render the response of a search, with or without page content, in one step."""
+    """Render the response of a search, with or without page content."""
     parameters = {"q": query, "maxTokens": max_tokens, "respondWith": "content" if with_pages else "no-content"}
-    return at_once(search_steps(envelope, parameters, _CONTEXT))
+    return content.search_output(envelope, parameters, _CONTEXT)
 
 
 def page_output(envelope: Mapping[str, Any], max_tokens: int | None = None) -> ToolOutput:
-    """Render the response of a reader in one step."""
-    return at_once(page_steps(envelope, {"maxTokens": max_tokens}, _CONTEXT))
+    """Render the response of a reader."""
+    return content.page_output(envelope, {"maxTokens": max_tokens}, _CONTEXT)
 
 
 def assert_for_a_model(error: ToolError) -> None:

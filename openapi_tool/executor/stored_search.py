@@ -69,7 +69,7 @@ class StoredSearch:
             part = await load_part(self._artifacts, owner, card_id, chars, _WINDOW_CHARS)
             text += part.text.encode()
             chars += len(part.text)
-            if chars >= part.chars or len(part.text) < _WINDOW_CHARS:
+            if chars >= part.chars:
                 return part, text
 
     async def _search(

@@ -11,5 +11,8 @@ import struct
 TASK = struct.Struct("!QHHI")
 ANSWER = struct.Struct("!QHI")
 
+ENDED = b"e"
+"""Sent on a worker's control socket after each child's end, so that the death of a child and of its parent differ."""
+
 DONE, DEFECT = 0, 1
 """Status of an answer. `DEFECT`: an exception in our own code."""

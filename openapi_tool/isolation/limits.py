@@ -7,7 +7,7 @@ _MB = 2**20
 _INTERPRETER_BYTES = 64 * _MB
 """Address space of a worker without a task, 35 MB, and what a task on a definition needs."""
 
-_BYTES_PER_BODY_BYTE = 24
+_BYTES_PER_BODY_BYTE = 20
 """Address space that the longest response takes, read and rendered, per byte of it.
 
 A page whose text has one emoji takes four bytes a character; `tests/unit/test_isolation.py` reads such ones."""

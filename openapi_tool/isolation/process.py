@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import cast
 
 from openapi_tool.concurrency import in_background
-from openapi_tool.isolation.frames import ANSWER, DEFECT, TASK
+from openapi_tool.isolation.frames import ANSWER, DEFECT, ENDED, TASK
 from openapi_tool.isolation.limits import CPU_S, answer_bytes, memory_bytes
-from openapi_tool.isolation.worker import ENDED
 
 log = logging.getLogger(__name__)
 
 _PROGRAM = Path(__file__).with_name("worker.py")
+_TASKS = "openapi_tool.worker_tasks"
 _MAX_BACK_OFF_S = 5.0
 
 
@@ -237,7 +237,17 @@ def _spawn(memory_bytes: int) -> tuple[subprocess.Popen[bytes], socket.socket]:
         try:
             # Without a shell; the interpreter and our own program. A group of its own, to kill it with its child.
             process = subprocess.Popen(  # noqa: S603
-                [sys.executable, "-I", "-S", "-B", str(_PROGRAM), str(theirs.fileno()), str(memory_bytes), *paths],
+                [
+                    sys.executable,
+                    "-I",
+                    "-S",
+                    "-B",
+                    str(_PROGRAM),
+                    str(theirs.fileno()),
+                    str(memory_bytes),
+                    _TASKS,
+                    *paths,
+                ],
                 env={},
                 cwd="/",
                 stdin=subprocess.DEVNULL,

@@ -1,7 +1,7 @@
 """Program of a worker process: forks a child for each task, and never reads a task itself.
 
-Run by path, as `python -I -S -B worker.py SOCKET MEMORY_BYTES PATHS`, with an empty environment: its only descriptors
-are that socket, and /dev/null as standard streams. From the socket it receives one end of a new socket pair per task.
+Run by path, as `python -I -S -B worker.py SOCKET MEMORY_BYTES MODULE PATHS`, with an empty environment: its only
+descriptors are that socket, and /dev/null as standard streams. MODULE has the functions of the tasks, as `TASKS`. From the socket it receives one end of a new socket pair per task.
 The child reads the task from it, answers, and ends; the pair's other end then sees the end of the stream.
 
 A child per task makes the limits simple (RLIMIT_CPU counts from the fork, so it limits the task), a kill cheap (a
@@ -12,6 +12,7 @@ task could read was never there.
 from __future__ import annotations
 
 import gc
+import importlib
 import os
 import signal
 import socket
@@ -20,28 +21,27 @@ from collections.abc import Callable
 from contextlib import suppress
 
 _NICE = 10  # the event loop of the service goes first
-ENDED = b"e"
-"""Sent on the control socket after each child's end, so that the death of a child and of its parent differ."""
-
 _LIFE_S = 30  # of a child whose parents are gone; the service kills it much earlier
 
 
 def main() -> None:
     """Serve until the service closes the socket, or ends."""
-    descriptor, memory_bytes, *paths = sys.argv[1:]
+    descriptor, memory_bytes, module, *paths = sys.argv[1:]
     sys.path[:] = paths  # of the service; with -I and -S there are only those of the standard library
     from openapi_tool.isolation.child import answer  # noqa: PLC0415 - found only now
-    from openapi_tool.worker_tasks import TASKS  # noqa: PLC0415 - as above
 
+    functions = importlib.import_module(module).TASKS
     _limit_itself(int(memory_bytes))
     gc.collect()
     gc.freeze()  # a collection in a child would copy the pages of all these objects
     gc.disable()
     with suppress(OSError):  # the service has ended
-        _serve(lambda stream: answer(stream, TASKS), socket.socket(fileno=int(descriptor)))
+        _serve(lambda stream: answer(stream, functions), socket.socket(fileno=int(descriptor)))
 
 
 def _serve(run_task: Callable[[socket.socket], None], control: socket.socket) -> None:
+    from openapi_tool.isolation.frames import ENDED  # noqa: PLC0415 - as above
+
     while True:
         message, descriptors, _, _ = socket.recv_fds(control, 1, 1)
         if not message or len(descriptors) != 1:

@@ -26,7 +26,7 @@ from openapi_tool.tools.definition import ToolDefinition
 from openapi_tool.tools.output import NO_USAGE, Meter, ToolOutput, items_chars, texts
 from openapi_tool.tools.policy import Deadline
 
-_ENTRY_OVERHEAD_BYTES = 600  # of an entry beside its response: key, links, dictionary slots
+_ENTRY_OVERHEAD_BYTES = 480  # of an entry beside its response: key, links, dictionary slots
 _COMMIT_COPIES = 5  # of a text until it is committed: JSON, jsonb encoding, buffers of driver and transport
 _HASH_KEY = secrets.token_bytes(32)
 

@@ -110,9 +110,9 @@ class JinaClient:
         secrets = frozenset(secret.get_secret_value() for secret in context.call.secrets_sent)
         received = Received(status, response.headers.get("retry-after"), secrets)
         try:
+            await context.hold(memory_of(body) if len(body) > SMALL else 0)
             if self._pool is None or body_fits_inline(body):
                 return read_response(body, request.expected, received)
-            await context.hold(memory_of(body) if len(body) > SMALL else 0)
             task = response_task(body, request.expected, received)
         finally:
             body.clear()  # free the bytes; a traceback would keep them during a retry's wait

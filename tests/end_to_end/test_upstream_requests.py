@@ -11,7 +11,7 @@ import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from urllib.error import HTTPError
 from urllib.parse import urlsplit
 
@@ -22,12 +22,14 @@ from openapi_tool.jina.byte_semaphore import ByteSemaphore, max_call_memory
 from openapi_tool.jina.client import EgressTransport, JinaClient, tls_context
 from openapi_tool.jina.options import EgressOptions
 from openapi_tool.jina.request import UpstreamRequest
+from openapi_tool.jina.response import Expected
 from openapi_tool.jina.transport import AiohttpTransport
 from openapi_tool.local.caller import Caller
 from openapi_tool.local.executor import LoopbackResolver
 from openapi_tool.local.stack import EmbeddedStack
 from openapi_tool.protocol.cards import TOOL_RESULT
 from openapi_tool.protocol.errors import RateLimited, ToolError, UpstreamRejected
+from openapi_tool.tools.output import ToolOutput
 from openapi_tool.tools.policy import Deadline
 from tests.canary.run import Collector
 from tests.conftest import AGENT, PROJECT, StartExecutor, reader_tool, search_tool
@@ -212,26 +214,29 @@ async def client(stack: EmbeddedStack) -> AsyncIterator[JinaClient]:
 
 
 def search(**changes: Any) -> UpstreamRequest:
-    values = {
+    values: dict[str, Any] = {
         "method": "POST",
         "host": "s.jina.ai",
         "target": "/",
         "headers": HEADERS,
         "body": json.dumps(BODY).encode(),
+        "expected": Expected("search"),
     }
     return UpstreamRequest(**(values | changes))
 
 
-async def ask(client: JinaClient, stack: EmbeddedStack, request: UpstreamRequest | None = None) -> dict[str, Any]:
+async def ask(client: JinaClient, stack: EmbeddedStack, request: UpstreamRequest | None = None) -> ToolOutput:
     key = SecretStr(stack.upstream.keys["JINA_API_KEY"])
-    return await client.fetch(
+    outcome = await client.fetch(
         request or search(), key, Deadline.after(10), ByteSemaphore(10_000_000).for_call().for_request()
     )
+    assert isinstance(outcome, ToolOutput)
+    return outcome
 
 
 @requirement("local.stack")
 async def test_a_recorded_request_gets_its_recorded_response(client: JinaClient, stack: EmbeddedStack) -> None:
-    assert [item["title"] for item in (await ask(client, stack))["data"]] == [
+    assert [item["title"] for item in cast("Any", (await ask(client, stack)).state["results"])] == [
         f"Result {number} for hello world" for number in (1, 2, 3)
     ]
 
@@ -267,7 +272,7 @@ async def test_statuses_of_a_rule_are_used_once(client: JinaClient, stack: Embed
     assert limited.value.retry_after == 7.0
     with pytest.raises(ToolError):
         await ask(client, stack)
-    assert (await ask(client, stack))["code"] == 200
+    assert (await ask(client, stack)).items
 
 
 @requirement("local.stack")
@@ -280,7 +285,7 @@ async def test_a_rate_limit_is_enforced(client: JinaClient, stack: EmbeddedStack
 @requirement("local.stack")
 async def test_a_body_can_have_any_size(client: JinaClient, stack: EmbeddedStack) -> None:
     stack.upstream.rules({"body_bytes": 1_000_000})
-    assert len((await ask(client, stack))["data"][0]["content"]) == 1_000_000
+    assert len((await ask(client, stack)).items[0].body) == 1_000_000
 
 
 # Connections of the executor during calls: audited in plain asyncio, and confined by Linux.

@@ -21,7 +21,7 @@ import secrets
 import unicodedata
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from ipaddress import IPv4Address, IPv6Address, IPv6Network
 from socket import inet_aton
@@ -37,12 +37,10 @@ from yarl import URL
 from openapi_tool.bus.client import BusClient
 from openapi_tool.bus.dead_letters import dead_letter, decode, encode
 from openapi_tool.bus.wire import ForeignMessage, delivery_of
-from openapi_tool.concurrency import at_once
 from openapi_tool.jina.byte_semaphore import ByteSemaphore
 from openapi_tool.jina.client import JinaClient
-from openapi_tool.jina.content import RenderContext, masked
-from openapi_tool.jina.endpoints import ENDPOINTS
 from openapi_tool.jina.request import UpstreamRequest
+from openapi_tool.jina.response import Expected, Outcome
 from openapi_tool.jina.url_policy import INTERNAL_SUFFIXES, UrlPolicy, checked_url
 from openapi_tool.protocol.cards import ToolCall, read_tool_call
 from openapi_tool.protocol.command import HEARTBEAT_NAMES, Command, Delivery
@@ -50,7 +48,7 @@ from openapi_tool.protocol.errors import BadRequest, TargetRefused, ToolError, U
 from openapi_tool.protocol.identity import MAX_EPOCH, MAX_ID_BYTES, CallIdentity, ClaimedIdentity
 from openapi_tool.protocol.jsontext import JsonObject
 from openapi_tool.protocol.records import CardRecord, DefinitionRecord
-from openapi_tool.telemetry.redact import Redactor, of_call
+from openapi_tool.telemetry.redact import Redactor
 from openapi_tool.tools.arguments import Arguments, CallOwner, OperatorEnvs, is_identity, prepare_arguments
 from openapi_tool.tools.catalogue import CATALOGUE
 from openapi_tool.tools.definition import ToolDefinition, parse_definition
@@ -379,9 +377,8 @@ def _inside(address: IPv6Address) -> Iterator[IPv4Address]:
 
 
 SECRET = "a-key-of-the-fuzzer"
-_CONTEXT = RenderContext(of_call([SECRET]), lambda _: True)
-_REQUEST = UpstreamRequest("POST", "r.jina.ai", "/", {"Accept": "application/json"}, b"{}")
 _PARAMETERS = {"q": "a query", "respondWith": "no-content"}
+_OFFERED = frozenset({"wait_for_selector", "target_selector", "max_tokens", "count", "no_cache"})
 _STATUSES = (200, 200, 200, 422, 429, 400, 402, 403, 409, 451, 500, 503, 524, 302)
 _LIMITS = (100_000, 2_000, 600, 501)
 _RETRY_AFTER = (None, None, "1", "Wed, 21 Oct 2026 07:28:00 GMT", "-1", "1e400", "9" * 5_000, "²", "soon")
@@ -416,7 +413,7 @@ def check_answer(data: bytes) -> None:
     """Process one response; raise AssertionError for a wrong result, or the exception of a defect."""
     source = Source(data)
     drawn = data[:1] == b"G"
-    status, endpoint = source.below(len(_STATUSES)), ENDPOINTS["search" if source.below(2) else "reader"]
+    status, operation = source.below(len(_STATUSES)), "search" if source.below(2) else "reader"
     limit, form = source.pick(_LIMITS), source.pick(("text", "object"))
     headers: dict[str, str | None] = {}
     if drawn:
@@ -426,9 +423,10 @@ def check_answer(data: bytes) -> None:
     else:
         body = source.rest()
     try:
-        request = replace(_REQUEST, failures=endpoint.failures)
-        envelope = _fetched(request, _STATUSES[status], {name: text for name, text in headers.items() if text}, body)
-        output = at_once(masked(endpoint.render(envelope, _PARAMETERS, _CONTEXT), _CONTEXT.redactor))
+        expected = Expected(operation, _PARAMETERS, offered=_OFFERED)
+        output = _fetched(expected, _STATUSES[status], {name: text for name, text in headers.items() if text}, body)
+        if isinstance(output, ToolError):
+            raise output
     except ToolError as error:
         assert SECRET not in error.message
         assert_storable(failure(error, 1).result)
@@ -450,7 +448,8 @@ def _envelope(source: Source) -> Any:
     return envelope
 
 
-def _fetched(request: UpstreamRequest, status: int, headers: Mapping[str, str], body: bytes) -> dict[str, Any]:
+def _fetched(expected: Expected, status: int, headers: Mapping[str, str], body: bytes) -> Outcome:
+    request = UpstreamRequest("POST", "r.jina.ai", "/", {"Accept": "application/json"}, b"{}", expected)
     answer = httpx.Response(status, headers=httpx.Headers(dict(headers), encoding="utf-8"), stream=_Body(body))
     client = JinaClient(httpx.MockTransport(lambda _: answer), _MAX_BYTES)
     fetching = client.fetch(

@@ -23,7 +23,6 @@ import trustme
 
 from openapi_tool.bootstrap import build_bootstrap
 from openapi_tool.bus.options import BusOptions, NatsOptions
-from openapi_tool.concurrency import at_once
 from openapi_tool.kernel import v1r3
 from openapi_tool.kernel.fragments import LAST_RESULT_AGE
 from openapi_tool.kernel.queries import call_rows
@@ -42,14 +41,14 @@ from openapi_tool.protocol.v1r3 import V1r3
 from openapi_tool.settings import Settings, SettingsError
 from openapi_tool.tools.output import Item
 from openapi_tool.tools.placeholders import Secret
-from openapi_tool.tools.truncation import StoredItem
 from openapi_tool.tools.stored_text import stored_text
+from openapi_tool.tools.truncation import StoredItem
 from tests.conftest import AGENT, PROJECT, search_tool
 from tests.requirements import requirement
 from tests.support import V1R4, delivery, dsn_of
 
 ACTOR = "tool.openapi"
-TEXT = at_once(stored_text([Item("text")], []))  # a computation in steps, between which a caller may pause
+TEXT = stored_text([Item("text")], [])
 
 
 @pytest.fixture
@@ -525,7 +524,7 @@ async def test_an_artifact_is_readable_by_its_owner_only(caller: Caller, store: 
     call = await caller.place(PROJECT, AGENT, "jina_search", {}, publish=False)
     records = await store.load(command_of(call))
     text = 'Größe 🎉 und "mehr"\n'
-    stored = at_once(stored_text([Item(text)], [StoredItem(0, 3, len(text))]))
+    stored = stored_text([Item(text)], [StoredItem(0, 3, len(text))])
     artifact = artifact_card(
         "tool.openapi", identify(command_of(call).identity, records.card), records.card, stored, 60
     )

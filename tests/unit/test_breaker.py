@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 import socket
-import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
@@ -20,11 +19,12 @@ from tenacity import stop_after_attempt, wait_none
 from openapi_tool import concurrency
 from openapi_tool.assembly import DatabaseMonitor
 from openapi_tool.bus.leases import FetchMode
-from openapi_tool.concurrency import SMALL, FairSemaphore, KeyedLock, Steps, TimeSlicer, retried
+from openapi_tool.concurrency import SMALL, FairSemaphore, KeyedLock, retried
 from openapi_tool.jina.byte_semaphore import ByteSemaphore
 from openapi_tool.jina.client import _LARGE_READS, JinaClient, tls_context
 from openapi_tool.jina.options import EgressOptions
 from openapi_tool.jina.request import UpstreamRequest
+from openapi_tool.jina.response import Expected
 from openapi_tool.jina.transport import HANDSHAKES, PROJECT, AiohttpTransport
 from openapi_tool.kernel.breaker import MAX_PROBE_INTERVAL_S, CircuitBreaker, GuardedStore, StoreOperation
 from openapi_tool.kernel.failures import Contended, located
@@ -492,29 +492,6 @@ def run(request: pytest.FixtureRequest) -> Run:
 
 
 @requirement("loop.answers")
-def test_a_timer_that_is_due_runs_before_the_next_slice(run: Run) -> None:
-    """Sockets, too: an event due after one slice must not wait for two."""
-
-    async def check() -> None:
-        loop = asyncio.get_running_loop()
-        seen: list[str] = []
-
-        def steps() -> Steps[None]:
-            for number in range(5):
-                loop.call_later(0.001, seen.append, f"timer {number}")
-                until = time.perf_counter() + 0.01  # longer than a slice
-                while time.perf_counter() < until:
-                    pass
-                seen.append(f"step {number}")
-                yield
-
-        await TimeSlicer().run(steps(), SMALL + 1)
-        assert seen == [f"{what} {number}" for number in range(5) for what in ("step", "timer")]
-
-    run(check())
-
-
-@requirement("loop.answers")
 def test_chunks_of_many_large_responses_are_not_read_in_one_iteration(run: Run) -> None:
     async def check() -> None:
         chunks, most, calls = 0, 0, 40
@@ -536,7 +513,7 @@ def test_chunks_of_many_large_responses_are_not_read_in_one_iteration(run: Run) 
         memory = ByteSemaphore(1_000_000_000)
 
         async def fetch() -> None:
-            request = UpstreamRequest("POST", "r.jina.ai", "/", {}, b"{}")
+            request = UpstreamRequest("POST", "r.jina.ai", "/", {}, b"{}", Expected("reader"))
             with memory.for_call() as reservation, pytest.raises(ToolError):
                 await client.fetch(request, SecretStr("a-key"), Deadline.after(20), reservation.for_request())
 

@@ -22,7 +22,7 @@ import yaml
 from kubernetes_validate import utils
 from pydantic import ValidationError
 
-from openapi_tool.isolation.limits import POD_BYTES
+from openapi_tool.isolation.limits import pod_bytes
 from openapi_tool.protocol.identity import command_stream
 from openapi_tool.settings import Settings
 from openapi_tool.tools import placeholders
@@ -266,7 +266,7 @@ def limit_of(**sections: Any) -> str:
     settings = Settings.model_validate({**POSTGRES, **sections})
     budget = settings.egress.body_budget_bytes + settings.cache.max_bytes
     process = memory_limit(budget, settings.executor.concurrency)
-    return f"{-(-(process + settings.isolation.workers * POD_BYTES) // 2**20)}Mi"
+    return f"{-(-(process + settings.isolation.workers * pod_bytes(settings.egress.max_response_bytes)) // 2**20)}Mi"
 
 
 @pytest.mark.parametrize(
@@ -276,6 +276,7 @@ def limit_of(**sections: Any) -> str:
         {"egress": {"body_budget_bytes": 512_000_000}},
         {"cache": {"max_bytes": 0}, "executor": {"concurrency": 8}},
         {"isolation": {"workers": 4}},
+        {"egress": {"max_response_bytes": 2_000_000}},
     ],
 )
 @requirement("memory.limit")
@@ -559,8 +560,8 @@ CROSS = [
     ("tools", "max_timeout_s", (1, 60)),
     ("retry", "initial_backoff_s", (8, 8.1)),
     ("retry", "max_backoff_s", (0.4, 0.5)),
-    ("egress", "max_response_bytes", (15_733_333, 15_733_334)),
-    ("egress", "body_budget_bytes", (169_999_999, 170_000_000)),
+    ("egress", "max_response_bytes", (17_066_666, 17_066_667)),
+    ("egress", "body_budget_bytes", (149_999_999, 150_000_000)),
     ("protocol", "project", ("*", "one")),
     ("protocol", "channel", ("*", "one")),
 ]

@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import Counter
 
-from openapi_tool.concurrency import at_once
 from openapi_tool.jina.remarks import UPSTREAM_WARNINGS, WARNINGS
 from openapi_tool.protocol.errors import NotFound, ToolError, UpstreamRejected
 from openapi_tool.telemetry.redact import MASK
@@ -23,8 +22,17 @@ from openapi_tool.tools.output import BLOCK_GAP, Item, ToolOutput
 from openapi_tool.tools.output import texts as texts_of
 from openapi_tool.tools.problems import one_line
 from openapi_tool.tools.scopes import Cursors, Position
-from openapi_tool.tools.truncation import ResultLimit, boundary, later_part, max_min_shares, opening_lines, stored_items_of, truncate, uncut_parts
 from openapi_tool.tools.stored_text import stored_text
+from openapi_tool.tools.truncation import (
+    ResultLimit,
+    boundary,
+    later_part,
+    max_min_shares,
+    opening_lines,
+    stored_items_of,
+    truncate,
+    uncut_parts,
+)
 from scripts.answers import (
     PAGE_TEXT,
     READER_EXTRA,
@@ -768,7 +776,7 @@ def test_case_5_a_code_block_that_was_opened_again_ends_with_its_own_fence(
 @given(blocks=st.lists(texts.filter(bool) | st.text(min_size=1, max_size=40), min_size=1, max_size=5))
 def test_stored_text_is_that_of_all_items(blocks: list[str]) -> None:
     found = [Item(block, "body", "ours", "after") for block in blocks]
-    stored = at_once(stored_text(found, truncate(found, ResultLimit(LIMIT, LIMIT)).stored_items))
+    stored = stored_text(found, truncate(found, ResultLimit(LIMIT, LIMIT)).stored_items)
     text = BLOCK_GAP.join(texts_of(found))
     assert json.loads(stored.content) == {"__type__": "TextContent", "text": text}
     assert (stored.chars, stored.sha256) == (len(text), hashlib.sha256(text.encode()).hexdigest())

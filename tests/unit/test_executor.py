@@ -17,7 +17,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from openapi_tool.bus.durable import ServerClock
-from openapi_tool.concurrency import at_once
 from openapi_tool.executor import waiting_turn as turn
 from openapi_tool.executor.commit import MAX_BYTES, MAX_PROJECT_BYTES, CallResult, ParkedResults
 from openapi_tool.executor.ports import Kernel
@@ -266,7 +265,7 @@ class UnavailableResultStore(FakeResultStore):
 async def test_parked_result_is_found_complete_and_then_deleted() -> None:
     store = FakeResultStore()
     parked = ParkedResults(store, KEY)
-    text = at_once(stored_text([Item("the whole text")], []))  # `stored_text` divides its work into steps
+    text = stored_text([Item("the whole text")], [])
     artifact = artifact_card("tool.openapi", identity(), call_card(), text, 60)
     await parked.park(identity(), CallResult(FIELDS, artifact))
     found = await ParkedResults(store, KEY).find(identity())

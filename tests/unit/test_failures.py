@@ -26,6 +26,7 @@ from hypothesis import strategies as st
 from openapi_tool.jina.endpoints import ENDPOINTS
 from openapi_tool.jina.failures import RULES, Failures, upstream_failure
 from openapi_tool.jina.options import CacheOptions, RetryOptions
+from openapi_tool.jina.response import RESPONSES
 from openapi_tool.kernel.failures import (
     KINDS,
     Contended,
@@ -36,6 +37,7 @@ from openapi_tool.kernel.failures import (
 )
 from openapi_tool.local.recordings import error_classes, load_recordings
 from openapi_tool.protocol.errors import BadRequest, NeedsOperator, ToolError, Unavailable, UpstreamRejected
+from openapi_tool.tools.output import ToolOutput
 from tests.answering import Answer, ToolsOverTransport, serving
 from tests.requirements import requirement
 from tests.support import assert_for_a_model, each, fetched, retry
@@ -357,8 +359,8 @@ _SELECTORS = {"targetSelector": "target_selector", "waitForSelector": "wait_for_
 @each(
     ("failures", "of_others"),
     [
-        (ENDPOINTS["search"].failures, _PAGE_WORDS),
-        (ENDPOINTS["reader"].failures, _SEARCH_WORDS),
+        (RESPONSES["search"].failures, _PAGE_WORDS),
+        (RESPONSES["reader"].failures, _SEARCH_WORDS),
         (Failures(), f"{_PAGE_WORDS}|{_SEARCH_WORDS}"),  # of a further operation
     ],
 )
@@ -382,13 +384,13 @@ def test_no_message_is_about_another_operation(failures: Failures, of_others: st
 @requirement("upstream.errors")
 def test_an_error_of_a_selector_names_the_argument_in_a_search_too(mode: str) -> None:
     body = refusal("Failed to process the page: Expected name")
-    error = upstream_failure(422, body, None, names=_SELECTORS, failures=ENDPOINTS[mode].failures)
+    error = upstream_failure(422, body, None, names=_SELECTORS, failures=RESPONSES[mode].failures)
     assert error.message.startswith("target_selector or wait_for_selector: is no CSS selector")
 
 
 @requirement("upstream.errors")
 def test_a_rule_of_an_operation_replaces_only_that_of_its_own_status() -> None:
-    failures = ENDPOINTS["search"].failures
+    failures = RESPONSES["search"].failures
     message = upstream_failure(422, {"status": 42205}, None, failures=failures).message
     assert message == "A service behind the search failed; try again."
     assert upstream_failure(400, {"status": 422}, None, failures=failures).code == "bad_request"  # an HTTP status
@@ -464,7 +466,9 @@ async def test_permanent_failure_of_a_page_is_not_retried(text: str) -> None:
 @requirement("upstream.errors", "content.search")
 async def test_empty_search_is_no_failure(text: str) -> None:
     answer = json.dumps(refusal(text)).encode()
-    assert await fetched(422, JSON, answer, ENDPOINTS["search"].failures) == {"code": 200, "data": []}
+    outcome = await fetched(422, JSON, answer, "search")
+    assert isinstance(outcome, ToolOutput)
+    assert outcome.state == {"results": []}
     with pytest.raises(UpstreamRejected):
         await fetched(422, JSON, answer)  # for a page it is a failure
 
@@ -473,7 +477,7 @@ async def test_empty_search_is_no_failure(text: str) -> None:
 async def test_a_message_that_is_no_text_is_a_failure() -> None:
     answer = b'{"message": %b%b}' % (b"[" * 1_000, b"]" * 1_000)
     with pytest.raises(UpstreamRejected):
-        await fetched(422, JSON, answer, ENDPOINTS["search"].failures)
+        await fetched(422, JSON, answer, "search")
 
 
 @requirement("upstream.errors")

@@ -24,10 +24,10 @@ from pydantic import SecretStr
 
 from openapi_tool.jina.byte_semaphore import ByteSemaphore
 from openapi_tool.jina.client import ALLOWED_HOSTS, EgressRefused, EgressTransport, JinaClient, tls_context
-from openapi_tool.jina.endpoints import ENDPOINTS
 from openapi_tool.jina.failures import ONCE
 from openapi_tool.jina.options import EgressOptions
 from openapi_tool.jina.request import UpstreamRequest
+from openapi_tool.jina.response import Expected, Outcome
 from openapi_tool.jina.transport import ERRORS, AiohttpTransport, on_connected, translate
 from openapi_tool.local.executor import LoopbackResolver
 from openapi_tool.protocol.errors import (
@@ -38,14 +38,13 @@ from openapi_tool.protocol.errors import (
     UpstreamRejected,
     UpstreamUnavailable,
 )
+from openapi_tool.tools.output import ToolOutput
 from openapi_tool.tools.policy import Deadline
 from tests.requirements import requirement
 from tests.support import assert_for_a_model, each
 
 KEY = SecretStr("a-key-of-the-test")
-SEARCH = UpstreamRequest(
-    "POST", "s.jina.ai", "/", {"Accept": "application/json"}, b'{"q":"x"}', ENDPOINTS["search"].failures
-)
+SEARCH = UpstreamRequest("POST", "s.jina.ai", "/", {"Accept": "application/json"}, b'{"q":"x"}', Expected("search"))
 SUCCESS = {"code": 200, "data": []}
 
 
@@ -62,7 +61,7 @@ async def fetch(client: JinaClient, request: UpstreamRequest = SEARCH, seconds: 
 
 async def test_a_request_leaves_as_it_was_built_with_the_key_as_bearer(jina: respx.Router, client: JinaClient) -> None:
     route = jina.post("https://s.jina.ai/").respond(json=SUCCESS)
-    assert await fetch(client) == SUCCESS
+    assert (await fetch(client)).state == {"results": []}
     sent = route.calls.last.request
     assert sent.content == b'{"q":"x"}'
     assert sent.headers["authorization"] == "Bearer a-key-of-the-test"
@@ -74,7 +73,7 @@ async def test_a_request_leaves_as_it_was_built_with_the_key_as_bearer(jina: res
 async def test_escapes_in_a_target_are_sent_as_they_are(jina: respx.Router, client: JinaClient) -> None:
     route = jina.route(host="r.jina.ai").respond(json=SUCCESS)
     target = "/http%3A%2F%2Fa.example%2F%3Fq%3Da%2520b%23f"
-    await fetch(client, UpstreamRequest("GET", "r.jina.ai", target, {}, None))
+    await fetch(client, UpstreamRequest("GET", "r.jina.ai", target, {}, None, Expected("search")))
     assert route.calls.last.request.url.raw_path == target.encode()
 
 
@@ -130,7 +129,7 @@ async def test_proxies_of_the_environment_are_not_used(
     monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:1")
     monkeypatch.setenv("ALL_PROXY", "http://127.0.0.1:1")
     jina.post("https://s.jina.ai/").respond(json=SUCCESS)
-    assert await fetch(client) == SUCCESS
+    assert (await fetch(client)).state == {"results": []}
 
 
 @pytest.mark.parametrize(
@@ -189,7 +188,7 @@ async def test_invalid_code_in_a_200_is_a_server_error(code: int, jina: respx.Ro
 async def test_empty_search_is_no_error(jina: respx.Router, client: JinaClient) -> None:
     body = {"data": None, "code": 422, "status": 42206, "message": "No search results available for query x"}
     jina.post("https://s.jina.ai/").respond(422, json=body)
-    assert (await fetch(client))["data"] == []
+    assert (await fetch(client)).state == {"results": []}
 
 
 @pytest.mark.parametrize("length", ["\u00b2", "-1", "ten", "9" * 5_000])
@@ -200,7 +199,7 @@ async def test_invalid_content_length_is_ignored(length: str, jina: respx.Router
 
     headers = httpx.Headers({"Content-Length": length}, encoding="utf-8")
     jina.post("https://s.jina.ai/").mock(return_value=httpx.Response(200, headers=headers, content=body()))
-    assert await fetch(client) == SUCCESS
+    assert (await fetch(client)).state == {"results": []}
 
 
 @requirement("upstream.errors")
@@ -332,7 +331,7 @@ async def _ok(_: web.Request) -> web.Response:
 async def test_host_and_verification_stay_while_only_the_connect_is_redirected(origin: Origin) -> None:
     await origin.start(_ok)
     client = origin.client()
-    assert await fetch(client) == SUCCESS
+    assert (await fetch(client)).state == {"results": []}
     assert origin.requests[0].host == "s.jina.ai"
     await client.aclose()
 
@@ -406,7 +405,7 @@ async def test_the_connection_layer_uses_no_proxy(origin: Origin, monkeypatch: p
         monkeypatch.setenv(variable, "http://127.0.0.1:1")
     await origin.start(_ok)
     client = origin.client()
-    assert await fetch(client) == SUCCESS
+    assert (await fetch(client)).state == {"results": []}
     await client.aclose()
 
 
@@ -429,8 +428,9 @@ async def test_a_dropped_connection_is_one_request_and_one_typed_error(origin: O
 
     await origin.start(drop)
     client = origin.client()
+    body = b"{}" if method == "POST" else None
     with pytest.raises(UpstreamUnavailable):
-        await fetch(client, UpstreamRequest(method, "s.jina.ai", "/", {}, b"{}" if method == "POST" else None))
+        await fetch(client, UpstreamRequest(method, "s.jina.ai", "/", {}, body, Expected("search")))
     assert len(origin.requests) == 1
     await client.aclose()
 
@@ -455,7 +455,7 @@ async def test_the_target_travels_byte_for_byte(origin: Origin) -> None:
     await origin.start(_ok)
     client = origin.client()
     target = "/http%3A%2F%2Fa.example%2Fp%2F%2Fq%3Fx%3Da%2520b%26y%3D%C3%BC%23f"
-    await fetch(client, UpstreamRequest("GET", "r.jina.ai", target, {}, None))
+    await fetch(client, UpstreamRequest("GET", "r.jina.ai", target, {}, None, Expected("search")))
     assert origin.requests[0].raw_path == target
     assert origin.requests[0].host == "r.jina.ai"
     await client.aclose()
@@ -485,9 +485,19 @@ TIMEOUT_S = 10
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
+def body_of(content: str) -> bytes:
+    return json.dumps({"code": 200, "data": [{"content": content}]}).encode()
+
+
+def content_of(outcome: Outcome) -> str:
+    """Return the content in the outcome of a response with such a body."""
+    assert isinstance(outcome, ToolOutput)
+    return outcome.items[0].body
+
+
 def response(content: str = "c", *, headers: bytes = b"") -> bytes:
     """Return a complete response."""
-    body = json.dumps({"code": 200, "data": content}).encode()
+    body = body_of(content)
     return b"HTTP/1.1 200 OK\r\n%bContent-Length: %d\r\n\r\n%b" % (headers, len(body), body)
 
 
@@ -554,7 +564,7 @@ class Upstream:
 
     async def request(self) -> Any:
         """Send one more request; return the content of its response."""
-        return (await fetch(self.client, seconds=TIMEOUT_S))["data"]
+        return content_of(await fetch(self.client, seconds=TIMEOUT_S))
 
 
 @pytest.fixture(params=LOOPS)
@@ -732,7 +742,7 @@ def test_a_response_larger_than_the_read_buffer_arrives_whole(run: Run, tmp_path
         peer.send(response(text))
 
     async def chunked(peer: Peer) -> None:
-        body = json.dumps({"code": 200, "data": text}).encode()
+        body = body_of(text)
         parts = b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in (body[:7], body[7:500_000], body[500_000:]))
         peer.send(CHUNKED + parts + b"0\r\n\r\n")
 
@@ -765,7 +775,7 @@ def test_requests_of_one_project_leave_connections_for_another(run: Run, tmp_pat
             held = [asyncio.create_task(request(budget.for_call("large").for_request())) for _ in range(20)]
             for _ in range(connections * 7 // 8):
                 await waiting.acquire()
-            assert (await request(budget.for_call("small").for_request()))["data"] == "c"
+            assert content_of(await request(budget.for_call("small").for_request())) == "c"
             for task in held:
                 task.cancel()
             await asyncio.gather(*held, return_exceptions=True)
@@ -866,7 +876,7 @@ def test_body_in_chunks_that_are_mostly_framing_is_aborted(pieces: bytes, run: R
     """Parsing 500,000 chunks of one byte would block the event loop for a second."""
 
     async def in_chunks(peer: Peer) -> None:
-        body = b'{"code":200,"data":"c"}'
+        body = body_of("c")
         peer.send(CHUNKED + pieces + b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body))
 
     async def check() -> None:
@@ -879,7 +889,7 @@ def test_body_in_chunks_that_are_mostly_framing_is_aborted(pieces: bytes, run: R
 
 @requirement("egress.response")
 def test_a_body_in_many_chunks_of_a_usual_size_is_read(run: Run, tmp_path: Path) -> None:
-    body = json.dumps({"code": 200, "data": "c" * 500_000}).encode()
+    body = body_of("c" * 500_000)
     chunks = [body[start : start + 64] for start in range(0, len(body), 64)]
 
     async def in_chunks(peer: Peer) -> None:
@@ -903,7 +913,7 @@ def test_a_large_body_in_chunks_is_read_however_often_its_reader_pauses_the_pars
     text = "c" * 3_000_000
 
     async def in_chunks(peer: Peer) -> None:
-        body = json.dumps({"code": 200, "data": text}).encode()
+        body = body_of(text)
         chunks = [body[start : start + size] for start in range(0, len(body), size)]
         framed = b"".join(b"%x\r\n%b\r\n" % (len(chunk), chunk) for chunk in chunks)
         connection = b"Connection: close\r\n" if closes else b""

@@ -17,17 +17,18 @@ import psutil
 import pytest
 
 from openapi_tool.isolation import limits
-from openapi_tool.isolation.frames import ANSWER, DONE, TASK, encode
+from openapi_tool.isolation.frames import ANSWER, DONE
 from openapi_tool.isolation.pool import MAX_KILLS, PoolBusy, TaskKilled, WorkerPool
 from openapi_tool.isolation.process import Killed, Lost, _Exchange
-from openapi_tool.isolation.service import Isolation
-from openapi_tool.isolation.tasks import CHECK_ARGUMENTS, TASKS
+from openapi_tool.isolation.service import CHECK_ARGUMENTS, Isolation
 from openapi_tool.options import BudgetLimits
 from openapi_tool.protocol.errors import ToolMisconfigured, ToolTimeout
+from openapi_tool.protocol.payload import pack
 from openapi_tool.protocol.records import DefinitionRecord
 from openapi_tool.tools.argument_check import ArgumentCheck, CheckedArguments
 from openapi_tool.tools.definition import ToolDefinition
 from openapi_tool.tools.meta_schema import BUDGETS
+from tests.answering import MAX_BYTES
 from tests.hostile.schemas import PRODUCTS
 from tests.requirements import requirement
 
@@ -48,17 +49,16 @@ QUICK = check({"anyOf": [{"type": "string"}, {"type": "null"}]}, "x")
 
 @pytest.fixture
 async def pool() -> AsyncIterator[WorkerPool]:
-    before, made = {*psutil.Process().children()}, WorkerPool(2)
+    before, made = {*psutil.Process().children()}, WorkerPool(2, MAX_BYTES)
     yield made
     await made.aclose()
     assert {*psutil.Process().children()} <= before
 
 
 async def run(pool: WorkerPool, wanted: ArgumentCheck, project: str = "a", wait_s: float = WAIT_S) -> CheckedArguments:
-    task = encode(wanted.as_json())
-    return CheckedArguments.of_json(
-        await pool.run(CHECK_ARGUMENTS, task, project=project, subject=b"definition", wait_s=wait_s)
-    )
+    task = pack(wanted.as_json())
+    answer = await pool.run(CHECK_ARGUMENTS, task, project=project, subject=b"definition", wait_s=wait_s)
+    return CheckedArguments.of_json(answer.value)
 
 
 async def child_of(pool: WorkerPool) -> psutil.Process:
@@ -98,7 +98,7 @@ async def test_worker_has_no_environment_no_files_and_limits(
             opened = files["fd"].splitlines()
             assert {path for path in opened if not path.startswith("socket:")} == {"/dev/null"}
             assert len(opened) == len(("stdin", "stdout", "stderr", "socket"))
-            assert process.rlimit(psutil.RLIMIT_AS) == (limits.MEMORY_BYTES,) * 2
+            assert process.rlimit(psutil.RLIMIT_AS) == (limits.memory_bytes(MAX_BYTES),) * 2
             assert process.rlimit(psutil.RLIMIT_FSIZE) == process.rlimit(psutil.RLIMIT_CORE) == (0, 0)
             assert os.getpgid(pid) != os.getpgid(0)
             assert not [name for name in ("pydantic", "asyncpg", "aiohttp", "uvloop", "ssl") if name in files["maps"]]
@@ -213,7 +213,7 @@ async def test_cancelled_caller_frees_its_worker(pool: WorkerPool) -> None:
 
 @requirement("isolation.limits")
 async def test_end_with_tasks_running_leaves_no_caller_waiting() -> None:
-    pool = WorkerPool(2)
+    pool = WorkerPool(2, MAX_BYTES)
     running = [asyncio.create_task(run(pool, ENDLESS, str(number))) for number in range(6)]
     await child_of(pool)
     await pool.aclose()
@@ -269,7 +269,7 @@ async def test_wait_for_a_worker_ends_in_time(pool: WorkerPool) -> None:
 )
 @requirement("isolation.limits")
 async def test_answer_that_is_not_this_tasks_is_refused(sent: bytes, refusal: type[Exception]) -> None:
-    exchange = _Exchange(b"", 7)
+    exchange = _Exchange((), 7, 2_000_000)
     exchange.data_received(sent)
     exchange.connection_lost(None)
     with pytest.raises(refusal):
@@ -279,12 +279,8 @@ async def test_answer_that_is_not_this_tasks_is_refused(sent: bytes, refusal: ty
 @requirement("isolation.limits")
 async def test_what_a_worker_cannot_read_ends_only_that_task(pool: WorkerPool) -> None:
     with pytest.raises(TaskKilled):
-        await pool.run(CHECK_ARGUMENTS, bytes(17 * 2**20), project="a", subject=b"", wait_s=WAIT_S)
+        await pool.run(CHECK_ARGUMENTS, bytes(19 * 2**20), project="a", subject=b"", wait_s=WAIT_S)
     assert await run(pool, QUICK) == CheckedArguments()
-
-
-def test_task_numbers_fit_their_field() -> None:
-    assert TASK.pack(2**64 - 1, len(TASKS), limits.CPU_S, 2**32 - 1)
 
 
 def test_budgets_are_those_of_the_settings() -> None:

@@ -59,7 +59,7 @@ app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end -}}
 
 {{/* 128 MiB for the process, its memory budgets plus a quarter for memory that the allocator cannot return, 1 MiB per
-call of each kernel, and 144 MiB per worker process (`isolation/limits.py`). */}}
+call of each kernel, and per worker process 80 MiB and 20 bytes per byte of a response (`isolation/limits.py`). */}}
 {{- define "openapi-tool.memoryLimit" -}}
 {{- $config := .Values.config | default dict -}}
 {{- $responses := dig "egress" "body_budget_bytes" 256000000 $config | int64 -}}
@@ -67,7 +67,8 @@ call of each kernel, and 144 MiB per worker process (`isolation/limits.py`). */}
 {{- $kernels := ternary 1 2 (empty .Values.v1r3.postgres.name) -}}
 {{- $calls := mul $kernels (dig "executor" "concurrency" 64 $config | int64) -}}
 {{- $workers := dig "isolation" "workers" 2 $config | int64 -}}
-{{- $bytes := add (div (mul (add $responses $cache) 5) 4) (mul $calls 1048576) (mul $workers 150994944) 134217728 -}}
+{{- $worker := add 83886080 (mul 20 (dig "egress" "max_response_bytes" 10000000 $config | int64)) -}}
+{{- $bytes := add (div (mul (add $responses $cache) 5) 4) (mul $calls 1048576) (mul $workers $worker) 134217728 -}}
 {{- printf "%dMi" (div (add $bytes 1048575) 1048576) -}}
 {{- end -}}
 
@@ -724,7 +725,7 @@ render runs them. */}}
 {{- if gt (dig "retry" "initial_backoff_s" 0.5 . | float64) (dig "retry" "max_backoff_s" 8 . | float64) -}}
 {{- fail "config.retry.initial_backoff_s: must not be more than max_backoff_s." -}}
 {{- end -}}
-{{- $least := add (mul (dig "egress" "max_response_bytes" 10000000 . | int64) 15) 20000000 -}}
+{{- $least := mul (dig "egress" "max_response_bytes" 10000000 . | int64) 15 -}}
 {{- if lt (dig "egress" "body_budget_bytes" 256000000 . | int64) $least -}}
 {{- fail (printf "config.egress.body_budget_bytes: must be at least %d, so that the largest response (max_response_bytes) fits." $least) -}}
 {{- end -}}
