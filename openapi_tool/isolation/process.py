@@ -232,22 +232,12 @@ def _spawn(memory_bytes: int) -> tuple[subprocess.Popen[bytes], socket.socket]:
     """Start a worker; return its process and our end of its control socket. Raises OSError."""
     ours, theirs = socket.socketpair()
     ours.setblocking(False)  # noqa: FBT003 - the only way to say it
-    paths = [str(Path(path).absolute()) for path in sys.path]
+    arguments = [str(memory_bytes), _TASKS, *(str(Path(path).absolute()) for path in sys.path)]
     with theirs:
         try:
             # Without a shell; the interpreter and our own program. A group of its own, to kill it with its child.
             process = subprocess.Popen(  # noqa: S603
-                [
-                    sys.executable,
-                    "-I",
-                    "-S",
-                    "-B",
-                    str(_PROGRAM),
-                    str(theirs.fileno()),
-                    str(memory_bytes),
-                    _TASKS,
-                    *paths,
-                ],
+                [sys.executable, "-I", "-S", "-B", str(_PROGRAM), str(theirs.fileno()), *arguments],
                 env={},
                 cwd="/",
                 stdin=subprocess.DEVNULL,

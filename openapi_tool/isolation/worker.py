@@ -1,8 +1,9 @@
 """Program of a worker process: forks a child for each task, and never reads a task itself.
 
 Run by path, as `python -I -S -B worker.py SOCKET MEMORY_BYTES MODULE PATHS`, with an empty environment: its only
-descriptors are that socket, and /dev/null as standard streams. MODULE has the functions of the tasks, as `TASKS`. From the socket it receives one end of a new socket pair per task.
-The child reads the task from it, answers, and ends; the pair's other end then sees the end of the stream.
+descriptors are that socket, and /dev/null as standard streams. MODULE has the functions of the tasks, as `TASKS`. From
+the socket it receives one end of a new socket pair per task. The child reads the task from it, answers, and ends; the
+pair's other end then sees the end of the stream.
 
 A child per task makes the limits simple (RLIMIT_CPU counts from the fork, so it limits the task), a kill cheap (a
 millisecond for the next child, not 100 ms for a new interpreter), and leaves nothing of a task in memory: what a later

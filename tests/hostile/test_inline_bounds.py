@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 import orjson
@@ -12,6 +14,8 @@ import pytest
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
+from openapi_tool.jina.response import Expected, Received, read_response
+from openapi_tool.protocol.errors import ToolError
 from openapi_tool.tools import inline_bounds as bounds
 from openapi_tool.tools import schema
 from openapi_tool.tools.argument_check import ArgumentCheck, check_arguments
@@ -190,3 +194,83 @@ def test_the_built_in_tools_are_validated_inline() -> None:
         wrong = {main: 7, "unknown": 1, "timeout": 2.5}
         for arguments in ({main: urls if tool.list_argument else urls[0], "timeout": 2.5}, wrong):
             assert is_inline(tool.schema(), arguments), name
+
+
+# Bodies of responses.
+
+_KEY = "jina_0123456789012345678901234567890"
+_RECEIVED = Received(200, None, frozenset({_KEY, "a secret/with+escapes%20", "12345678901"}))
+_UNITS = (
+    *("a", " ", "\n", '"', "\\", "\u0436", "\U0001f600", "\u200b", "a\u200b", "](blob:", "](blob:x)", "data:image/x\n"),
+    *("jina_", f"{_KEY} ", "MTIzNDU2Nzg5MDE", "%6a", "&#106;", "https://a.example/ ", "<a> ", "12345678901 "),
+)
+_FIELDS = ("title", "url", "description", "content", "text", "html", "warning", "date", "source", "imageUrl")
+_LONG = st.tuples(st.sampled_from(_UNITS), st.integers(0, 30_000)).map(lambda pair: pair[0] * (pair[1] // len(pair[0])))
+_WORDS = st.one_of(st.text(max_size=30), _LONG)
+_PAIRS = st.one_of(
+    st.lists(st.lists(_WORDS, min_size=2, max_size=2), max_size=300),
+    st.dictionaries(_WORDS, _WORDS, max_size=300),
+    st.integers(0, 900).map(lambda size: {str(number): f"a,b:{number}" for number in range(size)}),
+)
+_PAGES = st.fixed_dictionaries(
+    {},
+    optional=dict.fromkeys(_FIELDS, _WORDS)
+    | {"links": _PAIRS, "images": _PAIRS, "chunks": st.lists(_WORDS, max_size=300)},
+)
+_LINKS = st.lists(st.fixed_dictionaries({}, optional=dict.fromkeys(("title", "link", "snippet"), _WORDS)), max_size=30)
+_RESULTS = st.tuples(_PAGES, _LINKS, st.integers(0, 120)).map(
+    lambda parts: [{**parts[0], "siteLinks": parts[1]}] * parts[2]
+)
+
+
+def body_cost_ms(body: bytes, operation: str) -> float | None:
+    """Return the CPU time of reading a body inline, None if it is beyond the bounds."""
+    if not bounds.body_fits_inline(bytearray(body)):
+        return None
+
+    def read() -> None:
+        with suppress(ToolError):
+            read_response(body, Expected(operation), _RECEIVED)
+
+    return cpu_ms(read)
+
+
+@pytest.mark.alone
+@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.one_of(_PAGES, _RESULTS), ascii_only=st.booleans())
+@requirement("loop.bounds")
+def test_reading_a_response_inline_takes_at_most_five_milliseconds(data: Any, *, ascii_only: bool) -> None:
+    body = json.dumps({"data": data}, ensure_ascii=ascii_only).encode()
+    cost = body_cost_ms(body, "search" if isinstance(data, list) else "reader")
+    event("beyond" if cost is None else "inline")
+    assert cost is None or cost <= bounds.MAX_CPU_MS
+
+
+def _full(prefix: bytes, unit: bytes, suffix: bytes) -> bytes:
+    return prefix + unit * ((bounds.MAX_BODY_BYTES - len(prefix) - len(suffix)) // len(unit)) + suffix
+
+
+def _bodies() -> Iterator[tuple[str, str, bytes]]:
+    for unit in _UNITS:
+        text = json.dumps(unit)[1:-1].encode()
+        yield "reader", f"content: {unit}", _full(b'{"data":{"content":"', text, b'"}}')
+        yield "search", f"description: {unit}", _full(b'{"data":[{"title":"t","description":"', text, b'"}]}')
+    values = bounds.MAX_BODY_VALUES
+    links = b",".join(b'"%d":"a,b:%d"' % (number, number) for number in range(values // 2 - 5))
+    yield "reader", "links", b'{"data":{"links":{' + links + b"}}}"
+    yield "reader", "pairs", b'{"data":{"links":[' + b'["a","b:c"],' * (values // 3 - 5) + b"[]]}}"
+    yield "search", "results", b'{"data":[' + b'{"title":"a","url":"b"},' * (values // 3 - 5) + b"{}]}"
+    site_links = b'{"title":"a","link":"b:c"},' * (values // 3 - 9)
+    yield "search", "site links", b'{"data":[{"siteLinks":[' + site_links + b"{}]}]}"
+    yield "search", "empty", b'{"data":[' + b"{}," * (values // 2 - 9) + b"{}]}"
+    yield "reader", "half pairs", _full(b'{"data":{"content":"', rb"\ud800", b'"}}')
+    yield "reader", "nesting", b'{"data":' + b"[" * (values - 9)
+
+
+@pytest.mark.alone
+@requirement("loop.bounds")
+def test_the_largest_bodies_within_the_bounds_take_at_most_five_milliseconds() -> None:
+    for operation, name, body in _bodies():
+        cost = body_cost_ms(body, operation)
+        assert cost is not None, f"{name} is beyond the bounds: nothing was measured"
+        assert cost <= bounds.MAX_CPU_MS, name

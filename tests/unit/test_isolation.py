@@ -97,7 +97,8 @@ async def test_worker_has_no_environment_no_files_and_limits(
             assert files["environ"] == ""
             opened = files["fd"].splitlines()
             assert {path for path in opened if not path.startswith("socket:")} == {"/dev/null"}
-            assert len(opened) == len(("stdin", "stdout", "stderr", "socket"))
+            # Two sockets of a worker for the moment in which it hands one to its child.
+            assert len(opened) - len(("stdin", "stdout", "stderr")) in ((1, 2) if pid in pool.pids else (1,))
             assert process.rlimit(psutil.RLIMIT_AS) == (limits.memory_bytes(MAX_BYTES),) * 2
             assert process.rlimit(psutil.RLIMIT_FSIZE) == process.rlimit(psutil.RLIMIT_CORE) == (0, 0)
             assert os.getpgid(pid) != os.getpgid(0)
