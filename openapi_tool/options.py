@@ -268,8 +268,8 @@ class IsolationOptions(Options):
         Field(
             ge=1,
             le=16,
-            description="Worker processes, of at most 271 MiB each (by egress.max_response_bytes); of two, one is always "
-            "left to other projects.",
+            description="Worker processes, of at most 271 MiB each (by egress.max_response_bytes); of two, one is "
+            "always left to other projects.",
         ),
     ] = 2
 
