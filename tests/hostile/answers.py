@@ -228,6 +228,15 @@ async def pages_without_a_length_at_once(scene: Scene) -> None:
         assert_bounded(answer)
 
 
+@CASES.case("own", lambda: {"busy": response(b'{"code":503,"status":50300}', 503)})
+async def failing_batches_at_once(scene: Scene) -> None:
+    """Each of their pages is requested several times."""
+    tool = await scene.define({"jina": {"mode": "reader", "tool": "jina.read_many"}})
+    urls = [f"https://example.com/attack-busy/{{n}}/{number}" for number in range(10)]
+    for answer in await scene.calls(scene.scaled(400), tool, {"urls": urls}):
+        assert_failed(answer, *_FAILED)
+
+
 _CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 TOKENS = (b"-5", b"1" + b"0" * 400, b"1e308", b"true", b'"7"', b"[]", b"1.5", b"9223372036854775808", b"-1e400")
 
