@@ -1,9 +1,9 @@
 """`make hostile`: measure how each attack affects another project, the victim.
 
 The victim sends requests that take 250 ms upstream, first alone, then during the attack, which is repeated. Its 99th
-percentile may grow by at most 250 ms, an iteration of the event loop may take at most 50 ms, no call may be lost, and the
-executor must stay within its limits. The last line printed is one JSON object; the exit code is 0 only if every case
-passed.
+percentile may grow by at most 250 ms, an iteration of the event loop may take at most 50 ms, no call may be lost, and
+the executor must stay within its limits. The last line printed is one JSON object; the exit code is 0 only if every
+case passed.
 """
 
 from __future__ import annotations
