@@ -27,7 +27,15 @@ from openapi_tool.jina.url_policy import INTERNAL_SUFFIXES
 from openapi_tool.protocol.errors import ToolError
 from openapi_tool.settings import PREFIX, SHORT_NAMES, Settings
 from openapi_tool.settings.sections import fields_of
-from openapi_tool.telemetry.logs import FLUSH_S, MAX_LINES, MAX_QUEUED_BYTES, MESSAGE_CHARS, UNLIMITED, WINDOW_S
+from openapi_tool.telemetry.logs import (
+    FLUSH_S,
+    MAX_LINES,
+    MAX_QUEUED_BYTES,
+    MESSAGE_CHARS,
+    PAUSE_S,
+    UNLIMITED,
+    WINDOW_S,
+)
 from openapi_tool.telemetry.metrics import ALL, Metric
 from openapi_tool.tools.catalogue import CATALOGUE, BuiltInTool
 from openapi_tool.tools.exports import as_yaml, registration
@@ -390,7 +398,8 @@ def operations_page() -> str:
         "reader that stops reading and no write that fails (closed pipe, full disk) delays or ends a call: lines that",
         "cannot be queued or written are dropped and counted (`openapi_tool_log_lines_dropped_total`), and the next",
         "line that is written follows a line `log.dropped` with their number. At its end the process waits for the",
-        f"queued lines for at most {FLUSH_S:.0f} s; SIGKILL loses them.",
+        f"queued lines for at most {FLUSH_S:.0f} s; SIGKILL loses them. A line may wait {PAUSE_S:g} s there, so that",
+        "the thread writes those of many calls together.",
         "",
         "In the table `…` stands for a value.",
         "",

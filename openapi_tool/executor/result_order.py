@@ -86,9 +86,9 @@ class ResultOrder:
         """Wait until the worker should have suspended the turn, if the call's command is its step's only one."""
         if result.waiting_turn.suspends:
             age_s = self._clock() - result.delivery.published_at.timestamp()
-            if (delay_s := min(self._min_result_delay_s - age_s, self._remaining_s(result))) > 0:
+            if (delay_s := self._min_result_delay_s - age_s) > 0:
                 with result.waiting():
-                    await asyncio.sleep(delay_s)
+                    await asyncio.sleep(min(delay_s, self._remaining_s(result)))
 
     async def write(
         self,

@@ -169,6 +169,9 @@ MAX_QUEUED_BYTES = 4 * 2**20
 FLUSH_S = 1.0
 """Longest wait in seconds, at the end of the process, for the queued lines to be written."""
 
+PAUSE_S = 0.05
+"""Seconds in which further lines collect once the queue is written: waking the thread costs more than a line."""
+
 
 class _Handler(logging.Handler):
     """Writes lines to a stream; in `background` a daemon thread does, so that no reader can block the event loop.
@@ -234,6 +237,8 @@ class _Handler(logging.Handler):
                 self._changed.wait_for(lambda: self._queue or self._dropped)
                 taken = self._take()
             self._write_out(*taken)
+            if not self._queue:
+                time.sleep(PAUSE_S)
 
     def _write_out(self, dropped: int, line: bytes) -> None:
         self._unreported += dropped

@@ -215,9 +215,11 @@ def _main_alias(definition: ToolDefinition, given: Mapping[str, JsonValue]) -> t
     The kernel's own executor takes `q` and `target_url`, also if `parameters` require `query` or `url`, and the other
     way round.
     """
+    if not definition.takes_other_arguments:
+        return None, ""
     declared = as_object(definition.schema.get("properties"))
     main = [name for name in declared if names_main_parameter(definition, name)]
-    if len(main) != 1 or main[0] in given or not definition.takes_other_arguments:
+    if len(main) != 1 or main[0] in given:
         return None, ""
     return next((name for name in given if names_main_parameter(definition, name)), None), main[0]
 
