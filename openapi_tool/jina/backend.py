@@ -6,7 +6,7 @@ import asyncio
 import copy
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -17,7 +17,7 @@ from openapi_tool.concurrency import shielded
 from openapi_tool.jina.byte_semaphore import ByteSemaphore, JinaCallContext, RequestContext, max_call_memory
 from openapi_tool.jina.cache import ResponseCache, cache_key
 from openapi_tool.jina.client import JinaClient
-from openapi_tool.jina.endpoints import batch_items, batch_output, endpoint_of, item_arguments
+from openapi_tool.jina.endpoints import Endpoint, batch_items, batch_output, endpoint_of, item_arguments
 from openapi_tool.jina.options import CacheOptions, EgressOptions, RetryOptions
 from openapi_tool.jina.request import (
     ResolvedParameters,
@@ -65,6 +65,31 @@ class JinaBackendOptions:
     tools: ToolOptions
     url_policy: UrlPolicy
     egress: EgressOptions
+
+
+@dataclass(frozen=True, slots=True)
+class _Item:
+    """One item of a call, with all that its attempts need; `meter` counts each of them, also failed ones."""
+
+    definition: ToolDefinition
+    endpoint: Endpoint
+    resolved: ResolvedParameters
+    request: UpstreamRequest
+    need: Need
+    context: RequestContext
+    meter: Meter
+
+    def timed_request(self) -> UpstreamRequest:
+        """Return the request with a `timeout` that makes the upstream answer within the remaining time."""
+        resolved, definition = self.resolved, self.definition
+        timed = self.endpoint.timeouts.within(
+            resolved.parameters,
+            self.need.deadline.remaining(),
+            has_own_limit=resolved.timeout_s is not None or definition.timeout_s is not None,
+        )
+        if timed is resolved.parameters:
+            return self.request
+        return build_request(definition, replace(resolved, parameters=timed), self.request.expected.offered)
 
 
 class JinaBackend:
@@ -180,13 +205,21 @@ class JinaBackend:
         deadline = deadline.shortened(definition.timeout_s).shortened(resolved.timeout_s)
         deadline = deadline.shortened(endpoint.timeouts.longest_s(resolved.parameters))
 
-        offered = _offered(definition, arguments)
-        request = build_request(definition, resolved, offered)
+        request = build_request(definition, resolved, _offered(definition, arguments))
 
         async def request_output(meter: Meter) -> ToolOutput:
             with context:  # keep the call's memory if the call ends while another one waits for this shared request
+                need = Need(
+                    arguments.key_variable,
+                    endpoint.operation.name,
+                    (context.project or "", context.agent),
+                    deadline,
+                    arguments.api_key,
+                    slot=context.slot,
+                    call=context.number,
+                )
                 return await self._request(
-                    definition, resolved, request, arguments, deadline, context.for_request(), meter
+                    _Item(definition, endpoint, resolved, request, need, context.for_request(), meter)
                 )
 
         if resolved.parameters.get("noCache") or resolved.parameters.get("doNotTrack"):
@@ -195,75 +228,38 @@ class JinaBackend:
             cache_key(definition, arguments, request), deadline, request_output, context.for_request(), spent
         )
 
-    async def _request(
-        self,
-        definition: ToolDefinition,
-        resolved: ResolvedParameters,
-        request: UpstreamRequest,
-        arguments: Arguments,
-        deadline: Deadline,
-        context: RequestContext,
-        meter: Meter,
-    ) -> ToolOutput:
-        """Send the request, with retries and each time with the remaining time as `timeout`; render the response.
-
-        `meter` counts each attempt, also failed ones.
-        """
-        call, endpoint = context.call, endpoint_of(definition)
-        tool, project = definition.built_in.name, project_label(call.project)
-        requests, tokens = metrics.UPSTREAM_REQUESTS.labels(tool), metrics.UPSTREAM_TOKENS.labels(tool, project)
-        has_own_limit = resolved.timeout_s is not None or definition.timeout_s is not None
-        key, variable = arguments.api_key, arguments.key_variable
-        flow = call.project or "", call.agent
-        need = Need(variable, endpoint.operation.name, flow, deadline, key, slot=call.slot, call=call.number)
-
-        async def send() -> Outcome:
-            timed = endpoint.timeouts.within(resolved.parameters, deadline.remaining(), has_own_limit=has_own_limit)
-            sent = (
-                request
-                if timed is resolved.parameters
-                else build_request(definition, replace(resolved, parameters=timed), request.expected.offered)
-            )
-            attempt = Attempt(time.monotonic(), sent.method, sent.host, meter.usage.requests)
-            context.record_attempt(attempt)
-            need.slot.sending()
-            meter.add(_ONE_REQUEST)
-            requests.inc()
-            try:
-                outcome = await self._client.fetch(sent, need.key, deadline, context)
-            except ToolError as error:
-                _record_end(attempt, context, error.code)
-                context.clear()  # hold no memory while waiting for a retry
-                raise without_traceback(error) from None
-            _record_end(attempt, context)
-            return outcome
-
+    async def _request(self, item: _Item) -> ToolOutput:
+        """Send the request of an item, repeatedly after temporary failures. Raises ToolError."""
+        tokens = metrics.UPSTREAM_TOKENS.labels(item.definition.built_in.name, project_label(item.context.call.project))
+        parameters = item.resolved.parameters
         try:
-            fetch = partial(self._send_within_limits, context, endpoint.min_tokens(resolved.parameters), need, send)
-            min_s = endpoint.timeouts.min_s(resolved.parameters)
-            sleep = _without_slot(self._sleep, call.slot)
-            output = await with_retries(fetch, self._options.retry, deadline, min_s, sleep)
+            output = await with_retries(
+                partial(self._attempt, item),
+                self._options.retry,
+                item.need.deadline,
+                item.endpoint.timeouts.min_s(parameters),
+                _without_slot(self._sleep, item.need.slot),
+            )
             if isinstance(output, ToolError):
                 raise output
         except ToolError as error:
-            context.clear()
-            meter.add(Usage(tokens=error.tokens))
+            item.context.clear()
+            item.meter.add(Usage(tokens=error.tokens))
             tokens.inc(error.tokens)
             raise without_traceback(error) from None
-        meter.add(Usage(tokens=output.usage.tokens))
+        item.meter.add(Usage(tokens=output.usage.tokens))
         tokens.inc(output.usage.tokens)
-        if resolved.parameters.get("respondWith") == "markdown":
+        if parameters.get("respondWith") == "markdown":
             output = replace(output, state={**output.state, "format": "markdown"})
-        return replace(output, may_store=False) if resolved.parameters.get("doNotTrack") else output
+        return replace(output, may_store=False) if parameters.get("doNotTrack") else output
 
-    async def _send_within_limits(
-        self, context: RequestContext, min_tokens: int, need: Need, send: Callable[[], Awaitable[Outcome]]
-    ) -> Outcome:
-        """Wait for a permit and send; charge the call's budget, first with an estimate of at least `min_tokens`."""
-        budget = context.call.budget
+    async def _attempt(self, item: _Item) -> Outcome:
+        """Charge the budget with an estimate, wait for a permit, send the request, account for it. Raises ToolError."""
+        need, budget = item.need, item.context.call.budget
+        min_tokens = item.endpoint.min_tokens(item.resolved.parameters)
         reservation = None if budget is None else await budget.reserve(min_tokens, need.deadline)
         try:
-            permit = await self._acquire(context, need)
+            permit = await self._acquire(item.context, need)
         except BaseException:
             if reservation is not None:
                 reservation.unsent()
@@ -272,7 +268,7 @@ class JinaBackend:
         on_connected.set(WeakMethod(permit.connected))  # called by the transport
         tokens = None
         try:
-            outcome = await send()
+            outcome = await self._send(item)
             tokens = cost(outcome).tokens
         except ToolError as error:
             permit.failed(error)
@@ -289,6 +285,23 @@ class JinaBackend:
                 reservation.sent(tokens)
         if budget is not None:
             budget.record_cost(tokens)
+        return outcome
+
+    async def _send(self, item: _Item) -> Outcome:
+        """Send the request now, with the remaining time as `timeout`, and record the attempt. Raises ToolError."""
+        request, context = item.timed_request(), item.context
+        attempt = Attempt(time.monotonic(), request.method, request.host, item.meter.usage.requests)
+        context.record_attempt(attempt)
+        item.need.slot.sending()
+        item.meter.add(_ONE_REQUEST)
+        metrics.UPSTREAM_REQUESTS.labels(item.definition.built_in.name).inc()
+        try:
+            outcome = await self._client.fetch(request, item.need.key, item.need.deadline, context)
+        except ToolError as error:
+            _record_end(attempt, context, error.code)
+            context.clear()  # hold no memory while waiting for a retry
+            raise without_traceback(error) from None
+        _record_end(attempt, context)
         return outcome
 
     async def _acquire(self, context: RequestContext, need: Need) -> Permit:
