@@ -128,6 +128,7 @@ REQUIREMENTS = (
     Requirement("breaker", "design", "While loads or commits fail no command is fetched; the rows of one call do not stop other calls."),
     Requirement("postgres.failures", "design", "An error of PostgreSQL is a defect of one call, an outage, or a mistake that the operator must fix; `/readyz` names the latter with its remedy."),
     Requirement("postgres.shape", "design", "Damage of tables, columns, unique indexes or privileges while serving is detected within seconds and stops fetching; without a unique index no commit writes a result."),
+    Requirement("postgres.refusals", "design", "If the database refuses or discards the rows of a result, a test row decides: would any result be refused, nothing is lost and `/readyz` names the cause; else it is a defect of that call."),
     Requirement("postgres.connection", "design", "The executor connects to PostgreSQL as the connection string says, also over TLS; an idle pool shrinks to one connection."),
     Requirement("privilege.grants", "protocol 6", "The printed grants suffice for every call path; everything else is refused."),
     Requirement("privilege.subjects", "design", "The printed NATS permissions suffice for every call path; a denied subject is named."),

@@ -275,8 +275,25 @@ create trigger no_space before insert on cards for each row execute function pub
             "drop function public.no_space() cascade",
             "a policy refuses it (SQLSTATE 42501)",
         ),
+        (
+            NO_SPACE.replace("could not extend file", "results are frozen").replace("53100", "P0001"),
+            "drop function public.no_space() cascade",
+            "no result can be written: results are frozen (SQLSTATE P0001; PL/pgSQL function no_space() line",
+        ),
+        (
+            "alter table cards add constraint calls_only check (metadata ->> 'type' <> 'tool.result') not valid",
+            "alter table cards drop constraint calls_only",
+            'violates check constraint "calls_only" (SQLSTATE 23514)',
+        ),
+        (
+            NO_SPACE.replace("raise exception 'could not extend file' using errcode = '53100'", "return null").replace(
+                "on cards", "on state.agent_inbox"
+            ),
+            "drop function public.no_space() cascade",
+            "no result can be written: the database discards new rows of state.agent_inbox",
+        ),
     ],
-    ids=["disk full", "refused"],
+    ids=["disk full", "refused", "a trigger raises", "a constraint", "a trigger discards rows"],
 )
 @requirement("breaker", "postgres.failures", "health")
 async def test_while_commits_fail_nothing_is_fetched_and_afterwards_all_is_answered(
