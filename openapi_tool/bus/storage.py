@@ -183,7 +183,8 @@ class Storage:
         self._wake.set()
 
     async def check(self) -> None:
-        """Check once."""
+        """Check once; again at once, without a record, if replies were lost because of a reconnect."""
+        reconnects = self.client.stats["reconnects"]
         creators: dict[str, Callable[[], Awaitable[object]]] = {
             _LEASES: self.leases.records.ensure,
             _BUCKET: self._ensure_bucket,
@@ -194,6 +195,9 @@ class Storage:
             self.doorbells.problem(), *(self._problem(stream, create) for stream, create in creators.items())
         )
         reason = "; ".join(filter(None, problems))
+        if reason and reconnects != self.client.stats["reconnects"]:
+            self.wake()
+            return
         self.health.record(JETSTREAM, ok=not reason, reason=reason)
 
     async def _ensure_bucket(self) -> None:

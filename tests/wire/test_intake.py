@@ -487,6 +487,21 @@ async def test_a_doorbell_does_not_reveal_the_inbox_of_the_pull_request(stack: E
         assert first[-1][:8] != second[-1][:8]
 
 
+@requirement("nats.watched")
+async def test_a_new_connection_ends_the_silence_of_the_one_before(stack: EmbeddedStack) -> None:
+    """Else a replica that had been ready again for seconds became unready until the server's first heartbeat."""
+    async with pulling(stack) as harness:
+        await harness.waiting(1)
+        harness.pull._unanswered_since = time.monotonic() - 60.0  # noqa: SLF001 - a time without an answer
+        assert harness.pull.silence_s >= 60.0
+        await harness.client.force_reconnect()
+        await until(lambda: harness.client.stats["reconnects"] == 1)
+        assert harness.pull.silence_s < 60.0, "before the next request is sent"
+        harness.pull.wake()
+        await harness.waiting(1)
+        assert harness.pull.silence_s < 60.0
+
+
 @requirement("run.concurrency")
 async def test_renewing_the_pull_leaves_one_request_open(stack: EmbeddedStack) -> None:
     async with pulling(stack) as puller:

@@ -207,6 +207,31 @@ async def test_a_stream_at_its_message_limit_is_reported(stored: Stored) -> None
 
 
 @requirement("nats.storage")
+async def test_a_check_whose_replies_were_lost_with_the_connection_is_repeated(stack: EmbeddedStack) -> None:
+    """Else a replica that was ready again became unready until the next check."""
+    with server(stack, "") as nats_server:
+        bootstrap = build_bootstrap(Settings(postgres=DSN, nats={"servers": nats_server.url}), {})
+        async with connected(bootstrap.bus) as client:
+            stored, process = await stored_on(client), nats_server.process
+            await stored.storage.check()
+            assert process is not None
+            process.signal(signal.SIGSTOP)
+            try:
+                lost = asyncio.create_task(stored.storage.check())
+                await asyncio.sleep(0.1)  # its requests are on their way
+                await client.start_over()
+            finally:
+                process.signal(signal.SIGCONT)
+            await until(lambda: client.is_connected)
+            assert not lost.done()
+            await lost
+            assert stored.reason() == ""
+            running = asyncio.create_task(stored.storage.run())
+            await until(lambda: stored.health.ok(JETSTREAM))
+            running.cancel()
+
+
+@requirement("nats.storage")
 async def test_fewer_replicas_than_the_command_stream_log_one_warning(
     stored: Stored, caplog: pytest.LogCaptureFixture
 ) -> None:
