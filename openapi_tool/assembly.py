@@ -263,6 +263,7 @@ async def assemble(stack: AsyncExitStack, bootstrap: Bootstrap, shared: Shared) 
         consumer.wake()
 
     doorbells.changed = doorbells_changed
+    doorbells.stream = lambda: consumer.durable.stream if consumer.durable is not None else ""
     monitor = DurableMonitor(client, bootstrap.durable, consumer, clock, health)
     if (servers := tuple(bootstrap.bus.nats.servers)) not in shared.answering:
         shared.answering.add(servers)
