@@ -339,3 +339,23 @@ def test_an_unusable_value_is_reported_and_shown_nowhere(
     output = run(command, **{name: str(file) if value == "FILE" else value for name, value in variables.items()})
     assert setting in output
     assert CANARY not in output
+
+
+@requirement("open_files", "start.reasons")
+@pytest.mark.parametrize("files", [5, 14, 16, 18, 31])
+def test_a_start_that_may_open_too_few_files_names_the_limit(files: int) -> None:
+    """Else the first library that fails for want of a file hides the cause, or the start never ends."""
+    command = ["/bin/sh", "-c", f'ulimit -n {files}; exec "$@"', "sh", sys.executable, "-m", "openapi_tool", "serve"]
+    ended = subprocess.run(  # noqa: S603 - ours
+        command,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+        env={"PG_DSN": f"postgresql://{UNREACHABLE}/x"},
+    )
+    assert ended.returncode == 2
+    assert ended.stderr == (
+        f"openapi-tool: this process may open {files} files only (EMFILE beyond that): raise the limit "
+        "(ulimit -Hn) to 32 at least\n"
+    )
