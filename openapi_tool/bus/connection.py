@@ -298,6 +298,7 @@ class _ReplicaStats(_StrictModel):
     slots: float | None = None
     kernels: _Rows[_KernelStats] = []
     waiting_for_memory: float | None = None
+    log_lines_dropped: int | None = None
     phases_p95_ms: dict[str, float | None] = {}
     health: _HealthStats = _HealthStats()
     tools: _Rows[_CallStats] = []
