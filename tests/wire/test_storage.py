@@ -312,28 +312,26 @@ async def nats_problem(nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch)
 
 
 @requirement("nats.storage")
-async def test_a_check_whose_replies_were_lost_with_the_connection_is_repeated(stack: EmbeddedStack) -> None:
+async def test_a_check_whose_reply_was_lost_with_the_connection_is_repeated(
+    stored: Stored, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Else a replica that was ready again became unready until the next check."""
-    with server(stack, "") as nats_server:
-        bootstrap = build_bootstrap(Settings(postgres=DSN, nats={"servers": nats_server.url}), {})
-        async with connected(bootstrap.bus) as client:
-            stored, process = await stored_on(client), nats_server.process
-            await stored.storage.check()
-            assert process is not None
-            process.signal(signal.SIGSTOP)
-            try:
-                lost = asyncio.create_task(stored.storage.check())
-                await asyncio.sleep(0.1)  # its requests are on their way
-                await client.start_over()
-            finally:
-                process.signal(signal.SIGCONT)
-            await until(lambda: client.is_connected)
-            assert not lost.done()
-            await lost
-            assert stored.reason() == ""
-            running = asyncio.create_task(stored.storage.run())
-            await until(lambda: stored.health.ok(JETSTREAM))
-            running.cancel()
+    await stored.storage.check()
+    stream_info = JetStreamContext.stream_info  # the only hook between request and reply
+
+    async def lost(jetstream: JetStreamContext, name: str) -> Any:
+        monkeypatch.setattr(JetStreamContext, "stream_info", stream_info)
+        await stored.client.force_reconnect()
+        await until(lambda: stored.client.stats["reconnects"] == 1)
+        raise nats.errors.TimeoutError
+
+    monkeypatch.setattr(JetStreamContext, "stream_info", lost)
+    running = asyncio.create_task(stored.storage.run())
+    await until(lambda: stored.client.stats["reconnects"] == 1)
+    before = stored.health.dependencies[JETSTREAM].last_ok_at
+    await until(lambda: stored.reason() or stored.health.dependencies[JETSTREAM].last_ok_at != before)
+    assert stored.reason() == ""
+    running.cancel()
 
 
 @requirement("nats.storage")
