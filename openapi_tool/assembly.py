@@ -91,7 +91,8 @@ class DatabaseMonitor:
         """Run a health check, thorough while the breaker is open, which may close it if no call runs (`idle`)."""
         timer = asyncio.get_running_loop().call_later(_MAX_CHECK_S, self.mark_unavailable, _NO_ANSWER)
         try:
-            await kernel.ping(thorough=bool(self.breaker.reason))
+            if await kernel.ping(thorough=bool(self.breaker.reason)):
+                self.breaker.probe_soon()
         except Unavailable as error:
             self.mark_unavailable(error)
             return

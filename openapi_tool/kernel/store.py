@@ -79,10 +79,11 @@ class KernelStore:
             pool.terminate()
             raise
 
-    async def ping(self, *, thorough: bool = False) -> None:
+    async def ping(self, *, thorough: bool = False) -> bool:
         """Check privileges, writability and, if the tables have changed or if `thorough`, columns and indexes.
 
-        After a failure the whole inspection must pass again. Raises Unavailable.
+        Return whether the tables have changed since the last success, so that what failed may succeed now. After a
+        failure the whole inspection must pass again. Raises Unavailable.
         """
         timeout_s = min(_CHECK_TIMEOUT_S, self._timeout_s)
         inspected, self._inspected = self._inspected, ""
@@ -92,6 +93,7 @@ class KernelStore:
                 if thorough or shape != inspected:
                     shape = await check_database(connection, self._sql, timeout_s)
         self._inspected = shape
+        return shape != inspected
 
     async def encrypted(self) -> bool:
         """Return whether connections use TLS."""

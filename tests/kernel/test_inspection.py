@@ -767,6 +767,25 @@ async def rows_of(caller: Caller) -> list[int]:
     return [await caller.database.fetchval(f"select count(*) from {table}") for table in tables]  # noqa: S608 - constants
 
 
+@requirement("postgres.refusals")
+async def test_a_ping_tells_when_what_was_refused_may_be_accepted(store: KernelStore, caller: Caller) -> None:
+    """So a repair is tried at once, and not after the back-off of probes."""
+    await store.ping()
+    assert not await store.ping(thorough=True)
+    raising = trigger("raise 'results are frozen';", "cards")
+    for change in (
+        raising,
+        raising.partition("create trigger")[0].replace("create function", "create or replace function"),
+        "alter table cards disable trigger meddle",
+        "drop trigger meddle on cards",
+        "alter table state.agent_inbox add constraint known check (status <> 'x')",
+        "alter table state.agent_inbox drop constraint known",
+    ):
+        await caller.database.execute(change)
+        assert await store.ping(), change
+        assert not await store.ping()
+
+
 @requirement("postgres.failures")
 async def test_without_a_privilege_it_is_not_ready_and_waiting_calls_are_answered_later(
     stack: EmbeddedStack, caller: Caller, start_executor: StartExecutor
