@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import sys
 
@@ -10,6 +11,8 @@ from openapi_tool.files import MAX_CERTIFICATES_BYTES, check_regular_file
 from openapi_tool.signals import guard_command, guard_service
 
 _USAGE = 2  # `USAGE` of `cli.common`
+_FEWEST_FILES = 32
+"""Limit of open files with which `serve` works; with 20 it starts and no call gets a result."""
 
 
 def open_closed_streams() -> None:
@@ -29,6 +32,7 @@ def main() -> None:
     """Run the command line; Ctrl-C ends it without a traceback, also during the import, and so does SIGTERM."""
     if sys.argv[1:2] == ["serve"]:
         guard_service()
+        _check_file_limit()
     else:
         guard_command()
     open_closed_streams()
@@ -39,6 +43,17 @@ def main() -> None:
         run()
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)  # `INTERRUPTED` of `cli.common`, which may not be imported yet
+
+
+def _check_file_limit() -> None:
+    """Exit if the process can open too few files: whatever fails at the limit first hides the cause."""
+    _, limit = resource.getrlimit(resource.RLIMIT_NOFILE)  # the hard one, to which `serve` raises the soft one
+    if 0 <= limit < _FEWEST_FILES:  # RLIM_INFINITY is negative
+        sys.stderr.write(
+            f"openapi-tool: this process may open {limit} files only (EMFILE beyond that): raise the limit "
+            f"(ulimit -Hn) to {_FEWEST_FILES} at least\n"
+        )
+        sys.exit(_USAGE)
 
 
 def _check_certificates() -> None:

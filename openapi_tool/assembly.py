@@ -6,7 +6,6 @@ import asyncio
 import logging
 import math
 import secrets
-import time
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field, replace
@@ -92,7 +91,8 @@ class DatabaseMonitor:
         """Run a health check, thorough while the breaker is open, which may close it if no call runs (`idle`)."""
         timer = asyncio.get_running_loop().call_later(_MAX_CHECK_S, self.mark_unavailable, _NO_ANSWER)
         try:
-            await kernel.ping(thorough=bool(self.breaker.reason))
+            if await kernel.ping(thorough=bool(self.breaker.reason)):
+                self.breaker.probe_soon()
         except Unavailable as error:
             self.mark_unavailable(error)
             return
@@ -109,11 +109,10 @@ class DatabaseMonitor:
         self._outage = ""
         self._changed()
 
-    def mark_unavailable(self, error: Unavailable) -> str:
-        """Record that the database is unavailable; return why."""
+    def mark_unavailable(self, error: Unavailable) -> None:
+        """Record that the database is unavailable."""
         self._outage = self._located(str(error))
         self._changed()
-        return self._outage
 
     def _changed(self) -> None:
         reason = self._outage or self.breaker.reason
@@ -123,7 +122,6 @@ class DatabaseMonitor:
 
 T = TypeVar("T")
 
-_REMIND_S = 60.0
 _SHOWN_LIMITS = (
     "executor.concurrency",
     "executor.max_held",
@@ -212,9 +210,8 @@ async def assemble(stack: AsyncExitStack, bootstrap: Bootstrap, shared: Shared) 
     settings, health = bootstrap.settings, bootstrap.health
     database = DatabaseMonitor(health, bootstrap.pool)
 
-    def nats_unavailable(error: Unavailable) -> str:
+    def nats_unavailable(error: Unavailable) -> None:
         health.record(NATS, ok=False, reason=str(error))
-        return str(error)
 
     async with asyncio.TaskGroup() as group:  # concurrently, so that all unavailable servers are named
         opening = group.create_task(_open_kernel(stack, bootstrap.pool, database))
@@ -263,6 +260,7 @@ async def assemble(stack: AsyncExitStack, bootstrap: Bootstrap, shared: Shared) 
         consumer.wake()
 
     doorbells.changed = doorbells_changed
+    doorbells.stream = lambda: consumer.durable.stream if consumer.durable is not None else ""
     monitor = DurableMonitor(client, bootstrap.durable, consumer, clock, health)
     if (servers := tuple(bootstrap.bus.nats.servers)) not in shared.answering:
         shared.answering.add(servers)
@@ -280,10 +278,9 @@ async def _open_kernel(stack: AsyncExitStack, pool: PoolOptions, database: Datab
 
 
 async def _connect(
-    stack: AsyncExitStack, options: BusOptions, on_unavailable: Callable[[Unavailable], str]
+    stack: AsyncExitStack, options: BusOptions, on_unavailable: Callable[[Unavailable], None]
 ) -> BusClient:
-    reminder = Reminder()
-    bus = replace(options, on_trouble=lambda reason: reminder.log(on_unavailable(Unavailable(reason))))
+    bus = replace(options, on_trouble=lambda reason: on_unavailable(Unavailable(reason)))
     return await _until_available(lambda: stack.enter_async_context(connected(bus)), on_unavailable)
 
 
@@ -308,37 +305,21 @@ def upstream_transport(bootstrap: Bootstrap, resolver: Resolver | None) -> Egres
 
 
 async def _session_key(
-    settings: Settings, client: BusClient, replicas: int, on_unavailable: Callable[[Unavailable], str]
+    settings: Settings, client: BusClient, replicas: int, on_unavailable: Callable[[Unavailable], None]
 ) -> bytes:
     if settings.session.key is not None:
         return settings.session.key.get_secret_value().encode()
     return await _until_available(lambda: shared_session_key(client, replicas), on_unavailable)
 
 
-class Reminder:
-    """Logs once a minute why the start still waits; the health record logs the first reason."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._last = clock()
-
-    def log(self, reason: str) -> None:
-        """Log, if a minute has passed."""
-        now = self._clock()
-        if now - self._last >= _REMIND_S:
-            self._last = now
-            log.warning("still waiting to start: %s", reason, extra={"action": "service.waiting"})
-
-
-async def _until_available(attempt: Callable[[], Awaitable[T]], on_unavailable: Callable[[Unavailable], str]) -> T:
-    """Retry until a dependency is available; `on_unavailable` records a failure and returns its text."""
-    reminder = Reminder()
+async def _until_available(attempt: Callable[[], Awaitable[T]], on_unavailable: Callable[[Unavailable], None]) -> T:
+    """Retry until a dependency is available; `on_unavailable` records a failure."""
 
     async def trial() -> T:
         try:
             return await attempt()
         except Unavailable as error:
-            reminder.log(on_unavailable(error))
+            on_unavailable(error)
             raise
 
     return await retried(trial, on=Unavailable, wait=wait_exponential_jitter(multiplier=0.2, max=5, jitter=0.2))

@@ -259,7 +259,7 @@ MEANINGS = {
     "drain.finished": "All calls of a kernel ended or were handed back; with the number of those that were cancelled.",
     "drain.started": "Nothing is fetched any more; running calls get `grace_s` seconds.",
     "egress.address_refused": "A host of the upstream resolves to an address that is not public; nothing was sent.",
-    "health.changed": "A dependency became available or unavailable; the message says why.",
+    "health.changed": "A dependency became available, or is unavailable; the message says why, again every minute.",
     "health.serving": "The health server listens.",
     "key.blocked": "A key is invalid or exhausted: its calls use another key of its pool or fail. It is retried later.",
     "key.not_shared": "Cannot share which keys are blocked; this replica uses the outcomes of its own calls.",
@@ -286,7 +286,6 @@ MEANINGS = {
     "service.stopped": "Every step is done; the process ends.",
     "service.stopping": "A signal asks the service to stop, or without `signal` a part of it failed. The process ends "
     "in `within_s` seconds at the latest.",
-    "service.waiting": "The start still waits for a dependency; the message says why.",
     "setting.changed": "A setting was changed or ignored; the message says which.",
     "storage.created": "A missing stream or bucket of the executor was created; the message names it.",
     "storage.replicas": "A stream or bucket has fewer replicas than the command stream: if its servers fail, "

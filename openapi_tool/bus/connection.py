@@ -109,19 +109,24 @@ _TIMEOUT_S = 2.0  # of one attempt
 _PERMANENT = (nats.errors.BadSubjectError, nats.errors.MaxPayloadError, nats.js.errors.BadRequestError)
 
 
-_FULL = (10002, 10023, 10047, 10077)
-"""JetStream's error codes for a reached limit of account, server (its disk) and stream; 10002 has the status 400.
-Source: nats-server, server/errors.json."""
+_FREE = "free its disk or raise the limit"
+_NOT_STORED = {
+    **dict.fromkeys((10002, 10023, 10047, 10077), _FREE),  # a limit of account, server (its disk) or stream
+    10109: "delete the stream, which is sealed, so that it is created again",
+}
+"""What to do, by JetStream's error code; some have the status 400. Source: nats-server, server/errors.json."""
 
 
 @dataclass(slots=True)
 class WakeupPublisher:
     """Publishes doorbells; if that is impossible, the kernel's periodic scan of the inbox finds the result.
 
-    `outage` is why JetStream stores none, empty if it does; `changed` is called on every change.
+    `outage` is why JetStream stores none, empty if it does; `changed` is called on every change. `stream` returns the
+    name of the command stream, which stores them; empty while it is unknown.
     """
 
     client: BusClient
+    stream: Callable[[], str] = field(default=str)
     changed: Callable[[], None] = field(default=lambda: None, init=False)
     outage: str = field(default="", init=False)
     _unsent: Wakeup | None = field(default=None, init=False)
@@ -169,14 +174,16 @@ class WakeupPublisher:
 
     def _why_not_stored(self, error: Exception) -> str:
         """Return why JetStream stores no message at all, empty if it may store others."""
+        stream = self.stream() or "the command stream"
         if isinstance(error, nats.js.errors.APIError):
-            reason = error.description or ""
-            full = error.err_code in _FULL and "per subject" not in reason
-            return f"JetStream stores no message: {reason}; free its disk or raise the limit" if full else ""
+            reason, remedy = error.description or "", _NOT_STORED.get(error.err_code or 0)
+            if remedy is None or "per subject" in reason:
+                return ""
+            return f"JetStream stores no message in {stream}: {reason}; {remedy}"
         if isinstance(error, nats.errors.TimeoutError) and self.client.is_connected:
             return (
-                "JetStream confirms no doorbell; after a write error, as of a full disk, restart nats-server "
-                "(see its log); else check that the command stream captures doorbells"
+                f"JetStream confirms no doorbell in {stream}; after a write error, as of a full disk, restart "
+                "nats-server (see its log); else check that this stream captures doorbells"
             )
         return ""
 
@@ -291,6 +298,7 @@ class _ReplicaStats(_StrictModel):
     slots: float | None = None
     kernels: _Rows[_KernelStats] = []
     waiting_for_memory: float | None = None
+    log_lines_dropped: int | None = None
     phases_p95_ms: dict[str, float | None] = {}
     health: _HealthStats = _HealthStats()
     tools: _Rows[_CallStats] = []

@@ -233,7 +233,8 @@ class DeadLetters:
                     raise
                 metrics.DEAD_LETTERS_DISCARDED.labels(cause).inc()
                 log.error(  # noqa: TRY400 - refused by the server, not a defect
-                    "cannot store a dead letter; it is discarded: %s",
+                    "cannot store a dead letter in stream %s; it is discarded: %s",
+                    STREAM,
                     error,
                     extra={"action": "dead_letters.discarded", "cause": cause} | fields,
                 )

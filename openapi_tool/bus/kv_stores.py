@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import logging
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 
 import nats.errors
@@ -15,6 +16,7 @@ from nats.aio.client import Client
 from nats.js import JetStreamContext
 from nats.js.api import DiscardPolicy, KeyValueConfig, StreamConfig
 from nats.js.errors import (
+    APIError,
     BadRequestError,
     BucketNotFoundError,
     KeyNotFoundError,
@@ -52,6 +54,16 @@ async def read_key(bucket: KeyValue, key: str) -> tuple[int, bytes | None]:
     return entry.revision or 0, entry.value or b""
 
 
+@contextmanager
+def naming(bucket: str) -> Iterator[None]:
+    """Add the bucket to an error of JetStream, such as that of a reached limit, which does not name it."""
+    try:
+        yield
+    except APIError as error:
+        error.description = f"{error.description or ''} (bucket {bucket})".strip()
+        raise
+
+
 class Records:
     """Records of one bucket, changed by compare-and-set; all methods raise nats.errors.Error.
 
@@ -85,7 +97,8 @@ class Records:
         """Replace a record that still has this revision; return the new one, None if it was changed meanwhile."""
         try:
             bucket = self._bucket or await self.ensure()
-            return await bucket.update(key, value, last=revision)
+            with naming(self._config.bucket):
+                return await bucket.update(key, value, last=revision)
         except KeyWrongLastSequenceError:
             return None
         except NoStreamResponseError:  # the bucket was deleted, or has no leader: the next read reports it
@@ -371,7 +384,8 @@ class ParkedResultStore:
         """Store a record."""
         with outage_as_unavailable():
             bucket = await open_bucket(self._client.jetstream(), self._config)
-            await bucket.put(_parked_key(name), record)
+            with naming(PARKED_BUCKET):
+                await bucket.put(_parked_key(name), record)
 
     async def get(self, name: str) -> bytes | None:
         """Return a record, None if there is none."""

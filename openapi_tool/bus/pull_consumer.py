@@ -84,8 +84,9 @@ class PullConsumer:
 
     @property
     def silence_s(self) -> float:
-        """Seconds since the server answered an open request, also by heartbeat; 0 without one."""
-        return 0.0 if self._unanswered_since is None else time.monotonic() - self._unanswered_since
+        """Seconds since the server answered an open request, also by heartbeat; 0 without one on this connection."""
+        open_here = self._unanswered_since is not None and not self._reconnected
+        return time.monotonic() - (self._unanswered_since or 0.0) if open_here else 0.0
 
     def wake(self) -> None:
         """Fill slots that became free."""
@@ -117,8 +118,11 @@ class PullConsumer:
 
     def _must_resubscribe(self) -> bool:
         """Return whether the open request may be lost, or exceeds the free slots: it cannot be reduced."""
-        reconnected = self._reconnects != self._client.stats["reconnects"]
-        return self._renew_requested or reconnected or 0 < self._requested > self._free_slots()
+        return self._renew_requested or self._reconnected or 0 < self._requested > self._free_slots()
+
+    @property
+    def _reconnected(self) -> bool:
+        return self._reconnects != self._client.stats["reconnects"]
 
     async def _subscribe(self) -> None:
         self._reconnects = self._client.stats["reconnects"]
@@ -134,7 +138,7 @@ class PullConsumer:
         self._renew_requested = False
         await self._unsubscribe()
         self._requested = 0
-        if not self._free_slots():
+        if self._reconnected or not self._free_slots():
             self._unanswered_since = None
         await self._subscribe()
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 import nats.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
-from nats.js.api import KeyValueConfig, StreamInfo
-from nats.js.errors import NotFoundError
+from nats.js.api import DiscardPolicy, KeyValueConfig, StreamInfo
+from nats.js.errors import APIError, NoStreamResponseError, NotFoundError
 
 from openapi_tool.budgets.budgets import Budgets
 from openapi_tool.bus import dead_letters, kv_stores, leases
@@ -131,27 +131,73 @@ _CHECK_INTERVAL_S = 4.0
 _RETRY_INTERVAL_S = 1.0  # while something cannot be used
 _MIN_FREE_BYTES = 1024
 _LEASES, _BUCKET, _PARKED = f"KV_{leases.BUCKET}", kv_stores.STREAM, f"KV_{kv_stores.PARKED_BUCKET}"
-_STORED = (_LEASES, _BUCKET, _PARKED, f"KV_{LIMITS.bucket}", f"KV_{BUDGETS.bucket}", dead_letters.STREAM)
+_WRITTEN_BYTES = {
+    _LEASES: 4 * 1024,
+    _BUCKET: 1024,
+    _PARKED: 257 * 1024,
+    f"KV_{LIMITS.bucket}": MAX_VALUE_BYTES,
+    f"KV_{BUDGETS.bucket}": MAX_VALUE_BYTES,
+    dead_letters.STREAM: 160 * 1024,
+}
+"""Streams of the executor, and the size of the largest message that it writes to each."""
+
+_DOORBELL_BYTES = 2 * 1024  # with its headers
+_TEST_KEY = f"$KV.{kv_stores.PARKED_BUCKET}.{kv_stores.PARKED_KEYS.replace('*', 'test')}"
 
 
-async def denied(client: BusClient) -> list[str]:
-    """Return which streams and buckets of the executor this user may not use. Raises nats.errors.Error."""
-    return list(filter(None, await asyncio.gather(*(_denial(client, name) for name in _STORED))))
+async def unusable(client: BusClient, command_stream: str) -> list[str]:
+    """Return which streams and buckets cannot be used, and why; `command_stream` is empty if it is missing.
+
+    If all can, a test record is stored, which expires: nothing else shows that the disk is full. Missing streams are no
+    problem, as they are created when they are needed. Raises nats.errors.Error.
+    """
+    needed = {**_WRITTEN_BYTES, command_stream: _DOORBELL_BYTES}
+    found = await asyncio.gather(*(_unusable(client, name, size) for name, size in needed.items() if name))
+    return [problem for problem in found if problem] or await _not_stored(client)
 
 
-async def _denial(client: BusClient, stream: str) -> str:
+async def _unusable(client: BusClient, stream: str, written_bytes: int) -> str:
     try:
-        await client.jetstream(timeout=_TIMEOUT_S).stream_info(stream)
+        return _problem(await client.jetstream(timeout=_TIMEOUT_S).stream_info(stream), written_bytes)
     except Denied as refusal:
-        return str(refusal)
-    except NotFoundError:  # it is created when it is needed
-        pass
+        return str(refusal) if stream in _WRITTEN_BYTES else ""  # earlier versions did not read the command stream's
+    except NotFoundError:
+        return ""
+
+
+async def _not_stored(client: BusClient) -> list[str]:
+    try:
+        await client.publish_to_stream(_TEST_KEY, b"", {}, _TIMEOUT_S)
+    except NoStreamResponseError:  # the bucket is not created yet
+        return []
+    except APIError as error:
+        return [f"JetStream stores no message in {_PARKED}: {error.description}; free its disk or raise the limit"]
+    return []
+
+
+def _problem(info: StreamInfo, written_bytes: int) -> str:
+    """Return why a stream does not store what is written to it, and what to do; empty if it does."""
+    config, state = info.config, info.state
+    name, max_size = config.name, config.max_msg_size or -1
+    max_bytes, max_messages = config.max_bytes or 0, config.max_msgs or 0
+    if config.sealed:
+        return f"{name} is sealed for good: delete it (nats stream rm {name}), so that it is created again"
+    if 0 <= max_size < written_bytes:
+        edit = f"nats stream edit {name} --max-msg-size {written_bytes} --force"
+        return f"{name} takes messages of up to {max_size} bytes only, and some have {written_bytes}: run {edit}"
+    if config.discard != DiscardPolicy.NEW:  # it deletes old messages instead
+        return ""
+    free = f"delete messages, or raise the limit (nats stream edit {name})"
+    if 0 < max_bytes < state.bytes + _MIN_FREE_BYTES:  # the server counts some overhead per message
+        return f"{name} is full ({state.bytes} of {max_bytes} bytes): {free}"
+    if 0 < max_messages <= state.messages:
+        return f"{name} is full ({state.messages} of {max_messages} messages): {free}"
     return ""
 
 
 @dataclass(slots=True)
 class Storage:
-    """Creates missing streams and buckets, and records in `health` which are full or do not answer.
+    """Creates missing streams and buckets, and records in `health` which cannot be written or do not answer.
 
     It also records if no doorbell can be stored.
     `session_key` is None if it is not stored in NATS. Fewer than `replicas` replicas cause a warning.
@@ -183,17 +229,23 @@ class Storage:
         self._wake.set()
 
     async def check(self) -> None:
-        """Check once."""
+        """Check once; again at once, without a record, if replies were lost because of a reconnect."""
+        reconnects = self.client.stats["reconnects"]
         creators: dict[str, Callable[[], Awaitable[object]]] = {
             _LEASES: self.leases.records.ensure,
             _BUCKET: self._ensure_bucket,
             _PARKED: self.parked.ensure,
             dead_letters.STREAM: self.dead_letter_stream.ensure,
         }
+        needed = {**_WRITTEN_BYTES, self.doorbells.stream(): _DOORBELL_BYTES}
         problems = await asyncio.gather(
-            self.doorbells.problem(), *(self._problem(stream, create) for stream, create in creators.items())
+            self.doorbells.problem(),
+            *(self._problem(stream, size, creators.get(stream)) for stream, size in needed.items() if stream),
         )
         reason = "; ".join(filter(None, problems))
+        if reason and reconnects != self.client.stats["reconnects"]:
+            self.wake()
+            return
         self.health.record(JETSTREAM, ok=not reason, reason=reason)
 
     async def _ensure_bucket(self) -> None:
@@ -202,26 +254,28 @@ class Storage:
         else:
             await kv_stores.restore_session_key(self.client, self.session_key, self.replicas)
 
-    async def _problem(self, stream: str, create: Callable[[], Awaitable[object]]) -> str:
-        """Return why a stream cannot be used, empty if it can."""
+    async def _problem(self, stream: str, written_bytes: int, create: Callable[[], Awaitable[object]] | None) -> str:
+        """Return why a stream cannot be used, empty if it can; one without `create` may be missing or unreadable."""
         jetstream = self.client.jetstream(timeout=_TIMEOUT_S)
         try:
             try:
                 info = await jetstream.stream_info(stream)
             except NotFoundError:
-                await create()
-                log.info("created %s", stream, extra={"action": "storage.created", "stream": stream})
+                if create is not None:
+                    await create()
+                    log.info("created %s", stream, extra={"action": "storage.created", "stream": stream})
                 return ""
         except Denied as denied:
-            return f"{stream}: {denied}"
+            return f"{stream}: {denied}" if create is not None else ""
         except Unavailable as unusable:
             return str(unusable)
         except (nats.errors.Error, OSError) as error:
             return f"{stream} does not answer: {type(error).__name__}"
-        self._warn_of_replicas(stream, info)
+        if create is not None:
+            self._warn_of_replicas(stream, info)
         if stream == _BUCKET:
             self._warn_of_readable_keys(info)
-        return f"{stream} is full ({info.state.bytes} of {info.config.max_bytes} bytes)" if _is_full(info) else ""
+        return _problem(info, written_bytes)
 
     def _warn_of_replicas(self, stream: str, info: StreamInfo) -> None:
         replicas = info.config.num_replicas or 1
@@ -248,9 +302,3 @@ class Storage:
                 kv_stores.RESTRICT,
                 extra={"action": "storage.unrestricted", "stream": _BUCKET},
             )
-
-
-def _is_full(info: StreamInfo) -> bool:
-    """Return whether the next record may not fit; the server counts some overhead per record."""
-    max_bytes, max_messages = info.config.max_bytes or 0, info.config.max_msgs or 0
-    return 0 < max_bytes < info.state.bytes + _MIN_FREE_BYTES or 0 < max_messages <= info.state.messages

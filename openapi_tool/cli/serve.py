@@ -18,7 +18,7 @@ from openapi_tool.bus.client import BusClient
 from openapi_tool.bus.connection import connected, outage_as_unavailable
 from openapi_tool.bus.durable import DurableMissing, ServerClock, observe
 from openapi_tool.bus.options import DurableOptions
-from openapi_tool.bus.storage import denied
+from openapi_tool.bus.storage import unusable
 from openapi_tool.bus.streams import UNLIMITED, Durable, command_stream_of
 from openapi_tool.cli.common import USAGE, JsonOption, print_json, print_line, print_status
 from openapi_tool.cli.kernels import ProtocolOption
@@ -108,6 +108,8 @@ def check(
 ) -> None:
     """Check settings, PostgreSQL, NATS and keys as `serve` would use them; change nothing.
 
+    It stores an empty record in NATS, which expires after an hour, to see whether JetStream stores messages.
+
     Without --protocol every kernel of the settings is checked. Exit codes: 0 all usable, 1 a dependency is unusable, a
     key is missing or a definition would fail, 2 invalid settings.
     """
@@ -188,8 +190,8 @@ async def _nats(bootstrap: Bootstrap) -> list[str]:
     with outage_as_unavailable(bootstrap.bus.where):
         async with connected(replace(bootstrap.bus, once=True)) as client:
             encryption, stream = _transport(encrypted=client.encrypted), await command_stream_of(client, durable)
-            if refusals := await denied(client):
-                raise _CheckFailed("; ".join(refusals))
+            if problems := await unusable(client, stream or ""):
+                raise _CheckFailed("; ".join(problems))
             if stream is None:
                 return [encryption, "the command stream is created at the start"]
             return [encryption, f"stream {stream}", await _durable(client, Durable(stream, durable.name), durable)]

@@ -132,6 +132,9 @@ def _suspicious_replies(replica: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _warnings(replica: Mapping[str, Any]) -> Iterator[str]:
+    if replica.get("log_lines_dropped"):
+        lines = counted(replica["log_lines_dropped"], "log line")
+        yield f"{replica.get('instance')}: since its start {lines} were dropped: nobody reads them, or its disk is full"
     for warning in replica.get("warnings") or ():
         project = f" (project {warning['project_id']})" if warning.get("project_id") else ""
         often = counted(warning["count"], "time")

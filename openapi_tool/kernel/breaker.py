@@ -109,7 +109,7 @@ class CircuitBreaker:
                 self._changed()
 
     def probe_soon(self) -> None:
-        """Reset the back-off, because the health check succeeds again after it failed."""
+        """Reset the back-off, because the health check succeeds again after it failed, or the tables have changed."""
         self._failures = 0
 
     def close_if_quiet(self) -> None:

@@ -1,6 +1,7 @@
 """Classification of PostgreSQL errors.
 
-- *defect*: caused by the values of one call, raised unchanged; the run counts as lost.
+- *defect*: caused by the values of one call, raised unchanged; the run counts as lost. If the database would refuse any
+  result, `store` raises NeedsOperator instead.
 - *outage*: temporary, raised as Unavailable; the call waits.
 - *operator*: an outage for a missing grant, migration or setting, raised as NeedsOperator.
 
@@ -43,6 +44,7 @@ _OPERATOR = "An operator must correct this: "
 GRANT_PRIVILEGES = f"{_OPERATOR}grant what `openapi-tool sql grants` prints"
 RUN_MIGRATIONS = f"{_OPERATOR}check that it is the kernel's database of the configured version, with all its migrations"
 UPGRADE = f"{_OPERATOR}use a version of openapi-tool that knows them, or give them a default"
+ADMIT_RESULTS = f"{_OPERATOR}change the trigger or constraint so that it admits results, or drop it"
 BYPASS_ROW_SECURITY = f"{_OPERATOR}disable it, or run `alter role ROLE bypassrls`"
 SET_SEARCH_PATH = f"{_OPERATOR}run `alter role ROLE set search_path = public`, or as the kernel's schema is named"
 SET_VERSION = f"{_OPERATOR}set protocol.version, or name each database in the section of its own version"
@@ -74,6 +76,12 @@ class Contended(Unavailable):
 def kind_of(sqlstate: str | None) -> Kind:
     """Return the kind of an error by its SQLSTATE; an error without one is a defect."""
     return KINDS.get(sqlstate or "") or KINDS.get((sqlstate or "")[:2], "defect")
+
+
+def refusal_of(error: asyncpg.PostgresError) -> str:
+    """Return why PostgreSQL refuses a row, with the function that raised the error."""
+    where = (error.context or "").partition("\n")[0]
+    return f"{error.message} (SQLSTATE {'; '.join(filter(None, (error.sqlstate, where)))})"
 
 
 class _Translation:

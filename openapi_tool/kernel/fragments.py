@@ -275,13 +275,14 @@ _LOCKED = "openapi_tool.turn_locked"  # setting of a transaction
 
 
 class Mode(StrEnum):
-    """Parameter $18 of COMMIT and REPORT. They write in ALONE and IN_TURN unless the turn is busy; and AT_ONCE."""
+    """Parameter $18 of COMMIT and REPORT. They write AT_ONCE and in TEST; ALONE and IN_TURN unless the turn is busy."""
 
     LOOK = "look"  # writes nothing
     LOCK = "lock"  # writes nothing; the lock lasts to the end of the transaction
     ALONE = "alone"
     IN_TURN = "in turn"  # after LOCK in the same transaction
     AT_ONCE = "at once"
+    TEST = "test"  # also if no turn accepts the report; to be rolled back
 
 
 def turn_lock(report: Report) -> int:
@@ -301,25 +302,30 @@ def writes(inbox: str, accepted: str, edge_turn: str, busy: str, first: int) -> 
     raises a unique violation, which rolls the card back. `on conflict` names the columns of the unique indexes, so that
     PostgreSQL refuses the statement if one is missing: without it a call could get two results.
 
+    If a row is discarded, as by a trigger that returns null, the statement fails (by a division by zero), so that the
+    others are not written without it; TEST returns the tables of such rows instead. Only there a card that was not
+    written is a discarded one: elsewhere the call may have another result.
+
     `busy` is the condition that another result of the turn is unread, or that its step has other commands
     (SENT_LATELY). The lock ($16) is only tried: if statements waited for it, one blocked commit would take a connection
     for each result of its turn.
     """
     turn = f"""
-    select *, $18::text = '{Mode.AT_ONCE}' or $18 in ('{Mode.ALONE}', '{Mode.IN_TURN}') and not busy as writes
+    select *, $18::text in ('{Mode.AT_ONCE}', '{Mode.TEST}')
+        or $18 in ('{Mode.ALONE}', '{Mode.IN_TURN}') and not busy as writes
     from (
         select not case $18
             when '{Mode.ALONE}' then pg_try_advisory_xact_lock($16)
             when '{Mode.LOCK}' then set_config('{_LOCKED}', pg_try_advisory_xact_lock($16)::text, true) = 'true'
             when '{Mode.IN_TURN}' then coalesce(current_setting('{_LOCKED}', true), '') = 'true'
             else true
-        end or $18 <> '{Mode.AT_ONCE}' and ({busy}) as busy
+        end or $18 not in ('{Mode.AT_ONCE}', '{Mode.TEST}') and ({busy}) as busy
     ) as found
 """  # noqa: S608 - constants only
     content, metadata, artifact_id, text, artifact_metadata, ttl_s = (f"${first + place}" for place in range(6))
     new_card = f"""
     insert into cards (card_id, tenant_id, content, tool_call_id, metadata)
-    select $2, $1, {content}, $6, {metadata} from turn where writes and {accepted}
+    select $2, $1, {content}, $6, {metadata} from turn where writes and ($18 = '{Mode.TEST}' or {accepted})
     on conflict (tenant_id, md5(tool_call_id)) where tool_call_id is not null and metadata ->> 'type' = 'tool.result'
     do nothing
     returning card_id
@@ -327,23 +333,43 @@ def writes(inbox: str, accepted: str, edge_turn: str, busy: str, first: int) -> 
     insert into cards (card_id, tenant_id, content, metadata, ttl_seconds, expires_at)
     select {artifact_id}, $1, {text}, {artifact_metadata}, {ttl_s}::int, now() + make_interval(secs => {ttl_s}::int)
     from card where {artifact_id}::text is not null
+    returning card_id
+"""  # noqa: S608 - constants only
+    no_new_card = f"""
+        $18 = '{Mode.TEST}' and not exists (select from card)
+        or exists (select from card) and {artifact_id}::text is not null and not exists (select from artifact)
 """  # noqa: S608 - constants only
     card = f"""
     select card_id from cards
     where card_id = $2 and tenant_id = $1 and deleted_at is null and (select writes from turn) and {accepted}
 """  # noqa: S608 - constants only
-    written = f"""{inbox}, edge as (
+
+    def written(no_card: str) -> str:
+        return f"""{inbox}, edge as (
     insert into state.execution_edges (
         edge_id, project_id, channel_id, primitive, edge_phase, source_agent_id, target_agent_id,
         target_agent_turn_id, correlation_id, recursion_depth, trace_id, parent_step_id, metadata
     )
     select $9, $1, $5, 'report', 'response', $10, $4, {edge_turn}, $6, $11, $12, $13, $14 from inbox
     on conflict {EDGE_KEY} do nothing
+    returning edge_id
 )
-select busy, exists (select from inbox) as written from turn
+select busy, exists (select from inbox) as written, discarded,
+    1 / (discarded = '' or $18 = '{Mode.TEST}')::int as none_discarded
+from turn, (
+    select concat_ws(', ',
+        case when {no_card} then 'cards' end,
+        case when exists (select from card) and not exists (select from inbox) then 'state.agent_inbox' end,
+        case when exists (select from inbox) and not exists (select from edge) and not exists (
+            select from state.execution_edges
+            where project_id = $1 and md5(correlation_id) = md5($6) and primitive = 'report' and edge_phase = 'response'
+        ) then 'state.execution_edges' end
+    ) as discarded
+) as rows
 """  # noqa: S608 - constants only
+
     turn = f"with turn as materialized ({turn})"
-    return f"{turn}, card as ({new_card}), {written}", f"{turn}, card as ({card}), {written}"
+    return f"{turn}, card as ({new_card}), {written(no_new_card)}", f"{turn}, card as ({card}), {written('false')}"
 
 
 def call_values(command: Command, own: object) -> tuple[Any, ...]:

@@ -107,7 +107,8 @@ _NEEDED = ", ".join(
 
 _TABLES = tuple(dict.fromkeys(table for grant in EXECUTOR for table in grant.tables))
 
-# What `check_database` depends on, as one text: columns with types and privileges, indexes, privileges on tables.
+# What `check_database` and commits depend on, as one text: columns with types and privileges, indexes, privileges on
+# tables, triggers with their functions, constraints.
 _SHAPE = f"""
 with tables as (select to_regclass(name) as oid from unnest(array{list(_TABLES)}) as name)
 select md5(string_agg(line, ';' order by line)) from (
@@ -119,6 +120,11 @@ select md5(string_agg(line, ';' order by line)) from (
     union all
     select concat_ws(' ', c.oid, relacl, nspacl, relrowsecurity, relforcerowsecurity)
     from pg_class as c join tables on c.oid = tables.oid join pg_namespace as n on n.oid = relnamespace
+    union all
+    select concat_ws(' ', t.oid, tgenabled, p.xmin)
+    from pg_trigger as t join tables on tgrelid = tables.oid join pg_proc as p on p.oid = tgfoid
+    union all
+    select concat_ws(' ', c.oid) from pg_constraint as c join tables on conrelid = tables.oid
 ) as lines
 """  # noqa: S608 - constants only
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from functools import partial
 from types import TracebackType
 from typing import Any
@@ -11,8 +12,11 @@ import asyncpg
 
 from openapi_tool.concurrency import FairSemaphore
 from openapi_tool.kernel.failures import (
+    ADMIT_RESULTS,
     PoolShareUsed,
     ReadOnly,
+    kind_of,
+    refusal_of,
     translate_connection_errors,
     translate_statement_errors,
 )
@@ -20,9 +24,9 @@ from openapi_tool.kernel.fragments import ARTIFACT, HAS_RESULT, LAST_RESULT_AGE,
 from openapi_tool.kernel.inspection import STATEMENTS, Statements, check_access, check_database
 from openapi_tool.open_files import with_free_file
 from openapi_tool.options import PoolOptions
-from openapi_tool.protocol.cards import ArtifactCard, Card
+from openapi_tool.protocol.cards import ArtifactCard, Card, new_id, result_card
 from openapi_tool.protocol.command import Command, Report, TurnCondition
-from openapi_tool.protocol.errors import TurnBusy, Unavailable
+from openapi_tool.protocol.errors import NeedsOperator, TurnBusy, Unavailable
 from openapi_tool.protocol.jsontext import dumps, loads
 from openapi_tool.protocol.records import Artifact, CallRecords
 from openapi_tool.telemetry import metrics
@@ -30,6 +34,7 @@ from openapi_tool.telemetry import metrics
 _JSONB_VERSION = b"\x01"
 _MAX_IDLE_S = 30.0  # until a connection is closed; the health check keeps one in use
 _NO_PROJECT = ""  # connections for the service itself
+_NOBODY = "openapi_tool"  # id of project, agent and turn of a result that is only tried
 _RETRY_POOL_S = 0.05
 _CHECK_TIMEOUT_S = 2.0  # of each step of a health check, to detect a database that hangs
 
@@ -74,10 +79,11 @@ class KernelStore:
             pool.terminate()
             raise
 
-    async def ping(self, *, thorough: bool = False) -> None:
+    async def ping(self, *, thorough: bool = False) -> bool:
         """Check privileges, writability and, if the tables have changed or if `thorough`, columns and indexes.
 
-        After a failure the whole inspection must pass again. Raises Unavailable.
+        Return whether the tables have changed since the last success, so that what failed may succeed now. After a
+        failure the whole inspection must pass again. Raises Unavailable.
         """
         timeout_s = min(_CHECK_TIMEOUT_S, self._timeout_s)
         inspected, self._inspected = self._inspected, ""
@@ -87,6 +93,7 @@ class KernelStore:
                 if thorough or shape != inspected:
                     shape = await check_database(connection, self._sql, timeout_s)
         self._inspected = shape
+        return shape != inspected
 
     async def encrypted(self) -> bool:
         """Return whether connections use TLS."""
@@ -169,11 +176,46 @@ class KernelStore:
                     # message and one transaction.
                     locking = *values(Mode.LOCK), *(None,) * len(card)
                     [_, row] = await connection.fetchmany(statement, [locking, (*values(Mode.IN_TURN), *card)])
-            except asyncpg.UniqueViolationError:
-                return False
-        if row["busy"]:
-            raise TurnBusy
-        return bool(row["written"])
+            except asyncpg.PostgresError as error:
+                if kind_of(error.sqlstate) != "defect":
+                    raise
+                await self._require_writable(connection, report)
+                if isinstance(error, asyncpg.UniqueViolationError):
+                    return False
+                raise
+            if row["busy"]:
+                raise TurnBusy
+            if not row["written"]:
+                await self._require_writable(connection, report)
+            return bool(row["written"])
+
+    async def _require_writable(self, connection: asyncpg.Connection, report: Report) -> None:
+        """Raise NeedsOperator if the database refuses or discards the rows of any result, not only those of this one.
+
+        Two small results are tried and rolled back: of another call of this agent, as the database may know its project
+        only, and of an agent and project that do not exist, as it may refuse all results of this one.
+        """
+        refusals = [await self._refusal(connection, report, project_id) for project_id in (report.project_id, _NOBODY)]
+        if all(refusals):
+            raise NeedsOperator(f"PostgreSQL: no result can be written: {refusals[0]}", ADMIT_RESULTS)
+
+    async def _refusal(self, connection: asyncpg.Connection, report: Report, project_id: str) -> str:
+        """Return why the database does not store a small result; empty if it does."""
+        card, tested = _test_result(report, project_id)
+        values = self._sql.report_values(card.card_id, tested, Mode.TEST, None)
+        transaction = connection.transaction()
+        await transaction.start()
+        try:
+            await connection.execute("set constraints all immediate")
+            row = await connection.fetchrow(self._sql.COMMIT, *values, card.content, card.metadata, *(None,) * 4)
+        except asyncpg.PostgresError as error:
+            if kind_of(error.sqlstate) != "defect":
+                raise
+            return refusal_of(error)
+        finally:
+            await transaction.rollback()
+        discarded: str = row["discarded"]
+        return discarded and f"the database discards new rows of {discarded}, as a trigger does that returns null"
 
     def _connection(self, project_id: str, timeout_s: float | None = None) -> _PooledConnection:
         """Return a context that raises a defect of the statement unchanged, and Unavailable for any other error."""
@@ -186,6 +228,28 @@ class KernelStore:
                 await self._pool.close()
         except TimeoutError:
             self._pool.terminate()
+
+
+def _test_result(report: Report, project_id: str) -> tuple[Card, Report]:
+    """Return a small result like that of `report`, of a call that does not exist; in another project also its agent."""
+    identity = replace(report.acceptance.identity, tool_call_id=new_id("test_"))
+    turn = report.acceptance.waiting_turn
+    if project_id != report.project_id:
+        identity = replace(identity, project_id=project_id, agent_id=project_id, agent_turn_id=project_id)
+        turn = replace(turn, agent_turn_id=project_id)
+    acceptance = replace(report.acceptance, identity=identity, waiting_turn=turn, request_edge_id=new_id("edge_"))
+    card = result_card(
+        actor_id=report.actor_id,
+        function_name=_NOBODY,
+        identity=identity,
+        call_card=None,
+        status="success",
+        after_execution="suspend",
+        result="",
+        error=None,
+        tool_output=None,
+    )
+    return card, replace(report, acceptance=acceptance, inbox_id=new_id("inbox_"), edge_id=new_id("edge_"))
 
 
 class _PooledConnection:

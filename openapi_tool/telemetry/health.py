@@ -28,7 +28,7 @@ _TICK_S = 0.25
 _LAG_WARNING_S = 0.5
 _REASON_CHARS = 1_000
 _MAX_LOGGED_REASONS = 64
-_REPEAT_AFTER_S = 3_600.0
+_REPEAT_AFTER_S = 60.0
 
 
 @dataclass(slots=True)
@@ -79,31 +79,28 @@ class Health:
     def record(self, name: str, *, ok: bool, reason: str = "") -> bool:
         """Record the state of a dependency; return whether `ok` changed.
 
-        A reason's text is logged at most once an hour: behind a pooler it can change many times a minute.
+        While it is unavailable each reason is logged once a minute: behind a pooler it can change many times.
         """
         dependency = self.dependencies[name]
-        changed, old_reason = dependency.ok != ok, dependency.reason
+        changed = dependency.ok != ok
         dependency.ok, dependency.reason = ok, "" if ok else self.redact(reason)[:_REASON_CHARS]
         if ok:
             dependency.last_ok_at = time.monotonic()
         if changed:
             dependency.since = datetime.now(UTC)
         metrics.DEPENDENCY_UP.labels(self.prefix + name).set(ok)
-        if changed or (dependency.reason != old_reason and (name, dependency.reason) not in self._logged_reasons):
+        if changed or not (ok or (name, dependency.reason) in self._logged_reasons):
             self._log(name, dependency)
         return changed
 
     def _log(self, name: str, dependency: Dependency) -> None:
-        reason = dependency.reason
-        if reason:
-            reason = ", as before" if (name, reason) in self._logged_reasons else f": {reason}"
-            self._logged_reasons.setdefault((name, dependency.reason), True)
+        self._logged_reasons[name, dependency.reason] = True
         log.log(
             logging.INFO if dependency.ok else logging.WARNING,
             "%s is %s%s",
             self.prefix + name,
             "available" if dependency.ok else "unavailable",
-            reason,
+            f": {dependency.reason}" if dependency.reason else "",
             extra={"action": "health.changed", "dependency": self.prefix + name, "ok": dependency.ok},
         )
 
@@ -289,6 +286,7 @@ class Snapshots:
             "tools": _rows(recent),
             "errors": _errors(recent),
             "warnings": RECENT_WARNINGS.snapshot(),
+            "log_lines_dropped": round(metrics.LOG_LINES_DROPPED.labels().number),
             "last": [_call(call, now) for call in islice(reversed(RECENT), _MAX_CALLS)],
         }
 

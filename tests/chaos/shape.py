@@ -1,4 +1,4 @@
-"""Chaos profile `shape`: columns, indexes, privileges and types of the kernel's tables come and go under load."""
+"""Chaos profile `shape`: columns, indexes, privileges, types, triggers and constraints come and go under load."""
 
 from __future__ import annotations
 
@@ -19,6 +19,18 @@ _INDEXES = {
         "state.execution_edges (project_id, md5(correlation_id), primitive, edge_phase)"
     ),
 }
+
+
+def _trigger(does: str, table: str) -> tuple[str, str]:
+    """Return the SQL that adds a trigger on the executors' rows of a table, and that which drops it."""
+    added = (
+        "create function public.meddle() returns trigger language plpgsql as $$ begin "
+        f"if current_user = '{ROLE}' then {does} end if; return new; end $$; "
+        f"create trigger meddle before insert on {table} for each row execute function public.meddle()"
+    )
+    return added, "drop function public.meddle() cascade"
+
+
 _NOT_NEEDED_BY_CALLERS = {
     "column": (
         "alter table state.agent_inbox rename column retry_count to retries",
@@ -38,6 +50,12 @@ _NOT_NEEDED_BY_CALLERS = {
             f"grant insert (edge_id) on state.execution_edges to {ROLE}"
         ),
         f"grant insert on state.execution_edges to {ROLE}",
+    ),
+    "refused": _trigger("raise 'results are frozen';", "cards"),
+    "discarded": _trigger("return null;", "state.agent_inbox"),
+    "constraint": (
+        "alter table cards add constraint calls_only check (metadata ->> 'type' <> 'tool.result') not valid",
+        "alter table cards drop constraint calls_only",
     ),
 }
 """Damage and repair by name; the load, which plays the kernel, can still write its rows."""

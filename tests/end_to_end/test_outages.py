@@ -309,9 +309,12 @@ class Full:
 
 
 FULL = {
-    "refused": Full({"max_msgs": 1, "discard": DiscardPolicy.NEW}, "maximum messages exceeded"),
+    "refused": Full(
+        {"max_msgs": 1, "discard": DiscardPolicy.NEW},
+        f"JetStream stores no message in {STREAM}: maximum messages exceeded",
+    ),
     # As after a write error: nats-server 2.15 then answers no publication to this stream until it is restarted.
-    "not confirmed": Full({"no_ack": True}, "JetStream confirms no doorbell"),
+    "not confirmed": Full({"no_ack": True}, f"JetStream confirms no doorbell in {STREAM}"),
 }
 
 

@@ -645,6 +645,148 @@ async def test_a_commit_is_refused_without_the_index_that_allows_one_result_per_
     await store.aclose()
 
 
+def trigger(does: str, table: str, timing: str = "before insert") -> str:
+    """Return the SQL of a trigger on the rows that the executor writes."""
+    kind = "constraint trigger" if "after" in timing else "trigger"
+    deferred = "deferrable initially deferred" if "after" in timing else ""
+    return (
+        f"create function public.meddle() returns trigger language plpgsql as $$ begin if current_user = '{ROLE}' "
+        f"then {does} end if; return new; end $$; create {kind} meddle {timing} on {table} {deferred} "
+        "for each row execute function public.meddle()"
+    )
+
+
+REFUSALS = {
+    "a trigger raises": (trigger("raise 'results are frozen';", "cards"), "results are frozen .SQLSTATE P0001; PL/pgS"),
+    "a trigger raises an error of data": (
+        trigger("perform 1 / 0;", "state.agent_inbox"),
+        "division by zero .SQLSTATE 22012; SQL statement",
+    ),
+    "a trigger raises at the end of the transaction": (
+        trigger("raise 'not now';", "state.execution_edges", "after insert"),
+        "not now .SQLSTATE P0001",
+    ),
+    "a constraint": (
+        "alter table state.agent_inbox add constraint known check (message_type = 'turn') not valid",
+        'relation "agent_inbox" violates check constraint "known" .SQLSTATE 23514',
+    ),
+    "a foreign key": (
+        (
+            "create table owners (id text primary key); grant select on owners to public; "
+            "alter table cards add constraint owned foreign key (tenant_id) references owners (id) "
+            "deferrable initially deferred not valid"
+        ),
+        'table "cards" violates foreign key constraint "owned" .SQLSTATE 23503',
+    ),
+    "a further unique index": (
+        (
+            "create unique index one_each on state.execution_edges (primitive) where edge_phase = 'response'; "
+            "insert into state.execution_edges (edge_id, project_id, primitive, edge_phase, recursion_depth) "
+            "values ('other', 'other', 'report', 'response', 0)"
+        ),
+        'unique constraint "one_each" .SQLSTATE 23505',
+    ),
+    "a shorter text": (
+        "alter table state.execution_edges alter column edge_phase type varchar(7)",
+        r"value too long for type character varying\(7\) .SQLSTATE 22001",
+    ),
+    "cards are discarded": (trigger("return null;", "cards"), "discards new rows of cards"),
+    "inbox rows are discarded": (
+        trigger("return null;", "state.agent_inbox"),
+        r"discards new rows of state\.agent_inbox, as a trigger does that returns null",
+    ),
+    "edges are discarded": (trigger("return null;", "state.execution_edges"), r"new rows of state\.execution_edges"),
+}
+"""Changes that no inspection of the catalogue can judge, since only running them shows what they do."""
+
+
+@requirement("postgres.refusals", "answer.atomic")
+@pytest.mark.parametrize(("change", "message"), REFUSALS.values(), ids=REFUSALS)
+async def test_what_would_refuse_any_result_is_no_defect_of_the_call_and_writes_nothing(
+    store: KernelStore, caller: Caller, change: str, message: str
+) -> None:
+    call = await caller.place(PROJECT, AGENT, "jina_search", {}, publish=False)
+    card, report = result_of(call, await store.load(command_of(call)))
+    await caller.database.execute(change)
+    before = await rows_of(caller)
+    for _ in range(2):
+        with pytest.raises(NeedsOperator, match=message):
+            await store.commit(card, report)
+    assert await rows_of(caller) == before
+
+
+@requirement("postgres.refusals")
+async def test_an_inbox_row_that_is_discarded_is_noticed_for_a_card_that_exists(
+    store: KernelStore, caller: Caller
+) -> None:
+    call = await caller.place(PROJECT, AGENT, "jina_search", {}, publish=False)
+    card, report = result_of(call, await store.load(command_of(call)))
+    await caller.database.execute(
+        "insert into cards (card_id, tenant_id, content, tool_call_id, metadata) values ($1, $2, '{}', $3, $4)",
+        card.card_id,
+        PROJECT,
+        call.tool_call_id,
+        json.dumps(card.metadata),
+    )
+    await caller.database.execute(trigger("return null;", "state.agent_inbox"))
+    with pytest.raises(NeedsOperator, match=r"discards new rows of state\.agent_inbox"):
+        await store.report(card.card_id, report)
+
+
+@requirement("postgres.refusals")
+@pytest.mark.parametrize("column", ["project_id", "agent_id", "agent_turn_id", "correlation_id"])
+async def test_what_refuses_some_calls_only_is_a_defect_of_each_of_them(
+    store: KernelStore, caller: Caller, column: str
+) -> None:
+    """Else a project could stop the calls of all others, by whatever the operator's own rules refuse."""
+    call = await caller.place(PROJECT, AGENT, "jina_search", {}, publish=False)
+    card, report = result_of(call, await store.load(command_of(call)))
+    values = {"project_id": PROJECT, "agent_id": AGENT, "correlation_id": call.tool_call_id}
+    value = values.get(column, report.acceptance.waiting_turn.agent_turn_id)
+    change = trigger(f"if new.{column} = '{value}' then raise 'suspended'; end if;", "state.agent_inbox")
+    await caller.database.execute(change)
+    with pytest.raises(asyncpg.RaiseError, match="suspended"):
+        await store.commit(card, report)
+    await caller.database.execute("drop function public.meddle() cascade")
+    assert await store.commit(card, report)
+    assert not await store.commit(card, report), "it has its result now"
+
+
+@requirement("postgres.refusals")
+async def test_a_value_that_the_database_cannot_store_is_a_defect_of_the_call(
+    store: KernelStore, caller: Caller
+) -> None:
+    call = await caller.place(PROJECT, AGENT, "jina_search", {}, publish=False)
+    card, report = result_of(call, await store.load(command_of(call)), "a\0b")
+    with pytest.raises(asyncpg.UntranslatableCharacterError):
+        await store.commit(card, report)
+
+
+async def rows_of(caller: Caller) -> list[int]:
+    """Return the number of rows in each table that a commit writes."""
+    tables = ("cards", "state.agent_inbox", "state.execution_edges")
+    return [await caller.database.fetchval(f"select count(*) from {table}") for table in tables]  # noqa: S608 - constants
+
+
+@requirement("postgres.refusals")
+async def test_a_ping_tells_when_what_was_refused_may_be_accepted(store: KernelStore, caller: Caller) -> None:
+    """So a repair is tried at once, and not after the back-off of probes."""
+    await store.ping()
+    assert not await store.ping(thorough=True)
+    raising = trigger("raise 'results are frozen';", "cards")
+    for change in (
+        raising,
+        raising.partition("create trigger")[0].replace("create function", "create or replace function"),
+        "alter table cards disable trigger meddle",
+        "drop trigger meddle on cards",
+        "alter table state.agent_inbox add constraint known check (status <> 'x')",
+        "alter table state.agent_inbox drop constraint known",
+    ):
+        await caller.database.execute(change)
+        assert await store.ping(), change
+        assert not await store.ping()
+
+
 @requirement("postgres.failures")
 async def test_without_a_privilege_it_is_not_ready_and_waiting_calls_are_answered_later(
     stack: EmbeddedStack, caller: Caller, start_executor: StartExecutor

@@ -856,3 +856,21 @@ async def test_the_timeline_reads_the_inbox_of_the_version(
     assert [row["status"] for row in rows.inbox] == ["pending"]
     assert {row["edge_phase"] for row in rows.edges} == {"request", "response"}
     assert {row["type"] for row in rows.cards} == {"tool.call", "tool.result"}
+
+
+@requirement("v1r3.report", "postgres.refusals")
+async def test_a_row_of_v1r3_that_any_result_would_lack_is_no_defect_of_the_call(
+    call: PlacedCall, v1r3_store: KernelStore, v1r3_caller: Caller
+) -> None:
+    card, report = v1r3_result_of(call, await v1r3_store.load(v1r3_command_of(call)))
+    database = v1r3_caller.database
+    for number, table in enumerate(("cards", "state.agent_inbox", "state.execution_edges")):
+        await database.execute(
+            f"create function nothing{number}() returns trigger language plpgsql as 'begin return null; end'; "
+            f"create trigger nothing before insert on {table} for each row execute function nothing{number}()"
+        )
+        with pytest.raises(NeedsOperator, match=f"discards new rows of {table}"):
+            await v1r3_store.commit(card, report)
+        await database.execute(f"drop trigger nothing on {table}")
+    assert await v1r3_store.commit(card, report)
+    assert not await v1r3_store.commit(card, report)

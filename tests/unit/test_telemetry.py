@@ -833,7 +833,9 @@ def test_a_shortage_of_files_is_named_for_every_dependency(number: int) -> None:
 
 
 @requirement("health")
-def test_an_alternating_reason_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_each_reason_of_an_outage_is_logged_once_a_minute_and_named_at_each_change(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     caplog.set_level(logging.INFO, "openapi_tool.telemetry.health")
     health = Health()
     health.record(NATS, ok=True)
@@ -846,7 +848,16 @@ def test_an_alternating_reason_is_logged_once(caplog: pytest.LogCaptureFixture) 
         "nats is unavailable: no responders",
         "nats is unavailable: timeout",
         "nats is available",
-        "nats is unavailable, as before",
+        "nats is unavailable: timeout",
+    ]
+    caplog.clear()
+    monkeypatch.setattr("openapi_tool.telemetry.health._REPEAT_AFTER_S", 0.0)  # as if a minute passed after each line
+    health = Health()
+    for ok in (False, False, False, True, True):
+        health.record(NATS, ok=ok, reason="" if ok else "timeout")
+    assert [record.getMessage() for record in caplog.records] == [
+        *["nats is unavailable: timeout"] * 3,
+        "nats is available",
     ]
 
 

@@ -275,8 +275,25 @@ create trigger no_space before insert on cards for each row execute function pub
             "drop function public.no_space() cascade",
             "a policy refuses it (SQLSTATE 42501)",
         ),
+        (
+            NO_SPACE.replace("could not extend file", "results are frozen").replace("53100", "P0001"),
+            "drop function public.no_space() cascade",
+            "no result can be written: results are frozen (SQLSTATE P0001; PL/pgSQL function no_space() line",
+        ),
+        (
+            "alter table cards add constraint calls_only check (metadata ->> 'type' <> 'tool.result') not valid",
+            "alter table cards drop constraint calls_only",
+            'violates check constraint "calls_only" (SQLSTATE 23514)',
+        ),
+        (
+            NO_SPACE.replace("raise exception 'could not extend file' using errcode = '53100'", "return null").replace(
+                "on cards", "on state.agent_inbox"
+            ),
+            "drop function public.no_space() cascade",
+            "no result can be written: the database discards new rows of state.agent_inbox",
+        ),
     ],
-    ids=["disk full", "refused"],
+    ids=["disk full", "refused", "a trigger raises", "a constraint", "a trigger discards rows"],
 )
 @requirement("breaker", "postgres.failures", "health")
 async def test_while_commits_fail_nothing_is_fetched_and_afterwards_all_is_answered(
@@ -468,6 +485,21 @@ async def test_a_doorbell_does_not_reveal_the_inbox_of_the_pull_request(stack: E
         for token in (*first[prefix:], *second[prefix:]):
             assert token[:8] != inbox[prefix][:8]
         assert first[-1][:8] != second[-1][:8]
+
+
+@requirement("nats.watched")
+async def test_a_new_connection_ends_the_silence_of_the_one_before(stack: EmbeddedStack) -> None:
+    """Else a replica that had been ready again for seconds became unready until the server's first heartbeat."""
+    async with pulling(stack) as harness:
+        await harness.waiting(1)
+        harness.pull._unanswered_since = time.monotonic() - 60.0  # noqa: SLF001 - a time without an answer
+        assert harness.pull.silence_s >= 60.0
+        await harness.client.force_reconnect()
+        await until(lambda: harness.client.stats["reconnects"] == 1)
+        assert harness.pull.silence_s < 60.0, "before the next request is sent"
+        harness.pull.wake()
+        await harness.waiting(1)
+        assert harness.pull.silence_s < 60.0
 
 
 @requirement("run.concurrency")

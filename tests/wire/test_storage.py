@@ -9,9 +9,10 @@ import signal
 import time
 import uuid
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any, cast
 
 import nats
@@ -19,7 +20,7 @@ import nats.errors
 import pytest
 from nats.js import JetStreamContext
 from nats.js.api import DiscardPolicy, KeyValueConfig, StreamConfig
-from nats.js.errors import NotFoundError
+from nats.js.errors import APIError, NotFoundError
 from tenacity import stop_after_delay, wait_fixed
 from typer.testing import CliRunner
 
@@ -34,7 +35,7 @@ from openapi_tool.bus.durable_monitor import DurableMonitor
 from openapi_tool.bus.kv_stores import ParkedResultStore, ensure_bucket, shared_session_key
 from openapi_tool.bus.leases import Lease, Leases
 from openapi_tool.bus.options import DurableOptions
-from openapi_tool.bus.storage import Storage
+from openapi_tool.bus.storage import BUDGETS, LIMITS, Storage
 from openapi_tool.bus.streams import Durable, StreamMissing, ensure_durable, replica_count
 from openapi_tool.cli import app
 from openapi_tool.concurrency import retried
@@ -204,6 +205,133 @@ async def test_a_stream_at_its_message_limit_is_reported(stored: Stored) -> None
     await stored.jetstream.publish(f"{dead_letters.SUBJECT_PREFIX}.proj", b"{}")
     await stored.storage.check()
     assert f"{dead_letters.STREAM} is full" in stored.reason()
+
+
+@requirement("nats.storage")
+async def test_a_sealed_stream_is_named_until_it_is_created_again(stored: Stored) -> None:
+    await stored.storage.check()
+    await commands(stored)
+    for stream in sorted({*STREAMS, STREAM}):
+        await stored.jetstream.update_stream((await stored.jetstream.stream_info(stream)).config.evolve(sealed=True))
+        await stored.storage.check()
+        assert f"{stream} is sealed for good: delete it (nats stream rm {stream})" in stored.reason()
+        await stored.jetstream.delete_stream(stream)
+        await stored.storage.check()
+        await stored.storage.check()
+        assert stored.reason() == ""
+
+
+@requirement("nats.storage")
+@pytest.mark.parametrize("stream", sorted({*STREAMS, STREAM}))
+async def test_a_stream_for_too_small_messages_is_named_with_the_command_that_helps(
+    stored: Stored, stream: str
+) -> None:
+    await stored.storage.check()
+    await commands(stored)
+    config = (await stored.jetstream.stream_info(stream)).config
+    await stored.jetstream.update_stream(config.evolve(max_msg_size=100))
+    await stored.storage.check()
+    assert f"{stream} takes messages of up to 100 bytes only" in stored.reason()
+    size = int(stored.reason().partition(f"nats stream edit {stream} --max-msg-size ")[2].split()[0])
+    await stored.jetstream.update_stream(config.evolve(max_msg_size=size))
+    await stored.storage.check()
+    assert stored.reason() == ""
+
+
+@requirement("nats.storage")
+@pytest.mark.parametrize(
+    ("limit", "says"), [({"max_msgs": 1}, "1 of 1 messages"), ({"max_bytes": 100}, " of 100 bytes")]
+)
+async def test_a_full_command_stream_is_named_unless_it_deletes_old_messages(
+    stored: Stored, limit: Mapping[str, int], says: str
+) -> None:
+    config = await commands(stored)
+    await stored.jetstream.publish("cg.v1r4.proj.public.cmd.tool.jina.search", b"{}")
+    await stored.jetstream.update_stream(config.evolve(discard=DiscardPolicy.NEW, **limit))
+    await stored.storage.check()
+    assert f"{STREAM} is full (" in stored.reason()
+    assert says in stored.reason()
+    await stored.jetstream.update_stream(config.evolve(discard=DiscardPolicy.OLD, **limit))
+    await stored.storage.check()
+    assert stored.reason() == ""
+
+
+async def commands(stored: Stored) -> StreamConfig:
+    """Create the command stream, and let the doorbells know it."""
+    config = StreamConfig(name=STREAM, subjects=["cg.v1r4.*.*.cmd.*.*.>"])
+    stored.storage.doorbells.stream = lambda: STREAM
+    return (await stored.jetstream.add_stream(config)).config
+
+
+@requirement("nats.storage", "cli.check")
+async def test_check_fails_if_jetstream_stores_nothing(
+    stack: EmbeddedStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No limit of a stream is reached, but that of the server: only storing something shows it."""
+    small = f'jetstream {{ store_dir: "{tmp_path}", max_file_store: 100KB }}'
+    with server(stack, small) as nats_server:
+        client = await nats.connect(nats_server.url)
+        jetstream = client.jetstream()
+        await jetstream.add_stream(StreamConfig(name=STREAM, subjects=["cg.v1r4.*.*.cmd.*.*.>"]))
+        await jetstream.create_key_value(KeyValueConfig(bucket=kv_stores.PARKED_BUCKET, max_value_size=512 * 1024))
+        assert await nats_problem(nats_server, monkeypatch) == ""
+        with suppress(APIError):
+            for _ in range(100):
+                await jetstream.publish("cg.v1r4.proj.public.cmd.tool.jina.search", b"x" * 10_000)
+        assert await nats_problem(nats_server, monkeypatch) == (
+            f"JetStream stores no message in {PARKED}: insufficient resources; free its disk or raise the limit"
+        )
+        await client.close()
+
+
+@requirement("nats.storage", "cli.check")
+@pytest.mark.parametrize("stream", [STREAM, f"KV_{LIMITS.bucket}", f"KV_{BUDGETS.bucket}", *sorted(STREAMS)])
+async def test_check_names_a_stream_that_takes_no_message(
+    stack: EmbeddedStack, monkeypatch: pytest.MonkeyPatch, stream: str
+) -> None:
+    config = StreamConfig(name=stream, subjects=["cg.v1r4.*.*.cmd.*.*.>" if stream == STREAM else f"of.{stream}"])
+    with server(stack, "") as nats_server:
+        client = await nats.connect(nats_server.url)
+        jetstream = client.jetstream()
+        await jetstream.add_stream(config.evolve(max_msg_size=50))
+        assert f"{stream} takes messages of up to 50 bytes" in await nats_problem(nats_server, monkeypatch)
+        await jetstream.update_stream(config.evolve(max_bytes=100, discard=DiscardPolicy.NEW))
+        assert f"{stream} is full (0 of 100 bytes)" in await nats_problem(nats_server, monkeypatch)
+        await jetstream.update_stream(config.evolve(sealed=True))
+        assert f"{stream} is sealed for good" in await nats_problem(nats_server, monkeypatch)
+        await client.close()
+
+
+async def nats_problem(nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Return what `check` says of NATS."""
+    monkeypatch.setenv("PG_DSN", "postgresql://127.0.0.1:1/unused")
+    monkeypatch.setenv("NATS_SERVERS", nats_server.url)
+    found = await asyncio.to_thread(CliRunner().invoke, app, ["check", "--json"])
+    problem: str = json.loads(found.stdout)["checks"]["nats"]
+    return problem
+
+
+@requirement("nats.storage")
+async def test_a_check_whose_reply_was_lost_with_the_connection_is_repeated(
+    stored: Stored, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a replica that was ready again became unready until the next check."""
+    await stored.storage.check()
+    stream_info = JetStreamContext.stream_info  # the only hook between request and reply
+
+    async def lost(jetstream: JetStreamContext, name: str) -> Any:
+        monkeypatch.setattr(JetStreamContext, "stream_info", stream_info)
+        await stored.client.force_reconnect()
+        await until(lambda: stored.client.stats["reconnects"] == 1)
+        raise nats.errors.TimeoutError
+
+    monkeypatch.setattr(JetStreamContext, "stream_info", lost)
+    running = asyncio.create_task(stored.storage.run())
+    await until(lambda: stored.client.stats["reconnects"] == 1)
+    before = stored.health.dependencies[JETSTREAM].last_ok_at
+    await until(lambda: stored.reason() or stored.health.dependencies[JETSTREAM].last_ok_at != before)
+    assert stored.reason() == ""
+    running.cancel()
 
 
 @requirement("nats.storage")
