@@ -178,9 +178,10 @@ class InProcessExecutor:
         traffic = _Traffic()
         token = _traffic.set(traffic)
         try:
-            with self._runner.call_context(project) as context:
-                request = ToolCallRequest(owner, parsed, ToolCall(arguments), deadline)
-                fields, stored_text = await self._runner.run(request, context)
+            call = self._runner.new_call(owner)
+            with call.memory:
+                request = ToolCallRequest(parsed, ToolCall(arguments), deadline)
+                fields, stored_text = await self._runner.run(call, request)
         finally:
             _traffic.reset(token)
         if traffic.unanswered is not None:

@@ -14,12 +14,13 @@ from typing import Any, cast
 import httpx
 from pydantic import SecretStr
 
+from openapi_tool.call import Call
 from openapi_tool.executor.continuation import Continuation
 from openapi_tool.executor.ports import Kernel
 from openapi_tool.isolation.pool import WorkerPool
 from openapi_tool.isolation.service import Isolation
 from openapi_tool.jina.backend import JinaBackend, JinaBackendOptions
-from openapi_tool.jina.byte_semaphore import JinaCallContext
+from openapi_tool.jina.byte_semaphore import RequestContext, ResponseMemory
 from openapi_tool.jina.client import JinaClient
 from openapi_tool.jina.options import CacheOptions, EgressOptions, RetryOptions
 from openapi_tool.jina.url_policy import UrlPolicy
@@ -38,6 +39,17 @@ KEY = "a-key-of-the-test_0123456789"
 MAX_BYTES = 10_000_000
 OWNER = CallOwner("proj", "agent", {})
 QUESTIONS: Mapping[str, Mapping[str, Any]] = {"search": {"q": "a query"}, "reader": {"url": "https://a.example/"}}
+
+
+def call_within(memory: ResponseMemory) -> Call:
+    """Return a call that holds its responses in this memory."""
+    return Call(OWNER, memory.project or "", memory)
+
+
+def for_request(memory: ResponseMemory) -> RequestContext:
+    """Return the context of a request of a new call."""
+    return memory.for_request(call_within(memory))
+
 
 Answer = Callable[[httpx.Request], httpx.Response] | Callable[[httpx.Request], Coroutine[None, None, httpx.Response]]
 
@@ -113,7 +125,7 @@ class ToolsOverTransport:
         mode: str = "reader",
         key: str = KEY,
         sent: tuple[str, ...] = (),
-        context: JinaCallContext | None = None,
+        memory: ResponseMemory | None = None,
         seconds: float = 60,
         **values: Any,
     ) -> ToolOutput:
@@ -126,15 +138,15 @@ class ToolsOverTransport:
         secrets = {f"tenant_token{place}": SecretStr(secret) for place, secret in enumerate(sent)}
         arguments = Arguments(given, frozenset(given), secrets, SecretStr(key), "session")
         return await self.tools.run(
-            definition, arguments, Deadline.after(seconds), context or self.tools.call_context("proj")
+            definition, arguments, Deadline.after(seconds), call_within(memory or self.tools.call_memory("proj"))
         )
 
     async def card(
         self, mode: str = "reader", key: str = KEY, sent: tuple[str, ...] = (), **values: Any
     ) -> tuple[ResultFields, RenderedResult, StoredText | None]:
         """Return the fields of the result card, the text that a model is shown, and the stored text if truncated."""
-        with self.tools.call_context("proj") as context:
-            output = await self.output(mode, key, sent, context, **values)
+        with self.tools.call_memory("proj") as memory:
+            output = await self.output(mode, key, sent, memory, **values)
             definition = parse_definition(DefinitionRecord("a_tool", None, {}, {"jina": {"mode": mode}}))
             rendered, artifact = await self.continuation.render(output, definition, OWNER)
             return success(output, rendered, "text", 1), rendered, artifact

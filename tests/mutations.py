@@ -129,8 +129,8 @@ IDENTITY = (
     ),
     Mutation(
         "executor/runner.py",
-        "self._backend.call_context(scoped_project(self._options.kernel, project_id))",
-        "self._backend.call_context(project_id)",
+        "project = scoped_project(self._options.kernel, owner.project_id)",
+        "project = owner.project_id",
         "tests/dialects/test_dialects.py::test_a_project_of_two_kernels_has_separate_shares_of_memory_and_permits",
     ),
     Mutation(

@@ -27,6 +27,7 @@ from nats.js.errors import NotFoundError
 from pydantic import SecretStr
 
 from openapi_tool.bus.dead_letters import STREAM as DEAD_LETTERS
+from openapi_tool.call import Call
 from openapi_tool.jina import content
 from openapi_tool.jina.byte_semaphore import ByteSemaphore
 from openapi_tool.jina.client import EgressTransport, JinaClient
@@ -421,13 +422,16 @@ async def fetched(
     request = UpstreamRequest("POST", "r.jina.ai", "/", {"Accept": "application/json"}, b"{}", expected)
     sent = httpx.Headers(dict(headers), encoding="latin-1")
     transport = httpx.MockTransport(lambda _: httpx.Response(status, headers=sent, content=body))
-    client = JinaClient(EgressTransport(transport), max_response_bytes=1_000_000)
+    client, memory = (
+        JinaClient(EgressTransport(transport), max_response_bytes=1_000_000),
+        ByteSemaphore(10_000_000).for_call(),
+    )
     try:
         return await client.fetch(
             request,
             SecretStr("a-key-of-the-test"),
             Deadline.after(5),
-            ByteSemaphore(10_000_000).for_call().for_request(),
+            memory.for_request(Call(CallOwner("proj", "agent", {}), "proj", memory)),
         )
     finally:
         await client.aclose()

@@ -9,9 +9,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
+from openapi_tool.call import Call
 from openapi_tool.concurrency import KeyedLock, raise_if_cancelled, shielded
 from openapi_tool.executor.commit import CallResult, ParkedResults, ResultCommitter
-from openapi_tool.executor.ports import CallContext, CallSlot, Clock, Kernel, Publisher, Tracer, ids
+from openapi_tool.executor.ports import CallSlot, Clock, Kernel, Publisher, Tracer, ids
 from openapi_tool.executor.result_order import ResultOrder
 from openapi_tool.executor.runner import ToolCallRequest, ToolRunner
 from openapi_tool.executor.waiting_turn import WakeupSender, turn_deadline
@@ -72,8 +73,8 @@ class PipelineOptions:
 
 
 @frozen
-class _Call:
-    """Call that gets a result; `earlier_run` means that an earlier run may have parked its result."""
+class _Delivered:
+    """Delivered command that gets a result; `earlier_run` means that an earlier run may have parked its result."""
 
     delivery: Delivery
     command: Command
@@ -172,55 +173,57 @@ class Pipeline:
         )
         CALL_FIELDS.set(facts.fields)
         slot = self._slot_of(delivery.stream_sequence)
-        call = _Call(delivery, command, identity, records, acceptance, facts, slot, earlier_run)
-        context = self._runner.call_context(identity.project_id)
-        with self._tracer.span(f"execute_tool {facts.function_name}", link, facts.ids) as span, context:
+        delivered = _Delivered(delivery, command, identity, records, acceptance, facts, slot, earlier_run)
+        owner = CallOwner(identity.project_id, identity.agent_id, placeholder_values(identity))
+        call = self._runner.new_call(owner, slot)
+        with self._tracer.span(f"execute_tool {facts.function_name}", link, facts.ids) as span, call.memory:
             span.facts = facts
             # The same lists: the backend appends to them while the call runs.
-            facts.attempts, facts.permit_waits = context.attempts, context.permit_waits
-            context.slot = call.slot
+            facts.attempts, facts.permit_waits = call.attempts, call.permit_waits
             # After `max_lost_runs` lost runs a parked result is ignored: if the database refuses it each time, the call
             # would get none.
             parked = await self._parked.find(identity) if earlier_run and not delivery.exhausted else None
-            result = parked or await self._run_to_result(call, context)
+            result = parked or await self._run_to_result(delivered, call)
             # The larger of two counts that can each be too small: `attempts` ends at MAX_ATTEMPTS, and a request that
             # identical calls share is in the `spent` of only one of them.
-            call.slot.requests = max(context.spent.requests, len(context.attempts))
+            slot.requests = max(call.spent.requests, len(call.attempts))
             # Release the memory of responses, except what the commit needs.
-            context.release_all_but(_COPIES_OF_COMMIT * len(result.artifact.content) if result.artifact else 0)
-            _record_outcome(facts, result, context)
+            call.memory.release_all_but(_COPIES_OF_COMMIT * len(result.artifact.content) if result.artifact else 0)
+            _record_outcome(facts, result, call)
             card = result_card(
                 actor_id=self._options.actor_id,
                 function_name=command.function_name,
                 identity=identity,
                 call_card=records.card,
                 status=result.fields.status,
-                after_execution=_after_execution(call),
+                after_execution=_after_execution(delivered),
                 result=result.fields.result,
                 error=result.fields.error,
                 tool_output=result.fields.tool_output,
             )
             report = self._dialect.report(acceptance, span.context, span.tracestate, card.card_id, card.content)
             # After a cancellation commit and doorbell get the first third of a drain's last seconds (`shutdown.py`).
-            return await shielded(self._finish(call, result, card, report), self._options.executor.hand_back_s / 3)
+            return await shielded(self._finish(delivered, result, card, report), self._options.executor.hand_back_s / 3)
 
-    async def _finish(self, call: _Call, result: CallResult, card: Card, report: Report) -> Settlement:
+    async def _finish(self, delivered: _Delivered, result: CallResult, card: Card, report: Report) -> Settlement:
         """Commit once the worker is ready for the result, and publish the doorbell. Shielded as a whole."""
-        facts, began = call.facts, time.monotonic()
-        ready = self._order.ready(call.delivery, call.identity, call.acceptance.waiting_turn, call.slot)
+        facts, began = delivered.facts, time.monotonic()
+        ready = self._order.ready(
+            delivered.delivery, delivered.identity, delivered.acceptance.waiting_turn, delivered.slot
+        )
         await self._order.wait_for_suspension(ready)
         written = await self._committer.commit(ready, result, card, report)
         facts.turn_s, facts.commit = ready.waited_s, (began + ready.waited_s, time.monotonic())
         if not written:
-            return await self._settle_refused_commit(call, result)
-        if result.parked or call.delivery.exhausted:
-            await self._parked.delete(call.identity)
+            return await self._settle_refused_commit(delivered, result)
+        if result.parked or delivered.delivery.exhausted:
+            await self._parked.delete(delivered.identity)
         began = time.monotonic()
-        await self._wakeup.send(call.delivery, call.identity, call.records, report.wakeup)
+        await self._wakeup.send(delivered.delivery, delivered.identity, delivered.records, report.wakeup)
         if report.wakeup is not None:
             facts.wakeup, facts.wakeup_subject = (began, time.monotonic()), report.wakeup.subject
         record_finished(facts)
-        if call.delivery.exhausted:
+        if delivered.delivery.exhausted:
             # The turn has its failed result; the dead letter lets an operator find the command that ended executors.
             return StoreDeadLetter("attempts_exhausted", _EXHAUSTED, terminate=False)
         return Acknowledge()
@@ -230,53 +233,56 @@ class Pipeline:
         if earlier_run and await self._parked.find(identity):
             await self._parked.delete(identity)
 
-    async def _run_to_result(self, call: _Call, context: CallContext) -> CallResult:
-        identity = call.identity
-        owner = CallOwner(identity.project_id, identity.agent_id, placeholder_values(identity))
+    async def _run_to_result(self, delivered: _Delivered, call: Call) -> CallResult:
         try:
-            request = await self._request(call, owner)
+            request = await self._request(delivered, call)
         except Exception as cause:  # noqa: BLE001 - logged by `failure_result`
-            name, started = call.command.function_name, call.facts.loaded
-            return CallResult(self._runner.failure_result(owner, name, cause, context, started))
-        fields, text = await self._run(call, request, context)
+            name, started = delivered.command.function_name, delivered.facts.loaded
+            return CallResult(self._runner.failure_result(call, name, cause, started))
+        fields, text = await self._run(delivered, call, request)
         if text is None:
             return CallResult(fields)
         actor_id, ttl_s = self._options.actor_id, self._options.tools.artifact_ttl_s
-        return CallResult(fields, artifact_card(actor_id, identity, call.records.card, text, ttl_s))
+        return CallResult(fields, artifact_card(actor_id, delivered.identity, delivered.records.card, text, ttl_s))
 
     async def _run(
-        self, call: _Call, request: ToolCallRequest, context: CallContext
+        self, delivered: _Delivered, call: Call, request: ToolCallRequest
     ) -> tuple[ResultFields, StoredText | None]:
         """Run the call. Once it outlasts `worker_timeout_s`, check for an earlier deadline of its turn."""
-        check_after_s = self._limits.worker_timeout_left_s(self._age_s(call.delivery))
+        identity, check_after_s = (
+            delivered.identity,
+            self._limits.worker_timeout_left_s(self._age_s(delivered.delivery)),
+        )
         outlasts = self._limits.may_outlast_worker_timeout(request.definition.suspend_timeout_s)
         # Without a step id the results of other calls of the step, which move the deadline, cannot be found.
-        if not outlasts or call.identity.step_id is None or check_after_s >= request.deadline.remaining():
-            return await self._runner.run(request, context)
-        async with turn_deadline(self._kernel, self._limits, call.identity, check_after_s) as limit:
+        if not outlasts or identity.step_id is None or check_after_s >= request.deadline.remaining():
+            return await self._runner.run(call, request)
+        async with turn_deadline(self._kernel, self._limits, identity, check_after_s) as limit:
             request = replace(request, deadline=Deadline(request.deadline.at, limit))
-            return await self._runner.run(request, context)
+            return await self._runner.run(call, request)
 
     def _age_s(self, delivery: Delivery) -> float:
         return self._clock() - delivery.published_at.timestamp()
 
-    async def _request(self, call: _Call, owner: CallOwner) -> ToolCallRequest:
+    async def _request(self, delivered: _Delivered, call: Call) -> ToolCallRequest:
         """Build the request. Raises ToolError if the call must not run, or its card or definition is invalid."""
-        if call.delivery.exhausted:
+        if delivered.delivery.exhausted:
             raise InternalError(_EXHAUSTED)
-        if call.command.violation is not None:
-            raise call.command.violation
+        if delivered.command.violation is not None:
+            raise delivered.command.violation
         # A turn that is not suspended needs no doorbell, and so no worker.
-        if call.records.worker_target is None and call.acceptance.waiting_turn.suspends:
+        if delivered.records.worker_target is None and delivered.acceptance.waiting_turn.suspends:
             raise ToolMisconfigured(_NOT_IN_ROSTER)
-        if call.records.definition is None:
-            named = short(call.command.function_name)
+        if delivered.records.definition is None:
+            named = short(delivered.command.function_name)
             raise NotFound(f"This project has no tool named {named!r}; use one of the tools offered.")
-        latest = self._limits.deadline(self._age_s(call.delivery), None)
-        definition = await self._runner.parse_definition(call.records.definition, owner.project_id, latest)
-        tool_call = read_tool_call(call.records.card, call.identity.tool_call_id)
-        deadline = self._limits.deadline(self._age_s(call.delivery), definition.suspend_timeout_s, definition.timeout_s)
-        return ToolCallRequest(owner, definition, tool_call, deadline)
+        latest = self._limits.deadline(self._age_s(delivered.delivery), None)
+        definition = await self._runner.parse_definition(call, delivered.records.definition, latest)
+        tool_call = read_tool_call(delivered.records.card, delivered.identity.tool_call_id)
+        deadline = self._limits.deadline(
+            self._age_s(delivered.delivery), definition.suspend_timeout_s, definition.timeout_s
+        )
+        return ToolCallRequest(definition, tool_call, deadline)
 
     async def _settle_existing_result(
         self, delivery: Delivery, identity: CallIdentity, records: CallRecords, earlier: EarlierResult
@@ -314,43 +320,43 @@ class Pipeline:
         )
         return Acknowledge()
 
-    async def _settle_refused_commit(self, call: _Call, result: CallResult) -> Settlement:
+    async def _settle_refused_commit(self, delivered: _Delivered, result: CallResult) -> Settlement:
         """Settle a call whose commit wrote nothing; if that stays unexplained, park its result."""
         try:
-            settlement = await self._explain_refused_commit(call)
+            settlement = await self._explain_refused_commit(delivered)
         except (Exception, asyncio.CancelledError) as failure:
-            if isinstance(failure, Unanswerable) or call.delivery.exhausted:  # no later delivery would commit it
-                await self._delete_parked(call.identity, earlier_run=call.earlier_run)
+            if isinstance(failure, Unanswerable) or delivered.delivery.exhausted:  # no later delivery would commit it
+                await self._delete_parked(delivered.identity, earlier_run=delivered.earlier_run)
             elif not result.parked:
-                await self._parked.park(call.identity, result)
+                await self._parked.park(delivered.identity, result)
             raise
-        await self._delete_parked(call.identity, earlier_run=call.earlier_run)
+        await self._delete_parked(delivered.identity, earlier_run=delivered.earlier_run)
         return settlement
 
-    async def _explain_refused_commit(self, call: _Call) -> Settlement:
+    async def _explain_refused_commit(self, delivered: _Delivered) -> Settlement:
         """Settle a call that has another result. Raises Unanswerable if its turn no longer waits, else a defect."""
-        records = await self._kernel.load(call.command)
+        records = await self._kernel.load(delivered.command)
         if records.earlier is not None:
-            return await self._settle_existing_result(call.delivery, call.identity, records, records.earlier)
-        self._dialect.accept(call.identity, records)
+            return await self._settle_existing_result(delivered.delivery, delivered.identity, records, records.earlier)
+        self._dialect.accept(delivered.identity, records)
         # Counts as a lost run; treated as an outage, it would be retried forever.
         raise InternalError("the result was not written, and neither another result nor a stale turn explains it")
 
 
-def _record_outcome(facts: CallFacts, result: CallResult, context: CallContext) -> None:
+def _record_outcome(facts: CallFacts, result: CallResult, call: Call) -> None:
     # The run that parked a result has paid for it; this one logs its tokens.
     fields = result.fields
     usage = (fields.tool_output or {}).get("usage") if result.parked else None
     facts.tool, facts.status, facts.error_code = fields.tool, fields.status, fields.error_code
-    facts.tokens = usage["tokens"] if usage else context.spent.tokens
+    facts.tokens = usage["tokens"] if usage else call.spent.tokens
     facts.cached, facts.truncated = fields.cached, fields.truncated
 
 
-def _after_execution(call: _Call) -> AfterExecution:
-    stored, sent = stored_after_execution(call.records.definition), call.command.after_execution
+def _after_execution(delivered: _Delivered) -> AfterExecution:
+    stored, sent = stored_after_execution(delivered.records.definition), delivered.command.after_execution
     if stored and sent and stored != sent:
         log.warning(
             "the command's after_execution differs from the definition's; using the definition's",
-            extra={"action": "after_execution.differs", "stored": stored, "sent": sent} | ids(call.identity),
+            extra={"action": "after_execution.differs", "stored": stored, "sent": sent} | ids(delivered.identity),
         )
     return stored or sent or "suspend"

@@ -2,62 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
-from openapi_tool.budgets.budgets import Charge
+from openapi_tool.call import Call, CallMemory
 from openapi_tool.limits.permits import Slot
 from openapi_tool.protocol.cards import ArtifactCard, Card
 from openapi_tool.protocol.command import Command, Report, TurnCondition, Wakeup
 from openapi_tool.protocol.identity import CallIdentity, TraceLink
-from openapi_tool.protocol.records import Artifact, Attempt, CallRecords
+from openapi_tool.protocol.records import Artifact, CallRecords
 from openapi_tool.telemetry.calls import CallSpan
 from openapi_tool.tools.arguments import Arguments, CallOwner
 from openapi_tool.tools.definition import ToolDefinition
-from openapi_tool.tools.output import ToolOutput, Usage
+from openapi_tool.tools.output import ToolOutput
 from openapi_tool.tools.policy import Deadline
 from openapi_tool.tools.problems import short
 
 Clock = Callable[[], float]
 """Returns the time of the server that timestamps commands, in seconds since the epoch."""
-
-
-class CallContext(Protocol):
-    """State of one call, and the memory reserved for it from its first upstream response until its commit.
-
-    Its requests wait for permits in the queue of `agent`, and give up `slot` meanwhile. `recheck` raises
-    ToolError once it may send no more.
-    """
-
-    agent: str
-    slot: Slot
-    budget: Charge | None
-    recheck: Callable[[], None] | None
-
-    @property
-    def spent(self) -> Usage:
-        """Upstream cost so far, including failed requests."""
-
-    @property
-    def attempts(self) -> Sequence[Attempt]:
-        """Upstream requests so far, in the order in which they were sent."""
-
-    @property
-    def permit_waits(self) -> Sequence[tuple[float, float]]:
-        """Begins and ends of waits for a permit, on the monotonic clock in seconds."""
-
-    def __enter__(self) -> Self:
-        """Enter the context; may be nested."""
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        """Release all memory on the last exit."""
-
-    def release_all_but(self, size: int) -> None:
-        """Release all but `size` bytes."""
 
 
 class Artifacts(Protocol):
@@ -100,15 +63,13 @@ class Kernel(Artifacts, Protocol):
 class ToolBackend(Protocol):
     """Implementation of the tools. Raises ToolError for every failure."""
 
-    def call_context(self, project_id: str) -> CallContext:
-        """Return a context for a call, which only this backend's `run` takes."""
+    def call_memory(self, project: str) -> CallMemory:
+        """Return the memory of a call of a project, without any reserved yet; only this backend's `run` takes it."""
 
     def without_unknown(self, definition: ToolDefinition, arguments: Arguments) -> Arguments:
         """Drop arguments that the upstream does not know, if the definition allows the model to give any."""
 
-    async def run(
-        self, definition: ToolDefinition, arguments: Arguments, deadline: Deadline, context: Any
-    ) -> ToolOutput:
+    async def run(self, definition: ToolDefinition, arguments: Arguments, deadline: Deadline, call: Call) -> ToolOutput:
         """Send the upstream requests and render the responses."""
 
 

@@ -12,10 +12,12 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from openapi_tool.call import Call
 from openapi_tool.concurrency import raise_if_cancelled, shielded
 from openapi_tool.executor.continuation import Continuation
-from openapi_tool.executor.ports import CallContext, ToolBackend, owner_ids
+from openapi_tool.executor.ports import ToolBackend, owner_ids
 from openapi_tool.isolation.service import Isolation
+from openapi_tool.limits.permits import NO_SLOT, Slot
 from openapi_tool.protocol import frozen
 from openapi_tool.protocol.cards import StoredText, ToolCall
 from openapi_tool.protocol.errors import (
@@ -68,11 +70,10 @@ class RunnerOptions:
 
 @frozen
 class ToolCallRequest:
-    """Tool call; `call` holds the model's arguments."""
+    """What a call asks for: `given` holds the model's arguments."""
 
-    owner: CallOwner
     definition: ToolDefinition
-    call: ToolCall
+    given: ToolCall
     deadline: Deadline
 
 
@@ -93,57 +94,51 @@ class ToolRunner:
         """Disable these tools for all requests that are sent from now on."""
         self._switches = switches
 
-    async def parse_definition(self, record: DefinitionRecord, project_id: str, deadline: Deadline) -> ToolDefinition:
+    async def parse_definition(self, call: Call, record: DefinitionRecord, deadline: Deadline) -> ToolDefinition:
         """Parse a stored definition. Raises ToolError."""
-        project = scoped_project(self._options.kernel, project_id)
-        return await self._options.isolation.parse_definition(record, project, deadline.remaining())
+        return await self._options.isolation.parse_definition(record, call.project, deadline.remaining())
 
-    def call_context(self, project_id: str) -> CallContext:
-        """Return a context for a call; leave it once the result is stored."""
-        return self._backend.call_context(scoped_project(self._options.kernel, project_id))
+    def new_call(self, owner: CallOwner, slot: Slot = NO_SLOT) -> Call:
+        """Return a call of an owner, which gives up `slot` while it waits; run it within its memory."""
+        project = scoped_project(self._options.kernel, owner.project_id)
+        return Call(owner, project, self._backend.call_memory(project), slot)
 
-    async def run(self, request: ToolCallRequest, context: CallContext) -> tuple[ResultFields, StoredText | None]:
-        """Run a call within `context`; return its result, and the whole text if it was truncated.
+    async def run(self, call: Call, request: ToolCallRequest) -> tuple[ResultFields, StoredText | None]:
+        """Run a call within its memory; return its result, and the whole text if it was truncated.
 
         Raises Unavailable and CancelledError.
         """
-        result = await self._run_to_result(request, context)
-        if context.budget is not None:  # before any front end stores the result, so that no crash loses its cost
-            await shielded(context.budget.wait_until_written(), _WRITE_GRACE_S)
+        result = await self._run_to_result(call, request)
+        if call.budget is not None:  # before any front end stores the result, so that no crash loses its cost
+            await shielded(call.budget.wait_until_written(), _WRITE_GRACE_S)
         return result
 
-    async def _run_to_result(
-        self, request: ToolCallRequest, context: CallContext
-    ) -> tuple[ResultFields, StoredText | None]:
+    async def _run_to_result(self, call: Call, request: ToolCallRequest) -> tuple[ResultFields, StoredText | None]:
         started = time.monotonic()
-        context.agent = request.owner.agent_id
         definition, session = request.definition, None
         built_in = definition.built_in.name
         try:
-            arguments = await self._arguments(request)
+            arguments = await self._arguments(call, request)
             session = arguments.session_id
-            output, rendered, full_text = await self._run(request, arguments, context)
+            output, rendered, full_text = await self._run(call, request, arguments)
             return success(
                 output,
                 rendered,
                 definition.result_format,
                 latency_ms=_ms_since(started),
-                attempts=context.attempts,
+                attempts=call.attempts,
                 tool=built_in,
                 session=session,
-                budget=_remaining_budget(context),
+                budget=_remaining_budget(call),
             ), full_text
         except Exception as cause:  # noqa: BLE001 - failure_result logs defects
-            return self.failure_result(
-                request.owner, definition.tool_name, cause, context, started, built_in, session
-            ), None
+            return self.failure_result(call, definition.tool_name, cause, started, built_in, session), None
 
     def failure_result(
         self,
-        owner: CallOwner,
+        call: Call,
         tool_name: str,
         cause: Exception,
-        context: CallContext,
         started: float,
         built_in: str = "",
         session: str | None = None,
@@ -154,24 +149,24 @@ class ToolRunner:
         """
         if isinstance(cause, Unavailable):
             raise cause
-        error = cause if isinstance(cause, ToolError) else _defect(owner, cause)
+        error = cause if isinstance(cause, ToolError) else _defect(call.owner, cause)
         without_traceback(cause)  # its frames would keep the response in memory
-        error.tokens, error.requests = context.spent.tokens, context.spent.requests
+        error.tokens, error.requests = call.spent.tokens, call.spent.requests
         if isinstance(error, ToolMisconfigured):
             log.warning(
                 "a tool cannot be called until an operator corrects it: %s",
                 error.message,
-                extra={"action": "tool.misconfigured"} | _tool(owner, tool_name),
+                extra={"action": "tool.misconfigured"} | _tool(call.owner, tool_name),
             )
-        fields = failure(error, _ms_since(started), context.attempts, built_in, session, _remaining_budget(context))
+        fields = failure(error, _ms_since(started), call.attempts, built_in, session, _remaining_budget(call))
         masked = _KEY_SHAPES.value
         return replace(fields, result=masked(fields.result), error=masked(fields.error))
 
-    async def _arguments(self, request: ToolCallRequest) -> Arguments:
-        owner, definition, options = request.owner, request.definition, self._options
-        prepared = preparation(definition, request.call, owner, options.envs, options.read_secret, options.scope)
-        project, wait_s = scoped_project(options.kernel, owner.project_id), request.deadline.remaining()
-        checked = await options.isolation.check_arguments(definition, prepared.check, project, wait_s)
+    async def _arguments(self, call: Call, request: ToolCallRequest) -> Arguments:
+        owner, definition, options = call.owner, request.definition, self._options
+        prepared = preparation(definition, request.given, owner, options.envs, options.read_secret, options.scope)
+        wait_s = request.deadline.remaining()
+        checked = await options.isolation.check_arguments(definition, prepared.check, call.project, wait_s)
         arguments = self._backend.without_unknown(definition, prepared.finish(checked))
         if arguments.key_fallback_reason is not None:
             log.warning(
@@ -185,9 +180,9 @@ class ToolRunner:
         return arguments
 
     async def _run(
-        self, request: ToolCallRequest, arguments: Arguments, context: CallContext
+        self, call: Call, request: ToolCallRequest, arguments: Arguments
     ) -> tuple[ToolOutput, RenderedResult, StoredText | None]:
-        owner, definition, deadline = request.owner, request.definition, request.deadline
+        owner, definition, deadline = call.owner, request.definition, request.deadline
         check_switch = partial(self._check_switch, owner.project_id, definition.tool_name)
         check_switch()
         await self._options.authorizer.authorize(definition, owner, arguments)
@@ -196,14 +191,14 @@ class ToolRunner:
         cursor, max_result_tokens, search = requested(definition, arguments)
         full_text = None
         if cursor is None:
-            context.recheck = check_switch
-            output = await self._backend.run(definition, arguments, deadline, context)
-            note = context.budget.note if context.budget is not None else ""
+            call.recheck = check_switch
+            output = await self._backend.run(definition, arguments, deadline, call)
+            note = call.budget.note if call.budget is not None else ""
             rendered, full_text = await self._continuation.render(output, definition, owner, max_result_tokens, note)
         elif search is None:
             output, rendered = await self._continuation.resume(cursor, definition, owner, max_result_tokens)
         else:  # reads the whole text and may take seconds, so only this is limited
-            output, rendered = await self._find(search, cursor, request, max_result_tokens)
+            output, rendered = await self._find(call, search, cursor, request, max_result_tokens)
         return output, replace(rendered, repaired=arguments.repaired) if arguments.repaired else rendered, full_text
 
     def _check_switch(self, project_id: str, tool_name: str) -> None:
@@ -211,13 +206,11 @@ class ToolRunner:
         self._switches.check(project_id, tool_name)
 
     async def _find(
-        self, search: SearchRequest, cursor: str, request: ToolCallRequest, max_result_tokens: int | None
+        self, call: Call, search: SearchRequest, cursor: str, request: ToolCallRequest, max_result_tokens: int | None
     ) -> tuple[ToolOutput, RenderedResult]:
         try:
             async with request.deadline.limit():
-                return await self._continuation.find(
-                    search, cursor, request.definition, request.owner, max_result_tokens
-                )
+                return await self._continuation.find(search, cursor, request.definition, call.owner, max_result_tokens)
         except TimeoutError:
             raise ToolTimeout(
                 "The search in the stored text was not done in time; call again, or read on with only cursor."
@@ -228,8 +221,8 @@ def _tool(owner: CallOwner, tool_name: str) -> dict[str, Any]:
     return {**owner_ids(owner), "tool_name": short(tool_name)}
 
 
-def _remaining_budget(context: CallContext) -> Mapping[str, Any] | None:
-    return context.budget.left() if context.budget is not None else None
+def _remaining_budget(call: Call) -> Mapping[str, Any] | None:
+    return call.budget.left() if call.budget is not None else None
 
 
 def _defect(owner: CallOwner, cause: Exception) -> InternalError:

@@ -9,12 +9,13 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 from weakref import WeakMethod
 
 from openapi_tool.budgets.budgets import Budgets, Spender
+from openapi_tool.call import Call
 from openapi_tool.concurrency import shielded
-from openapi_tool.jina.byte_semaphore import ByteSemaphore, JinaCallContext, RequestContext, max_call_memory
+from openapi_tool.jina.byte_semaphore import ByteSemaphore, RequestContext, ResponseMemory, max_call_memory
 from openapi_tool.jina.cache import ResponseCache, cache_key
 from openapi_tool.jina.client import JinaClient
 from openapi_tool.jina.endpoints import Endpoint, batch_items, batch_output, endpoint_of, item_arguments
@@ -118,30 +119,28 @@ class JinaBackend:
         metrics.RESPONSE_WAITING.set_function(lambda: self.semaphore.waiting)
         self._cache = ResponseCache(options.cache)
 
-    def call_context(self, project_id: str) -> JinaCallContext:
-        """Return a context for a call, to leave once its result is committed."""
-        return self.semaphore.for_call(project_id)
+    def call_memory(self, project: str) -> ResponseMemory:
+        """See `ToolBackend`."""
+        return self.semaphore.for_call(project)
 
     @staticmethod
     def without_unknown(definition: ToolDefinition, arguments: Arguments) -> Arguments:
         """See `ToolBackend`."""
         return without_unknown(definition, arguments)
 
-    async def run(
-        self, definition: ToolDefinition, arguments: Arguments, deadline: Deadline, context: JinaCallContext
-    ) -> ToolOutput:
-        """Send the upstream requests and render the responses, within `context`. Raises ToolError."""
+    async def run(self, definition: ToolDefinition, arguments: Arguments, deadline: Deadline, call: Call) -> ToolOutput:
+        """Send the upstream requests and read the responses, within the memory of the call. Raises ToolError."""
         if self._budgets is not None and (self._budgets.limited or definition.budget is not None):
-            names = (context.project or "", context.agent, arguments.session, definition.tool_name)
-            context.budget = self._budgets.charge(Spender(*names, definition.budget))
+            names = (*call.flow, arguments.session, definition.tool_name)
+            call.budget = self._budgets.charge(Spender(*names, definition.budget))
         items = batch_items(definition, arguments, self._options.tools.max_batch_items)
         if items is None:
-            output = await self._run_one(definition, arguments, deadline, context)
+            output = await self._run_one(definition, arguments, deadline, call)
             return self._with_advice(output, definition, arguments, [])
 
         async def outcome(item: str) -> ToolOutput | ToolError:
             try:
-                return await self._run_one(definition, item_arguments(definition, arguments, item), deadline, context)
+                return await self._run_one(definition, item_arguments(definition, arguments, item), deadline, call)
             except ToolError as error:  # the other items continue
                 return error
 
@@ -164,12 +163,12 @@ class JinaBackend:
         return replace(output, cost_advice=f" Cheaper: {' or '.join(ways)}." if ways else "")
 
     async def _run_one(
-        self, definition: ToolDefinition, arguments: Arguments, deadline: Deadline, context: JinaCallContext
+        self, definition: ToolDefinition, arguments: Arguments, deadline: Deadline, call: Call
     ) -> ToolOutput:
-        """Run one item; report its cost in output or error, and to `context`, also if it is cancelled."""
+        """Run one item; report its cost in output or error, and to the call, also if it is cancelled."""
         spent = Meter()
         try:
-            output = await self._cached_or_requested(definition, arguments, deadline, context, spent)
+            output = await self._cached_or_requested(definition, arguments, deadline, call, spent)
         except ToolError as error:
             failed = copy.copy(error)  # calls that share a request get the same error object
             failed.tokens, failed.requests = spent.usage.tokens, spent.usage.requests
@@ -181,7 +180,7 @@ class JinaBackend:
             unchanged = (output.usage, output.cached) == (spent.usage, cached)
             return output if unchanged else replace(output, usage=spent.usage, cached=cached)
         finally:
-            context.spent += spent.usage
+            call.spent += spent.usage
         try:
             raise failed  # outside of `except`: else its context would keep the original error alive
         finally:
@@ -192,12 +191,12 @@ class JinaBackend:
         definition: ToolDefinition,
         arguments: Arguments,
         deadline: Deadline,
-        context: JinaCallContext,
+        call: Call,
         spent: Meter,
     ) -> ToolOutput:
         resolved = resolve_parameters(definition, arguments)
-        if resolved.left_out and not context.left_out_logged:
-            context.left_out_logged = True  # the items of a batch leave out the same
+        if resolved.left_out and not call.left_out_logged:
+            call.left_out_logged = True  # the items of a batch leave out the same
             _log_left_out(definition, resolved.left_out)
         resolved = with_checked_url(resolved, definition, self._options.url_policy)
         if (endpoint := endpoint_of(definition)).limits_tokens:
@@ -206,26 +205,27 @@ class JinaBackend:
         deadline = deadline.shortened(endpoint.timeouts.longest_s(resolved.parameters))
 
         request = build_request(definition, resolved, _offered(definition, arguments))
+        memory = cast("ResponseMemory", call.memory)  # of `call_memory`
 
         async def request_output(meter: Meter) -> ToolOutput:
-            with context:  # keep the call's memory if the call ends while another one waits for this shared request
+            with memory:  # keep the call's memory if the call ends while another one waits for this shared request
                 need = Need(
                     arguments.key_variable,
                     endpoint.operation.name,
-                    (context.project or "", context.agent),
+                    call.flow,
                     deadline,
                     arguments.api_key,
-                    slot=context.slot,
-                    call=context.number,
+                    slot=call.slot,
+                    call=call.number,
                 )
                 return await self._request(
-                    _Item(definition, endpoint, resolved, request, need, context.for_request(), meter)
+                    _Item(definition, endpoint, resolved, request, need, memory.for_request(call), meter)
                 )
 
         if resolved.parameters.get("noCache") or resolved.parameters.get("doNotTrack"):
             return await request_output(spent)
         return await self._cache.get(
-            cache_key(definition, arguments, request), deadline, request_output, context.for_request(), spent
+            cache_key(definition, arguments, request), deadline, request_output, memory.for_request(call), spent
         )
 
     async def _request(self, item: _Item) -> ToolOutput:

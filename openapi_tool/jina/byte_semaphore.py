@@ -1,6 +1,6 @@
 """Limit of the memory that upstream responses use: a FIFO byte semaphore with a reserve.
 
-A `JinaCallContext` holds the memory of a call from its first large response until its commit, a `RequestContext` the
+A `ResponseMemory` is the memory of a call from its first large response until its commit, a `RequestContext` holds the
 part for one response. Responses of up to 64 kB take no memory from the semaphore, so they never wait behind large ones.
 
 Deadlock: two calls that hold memory and need more could wait for each other. So the reserve, as much as any call may
@@ -14,21 +14,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import count
 from typing import Self
 
-from pydantic import SecretStr
-
-from openapi_tool.budgets.budgets import Charge
-from openapi_tool.limits.permits import NO_SLOT, Slot
+from openapi_tool.call import Call
 from openapi_tool.protocol.records import MAX_ATTEMPTS, Attempt
-from openapi_tool.telemetry.redact import Redactor, of_call
-from openapi_tool.tools.output import NO_USAGE
 
-_CALL_NUMBERS = count()
 _ASCII_FACTOR, _TWO_BYTE_FACTOR, _FOUR_BYTE_FACTOR = 6, 8, 14
 """Bytes of memory per byte of a body until the result is committed: parsed, rendered, as JSON, in the driver.
 
@@ -55,7 +47,7 @@ def max_call_memory(max_response_bytes: int) -> int:
 
 @dataclass(slots=True, eq=False)
 class _Waiter:
-    call: JinaCallContext
+    call: ResponseMemory
     size: int
     granted: asyncio.Future[None]
 
@@ -81,11 +73,11 @@ class ByteSemaphore:
         """Number of waiting responses."""
         return len(self._waiting)
 
-    def for_call(self, project: str | None = None) -> JinaCallContext:
-        """Return a context; `project` None has no share limit."""
-        return JinaCallContext(self, project)
+    def for_call(self, project: str | None = None) -> ResponseMemory:
+        """Return the memory of a call; `project` None has no share limit."""
+        return ResponseMemory(self, project)
 
-    async def take(self, call: JinaCallContext, size: int) -> None:
+    async def take(self, call: ResponseMemory, size: int) -> None:
         """Wait until `call` holds `size` bytes more. A cancelled wait takes nothing."""
         if self.try_take(call, size):
             return
@@ -103,7 +95,7 @@ class ByteSemaphore:
                 self._serve()
             raise
 
-    def try_take(self, call: JinaCallContext, size: int) -> bool:
+    def try_take(self, call: ResponseMemory, size: int) -> bool:
         """Take `size` bytes more if that needs no wait; return whether it did."""
         if call.has_reserve:
             return True
@@ -112,18 +104,18 @@ class ByteSemaphore:
         self._move(call, size)
         return True
 
-    def give(self, call: JinaCallContext, size: int) -> None:
+    def give(self, call: ResponseMemory, size: int) -> None:
         """Release `size` bytes, at most all that `call` holds."""
         self._move(call, -min(size, call.held))
         self._serve()
 
-    def give_all(self, call: JinaCallContext) -> None:
+    def give_all(self, call: ResponseMemory) -> None:
         """Release all memory and the reserve."""
         self._reserve_is_free |= call.has_reserve
         call.has_reserve = False
         self.give(call, call.held)
 
-    def release_all_but(self, call: JinaCallContext, size: int) -> None:
+    def release_all_but(self, call: ResponseMemory, size: int) -> None:
         """Release all but `size` bytes; the reserve only if `size` bytes are free without it."""
         if call.has_reserve:
             if size > self.free_bytes:
@@ -166,19 +158,19 @@ class ByteSemaphore:
             return 3
         return 2 if call.project is not None and call.project == self._last_reserve_project else 1
 
-    def _within_share(self, call: JinaCallContext, size: int) -> bool:
+    def _within_share(self, call: ResponseMemory, size: int) -> bool:
         # A project that holds nothing may exceed its share, or it could never load a large page.
         held = self._held_by[call.project]
         return call.project is None or not held or held + size <= self._share
 
-    def _must_queue(self, call: JinaCallContext) -> bool:
+    def _must_queue(self, call: ResponseMemory) -> bool:
         return any(
             waiter.call.project == call.project or self._within_share(waiter.call, waiter.size)
             for waiter in self._waiting
             if not waiter.granted.done()
         )
 
-    def _move(self, call: JinaCallContext, size: int) -> None:
+    def _move(self, call: ResponseMemory, size: int) -> None:
         """Move `size` bytes, which may be negative, to `call`."""
         self.free_bytes -= size
         call.held += size
@@ -188,13 +180,10 @@ class ByteSemaphore:
                 del self._held_by[call.project]
 
 
-class JinaCallContext:
-    """Context of a call (see `executor/ports.py`); `number` identifies it in this process.
+class ResponseMemory:
+    """Memory of a call (see `call.CallMemory`).
 
-    The executor sets `agent`, `slot` and `recheck`, which raises if the tool was disabled meanwhile.
-    `secrets_sent` are the secrets in its requests so far: several keys if each attempt, or item of a batch, took one
-    of a pool. Memory is released when the last `with` block ends: a shared request may outlive the call that
-    started it.
+    It is released when the last `with` block ends: a shared request may outlive the call that started it.
     """
 
     def __init__(self, semaphore: ByteSemaphore, project: str | None = None) -> None:
@@ -204,16 +193,6 @@ class JinaCallContext:
         self.held = 0
         self.has_reserve = False
         self.body_bytes = 0
-        self.spent = NO_USAGE
-        self.attempts: list[Attempt] = []
-        self.permit_waits: list[tuple[float, float]] = []
-        self.agent = ""
-        self.number = next(_CALL_NUMBERS)
-        self.slot: Slot = NO_SLOT
-        self.budget: Charge | None = None
-        self.secrets_sent: set[SecretStr] = set()
-        self.recheck: Callable[[], None] | None = None
-        self.left_out_logged = False
 
     def __enter__(self) -> Self:
         self._users += 1
@@ -224,24 +203,21 @@ class JinaCallContext:
         if not self._users:
             self._semaphore.give_all(self)
 
-    def redactor(self) -> Redactor:
-        """Return the redactor for what the upstream says; see `of_call`."""
-        return of_call(secret.get_secret_value() for secret in self.secrets_sent)
-
-    def for_request(self) -> RequestContext:
-        """Return a context for one more upstream request."""
-        return RequestContext(self, self._semaphore)
-
     def release_all_but(self, size: int) -> None:
         """Release all but `size` bytes."""
         self._semaphore.release_all_but(self, size)
+
+    def for_request(self, call: Call) -> RequestContext:
+        """Return a context for one more upstream request of the call."""
+        return RequestContext(call, self, self._semaphore)
 
 
 class RequestContext:
     """One upstream request of `call`, retries included: memory of its response, and its status once it arrives."""
 
-    def __init__(self, call: JinaCallContext, semaphore: ByteSemaphore) -> None:
+    def __init__(self, call: Call, memory: ResponseMemory, semaphore: ByteSemaphore) -> None:
         self.call = call
+        self._memory = memory
         self._semaphore = semaphore
         self._held = 0
         self.body_bytes = 0
@@ -261,14 +237,14 @@ class RequestContext:
     async def hold(self, size: int) -> None:
         """Hold `size` bytes; wait if that is more than before."""
         if size > self._held:
-            await self._semaphore.take(self.call, size - self._held)
+            await self._semaphore.take(self._memory, size - self._held)
         elif size < self._held:
-            self._semaphore.give(self.call, self._held - size)
+            self._semaphore.give(self._memory, self._held - size)
         self._held = size
 
     def try_hold(self, size: int) -> bool:
         """Hold at least `size` bytes if that needs no wait; return whether it does."""
-        if size > self._held and not self._semaphore.try_take(self.call, size - self._held):
+        if size > self._held and not self._semaphore.try_take(self._memory, size - self._held):
             return False
         self._held = max(size, self._held)
         return True
@@ -276,13 +252,13 @@ class RequestContext:
     def add_body_bytes(self, size: int) -> int:
         """Count body bytes of this response; return the total of all responses of the call."""
         self.body_bytes += size
-        self.call.body_bytes += size
-        return self.call.body_bytes
+        self._memory.body_bytes += size
+        return self._memory.body_bytes
 
     def clear(self) -> None:
         """Release the memory and reset the body bytes, before a retry."""
-        self.call.body_bytes -= self.body_bytes
+        self._memory.body_bytes -= self.body_bytes
         self.body_bytes = 0
         if self._held:
-            self._semaphore.give(self.call, self._held)
+            self._semaphore.give(self._memory, self._held)
             self._held = 0

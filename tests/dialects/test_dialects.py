@@ -30,6 +30,7 @@ from openapi_tool.protocol.dialect import ProtocolVersion
 from openapi_tool.protocol.identity import subject_in_version
 from openapi_tool.settings import Settings
 from openapi_tool.telemetry.metrics import list_projects, project_label
+from openapi_tool.tools.arguments import CallOwner
 from tests.conftest import AGENT, PROJECT, StartExecutor, search_tool
 from tests.requirements import requirement
 from tests.support import dead_letters, dsn_of
@@ -82,14 +83,14 @@ KEY = b"0123456789abcdef"
 @requirement("dialects.isolated")
 def test_a_project_of_two_kernels_has_separate_shares_of_memory_and_permits() -> None:
     reserved: list[str] = []
-    backend = SimpleNamespace(call_context=reserved.append, run=None)
-    upstream: Any = SimpleNamespace(
-        backend=backend, errors=SimpleNamespace(value=str), slicer=None, isolation=Isolation()
-    )
+    backend = SimpleNamespace(call_memory=reserved.append, run=None)
+    upstream: Any = SimpleNamespace(backend=backend, errors=SimpleNamespace(value=str), isolation=Isolation())
     main = build_bootstrap(Settings.model_validate(KERNELS), {})
     for kernel in (main, *main.others):
         artifacts: Any = None
-        build_runner(kernel, upstream, artifacts, scoped_key(KEY, kernel.scope)).call_context("proj")
+        build_runner(kernel, upstream, artifacts, scoped_key(KEY, kernel.scope)).new_call(
+            CallOwner("proj", "agent", {})
+        )
     assert len(set(reserved)) == 2
     assert reserved[0] == "proj"
 

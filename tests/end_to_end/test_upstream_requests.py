@@ -31,6 +31,7 @@ from openapi_tool.protocol.cards import TOOL_RESULT
 from openapi_tool.protocol.errors import RateLimited, ToolError, UpstreamRejected
 from openapi_tool.tools.output import ToolOutput
 from openapi_tool.tools.policy import Deadline
+from tests.answering import for_request
 from tests.canary.run import Collector
 from tests.conftest import AGENT, PROJECT, StartExecutor, reader_tool, search_tool
 from tests.requirements import requirement
@@ -228,7 +229,7 @@ def search(**changes: Any) -> UpstreamRequest:
 async def ask(client: JinaClient, stack: EmbeddedStack, request: UpstreamRequest | None = None) -> ToolOutput:
     key = SecretStr(stack.upstream.keys["JINA_API_KEY"])
     outcome = await client.fetch(
-        request or search(), key, Deadline.after(10), ByteSemaphore(10_000_000).for_call().for_request()
+        request or search(), key, Deadline.after(10), for_request(ByteSemaphore(10_000_000).for_call())
     )
     assert isinstance(outcome, ToolOutput)
     return outcome

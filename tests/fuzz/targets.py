@@ -60,6 +60,7 @@ from openapi_tool.tools.result import RenderedResult, failure, success
 from openapi_tool.tools.schema import fits
 from openapi_tool.tools.scopes import SessionScope
 from openapi_tool.tools.truncation import ResultLimit, truncate, uncut_parts
+from tests.answering import for_request
 from tests.fuzz import corpora
 from tests.fuzz.corpora import Source, assert_storable, mutate
 from tests.support import V1R4, framed_items
@@ -453,7 +454,7 @@ def _fetched(expected: Expected, status: int, headers: Mapping[str, str], body: 
     answer = httpx.Response(status, headers=httpx.Headers(dict(headers), encoding="utf-8"), stream=_Body(body))
     client = JinaClient(httpx.MockTransport(lambda _: answer), _MAX_BYTES)
     fetching = client.fetch(
-        request, SecretStr(SECRET), Deadline.after(5), ByteSemaphore(10 * _MAX_BYTES).for_call().for_request()
+        request, SecretStr(SECRET), Deadline.after(5), for_request(ByteSemaphore(10 * _MAX_BYTES).for_call())
     )
     return _loop().run_until_complete(fetching)
 

@@ -28,12 +28,14 @@ from openapi_tool.bus.leases import FetchMode, lease_key
 from openapi_tool.bus.options import ConsumerOptions, DurableOptions, NatsOptions
 from openapi_tool.bus.streams import Durable
 from openapi_tool.bus.worker import Slots
+from openapi_tool.call import Call, CallMemory
 from openapi_tool.executor.commit import ParkedResults
 from openapi_tool.executor.continuation import Continuation
 from openapi_tool.executor.pipeline import Pipeline, PipelineOptions
 from openapi_tool.executor.ports import Kernel
 from openapi_tool.executor.runner import RunnerOptions, ToolRunner
-from openapi_tool.limits.permits import NO_SLOT, NoSlot, Slot
+from openapi_tool.jina.byte_semaphore import ByteSemaphore
+from openapi_tool.limits.permits import NoSlot
 from openapi_tool.options import ExecutorOptions, ToolOptions
 from openapi_tool.protocol.cards import ArtifactCard, Card
 from openapi_tool.protocol.command import Command, Delivery, Report, Settlement, TurnCondition, Wakeup
@@ -42,7 +44,7 @@ from openapi_tool.telemetry.calls import WireTracer
 from openapi_tool.tools import policy
 from openapi_tool.tools.arguments import Arguments, OperatorEnvs
 from openapi_tool.tools.definition import ToolDefinition
-from openapi_tool.tools.output import Item, ToolOutput, Usage
+from openapi_tool.tools.output import Item, ToolOutput
 from openapi_tool.tools.policy import Authorizer, Deadline
 from openapi_tool.tools.scopes import Cursors, SessionScope
 from tests.support import BODY, HEADERS, SUBJECT, V1R4, call_card, records, waiting_turn
@@ -207,26 +209,6 @@ class FakeKernel:
         return None
 
 
-class FakeContext:
-    """Context of a call whose memory has no limit."""
-
-    spent = Usage()
-    attempts = ()
-    permit_waits = ()
-    agent = ""
-    slot: Slot = NO_SLOT
-    budget: Any = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def release_all_but(self, size: int) -> None:
-        pass
-
-
 @dataclass
 class FakeTools:
     """Tools that succeed after one await, or return the result of `answer`."""
@@ -235,14 +217,14 @@ class FakeTools:
     answer: Callable[[Schedule], Awaitable[ToolOutput]] | None = None
     projects: list[str] = field(default_factory=list)
 
-    def call_context(self, project_id: str) -> FakeContext:
-        self.projects.append(project_id)
-        return FakeContext()
+    def call_memory(self, project: str) -> CallMemory:
+        self.projects.append(project)
+        return ByteSemaphore(0).for_call(project)
 
     def without_unknown(self, _: ToolDefinition, arguments: Arguments) -> Arguments:
         return arguments
 
-    async def run(self, _: ToolDefinition, __: Arguments, ___: Deadline, ____: FakeContext) -> ToolOutput:
+    async def run(self, _: ToolDefinition, __: Arguments, ___: Deadline, ____: Call) -> ToolOutput:
         await self.schedule.step("tool")
         return ToolOutput((Item("text"),)) if self.answer is None else await self.answer(self.schedule)
 

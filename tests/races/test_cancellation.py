@@ -7,6 +7,7 @@ import json
 import threading
 import time
 from contextlib import suppress
+from typing import cast
 
 import httpx
 import pytest
@@ -15,7 +16,9 @@ from hypothesis import strategies as st
 
 from openapi_tool.assembly import consumer_options
 from openapi_tool.bootstrap import build_bootstrap
+from openapi_tool.budgets.budgets import Charge
 from openapi_tool.bus.consumer import BackgroundTaskEnded, CommandConsumer
+from openapi_tool.call import Call
 from openapi_tool.concurrency import shielded
 from openapi_tool.jina.backend import JinaBackend, JinaBackendOptions
 from openapi_tool.jina.byte_semaphore import max_call_memory
@@ -28,9 +31,11 @@ from openapi_tool.protocol.errors import BadRequest, Unavailable
 from openapi_tool.protocol.records import CallRecords, DefinitionRecord
 from openapi_tool.settings import Settings
 from openapi_tool.telemetry.calls import WireTracer, shut_down
+from openapi_tool.tools.arguments import Arguments
+from openapi_tool.tools.definition import ToolDefinition
 from openapi_tool.tools.output import Item, ToolOutput
-from openapi_tool.tools.policy import Authorizer, Policy, TimeLimits, longest_call_s
-from tests.races.conftest import FakeContext, FakeTools, Run, Scene, Schedule, iterate_loop, run_virtually
+from openapi_tool.tools.policy import Authorizer, Deadline, Policy, TimeLimits, longest_call_s
+from tests.races.conftest import FakeTools, Run, Scene, Schedule, iterate_loop, run_virtually
 from tests.requirements import requirement
 
 
@@ -522,12 +527,8 @@ class _ChargedTools(FakeTools):
     upstream_s = 0.0
     journal: _SlowJournal
 
-    def call_context(self, project_id: str) -> FakeContext:
-        context = super().call_context(project_id)
-        context.budget = self.journal
-        return context
-
-    async def run(self, *_: object) -> ToolOutput:
+    async def run(self, _: ToolDefinition, __: Arguments, ___: Deadline, call: Call) -> ToolOutput:
+        call.budget = cast("Charge", self.journal)
         await asyncio.sleep(self.upstream_s)
         return ToolOutput((Item("text"),))
 

@@ -15,9 +15,13 @@ from openapi_tool.bus.client import BusClient
 from openapi_tool.bus.intake import HandBackDelays
 from openapi_tool.bus.leases import _MAX_CONCURRENT, FetchMode, Heartbeats, Held, Lease, Leases, lease_key
 from openapi_tool.bus.wire import delivery_of
+from openapi_tool.call import Call
+from openapi_tool.executor.runner import ToolRunner
+from openapi_tool.limits.permits import Slot
 from openapi_tool.protocol.command import Acknowledge, Delivery, Settlement
+from openapi_tool.tools.arguments import CallOwner
 from openapi_tool.tools.output import Usage
-from tests.races.conftest import FakeBus, FakeContext, FakeTools, Run, Scene, Schedule, iterate_loop
+from tests.races.conftest import FakeBus, Run, Scene, Schedule, iterate_loop
 from tests.requirements import requirement
 
 
@@ -190,19 +194,20 @@ def test_paused_calls_that_resume_take_no_slots_from_other_projects(run: Run) ->
     run(check())
 
 
-class Batches(FakeTools):
-    """Tools whose calls of the project `batches` make four upstream requests each."""
-
-    def call_context(self, project_id: str) -> FakeContext:
-        context = super().call_context(project_id)
-        context.spent = Usage(requests=4 if project_id == "batches" else 1)
-        return context
-
-
 @requirement("fair.weights")
-def test_a_project_is_charged_the_upstream_requests_of_its_calls(run: Run) -> None:
+def test_a_project_is_charged_the_upstream_requests_of_its_calls(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls of the project `batches` make four upstream requests each."""
+    new_call = ToolRunner.new_call
+
+    def new_spent_call(self: ToolRunner, owner: CallOwner, slot: Slot) -> Call:
+        call = new_call(self, owner, slot)
+        call.spent = Usage(requests=4 if owner.project_id == "batches" else 1)
+        return call
+
+    monkeypatch.setattr(ToolRunner, "new_call", new_spent_call)
+
     async def check() -> None:
-        scene = Scene(concurrency=1, tools=Batches(Schedule()))
+        scene = Scene(concurrency=1)
         scene.consumer.start()
         for number in range(1, 101):
             scene.offer(scene.bus.message(number, project=("batches", "single")[number % 2]))

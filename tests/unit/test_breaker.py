@@ -35,6 +35,7 @@ from openapi_tool.protocol.errors import NeedsOperator, ToolError, Unavailable
 from openapi_tool.telemetry.health import Health
 from openapi_tool.tools.placeholders import Secret
 from openapi_tool.tools.policy import Deadline
+from tests.answering import for_request
 from tests.races.conftest import LOOPS, Run, iterate_loop, run_on
 from tests.requirements import requirement
 
@@ -515,7 +516,7 @@ def test_chunks_of_many_large_responses_are_not_read_in_one_iteration(run: Run) 
         async def fetch() -> None:
             request = UpstreamRequest("POST", "r.jina.ai", "/", {}, b"{}", Expected("reader"))
             with memory.for_call() as reservation, pytest.raises(ToolError):
-                await client.fetch(request, SecretStr("a-key"), Deadline.after(20), reservation.for_request())
+                await client.fetch(request, SecretStr("a-key"), Deadline.after(20), for_request(reservation))
 
         watching = asyncio.create_task(watch())
         await asyncio.gather(*(fetch() for _ in range(calls)))

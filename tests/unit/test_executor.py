@@ -17,18 +17,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from openapi_tool.bus.durable import ServerClock
+from openapi_tool.call import Call, CallMemory
 from openapi_tool.executor import waiting_turn as turn
 from openapi_tool.executor.commit import MAX_BYTES, MAX_PROJECT_BYTES, CallResult, ParkedResults
 from openapi_tool.executor.ports import Kernel
 from openapi_tool.executor.result_order import ResultOrder
-from openapi_tool.executor.runner import ToolCallRequest
+from openapi_tool.executor.runner import ToolCallRequest, ToolRunner
+from openapi_tool.jina.byte_semaphore import ByteSemaphore
 from openapi_tool.jina.endpoints import ENDPOINTS, MARGIN_S
 from openapi_tool.limits.permits import NoSlot
 from openapi_tool.options import ExecutorOptions, ToolOptions
 from openapi_tool.protocol.cards import StoredText, ToolCall, artifact_card
 from openapi_tool.protocol.command import Delivery, TurnCondition
 from openapi_tool.protocol.errors import ToolMisconfigured, TurnBusy, Unavailable
-from openapi_tool.protocol.records import Artifact, Attempt, WaitingTurnRecord
+from openapi_tool.protocol.records import Artifact, WaitingTurnRecord
 from openapi_tool.tools.arguments import CallOwner
 from openapi_tool.tools.output import Item, ToolOutput, Usage
 from openapi_tool.tools.policy import Authorizer, Deadline, Policy, TimeLimits
@@ -43,13 +45,11 @@ READ = {"tool": "jina.read"}
 PARAMETERS = {"type": "object", "properties": {"url": {"type": "string"}}}
 
 
-class SpentContext:
-    """Context of a call that has cost something already."""
-
-    spent = Usage(tokens=7, requests=1)
-    attempts: tuple[Attempt, ...] = ()
-    budget: Any = None
-    agent = ""
+def spent_call(one: ToolRunner, owner: CallOwner = OWNER, budget: Any = None) -> Call:
+    """Return a call that has cost something already."""
+    call = one.new_call(owner)
+    call.spent, call.budget = Usage(tokens=7, requests=1), budget
+    return call
 
 
 class SlowJournal:
@@ -76,17 +76,16 @@ class Tools:
         self.calls: list[dict[str, Any]] = []
         self.agents: list[str] = []
 
-    def call_context(self, project_id: str) -> SpentContext:
-        del project_id
-        return SpentContext()
+    def call_memory(self, project: str) -> CallMemory:
+        return ByteSemaphore(0).for_call(project)
 
     def without_unknown(self, definition: Any, arguments: Any) -> Any:
         del definition
         return arguments
 
-    async def run(self, definition: Any, arguments: Any, deadline: Any, context: Any) -> ToolOutput:
+    async def run(self, definition: Any, arguments: Any, deadline: Any, call: Call) -> ToolOutput:
         del definition, deadline
-        self.agents.append(context.agent)
+        self.agents.append(call.owner.agent_id)
         self.calls.append(dict(arguments.values))
         if isinstance(self.outcome, BaseException):
             raise self.outcome
@@ -104,12 +103,14 @@ class FakeArtifactStore:
 
 def request(left_s: float = 60, **arguments: Any) -> ToolCallRequest:
     given = arguments or {"url": "https://site.example/"}
-    return ToolCallRequest(OWNER, definition(READ, parameters=PARAMETERS), ToolCall(given), Deadline.after(left_s))
+    return ToolCallRequest(definition(READ, parameters=PARAMETERS), ToolCall(given), Deadline.after(left_s))
 
 
-async def run(backend: Tools, call: ToolCallRequest, **options: Any) -> tuple[ResultFields, StoredText | None]:
+async def run(
+    backend: Tools, wanted: ToolCallRequest, owner: CallOwner = OWNER, **options: Any
+) -> tuple[ResultFields, StoredText | None]:
     one = runner(FakeArtifactStore(), backend, **options)
-    return await one.run(call, one.call_context("proj"))
+    return await one.run(spent_call(one, owner), wanted)
 
 
 @requirement("runner.alone")
@@ -117,16 +118,15 @@ async def test_requests_are_counted_for_the_agent_of_the_call() -> None:
     """Budgets and the queue for permits read it; without it all agents of a front end would share one budget."""
     backend = Tools(ToolOutput((Item("the page"),)))
     for agent in ("one", "two"):
-        await run(backend, replace(request(), owner=replace(OWNER, agent_id=agent)))
+        await run(backend, request(), replace(OWNER, agent_id=agent))
     assert backend.agents == ["one", "two"]
 
 
 @requirement("runner.alone")
 @pytest.mark.parametrize("outcome", [ToolOutput((Item("the page"),)), RuntimeError("defect")])
 async def test_a_front_end_gets_no_result_before_its_cost_is_written(outcome: ToolOutput | Exception) -> None:
-    one, context, journal = runner(FakeArtifactStore(), Tools(outcome)), SpentContext(), SlowJournal()
-    context.budget = journal
-    running = asyncio.create_task(one.run(request(), cast("Any", context)))
+    one, journal = runner(FakeArtifactStore(), Tools(outcome)), SlowJournal()
+    running = asyncio.create_task(one.run(spent_call(one, budget=journal), request()))
     await journal.waits.wait()
     await asyncio.sleep(0)
     assert not running.done()
@@ -136,16 +136,11 @@ async def test_a_front_end_gets_no_result_before_its_cost_is_written(outcome: To
 
 @requirement("runner.alone")
 async def test_a_call_cancelled_while_its_cost_is_written_keeps_its_paid_result() -> None:
-    one, context, journal = (
-        runner(FakeArtifactStore(), Tools(ToolOutput((Item("the page"),)))),
-        SpentContext(),
-        SlowJournal(),
-    )
-    context.budget = journal
+    one, journal = runner(FakeArtifactStore(), Tools(ToolOutput((Item("the page"),)))), SlowJournal()
     results: list[ResultFields] = []
 
     async def front_end() -> None:
-        results.append((await one.run(request(), cast("Any", context)))[0])
+        results.append((await one.run(spent_call(one, budget=journal), request()))[0])
         await asyncio.sleep(0)  # raises the cancellation
 
     running = asyncio.create_task(front_end())
@@ -233,7 +228,7 @@ async def test_outage_and_cancellation_are_raised() -> None:
 async def test_error_in_a_front_end_becomes_a_result_and_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     backend = Tools(ToolOutput((Item("x"),)))
     one = runner(None, backend)
-    fields = one.failure_result(OWNER, "a_tool", ToolMisconfigured("no host"), one.call_context("proj"), 0.0)
+    fields = one.failure_result(one.new_call(OWNER), "a_tool", ToolMisconfigured("no host"), 0.0)
     assert fields.error_code == "tool_misconfigured"
     assert [vars(record)["action"] for record in caplog.records] == ["tool.misconfigured"]
 

@@ -40,6 +40,7 @@ from openapi_tool.protocol.errors import (
 )
 from openapi_tool.tools.output import ToolOutput
 from openapi_tool.tools.policy import Deadline
+from tests.answering import for_request
 from tests.requirements import requirement
 from tests.support import assert_for_a_model, each
 
@@ -56,7 +57,7 @@ async def client(jina: respx.Router) -> AsyncIterator[JinaClient]:
 
 
 async def fetch(client: JinaClient, request: UpstreamRequest = SEARCH, seconds: float = 5) -> Any:
-    return await client.fetch(request, KEY, Deadline.after(seconds), ByteSemaphore(20_000_000).for_call().for_request())
+    return await client.fetch(request, KEY, Deadline.after(seconds), for_request(ByteSemaphore(20_000_000).for_call()))
 
 
 async def test_a_request_leaves_as_it_was_built_with_the_key_as_bearer(jina: respx.Router, client: JinaClient) -> None:
@@ -772,10 +773,10 @@ def test_requests_of_one_project_leave_connections_for_another(run: Run, tmp_pat
         async with upstream:
             request = partial(upstream.client.fetch, SEARCH, KEY, Deadline.after(TIMEOUT_S))
             budget = ByteSemaphore(20_000_000)
-            held = [asyncio.create_task(request(budget.for_call("large").for_request())) for _ in range(20)]
+            held = [asyncio.create_task(request(for_request(budget.for_call("large")))) for _ in range(20)]
             for _ in range(connections * 7 // 8):
                 await waiting.acquire()
-            assert content_of(await request(budget.for_call("small").for_request())) == "c"
+            assert content_of(await request(for_request(budget.for_call("small")))) == "c"
             for task in held:
                 task.cancel()
             await asyncio.gather(*held, return_exceptions=True)

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from prometheus_client import REGISTRY
 from pydantic import SecretStr
 
-from openapi_tool.jina.byte_semaphore import ByteSemaphore, JinaCallContext, RequestContext, max_call_memory, memory_of
+from openapi_tool.jina.byte_semaphore import ByteSemaphore, RequestContext, ResponseMemory, max_call_memory, memory_of
 from openapi_tool.jina.cache import ResponseCache, cache_key
 from openapi_tool.jina.client import JinaClient
 from openapi_tool.jina.options import CacheOptions, EgressOptions
@@ -31,7 +31,7 @@ from openapi_tool.tools.definition import ToolDefinition, parse_definition
 from openapi_tool.tools.output import NO_USAGE, Item, Meter, ToolOutput, Usage, cost
 from openapi_tool.tools.policy import Deadline
 from openapi_tool.tools.scopes import SessionScope
-from tests.answering import MAX_BYTES, ToolsOverTransport, serving
+from tests.answering import MAX_BYTES, ToolsOverTransport, for_request, serving
 from tests.requirements import requirement
 from tests.support import assert_for_a_model
 
@@ -59,9 +59,9 @@ async def _soon() -> None:
 async def test_call_waits_until_another_releases_memory() -> None:
     semaphore = ByteSemaphore(100)
     with semaphore.for_call() as first, semaphore.for_call() as second:
-        context = first.for_request()
+        context = for_request(first)
         await context.hold(70)
-        waiting = asyncio.create_task(second.for_request().hold(60))
+        waiting = asyncio.create_task(for_request(second).hold(60))
         await _soon()
         assert not waiting.done()
         await context.hold(40)
@@ -76,16 +76,16 @@ async def test_small_request_does_not_overtake_a_large_one() -> None:
 
     async def hold(name: str, size: int) -> None:
         with semaphore.for_call() as memory:
-            await memory.for_request().hold(size)
+            await for_request(memory).hold(size)
             order.append(name)
 
     with semaphore.for_call() as memory:
-        await memory.for_request().hold(60)
+        await for_request(memory).hold(60)
         large = asyncio.create_task(hold("large", 90))
         await _soon()
         small = asyncio.create_task(hold("small", 10))
         await _soon()
-        assert not memory.for_request().try_hold(1_000)
+        assert not for_request(memory).try_hold(1_000)
         assert order == []
     await asyncio.gather(large, small)
     assert order == ["large", "small"]
@@ -96,12 +96,12 @@ async def test_small_request_does_not_overtake_a_large_one() -> None:
 async def test_call_that_holds_memory_is_served_before_one_that_holds_none() -> None:
     semaphore, order = ByteSemaphore(100), []
     with semaphore.for_call() as first, semaphore.for_call() as second, semaphore.for_call() as third:
-        held, growing = first.for_request(), second.for_request()
+        held, growing = for_request(first), for_request(second)
         await held.hold(60)
         await growing.hold(30)
 
-        async def hold(name: str, memory: JinaCallContext, size: int) -> None:
-            await memory.for_request().hold(size)
+        async def hold(name: str, memory: ResponseMemory, size: int) -> None:
+            await for_request(memory).hold(size)
             order.append(name)
 
         newcomer = asyncio.create_task(hold("newcomer", third, 50))
@@ -120,9 +120,9 @@ async def test_calls_that_hold_memory_and_need_more_do_not_deadlock() -> None:
 
     async def call(name: int) -> None:
         with semaphore.for_call() as memory:
-            await memory.for_request().hold(20)
+            await for_request(memory).hold(20)
             await asyncio.sleep(0)
-            await asyncio.gather(*(memory.for_request().hold(40) for _ in range(2)))
+            await asyncio.gather(*(for_request(memory).hold(40) for _ in range(2)))
             await asyncio.sleep(0)
             ended.append(name)
 
@@ -139,10 +139,10 @@ def test_cancelled_wait_takes_nothing_and_blocks_no_other(
     async def check() -> None:
         semaphore = ByteSemaphore(100)
         with semaphore.for_call() as first, semaphore.for_call() as second, semaphore.for_call() as third:
-            held = first.for_request()
+            held = for_request(first)
             await held.hold(60)
-            cancelled = asyncio.create_task(second.for_request().hold(90))
-            waiting = asyncio.create_task(third.for_request().hold(40))
+            cancelled = asyncio.create_task(for_request(second).hold(90))
+            waiting = asyncio.create_task(for_request(third).hold(40))
             await _soon()
             cancelled.cancel()
             await asyncio.wait([cancelled])
@@ -165,7 +165,7 @@ def test_nothing_is_lost_if_holder_and_waiter_end_in_one_iteration_of_the_loop(
         async def hold(sizes: tuple[int, ...]) -> None:
             with semaphore.for_call() as memory:
                 for size in sizes:
-                    await memory.for_request().hold(size)
+                    await for_request(memory).hold(size)
                 await never.wait()
 
         for sizes in ((60,), (30, 30)):
@@ -179,7 +179,7 @@ def test_nothing_is_lost_if_holder_and_waiter_end_in_one_iteration_of_the_loop(
             assert all(task.cancelled() for task in [holder, *waiters]), "one of them failed instead"
             assert semaphore.free_bytes == 60
             with semaphore.for_call() as memory:
-                assert memory.for_request().try_hold(60)
+                assert for_request(memory).try_hold(60)
 
     run(check())
 
@@ -195,7 +195,7 @@ def test_all_memory_is_released_whichever_calls_are_cancelled(
         async def call() -> None:
             with semaphore.for_call() as memory:
                 for _ in range(dice.randint(1, 3)):
-                    context = memory.for_request()
+                    context = for_request(memory)
                     await context.hold(dice.randint(1, 20))
                     await asyncio.sleep(0)
                     await context.hold(dice.randint(0, 40))
@@ -225,13 +225,13 @@ async def test_project_holds_at_most_half_and_does_not_block_others() -> None:
         semaphore.for_call("a") as three,
         semaphore.for_call("b") as other,
     ):
-        await one.for_request().hold(40)
-        waiting = asyncio.create_task(two.for_request().hold(20))
+        await for_request(one).hold(40)
+        waiting = asyncio.create_task(for_request(two).hold(20))
         await _soon()
-        assert not three.for_request().try_hold(5), "a call overtakes another one of its project"
-        assert other.for_request().try_hold(30)
+        assert not for_request(three).try_hold(5), "a call overtakes another one of its project"
+        assert for_request(other).try_hold(30)
         async with asyncio.timeout(5):
-            await other.for_request().hold(20)
+            await for_request(other).hold(20)
         assert not waiting.done()
         semaphore.give_all(one)
         await waiting
@@ -241,7 +241,7 @@ async def test_project_holds_at_most_half_and_does_not_block_others() -> None:
 @requirement("hostile.neighbour")
 async def test_a_project_that_holds_nothing_may_take_more_than_its_share_for_one_answer() -> None:
     with ByteSemaphore(100).for_call("a") as memory:
-        assert memory.for_request().try_hold(90)
+        assert for_request(memory).try_hold(90)
 
 
 @requirement("hostile.neighbour", "memory.limit")
@@ -250,9 +250,9 @@ async def test_projects_take_turns_with_the_reserve() -> None:
 
     async def call(project: str) -> None:
         with semaphore.for_call(project) as memory:
-            await memory.for_request().hold(8)
+            await for_request(memory).hold(8)
             await asyncio.sleep(0)
-            await memory.for_request().hold(90)
+            await for_request(memory).hold(90)
             order.append(project)
             await _soon()
 
@@ -267,13 +267,13 @@ async def test_call_with_the_reserve_is_served_before_all_others() -> None:
     """Otherwise it would wait for a call that waits for the reserve."""
     semaphore, ended = ByteSemaphore(110, reserve_bytes=100), []
 
-    async def hold(memory: JinaCallContext, size: int) -> None:
-        await memory.for_request().hold(size)
+    async def hold(memory: ResponseMemory, size: int) -> None:
+        await for_request(memory).hold(size)
         ended.append(memory)
 
     with semaphore.for_call() as first, semaphore.for_call() as one, semaphore.for_call() as two:
         for memory, size in ((first, 2), (one, 3), (two, 5), (first, 50)):  # the last one gets the reserve
-            await memory.for_request().hold(size)
+            await for_request(memory).hold(size)
         tasks = [asyncio.create_task(hold(memory, 50)) for memory in (one, two, one)]
         await _soon()
         assert ended == []
@@ -289,7 +289,7 @@ async def test_memory_is_held_until_the_last_user_exits() -> None:
     semaphore = ByteSemaphore(100)
     memory = semaphore.for_call()
     with memory:
-        await memory.for_request().hold(30)
+        await for_request(memory).hold(30)
         with memory:
             pass
         assert semaphore.free_bytes == 70
@@ -320,15 +320,15 @@ async def test_memory_is_held_until_the_commit_and_released_by_a_failure() -> No
     text = "word " * 200_000
     answering = ToolsOverTransport(serving(json.dumps({"data": {"content": text}}).encode()))
     whole = answering.tools.semaphore.free_bytes
-    with answering.tools.call_context("proj") as memory:
-        output = await answering.output(context=memory)
+    with answering.tools.call_memory("proj") as memory:
+        output = await answering.output(memory=memory)
         assert whole - answering.tools.semaphore.free_bytes >= 6 * len(text)
         del output
     assert answering.tools.semaphore.free_bytes == whole
     failing = ToolsOverTransport(serving(b'"' * 100_000, 503))
-    with failing.tools.call_context("proj") as memory:
+    with failing.tools.call_memory("proj") as memory:
         with pytest.raises(ToolError):
-            await failing.output(context=memory)
+            await failing.output(memory=memory)
         assert (memory.held, memory.body_bytes) == (0, 0)
 
 
@@ -376,8 +376,8 @@ async def test_response_takes_memory_for_received_bytes_whatever_it_declares(dec
         lambda _: httpx.Response(200, headers=headers, stream=_Chunks([b"x" * 35_000] * 3, look))
     )
     whole = answering.tools.semaphore.free_bytes
-    with pytest.raises(ToolError), answering.tools.call_context("proj") as memory:
-        await answering.output(context=memory)
+    with pytest.raises(ToolError), answering.tools.call_memory("proj") as memory:
+        await answering.output(memory=memory)
     assert taken == [0, 0, 131_072]
     assert answering.tools.semaphore.free_bytes == whole
 
@@ -402,7 +402,7 @@ async def test_stalled_response_that_holds_memory_is_aborted() -> None:
     semaphore = ByteSemaphore(1_000_000)
     with semaphore.for_call() as memory:
         with pytest.raises(UpstreamUnavailable, match="too slowly") as failed:
-            await _Paced([b"x" * 60_000] * 3, hang).fetch(memory.for_request())
+            await _Paced([b"x" * 60_000] * 3, hang).fetch(for_request(memory))
         assert (failed.value.max_retries, failed.value.retryable) == (0, True)
     assert_for_a_model(failed.value)
 
@@ -413,7 +413,7 @@ async def test_a_small_answer_may_come_as_slowly_as_its_call_allows() -> None:
         await asyncio.sleep(0.1)
 
     with ByteSemaphore(1_000_000).for_call() as memory:
-        outcome = await _Paced([b'{"data":', b"{}}"], slowly).fetch(memory.for_request())
+        outcome = await _Paced([b'{"data":', b"{}}"], slowly).fetch(for_request(memory))
     assert cost(outcome).requests == 1
 
 
@@ -425,10 +425,10 @@ async def test_wait_for_memory_does_not_count_as_a_slow_upstream() -> None:
     text = b"x" * 70_000
     semaphore = ByteSemaphore(1_000_000)
     with semaphore.for_call() as other, semaphore.for_call() as memory:
-        context = other.for_request()
+        context = for_request(other)
         await context.hold(1_000_000)
         fetching = asyncio.create_task(
-            _Paced([b'{"data":{"content":"', text, b'"}}'], never).fetch(memory.for_request())
+            _Paced([b'{"data":{"content":"', text, b'"}}'], never).fetch(for_request(memory))
         )
         await asyncio.sleep(0.2)
         assert not fetching.done()
@@ -441,9 +441,9 @@ async def test_wait_for_memory_does_not_count_as_a_slow_upstream() -> None:
 @requirement("memory.limit")
 async def test_a_small_answer_never_waits_behind_large_ones() -> None:
     small = ToolsOverTransport(serving(json.dumps({"data": {"content": "y" * 60_000}}).encode()))
-    with small.tools.call_context("proj") as all_of_it, small.tools.call_context("proj") as waiting:
-        await all_of_it.for_request().hold(small.tools.semaphore.free_bytes)
-        large = asyncio.create_task(waiting.for_request().hold(1))
+    with small.tools.call_memory("proj") as all_of_it, small.tools.call_memory("proj") as waiting:
+        await for_request(all_of_it).hold(small.tools.semaphore.free_bytes)
+        large = asyncio.create_task(for_request(waiting).hold(1))
         await _soon()
         async with asyncio.timeout(5):
             await small.card()
@@ -492,11 +492,11 @@ async def test_cached_and_shared_responses_take_memory_too() -> None:
 
     answering = ToolsOverTransport(answer, options={"cache": CacheOptions(60.0)})
     whole = answering.tools.semaphore.free_bytes
-    contexts = [answering.tools.call_context("proj") for _ in range(4)]
+    contexts = [answering.tools.call_memory("proj") for _ in range(4)]
     for memory in contexts:
         memory.__enter__()
-    outputs = await asyncio.gather(*(answering.output(context=memory) for memory in contexts[:3]))
-    outputs.append(await answering.output(context=contexts[3]))
+    outputs = await asyncio.gather(*(answering.output(memory=memory) for memory in contexts[:3]))
+    outputs.append(await answering.output(memory=contexts[3]))
     assert requests == 1
     assert all(memory.held >= 5 * len(body) - 1_000 for memory in contexts)
     assert len({output.content for output in outputs}) == 1
@@ -549,7 +549,7 @@ def long(characters: int) -> ToolOutput:
 
 
 def request_context() -> RequestContext:
-    return ByteSemaphore(1_000_000_000).for_call().for_request()
+    return for_request(ByteSemaphore(1_000_000_000).for_call())
 
 
 def definition(name: str = "search") -> ToolDefinition:

@@ -52,7 +52,7 @@ from openapi_tool.telemetry.logs import JsonFormatter
 from openapi_tool.telemetry.redact import MASK, MIN_SECRET_CHARS, Redactor, is_maskable, of_call
 from openapi_tool.tools.placeholders import Secret, Secrets
 from openapi_tool.tools.policy import Deadline
-from tests.answering import ToolsOverTransport
+from tests.answering import ToolsOverTransport, for_request
 from tests.requirements import requirement
 from tests.support import delivery, each
 
@@ -521,9 +521,7 @@ async def test_a_secret_is_masked_before_a_text_is_cut(status: int) -> None:
         client = JinaClient(transport, 10_000)
         request = UpstreamRequest("POST", "s.jina.ai", "/", {}, b"{}", Expected("search"))
         with pytest.raises(ToolError) as failed:
-            await client.fetch(
-                request, Secret(VALUE), Deadline.after(5), ByteSemaphore(20_000).for_call().for_request()
-            )
+            await client.fetch(request, Secret(VALUE), Deadline.after(5), for_request(ByteSemaphore(20_000).for_call()))
         assert VALUE[:6] not in failed.value.message
         assert before > 290 or MASK in failed.value.message
 

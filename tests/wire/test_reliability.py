@@ -20,7 +20,7 @@ from openapi_tool.bus import connection
 from openapi_tool.bus.connection import WakeupPublisher, connected
 from openapi_tool.bus.leases import BUCKET, Lease, Leases, LeaseTaken, lease_key
 from openapi_tool.jina.backend import JinaBackend
-from openapi_tool.jina.byte_semaphore import ByteSemaphore, JinaCallContext, max_call_memory
+from openapi_tool.jina.byte_semaphore import ByteSemaphore, ResponseMemory, max_call_memory
 from openapi_tool.kernel.store import KernelStore
 from openapi_tool.local.caller import STREAM
 from openapi_tool.local.stack import EmbeddedStack
@@ -388,19 +388,19 @@ async def test_responses_wait_for_memory_instead_of_exceeding_it(world_without_e
 async def test_memory_for_a_page_is_held_until_its_result_is_committed(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    commit, call_context = KernelStore.commit, JinaBackend.call_context
+    commit, call_memory = KernelStore.commit, JinaBackend.call_memory
     semaphores: list[ByteSemaphore] = []
     held: list[int] = []
 
-    def record_semaphore(self: JinaBackend, project_id: str) -> JinaCallContext:
+    def record_semaphore(self: JinaBackend, project: str) -> ResponseMemory:
         semaphores.append(self.semaphore)
-        return call_context(self, project_id)
+        return call_memory(self, project)
 
     async def record_held(self: KernelStore, *result: Any) -> bool:
         held.append(whole - semaphores[-1].free_bytes)
         return await commit(self, *result)
 
-    monkeypatch.setattr(JinaBackend, "call_context", record_semaphore)
+    monkeypatch.setattr(JinaBackend, "call_memory", record_semaphore)
     monkeypatch.setattr(KernelStore, "commit", record_held)
     whole = 256_000_000 - max_call_memory(10_000_000)
     world.stack.upstream.rules({"answer": "r-post-json", "body_bytes": 300_000})

@@ -1,0 +1,72 @@
+"""One tool call while it runs: made once by the front end, and carried to everything that works for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import count
+from types import TracebackType
+from typing import Protocol, Self
+
+from pydantic import SecretStr
+
+from openapi_tool.budgets.budgets import Charge
+from openapi_tool.limits.permits import NO_SLOT, Slot
+from openapi_tool.protocol.records import Attempt
+from openapi_tool.tools.arguments import CallOwner
+from openapi_tool.tools.output import NO_USAGE, Usage
+
+_NUMBERS = count()
+
+
+class CallMemory(Protocol):
+    """Memory that is reserved for a call from its first upstream response until its commit."""
+
+    def __enter__(self) -> Self:
+        """Enter; may be nested."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Release all memory on the last exit."""
+
+    def release_all_but(self, size: int) -> None:
+        """Release all but `size` bytes."""
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """Who calls, and what the call has used so far.
+
+    - `owner`: project and agent as the front end names them.
+    - `project`: the same project among all kernels of the process (`scoped_project`); shares and queues are kept by it.
+    - `memory`: leave it once the result is stored. A shared request may keep it longer.
+    - `slot`: given up while a request waits for a permit.
+    - `recheck`: raises ToolError once the call may send no more requests.
+    - `budget`: what its requests are charged to; None without budgets.
+    - `spent`: upstream cost so far, including failed requests.
+    - `attempts`: upstream requests so far, in the order in which they were sent.
+    - `permit_waits`: begins and ends of waits for a permit, on the monotonic clock in seconds.
+    - `secrets_sent`: secrets in its requests so far; several keys if each attempt, or item of a batch, took one of a
+      pool.
+    - `left_out_logged`: whether the log names the definition's parameters that are not sent.
+    - `number`: identifies the call in this process.
+    """
+
+    owner: CallOwner
+    project: str
+    memory: CallMemory
+    slot: Slot = NO_SLOT
+    recheck: Callable[[], None] | None = None
+    budget: Charge | None = None
+    spent: Usage = NO_USAGE
+    attempts: list[Attempt] = field(default_factory=list)
+    permit_waits: list[tuple[float, float]] = field(default_factory=list)
+    secrets_sent: set[SecretStr] = field(default_factory=set)
+    left_out_logged: bool = False
+    number: int = field(default_factory=_NUMBERS.__next__)
+
+    @property
+    def flow(self) -> tuple[str, str]:
+        """Project and agent, by which waiting requests take turns."""
+        return self.project, self.owner.agent_id
