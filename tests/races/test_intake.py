@@ -642,7 +642,7 @@ def test_defects_before_a_call_is_loaded_cause_a_limited_number_of_lines_of_its_
         async def broken(_: object) -> Any:
             raise RuntimeError("a defect")
 
-        scene.kernel.load = broken  # type: ignore[method-assign]
+        scene.kernel.load = broken  # type: ignore[assignment,method-assign]
         with log_lines() as lines:
             for number in range(1, 101):
                 scene.deliver(number)

@@ -16,7 +16,6 @@ import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.errors import BadHeaderError, ProtocolError
 from nats.js.api import Header
@@ -27,7 +26,7 @@ from openapi_tool.bus.connection_errors import LogBackoff
 from openapi_tool.bus.dead_letters import dead_letter, decode, encode
 from openapi_tool.bus.leases import Held
 from openapi_tool.bus.scheduler import FairScheduler
-from openapi_tool.bus.wire import Parser, delivery_of, header_block, parse_headers, shown_subject
+from openapi_tool.bus.wire import Events, Parser, delivery_of, header_block, parse_headers, shown_subject
 from openapi_tool.bus.worker import Slots
 from openapi_tool.protocol.command import HEAD_BYTES, BodyDigest, Delivery
 from openapi_tool.telemetry.redact import Redactor
@@ -61,14 +60,7 @@ def parsed(pieces: Sequence[bytes]) -> list[tuple[Any, ...]]:
         return handle
 
     async def parse() -> None:
-        client = SimpleNamespace(
-            _process_msg=handler("message"),
-            _process_ping=handler("ping"),
-            _process_pong=handler("pong"),
-            _process_err=handler("error"),
-            _process_info=handler("info"),
-        )
-        parser = Parser(cast("Client", client))
+        parser = Parser(Events(*map(handler, Events._fields)))
         for piece in pieces:
             await parser.parse(piece)
 
