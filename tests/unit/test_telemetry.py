@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import Mock, create_autospec
 
+import orjson
 import pytest
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.metrics.export import MetricExporter
@@ -489,6 +490,17 @@ def test_recent_warnings_are_grouped_by_action_masked_and_truncated(monkeypatch:
         for number in range(200):
             logger.warning("many", extra={"action": f"many.{number}"})
         assert len(warnings.snapshot()) == 100
+    finally:
+        logging.getLogger("openapi_tool").removeHandler(warnings)
+
+
+@requirement("cli.top")
+def test_warnings_about_a_subject_of_any_bytes_can_be_sent_as_statistics() -> None:
+    warnings, logger = RecentWarnings(), logging.getLogger("openapi_tool.x")
+    warnings.install(Redactor([]))
+    try:
+        logger.warning("project %s", "p\udcff", extra={"action": "intake.full", "project_id": "p\udcff\ud800"})
+        assert b"intake.full" in orjson.dumps(warnings.snapshot())
     finally:
         logging.getLogger("openapi_tool").removeHandler(warnings)
 

@@ -20,6 +20,7 @@ from nats.aio.msg import Msg
 from typer.testing import CliRunner
 
 from openapi_tool.bus import dead_letters, leases
+from openapi_tool.bus.connection import gather_stats
 from openapi_tool.bus.kv_stores import BUCKET, PARKED_BUCKET, RESTRICT, SESSION_KEY, SWITCHES_KEY
 from openapi_tool.bus.kv_stores import STREAM as SHARED
 from openapi_tool.bus.options import INBOX, NatsUser
@@ -368,3 +369,16 @@ async def test_a_bucket_of_an_earlier_version_is_named_with_its_remedy(scene: Sc
     refused = await asyncio.to_thread(CliRunner().invoke, app, words, env=environment)
     assert (refused.exit_code, refused.stdout) == (2, "")
     assert "start an executor, which creates the missing bucket openapi_tool" in refused.stderr
+
+
+@pytest.mark.parametrize("reply", [b"\xff", b"\xed\xa0\x80", b"a\x0bb", b"a.b", b">", b"", b"z" * 3_000])
+@requirement("privilege.least", "cli.top")
+async def test_no_request_for_statistics_ends_the_answers_to_others(scene: Scene, reply: bytes) -> None:
+    """Without an answer `nats durable --restore` would take the durable from a replica whose slots are all busy."""
+    executor = {"servers": scene.server.url, "user": "executor", "password": "executor-word"}
+    async with scene.world.executor(nats=executor) as consumer:
+        await until(lambda: consumer.durable)
+        async with login(scene.server, NatsUser.TOP) as (client, _):
+            await client._send_command(b"PUB openapi_tool.stats openapi_tool.stats.%b 0\r\n\r\n" % reply)  # noqa: SLF001
+            await flush(client)
+            assert len(await gather_stats(client, 5.0)) == 1
