@@ -6,6 +6,7 @@ import os
 import resource
 import signal
 import sys
+from importlib.metadata import PackageNotFoundError, version
 
 from openapi_tool.files import MAX_CERTIFICATES_BYTES, check_regular_file
 from openapi_tool.signals import guard_command, guard_service
@@ -13,6 +14,9 @@ from openapi_tool.signals import guard_command, guard_service
 _USAGE = 2  # `USAGE` of `cli.common`
 _FEWEST_FILES = 32
 """Limit of open files with which `serve` works; with 20 it starts and no call gets a result."""
+
+NATS_PY = "2.16"
+"""Minor version of nats-py whose private methods `bus/client.py` overrides."""
 
 
 def open_closed_streams() -> None:
@@ -37,6 +41,7 @@ def main() -> None:
         guard_command()
     open_closed_streams()
     _check_certificates()
+    _check_nats_py()
     try:
         from openapi_tool.cli import main as run  # noqa: PLC0415 - takes a second, during which signals may come
 
@@ -68,6 +73,20 @@ def _check_certificates() -> None:
         check_regular_file(file, MAX_CERTIFICATES_BYTES)
     except OSError as error:
         sys.stderr.write(f"openapi-tool: SSL_CERT_FILE: cannot be used: {error.strerror}; name a readable PEM file\n")
+        sys.exit(_USAGE)
+
+
+def _check_nats_py() -> None:
+    """Exit if another minor version of nats-py is installed: its private methods may have another meaning."""
+    try:
+        found = version("nats-py")
+    except PackageNotFoundError:
+        return  # the import names what is missing
+    if not found.startswith(f"{NATS_PY}."):
+        sys.stderr.write(
+            f"openapi-tool: nats-py {found} is installed, but this version needs {NATS_PY}.x, whose private methods it "
+            f"uses; run: pip install 'nats-py[nkeys]~={NATS_PY}.0'\n"
+        )
         sys.exit(_USAGE)
 
 

@@ -273,7 +273,7 @@ IDENTITY = (
     ),
     Mutation(
         "bus/connection.py",
-        'if message.reply.startswith(f"{STATS_SUBJECT}."):',
+        "if _is_reply_subject(message.reply):",
         "if message.reply:",
         "tests/wire/test_inspect.py::test_a_replica_answers_only_below_its_own_subject",
     ),
@@ -409,8 +409,8 @@ SECRETS = (
     ),
     Mutation(
         "telemetry/health.py",
-        "return self._redactor.head(text, _MAX_CHARS)",
-        "return text[:_MAX_CHARS]",
+        "self._redactor.head(text, _MAX_CHARS)",
+        "text[:_MAX_CHARS]",
         "tests/unit/test_telemetry.py::test_recent_warnings_are_grouped_by_action_masked_and_truncated",
     ),
     Mutation(

@@ -1,7 +1,9 @@
 """NATS client that survives any published message and any server error, and sends no login in plain text.
 
 nats-py ends its read loop on bytes that it cannot decode, closes permanently on most server errors, logs in over
-whatever transport the server offers, and reads certificates and keys only once.
+whatever transport the server offers, and reads certificates and keys only once. It has no public way to change that,
+nor to end a subscription whose drain failed. So this module, and no other, overrides its private methods and uses its
+private attributes; `__main__.py` refuses another minor version of nats-py.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ from openapi_tool.bus.connection_errors import (
 )
 from openapi_tool.bus.login import login, tls_context
 from openapi_tool.bus.options import BusOptions
-from openapi_tool.bus.wire import MessageHeaders, Parser, header_block, parse_headers
+from openapi_tool.bus.wire import Events, MessageHeaders, Parser, header_block, parse_headers
 from openapi_tool.concurrency import interruptible
 from openapi_tool.protocol.errors import Unavailable
 
@@ -94,7 +96,9 @@ class BusClient(Client):
         self.reported_error: Exception | None = None
         self._addresses_without_tls: set[str] = set()
         self._was_greeted = self._login_sent = self._was_connected = False
-        self._ps = Parser(self)  # type: ignore[assignment] # the same interface
+        self._ps = Parser(  # type: ignore[assignment] # the same interface
+            Events(self._process_ping, self._process_pong, self._process_err, self._process_info, self._process_msg)
+        )
         self._awaiting_reply: dict[asyncio.Future[Msg], str] = {}  # subject of each pending request
         self._inbox_denied_at: int | None = None  # number of the connection (reconnects until then)
         self._ack_timer: asyncio.TimerHandle | None = None

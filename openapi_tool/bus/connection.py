@@ -330,13 +330,22 @@ async def _answer_requests(client: Client, snapshot: Callable[[], Mapping[str, A
             subscription = await client.subscribe(STATS_SUBJECT)
             await subscription.unsubscribe(_MAX_PER_SECOND)
             async for message in subscription.messages:
-                if message.reply.startswith(f"{STATS_SUBJECT}."):
+                if _is_reply_subject(message.reply):
                     with suppress(*_OUTAGE):  # a later reply may succeed
                         await client.publish(message.reply, orjson.dumps(snapshot()))
-        except _OUTAGE as error:
-            log.warning("cannot answer `openapi-tool top`: %s", error, extra={"action": "stats.not_answered"})
+        except Exception as error:  # also a defect: if this task ended, nobody would get an answer again
+            defect = None if isinstance(error, _OUTAGE) else error
+            log.warning(
+                "cannot answer `openapi-tool top`: %s", error, exc_info=defect, extra={"action": "stats.not_answered"}
+            )
             began += _RESUBSCRIBE_AFTER_S  # prolongs the sleep below
         await asyncio.sleep(max(0.0, began + 1.0 - time.monotonic()))
+
+
+def _is_reply_subject(subject: str) -> bool:
+    """Return whether a subject is one that `gather_stats` makes; others may be denied, or have any bytes."""
+    prefix, _, token = subject.rpartition(".")
+    return prefix == STATS_SUBJECT and token.isascii() and token.isalnum()
 
 
 async def gather_stats(client: Client, within_s: float) -> list[dict[str, Any]]:

@@ -172,7 +172,7 @@ class CommandConsumer:
         for work in self._running.values():
             log.error(
                 "a cancelled call does not end; the server redelivers its command after AckWait",
-                extra={"action": "call.stuck", "stream_sequence": work.delivery.stream_sequence},
+                extra={"action": "call.stuck"} | ids_of(work.delivery),
             )
 
     def _oldest_running_s(self) -> float:
@@ -322,7 +322,7 @@ class CommandConsumer:
             if time.monotonic() - work.started_at > self._options.max_run_s and work.forgive_on_hand_back:
                 log.error(
                     "a call exceeded every time limit and is cancelled",
-                    extra={"action": "call.overdue", "stream_sequence": work.delivery.stream_sequence},
+                    extra={"action": "call.overdue"} | ids_of(work.delivery),
                 )
                 work.forgive_on_hand_back = False
                 task.cancel()

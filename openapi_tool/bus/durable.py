@@ -97,8 +97,9 @@ class ErrorReply(nats.errors.Error):
     """JetStream replied with an error, such as no leader, or with an invalid message."""
 
 
-HINDRANCES = ("headers_only", "max_batch", "max_expires", "max_bytes")
-"""Settings of a durable with which the server refuses our pull requests, or sends commands without their body."""
+HINDRANCES = ("headers_only", "max_batch", "max_expires", "max_bytes", "backoff", "priority_groups")
+"""Settings of a durable with which the server refuses our pull requests, sends commands without their body, or does not
+redeliver them after AckWait."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ _FAILURES_BEFORE_RECONNECT = 3
 """Failed checks before a reconnect; the next ones follow after 2, 4, 8, … times as many."""
 
 _MAX_SILENCE_S = 15.0  # after 12.5 s PullConsumer has sent another request
+_MIN_ACK_WAIT_S = 1.0  # a shorter AckWait redelivers most commands while they run, and heartbeats use up the CPU
 _RESTORE_RETRY_S = 60.0  # until the next attempt to restore settings that are still wrong
 _SAVE_FLOOR_INTERVAL_S = 10.0
 _WARN_FULL_EVERY_S = 60.0
@@ -103,11 +104,15 @@ class DurableMonitor:
             return "the durable has no quorum: most of its servers are unavailable"
         if state.filters != self._filters:
             return f"the durable has the wrong filter: {', '.join(state.filters)}"
-        if state.hindrances:
-            return f"the durable has settings that stop deliveries: {', '.join(state.hindrances)}"
+        if hindrances := self._hindrances(state):
+            return f"the durable has settings that stop deliveries or repeat them: {', '.join(hindrances)}"
         if self._consumer.silence_s > _MAX_SILENCE_S:
             return "the server does not answer the pull request"
         return ""
+
+    def _hindrances(self, state: DurableState) -> tuple[str, ...]:
+        too_short = 0 < state.ack_wait_s < min(_MIN_ACK_WAIT_S, self._options.nats.ack_wait_s)
+        return (*state.hindrances, "ack_wait") if too_short else state.hindrances
 
     def _record(self, connection: str, consumer: str) -> None:
         """Record the problems of connection and consumer, empty if there is none."""
@@ -134,7 +139,8 @@ class DurableMonitor:
         self._had_problem, self._leader = False, state.leader
         await self._capacity.adapt(durable, state)
         await self._save_floor(durable, state)
-        if state.ack_wait_s > 0:
+        hindrances = self._hindrances(state)
+        if state.ack_wait_s > 0 and "ack_wait" not in hindrances:
             self._consumer.use_ack_wait(state.ack_wait_s)
         previous, self._last_state = self._last_state, state
         changed = previous is None or _settings(previous) != _settings(state)
@@ -142,7 +148,7 @@ class DurableMonitor:
             self._log_differences(state)
         if changed or time.monotonic() - self._checked_settings_at >= _RESTORE_RETRY_S:
             self._checked_settings_at = time.monotonic()
-            if state.max_deliver != UNLIMITED or state.filters != self._filters or state.hindrances:
+            if state.max_deliver != UNLIMITED or state.filters != self._filters or hindrances:
                 await self._restore(durable, state)
 
     async def _save_floor(self, durable: Durable, state: DurableState) -> None:
@@ -177,15 +183,16 @@ class DurableMonitor:
     async def _restore(self, durable: Durable, state: DurableState) -> None:
         """Restore the settings without which calls are lost: filter, unlimited deliveries, no HINDRANCES.
 
-        AckWait, `max_ack_pending` and a pause stay: another executor or an operator may have set them.
+        A usable AckWait, `max_ack_pending` and a pause stay: another executor or an operator may have set them.
         """
+        hindrances = self._hindrances(state)
         log.warning(
             "the durable was changed so that calls would be lost; restoring its settings",
             extra={
                 "action": "durable.restored",
                 "filters": state.filters,
                 "max_deliver": state.max_deliver,
-                "hindrances": state.hindrances,
+                "hindrances": hindrances,
             },
         )
         try:
@@ -195,6 +202,8 @@ class DurableMonitor:
                 max_deliver=UNLIMITED,
                 filter_subject=self._options.filter_subject,
                 filter_subjects=None,
+                ack_wait=self._options.nats.ack_wait_s if {"ack_wait", "backoff"} & {*hindrances} else state.ack_wait_s,
+                backoff=None,
                 headers_only=None,  # nats-py leaves out the other hindrances, which resets them
             )
             if state.filters != self._filters:

@@ -155,12 +155,15 @@ def _shared_bucket(replicas: int) -> StreamConfig:
     )
 
 
+_SESSION_KEY_BYTES = 32
+
+
 async def shared_session_key(client: Client, replicas: int = 1) -> bytes:
     """Return the key for session identities, which the first executor creates and none changes. Raises Unavailable."""
     try:
         bucket = await ensure_bucket(client, replicas)
         _, key = await read_key(bucket, SESSION_KEY)
-        return key or await _store_session_key(bucket, secrets.token_bytes(32))
+        return _checked(key) if key else await _store_session_key(bucket, secrets.token_bytes(_SESSION_KEY_BYTES))
     except nats.errors.Error as error:
         raise Unavailable(f"NATS: no shared session key (set session.key): {type(error).__name__}: {error}") from error
 
@@ -183,8 +186,18 @@ async def _store_session_key(bucket: KeyValue, key: bytes) -> bytes:
         await bucket.create(SESSION_KEY, key)
     except KeyWrongLastSequenceError:  # another executor was first
         key = (await bucket.get(SESSION_KEY)).value or b""
+    return _checked(key)
+
+
+def _checked(key: bytes) -> bytes:
+    """Refuse a key that no executor made: a NATS user may have an answer of JetStream, which it knows, stored there."""
     if not key:
         raise Unavailable(f"NATS: the key {SESSION_KEY} in bucket {BUCKET} is empty; remove it")
+    if len(key) != _SESSION_KEY_BYTES:
+        raise Unavailable(
+            f"NATS: the key {SESSION_KEY} in bucket {BUCKET} has {len(key)} bytes instead of {_SESSION_KEY_BYTES}, "
+            "so no executor made it; remove it"
+        )
     return key
 
 

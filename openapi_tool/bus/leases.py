@@ -302,9 +302,6 @@ class Heartbeats:
         except (nats.errors.Error, OSError, LeaseLost) as error:
             log.warning(
                 "cannot send a heartbeat; retrying",
-                extra={
-                    "action": "heartbeat.failed",
-                    "error": f"{type(error).__name__}: {error}",
-                    "stream_sequence": work.delivery.stream_sequence,
-                },
+                extra={"action": "heartbeat.failed", "error": f"{type(error).__name__}: {error}"}
+                | ids_of(work.delivery),
             )

@@ -43,6 +43,7 @@ _EXPECTED_STATUSES = (StatusCode.REQUEST_TIMEOUT, StatusCode.NO_MESSAGES)
 _NANOSECONDS = 1_000_000_000
 _PENDING = "Nats-Pending-Messages"
 _NUMBER = re.compile(r"[0-9]{1,18}")
+_FIRST_PAUSE_S, _MAX_PAUSE_S, _MAX_REFUSALS = 0.05, 2.0, 10  # after requests that the server ended unexpectedly
 _TOP_UP_DIVISOR = 4
 """Send a further request once a quarter of all slots is free: fewer, larger requests."""
 
@@ -81,6 +82,8 @@ class PullConsumer:
         self._wake = asyncio.Event()
         self._gone_reason: str | None = None
         self._reconnects = 0
+        self._refusals = 0  # requests that the server ended unexpectedly, one after the other
+        self._paused_until = 0.0
 
     @property
     def silence_s(self) -> float:
@@ -152,7 +155,7 @@ class PullConsumer:
         free = self._free_slots()
         self._max_free_slots = max(self._max_free_slots, free)
         missing = free - self._requested
-        if missing <= 0 or not self._client.is_connected:
+        if missing <= 0 or not self._client.is_connected or time.monotonic() < self._paused_until:
             return
         if self._requested and missing * _TOP_UP_DIVISOR < self._max_free_slots:
             return
@@ -180,6 +183,7 @@ class PullConsumer:
     async def _on_message(self, message: Msg) -> None:
         status = _server_status(message)
         if status is None:
+            self._refusals = 0
             self._requested = max(0, self._requested - self._receive(message))  # minus 1, or 0 for a foreign message
         elif status != StatusCode.CONTROL_MESSAGE:  # which is a heartbeat
             self._request_ended(status, message.headers or {})
@@ -198,6 +202,14 @@ class PullConsumer:
                 "the server ended a pull request",
                 extra={"action": "pull.ended", "status": status, "description": description},
             )
+            self._pause()
+
+    def _pause(self) -> None:
+        """Wait before the next request: the server may refuse each at once, as for settings of the durable."""
+        pause_s = min(_FIRST_PAUSE_S * 2**self._refusals, _MAX_PAUSE_S)
+        self._refusals = min(self._refusals + 1, _MAX_REFUSALS)
+        self._paused_until = time.monotonic() + pause_s
+        asyncio.get_running_loop().call_later(pause_s, self._wake.set)
 
 
 async def unsubscribe(client: BusClient, subscription: Subscription) -> None:

@@ -8,12 +8,11 @@ Source: NATS client protocol, docs.nats.io/reference/reference-protocols/nats-pr
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import datetime
 from typing import Any, NamedTuple
 
 import orjson
-from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.errors import BadHeaderError, Error, ProtocolError
 from nats.js.api import Header
@@ -53,11 +52,21 @@ class _Frame(NamedTuple):
     size: int
 
 
-class Parser:
-    """Incremental parser with the interface of nats.protocol.parser.Parser: it calls the client's methods."""
+class Events(NamedTuple):
+    """What a parser calls; `message` gets subscription id, subject, reply subject, body and header block."""
 
-    def __init__(self, client: Client) -> None:
-        self._client = client
+    ping: Callable[[], Awaitable[None]]
+    pong: Callable[[], Awaitable[None]]
+    error: Callable[[str], Awaitable[None]]
+    info: Callable[[dict[str, Any]], Awaitable[None]]
+    message: Callable[[int, bytes, bytes, bytes, bytes], Awaitable[None]]
+
+
+class Parser:
+    """Incremental parser with the interface of nats.protocol.parser.Parser."""
+
+    def __init__(self, events: Events) -> None:
+        self._events = events
         self.reset()
 
     def reset(self) -> None:
@@ -85,14 +94,14 @@ class Parser:
             case b"MSG" | b"HMSG":
                 self._frame = _frame(rest, has_headers=verb == b"HMSG")
             case b"PING":
-                await self._client._process_ping()  # noqa: SLF001
+                await self._events.ping()
             case b"PONG":
-                await self._client._process_pong()  # noqa: SLF001
+                await self._events.pong()
             case b"-ERR":
                 error = rest.strip().decode("utf-8", "backslashreplace").lower()
-                await self._client._process_err(error)  # noqa: SLF001
+                await self._events.error(error)
             case b"INFO":
-                await self._client._process_info(_info(rest))  # noqa: SLF001
+                await self._events.info(_info(rest))
             case b"+OK":
                 pass
             case _:
@@ -112,7 +121,7 @@ class Parser:
             raise ProtocolError
         del self._buffer[:end]
         self._frame = None
-        await self._client._process_msg(frame.sid, frame.subject, frame.reply, data, headers)  # noqa: SLF001
+        await self._events.message(frame.sid, frame.subject, frame.reply, data, headers)
         return True
 
 

@@ -15,6 +15,7 @@ from typing import Any
 from cachetools import TTLCache
 
 from openapi_tool import __version__
+from openapi_tool.protocol.jsontext import storable_text
 from openapi_tool.telemetry import metrics
 from openapi_tool.telemetry.calls import RECENT, CallFacts
 from openapi_tool.telemetry.metrics import Gauge
@@ -198,7 +199,7 @@ class RecentWarnings(logging.Handler):
         self._warned[action] = _Warned(before + 1, now, record.getMessage(), ids)
 
     def _masked(self, text: str) -> str:
-        return self._redactor.head(text, _MAX_CHARS)
+        return storable_text(self._redactor.head(text, _MAX_CHARS))  # a project's name may have bytes beyond UTF-8
 
     def snapshot(self) -> list[dict[str, Any]]:
         """Return recent warnings, the newest first."""

@@ -255,7 +255,8 @@ def test_a_call_that_ignores_cancellation_does_not_block_the_drain(run: Run, cap
             async with asyncio.timeout(5):
                 await scene.consumer.stop(0, hand_back_s=0)
             assert not task.done()
-            assert "call.stuck" in [getattr(record, "action", "") for record in caplog.records]
+            stuck = [record.__dict__ for record in caplog.records if getattr(record, "action", "") == "call.stuck"]
+            assert [line["project_id"] for line in stuck] == ["proj"]
         finally:
             end.set()
             await asyncio.wait([task])

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, cast
 
 import nats.errors
@@ -19,6 +22,8 @@ from openapi_tool.call import Call
 from openapi_tool.executor.runner import ToolRunner
 from openapi_tool.limits.permits import Slot
 from openapi_tool.protocol.command import Acknowledge, Delivery, Settlement
+from openapi_tool.telemetry.logs import MAX_LINES, JsonFormatter, ProjectLimit
+from openapi_tool.telemetry.redact import Redactor
 from openapi_tool.tools.arguments import CallOwner
 from openapi_tool.tools.output import Usage
 from tests.races.conftest import FakeBus, Run, Scene, Schedule, iterate_loop
@@ -591,6 +596,64 @@ def test_a_heartbeat_that_hangs_times_out_and_delays_no_other(run: Run) -> None:
         calls.bus.refusing = hang_once
         assert await calls.check_at(1.0) == 2
         assert await calls.check_at(1.01) == 1
+
+    run(check())
+
+
+@contextmanager
+def log_lines() -> Iterator[Counter[str]]:
+    """Count the lines that a process would write, by action and project."""
+    lines = Counter[str]()
+
+    class Counting(logging.Handler):
+        def emit(self, line: logging.LogRecord) -> None:
+            fields = json.loads(self.format(line))
+            lines[f"{fields['action']} {fields.get('project_id')}"] += 1
+
+    handler = Counting()
+    handler.addFilter(ProjectLimit(lambda: 0.0))
+    handler.setFormatter(JsonFormatter(Redactor([])))
+    logging.getLogger("openapi_tool").addHandler(handler)
+    try:
+        yield lines
+    finally:
+        logging.getLogger("openapi_tool").removeHandler(handler)
+
+
+@requirement("hostile.neighbour", "logs.limits")
+def test_failing_heartbeats_and_overdue_calls_of_a_project_cause_a_limited_number_of_lines(run: Run) -> None:
+    async def check() -> None:
+        calls = Calls(100)
+        calls.bus.refusing = failing(100, nats.errors.ConnectionClosedError())
+        scene, _ = scene_with(concurrency=100)
+        with log_lines() as lines:
+            await calls.check_at(2.75)
+            for number in range(1, 101):
+                scene.offer(scene.bus.message(number))
+            for work in scene.consumer._running.values():  # noqa: SLF001 - to make them overdue
+                work.started_at -= 2 * scene.max_run_s
+            scene.consumer._cancel_overdue()  # noqa: SLF001 - one step of the heartbeats
+        assert lines == {"heartbeat.failed proj": MAX_LINES, "call.overdue proj": MAX_LINES}
+        await scene.consumer.stop(1)
+
+    run(check())
+
+
+@requirement("hostile.neighbour", "logs.limits")
+def test_defects_before_a_call_is_loaded_cause_a_limited_number_of_lines_of_its_project(run: Run) -> None:
+    async def check() -> None:
+        scene = Scene(concurrency=100)
+
+        async def broken(_: object) -> Any:
+            raise RuntimeError("a defect")
+
+        scene.kernel.load = broken  # type: ignore[assignment,method-assign]
+        with log_lines() as lines:
+            for number in range(1, 101):
+                scene.deliver(number)
+            await iterate_loop(100)
+        assert lines["call.broken proj"] == MAX_LINES
+        assert not [line for line in lines if line.endswith(" None")]
 
     run(check())
 

@@ -24,6 +24,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import openapi_tool
+from openapi_tool.__main__ import NATS_PY
 from openapi_tool.jina.parameters import READER_PARAMETERS, SEARCH_PARAMETERS
 from openapi_tool.protocol import errors
 from openapi_tool.protocol.errors import ToolError
@@ -72,6 +73,39 @@ def test_one_version_everywhere() -> None:
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text(encoding="utf-8"))
     assert PROJECT["version"] == openapi_tool.__version__ == chart["appVersion"]
     assert f"[{openapi_tool.__version__}]" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+
+
+def test_nats_py_is_of_the_minor_version_whose_private_methods_are_used() -> None:
+    requirement = next(one for one in PROJECT["dependencies"] if one.startswith("nats-py"))
+    major, minor = map(int, NATS_PY.split("."))
+    assert requirement == f"nats-py[nkeys]>={NATS_PY},<{major}.{minor + 1}"
+    for lock in ROOT.glob("requirements*.lock"):
+        found = re.findall(r"^nats-py==(\S+)", lock.read_text(encoding="utf-8"), re.MULTILINE)
+        assert all(version.startswith(f"{NATS_PY}.") for version in found), lock
+
+
+def test_private_attributes_of_dependencies_are_used_in_one_module_each() -> None:
+    """Of nats-py also those that a class inherits, as the linter does not report these."""
+    private, derived = set[str](), set[str]()
+    for path in PACKAGE.rglob("*.py"):
+        source, name = path.read_text(encoding="utf-8"), str(path.relative_to(PACKAGE))
+        own = {"of the same class"}
+        private |= {name for reason in re.findall(r"noqa: SLF001(?: - (.*))?", source) if reason not in own}
+        if re.search(r"^class \w+\((?:Client|Subscription|Msg|JetStreamContext)\)", source, re.MULTILINE):
+            derived.add(name)
+    assert private == {"bus/client.py", "jina/transport.py", "kernel/store.py"}  # of nats-py, aiohttp, asyncpg
+    assert derived == {"bus/client.py"}
+
+
+@pytest.mark.parametrize("found", ["2.15.0", "2.17.0", "3.0.0", "2.160.0"])
+def test_another_minor_version_of_nats_py_is_refused_with_the_remedy(found: str) -> None:
+    start = "import sys; from openapi_tool import __main__ as m; m.version = lambda _: sys.argv.pop(); m.main()"
+    done = subprocess.run(  # noqa: S603 - this Python
+        [sys.executable, "-c", start, "--version", found], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"nats-py {found} is installed" in done.stderr
+    assert "pip install 'nats-py[nkeys]~=2.16.0'" in done.stderr
 
 
 def test_every_dependency_is_explained() -> None:

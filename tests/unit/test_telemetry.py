@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import Mock, create_autospec
 
+import orjson
 import pytest
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.metrics.export import MetricExporter
@@ -491,6 +492,13 @@ def test_recent_warnings_are_grouped_by_action_masked_and_truncated(monkeypatch:
         assert len(warnings.snapshot()) == 100
     finally:
         logging.getLogger("openapi_tool").removeHandler(warnings)
+
+
+@requirement("cli.top")
+def test_warnings_about_a_subject_of_any_bytes_can_be_sent_as_statistics() -> None:
+    warnings = RecentWarnings()
+    warnings.handle(record("project %s", "p\udcff", action="intake.full", project_id="p\udcff\ud800"))
+    assert b"intake.full" in orjson.dumps(warnings.snapshot())
 
 
 def _limited(

@@ -33,7 +33,7 @@ from openapi_tool.bootstrap import build_bootstrap
 from openapi_tool.bus.client import BusClient
 from openapi_tool.bus.connection import connected
 from openapi_tool.bus.dead_letters import DeadLetters
-from openapi_tool.bus.kv_stores import shared_session_key
+from openapi_tool.bus.kv_stores import BUCKET, SESSION_KEY, ensure_bucket, shared_session_key
 from openapi_tool.bus.leases import Leases
 from openapi_tool.bus.pull_consumer import unsubscribe
 from openapi_tool.bus.streams import ensure_durable
@@ -217,6 +217,22 @@ async def test_the_first_replica_creates_the_session_key_and_all_share_it(stack:
         nats_server.start()
         async with client_of(servers=nats_server.url) as again:
             assert await shared_session_key(again) == keys[0]
+
+
+@requirement("session.scoped", "privilege.least")
+async def test_a_session_key_that_no_executor_made_is_refused(stack: EmbeddedStack) -> None:
+    """A user who may send any request to JetStream can have the answer, which it knows, stored as the key."""
+    with server(stack, "") as nats_server:
+        async with client_of(servers=nats_server.url) as client:
+            bucket = await ensure_bucket(client)
+            await client.publish("$JS.API.STREAM.MSG.GET.KV_openapi_tool", b'{"seq":1}', f"$KV.{BUCKET}.{SESSION_KEY}")
+            async with asyncio.timeout(5):
+                while not (await client.jetstream().stream_info(f"KV_{BUCKET}")).state.messages:  # noqa: ASYNC110 - no event
+                    await asyncio.sleep(0.02)
+            with pytest.raises(Unavailable, match=r"session_key in bucket openapi_tool has \d+ bytes instead of 32"):
+                await shared_session_key(client)
+            await bucket.put(SESSION_KEY, b"k" * 32)
+            assert await shared_session_key(client) == b"k" * 32
 
 
 def test_an_unusable_certificate_prevents_the_connection(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -464,6 +465,30 @@ async def pulling(stack: EmbeddedStack) -> AsyncIterator[Pulling]:
             yield puller
             task.cancel()
             await asyncio.wait([task])
+
+
+@requirement("nats.watched", "logs.limits")
+async def test_requests_that_the_server_refuses_at_once_are_sent_with_pauses(
+    stack: EmbeddedStack, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A refusal caused the next request at once: 2,000 requests and log lines a second, and no CPU for calls."""
+
+    def refusals() -> int:
+        return sum(getattr(record, "action", "") == "pull.ended" for record in caplog.records)
+
+    async with pulling(stack) as puller:
+        subject = f"$JS.API.CONSUMER.INFO.{STREAM_PULL}.{DURABLE_PULL}"
+        config = json.loads((await puller.client.request(subject)).data)["config"]
+        create = f"$JS.API.CONSUMER.DURABLE.CREATE.{STREAM_PULL}.{DURABLE_PULL}"
+        for priority in ({"priority_groups": ["a"], "priority_policy": "overflow"}, {}):
+            request = {"stream_name": STREAM_PULL, "config": config | priority, "action": "update"}
+            assert "error" not in json.loads((await puller.client.request(create, json.dumps(request).encode())).data)
+            if priority:
+                puller.pull.renew()
+                await until(refusals)
+                await asyncio.sleep(1.0)
+                assert refusals() < 10
+        assert await puller.fetched_of(SLOTS) == SLOTS
 
 
 @requirement("run.concurrency")

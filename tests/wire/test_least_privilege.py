@@ -20,6 +20,8 @@ from nats.aio.msg import Msg
 from typer.testing import CliRunner
 
 from openapi_tool.bus import dead_letters, leases
+from openapi_tool.bus.client import routed
+from openapi_tool.bus.connection import gather_stats
 from openapi_tool.bus.kv_stores import BUCKET, PARKED_BUCKET, RESTRICT, SESSION_KEY, SWITCHES_KEY
 from openapi_tool.bus.kv_stores import STREAM as SHARED
 from openapi_tool.bus.options import INBOX, NatsUser
@@ -368,3 +370,83 @@ async def test_a_bucket_of_an_earlier_version_is_named_with_its_remedy(scene: Sc
     refused = await asyncio.to_thread(CliRunner().invoke, app, words, env=environment)
     assert (refused.exit_code, refused.stdout) == (2, "")
     assert "start an executor, which creates the missing bucket openapi_tool" in refused.stderr
+
+
+@pytest.mark.parametrize("reply", [b"\xff", b"\xed\xa0\x80", b"a\x0bb", b"a.b", b">", b"", b"z" * 3_000])
+@requirement("privilege.least", "cli.top")
+async def test_no_request_for_statistics_ends_the_answers_to_others_or_causes_a_line(
+    scene: Scene, reply: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without an answer `nats durable --restore` would take the durable from a replica whose slots are all busy."""
+    executor = {"servers": scene.server.url, "user": "executor", "password": "executor-word"}
+    async with scene.world.executor(nats=executor) as consumer:
+        await until(lambda: consumer.durable)
+        async with login(scene.server, NatsUser.TOP) as (client, _):
+            await client._send_command(b"PUB openapi_tool.stats openapi_tool.stats.%b 0\r\n\r\n" % reply)  # noqa: SLF001
+            await flush(client)
+            assert len(await gather_stats(client, 5.0)) == 1
+    assert {getattr(record, "action", "") for record in caplog.records} & {"nats.denied", "stats.not_answered"} == set()
+
+
+DOMAIN = "kernel"
+
+
+def _accounts(*, own: bool) -> str:
+    """Return accounts in which the user `switches` has the printed rights, maybe in an account of its own."""
+    rights = printed("--format", "server-config", "--for", NatsUser.SWITCHES)
+    subjects = permissions(NatsUser.SWITCHES)["publish"]
+    imports = exports = ""
+    if own:
+        rights = rights.replace('"$JS.API.', f'"$JS.{DOMAIN}.API.').replace('"$KV.', f'"$JS.{DOMAIN}.API.$KV.')
+        exports = ", ".join(f'{{ service: "{subject}" }}' for subject in subjects)
+        imports = ", ".join(
+            f'{{ service: {{ account: KERNEL, subject: "{subject}" }}, to: "{routed(subject, DOMAIN)}" }}'
+            for subject in subjects
+        )
+    user = f"{{ user: switches, password: switches-word, {rights} }}"
+    kernel = "{ user: kernel, password: kernel-word }"
+    return f"""accounts {{
+      KERNEL {{ jetstream: enabled, users: [{kernel}{"" if own else f", {user}"}], exports: [{exports}] }}
+      OPERATOR {{ users: [{user if own else ""}], imports: [{imports}] }}
+    }}
+    """
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["shared account", "account of its own"])
+@requirement("privilege.least", "switches")
+async def test_only_an_account_of_its_own_keeps_a_user_from_choosing_where_answers_are_published(
+    stack: EmbeddedStack, *, own: bool
+) -> None:
+    """A direct get publishes what the user has written, body and headers, on the reply subject of the request."""
+    session_key, command = f"$KV.{BUCKET}.{SESSION_KEY}", "cg.v1r4.p.c.cmd.tool.jina.search"
+    with server(stack, _accounts(own=own)) as nats_server:
+        kernel = await nats.connect(nats_server.url, user="kernel", password="kernel-word")
+        jetstream = kernel.jetstream()
+        bucket = await jetstream.create_key_value(bucket=BUCKET, direct=True)
+        await bucket.put(SESSION_KEY, b"random")
+        await jetstream.add_stream(name=STREAM, subjects=["cg.>"])
+        environment = {
+            "NATS_SERVERS": nats_server.url,
+            "OPENAPI_TOOL__NATS__USER": "switches",
+            "OPENAPI_TOOL__NATS__PASSWORD": "switches-word",
+            **({"OPENAPI_TOOL__NATS__JETSTREAM_DOMAIN": DOMAIN} if own else {}),
+        }
+        words = ["tools", "disable", "--all-projects", "--reason", "x"]
+        done = await asyncio.to_thread(CliRunner().invoke, app, words, env=environment)
+        assert done.exit_code == 0, done.output
+        async with login(nats_server, NatsUser.SWITCHES) as (client, _):
+            domain, key = DOMAIN if own else None, f"$KV.{BUCKET}.{SWITCHES_KEY}"
+            await client.request(routed(key, domain), b"chosen", timeout=5, headers={"CG-Agent-Id": "victim"})
+            for reply in (session_key, command):
+                await client.publish(routed(f"$JS.API.DIRECT.GET.{SHARED}.{key}", domain), b"", reply)
+            answer = await client.request(routed(f"$JS.API.DIRECT.GET.{SHARED}.{key}", domain), timeout=5)
+            assert answer.data == b"chosen"
+
+        async def outcome() -> tuple[bytes | None, int]:
+            return (await bucket.get(SESSION_KEY)).value, (await jetstream.stream_info(STREAM)).state.messages
+
+        expected = (b"random", 0) if own else (b"chosen", 1)
+        async with asyncio.timeout(5):
+            while await outcome() != expected:  # noqa: ASYNC110 - the server tells nobody
+                await asyncio.sleep(0.05)
+        await kernel.close()

@@ -245,7 +245,8 @@ async def test_a_call_that_exceeds_every_time_limit_is_cancelled_and_counts_as_l
         monkeypatch.setattr(consumer, "_options", replace(consumer._options, max_run_s=1.0))  # noqa: SLF001 - the same
         outcome = await world.send(await world.place())
     assert outcome.content["error"]["code"] == "internal_error"
-    assert [getattr(record, "action", "") for record in caplog.records].count("call.overdue") == 2
+    overdue = [record.__dict__ for record in caplog.records if getattr(record, "action", "") == "call.overdue"]
+    assert [line["project_id"] for line in overdue] == [PROJECT] * 2
 
 
 @requirement("lease.owner")

@@ -775,13 +775,26 @@ async def test_settings_that_are_changed_repeatedly_are_restored_once_a_minute(
     assert len(tried) == 2
 
 
-@pytest.mark.parametrize("setting", ["headers_only", "max_batch", "max_expires", "max_bytes"])
+HINDERING = {
+    "headers_only": True,
+    "max_batch": 1,
+    "max_expires": 10**9,
+    "max_bytes": 1024,
+    "ack_wait": 10**6,  # the server would redeliver each command a thousand times a second
+    "backoff": [10**6, 10**9],  # replaces AckWait
+    "priority_groups": ["a"],  # refuses requests that name none
+}
+
+
+@pytest.mark.parametrize("setting", HINDERING)
 @requirement("nats.watched")
 async def test_settings_that_stop_deliveries_are_named_and_restored(watched: Watched, setting: str) -> None:
     name = watched.durable.name
     subject = f"$JS.API.CONSUMER.INFO.{watched.durable.stream}.{name}"
     config = json.loads((await watched.client.request(subject)).data)["config"]
-    config[setting] = {"headers_only": True, "max_batch": 1, "max_expires": 10**9, "max_bytes": 1024}[setting]
+    config |= {setting: HINDERING[setting], "max_deliver": 5}
+    if setting == "priority_groups":
+        config["priority_policy"] = "prioritized"
     request = {"stream_name": watched.durable.stream, "config": config, "action": "update"}
     reply = await watched.client.request(
         f"$JS.API.CONSUMER.DURABLE.CREATE.{watched.durable.stream}.{name}", json.dumps(request).encode()
@@ -789,11 +802,13 @@ async def test_settings_that_stop_deliveries_are_named_and_restored(watched: Wat
     assert json.loads(reply.data)["config"][setting]
     await watched.monitor.check()
     assert setting in watched.reason()
+    assert watched.consumer.ack_wait_s != 0.001, "heartbeats would use up the CPU"
     await watched.monitor.check()
     assert watched.reason() == ""
     restored = json.loads((await watched.client.request(subject)).data)["config"]
-    assert not restored.get(setting)
-    assert restored["max_deliver"] == -1
+    assert setting == "ack_wait" or not restored.get(setting)
+    assert (restored["max_deliver"], restored["ack_wait"]) == (-1, watched.options.nats.ack_wait_s * 10**9)
+    assert watched.consumer.ack_wait_s == watched.options.nats.ack_wait_s
 
 
 @requirement("nats.watched")
