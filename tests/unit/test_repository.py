@@ -61,6 +61,9 @@ CHART = ROOT / "helm" / "openapi-tool"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
 
+PACKAGE = Path(openapi_tool.__file__).parent
+
+
 def test_the_dockerfile_passes_its_lint() -> None:
     hadolint = Path(sys.executable).parent / "hadolint"
     done = subprocess.run(  # noqa: S603 - the pinned linter
@@ -119,7 +122,7 @@ def test_every_dependency_is_explained() -> None:
 def test_every_action_and_metric_has_a_meaning_and_is_in_the_operations_page() -> None:
     page = docs.OPERATIONS_PAGE.read_text(encoding="utf-8")
     documented = docs.actions()
-    source = "".join(path.read_text(encoding="utf-8") for path in Path(openapi_tool.__file__).parent.rglob("*.py"))
+    source = "".join(path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py"))
     assert set(re.findall(r'"action": "([a-z_.]+)"', source)) == documented.keys()
     assert docs.MEANINGS.keys() - documented.keys() == set()
     for name, (_, meaning) in documented.items():
