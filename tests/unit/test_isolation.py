@@ -272,7 +272,7 @@ async def test_queue_of_one_projects_batches_refuses_no_other_project(pool: Work
     ],
     ids=["lengths", "lists", "lists for the slow parser"],
 )
-@requirement("isolation.limits", "loop.answers")
+@requirement("isolation.limits")
 async def test_answer_that_takes_long_to_parse_is_refused_unparsed(head: bytes) -> None:
     packed = len(head).to_bytes(4) + head
     exchange = _Exchange((), 7, len(packed))
