@@ -7,7 +7,7 @@ import socket
 from collections.abc import Callable, Mapping
 
 from openapi_tool.isolation.frames import ANSWER, DEFECT, DONE, TASK
-from openapi_tool.protocol.payload import Payload, pack, unpack
+from openapi_tool.protocol.payload import Payload, is_cheap, pack, unpack
 
 Function = Callable[[Payload], bytes]
 """Returns a packed result."""
@@ -26,6 +26,8 @@ def answer(stream: socket.socket, functions: Mapping[str, Function]) -> None:
         raise  # as if the kernel had killed it
     except Exception as defect:  # noqa: BLE001 - reported by its place, without a value of the task
         status, result = DEFECT, pack({"defect": _place(defect)})
+    if not is_cheap(result):
+        raise ValueError("too many values in the result")
     stream.sendall(ANSWER.pack(task_id, status, len(result)))
     stream.sendall(result)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import ceil
+
 _MB = 2**20
 
 _INTERPRETER_BYTES = 64 * _MB
@@ -19,16 +21,26 @@ _MESSAGE_BYTES = 8 * _MB
 _MASKED_FACTOR = 2
 """Masking makes a text longer: from 6 characters, the shortest secret, to 10."""
 
-CPU_S = 2
-"""CPU seconds of one task (RLIMIT_CPU, whole seconds); the largest response takes a fifth of it."""
+_BODY_BYTES_PER_CPU_S = 5_000_000
+"""A third of the rate at which the costliest legitimate response found is read: 10 MB in 0.6 s."""
 
-WALL_S = 10.0
-"""Seconds from sending a task to its answer, the start of a worker included, then the worker is killed.
+_MIN_CPU_S = 2
 
-Five times the CPU limit, so that a task fails by it only if the worker is stopped or gets no CPU."""
+_WALL_FACTOR = 5
+"""So that a task exceeds its time, the start of a worker included, only if the worker is stopped or gets no CPU."""
 
 OPEN_FILES = 16
 """Open files of a worker."""
+
+
+def cpu_s(max_response_bytes: int) -> int:
+    """Return the CPU seconds of one task (RLIMIT_CPU, whole seconds)."""
+    return max(_MIN_CPU_S, ceil(max_response_bytes / _BODY_BYTES_PER_CPU_S))
+
+
+def wall_s(max_response_bytes: int) -> float:
+    """Return the seconds from sending a task to its answer, after which the worker is killed."""
+    return float(_WALL_FACTOR * cpu_s(max_response_bytes))
 
 
 def memory_bytes(max_response_bytes: int) -> int:

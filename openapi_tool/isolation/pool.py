@@ -11,16 +11,13 @@ from contextlib import contextmanager
 from cachetools import LRUCache
 
 from openapi_tool.concurrency import FairSemaphore
-from openapi_tool.isolation.limits import CPU_S, WALL_S, memory_bytes, task_bytes
+from openapi_tool.isolation.limits import cpu_s, memory_bytes, task_bytes, wall_s
 from openapi_tool.isolation.process import Broken, Killed, Lost, Stuck, WorkerProcess
 from openapi_tool.protocol.identity import bare_project
 from openapi_tool.protocol.payload import Payload, unpack
 from openapi_tool.telemetry import metrics
 
 log = logging.getLogger(__name__)
-
-MAX_WAITING = 1_024
-"""Waiting tasks: more than there are calls. A running call has one task at a time, so its slot bounds the queue."""
 
 MAX_KILLS = 2
 """Kills of a subject's tasks, after which it is refused without a try."""
@@ -56,7 +53,8 @@ class WorkerPool:
     """Runs tasks in `size` worker processes, whose limits suit responses of `max_response_bytes`; projects take turns.
 
     A project has at most one task fewer running than there are workers, so that one which sends only slow tasks leaves
-    a worker to the others; with two workers, one task.
+    a worker to the others; with two workers, one task. The queue has no limit of its own: it has at most one task for
+    each running call, or for each item of a batch.
     """
 
     def __init__(self, size: int, max_response_bytes: int) -> None:
@@ -90,8 +88,6 @@ class WorkerPool:
     async def _run(self, name: str, argument: bytes, subject: tuple[str, bytes], give_up_at: float) -> Payload:
         if len(argument) > task_bytes(self._max_response_bytes) or self._kills.get(subject, 0) >= MAX_KILLS:
             raise TaskKilled
-        if self._turns.waiting >= MAX_WAITING:
-            raise PoolBusy
         project, _ = subject
         try:
             async with asyncio.timeout(max(0.0, give_up_at - time.monotonic())):
@@ -107,9 +103,9 @@ class WorkerPool:
         worker = self._idle.pop()  # there is one: each permit stands for a worker
         try:
             for _ in range(2):  # a worker may have been lost unnoticed, or by what its host did to it
-                wall_s = min(WALL_S, give_up_at - time.monotonic())
+                left_s = min(wall_s(self._max_response_bytes), give_up_at - time.monotonic())
                 try:
-                    return unpack(await worker.run(name, argument, max(0.0, wall_s)))
+                    return unpack(await worker.run(name, argument, max(0.0, left_s)))
                 except Lost:
                     continue
                 except Killed:
@@ -132,7 +128,7 @@ class WorkerPool:
             self._kills[subject] = self._kills.get(subject, 0) + 1
         log.warning(
             "a task was killed: it needed more than %s s of CPU or %s MB of memory",
-            CPU_S,
+            cpu_s(self._max_response_bytes),
             memory_bytes(self._max_response_bytes) // 2**20,
             extra={
                 "action": "isolation.task_killed",

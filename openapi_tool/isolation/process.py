@@ -10,20 +10,25 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import cast
+from typing import TypeVar, cast
 
 from openapi_tool.concurrency import in_background
 from openapi_tool.isolation.frames import ANSWER, DEFECT, ENDED, TASK
-from openapi_tool.isolation.limits import CPU_S, answer_bytes, memory_bytes
+from openapi_tool.isolation.limits import answer_bytes, cpu_s, memory_bytes
+from openapi_tool.open_files import with_free_file
+from openapi_tool.protocol.payload import is_cheap
 
 log = logging.getLogger(__name__)
 
 _PROGRAM = Path(__file__).with_name("worker.py")
 _TASKS = "openapi_tool.worker_tasks"
-_MAX_BACK_OFF_S = 5.0
+_Given = TypeVar("_Given")
+_Result = TypeVar("_Result")
+_BACK_OFF_S, _MAX_BACK_OFF_S = 0.1, 5.0
 
 
 class Killed(Exception):
@@ -81,6 +86,8 @@ class _Exchange(asyncio.Protocol):
         task_id, status, length = ANSWER.unpack_from(self._answer)
         result = self._answer
         del result[: ANSWER.size]
+        if not is_cheap(result):
+            raise Lost
         if len(result) < length <= self._max_bytes:
             raise Killed
         if task_id != self._task_id or len(result) != length:
@@ -95,11 +102,13 @@ class WorkerProcess:
 
     def __init__(self, max_response_bytes: int) -> None:
         self._memory_bytes, self._answer_bytes = memory_bytes(max_response_bytes), answer_bytes(max_response_bytes)
+        self._cpu_s = cpu_s(max_response_bytes)
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
         self._task_ended: asyncio.Future[bool] | None = None  # its result: whether the worker is alive
         self._starting: asyncio.Task[None] | None = None
-        self._closed = False
+        self._failures = 0  # starts that failed, or whose process ended by itself, since the end of the last task
+        self._closed = asyncio.Event()
 
     def start(self) -> asyncio.Task[None]:
         """Start the process in the background, unless it runs."""
@@ -119,7 +128,7 @@ class WorkerProcess:
         """
         # An id that cannot be guessed, so that an answer prepared for another task is refused.
         task_id = secrets.randbits(64)
-        head = TASK.pack(task_id, CPU_S, len(name.encode()), len(argument)) + name.encode()
+        head = TASK.pack(task_id, self._cpu_s, len(name.encode()), len(argument)) + name.encode()
         exchange = _Exchange((head, argument), task_id, self._answer_bytes)
         try:
             async with asyncio.timeout(wall_s):
@@ -139,12 +148,13 @@ class WorkerProcess:
             exchange.close()
 
     async def _send(self, exchange: _Exchange) -> None:
-        if self._control is None:  # closed meanwhile
-            raise Lost
-        self._task_ended = asyncio.get_running_loop().create_future()
-        ours, theirs = socket.socketpair()
+        ours, theirs = await with_free_file(_socket_pair)
         with theirs:
+            if self._control is None:  # closed meanwhile
+                ours.close()
+                raise Lost
             try:
+                self._task_ended = asyncio.get_running_loop().create_future()
                 socket.send_fds(self._control, [b"t"], [theirs.fileno()])
                 await asyncio.get_running_loop().create_unix_connection(lambda: exchange, sock=ours)
             except BaseException:
@@ -173,22 +183,26 @@ class WorkerProcess:
         self._starting = in_background(self._replace(process), "replace a worker process")
 
     async def _replace(self, old: subprocess.Popen[bytes]) -> None:
-        await asyncio.to_thread(_reap, old)
+        with suppress(RuntimeError):  # no thread can be started; `subprocess` reaps it before the next start
+            await _in_thread(_reap, old)
         await self._start()
 
     async def _start(self) -> None:
-        back_off_s = 0.1
-        while not self._closed:
+        """Start the process; wait before that if the last one failed, so that no failure repeats in a busy loop."""
+        while not self._closed.is_set():
+            if self._failures:
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._closed.wait(), _back_off_s(self._failures))
+                    return
             try:
-                self._process, control = await asyncio.to_thread(_spawn, self._memory_bytes)
-            except OSError as error:
+                self._process, control = await _in_thread(_spawn, self._memory_bytes)
+            except Exception as error:  # noqa: BLE001 - such as RuntimeError, as no thread can be started
+                self._failures += 1
                 log.error(  # noqa: TRY400 - the system's refusal, not a defect
                     "cannot start a worker process: %s; calls that need one wait",
-                    error.strerror,
+                    getattr(error, "strerror", None) or str(error) or type(error).__name__,
                     extra={"action": "isolation.unavailable"},
                 )
-                await asyncio.sleep(back_off_s)
-                back_off_s = min(2 * back_off_s, _MAX_BACK_OFF_S)
             else:
                 self._control = control
                 asyncio.get_running_loop().add_reader(control.fileno(), self._on_control)
@@ -205,19 +219,41 @@ class WorkerProcess:
         except OSError:
             message = b""
         if message == ENDED and self._task_ended is not None and not self._task_ended.done():
+            self._failures = 0
             self._task_ended.set_result(True)
             return
+        self._failures += 1
         log.warning("a worker process was lost; starting another one", extra={"action": "isolation.worker_lost"})
         self.kill()
 
     async def aclose(self) -> None:
         """Kill the process for good, and wait until it has ended."""
-        self._closed = True
+        self._closed.set()
         if self._starting is not None:
             await asyncio.wait([self._starting])
         self.kill()
         if self._starting is not None:
             await asyncio.wait([self._starting])
+
+
+async def _in_thread(work: Callable[[_Given], _Result], given: _Given) -> _Result:
+    """Run `work` in a thread of its own. Raises RuntimeError if none can be started.
+
+    A shared executor would keep the work then, and do it later, when nobody waits for the result.
+    """
+    executor = ThreadPoolExecutor(1)
+    try:
+        return await asyncio.get_running_loop().run_in_executor(executor, work, given)
+    finally:
+        executor.shutdown(wait=False)
+
+
+async def _socket_pair() -> tuple[socket.socket, socket.socket]:
+    return socket.socketpair()
+
+
+def _back_off_s(failures: int) -> float:
+    return min(_BACK_OFF_S * 2.0 ** min(failures - 1, 10), _MAX_BACK_OFF_S)
 
 
 def _reap(process: subprocess.Popen[bytes]) -> None:

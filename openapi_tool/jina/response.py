@@ -238,7 +238,7 @@ def unpack_output(packed: Payload) -> ToolOutput:
     texts, width = packed.texts(), len(Item._fields)
     items = tuple(Item(*texts[at : at + width]) for at in range(0, len(texts), width))
     match packed.value.get("usage"):
-        case [int(tokens), int(requests)]:
+        case [int(tokens), int(requests)] if tokens >= 0 and requests >= 0:
             return ToolOutput(items, as_object(packed.value.get("state")), Usage(tokens, requests))
     raise ValueError("the packed output has no usage")
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import resource
 import signal
+import threading
 import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
@@ -19,15 +21,17 @@ import pytest
 from openapi_tool.isolation import limits
 from openapi_tool.isolation.frames import ANSWER, DONE
 from openapi_tool.isolation.pool import MAX_KILLS, PoolBusy, TaskKilled, WorkerPool
-from openapi_tool.isolation.process import Killed, Lost, _Exchange
+from openapi_tool.isolation.process import Killed, Lost, WorkerProcess, _Exchange
 from openapi_tool.isolation.service import CHECK_ARGUMENTS, Isolation
+from openapi_tool.jina.response import READ_RESPONSE, Expected, Received, response_outcome, response_task
 from openapi_tool.options import BudgetLimits
 from openapi_tool.protocol.errors import ToolMisconfigured, ToolTimeout
-from openapi_tool.protocol.payload import pack
+from openapi_tool.protocol.payload import pack, unpack
 from openapi_tool.protocol.records import DefinitionRecord
 from openapi_tool.tools.argument_check import ArgumentCheck, CheckedArguments
 from openapi_tool.tools.definition import ToolDefinition
 from openapi_tool.tools.meta_schema import BUDGETS
+from openapi_tool.tools.output import ToolOutput
 from tests.answering import MAX_BYTES
 from tests.hostile.schemas import PRODUCTS
 from tests.requirements import requirement
@@ -184,12 +188,121 @@ async def test_worker_that_never_answers_is_killed(
     with pytest.raises(ToolTimeout):
         await isolation.check_arguments(definition, QUICK, "a", 0.2)
     assert of_action(caplog, "isolation.worker_stuck")
-    monkeypatch.setattr("openapi_tool.isolation.pool.WALL_S", 0.2)
+    monkeypatch.setattr("openapi_tool.isolation.pool.wall_s", lambda _: 0.2)
     for _ in range(2):  # the other one is stopped, too
         with suppress(ToolTimeout):
             await isolation.check_arguments(definition, QUICK, "a", WAIT_S)
     monkeypatch.undo()
     assert await isolation.check_arguments(definition, QUICK, "a", WAIT_S) == CheckedArguments()
+
+
+@requirement("isolation.limits")
+async def test_worker_is_started_again_once_a_thread_can_be_started(
+    pool: WorkerPool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        running = asyncio.create_task(run(pool, QUICK))
+        async with asyncio.timeout(WAIT_S):
+            while not of_action(caplog, "isolation.unavailable") and not running.done():  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+    assert await running == CheckedArguments()
+
+
+@requirement("isolation.limits")
+async def test_worker_that_cannot_run_is_started_ever_more_seldom(
+    pool: WorkerPool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("openapi_tool.isolation.process._TASKS", "no_such_module")
+    pool.start()
+    await asyncio.sleep(2)
+    assert 1 <= len(of_action(caplog, "isolation.worker_lost")) <= 12  # of 80 without a wait
+    monkeypatch.undo()
+    assert await run(pool, QUICK) == CheckedArguments()
+
+
+@requirement("isolation.limits")
+async def test_end_does_not_wait_for_the_next_start() -> None:
+    worker = WorkerProcess(MAX_BYTES)
+    worker._failures = 100  # noqa: SLF001
+    worker.start()
+    await asyncio.sleep(0)
+    async with asyncio.timeout(4):
+        await worker.aclose()
+
+
+@requirement("isolation.limits")
+async def test_task_waits_for_a_free_file_and_keeps_its_worker(pool: WorkerPool) -> None:
+    await asyncio.gather(run(pool, QUICK, "a"), run(pool, QUICK, "b"))
+    before, limit = pool.pids, resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = os.open(os.devnull, os.O_RDONLY)
+    os.close(free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free, limit[1]))
+    try:
+        running = asyncio.create_task(run(pool, QUICK))
+        await asyncio.sleep(0.3)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limit)
+    assert await running == CheckedArguments()
+    assert pool.pids == before
+
+
+@requirement("isolation.fairness")
+async def test_queue_of_one_projects_batches_refuses_no_other_project(pool: WorkerPool) -> None:
+    await run(pool, QUICK)
+    batches = [asyncio.create_task(run(pool, SLOW, "attacker")) for _ in range(1_100)]
+    await asyncio.sleep(0)
+    try:
+        assert await run(pool, QUICK, "victim") == CheckedArguments()
+    finally:
+        for task in batches:
+            task.cancel()
+        await asyncio.gather(*batches, return_exceptions=True)
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b'{"value":{},"lengths":[' + b"0," * 2_000_000 + b"0]}",
+        b'{"value":{"a":[' + b"[]," * 2_000_000 + b'0]},"lengths":[]}',
+        b'{"value":{"a":["\\ud800",' + b"[]," * 300_000 + b'0]},"lengths":[]}',
+    ],
+    ids=["lengths", "lists", "lists for the slow parser"],
+)
+@requirement("isolation.limits")
+async def test_answer_that_takes_long_to_parse_is_refused_unparsed(head: bytes) -> None:
+    packed = len(head).to_bytes(4) + head
+    exchange = _Exchange((), 7, len(packed))
+    exchange.data_received(ANSWER.pack(7, DONE, len(packed)) + packed)
+    exchange.connection_lost(None)
+    with pytest.raises(Lost):
+        exchange.result()
+
+
+def test_answer_of_too_many_parts_is_no_payload() -> None:
+    with pytest.raises(ValueError, match="parts"):
+        unpack(pack({}, [b""] * 2_000))
+
+
+def test_answer_with_a_negative_cost_is_refused() -> None:
+    with pytest.raises(ValueError, match="usage"):
+        response_outcome(unpack(pack({"state": {}, "usage": [-1_000_000, 0]})))
+
+
+@requirement("isolation.limits")
+async def test_task_of_a_larger_response_gets_more_cpu_time() -> None:
+    assert limits.cpu_s(MAX_BYTES) == 2
+    assert limits.cpu_s(100_000_000) == 20
+    pool, body = WorkerPool(2, 60_000_000), bytearray(b'{"data":{"content":"' + b"\\ud83d" * 9_900_000 + b'"}}')
+    try:
+        task = response_task(body, Expected("reader"), Received(200))
+        answer = await pool.run(READ_RESPONSE, task, project="a", wait_s=60)
+        assert isinstance(response_outcome(answer), ToolOutput)
+    finally:
+        await pool.aclose()
 
 
 def _tools() -> Any:
