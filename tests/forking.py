@@ -31,7 +31,16 @@ import typer.main
 
 from tests.support import copy_clusters
 
-_PRELOADED = ("openapi_tool.cli", "openapi_tool.local.executor", "openapi_tool.local.double")
+_PRELOADED = (
+    "openapi_tool.cli",
+    *(
+        f"openapi_tool.cli.{name}"
+        for name in ("call", "deadletters", "dev", "inspect", "limits", "permissions", "serve")
+    ),
+    *(f"openapi_tool.cli.{name}" for name in ("tools", "tools_apply", "tools_registry", "top")),
+    "openapi_tool.local.executor",
+    "openapi_tool.local.double",
+)
 _PACKAGES = ("openapi_tool", "tests")
 _STARTERS = ("demo", "dev")
 """Commands of `openapi_tool` that start servers."""

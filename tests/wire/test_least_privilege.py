@@ -22,8 +22,9 @@ from typer.testing import CliRunner
 from openapi_tool.bus import dead_letters, leases
 from openapi_tool.bus.kv_stores import BUCKET, PARKED_BUCKET, RESTRICT, SESSION_KEY, SWITCHES_KEY
 from openapi_tool.bus.kv_stores import STREAM as SHARED
-from openapi_tool.bus.options import INBOX, NatsUser
+from openapi_tool.bus.options import INBOX
 from openapi_tool.bus.storage import LIMITS
+from openapi_tool.bus.users import NatsUser
 from openapi_tool.cli import app
 from openapi_tool.local.caller import STREAM, Caller
 from openapi_tool.local.placed_call import PlacedCall
