@@ -31,13 +31,22 @@ import typer.main
 
 from tests.support import copy_clusters
 
+_COMMANDS = [
+    "call",
+    "deadletters",
+    "dev",
+    "inspect",
+    "limits",
+    "permissions",
+    "serve",
+    "tools",
+    "tools_apply",
+    "tools_registry",
+    "top",
+]
 _PRELOADED = (
     "openapi_tool.cli",
-    *(
-        f"openapi_tool.cli.{name}"
-        for name in ("call", "deadletters", "dev", "inspect", "limits", "permissions", "serve")
-    ),
-    *(f"openapi_tool.cli.{name}" for name in ("tools", "tools_apply", "tools_registry", "top")),
+    *(f"openapi_tool.cli.{name}" for name in _COMMANDS),
     "openapi_tool.local.executor",
     "openapi_tool.local.double",
 )
