@@ -1,4 +1,4 @@
-"""Entry point of the command line; imports the rest later, because that takes a second."""
+"""Entry point of the command line; imports the rest later, because that takes a while."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def main() -> None:
     _check_certificates()
     _check_nats_py()
     try:
-        from openapi_tool.cli import main as run  # noqa: PLC0415 - takes a second, during which signals may come
+        from openapi_tool.cli import main as run  # noqa: PLC0415 - takes a while, during which signals may come
 
         run()
     except KeyboardInterrupt:

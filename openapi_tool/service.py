@@ -24,15 +24,13 @@ from openapi_tool.assembly import Parts, Shared, assemble, open_shared, snapshot
 from openapi_tool.bootstrap import Bootstrap, build_bootstrap
 from openapi_tool.executor.runner import ToolRunner
 from openapi_tool.jina.transport import Resolver
-from openapi_tool.settings import PREFIX, Settings, SettingsError
+from openapi_tool.settings import CONFIG_VARIABLE, PREFIX, Settings, SettingsError
 from openapi_tool.settings.loading import ignored_variables
 from openapi_tool.settings.model import but
-from openapi_tool.settings.sources import CONFIG_VARIABLE
 from openapi_tool.shutdown import Shutdown, cancelled, end_process
-from openapi_tool.telemetry.calls import CALL_FIELDS
 from openapi_tool.telemetry.health import RECENT_WARNINGS, monitor_loop_lag
 from openapi_tool.telemetry.health_server import MAX_CONNECTIONS, health_server
-from openapi_tool.telemetry.logs import configure_logging, log_crash
+from openapi_tool.telemetry.logs import CALL_FIELDS, configure_logging, log_crash
 from openapi_tool.telemetry.metrics import list_projects
 from openapi_tool.telemetry.redact import MIN_SECRET_CHARS
 from openapi_tool.tools.catalogue import OPERATIONS

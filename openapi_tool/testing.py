@@ -24,6 +24,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
 from respx.models import AllMockedAssertionError
 
 from openapi_tool.bootstrap import Upstream, build_bootstrap, build_runner, lint_limits
+from openapi_tool.environment import DEFAULT_AUTH_ENV
 from openapi_tool.executor.runner import ToolCallRequest
 from openapi_tool.jina.client import EgressTransport
 from openapi_tool.jina.definition_checks import source_problems
@@ -41,7 +42,7 @@ from openapi_tool.protocol.jsontext import ErrorObject, UsageObject
 from openapi_tool.protocol.records import Artifact
 from openapi_tool.settings import Settings
 from openapi_tool.tools.arguments import CallOwner
-from openapi_tool.tools.definition import DEFAULT_AUTH_ENV, ToolDefinition, parse_definition, stored_record
+from openapi_tool.tools.definition import ToolDefinition, parse_definition, stored_record
 from openapi_tool.tools.exports import complete
 from openapi_tool.tools.policy import TimeLimits
 from openapi_tool.tools.problems import Source, read_source

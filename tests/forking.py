@@ -31,7 +31,25 @@ import typer.main
 
 from tests.support import copy_clusters
 
-_PRELOADED = ("openapi_tool.cli", "openapi_tool.local.executor", "openapi_tool.local.double")
+_COMMANDS = [
+    "call",
+    "deadletters",
+    "dev",
+    "inspect",
+    "limits",
+    "permissions",
+    "serve",
+    "tools",
+    "tools_apply",
+    "tools_registry",
+    "top",
+]
+_PRELOADED = (
+    "openapi_tool.cli",
+    *(f"openapi_tool.cli.{name}" for name in _COMMANDS),
+    "openapi_tool.local.executor",
+    "openapi_tool.local.double",
+)
 _PACKAGES = ("openapi_tool", "tests")
 _STARTERS = ("demo", "dev")
 """Commands of `openapi_tool` that start servers."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Annotated
 
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
@@ -17,24 +16,6 @@ from openapi_tool.urls import NATS_SCHEMES, ServerUrl, parse_url
 
 INBOX = "_INBOX.openapi_tool"
 """Prefix of reply subjects. nats-py's `_INBOX` would need permission for `_INBOX.>`, so for replies to all users."""
-
-
-class NatsUser(StrEnum):
-    """User that logs in to NATS: the executor, or an operator with a command."""
-
-    EXECUTOR = "executor"
-    DEADLETTERS = "deadletters"
-    INSPECT = "inspect"
-    TOP = "top"
-    SWITCHES = "switches"
-    DURABLE = "durable"
-
-    def inbox_prefix(self, of_executor: str) -> str:
-        """Return the prefix of this user's reply subjects.
-
-        Commands arrive on that of the executor, so it must not contain those of other users.
-        """
-        return of_executor if self is NatsUser.EXECUTOR else f"{of_executor}_{self}"
 
 
 MAX_ACK_PENDING = 1_000_000

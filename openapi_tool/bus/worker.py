@@ -18,7 +18,7 @@ from openapi_tool.concurrency import shielded
 from openapi_tool.options import ExecutorOptions
 from openapi_tool.protocol.command import Acknowledge, Delivery, Requeue, Settlement, StoreDeadLetter
 from openapi_tool.telemetry import metrics
-from openapi_tool.telemetry.calls import CALL_FIELDS
+from openapi_tool.telemetry.logs import CALL_FIELDS
 
 log = logging.getLogger(__name__)
 

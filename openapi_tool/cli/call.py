@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 import typer
@@ -22,20 +22,13 @@ from rich.text import Text
 from openapi_tool.bootstrap import NAME, build_bootstrap
 from openapi_tool.bus.dead_letters import STREAM as DEAD_LETTERS
 from openapi_tool.bus.options import BusOptions, NatsOptions
-from openapi_tool.cli.common import (
-    INTERRUPTED,
-    UpstreamChoice,
-    UpstreamOption,
-    cell,
-    executor_settings,
-    extra_needed,
-    fail,
-    json_default,
-    print_status,
-    running,
-)
-from openapi_tool.cli.kernels import ProtocolOption, connected_once
+from openapi_tool.cli.common import INTERRUPTED, fail, json_default, print_status
+from openapi_tool.cli.embedded import executor_settings, extra_needed, running
+from openapi_tool.cli.kernels import connected_once
+from openapi_tool.cli.options import UpstreamChoice
+from openapi_tool.cli.tables import cell
 from openapi_tool.concurrency import interruptible
+from openapi_tool.environment import DEFAULT_AUTH_ENV
 from openapi_tool.kernel.failures import located, translate_connection_errors
 from openapi_tool.local.caller import ERRORS, Caller, ResultRows, open_database, prepare_database
 from openapi_tool.local.dev import DevError, RequestedCall, running_dev, save_call
@@ -49,7 +42,6 @@ from openapi_tool.settings import PREFIX, load_settings
 from openapi_tool.settings.loading import empty_servers
 from openapi_tool.telemetry.logs import printable_lines
 from openapi_tool.telemetry.redact import Redactor
-from openapi_tool.tools.definition import DEFAULT_AUTH_ENV
 from openapi_tool.tools.placeholders import Secret
 from openapi_tool.tools.problems import counted
 
@@ -62,29 +54,18 @@ _NO_RESULT = 3
 
 
 def call(
-    tool: Annotated[str, typer.Argument(help="Name of the tool.", show_default=False)],
+    tool: str,
     *,
-    args: Annotated[str, typer.Option(help="Arguments as a JSON object; @FILE reads a file, - standard input.")] = "{}",
-    project: Annotated[
-        str | None, typer.Option(help="Project; by default that of the dev stack.", show_default=False)
-    ] = None,
-    agent: Annotated[
-        str | None, typer.Option(help="Calling agent; by default that of the dev stack.", show_default=False)
-    ] = None,
-    channel: Annotated[str, typer.Option(help="Channel.")] = "public",
-    protocol: ProtocolOption = None,
-    timeout: Annotated[float, typer.Option(help="Seconds to wait for the result.", min=0.1)] = 60,
-    yes: Annotated[
-        bool, typer.Option("--yes", help="Allow a real kernel: its workers get doorbells and resume turns.")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object only.")] = False,
+    args: str,
+    project: str | None,
+    agent: str | None,
+    channel: str,
+    protocol: ProtocolVersion | None,
+    timeout: float,
+    yes: bool,
+    as_json: bool,
 ) -> None:
-    """Call a tool as the kernel does, and print what the model would read.
-
-    Uses the running dev stack, or the servers in PG_DSN and NATS_SERVERS. Exit codes: 0 success, 1 the
-    result is an error, 2 wrong usage or settings, or nothing reachable (nothing was written), 3 no result
-    in time, 130 interrupted.
-    """
+    """Call a tool as the kernel does, and print what the model would read."""
     requested = RequestedCall(tool, project, agent, channel, anywhere=yes)
     redactor = Redactor()
     try:
@@ -230,16 +211,8 @@ _DOUBLE_NOTE = (
 )
 
 
-def demo(
-    *,
-    upstream: UpstreamOption = UpstreamChoice.DOUBLE,
-    protocol: ProtocolOption = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per call only.")] = False,
-) -> None:
-    """Start the embedded stack and an executor, run a few calls, and show every step of each.
-
-    Exit codes: 0 every call succeeded, 1 one did not, 2 a server cannot start or a key is missing.
-    """
+def demo(*, upstream: UpstreamChoice, protocol: ProtocolVersion | None, as_json: bool) -> None:
+    """Run a few calls on an embedded stack, and show every step of each."""
     calls = _run(upstream, protocol or DEFAULT_VERSION, quiet=as_json)
     if as_json:
         for call in calls:

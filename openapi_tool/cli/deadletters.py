@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import asdict
 from functools import partial
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
@@ -15,9 +15,11 @@ from openapi_tool.bus import dead_letter_reader
 from openapi_tool.bus.client import BusClient
 from openapi_tool.bus.dead_letter_reader import NotReplayable
 from openapi_tool.bus.dead_letters import DeadLetter, without_secrets
-from openapi_tool.bus.options import NatsUser
-from openapi_tool.cli.common import USAGE, JsonOption, Rows, fail, output, print_json, print_line, print_status
-from openapi_tool.cli.kernels import ProtocolOption, result_lookup, with_nats
+from openapi_tool.bus.users import NatsUser
+from openapi_tool.cli.common import USAGE, fail, print_json, print_line, print_status
+from openapi_tool.cli.kernels import result_lookup, with_nats
+from openapi_tool.cli.tables import Rows, output
+from openapi_tool.protocol.dialect import ProtocolVersion
 from openapi_tool.tools.problems import counted
 
 _NOT_SENT = 1
@@ -26,28 +28,11 @@ _CHARS_TO_SECONDS = len("2026-01-01T00:00:00")
 
 _with_nats = partial(with_nats, user=NatsUser.DEADLETTERS)
 
-app = typer.Typer(no_args_is_help=True, help="List, show and replay commands that got no result.")
 
-AbandonedOption = Annotated[
-    bool,
-    typer.Option("--abandoned", help="Include commands that were settled without a result and without a dead letter."),
-]
-
-
-@app.command("list", short_help="List dead letters, newest first.")
 def list_(
-    *,
-    project: Annotated[str | None, typer.Option(help="List this project only.", show_default=False)] = None,
-    limit: Annotated[int | None, typer.Option(help="Newest N only [default: 100; with --json: all].", min=1)] = None,
-    abandoned: AbandonedOption = False,
-    protocol: ProtocolOption = None,
-    as_json: JsonOption = False,
+    *, project: str | None, limit: int | None, abandoned: bool, protocol: ProtocolVersion | None, as_json: bool
 ) -> None:
-    """List dead letters, newest first; with --json and without --limit oldest first, as they are read.
-
-    --protocol lists those of one kernel, if several use the same NATS servers.
-    Exit codes: 0, or 2 if NATS cannot be reached or the settings are invalid.
-    """
+    """Print dead letters, newest first; as JSON without `limit` oldest first, as they are read."""
     newest: deque[DeadLetter] = deque(maxlen=limit or _DEFAULT_LIMIT)
     total = 0
 
@@ -86,14 +71,8 @@ def _show_table(letters: Iterable[DeadLetter]) -> None:
     output().print(table if len(table) else "no dead letters")
 
 
-@app.command(short_help="Show a dead letter in full.")
-def show(
-    letter: Annotated[str, typer.Argument(help="Id from `list`.")],
-    *,
-    protocol: ProtocolOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Show a dead letter in full. Exit codes: 0, 2 there is no such id."""
+def show(letter: str, *, protocol: ProtocolVersion | None, as_json: bool) -> None:
+    """Print a dead letter in full."""
     abandoned = _is_abandoned(letter)
 
     async def read(bootstrap: Bootstrap, client: BusClient) -> list[DeadLetter]:
@@ -104,20 +83,8 @@ def show(
     print_json(_as_object(chosen), indent=None if as_json else 2)
 
 
-@app.command(short_help="Publish commands again and delete their records.")
-def replay(
-    letters: Annotated[list[str], typer.Argument(help="Ids from `list`.")],
-    *,
-    yes: Annotated[bool, typer.Option("--yes", help="Publish; without it nothing is changed.")] = False,
-    protocol: ProtocolOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Publish commands again and delete their records.
-
-    A command over 64 KiB is read from the command stream, where it may have expired. If its turn no longer waits, it
-    becomes a dead letter again. Exit codes: 0 published (or shown, without --yes), 1 one could not be published, 2 an
-    id does not exist.
-    """
+def replay(letters: list[str], *, yes: bool, protocol: ProtocolVersion | None, as_json: bool) -> None:
+    """Publish commands again and delete their records; without `yes` print which."""
     abandoned = any(map(_is_abandoned, letters))
 
     async def send(bootstrap: Bootstrap, client: BusClient) -> bool:

@@ -17,22 +17,15 @@ from datetime import datetime
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import typer
 
 from openapi_tool.bus.connection import gather_stats
-from openapi_tool.cli.common import (
-    UpstreamChoice,
-    UpstreamOption,
-    extra_needed,
-    fail,
-    print_line,
-    print_status,
-    running,
-)
+from openapi_tool.cli.common import fail, print_line, print_status
 from openapi_tool.cli.dev_executor import DevStatistics, dev_page
-from openapi_tool.cli.kernels import ProtocolOption
+from openapi_tool.cli.embedded import extra_needed, running
+from openapi_tool.cli.options import UpstreamChoice
 from openapi_tool.local.caller import ERRORS, Caller
 from openapi_tool.local.dev import (
     AGENT,
@@ -76,31 +69,17 @@ _IGNORED_ACTIONS = ("nats.disconnected",)
 _DETAILS = ("reason", "author_id", "error", "error_code", "http_status", "attempt", "wait_s", "subject")
 
 
-def _port(of: str) -> Any:
-    return typer.Option(min=0, max=65535, help=f"Loopback port of {of}; 0 chooses a free one.")
-
-
 def dev(
     *,
-    upstream: UpstreamOption = UpstreamChoice.DOUBLE,
-    protocol: ProtocolOption = None,
-    keep: Annotated[
-        Path | None,
-        typer.Option(help="Keep the data in this folder for the next run; default: delete it."),
-    ] = None,
-    nats_port: Annotated[int, _port("NATS")] = 0,
-    pg_port: Annotated[int, _port("PostgreSQL")] = 0,
-    page_port: Annotated[int, _port("the page")] = 0,
-    replicas: Annotated[
-        int, typer.Option(min=1, max=16, help="Executors that share the calls; further ones serve no health server.")
-    ] = 1,
+    upstream: UpstreamChoice,
+    protocol: ProtocolVersion | None,
+    keep: Path | None,
+    nats_port: int,
+    pg_port: int,
+    page_port: int,
+    replicas: int,
 ) -> None:
-    """Run the embedded stack and an executor until Ctrl-C, and print every call.
-
-    One line per event: → call started, ← result, ↻ retry or redelivery, ! failure. A page on loopback
-    shows numbers and the last results. `openapi-tool call` finds the stack automatically. Exit codes:
-    0 stopped by Ctrl-C or SIGTERM, 1 a server ended unexpectedly, 2 something is missing or in use.
-    """
+    """Run the embedded stack and an executor until Ctrl-C, and print every call."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     _require_free({"--nats-port": nats_port, "--pg-port": pg_port, "--page-port": page_port})
     with suppress(KeyboardInterrupt):

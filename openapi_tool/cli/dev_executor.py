@@ -12,7 +12,9 @@ from typing import Any
 from cachetools import FIFOCache
 
 from openapi_tool.bootstrap import build_bootstrap, tool_secrets
-from openapi_tool.cli.common import NO_DATABASE, UpstreamChoice, executor_settings
+from openapi_tool.cli.common import NO_DATABASE
+from openapi_tool.cli.embedded import executor_settings
+from openapi_tool.cli.options import UpstreamChoice
 from openapi_tool.local.caller import ERRORS
 from openapi_tool.local.dev import KEY_NAMES
 from openapi_tool.local.recordings import RECORDED_HOSTS

@@ -8,7 +8,6 @@ from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
 
 import orjson
-import typer
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from openapi_tool.bootstrap import Bootstrap
@@ -22,10 +21,11 @@ from openapi_tool.bus.dead_letter_reader import (
     with_holder,
 )
 from openapi_tool.bus.dead_letters import without_secrets
-from openapi_tool.bus.options import NatsUser
-from openapi_tool.cli.common import JsonOption, fail, json_default, print_json, print_line
-from openapi_tool.cli.kernels import ProtocolOption, with_nats
+from openapi_tool.bus.users import NatsUser
+from openapi_tool.cli.common import fail, json_default, print_json, print_line
+from openapi_tool.cli.kernels import with_nats
 from openapi_tool.kernel.queries import CallRows, call_rows
+from openapi_tool.protocol.dialect import ProtocolVersion
 from openapi_tool.protocol.identity import is_token
 from openapi_tool.protocol.jsontext import storable_text
 from openapi_tool.tools.problems import counted, short
@@ -84,17 +84,8 @@ class CallHistory:
         return next((card for card in self.rows.cards if card["type"] == kind), None)
 
 
-def inspect(
-    tool_call_id: Annotated[str, typer.Argument(help="Id of the tool call.")],
-    *,
-    project: Annotated[str, typer.Option(help="Project of the call.")],
-    protocol: ProtocolOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Show the timeline of one call, and why it has no result if it has none. Changes nothing.
-
-    Exit codes: 0, 2 no such call in this project, invalid settings, NATS or PostgreSQL cannot be reached.
-    """
+def inspect(tool_call_id: str, *, project: str, protocol: ProtocolVersion | None, as_json: bool) -> None:
+    """Print the timeline of one call, and why it has no result if it has none."""
     if not is_token(project):
         fail(f"--project: {short(project)!r} is no project id: it is empty or contains blanks or `.*>`")
     if not tool_call_id or storable_text(tool_call_id) != tool_call_id:  # PostgreSQL takes no NUL or lone surrogate

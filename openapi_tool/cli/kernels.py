@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 from pydantic_settings import SettingsError as UnreadableVariable
@@ -19,8 +19,10 @@ from pydantic_settings import SettingsError as UnreadableVariable
 from openapi_tool.bootstrap import Bootstrap, build_bootstrap, lint_limits
 from openapi_tool.bus.client import BusClient
 from openapi_tool.bus.connection import connected, gather_stats, outage_as_unavailable
-from openapi_tool.bus.options import BusOptions, NatsUser
-from openapi_tool.cli.common import NO_DATABASE, fail, output, print_json, print_status, redraw
+from openapi_tool.bus.options import BusOptions
+from openapi_tool.bus.users import NatsUser
+from openapi_tool.cli.common import NO_DATABASE, fail, print_json, print_status
+from openapi_tool.cli.tables import output, redraw
 from openapi_tool.jina.definition_checks import source_problems
 from openapi_tool.kernel.failures import located
 from openapi_tool.kernel.store import KernelStore
@@ -49,7 +51,6 @@ _REPLIES_S = 1.0
 _SUFFIXES = (".yaml", ".yml")
 _STANDARD_INPUT = "-"
 
-Files = Annotated[list[Path], typer.Argument(help="YAML files with definitions, folders of them, or - for stdin.")]
 Replicas = Sequence[Mapping[str, Any]]
 T = TypeVar("T")
 
@@ -177,12 +178,6 @@ def _read(file: Path) -> list[Source]:
         return read_sources(content.decode("utf-8-sig"))
     except UnicodeDecodeError:
         return [Source(None, [Problem((), "is not UTF-8 text; save it as UTF-8")], {})]
-
-
-ProtocolOption = Annotated[
-    ProtocolVersion | None,
-    typer.Option("--protocol", help="Protocol version of the kernel; default: the main kernel's.", show_default=False),
-]
 
 
 def kernel_bootstrap(protocol: ProtocolVersion | None, *, database: bool = True) -> Bootstrap:

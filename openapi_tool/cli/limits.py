@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 from rich.console import Group
 
-from openapi_tool.cli.common import Rows, or_dash, print_status
+from openapi_tool.cli.common import or_dash, print_status
 from openapi_tool.cli.kernels import show_statistics
+from openapi_tool.cli.tables import Rows
 
 _UPDATE_S = 2.0
 _LIMITS = ("pool", "not_set", "requests_per_minute", "tokens_per_minute", "concurrent", "found_by_429")
@@ -29,15 +30,8 @@ _LIMIT_HEADS = (
 )
 
 
-def limits(
-    *,
-    watch: Annotated[bool, typer.Option("--watch", help="Update every 2 s until Ctrl-C or SIGTERM.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, once.")] = False,
-) -> None:
-    """Show limits by key and endpoint: used, paused, the share of each replica, waiting calls by project; refused keys.
-
-    Exit codes: 0, 1 no replica answers, 2 invalid settings, or NATS cannot be reached.
-    """
+def limits(*, watch: bool, as_json: bool) -> None:
+    """Print limits by key and endpoint, and refused keys."""
     show_statistics(
         shown,
         lambda replicas: {"limits": combined(replicas), "keys": blocked(replicas)},
@@ -118,16 +112,8 @@ _ACCOUNT = ("project", "scope", "who", "tool", "period")
 _BUDGET_HEADS = ("project", "scope", "agent or session", "tool", "period", "requests", "tokens", "used", "renews")
 
 
-def budgets(
-    *,
-    project: Annotated[str | None, typer.Option(help="Project of the accounts; by default all.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-) -> None:
-    """Show the accounts that the replicas have used since their start: used, left, when they renew.
-
-    Each replica reports at most 100 accounts: those of projects, then the most used. Exit codes: 0, 1 no replica
-    answers, 2 invalid settings, or NATS cannot be reached.
-    """
+def budgets(*, project: str | None, as_json: bool) -> None:
+    """Print the accounts that the replicas have used since their start."""
     show_statistics(
         lambda replicas: _table(combined_budgets(replicas, project)),
         lambda replicas: {"budgets": combined_budgets(replicas, project)},

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
@@ -20,16 +20,16 @@ from openapi_tool.bus.durable import DurableMissing, ServerClock, observe
 from openapi_tool.bus.options import DurableOptions
 from openapi_tool.bus.storage import unusable
 from openapi_tool.bus.streams import UNLIMITED, Durable, command_stream_of
-from openapi_tool.cli.common import USAGE, JsonOption, print_json, print_line, print_status
-from openapi_tool.cli.kernels import ProtocolOption
+from openapi_tool.cli.common import USAGE, print_json, print_line, print_status
 from openapi_tool.cli.tools_registry import judge, stored_check
 from openapi_tool.jina.client import JinaClient
 from openapi_tool.kernel.failures import located
 from openapi_tool.kernel.queries import ToolRows
 from openapi_tool.kernel.store import KernelStore
+from openapi_tool.protocol.dialect import ProtocolVersion
 from openapi_tool.protocol.errors import ToolError, Unavailable
 from openapi_tool.service import run
-from openapi_tool.settings import CONFIG_VARIABLE, PREFIX, SettingsError, load_settings
+from openapi_tool.settings import CONFIG_VARIABLE, SettingsError, load_settings
 from openapi_tool.settings.loading import ignored_variables
 from openapi_tool.tools.catalogue import OPERATIONS
 from openapi_tool.tools.exports import RegistryError
@@ -37,43 +37,14 @@ from openapi_tool.tools.placeholders import FILE_SUFFIX
 from openapi_tool.tools.problems import counted
 
 
-def _flag(text: str, section: str, key: str) -> Any:
-    return typer.Option(help=f"{text} [env: {PREFIX}{section.upper()}__{key.upper()}]", show_default=False)
-
-
-def serve(
-    *,
-    config: Annotated[
-        Path | None, typer.Option(envvar=CONFIG_VARIABLE, help="TOML file with settings.", show_default=False)
-    ] = None,
-    nats_servers: Annotated[
-        str | None, typer.Option(help="NATS servers, comma-separated. [env: NATS_SERVERS]", show_default=False)
-    ] = None,
-    target: Annotated[str | None, _flag("Tool target to serve.", "protocol", "target")] = None,
-    project: Annotated[str | None, _flag("Serve this project only.", "protocol", "project")] = None,
-    channel: Annotated[str | None, _flag("Serve this channel only.", "protocol", "channel")] = None,
-    durable: Annotated[str | None, _flag("Name of the durable consumer.", "nats", "durable")] = None,
-    concurrency: Annotated[int | None, _flag("Concurrent calls.", "executor", "concurrency")] = None,
-    log_level: Annotated[str | None, _flag("debug, info, warning, error.", "telemetry", "log_level")] = None,
-    log_format: Annotated[str | None, _flag("json or console.", "telemetry", "log_format")] = None,
-) -> None:
-    """Run tool calls until SIGTERM.
-
-    Set the database in PG_DSN and the API key in JINA_API_KEY; there are no flags for them, because process
-    lists show flags. Exit codes: 0 stopped cleanly, 2 invalid settings.
-    """
+def serve(config: Path | None, flags: Mapping[str, Mapping[str, Any]]) -> None:
+    """Run tool calls until SIGTERM; `flags` are the settings by section, None for those that were not given."""
     if config is not None:
         os.environ[CONFIG_VARIABLE] = str(config)
-    flags: dict[str, dict[str, Any]] = {
-        "protocol": {"target": target, "project": project, "channel": channel},
-        "nats": {"servers": nats_servers, "durable": durable},
-        "executor": {"concurrency": concurrency},
-        "telemetry": {"log_level": log_level, "log_format": log_format},
-    }
     run(lambda: load_settings(_given(flags)), os.environ)
 
 
-def _given(flags: dict[str, dict[str, Any]]) -> dict[str, Any]:
+def _given(flags: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     # Others would override the environment and the file.
     return {
         section: given
@@ -97,22 +68,8 @@ class CheckResult:
         return self.problem or "; ".join(["ok", *self.details])
 
 
-def check(
-    *,
-    as_json: JsonOption = False,
-    project: Annotated[
-        list[str] | None, typer.Option(help="Check this project's definitions; repeatable.", show_default=False)
-    ] = None,
-    upstream: Annotated[bool, typer.Option("--upstream", help="Connect to the upstream, without a key.")] = False,
-    protocol: ProtocolOption = None,
-) -> None:
-    """Check settings, PostgreSQL, NATS and keys as `serve` would use them; change nothing.
-
-    It stores an empty record in NATS, which expires after an hour, to see whether JetStream stores messages.
-
-    Without --protocol every kernel of the settings is checked. Exit codes: 0 all usable, 1 a dependency is unusable, a
-    key is missing or a definition would fail, 2 invalid settings.
-    """
+def check(*, as_json: bool, project: list[str] | None, upstream: bool, protocol: ProtocolVersion | None) -> None:
+    """Print what `serve` could not use; change nothing but an empty record in NATS, which expires after an hour."""
     try:
         bootstrap = build_bootstrap(load_settings().of_version(protocol), os.environ)
     except SettingsError as error:

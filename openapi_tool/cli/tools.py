@@ -8,26 +8,24 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import typer
 
 from openapi_tool.bootstrap import Bootstrap
 from openapi_tool.bus.client import BusClient, Denied
 from openapi_tool.bus.kv_stores import RESTRICT, STREAM, change_switches, load_switches
-from openapi_tool.bus.options import NatsUser
-from openapi_tool.cli import tools_apply, tools_registry
-from openapi_tool.cli.common import USAGE, JsonOption, Rows, fail, output, print_json, print_line, print_status
+from openapi_tool.bus.users import NatsUser
+from openapi_tool.cli.common import USAGE, fail, print_json, print_line, print_status
 from openapi_tool.cli.kernels import (
     LINT_FAILED,
-    Files,
-    ProtocolOption,
     file_count,
     lint_files,
     load_definitions,
     with_nats,
 )
-from openapi_tool.cli.tools_registry import ProjectOption
+from openapi_tool.cli.options import ExportFormat
+from openapi_tool.cli.tables import Rows, output
 from openapi_tool.protocol.dialect import ProtocolVersion
 from openapi_tool.protocol.identity import is_token
 from openapi_tool.tools import exports
@@ -38,28 +36,18 @@ from openapi_tool.tools.problems import counted, short
 _NOT_DISABLED = 1
 T = TypeVar("T")
 
-NameArgument = Annotated[str | None, typer.Argument(help="Tool, by its name in the project; without it all of them.")]
-SwitchProjectOption = Annotated[str | None, typer.Option(help="Project of the tool.")]
-EverywhereOption = Annotated[bool, typer.Option("--all-projects", help="All projects instead of one.")]
-ReasonOption = Annotated[str, typer.Option(help="Why; models and the log of every replica get it.")]
-ByOption = Annotated[str | None, typer.Option(help="Who; by default the user of this machine.")]
-
 
 def disable(
-    name: NameArgument = None,
+    name: str | None,
     *,
-    project: SwitchProjectOption = None,
-    all_projects: EverywhereOption = False,
-    reason: ReasonOption,
-    by: ByOption = None,
-    protocol: ProtocolOption = None,
-    as_json: JsonOption = False,
+    project: str | None,
+    all_projects: bool,
+    reason: str,
+    by: str | None,
+    protocol: ProtocolVersion | None,
+    as_json: bool,
 ) -> None:
-    """Disable a tool within two seconds on all replicas: its calls fail with tool_not_available and the reason.
-
-    Nothing is sent upstream for them. Running calls are finished. It applies to every kernel on these NATS servers.
-    Exit codes: 0, 2 invalid options or settings, or NATS cannot be reached.
-    """
+    """Disable a tool within two seconds on all replicas."""
     switch = _switch(name, project, reason, by, all_projects=all_projects)
 
     def change(switches: Switches) -> Switches:
@@ -73,19 +61,16 @@ def disable(
 
 
 def enable(
-    name: NameArgument = None,
+    name: str | None,
     *,
-    project: SwitchProjectOption = None,
-    all_projects: EverywhereOption = False,
-    reason: ReasonOption,
-    by: ByOption = None,
-    protocol: ProtocolOption = None,
-    as_json: JsonOption = False,
+    project: str | None,
+    all_projects: bool,
+    reason: str,
+    by: str | None,
+    protocol: ProtocolVersion | None,
+    as_json: bool,
 ) -> None:
-    """Enable again exactly what was disabled, within two seconds on all replicas.
-
-    Exit codes: 0, 1 it is not disabled, 2 invalid options or settings, or NATS cannot be reached.
-    """
+    """Enable again exactly what was disabled, within two seconds on all replicas."""
     switch = _switch(name, project, reason, by, all_projects=all_projects)
     before, after = _with_store(
         lambda client: change_switches(client, lambda state: state.with_enabled(switch)), protocol
@@ -95,8 +80,8 @@ def enable(
     _show_change("enabled", switch, as_json=as_json)
 
 
-def disabled(*, protocol: ProtocolOption = None, as_json: JsonOption = False) -> None:
-    """List what is disabled, since when, by whom and why. Exit codes: 0, 2 invalid settings, NATS cannot be reached."""
+def disabled(*, protocol: ProtocolVersion | None, as_json: bool) -> None:
+    """Print what is disabled, since when, by whom and why."""
     switches = _with_store(load_switches, protocol).switches.all
     if as_json:
         print_json([asdict(switch) for switch in switches])
@@ -169,28 +154,9 @@ def _with_store(work: Callable[[BusClient], Awaitable[T]], protocol: ProtocolVer
 
 _MAX_SHOWN = 1_000  # problems
 
-app = typer.Typer(no_args_is_help=True, help="Lint, apply, list, export, disable … tool definitions.")
 
-
-ExportFormat = Literal["openai", "openai-responses", "anthropic", "mcp", "lobehub", "kernel"]
-
-
-@app.command(short_help="Print every problem of definitions as FILE:LINE:COLUMN.")
-def lint(
-    files: Files,
-    *,
-    strict: Annotated[bool, typer.Option("--strict", help="Fail on warnings, too.")] = False,
-    config: Annotated[
-        Path | None, typer.Option(help="The executor's TOML file: variables that it lacks are errors.", dir_okay=False)
-    ] = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Print every problem of definitions as FILE:LINE:COLUMN.
-
-    Limits (longest call, the worker's timeout, batch items, target, variables) come from --config, else from this
-    machine's settings.
-    Exit codes: 0 no errors, 1 errors, 2 a file cannot be read.
-    """
+def lint(files: list[Path], *, strict: bool, config: Path | None, as_json: bool) -> None:
+    """Print every problem of definitions as FILE:LINE:COLUMN."""
     problems = lint_files(files, config)
     for located in problems[:_MAX_SHOWN]:
         if as_json:
@@ -206,17 +172,8 @@ def lint(
         raise typer.Exit(LINT_FAILED)
 
 
-@app.command(short_help="Print what is stored, and what a model is shown.")
-def render(
-    file: Annotated[Path, typer.Argument(help="YAML file with a definition, or - for stdin.")],
-    *,
-    project: ProjectOption,
-    as_json: JsonOption = False,
-) -> None:
-    """Print the row that will be stored for a project, and the schema that a model will see.
-
-    Exit codes: 0, 1 the definition has errors, 2 the file cannot be read.
-    """
+def render(file: Path, *, project: str, as_json: bool) -> None:
+    """Print the row that will be stored for a project, and the schema that a model will see."""
     definition, *others = load_definitions([file])
     if others:
         fail(f"{file} holds {1 + len(others)} definitions; give a file with one", LINT_FAILED)
@@ -231,27 +188,8 @@ def render(
     sys.stdout.write(f"{exports.as_yaml(stored)}\n# a model sees\n{exports.as_yaml(shown)}")
 
 
-@app.command(short_help="Print tools in the form of a model provider.")
-def export(
-    files: Annotated[
-        list[Path] | None,
-        typer.Argument(help="YAML files, folders or -; default: the built-in tools."),
-    ] = None,
-    *,
-    form: Annotated[ExportFormat, typer.Option("--format", help="Output format.")] = "openai",
-    output_dir: Annotated[
-        Path | None,
-        typer.Option(
-            help="With --format kernel: write a file per tool, as the kernel's API takes them.", show_default=False
-        ),
-    ] = None,
-) -> None:
-    """Print tools for OpenAI (Chat Completions, Responses), Anthropic, MCP, LobeHub, or as YAML for the kernel.
-
-    Leaves out `fixed` and `envs` arguments, shows defaults. The kernel's API takes one definition per file, so it
-    refuses the output for several tools: use --output-dir. Exit codes: 0, 1 a definition has errors, 2 wrong usage or
-    a file cannot be written.
-    """
+def export(files: list[Path] | None, *, form: ExportFormat, output_dir: Path | None) -> None:
+    """Print tools in the form of a model provider, or write them to `output_dir`."""
     if output_dir is not None and form != "kernel":
         fail("--output-dir: only --format kernel writes files; leave it out, or add --format kernel")
     if files:
@@ -287,12 +225,3 @@ def _write_definitions(rows: Sequence[Mapping[str, Any]], folder: Path) -> None:
     except OSError as error:
         why = "is a file, not a folder" if isinstance(error, FileExistsError) else error.strerror or error
         fail(f"--output-dir: {error.filename or folder}: {why}", USAGE)
-
-
-app.command(short_help="Register definitions; show differences first.")(tools_apply.apply)
-app.command("list", short_help="List a project's definitions and their mistakes.")(tools_registry.list_)
-app.command(short_help="Print one definition as YAML.")(tools_registry.show)
-app.command(short_help="Delete definitions; running calls finish.")(tools_registry.delete)
-app.command(short_help="Disable a tool, a project or all tools at once.")(disable)
-app.command(short_help="Enable again what was disabled.")(enable)
-app.command(short_help="List what is disabled, by whom and why.")(disabled)

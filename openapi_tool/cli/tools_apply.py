@@ -7,23 +7,22 @@ import difflib
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 from rich.console import Console
 from rich.progress import Progress
 
-from openapi_tool.cli.common import USAGE, JsonOption, Rows, fail, output, print_json, print_line, print_status
-from openapi_tool.cli.kernels import Files, ProtocolOption, load_definitions
+from openapi_tool.cli.common import USAGE, fail, print_json, print_line, print_status
+from openapi_tool.cli.kernels import load_definitions
+from openapi_tool.cli.tables import Rows, output
 from openapi_tool.cli.tools_registry import (
     FAILED,
-    ApiOption,
-    DatabaseOption,
     Registry,
-    YesOption,
     confirmed,
     run_with,
 )
+from openapi_tool.protocol.dialect import ProtocolVersion
 from openapi_tool.protocol.identity import subject_in_version
 from openapi_tool.telemetry.logs import printable_line
 from openapi_tool.tools.exports import COLUMNS, RegistryError, RegistryUnreachable, as_yaml
@@ -46,25 +45,18 @@ class ApplyResult:
 
 
 def apply(
-    files: Files,
+    files: list[Path],
     *,
-    project: Annotated[list[str] | None, typer.Option(help="Project; repeatable.", show_default=False)] = None,
-    projects_file: Annotated[
-        Path | None, typer.Option(help="File with one project per line; # for comments.", dir_okay=False, exists=True)
-    ] = None,
-    api: ApiOption = None,
-    db: DatabaseOption = False,
-    protocol: ProtocolOption = None,
-    yes: YesOption = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Compare and show; change nothing.")] = False,
-    as_json: JsonOption = False,
+    project: list[str] | None,
+    projects_file: Path | None,
+    api: str | None,
+    db: bool,
+    protocol: ProtocolVersion | None,
+    yes: bool,
+    dry_run: bool,
+    as_json: bool,
 ) -> None:
-    """Register definitions: lint, compare with the stored ones, show differences, confirm, write.
-
-    Subjects are stored in the kernel's protocol version; with --api name it if it is not that of the files. A failure
-    in one project does not affect the others. Exit codes: 0 projects match the files (or differences shown, with
-    --dry-run), 1 a failure, an error in a file, or not confirmed, 2 usage or settings, or the kernel cannot be reached.
-    """
+    """Register definitions: lint, compare with the stored ones, show differences, confirm, write."""
     if as_json and not (yes or dry_run):
         fail("--json cannot ask for confirmation: add --yes or --dry-run", USAGE)
     projects, definitions = _projects(project or [], projects_file), load_definitions(files)

@@ -9,32 +9,21 @@ import textwrap
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import Annotated, Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import typer
 
 from openapi_tool.bootstrap import operator_envs, pool_options, tool_secrets
-from openapi_tool.cli.common import (
-    INTERRUPTED,
-    NO_DATABASE,
-    USAGE,
-    JsonOption,
-    Rows,
-    cell,
-    fail,
-    output,
-    print_json,
-    print_line,
-    print_status,
-)
-from openapi_tool.cli.kernels import ProtocolOption, find_dev
+from openapi_tool.cli.common import INTERRUPTED, NO_DATABASE, USAGE, fail, print_json, print_line, print_status
+from openapi_tool.cli.kernels import find_dev
 from openapi_tool.cli.management_api import ManagementApi
+from openapi_tool.cli.tables import Rows, cell, output
+from openapi_tool.environment import likely_secrets
 from openapi_tool.jina.definition_checks import StoredCheck
 from openapi_tool.kernel.failures import located
 from openapi_tool.kernel.queries import ToolRows
 from openapi_tool.protocol.dialect import ProtocolVersion
 from openapi_tool.settings import Settings, load_settings
-from openapi_tool.settings.loading import likely_secrets
 from openapi_tool.telemetry.logs import printable_json, printable_line
 from openapi_tool.telemetry.redact import MASK, Redactor
 from openapi_tool.tools.bounds import MAX_ROW_BYTES
@@ -52,26 +41,9 @@ _CHOOSE_REGISTRY = "give exactly one of --api URL and --db"
 T = TypeVar("T")
 Registry = ToolRows | ManagementApi
 
-ApiOption = Annotated[str | None, typer.Option("--api", help="URL of the kernel's management API.", show_default=False)]
-DatabaseOption = Annotated[
-    bool, typer.Option("--db", help="Use the kernel's database (PG_DSN). Without it and --api: the running `dev`.")
-]
-ProjectOption = Annotated[str, typer.Option(help="Project.", show_default=False)]
-YesOption = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 
-
-def list_(
-    *,
-    project: ProjectOption,
-    api: ApiOption = None,
-    db: DatabaseOption = False,
-    protocol: ProtocolOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """List the definitions of a project, and their mistakes as an executor with these settings sees them.
-
-    Exit codes: 0, 2 there is no such project, usage or settings, or the kernel cannot be reached.
-    """
+def list_(*, project: str, api: str | None, db: bool, protocol: ProtocolVersion | None, as_json: bool) -> None:
+    """Print the definitions of a project, and their mistakes as an executor with these settings sees them."""
 
     async def read(registry: Registry, version: str | None) -> tuple[list[dict[str, Any]], str | None]:
         return await registry.rows(project), version
@@ -92,18 +64,9 @@ def list_(
 
 
 def show(
-    tool: Annotated[str, typer.Argument(help="Name of a tool.")],
-    *,
-    project: ProjectOption,
-    api: ApiOption = None,
-    db: DatabaseOption = False,
-    protocol: ProtocolOption = None,
-    as_json: JsonOption = False,
+    tool: str, *, project: str, api: str | None, db: bool, protocol: ProtocolVersion | None, as_json: bool
 ) -> None:
-    """Print one definition as YAML; keys pasted into it are masked.
-
-    Exit codes: 0, 2 there is no such tool, usage or settings, or the kernel cannot be reached.
-    """
+    """Print one definition as YAML; keys pasted into it are masked."""
 
     async def read(registry: Registry, _: object) -> dict[str, Any]:
         return await registry.row(project, tool) or await _no_such_tool(registry, project, tool)
@@ -113,20 +76,16 @@ def show(
 
 
 def delete(
-    tools: Annotated[list[str], typer.Argument(help="Names of tools.")],
+    tools: list[str],
     *,
-    project: ProjectOption,
-    api: ApiOption = None,
-    db: DatabaseOption = False,
-    protocol: ProtocolOption = None,
-    yes: YesOption = False,
-    as_json: JsonOption = False,
+    project: str,
+    api: str | None,
+    db: bool,
+    protocol: ProtocolVersion | None,
+    yes: bool,
+    as_json: bool,
 ) -> None:
-    """Delete definitions; running calls finish.
-
-    Exit codes: 0, 1 one could not be deleted, or not confirmed, 2 there is no such tool (nothing is deleted then),
-    usage or settings, or the kernel cannot be reached.
-    """
+    """Delete definitions: all of them, or none if one does not exist."""
 
     async def delete_all(registry: Registry, _: object) -> list[dict[str, Any]]:
         known = {row["tool_name"] for row in await registry.rows(project)}

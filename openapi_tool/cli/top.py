@@ -10,17 +10,19 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
 from rich.console import Group
 from rich.text import Text
 
 from openapi_tool.bootstrap import Bootstrap
-from openapi_tool.cli.common import Rows, cell, fail, or_dash, output, print_json, print_status
-from openapi_tool.cli.kernels import ProtocolOption, kernel_bootstrap, show_statistics
+from openapi_tool.cli.common import fail, or_dash, print_json, print_status
+from openapi_tool.cli.kernels import kernel_bootstrap, show_statistics
+from openapi_tool.cli.tables import Rows, cell, output
 from openapi_tool.kernel.failures import located
-from openapi_tool.kernel.queries import MAX_ROWS, By, usage
+from openapi_tool.kernel.queries import MAX_ROWS, usage
+from openapi_tool.kernel.usage_keys import By
+from openapi_tool.protocol.dialect import ProtocolVersion
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.protocol.identity import is_token
 from openapi_tool.telemetry.logs import printable_line
@@ -32,16 +34,8 @@ _CLOCK_OFFSET_S = 2.0
 _COLUMNS = ("rate", "p50_ms", "p95_ms", "failed", "running", "waiting", "held", "oldest_held_s")
 
 
-def top(
-    *,
-    once: Annotated[bool, typer.Option("--once", help="Print once and exit.")] = False,
-    every_s: Annotated[float, typer.Option("--every", help="Seconds between updates.", min=1.0, max=3600.0)] = 2.0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, once.")] = False,
-) -> None:
-    """Show rate, latency, running, held, lag and errors of all replicas; with --once or --json once, else until Ctrl-C.
-
-    Exit codes: 0, 1 no replica answers, 2 invalid settings, or NATS cannot be reached.
-    """
+def top(*, once: bool, every_s: float, as_json: bool) -> None:
+    """Print the statistics of all replicas, once or every `every_s` seconds."""
     show_statistics(
         shown,
         lambda replicas: {"replicas": replicas, "problems": problems(replicas)},
@@ -152,20 +146,16 @@ _MAX_BARS = 20
 
 def show_usage(
     *,
-    project: Annotated[str, typer.Option(help="Project of the calls.")],
-    since: Annotated[str, typer.Option(help="Start: 7d, 24h, 30m, or a date or time in ISO 8601 (UTC).")] = "7d",
-    until: Annotated[str | None, typer.Option(help="End, in the same forms; by default now.")] = None,
-    by: Annotated[By, typer.Option(help="What to sum up by.")] = By.TOOL,
-    protocol: ProtocolOption = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object only.")] = False,
-    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV only.")] = False,
-    plot: Annotated[Path | None, typer.Option(help="Draw tokens and calls as PNG; needs the extra [plot].")] = None,
+    project: str,
+    since: str,
+    until: str | None,
+    by: By,
+    protocol: ProtocolVersion | None,
+    as_json: bool,
+    as_csv: bool,
+    plot: Path | None,
 ) -> None:
-    """Sum up calls, tokens, requests, cache hits, errors, truncations, retries and latency from the result cards.
-
-    Days are in UTC. A dash means that no card records the value. Exit codes: 0, 2 invalid settings or options,
-    or PostgreSQL cannot be reached.
-    """
+    """Print what the calls of a project cost, from the result cards."""
     if as_json and as_csv:
         fail("--json and --csv exclude each other; name one")
     if not is_token(project):

@@ -44,7 +44,8 @@ from openapi_tool.protocol.errors import (
 from openapi_tool.protocol.identity import CallIdentity, identify
 from openapi_tool.protocol.records import CallRecords, EarlierResult
 from openapi_tool.telemetry import metrics
-from openapi_tool.telemetry.calls import CALL_FIELDS, CallFacts, record_finished
+from openapi_tool.telemetry.calls import CallFacts, record_finished
+from openapi_tool.telemetry.logs import CALL_FIELDS
 from openapi_tool.tools.arguments import CallOwner
 from openapi_tool.tools.definition import stored_after_execution
 from openapi_tool.tools.placeholders import placeholder_values

@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
-from enum import StrEnum
 from typing import Any
 
 import asyncpg
@@ -18,6 +17,7 @@ from openapi_tool.kernel.failures import (
 )
 from openapi_tool.kernel.fragments import MAX_HEADER_BYTES, fits
 from openapi_tool.kernel.inspection import STATEMENTS, refuse_other_version
+from openapi_tool.kernel.usage_keys import By
 from openapi_tool.options import PoolOptions
 from openapi_tool.protocol.errors import NeedsOperator
 from openapi_tool.protocol.jsontext import dumps, loads
@@ -77,16 +77,6 @@ async def call_rows(pool: PoolOptions, project_id: str, tool_call_id: str) -> Ca
 
 
 MAX_ROWS = 1_000
-
-
-class By(StrEnum):
-    """Keys to sum up usage by."""
-
-    TOOL = "tool"
-    AGENT = "agent"
-    DAY = "day"
-    SESSION = "session"
-    ERROR = "error"
 
 
 _KEYS = {

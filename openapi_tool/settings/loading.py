@@ -17,13 +17,11 @@ from pydantic_settings import EnvSettingsSource
 from pydantic_settings import SettingsError as UnreadableVariable
 
 from openapi_tool.bus.options import NatsOptions
+from openapi_tool.environment import CONFIG_VARIABLE, PREFIX, SHORT_NAMES
 from openapi_tool.files import MAX_SECRET_BYTES, read_regular_file
 from openapi_tool.settings.model import Settings
 from openapi_tool.settings.sections import fields_of
 from openapi_tool.settings.sources import (
-    CONFIG_VARIABLE,
-    PREFIX,
-    SHORT_NAMES,
     DriverOptions,
     SourceUnreadable,
     file_ignored,
@@ -31,10 +29,10 @@ from openapi_tool.settings.sources import (
     files,
     origin,
 )
+from openapi_tool.settings_error import SettingsError
 from openapi_tool.telemetry.redact import MASK, is_maskable
 from openapi_tool.tools.placeholders import Secrets, looks_like_a_key
 from openapi_tool.tools.problems import counted, short
-from openapi_tool.urls import POSTGRES_SCHEMES, SCHEMES, parse_dsn, parse_url
 
 _MAX_PROBLEMS = 1_000
 _NAME = "letters, digits, '_' and '-'"
@@ -63,14 +61,6 @@ _REWORDED = {  # beginnings of messages of pydantic, and what replaces them
 }
 _ANY_PREFIX = "OPENAPI_TOOL_"
 _KUBERNETES_PREFIXES = ("OPENAPI_TOOL_SERVICE_", "OPENAPI_TOOL_PORT")  # of a Service of this name
-
-
-class SettingsError(Exception):
-    """The settings are invalid; `problems` has one line for each mistake, without values."""
-
-    def __init__(self, problems: list[str]) -> None:
-        super().__init__("\n".join(problems))
-        self.problems = problems
 
 
 def load_settings(flags: Mapping[str, Any] | None = None) -> Settings:
@@ -248,9 +238,6 @@ NamedSecret = tuple[str, str]
 """Name of the source, and the value."""
 
 _COLLECTOR_VARIABLES = ("OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_TRACES_HEADERS")
-_SECRET_NAME = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL|HEADERS|DSN|SERVERS|PROXY|ENDPOINT", re.IGNORECASE)
-_DELIMITER = re.compile(r"[:/?#@\[\]&=,;\s]+")
-_NOT_SECRET = ("", *POSTGRES_SCHEMES, *SCHEMES)
 _LONG_LINE = re.compile(r"^[A-Za-z0-9._=-]{20,}$", re.MULTILINE)  # in a credentials file: JWT and seed
 
 
@@ -270,24 +257,6 @@ def secret_values(
 def unmasked(named: list[NamedSecret]) -> list[str]:
     """Return the names of values that are too short or common to be masked."""
     return sorted({name for name, value in named if not is_maskable(value)})
-
-
-def likely_secrets(environment: Mapping[str, str]) -> list[str]:
-    """Return likely secrets, to mask before the settings are loaded; false ones do no harm."""
-    likely = [value.strip() for name, value in environment.items() if _SECRET_NAME.search(name)]
-    return [part for value in likely for part in (_url_credentials(value) if "://" in value else [value])]
-
-
-def _url_credentials(value: str) -> list[str]:
-    """Return the credentials of URLs; of another text all parts: a library that cannot parse it may show any."""
-    try:
-        return list(parse_dsn(value).credentials)
-    except ValueError:
-        pass
-    try:
-        return [part for url in value.split(",") for part in parse_url(url.strip(), SCHEMES).credentials]
-    except ValueError:
-        return [value, *(part for part in _DELIMITER.split(value) if part.lower() not in _NOT_SECRET)]
 
 
 def _of_nats_files(sections: Iterable[NatsOptions]) -> Iterator[NamedSecret]:

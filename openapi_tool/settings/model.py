@@ -17,6 +17,7 @@ from pydantic.dataclasses import dataclass as validated
 from pydantic_settings import BaseSettings, EnvSettingsSource, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
 from openapi_tool.bus.options import FairnessOptions, NatsOptions
+from openapi_tool.environment import DEFAULT_AUTH_ENV, PREFIX, SHORT_NAMES
 from openapi_tool.jina.options import CacheOptions, EgressOptions, RetryOptions
 from openapi_tool.jina.url_policy import UrlPolicy
 from openapi_tool.limits.permits import LimitOptions
@@ -38,8 +39,7 @@ from openapi_tool.settings.sections import (
     JinaToolSettings,
     SecretsSettings,
 )
-from openapi_tool.settings.sources import PREFIX, SHORT_NAMES, file_sources, kernel_remarks
-from openapi_tool.tools.definition import DEFAULT_AUTH_ENV
+from openapi_tool.settings.sources import file_sources, kernel_remarks
 from openapi_tool.tools.placeholders import Secret, is_executors_own, looks_like_a_key
 from openapi_tool.tools.policy import Policy
 from openapi_tool.tools.scopes import MIN_KEY_BYTES

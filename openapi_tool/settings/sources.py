@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
 from pydantic_settings.sources import InitSettingsSource
 
+from openapi_tool.environment import CONFIG_VARIABLE, KERNEL_CONFIG_VARIABLE, PREFIX, SHORT_NAMES
 from openapi_tool.files import (
     MAX_CERTIFICATES_BYTES,
     MAX_CONFIG_BYTES,
@@ -30,11 +31,6 @@ from openapi_tool.files import (
     read_regular_file,
 )
 from openapi_tool.urls import Dsn, checked_port, parse_hosts
-
-CONFIG_VARIABLE = "OPENAPI_TOOL_CONFIG"
-KERNEL_CONFIG_VARIABLE = "CG_CONFIG_TOML"
-PREFIX = "OPENAPI_TOOL__"
-SHORT_NAMES: Mapping[str, tuple[str, str]] = {"PG_DSN": ("postgres", "dsn"), "NATS_SERVERS": ("nats", "servers")}
 
 KERNEL_KEYS: Mapping[str, tuple[str, ...]] = {
     "protocol.version": ("protocol", "version"),

@@ -10,7 +10,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,9 +19,6 @@ from openapi_tool.telemetry import metrics
 from openapi_tool.telemetry.metrics import project_label
 
 log = logging.getLogger(__name__)
-
-CALL_FIELDS: ContextVar[Callable[[], Mapping[str, Any]]] = ContextVar("call_fields", default=dict)
-"""Returns the fields that formatters add to log lines: those of the task's call, else the protocol (service.py)."""
 
 _QUEUE, _LOAD, _PERMIT, _UPSTREAM, _TURN, _COMMIT = (metrics.PHASE_SECONDS.labels(phase) for phase in metrics.PHASES)
 _MAX_RECENT = 1_024

@@ -12,6 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from datetime import UTC, datetime
 from itertools import filterfalse
 from typing import Any, Literal, TextIO
@@ -20,7 +21,6 @@ import orjson
 from cachetools import LRUCache
 
 from openapi_tool.telemetry import metrics
-from openapi_tool.telemetry.calls import CALL_FIELDS
 from openapi_tool.telemetry.redact import MASK, Redactor
 
 _UNSAFE = re.compile(
@@ -56,6 +56,9 @@ def _json_escape(unsafe: re.Match[str]) -> str:
 
 
 log = logging.getLogger(__name__)
+
+CALL_FIELDS: ContextVar[Callable[[], Mapping[str, Any]]] = ContextVar("call_fields", default=dict)
+"""Returns the fields that formatters add to log lines: those of the task's call, else the protocol (service.py)."""
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 _PACKAGE = __name__.partition(".")[0]

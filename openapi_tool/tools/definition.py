@@ -14,6 +14,7 @@ import orjson
 from cachetools import LRUCache
 from pydantic import ValidationError
 
+from openapi_tool.environment import DEFAULT_AUTH_ENV
 from openapi_tool.options import BudgetLimits
 from openapi_tool.protocol.command import AFTER_EXECUTION, AfterExecution
 from openapi_tool.protocol.errors import ToolMisconfigured
@@ -32,7 +33,6 @@ ResultFormat = Literal["text", "object"]
 TIMEOUTS = ("timeout_s", "timeout")
 """Names of the time limit in seconds; the first one given is used."""
 
-DEFAULT_AUTH_ENV = "JINA_API_KEY"
 
 MAX_CACHE_BYTES = 16_000_000
 """Cache size in bytes for parsed definitions, usable or not."""

@@ -18,8 +18,8 @@ from openapi_tool.bootstrap import build_bootstrap, build_runner, scoped_key
 from openapi_tool.bus.connection import gather_stats
 from openapi_tool.bus.options import NatsOptions
 from openapi_tool.cli import app
-from openapi_tool.cli.common import UpstreamChoice
 from openapi_tool.cli.dev_executor import dev_settings
+from openapi_tool.cli.options import UpstreamChoice
 from openapi_tool.isolation.service import Isolation
 from openapi_tool.local.caller import Caller, ResultRows
 from openapi_tool.local.executor import ExecutorProcess

@@ -23,7 +23,8 @@ from openapi_tool.budgets import ledger
 from openapi_tool.bus.kv_stores import BUCKET as SWITCHES
 from openapi_tool.bus.storage import BUDGETS
 from openapi_tool.cli import app
-from openapi_tool.kernel.queries import By, usage
+from openapi_tool.kernel.queries import usage
+from openapi_tool.kernel.usage_keys import By
 from openapi_tool.local.executor import ExecutorProcess
 from openapi_tool.local.placed_call import PlacedCall
 from openapi_tool.local.stack import EmbeddedStack

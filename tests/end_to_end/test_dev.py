@@ -28,9 +28,9 @@ from typer.testing import CliRunner
 
 from openapi_tool.bus.connection import gather_stats
 from openapi_tool.cli import app
-from openapi_tool.cli.common import UpstreamChoice
 from openapi_tool.cli.dev import Feed
 from openapi_tool.cli.dev_executor import DevStatistics, dev_settings
+from openapi_tool.cli.options import UpstreamChoice
 from openapi_tool.local.caller import Caller
 from openapi_tool.local.dev import (
     AGENT,

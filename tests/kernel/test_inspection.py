@@ -27,8 +27,9 @@ from openapi_tool.cli import app
 from openapi_tool.kernel.breaker import CircuitBreaker
 from openapi_tool.kernel.failures import PoolShareUsed
 from openapi_tool.kernel.inspection import NEEDED_INDEXES, USAGE, reader_grants, unique_index
-from openapi_tool.kernel.queries import By, first_card_id, statement, usage
+from openapi_tool.kernel.queries import first_card_id, statement, usage
 from openapi_tool.kernel.store import KernelStore
+from openapi_tool.kernel.usage_keys import By
 from openapi_tool.local.caller import Caller, prepare_database
 from openapi_tool.local.servers import free_port
 from openapi_tool.local.stack import EmbeddedStack

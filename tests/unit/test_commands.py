@@ -10,6 +10,8 @@ import logging
 import os
 import re
 import signal
+import subprocess
+import sys
 import unicodedata
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import fields, replace
@@ -28,9 +30,9 @@ from typer.testing import CliRunner, Result
 
 from openapi_tool.assembly import upstream_transport
 from openapi_tool.bus.dead_letters import DeadLetter, dead_letter
-from openapi_tool.cli import app, common, deadletters, dev, kernels, serve, tools_apply, tools_registry, top
+from openapi_tool.cli import app, common, deadletters, dev, kernels, options, serve, tools_apply, tools_registry, top
 from openapi_tool.cli import call as call_command
-from openapi_tool.cli.common import Rows, output, redraw
+from openapi_tool.cli.tables import Rows, output, redraw
 from openapi_tool.local.caller import STREAM, Caller, ResultRows
 from openapi_tool.local.executor import LoopbackResolver
 from openapi_tool.local.placed_call import PlacedCall
@@ -109,6 +111,55 @@ def test_commands_print_through_the_helpers_only(file: Path) -> None:
     printing = [call for call in calls if isinstance(call.func, ast.Attribute) and call.func.attr in PRINTS]
     texts = [ast.get_source_segment(source, call) or "" for call in printing]
     assert [text for text in texts if not any(safe in text for safe in SAFE)] == []
+
+
+HELP = """
+import sys
+
+import typer
+from openapi_tool.cli import main
+from openapi_tool.cli.commands import app
+
+def commands(command, words):
+    yield words
+    for name, child in getattr(command, "commands", {}).items():
+        yield from commands(child, [*words, name])
+
+every = [words + ["--help"] for words in commands(typer.main.get_command(app), [])]
+for arguments in [["--version"], *every]:
+    sys.argv = ["openapi-tool", *arguments]
+    try:
+        main()
+    except SystemExit as end:
+        assert not end.code, (arguments, end.code)
+print(len(every), *sorted({name.partition(".")[0] for name in sys.modules}), file=sys.__stderr__)
+"""
+HEAVY = frozenset(
+    [
+        "aiohttp",
+        "asyncio",
+        "asyncpg",
+        "httpx",
+        "jsonschema_rs",
+        "nats",
+        "opentelemetry",
+        "prometheus_client",
+        "pydantic_settings",
+        "requests",
+        "rich",
+        "ssl",
+        "uvloop",
+        "yaml",
+    ]
+)
+
+
+@requirement("cli.help")
+def test_version_and_help_of_every_command_import_none_of_what_does_the_work() -> None:
+    done = subprocess.run([sys.executable, "-c", HELP], capture_output=True, text=True, check=True)  # noqa: S603
+    commands, *imported = done.stderr.split()
+    assert int(commands) > 30
+    assert HEAVY & set(imported) == set()
 
 
 @pytest.fixture
@@ -278,7 +329,7 @@ def test_output_of_demo_is_escaped(monkeypatch: pytest.MonkeyPatch, capsys: pyte
         HOSTILE,
         {HOSTILE: 1},
     )
-    call_command._show([journey], common.UpstreamChoice.DOUBLE)  # noqa: SLF001 - the command needs a stack
+    call_command._show([journey], options.UpstreamChoice.DOUBLE)  # noqa: SLF001 - the command needs a stack
     assert_text(capsys.readouterr().out)
 
 

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from openapi_tool.bootstrap import build_bootstrap
 from openapi_tool.bus.login import file_problems
 from openapi_tool.bus.options import NatsOptions
+from openapi_tool.environment import likely_secrets
 from openapi_tool.settings import Settings, SettingsError, load_settings
-from openapi_tool.settings.loading import likely_secrets
 from openapi_tool.settings.sources import DriverOptions
 from openapi_tool.urls import Dsn, Host, ServerUrl, parse_dsn, parse_url
 from tests.requirements import requirement

@@ -36,6 +36,7 @@ from openapi_tool import service
 from openapi_tool.bootstrap import build_bootstrap
 from openapi_tool.bus.dead_letters import unmasked_letter, without_secrets
 from openapi_tool.cli import app, call
+from openapi_tool.environment import likely_secrets
 from openapi_tool.jina.byte_semaphore import ByteSemaphore
 from openapi_tool.jina.client import JinaClient
 from openapi_tool.jina.options import RetryOptions
@@ -45,7 +46,7 @@ from openapi_tool.limits.permits import Need, Permit, Unlimited
 from openapi_tool.local.caller import ResultRows
 from openapi_tool.protocol.errors import ToolError, ToolMisconfigured
 from openapi_tool.settings import Settings, SettingsError, load_settings
-from openapi_tool.settings.loading import likely_secrets, secret_values
+from openapi_tool.settings.loading import secret_values
 from openapi_tool.settings.sources import DriverOptions
 from openapi_tool.telemetry import logs
 from openapi_tool.telemetry.logs import JsonFormatter

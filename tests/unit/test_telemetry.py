@@ -44,10 +44,11 @@ from openapi_tool.service import file_limit_problem, fit_to_file_limit, health_c
 from openapi_tool.settings import Settings
 from openapi_tool.telemetry import calls, metrics, otlp
 from openapi_tool.telemetry import health_server as module
-from openapi_tool.telemetry.calls import CALL_FIELDS, RECENT, CallFacts, WireTracer
+from openapi_tool.telemetry.calls import RECENT, CallFacts, WireTracer
 from openapi_tool.telemetry.health import NATS, Health, RecentWarnings, Snapshots
 from openapi_tool.telemetry.health_server import MAX_CONNECTIONS, exposition, health_server
 from openapi_tool.telemetry.logs import (
+    CALL_FIELDS,
     MAX_LINES,
     MESSAGE_CHARS,
     UNLIMITED,

@@ -24,8 +24,9 @@ from openapi_tool.bus.client import routed
 from openapi_tool.bus.connection import gather_stats
 from openapi_tool.bus.kv_stores import BUCKET, PARKED_BUCKET, RESTRICT, SESSION_KEY, SWITCHES_KEY
 from openapi_tool.bus.kv_stores import STREAM as SHARED
-from openapi_tool.bus.options import INBOX, NatsUser
+from openapi_tool.bus.options import INBOX
 from openapi_tool.bus.storage import LIMITS
+from openapi_tool.bus.users import NatsUser
 from openapi_tool.cli import app
 from openapi_tool.local.caller import STREAM, Caller
 from openapi_tool.local.placed_call import PlacedCall

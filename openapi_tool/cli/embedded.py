@@ -1,0 +1,58 @@
+"""The embedded stack that `demo` and `dev` start, with an executor."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from openapi_tool.cli.common import fail, print_status
+from openapi_tool.cli.options import UpstreamChoice
+from openapi_tool.environment import DEFAULT_AUTH_ENV
+
+if TYPE_CHECKING:
+    from openapi_tool.local.executor import ExecutorProcess
+    from openapi_tool.local.stack import EmbeddedStack
+
+
+@contextmanager
+def extra_needed(command: str) -> Iterator[None]:
+    """Exit with a hint if an import needs the extra [local]."""
+    try:
+        yield
+    except ModuleNotFoundError as missing:
+        fail(f"{command} needs the embedded stack ({missing.name} is missing): pip install 'openapi-tool[local]'")
+
+
+def executor_settings(upstream: UpstreamChoice) -> dict[str, str]:
+    """Return variables of an executor that logs every call. Exits if the key for the real upstream is missing."""
+    level = {"OPENAPI_TOOL__TELEMETRY__LOG_LEVEL": "debug"}
+    if upstream is UpstreamChoice.DOUBLE:
+        return {**level, "OPENAPI_TOOL__SECRETS__ALLOWED_ENV": "SEARCH_API_KEY"}
+    key = os.environ.get(DEFAULT_AUTH_ENV)
+    if not key:
+        fail(f"--upstream real needs a key of Jina in {DEFAULT_AUTH_ENV}")
+    return {**level, DEFAULT_AUTH_ENV: key}
+
+
+@contextmanager
+def running(
+    stack: EmbeddedStack,
+    database: str,
+    prepare: Callable[[EmbeddedStack], Coroutine[Any, Any, None]],
+    settings: Mapping[str, str],
+    *,
+    quiet: bool = False,
+) -> Iterator[ExecutorProcess]:
+    """Run the prepared stack with an executor on `database`. Raises ServerFailed."""
+    real = DEFAULT_AUTH_ENV in settings
+    print_status("Starting PostgreSQL, NATS and the upstream …", quiet=quiet)
+    with stack:
+        asyncio.run(prepare(stack))
+        executor = stack.executor("executor", database, settings, real_upstream=real)
+        print_status("Starting the executor …", quiet=quiet)
+        executor.start()
+        yield executor
+        executor.stop()

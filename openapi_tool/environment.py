@@ -1,0 +1,39 @@
+"""Environment variables: the names that settings have there, and which values are likely secrets.
+
+Imports almost nothing, as the command line needs them before it knows which command runs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from openapi_tool.urls import POSTGRES_SCHEMES, SCHEMES, parse_dsn, parse_url
+
+CONFIG_VARIABLE = "OPENAPI_TOOL_CONFIG"
+KERNEL_CONFIG_VARIABLE = "CG_CONFIG_TOML"
+PREFIX = "OPENAPI_TOOL__"
+SHORT_NAMES: Mapping[str, tuple[str, str]] = {"PG_DSN": ("postgres", "dsn"), "NATS_SERVERS": ("nats", "servers")}
+DEFAULT_AUTH_ENV = "JINA_API_KEY"
+
+_SECRET_NAME = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL|HEADERS|DSN|SERVERS|PROXY|ENDPOINT", re.IGNORECASE)
+_DELIMITER = re.compile(r"[:/?#@\[\]&=,;\s]+")
+_NOT_SECRET = ("", *POSTGRES_SCHEMES, *SCHEMES)
+
+
+def likely_secrets(environment: Mapping[str, str]) -> list[str]:
+    """Return likely secrets, to mask before the settings are loaded; false ones do no harm."""
+    likely = [value.strip() for name, value in environment.items() if _SECRET_NAME.search(name)]
+    return [part for value in likely for part in (_url_credentials(value) if "://" in value else [value])]
+
+
+def _url_credentials(value: str) -> list[str]:
+    """Return the credentials of URLs; of another text all parts: a library that cannot parse it may show any."""
+    try:
+        return list(parse_dsn(value).credentials)
+    except ValueError:
+        pass
+    try:
+        return [part for url in value.split(",") for part in parse_url(url.strip(), SCHEMES).credentials]
+    except ValueError:
+        return [value, *(part for part in _DELIMITER.split(value) if part.lower() not in _NOT_SECRET)]
