@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 
 from openapi_tool.isolation.child import Function
@@ -15,13 +16,14 @@ from openapi_tool.tools.stored_search import SEARCH_TEXT, run_search_task
 
 def _check_arguments(task: Payload) -> bytes:
     try:
-        return pack(check_arguments(ArgumentCheck.of_json(task.value)).as_json())
+        return pack({}, [check_arguments(ArgumentCheck.of_text(task.blobs[0])).as_text()])
     except ToolMisconfigured as unusable:
         return pack({"misconfigured": unusable.message})
 
 
 def _check_definition(task: Payload) -> bytes:
-    return pack(check_definition(task.value["parameters"], task.value["options"]).as_json())
+    parameters, options = json.loads(bytes(task.blobs[0]))
+    return pack(check_definition(parameters, options).as_json())
 
 
 TASKS: Mapping[str, Function] = {

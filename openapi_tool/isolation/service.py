@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
+
 from openapi_tool.isolation.pool import PoolBusy, TaskKilled, WorkerPool
 from openapi_tool.protocol.errors import ToolMisconfigured, ToolTimeout
-from openapi_tool.protocol.jsontext import JsonObject
-from openapi_tool.protocol.payload import pack
+from openapi_tool.protocol.payload import Payload, pack
 from openapi_tool.protocol.records import DefinitionRecord
 from openapi_tool.tools.argument_check import ArgumentCheck, CheckedArguments, check_arguments
 from openapi_tool.tools.definition import ToolDefinition, find_definition
@@ -33,9 +34,9 @@ class Isolation:
         is_cheap = is_small and (not isinstance(parameters, dict) or schema_size(parameters) is not None)
         if self.pool is None or is_cheap:
             return found.parse(check_definition(parameters, options))
-        task = pack({"parameters": parameters, "options": options})
-        checked = await self._run(self.pool, CHECK_DEFINITION, task, record.tool_name, project, found.digest, wait_s)
-        return found.parse(CheckedDefinition.of_json(checked))
+        text = json.dumps([parameters, options]).encode()  # orjson would change infinite numbers
+        checked = await self._run(self.pool, CHECK_DEFINITION, text, record.tool_name, project, found.digest, wait_s)
+        return found.parse(CheckedDefinition.of_json(checked.value))
 
     async def check_arguments(
         self, definition: ToolDefinition, check: ArgumentCheck, project: str, wait_s: float
@@ -44,17 +45,15 @@ class Isolation:
         size = definition.schema_size
         if self.pool is None or (size and fits_inline(size, definition.schema, {**check.defaults, **check.given})):
             return check_arguments(check)
-        task = pack(check.as_json())
         name, digest = definition.tool_name, definition.digest
-        return CheckedArguments.of_json(
-            await self._run(self.pool, CHECK_ARGUMENTS, task, name, project, digest, wait_s)
-        )
+        checked = await self._run(self.pool, CHECK_ARGUMENTS, check.as_text(), name, project, digest, wait_s)
+        return CheckedArguments.of_text(checked.blobs[0])
 
     async def _run(
-        self, pool: WorkerPool, task: str, argument: bytes, tool_name: str, project: str, digest: bytes, wait_s: float
-    ) -> JsonObject:
+        self, pool: WorkerPool, task: str, text: bytes, tool_name: str, project: str, digest: bytes, wait_s: float
+    ) -> Payload:
         try:
-            result = (await pool.run(task, argument, project=project, subject=digest, wait_s=wait_s)).value
+            result = await pool.run(task, pack({}, [text]), project=project, subject=digest, wait_s=wait_s)
         except TaskKilled:
             raise ToolMisconfigured(
                 f"The definition of {short(tool_name)!r} is not usable; an operator must correct it: parameters: take "
@@ -62,6 +61,6 @@ class Isolation:
             ) from None
         except PoolBusy:
             raise ToolTimeout("The tool executor is too busy to check this call's arguments; call again.") from None
-        if "misconfigured" in result:
-            raise ToolMisconfigured(str(result["misconfigured"]))
+        if "misconfigured" in result.value:
+            raise ToolMisconfigured(str(result.value["misconfigured"]))
         return result

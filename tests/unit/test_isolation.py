@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
 import resource
@@ -28,13 +29,14 @@ from openapi_tool.options import BudgetLimits
 from openapi_tool.protocol.errors import ToolMisconfigured, ToolTimeout
 from openapi_tool.protocol.payload import pack, unpack
 from openapi_tool.protocol.records import DefinitionRecord
-from openapi_tool.tools.argument_check import ArgumentCheck, CheckedArguments
+from openapi_tool.tools.argument_check import ArgumentCheck, CheckedArguments, check_arguments
 from openapi_tool.tools.definition import ToolDefinition
 from openapi_tool.tools.meta_schema import BUDGETS
 from openapi_tool.tools.output import ToolOutput
 from tests.answering import MAX_BYTES
 from tests.hostile.schemas import PRODUCTS
 from tests.requirements import requirement
+from tests.support import each
 
 OPTIONS: Any = {"jina": {"mode": "search"}}
 WAIT_S = 20.0
@@ -60,9 +62,9 @@ async def pool() -> AsyncIterator[WorkerPool]:
 
 
 async def run(pool: WorkerPool, wanted: ArgumentCheck, project: str = "a", wait_s: float = WAIT_S) -> CheckedArguments:
-    task = pack(wanted.as_json())
+    task = pack({}, [wanted.as_text()])
     answer = await pool.run(CHECK_ARGUMENTS, task, project=project, subject=b"definition", wait_s=wait_s)
-    return CheckedArguments.of_json(answer.value)
+    return CheckedArguments.of_text(answer.blobs[0])
 
 
 async def child_of(pool: WorkerPool) -> psutil.Process:
@@ -399,3 +401,11 @@ async def test_what_a_worker_cannot_read_ends_only_that_task(pool: WorkerPool) -
 
 def test_budgets_are_those_of_the_settings() -> None:
     assert tuple(limit.name for limit in fields(BudgetLimits)) == BUDGETS
+
+
+@each("number", ["1e400", "-1e400", str(2**64), str(-(2**70)), "1e-400", "0.1"])
+@requirement("isolation.limits")
+async def test_a_number_is_the_same_for_a_worker(number: str, pool: WorkerPool) -> None:
+    for rule in ({"type": "integer"}, {"type": "number", "maximum": 9}, {"enum": [1, [2]]}):
+        wanted = check(rule, json.loads(number))
+        assert await run(pool, wanted) == check_arguments(wanted)
