@@ -40,6 +40,7 @@ from openapi_tool.executor.commit import ParkedResults
 from openapi_tool.executor.pipeline import Pipeline, PipelineOptions
 from openapi_tool.executor.runner import ToolRunner
 from openapi_tool.isolation.pool import WorkerPool
+from openapi_tool.isolation.privacy import hide_memory
 from openapi_tool.isolation.service import Isolation
 from openapi_tool.jina.client import EgressTransport
 from openapi_tool.jina.failures import key_failure
@@ -198,6 +199,7 @@ def open_shared(
     health = bootstrap.health
     health.limits, health.keys = limiter.snapshot, limiter.keys.snapshot
     health.budgets, health.budget_outage = budgets.snapshot, budgets.outage
+    hide_memory()  # from the workers
     pool = WorkerPool(settings.isolation.workers, settings.egress.max_response_bytes)
     stack.push_async_callback(pool.aclose)
     pool.start()

@@ -8,6 +8,8 @@ import logging
 import os
 import resource
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import AsyncIterator
@@ -409,3 +411,25 @@ async def test_a_number_is_the_same_for_a_worker(number: str, pool: WorkerPool) 
     for rule in ({"type": "integer"}, {"type": "number", "maximum": 9}, {"enum": [1, [2]]}):
         wanted = check(rule, json.loads(number))
         assert await run(pool, wanted) == check_arguments(wanted)
+
+
+_HIDDEN = """
+import os, subprocess
+from openapi_tool.isolation.privacy import hide_memory
+os.setgid(65534)
+os.setuid(65534)
+hide_memory()
+done = subprocess.run(["cat", f"/proc/{os.getpid()}/environ"], capture_output=True, text=True)
+print("Permission denied" in done.stderr, "a-key" in done.stdout)
+print(len(os.listdir("/proc/self/fd")) > 0)
+print(all(open(f"/proc/self/{name}").read() for name in ("stat", "statm", "limits")))
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become another user")
+@requirement("isolation.limits")
+def test_a_process_of_the_same_user_cannot_read_the_keys_of_the_service() -> None:
+    environment = {"PATH": os.environ["PATH"], "JINA_API_KEY": "a-key", "PYTHONPATH": str(Path.cwd())}
+    command = [sys.executable, "-c", _HIDDEN]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)  # noqa: S603
+    assert done.stdout.split() == ["True", "False", "True", "True"], done.stderr
