@@ -284,7 +284,7 @@ def test_a_dead_letter_discarded_for_another_reason_is_lost(
 # Short forms of the chaos profiles.
 
 
-SHORT = Options(replicas=2, calls=8, per_second=4, outage_s=11, rest_s=1, settle_s=10)
+SHORT = Options(replicas=2, calls=8, per_second=4, outage_s=11, rest_s=5, settle_s=10)
 SHORT_FORMS: dict[str, tuple[str, tuple[str, ...]]] = {
     "cluster": ("cluster", ("quorum_lost",)),
     "failover": ("failover", ("read_only",)),
