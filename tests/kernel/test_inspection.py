@@ -802,7 +802,8 @@ async def test_without_a_privilege_it_is_not_ready_and_waiting_calls_are_answere
     shown = await readiness(port, wanted=False)
     assert [name for name, part in shown["dependencies"].items() if not part["ok"]] == ["postgres"]
     async with asyncio.timeout(10):  # the log is written by a thread
-        while "missing: select on cards, insert on cards. An operator must correct this" not in executor.log_text():
+        expected = "missing: select on cards, insert on cards. An operator must correct this"
+        while expected not in executor.log_text():  # noqa: ASYNC110 - another process
             await asyncio.sleep(0.05)
     call = await caller.place(PROJECT, AGENT, "jina_search", {"query": "hello world", "count": 3})
     await asyncio.sleep(0.3)
