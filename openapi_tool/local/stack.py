@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import secrets
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, BinaryIO, Self
 
 import trustme
 
@@ -31,6 +32,7 @@ from openapi_tool.tools.catalogue import CATALOGUE, OPERATIONS
 from openapi_tool.tools.exports import registration
 
 _ADMIN_TIMEOUT_S = 10.0
+_POLL_S = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +252,7 @@ async def _run_call(
         log.seek(0, os.SEEK_END)
         call = await caller.place(PROJECT, AGENT, tool_name, arguments, suffix=tool_name)
         rows = await caller.result(call, _RESULT_TIMEOUT_S)
-        lines = list(log_entries(log))
+        lines = await _lines_of(call, log)
     content = rows.card["content"]
     result = content["result"]
     return CompletedCall(
@@ -271,6 +273,16 @@ async def _run_call(
         trace_id=call.trace_id,
         steps=_steps(call, rows, lines),
     )
+
+
+async def _lines_of(call: PlacedCall, log: BinaryIO) -> list[dict[str, Any]]:
+    """Return the log lines of a call that has a result; the last one may be written a moment later."""
+    lines: list[dict[str, Any]] = []
+    async with asyncio.timeout(_RESULT_TIMEOUT_S):
+        while not any(line["action"] == "call.finished" for line in lines):
+            await asyncio.sleep(_POLL_S)
+            lines += (line for line in log_entries(log) if line.get("tool_call_id") == call.tool_call_id)
+    return lines
 
 
 def _steps(call: PlacedCall, rows: ResultRows, lines: Sequence[Mapping[str, Any]]) -> dict[str, int]:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
+
+import asyncpg
 
 from tests.chaos import faults
 from tests.chaos.harness import Fault, Profile, Run, execute, outage
 from tests.support import ROLE
 
+_TRIES = 10
 _INDEXES = {
     "uniq_cards_tool_result_call": (
         "cards (tenant_id, md5(tool_call_id)) where tool_call_id is not null and metadata ->> 'type' = 'tool.result'"
@@ -87,8 +90,16 @@ class Shape(Profile):
 
 @asynccontextmanager
 async def _changed(run: Run, damage: str, repair: str) -> AsyncIterator[None]:
-    await execute(run.addresses.dsn, damage)
+    await _at_last(run, damage)
     try:
         yield
     finally:
-        await execute(run.addresses.dsn, repair)
+        await _at_last(run, repair)
+
+
+async def _at_last(run: Run, statement: str) -> None:
+    """Execute a statement, again if PostgreSQL ended it because it and a commit waited for each other's tables."""
+    for _ in range(_TRIES):
+        with suppress(asyncpg.DeadlockDetectedError):
+            return await execute(run.addresses.dsn, statement)
+    raise RuntimeError(f"deadlocks at {_TRIES} tries of: {statement}")
