@@ -96,7 +96,7 @@ def read_response(body: bytes | bytearray | memoryview, expected: Expected, rece
         error.tokens = usage_of(envelope).tokens  # the upstream charges for the page
         return error
     del envelope  # up to four times the bytes of the body
-    return _storable(_masked(output, redactor))
+    return _masked(output, redactor)
 
 
 def unread_failure(expected: Expected, received: Received) -> ToolError | None:
@@ -130,19 +130,17 @@ def _envelope(value: object, expected: Expected, received: Received, redactor: R
 
 
 def _masked(output: ToolOutput, redactor: Redactor) -> ToolOutput:
-    """Mask secrets before the output is truncated: the redactor does not recognize half a key.
+    """Mask secrets, and replace what jsonb refuses, before the output is truncated.
 
-    All texts are searched as one first, because nearly all contain no secret.
+    Afterwards the redactor would not recognize half a key. All texts are searched as one, as nearly all are returned as
+    they came.
     """
-    items = output.items
-    if redactor.finds_in(output.content):
+    items, content = output.items, output.content
+    if redactor.finds_in(content):
         items = tuple(one._replace(head=redactor.text(one.head), body=redactor.text(one.body)) for one in items)
+    if storable_text(content) != content:
+        items = tuple(Item(*map(storable_text, item)) for item in items)
     return ToolOutput(items, redactor.value(output.state), output.usage)
-
-
-def _storable(output: ToolOutput) -> ToolOutput:
-    """Return the output with texts that jsonb accepts."""
-    return ToolOutput(tuple(Item(*map(storable_text, item)) for item in output.items), output.state, output.usage)
 
 
 _HIGH, _LOW = rb"\\u[dD][89abAB][0-9a-fA-F]{2}", rb"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
