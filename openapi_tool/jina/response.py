@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
+from itertools import chain
 from typing import Any, cast
 
 import orjson
@@ -226,7 +227,7 @@ def response_outcome(answer: Payload) -> Outcome:
 
 def pack_output(output: ToolOutput, **more: object) -> bytes:
     """Return the bytes that `unpack_output` reads: items, state and usage."""
-    texts = [text for item in output.items for text in item]
+    texts = list(chain.from_iterable(output.items))
     usage = output.usage
     return pack_texts({"state": output.state, "usage": [usage.tokens, usage.requests], **more}, texts)
 

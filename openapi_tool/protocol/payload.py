@@ -40,13 +40,13 @@ def pack(value: Mapping[str, object], blobs: Sequence[bytes | bytearray] = ()) -
 
     The value may hold numbers beyond 64 bits and lone surrogates, which orjson refuses. Raises ValueError.
     """
-    head = _json({"value": value, "lengths": [len(blob) for blob in blobs]})
+    head = _json({"value": value, "lengths": list(map(len, blobs))})
     return b"".join([_LENGTH.pack(len(head)), head, *blobs])
 
 
 def pack_texts(value: Mapping[str, object], texts: Sequence[str]) -> bytes:
     """As `pack`, with texts, which must have no lone surrogates."""
-    return pack(value, [text.encode() for text in texts])
+    return pack(value, list(map(str.encode, texts)))
 
 
 def is_cheap(packed: bytes | bytearray) -> bool:
