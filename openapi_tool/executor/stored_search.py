@@ -78,7 +78,6 @@ class StoredSearch:
         if self._pool is None:
             return search_text(text.decode(), items, wanted, phrase_from)
         task = search_task(text, items, wanted, phrase_from)
-        text.clear()
         try:
             return found_passages(await self._pool.run(SEARCH_TEXT, task, project=project, wait_s=_MAX_WAIT_S))
         except (TaskKilled, PoolBusy):

@@ -14,7 +14,7 @@ from openapi_tool.concurrency import FairSemaphore
 from openapi_tool.isolation.limits import cpu_s, memory_bytes, task_bytes, wall_s
 from openapi_tool.isolation.process import Broken, Killed, Lost, Stuck, WorkerProcess
 from openapi_tool.protocol.identity import bare_project
-from openapi_tool.protocol.payload import Payload, unpack
+from openapi_tool.protocol.payload import Parts, Payload, unpack
 from openapi_tool.telemetry import metrics
 
 log = logging.getLogger(__name__)
@@ -75,9 +75,18 @@ class WorkerPool:
         """Return the ids of the running workers."""
         return [worker.pid for worker in self._workers if worker.pid is not None]
 
-    async def run(self, name: str, argument: bytes, *, project: str, wait_s: float, subject: bytes = b"") -> Payload:
+    async def run(
+        self,
+        name: str,
+        argument: Parts,
+        *,
+        project: str,
+        wait_s: float,
+        subject: bytes = b"",
+    ) -> Payload:
         """Run a task of `worker_tasks.TASKS` for a project and return its result.
 
+        The argument is a packed payload in one or more parts, which must not change meanwhile.
         `subject` identifies what its cost depends on, such as a definition: if its tasks were killed MAX_KILLS times,
         this one is refused; not without a subject. Raises TaskKilled, PoolBusy after `wait_s` seconds, and Broken for a
         defect.
@@ -85,8 +94,8 @@ class WorkerPool:
         with _measured(name):
             return await self._run(name, argument, (project, subject), time.monotonic() + wait_s)
 
-    async def _run(self, name: str, argument: bytes, subject: tuple[str, bytes], give_up_at: float) -> Payload:
-        if len(argument) > task_bytes(self._max_response_bytes) or self._kills.get(subject, 0) >= MAX_KILLS:
+    async def _run(self, name: str, argument: Parts, subject: tuple[str, bytes], give_up_at: float) -> Payload:
+        if sum(map(len, argument)) > task_bytes(self._max_response_bytes) or self._kills.get(subject, 0) >= MAX_KILLS:
             raise TaskKilled
         project, _ = subject
         try:
@@ -99,7 +108,7 @@ class WorkerPool:
         finally:
             self._turns.give(project)
 
-    async def _on_worker(self, name: str, argument: bytes, subject: tuple[str, bytes], give_up_at: float) -> Payload:
+    async def _on_worker(self, name: str, argument: Parts, subject: tuple[str, bytes], give_up_at: float) -> Payload:
         worker = self._idle.pop()  # there is one: each permit stands for a worker
         try:
             for _ in range(2):  # a worker may have been lost unnoticed, or by what its host did to it

@@ -10,7 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -20,7 +20,7 @@ from openapi_tool.concurrency import in_background
 from openapi_tool.isolation.frames import ANSWER, DEFECT, ENDED, TASK
 from openapi_tool.isolation.limits import answer_bytes, cpu_s, memory_bytes
 from openapi_tool.open_files import with_free_file
-from openapi_tool.protocol.payload import is_cheap
+from openapi_tool.protocol.payload import Parts, is_cheap
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ class Broken(Exception):
 class _Exchange(asyncio.Protocol):
     """Task and answer on a socket of their own; `done` when the child has ended, which closes the socket."""
 
-    def __init__(self, task: Sequence[bytes], task_id: int, max_bytes: int) -> None:
+    def __init__(self, task: Parts, task_id: int, max_bytes: int) -> None:
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._task, self._task_id, self._max_bytes = task, task_id, max_bytes
         self._answer, self._wrong = bytearray(), False
@@ -121,15 +121,15 @@ class WorkerProcess:
         """Return the id of the process, None while none runs."""
         return self._process.pid if self._process is not None else None
 
-    async def run(self, name: str, argument: bytes, wall_s: float) -> bytearray:
-        """Run a task and return its result; wait until its process has ended.
+    async def run(self, name: str, argument: Parts, wall_s: float) -> bytearray:
+        """Run a task, whose argument comes in parts, and return its result; wait until its process has ended.
 
         Raises Killed, Stuck, Lost, Broken. Kills the worker if it is stuck, or the caller is cancelled.
         """
         # An id that cannot be guessed, so that an answer prepared for another task is refused.
         task_id = secrets.randbits(64)
-        head = TASK.pack(task_id, self._cpu_s, len(name.encode()), len(argument)) + name.encode()
-        exchange = _Exchange((head, argument), task_id, self._answer_bytes)
+        head = TASK.pack(task_id, self._cpu_s, len(name.encode()), sum(map(len, argument))) + name.encode()
+        exchange = _Exchange((head, *argument), task_id, self._answer_bytes)
         try:
             async with asyncio.timeout(wall_s):
                 await asyncio.shield(self.start())

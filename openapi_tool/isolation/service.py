@@ -53,7 +53,7 @@ class Isolation:
         self, pool: WorkerPool, task: str, text: bytes, tool_name: str, project: str, digest: bytes, wait_s: float
     ) -> Payload:
         try:
-            result = await pool.run(task, pack({}, [text]), project=project, subject=digest, wait_s=wait_s)
+            result = await pool.run(task, [pack({}, [text])], project=project, subject=digest, wait_s=wait_s)
         except TaskKilled:
             raise ToolMisconfigured(
                 f"The definition of {short(tool_name)!r} is not usable; an operator must correct it: parameters: take "

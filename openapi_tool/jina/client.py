@@ -8,6 +8,7 @@ import re
 import socket
 import ssl
 from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from typing import cast
 
@@ -34,6 +35,7 @@ from openapi_tool.jina.response import (
 from openapi_tool.jina.transport import PROJECT, CertificateRefused, OwnResponseRefused, ResponseRefused
 from openapi_tool.open_files import OUT_OF_FILES, is_out_of_files
 from openapi_tool.protocol.errors import ResponseTooLarge, ToolError, ToolTimeout, UpstreamUnavailable
+from openapi_tool.protocol.payload import Payload
 from openapi_tool.tools.catalogue import OPERATIONS
 from openapi_tool.tools.inline_bounds import body_fits_inline
 from openapi_tool.tools.policy import Deadline
@@ -113,23 +115,26 @@ class JinaClient:
             await context.hold(memory_of(body) if len(body) > SMALL else 0)
             if self._pool is None or body_fits_inline(body):
                 return read_response(body, request.expected, received)
-            task = response_task(body, request.expected, received)
+            answer = await self._read_in_worker(self._pool, body, request, received, deadline, context)
         finally:
-            body.clear()  # free the bytes; a traceback would keep them during a retry's wait
-        return await self._read_in_worker(self._pool, task, request, received, deadline, context)
+            # Free the bytes; a traceback would keep them during a retry's wait. The closing socket of a task that was
+            # given up may still refer to them.
+            with suppress(BufferError):
+                body.clear()
+        return response_outcome(answer)
 
     async def _read_in_worker(
         self,
         pool: WorkerPool,
-        task: bytes,
+        body: bytearray,
         request: UpstreamRequest,
         received: Received,
         deadline: Deadline,
         context: RequestContext,
-    ) -> Outcome:
-        project, wait_s = context.call.project or "", deadline.remaining()
+    ) -> Payload:
+        task = response_task(body, request.expected, received)
         try:
-            return response_outcome(await pool.run(READ_RESPONSE, task, project=project, wait_s=wait_s))
+            return await pool.run(READ_RESPONSE, task, project=context.call.project or "", wait_s=deadline.remaining())
         except TaskKilled:
             raise unread_failure(request.expected, received) or ResponseTooLarge(
                 "The response takes too much time or memory to read; ask for less: fewer results, no lists of links or "

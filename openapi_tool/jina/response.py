@@ -20,7 +20,7 @@ from openapi_tool.jina.failures import ONCE, Failures, upstream_failure, worded
 from openapi_tool.protocol import errors
 from openapi_tool.protocol.errors import ToolError, UpstreamUnavailable
 from openapi_tool.protocol.jsontext import JsonObject, as_object, loads, storable_text
-from openapi_tool.protocol.payload import Payload, pack, pack_texts
+from openapi_tool.protocol.payload import Parts, Payload, pack, pack_parts, pack_texts
 from openapi_tool.telemetry import redact
 from openapi_tool.telemetry.redact import Redactor, of_call
 from openapi_tool.tools.output import Item, ToolOutput, Usage
@@ -174,8 +174,8 @@ READ_RESPONSE = "read_response"
 _ERRORS = {kind.code: kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, ToolError)}
 
 
-def response_task(body: bytes | bytearray, expected: Expected, received: Received) -> bytes:
-    """Return the argument of the task READ_RESPONSE."""
+def response_task(body: bytes | bytearray, expected: Expected, received: Received) -> Parts:
+    """Return the argument of the task READ_RESPONSE, which contains the body itself."""
     value = {
         "expected": {
             "operation": expected.operation,
@@ -189,7 +189,7 @@ def response_task(body: bytes | bytearray, expected: Expected, received: Receive
             "secrets": sorted(received.secrets),
         },
     }
-    return pack(value, [body])
+    return pack_parts(value, [body])
 
 
 def run_response_task(task: Payload) -> bytes:

@@ -10,7 +10,7 @@ from dataclasses import astuple, dataclass
 from typing import Any, cast
 
 from openapi_tool.protocol.jsontext import JsonValue
-from openapi_tool.protocol.payload import Payload, pack
+from openapi_tool.protocol.payload import Parts, Payload, pack, pack_parts
 from openapi_tool.tools.text_search import Phrase, Question, Span
 from openapi_tool.tools.truncation import OPENING_CHARS, StoredItem, boundary, opening_lines, opening_of, where_in
 
@@ -93,9 +93,9 @@ def _passage_start(window: str, at: int, before: int) -> int:
 SEARCH_TEXT = "search_text"
 
 
-def search_task(text: bytearray, items: Sequence[StoredItem], wanted: str, phrase_from: int | None) -> bytes:
+def search_task(text: bytearray, items: Sequence[StoredItem], wanted: str, phrase_from: int | None) -> Parts:
     """Return the argument of the task SEARCH_TEXT; the text is UTF-8."""
-    return pack({"items": list(map(list, items)), "wanted": wanted, "phrase_from": phrase_from}, [text])
+    return pack_parts({"items": list(map(list, items)), "wanted": wanted, "phrase_from": phrase_from}, [text])
 
 
 def run_search_task(task: Payload) -> bytes:

@@ -65,7 +65,7 @@ async def pool() -> AsyncIterator[WorkerPool]:
 
 async def run(pool: WorkerPool, wanted: ArgumentCheck, project: str = "a", wait_s: float = WAIT_S) -> CheckedArguments:
     task = pack({}, [wanted.as_text()])
-    answer = await pool.run(CHECK_ARGUMENTS, task, project=project, subject=b"definition", wait_s=wait_s)
+    answer = await pool.run(CHECK_ARGUMENTS, [task], project=project, subject=b"definition", wait_s=wait_s)
     return CheckedArguments.of_text(answer.blobs[0])
 
 
@@ -397,7 +397,7 @@ async def test_answer_that_is_not_this_tasks_is_refused(sent: bytes, refusal: ty
 @requirement("isolation.limits")
 async def test_what_a_worker_cannot_read_ends_only_that_task(pool: WorkerPool) -> None:
     with pytest.raises(TaskKilled):
-        await pool.run(CHECK_ARGUMENTS, bytes(19 * 2**20), project="a", subject=b"", wait_s=WAIT_S)
+        await pool.run(CHECK_ARGUMENTS, [bytes(19 * 2**20)], project="a", subject=b"", wait_s=WAIT_S)
     assert await run(pool, QUICK) == CheckedArguments()
 
 
