@@ -12,7 +12,7 @@ from pydantic import SecretStr
 
 from openapi_tool.budgets.budgets import Charge
 from openapi_tool.limits.permits import NO_SLOT, Slot
-from openapi_tool.protocol.records import Attempt
+from openapi_tool.protocol.attempts import Attempt
 from openapi_tool.tools.arguments import CallOwner
 from openapi_tool.tools.output import NO_USAGE, Usage
 

@@ -26,8 +26,8 @@ from respx.models import AllMockedAssertionError
 from openapi_tool.bootstrap import Upstream, build_bootstrap, build_runner, lint_limits
 from openapi_tool.environment import DEFAULT_AUTH_ENV
 from openapi_tool.executor.runner import ToolCallRequest
-from openapi_tool.jina.client import EgressTransport
 from openapi_tool.jina.definition_checks import source_problems
+from openapi_tool.jina.egress import EgressTransport
 from openapi_tool.local.recordings import (
     RECORDED_HOSTS,
     Recording,
@@ -38,15 +38,15 @@ from openapi_tool.local.recordings import (
     recording_of,
 )
 from openapi_tool.protocol.cards import StoredText, ToolCall, as_model_reads
-from openapi_tool.protocol.jsontext import ErrorObject, UsageObject
 from openapi_tool.protocol.records import Artifact
+from openapi_tool.protocol.result_objects import ErrorObject, UsageObject
 from openapi_tool.settings import Settings
 from openapi_tool.tools.arguments import CallOwner
+from openapi_tool.tools.deadlines import TimeLimits
 from openapi_tool.tools.definition import ToolDefinition, parse_definition, stored_record
 from openapi_tool.tools.exports import complete
-from openapi_tool.tools.policy import TimeLimits
-from openapi_tool.tools.problems import Source, read_source
 from openapi_tool.tools.result import ResultFields
+from openapi_tool.tools.yaml_source import Source, read_source
 
 PROJECT, AGENT = "proj_test", "agent_test"
 KEY = "key-of-the-test"

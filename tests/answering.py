@@ -25,15 +25,15 @@ from openapi_tool.jina.client import JinaClient
 from openapi_tool.jina.options import CacheOptions, EgressOptions, RetryOptions
 from openapi_tool.jina.url_policy import UrlPolicy
 from openapi_tool.limits.permits import Permits
-from openapi_tool.options import ToolOptions
+from openapi_tool.options.tools import ToolOptions
 from openapi_tool.protocol.cards import StoredText
 from openapi_tool.protocol.records import DefinitionRecord
 from openapi_tool.tools.arguments import Arguments, CallOwner
+from openapi_tool.tools.cursors import Cursors
+from openapi_tool.tools.deadlines import Deadline
 from openapi_tool.tools.definition import parse_definition
 from openapi_tool.tools.output import ToolOutput
-from openapi_tool.tools.policy import Deadline
 from openapi_tool.tools.result import RenderedResult, ResultFields, success
-from openapi_tool.tools.scopes import Cursors
 
 KEY = "a-key-of-the-test_0123456789"
 MAX_BYTES = 10_000_000

@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import typer
 
-from openapi_tool.bus.connection import gather_stats
-from openapi_tool.cli.common import fail, print_line, print_status
+from openapi_tool.bus.replica_statistics import gather_stats
 from openapi_tool.cli.dev_executor import DevStatistics, dev_page
 from openapi_tool.cli.embedded import extra_needed, running
 from openapi_tool.cli.options import UpstreamChoice
+from openapi_tool.cli.output import fail, print_line, print_status
 from openapi_tool.local.caller import ERRORS, Caller
 from openapi_tool.local.dev import (
     AGENT,
@@ -43,7 +43,7 @@ from openapi_tool.local.dev import (
 from openapi_tool.protocol.cards import as_model_reads
 from openapi_tool.protocol.dialect import DEFAULT_VERSION, ProtocolVersion
 from openapi_tool.settings import PREFIX
-from openapi_tool.tools.problems import counted, one_line
+from openapi_tool.tools.wording import counted, one_line
 
 if TYPE_CHECKING:
     from openapi_tool.cli.dev_executor import DevSettings

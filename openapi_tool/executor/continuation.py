@@ -8,22 +8,21 @@ from functools import partial
 
 from cachetools import LRUCache
 
-from openapi_tool.concurrency import SMALL
 from openapi_tool.executor.ports import Artifacts
 from openapi_tool.executor.stored_search import StoredSearch, load_part
 from openapi_tool.isolation.service import Isolation
-from openapi_tool.options import ToolOptions
+from openapi_tool.options.tools import ToolOptions
 from openapi_tool.protocol.cards import StoredText
 from openapi_tool.protocol.errors import ToolError
 from openapi_tool.protocol.records import Artifact
 from openapi_tool.tools.argument_check import ArgumentCheck
 from openapi_tool.tools.arguments import CURSOR, CallOwner, cursor_schema, takes_cursor
+from openapi_tool.tools.cursors import Cursors, Position
 from openapi_tool.tools.definition import ToolDefinition
 from openapi_tool.tools.frames import framed, without_frames
+from openapi_tool.tools.inline_bounds import SMALL
 from openapi_tool.tools.output import Item, ToolOutput
-from openapi_tool.tools.problems import counted
 from openapi_tool.tools.result import RenderedResult
-from openapi_tool.tools.scopes import Cursors, Position
 from openapi_tool.tools.stored_text import stored_text
 from openapi_tool.tools.text_search import SearchRequest
 from openapi_tool.tools.truncation import (
@@ -38,6 +37,7 @@ from openapi_tool.tools.truncation import (
     truncate,
     uncut_parts,
 )
+from openapi_tool.tools.wording import counted
 
 _MAX_DEFINITIONS = 1_000
 _MAX_CHECK_S = 2.0

@@ -10,28 +10,22 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from openapi_tool.call import Call
-from openapi_tool.concurrency import KeyedLock, raise_if_cancelled, shielded
-from openapi_tool.executor.commit import CallResult, ParkedResults, ResultCommitter
-from openapi_tool.executor.ports import CallSlot, Clock, Kernel, Publisher, Tracer, ids
+from openapi_tool.concurrency.cancellation import raise_if_cancelled, shielded
+from openapi_tool.concurrency.keyed_lock import KeyedLock
+from openapi_tool.executor.call_result import CallResult
+from openapi_tool.executor.commit import ResultCommitter
+from openapi_tool.executor.doorbell import WakeupSender
+from openapi_tool.executor.log_ids import ids
+from openapi_tool.executor.parked_results import ParkedResults
+from openapi_tool.executor.ports import CallSlot, Clock, Kernel, Publisher, Tracer
 from openapi_tool.executor.result_order import ResultOrder
 from openapi_tool.executor.runner import ToolCallRequest, ToolRunner
-from openapi_tool.executor.waiting_turn import WakeupSender, turn_deadline
-from openapi_tool.options import ExecutorOptions, ToolOptions
+from openapi_tool.executor.turn_deadline import turn_deadline
+from openapi_tool.options.executor import ExecutorOptions
+from openapi_tool.options.tools import ToolOptions
 from openapi_tool.protocol import frozen
 from openapi_tool.protocol.cards import Card, StoredText, artifact_card, read_tool_call, result_card
-from openapi_tool.protocol.command import (
-    Acceptance,
-    Acknowledge,
-    AfterExecution,
-    Command,
-    Delivery,
-    Report,
-    Requeue,
-    Settlement,
-    StoreDeadLetter,
-    reportable_content,
-    trace_link,
-)
+from openapi_tool.protocol.command import AfterExecution, Command, Delivery
 from openapi_tool.protocol.dialect import Dialect
 from openapi_tool.protocol.errors import (
     InternalError,
@@ -43,15 +37,17 @@ from openapi_tool.protocol.errors import (
 )
 from openapi_tool.protocol.identity import CallIdentity, identify
 from openapi_tool.protocol.records import CallRecords, EarlierResult
+from openapi_tool.protocol.report import Acceptance, Report, reportable_content, trace_link
+from openapi_tool.protocol.settlement import Acknowledge, Requeue, Settlement, StoreDeadLetter
 from openapi_tool.telemetry import metrics
 from openapi_tool.telemetry.calls import CallFacts, record_finished
 from openapi_tool.telemetry.logs import CALL_FIELDS
 from openapi_tool.tools.arguments import CallOwner
+from openapi_tool.tools.deadlines import Deadline, TimeLimits
 from openapi_tool.tools.definition import stored_after_execution
 from openapi_tool.tools.placeholders import placeholder_values
-from openapi_tool.tools.policy import Deadline, TimeLimits
-from openapi_tool.tools.problems import short
 from openapi_tool.tools.result import ResultFields
+from openapi_tool.tools.wording import short
 
 log = logging.getLogger(__name__)
 

@@ -13,9 +13,10 @@ from functools import partial
 from typing import Any
 
 from openapi_tool.call import Call
-from openapi_tool.concurrency import raise_if_cancelled, shielded
+from openapi_tool.concurrency.cancellation import raise_if_cancelled, shielded
 from openapi_tool.executor.continuation import Continuation
-from openapi_tool.executor.ports import ToolBackend, owner_ids
+from openapi_tool.executor.log_ids import owner_ids
+from openapi_tool.executor.ports import ToolBackend
 from openapi_tool.isolation.service import Isolation
 from openapi_tool.limits.permits import NO_SLOT, Slot
 from openapi_tool.protocol import frozen
@@ -28,18 +29,20 @@ from openapi_tool.protocol.errors import (
     Unavailable,
     without_traceback,
 )
-from openapi_tool.protocol.identity import scoped_project
+from openapi_tool.protocol.projects import scoped_project
 from openapi_tool.protocol.records import DefinitionRecord
 from openapi_tool.telemetry.redact import Redactor
 from openapi_tool.tools.arguments import Arguments, CallOwner, OperatorEnvs, SecretSource, preparation
+from openapi_tool.tools.deadlines import Deadline
 from openapi_tool.tools.definition import ToolDefinition
 from openapi_tool.tools.output import ToolOutput
-from openapi_tool.tools.policy import Authorizer, Deadline, Switches
-from openapi_tool.tools.problems import short
+from openapi_tool.tools.policy import Authorizer
 from openapi_tool.tools.result import RenderedResult, ResultFields, failure, success
-from openapi_tool.tools.scopes import SessionScope
 from openapi_tool.tools.search_request import requested
+from openapi_tool.tools.session_scope import SessionScope
+from openapi_tool.tools.switches import Switches
 from openapi_tool.tools.text_search import SearchRequest
+from openapi_tool.tools.wording import short
 
 log = logging.getLogger(__name__)
 

@@ -6,17 +6,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from openapi_tool.concurrency import FairSemaphore
+from openapi_tool.concurrency.fair_semaphore import FairSemaphore
 from openapi_tool.executor.ports import Artifacts
 from openapi_tool.isolation.pool import PoolBusy, TaskKilled, WorkerPool
 from openapi_tool.protocol.errors import ToolTimeout
 from openapi_tool.protocol.records import Artifact
 from openapi_tool.tools.arguments import FIND, QUESTION, CallOwner
+from openapi_tool.tools.cursors import Cursors, Position, unknown_cursor
 from openapi_tool.tools.frames import INTRO_CHARS, Part, framed, without_frames
 from openapi_tool.tools.output import Item, ToolOutput
-from openapi_tool.tools.problems import counted
 from openapi_tool.tools.result import RenderedResult
-from openapi_tool.tools.scopes import Cursors, Position, unknown_cursor
 from openapi_tool.tools.stored_search import SEARCH_TEXT, Found, found_passages, search_task, search_text
 from openapi_tool.tools.text_search import MAX_SHOWN, SearchRequest
 from openapi_tool.tools.tokens import estimate_tokens, fitting_chars
@@ -29,6 +28,7 @@ from openapi_tool.tools.truncation import (
     boundary,
     stored_items_of,
 )
+from openapi_tool.tools.wording import counted
 
 _WINDOW_CHARS = 512 * 1024  # read from the database at once
 _MAX_CONCURRENT = 4

@@ -12,7 +12,7 @@ from openapi_tool.tools.argument_check import ArgumentCheck, CheckedArguments, c
 from openapi_tool.tools.definition import ToolDefinition, find_definition
 from openapi_tool.tools.definition_check import CheckedDefinition, check_definition
 from openapi_tool.tools.inline_bounds import MAX_DEFINITION_BYTES, fits_inline, schema_size
-from openapi_tool.tools.problems import short
+from openapi_tool.tools.wording import short
 
 CHECK_ARGUMENTS, CHECK_DEFINITION = "check_arguments", "check_definition"
 """Names of the tasks (`worker_tasks.py`)."""

@@ -12,7 +12,8 @@ from typing import Any
 
 from pydantic import SecretStr
 
-from openapi_tool.jina.endpoints import ENDPOINTS, batch_items, endpoint_of, item_arguments, item_problems
+from openapi_tool.jina.batches import batch_items, item_arguments, item_problems
+from openapi_tool.jina.endpoints import ENDPOINTS, endpoint_of
 from openapi_tool.jina.parameters import REFUSED, secret_problem
 from openapi_tool.jina.request import IGNORED_HEADERS, examine_parameters, resolve_parameters, with_checked_url
 from openapi_tool.jina.url_policy import UrlPolicy
@@ -20,6 +21,7 @@ from openapi_tool.protocol.cards import ToolCall
 from openapi_tool.protocol.command import AFTER_EXECUTION
 from openapi_tool.protocol.errors import BadRequest, TargetRefused, ToolError, ToolMisconfigured
 from openapi_tool.protocol.records import DefinitionRecord
+from openapi_tool.tools.argument_names import fold
 from openapi_tool.tools.arguments import (
     API_KEY,
     CURSOR,
@@ -41,11 +43,14 @@ from openapi_tool.tools.catalogue import CATALOGUE
 from openapi_tool.tools.definition import ToolDefinition, parse_definition, suspend_timeout, upstream_section
 from openapi_tool.tools.lint import ARGS, PROPERTIES, SIZES, LintLimits, fits, general_problems, samples
 from openapi_tool.tools.meta_schema import object_at
-from openapi_tool.tools.placeholders import PLACEHOLDERS, MissingVariable, is_template, render
-from openapi_tool.tools.problems import Path, Problem, Source, any_of, did_you_mean, fold, short
+from openapi_tool.tools.placeholders import PLACEHOLDERS, is_template, render
+from openapi_tool.tools.problems import Path, Problem
 from openapi_tool.tools.schema import visible_schema
-from openapi_tool.tools.scopes import MIN_KEY_BYTES, SessionScope
 from openapi_tool.tools.search_request import requested
+from openapi_tool.tools.secret_variables import MissingVariable
+from openapi_tool.tools.session_scope import MIN_KEY_BYTES, SessionScope
+from openapi_tool.tools.wording import any_of, did_you_mean, short
+from openapi_tool.tools.yaml_source import Source
 
 _OWNER = CallOwner("1", "1", dict.fromkeys(PLACEHOLDERS, "1"))
 _SCOPE, _SECRET = SessionScope(bytes(MIN_KEY_BYTES)), SecretStr("")

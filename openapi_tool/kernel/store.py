@@ -10,7 +10,8 @@ from typing import Any
 
 import asyncpg
 
-from openapi_tool.concurrency import FairSemaphore
+from openapi_tool.concurrency.fair_semaphore import FairSemaphore
+from openapi_tool.kernel.commit import Mode
 from openapi_tool.kernel.failures import (
     ADMIT_RESULTS,
     PoolShareUsed,
@@ -20,15 +21,17 @@ from openapi_tool.kernel.failures import (
     translate_connection_errors,
     translate_statement_errors,
 )
-from openapi_tool.kernel.fragments import ARTIFACT, HAS_RESULT, LAST_RESULT_AGE, Mode
-from openapi_tool.kernel.inspection import STATEMENTS, Statements, check_access, check_database
+from openapi_tool.kernel.inspection import check_access, check_database
+from openapi_tool.kernel.lookups import ARTIFACT, HAS_RESULT, LAST_RESULT_AGE
+from openapi_tool.kernel.statements import STATEMENTS, Statements
 from openapi_tool.open_files import with_free_file
-from openapi_tool.options import PoolOptions
+from openapi_tool.options.postgres import PoolOptions
 from openapi_tool.protocol.cards import ArtifactCard, Card, new_id, result_card
-from openapi_tool.protocol.command import Command, Report, TurnCondition
+from openapi_tool.protocol.command import Command
 from openapi_tool.protocol.errors import NeedsOperator, TurnBusy, Unavailable
 from openapi_tool.protocol.jsontext import dumps, loads
 from openapi_tool.protocol.records import Artifact, CallRecords
+from openapi_tool.protocol.report import Report, TurnCondition
 from openapi_tool.telemetry import metrics
 
 _JSONB_VERSION = b"\x01"

@@ -20,7 +20,7 @@ from nats.js.errors import NotFoundError
 from openapi_tool.local.caller import Caller, prepare_database
 from openapi_tool.local.placed_call import PlacedCall
 from openapi_tool.protocol.errors import Unanswerable
-from openapi_tool.protocol.identity import parse_command_subject, wakeup_subject
+from openapi_tool.protocol.subjects import parse_command_subject, wakeup_subject
 
 if TYPE_CHECKING:
     from openapi_tool.local.stack import EmbeddedStack

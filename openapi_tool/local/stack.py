@@ -27,7 +27,7 @@ from openapi_tool.local.guard import Guard
 from openapi_tool.local.placed_call import VERSION, PlacedCall
 from openapi_tool.local.recordings import RECORDED_HOSTS
 from openapi_tool.local.servers import EmbeddedServer, NatsServer, PostgresServer, ServerProcess, reachable_by_all
-from openapi_tool.protocol.identity import subject_in_version
+from openapi_tool.protocol.subjects import subject_in_version
 from openapi_tool.tools.catalogue import CATALOGUE, OPERATIONS
 from openapi_tool.tools.exports import registration
 

@@ -15,12 +15,15 @@ from openapi_tool.protocol.identity import CONTROL_FIELDS
 from openapi_tool.protocol.jsontext import JsonValue, as_object, storable_text
 from openapi_tool.tools import argument_check
 from openapi_tool.tools.argument_check import ArgumentCheck, CheckedArguments, check_arguments
+from openapi_tool.tools.argument_names import fold
 from openapi_tool.tools.definition import ToolDefinition, unusable
 from openapi_tool.tools.meta_schema import MIN_RESULT_TOKENS
-from openapi_tool.tools.placeholders import MissingVariable, VariableNotAllowed, render, render_fixed
-from openapi_tool.tools.problems import fold, listed, short
+from openapi_tool.tools.placeholders import render, render_fixed
+from openapi_tool.tools.problems import listed
 from openapi_tool.tools.schema import visible_schema
-from openapi_tool.tools.scopes import SessionScope
+from openapi_tool.tools.secret_variables import MissingVariable, VariableNotAllowed
+from openapi_tool.tools.session_scope import SessionScope
+from openapi_tool.tools.wording import short
 
 _DIGITS = re.compile(r"[0-9]{1,12}")
 

@@ -15,17 +15,19 @@ from cachetools import LRUCache
 from pydantic import ValidationError
 
 from openapi_tool.environment import DEFAULT_AUTH_ENV
-from openapi_tool.options import BudgetLimits
+from openapi_tool.options.budgets import BudgetLimits
 from openapi_tool.protocol.command import AFTER_EXECUTION, AfterExecution
 from openapi_tool.protocol.errors import ToolMisconfigured
 from openapi_tool.protocol.jsontext import JsonObject, JsonValue
 from openapi_tool.protocol.records import DefinitionRecord
+from openapi_tool.tools.argument_names import fold
 from openapi_tool.tools.bounds import MAX_ROW_BYTES, memory_bytes, row_problems
 from openapi_tool.tools.catalogue import CATALOGUE, OPERATIONS, BuiltInTool, Operation
 from openapi_tool.tools.definition_check import CheckedDefinition, check_definition
 from openapi_tool.tools.inline_bounds import SchemaSize, schema_size
 from openapi_tool.tools.meta_schema import BUDGETS, MIN_RESULT_TOKENS, object_at, violations
-from openapi_tool.tools.problems import Path, Problem, any_of, close_to, did_you_mean, fold, listed, short
+from openapi_tool.tools.problems import Path, Problem, listed
+from openapi_tool.tools.wording import any_of, close_to, did_you_mean, short
 
 Method = Literal["GET", "POST"]
 ResultFormat = Literal["text", "object"]

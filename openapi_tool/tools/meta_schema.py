@@ -19,7 +19,8 @@ from typing import cast
 import jsonschema_rs
 
 from openapi_tool.protocol.jsontext import JsonObject, JsonValue
-from openapi_tool.tools.problems import Path, Problem, any_of, did_you_mean
+from openapi_tool.tools.problems import Path, Problem
+from openapi_tool.tools.wording import any_of, did_you_mean
 
 BUDGETS = tuple(
     f"{scope}_{unit}"

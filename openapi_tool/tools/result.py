@@ -5,16 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from openapi_tool.protocol import frozen
+from openapi_tool.protocol.attempts import Attempt, attempt_objects
 from openapi_tool.protocol.errors import Status, ToolError
-from openapi_tool.protocol.jsontext import (
-    ArtifactObject,
-    BudgetObject,
-    ErrorObject,
-    ToolOutputObject,
-    storable,
-    storable_text,
-)
-from openapi_tool.protocol.records import Attempt, attempt_objects
+from openapi_tool.protocol.jsontext import storable, storable_text
+from openapi_tool.protocol.result_objects import ArtifactObject, BudgetObject, ErrorObject, ToolOutputObject
 from openapi_tool.tools.definition import ResultFormat
 from openapi_tool.tools.output import ToolOutput, cost
 

@@ -15,8 +15,8 @@ import yaml
 from typer.testing import CliRunner, Result
 
 from openapi_tool.bootstrap import build_bootstrap, build_runner, scoped_key
-from openapi_tool.bus.connection import gather_stats
 from openapi_tool.bus.options import NatsOptions
+from openapi_tool.bus.replica_statistics import gather_stats
 from openapi_tool.cli import app
 from openapi_tool.cli.dev_executor import dev_settings
 from openapi_tool.cli.options import UpstreamChoice
@@ -27,7 +27,7 @@ from openapi_tool.local.placed_call import PlacedCall
 from openapi_tool.local.servers import free_port
 from openapi_tool.local.stack import EmbeddedStack
 from openapi_tool.protocol.dialect import ProtocolVersion
-from openapi_tool.protocol.identity import subject_in_version
+from openapi_tool.protocol.subjects import subject_in_version
 from openapi_tool.settings import Settings
 from openapi_tool.telemetry.metrics import list_projects, project_label
 from openapi_tool.tools.arguments import CallOwner

@@ -26,7 +26,7 @@ import psutil
 import pytest
 from typer.testing import CliRunner
 
-from openapi_tool.bus.connection import gather_stats
+from openapi_tool.bus.replica_statistics import gather_stats
 from openapi_tool.cli import app
 from openapi_tool.cli.dev import Feed
 from openapi_tool.cli.dev_executor import DevStatistics, dev_settings

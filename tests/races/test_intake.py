@@ -15,13 +15,17 @@ import orjson
 import pytest
 
 from openapi_tool.bus.client import BusClient
-from openapi_tool.bus.intake import HandBackDelays
-from openapi_tool.bus.leases import _MAX_CONCURRENT, FetchMode, Heartbeats, Held, Lease, Leases, lease_key
-from openapi_tool.bus.wire import delivery_of
+from openapi_tool.bus.deliveries import delivery_of
+from openapi_tool.bus.fetch_mode import FetchMode
+from openapi_tool.bus.hand_back import HandBackDelays
+from openapi_tool.bus.heartbeats import _MAX_CONCURRENT, Heartbeats
+from openapi_tool.bus.held import Held
+from openapi_tool.bus.leases import Lease, Leases, lease_key
 from openapi_tool.call import Call
 from openapi_tool.executor.runner import ToolRunner
 from openapi_tool.limits.permits import Slot
-from openapi_tool.protocol.command import Acknowledge, Delivery, Settlement
+from openapi_tool.protocol.command import Delivery
+from openapi_tool.protocol.settlement import Acknowledge, Settlement
 from openapi_tool.telemetry.logs import MAX_LINES, JsonFormatter, ProjectLimit
 from openapi_tool.telemetry.redact import Redactor
 from openapi_tool.tools.arguments import CallOwner

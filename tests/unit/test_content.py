@@ -17,11 +17,10 @@ from prometheus_client import Counter
 from openapi_tool.jina.remarks import UPSTREAM_WARNINGS, WARNINGS
 from openapi_tool.protocol.errors import NotFound, ToolError, UpstreamRejected
 from openapi_tool.telemetry.redact import MASK
+from openapi_tool.tools.cursors import Cursors, Position
 from openapi_tool.tools.frames import Part, framed
 from openapi_tool.tools.output import BLOCK_GAP, Item, ToolOutput
 from openapi_tool.tools.output import texts as texts_of
-from openapi_tool.tools.problems import one_line
-from openapi_tool.tools.scopes import Cursors, Position
 from openapi_tool.tools.stored_text import stored_text
 from openapi_tool.tools.truncation import (
     ResultLimit,
@@ -33,6 +32,7 @@ from openapi_tool.tools.truncation import (
     truncate,
     uncut_parts,
 )
+from openapi_tool.tools.wording import one_line
 from scripts.answers import (
     PAGE_TEXT,
     READER_EXTRA,

@@ -16,24 +16,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openapi_tool.bus.durable import ServerClock
+from openapi_tool.bus.server_clock import ServerClock
 from openapi_tool.call import Call, CallMemory
-from openapi_tool.executor import waiting_turn as turn
-from openapi_tool.executor.commit import MAX_BYTES, MAX_PROJECT_BYTES, CallResult, ParkedResults
+from openapi_tool.executor import turn_deadline as turn
+from openapi_tool.executor.call_result import CallResult
+from openapi_tool.executor.parked_results import MAX_BYTES, MAX_PROJECT_BYTES, ParkedResults
 from openapi_tool.executor.ports import Kernel
 from openapi_tool.executor.result_order import ResultOrder
 from openapi_tool.executor.runner import ToolCallRequest, ToolRunner
 from openapi_tool.jina.byte_semaphore import ByteSemaphore
 from openapi_tool.jina.endpoints import ENDPOINTS, MARGIN_S
 from openapi_tool.limits.permits import NoSlot
-from openapi_tool.options import ExecutorOptions, ToolOptions
+from openapi_tool.options.executor import ExecutorOptions
+from openapi_tool.options.tools import ToolOptions
 from openapi_tool.protocol.cards import StoredText, ToolCall, artifact_card
-from openapi_tool.protocol.command import Delivery, TurnCondition
+from openapi_tool.protocol.command import Delivery
 from openapi_tool.protocol.errors import ToolMisconfigured, TurnBusy, Unavailable
 from openapi_tool.protocol.records import Artifact, WaitingTurnRecord
+from openapi_tool.protocol.report import TurnCondition
 from openapi_tool.tools.arguments import CallOwner
+from openapi_tool.tools.deadlines import Deadline, TimeLimits
 from openapi_tool.tools.output import Item, ToolOutput, Usage
-from openapi_tool.tools.policy import Authorizer, Deadline, Policy, TimeLimits
+from openapi_tool.tools.policy import Authorizer, Policy
 from openapi_tool.tools.result import ResultFields
 from openapi_tool.tools.stored_text import stored_text
 from tests.races.conftest import FakeResultStore, run_virtually, runner

@@ -30,14 +30,14 @@ from openapi_tool.jina.response import (
     response_outcome,
     response_task,
 )
-from openapi_tool.options import ToolOptions
+from openapi_tool.options.tools import ToolOptions
 from openapi_tool.protocol.errors import NotFound, ResponseTooLarge, ToolError, UpstreamUnavailable
 from openapi_tool.protocol.jsontext import loads
 from openapi_tool.protocol.records import Artifact
 from openapi_tool.tools import text_search
+from openapi_tool.tools.cursors import Cursors
 from openapi_tool.tools.output import Item, ToolOutput
 from openapi_tool.tools.result import RenderedResult
-from openapi_tool.tools.scopes import Cursors
 from openapi_tool.tools.text_search import MAX_SHOWN, Phrase, Question, Search, SearchRequest, folded, terms
 from openapi_tool.tools.tokens import estimate_tokens
 from tests.answering import MAX_BYTES, OWNER, PAGES, SEARCHES, SIZE, ToolsOverTransport, serving, watched

@@ -18,8 +18,9 @@ import respx
 import yaml
 from pydantic import SecretStr
 
+from openapi_tool.jina.batches import batch_output
 from openapi_tool.jina.content import without_inline_images
-from openapi_tool.jina.endpoints import ENDPOINTS, batch_output
+from openapi_tool.jina.endpoints import ENDPOINTS
 from openapi_tool.jina.remarks import BARRIERS, STEMS, WARNINGS, barrier_type
 from openapi_tool.jina.request import UpstreamRequest, build_request, resolve_parameters, with_max_tokens
 from openapi_tool.local.recordings import load_recordings
@@ -33,7 +34,7 @@ from openapi_tool.tools.frames import Part, framed
 from openapi_tool.tools.output import Item, ToolOutput, Usage
 from openapi_tool.tools.result import RenderedResult, success
 from openapi_tool.tools.schema import schema_problems
-from openapi_tool.tools.scopes import SessionScope
+from openapi_tool.tools.session_scope import SessionScope
 from openapi_tool.tools.tokens import estimate_tokens
 from openapi_tool.tools.truncation import ResultLimit, truncate
 from scripts import answers

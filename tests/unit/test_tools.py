@@ -16,16 +16,18 @@ from openapi_tool.limits.permits import KeyLimits
 from openapi_tool.protocol.errors import BadRequest, ToolError, ToolMisconfigured, ToolNotAvailable
 from openapi_tool.protocol.jsontext import JsonObject, JsonValue
 from openapi_tool.protocol.records import DefinitionRecord
+from openapi_tool.tools.argument_names import fold
 from openapi_tool.tools.arguments import Arguments, OperatorEnvs, prepare_arguments
 from openapi_tool.tools.catalogue import CATALOGUE, OPERATIONS, READER, BuiltInTool, DuplicateTool, Operation, catalogue
 from openapi_tool.tools.definition import parse_definition, suspend_timeout
 from openapi_tool.tools.output import Item, ToolOutput, Usage
-from openapi_tool.tools.placeholders import PLACEHOLDERS, MissingVariable, Secret, Secrets, render
-from openapi_tool.tools.policy import ALL, Switch, Switches, SwitchRecordInvalid
-from openapi_tool.tools.problems import counted, fold
+from openapi_tool.tools.placeholders import PLACEHOLDERS, render
 from openapi_tool.tools.result import RenderedResult, failure, success
 from openapi_tool.tools.schema import schema_problems
-from openapi_tool.tools.scopes import SessionScope
+from openapi_tool.tools.secret_variables import MissingVariable, Secret, Secrets
+from openapi_tool.tools.session_scope import SessionScope
+from openapi_tool.tools.switches import ALL, Switch, Switches, SwitchRecordInvalid
+from openapi_tool.tools.wording import counted
 from tests.requirements import requirement
 from tests.support import TRACE_ID, definition, owner, tool_call
 

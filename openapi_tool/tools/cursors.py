@@ -1,4 +1,4 @@
-"""Session identities and pagination cursors: HMACs that bind stored data to its owner.
+"""Pagination cursors, which bind a stored text to its owner by an HMAC.
 
 A cursor is base64 of 16 bytes card id, 5 bytes start, 5 bytes opening (optional; see `Position`), and 12 bytes of HMAC
 over owner and position.
@@ -9,14 +9,12 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
-import json
 import uuid
 from typing import NamedTuple
 
 import orjson
 
 from openapi_tool.protocol.errors import NotFound
-from openapi_tool.protocol.jsontext import JsonValue
 
 _ID_BYTES, _START_BYTES, _SEAL_BYTES = 16, 5, 12
 # White space and quotes, in which a model may enclose a cursor.
@@ -72,28 +70,3 @@ def unknown_cursor() -> NotFound:
     return NotFound(
         "cursor: is unknown here, or its text is no longer stored; ask for the page itself again, by its url."
     )
-
-
-MIN_KEY_BYTES = 16
-
-
-class SessionScope:
-    """Derives session identities with a key that all replicas share. Raises ValueError for a short key."""
-
-    def __init__(self, key: bytes) -> None:
-        if len(key) < MIN_KEY_BYTES:
-            raise ValueError(f"the session key must have at least {MIN_KEY_BYTES} bytes")
-        self._key = key
-
-    def identity(self, project_id: str, agent_id: str, alias: JsonValue) -> str:
-        """Return 64 hex digits for an owner and its `session_id` (any JSON value, None if the call has none).
-
-        The HMAC is over a JSON array: with a separator `a:b` and `c` would collide with `a` and `b:c`. It is keyed,
-        so no caller can compute another's identity.
-        """
-        owned = [project_id, agent_id, alias]
-        try:
-            message = orjson.dumps(owned, option=orjson.OPT_SORT_KEYS)
-        except TypeError:  # an integer beyond 64 bits
-            message = json.dumps(owned, sort_keys=True).encode()
-        return hmac.digest(self._key, message, hashlib.sha256).hex()
