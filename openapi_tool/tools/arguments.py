@@ -65,7 +65,8 @@ class Arguments:
     - `values`: defaults, the model's arguments (names in `by_model`), fixed values; a later one overrides an earlier
       one.
     - `secrets`: values of the `envs` arguments except `api_key`.
-    - `session`: identity derived from `session_id` (`tools/scopes.py`), of which the first 128 characters are stored.
+    - `session`: identity derived from `session_id` (`tools/session_scope.py`), of which the first 128 characters are
+      stored.
     - `key_fallback_reason`: why `key_variable` is `auth_env` although `envs` names another one.
     """
 

@@ -18,7 +18,7 @@ _OTHER_STEPS_S = 30.0  # lease, rendering, doorbell, …; their limits are a few
 class TurnLimit:
     """Limit of a running call by its turn, on the monotonic clock; infinite until `shorten`.
 
-    `executor/waiting_turn.py` shortens it once it finds that the turn ends before the call's deadline.
+    `executor/turn_deadline.py` shortens it once it finds that the turn ends before the call's deadline.
     """
 
     def __init__(self) -> None:

@@ -27,7 +27,7 @@ BUDGETS = tuple(
     for scope in ("session", "agent_day", "project_day", "project_month")
     for unit in ("requests", "tokens")
 )
-"""Names of all budgets, narrowest first. Not of `options.py`: worker processes import this module, not pydantic."""
+"""Names of all budgets, narrowest first. Not of `options/`: worker processes import this module, not pydantic."""
 
 MAX_SUSPEND_S = 3_600
 MIN_RESULT_TOKENS = 500

@@ -319,7 +319,7 @@ def test_the_reason_of_a_missing_result_is_escaped(monkeypatch: pytest.MonkeyPat
 @pytest.mark.usefixtures("_wide")
 @requirement("terminal.text")
 def test_output_of_demo_is_escaped(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(call_command, "Console", lambda **options: Console(**options, width=4000))
+    monkeypatch.setattr(demo, "Console", lambda **options: Console(**options, width=4000))
     of_call: dict[str, Any] = {
         "subject": HOSTILE,
         "headers": {HOSTILE: HOSTILE},
