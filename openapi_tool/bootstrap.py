@@ -33,7 +33,7 @@ from openapi_tool.settings.sources import DriverOptions
 from openapi_tool.telemetry.health import Health
 from openapi_tool.telemetry.redact import Redactor
 from openapi_tool.tools.argument_names import fold
-from openapi_tool.tools.arguments import OperatorEnvs
+from openapi_tool.tools.arguments import ArgumentSources, OperatorEnvs
 from openapi_tool.tools.cursors import Cursors
 from openapi_tool.tools.lint import LintLimits
 from openapi_tool.tools.policy import HOOKS_GROUP, Authorizer, Hook
@@ -156,9 +156,7 @@ def build_runner(bootstrap: Bootstrap, upstream: Upstream, artifacts: Artifacts,
     settings = bootstrap.settings
     options = RunnerOptions(
         authorizer=bootstrap.authorizer,
-        envs=operator_envs(settings),
-        read_secret=bootstrap.secrets,
-        scope=SessionScope(session_key),
+        arguments=ArgumentSources(operator_envs(settings), bootstrap.secrets, SessionScope(session_key)),
         kernel=bootstrap.scope,
         isolation=upstream.isolation,
     )

@@ -76,7 +76,7 @@ MONEY = (
     ),
     Mutation(
         "executor/runner.py",
-        "await self._options.authorizer.authorize(definition, owner, arguments)",
+        "await self._options.authorizer.authorize(definition, call.identity, arguments)",
         "pass",
         "tests/registry/test_exports.py::test_a_denied_call_fails_without_an_upstream_request",
     ),
@@ -129,8 +129,8 @@ IDENTITY = (
     ),
     Mutation(
         "executor/runner.py",
-        "project = scoped_project(self._options.kernel, owner.project_id)",
-        "project = owner.project_id",
+        "project = scoped_project(self._options.kernel, identity.project_id)",
+        "project = identity.project_id",
         "tests/dialects/test_dialects.py::test_a_project_of_two_kernels_has_separate_shares_of_memory_and_permits",
     ),
     Mutation(
@@ -225,20 +225,20 @@ IDENTITY = (
     ),
     Mutation(
         "tools/cursors.py",
-        "orjson.dumps([project_id, agent_id, payload.hex()])",
-        "orjson.dumps([project_id, payload.hex()])",
+        "orjson.dumps([owner.project_id, owner.agent_id, payload.hex()])",
+        "orjson.dumps([owner.project_id, payload.hex()])",
         "tests/unit/test_content.py::test_cursor_is_valid_for_its_owner_only",
     ),
     Mutation(
         "tools/cursors.py",
-        "orjson.dumps([project_id, agent_id, payload.hex()])",
-        "orjson.dumps([agent_id, payload.hex()])",
+        "orjson.dumps([owner.project_id, owner.agent_id, payload.hex()])",
+        "orjson.dumps([owner.agent_id, payload.hex()])",
         "tests/unit/test_content.py::test_cursor_is_valid_for_its_owner_only",
     ),
     Mutation(
         "executor/stored_search.py",
-        "position = self._cursors.read(owner.project_id, owner.agent_id, cursor)",
-        "position = self._cursors.read(owner.project_id, 'agent_0', cursor)",
+        "position = self._cursors.read(call.identity, cursor)",
+        "position = self._cursors.read(type(call.identity)(call.identity.project_id, 'agent_0'), cursor)",
         "tests/wire/test_continuation.py::test_case_11_the_results_of_a_search_are_searched_by_the_reading_tool",
     ),
     Mutation(

@@ -56,11 +56,9 @@ from openapi_tool.protocol.records import (
 )
 from openapi_tool.protocol.tracing import SpanContext
 from openapi_tool.protocol.v1r4 import V1r4
-from openapi_tool.tools.arguments import CallOwner
 from openapi_tool.tools.deadlines import Deadline
 from openapi_tool.tools.definition import ToolDefinition, parse_definition
 from openapi_tool.tools.output import ToolOutput
-from openapi_tool.tools.placeholders import placeholder_values
 from openapi_tool.tools.secret_variables import Secret
 
 _NOTE_CHARS = 1_000
@@ -114,12 +112,6 @@ def identity(**changes: Any) -> CallIdentity:
         "tracestate": None,
     }
     return CallIdentity(**(values | changes))
-
-
-def owner(**changes: Any) -> CallOwner:
-    """Return the owner of the call with this identity."""
-    who = identity(**changes)
-    return CallOwner(who.project_id, who.agent_id, placeholder_values(who))
 
 
 def call_card(arguments: Any = None, **changes: Any) -> CardRecord:
@@ -434,7 +426,7 @@ async def fetched(
             request,
             SecretStr("a-key-of-the-test"),
             Deadline.after(5),
-            memory.for_request(Call(CallOwner("proj", "agent", {}), "proj", memory)),
+            memory.for_request(Call(CallIdentity("proj", "agent"), "proj", memory)),
         )
     finally:
         await client.aclose()

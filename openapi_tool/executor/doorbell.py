@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
-from openapi_tool.executor.log_ids import ids
 from openapi_tool.executor.ports import Clock, Publisher
 from openapi_tool.protocol.command import Delivery
 from openapi_tool.protocol.errors import NotStored, Unavailable
@@ -15,6 +14,7 @@ from openapi_tool.protocol.report import Wakeup
 from openapi_tool.telemetry import metrics
 from openapi_tool.tools.deadlines import TimeLimits
 from openapi_tool.tools.definition import suspend_timeout
+from openapi_tool.tools.log_ids import log_ids
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ class WakeupSender:
             log.error(
                 "cannot publish the doorbell: the agent is not in the roster, or its worker's name is not a valid "
                 "subject token; its result is committed, and the kernel's scan of the inbox finds it",
-                extra={"action": "doorbell.impossible"} | ids(identity),
+                extra={"action": "doorbell.impossible"} | log_ids(identity),
             )
             return
         try:
@@ -56,7 +56,7 @@ class WakeupSender:
             log.error(  # noqa: TRY400 - an outage, not a defect
                 "cannot publish the doorbell in time; the kernel's inbox scan will find the result: %s",
                 outage,
-                extra={"action": "doorbell.missed"} | ids(identity),
+                extra={"action": "doorbell.missed"} | log_ids(identity),
             )
         if not published:
             metrics.WAKEUPS_MISSED.inc()

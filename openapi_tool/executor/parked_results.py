@@ -16,11 +16,11 @@ import orjson
 from cachetools import TTLCache
 
 from openapi_tool.executor.call_result import CallResult
-from openapi_tool.executor.log_ids import ids
 from openapi_tool.executor.ports import ResultStore
 from openapi_tool.protocol.cards import ArtifactCard
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.protocol.identity import CallIdentity
+from openapi_tool.tools.log_ids import log_ids
 from openapi_tool.tools.result import ResultFields
 
 log = logging.getLogger(__name__)
@@ -113,7 +113,7 @@ class ParkedResults:
         return hmac.digest(self._key, b"\n".join((purpose, orjson.dumps(owner), record)), hashlib.sha256)
 
     def _log(self, message: str, identity: CallIdentity, size: int) -> None:
-        log.warning("%s", message, extra={"action": "result.parked", "bytes": size} | ids(identity))
+        log.warning("%s", message, extra={"action": "result.parked", "bytes": size} | log_ids(identity))
 
 
 def _encode(result: CallResult) -> bytes:

@@ -9,11 +9,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from openapi_tool.concurrency.cancellation import shielded
-from openapi_tool.executor.log_ids import ids
 from openapi_tool.executor.ports import Kernel
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.protocol.identity import CallIdentity
 from openapi_tool.tools.deadlines import TimeLimits, TurnLimit
+from openapi_tool.tools.log_ids import log_ids
 
 log = logging.getLogger(__name__)
 
@@ -60,5 +60,5 @@ async def _shorten(limit: TurnLimit, kernel: Kernel, limits: TimeLimits, identit
     limit.shorten(time.monotonic() + left_s)
     log.info(
         "another call of the step has a result, so the worker waits less; the deadline is brought forward",
-        extra={"action": "turn.shortened", "left_s": round(left_s, 3)} | ids(identity),
+        extra={"action": "turn.shortened", "left_s": round(left_s, 3)} | log_ids(identity),
     )

@@ -68,19 +68,22 @@ class ClaimedIdentity:
 
 @frozen
 class CallIdentity:
-    """Identity of a call that can get a result."""
+    """Who calls: project and agent, to which sessions, cursors and stored texts belong, and the ids of the call.
+
+    An id that a front end does not have is empty or None; a call of the kernel has channel, turn and tool call id.
+    """
 
     project_id: str
-    channel_id: str
     agent_id: str
-    agent_turn_id: str
-    turn_epoch: int
-    tool_call_id: str
-    step_id: str | None
-    parent_step_id: str | None
-    trace_id: str | None
-    trace: SpanContext | None
-    tracestate: str | None
+    channel_id: str = ""
+    agent_turn_id: str = ""
+    turn_epoch: int = 0
+    tool_call_id: str = ""
+    step_id: str | None = None
+    parent_step_id: str | None = None
+    trace_id: str | None = None
+    trace: SpanContext | None = None
+    tracestate: str | None = None
     recursion_depth: int | None = None
     context_box_id: str | None = None
 

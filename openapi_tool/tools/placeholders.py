@@ -49,9 +49,9 @@ class MissingValue(ToolMisconfigured):
 
 
 def placeholder_values(identity: CallIdentity) -> dict[str, str | None]:
-    """Return the values of PLACEHOLDERS, None for an id that the call does not have."""
+    """Return the values of PLACEHOLDERS, empty or None for an id that the call does not have."""
     values = dict(zip(PLACEHOLDERS, _placeholders_of(identity), strict=True))
-    values["turn_epoch"] = str(identity.turn_epoch)
+    values["turn_epoch"] = str(identity.turn_epoch) if identity.agent_turn_id else None
     return values
 
 

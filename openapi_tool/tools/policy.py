@@ -16,10 +16,12 @@ from pydantic_settings import NoDecode
 
 from openapi_tool.options.section import Options, split
 from openapi_tool.protocol.errors import ToolNotAvailable
+from openapi_tool.protocol.identity import CallIdentity
 from openapi_tool.protocol.jsontext import JsonValue
-from openapi_tool.tools.arguments import Arguments, CallOwner
+from openapi_tool.tools.arguments import Arguments
 from openapi_tool.tools.catalogue import CATALOGUE, BuiltInTool
 from openapi_tool.tools.definition import ToolDefinition
+from openapi_tool.tools.log_ids import log_ids
 from openapi_tool.tools.wording import short
 
 TAG = "tag:"
@@ -134,14 +136,14 @@ class Authorizer:
     policy: Policy = field(default_factory=Policy)
     hooks: Mapping[str, Hook] = field(default_factory=dict)
 
-    async def authorize(self, definition: ToolDefinition, owner: CallOwner, arguments: Arguments) -> None:
+    async def authorize(self, definition: ToolDefinition, identity: CallIdentity, arguments: Arguments) -> None:
         """Raise ToolNotAvailable if a hook or the policy denies the call."""
         for name, hook in self.hooks.items():
-            reason = await self._run(name, hook, _planned(definition, owner, arguments))
+            reason = await self._run(name, hook, _planned(definition, identity, arguments))
             if reason is not None:
-                raise _denied(definition, owner, f"hook {name}", reason)
-        if not self.policy.permits_in(owner.project_id, definition.built_in):
-            raise _denied(definition, owner, "policy", "it is switched off for this project")
+                raise _denied(definition, identity, f"hook {name}", reason)
+        if not self.policy.permits_in(identity.project_id, definition.built_in):
+            raise _denied(definition, identity, "policy", "it is switched off for this project")
 
     async def _run(self, name: str, hook: Hook, call: PlannedCall) -> str | None:
         try:
@@ -162,21 +164,21 @@ class Authorizer:
         return verdict.reason if isinstance(verdict, Denial) else _UNDECIDED
 
 
-def _planned(definition: ToolDefinition, owner: CallOwner, arguments: Arguments) -> PlannedCall:
+def _planned(definition: ToolDefinition, identity: CallIdentity, arguments: Arguments) -> PlannedCall:
     return PlannedCall(
         tool=definition.built_in.name,
         tool_name=definition.tool_name,
         tags=definition.built_in.tags,
-        project_id=owner.project_id,
-        channel_id=owner.ids.get("channel_id") or "",
-        agent_id=owner.agent_id,
-        agent_turn_id=owner.ids.get("agent_turn_id") or "",
-        tool_call_id=owner.ids.get("tool_call_id") or "",
+        project_id=identity.project_id,
+        channel_id=identity.channel_id,
+        agent_id=identity.agent_id,
+        agent_turn_id=identity.agent_turn_id,
+        tool_call_id=identity.tool_call_id,
         arguments=copy.deepcopy(dict(arguments.values)),
     )
 
 
-def _denied(definition: ToolDefinition, owner: CallOwner, by: str, reason: str) -> ToolNotAvailable:
+def _denied(definition: ToolDefinition, identity: CallIdentity, by: str, reason: str) -> ToolNotAvailable:
     log.warning(
         "call denied by %s: %s",
         by,
@@ -185,10 +187,8 @@ def _denied(definition: ToolDefinition, owner: CallOwner, by: str, reason: str) 
             "action": "call.denied",
             "tool": definition.built_in.name,
             "tool_name": short(definition.tool_name),
-            "project_id": short(owner.project_id),
-            "agent_id": short(owner.agent_id),
-            "tool_call_id": short(owner.ids.get("tool_call_id") or ""),
-        },
+        }
+        | log_ids(identity),
     )
     return ToolNotAvailable(
         f"The tool {short(definition.tool_name)!r} is not available for this call: {reason}. Continue without it."

@@ -21,7 +21,6 @@ class RenderedResult:
     truncated: bool = False
     artifact_ref: ArtifactObject | None = None
     next_cursor: str | None = None
-    repaired: tuple[str, ...] = ()
 
 
 @frozen
@@ -51,10 +50,12 @@ def success(
     tool: str = "",
     session: str | None = None,
     budget: BudgetObject | None = None,
+    repaired: Sequence[str] = (),
 ) -> ResultFields:
     """Return the fields of a success: the text as result and the rest as `tool_output`.
 
-    With `result_format` `object` the result has both, but `_extras` stay in `tool_output`.
+    `repaired` names the arguments that were repaired. With `result_format` `object` the result has both, but `_extras`
+    stay in `tool_output`.
     """
     tool_output = storable(
         ToolOutputObject(
@@ -65,7 +66,7 @@ def success(
             next_cursor=shown.next_cursor,
             cached=output.cached,
             latency_ms=latency_ms,
-            **({"repaired": list(shown.repaired)} if shown.repaired else {}),
+            **({"repaired": list(repaired)} if repaired else {}),
         )
     )
     content = storable_text(shown.content)

@@ -51,7 +51,7 @@ from openapi_tool.protocol.ids import MAX_ID_BYTES
 from openapi_tool.protocol.jsontext import JsonObject
 from openapi_tool.protocol.records import CardRecord, DefinitionRecord
 from openapi_tool.telemetry.redact import Redactor
-from openapi_tool.tools.arguments import Arguments, CallOwner, OperatorEnvs, is_identity, prepare_arguments
+from openapi_tool.tools.arguments import Arguments, ArgumentSources, OperatorEnvs, is_identity
 from openapi_tool.tools.catalogue import CATALOGUE
 from openapi_tool.tools.deadlines import Deadline
 from openapi_tool.tools.definition import ToolDefinition, parse_definition
@@ -491,8 +491,9 @@ def _assert_shown(output: ToolOutput, limit: int, form: Any) -> None:
     assert_storable([fields.result, fields.tool_output])
 
 
-_SCOPE = SessionScope(b"k" * 32)
-_OPERATOR = OperatorEnvs(parameters=frozenset({"note"}))
+_SOURCES = ArgumentSources(
+    OperatorEnvs(parameters=frozenset({"note"})), lambda _: SecretStr("the-key"), SessionScope(b"k" * 32)
+)
 _ARGUMENT_NAMES = (
     "query",
     "url",
@@ -525,8 +526,7 @@ def check_arguments(data: bytes) -> None:
     try:
         definition = parse_definition(_record(source))
         call = read_tool_call(_card(source), "call")
-        owner = CallOwner(identity.project_id, identity.agent_id, placeholder_values(identity))
-        arguments = prepare_arguments(definition, call, owner, _OPERATOR, lambda _: SecretStr("the-key"), _SCOPE)
+        arguments = _SOURCES.resolve(definition, call, identity)
     except ToolError as error:
         assert_storable(failure(error, 1).result)
         return

@@ -46,7 +46,7 @@ from openapi_tool.protocol.report import Report, TurnCondition, Wakeup
 from openapi_tool.protocol.settlement import Settlement
 from openapi_tool.telemetry.spans import WireTracer
 from openapi_tool.tools import deadlines
-from openapi_tool.tools.arguments import Arguments, OperatorEnvs
+from openapi_tool.tools.arguments import Arguments, ArgumentSources, OperatorEnvs
 from openapi_tool.tools.cursors import Cursors
 from openapi_tool.tools.deadlines import Deadline
 from openapi_tool.tools.definition import ToolDefinition
@@ -330,9 +330,7 @@ def runner(kernel: Any, tools: Any, **changes: Any) -> ToolRunner:
     """Return a runner over these fakes that authorizes every call."""
     options = RunnerOptions(
         authorizer=Authorizer(),
-        envs=OperatorEnvs(),
-        read_secret=lambda _: SecretStr("a-key-of-the-test"),
-        scope=SessionScope(b"k" * 32),
+        arguments=ArgumentSources(OperatorEnvs(), lambda _: SecretStr("a-key-of-the-test"), SessionScope(b"k" * 32)),
     )
     continuation = Continuation(cast("Kernel", kernel), Cursors(b"k" * 32), ToolOptions())
     return ToolRunner(replace(options, **changes), tools, continuation)

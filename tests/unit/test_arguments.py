@@ -36,7 +36,7 @@ from openapi_tool.testing import ToolResult
 from openapi_tool.tools import bounds, schema
 from openapi_tool.tools import definition as definition_bounds
 from openapi_tool.tools.argument_names import fold, probably_meant
-from openapi_tool.tools.arguments import IDENTITY_ARGUMENTS, Arguments, OperatorEnvs, prepare_arguments
+from openapi_tool.tools.arguments import IDENTITY_ARGUMENTS, Arguments, ArgumentSources, OperatorEnvs
 from openapi_tool.tools.bounds import MAX_ROW_BYTES, MAX_VALUES, count_values, memory_bytes, row_bytes, row_problems
 from openapi_tool.tools.catalogue import CATALOGUE
 from openapi_tool.tools.definition import ToolDefinition, parse_definition
@@ -47,7 +47,7 @@ from openapi_tool.tools.schema import schema_problems
 from openapi_tool.tools.session_scope import SessionScope
 from tests.answering import ToolsOverTransport, serving
 from tests.requirements import requirement
-from tests.support import definition, owner, resident_bytes, search_output, tool_call
+from tests.support import definition, identity, resident_bytes, search_output, tool_call
 
 SCOPE = SessionScope(b"k" * 32)
 RULES = UrlPolicy()
@@ -130,8 +130,8 @@ def calls(draw: st.DrawFn) -> tuple[ToolDefinition, dict[str, Any]]:
 
 
 def prepared(found: ToolDefinition, arguments: dict[str, Any]) -> Arguments:
-    return prepare_arguments(
-        found, tool_call(arguments), owner(), OperatorEnvs(), lambda _: SecretStr("the-key"), SCOPE
+    return ArgumentSources(OperatorEnvs(), lambda _: SecretStr("the-key"), SCOPE).resolve(
+        found, tool_call(arguments), identity()
     )
 
 
@@ -401,7 +401,9 @@ A, B = "https://a.example/x", "https://b.example/"
 def arguments_for(tool: str, values: dict[str, Any], schema: dict[str, Any] | None = None) -> Arguments:
     found = definition({"tool": tool}, parameters=CATALOGUE[tool].schema() if schema is None else schema)
     source = {"JINA_API_KEY": SecretStr("a-key-of-the-test")}.__getitem__
-    return prepare_arguments(found, tool_call(values), owner(), OperatorEnvs(), source, SessionScope(b"k" * 32))
+    return ArgumentSources(OperatorEnvs(), source, SessionScope(b"k" * 32)).resolve(
+        found, tool_call(values), identity()
+    )
 
 
 def refusal(tool: str, values: dict[str, Any], schema: dict[str, Any] | None = None) -> str:

@@ -17,7 +17,7 @@ from openapi_tool.protocol.errors import BadRequest, ToolError, ToolMisconfigure
 from openapi_tool.protocol.jsontext import JsonObject, JsonValue
 from openapi_tool.protocol.records import DefinitionRecord
 from openapi_tool.tools.argument_names import fold
-from openapi_tool.tools.arguments import Arguments, OperatorEnvs, prepare_arguments
+from openapi_tool.tools.arguments import Arguments, ArgumentSources, OperatorEnvs
 from openapi_tool.tools.catalogue import CATALOGUE, OPERATIONS, READER, BuiltInTool, DuplicateTool, Operation, catalogue
 from openapi_tool.tools.definition import parse_definition, suspend_timeout
 from openapi_tool.tools.output import Item, ToolOutput, Usage
@@ -29,7 +29,7 @@ from openapi_tool.tools.session_scope import SessionScope
 from openapi_tool.tools.switches import ALL, Switch, Switches, SwitchRecordInvalid
 from openapi_tool.tools.wording import counted
 from tests.requirements import requirement
-from tests.support import TRACE_ID, definition, owner, tool_call
+from tests.support import TRACE_ID, definition, identity, tool_call
 
 ENVIRONMENT = {"JINA_API_KEY": "key-one", "SEARCH_API_KEY": "key-two", "EXTRA": "extra-value", "PG_DSN": "dsn"}
 SECRETS = Secrets(ENVIRONMENT, {"JINA_API_KEY", "SEARCH_API_KEY", "EXTRA", "UNSET"})
@@ -59,13 +59,8 @@ def prepare(
     **options: Any,
 ) -> Arguments:
     parameters = options.pop("parameters", None)
-    return prepare_arguments(
-        definition(parameters=parameters, **options),
-        tool_call(arguments, *applied),
-        caller or owner(),
-        operator,
-        SECRETS,
-        SCOPE,
+    return ArgumentSources(operator, SECRETS, SCOPE).resolve(
+        definition(parameters=parameters, **options), tool_call(arguments, *applied), caller or identity()
     )
 
 
@@ -249,7 +244,7 @@ def test_every_placeholder_is_rendered_at_any_depth() -> None:
 
 @requirement("arguments.prepared")
 def test_a_substituted_value_is_never_read_as_a_template() -> None:
-    caller = owner(agent_id="{project_id}")
+    caller = identity(agent_id="{project_id}")
     assert prepare({}, caller=caller, args={"fixed": {"q": "{agent_id}"}}).values["q"] == "{project_id}"
 
 
@@ -664,9 +659,11 @@ def test_a_short_key_is_refused() -> None:
 
 
 def session_of(arguments: dict[str, Any], **options: Any) -> str:
-    return prepare_arguments(
-        definition(**options), tool_call(arguments), owner(), OperatorEnvs(), CATALOGUE_SECRETS, CATALOGUE_SCOPE
-    ).session
+    return (
+        ArgumentSources(OperatorEnvs(), CATALOGUE_SECRETS, CATALOGUE_SCOPE)
+        .resolve(definition(**options), tool_call(arguments), identity())
+        .session
+    )
 
 
 @requirement("session.scoped")
