@@ -10,6 +10,7 @@ from openapi_tool.protocol.command import Delivery
 from openapi_tool.protocol.dialect import claimed_identity
 from openapi_tool.tools.wording import short
 
+_PROJECT = 2  # place in cg.VERSION.PROJECT.…
 _IDS = ("agent_id", "agent_turn_id", "tool_call_id")
 _MAX_PARSED_BYTES = 16_384  # of a body; a valid one has 1 kB
 _MAX_LOGGED_CHARS = 128
@@ -17,11 +18,15 @@ _MAX_LOGGED_CHARS = 128
 
 def project_of(subject: str) -> str:
     """Return the project in a command's subject, empty if it has none."""
-    return [*subject.split(".", 3), "", ""][2]  # cg.VERSION.PROJECT.…
+    tokens = subject.split(".", _PROJECT + 1)
+    return tokens[_PROJECT] if len(tokens) > _PROJECT else ""
 
 
 def ids_of(command: Delivery | Msg) -> dict[str, Any]:
-    """Return the ids that a command claims, each truncated, for log lines; not of a held message, which is empty."""
+    """Return the ids that a command claims, each truncated, for log lines.
+
+    Of a held command give its delivery: its message is empty (`bus/deliveries.py`).
+    """
     subject, headers, data = command.subject, command.headers or {}, command.data
     sequence = command.stream_sequence if isinstance(command, Delivery) else command.metadata.sequence.stream
     claimed = claimed_identity(subject, headers, data if len(data) <= _MAX_PARSED_BYTES else b"")

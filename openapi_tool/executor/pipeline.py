@@ -34,7 +34,7 @@ from openapi_tool.protocol.errors import (
     Unanswerable,
     Unavailable,
 )
-from openapi_tool.protocol.identity import CallIdentity, identify
+from openapi_tool.protocol.identity import CallIdentity, identify, unidentified
 from openapi_tool.protocol.records import CallRecords, EarlierResult
 from openapi_tool.protocol.report import Acceptance, Report, reportable_content, trace_link
 from openapi_tool.protocol.settlement import Acknowledge, Requeue, Settlement, StoreDeadLetter
@@ -139,9 +139,9 @@ class Pipeline:
     async def _handle(self, delivery: Delivery) -> Settlement:
         received = time.monotonic()
         command = self._dialect.decode(delivery)
-        if command.card_id is None and command.identity.tool_call_id is None:
-            identify(command.identity, None)  # raises Unanswerable: without an id no record can be found
         call_id = command.identity.tool_call_id or command.card_id
+        if call_id is None:  # no record can be found
+            raise unidentified()
         # Copies of a command run one after the other. Together they would share an upstream request, and its cost might
         # be counted by the copy whose commit is refused.
         async with self._call_locks.hold((command.identity.project_id, call_id)) as waited:

@@ -132,12 +132,12 @@ class ToolRunner:
                 output,
                 shown,
                 definition.result_format,
-                _ms_since(started),
-                call.attempts,
-                tool,
-                session,
-                _remaining_budget(call),
-                arguments.repaired,
+                latency_ms=_ms_since(started),
+                attempts=call.attempts,
+                tool=tool,
+                session=session,
+                budget=_remaining_budget(call),
+                repaired=arguments.repaired,
             )
         except Exception as cause:  # noqa: BLE001 - failure_result logs defects
             result, full_text = self.failure_result(call, definition.tool_name, cause, started, tool, session), None

@@ -119,10 +119,7 @@ def identify(claimed: ClaimedIdentity, card: CardRecord | None) -> CallIdentity:
     turn_id = claimed.agent_turn_id or _id(metadata.get("agent_turn_id"))
     call_id = claimed.tool_call_id or (card.tool_call_id if card and metadata else None)
     if agent_id is None or turn_id is None or not call_id:
-        raise Unanswerable(
-            "no_identity",
-            f"neither command nor tool.call card name agent, turn (at most {MAX_ID_BYTES} bytes each) and tool call",
-        )
+        raise unidentified()
     return CallIdentity(
         project_id=claimed.project_id,
         channel_id=claimed.channel_id,
@@ -137,6 +134,14 @@ def identify(claimed: ClaimedIdentity, card: CardRecord | None) -> CallIdentity:
         tracestate=claimed.tracestate,
         recursion_depth=claimed.recursion_depth,
         context_box_id=claimed.context_box_id,
+    )
+
+
+def unidentified() -> Unanswerable:
+    """Return the error of a command whose caller stays unknown."""
+    return Unanswerable(
+        "no_identity",
+        f"neither command nor tool.call card name agent, turn (at most {MAX_ID_BYTES} bytes each) and tool call",
     )
 
 
