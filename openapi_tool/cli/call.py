@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import orjson
 import typer
@@ -24,8 +24,9 @@ from openapi_tool.concurrency.cancellation import interruptible
 from openapi_tool.environment import DEFAULT_AUTH_ENV
 from openapi_tool.kernel.failures import located, translate_connection_errors
 from openapi_tool.local.caller import ERRORS, Caller, ResultRows, open_database
-from openapi_tool.local.dev import DevError, RequestedCall, running_dev, save_call
+from openapi_tool.local.dev_state import DevError, running_dev
 from openapi_tool.local.placed_call import PlacedCall
+from openapi_tool.local.requested_call import RequestedCall, save_call
 from openapi_tool.options.postgres import PoolOptions, PostgresOptions
 from openapi_tool.protocol.cards import as_model_reads
 from openapi_tool.protocol.dialect import ProtocolVersion
@@ -36,9 +37,6 @@ from openapi_tool.settings.loading import empty_servers
 from openapi_tool.telemetry.logs import printable_lines
 from openapi_tool.telemetry.redact import Redactor
 from openapi_tool.tools.secret_variables import Secret
-
-if TYPE_CHECKING:
-    pass
 
 _FAILED = 1
 _NO_RESULT = 3

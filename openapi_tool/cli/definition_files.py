@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 
@@ -23,9 +23,6 @@ from openapi_tool.tools.exports import complete
 from openapi_tool.tools.key_shapes import PREFIXED_KEY
 from openapi_tool.tools.problems import Problem
 from openapi_tool.tools.yaml_source import MAX_BYTES, Source, read_sources
-
-if TYPE_CHECKING:
-    pass
 
 LINT_FAILED = 1
 

@@ -26,7 +26,8 @@ from openapi_tool.telemetry.logs import printable_lines
 from openapi_tool.tools.wording import counted
 
 if TYPE_CHECKING:
-    from openapi_tool.local.stack import CompletedCall, EmbeddedStack
+    from openapi_tool.local.sample_calls import CompletedCall
+    from openapi_tool.local.stack import EmbeddedStack
 
 _DOUBLE_NOTE = (
     "The upstream is a double on loopback that answers with recorded real responses. For the real one: "
@@ -48,7 +49,8 @@ def demo(*, upstream: UpstreamChoice, protocol: ProtocolVersion | None, as_json:
 
 def _run(upstream: UpstreamChoice, protocol: ProtocolVersion, *, quiet: bool) -> list[CompletedCall]:
     with extra_needed("the demo"):
-        from openapi_tool.local import stack as local  # noqa: PLC0415 - needs the extra [local]
+        from openapi_tool.local import sample_calls  # noqa: PLC0415 - needs the extra [local]
+        from openapi_tool.local import stack as local  # noqa: PLC0415 - the same
         from openapi_tool.local.servers import ServerFailed  # noqa: PLC0415 - the same
 
     async def prepare(stack: EmbeddedStack) -> None:
@@ -62,7 +64,7 @@ def _run(upstream: UpstreamChoice, protocol: ProtocolVersion, *, quiet: bool) ->
     stack = local.EmbeddedStack()
     try:
         with running(stack, local.DATABASE, prepare, settings, quiet=quiet) as executor:
-            return asyncio.run(local.play(stack, executor, upstream.value, protocol))
+            return asyncio.run(sample_calls.play(stack, executor, upstream.value, protocol))
     except ServerFailed as failure:
         fail(str(failure))
     except TimeoutError:

@@ -34,7 +34,7 @@ from openapi_tool.settings.sources import SourceUnreadable
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from openapi_tool.local.dev import StackAddress
+    from openapi_tool.local.dev_state import StackAddress
 
 CONNECT_S = 1.5  # together with the start of the program, a failure is printed within 3 s
 NO_DATABASE = {"postgres": {"dsn": "postgresql://unused"}}
@@ -81,7 +81,7 @@ def find_dev(protocol: ProtocolVersion | None) -> tuple[StackAddress | None, str
     """Return this user's running `dev`, else None and the reason, empty if this installation has no `dev`."""
     if not find_spec("openapi_tool.local"):  # the image does not contain the embedded stack
         return None, ""
-    from openapi_tool.local.dev import DevError, running_dev  # noqa: PLC0415 - see above
+    from openapi_tool.local.dev_state import DevError, running_dev  # noqa: PLC0415 - see above
 
     try:
         return running_dev(protocol), ""

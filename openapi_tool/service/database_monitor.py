@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
 from openapi_tool.bus.fetch_mode import FetchMode
 from openapi_tool.kernel.breaker import CircuitBreaker
@@ -14,9 +13,6 @@ from openapi_tool.kernel.store import KernelStore
 from openapi_tool.options.postgres import PoolOptions
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.telemetry.health import POSTGRES, Health
-
-if TYPE_CHECKING:
-    pass
 
 _MAX_CHECK_S = 3.0  # a hanging check ends only after several timeouts of the driver, so do not wait for its end
 _NO_ANSWER = Unavailable(f"PostgreSQL: no answer within {_MAX_CHECK_S:.0f} s")

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from tenacity import wait_exponential_jitter
 
@@ -34,14 +34,11 @@ from openapi_tool.kernel.store import KernelStore
 from openapi_tool.options.postgres import PoolOptions
 from openapi_tool.protocol.dialect import dialect_of
 from openapi_tool.protocol.errors import Unavailable
+from openapi_tool.service.database_monitor import DatabaseMonitor
+from openapi_tool.service.shared_parts import Shared
 from openapi_tool.settings import Settings
 from openapi_tool.telemetry.health import NATS
 from openapi_tool.tools.deadlines import TimeLimits, longest_call_s
-
-if TYPE_CHECKING:
-    pass
-from openapi_tool.service.database_monitor import DatabaseMonitor
-from openapi_tool.service.shared_parts import Shared
 
 T = TypeVar("T")
 

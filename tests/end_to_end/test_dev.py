@@ -32,9 +32,8 @@ from openapi_tool.cli.dev import Feed
 from openapi_tool.cli.dev_executor import DevStatistics, dev_settings
 from openapi_tool.cli.options import UpstreamChoice
 from openapi_tool.local.caller import Caller
-from openapi_tool.local.dev import (
-    AGENT,
-    PROJECT,
+from openapi_tool.local.dev import AGENT, PROJECT
+from openapi_tool.local.dev_state import (
     DevError,
     announce,
     claimed_state,

@@ -47,7 +47,8 @@ from openapi_tool.cli.tables import Rows, output, redraw
 from openapi_tool.local.caller import STREAM, Caller, ResultRows
 from openapi_tool.local.executor import LoopbackResolver
 from openapi_tool.local.placed_call import PlacedCall
-from openapi_tool.local.stack import CompletedCall, EmbeddedStack
+from openapi_tool.local.sample_calls import CompletedCall
+from openapi_tool.local.stack import EmbeddedStack
 from openapi_tool.service.shared_parts import upstream_transport
 from openapi_tool.telemetry.logs import ConsoleFormatter, printable_json, printable_line, printable_lines
 from openapi_tool.telemetry.redact import Redactor
