@@ -30,9 +30,10 @@ from openapi_tool.bus.dead_letters import DeadLetters
 from openapi_tool.bus.options import ConsumerOptions, DurableOptions, NatsOptions
 from openapi_tool.bus.streams import ensure_durable
 from openapi_tool.local.placed_call import VERSION
-from openapi_tool.options import ExecutorOptions
-from openapi_tool.protocol.command import Acknowledge, Delivery, Settlement
-from openapi_tool.protocol.identity import command_filter, default_durable
+from openapi_tool.options.executor import ExecutorOptions
+from openapi_tool.protocol.command import Delivery
+from openapi_tool.protocol.settlement import Acknowledge, Settlement
+from openapi_tool.protocol.subjects import command_filter, default_durable
 from openapi_tool.telemetry.redact import Redactor
 
 _PODS_PER_CONNECTION = 50

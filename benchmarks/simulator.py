@@ -18,8 +18,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from openapi_tool.bus.intake import MIN_LOOK_AHEAD, HandBackDelays
-from openapi_tool.bus.leases import Held
+from openapi_tool.bus.hand_back import HandBackDelays
+from openapi_tool.bus.held import Held
+from openapi_tool.bus.intake import MIN_LOOK_AHEAD
 from openapi_tool.bus.pull_consumer import JITTER, PAUSE_S
 from openapi_tool.bus.scheduler import FairScheduler
 

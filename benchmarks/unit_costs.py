@@ -25,8 +25,8 @@ from benchmarks.run import Rounds, settings_of
 from openapi_tool.jina.failures import key_failure
 from openapi_tool.limits.limiter import Limiter
 from openapi_tool.limits.permits import KeyPool, LimitOptions, Need, Permits, Unlimited
-from openapi_tool.tools.placeholders import Secrets
-from openapi_tool.tools.policy import Deadline
+from openapi_tool.tools.deadlines import Deadline
+from openapi_tool.tools.secret_variables import Secrets
 
 CALLS = 500
 _ASKS = {"search-2k": Ask(), "reader-50k": Ask("reader", size=50_000)}

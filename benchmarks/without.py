@@ -53,9 +53,9 @@ def _dumps(value: Any, default: Callable[[Any], Any] | None = None, option: int 
 
 def no_gc_settings() -> None:
     """Keep Python's default settings of the garbage collector."""
-    from openapi_tool import service  # noqa: PLC0415 - another part may have to be removed before the import
+    from openapi_tool.service import process  # noqa: PLC0415 - another part may have to be removed before the import
 
-    service.collect_garbage_rarely = lambda: None  # no setting disables it
+    process.collect_garbage_rarely = lambda: None  # type: ignore[attr-defined]  # no setting disables it
 
 
 def no_aiohttp() -> None:

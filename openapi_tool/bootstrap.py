@@ -20,23 +20,25 @@ from openapi_tool.executor.ports import Artifacts
 from openapi_tool.executor.runner import RunnerOptions, ToolRunner
 from openapi_tool.isolation.service import Isolation
 from openapi_tool.jina.backend import JinaBackend, JinaBackendOptions
-from openapi_tool.jina.client import EgressTransport, JinaClient, tls_context
+from openapi_tool.jina.client import JinaClient
+from openapi_tool.jina.egress import EgressTransport, tls_context
 from openapi_tool.jina.retries import Sleep
 from openapi_tool.limits.permits import Permits
-from openapi_tool.options import PoolOptions
+from openapi_tool.options.postgres import PoolOptions
 from openapi_tool.protocol.dialect import dialect_of
-from openapi_tool.protocol.identity import command_filter
+from openapi_tool.protocol.subjects import command_filter
 from openapi_tool.settings import Settings, SettingsError
 from openapi_tool.settings.loading import secret_values, unmasked
 from openapi_tool.settings.sources import DriverOptions
 from openapi_tool.telemetry.health import Health
 from openapi_tool.telemetry.redact import Redactor
-from openapi_tool.tools.arguments import OperatorEnvs
+from openapi_tool.tools.argument_names import fold
+from openapi_tool.tools.arguments import ArgumentSources, OperatorEnvs
+from openapi_tool.tools.cursors import Cursors
 from openapi_tool.tools.lint import LintLimits
-from openapi_tool.tools.placeholders import Secrets
 from openapi_tool.tools.policy import HOOKS_GROUP, Authorizer, Hook
-from openapi_tool.tools.problems import fold
-from openapi_tool.tools.scopes import Cursors, SessionScope
+from openapi_tool.tools.secret_variables import Secrets
+from openapi_tool.tools.session_scope import SessionScope
 
 NAME = "openapi-tool"
 
@@ -154,9 +156,7 @@ def build_runner(bootstrap: Bootstrap, upstream: Upstream, artifacts: Artifacts,
     settings = bootstrap.settings
     options = RunnerOptions(
         authorizer=bootstrap.authorizer,
-        envs=operator_envs(settings),
-        read_secret=bootstrap.secrets,
-        scope=SessionScope(session_key),
+        arguments=ArgumentSources(operator_envs(settings), bootstrap.secrets, SessionScope(session_key)),
         kernel=bootstrap.scope,
         isolation=upstream.isolation,
     )

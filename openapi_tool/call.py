@@ -12,8 +12,8 @@ from pydantic import SecretStr
 
 from openapi_tool.budgets.budgets import Charge
 from openapi_tool.limits.permits import NO_SLOT, Slot
-from openapi_tool.protocol.records import Attempt
-from openapi_tool.tools.arguments import CallOwner
+from openapi_tool.protocol.attempts import Attempt
+from openapi_tool.protocol.identity import CallIdentity
 from openapi_tool.tools.output import NO_USAGE, Usage
 
 _NUMBERS = count()
@@ -38,8 +38,8 @@ class CallMemory(Protocol):
 class Call:
     """Who calls, and what the call has used so far.
 
-    - `owner`: project and agent as the front end names them.
-    - `project`: the same project among all kernels of the process (`scoped_project`); shares and queues are kept by it.
+    - `identity`: as the front end names them.
+    - `project`: the project among all kernels of the process (`scoped_project`); shares and queues are kept by it.
     - `memory`: leave it once the result is stored. A shared request may keep it longer.
     - `slot`: given up while a request waits for a permit.
     - `recheck`: raises ToolError once the call may send no more requests.
@@ -53,7 +53,7 @@ class Call:
     - `number`: identifies the call in this process.
     """
 
-    owner: CallOwner
+    identity: CallIdentity
     project: str
     memory: CallMemory
     slot: Slot = NO_SLOT
@@ -69,4 +69,4 @@ class Call:
     @property
     def flow(self) -> tuple[str, str]:
         """Project and agent, by which waiting requests take turns."""
-        return self.project, self.owner.agent_id
+        return self.project, self.identity.agent_id

@@ -8,7 +8,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from openapi_tool.urls import POSTGRES_SCHEMES, SCHEMES, parse_dsn, parse_url
+from openapi_tool.dsn import POSTGRES_SCHEMES, parse_dsn
+from openapi_tool.urls import SCHEMES, parse_url
 
 CONFIG_VARIABLE = "OPENAPI_TOOL_CONFIG"
 KERNEL_CONFIG_VARIABLE = "CG_CONFIG_TOML"

@@ -23,7 +23,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, NoReturn, TypeVar
 
-from openapi_tool.options import ExecutorOptions
+from openapi_tool.options.executor import ExecutorOptions
 from openapi_tool.signals import hung_up
 
 log = logging.getLogger(__name__)

@@ -26,8 +26,8 @@ from respx.models import AllMockedAssertionError
 from openapi_tool.bootstrap import Upstream, build_bootstrap, build_runner, lint_limits
 from openapi_tool.environment import DEFAULT_AUTH_ENV
 from openapi_tool.executor.runner import ToolCallRequest
-from openapi_tool.jina.client import EgressTransport
 from openapi_tool.jina.definition_checks import source_problems
+from openapi_tool.jina.egress import EgressTransport
 from openapi_tool.local.recordings import (
     RECORDED_HOSTS,
     Recording,
@@ -38,15 +38,15 @@ from openapi_tool.local.recordings import (
     recording_of,
 )
 from openapi_tool.protocol.cards import StoredText, ToolCall, as_model_reads
-from openapi_tool.protocol.jsontext import ErrorObject, UsageObject
+from openapi_tool.protocol.identity import CallIdentity
 from openapi_tool.protocol.records import Artifact
+from openapi_tool.protocol.result_objects import ErrorObject, UsageObject
 from openapi_tool.settings import Settings
-from openapi_tool.tools.arguments import CallOwner
+from openapi_tool.tools.deadlines import TimeLimits
 from openapi_tool.tools.definition import ToolDefinition, parse_definition, stored_record
 from openapi_tool.tools.exports import complete
-from openapi_tool.tools.policy import TimeLimits
-from openapi_tool.tools.problems import Source, read_source
 from openapi_tool.tools.result import ResultFields
+from openapi_tool.tools.yaml_source import Source, read_source
 
 PROJECT, AGENT = "proj_test", "agent_test"
 KEY = "key-of-the-test"
@@ -173,13 +173,14 @@ class InProcessExecutor:
         Raises InvalidDefinition, UnansweredRequest.
         """
         parsed = self._parsed(definition)
-        owner = CallOwner(project, agent, {**_IDS, "project_id": project, "agent_id": agent, **(ids or {})})
+        named: dict[str, Any] = {**_IDS, "project_id": project, "agent_id": agent, **(ids or {})}
+        identity = CallIdentity(**{**named, "turn_epoch": int(named["turn_epoch"] or 0)})
         limits = TimeLimits(self._settings.executor, self._settings.tools)
         deadline = limits.deadline(0, parsed.suspend_timeout_s, parsed.timeout_s)
         traffic = _Traffic()
         token = _traffic.set(traffic)
         try:
-            call = self._runner.new_call(owner)
+            call = self._runner.new_call(identity)
             with call.memory:
                 request = ToolCallRequest(parsed, ToolCall(arguments), deadline)
                 fields, stored_text = await self._runner.run(call, request)
@@ -188,7 +189,7 @@ class InProcessExecutor:
         if traffic.unanswered is not None:
             raise traffic.unanswered
         if stored_text is not None:
-            self._artifacts.put(owner, stored_text)
+            self._artifacts.put(identity, stored_text)
         text = as_model_reads({"status": fields.status, "result": fields.result, "error": fields.error})
         return ToolResult(text, fields, tuple(traffic.requests), tuple(traffic.waits_s))
 
@@ -285,7 +286,7 @@ class _MemoryArtifacts:
     def __init__(self) -> None:
         self._stored: dict[tuple[str, str, str], Artifact] = {}
 
-    def put(self, owner: CallOwner, stored: StoredText) -> None:
+    def put(self, owner: CallIdentity, stored: StoredText) -> None:
         """Store the whole text of a truncated result."""
         text = orjson.loads(stored.content)["text"]
         artifact = Artifact(stored.card_id, stored.chars, stored.sha256, text, stored.items)

@@ -24,8 +24,9 @@ from typing import Any
 
 from openapi_tool.local.caller import Caller, prepare_database
 from openapi_tool.local.dev import FALLBACKS
+from openapi_tool.local.sample_calls import demo_tools
 from openapi_tool.local.servers import free_port
-from openapi_tool.local.stack import CALLS, EmbeddedStack, demo_tools, kernel_schema
+from openapi_tool.local.stack import CALLS, EmbeddedStack, kernel_schema
 
 ROOT = Path(__file__).parent.parent
 DASHBOARD = ROOT / "helm" / "openapi-tool" / "files" / "dashboard.json"

@@ -8,7 +8,7 @@ import json
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import httpx
@@ -20,25 +20,31 @@ from openapi_tool.executor.ports import Kernel
 from openapi_tool.isolation.pool import WorkerPool
 from openapi_tool.isolation.service import Isolation
 from openapi_tool.jina.backend import JinaBackend, JinaBackendOptions
-from openapi_tool.jina.byte_semaphore import RequestContext, ResponseMemory
+from openapi_tool.jina.byte_semaphore import ByteSemaphore, RequestContext, ResponseMemory
 from openapi_tool.jina.client import JinaClient
 from openapi_tool.jina.options import CacheOptions, EgressOptions, RetryOptions
 from openapi_tool.jina.url_policy import UrlPolicy
 from openapi_tool.limits.permits import Permits
-from openapi_tool.options import ToolOptions
+from openapi_tool.options.tools import ToolOptions
 from openapi_tool.protocol.cards import StoredText
+from openapi_tool.protocol.identity import CallIdentity
 from openapi_tool.protocol.records import DefinitionRecord
-from openapi_tool.tools.arguments import Arguments, CallOwner
+from openapi_tool.tools.arguments import Arguments
+from openapi_tool.tools.cursors import Cursors
+from openapi_tool.tools.deadlines import Deadline
 from openapi_tool.tools.definition import parse_definition
 from openapi_tool.tools.output import ToolOutput
-from openapi_tool.tools.policy import Deadline
 from openapi_tool.tools.result import RenderedResult, ResultFields, success
-from openapi_tool.tools.scopes import Cursors
 
 KEY = "a-key-of-the-test_0123456789"
 MAX_BYTES = 10_000_000
-OWNER = CallOwner("proj", "agent", {})
+OWNER = CallIdentity("proj", "agent")
 QUESTIONS: Mapping[str, Mapping[str, Any]] = {"search": {"q": "a query"}, "reader": {"url": "https://a.example/"}}
+
+
+def a_call(**changes: Any) -> Call:
+    """Return a call without memory of its own."""
+    return replace(call_within(ByteSemaphore(0).for_call("proj")), **changes)
 
 
 def call_within(memory: ResponseMemory) -> Call:
@@ -148,7 +154,7 @@ class ToolsOverTransport:
         with self.tools.call_memory("proj") as memory:
             output = await self.output(mode, key, sent, memory, **values)
             definition = parse_definition(DefinitionRecord("a_tool", None, {}, {"jina": {"mode": mode}}))
-            rendered, artifact = await self.continuation.render(output, definition, OWNER)
+            rendered, artifact = await self.continuation.render(a_call(), definition, output)
             return success(output, rendered, "text", 1), rendered, artifact
 
 

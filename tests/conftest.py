@@ -22,7 +22,7 @@ import pytest
 import typer.main
 from hypothesis import HealthCheck, settings
 
-from openapi_tool.jina.client import tls_context
+from openapi_tool.jina.egress import tls_context
 from openapi_tool.local.caller import Caller, prepare_database
 from openapi_tool.local.executor import ExecutorProcess
 from openapi_tool.local.stack import EmbeddedStack, kernel_schema

@@ -33,8 +33,11 @@ from tests.support import copy_clusters
 
 _COMMANDS = [
     "call",
+    "check",
     "deadletters",
+    "demo",
     "dev",
+    "durable",
     "inspect",
     "limits",
     "permissions",

@@ -27,7 +27,7 @@ MONEY = (
         "tests/wire/test_refusals.py::test_an_invalid_page_address_is_refused",
     ),
     Mutation(
-        "tools/policy.py",
+        "tools/deadlines.py",
         " - max(0.0, age_s)",
         "",
         "tests/end_to_end/test_path.py::test_a_command_that_waited_too_long_is_not_begun",
@@ -39,7 +39,7 @@ MONEY = (
         "tests/wire/test_refusals.py::test_an_id_with_the_md5_of_an_answered_one_is_refused_before_anything_is_billed",
     ),
     Mutation(
-        "protocol/command.py",
+        "protocol/report.py",
         "records.reported_inbox_id is not None",
         "not records",
         "tests/wire/test_answers.py::test_a_report_without_its_card_is_detected_before_anything_is_billed",
@@ -76,7 +76,7 @@ MONEY = (
     ),
     Mutation(
         "executor/runner.py",
-        "await self._options.authorizer.authorize(definition, owner, arguments)",
+        "await self._options.authorizer.authorize(definition, call.identity, arguments)",
         "pass",
         "tests/registry/test_exports.py::test_a_denied_call_fails_without_an_upstream_request",
     ),
@@ -104,13 +104,13 @@ IDENTITY = (
         "tests/unit/test_protocol.py::test_an_id_that_cannot_be_stored_is_refused_instead_of_changed",
     ),
     Mutation(
-        "kernel/fragments.py",
+        "kernel/load.py",
         "where project_id = $1 and message_type = 'tool_result' and md5(correlation_id) = md5(k.tool_call_id)",
         "where message_type = 'tool_result' and md5(correlation_id) = md5(k.tool_call_id)",
         "tests/kernel/test_store.py::test_nothing_of_another_project_is_read",
     ),
     Mutation(
-        "kernel/fragments.py",
+        "kernel/load.py",
         "where project_id = $1 and message_type = 'tool_result'",
         "where message_type = 'tool_result'",
         "tests/wire/test_secrets.py::test_a_report_of_the_same_call_id_in_another_project_is_ignored",
@@ -129,8 +129,8 @@ IDENTITY = (
     ),
     Mutation(
         "executor/runner.py",
-        "project = scoped_project(self._options.kernel, owner.project_id)",
-        "project = owner.project_id",
+        "project = scoped_project(self._options.kernel, identity.project_id)",
+        "project = identity.project_id",
         "tests/dialects/test_dialects.py::test_a_project_of_two_kernels_has_separate_shares_of_memory_and_permits",
     ),
     Mutation(
@@ -140,7 +140,7 @@ IDENTITY = (
         "tests/races/test_nats.py::test_commands_of_two_streams_with_the_same_sequence_have_separate_leases",
     ),
     Mutation(
-        "bus/dead_letter_reader.py",
+        "bus/command_state.py",
         "ids = (letter.version, claimed.project_id",
         "ids = (options.version, claimed.project_id",
         "tests/dialects/test_dialects.py::test_dead_letters_with_equal_ids_are_distinguished",
@@ -164,13 +164,13 @@ IDENTITY = (
         "tests/wire/test_refusals.py::test_tenant_headers_that_differ_from_the_subject_are_refused",
     ),
     Mutation(
-        "kernel/fragments.py",
+        "kernel/load.py",
         "and tenant_id = $1 and deleted_at is null\n    union all",
         "and deleted_at is null\n    union all",
         "tests/wire/test_refusals.py::test_a_call_card_of_another_project_is_not_found",
     ),
     Mutation(
-        "kernel/fragments.py",
+        "kernel/load.py",
         "where project_id = $1 and tool_name in ($7, $8)",
         "where tool_name in ($7, $8)",
         "tests/wire/test_refusals.py::test_a_tool_of_another_project_is_not_found",
@@ -188,19 +188,19 @@ IDENTITY = (
         "tests/wire/test_answers.py::test_an_earlier_result_of_another_author_is_left_alone",
     ),
     Mutation(
-        "tools/scopes.py",
+        "tools/session_scope.py",
         "orjson.dumps(owned, option=orjson.OPT_SORT_KEYS)",
         'f"{project_id}{agent_id}{alias}".encode("utf-8", "replace")',
         "tests/unit/test_tools.py::test_separator_in_an_id_does_not_make_two_owners_equal",
     ),
     Mutation(
-        "tools/scopes.py",
+        "tools/session_scope.py",
         "[project_id, agent_id, alias]",
         "[project_id, alias]",
         "tests/unit/test_tools.py::test_identities_agree_exactly_where_owner_and_alias_do",
     ),
     Mutation(
-        "kernel/fragments.py",
+        "kernel/load.py",
         "where project_id = $1 and tool_name in",
         "where tool_name in",
         "tests/wire/test_secrets.py::test_a_call_reads_only_rows_of_its_project",
@@ -212,37 +212,37 @@ IDENTITY = (
         "tests/wire/test_secrets.py::test_a_turn_or_edge_of_another_project_accepts_no_report",
     ),
     Mutation(
-        "kernel/fragments.py",
+        "kernel/load.py",
         "where project_id = $1 and md5(correlation_id) = md5(k.tool_call_id)",
         "where md5(correlation_id) = md5(k.tool_call_id)",
         "tests/wire/test_secrets.py::test_a_turn_or_edge_of_another_project_accepts_no_report",
     ),
     Mutation(
-        "kernel/fragments.py",
+        "kernel/load.py",
         "where tenant_id = $1 and md5(tool_call_id) = md5(k",
         "where md5(tool_call_id) = md5(k",
         "tests/wire/test_secrets.py::test_a_result_of_the_same_call_id_in_another_project_is_ignored",
     ),
     Mutation(
-        "tools/scopes.py",
-        "orjson.dumps([project_id, agent_id, payload.hex()])",
-        "orjson.dumps([project_id, payload.hex()])",
+        "tools/cursors.py",
+        "orjson.dumps([owner.project_id, owner.agent_id, payload.hex()])",
+        "orjson.dumps([owner.project_id, payload.hex()])",
         "tests/unit/test_content.py::test_cursor_is_valid_for_its_owner_only",
     ),
     Mutation(
-        "tools/scopes.py",
-        "orjson.dumps([project_id, agent_id, payload.hex()])",
-        "orjson.dumps([agent_id, payload.hex()])",
+        "tools/cursors.py",
+        "orjson.dumps([owner.project_id, owner.agent_id, payload.hex()])",
+        "orjson.dumps([owner.agent_id, payload.hex()])",
         "tests/unit/test_content.py::test_cursor_is_valid_for_its_owner_only",
     ),
     Mutation(
         "executor/stored_search.py",
-        "position = self._cursors.read(owner.project_id, owner.agent_id, cursor)",
-        "position = self._cursors.read(owner.project_id, 'agent_0', cursor)",
+        "position = self._cursors.read(call.identity, cursor)",
+        "position = self._cursors.read(type(call.identity)(call.identity.project_id, 'agent_0'), cursor)",
         "tests/wire/test_continuation.py::test_case_11_the_results_of_a_search_are_searched_by_the_reading_tool",
     ),
     Mutation(
-        "kernel/fragments.py",
+        "kernel/lookups.py",
         "where card_id = $3 and tenant_id = $1 and",
         "where card_id = $3 and $1 <> '' and",
         "tests/wire/test_continuation.py::test_a_cursor_of_another_agent_or_of_no_text_is_unknown",
@@ -254,13 +254,13 @@ IDENTITY = (
         "tests/wire/test_answers.py::test_another_agent_or_session_does_not_share_the_cache",
     ),
     Mutation(
-        "executor/commit.py",
+        "executor/parked_results.py",
         "if not hmac.compare_digest(seal, self._seal(identity, record)):",
         "if not seal:",
         "tests/unit/test_executor.py::test_parked_record_with_a_wrong_seal_is_ignored",
     ),
     Mutation(
-        "executor/commit.py",
+        "executor/parked_results.py",
         "owner = [identity.project_id, ",
         "owner = [",
         "tests/unit/test_executor.py::test_parked_result_is_not_found_by_another_project_agent_or_turn",
@@ -272,7 +272,7 @@ IDENTITY = (
         "tests/wire/test_inspect.py::test_no_call_of_another_project_is_shown",
     ),
     Mutation(
-        "bus/connection.py",
+        "bus/replica_statistics.py",
         "if _is_reply_subject(message.reply):",
         "if message.reply:",
         "tests/wire/test_inspect.py::test_a_replica_answers_only_below_its_own_subject",
@@ -282,7 +282,7 @@ IDENTITY = (
 
 SECRETS = (
     Mutation(
-        "tools/placeholders.py",
+        "tools/secret_variables.py",
         "if variable not in self.allowed:",
         "if not variable:",
         "tests/unit/test_tools.py::test_a_variable_that_is_not_allowed_is_refused_with_the_setting_to_extend",
@@ -294,7 +294,7 @@ SECRETS = (
         "tests/wire/test_secrets.py::test_a_definition_may_use_a_key_only_as_key",
     ),
     Mutation(
-        "tools/placeholders.py",
+        "tools/secret_variables.py",
         "        if is_executors_own(variable):\n",
         "        if not variable:\n",
         "tests/unit/test_secrets.py::test_a_variable_of_the_executor_itself_is_never_handed_out",
@@ -306,13 +306,13 @@ SECRETS = (
         "tests/unit/test_tools.py::test_unusable_definition_names_the_place",
     ),
     Mutation(
-        "jina/client.py",
+        "jina/egress.py",
         'url.scheme != "https" or ',
         "",
         "tests/unit/test_http.py::test_no_other_destination_passes_the_egress",
     ),
     Mutation(
-        "jina/client.py",
+        "jina/egress.py",
         ' or headers[names.index(b"host")][1].decode("latin-1") not in ALLOWED_HOSTS',
         "",
         "tests/unit/test_http.py::test_no_other_header_passes_the_egress",
@@ -324,7 +324,7 @@ SECRETS = (
         "tests/unit/test_http.py::test_the_connection_layer_follows_no_redirect_and_keeps_no_cookie",
     ),
     Mutation(
-        "jina/client.py",
+        "jina/egress.py",
         "context.minimum_version = ssl.TLSVersion.TLSv1_2",
         "context.check_hostname, context.verify_mode = False, ssl.CERT_NONE",
         "tests/unit/test_http.py::test_a_certificate_of_an_unknown_authority_is_refused",
@@ -336,7 +336,7 @@ SECRETS = (
         "tests/wire/test_bus.py::test_nothing_is_sent_to_a_server_without_tls",
     ),
     Mutation(
-        "jina/client.py",
+        "jina/egress.py",
         'if _CONTROL.search(b"".join([value for _, value in headers])):',
         "if not headers:",
         "tests/unit/test_egress.py::test_no_header_with_a_line_break_leaves",
@@ -360,7 +360,7 @@ SECRETS = (
         "tests/unit/test_telemetry.py::test_a_span_shows_no_secret_in_name_attributes_events_and_status",
     ),
     Mutation(
-        "bus/dead_letters.py",
+        "bus/dead_letter_records.py",
         "return without_secrets(letter, redactor)",
         "return letter",
         "tests/canary/test_canary.py::test_no_secret_is_in_any_output_and_no_result_confirms_a_guess_whatever_goes_wrong",
@@ -448,7 +448,7 @@ LOSS = (
         "tests/wire/test_answers.py::test_our_earlier_unreported_result_is_reported_with_a_doorbell",
     ),
     Mutation(
-        "kernel/fragments.py",
+        "kernel/commit.py",
         "coalesce(current_setting('{_LOCKED}', true), '') = 'true'",
         "pg_try_advisory_xact_lock($16)",
         "tests/kernel/test_result_order.py::"
@@ -462,7 +462,7 @@ LOSS = (
         "test_damage_of_the_tables_is_found_by_the_next_ping_and_cleared_by_an_inspection_only",
     ),
     Mutation(
-        "kernel/fragments.py",
+        "kernel/commit.py",
         "    on conflict (tenant_id, md5(tool_call_id)) where tool_call_id is not null and metadata ->> 'type' = "
         "'tool.result'\n",
         "    on conflict\n",
@@ -487,7 +487,7 @@ LOSS = (
         "tests/wire/test_dead_letters.py::test_dead_letter_is_discarded_after_five_deliveries_during_an_outage",
     ),
     Mutation(
-        "bus/leases.py",
+        "bus/heartbeats.py",
         "await work.message.in_progress()",
         "pass",
         "tests/wire/test_reliability.py::test_a_long_call_is_sent_once_and_delivered_once",
@@ -511,7 +511,7 @@ LOSS = (
         "tests/races/test_cancellation.py::test_a_call_cancelled_at_any_await_is_acknowledged_or_handed_back",
     ),
     Mutation(
-        "kernel/fragments.py",
+        "kernel/commit.py",
         "identity.tool_call_id,\n        turn.",
         "report.inbox_id,\n        turn.",
         "tests/wire/test_reliability.py::test_two_commands_of_one_call_give_one_result",
@@ -547,25 +547,25 @@ LOSS = (
         "tests/wire/test_storage.py::test_a_recreated_durable_starts_after_the_ack_floor_of_the_old_one",
     ),
     Mutation(
-        "executor/waiting_turn.py",
+        "executor/doorbell.py",
         "                raise\n",
         "                pass\n",
         "tests/races/test_nats.py::test_a_command_whose_doorbell_fails_is_requeued_until_no_worker_waits",
     ),
     Mutation(
-        "executor/waiting_turn.py",
+        "executor/doorbell.py",
         "        except NotStored:\n            raise\n",
         "        except NotStored:\n            published = False\n",
         "tests/races/test_nats.py::test_while_no_message_is_stored_a_doorbell_is_never_given_up",
     ),
     Mutation(
-        "bus/connection.py",
+        "bus/doorbells.py",
         "            if why := self._why_not_stored(error):\n",
         "            if (why := self._why_not_stored(error)) and not isinstance(error, _PERMANENT):\n",
         "tests/races/test_nats.py::test_while_no_message_is_stored_a_doorbell_is_never_given_up",
     ),
     Mutation(
-        "bus/intake.py",
+        "bus/hand_back.py",
         "or self._unrun_deliveries.pop(metadata.sequence.stream, 0) + 1 == attempt",
         "or self._unrun_deliveries.pop(metadata.sequence.stream, 0) > 0",
         "tests/races/test_intake.py::test_command_handed_back_and_delivered_elsewhere_in_between_needs_a_lease",
@@ -589,7 +589,7 @@ LOSS = (
         "tests/unit/test_bus.py::test_a_project_that_was_idle_gets_no_credit_for_it",
     ),
     Mutation(
-        "bus/worker.py",
+        "bus/slots.py",
         "(self._max_of_project if self._several_projects else self._limit)",
         "self._limit",
         "tests/races/test_intake.py::test_calls_of_one_project_that_never_end_leave_slots_for_others",

@@ -30,21 +30,22 @@ from openapi_tool.bus.dead_letters import STREAM as DEAD_LETTERS
 from openapi_tool.call import Call
 from openapi_tool.jina import content
 from openapi_tool.jina.byte_semaphore import ByteSemaphore
-from openapi_tool.jina.client import EgressTransport, JinaClient
+from openapi_tool.jina.client import JinaClient
 from openapi_tool.jina.content import RenderContext
+from openapi_tool.jina.egress import EgressTransport
 from openapi_tool.jina.failures import NO_SECRETS, ONCE, SOME
 from openapi_tool.jina.request import UpstreamRequest
 from openapi_tool.jina.response import Expected, Outcome
-from openapi_tool.kernel.inspection import grant_statements, quoted_role
+from openapi_tool.kernel.privileges import grant_statements, quoted_role
 from openapi_tool.local.caller import Caller
 from openapi_tool.local.recordings import error_classes
 from openapi_tool.local.servers import USER, NatsServer, PostgresServer, _environment
 from openapi_tool.local.stack import EmbeddedStack
-from openapi_tool.options import PoolOptions, PostgresOptions
+from openapi_tool.options.postgres import PoolOptions, PostgresOptions
 from openapi_tool.protocol.cards import ToolCall
 from openapi_tool.protocol.command import Delivery
 from openapi_tool.protocol.errors import ToolError
-from openapi_tool.protocol.identity import CallIdentity, SpanContext
+from openapi_tool.protocol.identity import CallIdentity
 from openapi_tool.protocol.records import (
     CallRecords,
     CardRecord,
@@ -53,12 +54,12 @@ from openapi_tool.protocol.records import (
     RequestEdgeRecord,
     WaitingTurnRecord,
 )
+from openapi_tool.protocol.tracing import SpanContext
 from openapi_tool.protocol.v1r4 import V1r4
-from openapi_tool.tools.arguments import CallOwner
+from openapi_tool.tools.deadlines import Deadline
 from openapi_tool.tools.definition import ToolDefinition, parse_definition
 from openapi_tool.tools.output import ToolOutput
-from openapi_tool.tools.placeholders import Secret, placeholder_values
-from openapi_tool.tools.policy import Deadline
+from openapi_tool.tools.secret_variables import Secret
 
 _NOTE_CHARS = 1_000
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
@@ -111,12 +112,6 @@ def identity(**changes: Any) -> CallIdentity:
         "tracestate": None,
     }
     return CallIdentity(**(values | changes))
-
-
-def owner(**changes: Any) -> CallOwner:
-    """Return the owner of the call with this identity."""
-    who = identity(**changes)
-    return CallOwner(who.project_id, who.agent_id, placeholder_values(who))
 
 
 def call_card(arguments: Any = None, **changes: Any) -> CardRecord:
@@ -431,7 +426,7 @@ async def fetched(
             request,
             SecretStr("a-key-of-the-test"),
             Deadline.after(5),
-            memory.for_request(Call(CallOwner("proj", "agent", {}), "proj", memory)),
+            memory.for_request(Call(CallIdentity("proj", "agent"), "proj", memory)),
         )
     finally:
         await client.aclose()

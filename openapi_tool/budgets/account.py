@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 from openapi_tool.budgets import ledger
 from openapi_tool.budgets.ledger import NOTHING, RETURN_S, AccountLimit, Amount, Period
 from openapi_tool.budgets.replica import AccountAllowance, AccountUpdate, BudgetReplica, record_key
-from openapi_tool.concurrency import in_background
+from openapi_tool.concurrency.background import in_background
 from openapi_tool.protocol.errors import BudgetExceeded, ToolTimeout, Unavailable
 from openapi_tool.telemetry import metrics
-from openapi_tool.tools.policy import Deadline
+from openapi_tool.tools.deadlines import Deadline
 
 log = logging.getLogger(__name__)
 

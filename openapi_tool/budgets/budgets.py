@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 from openapi_tool.budgets.account import SCOPES, Account, AccountId
 from openapi_tool.budgets.ledger import ALWAYS, NOTHING, AccountLimit, Amount, Period, Periods
 from openapi_tool.budgets.replica import AccountStore, BudgetReplica
-from openapi_tool.concurrency import in_background
-from openapi_tool.options import BudgetLimits, BudgetOptions, time_zone
+from openapi_tool.concurrency.background import in_background
+from openapi_tool.options.budgets import BudgetLimits, BudgetOptions, time_zone
 from openapi_tool.protocol.errors import Unavailable
-from openapi_tool.protocol.identity import bare_project
-from openapi_tool.tools.policy import Deadline
+from openapi_tool.protocol.projects import bare_project
+from openapi_tool.tools.deadlines import Deadline
 
 _TICK_S = 1.0
 _NEWEST_WEIGHT = 0.2  # of the newest request in a tool's moving average

@@ -16,7 +16,7 @@ from pydantic import TypeAdapter
 
 from openapi_tool.budgets import ledger
 from openapi_tool.budgets.ledger import NOTHING, AccountGrant, AccountLimit, AccountRecord, AccountReport, Amount
-from openapi_tool.concurrency import in_background
+from openapi_tool.concurrency.background import in_background
 from openapi_tool.limits.permits import Store
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.telemetry import metrics

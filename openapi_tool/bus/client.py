@@ -34,10 +34,11 @@ from openapi_tool.bus.connection_errors import (
     describe_connection_error,
     is_closure,
 )
+from openapi_tool.bus.headers import MessageHeaders, header_block, parse_headers
 from openapi_tool.bus.login import login, tls_context
 from openapi_tool.bus.options import BusOptions
-from openapi_tool.bus.wire import Events, MessageHeaders, Parser, header_block, parse_headers
-from openapi_tool.concurrency import interruptible
+from openapi_tool.bus.parser import Events, Parser
+from openapi_tool.concurrency.cancellation import interruptible
 from openapi_tool.protocol.errors import Unavailable
 
 log = logging.getLogger(__name__)

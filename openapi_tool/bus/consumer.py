@@ -13,17 +13,23 @@ from typing import Any
 import nats.errors
 from nats.aio.msg import Msg
 
+from openapi_tool.bus.claimed_ids import ids_of
 from openapi_tool.bus.client import BusClient
 from openapi_tool.bus.dead_letters import DeadLetters
-from openapi_tool.bus.durable import ServerClock, observe
+from openapi_tool.bus.deliveries import ForeignMessage
+from openapi_tool.bus.durable import observe
+from openapi_tool.bus.fetch_mode import FetchMode
+from openapi_tool.bus.heartbeats import Heartbeats
+from openapi_tool.bus.held import Held
 from openapi_tool.bus.intake import Intake
-from openapi_tool.bus.leases import FetchMode, Heartbeats, Held, Leases, ids_of
+from openapi_tool.bus.leases import Leases
 from openapi_tool.bus.options import ConsumerOptions
 from openapi_tool.bus.pull_consumer import ConsumerGone, LookAhead, PullConsumer
 from openapi_tool.bus.scheduler import new_scheduler
+from openapi_tool.bus.server_clock import ServerClock
+from openapi_tool.bus.slots import Slots
 from openapi_tool.bus.streams import Durable, ensure_durable
-from openapi_tool.bus.wire import ForeignMessage
-from openapi_tool.bus.worker import Handler, Slots, Worker
+from openapi_tool.bus.worker import Handler, Worker
 from openapi_tool.telemetry import metrics
 
 log = logging.getLogger(__name__)

@@ -1,4 +1,4 @@
-"""Check connection and durable once a second, restore the durable's settings, and adapt `max_ack_pending`."""
+"""Check connection and durable once a second, and restore the durable's settings."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ import nats.errors
 
 from openapi_tool.bus.client import BusClient
 from openapi_tool.bus.consumer import CommandConsumer
-from openapi_tool.bus.durable import DurableMissing, DurableState, ErrorReply, ServerClock, observe
+from openapi_tool.bus.durable import DurableMissing, DurableState, ErrorReply, observe
+from openapi_tool.bus.durable_capacity import DurableCapacity
 from openapi_tool.bus.kv_stores import AckFloor, save_ack_floor
-from openapi_tool.bus.options import MAX_ACK_PENDING, DurableOptions
+from openapi_tool.bus.options import DurableOptions
+from openapi_tool.bus.server_clock import ServerClock
 from openapi_tool.bus.streams import UNLIMITED, Durable, change_durable
 from openapi_tool.telemetry import metrics
 from openapi_tool.telemetry.health import CONSUMER, NATS, Health
@@ -30,7 +32,6 @@ _MAX_SILENCE_S = 15.0  # after 12.5 s PullConsumer has sent another request
 _MIN_ACK_WAIT_S = 1.0  # a shorter AckWait redelivers most commands while they run, and heartbeats use up the CPU
 _RESTORE_RETRY_S = 60.0  # until the next attempt to restore settings that are still wrong
 _SAVE_FLOOR_INTERVAL_S = 10.0
-_WARN_FULL_EVERY_S = 60.0
 
 
 class DurableMonitor:
@@ -232,59 +233,3 @@ def _export(state: DurableState, version: str) -> None:
 
 def _settings(state: DurableState) -> tuple[object, ...]:
     return state.filters, state.max_deliver, state.ack_wait_s, state.max_ack_pending, state.hindrances
-
-
-class DurableCapacity:
-    """Adapts the durable's `max_ack_pending` to the backlog: at least `minimum`, at most MAX_ACK_PENDING.
-
-    Commands that were handed back with a delay count as unacknowledged. At the limit the server delivers no further
-    command, so a backlog of one project would block those of all others behind it (ADR 6).
-    """
-
-    def __init__(self, client: BusClient, minimum: int) -> None:
-        self._client = client
-        self._minimum = minimum
-        self._warned_at = -math.inf
-
-    async def adapt(self, durable: Durable, state: DurableState) -> None:
-        """Raise a reached limit to twice the backlog; lower it to `minimum` once that is enough again."""
-        backlog = state.ack_pending + state.pending
-        full = state.pending > 0 and 0 < state.max_ack_pending <= state.ack_pending
-        if full:
-            raised = min(2 * backlog, MAX_ACK_PENDING)
-            if raised <= state.max_ack_pending or not await self._change(durable, state, raised):
-                self._warn(state)
-        elif state.max_ack_pending > self._minimum >= 2 * backlog:
-            await self._change(durable, state, self._minimum)
-
-    async def _change(self, durable: Durable, state: DurableState, limit: int) -> bool:
-        try:
-            await change_durable(self._client, durable, max_ack_pending=limit)
-        except (nats.errors.Error, OSError) as error:
-            log.warning(
-                "cannot change the durable's max_ack_pending: %s", error, extra={"action": "durable.capacity_refused"}
-            )
-            return False
-        log.info(
-            "changed the durable's max_ack_pending to fit the backlog",
-            extra={
-                "action": "durable.capacity",
-                "before": state.max_ack_pending,
-                "max_ack_pending": limit,
-                "pending": state.pending,
-                "unacknowledged": state.ack_pending,
-            },
-        )
-        return True
-
-    def _warn(self, state: DurableState) -> None:
-        """Log once a minute: nothing else would show that delivery has stopped."""
-        if time.monotonic() - self._warned_at < _WARN_FULL_EVERY_S:
-            return
-        self._warned_at = time.monotonic()
-        log.warning(
-            "the durable has %s unacknowledged commands, its max_ack_pending, which cannot be raised: no further "
-            "command is delivered, of any project",
-            state.ack_pending,
-            extra={"action": "durable.full", "pending": state.pending, "max_ack_pending": state.max_ack_pending},
-        )

@@ -10,12 +10,12 @@ from nats.aio.client import Client
 from nats.js.api import ConsumerInfo
 from nats.js.errors import NotFoundError
 
-from openapi_tool.bus.connection import gather_stats
-from openapi_tool.bus.dead_letter_reader import stream_messages
 from openapi_tool.bus.durable import DurableMissing
 from openapi_tool.bus.options import DurableOptions
+from openapi_tool.bus.replica_statistics import gather_stats
+from openapi_tool.bus.stored_messages import stream_messages
 from openapi_tool.protocol.command import Delivery
-from openapi_tool.tools.problems import counted
+from openapi_tool.tools.wording import counted
 
 KERNEL_ACK_WAIT_S, KERNEL_MAX_DELIVER = 30.0, 3
 """The kernel executor's own settings of the durable (protocol section 1)."""

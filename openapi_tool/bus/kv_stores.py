@@ -28,7 +28,7 @@ from nats.js.kv import KeyValue
 from openapi_tool.bus.client import Denied
 from openapi_tool.bus.connection import outage_as_unavailable
 from openapi_tool.protocol.errors import Unavailable
-from openapi_tool.tools.policy import Switches, SwitchRecordInvalid
+from openapi_tool.tools.switches import Switches, SwitchRecordInvalid
 
 log = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ import nkeys
 
 from openapi_tool.bus.options import NatsOptions
 from openapi_tool.files import MAX_CERTIFICATES_BYTES, MAX_SECRET_BYTES, read_regular_file
-from openapi_tool.tools.placeholders import Secret
+from openapi_tool.tools.secret_variables import Secret
 
 T = TypeVar("T")
 

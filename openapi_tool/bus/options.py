@@ -10,8 +10,9 @@ from pydantic import AfterValidator, BeforeValidator, Field, field_validator, mo
 from pydantic.dataclasses import dataclass as validated
 from pydantic_settings import NoDecode
 
-from openapi_tool.options import ExecutorOptions, File, Options, Seconds, split
-from openapi_tool.tools.placeholders import Secret
+from openapi_tool.options.executor import ExecutorOptions
+from openapi_tool.options.section import File, Options, Seconds, split
+from openapi_tool.tools.secret_variables import Secret
 from openapi_tool.urls import NATS_SCHEMES, ServerUrl, parse_url
 
 INBOX = "_INBOX.openapi_tool"

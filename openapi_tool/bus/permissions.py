@@ -9,11 +9,11 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 
-from openapi_tool.bus import connection, dead_letters, intake, kv_stores, leases
+from openapi_tool.bus import dead_letters, hand_back, kv_stores, leases, replica_statistics
 from openapi_tool.bus.client import routed
 from openapi_tool.bus.options import INBOX, DurableOptions
 from openapi_tool.bus.storage import BUDGETS, LIMITS
-from openapi_tool.protocol.identity import wakeup_filter
+from openapi_tool.protocol.subjects import wakeup_filter
 
 _API = "$JS.API"
 _REPLIES = f"{INBOX}.>"
@@ -51,7 +51,7 @@ class Permissions:
 
 def executor_permissions(options: DurableOptions, stream: str, *, session_key: bool) -> Permissions:
     """Return the permissions of `serve`; with `session_key` the settings contain the key, so NATS does not."""
-    returned = intake.notice_subject(stream, options.name)  # notices of commands that a replica handed back
+    returned = hand_back.notice_subject(stream, options.name)  # notices of commands that a replica handed back
     return Permissions(
         (
             f"{_API}.STREAM.NAMES",
@@ -66,7 +66,7 @@ def executor_permissions(options: DurableOptions, stream: str, *, session_key: b
             wakeup_filter(options.version, options.filter_subject.split(".")[2]),  # 2: the project
             dead_letters.SUBJECT_PREFIX,  # the whole subject if an earlier version created the stream
             dead_letters.SUBJECT_FILTER,
-            connection.STATS_REPLIES,
+            replica_statistics.STATS_REPLIES,
             returned,
             *_created_stream(dead_letters.STREAM),
             *_bucket(leases.BUCKET, leases.KEYS),
@@ -79,7 +79,7 @@ def executor_permissions(options: DurableOptions, stream: str, *, session_key: b
             *(() if session_key else (f"$KV.{kv_stores.BUCKET}.{kv_stores.SESSION_KEY}",)),
             _direct_get(kv_stores.BUCKET, kv_stores.SWITCHES_KEY),
         ),
-        (_REPLIES, connection.STATS_SUBJECT, returned, f"{LIMITS.changes}.>", f"{BUDGETS.changes}.>"),
+        (_REPLIES, replica_statistics.STATS_SUBJECT, returned, f"{LIMITS.changes}.>", f"{BUDGETS.changes}.>"),
     )
 
 
@@ -108,9 +108,9 @@ def inspect_permissions(options: DurableOptions, stream: str) -> Permissions:
             f"{_API}.STREAM.INFO.KV_{leases.BUCKET}",
             _direct_get(leases.BUCKET, leases.KEYS),
             f"{_API}.STREAM.MSG.GET.KV_{leases.BUCKET}",
-            connection.STATS_SUBJECT,
+            replica_statistics.STATS_SUBJECT,
         ),
-        (_REPLIES, connection.STATS_REPLIES),
+        (_REPLIES, replica_statistics.STATS_REPLIES),
     )
 
 
@@ -123,9 +123,9 @@ def handover_permissions(options: DurableOptions, stream: str) -> Permissions:
             f"{_API}.CONSUMER.CREATE.{stream}.{options.name}.{options.filter_subject}",
             f"{_API}.STREAM.MSG.GET.{stream}",
             f"$JS.ACK.{stream}.{options.name}.>",
-            connection.STATS_SUBJECT,
+            replica_statistics.STATS_SUBJECT,
         ),
-        (_REPLIES, connection.STATS_REPLIES),
+        (_REPLIES, replica_statistics.STATS_REPLIES),
     )
 
 
@@ -158,5 +158,5 @@ SWITCH_PERMISSIONS = Permissions(
 )
 """Permissions of `tools disable`, `enable` and `disabled`."""
 
-TOP_PERMISSIONS = Permissions((connection.STATS_SUBJECT,), (_REPLIES, connection.STATS_REPLIES))
+TOP_PERMISSIONS = Permissions((replica_statistics.STATS_SUBJECT,), (_REPLIES, replica_statistics.STATS_REPLIES))
 """Permissions of `top`, and of `limits` and `budgets` for the running executors."""

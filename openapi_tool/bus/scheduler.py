@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Protocol
 
-from openapi_tool.bus.leases import Held
+from openapi_tool.bus.held import Held
 from openapi_tool.bus.options import FairnessOptions
 
 _EQUAL_WEIGHTS: Mapping[str, float] = MappingProxyType({})

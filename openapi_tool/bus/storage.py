@@ -17,7 +17,8 @@ from nats.js.errors import APIError, NoStreamResponseError, NotFoundError
 from openapi_tool.budgets.budgets import Budgets
 from openapi_tool.bus import dead_letters, kv_stores, leases
 from openapi_tool.bus.client import BusClient, Denied
-from openapi_tool.bus.connection import WakeupPublisher, outage_as_unavailable
+from openapi_tool.bus.connection import outage_as_unavailable
+from openapi_tool.bus.doorbells import WakeupPublisher
 from openapi_tool.limits.limiter import Limiter
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.telemetry import metrics

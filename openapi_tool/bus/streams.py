@@ -15,7 +15,7 @@ from openapi_tool.bus.client import BusClient, Denied
 from openapi_tool.bus.connection import outage_as_unavailable
 from openapi_tool.bus.kv_stores import AckFloor, load_ack_floor
 from openapi_tool.bus.options import DurableOptions
-from openapi_tool.protocol.identity import command_stream
+from openapi_tool.protocol.subjects import command_stream
 
 log = logging.getLogger(__name__)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
@@ -12,11 +11,14 @@ from functools import partial
 import nats.errors
 from nats.aio.msg import Msg
 
+from openapi_tool.bus.claimed_ids import ids_of
 from openapi_tool.bus.dead_letters import DeadLetters
-from openapi_tool.bus.leases import Held, Lease, LeaseLost, Leases, LeaseTaken, ids_of
-from openapi_tool.concurrency import shielded
-from openapi_tool.options import ExecutorOptions
-from openapi_tool.protocol.command import Acknowledge, Delivery, Requeue, Settlement, StoreDeadLetter
+from openapi_tool.bus.held import Held
+from openapi_tool.bus.leases import Lease, LeaseLost, Leases, LeaseTaken
+from openapi_tool.concurrency.cancellation import shielded
+from openapi_tool.options.executor import ExecutorOptions
+from openapi_tool.protocol.command import Delivery
+from openapi_tool.protocol.settlement import Acknowledge, Requeue, Settlement, StoreDeadLetter
 from openapi_tool.telemetry import metrics
 from openapi_tool.telemetry.logs import CALL_FIELDS
 
@@ -156,129 +158,3 @@ def _log_redelivery(delivery: Delivery, lease: Lease | LeaseTaken) -> None:
         }
         | ids_of(delivery),
     )
-
-
-_RESERVED_SHARE = 1 / 8  # of the slots; one project cannot take it, because running calls are not preempted
-
-
-class Slots:
-    """Slots of running calls, by the command's sequence in the stream.
-
-    Once calls of two projects have run, no project may begin a call while it holds 7/8 of the `limit` slots. A call may
-    give up its slot: released for good while its result is delayed (ADR 8), at most `limit` calls at once; or paused
-    while it waits for a permit or a retry, at most `max_paused` calls at once.
-    """
-
-    def __init__(self, limit: int, max_paused: int = 0) -> None:
-        self._limit = limit
-        self._max_paused = max_paused
-        self._max_of_project = limit - int(limit * _RESERVED_SHARE)
-        self._calls: dict[int, PausableSlot] = {}
-        self._first_project: str | None = None
-        self._several_projects = False
-        self._in_use: Counter[str] = Counter()  # slots of each project
-        self._released = 0
-        self.paused = 0
-        self.wake: Callable[[], None] = lambda: None
-
-    @property
-    def released(self) -> int:
-        """Number of running calls without a slot."""
-        return self._released + self.paused
-
-    def may_begin(self, project: str) -> bool:
-        """Return whether a project may have one more slot, if there is one."""
-        return self._in_use[project] < (self._max_of_project if self._several_projects else self._limit)
-
-    @property
-    def excess(self) -> int:
-        """Slots that projects hold beyond 7/8; others may begin as many calls without one (ADR 6)."""
-        return sum(max(0, held - self._max_of_project) for held in self._in_use.values())
-
-    def begin(self, sequence: int, project: str) -> None:
-        """Count a call that begins to run in a slot."""
-        self._calls[sequence] = PausableSlot(self, project)
-        self._in_use[project] += 1
-        self._first_project = self._first_project or project
-        self._several_projects = self._several_projects or project != self._first_project
-
-    def release(self, call: PausableSlot) -> None:
-        """Take the slot from a running call for good."""
-        if not call.released and self._released < self._limit:
-            self.take_back(call)
-            call.released = True
-            self._released += 1
-            self._in_use[call.project] -= 1
-            self.wake()
-
-    def of(self, sequence: int) -> PausableSlot:
-        """Return the slot of a running call."""
-        return self._calls[sequence]
-
-    def unsent(self) -> set[int]:
-        """Return the calls that wait for a permit and have sent nothing yet."""
-        return {sequence for sequence, call in self._calls.items() if call.waiting and not call.sent}
-
-    def give_up(self, call: PausableSlot) -> None:
-        """Take the slot from a running call until it resumes, unless too many calls are paused."""
-        if self.paused < self._max_paused and not call.released:
-            call.paused = True
-            self.paused += 1
-            self._in_use[call.project] -= 1
-        self.wake()  # in a drain the consumer then hands the command back
-
-    def take_back(self, call: PausableSlot) -> None:
-        """Give a paused call its slot back at once, also if none is free."""
-        if call.paused:
-            call.paused = False
-            self.paused -= 1
-            self._in_use[call.project] += 1
-
-    def ended(self, sequence: int) -> int:
-        """Remove a call; return its number of upstream requests."""
-        call = self._calls.pop(sequence)
-        self.take_back(call)
-        call.ended = True
-        if call.released:
-            self._released -= 1
-        else:
-            self._in_use[call.project] -= 1
-        if not self._in_use[call.project]:
-            del self._in_use[call.project]
-        return call.requests
-
-
-class PausableSlot:
-    """Slot of one running call; paused while a request of the call waits for a permit.
-
-    A shared request may outlive the call that started it, and then has no slot to give up.
-    """
-
-    __slots__ = ("_slots", "ended", "paused", "project", "released", "requests", "sent", "waiting")
-
-    def __init__(self, slots: Slots, project: str) -> None:
-        self._slots = slots
-        self.project = project
-        self.requests = 1  # to the upstream, of the whole call
-        self.waiting = 0  # requests that wait for a permit or a retry
-        self.sent = self.paused = self.released = self.ended = False
-
-    def pause(self) -> None:
-        """Give up the slot while a request waits."""
-        self.waiting += 1
-        if self.waiting == 1 and not self.ended:
-            self._slots.give_up(self)
-
-    def resume(self) -> None:
-        """Take a slot again once no request waits."""
-        self.waiting -= 1
-        if not self.waiting:
-            self._slots.take_back(self)
-
-    def release(self) -> None:
-        """Give up the slot for good."""
-        self._slots.release(self)
-
-    def sending(self) -> None:
-        """Record that the call sends a request."""
-        self.sent = True

@@ -6,7 +6,7 @@ import os
 import sys
 
 from openapi_tool.cli.commands import app
-from openapi_tool.cli.common import guard_output
+from openapi_tool.cli.streams import guard_output
 from openapi_tool.environment import likely_secrets
 from openapi_tool.telemetry.logs import configure_logging, guard_crashes, log_crash
 from openapi_tool.telemetry.redact import Redactor

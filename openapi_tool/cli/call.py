@@ -1,4 +1,4 @@
-"""`openapi-tool call` and `demo`."""
+"""`openapi-tool call`."""
 
 from __future__ import annotations
 
@@ -6,48 +6,37 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import orjson
 import typer
-from rich.console import Console
-from rich.panel import Panel
-from rich.table import Table
-from rich.text import Text
 
 from openapi_tool.bootstrap import NAME, build_bootstrap
 from openapi_tool.bus.dead_letters import STREAM as DEAD_LETTERS
 from openapi_tool.bus.options import BusOptions, NatsOptions
-from openapi_tool.cli.common import INTERRUPTED, fail, json_default, print_status
-from openapi_tool.cli.embedded import executor_settings, extra_needed, running
 from openapi_tool.cli.kernels import connected_once
-from openapi_tool.cli.options import UpstreamChoice
-from openapi_tool.cli.tables import cell
-from openapi_tool.concurrency import interruptible
+from openapi_tool.cli.output import INTERRUPTED, fail, json_default, print_status
+from openapi_tool.concurrency.cancellation import interruptible
 from openapi_tool.environment import DEFAULT_AUTH_ENV
 from openapi_tool.kernel.failures import located, translate_connection_errors
-from openapi_tool.local.caller import ERRORS, Caller, ResultRows, open_database, prepare_database
-from openapi_tool.local.dev import DevError, RequestedCall, running_dev, save_call
+from openapi_tool.local.caller import ERRORS, Caller, ResultRows, open_database
+from openapi_tool.local.dev_state import DevError, running_dev
 from openapi_tool.local.placed_call import PlacedCall
-from openapi_tool.options import PoolOptions, PostgresOptions
+from openapi_tool.local.requested_call import RequestedCall, save_call
+from openapi_tool.options.postgres import PoolOptions, PostgresOptions
 from openapi_tool.protocol.cards import as_model_reads
-from openapi_tool.protocol.dialect import DEFAULT_VERSION, ProtocolVersion
+from openapi_tool.protocol.dialect import ProtocolVersion
 from openapi_tool.protocol.errors import Unavailable
-from openapi_tool.protocol.identity import default_durable, parse_command_subject
-from openapi_tool.settings import PREFIX, load_settings
+from openapi_tool.protocol.subjects import default_durable, parse_command_subject
+from openapi_tool.settings import load_settings
 from openapi_tool.settings.loading import empty_servers
 from openapi_tool.telemetry.logs import printable_lines
 from openapi_tool.telemetry.redact import Redactor
-from openapi_tool.tools.placeholders import Secret
-from openapi_tool.tools.problems import counted
-
-if TYPE_CHECKING:
-    from openapi_tool.local.stack import CompletedCall, EmbeddedStack
-
+from openapi_tool.tools.secret_variables import Secret
 
 _FAILED = 1
 _NO_RESULT = 3
@@ -203,97 +192,3 @@ def _print_outcome(outcome: _CallOutcome, redactor: Redactor) -> None:
         error = content.get("error") or {}
         retryable = "retryable" if error.get("retryable") else "not retryable"
         fail(redactor.text(f"{error.get('code')}: {error.get('message')} ({retryable})"), _FAILED)
-
-
-_DOUBLE_NOTE = (
-    "The upstream is a double on loopback that answers with recorded real responses. For the real one: "
-    "JINA_API_KEY=… openapi-tool demo --upstream real"
-)
-
-
-def demo(*, upstream: UpstreamChoice, protocol: ProtocolVersion | None, as_json: bool) -> None:
-    """Run a few calls on an embedded stack, and show every step of each."""
-    calls = _run(upstream, protocol or DEFAULT_VERSION, quiet=as_json)
-    if as_json:
-        for call in calls:
-            sys.stdout.write(json.dumps(asdict(call), default=json_default) + "\n")
-    else:
-        _show(calls, upstream)
-    if any(call.status != "success" for call in calls):
-        raise typer.Exit(1)
-
-
-def _run(upstream: UpstreamChoice, protocol: ProtocolVersion, *, quiet: bool) -> list[CompletedCall]:
-    with extra_needed("the demo"):
-        from openapi_tool.local import stack as local  # noqa: PLC0415 - needs the extra [local]
-        from openapi_tool.local.servers import ServerFailed  # noqa: PLC0415 - the same
-
-    async def prepare(stack: EmbeddedStack) -> None:
-        await prepare_database(stack.postgres.dsn(), local.DATABASE, local.kernel_schema(protocol))
-
-    more = {
-        f"{PREFIX}TOOLS__MAX_RESULT_CHARS": str(local.MAX_RESULT_CHARS),
-        f"{PREFIX}PROTOCOL__VERSION": protocol.value,
-    }
-    settings = executor_settings(upstream) | more
-    stack = local.EmbeddedStack()
-    try:
-        with running(stack, local.DATABASE, prepare, settings, quiet=quiet) as executor:
-            return asyncio.run(local.play(stack, executor, upstream.value, protocol))
-    except ServerFailed as failure:
-        fail(str(failure))
-    except TimeoutError:
-        fail("a call got no result within a minute")
-    except KeyboardInterrupt:
-        raise typer.Exit(INTERRUPTED) from None
-
-
-def _show(calls: list[CompletedCall], upstream: UpstreamChoice) -> None:
-    console = Console(highlight=False)
-    for call in calls:
-        console.print(Panel(_table(call), title=cell(f"{call.tool_name}: {call.status}"), title_align="left"))
-        console.print(
-            Panel(Text(printable_lines(call.content or json.dumps(call.error))), title="what the model reads")
-        )
-    if upstream is UpstreamChoice.DOUBLE:
-        console.print(_DOUBLE_NOTE)
-
-
-def _table(call: CompletedCall) -> Table:
-    table = Table(show_header=False, box=None, pad_edge=False)
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(overflow="fold")
-    output = call.tool_output
-    rows: dict[str, Any] = {
-        "arguments": dict(call.arguments),
-        "command": call.command["subject"],
-        "headers": call.command["headers"],
-        "body": call.command["body"],
-        **_upstream_rows(call.upstream_requests),
-        "cost": ", ".join(counted(output["usage"][f"{noun}s"], noun) for noun in ("token", "request")),
-        "cut": f"yes, {counted(output['artifact_ref']['chars'], 'character')} in all"
-        if output.get("truncated")
-        else "no",
-        "inbox row": {name: call.inbox_row[name] for name in ("inbox_id", "message_type", "status", "payload")},
-        "doorbell": call.doorbell["subject"],
-        "  headers ": call.doorbell["headers"],
-        "  body ": call.doorbell["data"],
-        "trace id": call.trace_id,
-        "time": ", ".join(f"{name} {ms} ms" for name, ms in {"placed": 0, **call.steps}.items()),
-    }
-    for name, value in rows.items():
-        text = value if isinstance(value, str) or value is None else json.dumps(value, default=json_default)
-        table.add_row(name, cell(text or "-"))
-    return table
-
-
-def _upstream_rows(requests: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    if not requests:  # a cached response
-        return {"upstream": "not asked"}
-    first, *others = requests
-    return {
-        "upstream": f"{first['method']} https://{first['host']}{first['target']}",
-        "  headers": {**(first["headers"] or {}), "Authorization": "Bearer (not shown)"},
-        "  body": first["body"],
-        **{f"  and {number}": sent["body"] or sent["target"] for number, sent in enumerate(others, start=2)},
-    }

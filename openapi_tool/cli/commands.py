@@ -15,7 +15,6 @@ from typer.core import TyperGroup
 
 from openapi_tool import __version__
 from openapi_tool.bus.users import NatsUser
-from openapi_tool.cli.common import USAGE, print_status
 from openapi_tool.cli.options import (
     AbandonedOption,
     ApiOption,
@@ -37,6 +36,7 @@ from openapi_tool.cli.options import (
     UpstreamOption,
     YesOption,
 )
+from openapi_tool.cli.output import USAGE, print_status
 from openapi_tool.environment import CONFIG_VARIABLE, PREFIX
 from openapi_tool.kernel.usage_keys import By
 from openapi_tool.settings_error import SettingsError
@@ -245,7 +245,7 @@ def check(
     Without --protocol every kernel of the settings is checked. Exit codes: 0 all usable, 1 a dependency is unusable, a
     key is missing or a definition would fail, 2 invalid settings.
     """
-    from openapi_tool.cli import serve as work
+    from openapi_tool.cli import check as work
 
     work.check(as_json=as_json, project=project, upstream=upstream, protocol=protocol)
 
@@ -260,7 +260,7 @@ def demo(
 
     Exit codes: 0 every call succeeded, 1 one did not, 2 a server cannot start or a key is missing.
     """
-    from openapi_tool.cli import call as work
+    from openapi_tool.cli import demo as work
 
     work.demo(upstream=upstream, protocol=protocol, as_json=as_json)
 
@@ -478,7 +478,7 @@ def durable(
     would fail. Exit codes: 0, 1 refused while an executor still consumes, 2 a server cannot be reached or there is no
     durable.
     """
-    from openapi_tool.cli import permissions as work
+    from openapi_tool.cli import durable as work
 
     work.durable(restore=restore, protocol=protocol, as_json=as_json)
 

@@ -14,13 +14,13 @@ from openapi_tool.bootstrap import Bootstrap
 from openapi_tool.bus import dead_letter_reader
 from openapi_tool.bus.client import BusClient
 from openapi_tool.bus.dead_letter_reader import NotReplayable
-from openapi_tool.bus.dead_letters import DeadLetter, without_secrets
+from openapi_tool.bus.dead_letter_records import DeadLetter, without_secrets
 from openapi_tool.bus.users import NatsUser
-from openapi_tool.cli.common import USAGE, fail, print_json, print_line, print_status
 from openapi_tool.cli.kernels import result_lookup, with_nats
+from openapi_tool.cli.output import USAGE, fail, print_json, print_line, print_status
 from openapi_tool.cli.tables import Rows, output
 from openapi_tool.protocol.dialect import ProtocolVersion
-from openapi_tool.tools.problems import counted
+from openapi_tool.tools.wording import counted
 
 _NOT_SENT = 1
 _DEFAULT_LIMIT = 100

@@ -21,29 +21,19 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import typer
 
-from openapi_tool.bus.connection import gather_stats
-from openapi_tool.cli.common import fail, print_line, print_status
+from openapi_tool.bus.replica_statistics import gather_stats
 from openapi_tool.cli.dev_executor import DevStatistics, dev_page
 from openapi_tool.cli.embedded import extra_needed, running
 from openapi_tool.cli.options import UpstreamChoice
+from openapi_tool.cli.output import fail, print_line, print_status
 from openapi_tool.local.caller import ERRORS, Caller
-from openapi_tool.local.dev import (
-    AGENT,
-    PROJECT,
-    DevError,
-    announce,
-    claimed_state,
-    database_of,
-    log_entries,
-    persistent_folder,
-    prepare,
-    state_path,
-    tools_of,
-)
+from openapi_tool.local.dev import AGENT, PROJECT, log_entries, prepare
+from openapi_tool.local.dev_state import DevError, announce, claimed_state, database_of, persistent_folder, state_path
+from openapi_tool.local.requested_call import tools_of
 from openapi_tool.protocol.cards import as_model_reads
 from openapi_tool.protocol.dialect import DEFAULT_VERSION, ProtocolVersion
 from openapi_tool.settings import PREFIX
-from openapi_tool.tools.problems import counted, one_line
+from openapi_tool.tools.wording import counted, one_line
 
 if TYPE_CHECKING:
     from openapi_tool.cli.dev_executor import DevSettings
@@ -147,7 +137,8 @@ class _RunningStack:
 @contextmanager
 def _started(options: _DevOptions, settings: DevSettings) -> Iterator[tuple[_RunningStack, str]]:
     """Run the stack; yield it, and the assignments that `call` needs in front to find the kernel."""
-    from openapi_tool.local.stack import EmbeddedStack, demo_tools, kernel_schema  # noqa: PLC0415 - see _run
+    from openapi_tool.local.sample_calls import demo_tools  # noqa: PLC0415 - see _run
+    from openapi_tool.local.stack import EmbeddedStack, kernel_schema  # noqa: PLC0415 - see _run
 
     with ExitStack() as exits:
         folder = exits.enter_context(persistent_folder(options.keep)) if options.keep else None

@@ -12,8 +12,8 @@ from typing import Any
 from cachetools import FIFOCache
 
 from openapi_tool.bootstrap import build_bootstrap, tool_secrets
-from openapi_tool.cli.common import NO_DATABASE
 from openapi_tool.cli.embedded import executor_settings
+from openapi_tool.cli.kernels import NO_DATABASE
 from openapi_tool.cli.options import UpstreamChoice
 from openapi_tool.local.caller import ERRORS
 from openapi_tool.local.dev import KEY_NAMES
@@ -23,7 +23,7 @@ from openapi_tool.settings import PREFIX, given_values, load_settings
 from openapi_tool.settings.loading import ignored_variables
 from openapi_tool.settings.sources import kernel_remarks
 from openapi_tool.telemetry.health_server import health_server
-from openapi_tool.tools.placeholders import FILE_SUFFIX
+from openapi_tool.tools.secret_variables import FILE_SUFFIX
 
 _CA = "SSL_CERT_FILE"
 _DURABLE_SETTINGS = ("nats.ack_wait_s", "nats.max_ack_pending")

@@ -8,8 +8,8 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from openapi_tool.cli.common import fail, print_status
 from openapi_tool.cli.options import UpstreamChoice
+from openapi_tool.cli.output import fail, print_status
 from openapi_tool.environment import DEFAULT_AUTH_ENV
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from openapi_tool.bootstrap import Bootstrap
 from openapi_tool.bus.client import BusClient
-from openapi_tool.bus.dead_letter_reader import (
+from openapi_tool.bus.command_state import (
     CommandState,
     StoredWakeup,
     commands_of,
@@ -20,15 +20,15 @@ from openapi_tool.bus.dead_letter_reader import (
     wakeups_of,
     with_holder,
 )
-from openapi_tool.bus.dead_letters import without_secrets
+from openapi_tool.bus.dead_letter_records import without_secrets
 from openapi_tool.bus.users import NatsUser
-from openapi_tool.cli.common import fail, json_default, print_json, print_line
 from openapi_tool.cli.kernels import with_nats
+from openapi_tool.cli.output import fail, json_default, print_json, print_line
 from openapi_tool.kernel.queries import CallRows, call_rows
 from openapi_tool.protocol.dialect import ProtocolVersion
-from openapi_tool.protocol.identity import is_token
 from openapi_tool.protocol.jsontext import storable_text
-from openapi_tool.tools.problems import counted, short
+from openapi_tool.protocol.subjects import is_token
+from openapi_tool.tools.wording import counted, short
 
 _MAX_MS = 86_400_000
 _MAX_EPOCH_S = 1e11

@@ -9,8 +9,8 @@ from typing import Any
 import typer
 from rich.console import Group
 
-from openapi_tool.cli.common import or_dash, print_status
 from openapi_tool.cli.kernels import show_statistics
+from openapi_tool.cli.output import or_dash, print_status
 from openapi_tool.cli.tables import Rows
 
 _UPDATE_S = 2.0

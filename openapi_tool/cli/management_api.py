@@ -12,7 +12,8 @@ import httpx
 
 from openapi_tool import __version__
 from openapi_tool.jina.client import network_cause
-from openapi_tool.tools.exports import NoSuchProject, RegistryError, RegistryUnreachable, as_yaml, stored_row
+from openapi_tool.tools.exports import as_yaml
+from openapi_tool.tools.registry import NoSuchProject, RegistryError, RegistryUnreachable, stored_row
 
 _TIMEOUT_S = 30.0
 _PAGE_SIZE = 100

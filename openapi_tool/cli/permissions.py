@@ -1,4 +1,4 @@
-"""`openapi-tool nats` and `sql`: permissions in NATS, privileges in the database, and the durable's hand-over."""
+"""`openapi-tool nats permissions` and `sql grants`."""
 
 from __future__ import annotations
 
@@ -6,14 +6,10 @@ import json
 import re
 from contextlib import suppress
 from dataclasses import asdict
-from functools import partial
 
 import typer
 
-from openapi_tool.bootstrap import Bootstrap, durable_options
-from openapi_tool.bus.client import BusClient
-from openapi_tool.bus.durable import DurableMissing
-from openapi_tool.bus.handover import HandOver, StillPulled, durable_shown, hand_to_kernel
+from openapi_tool.bootstrap import durable_options
 from openapi_tool.bus.permissions import (
     SWITCH_PERMISSIONS,
     TOP_PERMISSIONS,
@@ -24,19 +20,18 @@ from openapi_tool.bus.permissions import (
     inspect_permissions,
 )
 from openapi_tool.bus.users import NatsUser
-from openapi_tool.cli.common import NO_DATABASE, USAGE, fail, print_json, print_line, print_status
-from openapi_tool.cli.kernels import names_database, result_lookup, with_nats
+from openapi_tool.cli.kernels import NO_DATABASE
 from openapi_tool.cli.options import Format, RoleUser
-from openapi_tool.kernel import inspection
-from openapi_tool.kernel.inspection import grant_statements, reader_grants
+from openapi_tool.cli.output import fail
+from openapi_tool.kernel import privileges as inspection
+from openapi_tool.kernel.privileges import grant_statements, reader_grants
 from openapi_tool.protocol.dialect import ProtocolVersion
-from openapi_tool.protocol.identity import command_stream
+from openapi_tool.protocol.subjects import command_stream
 from openapi_tool.settings import Settings, SettingsError, load_settings
 from openapi_tool.settings.model import but
 from openapi_tool.telemetry.logs import printable_lines
 
 _STREAM = re.compile(r"[^\s.*>/\\\x00-\x20\x7f]+")
-_REFUSED = 1
 
 
 def permissions(*, user: NatsUser, form: Format, stream: str | None, protocol: ProtocolVersion | None) -> None:
@@ -74,43 +69,6 @@ def _needed(user: NatsUser, settings: Settings, stream: str | None) -> Permissio
             return TOP_PERMISSIONS
         case NatsUser.SWITCHES:
             return SWITCH_PERMISSIONS
-
-
-def durable(*, restore: bool, protocol: ProtocolVersion | None, as_json: bool) -> None:
-    """Print the durable consumer, or restore it for the kernel's own executor."""
-    done = with_nats(partial(_durable, restore=restore), protocol, user=NatsUser.DURABLE)
-    if done.acknowledged is None and restore and done.before.unacknowledged:
-        print_status(
-            f"openapi-tool: PG_DSN is not set, so none of {done.before.unacknowledged} unacknowledged commands was "
-            "checked: the kernel's executor fails on those that have a result already, up to three times for 30 s each"
-        )
-    if as_json:
-        shown = {name: asdict(state) for name, state in (("before", done.before), ("after", done.after))}
-        print_json({**shown, "acknowledged": done.acknowledged} if restore else shown["after"])
-        return
-    for (name, old), new in zip(asdict(done.before).items(), asdict(done.after).values(), strict=True):
-        print_line(f"{name}: {new}" + (f" (was {old})" if old != new else ""))
-    if done.acknowledged is not None:
-        print_line(f"acknowledged, as they have a result: {done.acknowledged}")
-
-
-async def _durable(bootstrap: Bootstrap, client: BusClient, *, restore: bool) -> HandOver:
-    try:
-        if restore:
-            return await _restore(bootstrap, client)
-        state = await durable_shown(client, bootstrap.durable)
-    except StillPulled as refusal:
-        fail(f"{refusal}: stop every replica of the executor first, then try again", _REFUSED)
-    except DurableMissing as missing:
-        fail(f"{missing}: no executor has used it yet, or nats.durable names another", USAGE)
-    return HandOver(state, state, None)
-
-
-async def _restore(bootstrap: Bootstrap, client: BusClient) -> HandOver:
-    if not names_database(bootstrap):
-        return await hand_to_kernel(client, bootstrap.durable, None)
-    async with result_lookup(bootstrap) as has_result:
-        return await hand_to_kernel(client, bootstrap.durable, has_result)
 
 
 def _shown(needed: Permissions, form: Format) -> str:

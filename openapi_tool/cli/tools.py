@@ -16,22 +16,17 @@ from openapi_tool.bootstrap import Bootstrap
 from openapi_tool.bus.client import BusClient, Denied
 from openapi_tool.bus.kv_stores import RESTRICT, STREAM, change_switches, load_switches
 from openapi_tool.bus.users import NatsUser
-from openapi_tool.cli.common import USAGE, fail, print_json, print_line, print_status
-from openapi_tool.cli.kernels import (
-    LINT_FAILED,
-    file_count,
-    lint_files,
-    load_definitions,
-    with_nats,
-)
+from openapi_tool.cli.definition_files import LINT_FAILED, file_count, lint_files, load_definitions
+from openapi_tool.cli.kernels import with_nats
 from openapi_tool.cli.options import ExportFormat
+from openapi_tool.cli.output import USAGE, fail, print_json, print_line, print_status
 from openapi_tool.cli.tables import Rows, output
 from openapi_tool.protocol.dialect import ProtocolVersion
-from openapi_tool.protocol.identity import is_token
+from openapi_tool.protocol.subjects import is_token
 from openapi_tool.tools import exports
 from openapi_tool.tools.catalogue import CATALOGUE
-from openapi_tool.tools.policy import ALL, MAX_SWITCHES, MAX_TEXT_CHARS, Switch, Switches, SwitchRecordInvalid
-from openapi_tool.tools.problems import counted, short
+from openapi_tool.tools.switches import ALL, MAX_SWITCHES, MAX_TEXT_CHARS, Switch, Switches, SwitchRecordInvalid
+from openapi_tool.tools.wording import counted, short
 
 _NOT_DISABLED = 1
 T = TypeVar("T")

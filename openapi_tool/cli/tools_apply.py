@@ -13,8 +13,8 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
-from openapi_tool.cli.common import USAGE, fail, print_json, print_line, print_status
-from openapi_tool.cli.kernels import load_definitions
+from openapi_tool.cli.definition_files import load_definitions
+from openapi_tool.cli.output import USAGE, fail, print_json, print_line, print_status
 from openapi_tool.cli.tables import Rows, output
 from openapi_tool.cli.tools_registry import (
     FAILED,
@@ -23,10 +23,11 @@ from openapi_tool.cli.tools_registry import (
     run_with,
 )
 from openapi_tool.protocol.dialect import ProtocolVersion
-from openapi_tool.protocol.identity import subject_in_version
+from openapi_tool.protocol.subjects import subject_in_version
 from openapi_tool.telemetry.logs import printable_line
-from openapi_tool.tools.exports import COLUMNS, RegistryError, RegistryUnreachable, as_yaml
-from openapi_tool.tools.problems import counted
+from openapi_tool.tools.exports import as_yaml
+from openapi_tool.tools.registry import COLUMNS, RegistryError, RegistryUnreachable
+from openapi_tool.tools.wording import counted
 
 _MAX_CONCURRENT = 8
 _PROJECTS_SHOWN = 5

@@ -14,24 +14,25 @@ from typing import Any, NoReturn, TypeVar
 import typer
 
 from openapi_tool.bootstrap import operator_envs, pool_options, tool_secrets
-from openapi_tool.cli.common import INTERRUPTED, NO_DATABASE, USAGE, fail, print_json, print_line, print_status
-from openapi_tool.cli.kernels import find_dev
+from openapi_tool.cli.kernels import NO_DATABASE, find_dev
 from openapi_tool.cli.management_api import ManagementApi
+from openapi_tool.cli.output import INTERRUPTED, USAGE, fail, print_json, print_line, print_status
 from openapi_tool.cli.tables import Rows, cell, output
 from openapi_tool.environment import likely_secrets
 from openapi_tool.jina.definition_checks import StoredCheck
 from openapi_tool.kernel.failures import located
-from openapi_tool.kernel.queries import ToolRows
+from openapi_tool.kernel.tool_rows import ToolRows
 from openapi_tool.protocol.dialect import ProtocolVersion
 from openapi_tool.settings import Settings, load_settings
 from openapi_tool.telemetry.logs import printable_json, printable_line
 from openapi_tool.telemetry.redact import MASK, Redactor
 from openapi_tool.tools.bounds import MAX_ROW_BYTES
 from openapi_tool.tools.definition import stored_record
-from openapi_tool.tools.exports import TOO_LARGE, NoSuchProject, RegistryError, RegistryUnreachable, as_yaml
+from openapi_tool.tools.exports import as_yaml
+from openapi_tool.tools.key_shapes import without_keys
 from openapi_tool.tools.meta_schema import object_at
-from openapi_tool.tools.placeholders import without_keys
-from openapi_tool.tools.problems import did_you_mean, short
+from openapi_tool.tools.registry import TOO_LARGE, NoSuchProject, RegistryError, RegistryUnreachable
+from openapi_tool.tools.wording import did_you_mean, short
 
 FAILED = 1
 _DESCRIPTION_CHARS = 60

@@ -16,17 +16,17 @@ from rich.console import Group
 from rich.text import Text
 
 from openapi_tool.bootstrap import Bootstrap
-from openapi_tool.cli.common import fail, or_dash, print_json, print_status
 from openapi_tool.cli.kernels import kernel_bootstrap, show_statistics
+from openapi_tool.cli.output import fail, or_dash, print_json, print_status
 from openapi_tool.cli.tables import Rows, cell, output
 from openapi_tool.kernel.failures import located
 from openapi_tool.kernel.queries import MAX_ROWS, usage
 from openapi_tool.kernel.usage_keys import By
 from openapi_tool.protocol.dialect import ProtocolVersion
 from openapi_tool.protocol.errors import Unavailable
-from openapi_tool.protocol.identity import is_token
+from openapi_tool.protocol.subjects import is_token
 from openapi_tool.telemetry.logs import printable_line
-from openapi_tool.tools.problems import counted, short
+from openapi_tool.tools.wording import counted, short
 
 _MAX_ROWS = 20
 _SLOW_DATABASE_MS = 1_000

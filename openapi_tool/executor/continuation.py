@@ -8,22 +8,22 @@ from functools import partial
 
 from cachetools import LRUCache
 
-from openapi_tool.concurrency import SMALL
+from openapi_tool.call import Call
 from openapi_tool.executor.ports import Artifacts
 from openapi_tool.executor.stored_search import StoredSearch, load_part
 from openapi_tool.isolation.service import Isolation
-from openapi_tool.options import ToolOptions
+from openapi_tool.options.tools import ToolOptions
 from openapi_tool.protocol.cards import StoredText
 from openapi_tool.protocol.errors import ToolError
 from openapi_tool.protocol.records import Artifact
 from openapi_tool.tools.argument_check import ArgumentCheck
-from openapi_tool.tools.arguments import CURSOR, CallOwner, cursor_schema, takes_cursor
+from openapi_tool.tools.arguments import CURSOR, cursor_schema, takes_cursor
+from openapi_tool.tools.cursors import Cursors, Position
 from openapi_tool.tools.definition import ToolDefinition
 from openapi_tool.tools.frames import framed, without_frames
+from openapi_tool.tools.inline_bounds import SMALL
 from openapi_tool.tools.output import Item, ToolOutput
-from openapi_tool.tools.problems import counted
 from openapi_tool.tools.result import RenderedResult
-from openapi_tool.tools.scopes import Cursors, Position
 from openapi_tool.tools.stored_text import stored_text
 from openapi_tool.tools.text_search import SearchRequest
 from openapi_tool.tools.truncation import (
@@ -38,6 +38,7 @@ from openapi_tool.tools.truncation import (
     truncate,
     uncut_parts,
 )
+from openapi_tool.tools.wording import counted
 
 _MAX_DEFINITIONS = 1_000
 _MAX_CHECK_S = 2.0
@@ -62,23 +63,18 @@ class Continuation:
         self._artifacts = artifacts
         self._cursors = cursors
         self._options = options
-        self._search = StoredSearch(artifacts, cursors, self._isolation.pool)
+        self._search = StoredSearch(artifacts, cursors, self._isolation)
 
     async def render(
-        self,
-        output: ToolOutput,
-        definition: ToolDefinition,
-        owner: CallOwner,
-        max_result_tokens: int | None = None,
-        note: str = "",
+        self, call: Call, definition: ToolDefinition, output: ToolOutput, max_result_tokens: int | None = None
     ) -> tuple[RenderedResult, StoredText | None]:
-        """Return what the model is shown, with `note` at its end, and the whole text if it is truncated and storable.
+        """Return what the model is shown, with notes on the cost, and the whole text if it is truncated and storable.
 
         `max_result_tokens` is the call's own limit.
         """
-        rejects = takes_cursor(definition) and await self._schema_rejects_cursor(definition, owner)
+        rejects = takes_cursor(definition) and await self._schema_rejects_cursor(call, definition)
         items = output.items
-        cost = _cost_note(output, self._options.cost_note_tokens) + note
+        cost = _cost_note(output, self._options.cost_note_tokens) + (call.budget.note if call.budget else "")
         total = self._limit(definition, max_result_tokens)
         limit = total.minus(len(cost))
         parts = uncut_parts(items, limit)
@@ -101,15 +97,15 @@ class Continuation:
         if cannot_continue:
             why = f"{missing} This tool cannot show them.{_shorter_result_advice(definition)}"
             return RenderedResult(f"{shown}\n\n[{why}]", truncated=True, artifact_ref=artifact.reference), stored
-        return self._with_cursor(shown, missing, artifact, truncated.next, definition, owner), stored
+        return self._with_cursor(call, definition, shown, missing, artifact, truncated.next), stored
 
     async def resume(
-        self, cursor: str, definition: ToolDefinition, owner: CallOwner, max_result_tokens: int | None = None
+        self, call: Call, definition: ToolDefinition, cursor: str, max_result_tokens: int | None = None
     ) -> tuple[ToolOutput, RenderedResult]:
         """Return the part at `cursor` as output and as shown to the model. Raises NotFound, Unavailable."""
-        position = self._cursors.read(owner.project_id, owner.agent_id, cursor)
+        position = self._cursors.read(call.identity, cursor)
         # Twice the limit: the beginnings of later items, which were shown before, are skipped.
-        load = partial(load_part, self._artifacts, owner, position.card_id)
+        load = partial(load_part, self._artifacts, call.identity, position.card_id)
         artifact = await load(position.start, 2 * self._options.max_result_chars)
         # First lines of the code block or table that is cut at the cursor.
         opening = "" if position.opening is None else (await load(position.opening, OPENING_CHARS)).text
@@ -123,26 +119,26 @@ class Continuation:
         missing = f"{counted(_unseen_chars(stored_items, part.next), 'character', 'left')}."
         state = {"card_id": artifact.card_id, "from": position.start, "to": part.end, "chars": artifact.chars}
         output = ToolOutput((Item(caption=shown),), state)
-        return output, self._with_cursor(shown, missing, artifact, part.next, definition, owner)
+        return output, self._with_cursor(call, definition, shown, missing, artifact, part.next)
 
     async def find(
         self,
+        call: Call,
+        definition: ToolDefinition,
         search: SearchRequest,
         cursor: str,
-        definition: ToolDefinition,
-        owner: CallOwner,
         max_result_tokens: int | None = None,
     ) -> tuple[ToolOutput, RenderedResult]:
         """Search the text of `cursor`; return output and what the model is shown. Raises NotFound, Unavailable."""
-        return await self._search.run(search, cursor, owner, self._limit(definition, max_result_tokens))
+        return await self._search.run(call, search, cursor, self._limit(definition, max_result_tokens))
 
-    async def _schema_rejects_cursor(self, definition: ToolDefinition, owner: CallOwner) -> bool:
+    async def _schema_rejects_cursor(self, call: Call, definition: ToolDefinition) -> bool:
         known = self._rejects_cursor.get(definition.digest) if definition.digest else None
         if known is not None:
             return known
         check = ArgumentCheck(cursor_schema(definition, definition.hidden), {CURSOR: _SAMPLE_CURSOR}, {}, {})
         try:
-            checked = await self._isolation.check_arguments(definition, check, owner.project_id, _MAX_CHECK_S)
+            checked = await self._isolation.check_arguments(definition, check, call.project, _MAX_CHECK_S)
         except ToolError:  # the result is paid for; show it, with a cursor that this tool may refuse
             return False
         self._rejects_cursor[definition.digest] = rejects = bool(checked.problems or checked.repairs)
@@ -154,19 +150,13 @@ class Continuation:
         return ResultLimit(self._options.max_result_chars, min(tokens, max_result_tokens or tokens))
 
     def _with_cursor(
-        self,
-        text: str,
-        missing: str,
-        artifact: Artifact,
-        place: Place | None,
-        definition: ToolDefinition,
-        owner: CallOwner,
+        self, call: Call, definition: ToolDefinition, text: str, missing: str, artifact: Artifact, place: Place | None
     ) -> RenderedResult:
         reference = artifact.reference
         if place is None:
             return RenderedResult(text, artifact_ref=reference)
         position = Position(artifact.card_id, place.start, place.opening)
-        cursor = self._cursors.issue(owner.project_id, owner.agent_id, position)
+        cursor = self._cursors.issue(call.identity, position)
         next_call = "call this tool again" if takes_cursor(definition) else "call the tool that reads one page"
         note = f'[{missing} To continue at no cost, {next_call}, with only cursor "{cursor}".]'
         return RenderedResult(f"{text}\n\n{note}", truncated=True, artifact_ref=reference, next_cursor=cursor)

@@ -10,28 +10,21 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from openapi_tool.call import Call
-from openapi_tool.concurrency import KeyedLock, raise_if_cancelled, shielded
-from openapi_tool.executor.commit import CallResult, ParkedResults, ResultCommitter
-from openapi_tool.executor.ports import CallSlot, Clock, Kernel, Publisher, Tracer, ids
+from openapi_tool.concurrency.cancellation import raise_if_cancelled, shielded
+from openapi_tool.concurrency.keyed_lock import KeyedLock
+from openapi_tool.executor.call_result import CallResult
+from openapi_tool.executor.commit import ResultCommitter
+from openapi_tool.executor.doorbell import WakeupSender
+from openapi_tool.executor.parked_results import ParkedResults
+from openapi_tool.executor.ports import CallSlot, Clock, Kernel, Publisher, Tracer
 from openapi_tool.executor.result_order import ResultOrder
 from openapi_tool.executor.runner import ToolCallRequest, ToolRunner
-from openapi_tool.executor.waiting_turn import WakeupSender, turn_deadline
-from openapi_tool.options import ExecutorOptions, ToolOptions
+from openapi_tool.executor.turn_deadline import turn_deadline
+from openapi_tool.options.executor import ExecutorOptions
+from openapi_tool.options.tools import ToolOptions
 from openapi_tool.protocol import frozen
 from openapi_tool.protocol.cards import Card, StoredText, artifact_card, read_tool_call, result_card
-from openapi_tool.protocol.command import (
-    Acceptance,
-    Acknowledge,
-    AfterExecution,
-    Command,
-    Delivery,
-    Report,
-    Requeue,
-    Settlement,
-    StoreDeadLetter,
-    reportable_content,
-    trace_link,
-)
+from openapi_tool.protocol.command import AfterExecution, Command, Delivery
 from openapi_tool.protocol.dialect import Dialect
 from openapi_tool.protocol.errors import (
     InternalError,
@@ -41,17 +34,19 @@ from openapi_tool.protocol.errors import (
     Unanswerable,
     Unavailable,
 )
-from openapi_tool.protocol.identity import CallIdentity, identify
+from openapi_tool.protocol.identity import CallIdentity, identify, unidentified
 from openapi_tool.protocol.records import CallRecords, EarlierResult
+from openapi_tool.protocol.report import Acceptance, Report, reportable_content, trace_link
+from openapi_tool.protocol.settlement import Acknowledge, Requeue, Settlement, StoreDeadLetter
+from openapi_tool.protocol.tracing import TraceLink
 from openapi_tool.telemetry import metrics
 from openapi_tool.telemetry.calls import CallFacts, record_finished
 from openapi_tool.telemetry.logs import CALL_FIELDS
-from openapi_tool.tools.arguments import CallOwner
+from openapi_tool.tools.deadlines import Deadline, TimeLimits
 from openapi_tool.tools.definition import stored_after_execution
-from openapi_tool.tools.placeholders import placeholder_values
-from openapi_tool.tools.policy import Deadline, TimeLimits
-from openapi_tool.tools.problems import short
+from openapi_tool.tools.log_ids import log_ids
 from openapi_tool.tools.result import ResultFields
+from openapi_tool.tools.wording import short
 
 log = logging.getLogger(__name__)
 
@@ -79,12 +74,17 @@ class _Delivered:
 
     delivery: Delivery
     command: Command
-    identity: CallIdentity
     records: CallRecords
     acceptance: Acceptance
-    facts: CallFacts
+    call: Call
     slot: CallSlot
+    facts: CallFacts
     earlier_run: bool
+
+    @property
+    def identity(self) -> CallIdentity:
+        """Return who calls."""
+        return self.call.identity
 
 
 class Pipeline:
@@ -139,72 +139,101 @@ class Pipeline:
     async def _handle(self, delivery: Delivery) -> Settlement:
         received = time.monotonic()
         command = self._dialect.decode(delivery)
-        if command.card_id is None and command.identity.tool_call_id is None:
-            identify(command.identity, None)  # raises Unanswerable: without an id no record can be found
         call_id = command.identity.tool_call_id or command.card_id
+        if call_id is None:  # no record can be found
+            raise unidentified()
         # Copies of a command run one after the other. Together they would share an upstream request, and its cost might
         # be counted by the copy whose commit is refused.
         async with self._call_locks.hold((command.identity.project_id, call_id)) as waited:
-            return await self._load_and_run(delivery, command, received, earlier_run=waited or delivery.attempt > 1)
+            earlier_run = waited or delivery.attempt > 1
+            records = await self._kernel.load(command)
+            identity = identify(command.identity, records.card)
+            if records.earlier is not None:
+                await self._delete_parked(identity, earlier_run=earlier_run)
+                return await self._settle_existing_result(delivery, identity, records, records.earlier)
 
-    async def _load_and_run(
-        self, delivery: Delivery, command: Command, received: float, *, earlier_run: bool
-    ) -> Settlement:
-        records = await self._kernel.load(command)
-        identity = identify(command.identity, records.card)
-        if records.earlier is not None:
-            await self._delete_parked(identity, earlier_run=earlier_run)
-            return await self._settle_existing_result(delivery, identity, records, records.earlier)
+            try:
+                acceptance = self._dialect.accept(identity, records)
+            except Unanswerable:
+                await self._delete_parked(identity, earlier_run=earlier_run)
+                raise
+            link = trace_link(identity, acceptance.waiting_turn)
+            facts = self._facts(delivery, command, identity, link, received)
+            CALL_FIELDS.set(facts.fields)
+            slot = self._slot_of(delivery.stream_sequence)
+            call = self._runner.new_call(identity, slot)
+            facts.attempts, facts.permit_waits = call.attempts, call.permit_waits  # which grow while the call runs
+            delivered = _Delivered(delivery, command, records, acceptance, call, slot, facts, earlier_run)
+            with self._tracer.span(f"execute_tool {facts.function_name}", link, facts.ids) as span, call.memory:
+                span.facts = facts
+                # After `max_lost_runs` lost runs a parked result is ignored: if the database refuses it each time, the
+                # call would get none.
+                parked = await self._parked.find(identity) if earlier_run and not delivery.exhausted else None
+                result = parked or await self._run_to_result(delivered)
+                _record_outcome(delivered, result)
+                # Release the memory of responses, except what the commit needs.
+                call.memory.release_all_but(_COPIES_OF_COMMIT * len(result.artifact.content) if result.artifact else 0)
+                card = self._card(delivered, result.fields)
+                report = self._dialect.report(acceptance, span.context, span.tracestate, card.card_id, card.content)
+                # After a cancellation commit and doorbell get a third of a drain's last seconds (`shutdown.py`).
+                grace_s = self._options.executor.hand_back_s / 3
+                return await shielded(self._finish(delivered, result, card, report), grace_s)
 
+    async def _run_to_result(self, delivered: _Delivered) -> CallResult:
         try:
-            acceptance = self._dialect.accept(identity, records)
-        except Unanswerable:
-            await self._delete_parked(identity, earlier_run=earlier_run)
-            raise
-        link = trace_link(identity, acceptance.waiting_turn)
-        facts = CallFacts(
-            ids=ids(identity),
-            trace_id=link.parent.trace_id,
-            protocol=self._dialect.version,
-            function_name=short(command.function_name),
-            delivery_attempt=delivery.attempt,
-            age_s=max(0.0, self._age_s(delivery)),
-            began=received,
-            loaded=time.monotonic(),
+            request = await self._request(delivered)
+        except Exception as cause:  # noqa: BLE001 - logged by `failure_result`
+            name, started = delivered.command.function_name, delivered.facts.loaded
+            return CallResult(self._runner.failure_result(delivered.call, name, cause, started))
+        fields, text = await self._run(delivered, request)
+        if text is None:
+            return CallResult(fields)
+        actor_id, ttl_s = self._options.actor_id, self._options.tools.artifact_ttl_s
+        return CallResult(fields, artifact_card(actor_id, delivered.identity, delivered.records.card, text, ttl_s))
+
+    async def _request(self, delivered: _Delivered) -> ToolCallRequest:
+        """Build the request. Raises ToolError if the call must not run, or its card or definition is invalid."""
+        if delivered.delivery.exhausted:
+            raise InternalError(_EXHAUSTED)
+        if delivered.command.violation is not None:
+            raise delivered.command.violation
+        # A turn that is not suspended needs no doorbell, and so no worker.
+        if delivered.records.worker_target is None and delivered.acceptance.waiting_turn.suspends:
+            raise ToolMisconfigured(_NOT_IN_ROSTER)
+        if delivered.records.definition is None:
+            named = short(delivered.command.function_name)
+            raise NotFound(f"This project has no tool named {named!r}; use one of the tools offered.")
+        latest = self._limits.deadline(self._age_s(delivered.delivery), None)
+        definition = await self._runner.parse_definition(delivered.call, delivered.records.definition, latest)
+        tool_call = read_tool_call(delivered.records.card, delivered.identity.tool_call_id)
+        deadline = self._limits.deadline(
+            self._age_s(delivered.delivery), definition.suspend_timeout_s, definition.timeout_s
         )
-        CALL_FIELDS.set(facts.fields)
-        slot = self._slot_of(delivery.stream_sequence)
-        delivered = _Delivered(delivery, command, identity, records, acceptance, facts, slot, earlier_run)
-        owner = CallOwner(identity.project_id, identity.agent_id, placeholder_values(identity))
-        call = self._runner.new_call(owner, slot)
-        with self._tracer.span(f"execute_tool {facts.function_name}", link, facts.ids) as span, call.memory:
-            span.facts = facts
-            # The same lists: the backend appends to them while the call runs.
-            facts.attempts, facts.permit_waits = call.attempts, call.permit_waits
-            # After `max_lost_runs` lost runs a parked result is ignored: if the database refuses it each time, the call
-            # would get none.
-            parked = await self._parked.find(identity) if earlier_run and not delivery.exhausted else None
-            result = parked or await self._run_to_result(delivered, call)
-            # The larger of two counts that can each be too small: `attempts` ends at MAX_ATTEMPTS, and a request that
-            # identical calls share is in the `spent` of only one of them.
-            slot.requests = max(call.spent.requests, len(call.attempts))
-            # Release the memory of responses, except what the commit needs.
-            call.memory.release_all_but(_COPIES_OF_COMMIT * len(result.artifact.content) if result.artifact else 0)
-            _record_outcome(facts, result, call)
-            card = result_card(
-                actor_id=self._options.actor_id,
-                function_name=command.function_name,
-                identity=identity,
-                call_card=records.card,
-                status=result.fields.status,
-                after_execution=_after_execution(delivered),
-                result=result.fields.result,
-                error=result.fields.error,
-                tool_output=result.fields.tool_output,
-            )
-            report = self._dialect.report(acceptance, span.context, span.tracestate, card.card_id, card.content)
-            # After a cancellation commit and doorbell get the first third of a drain's last seconds (`shutdown.py`).
-            return await shielded(self._finish(delivered, result, card, report), self._options.executor.hand_back_s / 3)
+        return ToolCallRequest(definition, tool_call, deadline)
+
+    async def _run(self, delivered: _Delivered, request: ToolCallRequest) -> tuple[ResultFields, StoredText | None]:
+        """Run the call. Once it outlasts `worker_timeout_s`, check for an earlier deadline of its turn."""
+        call, check_after_s = delivered.call, self._limits.worker_timeout_left_s(self._age_s(delivered.delivery))
+        outlasts = self._limits.may_outlast_worker_timeout(request.definition.suspend_timeout_s)
+        # Without a step id the results of other calls of the step, which move the deadline, cannot be found.
+        if not outlasts or call.identity.step_id is None or check_after_s >= request.deadline.remaining():
+            return await self._runner.run(call, request)
+        async with turn_deadline(self._kernel, self._limits, call.identity, check_after_s) as limit:
+            request = replace(request, deadline=Deadline(request.deadline.at, limit))
+            return await self._runner.run(call, request)
+
+    def _card(self, delivered: _Delivered, fields: ResultFields) -> Card:
+        return result_card(
+            actor_id=self._options.actor_id,
+            function_name=delivered.command.function_name,
+            identity=delivered.identity,
+            call_card=delivered.records.card,
+            status=fields.status,
+            after_execution=_after_execution(delivered),
+            result=fields.result,
+            error=fields.error,
+            tool_output=fields.tool_output,
+        )
 
     async def _finish(self, delivered: _Delivered, result: CallResult, card: Card, report: Report) -> Settlement:
         """Commit once the worker is ready for the result, and publish the doorbell. Shielded as a whole."""
@@ -234,56 +263,22 @@ class Pipeline:
         if earlier_run and await self._parked.find(identity):
             await self._parked.delete(identity)
 
-    async def _run_to_result(self, delivered: _Delivered, call: Call) -> CallResult:
-        try:
-            request = await self._request(delivered, call)
-        except Exception as cause:  # noqa: BLE001 - logged by `failure_result`
-            name, started = delivered.command.function_name, delivered.facts.loaded
-            return CallResult(self._runner.failure_result(call, name, cause, started))
-        fields, text = await self._run(delivered, call, request)
-        if text is None:
-            return CallResult(fields)
-        actor_id, ttl_s = self._options.actor_id, self._options.tools.artifact_ttl_s
-        return CallResult(fields, artifact_card(actor_id, delivered.identity, delivered.records.card, text, ttl_s))
-
-    async def _run(
-        self, delivered: _Delivered, call: Call, request: ToolCallRequest
-    ) -> tuple[ResultFields, StoredText | None]:
-        """Run the call. Once it outlasts `worker_timeout_s`, check for an earlier deadline of its turn."""
-        identity, check_after_s = (
-            delivered.identity,
-            self._limits.worker_timeout_left_s(self._age_s(delivered.delivery)),
+    def _facts(
+        self, delivery: Delivery, command: Command, identity: CallIdentity, link: TraceLink, received: float
+    ) -> CallFacts:
+        return CallFacts(
+            ids=log_ids(identity),
+            trace_id=link.parent.trace_id,
+            protocol=self._dialect.version,
+            function_name=short(command.function_name),
+            delivery_attempt=delivery.attempt,
+            age_s=max(0.0, self._age_s(delivery)),
+            began=received,
+            loaded=time.monotonic(),
         )
-        outlasts = self._limits.may_outlast_worker_timeout(request.definition.suspend_timeout_s)
-        # Without a step id the results of other calls of the step, which move the deadline, cannot be found.
-        if not outlasts or identity.step_id is None or check_after_s >= request.deadline.remaining():
-            return await self._runner.run(call, request)
-        async with turn_deadline(self._kernel, self._limits, identity, check_after_s) as limit:
-            request = replace(request, deadline=Deadline(request.deadline.at, limit))
-            return await self._runner.run(call, request)
 
     def _age_s(self, delivery: Delivery) -> float:
         return self._clock() - delivery.published_at.timestamp()
-
-    async def _request(self, delivered: _Delivered, call: Call) -> ToolCallRequest:
-        """Build the request. Raises ToolError if the call must not run, or its card or definition is invalid."""
-        if delivered.delivery.exhausted:
-            raise InternalError(_EXHAUSTED)
-        if delivered.command.violation is not None:
-            raise delivered.command.violation
-        # A turn that is not suspended needs no doorbell, and so no worker.
-        if delivered.records.worker_target is None and delivered.acceptance.waiting_turn.suspends:
-            raise ToolMisconfigured(_NOT_IN_ROSTER)
-        if delivered.records.definition is None:
-            named = short(delivered.command.function_name)
-            raise NotFound(f"This project has no tool named {named!r}; use one of the tools offered.")
-        latest = self._limits.deadline(self._age_s(delivered.delivery), None)
-        definition = await self._runner.parse_definition(call, delivered.records.definition, latest)
-        tool_call = read_tool_call(delivered.records.card, delivered.identity.tool_call_id)
-        deadline = self._limits.deadline(
-            self._age_s(delivered.delivery), definition.suspend_timeout_s, definition.timeout_s
-        )
-        return ToolCallRequest(definition, tool_call, deadline)
 
     async def _settle_existing_result(
         self, delivery: Delivery, identity: CallIdentity, records: CallRecords, earlier: EarlierResult
@@ -306,7 +301,7 @@ class Pipeline:
                 await self._wakeup.send(delivery, identity, records, wakeup)
         elif ours and reportable_content(earlier.content):
             acceptance = self._dialect.accept(identity, records)
-            with self._tracer.span("report", trace_link(identity, acceptance.waiting_turn), ids(identity)) as span:
+            with self._tracer.span("report", trace_link(identity, acceptance.waiting_turn), log_ids(identity)) as span:
                 report = self._dialect.report(
                     acceptance, span.context, span.tracestate, earlier.card_id, earlier.content
                 )
@@ -317,7 +312,7 @@ class Pipeline:
             await self._wakeup.send(delivery, identity, records, report.wakeup)
         log.info(
             "the call already has a result",
-            extra={"action": "call.deduplicated", "author_id": short(earlier.author_id or "")} | ids(identity),
+            extra={"action": "call.deduplicated", "author_id": short(earlier.author_id or "")} | log_ids(identity),
         )
         return Acknowledge()
 
@@ -344,9 +339,12 @@ class Pipeline:
         raise InternalError("the result was not written, and neither another result nor a stale turn explains it")
 
 
-def _record_outcome(facts: CallFacts, result: CallResult, call: Call) -> None:
+def _record_outcome(delivered: _Delivered, result: CallResult) -> None:
+    call, facts, fields = delivered.call, delivered.facts, result.fields
+    # The larger of two counts that can each be too small: `attempts` ends at MAX_ATTEMPTS, and a request that
+    # identical calls share is in the `spent` of only one of them.
+    delivered.slot.requests = max(call.spent.requests, len(call.attempts))
     # The run that parked a result has paid for it; this one logs its tokens.
-    fields = result.fields
     usage = (fields.tool_output or {}).get("usage") if result.parked else None
     facts.tool, facts.status, facts.error_code = fields.tool, fields.status, fields.error_code
     facts.tokens = usage["tokens"] if usage else call.spent.tokens
@@ -358,6 +356,6 @@ def _after_execution(delivered: _Delivered) -> AfterExecution:
     if stored and sent and stored != sent:
         log.warning(
             "the command's after_execution differs from the definition's; using the definition's",
-            extra={"action": "after_execution.differs", "stored": stored, "sent": sent} | ids(delivered.identity),
+            extra={"action": "after_execution.differs", "stored": stored, "sent": sent} | log_ids(delivered.identity),
         )
     return stored or sent or "suspend"

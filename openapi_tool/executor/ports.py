@@ -1,23 +1,23 @@
-"""Interfaces (ports) of the executor, which other packages implement; ids of a call for log lines."""
+"""Interfaces (ports) of the executor, which other packages implement."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Protocol
 
 from openapi_tool.call import Call, CallMemory
 from openapi_tool.limits.permits import Slot
 from openapi_tool.protocol.cards import ArtifactCard, Card
-from openapi_tool.protocol.command import Command, Report, TurnCondition, Wakeup
-from openapi_tool.protocol.identity import CallIdentity, TraceLink
+from openapi_tool.protocol.command import Command
 from openapi_tool.protocol.records import Artifact, CallRecords
-from openapi_tool.telemetry.calls import CallSpan
-from openapi_tool.tools.arguments import Arguments, CallOwner
+from openapi_tool.protocol.report import Report, TurnCondition, Wakeup
+from openapi_tool.protocol.tracing import TraceLink
+from openapi_tool.telemetry.spans import CallSpan
+from openapi_tool.tools.arguments import Arguments
+from openapi_tool.tools.deadlines import Deadline
 from openapi_tool.tools.definition import ToolDefinition
 from openapi_tool.tools.output import ToolOutput
-from openapi_tool.tools.policy import Deadline
-from openapi_tool.tools.problems import short
 
 Clock = Callable[[], float]
 """Returns the time of the server that timestamps commands, in seconds since the epoch."""
@@ -107,18 +107,3 @@ class Tracer(Protocol):
 
     def span(self, name: str, link: TraceLink, attributes: Mapping[str, str]) -> AbstractContextManager[CallSpan]:
         """Start a child span of the link's parent."""
-
-
-_ID_NAMES = ("project_id", "agent_id", "agent_turn_id", "tool_call_id")
-_SHOWN_ID_CHARS = 128
-"""A tool call id has any length, and JSON may need six bytes per character."""
-
-
-def ids(identity: CallIdentity) -> dict[str, Any]:
-    """Return the ids for log lines and spans of a call, each truncated."""
-    return {name: short(getattr(identity, name), _SHOWN_ID_CHARS) for name in _ID_NAMES}
-
-
-def owner_ids(owner: CallOwner) -> dict[str, Any]:
-    """Return the ids of a call from any front end, without missing ones."""
-    return {name: short(value, _SHOWN_ID_CHARS) for name in _ID_NAMES if (value := owner.ids.get(name)) is not None}

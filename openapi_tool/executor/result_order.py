@@ -13,12 +13,13 @@ from dataclasses import dataclass
 
 from cachetools import LRUCache
 
-from openapi_tool.concurrency import KeyedLock
+from openapi_tool.concurrency.keyed_lock import KeyedLock
 from openapi_tool.executor.ports import CallSlot, Clock
-from openapi_tool.protocol.command import Delivery, TurnCondition
+from openapi_tool.protocol.command import Delivery
 from openapi_tool.protocol.errors import TurnBusy
 from openapi_tool.protocol.identity import CallIdentity
 from openapi_tool.protocol.records import WaitingTurnRecord
+from openapi_tool.protocol.report import TurnCondition
 
 MAX_STALL_S = 1.0
 """Longest wait for a worker that reads no result of the turn; it defers one that comes too early by a second."""

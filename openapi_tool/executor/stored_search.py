@@ -6,17 +6,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from openapi_tool.concurrency import FairSemaphore
+from openapi_tool.call import Call
 from openapi_tool.executor.ports import Artifacts
-from openapi_tool.isolation.pool import PoolBusy, TaskKilled, WorkerPool
+from openapi_tool.isolation.pool import PoolBusy, TaskKilled
+from openapi_tool.isolation.service import Isolation
 from openapi_tool.protocol.errors import ToolTimeout
+from openapi_tool.protocol.identity import CallIdentity
 from openapi_tool.protocol.records import Artifact
-from openapi_tool.tools.arguments import FIND, QUESTION, CallOwner
+from openapi_tool.tools.arguments import FIND, QUESTION
+from openapi_tool.tools.cursors import Cursors, Position, unknown_cursor
 from openapi_tool.tools.frames import INTRO_CHARS, Part, framed, without_frames
 from openapi_tool.tools.output import Item, ToolOutput
-from openapi_tool.tools.problems import counted
 from openapi_tool.tools.result import RenderedResult
-from openapi_tool.tools.scopes import Cursors, Position, unknown_cursor
 from openapi_tool.tools.stored_search import SEARCH_TEXT, Found, found_passages, search_task, search_text
 from openapi_tool.tools.text_search import MAX_SHOWN, SearchRequest
 from openapi_tool.tools.tokens import estimate_tokens, fitting_chars
@@ -29,10 +30,9 @@ from openapi_tool.tools.truncation import (
     boundary,
     stored_items_of,
 )
+from openapi_tool.tools.wording import counted
 
 _WINDOW_CHARS = 512 * 1024  # read from the database at once
-_MAX_CONCURRENT = 4
-"""Searches in a process. Each holds a whole text, up to `egress.max_response_bytes`, and a window in the driver."""
 _MAX_WAIT_S = 60.0  # of a search; its call's deadline ends it earlier
 _READ_ON = "Each cursor reads on from its passage, given alone."
 _PHRASE_NOTES_CHARS, _QUESTION_NOTES_CHARS = 420, 200
@@ -40,29 +40,29 @@ _PHRASE_NOTES_CHARS, _QUESTION_NOTES_CHARS = 420, 200
 
 
 class StoredSearch:
-    """Searches stored texts, a limited number at once, fairly to projects; without a pool inline."""
+    """Searches stored texts, a limited number at once, fairly to projects; without a pool of workers inline."""
 
-    def __init__(self, artifacts: Artifacts, cursors: Cursors, pool: WorkerPool | None) -> None:
+    def __init__(self, artifacts: Artifacts, cursors: Cursors, isolation: Isolation) -> None:
         self._artifacts = artifacts
         self._cursors = cursors
-        self._pool = pool
-        self._permits = FairSemaphore(_MAX_CONCURRENT)
+        self._isolation = isolation
 
     async def run(
-        self, request: SearchRequest, cursor: str, owner: CallOwner, limit: ResultLimit
+        self, call: Call, request: SearchRequest, cursor: str, limit: ResultLimit
     ) -> tuple[ToolOutput, RenderedResult]:
         """Search the text of a cursor; return what the model is shown. Raises NotFound, Unavailable, ToolTimeout."""
-        position = self._cursors.read(owner.project_id, owner.agent_id, cursor)
+        position = self._cursors.read(call.identity, cursor)
         phrase_from = position.start if request.name == FIND else None
-        async with self._permits.permit(owner.project_id):
-            artifact, text = await self._load(owner, position.card_id)
+        async with self._isolation.searches.permit(call.project):
+            artifact, text = await self._load(call.identity, position.card_id)
             items = stored_items_of(artifact.items, artifact.chars)
-            found = await self._search(text, items, request.text, phrase_from, owner.project_id)
+            found = await self._search(call, text, items, request.text, phrase_from)
         chars = sum(item.end - item.start for item in items)
-        result = _SearchResult(partial(self._new_cursor, owner, artifact.card_id), artifact, chars, found, limit)
+        new_cursor = partial(self._new_cursor, call.identity, artifact.card_id)
+        result = _SearchResult(new_cursor, artifact, chars, found, limit)
         return result.of_question(cursor) if phrase_from is None else result.of_phrase(cursor)
 
-    async def _load(self, owner: CallOwner, card_id: str) -> tuple[Artifact, bytearray]:
+    async def _load(self, owner: CallIdentity, card_id: str) -> tuple[Artifact, bytearray]:
         """Return the whole text in UTF-8, read in windows: decoding megabytes at once would block the event loop."""
         text, chars = bytearray(), 0
         while True:
@@ -73,23 +73,24 @@ class StoredSearch:
                 return part, text
 
     async def _search(
-        self, text: bytearray, items: list[StoredItem], wanted: str, phrase_from: int | None, project: str
+        self, call: Call, text: bytearray, items: list[StoredItem], wanted: str, phrase_from: int | None
     ) -> Found:
-        if self._pool is None:
+        pool = self._isolation.pool
+        if pool is None:
             return search_text(text.decode(), items, wanted, phrase_from)
         task = search_task(text, items, wanted, phrase_from)
         try:
-            return found_passages(await self._pool.run(SEARCH_TEXT, task, project=project, wait_s=_MAX_WAIT_S))
+            return found_passages(await pool.run(SEARCH_TEXT, task, project=call.project, wait_s=_MAX_WAIT_S))
         except (TaskKilled, PoolBusy):
             raise ToolTimeout(
                 "The search took too long and was given up; read on with only the cursor, or search again later."
             ) from None
 
-    def _new_cursor(self, owner: CallOwner, card_id: str, start: int, opening: int | None = None) -> str:
-        return self._cursors.issue(owner.project_id, owner.agent_id, Position(card_id, start, opening))
+    def _new_cursor(self, owner: CallIdentity, card_id: str, start: int, opening: int | None = None) -> str:
+        return self._cursors.issue(owner, Position(card_id, start, opening))
 
 
-async def load_part(artifacts: Artifacts, owner: CallOwner, card_id: str, start: int, chars: int) -> Artifact:
+async def load_part(artifacts: Artifacts, owner: CallIdentity, card_id: str, start: int, chars: int) -> Artifact:
     """Return at most `chars` characters of a stored text. Raises NotFound if there are none."""
     part = await artifacts.artifact(owner.project_id, owner.agent_id, card_id, start, chars)
     if part is None or not part.text:

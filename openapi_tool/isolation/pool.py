@@ -10,11 +10,11 @@ from contextlib import contextmanager
 
 from cachetools import LRUCache
 
-from openapi_tool.concurrency import FairSemaphore
+from openapi_tool.concurrency.fair_semaphore import FairSemaphore
 from openapi_tool.isolation.limits import cpu_s, memory_bytes, task_bytes, wall_s
 from openapi_tool.isolation.process import Broken, Killed, Lost, Stuck, WorkerProcess
-from openapi_tool.protocol.identity import bare_project
 from openapi_tool.protocol.payload import Parts, Payload, unpack
+from openapi_tool.protocol.projects import bare_project
 from openapi_tool.telemetry import metrics
 
 log = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar, cast
 
-from openapi_tool.concurrency import in_background
+from openapi_tool.concurrency.background import in_background
 from openapi_tool.isolation.frames import ANSWER, DEFECT, ENDED, TASK
 from openapi_tool.isolation.limits import answer_bytes, cpu_s, memory_bytes
 from openapi_tool.open_files import with_free_file

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+from openapi_tool.concurrency.fair_semaphore import FairSemaphore
 from openapi_tool.isolation.pool import PoolBusy, TaskKilled, WorkerPool
 from openapi_tool.protocol.errors import ToolMisconfigured, ToolTimeout
 from openapi_tool.protocol.payload import Payload, pack
@@ -12,17 +13,24 @@ from openapi_tool.tools.argument_check import ArgumentCheck, CheckedArguments, c
 from openapi_tool.tools.definition import ToolDefinition, find_definition
 from openapi_tool.tools.definition_check import CheckedDefinition, check_definition
 from openapi_tool.tools.inline_bounds import MAX_DEFINITION_BYTES, fits_inline, schema_size
-from openapi_tool.tools.problems import short
+from openapi_tool.tools.wording import short
 
 CHECK_ARGUMENTS, CHECK_DEFINITION = "check_arguments", "check_definition"
 """Names of the tasks (`worker_tasks.py`)."""
 
+_MAX_SEARCHES = 4
+"""Each holds a whole text, up to `egress.max_response_bytes`, and a window of it in the driver."""
+
 
 class Isolation:
-    """Runs what a tenant can make costly. Without a pool all of it runs inline: the command line, tests of tools."""
+    """Runs what a tenant can make costly. Without a pool all of it runs inline: the command line, tests of tools.
+
+    `searches` limits the searches of stored texts in this process, for all its kernels.
+    """
 
     def __init__(self, pool: WorkerPool | None = None) -> None:
         self.pool = pool
+        self.searches = FairSemaphore(_MAX_SEARCHES)
 
     async def parse_definition(self, record: DefinitionRecord, project: str, wait_s: float) -> ToolDefinition:
         """Parse a stored definition, cached by content. Raises ToolMisconfigured with every problem, ToolTimeout."""

@@ -14,11 +14,13 @@ from weakref import WeakMethod
 
 from openapi_tool.budgets.budgets import Budgets, Spender
 from openapi_tool.call import Call
-from openapi_tool.concurrency import shielded
+from openapi_tool.concurrency.cancellation import shielded
+from openapi_tool.jina.batches import batch_items, batch_output, item_arguments
 from openapi_tool.jina.byte_semaphore import ByteSemaphore, RequestContext, ResponseMemory, max_call_memory
 from openapi_tool.jina.cache import ResponseCache, cache_key
 from openapi_tool.jina.client import JinaClient
-from openapi_tool.jina.endpoints import Endpoint, batch_items, batch_output, endpoint_of, item_arguments
+from openapi_tool.jina.connector import on_connected
+from openapi_tool.jina.endpoints import Endpoint, endpoint_of
 from openapi_tool.jina.options import CacheOptions, EgressOptions, RetryOptions
 from openapi_tool.jina.request import (
     ResolvedParameters,
@@ -31,20 +33,19 @@ from openapi_tool.jina.request import (
 )
 from openapi_tool.jina.response import Outcome
 from openapi_tool.jina.retries import Sleep, with_retries
-from openapi_tool.jina.transport import on_connected
 from openapi_tool.jina.url_policy import UrlPolicy
 from openapi_tool.limits.keys import RefusedKeys
 from openapi_tool.limits.permits import Need, Permit, Permits, Slot, Unlimited
-from openapi_tool.options import ToolOptions
+from openapi_tool.options.tools import ToolOptions
+from openapi_tool.protocol.attempts import Attempt
 from openapi_tool.protocol.errors import ToolError, ToolTimeout, without_traceback
-from openapi_tool.protocol.records import Attempt
 from openapi_tool.telemetry import metrics
 from openapi_tool.telemetry.metrics import project_label
 from openapi_tool.tools.arguments import Arguments
+from openapi_tool.tools.deadlines import Deadline
 from openapi_tool.tools.definition import ToolDefinition
 from openapi_tool.tools.output import Meter, ToolOutput, Usage, cost
-from openapi_tool.tools.policy import Deadline
-from openapi_tool.tools.problems import short
+from openapi_tool.tools.wording import short
 
 log = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from openapi_tool.call import Call
-from openapi_tool.protocol.records import MAX_ATTEMPTS, Attempt
+from openapi_tool.protocol.attempts import MAX_ATTEMPTS, Attempt
 
 _ASCII_FACTOR, _TWO_BYTE_FACTOR, _FOUR_BYTE_FACTOR = 6, 8, 14
 """Bytes of memory per byte of a body until the result is committed: parsed, rendered, as JSON, in the driver.

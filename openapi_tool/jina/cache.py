@@ -12,7 +12,6 @@ from typing import Any
 
 from cachetools import TTLCache
 
-from openapi_tool.concurrency import SMALL
 from openapi_tool.jina.byte_semaphore import RequestContext, memory_of
 from openapi_tool.jina.failures import too_late
 from openapi_tool.jina.options import CacheOptions
@@ -22,9 +21,10 @@ from openapi_tool.protocol.errors import ToolTimeout
 from openapi_tool.protocol.payload import unpack
 from openapi_tool.telemetry import metrics
 from openapi_tool.tools.arguments import Arguments
+from openapi_tool.tools.deadlines import Deadline
 from openapi_tool.tools.definition import ToolDefinition
+from openapi_tool.tools.inline_bounds import SMALL
 from openapi_tool.tools.output import NO_USAGE, Meter, ToolOutput, items_chars, texts
-from openapi_tool.tools.policy import Deadline
 
 _ENTRY_OVERHEAD_BYTES = 480  # of an entry beside its response: key, links, dictionary slots
 _COMMIT_COPIES = 5  # of a text until it is committed: JSON, jsonb encoding, buffers of driver and transport

@@ -17,7 +17,7 @@ from openapi_tool.protocol import frozen
 from openapi_tool.protocol.errors import UpstreamRejected, UpstreamUnavailable
 from openapi_tool.telemetry.redact import Redactor
 from openapi_tool.tools.output import BLOCK_GAP, Item, ToolOutput, Usage
-from openapi_tool.tools.problems import counted, one_line
+from openapi_tool.tools.wording import counted, one_line
 
 _BODY_FIELDS = ("content", "text", "html")
 _LABELS = {"url": "", "date": "Date: ", "publishedTime": "Published: ", "source": "Source: ", "imageUrl": "Image: "}

@@ -12,14 +12,17 @@ from typing import Any
 
 from pydantic import SecretStr
 
-from openapi_tool.jina.endpoints import ENDPOINTS, batch_items, endpoint_of, item_arguments, item_problems
+from openapi_tool.jina.batches import batch_items, item_arguments, item_problems
+from openapi_tool.jina.endpoints import ENDPOINTS, endpoint_of
 from openapi_tool.jina.parameters import REFUSED, secret_problem
 from openapi_tool.jina.request import IGNORED_HEADERS, examine_parameters, resolve_parameters, with_checked_url
 from openapi_tool.jina.url_policy import UrlPolicy
 from openapi_tool.protocol.cards import ToolCall
 from openapi_tool.protocol.command import AFTER_EXECUTION
 from openapi_tool.protocol.errors import BadRequest, TargetRefused, ToolError, ToolMisconfigured
+from openapi_tool.protocol.identity import CallIdentity
 from openapi_tool.protocol.records import DefinitionRecord
+from openapi_tool.tools.argument_names import fold
 from openapi_tool.tools.arguments import (
     API_KEY,
     CURSOR,
@@ -27,13 +30,12 @@ from openapi_tool.tools.arguments import (
     MAX_RESULT_TOKENS,
     QUESTION,
     Arguments,
-    CallOwner,
+    ArgumentSources,
     OperatorEnvs,
     SecretSource,
     api_key,
     default_problems,
     is_identity,
-    prepare_arguments,
     requested_tokens,
     takes_cursor,
 )
@@ -41,14 +43,31 @@ from openapi_tool.tools.catalogue import CATALOGUE
 from openapi_tool.tools.definition import ToolDefinition, parse_definition, suspend_timeout, upstream_section
 from openapi_tool.tools.lint import ARGS, PROPERTIES, SIZES, LintLimits, fits, general_problems, samples
 from openapi_tool.tools.meta_schema import object_at
-from openapi_tool.tools.placeholders import PLACEHOLDERS, MissingVariable, is_template, render
-from openapi_tool.tools.problems import Path, Problem, Source, any_of, did_you_mean, fold, short
+from openapi_tool.tools.placeholders import is_template, placeholder_values, render
+from openapi_tool.tools.problems import Path, Problem
 from openapi_tool.tools.schema import visible_schema
-from openapi_tool.tools.scopes import MIN_KEY_BYTES, SessionScope
 from openapi_tool.tools.search_request import requested
+from openapi_tool.tools.secret_variables import MissingVariable
+from openapi_tool.tools.session_scope import MIN_KEY_BYTES, SessionScope
+from openapi_tool.tools.wording import any_of, did_you_mean, short
+from openapi_tool.tools.yaml_source import Source
 
-_OWNER = CallOwner("1", "1", dict.fromkeys(PLACEHOLDERS, "1"))
-_SCOPE, _SECRET = SessionScope(bytes(MIN_KEY_BYTES)), SecretStr("")
+_IDENTITY = CallIdentity(
+    project_id="1",
+    agent_id="1",
+    channel_id="1",
+    agent_turn_id="1",
+    turn_epoch=1,
+    tool_call_id="1",
+    step_id="1",
+    parent_step_id="1",
+    trace_id="1",
+    context_box_id="1",
+)
+"""Caller with every id."""
+_IDS = placeholder_values(_IDENTITY)
+_SECRET = SecretStr("")
+_SOURCES = ArgumentSources(OperatorEnvs(), lambda _: _SECRET, SessionScope(bytes(MIN_KEY_BYTES)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +139,7 @@ def _usable(definition: ToolDefinition) -> tuple[ToolDefinition, list[str]]:
     for group, usable in groups.items():
         for name, template in getattr(definition, group).items():
             try:
-                render(template, _OWNER.ids, f"options.args.{group}.{short(name)}")
+                render(template, _IDS, f"options.args.{group}.{short(name)}")
                 usable[name] = template
             except ToolMisconfigured as error:
                 problems += _problems(error)
@@ -130,7 +149,7 @@ def _usable(definition: ToolDefinition) -> tuple[ToolDefinition, list[str]]:
 def _sample_call(definition: ToolDefinition, given: Mapping[str, Any]) -> Arguments:
     """Prepare a call without secrets, and without `parameters`, since required arguments may be missing."""
     bare = replace(definition, schema={}, envs={})
-    return prepare_arguments(bare, ToolCall(given), _OWNER, OperatorEnvs(), lambda _: _SECRET, _SCOPE)
+    return _SOURCES.resolve(bare, ToolCall(given), _IDENTITY)
 
 
 def _ignored_values(record: DefinitionRecord) -> Iterator[str]:

@@ -14,7 +14,7 @@ from typing import Any
 from openapi_tool.protocol import errors
 from openapi_tool.protocol.errors import ToolError, ToolTimeout
 from openapi_tool.telemetry.redact import Redactor
-from openapi_tool.tools.problems import one_line
+from openapi_tool.tools.wording import one_line
 
 NO_SECRETS = Redactor(where="error")
 

@@ -13,9 +13,9 @@ from datetime import date
 from typing import Any
 
 from openapi_tool.jina.url_policy import MAX_URL_CHARS
+from openapi_tool.tools.argument_names import fold
 from openapi_tool.tools.arguments import whole_number
 from openapi_tool.tools.catalogue import CATALOGUE
-from openapi_tool.tools.problems import fold
 
 MAX_TEXT_CHARS = 2_000
 MAX_LIST_ITEMS = 20

@@ -25,6 +25,7 @@ from openapi_tool.jina.url_policy import UrlPolicy
 from openapi_tool.protocol import frozen
 from openapi_tool.protocol.errors import BadRequest, TargetRefused
 from openapi_tool.protocol.jsontext import dumps
+from openapi_tool.tools.argument_names import fold, not_taken
 from openapi_tool.tools.arguments import (
     CURSOR,
     MAX_RESULT_TOKENS,
@@ -34,7 +35,8 @@ from openapi_tool.tools.arguments import (
 )
 from openapi_tool.tools.catalogue import BuiltInTool
 from openapi_tool.tools.definition import ToolDefinition, unusable
-from openapi_tool.tools.problems import MAX_PROBLEMS, Path, Problem, fold, listed, not_taken, short, shown_path
+from openapi_tool.tools.problems import MAX_PROBLEMS, Path, Problem, listed, shown_path
+from openapi_tool.tools.wording import short
 
 IGNORED_HEADERS = frozenset(fold(name) for name in ("Accept", "Accept-Encoding", "Content-Type", "User-Agent"))
 _TIMEOUT = "timeout"

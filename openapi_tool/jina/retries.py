@@ -10,11 +10,11 @@ from typing import TypeVar, cast
 
 from tenacity import RetryCallState, wait_exponential_jitter
 
-from openapi_tool.concurrency import retried
+from openapi_tool.concurrency.retries import retried
 from openapi_tool.jina.options import RetryOptions
 from openapi_tool.protocol.errors import ToolError
 from openapi_tool.telemetry import metrics
-from openapi_tool.tools.policy import Deadline
+from openapi_tool.tools.deadlines import Deadline
 
 log = logging.getLogger(__name__)
 

@@ -9,37 +9,24 @@ to another project's call, and an endless one would fill the memory. So `Upstrea
 from __future__ import annotations
 
 import asyncio
-import logging
 import select
-import socket
 import ssl
 import sys
-from collections.abc import Callable
-from contextvars import ContextVar
 from functools import lru_cache, partial
 from http import HTTPStatus
-from ipaddress import ip_address
 from typing import Any, Self, cast
 
 import aiohttp
 import httpx
 import yarl
 from aiohttp import ClientConnectionError
-from aiohttp.abc import AbstractResolver, ResolveResult
 from aiohttp.client_proto import ResponseHandler
-from aiohttp.connector import Connection
 from aiohttp.http import RawResponseMessage
 from aiohttp.resolver import DefaultResolver
 from aiohttp.streams import StreamReader
-from aiohttp.tracing import Trace
 
-from openapi_tool.concurrency import FairSemaphore
+from openapi_tool.jina.connector import PROJECT, Connector, PublicResolver, Resolver, requesting_project
 from openapi_tool.jina.options import EgressOptions
-from openapi_tool.jina.url_policy import is_public
-from openapi_tool.open_files import with_free_file
-from openapi_tool.telemetry import metrics
-
-log = logging.getLogger(__name__)
 
 _PIECE_BYTES, _MAX_INFORMATIONAL = 8 * 1024, 8
 _MAX_NON_BODY_BYTES = 32 * 1024
@@ -172,21 +159,6 @@ class UpstreamConnection(ResponseHandler):
         return FirstResponseAborted() if self._requests == 1 else ResponseAborted()
 
 
-Resolver = AbstractResolver
-
-PROJECT = "project"
-"""Request extension with the project id, for fair shares of connections."""
-
-HANDSHAKES = 16
-"""Maximum concurrent connection attempts: handshakes then take at most 10 ms of an iteration of the event loop."""
-
-_project: ContextVar[str] = ContextVar("project", default="")
-
-on_connected: ContextVar[Callable[[], Callable[[], None] | None]] = ContextVar("on_connected", default=lambda: None)
-"""Weak reference to the function to call once the current task's request has a connection.
-
-A connection keeps the context of the task that opened it, and must not keep that task's call in memory.
-"""
 _CHUNK_BYTES, _MAX_HEADER_BYTES, _MAX_HEADERS = 64 * 1024, 8_190, 100
 _RESPONSE_HEADERS = (b"content-encoding", b"content-length", b"retry-after")
 
@@ -251,82 +223,6 @@ class _ResponseBody(httpx.AsyncByteStream):
         self._response.release()
 
 
-class PublicResolver(Resolver):
-    """DNS resolver that returns public addresses only.
-
-    aiohttp connects to these. A check in a separate look-up could see other addresses (DNS rebinding).
-    """
-
-    def __init__(self, inner: Resolver) -> None:
-        self._inner = inner
-
-    async def resolve(
-        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
-    ) -> list[ResolveResult]:
-        """Return all addresses. Raises OSError if one is not public."""
-        found = await self._inner.resolve(host, port, family)
-        refused = [address["host"] for address in found if not is_public(ip_address(address["host"]))]
-        if refused:
-            log.error(
-                "host of the upstream resolves to an address that is not public; nothing sent",
-                extra={"action": "egress.address_refused", "host": host, "addresses": refused},
-            )
-            raise OSError("an address that is not public")
-        return found
-
-    async def close(self) -> None:
-        """Close the inner resolver."""
-        await self._inner.close()
-
-
-def _measured(semaphore: FairSemaphore, name: str) -> FairSemaphore:
-    metrics.PERMITS_USED.set_function(lambda: semaphore.used, name)
-    metrics.PERMITS_WAITING.set_function(lambda: semaphore.waiting, name)
-    return semaphore
-
-
-class _Connector(aiohttp.TCPConnector):
-    """Connector that shares its connections, and HANDSHAKES concurrent attempts to open one, fairly among projects.
-
-    Batches of one project may need all connections while slow pages load. A TLS handshake takes 0.5 ms of CPU: without
-    the limit, 300 of one project in one iteration of the event loop delayed all other projects by 150 ms.
-    """
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self._handshakes = _measured(FairSemaphore(HANDSHAKES), "tls_handshakes")
-        self._in_use = _measured(FairSemaphore(self.limit), "upstream_connections")
-
-    async def _create_connection(
-        self,
-        req: aiohttp.ClientRequest,
-        traces: list[Trace],
-        timeout: aiohttp.ClientTimeout,  # noqa: ASYNC109 - aiohttp's
-    ) -> ResponseHandler:
-        create = super()._create_connection
-        async with self._handshakes.permit(_project.get()):
-            return await with_free_file(lambda: create(req, traces, timeout))
-
-    async def connect(
-        self,
-        req: aiohttp.ClientRequest,
-        traces: list[Trace],
-        timeout: aiohttp.ClientTimeout,  # noqa: ASYNC109 - aiohttp's
-    ) -> Connection:
-        """Wait if all are in use, and call `on_connected`."""
-        project = _project.get()
-        await self._in_use.take(project)
-        try:
-            connection = await super().connect(req, traces, timeout)
-        except BaseException:
-            self._in_use.give(project)
-            raise
-        connection.add_callback(partial(self._in_use.give, project))
-        if connected := on_connected.get()():
-            connected()
-        return connection
-
-
 class AiohttpTransport(httpx.AsyncBaseTransport):
     """httpx transport with a pool of connections, whose certificates `tls` verifies.
 
@@ -344,7 +240,7 @@ class AiohttpTransport(httpx.AsyncBaseTransport):
         resolver, options = self._resolver, self._options
         if options.public_addresses_only:
             resolver = PublicResolver(resolver or DefaultResolver())
-        connector = _Connector(
+        connector = Connector(
             ssl=self._tls, limit=options.max_connections, limit_per_host=0, resolver=resolver, ttl_dns_cache=60
         )
         connection = cast("partial[ResponseHandler]", partial(UpstreamConnection, loop=asyncio.get_running_loop()))
@@ -368,7 +264,7 @@ class AiohttpTransport(httpx.AsyncBaseTransport):
         """Send one request; the body of the response is a stream. Raises httpx.TransportError."""
         if self._session is None:
             self._session = self._open()
-        _project.set(request.extensions.get(PROJECT, ""))
+        requesting_project.set(request.extensions.get(PROJECT, ""))
         try:
             response = await self._session.request(
                 request.method,

@@ -18,7 +18,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic.dataclasses import dataclass as validated
 from pydantic_settings import NoDecode
 
-from openapi_tool.options import Options, split
+from openapi_tool.options.section import Options, split
 from openapi_tool.protocol.errors import BadRequest, TargetRefused
 
 MAX_URL_CHARS = 16_000

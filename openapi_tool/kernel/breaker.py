@@ -22,9 +22,10 @@ from openapi_tool.kernel.failures import Contended, PoolShareUsed
 from openapi_tool.kernel.store import KernelStore
 from openapi_tool.protocol import frozen
 from openapi_tool.protocol.cards import ArtifactCard, Card
-from openapi_tool.protocol.command import Command, Report, TurnCondition
+from openapi_tool.protocol.command import Command
 from openapi_tool.protocol.errors import NeedsOperator, Unavailable
 from openapi_tool.protocol.records import Artifact, CallRecords
+from openapi_tool.protocol.report import Report, TurnCondition
 
 StoreOperation = Literal["load", "commit"]
 Cause = Literal["outage", "operator", "contention"]

@@ -18,7 +18,7 @@ from typing import Literal
 import asyncpg
 
 from openapi_tool.open_files import OUT_OF_FILES, is_out_of_files
-from openapi_tool.options import DSN_SETTING, PoolOptions
+from openapi_tool.options.postgres import DSN_SETTING, PoolOptions
 from openapi_tool.protocol.errors import NeedsOperator, Unavailable
 
 Kind = Literal["defect", "outage", "operator"]

@@ -1,14 +1,13 @@
-"""Interface of the SQL of one protocol version; privileges and checks of a database."""
+"""Checks of a database before its first use."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 import asyncpg
 
-from openapi_tool.kernel import v1r3, v1r4
 from openapi_tool.kernel.failures import (
     BYPASS_ROW_SECURITY,
     GRANT_PRIVILEGES,
@@ -18,88 +17,9 @@ from openapi_tool.kernel.failures import (
     UPGRADE,
     ReadOnly,
 )
-from openapi_tool.kernel.fragments import Mode
-from openapi_tool.protocol.command import Command, Report
+from openapi_tool.kernel.privileges import EXECUTOR
+from openapi_tool.kernel.statements import STATEMENTS, Statements
 from openapi_tool.protocol.errors import NeedsOperator
-from openapi_tool.protocol.records import CallRecords
-
-
-class Statements(Protocol):
-    """Module with the SQL of one version; only its `state.agent_inbox` has the column `INBOX_COLUMN`."""
-
-    VERSION: str
-    INBOX_COLUMN: str
-    LOAD: str
-    COMMIT: str
-    REPORT: str
-    SAMPLE_COMMIT: tuple[Any, ...]
-    """Parameters of COMMIT, each of the type that its column must have."""
-    TIMELINE: str
-
-    def call_values(self, command: Command) -> tuple[Any, ...]:
-        """Return the parameters of LOAD."""
-
-    def call_records(self, row: Mapping[str, Any]) -> CallRecords:
-        """Return the records in a row of LOAD."""
-
-    def report_values(self, card_id: str, report: Report, mode: Mode, quiet_s: float | None) -> tuple[Any, ...]:
-        """Return the parameters of REPORT, the first ones of COMMIT."""
-
-
-STATEMENTS: Mapping[str, Statements] = {v1r4.VERSION: v1r4, v1r3.VERSION: v1r3}
-
-
-_MAX_NAME_BYTES = 63
-
-
-class Grant(NamedTuple):
-    """Privileges on tables."""
-
-    privileges: tuple[str, ...]
-    tables: tuple[str, ...]
-
-
-EXECUTOR = (
-    Grant(("select",), ("resource.tools", "resource.project_agents")),
-    Grant(("select", "insert"), ("cards", "state.agent_inbox", "state.execution_edges")),
-)
-REGISTRATION = (
-    Grant(("select",), ("public.projects",)),
-    Grant(("insert", "update", "delete"), ("resource.tools",)),
-)
-INSPECT = Grant(("select",), ("cards", "state.agent_inbox", "state.execution_edges"))
-USAGE = Grant(("select",), ("cards", "state.agent_inbox"))
-
-
-def reader_grants(role: str, grant: Grant) -> list[str]:
-    """Return the GRANT statements for a command that only reads. Raises ValueError."""
-    return _grants(role, "public, state", (grant,))
-
-
-def grant_statements(role: str, *, registration: bool = False) -> list[str]:
-    """Return the GRANT statements for the executor's role. Raises ValueError for a name that no role can have."""
-    return _grants(role, "public, resource, state", (*EXECUTOR, *REGISTRATION) if registration else EXECUTOR)
-
-
-def _grants(role: str, schemas: str, grants: Iterable[Grant]) -> list[str]:
-    name = quoted_role(role)
-    return [
-        f"grant usage on schema {schemas} to {name}",
-        *(f"grant {', '.join(grant.privileges)} on {', '.join(grant.tables)} to {name}" for grant in grants),
-    ]
-
-
-def quoted_role(role: str) -> str:
-    """Return a role's name as a quoted SQL identifier. Raises ValueError for one that is too long or a keyword.
-
-    A grant to `public` would be one to everybody.
-    """
-    if role in ("public", "none"):
-        raise ValueError(f"{role!r} cannot be a role's name: PostgreSQL reads it as a keyword, even in quotes")
-    if not role.isprintable() or not 0 < len(role.encode()) <= _MAX_NAME_BYTES:
-        raise ValueError(f"a role's name must have 1 to {_MAX_NAME_BYTES} bytes, all of them printable")
-    return '"' + role.replace('"', '""') + '"'
-
 
 _NEEDED = ", ".join(
     f"('{privilege}', '{table}')" for grant in EXECUTOR for privilege in grant.privileges for table in grant.tables

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
-from types import TracebackType
 from typing import Any
 
 import asyncpg
 
-from openapi_tool.concurrency import FairSemaphore
+from openapi_tool.concurrency.fair_semaphore import FairSemaphore
+from openapi_tool.kernel.commit import Mode
 from openapi_tool.kernel.failures import (
     ADMIT_RESULTS,
     PoolShareUsed,
@@ -20,15 +22,17 @@ from openapi_tool.kernel.failures import (
     translate_connection_errors,
     translate_statement_errors,
 )
-from openapi_tool.kernel.fragments import ARTIFACT, HAS_RESULT, LAST_RESULT_AGE, Mode
-from openapi_tool.kernel.inspection import STATEMENTS, Statements, check_access, check_database
+from openapi_tool.kernel.inspection import check_access, check_database
+from openapi_tool.kernel.lookups import ARTIFACT, HAS_RESULT, LAST_RESULT_AGE
+from openapi_tool.kernel.statements import STATEMENTS, Statements
 from openapi_tool.open_files import with_free_file
-from openapi_tool.options import PoolOptions
+from openapi_tool.options.postgres import PoolOptions
 from openapi_tool.protocol.cards import ArtifactCard, Card, new_id, result_card
-from openapi_tool.protocol.command import Command, Report, TurnCondition
+from openapi_tool.protocol.command import Command
 from openapi_tool.protocol.errors import NeedsOperator, TurnBusy, Unavailable
 from openapi_tool.protocol.jsontext import dumps, loads
 from openapi_tool.protocol.records import Artifact, CallRecords
+from openapi_tool.protocol.report import Report, TurnCondition
 from openapi_tool.telemetry import metrics
 
 _JSONB_VERSION = b"\x01"
@@ -217,9 +221,58 @@ class KernelStore:
         discarded: str = row["discarded"]
         return discarded and f"the database discards new rows of {discarded}, as a trigger does that returns null"
 
-    def _connection(self, project_id: str, timeout_s: float | None = None) -> _PooledConnection:
-        """Return a context that raises a defect of the statement unchanged, and Unavailable for any other error."""
-        return _PooledConnection(self._pool, self._permits, project_id, timeout_s or self._timeout_s)
+    @asynccontextmanager
+    async def _connection(self, project_id: str, timeout_s: float | None = None) -> AsyncIterator[asyncpg.Connection]:
+        """Lend a connection. Raises a defect of the statement unchanged, and Unavailable for any other error."""
+        timeout_s = timeout_s or self._timeout_s
+        try:
+            connection = await self._acquire(project_id, timeout_s)
+            try:
+                with translate_statement_errors():
+                    yield connection
+            finally:
+                await self._release(connection, project_id, timeout_s)
+        except ReadOnly:  # a failover: new connections may reach the new primary
+            await self._pool.expire_connections()
+            raise
+
+    async def _acquire(self, project_id: str, timeout_s: float) -> asyncpg.Connection:
+        permitted = False
+        try:
+            with translate_connection_errors():
+                async with asyncio.timeout(timeout_s):
+                    await self._permits.take(project_id)
+                    permitted = True
+                    return await self._from_pool()
+        except BaseException as error:
+            if permitted:
+                self._permits.give(project_id)
+            elif isinstance(error, Unavailable):
+                raise PoolShareUsed("PostgreSQL: other calls use the project's share of the connections") from None
+            raise
+
+    async def _from_pool(self) -> asyncpg.Connection:
+        """Return a connection; if the server refuses another one, wait for one of the pool to become idle."""
+        while True:
+            try:
+                return await with_free_file(self._pool.acquire)
+            except asyncpg.TooManyConnectionsError:
+                if not self._pool.get_size():
+                    raise
+            await asyncio.sleep(_RETRY_POOL_S)
+
+    async def _release(self, connection: asyncpg.Connection, project_id: str, timeout_s: float) -> None:
+        """Return the connection to the pool without the task that `Pool.release` starts to shield it.
+
+        The release of a working connection never waits, and a cancelled one terminates the connection, which frees its
+        place, too.
+        """
+        try:
+            with translate_connection_errors():
+                if connection._con is not None:  # noqa: SLF001 - None: it broke, and the pool has dropped it
+                    await connection._holder.release(timeout_s)  # noqa: SLF001
+        finally:
+            self._permits.give(project_id)
 
     async def aclose(self) -> None:
         """Close every connection; terminate those in use after `timeout_s`."""
@@ -250,76 +303,6 @@ def _test_result(report: Report, project_id: str) -> tuple[Card, Report]:
         tool_output=None,
     )
     return card, replace(report, acceptance=acceptance, inbox_id=new_id("inbox_"), edge_id=new_id("edge_"))
-
-
-class _PooledConnection:
-    """Context with a connection of the pool; a class, because a generator costs more CPU.
-
-    If the database became read-only (a failover), all connections are replaced: new ones may reach the new primary.
-    """
-
-    def __init__(self, pool: asyncpg.Pool, permits: FairSemaphore, project_id: str, timeout_s: float) -> None:
-        self._pool, self._permits, self._project_id, self._timeout_s = pool, permits, project_id, timeout_s
-
-    async def __aenter__(self) -> asyncpg.Connection:
-        try:
-            self._connection = await self._acquire()
-        except ReadOnly:  # raised by the inspection of a new connection
-            await self._pool.expire_connections()
-            raise
-        return self._connection
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            # The translation keeps no state, so it need not be entered.
-            translate_statement_errors().__exit__(kind, error, trace)
-        except ReadOnly as translated:
-            error = translated
-            raise
-        finally:
-            await self._release()
-            if isinstance(error, ReadOnly):
-                await self._pool.expire_connections()
-
-    async def _acquire(self) -> asyncpg.Connection:
-        permitted = False
-        try:
-            with translate_connection_errors():
-                async with asyncio.timeout(self._timeout_s):
-                    await self._permits.take(self._project_id)
-                    permitted = True
-                    return await self._from_pool()
-        except BaseException as error:
-            if permitted:
-                self._permits.give(self._project_id)
-            elif isinstance(error, Unavailable):
-                raise PoolShareUsed("PostgreSQL: other calls use the project's share of the connections") from None
-            raise
-
-    async def _from_pool(self) -> asyncpg.Connection:
-        """Return a connection; if the server refuses another one, wait for one of the pool to become idle."""
-        while True:
-            try:
-                return await with_free_file(self._pool.acquire)
-            except asyncpg.TooManyConnectionsError:
-                if not self._pool.get_size():
-                    raise
-            await asyncio.sleep(_RETRY_POOL_S)
-
-    async def _release(self) -> None:
-        """Return the connection to the pool without the task that `Pool.release` starts to shield it.
-
-        The release of a working connection never waits, and a cancelled one terminates the connection, which frees its
-        place, too.
-        """
-        try:
-            with translate_connection_errors():
-                if self._connection._con is not None:  # noqa: SLF001 - None: it broke, and the pool has dropped it
-                    await self._connection._holder.release(self._timeout_s)  # noqa: SLF001
-        finally:
-            self._permits.give(self._project_id)
 
 
 async def _prepare_connection(connection: asyncpg.Connection, *, inspected: Statements | None) -> None:

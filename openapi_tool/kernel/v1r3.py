@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from openapi_tool.kernel import fragments
-from openapi_tool.kernel.fragments import CALL, COLUMNS, MAX_HEADER_BYTES, SENT_LATELY, TURN_ROWS, UNREAD, Mode, writes
-from openapi_tool.protocol import identity as header
-from openapi_tool.protocol.command import Command, Report
+from openapi_tool.kernel import commit, load
+from openapi_tool.kernel.commit import SENT_LATELY, UNREAD, Mode, writes
+from openapi_tool.kernel.load import CALL, COLUMNS
+from openapi_tool.kernel.newest_rows import TURN_ROWS
+from openapi_tool.kernel.sizes import MAX_HEADER_BYTES
+from openapi_tool.protocol import headers as header
+from openapi_tool.protocol.command import Command
+from openapi_tool.protocol.report import Report
 
 VERSION = "v1r3"
 INBOX_COLUMN = "traceparent"  # only v1r3 has it: `inspection` tells versions apart by it
@@ -25,7 +29,7 @@ select
 {COLUMNS}
 from (select 1) as one
 {CALL}
-{fragments.written(_HEADERS)}"""  # noqa: S608 - constants only
+{load.written(_HEADERS)}"""  # noqa: S608 - constants only
 
 TIMELINE = """
 select message_type, inbox_id, agent_id, status, left(traceparent, 64) as traceparent, created_at, processed_at
@@ -47,7 +51,7 @@ request as (
         select from state.execution_edges
         where project_id = $1 and md5(correlation_id) = md5($6) and correlation_id = $6 and edge_phase = 'request'
     )
-    on conflict {fragments.EDGE_KEY} do nothing
+    on conflict {commit.EDGE_KEY} do nothing
 ), inbox as (
     insert into state.agent_inbox (
         inbox_id, project_id, agent_id, message_type, enqueue_mode, correlation_id, recursion_depth, traceparent,
@@ -79,18 +83,18 @@ _BUSY = f"""exists (
         )"""  # noqa: S608 - constants only
 
 COMMIT, REPORT = writes(_INBOX, accepted="true", edge_turn="null", busy=_BUSY, first=21)
-SAMPLE_COMMIT = fragments.sample_commit("x", "x")
+SAMPLE_COMMIT = commit.sample_commit("x", "x")
 
-call_records = fragments.call_records
+call_records = load.call_records
 
 
 def call_values(command: Command) -> tuple[Any, ...]:
     """Return the parameters of LOAD."""
-    return fragments.call_values(command, command.identity.channel_id)
+    return load.call_values(command, command.identity.channel_id)
 
 
 def report_values(card_id: str, report: Report, mode: Mode, quiet_s: float | None) -> tuple[Any, ...]:
     """Return the parameters of REPORT."""
     headers = report.context_headers
     own = headers[header.TRACEPARENT], headers.get(header.TRACESTATE)
-    return fragments.report_values(card_id, report, mode, quiet_s, *own)
+    return commit.report_values(card_id, report, mode, quiet_s, *own)

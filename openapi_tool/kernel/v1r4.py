@@ -5,23 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from openapi_tool.kernel import fragments
-from openapi_tool.kernel.fragments import (
-    CALL,
-    COLUMNS,
-    MAX_HEADER_BYTES,
-    MAX_NAME_CHARS,
-    NEWEST_ROWS,
-    SENT_LATELY,
-    TURN_ROWS,
-    UNREAD,
-    Mode,
-    fits,
-    writes,
-)
-from openapi_tool.protocol.command import Command, Report
+from openapi_tool.kernel import commit, load
+from openapi_tool.kernel.commit import SENT_LATELY, UNREAD, Mode, writes
+from openapi_tool.kernel.load import CALL, COLUMNS
+from openapi_tool.kernel.newest_rows import NEWEST_ROWS, TURN_ROWS
+from openapi_tool.kernel.sizes import MAX_HEADER_BYTES, MAX_NAME_CHARS, fits
+from openapi_tool.protocol.command import Command
 from openapi_tool.protocol.jsontext import as_object
 from openapi_tool.protocol.records import CallRecords, WaitingTurnRecord
+from openapi_tool.protocol.report import Report
 
 VERSION = "v1r4"
 INBOX_COLUMN = "context_headers"  # only v1r4 has it
@@ -63,7 +55,7 @@ cross join lateral (
     select headers, {fits("headers", MAX_HEADER_BYTES)} as fit
     from (select coalesce(anchor.context_headers, turn.context_headers) as headers) as h
 ) as headers
-{fragments.written(_HEADERS)}"""  # noqa: S608 - constants only
+{load.written(_HEADERS)}"""  # noqa: S608 - constants only
 
 TIMELINE = """
 select message_type, inbox_id, agent_id, left(channel_id, 128) as channel_id, agent_turn_id, turn_epoch, status,
@@ -110,18 +102,18 @@ _BUSY = f"""exists (
         )"""  # noqa: S608 - constants only
 
 COMMIT, REPORT = writes(_INBOX, _ACCEPTED, edge_turn="$7", busy=_BUSY, first=22)
-SAMPLE_COMMIT = fragments.sample_commit(0, {}, "x")
+SAMPLE_COMMIT = commit.sample_commit(0, {}, "x")
 
 
 def call_values(command: Command) -> tuple[Any, ...]:
     """Return the parameters of LOAD."""
-    return fragments.call_values(command, command.identity.turn_epoch or 0)
+    return load.call_values(command, command.identity.turn_epoch or 0)
 
 
 def call_records(row: Mapping[str, Any]) -> CallRecords:
     """Return the records in a row of LOAD."""
     if row["waiting_inbox_id"] is None:
-        return fragments.call_records(row)
+        return load.call_records(row)
     turn = WaitingTurnRecord(
         inbox_id=row["waiting_inbox_id"],
         message_type=row["waiting_message_type"],
@@ -131,11 +123,11 @@ def call_records(row: Mapping[str, Any]) -> CallRecords:
         context_headers=as_object(row["waiting_headers"]),
         oversized=row["waiting_fits"] is False,
     )
-    return fragments.call_records(row, turn)
+    return load.call_records(row, turn)
 
 
 def report_values(card_id: str, report: Report, mode: Mode, quiet_s: float | None) -> tuple[Any, ...]:
     """Return the parameters of REPORT."""
     turn = report.acceptance.waiting_turn
     own = turn.turn_epoch, report.context_headers, turn.inbox_id
-    return fragments.report_values(card_id, report, mode, quiet_s, *own)
+    return commit.report_values(card_id, report, mode, quiet_s, *own)

@@ -19,7 +19,7 @@ from openapi_tool.limits.keys import STATES
 from openapi_tool.limits.ledger import Use
 from openapi_tool.limits.permits import Need, Permit
 from openapi_tool.protocol.errors import ToolError
-from openapi_tool.protocol.identity import bare_project
+from openapi_tool.protocol.projects import bare_project
 
 if TYPE_CHECKING:
     from openapi_tool.limits.allowance import LimitAllowance

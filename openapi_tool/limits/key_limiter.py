@@ -12,7 +12,7 @@ from http import HTTPStatus
 
 from pydantic import SecretStr
 
-from openapi_tool.concurrency import in_background
+from openapi_tool.concurrency.background import in_background
 from openapi_tool.limits.allowance import (
     OPEN_REPORT_S,
     REFILL_AT_ONCE_BELOW,

@@ -15,11 +15,11 @@ from typing import Annotated, Any, Literal
 import orjson
 from pydantic import Field, SecretStr, TypeAdapter, ValidationError
 
-from openapi_tool.concurrency import in_background
+from openapi_tool.concurrency.background import in_background
 from openapi_tool.limits.permits import MAX_WRITE_ATTEMPTS, Store, Time
 from openapi_tool.protocol.errors import ToolError, Unavailable
 from openapi_tool.telemetry import metrics
-from openapi_tool.tools.placeholders import Secrets
+from openapi_tool.tools.secret_variables import Secrets
 
 log = logging.getLogger(__name__)
 

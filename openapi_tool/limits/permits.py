@@ -8,9 +8,9 @@ from typing import Annotated, Protocol
 from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic.dataclasses import dataclass as validated
 
-from openapi_tool.options import TERABYTE, VARIABLE, Options
+from openapi_tool.options.section import TERABYTE, VARIABLE, Options
 from openapi_tool.protocol.errors import ToolError
-from openapi_tool.tools.policy import Deadline
+from openapi_tool.tools.deadlines import Deadline
 
 RequestsPerMinute = Annotated[
     int | None, Field(ge=1, le=1_000_000, description="Maximum upstream requests of one key in any 60 s.")

@@ -22,7 +22,7 @@ from openapi_tool.bus.client import BusClient
 from openapi_tool.bus.options import BusOptions
 from openapi_tool.local.placed_call import VERSION, PlacedCall, new_call, save_rows, wakeup_key
 from openapi_tool.protocol.errors import Unavailable
-from openapi_tool.protocol.identity import command_stream
+from openapi_tool.protocol.subjects import command_stream
 
 STREAM = command_stream(VERSION)[0]
 WORKER_TARGET = "worker_generic"

@@ -14,7 +14,7 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 
 from openapi_tool.local.guard import Guard
 from openapi_tool.local.servers import ServerProcess
-from openapi_tool.service import run
+from openapi_tool.service.process import run
 from openapi_tool.settings import SettingsError, load_settings
 from openapi_tool.signals import guard_service
 from openapi_tool.telemetry.logs import guard_crashes

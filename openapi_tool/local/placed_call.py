@@ -14,7 +14,7 @@ import asyncpg
 from nats.aio.msg import Msg
 
 from openapi_tool.protocol.dialect import DEFAULT_VERSION, ProtocolVersion
-from openapi_tool.protocol.identity import parse_traceparent
+from openapi_tool.protocol.tracing import parse_traceparent
 
 VERSION = DEFAULT_VERSION.value
 SENDER = "kernel"

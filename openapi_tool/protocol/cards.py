@@ -13,9 +13,11 @@ import uuid_utils
 from openapi_tool.protocol import frozen
 from openapi_tool.protocol.command import AfterExecution
 from openapi_tool.protocol.errors import BadRequest, NotFound, Status
-from openapi_tool.protocol.identity import MAX_ID_BYTES, CallIdentity, is_storable_id
-from openapi_tool.protocol.jsontext import ErrorObject, JsonValue, ToolOutputObject, levels
+from openapi_tool.protocol.identity import CallIdentity
+from openapi_tool.protocol.ids import MAX_ID_BYTES, is_storable_id
+from openapi_tool.protocol.jsontext import JsonValue, levels
 from openapi_tool.protocol.records import TOOL_CALL, CardRecord, ResultContent, StoredFields, call_metadata
+from openapi_tool.protocol.result_objects import ErrorObject, ToolOutputObject
 
 TOOL_RESULT = "tool.result"
 ARTIFACT = "tool.artifact"

@@ -9,10 +9,13 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Protocol
 
-from openapi_tool.protocol.command import Acceptance, Command, Delivery, Report, Wakeup
-from openapi_tool.protocol.identity import CallIdentity, ClaimedIdentity, CommandSubject, SpanContext
+from openapi_tool.protocol.command import Command, Delivery
+from openapi_tool.protocol.identity import CallIdentity, ClaimedIdentity
 from openapi_tool.protocol.jsontext import JsonValue
 from openapi_tool.protocol.records import CallRecords, ResultContent
+from openapi_tool.protocol.report import Acceptance, Report, Wakeup
+from openapi_tool.protocol.subjects import CommandSubject
+from openapi_tool.protocol.tracing import SpanContext
 from openapi_tool.protocol.v1r3 import V1r3
 from openapi_tool.protocol.v1r4 import V1r4
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal, TypeVar
 
-from openapi_tool.protocol.jsontext import ErrorObject
+from openapi_tool.protocol.result_objects import ErrorObject
 
 E = TypeVar("E", bound=BaseException)
 

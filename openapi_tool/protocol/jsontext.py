@@ -4,73 +4,15 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import islice
-from typing import NoReturn, NotRequired, TypeAlias, TypedDict, TypeVar, cast
+from typing import NoReturn, TypeAlias, TypeVar, cast
 
 import orjson
 
 # Not pydantic's: worker processes (`isolation/`) import this module, and nothing that they do not need.
 JsonValue: TypeAlias = "dict[str, JsonValue] | list[JsonValue] | str | bool | int | float | None"
 JsonObject = dict[str, JsonValue]
-BudgetObject = Mapping[str, JsonValue]
-"""Remainder of each budget, by its scope."""
-
-
-class ErrorObject(TypedDict):
-    """`error` of a failed result."""
-
-    code: str
-    message: str
-    source: str
-    retryable: bool
-    detail: NotRequired[object]
-    http_status: NotRequired[int]
-
-
-class UsageObject(TypedDict):
-    """Cost of a call upstream."""
-
-    tokens: int
-    requests: int
-
-
-class AttemptObject(TypedDict):
-    """One upstream request; `at_ms` since the call's first one; no `ms` if it did not end."""
-
-    at_ms: int
-    http_status: int | None
-    ms: NotRequired[int]
-    error_code: NotRequired[str]
-
-
-class ArtifactObject(TypedDict):
-    """Reference to a stored text; SHA-256 in hex."""
-
-    card_id: str
-    chars: int
-    sha256: str
-
-
-class ToolOutputObject(TypedDict, total=False):
-    """`metadata.tool_output` of a result; a failure has only `usage`, `latency_ms` and the last four fields.
-
-    `state` is for user interfaces. `session`, `attempts` and `budget` are missing if there are none.
-    """
-
-    state: Mapping[str, object]
-    usage: UsageObject
-    truncated: bool
-    artifact_ref: ArtifactObject | None
-    next_cursor: str | None
-    cached: bool
-    latency_ms: int
-    repaired: list[str]
-    session: str
-    retries: int
-    attempts: list[AttemptObject]
-    budget: BudgetObject
-
 
 _MAX_FALLBACK_BYTES = 1_000_000
 _MAX_DEPTH = 1_024  # orjson's limit; that of `json` depends on the version of Python

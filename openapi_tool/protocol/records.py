@@ -1,4 +1,4 @@
-"""Rows of one call (protocol sections 3, 4, 6), and its upstream requests."""
+"""Rows of one call (protocol sections 3, 4, 6)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import TypedDict
 
 from openapi_tool.protocol import frozen
-from openapi_tool.protocol.jsontext import ArtifactObject, AttemptObject, JsonValue
+from openapi_tool.protocol.jsontext import JsonValue
+from openapi_tool.protocol.result_objects import ArtifactObject
 
 TOOL_CALL = "tool.call"
 UI_ACTION = "ui_action"
@@ -125,49 +126,3 @@ def call_metadata(card: CardRecord | None, tool_call_id: str | None) -> Mapping[
     if tool_call_id and card.tool_call_id and card.tool_call_id != tool_call_id:
         return {}
     return card.metadata
-
-
-MAX_ATTEMPTS = 64
-"""Recorded attempts of one call; a batch with retries may have more."""
-
-
-@dataclass(slots=True)
-class Attempt:
-    """One upstream request; `began` is on the monotonic clock, `resends` counts earlier attempts to send the same.
-
-    `seconds`, `http_status` and `error_code` are None until the attempt ends; then `http_status` is None without a
-    response, `error_code` without an error.
-    """
-
-    began: float
-    method: str
-    host: str
-    resends: int
-    seconds: float | None = None
-    http_status: int | None = None
-    error_code: str | None = None
-
-    def end(self, now: float, error_code: str | None = None) -> None:
-        """Record the end."""
-        self.seconds = now - self.began
-        self.error_code = error_code
-
-
-def attempt_objects(attempts: Sequence[Attempt]) -> list[AttemptObject]:
-    """Return the attempts for a result card."""
-    objects = []
-    for attempt in attempts:
-        at_ms = round((attempt.began - attempts[0].began) * 1000)
-        attempt_object = AttemptObject(at_ms=at_ms, http_status=attempt.http_status)
-        if attempt.seconds is not None:
-            attempt_object["ms"] = round(attempt.seconds * 1000)
-        if attempt.error_code is not None:
-            attempt_object["error_code"] = attempt.error_code
-        objects.append(attempt_object)
-    return objects
-
-
-def upstream_seconds(attempts: Sequence[Attempt], now: float) -> float:
-    """Return the seconds from the first request to the last response, to `now` if one has not ended."""
-    ends = [now if attempt.seconds is None else attempt.began + attempt.seconds for attempt in attempts]
-    return max(ends) - min(attempt.began for attempt in attempts)

@@ -9,36 +9,18 @@ from collections.abc import Mapping
 
 import orjson
 
-from openapi_tool.protocol import identity as header
+from openapi_tool.protocol import headers as header
 from openapi_tool.protocol.cards import new_id
-from openapi_tool.protocol.command import (
-    MAX_DEPTH,
-    Acceptance,
-    Command,
-    CommandBody,
-    Delivery,
-    Report,
-    Wakeup,
-    command_of,
-    read_body,
-    refuse_reported,
-    trace_headers,
-    valid_name,
-)
+from openapi_tool.protocol.command import Command, CommandBody, Delivery, command_of, read_body, valid_name
 from openapi_tool.protocol.errors import ReportRefused
-from openapi_tool.protocol.identity import (
-    MAX_EPOCH,
-    MAX_ID_BYTES,
-    CallIdentity,
-    ClaimedIdentity,
-    CommandSubject,
-    HeaderReader,
-    SpanContext,
-    parse_command_subject,
-    wakeup_subject,
-)
+from openapi_tool.protocol.headers import MAX_EPOCH, HeaderReader
+from openapi_tool.protocol.identity import CallIdentity, ClaimedIdentity
+from openapi_tool.protocol.ids import MAX_ID_BYTES
 from openapi_tool.protocol.jsontext import JsonObject, JsonValue, as_object, loads, storable_text
 from openapi_tool.protocol.records import CallRecords, ResultContent, WaitingTurnRecord
+from openapi_tool.protocol.report import MAX_DEPTH, Acceptance, Report, Wakeup, refuse_reported, trace_headers
+from openapi_tool.protocol.subjects import CommandSubject, parse_command_subject, wakeup_subject
+from openapi_tool.protocol.tracing import SpanContext
 
 # No other inbound headers: Nats-Msg-Id, for example, could make the server drop the doorbell as a duplicate.
 _WAKEUP_HEADERS = (header.DEPTH, header.TRACEPARENT, header.TRACESTATE)

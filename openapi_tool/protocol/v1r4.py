@@ -5,33 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
-from openapi_tool.protocol import identity as header
+from openapi_tool.protocol import headers as header
 from openapi_tool.protocol.cards import new_id
-from openapi_tool.protocol.command import (
-    MAX_DEPTH,
-    Acceptance,
-    Command,
-    Delivery,
-    Report,
-    Wakeup,
-    command_of,
-    read_body,
-    refuse_reported,
-    trace_headers,
-)
+from openapi_tool.protocol.command import Command, Delivery, command_of, read_body
 from openapi_tool.protocol.errors import ReportRefused
-from openapi_tool.protocol.identity import (
-    CONTROL_FIELDS,
-    CallIdentity,
-    ClaimedIdentity,
-    CommandSubject,
-    SpanContext,
-    parse_command_subject,
-    read_identity,
-    wakeup_subject,
-)
+from openapi_tool.protocol.identity import CONTROL_FIELDS, CallIdentity, ClaimedIdentity, read_identity
 from openapi_tool.protocol.jsontext import JsonObject, JsonValue
 from openapi_tool.protocol.records import CallRecords, ResultContent
+from openapi_tool.protocol.report import MAX_DEPTH, Acceptance, Report, Wakeup, refuse_reported, trace_headers
+from openapi_tool.protocol.subjects import CommandSubject, parse_command_subject, wakeup_subject
+from openapi_tool.protocol.tracing import SpanContext
 
 _WAKEUP_HEADERS = (
     header.PROJECT,

@@ -31,8 +31,9 @@ from openapi_tool.settings.sources import (
 )
 from openapi_tool.settings_error import SettingsError
 from openapi_tool.telemetry.redact import MASK, is_maskable
-from openapi_tool.tools.placeholders import Secrets, looks_like_a_key
-from openapi_tool.tools.problems import counted, short
+from openapi_tool.tools.key_shapes import looks_like_a_key
+from openapi_tool.tools.secret_variables import Secrets
+from openapi_tool.tools.wording import counted, short
 
 _MAX_PROBLEMS = 1_000
 _NAME = "letters, digits, '_' and '-'"

@@ -17,22 +17,19 @@ from pydantic.dataclasses import dataclass as validated
 from pydantic_settings import BaseSettings, EnvSettingsSource, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
 from openapi_tool.bus.options import FairnessOptions, NatsOptions
+from openapi_tool.dsn import ESCAPE
 from openapi_tool.environment import DEFAULT_AUTH_ENV, PREFIX, SHORT_NAMES
 from openapi_tool.jina.options import CacheOptions, EgressOptions, RetryOptions
 from openapi_tool.jina.url_policy import UrlPolicy
 from openapi_tool.limits.permits import LimitOptions
-from openapi_tool.options import (
-    BudgetOptions,
-    ExecutorOptions,
-    IsolationOptions,
-    Options,
-    PostgresOptions,
-    Seconds,
-    ToolOptions,
-    split,
-)
+from openapi_tool.options.budgets import BudgetOptions
+from openapi_tool.options.executor import ExecutorOptions
+from openapi_tool.options.isolation import IsolationOptions
+from openapi_tool.options.postgres import PostgresOptions
+from openapi_tool.options.section import Options, Seconds, split
+from openapi_tool.options.tools import ToolOptions
 from openapi_tool.protocol.dialect import DEFAULT_VERSION, ProtocolVersion
-from openapi_tool.protocol.identity import default_durable
+from openapi_tool.protocol.subjects import default_durable
 from openapi_tool.settings.sections import (
     TARGET,
     ActorId,
@@ -40,10 +37,11 @@ from openapi_tool.settings.sections import (
     SecretsSettings,
 )
 from openapi_tool.settings.sources import file_sources, kernel_remarks
-from openapi_tool.tools.placeholders import Secret, is_executors_own, looks_like_a_key
+from openapi_tool.tools.key_shapes import looks_like_a_key
 from openapi_tool.tools.policy import Policy
-from openapi_tool.tools.scopes import MIN_KEY_BYTES
-from openapi_tool.urls import ESCAPE, HTTP_SCHEMES, ServerUrl, checked_address, parse_url
+from openapi_tool.tools.secret_variables import Secret, is_executors_own
+from openapi_tool.tools.session_scope import MIN_KEY_BYTES
+from openapi_tool.urls import HTTP_SCHEMES, ServerUrl, checked_address, parse_url
 
 _TOKEN = r"^([A-Za-z0-9_-]+|\*)$"  # noqa: S105 - a subject's token
 

@@ -13,9 +13,9 @@ from pydantic.fields import FieldInfo
 from pydantic_settings import NoDecode
 
 from openapi_tool.jina.parameters import is_documented, secret_problem
-from openapi_tool.options import Options, split
+from openapi_tool.options.section import Options, split
 from openapi_tool.tools.arguments import API_KEY
-from openapi_tool.tools.placeholders import is_executors_own
+from openapi_tool.tools.secret_variables import is_executors_own
 
 TARGET = "{target}"  # in an actor id
 

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
 from pydantic_settings.sources import InitSettingsSource
 
+from openapi_tool.dsn import Dsn, parse_hosts
 from openapi_tool.environment import CONFIG_VARIABLE, KERNEL_CONFIG_VARIABLE, PREFIX, SHORT_NAMES
 from openapi_tool.files import (
     MAX_CERTIFICATES_BYTES,
@@ -30,7 +31,7 @@ from openapi_tool.files import (
     check_regular_file,
     read_regular_file,
 )
-from openapi_tool.urls import Dsn, checked_port, parse_hosts
+from openapi_tool.urls import checked_port
 
 KERNEL_KEYS: Mapping[str, tuple[str, ...]] = {
     "protocol.version": ("protocol", "version"),

@@ -58,7 +58,7 @@ def _json_escape(unsafe: re.Match[str]) -> str:
 log = logging.getLogger(__name__)
 
 CALL_FIELDS: ContextVar[Callable[[], Mapping[str, Any]]] = ContextVar("call_fields", default=dict)
-"""Returns the fields that formatters add to log lines: those of the task's call, else the protocol (service.py)."""
+"""Returns the fields that formatters add to log lines: those of the task's call, else the kernel's protocol."""
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 _PACKAGE = __name__.partition(".")[0]

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Generic, Literal, TypeVar
 
 from openapi_tool import __version__
-from openapi_tool.protocol.identity import bare_project
+from openapi_tool.protocol.projects import bare_project
 from openapi_tool.telemetry import redact
 
 Kind = Literal["counter", "gauge", "histogram"]

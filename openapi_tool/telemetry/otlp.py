@@ -38,12 +38,13 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanKind, Status, StatusCode, TraceState
 
 from openapi_tool import __version__
-from openapi_tool.protocol.identity import SpanContext, TraceLink, new_span_id
-from openapi_tool.protocol.records import Attempt
+from openapi_tool.protocol.attempts import Attempt
+from openapi_tool.protocol.tracing import SpanContext, TraceLink, new_span_id
 from openapi_tool.telemetry import metrics
-from openapi_tool.telemetry.calls import CallFacts, CallSpan, child_of
+from openapi_tool.telemetry.calls import CallFacts
 from openapi_tool.telemetry.metrics import ALL, Distribution
 from openapi_tool.telemetry.redact import Redactor
+from openapi_tool.telemetry.spans import CallSpan, child_of
 
 MAX_QUEUED = 2_048
 """Calls that wait for export; further ones are dropped and counted."""

@@ -11,16 +11,19 @@ from pydantic import SecretStr
 from openapi_tool.protocol import frozen
 from openapi_tool.protocol.cards import ToolCall
 from openapi_tool.protocol.errors import BadRequest, ToolMisconfigured
-from openapi_tool.protocol.identity import CONTROL_FIELDS
+from openapi_tool.protocol.identity import CONTROL_FIELDS, CallIdentity
 from openapi_tool.protocol.jsontext import JsonValue, as_object, storable_text
 from openapi_tool.tools import argument_check
 from openapi_tool.tools.argument_check import ArgumentCheck, CheckedArguments, check_arguments
+from openapi_tool.tools.argument_names import fold
 from openapi_tool.tools.definition import ToolDefinition, unusable
 from openapi_tool.tools.meta_schema import MIN_RESULT_TOKENS
-from openapi_tool.tools.placeholders import MissingVariable, VariableNotAllowed, render, render_fixed
-from openapi_tool.tools.problems import fold, listed, short
+from openapi_tool.tools.placeholders import placeholder_values, render, render_fixed
+from openapi_tool.tools.problems import listed
 from openapi_tool.tools.schema import visible_schema
-from openapi_tool.tools.scopes import SessionScope
+from openapi_tool.tools.secret_variables import MissingVariable, VariableNotAllowed
+from openapi_tool.tools.session_scope import SessionScope
+from openapi_tool.tools.wording import short
 
 _DIGITS = re.compile(r"[0-9]{1,12}")
 
@@ -47,22 +50,14 @@ IDENTITY_ARGUMENTS = frozenset(map(fold, CONTROL_FIELDS | _OTHER_IDS))
 
 
 @frozen
-class CallOwner:
-    """Project and agent to which sessions, cursors and stored texts belong; `ids` has every name in PLACEHOLDERS."""
-
-    project_id: str
-    agent_id: str
-    ids: Mapping[str, str | None]
-
-
-@frozen
 class Arguments:
     """Resolved arguments of a call.
 
     - `values`: defaults, the model's arguments (names in `by_model`), fixed values; a later one overrides an earlier
       one.
     - `secrets`: values of the `envs` arguments except `api_key`.
-    - `session`: identity derived from `session_id` (`tools/scopes.py`), of which the first 128 characters are stored.
+    - `session`: identity derived from `session_id` (`tools/session_scope.py`), of which the first 128 characters are
+      stored.
     - `key_fallback_reason`: why `key_variable` is `auth_env` although `envs` names another one.
     """
 
@@ -105,98 +100,92 @@ class OperatorEnvs:
         return {**definition.envs, **self.variables}
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
+class ArgumentSources:
+    """Where arguments come from beside definition and model: secrets by the operator's settings, session identities."""
+
+    operator: OperatorEnvs
+    read_secret: SecretSource
+    sessions: SessionScope
+
+    def prepare(self, definition: ToolDefinition, call: ToolCall, identity: CallIdentity) -> Preparation:
+        """Merge defaults and the model's arguments. Raises ToolMisconfigured."""
+        envs = self.operator.merged_envs(definition)
+        hidden = frozenset(definition.fixed) | frozenset(envs) | call.fixed_applied
+        # The kernel's worker may already have merged defaults and fixed values into the card. They are not the model's,
+        # so leave them out here and compute them again below.
+        not_from_model = hidden | call.defaults_applied
+        given = {name: value for name, value in call.arguments.items() if name not in not_from_model}
+        alias, main = _main_alias(definition, given)
+        if alias is not None:
+            given[main] = given.pop(alias)
+        ids = placeholder_values(identity)
+        # A default that the worker merged is used even if the definition no longer contains it.
+        defaults = {
+            name: render(
+                call.arguments.get(name, definition.defaults.get(name)), ids, f"options.args.defaults.{short(name)}"
+            )
+            for name in sorted({*definition.defaults, *(call.defaults_applied & call.arguments.keys())})
+            if name not in given and name not in hidden
+        }
+        resumes = isinstance(given.get(CURSOR), str) and takes_cursor(definition)
+        schema = cursor_schema(definition, hidden) if resumes else visible_schema(definition.schema, hidden)
+        check = ArgumentCheck(schema, given, defaults, _rules_of(definition, defaults))
+        return Preparation(self, definition, call, identity, ids, envs, alias, check)
+
+    def resolve(self, definition: ToolDefinition, call: ToolCall, identity: CallIdentity) -> Arguments:
+        """Merge defaults, the model's arguments, fixed values and secrets; validate the first two, in this process.
+
+        Raises BadRequest with every offending path for a mistake of the model, ToolMisconfigured for one of the
+        operator.
+        """
+        prepared = self.prepare(definition, call, identity)
+        return prepared.finish(check_arguments(prepared.check))
+
+
+@dataclass(frozen=True, slots=True)
 class Preparation:
     """Arguments of a call before their validation: validate `check`, then `finish` with its result.
 
-    Two steps, as the validation may run in another process (`isolation/`).
+    Two steps, as the validation may run in another process (`isolation/`). `ids` are the values of placeholders;
+    `alias` is the undeclared name by which the model gave the query or page.
     """
 
+    sources: ArgumentSources
     definition: ToolDefinition
     call: ToolCall
-    owner: CallOwner
-    read_secret: SecretSource
-    scope: SessionScope
+    identity: CallIdentity
+    ids: Mapping[str, str | None]
     envs: Mapping[str, str]
-    given: dict[str, JsonValue]
-    defaults: dict[str, JsonValue]
     alias: str | None
     check: ArgumentCheck
 
     def finish(self, checked: CheckedArguments) -> Arguments:
         """Return the resolved arguments. Raises BadRequest with every offending path, or ToolMisconfigured."""
-        definition, repairs = self.definition, checked.repairs
+        definition, repairs, read_secret = self.definition, checked.repairs, self.sources.read_secret
         if checked.default_problems:
             raise unusable(definition.tool_name, list(checked.default_problems))
         if checked.problems:
             raise correction_error(list(checked.problems), "The arguments do not fit the tool's parameters. ")
-        given = {**self.given, **repairs}  # `jina/request.py` omits an argument that is None
-        read_secret, envs, owner = self.read_secret, self.envs, self.owner
-        key, variable, fallback_reason = api_key(envs, definition, read_secret)
-        fixed = {name: render_fixed(name, text, self.call, owner.ids) for name, text in definition.fixed.items()}
-        prepared: dict[str, JsonValue] = self.defaults | given | fixed
+        given = {**self.check.given, **repairs}  # `jina/request.py` omits an argument that is None
+        key, variable, fallback_reason = api_key(self.envs, definition, read_secret)
+        fixed = {name: render_fixed(name, text, self.call, self.ids) for name, text in definition.fixed.items()}
+        prepared: dict[str, JsonValue] = {**self.check.defaults, **given, **fixed}
         values = {name: value for name, value in prepared.items() if not is_identity(name)}
         # Whatever the case and underscores of its name; the last one has the highest precedence.
         session_id = next((prepared[name] for name in reversed(prepared) if fold(name) == "sessionid"), None)
+        project_id, agent_id = self.identity.project_id, self.identity.agent_id
         return Arguments(
             values=values,
             by_model=frozenset(given) & values.keys(),
-            secrets={name: read_secret(variable) for name, variable in envs.items() if name != API_KEY},
+            secrets={name: read_secret(variable) for name, variable in self.envs.items() if name != API_KEY},
             api_key=key,
-            session=self.scope.identity(owner.project_id, owner.agent_id, session_id),
+            session=self.sources.sessions.identity(project_id, agent_id, session_id),
             session_id=storable_text(session_id[:_MAX_SESSION_ID_CHARS]) if isinstance(session_id, str) else None,
             key_variable=variable,
             key_fallback_reason=fallback_reason,
             repaired=tuple(sorted({*repairs, *([self.alias] if self.alias is not None else [])})),
         )
-
-
-def preparation(
-    definition: ToolDefinition,
-    call: ToolCall,
-    owner: CallOwner,
-    operator: OperatorEnvs,
-    read_secret: SecretSource,
-    scope: SessionScope,
-) -> Preparation:
-    """Merge defaults and the model's arguments. Raises ToolMisconfigured."""
-    envs = operator.merged_envs(definition)
-    hidden = frozenset(definition.fixed) | frozenset(envs) | call.fixed_applied
-    # The kernel's worker may already have merged defaults and fixed values into the card. They are not the model's, so
-    # leave them out here and compute them again below.
-    not_from_model = hidden | call.defaults_applied
-    given = {name: value for name, value in call.arguments.items() if name not in not_from_model}
-    alias, main = _main_alias(definition, given)
-    if alias is not None:
-        given[main] = given.pop(alias)
-    # A default that the worker merged is used even if the definition no longer contains it.
-    defaults = {
-        name: render(
-            call.arguments.get(name, definition.defaults.get(name)), owner.ids, f"options.args.defaults.{short(name)}"
-        )
-        for name in sorted({*definition.defaults, *(call.defaults_applied & call.arguments.keys())})
-        if name not in given and name not in hidden
-    }
-    resumes = isinstance(given.get(CURSOR), str) and takes_cursor(definition)
-    schema = cursor_schema(definition, hidden) if resumes else visible_schema(definition.schema, hidden)
-    check = ArgumentCheck(schema, given, defaults, _rules_of(definition, defaults))
-    return Preparation(definition, call, owner, read_secret, scope, envs, given, defaults, alias, check)
-
-
-def prepare_arguments(
-    definition: ToolDefinition,
-    call: ToolCall,
-    owner: CallOwner,
-    operator: OperatorEnvs,
-    read_secret: SecretSource,
-    scope: SessionScope,
-) -> Arguments:
-    """Merge defaults, the model's arguments, fixed values and secrets; validate the first two, in this process.
-
-    Raises BadRequest with every offending path for a mistake of the model, ToolMisconfigured for one of the operator.
-    """
-    prepared = preparation(definition, call, owner, operator, read_secret, scope)
-    return prepared.finish(check_arguments(prepared.check))
 
 
 def _rules_of(definition: ToolDefinition, defaults: Mapping[str, JsonValue]) -> dict[str, JsonValue]:

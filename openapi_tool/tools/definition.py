@@ -15,17 +15,19 @@ from cachetools import LRUCache
 from pydantic import ValidationError
 
 from openapi_tool.environment import DEFAULT_AUTH_ENV
-from openapi_tool.options import BudgetLimits
+from openapi_tool.options.budgets import BudgetLimits
 from openapi_tool.protocol.command import AFTER_EXECUTION, AfterExecution
 from openapi_tool.protocol.errors import ToolMisconfigured
 from openapi_tool.protocol.jsontext import JsonObject, JsonValue
 from openapi_tool.protocol.records import DefinitionRecord
+from openapi_tool.tools.argument_names import fold
 from openapi_tool.tools.bounds import MAX_ROW_BYTES, memory_bytes, row_problems
 from openapi_tool.tools.catalogue import CATALOGUE, OPERATIONS, BuiltInTool, Operation
 from openapi_tool.tools.definition_check import CheckedDefinition, check_definition
 from openapi_tool.tools.inline_bounds import SchemaSize, schema_size
 from openapi_tool.tools.meta_schema import BUDGETS, MIN_RESULT_TOKENS, object_at, violations
-from openapi_tool.tools.problems import Path, Problem, any_of, close_to, did_you_mean, fold, listed, short
+from openapi_tool.tools.problems import Path, Problem, listed
+from openapi_tool.tools.wording import any_of, close_to, did_you_mean, short
 
 Method = Literal["GET", "POST"]
 ResultFormat = Literal["text", "object"]
@@ -161,7 +163,7 @@ def find_definition(record: DefinitionRecord) -> ToolDefinition | UnparsedDefini
     """Return a stored definition, cached by content. Raises ToolMisconfigured with every problem."""
     if record.oversized:
         raise unusable(record.tool_name, [f"it is larger than {MAX_ROW_BYTES:,} bytes"])
-    if record.unreadable:  # set by kernel/fragments.py: valid JSON for PostgreSQL, but not for the parser here
+    if record.unreadable:  # set by kernel/load.py: valid JSON for PostgreSQL, but not for the parser here
         raise unusable(record.tool_name, ["it is nested too deeply, or contains a number that is too long to parse"])
     try:
         content = orjson.dumps([record.tool_name, record.after_execution, record.parameters, record.options])

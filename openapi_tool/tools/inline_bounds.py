@@ -21,6 +21,9 @@ from openapi_tool.tools.bounds import count_values
 MAX_CPU_MS = 5.0
 """Limit of the CPU time of one computation in the event loop."""
 
+SMALL = 64 * 1024
+"""Bytes or characters that take a fraction of a millisecond, and no memory worth counting."""
+
 MAX_BODY_BYTES, MAX_BODY_VALUES = 32_000, 2_000
 """Of a response that is read inline; commas within texts count as values, too."""
 

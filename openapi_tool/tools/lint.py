@@ -10,11 +10,14 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from openapi_tool.options import BudgetLimits, ExecutorOptions, ToolOptions
+from openapi_tool.options.budgets import BudgetLimits
+from openapi_tool.options.executor import ExecutorOptions
+from openapi_tool.options.tools import ToolOptions
 from openapi_tool.protocol.dialect import ProtocolVersion
 from openapi_tool.protocol.errors import ToolMisconfigured, Unanswerable
-from openapi_tool.protocol.identity import parse_command_subject
 from openapi_tool.protocol.jsontext import JsonObject, JsonValue
+from openapi_tool.protocol.subjects import parse_command_subject
+from openapi_tool.tools.argument_names import fold
 from openapi_tool.tools.arguments import is_identity
 from openapi_tool.tools.definition import (
     TIMEOUTS,
@@ -23,19 +26,14 @@ from openapi_tool.tools.definition import (
     stored_record,
     upstream_section,
 )
+from openapi_tool.tools.key_shapes import PREFIXED_KEY, looks_like_a_key, names_a_variable
 from openapi_tool.tools.meta_schema import MAX_SUSPEND_S, object_at, violations
-from openapi_tool.tools.placeholders import (
-    PLACEHOLDER,
-    PLACEHOLDERS,
-    PREFIXED_KEY,
-    is_executors_own,
-    is_template,
-    looks_like_a_key,
-    names_a_variable,
-    texts_in,
-)
-from openapi_tool.tools.problems import Path, Problem, any_of, did_you_mean, fold, name_problem, short
+from openapi_tool.tools.placeholders import PLACEHOLDER, PLACEHOLDERS, is_template, texts_in
+from openapi_tool.tools.problems import Path, Problem
 from openapi_tool.tools.schema import schema_problems
+from openapi_tool.tools.secret_variables import is_executors_own
+from openapi_tool.tools.tool_names import name_problem
+from openapi_tool.tools.wording import any_of, did_you_mean, short
 
 _VERSIONS = [version.value for version in ProtocolVersion]
 _PROJECT, _CHANNEL = "{project_id}", "{channel_id}"

@@ -19,14 +19,15 @@ from typing import cast
 import jsonschema_rs
 
 from openapi_tool.protocol.jsontext import JsonObject, JsonValue
-from openapi_tool.tools.problems import Path, Problem, any_of, did_you_mean
+from openapi_tool.tools.problems import Path, Problem
+from openapi_tool.tools.wording import any_of, did_you_mean
 
 BUDGETS = tuple(
     f"{scope}_{unit}"
     for scope in ("session", "agent_day", "project_day", "project_month")
     for unit in ("requests", "tokens")
 )
-"""Names of all budgets, narrowest first. Not of `options.py`: worker processes import this module, not pydantic."""
+"""Names of all budgets, narrowest first. Not of `options/`: worker processes import this module, not pydantic."""
 
 MAX_SUSPEND_S = 3_600
 MIN_RESULT_TOKENS = 500

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from openapi_tool.protocol import frozen
 from openapi_tool.protocol.errors import ToolError
-from openapi_tool.protocol.jsontext import UsageObject
+from openapi_tool.protocol.result_objects import UsageObject
 
 BLOCK_GAP = "\n\n"
 

@@ -5,16 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from openapi_tool.protocol import frozen
+from openapi_tool.protocol.attempts import Attempt, attempt_objects
 from openapi_tool.protocol.errors import Status, ToolError
-from openapi_tool.protocol.jsontext import (
-    ArtifactObject,
-    BudgetObject,
-    ErrorObject,
-    ToolOutputObject,
-    storable,
-    storable_text,
-)
-from openapi_tool.protocol.records import Attempt, attempt_objects
+from openapi_tool.protocol.jsontext import storable, storable_text
+from openapi_tool.protocol.result_objects import ArtifactObject, BudgetObject, ErrorObject, ToolOutputObject
 from openapi_tool.tools.definition import ResultFormat
 from openapi_tool.tools.output import ToolOutput, cost
 
@@ -27,7 +21,6 @@ class RenderedResult:
     truncated: bool = False
     artifact_ref: ArtifactObject | None = None
     next_cursor: str | None = None
-    repaired: tuple[str, ...] = ()
 
 
 @frozen
@@ -57,10 +50,12 @@ def success(
     tool: str = "",
     session: str | None = None,
     budget: BudgetObject | None = None,
+    repaired: Sequence[str] = (),
 ) -> ResultFields:
     """Return the fields of a success: the text as result and the rest as `tool_output`.
 
-    With `result_format` `object` the result has both, but `_extras` stay in `tool_output`.
+    `repaired` names the arguments that were repaired. With `result_format` `object` the result has both, but `_extras`
+    stay in `tool_output`.
     """
     tool_output = storable(
         ToolOutputObject(
@@ -71,7 +66,7 @@ def success(
             next_cursor=shown.next_cursor,
             cached=output.cached,
             latency_ms=latency_ms,
-            **({"repaired": list(shown.repaired)} if shown.repaired else {}),
+            **({"repaired": list(repaired)} if repaired else {}),
         )
     )
     content = storable_text(shown.content)

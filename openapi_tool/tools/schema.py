@@ -13,9 +13,11 @@ from cachetools import LRUCache
 
 from openapi_tool.protocol.errors import ToolMisconfigured
 from openapi_tool.protocol.jsontext import JsonObject, JsonValue
+from openapi_tool.tools.argument_names import not_taken, probably_meant
 from openapi_tool.tools.bounds import count_values, patterns
 from openapi_tool.tools.meta_schema import object_at
-from openapi_tool.tools.problems import MAX_PROBLEMS, Problem, argument_path, listed, not_taken, probably_meant, short
+from openapi_tool.tools.problems import MAX_PROBLEMS, Problem, argument_path, listed
+from openapi_tool.tools.wording import short
 
 _MAX_CHOICES_CHARS = 160
 _PATTERN_PHRASES: Mapping[object, str] = {None: "", r"\S": ", not blank"}

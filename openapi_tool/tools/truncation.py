@@ -13,8 +13,8 @@ from openapi_tool.protocol import frozen
 from openapi_tool.protocol.records import StoredFields
 from openapi_tool.tools.frames import CAPTION_CHARS, CUT_CHARS, INTRO_CHARS, MARK_CHARS, Part
 from openapi_tool.tools.output import BLOCK_GAP, Item, texts
-from openapi_tool.tools.problems import short
 from openapi_tool.tools.tokens import estimate_tokens, fitting_chars
+from openapi_tool.tools.wording import short
 
 NOTE_CHARS = 500
 """Reserved for the introduction of frames and the note about what is missing."""

@@ -16,16 +16,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from openapi_tool import service
-from openapi_tool.bus.connection import WakeupPublisher
 from openapi_tool.bus.dead_letters import DeadLetters
-from openapi_tool.executor import runner
+from openapi_tool.bus.doorbells import WakeupPublisher
 from openapi_tool.jina.client import JinaClient
 from openapi_tool.jina.transport import AiohttpTransport
 from openapi_tool.kernel.store import KernelStore
 from openapi_tool.local.executor import main
 from openapi_tool.protocol.v1r4 import V1r4
+from openapi_tool.service import process
 from openapi_tool.telemetry.logs import configure_logging
+from openapi_tool.tools.arguments import ArgumentSources
 
 FOLDER_VARIABLE = "CANARY_FOLDER"
 SECRETS_VARIABLE = "CANARY_NAMES"
@@ -89,7 +89,7 @@ async def _fail_later() -> None:
 
 FAULT_POINTS: dict[str, tuple[Any, str]] = {
     "protocol": (V1r4, "decode"),
-    "tools": (runner, "preparation"),
+    "tools": (ArgumentSources, "prepare"),
     "report": (V1r4, "report"),
     "jina": (JinaClient, "fetch"),
     "transport": (AiohttpTransport, "handle_async_request"),
@@ -134,6 +134,6 @@ def _configure(*arguments: Any, **options: Any) -> None:
 if __name__ == "__main__":
     for point, (owner, name) in FAULT_POINTS.items():
         _trap(point, owner, name)
-    service._monitor_database = _monitor_database  # type: ignore[assignment]  # noqa: SLF001
-    service.configure_logging = _configure  # type: ignore[attr-defined]
+    process._monitor_database = _monitor_database  # type: ignore[assignment]  # noqa: SLF001
+    process.configure_logging = _configure  # type: ignore[attr-defined]
     main()

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from openapi_tool.budgets import ledger, replica
-from openapi_tool.bus.connection import WakeupPublisher
+from openapi_tool.bus.doorbells import WakeupPublisher
 from openapi_tool.jina.backend import JinaBackend
 from openapi_tool.kernel.store import KernelStore
 from openapi_tool.local.executor import main as serve

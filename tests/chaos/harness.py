@@ -36,7 +36,7 @@ from openapi_tool.local.servers import (
     unprivileged,
 )
 from openapi_tool.local.stack import EmbeddedStack
-from openapi_tool.protocol.identity import default_durable
+from openapi_tool.protocol.subjects import default_durable
 from tests.chaos.checker import COMMANDS, DEADLINE_S, REACTION_S
 from tests.chaos.load import QUICK_S, SLOW_S, Journal, Load
 from tests.support import another_nats

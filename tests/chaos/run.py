@@ -26,7 +26,7 @@ import nats
 from openapi_tool.local.caller import prepare_database
 from openapi_tool.local.servers import free_port
 from openapi_tool.local.stack import EmbeddedStack, kernel_schema
-from openapi_tool.protocol.identity import default_durable
+from openapi_tool.protocol.subjects import default_durable
 from tests.chaos.checker import OLDER, REACTION_S, check
 from tests.chaos.fail_points import FOLDER_VARIABLE
 from tests.chaos.faults import Standard, record_discarded, record_kills, schedule

@@ -8,32 +8,42 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import yaml
 from typer.testing import CliRunner, Result
 
 from openapi_tool.bootstrap import build_bootstrap, build_runner, scoped_key
-from openapi_tool.bus.connection import gather_stats
 from openapi_tool.bus.options import NatsOptions
+from openapi_tool.bus.replica_statistics import gather_stats
 from openapi_tool.cli import app
 from openapi_tool.cli.dev_executor import dev_settings
 from openapi_tool.cli.options import UpstreamChoice
+from openapi_tool.concurrency.fair_semaphore import FairSemaphore
+from openapi_tool.executor.runner import ToolCallRequest, ToolRunner
 from openapi_tool.isolation.service import Isolation
+from openapi_tool.jina.byte_semaphore import ByteSemaphore
 from openapi_tool.local.caller import Caller, ResultRows
 from openapi_tool.local.executor import ExecutorProcess
 from openapi_tool.local.placed_call import PlacedCall
 from openapi_tool.local.servers import free_port
 from openapi_tool.local.stack import EmbeddedStack
+from openapi_tool.protocol.cards import ToolCall
 from openapi_tool.protocol.dialect import ProtocolVersion
-from openapi_tool.protocol.identity import subject_in_version
+from openapi_tool.protocol.identity import CallIdentity
+from openapi_tool.protocol.payload import Payload, unpack
+from openapi_tool.protocol.records import Artifact
+from openapi_tool.protocol.subjects import subject_in_version
 from openapi_tool.settings import Settings
 from openapi_tool.telemetry.metrics import list_projects, project_label
-from openapi_tool.tools.arguments import CallOwner
+from openapi_tool.tools.deadlines import Deadline
+from openapi_tool.tools.output import Item, ToolOutput
+from openapi_tool.tools.result import ResultFields
+from openapi_tool.worker_tasks import TASKS
 from tests.conftest import AGENT, PROJECT, StartExecutor, search_tool
 from tests.requirements import requirement
-from tests.support import dead_letters, dsn_of
+from tests.support import dead_letters, definition, dsn_of
 
 PREFIX = "OPENAPI_TOOL__DIALECTS__V1R3__"
 
@@ -88,11 +98,77 @@ def test_a_project_of_two_kernels_has_separate_shares_of_memory_and_permits() ->
     main = build_bootstrap(Settings.model_validate(KERNELS), {})
     for kernel in (main, *main.others):
         artifacts: Any = None
-        build_runner(kernel, upstream, artifacts, scoped_key(KEY, kernel.scope)).new_call(
-            CallOwner("proj", "agent", {})
-        )
+        build_runner(kernel, upstream, artifacts, scoped_key(KEY, kernel.scope)).new_call(CallIdentity("proj", "agent"))
     assert len(set(reserved)) == 2
     assert reserved[0] == "proj"
+
+
+class _Pool:
+    """Pool of workers that runs each task here, and records for which project."""
+
+    def __init__(self) -> None:
+        self.tasks: list[tuple[str, str]] = []
+
+    async def run(self, name: str, argument: bytes, *, project: str, wait_s: float, subject: bytes = b"") -> Payload:
+        del wait_s, subject
+        self.tasks.append((name, project))
+        return unpack(TASKS[name](unpack(argument)))
+
+
+class _Page:
+    """Backend whose tool reads a long page, and store of its text."""
+
+    call_memory = staticmethod(ByteSemaphore(0).for_call)
+
+    @staticmethod
+    def without_unknown(_: object, arguments: Any) -> Any:
+        return arguments
+
+    async def run(self, *_: object) -> ToolOutput:
+        return ToolOutput((Item("a page " * 20_000),))
+
+    async def artifact(self, project_id: str, agent_id: str, card_id: str, start: int, chars: int) -> Artifact:
+        assert (project_id, agent_id) == ("proj", "agent")
+        text = "a page " * 20_000
+        return Artifact(card_id, len(text), "sha", text[start : start + chars])
+
+
+COSTLY_SCHEMA = {"type": "object", "properties": {"url": {"type": "string"}}, "allOf": [{}]}  # never checked inline
+
+
+@requirement("dialects.isolated")
+async def test_a_project_of_two_kernels_is_two_projects_to_the_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else it would share its turns among the worker processes with the other kernel's project of that name."""
+    pool, searching, page = _Pool(), list[str](), _Page()
+    take = FairSemaphore.take
+
+    async def record(semaphore: FairSemaphore, project: str) -> None:
+        searching.append(project)
+        await take(semaphore, project)
+
+    monkeypatch.setattr(FairSemaphore, "take", record)
+    upstream: Any = SimpleNamespace(backend=page, isolation=Isolation(cast("Any", pool)))
+    tool = definition({"tool": "jina.read"}, parameters=COSTLY_SCHEMA)
+    main = build_bootstrap(Settings.model_validate(KERNELS), {"JINA_API_KEY": "a-key-of-the-test"})
+    names = []
+    for kernel in (main, *main.others):
+        runner = build_runner(kernel, upstream, cast("Any", page), scoped_key(KEY, kernel.scope))
+
+        async def call(runner: ToolRunner = runner, **arguments: Any) -> ResultFields:
+            one = runner.new_call(CallIdentity("proj", "agent"))
+            names.append(one.project)
+            with one.memory:
+                return (await runner.run(one, ToolCallRequest(tool, ToolCall(arguments), Deadline.after(9))))[0]
+
+        read = await call(url="https://site.example/")
+        assert read.tool_output is not None
+        found = await call(cursor=read.tool_output["next_cursor"], find="page")
+        assert (read.status, found.status) == ("success", "success")
+    assert names == ["proj", "proj", "v1r3 proj", "v1r3 proj"]
+    assert searching == ["proj", "v1r3 proj"]
+    checks = ("check_arguments",) * 2  # of the arguments, and whether the schema takes a cursor
+    tasks = (*checks, "check_arguments", "search_text")
+    assert pool.tasks == [(task, project) for project in ("proj", "v1r3 proj") for task in tasks]
 
 
 @pytest.fixture

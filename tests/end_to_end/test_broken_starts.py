@@ -17,12 +17,13 @@ from typing import Any
 import asyncpg
 import pytest
 
-from openapi_tool.assembly import assemble, open_shared
 from openapi_tool.bootstrap import Bootstrap, build_bootstrap
 from openapi_tool.local import servers
 from openapi_tool.local.caller import prepare_database
 from openapi_tool.local.servers import accepts
 from openapi_tool.local.stack import EmbeddedStack
+from openapi_tool.service.kernel_parts import assemble
+from openapi_tool.service.shared_parts import open_shared
 from openapi_tool.settings import Settings
 from openapi_tool.telemetry import health
 from openapi_tool.telemetry.health import NATS, POSTGRES, Health

@@ -23,7 +23,8 @@ from nats.aio.msg import Msg
 from typer.testing import CliRunner, Result
 
 from openapi_tool.cli import app
-from openapi_tool.cli.common import INTERRUPTED, OUTPUT_CLOSED
+from openapi_tool.cli.output import INTERRUPTED
+from openapi_tool.cli.streams import OUTPUT_CLOSED
 from openapi_tool.local.caller import Caller
 from openapi_tool.local.dev import MARK
 from openapi_tool.local.placed_call import PlacedCall

@@ -24,8 +24,9 @@ from openapi_tool.cli import app
 from openapi_tool.cli import call as demo
 from openapi_tool.local import servers
 from openapi_tool.local.guard import Guard
+from openapi_tool.local.sample_calls import CompletedCall
 from openapi_tool.local.servers import free_port, reachable_by_all
-from openapi_tool.local.stack import CompletedCall, EmbeddedStack
+from openapi_tool.local.stack import EmbeddedStack
 from tests.requirements import requirement
 
 HOLD = textwrap.dedent(

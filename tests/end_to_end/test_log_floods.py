@@ -16,7 +16,7 @@ from openapi_tool.cli import app
 from openapi_tool.local.caller import STREAM, Caller
 from openapi_tool.local.placed_call import PlacedCall
 from openapi_tool.local.stack import EmbeddedStack
-from openapi_tool.protocol.identity import default_durable
+from openapi_tool.protocol.subjects import default_durable
 from openapi_tool.telemetry.logs import MAX_LINES
 from tests.conftest import AGENT, reader_tool, search_tool
 from tests.requirements import requirement

@@ -21,7 +21,7 @@ from typing import Any, BinaryIO
 import pytest
 
 from openapi_tool import __version__
-from openapi_tool.bus.connection import gather_stats
+from openapi_tool.bus.replica_statistics import gather_stats
 from openapi_tool.cli.top import problems
 from openapi_tool.local.caller import Caller
 from openapi_tool.local.servers import free_port

@@ -25,13 +25,13 @@ from openapi_tool.local.executor import ExecutorProcess
 from openapi_tool.local.placed_call import PlacedCall
 from openapi_tool.local.servers import ServerFailed, accepts, free_port
 from openapi_tool.local.stack import EmbeddedStack, kernel_schema
-from openapi_tool.protocol.identity import default_durable
-from openapi_tool.service import FileWatcher, Reloader
+from openapi_tool.protocol.subjects import default_durable
+from openapi_tool.service.reload import FileWatcher, Reloader
 from openapi_tool.settings import Settings, load_settings
 from openapi_tool.telemetry.health import DEPENDENCIES
 from openapi_tool.telemetry.redact import MASK, Redactor
-from openapi_tool.tools.placeholders import Secrets
 from openapi_tool.tools.policy import Authorizer
+from openapi_tool.tools.secret_variables import Secrets
 from tests.conftest import AGENT, PROJECT, search_tool
 from tests.requirements import requirement
 from tests.support import delete_streams, dsn_of, make_role

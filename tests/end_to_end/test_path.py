@@ -19,7 +19,7 @@ from openapi_tool.local.caller import STREAM, Caller, ResultRows
 from openapi_tool.local.executor import ExecutorProcess
 from openapi_tool.local.placed_call import PlacedCall
 from openapi_tool.local.stack import EmbeddedStack
-from openapi_tool.protocol.identity import default_durable
+from openapi_tool.protocol.subjects import default_durable
 from tests.conftest import AGENT, PROJECT, StartExecutor, reader_tool, search_tool
 from tests.requirements import requirement
 from tests.support import dead_letters, delete_streams

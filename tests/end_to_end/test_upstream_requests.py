@@ -19,7 +19,8 @@ import pytest
 from pydantic import SecretStr
 
 from openapi_tool.jina.byte_semaphore import ByteSemaphore, max_call_memory
-from openapi_tool.jina.client import EgressTransport, JinaClient, tls_context
+from openapi_tool.jina.client import JinaClient
+from openapi_tool.jina.egress import EgressTransport, tls_context
 from openapi_tool.jina.options import EgressOptions
 from openapi_tool.jina.request import UpstreamRequest
 from openapi_tool.jina.response import Expected
@@ -29,8 +30,8 @@ from openapi_tool.local.executor import LoopbackResolver
 from openapi_tool.local.stack import EmbeddedStack
 from openapi_tool.protocol.cards import TOOL_RESULT
 from openapi_tool.protocol.errors import RateLimited, ToolError, UpstreamRejected
+from openapi_tool.tools.deadlines import Deadline
 from openapi_tool.tools.output import ToolOutput
-from openapi_tool.tools.policy import Deadline
 from tests.answering import for_request
 from tests.canary.run import Collector
 from tests.conftest import AGENT, PROJECT, StartExecutor, reader_tool, search_tool

@@ -28,13 +28,15 @@ import httpx
 import orjson
 from nats.js.errors import BucketNotFoundError
 
-from openapi_tool import assembly
 from openapi_tool.bootstrap import build_bootstrap
 from openapi_tool.jina.parameters import REFUSED
 from openapi_tool.local.recordings import load_recordings
 from openapi_tool.protocol.cards import ArtifactCard, Card
-from openapi_tool.protocol.command import Acknowledge, Command, Delivery, Report, Settlement, TurnCondition
+from openapi_tool.protocol.command import Command, Delivery
 from openapi_tool.protocol.records import Artifact, CallRecords, CardRecord, DefinitionRecord, RequestEdgeRecord
+from openapi_tool.protocol.report import Report, TurnCondition
+from openapi_tool.protocol.settlement import Acknowledge, Settlement
+from openapi_tool.service import kernel_parts, shared_parts
 from openapi_tool.settings import Settings
 from openapi_tool.tools import definition, schema
 from openapi_tool.tools.catalogue import CATALOGUE
@@ -286,7 +288,6 @@ class _Kernel:
             for name, value in {
                 "KernelStore": SimpleNamespace(open=self._open),
                 "connected": lambda _: nullcontext(_client()),
-                "upstream_transport": lambda *_: httpx.MockTransport(lambda _: self._response()),
                 "WakeupPublisher": lambda *_: self,
                 "replica_count": mock.AsyncMock(return_value=1),
                 "answering_stats": lambda *_: nullcontext(),
@@ -294,9 +295,11 @@ class _Kernel:
                 "Slots": mock.Mock(),  # no consumer begins calls in them
                 "CommandConsumer": lambda *given: _consumer(handlers, given[3]),
             }.items():
-                patches.enter_context(mock.patch.object(assembly, name, value))
+                patches.enter_context(mock.patch.object(kernel_parts, name, value))
+            transport = httpx.MockTransport(lambda _: self._response())
+            patches.enter_context(mock.patch.object(shared_parts, "upstream_transport", return_value=transport))
             stack, bootstrap = AsyncExitStack(), build_bootstrap(_SETTINGS, _ENVIRONMENT)
-            await assembly.assemble(stack, bootstrap, assembly.open_shared(stack, bootstrap, None))
+            await kernel_parts.assemble(stack, bootstrap, shared_parts.open_shared(stack, bootstrap, None))
         return handlers[0]
 
     async def _open(self, _: object) -> _Kernel:

@@ -35,8 +35,8 @@ from pydantic import SecretStr
 from yarl import URL
 
 from openapi_tool.bus.client import BusClient
-from openapi_tool.bus.dead_letters import dead_letter, decode, encode
-from openapi_tool.bus.wire import ForeignMessage, delivery_of
+from openapi_tool.bus.dead_letter_records import dead_letter, decode, encode
+from openapi_tool.bus.deliveries import ForeignMessage, delivery_of
 from openapi_tool.jina.byte_semaphore import ByteSemaphore
 from openapi_tool.jina.client import JinaClient
 from openapi_tool.jina.request import UpstreamRequest
@@ -45,20 +45,22 @@ from openapi_tool.jina.url_policy import INTERNAL_SUFFIXES, UrlPolicy, checked_u
 from openapi_tool.protocol.cards import ToolCall, read_tool_call
 from openapi_tool.protocol.command import HEARTBEAT_NAMES, Command, Delivery
 from openapi_tool.protocol.errors import BadRequest, TargetRefused, ToolError, Unanswerable
-from openapi_tool.protocol.identity import MAX_EPOCH, MAX_ID_BYTES, CallIdentity, ClaimedIdentity
+from openapi_tool.protocol.headers import MAX_EPOCH
+from openapi_tool.protocol.identity import CallIdentity, ClaimedIdentity
+from openapi_tool.protocol.ids import MAX_ID_BYTES
 from openapi_tool.protocol.jsontext import JsonObject
 from openapi_tool.protocol.records import CardRecord, DefinitionRecord
 from openapi_tool.telemetry.redact import Redactor
-from openapi_tool.tools.arguments import Arguments, CallOwner, OperatorEnvs, is_identity, prepare_arguments
+from openapi_tool.tools.arguments import Arguments, ArgumentSources, OperatorEnvs, is_identity
 from openapi_tool.tools.catalogue import CATALOGUE
+from openapi_tool.tools.deadlines import Deadline
 from openapi_tool.tools.definition import ToolDefinition, parse_definition
 from openapi_tool.tools.frames import framed
 from openapi_tool.tools.output import ToolOutput
 from openapi_tool.tools.placeholders import PLACEHOLDERS, placeholder_values, render
-from openapi_tool.tools.policy import Deadline
 from openapi_tool.tools.result import RenderedResult, failure, success
 from openapi_tool.tools.schema import fits
-from openapi_tool.tools.scopes import SessionScope
+from openapi_tool.tools.session_scope import SessionScope
 from openapi_tool.tools.truncation import ResultLimit, truncate, uncut_parts
 from tests.answering import for_request
 from tests.fuzz import corpora
@@ -489,8 +491,9 @@ def _assert_shown(output: ToolOutput, limit: int, form: Any) -> None:
     assert_storable([fields.result, fields.tool_output])
 
 
-_SCOPE = SessionScope(b"k" * 32)
-_OPERATOR = OperatorEnvs(parameters=frozenset({"note"}))
+_SOURCES = ArgumentSources(
+    OperatorEnvs(parameters=frozenset({"note"})), lambda _: SecretStr("the-key"), SessionScope(b"k" * 32)
+)
 _ARGUMENT_NAMES = (
     "query",
     "url",
@@ -523,8 +526,7 @@ def check_arguments(data: bytes) -> None:
     try:
         definition = parse_definition(_record(source))
         call = read_tool_call(_card(source), "call")
-        owner = CallOwner(identity.project_id, identity.agent_id, placeholder_values(identity))
-        arguments = prepare_arguments(definition, call, owner, _OPERATOR, lambda _: SecretStr("the-key"), _SCOPE)
+        arguments = _SOURCES.resolve(definition, call, identity)
     except ToolError as error:
         assert_storable(failure(error, 1).result)
         return

@@ -20,9 +20,9 @@ from pathlib import Path
 
 from aiohttp.abc import ResolveResult
 
-from openapi_tool import service
 from openapi_tool.local import executor
 from openapi_tool.local.executor import LoopbackResolver
+from openapi_tool.service import process
 from openapi_tool.telemetry.health import monitor_loop_lag
 from openapi_tool.tools.catalogue import SEARCH
 
@@ -81,6 +81,6 @@ async def _watch_both(stalled: Callable[[float], None]) -> None:
 
 if __name__ == "__main__":
     resource.setrlimit(resource.RLIMIT_NOFILE, (_DESCRIPTORS, _DESCRIPTORS))
-    service.monitor_loop_lag = _watch_both  # type: ignore[assignment,attr-defined]
+    process.monitor_loop_lag = _watch_both  # type: ignore[assignment,attr-defined]
     executor.LoopbackResolver = _TwoUpstreams  # type: ignore[misc]
     executor.main()

@@ -24,7 +24,7 @@ from openapi_tool.local.guard import Guard
 from openapi_tool.local.placed_call import VERSION, PlacedCall
 from openapi_tool.local.servers import ServerProcess, free_port
 from openapi_tool.local.stack import EmbeddedStack
-from openapi_tool.protocol.identity import command_stream, default_durable
+from openapi_tool.protocol.subjects import command_stream, default_durable
 from tests.hostile.executor import PROBE_VARIABLE, SEARCH_PORT_VARIABLE, LagProbe
 from tests.hostile.upstream import RECEIVED
 from tests.hostile.victim import VictimProcess

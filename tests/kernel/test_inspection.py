@@ -26,20 +26,21 @@ from typer.testing import CliRunner
 from openapi_tool.cli import app
 from openapi_tool.kernel.breaker import CircuitBreaker
 from openapi_tool.kernel.failures import PoolShareUsed
-from openapi_tool.kernel.inspection import NEEDED_INDEXES, USAGE, reader_grants, unique_index
+from openapi_tool.kernel.inspection import NEEDED_INDEXES, unique_index
+from openapi_tool.kernel.privileges import USAGE, reader_grants
 from openapi_tool.kernel.queries import first_card_id, statement, usage
 from openapi_tool.kernel.store import KernelStore
 from openapi_tool.kernel.usage_keys import By
 from openapi_tool.local.caller import Caller, prepare_database
 from openapi_tool.local.servers import free_port
 from openapi_tool.local.stack import EmbeddedStack
-from openapi_tool.options import PoolOptions, PostgresOptions
+from openapi_tool.options.postgres import PoolOptions, PostgresOptions
+from openapi_tool.protocol.attempts import Attempt
 from openapi_tool.protocol.cards import Card, new_id, result_card
 from openapi_tool.protocol.errors import NeedsOperator, RateLimited, Unavailable
-from openapi_tool.protocol.records import Attempt
 from openapi_tool.tools.output import Item, ToolOutput, Usage
-from openapi_tool.tools.placeholders import Secret
 from openapi_tool.tools.result import RenderedResult, ResultFields, failure, success
+from openapi_tool.tools.secret_variables import Secret
 from tests.conftest import AGENT, PROJECT, TEMPLATE, StartExecutor, search_tool
 from tests.kernel.test_store import command_of, result_of
 from tests.requirements import requirement

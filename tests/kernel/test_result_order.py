@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 
 from openapi_tool.kernel import v1r4
-from openapi_tool.kernel.fragments import Mode, turn_lock
+from openapi_tool.kernel.commit import Mode, turn_lock
 from openapi_tool.kernel.store import KernelStore
 from openapi_tool.local.caller import Caller
 from openapi_tool.local.placed_call import PlacedCall
 from openapi_tool.local.stack import EmbeddedStack
-from openapi_tool.options import PoolOptions, PostgresOptions
+from openapi_tool.options.postgres import PoolOptions, PostgresOptions
 from openapi_tool.protocol.cards import Card
-from openapi_tool.protocol.command import Report, TurnCondition
 from openapi_tool.protocol.errors import TurnBusy
-from openapi_tool.tools.placeholders import Secret
+from openapi_tool.protocol.report import Report, TurnCondition
+from openapi_tool.tools.secret_variables import Secret
 from tests.conftest import AGENT, PROJECT
 from tests.kernel.test_store import command_of, result_of, v1r3_command_of, v1r3_result_of
 from tests.requirements import requirement

@@ -24,23 +24,25 @@ import trustme
 from openapi_tool.bootstrap import build_bootstrap
 from openapi_tool.bus.options import BusOptions, NatsOptions
 from openapi_tool.kernel import v1r3
-from openapi_tool.kernel.fragments import LAST_RESULT_AGE
+from openapi_tool.kernel.lookups import LAST_RESULT_AGE
 from openapi_tool.kernel.queries import call_rows
 from openapi_tool.kernel.store import KernelStore
 from openapi_tool.kernel.v1r4 import LOAD
 from openapi_tool.local.caller import Caller
 from openapi_tool.local.placed_call import PlacedCall
 from openapi_tool.local.stack import EmbeddedStack
-from openapi_tool.options import PoolOptions, PostgresOptions
+from openapi_tool.options.postgres import PoolOptions, PostgresOptions
 from openapi_tool.protocol.cards import Card, artifact_card, result_card
-from openapi_tool.protocol.command import Command, Delivery, Report
+from openapi_tool.protocol.command import Command, Delivery
 from openapi_tool.protocol.errors import NeedsOperator, Unavailable
-from openapi_tool.protocol.identity import identify, new_root
+from openapi_tool.protocol.identity import identify
 from openapi_tool.protocol.records import Artifact, CallRecords
+from openapi_tool.protocol.report import Report
+from openapi_tool.protocol.tracing import new_root
 from openapi_tool.protocol.v1r3 import V1r3
 from openapi_tool.settings import Settings, SettingsError
 from openapi_tool.tools.output import Item
-from openapi_tool.tools.placeholders import Secret
+from openapi_tool.tools.secret_variables import Secret
 from openapi_tool.tools.stored_text import stored_text
 from openapi_tool.tools.truncation import StoredItem
 from tests.conftest import AGENT, PROJECT, search_tool

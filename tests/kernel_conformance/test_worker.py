@@ -14,7 +14,7 @@ import pytest
 from nats.js.api import AckPolicy, ConsumerConfig
 from typer.testing import CliRunner, Result
 
-from openapi_tool.bus.connection import INSTANCE
+from openapi_tool.bus.instance import INSTANCE
 from openapi_tool.cli import app
 from openapi_tool.executor import result_order
 from openapi_tool.local.caller import STREAM, Caller

@@ -23,30 +23,36 @@ from openapi_tool.bus import consumer
 from openapi_tool.bus.client import BusClient
 from openapi_tool.bus.consumer import CommandConsumer
 from openapi_tool.bus.dead_letters import DeadLetters
-from openapi_tool.bus.durable import ServerClock
-from openapi_tool.bus.leases import FetchMode, lease_key
+from openapi_tool.bus.fetch_mode import FetchMode
+from openapi_tool.bus.leases import lease_key
 from openapi_tool.bus.options import ConsumerOptions, DurableOptions, NatsOptions
+from openapi_tool.bus.server_clock import ServerClock
+from openapi_tool.bus.slots import Slots
 from openapi_tool.bus.streams import Durable
-from openapi_tool.bus.worker import Slots
 from openapi_tool.call import Call, CallMemory
-from openapi_tool.executor.commit import ParkedResults
 from openapi_tool.executor.continuation import Continuation
+from openapi_tool.executor.parked_results import ParkedResults
 from openapi_tool.executor.pipeline import Pipeline, PipelineOptions
 from openapi_tool.executor.ports import Kernel
 from openapi_tool.executor.runner import RunnerOptions, ToolRunner
 from openapi_tool.jina.byte_semaphore import ByteSemaphore
 from openapi_tool.limits.permits import NoSlot
-from openapi_tool.options import ExecutorOptions, ToolOptions
+from openapi_tool.options.executor import ExecutorOptions
+from openapi_tool.options.tools import ToolOptions
 from openapi_tool.protocol.cards import ArtifactCard, Card
-from openapi_tool.protocol.command import Command, Delivery, Report, Settlement, TurnCondition, Wakeup
+from openapi_tool.protocol.command import Command, Delivery
 from openapi_tool.protocol.records import Artifact, CallRecords, DefinitionRecord, RequestEdgeRecord
-from openapi_tool.telemetry.calls import WireTracer
-from openapi_tool.tools import policy
-from openapi_tool.tools.arguments import Arguments, OperatorEnvs
+from openapi_tool.protocol.report import Report, TurnCondition, Wakeup
+from openapi_tool.protocol.settlement import Settlement
+from openapi_tool.telemetry.spans import WireTracer
+from openapi_tool.tools import deadlines
+from openapi_tool.tools.arguments import Arguments, ArgumentSources, OperatorEnvs
+from openapi_tool.tools.cursors import Cursors
+from openapi_tool.tools.deadlines import Deadline
 from openapi_tool.tools.definition import ToolDefinition
 from openapi_tool.tools.output import Item, ToolOutput
-from openapi_tool.tools.policy import Authorizer, Deadline
-from openapi_tool.tools.scopes import Cursors, SessionScope
+from openapi_tool.tools.policy import Authorizer
+from openapi_tool.tools.session_scope import SessionScope
 from tests.support import BODY, HEADERS, SUBJECT, V1R4, call_card, records, waiting_turn
 
 LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
@@ -324,9 +330,7 @@ def runner(kernel: Any, tools: Any, **changes: Any) -> ToolRunner:
     """Return a runner over these fakes that authorizes every call."""
     options = RunnerOptions(
         authorizer=Authorizer(),
-        envs=OperatorEnvs(),
-        read_secret=lambda _: SecretStr("a-key-of-the-test"),
-        scope=SessionScope(b"k" * 32),
+        arguments=ArgumentSources(OperatorEnvs(), lambda _: SecretStr("a-key-of-the-test"), SessionScope(b"k" * 32)),
     )
     continuation = Continuation(cast("Kernel", kernel), Cursors(b"k" * 32), ToolOptions())
     return ToolRunner(replace(options, **changes), tools, continuation)
@@ -415,7 +419,7 @@ class VirtualTime(asyncio.SelectorEventLoop):
 def virtual_time() -> Iterator[asyncio.Runner]:
     """Yield a runner on a loop in virtual time, whose clock deadlines use, too."""
     with pytest.MonkeyPatch.context() as patch, asyncio.Runner(loop_factory=VirtualTime) as runner:
-        patch.setattr(policy, "time", SimpleNamespace(monotonic=runner.get_loop().time))
+        patch.setattr(deadlines, "time", SimpleNamespace(monotonic=runner.get_loop().time))
         yield runner
 
 

@@ -28,10 +28,11 @@ from openapi_tool.jina.byte_semaphore import max_call_memory
 from openapi_tool.jina.client import JinaClient
 from openapi_tool.jina.options import CacheOptions, EgressOptions, RetryOptions
 from openapi_tool.jina.url_policy import UrlPolicy
-from openapi_tool.options import BudgetLimits, BudgetOptions, ToolOptions
+from openapi_tool.options.budgets import BudgetLimits, BudgetOptions
+from openapi_tool.options.tools import ToolOptions
 from openapi_tool.protocol.errors import BudgetExceeded, Unavailable
 from openapi_tool.protocol.records import DefinitionRecord
-from openapi_tool.tools.policy import Deadline
+from openapi_tool.tools.deadlines import Deadline
 from tests.races.conftest import Run, Scene, iterate_loop, run_virtually
 from tests.requirements import requirement
 

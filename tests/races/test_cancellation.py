@@ -14,27 +14,30 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openapi_tool.assembly import consumer_options
 from openapi_tool.bootstrap import build_bootstrap
 from openapi_tool.budgets.budgets import Charge
 from openapi_tool.bus.consumer import BackgroundTaskEnded, CommandConsumer
 from openapi_tool.call import Call
-from openapi_tool.concurrency import shielded
+from openapi_tool.concurrency.cancellation import shielded
 from openapi_tool.jina.backend import JinaBackend, JinaBackendOptions
 from openapi_tool.jina.byte_semaphore import max_call_memory
 from openapi_tool.jina.client import JinaClient
 from openapi_tool.jina.options import CacheOptions, EgressOptions, RetryOptions
 from openapi_tool.jina.url_policy import UrlPolicy
-from openapi_tool.options import ExecutorOptions, ToolOptions
-from openapi_tool.protocol.command import Acknowledge, Command, Delivery, Settlement
+from openapi_tool.options.executor import ExecutorOptions
+from openapi_tool.options.tools import ToolOptions
+from openapi_tool.protocol.command import Command, Delivery
 from openapi_tool.protocol.errors import BadRequest, Unavailable
 from openapi_tool.protocol.records import CallRecords, DefinitionRecord
+from openapi_tool.protocol.settlement import Acknowledge, Settlement
+from openapi_tool.service.kernel_parts import consumer_options
 from openapi_tool.settings import Settings
-from openapi_tool.telemetry.calls import WireTracer, shut_down
+from openapi_tool.telemetry.spans import WireTracer, shut_down
 from openapi_tool.tools.arguments import Arguments
+from openapi_tool.tools.deadlines import Deadline, TimeLimits, longest_call_s
 from openapi_tool.tools.definition import ToolDefinition
 from openapi_tool.tools.output import Item, ToolOutput
-from openapi_tool.tools.policy import Authorizer, Deadline, Policy, TimeLimits, longest_call_s
+from openapi_tool.tools.policy import Authorizer, Policy
 from tests.races.conftest import FakeTools, Run, Scene, Schedule, iterate_loop, run_virtually
 from tests.requirements import requirement
 

@@ -15,16 +15,20 @@ import orjson
 import pytest
 
 from openapi_tool.bus.client import BusClient
-from openapi_tool.bus.intake import HandBackDelays
-from openapi_tool.bus.leases import _MAX_CONCURRENT, FetchMode, Heartbeats, Held, Lease, Leases, lease_key
-from openapi_tool.bus.wire import delivery_of
+from openapi_tool.bus.deliveries import delivery_of
+from openapi_tool.bus.fetch_mode import FetchMode
+from openapi_tool.bus.hand_back import HandBackDelays
+from openapi_tool.bus.heartbeats import _MAX_CONCURRENT, Heartbeats
+from openapi_tool.bus.held import Held
+from openapi_tool.bus.leases import Lease, Leases, lease_key
 from openapi_tool.call import Call
 from openapi_tool.executor.runner import ToolRunner
 from openapi_tool.limits.permits import Slot
-from openapi_tool.protocol.command import Acknowledge, Delivery, Settlement
+from openapi_tool.protocol.command import Delivery
+from openapi_tool.protocol.identity import CallIdentity
+from openapi_tool.protocol.settlement import Acknowledge, Settlement
 from openapi_tool.telemetry.logs import MAX_LINES, JsonFormatter, ProjectLimit
 from openapi_tool.telemetry.redact import Redactor
-from openapi_tool.tools.arguments import CallOwner
 from openapi_tool.tools.output import Usage
 from tests.races.conftest import FakeBus, Run, Scene, Schedule, iterate_loop
 from tests.requirements import requirement
@@ -204,7 +208,7 @@ def test_a_project_is_charged_the_upstream_requests_of_its_calls(run: Run, monke
     """Calls of the project `batches` make four upstream requests each."""
     new_call = ToolRunner.new_call
 
-    def new_spent_call(self: ToolRunner, owner: CallOwner, slot: Slot) -> Call:
+    def new_spent_call(self: ToolRunner, owner: CallIdentity, slot: Slot) -> Call:
         call = new_call(self, owner, slot)
         call.spent = Usage(requests=4 if owner.project_id == "batches" else 1)
         return call

@@ -31,22 +31,24 @@ from nats.js.errors import (
 )
 from tenacity import stop_after_attempt, wait_fixed
 
-from openapi_tool.bus import connection
+from openapi_tool.bus import doorbells
 from openapi_tool.bus.client import BusClient
-from openapi_tool.bus.connection import WakeupPublisher
 from openapi_tool.bus.consumer import CommandConsumer
 from openapi_tool.bus.dead_letters import DeadLetters
-from openapi_tool.bus.durable import ServerClock
+from openapi_tool.bus.doorbells import WakeupPublisher
 from openapi_tool.bus.durable_monitor import DurableMonitor
 from openapi_tool.bus.kv_stores import AckFloor, ParkedResultStore, change_switches, load_ack_floor, save_ack_floor
 from openapi_tool.bus.leases import Lease, Leases, LeaseTaken
 from openapi_tool.bus.options import DurableOptions, NatsOptions
+from openapi_tool.bus.server_clock import ServerClock
 from openapi_tool.bus.storage import Storage
 from openapi_tool.bus.streams import Durable
-from openapi_tool.protocol.command import Acknowledge, Delivery, Requeue, Wakeup
+from openapi_tool.protocol.command import Delivery
 from openapi_tool.protocol.errors import Unavailable
+from openapi_tool.protocol.report import Wakeup
+from openapi_tool.protocol.settlement import Acknowledge, Requeue
 from openapi_tool.telemetry.health import CONSUMER, JETSTREAM, NATS, Health
-from openapi_tool.tools.policy import Switches
+from openapi_tool.tools.switches import Switches
 from tests.races.conftest import FakeBus, FakeKernel, FakeTools, Run, Schedule, iterate_loop, pipeline
 from tests.requirements import requirement
 from tests.support import BODY, HEADERS, delivery
@@ -629,8 +631,8 @@ WAKEUP = Wakeup("cg.v1r4.proj.public.cmd.agent.worker.wakeup", HEADERS, b"{}")
 @pytest.fixture
 def _five_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Limit retries to five attempts instead of three seconds, because the machine may be busy."""
-    monkeypatch.setattr(connection, "_WAIT", wait_fixed(0.001))
-    monkeypatch.setattr(connection, "stop_after_delay", lambda _: stop_after_attempt(5))
+    monkeypatch.setattr(doorbells, "_WAIT", wait_fixed(0.001))
+    monkeypatch.setattr(doorbells, "stop_after_delay", lambda _: stop_after_attempt(5))
 
 
 @pytest.mark.usefixtures("_five_attempts")

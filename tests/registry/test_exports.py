@@ -27,16 +27,18 @@ from typer.testing import CliRunner
 from openapi_tool import bootstrap
 from openapi_tool.bootstrap import build_bootstrap
 from openapi_tool.cli import app
-from openapi_tool.jina.endpoints import batch_items, item_arguments
+from openapi_tool.jina.batches import batch_items, item_arguments
 from openapi_tool.jina.request import build_request, resolve_parameters
 from openapi_tool.jina.url_policy import UrlPolicy, checked_url
-from openapi_tool.kernel.queries import ToolRows
-from openapi_tool.options import ExecutorOptions, ToolOptions
+from openapi_tool.kernel.tool_rows import ToolRows
+from openapi_tool.options.executor import ExecutorOptions
+from openapi_tool.options.tools import ToolOptions
 from openapi_tool.protocol.errors import ToolNotAvailable
 from openapi_tool.protocol.records import DefinitionRecord
 from openapi_tool.settings import Settings, SettingsError, load_settings
-from openapi_tool.tools.arguments import Arguments, OperatorEnvs, prepare_arguments, requested_cursor
+from openapi_tool.tools.arguments import Arguments, ArgumentSources, OperatorEnvs, requested_cursor
 from openapi_tool.tools.catalogue import CATALOGUE
+from openapi_tool.tools.deadlines import TimeLimits
 from openapi_tool.tools.definition import ToolDefinition, parse_definition
 from openapi_tool.tools.exports import (
     DuplicateName,
@@ -45,17 +47,17 @@ from openapi_tool.tools.exports import (
     defined,
     openai_functions,
     registration,
-    stored_row,
     system_role,
     without_duplicates,
 )
-from openapi_tool.tools.placeholders import Secrets
-from openapi_tool.tools.policy import Authorizer, Denial, Hook, PlannedCall, Policy, TimeLimits
-from openapi_tool.tools.problems import camel_case, mangled, name_problem, unmangled
-from openapi_tool.tools.scopes import SessionScope
+from openapi_tool.tools.policy import Authorizer, Denial, Hook, PlannedCall, Policy
+from openapi_tool.tools.registry import stored_row
+from openapi_tool.tools.secret_variables import Secrets
+from openapi_tool.tools.session_scope import SessionScope
+from openapi_tool.tools.tool_names import camel_case, mangled, name_problem, unmangled
 from tests.conftest import PROJECT, search_tool
 from tests.requirements import requirement
-from tests.support import definition, owner, pool_of, tool_call
+from tests.support import definition, identity, pool_of, tool_call
 from tests.unit.test_executor import left_s
 from tests.wire.conftest import RECORDED_ARGUMENTS, World
 
@@ -292,7 +294,7 @@ def values(schema: Mapping[str, Any], name: str = "") -> st.SearchStrategy[Any]:
 
 def accept(definition: ToolDefinition, arguments: dict[str, Any]) -> None:
     """Run all checks that can refuse a call before the network."""
-    prepared = prepare_arguments(definition, tool_call(arguments), owner(), OperatorEnvs(), SECRETS, SCOPE)
+    prepared = ArgumentSources(OperatorEnvs(), SECRETS, SCOPE).resolve(definition, tool_call(arguments), identity())
     if requested_cursor(definition, prepared) is not None:
         return
     items = batch_items(definition, prepared, 10)
@@ -357,7 +359,7 @@ def settings(**sections: Any) -> Settings:
 async def denial_of(authorizer: Authorizer) -> str | None:
     """Return why the call is denied, None if it is allowed."""
     try:
-        await authorizer.authorize(definition({"tool": "jina.search"}), owner(), ARGUMENTS)
+        await authorizer.authorize(definition({"tool": "jina.search"}), identity(), ARGUMENTS)
     except ToolNotAvailable as refusal:
         assert refusal.code == "tool_not_available"
         return refusal.message

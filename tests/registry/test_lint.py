@@ -26,10 +26,10 @@ from openapi_tool.cli import app, tools_registry
 from openapi_tool.cli.management_api import ManagementApi
 from openapi_tool.jina.definition_checks import StoredCheck, definition_problems, source_problems
 from openapi_tool.jina.url_policy import UrlPolicy
-from openapi_tool.kernel.queries import ToolRows
+from openapi_tool.kernel.tool_rows import ToolRows
 from openapi_tool.local.caller import Caller
 from openapi_tool.local.stack import EmbeddedStack
-from openapi_tool.options import ToolOptions
+from openapi_tool.options.tools import ToolOptions
 from openapi_tool.protocol.errors import ToolMisconfigured
 from openapi_tool.protocol.jsontext import JsonObject
 from openapi_tool.protocol.records import DefinitionRecord
@@ -37,10 +37,12 @@ from openapi_tool.testing import InProcessExecutor
 from openapi_tool.tools.arguments import OperatorEnvs
 from openapi_tool.tools.catalogue import CATALOGUE
 from openapi_tool.tools.definition import parse_definition, stored_record
-from openapi_tool.tools.exports import COLUMNS, RegistryError, registration
+from openapi_tool.tools.exports import registration
 from openapi_tool.tools.lint import LintLimits
 from openapi_tool.tools.meta_schema import META_SCHEMA
-from openapi_tool.tools.problems import MAX_BYTES, Problem, read_source, read_sources
+from openapi_tool.tools.problems import Problem
+from openapi_tool.tools.registry import COLUMNS, RegistryError
+from openapi_tool.tools.yaml_source import MAX_BYTES, read_source, read_sources
 from tests.conftest import PROJECT, search_tool
 from tests.registry.conftest import served
 from tests.requirements import requirement

@@ -22,9 +22,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pydantic import SecretStr
 
-from openapi_tool.jina.client import ALLOWED_HEADERS
+from openapi_tool.jina.batches import batch_items, item_arguments
 from openapi_tool.jina.content import without_inline_images
-from openapi_tool.jina.endpoints import batch_items, endpoint_of, item_arguments
+from openapi_tool.jina.egress import ALLOWED_HEADERS
+from openapi_tool.jina.endpoints import endpoint_of
 from openapi_tool.jina.parameters import READER_PARAMETERS, REFUSED, SEARCH_PARAMETERS
 from openapi_tool.jina.request import UpstreamRequest, build_request, resolve_parameters
 from openapi_tool.jina.url_policy import UrlPolicy, checked_url
@@ -34,18 +35,19 @@ from openapi_tool.telemetry.redact import MASK, Redactor
 from openapi_tool.testing import ToolResult
 from openapi_tool.tools import bounds, schema
 from openapi_tool.tools import definition as definition_bounds
-from openapi_tool.tools.arguments import IDENTITY_ARGUMENTS, Arguments, OperatorEnvs, prepare_arguments
+from openapi_tool.tools.argument_names import fold, probably_meant
+from openapi_tool.tools.arguments import IDENTITY_ARGUMENTS, Arguments, ArgumentSources, OperatorEnvs
 from openapi_tool.tools.bounds import MAX_ROW_BYTES, MAX_VALUES, count_values, memory_bytes, row_bytes, row_problems
 from openapi_tool.tools.catalogue import CATALOGUE
 from openapi_tool.tools.definition import ToolDefinition, parse_definition
 from openapi_tool.tools.exports import registration
 from openapi_tool.tools.meta_schema import MAX_ENUM_VALUES, MAX_PROPERTIES, REFUSED_KEYWORDS, object_at
-from openapi_tool.tools.problems import MAX_PROBLEMS, fold, probably_meant
+from openapi_tool.tools.problems import MAX_PROBLEMS
 from openapi_tool.tools.schema import schema_problems
-from openapi_tool.tools.scopes import SessionScope
+from openapi_tool.tools.session_scope import SessionScope
 from tests.answering import ToolsOverTransport, serving
 from tests.requirements import requirement
-from tests.support import definition, owner, resident_bytes, search_output, tool_call
+from tests.support import definition, identity, resident_bytes, search_output, tool_call
 
 SCOPE = SessionScope(b"k" * 32)
 RULES = UrlPolicy()
@@ -128,8 +130,8 @@ def calls(draw: st.DrawFn) -> tuple[ToolDefinition, dict[str, Any]]:
 
 
 def prepared(found: ToolDefinition, arguments: dict[str, Any]) -> Arguments:
-    return prepare_arguments(
-        found, tool_call(arguments), owner(), OperatorEnvs(), lambda _: SecretStr("the-key"), SCOPE
+    return ArgumentSources(OperatorEnvs(), lambda _: SecretStr("the-key"), SCOPE).resolve(
+        found, tool_call(arguments), identity()
     )
 
 
@@ -399,7 +401,9 @@ A, B = "https://a.example/x", "https://b.example/"
 def arguments_for(tool: str, values: dict[str, Any], schema: dict[str, Any] | None = None) -> Arguments:
     found = definition({"tool": tool}, parameters=CATALOGUE[tool].schema() if schema is None else schema)
     source = {"JINA_API_KEY": SecretStr("a-key-of-the-test")}.__getitem__
-    return prepare_arguments(found, tool_call(values), owner(), OperatorEnvs(), source, SessionScope(b"k" * 32))
+    return ArgumentSources(OperatorEnvs(), source, SessionScope(b"k" * 32)).resolve(
+        found, tool_call(values), identity()
+    )
 
 
 def refusal(tool: str, values: dict[str, Any], schema: dict[str, Any] | None = None) -> str:

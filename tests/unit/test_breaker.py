@@ -16,25 +16,30 @@ import uvloop
 from pydantic import SecretStr
 from tenacity import stop_after_attempt, wait_none
 
-from openapi_tool import concurrency
-from openapi_tool.assembly import DatabaseMonitor
-from openapi_tool.bus.leases import FetchMode
-from openapi_tool.concurrency import SMALL, FairSemaphore, KeyedLock, retried
+from openapi_tool.bus.fetch_mode import FetchMode
+from openapi_tool.concurrency import retries
+from openapi_tool.concurrency.fair_semaphore import FairSemaphore
+from openapi_tool.concurrency.keyed_lock import KeyedLock
+from openapi_tool.concurrency.retries import retried
 from openapi_tool.jina.byte_semaphore import ByteSemaphore
-from openapi_tool.jina.client import _LARGE_READS, JinaClient, tls_context
+from openapi_tool.jina.client import _LARGE_READS, JinaClient
+from openapi_tool.jina.connector import HANDSHAKES, PROJECT
+from openapi_tool.jina.egress import tls_context
 from openapi_tool.jina.options import EgressOptions
 from openapi_tool.jina.request import UpstreamRequest
 from openapi_tool.jina.response import Expected
-from openapi_tool.jina.transport import HANDSHAKES, PROJECT, AiohttpTransport
+from openapi_tool.jina.transport import AiohttpTransport
 from openapi_tool.kernel.breaker import MAX_PROBE_INTERVAL_S, CircuitBreaker, GuardedStore, StoreOperation
 from openapi_tool.kernel.failures import Contended, located
 from openapi_tool.local.executor import LoopbackResolver
-from openapi_tool.options import PoolOptions, PostgresOptions
-from openapi_tool.protocol.command import TurnCondition
+from openapi_tool.options.postgres import PoolOptions, PostgresOptions
 from openapi_tool.protocol.errors import NeedsOperator, ToolError, Unavailable
+from openapi_tool.protocol.report import TurnCondition
+from openapi_tool.service.database_monitor import DatabaseMonitor
 from openapi_tool.telemetry.health import Health
-from openapi_tool.tools.placeholders import Secret
-from openapi_tool.tools.policy import Deadline
+from openapi_tool.tools.deadlines import Deadline
+from openapi_tool.tools.inline_bounds import SMALL
+from openapi_tool.tools.secret_variables import Secret
 from tests.answering import for_request
 from tests.races.conftest import LOOPS, Run, iterate_loop, run_on
 from tests.requirements import requirement
@@ -718,7 +723,7 @@ class Attempts:
 
 @requirement("answer.parked")
 async def test_the_first_success_needs_no_tenacity(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(concurrency, "AsyncRetrying", None)
+    monkeypatch.setattr(retries, "AsyncRetrying", None)
     assert await retried(Attempts(), on=Unavailable, wait=wait_none()) == 1
 
 

@@ -21,13 +21,15 @@ from nats.errors import BadHeaderError, ProtocolError
 from nats.js.api import Header
 
 from benchmarks.simulator import Scene, figures
-from openapi_tool.bus import connection
+from openapi_tool.bus import replica_statistics
 from openapi_tool.bus.connection_errors import LogBackoff
-from openapi_tool.bus.dead_letters import dead_letter, decode, encode
-from openapi_tool.bus.leases import Held
+from openapi_tool.bus.dead_letter_records import dead_letter, decode, encode
+from openapi_tool.bus.deliveries import delivery_of, shown_subject
+from openapi_tool.bus.headers import header_block, parse_headers
+from openapi_tool.bus.held import Held
+from openapi_tool.bus.parser import Events, Parser
 from openapi_tool.bus.scheduler import FairScheduler
-from openapi_tool.bus.wire import Events, Parser, delivery_of, header_block, parse_headers, shown_subject
-from openapi_tool.bus.worker import Slots
+from openapi_tool.bus.slots import Slots
 from openapi_tool.protocol.command import HEAD_BYTES, BodyDigest, Delivery
 from openapi_tool.telemetry.redact import Redactor
 from tests.requirements import requirement
@@ -568,8 +570,8 @@ class _Asked:
 async def test_statistics_are_answered_after_an_error(
     failing: str, error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection, "_RESUBSCRIBE_AFTER_S", -1.0)
+    monkeypatch.setattr(replica_statistics, "_RESUBSCRIBE_AFTER_S", -1.0)
     client = _Asked(failing, error=error)
-    async with asyncio.timeout(5), connection.answering_stats(cast("Any", client), dict):
+    async with asyncio.timeout(5), replica_statistics.answering_stats(cast("Any", client), dict):
         await client.answered.wait()
     assert set(client.limits) == {20}, "the server delivers no more in one subscription"

@@ -23,9 +23,9 @@ from kubernetes_validate import utils
 from pydantic import ValidationError
 
 from openapi_tool.isolation.limits import pod_bytes
-from openapi_tool.protocol.identity import command_stream
+from openapi_tool.protocol.subjects import command_stream
 from openapi_tool.settings import Settings
-from openapi_tool.tools import placeholders
+from openapi_tool.tools import secret_variables as placeholders
 from scripts.docs import CHART_README, ROOT, Value, settings_schema, values
 from tests.requirements import requirement
 from tests.support import CHART, each, memory_limit, notes, objects_of, rendered

@@ -28,15 +28,28 @@ from nats.js.api import ConsumerConfig
 from rich.console import Console
 from typer.testing import CliRunner, Result
 
-from openapi_tool.assembly import upstream_transport
-from openapi_tool.bus.dead_letters import DeadLetter, dead_letter
-from openapi_tool.cli import app, common, deadletters, dev, kernels, options, serve, tools_apply, tools_registry, top
+from openapi_tool.bus.dead_letter_records import DeadLetter, dead_letter
+from openapi_tool.cli import (
+    app,
+    check,
+    deadletters,
+    definition_files,
+    demo,
+    dev,
+    options,
+    tools_apply,
+    tools_registry,
+    top,
+)
 from openapi_tool.cli import call as call_command
+from openapi_tool.cli.output import fail, print_line, print_status
 from openapi_tool.cli.tables import Rows, output, redraw
 from openapi_tool.local.caller import STREAM, Caller, ResultRows
 from openapi_tool.local.executor import LoopbackResolver
 from openapi_tool.local.placed_call import PlacedCall
-from openapi_tool.local.stack import CompletedCall, EmbeddedStack
+from openapi_tool.local.sample_calls import CompletedCall
+from openapi_tool.local.stack import EmbeddedStack
+from openapi_tool.service.shared_parts import upstream_transport
 from openapi_tool.telemetry.logs import ConsoleFormatter, printable_json, printable_line, printable_lines
 from openapi_tool.telemetry.redact import Redactor
 from openapi_tool.tools.problems import Problem
@@ -103,7 +116,7 @@ SAFE = (
 `dev`, which are escaped already, and standard output itself with the system's text for a failed write."""
 
 
-@pytest.mark.parametrize("file", sorted(Path(common.__file__).parent.glob("*.py")), ids=lambda file: file.stem)
+@pytest.mark.parametrize("file", sorted(Path(options.__file__).parent.glob("*.py")), ids=lambda file: file.stem)
 @requirement("terminal.text")
 def test_commands_print_through_the_helpers_only(file: Path) -> None:
     source = file.read_text(encoding="utf-8")
@@ -242,7 +255,7 @@ def test_stored_definitions_are_escaped(monkeypatch: pytest.MonkeyPatch, command
 @requirement("terminal.text")
 def test_registry_errors_are_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any, **__: Any) -> None:
-        common.fail(HOSTILE)
+        fail(HOSTILE)
 
     monkeypatch.setattr(tools_registry, "run_with", refuse)
     assert_text(printed("tools", "list", "--project", "p", "--db"))
@@ -262,7 +275,7 @@ def test_results_of_apply_are_escaped(capsys: pytest.CaptureFixture[str]) -> Non
 @pytest.mark.usefixtures("_wide")
 @requirement("terminal.text")
 def test_problems_of_lint_are_escaped(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
-    located = kernels.LocatedProblem(HOSTILE, 1, 2, Problem((HOSTILE,), HOSTILE))
+    located = definition_files.LocatedProblem(HOSTILE, 1, 2, Problem((HOSTILE,), HOSTILE))
     monkeypatch.setattr("openapi_tool.cli.tools.lint_files", lambda *_, **__: [located])
     file = tmp_path / "x.yaml"
     file.write_text("")
@@ -307,7 +320,7 @@ def test_the_reason_of_a_missing_result_is_escaped(monkeypatch: pytest.MonkeyPat
 @pytest.mark.usefixtures("_wide")
 @requirement("terminal.text")
 def test_output_of_demo_is_escaped(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(call_command, "Console", lambda **options: Console(**options, width=4000))
+    monkeypatch.setattr(demo, "Console", lambda **options: Console(**options, width=4000))
     of_call: dict[str, Any] = {
         "subject": HOSTILE,
         "headers": {HOSTILE: HOSTILE},
@@ -329,7 +342,7 @@ def test_output_of_demo_is_escaped(monkeypatch: pytest.MonkeyPatch, capsys: pyte
         HOSTILE,
         {HOSTILE: 1},
     )
-    call_command._show([journey], options.UpstreamChoice.DOUBLE)  # noqa: SLF001 - the command needs a stack
+    demo._show([journey], options.UpstreamChoice.DOUBLE)  # noqa: SLF001 - the command needs a stack
     assert_text(capsys.readouterr().out)
 
 
@@ -339,8 +352,8 @@ def test_lines_of_dev_are_escaped(capsys: pytest.CaptureFixture[str]) -> None:
     entry = {"time": "2026-01-01T00:00:00+00:00", "message": HOSTILE, "tool_call_id": HOSTILE, "subject": HOSTILE}
     line = dev._line("!", entry, dev._message(entry))  # noqa: SLF001 - the command needs a stack
     assert not UNSAFE & set(line)
-    common.print_status(HOSTILE)
-    common.print_line(HOSTILE)
+    print_status(HOSTILE)
+    print_line(HOSTILE)
     written = capsys.readouterr()
     assert_text(written.out)
     assert_text(written.err)
@@ -513,7 +526,7 @@ async def test_the_upstream_option_connects_as_calls_do(
     def transport(bootstrap: Any, _: None) -> Any:
         return upstream_transport(bootstrap, LoopbackResolver(port or stack.upstream.port))
 
-    monkeypatch.setattr(serve, "upstream_transport", transport)
+    monkeypatch.setattr(check, "upstream_transport", transport)
     stack.upstream.clear_requests()
     trust = {"SSL_CERT_FILE": str(stack.certificates.ca)} if trusted else {}
     result = await checked({**environment, **trust}, "--upstream")

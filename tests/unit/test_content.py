@@ -16,12 +16,12 @@ from prometheus_client import Counter
 
 from openapi_tool.jina.remarks import UPSTREAM_WARNINGS, WARNINGS
 from openapi_tool.protocol.errors import NotFound, ToolError, UpstreamRejected
+from openapi_tool.protocol.identity import CallIdentity
 from openapi_tool.telemetry.redact import MASK
+from openapi_tool.tools.cursors import Cursors, Position
 from openapi_tool.tools.frames import Part, framed
 from openapi_tool.tools.output import BLOCK_GAP, Item, ToolOutput
 from openapi_tool.tools.output import texts as texts_of
-from openapi_tool.tools.problems import one_line
-from openapi_tool.tools.scopes import Cursors, Position
 from openapi_tool.tools.stored_text import stored_text
 from openapi_tool.tools.truncation import (
     ResultLimit,
@@ -33,6 +33,7 @@ from openapi_tool.tools.truncation import (
     truncate,
     uncut_parts,
 )
+from openapi_tool.tools.wording import one_line
 from scripts.answers import (
     PAGE_TEXT,
     READER_EXTRA,
@@ -793,30 +794,30 @@ def test_stored_text_is_that_of_all_items(blocks: list[str]) -> None:
 )
 def test_cursor_is_valid_for_its_owner_only(project: str, agent: str, start: int, opening: int | None) -> None:
     cursors, position = Cursors(b"k" * 32), Position(CARD, start, opening)
-    cursor = cursors.issue(project, agent, position)
-    assert cursors.read(project, agent, f" {cursor}\n") == position
+    cursor = cursors.issue(CallIdentity(project, agent), position)
+    assert cursors.read(CallIdentity(project, agent), f" {cursor}\n") == position
     strangers = [(Cursors(b"k" * 32), f"{project}x", agent), (Cursors(b"k" * 32), project, f"{agent}x")]
     strangers += [(Cursors(b"l" * 32), project, agent), (Cursors(b"k" * 32), project + agent, "")]
     for other, other_project, other_agent in strangers:
         if (other_project, other_agent) == (project, agent) and other is not strangers[2][0]:
             continue
         with pytest.raises(NotFound):
-            other.read(other_project, other_agent, cursor)
+            other.read(CallIdentity(other_project, other_agent), cursor)
 
 
 @requirement("content.cursor")
 @given(text=st.text(max_size=60) | st.binary(max_size=60).map(lambda data: data.hex()))
 def test_forged_cursor_is_unknown(text: str) -> None:
     with pytest.raises(NotFound, match="cursor: is unknown here"):
-        Cursors(b"k" * 32).read("proj", "agent", text)
+        Cursors(b"k" * 32).read(CallIdentity("proj", "agent"), text)
 
 
 @requirement("content.cursor")
 @given(place=st.integers(0, 43), other=st.sampled_from("ABCabc019-_"))
 def test_a_cursor_with_one_other_character_is_unknown(place: int, other: str) -> None:
     cursors = Cursors(b"k" * 32)
-    cursor = cursors.issue("proj", "agent", Position(CARD, 40_000))
+    cursor = cursors.issue(CallIdentity("proj", "agent"), Position(CARD, 40_000))
     forged = cursor[:place] + other + cursor[place + 1 :]
     if forged != cursor:
         with pytest.raises(NotFound):
-            cursors.read("proj", "agent", forged)
+            cursors.read(CallIdentity("proj", "agent"), forged)

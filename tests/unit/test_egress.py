@@ -19,12 +19,13 @@ from aiohttp import web
 from aiohttp.abc import AbstractResolver, ResolveResult
 
 import openapi_tool
-from openapi_tool.jina.client import EgressRefused, EgressTransport, JinaClient, check_url, tls_context
+from openapi_tool.jina.client import JinaClient
+from openapi_tool.jina.egress import EgressRefused, EgressTransport, check_url, tls_context
 from openapi_tool.jina.options import EgressOptions
 from openapi_tool.jina.transport import AiohttpTransport
 from openapi_tool.protocol.errors import ToolMisconfigured, UpstreamUnavailable
 from openapi_tool.settings import SettingsError, load_settings
-from openapi_tool.tools.placeholders import Secret
+from openapi_tool.tools.secret_variables import Secret
 from tests.answering import ToolsOverTransport
 from tests.requirements import requirement
 from tests.support import definition, each
@@ -109,6 +110,8 @@ def test_a_definition_may_name_nothing_else(base_url: str) -> None:
 HTTP_CLIENTS = {"aiohttp", "httpcore", "httpx", "requests", "urllib.request", "urllib3", "http.client"}
 HOLDERS = {
     "jina/client.py",
+    "jina/connector.py",
+    "jina/egress.py",
     "jina/transport.py",
     "telemetry/otlp.py",
     "telemetry/health_server.py",  # a server

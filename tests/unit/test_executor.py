@@ -16,36 +16,40 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openapi_tool.bus.durable import ServerClock
+from openapi_tool.bus.server_clock import ServerClock
 from openapi_tool.call import Call, CallMemory
-from openapi_tool.executor import waiting_turn as turn
-from openapi_tool.executor.commit import MAX_BYTES, MAX_PROJECT_BYTES, CallResult, ParkedResults
+from openapi_tool.executor import turn_deadline as turn
+from openapi_tool.executor.call_result import CallResult
+from openapi_tool.executor.parked_results import MAX_BYTES, MAX_PROJECT_BYTES, ParkedResults
 from openapi_tool.executor.ports import Kernel
 from openapi_tool.executor.result_order import ResultOrder
 from openapi_tool.executor.runner import ToolCallRequest, ToolRunner
 from openapi_tool.jina.byte_semaphore import ByteSemaphore
 from openapi_tool.jina.endpoints import ENDPOINTS, MARGIN_S
 from openapi_tool.limits.permits import NoSlot
-from openapi_tool.options import ExecutorOptions, ToolOptions
+from openapi_tool.options.executor import ExecutorOptions
+from openapi_tool.options.tools import ToolOptions
 from openapi_tool.protocol.cards import StoredText, ToolCall, artifact_card
-from openapi_tool.protocol.command import Delivery, TurnCondition
+from openapi_tool.protocol.command import Delivery
 from openapi_tool.protocol.errors import ToolMisconfigured, TurnBusy, Unavailable
+from openapi_tool.protocol.identity import CallIdentity
 from openapi_tool.protocol.records import Artifact, WaitingTurnRecord
-from openapi_tool.tools.arguments import CallOwner
+from openapi_tool.protocol.report import TurnCondition
+from openapi_tool.tools.deadlines import Deadline, TimeLimits
 from openapi_tool.tools.output import Item, ToolOutput, Usage
-from openapi_tool.tools.policy import Authorizer, Deadline, Policy, TimeLimits
+from openapi_tool.tools.policy import Authorizer, Policy
 from openapi_tool.tools.result import ResultFields
 from openapi_tool.tools.stored_text import stored_text
 from tests.races.conftest import FakeResultStore, run_virtually, runner
 from tests.requirements import requirement
 from tests.support import call_card, definition, delivery, framed_items, identity, waiting_turn
 
-OWNER = CallOwner("proj", "agent", {})
+OWNER = CallIdentity("proj", "agent")
 READ = {"tool": "jina.read"}
 PARAMETERS = {"type": "object", "properties": {"url": {"type": "string"}}}
 
 
-def spent_call(one: ToolRunner, owner: CallOwner = OWNER, budget: Any = None) -> Call:
+def spent_call(one: ToolRunner, owner: CallIdentity = OWNER, budget: Any = None) -> Call:
     """Return a call that has cost something already."""
     call = one.new_call(owner)
     call.spent, call.budget = Usage(tokens=7, requests=1), budget
@@ -85,7 +89,7 @@ class Tools:
 
     async def run(self, definition: Any, arguments: Any, deadline: Any, call: Call) -> ToolOutput:
         del definition, deadline
-        self.agents.append(call.owner.agent_id)
+        self.agents.append(call.identity.agent_id)
         self.calls.append(dict(arguments.values))
         if isinstance(self.outcome, BaseException):
             raise self.outcome
@@ -107,7 +111,7 @@ def request(left_s: float = 60, **arguments: Any) -> ToolCallRequest:
 
 
 async def run(
-    backend: Tools, wanted: ToolCallRequest, owner: CallOwner = OWNER, **options: Any
+    backend: Tools, wanted: ToolCallRequest, owner: CallIdentity = OWNER, **options: Any
 ) -> tuple[ResultFields, StoredText | None]:
     one = runner(FakeArtifactStore(), backend, **options)
     return await one.run(spent_call(one, owner), wanted)

@@ -23,12 +23,14 @@ from aiohttp.client_proto import ResponseHandler
 from pydantic import SecretStr
 
 from openapi_tool.jina.byte_semaphore import ByteSemaphore
-from openapi_tool.jina.client import ALLOWED_HOSTS, EgressRefused, EgressTransport, JinaClient, tls_context
+from openapi_tool.jina.client import JinaClient
+from openapi_tool.jina.connector import on_connected
+from openapi_tool.jina.egress import ALLOWED_HOSTS, EgressRefused, EgressTransport, tls_context
 from openapi_tool.jina.failures import ONCE
 from openapi_tool.jina.options import EgressOptions
 from openapi_tool.jina.request import UpstreamRequest
 from openapi_tool.jina.response import Expected, Outcome
-from openapi_tool.jina.transport import ERRORS, AiohttpTransport, on_connected, translate
+from openapi_tool.jina.transport import ERRORS, AiohttpTransport, translate
 from openapi_tool.local.executor import LoopbackResolver
 from openapi_tool.protocol.errors import (
     RateLimited,
@@ -38,8 +40,8 @@ from openapi_tool.protocol.errors import (
     UpstreamRejected,
     UpstreamUnavailable,
 )
+from openapi_tool.tools.deadlines import Deadline
 from openapi_tool.tools.output import ToolOutput
-from openapi_tool.tools.policy import Deadline
 from tests.answering import for_request
 from tests.requirements import requirement
 from tests.support import assert_for_a_model, each

@@ -27,7 +27,7 @@ from openapi_tool.isolation.pool import MAX_KILLS, PoolBusy, TaskKilled, WorkerP
 from openapi_tool.isolation.process import Killed, Lost, WorkerProcess, _Exchange
 from openapi_tool.isolation.service import CHECK_ARGUMENTS, Isolation
 from openapi_tool.jina.response import READ_RESPONSE, Expected, Received, response_outcome, response_task
-from openapi_tool.options import BudgetLimits
+from openapi_tool.options.budgets import BudgetLimits
 from openapi_tool.protocol.errors import ToolMisconfigured, ToolTimeout
 from openapi_tool.protocol.payload import pack, unpack
 from openapi_tool.protocol.records import DefinitionRecord

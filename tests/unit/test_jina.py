@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import SecretStr
 
-from openapi_tool.jina.client import ALLOWED_HEADERS
+from openapi_tool.jina.egress import ALLOWED_HEADERS
 from openapi_tool.jina.request import UpstreamRequest, build_request, resolve_parameters
 from openapi_tool.local.recordings import Recording, exchanges, load_recordings, parse_request
 from openapi_tool.protocol.errors import BadRequest, ToolError, ToolMisconfigured, UpstreamRejected, UpstreamUnavailable
@@ -835,7 +835,7 @@ def test_request_refused_by_the_egress_checks_is_not_sent(
     jina: respx.Router, run_tool: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     jina.route().respond(json=page("x"))
-    monkeypatch.setattr("openapi_tool.jina.client.ALLOWED_HOSTS", frozenset({"elsewhere.example"}))
+    monkeypatch.setattr("openapi_tool.jina.egress.ALLOWED_HOSTS", frozenset({"elsewhere.example"}))
     assert run_tool(READ, {"url": PAGE}).error_code == "internal_error"
     assert not jina.calls
 

@@ -8,7 +8,8 @@ import re
 import tracemalloc
 from bisect import bisect_right
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import httpx
 import orjson
@@ -30,17 +31,17 @@ from openapi_tool.jina.response import (
     response_outcome,
     response_task,
 )
-from openapi_tool.options import ToolOptions
+from openapi_tool.options.tools import ToolOptions
 from openapi_tool.protocol.errors import NotFound, ResponseTooLarge, ToolError, UpstreamUnavailable
 from openapi_tool.protocol.jsontext import loads
 from openapi_tool.protocol.records import Artifact
 from openapi_tool.tools import text_search
+from openapi_tool.tools.cursors import Cursors
 from openapi_tool.tools.output import Item, ToolOutput
 from openapi_tool.tools.result import RenderedResult
-from openapi_tool.tools.scopes import Cursors
 from openapi_tool.tools.text_search import MAX_SHOWN, Phrase, Question, Search, SearchRequest, folded, terms
 from openapi_tool.tools.tokens import estimate_tokens
-from tests.answering import MAX_BYTES, OWNER, PAGES, SEARCHES, SIZE, ToolsOverTransport, serving, watched
+from tests.answering import MAX_BYTES, OWNER, PAGES, SEARCHES, SIZE, ToolsOverTransport, a_call, serving, watched
 from tests.races.conftest import runner
 from tests.requirements import requirement
 from tests.support import assert_for_a_model, definition, each, framed_items, repeated_lines
@@ -254,7 +255,7 @@ class StoredResult:
 
     async def first(self) -> str:
         """Truncate the result; return the cursor for the model."""
-        shown, stored = await self.continuation.render(ToolOutput(self.items), READER, OWNER)
+        shown, stored = await self.continuation.render(a_call(), READER, ToolOutput(self.items))
         assert stored is not None
         self.kernel.text, self.kernel.items = json.loads(stored.content)["text"], stored.items
         assert shown.next_cursor is not None
@@ -265,12 +266,12 @@ class StoredResult:
     ) -> tuple[ToolOutput, RenderedResult, list[tuple[str, ...]]]:
         """Search; return the output, what is shown, and number, item, character and cursor of each passage."""
         ((name, text),) = wanted.items()
-        output, shown = await self.continuation.find(SearchRequest(name, text), cursor, READER, OWNER, tokens)
+        output, shown = await self.continuation.find(a_call(), READER, SearchRequest(name, text), cursor, tokens)
         return output, shown, HEADING.findall(shown.content)
 
     async def read_on(self, cursor: str) -> str:
         """Return the part at a cursor, without repeated lines."""
-        _, shown = await self.continuation.resume(cursor, READER, OWNER)
+        _, shown = await self.continuation.resume(a_call(), READER, cursor)
         return framed_items(shown.content)[0].split("\n", repeated_lines(shown.content)[0])[-1]
 
 
@@ -291,7 +292,9 @@ async def test_a_note_counts_once_if_the_rest_of_a_result_cannot_be_read() -> No
     text = "page " * 1_500
     assert 2_000 - 3 * 100 < estimate_tokens(text) < 2_000 - 100
     note = " and" * 100
-    shown, stored = await continuation.render(ToolOutput((Item(text),)), closed, OWNER, note=note)
+    shown, stored = await continuation.render(
+        a_call(budget=cast("Any", SimpleNamespace(note=note))), closed, ToolOutput((Item(text),))
+    )
     assert (shown.content.endswith(note), stored) == (True, None)
 
 
@@ -420,7 +423,7 @@ def test_case_11_a_place_in_a_code_block_or_table_opens_it_again(
         ((*_, cursor),) = places
         (text,) = framed_items(shown.content)
         assert text.startswith(f"{repeated}{wanted}{row}")
-        _, part = await stored.continuation.resume(cursor, READER, OWNER)
+        _, part = await stored.continuation.resume(a_call(), READER, cursor)
         assert framed_items(part.content)[0].startswith(f"Title: x\n{repeated}{wanted}{row}")
 
     asyncio.run(check())

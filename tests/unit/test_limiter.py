@@ -26,9 +26,9 @@ from openapi_tool.limits import ledger
 from openapi_tool.limits.limiter import Limiter
 from openapi_tool.limits.permits import LimitOptions, Need, Permit
 from openapi_tool.limits.record import ADAPTIVE_S, Rates, decode
-from openapi_tool.options import BudgetLimits, BudgetOptions, time_zone
+from openapi_tool.options.budgets import BudgetLimits, BudgetOptions, time_zone
 from openapi_tool.protocol.errors import RateLimited
-from openapi_tool.tools.policy import Deadline
+from openapi_tool.tools.deadlines import Deadline
 from tests.requirements import requirement
 from tests.unit.test_limits import STEP_S, Pod, Replicas, World, refusal, replicas
 

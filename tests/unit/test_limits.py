@@ -32,8 +32,8 @@ from openapi_tool.limits.limiter import Limiter
 from openapi_tool.limits.permits import KeyLimits, KeyPool, LimitOptions, Need, Permit
 from openapi_tool.limits.record import MARGIN_S, REQUESTS, WINDOW_S, LimitRecord, LimitShare, Rates
 from openapi_tool.protocol.errors import AuthFailed, BudgetExceeded, ToolError, Unavailable
-from openapi_tool.tools.placeholders import Secrets
-from openapi_tool.tools.policy import Deadline
+from openapi_tool.tools.deadlines import Deadline
+from openapi_tool.tools.secret_variables import Secrets
 from tests.requirements import requirement
 
 START = 1_000_000.0

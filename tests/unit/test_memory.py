@@ -27,10 +27,10 @@ from openapi_tool.jina.response import Expected
 from openapi_tool.protocol.errors import ToolError, ToolTimeout, UpstreamUnavailable
 from openapi_tool.protocol.records import DefinitionRecord
 from openapi_tool.tools.arguments import Arguments
+from openapi_tool.tools.deadlines import Deadline
 from openapi_tool.tools.definition import ToolDefinition, parse_definition
 from openapi_tool.tools.output import NO_USAGE, Item, Meter, ToolOutput, Usage, cost
-from openapi_tool.tools.policy import Deadline
-from openapi_tool.tools.scopes import SessionScope
+from openapi_tool.tools.session_scope import SessionScope
 from tests.answering import MAX_BYTES, ToolsOverTransport, for_request, serving
 from tests.requirements import requirement
 from tests.support import assert_for_a_model

@@ -18,14 +18,15 @@ import respx
 import yaml
 from pydantic import SecretStr
 
+from openapi_tool.jina.batches import batch_output
 from openapi_tool.jina.content import without_inline_images
-from openapi_tool.jina.endpoints import ENDPOINTS, batch_output
+from openapi_tool.jina.endpoints import ENDPOINTS
 from openapi_tool.jina.remarks import BARRIERS, STEMS, WARNINGS, barrier_type
 from openapi_tool.jina.request import UpstreamRequest, build_request, resolve_parameters, with_max_tokens
 from openapi_tool.local.recordings import load_recordings
 from openapi_tool.protocol.errors import BadRequest, ToolMisconfigured, UpstreamRejected, UpstreamUnavailable
 from openapi_tool.testing import InProcessExecutor, ToolResult, recorded
-from openapi_tool.tools.arguments import Arguments, OperatorEnvs, prepare_arguments, requested_tokens
+from openapi_tool.tools.arguments import Arguments, ArgumentSources, OperatorEnvs, requested_tokens
 from openapi_tool.tools.catalogue import CATALOGUE
 from openapi_tool.tools.definition import ToolDefinition
 from openapi_tool.tools.exports import all_built_in, openai_functions
@@ -33,14 +34,14 @@ from openapi_tool.tools.frames import Part, framed
 from openapi_tool.tools.output import Item, ToolOutput, Usage
 from openapi_tool.tools.result import RenderedResult, success
 from openapi_tool.tools.schema import schema_problems
-from openapi_tool.tools.scopes import SessionScope
+from openapi_tool.tools.session_scope import SessionScope
 from openapi_tool.tools.tokens import estimate_tokens
 from openapi_tool.tools.truncation import ResultLimit, truncate
 from scripts import answers
 from scripts.answers import successes
-from tests.answering import OWNER, ToolsOverTransport, serving
+from tests.answering import ToolsOverTransport, a_call, serving
 from tests.requirements import requirement
-from tests.support import definition, each, framed_items, owner, page_output, search_output, tool_call
+from tests.support import definition, each, framed_items, identity, page_output, search_output, tool_call
 from tests.unit.test_large_texts import StoredResult
 
 READER, SEARCH = {"mode": "reader"}, {"mode": "search"}
@@ -139,7 +140,7 @@ async def test_case_2_a_result_that_cost_much_says_what_it_cost(chars: int) -> N
     continuation = ToolsOverTransport(serving(b"")).continuation
     for tokens in (10_000, 86_126):
         output = ToolOutput((Item("x" * chars),), usage=Usage(tokens, 1))
-        shown, _ = await continuation.render(output, definition(READER), OWNER)
+        shown, _ = await continuation.render(a_call(), definition(READER), output)
         assert len(shown.content) <= 40_000
         assert ("[This result cost 86,126 tokens." in shown.content) == (tokens == 86_126)
 
@@ -183,10 +184,10 @@ async def test_case_3_the_remark_about_a_cut_is_at_the_end_of_the_last_part() ->
     page = {"title": "x", "url": "https://a.example/", "content": "word " * 2_000, "usage": {"tokens": 900}}
     stored = StoredResult(*page_output({"data": page}, 900).items)
     cursor: str | None = await stored.first()
-    first, _ = await stored.continuation.render(ToolOutput(stored.items), definition(READER), OWNER)
+    first, _ = await stored.continuation.render(a_call(), definition(READER), ToolOutput(stored.items))
     shown = [first.content]
     while cursor:
-        _, part = await stored.continuation.resume(cursor, definition(READER), OWNER)
+        _, part = await stored.continuation.resume(a_call(), definition(READER), cursor)
         shown.append(part.content)
         cursor = part.next_cursor
     assert len(shown) > 2
@@ -209,7 +210,7 @@ async def test_case_1_small_limit_is_observed_and_shows_some_items_with_heads(to
     good = ToolOutput((Item("Title: 日本語\nURL: https://a.example/", "本页的内容。" * 900),))
     several = batch_output([*failed, "日" * 150], {**failed, "日" * 150: good})
     for output, tool in ((found, SEARCH), (several, {"tool": "jina.read_many"})):
-        shown, _ = await continuation.render(output, definition(tool), OWNER, tokens)
+        shown, _ = await continuation.render(a_call(), definition(tool), output, tokens)
         assert estimate_tokens(shown.content) <= tokens
         heads = [item.head for item in output.items if item.head]
         whole = [text for text in framed_items(shown.content) if text in heads or text.startswith("Title: 日本語\nURL")]
@@ -237,7 +238,7 @@ async def test_case_5_an_item_keeps_its_number_and_address_in_later_parts() -> N
     gone = UpstreamRejected("It is gone.")
     items = batch_output(["https://1.example/", *pages], {"https://1.example/": gone, **pages}).items
     stored = StoredResult(*items)
-    _, part = await stored.continuation.resume(await stored.first(), definition(READER), OWNER)
+    _, part = await stored.continuation.resume(a_call(), definition(READER), await stored.first())
     assert part.content.startswith("[Continued: 2 of 3, from character ")
     assert "; its first 2 lines are repeated.]" in part.content
     assert framed_items(part.content)[0].startswith("Title: 2\nURL: https://2.example/\n2 2 ")
@@ -303,7 +304,7 @@ async def test_case_4_a_result_observes_its_limit_of_tokens_in_every_script(kind
         (None, 20_000, 10_000),
     ):
         tool = definition(READER, max_result_tokens=own)
-        shown, _ = await answering.continuation.render(output, tool, OWNER, call_limit)
+        shown, _ = await answering.continuation.render(a_call(), tool, output, call_limit)
         assert estimate_tokens(shown.content) <= most
         assert shown.truncated == (40 * tokens_of_one > most)
         # A truncated text uses most of its limit; up to 300 tokens are for frame and notes.
@@ -563,7 +564,7 @@ def _compact(value: Any) -> int:
 def prepared(schema: dict[str, Any], values: dict[str, Any], **args: Any) -> Arguments:
     tool = definition(READER, parameters=schema, args=args)
     source = {"JINA_API_KEY": SecretStr("a-key-of-the-test")}.__getitem__
-    return prepare_arguments(tool, tool_call(values), owner(), OperatorEnvs(), source, SessionScope(b"k" * 32))
+    return ArgumentSources(OperatorEnvs(), source, SessionScope(b"k" * 32)).resolve(tool, tool_call(values), identity())
 
 
 @requirement("arguments.checked")
@@ -613,8 +614,8 @@ def test_case_13_null_counts_as_not_given_for_the_schema_and_as_given_for_defaul
 
 @requirement("arguments.checked")
 def test_case_13_what_was_repaired_is_listed_in_the_result() -> None:
-    shown = RenderedResult("x", repaired=("count",))
-    fields = success(ToolOutput((Item("x"),)), shown, "text", 1)
+    shown = RenderedResult("x")
+    fields = success(ToolOutput((Item("x"),)), shown, "text", 1, repaired=("count",))
     assert fields.tool_output is not None
     assert fields.tool_output["repaired"] == ["count"]
     plain = success(ToolOutput((Item("x"),)), RenderedResult("x"), "text", 1).tool_output

@@ -13,22 +13,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openapi_tool.bus.leases import ids_of
+from openapi_tool.bus.claimed_ids import ids_of
 from openapi_tool.protocol.cards import read_tool_call, result_card
-from openapi_tool.protocol.command import INLINE_DATA, Delivery, Report, trace_link
+from openapi_tool.protocol.command import INLINE_DATA, Delivery
 from openapi_tool.protocol.dialect import Dialect, claimed_identity
 from openapi_tool.protocol.errors import BadRequest, NotFound, ReportRefused, ToolError, Unanswerable
-from openapi_tool.protocol.identity import (
-    CONTROL_FIELDS,
-    SpanContext,
-    identify,
-    new_span_id,
-    parse_command_subject,
-    parse_traceparent,
-    wakeup_subject,
-)
+from openapi_tool.protocol.identity import CONTROL_FIELDS, identify
 from openapi_tool.protocol.jsontext import dumps, loads, storable
 from openapi_tool.protocol.records import CardRecord, RequestEdgeRecord, ResultContent, WaitingTurnRecord
+from openapi_tool.protocol.report import Report, trace_link
+from openapi_tool.protocol.subjects import parse_command_subject, wakeup_subject
+from openapi_tool.protocol.tracing import SpanContext, new_span_id, parse_traceparent
 from openapi_tool.protocol.v1r3 import V1r3
 from openapi_tool.tools.placeholders import placeholder_values
 from tests.requirements import requirement

@@ -31,7 +31,7 @@ from openapi_tool.protocol.errors import ToolError
 from openapi_tool.settings import Settings
 from openapi_tool.settings.sections import fields_of
 from openapi_tool.telemetry import metrics
-from openapi_tool.tools import problems
+from openapi_tool.tools import argument_names
 from openapi_tool.tools.problems import MAX_PROBLEMS
 from scripts import docs, mutate
 from scripts.docs import CHART_README, DOCUMENTS, claims
@@ -423,7 +423,7 @@ def test_similar_names_are_searched_only_for_problems_that_are_listed(monkeypatc
     def probably_meant(_: str, known: Iterable[str]) -> None:
         among.append(list(known))
 
-    monkeypatch.setattr(problems, "probably_meant", probably_meant)
+    monkeypatch.setattr(argument_names, "probably_meant", probably_meant)
     TARGETS["whole"](saved("whole")["found-unknown-arguments"])
     assert len(among) > MAX_PROBLEMS >= sum(map(bool, among)) > 0
 
@@ -488,7 +488,7 @@ from openapi_tool.protocol.errors import BadRequest
 from openapi_tool.telemetry import metrics
 from openapi_tool.testing import InProcessExecutor
 from openapi_tool.tools.exports import all_built_in, registration, system_role
-from openapi_tool.tools.policy import Deadline
+from openapi_tool.tools.deadlines import Deadline
 from openapi_tool.tools.output import Item, ToolOutput
 
 def render(envelope, _parameters, _context):

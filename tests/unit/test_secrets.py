@@ -32,9 +32,8 @@ from prometheus_client import REGISTRY
 from pydantic import BaseModel, SecretStr, ValidationError, field_validator
 from typer.testing import CliRunner
 
-from openapi_tool import service
 from openapi_tool.bootstrap import build_bootstrap
-from openapi_tool.bus.dead_letters import unmasked_letter, without_secrets
+from openapi_tool.bus.dead_letter_records import unmasked_letter, without_secrets
 from openapi_tool.cli import app, call
 from openapi_tool.environment import likely_secrets
 from openapi_tool.jina.byte_semaphore import ByteSemaphore
@@ -45,14 +44,15 @@ from openapi_tool.jina.response import Expected
 from openapi_tool.limits.permits import Need, Permit, Unlimited
 from openapi_tool.local.caller import ResultRows
 from openapi_tool.protocol.errors import ToolError, ToolMisconfigured
+from openapi_tool.service import process as service
 from openapi_tool.settings import Settings, SettingsError, load_settings
 from openapi_tool.settings.loading import secret_values
 from openapi_tool.settings.sources import DriverOptions
 from openapi_tool.telemetry import logs
 from openapi_tool.telemetry.logs import JsonFormatter
 from openapi_tool.telemetry.redact import MASK, MIN_SECRET_CHARS, Redactor, is_maskable, of_call
-from openapi_tool.tools.placeholders import Secret, Secrets
-from openapi_tool.tools.policy import Deadline
+from openapi_tool.tools.deadlines import Deadline
+from openapi_tool.tools.secret_variables import Secret, Secrets
 from tests.answering import ToolsOverTransport, for_request
 from tests.requirements import requirement
 from tests.support import delivery, each

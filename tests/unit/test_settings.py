@@ -23,11 +23,12 @@ import yaml
 from typer.testing import CliRunner
 
 import openapi_tool
-from openapi_tool import __version__, bootstrap, service
+from openapi_tool import __version__, bootstrap
 from openapi_tool.bootstrap import build_bootstrap
 from openapi_tool.cli import app
-from openapi_tool.options import Options
+from openapi_tool.options.section import Options
 from openapi_tool.protocol.dialect import ProtocolVersion
+from openapi_tool.service import process
 from openapi_tool.settings import (
     CONFIG_VARIABLE,
     KERNEL_CONFIG_VARIABLE,
@@ -204,7 +205,7 @@ def test_settings_never_show_the_database_password(monkeypatch: pytest.MonkeyPat
 
 @requirement("egress.hosts")
 def test_no_setting_and_only_the_local_package_can_redirect_connections() -> None:
-    package = Path(service.__file__).parent
+    package = Path(bootstrap.__file__).parent
     users = [
         path.relative_to(package).parts[0]
         for path in package.rglob("*.py")
@@ -226,7 +227,7 @@ def test_the_corpus_is_large() -> None:
 @pytest.mark.parametrize("case", BROKEN, ids=lambda case: "-".join(case["environment"]))
 @requirement("settings.errors")
 def test_serve_names_what_is_wrong_before_any_connection(case: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service, "_serve", lambda *_: pytest.fail("a connection would have been made"))
+    monkeypatch.setattr(process, "_serve", lambda *_: pytest.fail("a connection would have been made"))
     for name, value in case["environment"].items():
         monkeypatch.setenv(name, value if value != "FILE" else __file__)
     result = CliRunner().invoke(app, ["serve"])

@@ -38,13 +38,13 @@ from openapi_tool.bus.connection_errors import describe_connection_error
 from openapi_tool.bus.options import BusOptions, NatsOptions
 from openapi_tool.kernel.failures import describe_connection_error as describe_database_error
 from openapi_tool.open_files import OUT_OF_FILES
-from openapi_tool.protocol.identity import SpanContext, TraceLink, parse_traceparent
-from openapi_tool.protocol.records import Attempt
-from openapi_tool.service import file_limit_problem, fit_to_file_limit, health_connections
+from openapi_tool.protocol.attempts import Attempt
+from openapi_tool.protocol.tracing import SpanContext, TraceLink, parse_traceparent
+from openapi_tool.service.file_limit import file_limit_problem, fit_to_file_limit, health_connections
 from openapi_tool.settings import Settings
 from openapi_tool.telemetry import calls, metrics, otlp
 from openapi_tool.telemetry import health_server as module
-from openapi_tool.telemetry.calls import RECENT, CallFacts, WireTracer
+from openapi_tool.telemetry.calls import RECENT, CallFacts
 from openapi_tool.telemetry.health import NATS, Health, RecentWarnings, Snapshots
 from openapi_tool.telemetry.health_server import MAX_CONNECTIONS, exposition, health_server
 from openapi_tool.telemetry.logs import (
@@ -61,6 +61,7 @@ from openapi_tool.telemetry.logs import (
 )
 from openapi_tool.telemetry.otlp import ExportingTracer, PeriodicExport
 from openapi_tool.telemetry.redact import Redactor
+from openapi_tool.telemetry.spans import WireTracer
 from tests.requirements import requirement
 from tests.support import TRACE_ID, each
 

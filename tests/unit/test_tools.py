@@ -16,18 +16,20 @@ from openapi_tool.limits.permits import KeyLimits
 from openapi_tool.protocol.errors import BadRequest, ToolError, ToolMisconfigured, ToolNotAvailable
 from openapi_tool.protocol.jsontext import JsonObject, JsonValue
 from openapi_tool.protocol.records import DefinitionRecord
-from openapi_tool.tools.arguments import Arguments, OperatorEnvs, prepare_arguments
+from openapi_tool.tools.argument_names import fold
+from openapi_tool.tools.arguments import Arguments, ArgumentSources, OperatorEnvs
 from openapi_tool.tools.catalogue import CATALOGUE, OPERATIONS, READER, BuiltInTool, DuplicateTool, Operation, catalogue
 from openapi_tool.tools.definition import parse_definition, suspend_timeout
 from openapi_tool.tools.output import Item, ToolOutput, Usage
-from openapi_tool.tools.placeholders import PLACEHOLDERS, MissingVariable, Secret, Secrets, render
-from openapi_tool.tools.policy import ALL, Switch, Switches, SwitchRecordInvalid
-from openapi_tool.tools.problems import counted, fold
+from openapi_tool.tools.placeholders import PLACEHOLDERS, render
 from openapi_tool.tools.result import RenderedResult, failure, success
 from openapi_tool.tools.schema import schema_problems
-from openapi_tool.tools.scopes import SessionScope
+from openapi_tool.tools.secret_variables import MissingVariable, Secret, Secrets
+from openapi_tool.tools.session_scope import SessionScope
+from openapi_tool.tools.switches import ALL, Switch, Switches, SwitchRecordInvalid
+from openapi_tool.tools.wording import counted
 from tests.requirements import requirement
-from tests.support import TRACE_ID, definition, owner, tool_call
+from tests.support import TRACE_ID, definition, identity, tool_call
 
 ENVIRONMENT = {"JINA_API_KEY": "key-one", "SEARCH_API_KEY": "key-two", "EXTRA": "extra-value", "PG_DSN": "dsn"}
 SECRETS = Secrets(ENVIRONMENT, {"JINA_API_KEY", "SEARCH_API_KEY", "EXTRA", "UNSET"})
@@ -57,13 +59,8 @@ def prepare(
     **options: Any,
 ) -> Arguments:
     parameters = options.pop("parameters", None)
-    return prepare_arguments(
-        definition(parameters=parameters, **options),
-        tool_call(arguments, *applied),
-        caller or owner(),
-        operator,
-        SECRETS,
-        SCOPE,
+    return ArgumentSources(operator, SECRETS, SCOPE).resolve(
+        definition(parameters=parameters, **options), tool_call(arguments, *applied), caller or identity()
     )
 
 
@@ -247,7 +244,7 @@ def test_every_placeholder_is_rendered_at_any_depth() -> None:
 
 @requirement("arguments.prepared")
 def test_a_substituted_value_is_never_read_as_a_template() -> None:
-    caller = owner(agent_id="{project_id}")
+    caller = identity(agent_id="{project_id}")
     assert prepare({}, caller=caller, args={"fixed": {"q": "{agent_id}"}}).values["q"] == "{project_id}"
 
 
@@ -662,9 +659,11 @@ def test_a_short_key_is_refused() -> None:
 
 
 def session_of(arguments: dict[str, Any], **options: Any) -> str:
-    return prepare_arguments(
-        definition(**options), tool_call(arguments), owner(), OperatorEnvs(), CATALOGUE_SECRETS, CATALOGUE_SCOPE
-    ).session
+    return (
+        ArgumentSources(OperatorEnvs(), CATALOGUE_SECRETS, CATALOGUE_SCOPE)
+        .resolve(definition(**options), tool_call(arguments), identity())
+        .session
+    )
 
 
 @requirement("session.scoped")

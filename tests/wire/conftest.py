@@ -16,7 +16,6 @@ from nats.aio.msg import Msg
 from nats.js.api import ConsumerInfo
 from nats.js.errors import NoKeysError, NotFoundError
 
-from openapi_tool.assembly import Parts, assemble, open_shared
 from openapi_tool.bootstrap import build_bootstrap
 from openapi_tool.bus.consumer import CommandConsumer
 from openapi_tool.bus.kv_stores import PARKED_BUCKET
@@ -25,7 +24,9 @@ from openapi_tool.local.executor import LoopbackResolver
 from openapi_tool.local.placed_call import PlacedCall
 from openapi_tool.local.recordings import RECORDED_HOSTS
 from openapi_tool.local.stack import EmbeddedStack
-from openapi_tool.protocol.identity import default_durable
+from openapi_tool.protocol.subjects import default_durable
+from openapi_tool.service.kernel_parts import Parts, assemble
+from openapi_tool.service.shared_parts import open_shared
 from openapi_tool.settings import Settings
 from tests.conftest import AGENT, PROJECT, search_tool
 from tests.support import dead_letters, dsn_of

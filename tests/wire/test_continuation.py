@@ -19,6 +19,7 @@ import pytest
 
 from openapi_tool.bus.kv_stores import PARKED_BUCKET
 from openapi_tool.executor import commit as committing
+from openapi_tool.executor import parked_results
 from openapi_tool.kernel.store import KernelStore
 from openapi_tool.local.placed_call import PlacedCall
 from openapi_tool.protocol.cards import Card
@@ -558,7 +559,7 @@ async def test_a_result_that_this_replica_cannot_commit_is_committed_by_another(
     world, commit, failed = world_without_executor, KernelStore.commit, list[float]()
     monkeypatch.setattr(committing, "_PARK_AFTER_S", 0.2)
     if large:
-        monkeypatch.setattr(committing, "MAX_BYTES", 10)
+        monkeypatch.setattr(parked_results, "MAX_BYTES", 10)
 
     async def fail(*_: Any) -> bool:
         failed.append(time.monotonic())

@@ -23,18 +23,19 @@ from openapi_tool.bus.client import BusClient
 from openapi_tool.bus.connection import connected
 from openapi_tool.bus.consumer import CommandConsumer
 from openapi_tool.bus.dead_letters import DeadLetters
-from openapi_tool.bus.durable import ServerClock
 from openapi_tool.bus.durable_monitor import DurableMonitor
-from openapi_tool.bus.intake import notice_subject
-from openapi_tool.bus.leases import FetchMode
+from openapi_tool.bus.fetch_mode import FetchMode
+from openapi_tool.bus.hand_back import notice_subject
 from openapi_tool.bus.options import INBOX, ConsumerOptions, DurableOptions, NatsOptions
 from openapi_tool.bus.pull_consumer import PullConsumer
+from openapi_tool.bus.server_clock import ServerClock
 from openapi_tool.bus.streams import Durable
 from openapi_tool.local.caller import STREAM
 from openapi_tool.local.servers import free_port
 from openapi_tool.local.stack import EmbeddedStack
-from openapi_tool.options import ExecutorOptions
-from openapi_tool.protocol.command import Acknowledge, Delivery, Settlement
+from openapi_tool.options.executor import ExecutorOptions
+from openapi_tool.protocol.command import Delivery
+from openapi_tool.protocol.settlement import Acknowledge, Settlement
 from openapi_tool.settings import Settings
 from openapi_tool.telemetry.health import Health
 from openapi_tool.telemetry.redact import Redactor

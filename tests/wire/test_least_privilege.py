@@ -21,10 +21,10 @@ from typer.testing import CliRunner
 
 from openapi_tool.bus import dead_letters, leases
 from openapi_tool.bus.client import routed
-from openapi_tool.bus.connection import gather_stats
 from openapi_tool.bus.kv_stores import BUCKET, PARKED_BUCKET, RESTRICT, SESSION_KEY, SWITCHES_KEY
 from openapi_tool.bus.kv_stores import STREAM as SHARED
 from openapi_tool.bus.options import INBOX
+from openapi_tool.bus.replica_statistics import gather_stats
 from openapi_tool.bus.storage import LIMITS
 from openapi_tool.bus.users import NatsUser
 from openapi_tool.cli import app

@@ -20,14 +20,14 @@ from prometheus_client import REGISTRY
 from typer.testing import CliRunner
 
 from openapi_tool.budgets import ledger
-from openapi_tool.bus.connection import gather_stats
 from openapi_tool.bus.kv_stores import BUCKET, SWITCHES_KEY, change_switches, load_switches
+from openapi_tool.bus.replica_statistics import gather_stats
 from openapi_tool.bus.storage import BUDGETS, LIMITS, RecordStore
 from openapi_tool.cli import app
-from openapi_tool.cli.common import INTERRUPTED
+from openapi_tool.cli.output import INTERRUPTED
 from openapi_tool.limits.record import REQUESTS, LimitRecord, decode
 from openapi_tool.local.caller import ResultRows
-from openapi_tool.tools.policy import Switch, Switches
+from openapi_tool.tools.switches import Switch, Switches
 from tests.conftest import PROJECT
 from tests.requirements import requirement
 from tests.wire.conftest import World

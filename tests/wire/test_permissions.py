@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from openapi_tool.bootstrap import build_bootstrap
 from openapi_tool.bus import leases
 from openapi_tool.bus.client import BusClient, Denied
-from openapi_tool.bus.connection import connected, gather_stats
+from openapi_tool.bus.connection import connected
 from openapi_tool.bus.dead_letters import DeadLetters
 from openapi_tool.bus.kv_stores import (
     BUCKET,
@@ -32,6 +32,7 @@ from openapi_tool.bus.kv_stores import (
     shared_session_key,
 )
 from openapi_tool.bus.leases import Leases
+from openapi_tool.bus.replica_statistics import gather_stats
 from openapi_tool.bus.storage import BUDGETS, LIMITS
 from openapi_tool.bus.streams import Durable, ensure_durable, replica_count
 from openapi_tool.cli import app

@@ -16,16 +16,18 @@ from nats.js.api import StreamConfig
 from prometheus_client import REGISTRY
 
 from openapi_tool.bootstrap import build_bootstrap
-from openapi_tool.bus import connection
-from openapi_tool.bus.connection import WakeupPublisher, connected
+from openapi_tool.bus import connection, doorbells
+from openapi_tool.bus.connection import connected
+from openapi_tool.bus.doorbells import WakeupPublisher
 from openapi_tool.bus.leases import BUCKET, Lease, Leases, LeaseTaken, lease_key
 from openapi_tool.jina.backend import JinaBackend
 from openapi_tool.jina.byte_semaphore import ByteSemaphore, ResponseMemory, max_call_memory
 from openapi_tool.kernel.store import KernelStore
 from openapi_tool.local.caller import STREAM
 from openapi_tool.local.stack import EmbeddedStack
-from openapi_tool.protocol.command import Delivery, Wakeup
+from openapi_tool.protocol.command import Delivery
 from openapi_tool.protocol.errors import Unavailable
+from openapi_tool.protocol.report import Wakeup
 from openapi_tool.settings import Settings
 from tests.conftest import PROJECT, reader_tool
 from tests.requirements import requirement
@@ -484,7 +486,7 @@ async def test_no_responders_is_an_outage_not_a_refusal(stack: EmbeddedStack) ->
         bootstrap = build_bootstrap(Settings(postgres=DSN, nats={"servers": nats_server.url}), {})
         async with connected(bootstrap.bus) as client:
             with pytest.raises(Unavailable, match="NoStreamResponseError"):
-                await connection.WakeupPublisher(client).publish(
+                await doorbells.WakeupPublisher(client).publish(
                     Wakeup("cg.v1r4.proj.public.cmd.agent.worker.wakeup", {}, b"{}")
                 )
 

@@ -22,8 +22,8 @@ from openapi_tool.bus.dead_letters import SUBJECT_PREFIX
 from openapi_tool.kernel.store import KernelStore
 from openapi_tool.local.caller import STREAM
 from openapi_tool.local.placed_call import PlacedCall
-from openapi_tool.options import PoolOptions, PostgresOptions
-from openapi_tool.tools.placeholders import Secret
+from openapi_tool.options.postgres import PoolOptions, PostgresOptions
+from openapi_tool.tools.secret_variables import Secret
 from tests.conftest import AGENT, PROJECT, reader_tool, search_tool
 from tests.requirements import requirement
 from tests.support import dead_letters

@@ -25,20 +25,22 @@ from tenacity import stop_after_delay, wait_fixed
 from typer.testing import CliRunner
 
 from openapi_tool.bootstrap import build_bootstrap
-from openapi_tool.bus import dead_letters, durable_monitor, kv_stores, leases
+from openapi_tool.bus import dead_letters, durable_capacity, durable_monitor, kv_stores, leases
 from openapi_tool.bus.client import BusClient, routed
-from openapi_tool.bus.connection import WakeupPublisher, connected
+from openapi_tool.bus.connection import connected
 from openapi_tool.bus.consumer import CommandConsumer
 from openapi_tool.bus.dead_letters import DeadLetters
-from openapi_tool.bus.durable import ServerClock, _has_quorum
+from openapi_tool.bus.doorbells import WakeupPublisher
+from openapi_tool.bus.durable import _has_quorum
 from openapi_tool.bus.durable_monitor import DurableMonitor
 from openapi_tool.bus.kv_stores import ParkedResultStore, ensure_bucket, shared_session_key
 from openapi_tool.bus.leases import Lease, Leases
 from openapi_tool.bus.options import DurableOptions
+from openapi_tool.bus.server_clock import ServerClock
 from openapi_tool.bus.storage import BUDGETS, LIMITS, Storage
 from openapi_tool.bus.streams import Durable, StreamMissing, ensure_durable, replica_count
 from openapi_tool.cli import app
-from openapi_tool.concurrency import retried
+from openapi_tool.concurrency.retries import retried
 from openapi_tool.local.caller import STREAM, Caller
 from openapi_tool.local.servers import NatsServer, free_port
 from openapi_tool.local.stack import EmbeddedStack
@@ -746,11 +748,11 @@ async def test_a_durable_limit_that_cannot_be_raised_logs_a_warning_once_a_minut
         raise nats.errors.Error
 
     await fill(watched, 2, 1)
-    monkeypatch.setattr(durable_monitor, "change_durable", refused)
+    monkeypatch.setattr(durable_capacity, "change_durable", refused)
     for _ in range(3):
         await watched.monitor.check()
     monkeypatch.undo()
-    monkeypatch.setattr(durable_monitor, "MAX_ACK_PENDING", 2)
+    monkeypatch.setattr(durable_capacity, "MAX_ACK_PENDING", 2)
     await watched.monitor.check()
     assert actions(caplog).count("durable.full") == 1
     assert (await watched.info()).config.max_ack_pending == 2

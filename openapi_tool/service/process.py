@@ -1,228 +1,38 @@
-"""Composition root of `serve`: runs its kernels, sets limits of the process, reloads keys."""
+"""The process of `serve`: runs its kernels until it is asked to end."""
 
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import errno
-import gc
 import logging
 import resource
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from typing import NoReturn
 
 try:
     from uvloop import new_event_loop
 except ImportError:  # not built for this platform
     from asyncio import new_event_loop  # type: ignore[assignment]
-
 from openapi_tool import __version__
-from openapi_tool.assembly import Parts, Shared, assemble, open_shared, snapshots
 from openapi_tool.bootstrap import Bootstrap, build_bootstrap
-from openapi_tool.executor.runner import ToolRunner
-from openapi_tool.jina.transport import Resolver
-from openapi_tool.settings import CONFIG_VARIABLE, PREFIX, Settings, SettingsError
+from openapi_tool.jina.connector import Resolver
+from openapi_tool.service.file_limit import file_limit_problem, fit_to_file_limit, health_connections, raise_file_limit
+from openapi_tool.service.kernel_parts import Parts, assemble
+from openapi_tool.service.memory import collect_garbage_rarely, set_malloc_thresholds
+from openapi_tool.service.reload import Reloader
+from openapi_tool.service.shared_parts import Shared, open_shared, snapshots
+from openapi_tool.settings import PREFIX, Settings, SettingsError
 from openapi_tool.settings.loading import ignored_variables
-from openapi_tool.settings.model import but
 from openapi_tool.shutdown import Shutdown, cancelled, end_process
 from openapi_tool.telemetry.health import RECENT_WARNINGS, monitor_loop_lag
-from openapi_tool.telemetry.health_server import MAX_CONNECTIONS, health_server
+from openapi_tool.telemetry.health_server import health_server
 from openapi_tool.telemetry.logs import CALL_FIELDS, configure_logging, log_crash
 from openapi_tool.telemetry.metrics import list_projects
 from openapi_tool.telemetry.redact import MIN_SECRET_CHARS
-from openapi_tool.tools.catalogue import OPERATIONS
-from openapi_tool.tools.placeholders import FILE_SUFFIX, Secrets
 
 log = logging.getLogger(__name__)
-
-_HOSTS = len({operation.host for operation in OPERATIONS})
-"""Each host has idle connections of its own, up to `egress.max_connections`."""
-
-_OTHER_FILES = 128  # NATS, traces, DNS, files, pipes
-
-
-def raise_file_limit() -> int:
-    """Raise the soft limit of open files to the hard one; return the limit."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    except (OSError, ValueError):  # the system-wide limit was lowered below the hard limit
-        return soft
-    return hard
-
-
-def file_limit_problem(settings: Settings, limit: int) -> str | None:
-    """Return a message if the settings may need more files than the limit."""
-    parts = {
-        f"egress.max_connections for each of {_HOSTS} hosts": _HOSTS * settings.egress.max_connections,
-        "postgres.pool_size": sum(kernel.postgres.pool_size for kernel in settings.kernels),
-        "health server": MAX_CONNECTIONS if settings.health.port else 0,
-        "reserve": _OTHER_FILES,
-    }
-    needed = sum(parts.values())
-    if limit == resource.RLIM_INFINITY or needed <= limit:
-        return None
-    demand = ", ".join(f"{name} {number}" for name, number in parts.items())
-    fitted = fit_to_file_limit(settings, limit)
-    return (
-        f"this process may open {limit} files and its settings may need {needed} ({demand}), so it opens at most "
-        f"{fitted.egress.max_connections} connections to the upstream, {fitted.postgres.pool_size} to a database and "
-        f"{health_connections(limit)} to the health server: raise the limit (ulimit -Hn) or lower "
-        "egress.max_connections"
-    )
-
-
-def fit_to_file_limit(settings: Settings, limit: int) -> Settings:
-    """Return the settings with as many connections as the limit of open files allows; calls wait for one of them.
-
-    Without this, whatever opens a file next would fail: a probe, a name's resolution, any call.
-    """
-    if limit == resource.RLIM_INFINITY:
-        return settings
-    kernels = settings.kernels
-    largest_pool = max(1, limit // 8 // len(kernels))
-    pools = [but(kernel.postgres, pool_size=min(kernel.postgres.pool_size, largest_pool)) for kernel in kernels]
-    others = zip(settings.dialects.given.items(), pools[1:], strict=True)
-    kept = min(_OTHER_FILES, limit // 2) + health_connections(limit) + sum(pool.pool_size for pool in pools)
-    connections = max(1, min(settings.egress.max_connections, (limit - kept) // _HOSTS))
-    return settings.model_copy(
-        update={
-            "egress": but(settings.egress, max_connections=connections),
-            "postgres": pools[0],
-            "dialects": but(
-                settings.dialects, **{version: but(other, postgres=pool) for (version, other), pool in others}
-            ),
-        }
-    )
-
-
-def health_connections(limit: int) -> int:
-    """Return how many connections the health server may have with this limit of open files."""
-    return MAX_CONNECTIONS if limit == resource.RLIM_INFINITY else max(1, min(MAX_CONNECTIONS, limit // 8))
-
-
-def set_malloc_thresholds() -> None:
-    """Make glibc allocate blocks of 4 MB and more with mmap, so that freeing returns them to the system.
-
-    By default the threshold rises to the largest block freed, and responses of 10 MB then fragment the heap.
-    """
-    with suppress(OSError, AttributeError):  # another C library
-        mallopt = ctypes.CDLL(None).mallopt
-        mallopt(-3, 4 * 2**20)  # M_MMAP_THRESHOLD
-        mallopt(-1, 16 * 2**20)  # M_TRIM_THRESHOLD
-
-
-def collect_garbage_rarely() -> None:
-    """Collect less often, and never long-lived objects: calls create hardly any cycles.
-
-    A collection blocks the event loop for about 0.8 us per young object.
-    """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(20_000, 50, 50)
-
-
-_POLL_S = 2.0
-
-
-@dataclass(slots=True)
-class Reloader:
-    """Reads the settings again; policy and keys take effect, other sections need a restart.
-
-    Invalid settings change nothing.
-    """
-
-    bootstrap: Bootstrap
-    read: Callable[[], Settings]
-    environment: Mapping[str, str]
-    runners: list[ToolRunner] = field(default_factory=list)
-    use_keys: Callable[[Secrets], None] = lambda _: None
-    _latest: Bootstrap | None = None
-
-    def add(self, runner: ToolRunner) -> None:
-        """Add the runner of a kernel, which may connect long after the last reload."""
-        self.runners.append(runner)
-        if self._latest is not None:
-            runner.reload(self._latest.authorizer, self._latest.secrets)
-
-    async def run(self, requested: asyncio.Event) -> None:
-        """Reload whenever `requested` is set or a file changed."""
-        async with asyncio.TaskGroup() as group:
-            group.create_task(_watch(self.files, requested), name="files")
-            while True:
-                await requested.wait()
-                requested.clear()
-                await self.reload()
-
-    @property
-    def files(self) -> list[Path]:
-        """Return the watched files."""
-        keys = (f"{variable}{FILE_SUFFIX}" for variable in sorted(self.bootstrap.secrets.allowed))
-        named = (self.environment.get(variable) for variable in (CONFIG_VARIABLE, *keys))
-        return [Path(name) for name in named if name]
-
-    async def reload(self) -> None:
-        """Reload once."""
-        try:
-            fresh = await asyncio.to_thread(lambda: build_bootstrap(self.read(), self.environment))
-        except SettingsError as error:
-            log.error(  # noqa: TRY400 - an operator's mistake, not a defect
-                "cannot reload the settings; the old ones stay in use: %s",
-                "; ".join(error.problems),
-                extra={"action": "reload.failed"},
-            )
-            return
-        self.bootstrap.redactor.add(fresh.redactor.known)  # before the first use of a new key
-        self._latest = fresh
-        self.use_keys(fresh.secrets)
-        for runner in self.runners:
-            runner.reload(fresh.authorizer, fresh.secrets)
-        before, after = self.bootstrap.settings, fresh.settings
-        names = sorted(set(Settings.model_fields) - {"policy"})
-        need_restart = [name for name in names if getattr(before, name) != getattr(after, name)]
-        log.info(
-            "reloaded policy and keys",
-            extra={"action": "reload.done", "missing": fresh.secrets.missing(), "need_restart": need_restart},
-        )
-
-
-async def _watch(files: Sequence[Path], changed: asyncio.Event) -> None:
-    watcher = FileWatcher(files)
-    while files:
-        if await asyncio.to_thread(watcher.changed):
-            changed.set()
-        await asyncio.sleep(_POLL_S)
-
-
-class FileWatcher:
-    """Detects changes of files, also behind a link."""
-
-    def __init__(self, files: Sequence[Path]) -> None:
-        self._files = files
-        self._known = self._before = self._states()
-
-    def changed(self) -> bool:
-        """Return whether a file changed and is stable again: a writer may need several steps."""
-        now = self._states()
-        settled = now == self._before != self._known
-        if settled:
-            self._known = now
-        self._before = now
-        return settled
-
-    def _states(self) -> list[tuple[int, int, int] | None]:
-        return [_state(file) for file in self._files]
-
-
-def _state(file: Path) -> tuple[int, int, int] | None:
-    try:
-        status = file.stat()
-    except OSError:
-        return None
-    return status.st_mtime_ns, status.st_ino, status.st_size
 
 
 def run(read: Callable[[], Settings], environment: Mapping[str, str], resolver: Resolver | None = None) -> NoReturn:

@@ -1,60 +1,19 @@
-"""Output and errors of commands."""
+"""Standard output and error that survive closed pipes and full disks."""
 
 from __future__ import annotations
 
 import os
 import sys
 from contextlib import suppress
-from datetime import datetime
 from io import BufferedWriter, FileIO, TextIOWrapper
-from typing import Any, NoReturn
+from typing import Any
 
-import typer
-
-from openapi_tool.telemetry.logs import printable_json, printable_line, printable_lines, wait_until_writable
-
-USAGE = 2
-INTERRUPTED = 130
-"""Exit code after Ctrl-C: 128 plus the number of SIGINT, as in shells."""
+from openapi_tool.telemetry.logs import wait_until_writable
 
 OUTPUT_CLOSED = 141
 """Exit code for a closed pipe: 128 plus the number of SIGPIPE, as in shells."""
 
 _FAILED = 1
-NO_DATABASE = {"postgres": {"dsn": "postgresql://unused"}}
-"""Placeholder for commands without a database, because `postgres.dsn` is required."""
-
-
-def print_status(text: str, *, quiet: bool = False, colour: str | None = None) -> None:
-    """Print a status text on standard error. Further lines are indented, so that none can look like another message."""
-    if not quiet:
-        typer.secho(printable_lines(text, "  "), err=True, fg=colour)
-
-
-def print_line(text: str) -> None:
-    """Print one line on standard output."""
-    typer.echo(printable_line(text))
-
-
-def print_json(value: Any, indent: int | None = None) -> None:
-    """Print JSON on standard output."""
-    typer.echo(printable_json(value, indent))
-
-
-def or_dash(value: object) -> str:
-    """Return a value as text, a missing one as a dash."""
-    return "-" if value is None else str(value)
-
-
-def fail(text: str, code: int = USAGE) -> NoReturn:
-    """Print an error, and exit."""
-    print_status(f"openapi-tool: {text}")
-    raise typer.Exit(code)
-
-
-def json_default(value: object) -> str:
-    """Return as text a value that JSON cannot represent."""
-    return value.isoformat() if isinstance(value, datetime) else str(value)
 
 
 class _Output(FileIO):

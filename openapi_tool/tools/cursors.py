@@ -1,4 +1,4 @@
-"""Session identities and pagination cursors: HMACs that bind stored data to its owner.
+"""Pagination cursors, which bind a stored text to its owner by an HMAC.
 
 A cursor is base64 of 16 bytes card id, 5 bytes start, 5 bytes opening (optional; see `Position`), and 12 bytes of HMAC
 over owner and position.
@@ -9,14 +9,13 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
-import json
 import uuid
 from typing import NamedTuple
 
 import orjson
 
 from openapi_tool.protocol.errors import NotFound
-from openapi_tool.protocol.jsontext import JsonValue
+from openapi_tool.protocol.identity import CallIdentity
 
 _ID_BYTES, _START_BYTES, _SEAL_BYTES = 16, 5, 12
 # White space and quotes, in which a model may enclose a cursor.
@@ -40,20 +39,20 @@ class Cursors:
     def __init__(self, key: bytes) -> None:
         self._key = hmac.digest(key, b"cursor", hashlib.sha256)
 
-    def issue(self, project_id: str, agent_id: str, position: Position) -> str:
+    def issue(self, owner: CallIdentity, position: Position) -> str:
         """Return a cursor, valid for this owner only; 44 characters, or 52 with an `opening`."""
         starts = (start for start in (position.start, position.opening) if start is not None)
         payload = uuid.UUID(position.card_id).bytes + b"".join(start.to_bytes(_START_BYTES, "big") for start in starts)
-        return base64.urlsafe_b64encode(payload + self._seal(project_id, agent_id, payload)).decode()
+        return base64.urlsafe_b64encode(payload + self._seal(owner, payload)).decode()
 
-    def read(self, project_id: str, agent_id: str, cursor: str) -> Position:
+    def read(self, owner: CallIdentity, cursor: str) -> Position:
         """Return the position of a cursor. Raises NotFound if it was not issued to this owner."""
         try:
             opened = base64.b64decode(cursor.strip(_STRIPPED_CHARS), altchars=b"-_", validate=True)
         except ValueError:
             raise unknown_cursor() from None
         payload, seal = opened[:-_SEAL_BYTES], opened[-_SEAL_BYTES:]
-        if not hmac.compare_digest(seal, self._seal(project_id, agent_id, payload)):
+        if not hmac.compare_digest(seal, self._seal(owner, payload)):
             raise unknown_cursor()
         start, opening = payload[_ID_BYTES:][:_START_BYTES], payload[_ID_BYTES + _START_BYTES :]
         return Position(
@@ -62,8 +61,8 @@ class Cursors:
             int.from_bytes(opening, "big") if opening else None,
         )
 
-    def _seal(self, project_id: str, agent_id: str, payload: bytes) -> bytes:
-        message = orjson.dumps([project_id, agent_id, payload.hex()])
+    def _seal(self, owner: CallIdentity, payload: bytes) -> bytes:
+        message = orjson.dumps([owner.project_id, owner.agent_id, payload.hex()])
         return hmac.digest(self._key, message, hashlib.sha256)[:_SEAL_BYTES]
 
 
@@ -72,28 +71,3 @@ def unknown_cursor() -> NotFound:
     return NotFound(
         "cursor: is unknown here, or its text is no longer stored; ask for the page itself again, by its url."
     )
-
-
-MIN_KEY_BYTES = 16
-
-
-class SessionScope:
-    """Derives session identities with a key that all replicas share. Raises ValueError for a short key."""
-
-    def __init__(self, key: bytes) -> None:
-        if len(key) < MIN_KEY_BYTES:
-            raise ValueError(f"the session key must have at least {MIN_KEY_BYTES} bytes")
-        self._key = key
-
-    def identity(self, project_id: str, agent_id: str, alias: JsonValue) -> str:
-        """Return 64 hex digits for an owner and its `session_id` (any JSON value, None if the call has none).
-
-        The HMAC is over a JSON array: with a separator `a:b` and `c` would collide with `a` and `b:c`. It is keyed,
-        so no caller can compute another's identity.
-        """
-        owned = [project_id, agent_id, alias]
-        try:
-            message = orjson.dumps(owned, option=orjson.OPT_SORT_KEYS)
-        except TypeError:  # an integer beyond 64 bits
-            message = json.dumps(owned, sort_keys=True).encode()
-        return hmac.digest(self._key, message, hashlib.sha256).hex()

@@ -1,0 +1,73 @@
+"""Clock of the NATS server, by which deadlines and leases are computed."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+
+log = logging.getLogger(__name__)
+
+_WINDOW_S = 30.0  # in which a sample counts
+_WARN_ABOVE_S = 2.0  # offset of the local clock
+_TOLERANCE_S = 0.05  # in addition to the error bounds of two samples
+
+
+@dataclass(frozen=True, slots=True)
+class _Sample:
+    """Offset of the server's clock from our monotonic clock, measured `at` a monotonic time."""
+
+    at: float
+    offset_s: float
+    error_s: float
+
+
+class ServerClock:
+    """Server time, estimated from its replies: as in NTP, the one with the shortest round trip of the last 30 s counts.
+
+    Publish times of commands are server time. By a clock 27 s ahead, no time would be left of the worker's 30 s, less
+    3 s for the commit.
+    """
+
+    def __init__(self) -> None:
+        self._samples: list[_Sample] = []
+        self._offset_s: float | None = None
+        self._warned_unknown = False
+        self._warned = False
+
+    def time(self) -> float:
+        """Return the server's time in seconds since the epoch; before the first reply that of the local clock."""
+        if self._offset_s is not None:
+            return time.monotonic() + self._offset_s
+        if not self._warned_unknown:
+            self._warned_unknown = True
+            log.warning("the time of NATS is not known yet; using the local clock", extra={"action": "clock.local"})
+        return time.time()
+
+    @property
+    def local_offset_s(self) -> float | None:
+        """Seconds by which the local wall clock is ahead of the server's; None before the first reply."""
+        return None if self._offset_s is None else time.time() - time.monotonic() - self._offset_s
+
+    def observe(self, server_time: float, requested_at: float, replied_at: float) -> None:
+        """Add a reply: its `server_time` in seconds since the epoch, both other times on the monotonic clock."""
+        newest = _Sample(replied_at, server_time - (requested_at + replied_at) / 2, (replied_at - requested_at) / 2)
+        oldest_at = replied_at - _WINDOW_S
+        self._samples = [each for each in self._samples if each.at >= oldest_at and _agree(each, newest)]
+        self._samples.append(newest)
+        self._offset_s = min(self._samples, key=lambda sample: sample.error_s).offset_s
+        off_s = self.local_offset_s or 0.0
+        too_far = abs(off_s) > _WARN_ABOVE_S
+        if too_far and not self._warned:
+            log.warning(
+                "the local clock is %.1f s %s that of NATS, which is used; synchronize the local clock",
+                abs(off_s),
+                "ahead of" if off_s > 0 else "behind",
+                extra={"action": "clock.offset", "offset_s": round(off_s, 3)},
+            )
+        self._warned = too_far
+
+
+def _agree(sample: _Sample, newest: _Sample) -> bool:
+    """Return whether both can be right: a suspended machine stops monotonic time, which changes the offset."""
+    return abs(sample.offset_s - newest.offset_s) <= sample.error_s + newest.error_s + _TOLERANCE_S

@@ -1,0 +1,185 @@
+"""`openapi-tool check`."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+
+import typer
+
+from openapi_tool.bootstrap import Bootstrap, build_bootstrap
+from openapi_tool.bus.client import BusClient
+from openapi_tool.bus.connection import connected, outage_as_unavailable
+from openapi_tool.bus.durable import DurableMissing, observe
+from openapi_tool.bus.options import DurableOptions
+from openapi_tool.bus.server_clock import ServerClock
+from openapi_tool.bus.storage import unusable
+from openapi_tool.bus.streams import UNLIMITED, Durable, command_stream_of
+from openapi_tool.cli.output import USAGE, print_json, print_line, print_status
+from openapi_tool.cli.tools_registry import judge, stored_check
+from openapi_tool.jina.client import JinaClient
+from openapi_tool.kernel.failures import located
+from openapi_tool.kernel.store import KernelStore
+from openapi_tool.kernel.tool_rows import ToolRows
+from openapi_tool.protocol.dialect import ProtocolVersion
+from openapi_tool.protocol.errors import ToolError, Unavailable
+from openapi_tool.service.shared_parts import upstream_transport
+from openapi_tool.settings import SettingsError, load_settings
+from openapi_tool.settings.loading import ignored_variables
+from openapi_tool.tools.catalogue import OPERATIONS
+from openapi_tool.tools.registry import RegistryError
+from openapi_tool.tools.secret_variables import FILE_SUFFIX
+from openapi_tool.tools.wording import counted
+
+_TIMEOUT_S = 10.0
+_FAILED = 1
+
+
+@dataclass(slots=True)
+class CheckResult:
+    """Result of one check; `problem` is why `serve` could not use the dependency."""
+
+    problem: str = ""
+    details: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        return self.problem or "; ".join(["ok", *self.details])
+
+
+def check(*, as_json: bool, project: list[str] | None, upstream: bool, protocol: ProtocolVersion | None) -> None:
+    """Print what `serve` could not use; change nothing but an empty record in NATS, which expires after an hour."""
+    try:
+        bootstrap = build_bootstrap(load_settings().of_version(protocol), os.environ)
+    except SettingsError as error:
+        if as_json:
+            _print_json({"settings": CheckResult("\n".join(error.problems))}, [])
+            raise typer.Exit(USAGE) from None
+        raise
+    own = bootstrap.settings.protocol.project
+    projects = project or ([] if own == "*" else [own])
+    outcomes = {"settings": CheckResult(), **asyncio.run(_outcomes(bootstrap, projects, upstream))}
+    failed = any(outcome.problem for outcome in outcomes.values())
+    weak = [f"{name} is too short or too common a word to be masked; set another one" for name in bootstrap.unmasked]
+    remarks = [*bootstrap.settings.remarks, *ignored_variables(os.environ), *weak]
+    if as_json:
+        _print_json(outcomes, remarks)
+    else:
+        for remark in remarks:
+            print_status(f"openapi-tool: {remark}")
+        for name, outcome in outcomes.items():
+            print_line(f"{name}: {outcome}")
+    if failed:
+        raise typer.Exit(_FAILED)
+
+
+def _print_json(outcomes: Mapping[str, CheckResult], remarks: Sequence[str]) -> None:
+    checks, details = ({name: getattr(one, part) for name, one in outcomes.items()} for part in ("problem", "details"))
+    print_json({"ok": not any(checks.values()), "checks": checks, "details": details, "remarks": list(remarks)})
+
+
+async def _outcomes(bootstrap: Bootstrap, projects: Sequence[str], upstream: bool) -> dict[str, CheckResult]:  # noqa: FBT001
+    checks: dict[str, Awaitable[CheckResult]] = {}
+    for kernel in (bootstrap, *bootstrap.others):
+        of_kernel = {"postgres": _postgres(kernel), "nats": _nats(kernel)}
+        of_kernel |= {"upstream": _upstream(kernel)} if upstream and kernel.main else {}
+        of_kernel |= {f"definitions of {project}": _definitions(kernel, project) for project in projects}
+        checks |= {f"{kernel.health.prefix}{name}": _outcome(work, kernel) for name, work in of_kernel.items()}
+    outcomes = await asyncio.gather(*checks.values())
+    missing = bootstrap.secrets.missing()
+    keys = {
+        variable: CheckResult(_key_missing(bootstrap, variable) if variable in missing else "")
+        for variable in sorted(bootstrap.secrets.allowed)
+    }
+    return {**dict(zip(checks, outcomes, strict=True)), **keys}
+
+
+def _key_missing(bootstrap: Bootstrap, variable: str) -> str:
+    pool = bootstrap.settings.limits.pool_name(variable)
+    needed_by = f" (a key of limits.pools.{pool})" if pool else ""
+    return f"is not set{needed_by}; set it or {variable}{FILE_SUFFIX}"
+
+
+async def _outcome(work: Awaitable[list[str]], bootstrap: Bootstrap) -> CheckResult:
+    mask = bootstrap.redactor.text
+    try:
+        async with asyncio.timeout(_TIMEOUT_S):
+            return CheckResult("", list(map(mask, await work)))
+    except TimeoutError:
+        return CheckResult(f"no answer within {_TIMEOUT_S:.0f} s")
+    except (Unavailable, RegistryError, _CheckFailed) as error:
+        # Adds the server's name to errors of PostgreSQL only.
+        return CheckResult(mask(located(str(error), bootstrap.pool)))
+
+
+class _CheckFailed(Exception):
+    """A dependency cannot be used; the message says why."""
+
+
+async def _postgres(bootstrap: Bootstrap) -> list[str]:
+    async with aclosing(await KernelStore.open(bootstrap.pool)) as store:
+        return [_transport(encrypted=await store.encrypted())]
+
+
+async def _nats(bootstrap: Bootstrap) -> list[str]:
+    durable = bootstrap.durable
+    with outage_as_unavailable(bootstrap.bus.where):
+        async with connected(replace(bootstrap.bus, once=True)) as client:
+            encryption, stream = _transport(encrypted=client.encrypted), await command_stream_of(client, durable)
+            if problems := await unusable(client, stream or ""):
+                raise _CheckFailed("; ".join(problems))
+            if stream is None:
+                return [encryption, "the command stream is created at the start"]
+            return [encryption, f"stream {stream}", await _durable(client, Durable(stream, durable.name), durable)]
+
+
+async def _durable(client: BusClient, durable: Durable, options: DurableOptions) -> str:
+    try:
+        state = await observe(client, durable, ServerClock())
+    except DurableMissing:
+        return f"durable {durable.name} is created at the start"
+    if state.paused_until:
+        raise _CheckFailed(
+            f"durable {durable.name} is paused until {state.paused_until}; resume it: no call runs before"
+        )
+    differs = state.filters != (options.filter_subject,) or state.max_deliver != UNLIMITED
+    waiting = f"durable {durable.name}, {state.pending} pending"
+    return f"{waiting}; its settings are changed at the start" if differs else waiting
+
+
+async def _upstream(bootstrap: Bootstrap) -> list[str]:
+    hosts = sorted({operation.host for operation in OPERATIONS})
+    transport = upstream_transport(bootstrap, None)
+    # 0 bytes of a response, because `reach` reads no body.
+    async with aclosing(JinaClient(transport, 0)) as client:
+        await asyncio.gather(*(_reach(client, host) for host in hosts))
+    return hosts
+
+
+async def _reach(client: JinaClient, host: str) -> None:
+    try:
+        await client.reach(host)
+    except ToolError as error:
+        detail = error.detail if isinstance(error.detail, dict) else {}
+        kind = detail.get("cause") or detail.get("kind") or error.code
+        remedy = "egress.ca_file (SSL_CERT_FILE)" if kind == "certificate" else "DNS, egress.proxy and network policies"
+        raise _CheckFailed(f"{host} cannot be reached ({kind}); check {remedy}") from error
+
+
+async def _definitions(bootstrap: Bootstrap, project: str) -> list[str]:
+    check = stored_check(bootstrap.settings)
+    async with ToolRows.open(bootstrap.pool) as rows:
+        judged = [(row["tool_name"], judge(row, check, bootstrap.version)) for row in await rows.definitions(project)]
+    unusable = [
+        f"{name}: {'; '.join(verdict['problems'])}" for name, verdict in judged if verdict["kind"] == "unusable"
+    ]
+    if unusable:
+        raise _CheckFailed("; ".join(unusable))
+    ignored = [f"{name}: {problem}" for name, verdict in judged for problem in verdict["problems"]]
+    return [counted(sum(verdict["kind"] != "not ours" for _, verdict in judged), "definition"), *ignored]
+
+
+def _transport(*, encrypted: bool) -> str:
+    return "TLS" if encrypted else "without TLS"

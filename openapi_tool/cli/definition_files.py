@@ -1,0 +1,155 @@
+"""Definitions from files, with the line and column of every problem."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from openapi_tool.bootstrap import lint_limits
+from openapi_tool.cli.kernels import NO_DATABASE
+from openapi_tool.cli.output import fail, print_status
+from openapi_tool.jina.definition_checks import source_problems
+from openapi_tool.settings import CONFIG_VARIABLE, Settings, load_settings
+from openapi_tool.telemetry.redact import MASK
+from openapi_tool.tools.definition import ToolDefinition, parse_definition, stored_record
+from openapi_tool.tools.exports import complete
+from openapi_tool.tools.key_shapes import PREFIXED_KEY
+from openapi_tool.tools.problems import Problem
+from openapi_tool.tools.yaml_source import MAX_BYTES, Source, read_sources
+
+LINT_FAILED = 1
+
+_SUFFIXES = (".yaml", ".yml")
+_STANDARD_INPUT = "-"
+
+
+@dataclass(frozen=True, slots=True)
+class LocatedProblem:
+    """Problem of a file."""
+
+    file: str
+    line: int
+    column: int
+    problem: Problem
+
+    def __str__(self) -> str:
+        shown = self.as_object()
+        return f"{self.file}:{self.line}:{self.column}: {shown['severity']}: {shown['path']}: {shown['message']}"
+
+    def as_object(self) -> dict[str, Any]:
+        """Return the JSON form; likely API keys are masked, because authors paste them in place of names."""
+        severity = "warning" if self.problem.warning else "error"
+        place = {"file": self.file, "line": self.line, "column": self.column}
+        texts = {"path": self.problem.where, "message": self.problem.message}
+        return {**place, "severity": severity} | {name: PREFIXED_KEY.sub(MASK, text) for name, text in texts.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedDefinition:
+    """Stored row and parsed form of a definition."""
+
+    row: dict[str, Any]
+    parsed: ToolDefinition
+
+
+def lint_files(files: Sequence[Path], config: Path | None = None) -> list[LocatedProblem]:
+    """Return all problems of all definitions, in the order of the text. Exits with 2 if a file cannot be read.
+
+    `config` is the executor's TOML file; without it this machine's settings are read, which may differ.
+    """
+    with _config_variable(config):
+        settings = load_settings(NO_DATABASE)
+    return _lint(_sources(files), settings, configured=config is not None)
+
+
+@contextmanager
+def _config_variable(config: Path | None) -> Iterator[None]:
+    before = os.environ.get(CONFIG_VARIABLE)
+    if config is not None:
+        os.environ[CONFIG_VARIABLE] = str(config)
+    try:
+        yield
+    finally:
+        if config is not None:
+            os.environ.pop(CONFIG_VARIABLE)
+            os.environ.update({CONFIG_VARIABLE: before} if before is not None else {})
+
+
+def load_definitions(files: Sequence[Path]) -> list[LoadedDefinition]:
+    """Return definitions. Prints all problems; exits with 1 if one is an error."""
+    sources = _sources(files)
+    problems = _lint(sources, load_settings(NO_DATABASE))
+    for problem in problems:
+        print_status(str(problem))
+    if any(not problem.problem.warning for problem in problems):
+        raise typer.Exit(LINT_FAILED)
+    return [_definition(source.document) for _, source in sources]
+
+
+def _lint(
+    sources: Sequence[tuple[str, Source]], settings: Settings, *, configured: bool = False
+) -> list[LocatedProblem]:
+    limits, located = lint_limits(settings, configured=configured), _duplicate_names(sources)
+    for name, source in sources:
+        problems = source_problems(source, limits, settings.url_policy)
+        located += (LocatedProblem(name, *source.position(problem.path), problem) for problem in problems)
+    order = {name: place for place, (name, _) in enumerate(sources)}
+    return sorted(located, key=lambda item: (order[item.file], item.line, item.column, item.problem.warning))
+
+
+def _duplicate_names(sources: Sequence[tuple[str, Source]]) -> list[LocatedProblem]:
+    first: dict[str, str] = {}
+    located = []
+    for file, source in sources:
+        document = source.document if isinstance(source.document, dict) else {}
+        key = "tool_name" if "tool_name" in document else "name"
+        line, column = source.position((key,))
+        name = document.get(key)
+        if isinstance(name, str) and name in first:
+            message = f"is the name of the definition at {first[name]}, too; a project has each name once"
+            located.append(LocatedProblem(file, line, column, Problem((key,), message)))
+        elif isinstance(name, str):
+            first[name] = f"{file}:{line}"
+    return located
+
+
+def _sources(paths: Sequence[Path]) -> list[tuple[str, Source]]:
+    return [(str(file), source) for path in paths for file in _files(path) for source in _read(file)]
+
+
+def _definition(document: Any) -> LoadedDefinition:
+    parsed = parse_definition(stored_record(document))
+    return LoadedDefinition(complete(document, parsed.built_in), parsed)
+
+
+def file_count(paths: Sequence[Path]) -> int:
+    """Return the number of definition files. Exits with 2 for a folder without one."""
+    return sum(len(_files(path)) for path in paths)
+
+
+def _files(path: Path) -> list[Path]:
+    if not path.is_dir():
+        return [path]
+    files = sorted(file for file in path.rglob("*") if file.suffix in _SUFFIXES and file.is_file())
+    return files or fail(f"{path}: holds no file whose name ends in {' or '.join(_SUFFIXES)}; name a folder with one")
+
+
+def _read(file: Path) -> list[Source]:
+    try:
+        with nullcontext(sys.stdin.buffer) if str(file) == _STANDARD_INPUT else file.open("rb") as stream:
+            content = stream.read(MAX_BYTES + 1)
+    except OSError as error:
+        fail(f"{file}: cannot be read: {error.strerror}")
+    if len(content) > MAX_BYTES:
+        return [Source(None, [Problem((), f"is larger than {MAX_BYTES:,} bytes; split it, or shorten its texts")], {})]
+    try:
+        return read_sources(content.decode("utf-8-sig"))
+    except UnicodeDecodeError:
+        return [Source(None, [Problem((), "is not UTF-8 text; save it as UTF-8")], {})]

@@ -1,0 +1,124 @@
+"""`openapi-tool demo`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import typer
+from rich.console import Console
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from openapi_tool.cli.embedded import executor_settings, extra_needed, running
+from openapi_tool.cli.options import UpstreamChoice
+from openapi_tool.cli.output import INTERRUPTED, fail, json_default
+from openapi_tool.cli.tables import cell
+from openapi_tool.local.caller import prepare_database
+from openapi_tool.protocol.dialect import DEFAULT_VERSION, ProtocolVersion
+from openapi_tool.settings import PREFIX
+from openapi_tool.telemetry.logs import printable_lines
+from openapi_tool.tools.wording import counted
+
+if TYPE_CHECKING:
+    from openapi_tool.local.sample_calls import CompletedCall
+    from openapi_tool.local.stack import EmbeddedStack
+
+_DOUBLE_NOTE = (
+    "The upstream is a double on loopback that answers with recorded real responses. For the real one: "
+    "JINA_API_KEY=… openapi-tool demo --upstream real"
+)
+
+
+def demo(*, upstream: UpstreamChoice, protocol: ProtocolVersion | None, as_json: bool) -> None:
+    """Run a few calls on an embedded stack, and show every step of each."""
+    calls = _run(upstream, protocol or DEFAULT_VERSION, quiet=as_json)
+    if as_json:
+        for call in calls:
+            sys.stdout.write(json.dumps(asdict(call), default=json_default) + "\n")
+    else:
+        _show(calls, upstream)
+    if any(call.status != "success" for call in calls):
+        raise typer.Exit(1)
+
+
+def _run(upstream: UpstreamChoice, protocol: ProtocolVersion, *, quiet: bool) -> list[CompletedCall]:
+    with extra_needed("the demo"):
+        from openapi_tool.local import sample_calls  # noqa: PLC0415 - needs the extra [local]
+        from openapi_tool.local import stack as local  # noqa: PLC0415 - the same
+        from openapi_tool.local.servers import ServerFailed  # noqa: PLC0415 - the same
+
+    async def prepare(stack: EmbeddedStack) -> None:
+        await prepare_database(stack.postgres.dsn(), local.DATABASE, local.kernel_schema(protocol))
+
+    more = {
+        f"{PREFIX}TOOLS__MAX_RESULT_CHARS": str(local.MAX_RESULT_CHARS),
+        f"{PREFIX}PROTOCOL__VERSION": protocol.value,
+    }
+    settings = executor_settings(upstream) | more
+    stack = local.EmbeddedStack()
+    try:
+        with running(stack, local.DATABASE, prepare, settings, quiet=quiet) as executor:
+            return asyncio.run(sample_calls.play(stack, executor, upstream.value, protocol))
+    except ServerFailed as failure:
+        fail(str(failure))
+    except TimeoutError:
+        fail("a call got no result within a minute")
+    except KeyboardInterrupt:
+        raise typer.Exit(INTERRUPTED) from None
+
+
+def _show(calls: list[CompletedCall], upstream: UpstreamChoice) -> None:
+    console = Console(highlight=False)
+    for call in calls:
+        console.print(Panel(_table(call), title=cell(f"{call.tool_name}: {call.status}"), title_align="left"))
+        console.print(
+            Panel(Text(printable_lines(call.content or json.dumps(call.error))), title="what the model reads")
+        )
+    if upstream is UpstreamChoice.DOUBLE:
+        console.print(_DOUBLE_NOTE)
+
+
+def _table(call: CompletedCall) -> Table:
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    output = call.tool_output
+    rows: dict[str, Any] = {
+        "arguments": dict(call.arguments),
+        "command": call.command["subject"],
+        "headers": call.command["headers"],
+        "body": call.command["body"],
+        **_upstream_rows(call.upstream_requests),
+        "cost": ", ".join(counted(output["usage"][f"{noun}s"], noun) for noun in ("token", "request")),
+        "cut": f"yes, {counted(output['artifact_ref']['chars'], 'character')} in all"
+        if output.get("truncated")
+        else "no",
+        "inbox row": {name: call.inbox_row[name] for name in ("inbox_id", "message_type", "status", "payload")},
+        "doorbell": call.doorbell["subject"],
+        "  headers ": call.doorbell["headers"],
+        "  body ": call.doorbell["data"],
+        "trace id": call.trace_id,
+        "time": ", ".join(f"{name} {ms} ms" for name, ms in {"placed": 0, **call.steps}.items()),
+    }
+    for name, value in rows.items():
+        text = value if isinstance(value, str) or value is None else json.dumps(value, default=json_default)
+        table.add_row(name, cell(text or "-"))
+    return table
+
+
+def _upstream_rows(requests: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    if not requests:  # a cached response
+        return {"upstream": "not asked"}
+    first, *others = requests
+    return {
+        "upstream": f"{first['method']} https://{first['host']}{first['target']}",
+        "  headers": {**(first["headers"] or {}), "Authorization": "Bearer (not shown)"},
+        "  body": first["body"],
+        **{f"  and {number}": sent["body"] or sent["target"] for number, sent in enumerate(others, start=2)},
+    }

@@ -1,0 +1,54 @@
+"""`openapi-tool nats durable`: the durable, and its hand-over to the kernel's executor."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from functools import partial
+
+from openapi_tool.bootstrap import Bootstrap
+from openapi_tool.bus.client import BusClient
+from openapi_tool.bus.durable import DurableMissing
+from openapi_tool.bus.handover import HandOver, StillPulled, durable_shown, hand_to_kernel
+from openapi_tool.bus.users import NatsUser
+from openapi_tool.cli.kernels import names_database, result_lookup, with_nats
+from openapi_tool.cli.output import USAGE, fail, print_json, print_line, print_status
+from openapi_tool.protocol.dialect import ProtocolVersion
+
+_REFUSED = 1
+
+
+def durable(*, restore: bool, protocol: ProtocolVersion | None, as_json: bool) -> None:
+    """Print the durable consumer, or restore it for the kernel's own executor."""
+    done = with_nats(partial(_durable, restore=restore), protocol, user=NatsUser.DURABLE)
+    if done.acknowledged is None and restore and done.before.unacknowledged:
+        print_status(
+            f"openapi-tool: PG_DSN is not set, so none of {done.before.unacknowledged} unacknowledged commands was "
+            "checked: the kernel's executor fails on those that have a result already, up to three times for 30 s each"
+        )
+    if as_json:
+        shown = {name: asdict(state) for name, state in (("before", done.before), ("after", done.after))}
+        print_json({**shown, "acknowledged": done.acknowledged} if restore else shown["after"])
+        return
+    for (name, old), new in zip(asdict(done.before).items(), asdict(done.after).values(), strict=True):
+        print_line(f"{name}: {new}" + (f" (was {old})" if old != new else ""))
+    if done.acknowledged is not None:
+        print_line(f"acknowledged, as they have a result: {done.acknowledged}")
+
+
+async def _durable(bootstrap: Bootstrap, client: BusClient, *, restore: bool) -> HandOver:
+    try:
+        if restore:
+            return await _restore(bootstrap, client)
+        state = await durable_shown(client, bootstrap.durable)
+    except StillPulled as refusal:
+        fail(f"{refusal}: stop every replica of the executor first, then try again", _REFUSED)
+    except DurableMissing as missing:
+        fail(f"{missing}: no executor has used it yet, or nats.durable names another", USAGE)
+    return HandOver(state, state, None)
+
+
+async def _restore(bootstrap: Bootstrap, client: BusClient) -> HandOver:
+    if not names_database(bootstrap):
+        return await hand_to_kernel(client, bootstrap.durable, None)
+    async with result_lookup(bootstrap) as has_result:
+        return await hand_to_kernel(client, bootstrap.durable, has_result)

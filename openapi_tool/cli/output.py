@@ -1,0 +1,46 @@
+"""What commands print, and their exit codes."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, NoReturn
+
+import typer
+
+from openapi_tool.telemetry.logs import printable_json, printable_line, printable_lines
+
+USAGE = 2
+INTERRUPTED = 130
+"""Exit code after Ctrl-C: 128 plus the number of SIGINT, as in shells."""
+
+
+def print_status(text: str, *, quiet: bool = False, colour: str | None = None) -> None:
+    """Print a status text on standard error. Further lines are indented, so that none can look like another message."""
+    if not quiet:
+        typer.secho(printable_lines(text, "  "), err=True, fg=colour)
+
+
+def print_line(text: str) -> None:
+    """Print one line on standard output."""
+    typer.echo(printable_line(text))
+
+
+def print_json(value: Any, indent: int | None = None) -> None:
+    """Print JSON on standard output."""
+    typer.echo(printable_json(value, indent))
+
+
+def or_dash(value: object) -> str:
+    """Return a value as text, a missing one as a dash."""
+    return "-" if value is None else str(value)
+
+
+def fail(text: str, code: int = USAGE) -> NoReturn:
+    """Print an error, and exit."""
+    print_status(f"openapi-tool: {text}")
+    raise typer.Exit(code)
+
+
+def json_default(value: object) -> str:
+    """Return as text a value that JSON cannot represent."""
+    return value.isoformat() if isinstance(value, datetime) else str(value)

@@ -1,0 +1,1 @@
+"""Helpers for asyncio; imports no other package of this project."""

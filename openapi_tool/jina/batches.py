@@ -1,0 +1,125 @@
+"""Batches: the items of a call, and their outputs as one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, cast
+
+from openapi_tool.protocol.errors import ToolError
+from openapi_tool.tools.argument_names import fold
+from openapi_tool.tools.arguments import Arguments, correction_error
+from openapi_tool.tools.definition import ToolDefinition, unusable
+from openapi_tool.tools.output import Item, ToolOutput, Usage, cost
+from openapi_tool.tools.problems import Problem, argument_path, listed
+from openapi_tool.tools.wording import one_line
+
+_SHOWN_CHARS = 200
+_DETAIL_CHARS = 500  # of an item in an error's detail, which is stored several times
+
+
+def batch_items(definition: ToolDefinition, arguments: Arguments, max_items: int) -> list[str] | None:
+    """Return the items of a batch call; None for a tool without batches.
+
+    Raises BadRequest, or ToolMisconfigured if the definition sets the items, with every invalid item.
+    """
+    plural = definition.built_in.list_argument
+    if plural is None:
+        return None
+    problems = item_problems(definition, arguments, max_items)
+    item_errors = [problem for problem in problems if problem.path[0] == plural]
+    if item_errors and plural in arguments.values.keys() - arguments.by_model:
+        group = ("options", "args", "fixed" if plural in definition.fixed else "defaults")
+        lines = [str(replace(problem, path=(*group, *problem.path))) for problem in item_errors]
+        raise unusable(definition.tool_name, listed(lines))
+    if problems:
+        raise correction_error(listed([f"{argument_path(problem.path)}: {problem.message}" for problem in problems]))
+    return list(cast("list[str]", arguments.values[plural]))
+
+
+def item_problems(definition: ToolDefinition, arguments: Arguments, max_items: int) -> list[Problem]:
+    """Return wrong items, and a query or address beside the list."""
+    plural = definition.built_in.list_argument or ""
+    items = arguments.values.get(plural)
+    single = [name for name in sorted(arguments.by_model) if fold(name) in definition.operation.main_parameter_names]
+    problems = [Problem((name,), f"is not an argument of this tool, which takes {plural}") for name in single]
+    if not isinstance(items, list) or not 1 <= len(items) <= max_items:
+        return [Problem((plural,), f"must be a list of 1 to {max_items} texts"), *problems]
+    wrong = [place for place, item in enumerate(items) if not isinstance(item, str) or not item.strip()]
+    return [*(Problem((plural, place), "must be a text that is not empty") for place in wrong), *problems]
+
+
+def item_arguments(definition: ToolDefinition, arguments: Arguments, item: str) -> Arguments:
+    """Return the arguments for one item."""
+    operation, plural = definition.operation, definition.built_in.list_argument
+    shared = {
+        name: value
+        for name, value in arguments.values.items()
+        if name != plural and fold(name) not in operation.main_parameter_names
+    }
+    by_model = arguments.by_model - {plural} | ({operation.argument} if plural in arguments.by_model else set())
+    return replace(arguments, values={**shared, operation.argument: item}, by_model=by_model)
+
+
+def batch_output(items: Sequence[str], outcomes: Mapping[str, ToolOutput | ToolError]) -> ToolOutput:
+    """Combine all outcomes. Raises ToolError if no item succeeded."""
+    outputs = {item: outcome for item, outcome in outcomes.items() if isinstance(outcome, ToolOutput)}
+    errors = {item: outcome for item, outcome in outcomes.items() if isinstance(outcome, ToolError)}
+    if not outputs:
+        raise _all_failed(items, errors)
+    succeeded = sum(item in outputs for item in items)
+    shown = (
+        [Item(caption=f"{succeeded} of {len(items)} succeeded; the errors of the others are below.")] if errors else []
+    )
+    for item, outcome in outcomes.items():
+        label = f"{_positions(items, item)} of {len(items)}"
+        caption = f"## {label}: {one_line(item)[:_SHOWN_CHARS]}"
+        parts = (
+            outcome.items
+            if isinstance(outcome, ToolOutput)
+            else (Item(caption=f"Failed ({outcome.code}): {outcome.message}"),)
+        )
+        first, *others = (part._replace(label=label) for part in parts)
+        shown += [first._replace(caption=f"{caption}\n{first.caption}".rstrip()), *others]
+    results = [{"item": item, **_state(outcomes[item])} for item in items]
+    return ToolOutput(
+        tuple(shown),
+        {"succeeded": succeeded, "failed": len(items) - succeeded, "results": results},
+        sum(map(cost, outcomes.values()), Usage()),
+        cached=not errors and all(output.cached for output in outputs.values()),
+        may_store=all(output.may_store for output in outputs.values()),
+    )
+
+
+def _positions(items: Sequence[str], item: str) -> str:
+    """Return positions such as `1 and 3`: a repeated item is requested only once."""
+    return " and ".join(str(number) for number, given in enumerate(items, start=1) if given == item)
+
+
+def _state(outcome: ToolOutput | ToolError) -> dict[str, Any]:
+    if isinstance(outcome, ToolOutput):
+        return {"status": "success", **outcome.state}
+    return {"status": outcome.status, "error": outcome.as_error()}
+
+
+def _all_failed(items: Sequence[str], errors: Mapping[str, ToolError]) -> ToolError:
+    """Return an error of the first one's type whose message lists each reason once."""
+    first = next(iter(errors.values()))
+    reasons: dict[str, list[str]] = {}
+    for item, error in errors.items():
+        reasons.setdefault(error.message, []).append(f"{_positions(items, item)} ({one_line(item)[:_SHOWN_CHARS]})")
+    message = (
+        first.message
+        if len(reasons) == 1
+        else "Every item failed. " + " ".join(f"{', '.join(named)}: {reason}" for reason, named in reasons.items())
+    )
+    failure = type(first)(
+        message,
+        detail={"results": [{"item": item[:_DETAIL_CHARS], **error.as_error()} for item, error in errors.items()]},
+        retryable=any(error.retryable for error in errors.values()),
+        retry_after=max(filter(None, (error.retry_after for error in errors.values())), default=None),
+        http_status=first.http_status,
+    )
+    usage = sum(map(cost, errors.values()), Usage())
+    failure.tokens, failure.requests = usage.tokens, usage.requests
+    return failure

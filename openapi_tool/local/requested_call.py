@@ -1,0 +1,131 @@
+"""Calls that a person requests: checked against the kernel's rows, and saved as the kernel would."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from nats.js.errors import NotFoundError
+
+from openapi_tool.local.caller import Caller
+from openapi_tool.local.dev import AGENT, MARK, PROJECT, STREAM_MARK, mark_of
+from openapi_tool.local.dev_state import DevError
+from openapi_tool.local.placed_call import PlacedCall
+from openapi_tool.protocol.errors import Unanswerable
+from openapi_tool.protocol.subjects import parse_command_subject, wakeup_subject
+
+_SUBJECT = re.compile(r"[^\s.*>{}]+(\.[^\s.*>{}]+)+")
+_NAMES_SHOWN = 20
+_NOT_OF_DEV = (
+    "the {} was not created by `openapi-tool dev`: the call would write a card, an edge and inbox rows there, "
+    "and real workers would get its doorbell; add --yes to allow it"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RequestedCall:
+    """None means the dev stack's default; `anywhere` allows servers whose data `dev` did not create."""
+
+    tool_name: str
+    project_id: str | None
+    agent_id: str | None
+    channel_id: str
+    anywhere: bool
+
+
+async def save_call(caller: Caller, requested: RequestedCall, arguments: Any) -> PlacedCall:
+    """Subscribe to the doorbell of a call, and save the call unpublished.
+
+    Raises DevError if project, agent, tool or stream do not exist; it names the existing ones.
+    """
+    created_by_dev = await mark_of(caller) == MARK
+    if not created_by_dev and not requested.anywhere:
+        raise DevError(_NOT_OF_DEV.format("database"))
+    for option, value in (("--project", requested.project_id), ("--agent", requested.agent_id)):
+        if not value and not created_by_dev:
+            raise DevError(f"{option} is needed, because this database was not created by `openapi-tool dev`")
+    project_id, agent_id = requested.project_id or PROJECT, requested.agent_id or AGENT
+    tool = await _tool(caller, project_id, requested.tool_name)
+    worker_target = await _worker_target(caller, project_id, agent_id)
+    values: dict[str, Any] = {"project_id": project_id, "channel_id": requested.channel_id, "agent_id": agent_id}
+    subject = _subject(caller.version, tool, values)
+    await _check_stream(caller, subject, anywhere=requested.anywhere)
+    try:
+        doorbell = wakeup_subject(caller.version, project_id, requested.channel_id, worker_target)
+    except ValueError as error:
+        raise DevError(str(error)) from None
+    await caller.listen(doorbell)
+    async with caller.database.transaction():  # rolled back if the database refuses anything
+        return await caller.place(
+            **values,
+            tool_name=requested.tool_name,
+            arguments=arguments,
+            subject=subject,
+            after_execution=tool["after_execution"] or "suspend",
+            publish=False,
+        )
+
+
+async def tools_of(caller: Caller, project_id: str) -> dict[str, Mapping[str, Any]]:
+    """Return `target_subject` and `after_execution` of a project's tools, by name."""
+    rows = await caller.database.fetch(
+        "select tool_name, target_subject, after_execution from resource.tools where project_id = $1", project_id
+    )
+    return {row["tool_name"]: dict(row) for row in rows}
+
+
+async def _tool(caller: Caller, project_id: str, tool_name: str) -> Mapping[str, Any]:
+    tools = await tools_of(caller, project_id)
+    if not tools:
+        rows = await caller.database.fetch("select distinct project_id from resource.tools")
+        known = _listed(row["project_id"] for row in rows)
+        raise DevError(f"there is no project {project_id!r} with tools; projects with tools: {known}")
+    _require("tool", tool_name, project_id, tools)
+    return tools[tool_name]
+
+
+async def _worker_target(caller: Caller, project_id: str, agent_id: str) -> str:
+    rows = await caller.database.fetch(
+        "select agent_id, worker_target from resource.project_agents where project_id = $1", project_id
+    )
+    agents: dict[str, str] = {row["agent_id"]: row["worker_target"] for row in rows}
+    _require("agent", agent_id, project_id, agents)
+    return agents[agent_id]
+
+
+def _require(kind: str, name: str, project_id: str, known: Collection[str]) -> None:
+    if name not in known:
+        raise DevError(f"project {project_id!r} has no {kind} {name!r}; its {kind}s: {_listed(known)}")
+
+
+def _listed(names: Iterable[str]) -> str:
+    known = sorted(names)
+    more = f" and {len(known) - _NAMES_SHOWN} more" if len(known) > _NAMES_SHOWN else ""
+    return ", ".join(known[:_NAMES_SHOWN]) + more or "none"
+
+
+def _subject(version: str, tool: Mapping[str, Any], values: Mapping[str, str]) -> str:
+    subject = str(tool["target_subject"] or "")
+    for name, value in values.items():
+        subject = subject.replace(f"{{{name}}}", value)
+    try:
+        parsed = parse_command_subject(subject).version
+    except Unanswerable:
+        parsed = None
+    if parsed != version or not _SUBJECT.fullmatch(subject):
+        raise DevError(f"{tool['tool_name']!r} cannot be called: {subject!r} is no subject of a {version} tool command")
+    return subject
+
+
+async def _check_stream(caller: Caller, subject: str, *, anywhere: bool) -> None:
+    jetstream = caller.client.jetstream()
+    try:
+        name = await jetstream.find_stream_name_by_subject(subject)
+    except NotFoundError:
+        raise DevError(f"no stream captures {subject}; the kernel or an executor creates it at its start") from None
+    if not anywhere:
+        info = await jetstream.stream_info(name)
+        if not STREAM_MARK.items() <= (info.config.metadata or {}).items():
+            raise DevError(_NOT_OF_DEV.format("stream"))

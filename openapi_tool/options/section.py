@@ -1,0 +1,68 @@
+"""Base class and types of settings sections."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
+
+from pydantic import AfterValidator, ConfigDict, Field, SecretStr, field_validator
+
+from openapi_tool.files import MAX_CERTIFICATES_BYTES, check_regular_file
+
+_UNUSABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+_MAX_CHARS = 16_000
+VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+TERABYTE = 1_000_000_000_000
+Seconds = Annotated[float, Field(gt=0, le=86_400)]
+CallSeconds = Annotated[float, Field(ge=1, le=86_400)]
+
+
+def _check_file(path: Path) -> Path:
+    try:
+        check_regular_file(path, MAX_CERTIFICATES_BYTES)
+    except OSError:
+        raise ValueError("names no file that can be read; correct the path, or mount the file") from None
+    return path
+
+
+File = Annotated[Path, AfterValidator(_check_file)]
+
+
+def check_one_line(value: Any) -> Any:
+    """Return a value with its text stripped.
+
+    Raises ValueError for over 16,000 characters, control characters and invalid UTF-8: drivers would send them, or show
+    the value in an error.
+    """
+    value = value.strip() if isinstance(value, str) else value
+    if any(len(text) > _MAX_CHARS for text in _texts(value)):
+        raise ValueError(f"is longer than {_MAX_CHARS} characters")
+    if any(map(_UNUSABLE.search, _texts(value))):
+        raise ValueError("contains a line break, another control character or invalid UTF-8; remove it")
+    return value
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str | SecretStr):
+        yield value if isinstance(value, str) else value.get_secret_value()
+    elif isinstance(value, Mapping | list | tuple):
+        for item in [*value, *value.values()] if isinstance(value, Mapping) else value:
+            yield from _texts(item)
+
+
+def split(value: object) -> object:
+    """Split a comma-separated text; return any other value unchanged. Raises ValueError for a JSON list."""
+    if isinstance(value, str) and value.lstrip().startswith(('["', "['")):
+        raise ValueError("must be comma-separated in the environment, such as A,B; it is JSON")
+    return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
+
+
+class Options:
+    """Base class of these sections: refuses unknown keys and unusable texts."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", hide_input_in_errors=True)
+
+    _is_one_line = field_validator("*", mode="before")(check_one_line)

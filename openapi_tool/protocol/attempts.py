@@ -1,0 +1,53 @@
+"""Upstream requests of one call, as its result and its span show them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from openapi_tool.protocol.result_objects import AttemptObject
+
+MAX_ATTEMPTS = 64
+"""Recorded attempts of one call; a batch with retries may have more."""
+
+
+@dataclass(slots=True)
+class Attempt:
+    """One upstream request; `began` is on the monotonic clock, `resends` counts earlier attempts to send the same.
+
+    `seconds`, `http_status` and `error_code` are None until the attempt ends; then `http_status` is None without a
+    response, `error_code` without an error.
+    """
+
+    began: float
+    method: str
+    host: str
+    resends: int
+    seconds: float | None = None
+    http_status: int | None = None
+    error_code: str | None = None
+
+    def end(self, now: float, error_code: str | None = None) -> None:
+        """Record the end."""
+        self.seconds = now - self.began
+        self.error_code = error_code
+
+
+def attempt_objects(attempts: Sequence[Attempt]) -> list[AttemptObject]:
+    """Return the attempts for a result card."""
+    objects = []
+    for attempt in attempts:
+        at_ms = round((attempt.began - attempts[0].began) * 1000)
+        attempt_object = AttemptObject(at_ms=at_ms, http_status=attempt.http_status)
+        if attempt.seconds is not None:
+            attempt_object["ms"] = round(attempt.seconds * 1000)
+        if attempt.error_code is not None:
+            attempt_object["error_code"] = attempt.error_code
+        objects.append(attempt_object)
+    return objects
+
+
+def upstream_seconds(attempts: Sequence[Attempt], now: float) -> float:
+    """Return the seconds from the first request to the last response, to `now` if one has not ended."""
+    ends = [now if attempt.seconds is None else attempt.began + attempt.seconds for attempt in attempts]
+    return max(ends) - min(attempt.began for attempt in attempts)

@@ -1,0 +1,118 @@
+"""The report that announces a result, and its doorbell (protocol section 6)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from openapi_tool.protocol import frozen
+from openapi_tool.protocol import headers as header
+from openapi_tool.protocol.command import AFTER_EXECUTION
+from openapi_tool.protocol.errors import ReportRefused
+from openapi_tool.protocol.identity import CallIdentity
+from openapi_tool.protocol.jsontext import JsonValue
+from openapi_tool.protocol.records import CallRecords, WaitingTurnRecord
+from openapi_tool.protocol.tracing import SpanContext, TraceLink, new_root, parse_traceparent
+
+
+@frozen
+class TurnCondition:
+    """Condition on which a result may be written (ADR 8): the worker has read the other results of the step.
+
+    Besides, the step's other commands must be at least `quiet_s` seconds old; if None, there must be none.
+    """
+
+    quiet_s: float | None
+
+
+MAX_DEPTH = 20
+"""Recursion depth, the length of the chain of agents that call each other, from which the kernel refuses a report."""
+
+STATUSES = frozenset({"success", "failed", "canceled", "timeout", "partial"})
+"""Statuses of a result that the kernel's workers accept."""
+
+
+@frozen
+class Acceptance:
+    """Data of a report that the kernel will accept, checked before the call runs.
+
+    `worker_target` is the subject token of the agent's worker, None if unknown; `depth` the recursion depth of the
+    waiting turn. In v1r3 `request_edge_id` is a new id for a missing edge, and the turn is derived from the command.
+    """
+
+    identity: CallIdentity
+    worker_target: str | None
+    waiting_turn: WaitingTurnRecord
+    request_edge_id: str
+    depth: int
+
+
+@frozen
+class Wakeup:
+    """Doorbell."""
+
+    subject: str
+    headers: Mapping[str, str]
+    body: bytes
+
+
+@frozen
+class Report:
+    """One tool_result row with its response edge, ready to be written; `actor_id` is the sender, this service.
+
+    `context_headers` are those of the waiting turn's row with the report's own trace; by them the worker matches the
+    result to the turn. `wakeup` is published after the commit; None if no worker can be addressed.
+    """
+
+    acceptance: Acceptance
+    actor_id: str
+    inbox_id: str
+    edge_id: str
+    trace_id: str
+    parent_step_id: str | None
+    context_headers: Mapping[str, str]
+    payload: Mapping[str, JsonValue]
+    edge_metadata: Mapping[str, JsonValue]
+    wakeup: Wakeup | None
+
+    @property
+    def project_id(self) -> str:
+        """Project of the call."""
+        return self.acceptance.identity.project_id
+
+
+def refuse_reported(records: CallRecords) -> None:
+    """Raise ReportRefused if a row reports the call but its card is gone: no second row can be written."""
+    if records.earlier is None and records.reported_inbox_id is not None:
+        raise ReportRefused("already_reported", f"row {records.reported_inbox_id!r} reports the call without a card")
+
+
+def trace_headers(span: SpanContext, tracestate: str | None) -> dict[str, str]:
+    """Return the trace headers of a span."""
+    headers = {header.TRACEPARENT: span.traceparent()}
+    return headers | {header.TRACESTATE: tracestate} if tracestate else headers
+
+
+def trace_link(identity: CallIdentity, waiting_turn: WaitingTurnRecord) -> TraceLink:
+    """Return parent and link of the report's span.
+
+    The worker refuses a row of another trace than the waiting turn's, so an inbound span of another becomes a link. If
+    neither has a trace, the report gets the trace id of the tool.call card.
+    """
+    headers, inbound = waiting_turn.context_headers, identity.trace
+    try:
+        of_turn = parse_traceparent(str(headers.get(header.TRACEPARENT, "")))
+    except ValueError:
+        of_turn = None
+    if inbound is not None and (of_turn is None or inbound.trace_id == of_turn.trace_id):
+        return TraceLink(parent=inbound, tracestate=identity.tracestate, linked=None)
+    tracestate = headers.get(header.TRACESTATE)
+    return TraceLink(
+        parent=of_turn or new_root(identity.trace_id),
+        tracestate=tracestate if isinstance(tracestate, str) and tracestate else None,
+        linked=inbound,
+    )
+
+
+def reportable_content(content: Mapping[str, object]) -> bool:
+    """Return whether the kernel's workers accept a stored tool.result."""
+    return content.get("status") in STATUSES and content.get("after_execution") in AFTER_EXECUTION

@@ -1,0 +1,55 @@
+"""Trace context as in W3C's header `traceparent`."""
+
+from __future__ import annotations
+
+import re
+import secrets
+
+from openapi_tool.protocol import frozen
+
+_TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
+_TRACE_ID = re.compile(r"[0-9a-f]{32}")
+
+
+@frozen
+class SpanContext:
+    """Span identity: 32 hex digits of trace, 16 of span, 2 of flags."""
+
+    trace_id: str
+    span_id: str
+    flags: str = "01"
+
+    def traceparent(self) -> str:
+        """Return the header value, version 00 (https://www.w3.org/TR/trace-context/#traceparent-header)."""
+        return f"00-{self.trace_id}-{self.span_id}-{self.flags}"
+
+
+@frozen
+class TraceLink:
+    """Parent of the report's span; `linked` is the inbound span of another trace, as in OpenTelemetry."""
+
+    parent: SpanContext
+    tracestate: str | None
+    linked: SpanContext | None
+
+
+def parse_traceparent(header: str) -> SpanContext:
+    """Parse a `traceparent`. Raises ValueError if it is malformed."""
+    match = _TRACEPARENT.fullmatch(header.strip())
+    if match is None:
+        raise ValueError("traceparent must look like 00-<32 hex>-<16 hex>-<2 hex>")
+    version, trace_id, span_id, flags, rest = match.groups()
+    if version == "ff" or (version == "00" and rest) or not trace_id.strip("0") or not span_id.strip("0"):
+        raise ValueError("traceparent holds a forbidden version, an all-zero id or trailing data")
+    return SpanContext(trace_id, span_id, flags)
+
+
+def new_root(trace_id: str | None = None) -> SpanContext:
+    """Return a root span of this trace, or of a new one if `trace_id` is not W3C's."""
+    valid = trace_id is not None and _TRACE_ID.fullmatch(trace_id) is not None and trace_id.strip("0")
+    return SpanContext(trace_id if trace_id and valid else secrets.token_hex(16), new_span_id())
+
+
+def new_span_id() -> str:
+    """Return 16 random hex digits, never all zero."""
+    return f"{secrets.randbits(64) or 1:016x}"

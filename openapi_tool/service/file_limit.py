@@ -1,0 +1,75 @@
+"""Limit of open files, and the connections that fit in it."""
+
+from __future__ import annotations
+
+import resource
+
+from openapi_tool.settings import Settings
+from openapi_tool.settings.model import but
+from openapi_tool.telemetry.health_server import MAX_CONNECTIONS
+from openapi_tool.tools.catalogue import OPERATIONS
+
+_HOSTS = len({operation.host for operation in OPERATIONS})
+"""Each host has idle connections of its own, up to `egress.max_connections`."""
+
+_OTHER_FILES = 128  # NATS, traces, DNS, files, pipes
+
+
+def raise_file_limit() -> int:
+    """Raise the soft limit of open files to the hard one; return the limit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    except (OSError, ValueError):  # the system-wide limit was lowered below the hard limit
+        return soft
+    return hard
+
+
+def file_limit_problem(settings: Settings, limit: int) -> str | None:
+    """Return a message if the settings may need more files than the limit."""
+    parts = {
+        f"egress.max_connections for each of {_HOSTS} hosts": _HOSTS * settings.egress.max_connections,
+        "postgres.pool_size": sum(kernel.postgres.pool_size for kernel in settings.kernels),
+        "health server": MAX_CONNECTIONS if settings.health.port else 0,
+        "reserve": _OTHER_FILES,
+    }
+    needed = sum(parts.values())
+    if limit == resource.RLIM_INFINITY or needed <= limit:
+        return None
+    demand = ", ".join(f"{name} {number}" for name, number in parts.items())
+    fitted = fit_to_file_limit(settings, limit)
+    return (
+        f"this process may open {limit} files and its settings may need {needed} ({demand}), so it opens at most "
+        f"{fitted.egress.max_connections} connections to the upstream, {fitted.postgres.pool_size} to a database and "
+        f"{health_connections(limit)} to the health server: raise the limit (ulimit -Hn) or lower "
+        "egress.max_connections"
+    )
+
+
+def fit_to_file_limit(settings: Settings, limit: int) -> Settings:
+    """Return the settings with as many connections as the limit of open files allows; calls wait for one of them.
+
+    Without this, whatever opens a file next would fail: a probe, a name's resolution, any call.
+    """
+    if limit == resource.RLIM_INFINITY:
+        return settings
+    kernels = settings.kernels
+    largest_pool = max(1, limit // 8 // len(kernels))
+    pools = [but(kernel.postgres, pool_size=min(kernel.postgres.pool_size, largest_pool)) for kernel in kernels]
+    others = zip(settings.dialects.given.items(), pools[1:], strict=True)
+    kept = min(_OTHER_FILES, limit // 2) + health_connections(limit) + sum(pool.pool_size for pool in pools)
+    connections = max(1, min(settings.egress.max_connections, (limit - kept) // _HOSTS))
+    return settings.model_copy(
+        update={
+            "egress": but(settings.egress, max_connections=connections),
+            "postgres": pools[0],
+            "dialects": but(
+                settings.dialects, **{version: but(other, postgres=pool) for (version, other), pool in others}
+            ),
+        }
+    )
+
+
+def health_connections(limit: int) -> int:
+    """Return how many connections the health server may have with this limit of open files."""
+    return MAX_CONNECTIONS if limit == resource.RLIM_INFINITY else max(1, min(MAX_CONNECTIONS, limit // 8))

@@ -1,0 +1,123 @@
+"""Parts of the service that all its kernels share."""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from operator import attrgetter
+from typing import TYPE_CHECKING
+
+from openapi_tool.bootstrap import Bootstrap, Upstream
+from openapi_tool.budgets.account import SCOPES
+from openapi_tool.budgets.budgets import Budgets
+from openapi_tool.bus.instance import INSTANCE
+from openapi_tool.bus.server_clock import ServerClock
+from openapi_tool.bus.storage import BUDGETS, LIMITS, RecordStore
+from openapi_tool.isolation.pool import WorkerPool
+from openapi_tool.isolation.privacy import hide_memory
+from openapi_tool.isolation.service import Isolation
+from openapi_tool.jina.connector import Resolver
+from openapi_tool.jina.egress import EgressTransport
+from openapi_tool.jina.failures import key_failure
+from openapi_tool.jina.transport import AiohttpTransport
+from openapi_tool.limits.limiter import Limiter
+from openapi_tool.telemetry import metrics
+from openapi_tool.telemetry.health import Snapshots
+from openapi_tool.telemetry.spans import WireTracer, shut_down
+
+if TYPE_CHECKING:
+    from openapi_tool.telemetry.otlp import ExportingTracer
+
+_SHOWN_LIMITS = (
+    "executor.concurrency",
+    "executor.max_held",
+    "postgres.pool_size",
+    "egress.max_connections",
+    "egress.body_budget_bytes",
+    "cache.max_bytes",
+    "tools.max_timeout_s",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """Parts that all kernels share.
+
+    `limiter` and `budgets` store their records in the main kernel's NATS and use its `clock`. On each NATS only one
+    connection answers requests for the `statistics`: `answering` has the servers where one does.
+    """
+
+    upstream: Upstream
+    limiter: Limiter
+    limit_records: RecordStore
+    budgets: Budgets
+    budget_records: RecordStore
+    clock: ServerClock
+    tracer: WireTracer | ExportingTracer
+    statistics: Snapshots
+    answering: set[tuple[str, ...]] = field(default_factory=set)
+
+
+def open_shared(
+    stack: AsyncExitStack,
+    bootstrap: Bootstrap,
+    resolver: Resolver | None,
+    left_s: Callable[[], float] = lambda: math.inf,
+) -> Shared:
+    """Build the shared parts; `stack` closes them, within the seconds that `left_s` returns then."""
+    transport = upstream_transport(bootstrap, resolver)
+    stack.push_async_callback(transport.aclose)
+    settings, tracer = bootstrap.settings, _tracer(bootstrap)
+    stack.push_async_callback(shut_down, tracer.shutdown, left_s)
+    if settings.telemetry.otlp_metrics_endpoint is not None:
+        from openapi_tool.telemetry.otlp import open_exporter  # noqa: PLC0415 - 30 MB that few deployments need
+
+        exporter = open_exporter(
+            settings.telemetry.otlp_metrics_endpoint, settings.telemetry.otlp_metrics_interval_s, INSTANCE
+        )
+        stack.push_async_callback(shut_down, exporter.shutdown, left_s)
+    for variable in bootstrap.secrets.allowed:
+        metrics.KEYS_REFUSED.labels(variable)  # so that an alert sees the first refusal
+    clock = ServerClock()
+    limit_records, budget_records = RecordStore(LIMITS), RecordStore(BUDGETS)
+    limit_replica = secrets.token_hex(5)  # short: a record of limits contains up to 1,000 names
+    limiter = Limiter(limit_replica, settings.limits, limit_records, clock.time, key_failure, settings.fairness.weights)
+    limiter.keys.set_secrets(bootstrap.secrets)
+    budget_replica = f"{INSTANCE}-{secrets.token_hex(3)}"  # a restarted process may have the same name
+    budgets = Budgets(budget_replica, settings.budgets, budget_records, clock.time)
+    for scope in SCOPES:
+        metrics.BUDGET_USED.set_function(partial(budgets.largest_used_fraction, scope), scope)
+    health = bootstrap.health
+    health.limits, health.keys = limiter.snapshot, limiter.keys.snapshot
+    health.budgets, health.budget_outage = budgets.snapshot, budgets.outage
+    hide_memory()  # from the workers
+    pool = WorkerPool(settings.isolation.workers, settings.egress.max_response_bytes)
+    stack.push_async_callback(pool.aclose)
+    pool.start()
+    upstream = Upstream(bootstrap, transport, limiter, budgets, isolation=Isolation(pool))
+    return Shared(upstream, limiter, limit_records, budgets, budget_records, clock, tracer, snapshots(bootstrap))
+
+
+def snapshots(bootstrap: Bootstrap) -> Snapshots:
+    """Return the source of statistics for `top` and the page."""
+    limits = {name: attrgetter(name)(bootstrap.settings) for name in _SHOWN_LIMITS}
+    durables = [kernel.durable.name for kernel in (bootstrap, *bootstrap.others)]
+    return Snapshots(INSTANCE, bootstrap.health, limits, durables)
+
+
+def upstream_transport(bootstrap: Bootstrap, resolver: Resolver | None) -> EgressTransport:
+    """Return the transport for all upstream requests."""
+    return EgressTransport(AiohttpTransport(bootstrap.upstream_tls, bootstrap.settings.egress, resolver))
+
+
+def _tracer(bootstrap: Bootstrap) -> WireTracer | ExportingTracer:
+    telemetry = bootstrap.settings.telemetry
+    if telemetry.otlp_endpoint is None:
+        return WireTracer()
+    from openapi_tool.telemetry.otlp import open_tracer  # noqa: PLC0415 - 30 MB that few deployments need
+
+    return open_tracer(telemetry.otlp_endpoint, bootstrap.redactor.with_label("span"), telemetry.trace_ratio, INSTANCE)

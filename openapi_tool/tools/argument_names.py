@@ -1,0 +1,55 @@
+"""What a wrong name of an argument probably means: synonyms and close names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import islice
+
+from openapi_tool.tools.wording import close_to
+
+_MAX_COMPARED = 40  # characters, and names: limits the time of difflib
+_SYNONYMS = {
+    "query": "q searchquery searchterm keywords question text",
+    "url": "uri link address href targeturl pageurl website page",
+    "count": "n num limit maxresults numresults numberofresults topk size results",
+    "country": "gl region countrycode",
+    "language": "hl lang languagecode",
+    "site": "sites domain domains includedomains includesites",
+    "exclude_sites": "excludedomains blockeddomains",
+    "after": "since startdate fromdate publishedafter",
+    "file_type": "filetype ext extension",
+    "title_words": "intitle",
+    "with_content": "content includecontent fullcontent rawcontent includerawcontent",
+    "format": "respondwith returnformat outputformat",
+    "target_selector": "selector css cssselector",
+    "max_tokens": "tokens tokenlimit maxlength maxchars",
+    "with_links": "links includelinks",
+    "with_images": "images includeimages",
+    "no_cache": "nocache fresh refresh",
+}
+_BY_SYNONYM = {other: name for name, others in _SYNONYMS.items() for other in others.split()}
+"""Arguments by the folded names that Jina and other search tools give them."""
+_PLURALS = {"query": "queries", "url": "urls"}
+
+
+def fold(name: str) -> str:
+    """Return a name in lower case without separators: `target_url`, `targetUrl`, `Target-URL` are equal."""
+    return name.replace("_", "").replace("-", "").lower()
+
+
+def probably_meant(name: str, known: Iterable[str]) -> str | None:
+    """Return the known argument that an unknown name probably means; long names are ignored."""
+    by_folded = {fold(other): other for other in islice(known, _MAX_COMPARED)}
+    if len(name) > _MAX_COMPARED or not by_folded:
+        return None
+    folded = fold(name)
+    other = _BY_SYNONYM.get(folded, folded)
+    exact = next((name for name in (folded, fold(other), _PLURALS.get(other)) if name in by_folded), None)
+    found = exact or next(iter(close_to(folded, by_folded)), None)
+    return by_folded[found] if found else None
+
+
+def not_taken(name: str, known: Iterable[str]) -> str:
+    """Return the problem of an argument that a tool does not take."""
+    other = probably_meant(name, known)
+    return f"is not an argument that this tool takes{f'; did you mean {other}?' if other else ''}"

@@ -1,0 +1,17 @@
+"""Ids of a call for log lines and spans."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from openapi_tool.protocol.identity import CallIdentity
+from openapi_tool.tools.wording import short
+
+_NAMES = ("project_id", "agent_id", "agent_turn_id", "tool_call_id")
+_SHOWN_CHARS = 128
+"""A tool call id has any length, and JSON may need six bytes per character."""
+
+
+def log_ids(identity: CallIdentity) -> dict[str, Any]:
+    """Return the ids of a call that it has, each truncated."""
+    return {name: short(value, _SHOWN_CHARS) for name in _NAMES if (value := getattr(identity, name))}

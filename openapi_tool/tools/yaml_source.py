@@ -1,0 +1,143 @@
+"""Parser of YAML files with definitions, which knows the line and column of every value."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import yaml
+
+from openapi_tool.protocol.jsontext import JsonValue, storable
+from openapi_tool.tools.problems import Path, Problem
+
+MAX_NODES = 20_000
+MAX_BYTES = 8_000_000
+"""Bytes of a file: more than a definition may have, so that a larger one is parsed and its error gets a line."""
+
+_MERGE = "<<"
+_TEXT_TAG, _NUMBER_TAGS = "tag:yaml.org,2002:str", ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+_MAX_NUMBER_CHARS = 40
+_NOT_DECIMAL = re.compile(r"[-+]?0[0-9_]+|[^:]*:.*")
+"""Octal and sexagesimal numbers of YAML 1.1: `010` is 8, `1:30` is 90."""
+
+_IS_TEXT = "YAML reads this as a text; write the number in plain digits, or put it in quotes to mean the text"
+_READ_AS_TEXT = re.compile(r"[-+]?(?:0o?[0-9]+|[0-9]+(?:\.[0-9]*)?[eE][-+]?[0-9]+)")
+"""Texts of YAML 1.1 that look like numbers: `08`, `0o17`, `1e3`."""
+
+LineColumn = tuple[int, int]
+"""Both from 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Parsed definition; `problems` are those of the YAML. With an error `document` is incomplete."""
+
+    document: JsonValue
+    problems: list[Problem]
+    positions: Mapping[Path, LineColumn]
+
+    def position(self, path: Path) -> LineColumn:
+        """Return the position of a path, or of its nearest ancestor."""
+        while path and path not in self.positions:
+            path = path[:-1]
+        return self.positions.get(path, (1, 1))
+
+
+def read_source(text: str) -> Source:
+    """Parse YAML with one document; never raises."""
+    first, *others = read_sources(text)
+    if others:
+        return Source(None, [Problem((), f"there are {1 + len(others)} documents; give one")], first.positions)
+    return first
+
+
+def read_sources(text: str) -> list[Source]:
+    """Parse YAML documents, up to an invalid one, of JSON's types; never raises.
+
+    Empty ones are ignored unless there is nothing else.
+    """
+    sources: list[Source] = []
+    try:
+        for root in yaml.compose_all(text, Loader=yaml.SafeLoader):
+            reader = _YamlReader()
+            document = reader.value(root, ())
+            if document is not None or reader.problems:
+                sources.append(Source(document, reader.problems, reader.positions))
+    except yaml.YAMLError as error:
+        parts = (getattr(error, name, None) for name in ("context", "problem", "reason"))
+        reason = ", ".join(str(part) for part in parts if part) or "it cannot be read"
+        problem = Problem((), f"is no YAML: {reason}; check indentation, brackets and quotes there")
+        mark = getattr(error, "problem_mark", None)
+        sources.append(Source(None, [problem], {(): _position(mark)} if mark else {}))
+    except RecursionError:
+        sources.append(Source(None, [Problem((), "is nested too deeply; flatten it")], {}))
+    return sources or [Source(None, [], {})]
+
+
+def _position(mark: yaml.Mark) -> LineColumn:
+    return mark.line + 1, mark.column + 1
+
+
+@dataclass(slots=True)
+class _YamlReader:
+    problems: list[Problem] = field(default_factory=list)
+    positions: dict[Path, LineColumn] = field(default_factory=dict)
+    ancestors: set[int] = field(default_factory=set)
+    nodes: int = 0
+
+    def value(self, node: yaml.Node, path: Path) -> JsonValue:
+        self.positions.setdefault(path, _position(node.start_mark))
+        self.nodes += 1
+        if id(node) in self.ancestors or self.nodes > MAX_NODES:
+            return self._problem(path, "is too large, or refers to itself; write it out, shorter")
+        self.ancestors.add(id(node))
+        try:
+            if isinstance(node, yaml.ScalarNode):
+                return self._scalar(node, path)
+            if isinstance(node, yaml.MappingNode):
+                return self._mapping(node, path)
+            return [self.value(item, (*path, place)) for place, item in enumerate(node.value)]
+        finally:
+            self.ancestors.discard(id(node))
+
+    def _mapping(self, node: yaml.MappingNode, path: Path) -> dict[str, JsonValue]:
+        values: dict[str, JsonValue] = {}
+        for key_node, value_node in node.value:
+            key = key_node.value if isinstance(key_node, yaml.ScalarNode) else "?"
+            here = (*path, key)
+            self.positions.setdefault(here, _position(key_node.start_mark))
+            if key == _MERGE:
+                self._problem(here, "merge keys are not read; write the keys out")
+            elif key_node.tag != _TEXT_TAG:
+                self._problem(here, "a key must be a text; put it in quotes")
+            elif key in values:
+                self._problem(here, "is given twice; take one out")
+            else:
+                values[key] = self.value(value_node, here)
+        return values
+
+    def _scalar(self, node: yaml.ScalarNode, path: Path) -> JsonValue:
+        plain = node.value if node.style is None and len(node.value) <= _MAX_NUMBER_CHARS else ""
+        try:
+            value = yaml.constructor.SafeConstructor().construct_object(node)
+        except (yaml.YAMLError, ValueError):
+            return self._problem(path, "is not a JSON value; put it in quotes")
+        if node.tag == _TEXT_TAG and _READ_AS_TEXT.fullmatch(plain):
+            self.problems.append(Problem(path, _IS_TEXT, warning=True))
+        if node.tag in _NUMBER_TAGS and _NOT_DECIMAL.fullmatch(plain):
+            problem = f"YAML reads {plain} as {value}; write {value}, or put it in quotes to mean the text"
+        elif isinstance(value, float) and not math.isfinite(value):
+            problem = "must be a finite number"
+        elif value is not None and not isinstance(value, str | bool | int | float):
+            problem = f"YAML reads this as a {type(value).__name__}; put it in quotes"
+        elif storable(value) != value:
+            problem = "cannot be stored in the database: NUL, half a character, or more than 64 bits; change it"
+        else:
+            return value
+        return self._problem(path, problem)
+
+    def _problem(self, path: Path, message: str) -> JsonValue:
+        self.problems.append(Problem(path, message))
+        return None
