@@ -494,12 +494,6 @@ LOSS = (
     ),
     Mutation(
         "bus/worker.py",
-        "self._acknowledge(work.message)  # does not wait, so it needs no shield",
-        "await work.message.ack()",
-        "tests/races/test_cancellation.py::test_a_call_cancelled_at_any_await_is_acknowledged_or_handed_back",
-    ),
-    Mutation(
-        "bus/worker.py",
         "await shielded(self._settle(work, settlement), _SETTLE_S)",
         "await self._settle(work, settlement)",
         "tests/races/test_cancellation.py::test_a_call_in_an_outage_cancelled_at_any_await_is_handed_back_once",

@@ -14,16 +14,17 @@ import re
 import secrets
 import ssl
 import time
-from typing import Any
+from typing import Any, NamedTuple
+from urllib.parse import ParseResult
 
 import nats.errors
 import orjson
-from nats.aio.client import Client, Srv
+from nats.aio.client import NO_RESPONDERS_STATUS, Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.aio.transport import TcpTransport, Transport, WebSocketTransport
+from nats.js.api import Header
 from nats.js.errors import APIError, NoStreamResponseError
-from nats.protocol.command import hpub_cmd, pub_cmd
 from nats.protocol.parser import PERMISSIONS_ERR
 
 from openapi_tool.bus.connection_errors import (
@@ -34,7 +35,7 @@ from openapi_tool.bus.connection_errors import (
     describe_connection_error,
     is_closure,
 )
-from openapi_tool.bus.headers import MessageHeaders, header_block, parse_headers
+from openapi_tool.bus.headers import MessageHeaders, header_bytes, parse_headers
 from openapi_tool.bus.login import login, tls_context
 from openapi_tool.bus.options import BusOptions
 from openapi_tool.bus.parser import Events, Parser
@@ -43,7 +44,6 @@ from openapi_tool.protocol.errors import Unavailable
 
 log = logging.getLogger(__name__)
 
-_ACK_DELAY_S = 0.01  # in which an acknowledgement may share a socket write: each costs CPU
 _DENIAL = re.compile(r'permissions violation for (publish|subscription) to "([^"]*)"')
 _LOGIN_FIELDS = ("user", "pass", "auth_token")
 RECONNECT_WAIT_S = 0.5
@@ -69,15 +69,11 @@ class TlsNotOffered(nats.errors.Error):
         )
 
 
-class _Tokens:
-    """Random tokens for reply subjects: nats-py's can be predicted from one, such as the reply subject of a doorbell.
+class PendingRequest(NamedTuple):
+    """Request that awaits its reply; its subject is the one that was published."""
 
-    A client that may publish to our inboxes could compute that of the open pull request, and forge the server's status
-    messages there, such as "consumer deleted".
-    """
-
-    def next(self) -> bytearray:
-        return bytearray(secrets.token_urlsafe(16).encode())
+    subject: str
+    reply: asyncio.Future[Msg]
 
 
 class BusClient(Client):
@@ -91,7 +87,6 @@ class BusClient(Client):
         super().__init__()
         logging.getLogger("asyncio").addFilter(_is_meaningful)
         self.bus = bus or BusOptions()
-        self._nuid = _Tokens()  # type: ignore[assignment] # nats-py calls only `next`
         self._error_log_backoff = LogBackoff()
         self._denial_log_backoff = LogBackoff()
         self.reported_error: Exception | None = None
@@ -100,24 +95,63 @@ class BusClient(Client):
         self._ps = Parser(  # type: ignore[assignment] # the same interface
             Events(self._process_ping, self._process_pong, self._process_err, self._process_info, self._process_msg)
         )
-        self._awaiting_reply: dict[asyncio.Future[Msg], str] = {}  # subject of each pending request
+        self._replies_to = ""  # beginning of the reply subject of each request
+        self._requests: dict[str, PendingRequest] = {}  # by the end of the reply subject
         self._inbox_denied_at: int | None = None  # number of the connection (reconnects until then)
-        self._ack_timer: asyncio.TimerHandle | None = None
 
     async def connect(self, *servers: Any, **options: Any) -> None:
-        """Connect, and subscribe to replies: nats-py would do so in the context of the call with the first request.
+        """Connect, and subscribe to replies here: their task would keep the context of the call with the first request.
 
         Raises nats.errors.Error, OSError, Unavailable if TLS is required and no server offers it.
         """
         await super().connect(*servers, **options)
-        await self._init_request_sub()
+        self._replies_to = f"{self.new_inbox()}."
+        await self.subscribe(f"{self._replies_to}*", cb=self._on_reply)
 
-    async def request(self, subject: str, *request: Any, **options: Any) -> Msg:
-        """Return the reply to a request. Raises nats.errors.Error, Denied without permission."""
-        subject = routed(subject, self.bus.nats.jetstream_domain)
+    def new_inbox(self) -> str:
+        """Return a random subject for replies: nats-py's can be predicted from one, such as that of a doorbell.
+
+        A client that may publish to our inboxes could compute that of the open pull request, and forge the server's
+        status messages there, such as "consumer deleted".
+        """
+        return f"{self.bus.nats.inbox_prefix}.{secrets.token_urlsafe(16)}"
+
+    async def request(
+        self,
+        subject: str,
+        payload: bytes = b"",
+        timeout: float = 0.5,  # noqa: ASYNC109 - nats-py's signature
+        old_style: bool = False,  # noqa: FBT001, FBT002
+        headers: dict[str, Any] | None = None,
+    ) -> Msg:
+        """Return the reply to a request. Raises nats.errors.Error, Denied without permission.
+
+        It is awaited in the caller's task: nats-py uses asyncio.wait_for, which may swallow a cancellation.
+        """
+        del old_style
         if self._inbox_denied_at == self.stats["reconnects"]:
             raise self._denied(f"{self.bus.nats.inbox_prefix}.>")
-        return await super().request(subject, *request, **options)
+        token = secrets.token_urlsafe(16)
+        request = PendingRequest(
+            routed(subject, self.bus.nats.jetstream_domain), asyncio.get_running_loop().create_future()
+        )
+        self._requests[token] = request
+        try:
+            await self.publish(subject, payload, reply=f"{self._replies_to}{token}", headers=headers)
+            async with asyncio.timeout(timeout):
+                reply = await request.reply
+        except TimeoutError:
+            raise nats.errors.TimeoutError from None
+        finally:
+            del self._requests[token]
+        if reply.headers and reply.headers.get(Header.STATUS) == NO_RESPONDERS_STATUS:
+            raise nats.errors.NoRespondersError
+        return reply
+
+    async def _on_reply(self, message: Msg) -> None:
+        request = self._requests.get(message.subject.removeprefix(self._replies_to))
+        if request is not None and not request.reply.done():
+            request.reply.set_result(message)
 
     async def flush(self, timeout: int = 10) -> None:  # noqa: ASYNC109 - nats-py's signature
         """Wait for a round trip. Raises nats.errors.Error.
@@ -126,9 +160,16 @@ class BusClient(Client):
         """
         await interruptible(super().flush(timeout))
 
-    async def publish(self, subject: str, *message: Any, **options: Any) -> None:
-        """Publish. Raises nats.errors.Error."""
-        await super().publish(routed(subject, self.bus.nats.jetstream_domain), *message, **options)
+    async def publish(
+        self, subject: str, payload: bytes = b"", reply: str = "", headers: dict[str, Any] | None = None
+    ) -> None:
+        """Publish. Raises nats.errors.Error; MaxPayloadError also if headers and payload together are too large.
+
+        The server would disconnect.
+        """
+        if headers and len(payload) + header_bytes(headers) > self.max_payload:
+            raise nats.errors.MaxPayloadError
+        await super().publish(routed(subject, self.bus.nats.jetstream_domain), payload, reply, headers or None)
 
     async def publish_to_stream(self, subject: str, payload: bytes, headers: dict[str, str], timeout_s: float) -> None:
         """Publish, and wait until a stream has stored the message. Raises nats.errors.Error."""
@@ -141,26 +182,6 @@ class BusClient(Client):
             raise APIError.from_error(confirmation["error"])
         if "stream" not in confirmation:
             raise NoStreamResponseError
-
-    def acknowledge(self, message: Msg) -> None:
-        """Acknowledge a message without `await`, which a cancellation could interrupt. Raises nats.errors.Error."""
-        message._check_reply()  # noqa: SLF001 - as `Msg.ack` does
-        if self.is_closed:
-            raise nats.errors.ConnectionClosedError
-        if not self.is_connected and self._pending_data_size > self._max_pending_size:
-            raise nats.errors.OutboundBufferLimitError
-        command = pub_cmd(message.reply, "", b"")
-        self._pending.append(command)
-        self._pending_data_size += len(command)
-        self.stats["out_msgs"] += 1
-        message._ackd = True  # noqa: SLF001
-        if self._ack_timer is None:
-            self._ack_timer = asyncio.get_running_loop().call_later(_ACK_DELAY_S, self._send_acks)
-
-    def _send_acks(self) -> None:
-        self._ack_timer = None
-        if self._pending and self.is_connected and self._flush_queue is not None and self._flush_queue.empty():
-            self._flush_queue.put_nowait(asyncio.get_running_loop().create_future())  # wakes nats-py's flusher
 
     @property
     def unconfigured_domain(self) -> str:
@@ -207,19 +228,19 @@ class BusClient(Client):
 
     def _fail_requests(self, kind: str, subject: str) -> str:
         """Fail the pending requests that a denial concerns; return its subject, which nats-py reports in lower case."""
-        pending = self._awaiting_reply
+        failed = list(self._requests.values())
         if kind == "publish":
-            failed = {reply: requested for reply, requested in pending.items() if requested.lower() == subject}
+            failed = [request for request in failed if request.subject.lower() == subject]
+            subject = next((request.subject for request in failed), subject)
         elif subject.startswith(self.bus.nats.inbox_prefix.lower()):  # no reply arrives on this connection
             self._inbox_denied_at = self.stats["reconnects"]
             subject = f"{self.bus.nats.inbox_prefix}.>"
-            failed = dict.fromkeys(pending, subject)
         else:
             return subject
-        for reply, denied in failed.items():
-            if not reply.done():
-                reply.set_exception(self._denied(denied))
-        return next(iter(failed.values()), subject)
+        for request in failed:
+            if not request.reply.done():
+                request.reply.set_exception(self._denied(subject))
+        return subject
 
     def _denied(self, subject: str) -> Denied:
         return Denied(subject, self.bus.listed_by)
@@ -244,29 +265,6 @@ class BusClient(Client):
         self._remove_sub(subscription._id)  # noqa: SLF001
 
     # Overridden methods of nats-py.
-
-    async def _request_new_style(
-        self,
-        subject: str,
-        payload: bytes,
-        timeout: float = 1,  # noqa: ASYNC109
-        headers: dict[str, Any] | None = None,
-    ) -> Msg:
-        """Await the reply in the caller's task, without asyncio.wait_for, which may swallow a cancellation."""
-        token = self._nuid.next().decode()
-        reply: asyncio.Future[Msg] = asyncio.get_running_loop().create_future()
-        self._resp_map[token], self._awaiting_reply[reply] = reply, subject
-        try:
-            inbox = (self._resp_sub_prefix or b"").decode()
-            await self.publish(subject, payload, reply=f"{inbox}{token}", headers=headers)
-            expiry = asyncio.get_running_loop().call_later(timeout, _expire, reply)
-            try:
-                return await reply
-            finally:
-                expiry.cancel()
-        finally:
-            del self._awaiting_reply[reply]
-            self._resp_map.pop(token, None)
 
     async def _read_loop(self) -> None:
         """Reconnect as soon as the read loop ends, instead of after failed pings."""
@@ -293,7 +291,7 @@ class BusClient(Client):
                 self._transport = None  # after a failed handshake nats-py would wait forever for its end
             if transport and is_closure(error) and self._login_sent and self._server_info.get("tls_verify"):
                 raise ClosedAfterHandshake from await _alert(transport)
-            no_tls = self._addresses_without_tls.issuperset(map(_address, self._server_pool))
+            no_tls = self._addresses_without_tls.issuperset(map(_address, self.servers))
             if isinstance(error, TlsNotOffered) and no_tls and not self._was_connected:
                 await self._close(Client.DISCONNECTED, do_cbs=False)
                 raise Unavailable(f"NATS: {error}") from error  # which ends `connect`, unlike nats-py's own errors
@@ -344,17 +342,17 @@ class BusClient(Client):
         return self.bus.nats.cert_file is None and "tls" not in self.options
 
     def _tls_not_offered(self) -> TlsNotOffered:
-        address = _address(self._current_server) if self._current_server else ""
+        address = _address(self._current_server.uri) if self._current_server else ""
         self._addresses_without_tls.add(address)
         return TlsNotOffered(address)
 
     async def _process_err(self, err_msg: str) -> None:
         """Treat every error but a denial as a lost connection; nats-py would close the client permanently."""
         unquoted = err_msg.strip("'")
-        self._err = nats.errors.Error(f"nats: {unquoted}")
-        await self._error_cb(self._err)
+        error = nats.errors.Error(f"nats: {unquoted}")
+        await self.on_error(error)
         if PERMISSIONS_ERR not in err_msg:
-            await self._process_op_err(self._err)
+            await self._process_op_err(error)
 
     async def _process_headers(self, headers: bytes | None) -> MessageHeaders | None:
         return parse_headers(headers) if headers else None
@@ -372,25 +370,6 @@ class BusClient(Client):
             headers=headers,
         )
 
-    async def _send_publish(
-        self, subject: str, reply: str, payload: bytes, payload_size: int, headers: dict[str, Any] | None
-    ) -> None:
-        """Raise MaxPayloadError if headers and payload together are too large: the server would disconnect.
-
-        nats-py's encoder of headers would take a tenth of the CPU that NATS costs per call.
-        """
-        if not headers:
-            await super()._send_publish(subject, reply, payload, payload_size, None)
-            return
-        block = header_block(headers)
-        if payload_size + len(block) > self._max_payload:
-            raise nats.errors.MaxPayloadError
-        self.stats["out_msgs"] += 1
-        self.stats["out_bytes"] += payload_size
-        await self._send_command(hpub_cmd(subject, reply, block, payload))
-        if self._flush_queue is not None and self._flush_queue.empty():
-            await self._flush_pending()
-
 
 def _is_meaningful(record: logging.LogRecord) -> bool:
     """Return False for a warning that asyncio logs whenever a server closes a connection that nats-py made with TLS."""
@@ -407,8 +386,8 @@ async def _alert(transport: Transport) -> OSError | None:
     return None
 
 
-def _address(server: Srv) -> str:
-    return server.uri.netloc.rpartition("@")[2]
+def _address(server: ParseResult) -> str:
+    return server.netloc.rpartition("@")[2]
 
 
 def routed(subject: str, domain: str | None) -> str:
@@ -416,8 +395,3 @@ def routed(subject: str, domain: str | None) -> str:
     if domain is None or not subject.startswith(("$JS.API.", "$KV.")):
         return subject
     return f"$JS.{domain}.API.{subject.removeprefix('$JS.API.')}"
-
-
-def _expire(reply: asyncio.Future[Msg]) -> None:
-    if not reply.done():
-        reply.set_exception(nats.errors.TimeoutError())

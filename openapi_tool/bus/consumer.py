@@ -68,7 +68,7 @@ class CommandConsumer:
         self._mode = mode
         self._clock = clock
         self.leases = Leases(client, options.durable.nats.ack_wait_s, options.replicas, clock.time)
-        self._worker = Worker(client.acknowledge, self.leases, dead_letters, handle, options.executor)
+        self._worker = Worker(self.leases, dead_letters, handle, options.executor)
         self._heartbeats = Heartbeats(self.leases, options.durable.nats.ack_wait_s)
         self._intake = Intake(options.executor, new_scheduler(options.fairness), client.publish)
         self._stale_until = 0.0

@@ -9,7 +9,6 @@ from dataclasses import replace
 from functools import partial
 
 import nats.errors
-from nats.aio.msg import Msg
 
 from openapi_tool.bus.claimed_ids import ids_of
 from openapi_tool.bus.dead_letters import DeadLetters
@@ -39,20 +38,18 @@ _SUSPECT_RETRY_S = 0.5  # if no slot for suspects is free
 
 
 class Worker:
-    """Runs commands with `handle` and settles them. `acknowledge` must not wait.
+    """Runs commands with `handle` and settles them.
 
     A command whose executor died `max_lost_runs` times gets an error result without being run.
     """
 
     def __init__(
         self,
-        acknowledge: Callable[[Msg], None],
         leases: Leases,
         dead_letters: DeadLetters,
         handle: Handler,
         options: ExecutorOptions,
     ) -> None:
-        self._acknowledge = acknowledge
         self._leases = leases
         self._dead_letters = dead_letters
         self._handle = handle
@@ -64,10 +61,7 @@ class Worker:
         CALL_FIELDS.set(partial(ids_of, work.delivery))
         try:
             settlement = await self._own_and_handle(work)
-            if isinstance(settlement, Acknowledge) and work.lease is None:
-                self._acknowledge(work.message)  # does not wait, so it needs no shield
-            else:
-                await shielded(self._settle(work, settlement), _SETTLE_S)
+            await shielded(self._settle(work, settlement), _SETTLE_S)
         except asyncio.CancelledError as cancelled:
             if work.settling:
                 _log_unsettled(work, cancelled)
@@ -108,7 +102,7 @@ class Worker:
         message = work.message
         match settlement:
             case Acknowledge():
-                self._acknowledge(message)  # if the ack is lost, the redelivered command finds its stored result
+                await message.ack()  # if the ack is lost, the redelivered command finds its stored result
             case Requeue(delay_s, defect, reason):
                 log.info("command requeued: %s", reason, extra={"action": "command.requeued"} | ids_of(work.delivery))
                 await self._leases.hand_back(work.delivery, forgive=work.forgive_on_hand_back and not defect)

@@ -114,10 +114,6 @@ class FakeBus:
             await self.refusing(payload)
         await self.schedule.around("publish", lambda: self.published.append((subject, payload)))
 
-    def acknowledge(self, message: Msg) -> None:
-        self.published.append((message.reply, b""))
-        message._ackd = True  # noqa: SLF001 - as `Msg.ack` does
-
     async def subscribe(self, _: str, **__: object) -> SimpleNamespace:
         return SimpleNamespace(drain=lambda: asyncio.sleep(0))
 

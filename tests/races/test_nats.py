@@ -99,20 +99,19 @@ class Unconnected(BusClient):
 
     def __init__(self) -> None:
         super().__init__()
-        self._inbox_prefix, self._resp_sub_prefix, self._resp_map = bytearray(b"_INBOX"), bytearray(b"_INBOX.x."), {}
-        self._replies: list[str] = []
+        self._inboxes: list[str] = []
 
     async def publish(self, *_: Any, reply: str = "", **__: Any) -> None:
-        self._replies.append(reply.removeprefix("_INBOX.x."))
+        self._inboxes.append(reply)
 
     def answer(self) -> None:
-        future = self._resp_map.get(self._replies[-1])
-        if future is not None:
-            future.set_result(Msg(self))
+        request = self._requests.get(self._inboxes[-1])
+        if request is not None:
+            request.reply.set_result(Msg(self))
 
     @property
     def has_pending_requests(self) -> bool:
-        return bool(self._resp_map or self._awaiting_reply)
+        return bool(self._requests)
 
 
 async def _assert_cancelled_with(request: Coroutine[Any, Any, Any], answer: Callable[[], None]) -> None:

@@ -17,15 +17,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from nats.aio.msg import Msg
-from nats.errors import BadHeaderError, ProtocolError
-from nats.js.api import Header
+from nats.errors import ProtocolError
 
 from benchmarks.simulator import Scene, figures
 from openapi_tool.bus import replica_statistics
 from openapi_tool.bus.connection_errors import LogBackoff
 from openapi_tool.bus.dead_letter_records import dead_letter, decode, encode
 from openapi_tool.bus.deliveries import delivery_of, shown_subject
-from openapi_tool.bus.headers import header_block, parse_headers
+from openapi_tool.bus.headers import parse_headers
 from openapi_tool.bus.held import Held
 from openapi_tool.bus.parser import Events, Parser
 from openapi_tool.bus.scheduler import FairScheduler
@@ -114,31 +113,6 @@ def test_any_header_block_gives_headers_of_plain_names(block: bytes) -> None:
 @requirement("command.any")
 def test_headers_and_inline_status_are_read(block: bytes, headers: dict[str, str]) -> None:
     assert parse_headers(block) == headers
-
-
-NAMES = st.text("ab-~_!", min_size=1, max_size=4)
-
-
-@given(headers=st.dictionaries(NAMES, st.text("ab \r\n\té: ", max_size=6), max_size=4))
-@requirement("command.any")
-def test_any_headers_are_read_as_they_were_written_in_one_line_each(headers: dict[str, str]) -> None:
-    blank = str.maketrans("\r\n", "  ")
-    read = parse_headers(header_block(headers))
-    assert read == {name: value.translate(blank).strip(" \t") for name, value in headers.items()}
-
-
-@requirement("command.any")
-def test_a_header_named_by_the_libraries_enumeration_is_written_by_its_value() -> None:
-    assert header_block({Header.EXPECTED_LAST_SUBJECT_SEQUENCE: "0"}) == (
-        b"NATS/1.0\r\nNats-Expected-Last-Subject-Sequence: 0\r\n\r\n"
-    )
-
-
-@pytest.mark.parametrize("name", ["", " ", "a b", "a:", "a\r\nb", "é", "a\x00"])
-@requirement("command.any")
-def test_a_header_whose_name_is_no_token_is_not_sent(name: str) -> None:
-    with pytest.raises(BadHeaderError):
-        header_block({"a": "1", name: "2"})
 
 
 @pytest.mark.parametrize(("lines", "complete"), [(255, True), (256, True), (257, False)])

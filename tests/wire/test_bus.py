@@ -24,10 +24,10 @@ import pytest
 import trustme
 from aiohttp import web
 from aiohttp.test_utils import TestServer
-from nats.aio.client import Client
 from nats.aio.msg import Msg
+from nats.errors import BadHeaderError, MaxPayloadError
 from nats.js import JetStreamContext
-from nats.js.api import StreamConfig
+from nats.js.api import Header, StreamConfig
 
 from openapi_tool.bootstrap import build_bootstrap
 from openapi_tool.bus.client import BusClient
@@ -78,6 +78,25 @@ async def test_replies_arrive_at_the_configured_inbox(stack: EmbeddedStack) -> N
             assert request.reply.startswith("_INBOX.mine.")
             await request.respond(b"")
             await reply
+
+
+@requirement("command.any")
+async def test_headers_are_sent_in_one_line_each_and_counted_with_the_payload(stack: EmbeddedStack) -> None:
+    """The server would end a connection that sends more than it takes."""
+    with server(stack, "max_payload: 1024") as nats_server:
+        async with client_of(servers=nats_server.url) as client:
+            received: asyncio.Queue[Msg] = asyncio.Queue()
+            await client.subscribe("subject", cb=received.put)
+            headers = {Header.MSG_ID: "é", "line": "a\r\nb: c", "padding": "x" * 500}
+            block = f"NATS/1.0\r\nNats-Msg-Id: é\r\nline: a  b: c\r\npadding: {'x' * 500}\r\n\r\n"
+            fitting = 1024 - len(block.encode())
+            with pytest.raises(MaxPayloadError):
+                await client.publish("subject", b"p" * (fitting + 1), headers=headers)
+            await client.publish("subject", b"p" * fitting, headers=headers)
+            message = await received.get()
+            assert message.headers == {"Nats-Msg-Id": "é", "line": "a  b: c", "padding": "x" * 500}
+            with pytest.raises(BadHeaderError):
+                await client.publish("subject", headers={"a b": "1"})
 
 
 async def assert_connects(**section: Any) -> None:
@@ -326,13 +345,13 @@ async def test_replies_are_not_received_in_the_context_of_a_call(
     stack: EmbeddedStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     call: ContextVar[str] = ContextVar("call", default="none")
-    receive, seen = Client._request_sub_callback, []  # noqa: SLF001 - replaced on purpose
+    receive, seen = BusClient._on_reply, []  # noqa: SLF001 - replaced on purpose
 
-    async def record(self: Client, message: Msg) -> None:
+    async def record(self: BusClient, message: Msg) -> None:
         seen.append(call.get())
         await receive(self, message)
 
-    monkeypatch.setattr(Client, "_request_sub_callback", record)
+    monkeypatch.setattr(BusClient, "_on_reply", record)
     with server(stack, "") as nats_server:
         async with client_of(servers=nats_server.url) as client:
             call.set("a call")
