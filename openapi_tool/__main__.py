@@ -15,8 +15,11 @@ _USAGE = 2  # `USAGE` of `cli.common`
 _FEWEST_FILES = 32
 """Limit of open files with which `serve` works; with 20 it starts and no call gets a result."""
 
-NATS_PY = "2.16"
-"""Minor version of nats-py whose private methods `bus/client.py` overrides."""
+PINNED = {
+    "aiohttp": ("aiohttp", "3.14"),  # jina/connections.py
+    "nats-py": ("nats-py[nkeys]", "2.16"),  # bus/client.py
+}
+"""Requirement and minor version of each dependency whose private names a module uses."""
 
 
 def open_closed_streams() -> None:
@@ -41,7 +44,7 @@ def main() -> None:
         guard_command()
     open_closed_streams()
     _check_certificates()
-    _check_nats_py()
+    _check_pinned()
     try:
         from openapi_tool.cli import main as run  # noqa: PLC0415 - takes a while, during which signals may come
 
@@ -76,18 +79,19 @@ def _check_certificates() -> None:
         sys.exit(_USAGE)
 
 
-def _check_nats_py() -> None:
-    """Exit if another minor version of nats-py is installed: its private methods may have another meaning."""
-    try:
-        found = version("nats-py")
-    except PackageNotFoundError:
-        return  # the import names what is missing
-    if not found.startswith(f"{NATS_PY}."):
-        sys.stderr.write(
-            f"openapi-tool: nats-py {found} is installed, but this version needs {NATS_PY}.x, whose private methods it "
-            f"uses; run: pip install 'nats-py[nkeys]~={NATS_PY}.0'\n"
-        )
-        sys.exit(_USAGE)
+def _check_pinned() -> None:
+    """Exit if another minor version of a dependency is installed: its private names may have another meaning."""
+    for name, (requirement, minor) in PINNED.items():
+        try:
+            found = version(name)
+        except PackageNotFoundError:
+            continue  # the import names what is missing
+        if not found.startswith(f"{minor}."):
+            sys.stderr.write(
+                f"openapi-tool: {name} {found} is installed, but this version needs {minor}.x, whose private names it "
+                f"uses; run: pip install '{requirement}~={minor}.0'\n"
+            )
+            sys.exit(_USAGE)
 
 
 if __name__ == "__main__":

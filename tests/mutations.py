@@ -342,7 +342,7 @@ SECRETS = (
         "tests/unit/test_egress.py::test_no_header_with_a_line_break_leaves",
     ),
     Mutation(
-        "jina/transport.py",
+        "jina/connections.py",
         "connector._factory = connection",
         "del connection",
         "tests/unit/test_http.py::test_unsolicited_response_reaches_no_later_request",
@@ -384,7 +384,7 @@ SECRETS = (
         "tests/unit/test_secrets.py::test_the_keys_of_all_attempts_and_items_of_a_call_are_masked",
     ),
     Mutation(
-        "jina/transport.py",
+        "jina/connections.py",
         "max(1, len(self._unparsed) - 1)",
         "len(self._unparsed)",
         "tests/unit/test_http.py::test_surplus_data_in_the_same_read_reaches_no_later_request",

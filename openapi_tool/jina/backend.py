@@ -19,7 +19,7 @@ from openapi_tool.jina.batches import batch_items, batch_output, item_arguments
 from openapi_tool.jina.byte_semaphore import ByteSemaphore, RequestContext, ResponseMemory, max_call_memory
 from openapi_tool.jina.cache import ResponseCache, cache_key
 from openapi_tool.jina.client import JinaClient
-from openapi_tool.jina.connector import on_connected
+from openapi_tool.jina.connections import on_connected
 from openapi_tool.jina.endpoints import Endpoint, endpoint_of
 from openapi_tool.jina.options import CacheOptions, EgressOptions, RetryOptions
 from openapi_tool.jina.request import (

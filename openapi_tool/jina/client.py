@@ -16,7 +16,6 @@ from pydantic import SecretStr
 
 from openapi_tool.isolation.pool import PoolBusy, TaskKilled, WorkerPool
 from openapi_tool.jina.byte_semaphore import RequestContext, memory_of
-from openapi_tool.jina.connector import PROJECT
 from openapi_tool.jina.failures import ONCE, SOME, too_late
 from openapi_tool.jina.request import UpstreamRequest
 from openapi_tool.jina.response import (
@@ -28,7 +27,7 @@ from openapi_tool.jina.response import (
     response_task,
     unread_failure,
 )
-from openapi_tool.jina.transport import CertificateRefused, OwnResponseRefused, ResponseRefused
+from openapi_tool.jina.transport import PROJECT, CertificateRefused, OwnResponseRefused, ResponseRefused
 from openapi_tool.open_files import OUT_OF_FILES, is_out_of_files
 from openapi_tool.protocol.errors import ResponseTooLarge, ToolError, ToolTimeout, UpstreamUnavailable
 from openapi_tool.protocol.payload import Payload

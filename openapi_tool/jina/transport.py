@@ -1,165 +1,35 @@
 """httpx transport over aiohttp's connection pool, which needs a fraction of the CPU of httpx's own (ADR 1).
 
 The transport does not retry, redirect, store cookies or read proxy settings from the environment.
-
-aiohttp's own protocol class gives unsolicited data to the next request on the connection: a surplus response would go
-to another project's call, and an endless one would fill the memory. So `UpstreamConnection` replaces it.
 """
 
 from __future__ import annotations
 
-import asyncio
-import select
+import logging
+import socket
 import ssl
-import sys
 from functools import lru_cache, partial
-from http import HTTPStatus
-from typing import Any, Self, cast
+from ipaddress import ip_address
+from typing import Self
 
 import aiohttp
 import httpx
 import yarl
-from aiohttp import ClientConnectionError
-from aiohttp.client_proto import ResponseHandler
-from aiohttp.http import RawResponseMessage
+from aiohttp.abc import AbstractResolver, ResolveResult
 from aiohttp.resolver import DefaultResolver
-from aiohttp.streams import StreamReader
 
-from openapi_tool.jina.connector import PROJECT, Connector, PublicResolver, Resolver, requesting_project
+from openapi_tool.jina.connections import FirstResponseAborted, ResponseAborted, current_project, open_session
 from openapi_tool.jina.options import EgressOptions
+from openapi_tool.jina.url_policy import is_public
 
-_PIECE_BYTES, _MAX_INFORMATIONAL = 8 * 1024, 8
-_MAX_NON_BODY_BYTES = 32 * 1024
-_FRAMING_SHARE = 1 / 4
-"""Limit of chunk framing as a fraction of the body. Parsing a chunk costs as much as parsing a kilobyte of body."""
+log = logging.getLogger(__name__)
 
-_MAX_FRAMING_BYTES = 20 * 1024  # two pieces with the ends of head and body, and some small chunks
+Resolver = AbstractResolver
 
+PROJECT = "project"
+"""Request extension with the project id, for fair shares of connections."""
 
-class ResponseAborted(ClientConnectionError):
-    """The connection was aborted because of what the upstream sent."""
-
-
-class FirstResponseAborted(ResponseAborted):
-    """The same for the first request of a connection: the data cannot be the surplus of an earlier response."""
-
-
-class UpstreamConnection(ResponseHandler):
-    """aiohttp protocol that aborts the connection on unsolicited or malicious data.
-
-    It aborts on:
-    - the first byte that no request asked for;
-    - the ninth informational response. Data is parsed in pieces of 8 kB, since a single TLS read can contain 14,000
-      of them, which take a second to parse;
-    - 32 kB without a body byte: a head or trailers, which the parser buffers;
-    - some 4,000 chunks that are mostly framing, wherever they are: 500,000 of one byte take a second.
-
-    A pending request then fails with (First)ResponseAborted; a response that is already complete stays readable.
-    """
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        super().__init__(loop)
-        self._aborted = False
-        self._requests = 0
-        self._has_head = False  # of the final response
-        self._informational = self._non_body_bytes = self._framing_bytes = 0
-        self._unparsed = bytearray()
-        self._poll: select.poll | None = None
-
-    def set_response_params(self, **params: Any) -> None:
-        """Expect a response; called before each request is sent."""
-        self._requests += 1
-        self._has_head = False
-        self._informational = self._non_body_bytes = self._framing_bytes = 0
-        super().set_response_params(**params)
-
-    def is_connected(self) -> bool:
-        """Return whether the connection can be reused."""
-        unexpected = self._aborted or self._unparsed or (self._is_idle() and self._has_unread())
-        return super().is_connected() and not unexpected
-
-    def data_received(self, data: bytes) -> None:
-        """Parse received data; abort if no response is due. Empty data means that the paused reader resumes."""
-        self._unparsed += data
-        if not data and not self._aborted:
-            self._parse(b"")
-        # A paused parser would buffer a piece, and `_parse` would take that for framing.
-        while self._unparsed and not self._reading_paused:
-            self._parse_next()
-
-    def _parse_next(self) -> None:
-        # The last byte is a piece of its own: if it is surplus, the response is complete by then. Within a piece the
-        # parser would ignore a blank line behind the response, and keep the beginning of a further one.
-        size = min(_PIECE_BYTES, max(1, len(self._unparsed) - 1))
-        piece = bytes(self._unparsed[:size])
-        del self._unparsed[:size]
-        if self._is_idle():
-            self._abort_now()
-        if not self._aborted:
-            self._parse(piece)
-
-    def _parse(self, piece: bytes) -> None:
-        before = self._body_bytes() if self._has_head else 0  # without a head the body is the previous response's
-        super().data_received(piece)
-        if self._is_idle():
-            return
-        body_bytes = self._body_bytes()
-        self._non_body_bytes = self._non_body_bytes + len(piece) if body_bytes == before else 0
-        if body := body_bytes - before:  # at least 0, as a large chunk must not allow many small ones later
-            self._framing_bytes = max(0, self._framing_bytes + len(piece) - body - int(body * _FRAMING_SHARE))
-        if self._non_body_bytes > _MAX_NON_BODY_BYTES or self._framing_bytes > _MAX_FRAMING_BYTES:
-            self._abort_now()
-
-    def connection_lost(self, exc: BaseException | None) -> None:
-        """Parse the data that waited for a paused reader, then fail the request if it is still pending."""
-        if self._payload is not None and not self._payload.is_eof():
-            self._payload._high_water = self._payload._high_water_chunks = sys.maxsize  # noqa: SLF001 - pause no more
-            self._parse(b"")
-        while self._unparsed:
-            self._parse_next()
-        super().connection_lost(self._reason() if self._aborted else exc)
-
-    def _body_bytes(self) -> int:
-        return self._payload.total_bytes if self._payload is not None else 0
-
-    def feed_data(self, data: tuple[RawResponseMessage, StreamReader], size: int = 0) -> None:
-        """Take the head of a response (101 is final). A second means that surplus data followed the first response."""
-        informational = data[0].code < HTTPStatus.OK and data[0].code != HTTPStatus.SWITCHING_PROTOCOLS
-        self._informational += informational
-        if self._has_head or self._informational > _MAX_INFORMATIONAL:
-            self._abort_now()
-        elif not informational:
-            self._has_head = True
-            super().feed_data(data, size)
-
-    def _is_idle(self) -> bool:
-        return self._has_head and (self._payload is None or self._payload.is_eof())
-
-    def _has_unread(self) -> bool:
-        """Return whether the event loop has not read bytes or an EOF of the socket yet."""
-        if self.transport is None:
-            return True
-        if self._poll is None:
-            self._poll = select.poll()
-            self._poll.register(self.transport.get_extra_info("socket").fileno(), select.POLLIN)
-        return bool(self._poll.poll(0))
-
-    def _abort_now(self) -> None:
-        """Abort the connection at once; a graceful close would continue to read.
-
-        Do not use `self.abort()`: it drops the body that is being received, and its reader would wait forever.
-        """
-        self._aborted = True
-        if self._payload is not None and not self._payload.is_eof():
-            self._payload.set_exception(self._reason())
-        if self.transport is not None:
-            self.transport.abort()
-
-    def _reason(self) -> ResponseAborted:
-        return FirstResponseAborted() if self._requests == 1 else ResponseAborted()
-
-
-_CHUNK_BYTES, _MAX_HEADER_BYTES, _MAX_HEADERS = 64 * 1024, 8_190, 100
+_CHUNK_BYTES = 64 * 1024
 _RESPONSE_HEADERS = (b"content-encoding", b"content-length", b"retry-after")
 
 
@@ -223,6 +93,34 @@ class _ResponseBody(httpx.AsyncByteStream):
         self._response.release()
 
 
+class PublicResolver(Resolver):
+    """DNS resolver that returns public addresses only.
+
+    aiohttp connects to these. A check in a separate look-up could see other addresses (DNS rebinding).
+    """
+
+    def __init__(self, inner: Resolver) -> None:
+        self._inner = inner
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
+    ) -> list[ResolveResult]:
+        """Return all addresses. Raises OSError if one is not public."""
+        found = await self._inner.resolve(host, port, family)
+        refused = [address["host"] for address in found if not is_public(ip_address(address["host"]))]
+        if refused:
+            log.error(
+                "host of the upstream resolves to an address that is not public; nothing sent",
+                extra={"action": "egress.address_refused", "host": host, "addresses": refused},
+            )
+            raise OSError("an address that is not public")
+        return found
+
+    async def close(self) -> None:
+        """Close the inner resolver."""
+        await self._inner.close()
+
+
 class AiohttpTransport(httpx.AsyncBaseTransport):
     """httpx transport with a pool of connections, whose certificates `tls` verifies.
 
@@ -236,35 +134,14 @@ class AiohttpTransport(httpx.AsyncBaseTransport):
         self._resolver = resolver
         self._session: aiohttp.ClientSession | None = None
 
-    def _open(self) -> aiohttp.ClientSession:
-        resolver, options = self._resolver, self._options
-        if options.public_addresses_only:
-            resolver = PublicResolver(resolver or DefaultResolver())
-        connector = Connector(
-            ssl=self._tls, limit=options.max_connections, limit_per_host=0, resolver=resolver, ttl_dns_cache=60
-        )
-        connection = cast("partial[ResponseHandler]", partial(UpstreamConnection, loop=asyncio.get_running_loop()))
-        connector._factory = connection  # noqa: SLF001 - aiohttp has no public option for its protocol class
-        session = aiohttp.ClientSession(
-            connector=connector,
-            cookie_jar=aiohttp.DummyCookieJar(),
-            auto_decompress=False,
-            trust_env=False,
-            proxy=options.proxy.get_secret_value() if options.proxy else None,
-            max_line_size=_MAX_HEADER_BYTES,
-            max_field_size=_MAX_HEADER_BYTES,
-            max_headers=_MAX_HEADERS,
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=10),
-            skip_auto_headers=("Accept", "Accept-Encoding", "User-Agent", "Content-Type"),
-        )
-        session._retry_connection = False  # noqa: SLF001 - no public switch: a GET would be sent, and billed, twice
-        return session
-
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Send one request; the body of the response is a stream. Raises httpx.TransportError."""
         if self._session is None:
-            self._session = self._open()
-        requesting_project.set(request.extensions.get(PROJECT, ""))
+            resolver = self._resolver
+            if self._options.public_addresses_only:
+                resolver = PublicResolver(resolver or DefaultResolver())
+            self._session = open_session(self._tls, self._options, resolver)
+        current_project.set(request.extensions.get(PROJECT, ""))
         try:
             response = await self._session.request(
                 request.method,

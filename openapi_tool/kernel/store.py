@@ -262,15 +262,9 @@ class KernelStore:
             await asyncio.sleep(_RETRY_POOL_S)
 
     async def _release(self, connection: asyncpg.Connection, project_id: str, timeout_s: float) -> None:
-        """Return the connection to the pool without the task that `Pool.release` starts to shield it.
-
-        The release of a working connection never waits, and a cancelled one terminates the connection, which frees its
-        place, too.
-        """
         try:
             with translate_connection_errors():
-                if connection._con is not None:  # noqa: SLF001 - None: it broke, and the pool has dropped it
-                    await connection._holder.release(timeout_s)  # noqa: SLF001
+                await self._pool.release(connection, timeout=timeout_s)
         finally:
             self._permits.give(project_id)
 

@@ -20,10 +20,9 @@ from openapi_tool.bus.storage import BUDGETS, LIMITS, RecordStore
 from openapi_tool.isolation.pool import WorkerPool
 from openapi_tool.isolation.privacy import hide_memory
 from openapi_tool.isolation.service import Isolation
-from openapi_tool.jina.connector import Resolver
 from openapi_tool.jina.egress import EgressTransport
 from openapi_tool.jina.failures import key_failure
-from openapi_tool.jina.transport import AiohttpTransport
+from openapi_tool.jina.transport import AiohttpTransport, Resolver
 from openapi_tool.limits.limiter import Limiter
 from openapi_tool.telemetry import metrics
 from openapi_tool.telemetry.health import Snapshots

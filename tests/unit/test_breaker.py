@@ -23,12 +23,12 @@ from openapi_tool.concurrency.keyed_lock import KeyedLock
 from openapi_tool.concurrency.retries import retried
 from openapi_tool.jina.byte_semaphore import ByteSemaphore
 from openapi_tool.jina.client import _LARGE_READS, JinaClient
-from openapi_tool.jina.connector import HANDSHAKES, PROJECT
+from openapi_tool.jina.connections import HANDSHAKES
 from openapi_tool.jina.egress import tls_context
 from openapi_tool.jina.options import EgressOptions
 from openapi_tool.jina.request import UpstreamRequest
 from openapi_tool.jina.response import Expected
-from openapi_tool.jina.transport import AiohttpTransport
+from openapi_tool.jina.transport import PROJECT, AiohttpTransport
 from openapi_tool.kernel.breaker import MAX_PROBE_INTERVAL_S, CircuitBreaker, GuardedStore, StoreOperation
 from openapi_tool.kernel.failures import Contended, located
 from openapi_tool.local.executor import LoopbackResolver

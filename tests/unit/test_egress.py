@@ -110,7 +110,7 @@ def test_a_definition_may_name_nothing_else(base_url: str) -> None:
 HTTP_CLIENTS = {"aiohttp", "httpcore", "httpx", "requests", "urllib.request", "urllib3", "http.client"}
 HOLDERS = {
     "jina/client.py",
-    "jina/connector.py",
+    "jina/connections.py",
     "jina/egress.py",
     "jina/transport.py",
     "telemetry/otlp.py",

@@ -24,7 +24,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import openapi_tool
-from openapi_tool.__main__ import NATS_PY
+from openapi_tool.__main__ import PINNED
 from openapi_tool.jina.parameters import READER_PARAMETERS, SEARCH_PARAMETERS
 from openapi_tool.protocol import errors
 from openapi_tool.protocol.errors import ToolError
@@ -52,6 +52,7 @@ from tests.fuzz import targets
 from tests.fuzz.corpora import MAX_INPUTS, MAX_TOTAL_BYTES, saved, seeds
 from tests.fuzz.targets import MAX_BYTES, TARGETS
 from tests.mutations import MUTATIONS
+from tests.private_names import private_names
 from tests.requirements import REQUIREMENTS, requirement
 from tests.support import each
 
@@ -78,31 +79,38 @@ def test_one_version_everywhere() -> None:
     assert f"[{openapi_tool.__version__}]" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
 
 
-def test_nats_py_is_of_the_minor_version_whose_private_methods_are_used() -> None:
-    requirement = next(one for one in PROJECT["dependencies"] if one.startswith("nats-py"))
-    major, minor = map(int, NATS_PY.split("."))
-    assert requirement == f"nats-py[nkeys]>={NATS_PY},<{major}.{minor + 1}"
+@pytest.mark.parametrize("name", PINNED)
+def test_a_dependency_whose_private_names_are_used_is_of_one_minor_version(name: str) -> None:
+    needed, version = PINNED[name]
+    major, minor = map(int, version.split("."))
+    assert f"{needed}>={version},<{major}.{minor + 1}" in PROJECT["dependencies"]
     for lock in ROOT.glob("requirements*.lock"):
-        found = re.findall(r"^nats-py==(\S+)", lock.read_text(encoding="utf-8"), re.MULTILINE)
-        assert all(version.startswith(f"{NATS_PY}.") for version in found), lock
+        found = re.findall(rf"^{name}==(\S+)", lock.read_text(encoding="utf-8"), re.MULTILINE)
+        assert all(one.startswith(f"{version}.") for one in found), lock
 
 
-def test_private_attributes_of_dependencies_are_used_in_one_module_each() -> None:
-    """Of nats-py also those that a class inherits, as the linter does not report these."""
-    private, derived = set[str](), set[str]()
-    for path in PACKAGE.rglob("*.py"):
-        source, name = path.read_text(encoding="utf-8"), str(path.relative_to(PACKAGE))
-        own = {"of the same class"}
-        private |= {name for reason in re.findall(r"noqa: SLF001(?: - (.*))?", source) if reason not in own}
-        if re.search(r"^class \w+\((?:Client|Subscription|Msg|JetStreamContext)\)", source, re.MULTILINE):
-            derived.add(name)
-    assert private == {"bus/client.py", "jina/transport.py", "kernel/store.py"}  # of nats-py, aiohttp, asyncpg
-    assert derived == {"bus/client.py"}
+def test_private_names_of_dependencies_are_used_in_one_module_for_each_pinned_one() -> None:
+    assert private_names(PACKAGE) == {
+        "jina/connections.py": {"_create_connection", "_factory", "_retry_connection"},
+        "bus/client.py": {
+            *("_build_message", "_close", "_connect_command", "_current_server", "_id", "_io_writer", "_pending"),
+            *("_pending_data_size", "_process_connect_init", "_process_err", "_process_headers", "_process_info"),
+            *("_process_msg", "_process_op_err", "_process_ping", "_process_pong", "_ps", "_read_loop", "_remove_sub"),
+            *("_server_info", "_stop_processing", "_transport", "_ws"),
+        },
+    }
+    assert len(PINNED) == len(private_names(PACKAGE))
 
 
 @pytest.mark.parametrize("found", ["2.15.0", "2.17.0", "3.0.0", "2.160.0"])
-def test_another_minor_version_of_nats_py_is_refused_with_the_remedy(found: str) -> None:
-    start = "import sys; from openapi_tool import __main__ as m; m.version = lambda _: sys.argv.pop(); m.main()"
+def test_another_minor_version_of_such_a_dependency_is_refused_with_the_remedy(found: str) -> None:
+    start = """
+import sys
+from openapi_tool import __main__ as m
+installed = m.version
+m.version = lambda name: sys.argv.pop() if name == "nats-py" else installed(name)
+m.main()
+"""
     done = subprocess.run(  # noqa: S603 - this Python
         [sys.executable, "-c", start, "--version", found], cwd=ROOT, capture_output=True, text=True, check=False
     )

@@ -1,0 +1,264 @@
+"""aiohttp's session with changes for which it has no public option; no other module uses private names of aiohttp.
+
+Its own protocol class gives unsolicited data to the next request on the connection: a surplus response would go to
+another project's call, and an endless one would fill the memory. So `UpstreamConnection` replaces it. And it would send
+a GET again that got no response, which would be billed twice (ADR 1).
+
+`__main__.py` refuses another minor version of aiohttp.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import select
+import ssl
+from collections.abc import Callable
+from contextvars import ContextVar
+from functools import partial
+from http import HTTPStatus
+from typing import Any, cast
+
+import aiohttp
+from aiohttp import ClientConnectionError
+from aiohttp.abc import AbstractResolver
+from aiohttp.client_proto import ResponseHandler
+from aiohttp.connector import Connection
+from aiohttp.http import RawResponseMessage
+from aiohttp.streams import StreamReader
+from aiohttp.tracing import Trace
+
+from openapi_tool.concurrency.fair_semaphore import FairSemaphore
+from openapi_tool.jina.options import EgressOptions
+from openapi_tool.open_files import with_free_file
+from openapi_tool.telemetry import metrics
+
+_PIECE_BYTES, _MAX_INFORMATIONAL = 8 * 1024, 8
+_MAX_NON_BODY_BYTES = 32 * 1024
+_FRAMING_SHARE = 1 / 4
+"""Limit of chunk framing as a fraction of the body. Parsing a chunk costs as much as parsing a kilobyte of body."""
+
+_MAX_FRAMING_BYTES = 20 * 1024  # two pieces with the ends of head and body, and some small chunks
+_MAX_HEADER_BYTES, _MAX_HEADERS = 8_190, 100
+
+HANDSHAKES = 16
+"""Maximum concurrent connection attempts: handshakes then take at most 10 ms of an iteration of the event loop."""
+
+current_project: ContextVar[str] = ContextVar("project", default="")
+"""Project of the request that the current task sends."""
+
+on_connected: ContextVar[Callable[[], Callable[[], None] | None]] = ContextVar("on_connected", default=lambda: None)
+"""Weak reference to the function to call once the current task's request has a connection.
+
+A connection keeps the context of the task that opened it, and must not keep that task's call in memory.
+"""
+
+
+class ResponseAborted(ClientConnectionError):
+    """The connection was aborted because of what the upstream sent."""
+
+
+class FirstResponseAborted(ResponseAborted):
+    """The same for the first request of a connection: the data cannot be the surplus of an earlier response."""
+
+
+class UpstreamConnection(ResponseHandler):
+    """aiohttp protocol that aborts the connection on unsolicited or malicious data.
+
+    It aborts on:
+    - the first byte that no request asked for;
+    - the ninth informational response. Data is parsed in pieces of 8 kB, since a single TLS read can contain 14,000
+      of them, which take a second to parse;
+    - 32 kB without a body byte: a head or trailers, which the parser buffers;
+    - some 4,000 chunks that are mostly framing, wherever they are: 500,000 of one byte take a second.
+
+    A pending request then fails with (First)ResponseAborted; a response that is already complete stays readable.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(loop)
+        self._aborted = False
+        self._requests = 0
+        self._has_head = False  # of the final response
+        self._body: StreamReader | None = None
+        self._informational = self._non_body_bytes = self._framing_bytes = 0
+        self._unparsed = bytearray()
+        self._is_paused = self._is_lost = False
+        self._poll: select.poll | None = None
+
+    def set_response_params(self, **params: Any) -> None:
+        """Expect a response; called before each request is sent."""
+        self._requests += 1
+        self._has_head = False
+        self._body = None
+        self._informational = self._non_body_bytes = self._framing_bytes = 0
+        super().set_response_params(**params)
+
+    def pause_reading(self) -> None:
+        """Stop parsing, as the reader of the body is slow; a lost connection has nothing to wait for."""
+        if not self._is_lost:
+            self._is_paused = True
+            super().pause_reading()
+
+    def resume_reading(self, resume_parser: bool = True) -> None:  # noqa: FBT001, FBT002 - aiohttp's
+        """Continue to parse."""
+        self._is_paused = False
+        super().resume_reading(resume_parser)
+
+    def is_connected(self) -> bool:
+        """Return whether the connection can be reused."""
+        unexpected = self._aborted or self._unparsed or (self._is_idle() and self._has_unread())
+        return super().is_connected() and not unexpected
+
+    def data_received(self, data: bytes) -> None:
+        """Parse received data; abort if no response is due. Empty data means that the paused reader resumes."""
+        self._unparsed += data
+        if not data and not self._aborted:
+            self._parse(b"")
+        # A paused parser would buffer a piece, and `_parse` would take that for framing.
+        while self._unparsed and not self._is_paused:
+            self._parse_next()
+
+    def _parse_next(self) -> None:
+        # The last byte is a piece of its own: if it is surplus, the response is complete by then. Within a piece the
+        # parser would ignore a blank line behind the response, and keep the beginning of a further one.
+        size = min(_PIECE_BYTES, max(1, len(self._unparsed) - 1))
+        piece = bytes(self._unparsed[:size])
+        del self._unparsed[:size]
+        if self._is_idle():
+            self._abort_now()
+        if not self._aborted:
+            self._parse(piece)
+
+    def _parse(self, piece: bytes) -> None:
+        before = self._body_bytes()
+        super().data_received(piece)
+        if self._is_idle():
+            return
+        body_bytes = self._body_bytes()
+        self._non_body_bytes = self._non_body_bytes + len(piece) if body_bytes == before else 0
+        if body := body_bytes - before:  # at least 0, as a large chunk must not allow many small ones later
+            self._framing_bytes = max(0, self._framing_bytes + len(piece) - body - int(body * _FRAMING_SHARE))
+        if self._non_body_bytes > _MAX_NON_BODY_BYTES or self._framing_bytes > _MAX_FRAMING_BYTES:
+            self._abort_now()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """Parse the data that waited for a paused reader, then fail the request if it is still pending."""
+        self._is_lost = True
+        if self._body is not None and not self._body.is_eof():
+            self._parse(b"")
+        while self._unparsed:
+            self._parse_next()
+        super().connection_lost(self._reason() if self._aborted else exc)
+
+    def _body_bytes(self) -> int:
+        return self._body.total_bytes if self._body is not None else 0
+
+    def feed_data(self, data: tuple[RawResponseMessage, StreamReader], size: int = 0) -> None:
+        """Take the head of a response (101 is final). A second means that surplus data followed the first response."""
+        informational = data[0].code < HTTPStatus.OK and data[0].code != HTTPStatus.SWITCHING_PROTOCOLS
+        self._informational += informational
+        if self._has_head or self._informational > _MAX_INFORMATIONAL:
+            self._abort_now()
+        elif not informational:
+            self._has_head = True
+            self._body = data[1]
+            super().feed_data(data, size)
+
+    def _is_idle(self) -> bool:
+        return self._has_head and (self._body is None or self._body.is_eof())
+
+    def _has_unread(self) -> bool:
+        """Return whether the event loop has not read bytes or an EOF of the socket yet."""
+        if self.transport is None:
+            return True
+        if self._poll is None:
+            self._poll = select.poll()
+            self._poll.register(self.transport.get_extra_info("socket").fileno(), select.POLLIN)
+        return bool(self._poll.poll(0))
+
+    def _abort_now(self) -> None:
+        """Abort the connection at once; a graceful close would continue to read.
+
+        Do not use `self.abort()`: it drops the body that is being received, and its reader would wait forever.
+        """
+        self._aborted = True
+        if self._body is not None and not self._body.is_eof():
+            self._body.set_exception(self._reason())
+        if self.transport is not None:
+            self.transport.abort()
+
+    def _reason(self) -> ResponseAborted:
+        return FirstResponseAborted() if self._requests == 1 else ResponseAborted()
+
+
+def _measured(semaphore: FairSemaphore, name: str) -> FairSemaphore:
+    metrics.PERMITS_USED.set_function(lambda: semaphore.used, name)
+    metrics.PERMITS_WAITING.set_function(lambda: semaphore.waiting, name)
+    return semaphore
+
+
+class _Connector(aiohttp.TCPConnector):
+    """Connector that shares its connections, and HANDSHAKES concurrent attempts to open one, fairly among projects.
+
+    Batches of one project may need all connections while slow pages load. A TLS handshake takes 0.5 ms of CPU: without
+    the limit, 300 of one project in one iteration of the event loop delayed all other projects by 150 ms.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._handshakes = _measured(FairSemaphore(HANDSHAKES), "tls_handshakes")
+        self._in_use = _measured(FairSemaphore(self.limit), "upstream_connections")
+
+    async def _create_connection(
+        self,
+        req: aiohttp.ClientRequest,
+        traces: list[Trace],
+        timeout: aiohttp.ClientTimeout,  # noqa: ASYNC109 - aiohttp's
+    ) -> ResponseHandler:
+        create = super()._create_connection
+        async with self._handshakes.permit(current_project.get()):
+            return await with_free_file(lambda: create(req, traces, timeout))
+
+    async def connect(
+        self,
+        req: aiohttp.ClientRequest,
+        traces: list[Trace],
+        timeout: aiohttp.ClientTimeout,  # noqa: ASYNC109 - aiohttp's
+    ) -> Connection:
+        """Wait if all are in use, and call `on_connected`."""
+        project = current_project.get()
+        await self._in_use.take(project)
+        try:
+            connection = await super().connect(req, traces, timeout)
+        except BaseException:
+            self._in_use.give(project)
+            raise
+        connection.add_callback(partial(self._in_use.give, project))
+        if connected := on_connected.get()():
+            connected()
+        return connection
+
+
+def open_session(
+    tls: ssl.SSLContext, options: EgressOptions, resolver: AbstractResolver | None
+) -> aiohttp.ClientSession:
+    """Return a session without retries, cookies and settings of the environment; `tls` verifies certificates."""
+    connector = _Connector(
+        ssl=tls, limit=options.max_connections, limit_per_host=0, resolver=resolver, ttl_dns_cache=60
+    )
+    connection = cast("partial[ResponseHandler]", partial(UpstreamConnection, loop=asyncio.get_running_loop()))
+    connector._factory = connection  # noqa: SLF001 - aiohttp has no public option for its protocol class
+    session = aiohttp.ClientSession(
+        connector=connector,
+        cookie_jar=aiohttp.DummyCookieJar(),
+        auto_decompress=False,
+        trust_env=False,
+        proxy=options.proxy.get_secret_value() if options.proxy else None,
+        max_line_size=_MAX_HEADER_BYTES,
+        max_field_size=_MAX_HEADER_BYTES,
+        max_headers=_MAX_HEADERS,
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=10),
+        skip_auto_headers=("Accept", "Accept-Encoding", "User-Agent", "Content-Type"),
+    )
+    session._retry_connection = False  # noqa: SLF001 - no public switch: a GET would be sent, and billed, twice
+    return session
