@@ -36,7 +36,7 @@ from openapi_tool.telemetry.logs import (
     UNLIMITED,
     WINDOW_S,
 )
-from openapi_tool.telemetry.metrics import ALL, Metric
+from openapi_tool.telemetry.metrics import ALL, Described
 from openapi_tool.tools.catalogue import CATALOGUE, BuiltInTool
 from openapi_tool.tools.exports import as_yaml, registration
 from scripts.packages import PAGE as DEPENDENCIES
@@ -452,9 +452,9 @@ All other spans are children of `execute_tool`. A command that is dead-lettered 
 ).splitlines()
 
 
-def _row(metric: Metric) -> str:
+def _row(metric: Described) -> str:
     name = metric.name + ("_total" if metric.kind == "counter" else "")
-    return f"| `{name}` | {metric.kind} | {_labels(metric.label_names)} | {_escaped(metric.text)} |"
+    return f"| `{name}` | {metric.kind} | {_labels(metric.labels)} | {_escaped(metric.text)} |"
 
 
 def _labels(names: tuple[str, ...]) -> str:

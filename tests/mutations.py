@@ -355,8 +355,8 @@ SECRETS = (
     ),
     Mutation(
         "telemetry/otlp.py",
-        '"exception.message": self._masked(message)',
-        '"exception.message": message',
+        '"exception.message": self._masked(str(error))',
+        '"exception.message": str(error)',
         "tests/unit/test_telemetry.py::test_a_span_shows_no_secret_in_name_attributes_events_and_status",
     ),
     Mutation(

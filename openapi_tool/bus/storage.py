@@ -13,6 +13,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.js.api import DiscardPolicy, KeyValueConfig, StreamInfo
 from nats.js.errors import APIError, NoStreamResponseError, NotFoundError
+from prometheus_client import Counter
 
 from openapi_tool.budgets.budgets import Budgets
 from openapi_tool.bus import dead_letters, kv_stores, leases
@@ -23,7 +24,6 @@ from openapi_tool.limits.limiter import Limiter
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.telemetry import metrics
 from openapi_tool.telemetry.health import JETSTREAM, Health
-from openapi_tool.telemetry.metrics import Counter
 
 log = logging.getLogger(__name__)
 

@@ -164,7 +164,9 @@ class Pipeline:
             call = self._runner.new_call(identity, slot)
             facts.attempts, facts.permit_waits = call.attempts, call.permit_waits  # which grow while the call runs
             delivered = _Delivered(delivery, command, records, acceptance, call, slot, facts, earlier_run)
-            with self._tracer.span(f"execute_tool {facts.function_name}", link, facts.ids) as span, call.memory:
+            # The call begins with the arrival of its command in the stream.
+            arrived, name = facts.began - facts.age_s, f"execute_tool {facts.function_name}"
+            with self._tracer.span(name, link, facts.ids, arrived) as span, call.memory:
                 span.facts = facts
                 # After `max_lost_runs` lost runs a parked result is ignored: if the database refuses it each time, the
                 # call would get none.

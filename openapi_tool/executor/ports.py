@@ -105,5 +105,7 @@ class CallSlot(Slot, Protocol):
 class Tracer(Protocol):
     """Creates the span of a call, also if none is exported: report and doorbell continue its trace."""
 
-    def span(self, name: str, link: TraceLink, attributes: Mapping[str, str]) -> AbstractContextManager[CallSpan]:
-        """Start a child span of the link's parent."""
+    def span(
+        self, name: str, link: TraceLink, attributes: Mapping[str, str], began: float | None = None
+    ) -> AbstractContextManager[CallSpan]:
+        """Start a child span of the link's parent, at `began` on the monotonic clock, by default now."""

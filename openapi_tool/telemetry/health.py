@@ -18,7 +18,7 @@ from openapi_tool import __version__
 from openapi_tool.protocol.jsontext import storable_text
 from openapi_tool.telemetry import metrics
 from openapi_tool.telemetry.calls import RECENT, CallFacts
-from openapi_tool.telemetry.metrics import Gauge
+from openapi_tool.telemetry.metrics import Instrument, samples
 from openapi_tool.telemetry.redact import Redactor
 
 log = logging.getLogger(__name__)
@@ -287,22 +287,22 @@ class Snapshots:
             "tools": _rows(recent),
             "errors": _errors(recent),
             "warnings": RECENT_WARNINGS.snapshot(),
-            "log_lines_dropped": round(metrics.LOG_LINES_DROPPED.labels().number),
+            "log_lines_dropped": round(_number(metrics.LOG_LINES_DROPPED)),
             "last": [_call(call, now) for call in islice(reversed(RECENT), _MAX_CALLS)],
         }
 
 
-def _number(gauge: Gauge) -> float:
-    ((_, child),) = gauge.children()
-    return round(child.number, 1)
+def _number(instrument: Instrument) -> float:
+    (sample,) = samples(instrument)
+    return round(sample.value, 1)
 
 
 def _kernels() -> list[dict[str, Any]]:
     kernels: dict[str, dict[str, Any]] = {}
     for name, gauge in _DURABLE_GAUGES.items():
-        for labels, child in gauge.children():
-            version = labels["version"]
-            kernels.setdefault(version, {"protocol": version})[name] = round(child.number)
+        for sample in samples(gauge):
+            version = sample.labels["version"]
+            kernels.setdefault(version, {"protocol": version})[name] = round(sample.value)
     return list(kernels.values())
 
 

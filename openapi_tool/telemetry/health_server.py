@@ -13,10 +13,9 @@ from __future__ import annotations
 import asyncio
 import base64
 import hashlib
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from ipaddress import ip_address
-from itertools import accumulate
 from typing import Any, Protocol, cast
 from urllib.parse import urlsplit
 
@@ -24,11 +23,8 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 from cachetools import TTLCache, cached
 from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, generate_latest
-from prometheus_client.core import Metric as Exposed
-from prometheus_client.registry import Collector
 
 from openapi_tool.telemetry.health import Health
-from openapi_tool.telemetry.metrics import ALL, Distribution, Metric
 
 _STYLE = "body{font:14px sans-serif;margin:2em}table{border-collapse:collapse;margin:1em 0}td,th{padding:.2em .8em;\
 border:1px solid #ccc;text-align:left;vertical-align:top;white-space:pre-wrap;max-width:60em}.bad{color:#b00}"
@@ -243,33 +239,6 @@ def _page(snapshots: Statistics) -> Routes:
         return web.json_response(snapshots.now(), headers=HEADERS)
 
     return {"/": page, "/stats.json": stats}
-
-
-class _Collector(Collector):
-    def collect(self) -> Iterator[Exposed]:
-        return map(_exposed, ALL)
-
-
-def _exposed(metric: Metric) -> Exposed:
-    exposed = Exposed(metric.name, metric.text, metric.kind)
-    for labels, child in metric.children():
-        if isinstance(child, Distribution):
-            _add_distribution(exposed, labels, child)
-        else:
-            exposed.add_sample(metric.name + ("_total" if metric.kind == "counter" else ""), labels, child.number)
-    return exposed
-
-
-def _add_distribution(exposed: Exposed, labels: dict[str, str], child: Distribution) -> None:
-    bounds = [*map(str, child.bounds), "+Inf"]
-    counts = list(accumulate(child.counts))
-    for bound, count in zip(bounds, counts, strict=True):
-        exposed.add_sample(f"{exposed.name}_bucket", {**labels, "le": bound}, count)
-    exposed.add_sample(f"{exposed.name}_sum", labels, child.total)
-    exposed.add_sample(f"{exposed.name}_count", labels, counts[-1])
-
-
-REGISTRY.register(_Collector())
 
 
 def exposition() -> bytes:

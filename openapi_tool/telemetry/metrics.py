@@ -1,7 +1,4 @@
-"""All metrics, and their instruments; /metrics, OTLP and docs/operations.md are made from `ALL`.
-
-prometheus_client's own instruments lock and validate on every use. Those here have no lock, since calls change them on
-the event loop's thread only.
+"""All metrics: instruments of prometheus-client, from which /metrics, OTLP and docs/operations.md are made.
 
 Labels are bounded: never a URL or a call; a project only if the operator lists it; a tool only by its built-in tool.
 """
@@ -9,11 +6,13 @@ Labels are bounded: never a URL or a call; a project only if the operator lists 
 from __future__ import annotations
 
 import platform
-from abc import abstractmethod
-from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
-from typing import ClassVar, Generic, Literal, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, TypeVar
+
+import prometheus_client
+from prometheus_client import Counter, Histogram, disable_created_metrics
+from prometheus_client.metrics import MetricWrapperBase
 
 from openapi_tool import __version__
 from openapi_tool.protocol.projects import bare_project
@@ -23,157 +22,120 @@ Kind = Literal["counter", "gauge", "histogram"]
 Labels = tuple[str, ...]
 
 
-@dataclass(slots=True, eq=False)
-class Value:
-    """Number of one combination of labels."""
+class Gauge(prometheus_client.Gauge):
+    """Gauge that may be read from several sources, such as kernels, which `combine` combines."""
 
-    number: float = 0.0
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.combine: Callable[[Iterable[float]], float] = sum
+        self.sources: dict[Labels, dict[str, Callable[[], float]]] = {}
 
-    def inc(self, amount: float = 1) -> None:
-        """Add to the number."""
-        self.number += amount
-
-    def set(self, number: float) -> None:
-        """Replace the number."""
-        self.number = number
-
-
-@dataclass(slots=True, eq=False)
-class Distribution:
-    """Observations of one combination of labels."""
-
-    bounds: tuple[float, ...]
-    counts: list[int] = field(init=False)
-    total: float = 0.0
-
-    def __post_init__(self) -> None:
-        self.counts = [0] * (len(self.bounds) + 1)
-
-    def observe(self, value: float) -> None:
-        """Count an observation; a bucket includes its upper bound."""
-        self.counts[bisect_left(self.bounds, value)] += 1
-        self.total += value
+    def set_function(self, f: Callable[[], float], *values: str, part: str = "") -> None:
+        """Read the gauge of these label values at each export. `part` names the source; a later one replaces it."""
+        sources = self.sources.setdefault(values, {})
+        sources[part] = f
+        child = self.labels(*values) if values else self
+        super(Gauge, child).set_function(lambda: self.combine(source() for source in sources.values()))
 
 
-ChildT = TypeVar("ChildT", Value, Distribution)
+Instrument = Counter | Gauge | Histogram
+InstrumentT = TypeVar("InstrumentT", Counter, Gauge, Histogram)
 
 
-@dataclass(eq=False)
-class Family(Generic[ChildT]):
-    """One metric, with a child for each combination of label values.
+@dataclass(frozen=True)
+class Described:
+    """Instrument with what documents it; `name` is without the suffix of its samples, such as `_total`."""
 
-    The combinations in `present` exist from the start, at 0: Prometheus sees no increase in a series that starts at 1,
-    so an alert would miss it.
-    """
-
-    kind: ClassVar[Kind]
+    instrument: Instrument
+    kind: Kind
     name: str
     text: str
-    label_names: Labels = ()
-    present: Iterable[Labels] = ()
-    _children: dict[Labels, ChildT] = field(default_factory=dict, init=False)
-
-    def __post_init__(self) -> None:
-        self.name = f"openapi_tool_{self.name}"
-        for values in self.present if self.label_names else [()]:
-            self.labels(*values)
-
-    @abstractmethod
-    def _child(self) -> ChildT:
-        """Return a new child."""
-
-    def labels(self, *values: str) -> ChildT:
-        """Return the child of these label values."""
-        try:
-            return self._children[values]
-        except KeyError:
-            child = self._children[values] = self._child()
-            return child
-
-    def children(self) -> Iterator[tuple[dict[str, str], ChildT]]:
-        """Yield each child and its labels, without empty ones: Prometheus treats these as absent."""
-        for values, child in list(self._children.items()):
-            yield {name: value for name, value in zip(self.label_names, values, strict=True) if value}, child
+    labels: Labels
 
 
-class Counter(Family[Value]):
-    """Number that only grows."""
+ALL: list[Described] = []
+"""All instruments, in the order of their definition."""
 
-    kind = "counter"
-
-    def _child(self) -> Value:
-        return Value()
-
-    def inc(self, amount: float = 1) -> None:
-        """Add to the only child."""
-        self._children[()].number += amount
+disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
-@dataclass(eq=False)
-class Gauge(Family[Value]):
-    """Number that goes up and down; `combine` combines the sources of a child, such as kernels."""
+def _described(
+    kind: Kind, made: InstrumentT, name: str, text: str, labels: Labels, present: Iterable[Labels]
+) -> InstrumentT:
+    """Add an instrument to ALL.
 
-    kind = "gauge"
-    combine: Callable[[Iterable[float]], float] = field(default=sum, kw_only=True)
-    _sources: dict[Labels, dict[str, Callable[[], float]]] = field(default_factory=dict, init=False)
-
-    def _child(self) -> Value:
-        return Value()
-
-    def set(self, number: float) -> None:
-        """Set the only child."""
-        self._children[()].number = number
-
-    def set_function(self, source: Callable[[], float], *values: str, part: str = "") -> None:
-        """Read the gauge from a source at each export. `part` names it, such as a kernel; a later one replaces it."""
-        self._sources.setdefault(values, {})[part] = source
-
-    def children(self) -> Iterator[tuple[dict[str, str], Value]]:
-        """Read the sources first."""
-        for values, sources in self._sources.items():
-            self.labels(*values).number = self.combine(source() for source in sources.values())
-        return super().children()
+    The label values in `present` exist from the start, at 0: Prometheus sees no increase in a series that starts at 1,
+    so an alert would miss it.
+    """
+    for values in present:
+        made.labels(*values)
+    ALL.append(Described(made, kind, name, text, labels))
+    return made
 
 
-@dataclass(eq=False)
-class Histogram(Family[Distribution]):
-    """Distribution over buckets, whose upper bounds are in the metric's unit."""
-
-    kind = "histogram"
-    bounds: tuple[float, ...] = field(kw_only=True)
-
-    def _child(self) -> Distribution:
-        return Distribution(self.bounds)
-
-    def observe(self, value: float) -> None:
-        """Count an observation of the only child."""
-        self._children[()].observe(value)
+def _counter(name: str, text: str, labels: Labels = (), present: Iterable[Labels] = ()) -> Counter:
+    name = f"openapi_tool_{name}"
+    return _described("counter", Counter(name, text, labels), name, text, labels, present)
 
 
-Metric = Counter | Gauge | Histogram
+def _gauge(
+    name: str,
+    text: str,
+    labels: Labels = (),
+    present: Iterable[Labels] = (),
+    *,
+    combine: Callable[[Iterable[float]], float] = sum,
+) -> Gauge:
+    name = f"openapi_tool_{name}"
+    made = Gauge(name, text, labels)
+    made.combine = combine
+    return _described("gauge", made, name, text, labels, present)
+
+
+def _histogram(
+    name: str, text: str, labels: Labels = (), present: Iterable[Labels] = (), *, bounds: tuple[float, ...]
+) -> Histogram:
+    name = f"openapi_tool_{name}"
+    return _described("histogram", Histogram(name, text, labels, buckets=bounds), name, text, labels, present)
+
+
+class Sample(NamedTuple):
+    """Value of one combination of label values, without empty ones: Prometheus treats these as absent."""
+
+    name: str
+    labels: Mapping[str, str]
+    value: float
+
+
+def samples(instrument: MetricWrapperBase) -> Iterator[Sample]:
+    """Yield the current values of an instrument."""
+    for family in instrument.collect():
+        for sample in family.samples:
+            labels = {name: value for name, value in sample.labels.items() if value}
+            yield Sample(sample.name, labels, sample.value)
 
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0)
 _OPERATIONS = [("read",), ("write",), ("conflict",)]
 _PRESENT_CODES = ("", "internal_error", "tool_misconfigured")  # success, and errors that need an operator at once
 
-BUILD_INFO = Gauge(
+BUILD_INFO = _gauge(
     "build_info", "Always 1; version of the executor and of Python.", ("version", "python"),
     [(__version__, platform.python_version())],
 )  # fmt: skip
 BUILD_INFO.labels(__version__, platform.python_version()).set(1)
 
-CALLS = Counter(
+CALLS = _counter(
     "calls", "Calls with a committed result. `tool` is the built-in tool, `project` only one of `telemetry.projects`.",
     ("tool", "status", "error_code", "project"),
     [("", "success" if not code else "failed", code, "") for code in _PRESENT_CODES],
 )  # fmt: skip
-CALL_SECONDS = Histogram(
+CALL_SECONDS = _histogram(
     "call_seconds", "From the arrival of the command in the stream to the end of its doorbell.", ("tool",),
     bounds=_SECONDS,
 )  # fmt: skip
 PHASES = ("queue", "load", "permit", "upstream", "turn", "commit")
-PHASE_SECONDS = Histogram(
+PHASE_SECONDS = _histogram(
     "phase_seconds",
     "Parts of a call. queue: from the arrival in the stream to a slot; load: reading the call's rows; permit: the "
     "longest wait for a permit of `limits`, if there was one; upstream: from the first request to the last response, "
@@ -183,126 +145,128 @@ PHASE_SECONDS = Histogram(
     [(phase,) for phase in PHASES],
     bounds=_SECONDS,
 )
-UPSTREAM_SECONDS = Histogram(
+UPSTREAM_SECONDS = _histogram(
     "upstream_request_seconds", "One upstream request, from sending to the parsed response.", ("host", "error_code"),
     bounds=_SECONDS,
 )  # fmt: skip
 
-RUNNING = Gauge("calls_running", "Commands being processed.")
-HELD = Gauge("commands_held", "Received commands that are not settled: running and waiting ones.")
-WAITING = Gauge("commands_waiting", "Received commands waiting for a slot.")
-OLDEST_HELD = Gauge(
+RUNNING = _gauge("calls_running", "Commands being processed.")
+HELD = _gauge("commands_held", "Received commands that are not settled: running and waiting ones.")
+WAITING = _gauge("commands_waiting", "Received commands waiting for a slot.")
+OLDEST_HELD = _gauge(
     "oldest_held_command_seconds", "Time since the arrival in the stream of the oldest held command.", combine=max
 )
-SLOTS = Gauge("slots", "executor.concurrency of each kernel: most concurrent calls of this process.")
-PENDING = Gauge(
+SLOTS = _gauge("slots", "executor.concurrency of each kernel: most concurrent calls of this process.")
+PENDING = _gauge(
     "durable_pending",
     "Commands in the stream that the durable has not delivered to any replica. `version` is the kernel's protocol.",
     ("version",),
 )
-UNACKNOWLEDGED = Gauge("durable_unacknowledged", "Commands delivered to any replica and not settled.", ("version",))
-MAX_UNACKNOWLEDGED = Gauge(
+UNACKNOWLEDGED = _gauge("durable_unacknowledged", "Commands delivered to any replica and not settled.", ("version",))
+MAX_UNACKNOWLEDGED = _gauge(
     "durable_max_unacknowledged", "The durable's max_ack_pending; delivery stops at it.", ("version",)
 )
-EVICTED = Counter("commands_evicted", "Commands evicted: handed back unrun, as executor.max_held was reached.")
-DEDUPLICATED = Counter("calls_deduplicated", "Commands whose call already had a result.")
-REQUEUED = Counter("commands_requeued", "Commands requeued because a dependency was unavailable.")
-REDELIVERED = Counter("redeliveries", "Redelivered commands.")
-DEAD_LETTERS = Counter(
+EVICTED = _counter("commands_evicted", "Commands evicted: handed back unrun, as executor.max_held was reached.")
+DEDUPLICATED = _counter("calls_deduplicated", "Commands whose call already had a result.")
+REQUEUED = _counter("commands_requeued", "Commands requeued because a dependency was unavailable.")
+REDELIVERED = _counter("redeliveries", "Redelivered commands.")
+DEAD_LETTERS = _counter(
     "dead_letters", "Commands dead-lettered.", ("reason",),
     [(reason,) for reason in (
         "already_reported", "attempts_exhausted", "bad_subject", "defect", "depth_mismatch", "id_collision",
         "no_identity", "no_request_edge", "recursion_depth", "stale_turn", "turn_headers",
     )],
 )  # fmt: skip
-DEAD_LETTERS_DISCARDED = Counter(
+DEAD_LETTERS_DISCARDED = _counter(
     "dead_letters_discarded", "Dead letters discarded because storing them failed.", ("cause",),
     [("denied",), ("full",), ("too_large",), ("unavailable",)],
 )  # fmt: skip
-WAKEUPS_MISSED = Counter("doorbells_missed", "Results without a doorbell; the kernel's scan of the inbox finds them.")
+WAKEUPS_MISSED = _counter("doorbells_missed", "Results without a doorbell; the kernel's scan of the inbox finds them.")
 
-PERMITS_USED = Gauge(
+PERMITS_USED = _gauge(
     "permits_used", "Permits of a semaphore in use: connections to database or upstream, TLS handshakes.", ("of",)
 )
-PERMITS_WAITING = Gauge("permits_waiting", "Calls that wait for a permit of a semaphore.", ("of",))
-RESPONSE_BYTES = Gauge("response_memory_free_bytes", "Free part of the memory for responses, egress.body_budget_bytes.")
-RESPONSE_WAITING = Gauge("response_memory_waiting", "Responses that wait for memory of egress.body_budget_bytes.")
-KEYS_REFUSED = Counter("keys_refused", "Requests whose key the upstream refused (401, 402).", ("variable",))
-KEY_UNUSABLE = Gauge(
+PERMITS_WAITING = _gauge("permits_waiting", "Calls that wait for a permit of a semaphore.", ("of",))
+RESPONSE_BYTES = _gauge(
+    "response_memory_free_bytes", "Free part of the memory for responses, egress.body_budget_bytes."
+)
+RESPONSE_WAITING = _gauge("response_memory_waiting", "Responses that wait for memory of egress.body_budget_bytes.")
+KEYS_REFUSED = _counter("keys_refused", "Requests whose key the upstream refused (401, 402).", ("variable",))
+KEY_UNUSABLE = _gauge(
     "key_unusable",
     "1 while a key is blocked as `invalid` or `exhausted`: its calls use another key of its pool, or fail at once.",
     ("variable", "state"),
 )  # fmt: skip
-LIMIT_USED = Gauge(
+LIMIT_USED = _gauge(
     "limit_used",
     "Requests that count against a limit of `limits`, including permits that replicas hold and have not used.",
     ("variable", "endpoint"), combine=max,
 )  # fmt: skip
-LIMIT_WAITING = Gauge("limit_waiting", "Calls that wait for a permit of `limits`.", ("variable", "endpoint"))
-LIMIT_PAUSED = Gauge(
+LIMIT_WAITING = _gauge("limit_waiting", "Calls that wait for a permit of `limits`.", ("variable", "endpoint"))
+LIMIT_PAUSED = _gauge(
     "limit_paused_seconds", "Seconds until a pause after a 429 ends.", ("variable", "endpoint"), combine=max
 )
-LIMIT_NOT_SHARED = Gauge(
+LIMIT_NOT_SHARED = _gauge(
     "limit_not_shared", "1 while a limit cannot be shared and this replica uses its part of it, else 0.",
     ("variable", "endpoint"), combine=max,
 )  # fmt: skip
-LIMIT_OPERATIONS = Counter(
+LIMIT_OPERATIONS = _counter(
     "limit_operations", "Operations on the shared records of `limits` in NATS.", ("operation",), _OPERATIONS
 )
-RATE_LIMITED = Counter(
+RATE_LIMITED = _counter(
     "rate_limited", "Requests not sent, because no permit of `limits` could come before the deadline.", ("endpoint",)
 )
 _SCOPES = [("session",), ("agent_day",), ("project_day",), ("project_month",)]
-BUDGET_OPERATIONS = Counter(
+BUDGET_OPERATIONS = _counter(
     "budget_operations", "Operations on the shared accounts of `budgets` in NATS.", ("operation",), _OPERATIONS
 )
-BUDGET_REFUSALS = Counter("budget_refusals", "Requests not sent, because of a budget.", ("scope",), _SCOPES)
-BUDGET_WARNINGS = Counter("budget_warnings", "Budgets of which 80 % were used.", ("scope",), _SCOPES)
-BUDGET_USED = Gauge(
+BUDGET_REFUSALS = _counter("budget_refusals", "Requests not sent, because of a budget.", ("scope",), _SCOPES)
+BUDGET_WARNINGS = _counter("budget_warnings", "Budgets of which 80 % were used.", ("scope",), _SCOPES)
+BUDGET_USED = _gauge(
     "budget_used_ratio", "Used share of the most used budget of a scope that this replica knows; 1 is all.", ("scope",),
     _SCOPES,
 )  # fmt: skip
-BUDGETS_NOT_SHARED = Gauge(
+BUDGETS_NOT_SHARED = _gauge(
     "budgets_not_shared",
     "1 while the accounts are unavailable and calls are checked against the last known use, else 0.",
 )
-UPSTREAM_REQUESTS = Counter("upstream_requests", "Upstream requests sent.", ("tool",))
-UPSTREAM_RETRIES = Counter("upstream_retries", "Upstream requests retried.", ("error_code",))
-UPSTREAM_TOKENS = Counter("upstream_tokens", "Tokens charged by the upstream.", ("tool", "project"))
-CACHE_HITS = Counter("cache_hits", "Lookups answered by a cached response or a request in flight.")
-CACHE_MISSES = Counter("cache_misses", "Lookups that started an upstream request.")
-CACHE_BYTES = Gauge("cache_bytes", "Memory of cached responses in bytes, expired ones included.")
+UPSTREAM_REQUESTS = _counter("upstream_requests", "Upstream requests sent.", ("tool",))
+UPSTREAM_RETRIES = _counter("upstream_retries", "Upstream requests retried.", ("error_code",))
+UPSTREAM_TOKENS = _counter("upstream_tokens", "Tokens charged by the upstream.", ("tool", "project"))
+CACHE_HITS = _counter("cache_hits", "Lookups answered by a cached response or a request in flight.")
+CACHE_MISSES = _counter("cache_misses", "Lookups that started an upstream request.")
+CACHE_BYTES = _gauge("cache_bytes", "Memory of cached responses in bytes, expired ones included.")
 
-ISOLATION_TASKS = Counter(
+ISOLATION_TASKS = _counter(
     "isolation_tasks",
     "Tasks for worker processes. `outcome` is done, killed (or refused, as earlier ones of the same definition were "
     "killed), late (no answer in time), cancelled or broken (a defect).",
     ("task", "outcome"),
 )
-ISOLATION_SECONDS = Histogram(
+ISOLATION_SECONDS = _histogram(
     "isolation_task_seconds", "From the request for a task to its result, the wait for a worker included.", ("task",),
     bounds=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0),
 )  # fmt: skip
-ISOLATION_WAITING = Gauge("isolation_tasks_waiting", "Tasks that wait for a worker process.")
+ISOLATION_WAITING = _gauge("isolation_tasks_waiting", "Tasks that wait for a worker process.")
 
-DEPENDENCY_UP = Gauge("dependency_up", "1 while the dependency is available, else 0.", ("dependency",))
-CLOCK_OFFSET = Gauge(
+DEPENDENCY_UP = _gauge("dependency_up", "1 while the dependency is available, else 0.", ("dependency",))
+CLOCK_OFFSET = _gauge(
     "clock_offset_seconds", "Seconds by which the local clock is ahead of the clock of NATS, which the executor uses."
 )
-EVENT_LOOP_LAG = Histogram(
+EVENT_LOOP_LAG = _histogram(
     "event_loop_lag_seconds", "Delay of a timer of the event loop in seconds.",
     bounds=(0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0),
 )  # fmt: skip
-EVENT_LOOP_TASKS = Gauge("event_loop_tasks", "Tasks of the event loop.")
-MASKED = Counter("masked_values", "Secrets that were masked; `where` is the kind of text.", ("where",))
+EVENT_LOOP_TASKS = _gauge("event_loop_tasks", "Tasks of the event loop.")
+MASKED = _counter("masked_values", "Secrets that were masked; `where` is the kind of text.", ("where",))
 redact.on_masked = lambda where, number: MASKED.labels(where).inc(number)
-LOG_LINES_LIMITED = Counter(
+LOG_LINES_LIMITED = _counter(
     "log_lines_limited", "Log lines dropped because their project caused too many of an action."
 )
-LOG_LINES_DROPPED = Counter(
+LOG_LINES_DROPPED = _counter(
     "log_lines_dropped", "Log lines dropped: standard error could not be written, or its reader was too slow."
 )
-SPANS_DROPPED = Counter("spans_dropped", "Calls whose spans were not exported: the queue was full, or export failed.")
+SPANS_DROPPED = _counter("spans_dropped", "Spans that were not exported: the queue was full, or export failed.")
 
 _listed: set[str] = set()
 
@@ -317,6 +281,3 @@ def project_label(project_id: str | None) -> str:
     """Return the id of a listed project, else an empty label."""
     name = bare_project(project_id or "")
     return name if name in _listed else ""
-
-
-ALL: tuple[Metric, ...] = tuple(metric for metric in list(globals().values()) if isinstance(metric, Metric))

@@ -1,21 +1,21 @@
 """Export of spans and metrics over OTLP; imported only if an endpoint is configured, as the import takes 30 MB.
 
-A call only puts its record into a bounded queue. A thread makes and exports the spans: on the event loop the seven
-spans of a call would take a fifth of its CPU time. Names follow OpenTelemetry's conventions.
+Spans are made once their call has ended, by names of OpenTelemetry's conventions.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from http import HTTPStatus
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import requests
 from opentelemetry import trace
+from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.metrics.export import (
@@ -32,50 +32,35 @@ from opentelemetry.sdk.metrics.export import (
     Sum,
 )
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import Event, ReadableSpan
-from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+from opentelemetry.sdk.trace.sampling import TraceIdRatioBased
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
-from opentelemetry.trace import SpanKind, Status, StatusCode, TraceState
+from opentelemetry.trace import SpanKind, StatusCode, TraceState
 
 from openapi_tool import __version__
 from openapi_tool.protocol.attempts import Attempt
-from openapi_tool.protocol.tracing import SpanContext, TraceLink, new_span_id
+from openapi_tool.protocol.tracing import SpanContext, TraceLink
 from openapi_tool.telemetry import metrics
 from openapi_tool.telemetry.calls import CallFacts
-from openapi_tool.telemetry.metrics import ALL, Distribution
+from openapi_tool.telemetry.metrics import ALL, Described, Sample, samples
 from openapi_tool.telemetry.redact import Redactor
 from openapi_tool.telemetry.spans import CallSpan, child_of
 
-MAX_QUEUED = 2_048
-"""Calls that wait for export; further ones are dropped and counted."""
-_BATCH = 64
-_EXPORT_INTERVAL_S = 1.0
+MAX_QUEUED = 4_096
+"""Spans that wait for export; further ones are dropped and counted."""
+_BATCH = 512
+_EXPORT_INTERVAL_MS = 1_000
 _MAX_READ_BYTES = 4_096  # of a response's body
+_SCOPE = "openapi_tool"
 _ATTRIBUTE_OF_ID = {
     "project_id": "commonground.project.id",
     "agent_id": "gen_ai.agent.id",
     "agent_turn_id": "commonground.turn.id",
     "tool_call_id": "gen_ai.tool.call.id",
 }
-_SCOPE = InstrumentationScope("openapi_tool", __version__)
 
 Attributes = dict[str, Any]
-
-
-class _EndedCall(NamedTuple):
-    """Ended span of a call; times on the monotonic clock in seconds, which `ns` converts to time since the epoch."""
-
-    name: str
-    link: TraceLink
-    attributes: Mapping[str, str]
-    span: CallSpan
-    start: float
-    end: float
-    offset_ns: int
-    error: tuple[str, str] | None
-
-    def ns(self, seconds: float) -> int:
-        return self.offset_ns + round(seconds * 1e9)
 
 
 class ExportingTracer:
@@ -86,138 +71,149 @@ class ExportingTracer:
     """
 
     def __init__(self, exporter: SpanExporter, redactor: Redactor, ratio: float = 1.0, instance: str = "") -> None:
-        self._id_bound = int(ratio * 2**64)  # of the lowest bits, as for OpenTelemetry's TraceIdRatioBased
-        self._builder = _Builder(redactor, instance)
-        self._exporter = exporter
-        self._ended: deque[_EndedCall] = deque()
-        self._wake = threading.Event()
-        self._stopping = False
-        self._thread = threading.Thread(target=self._run, name="span export", daemon=True)
-        self._thread.start()
+        self._masked = redactor.text
+        self._provider = TracerProvider(
+            sampler=TraceIdRatioBased(ratio), resource=resource(instance), shutdown_on_exit=False
+        )
+        self._provider.add_span_processor(_Queue(exporter))
+        self._tracer = self._provider.get_tracer(_SCOPE, __version__)
 
     @contextmanager
-    def span(self, name: str, link: TraceLink, attributes: Mapping[str, str]) -> Iterator[CallSpan]:
-        """Start a child span; queue it for export when the block is left."""
-        span = child_of(link)
-        is_sampled = int(link.parent.flags, 16) & 1 and int(link.parent.trace_id[16:], 16) < self._id_bound
-        if not is_sampled:
-            yield span
+    def span(
+        self, name: str, link: TraceLink, attributes: Mapping[str, str], began: float | None = None
+    ) -> Iterator[CallSpan]:
+        """Start a child span, at `began` on the monotonic clock; queue it for export when the block is left."""
+        if not int(link.parent.flags, 16) & trace.TraceFlags.SAMPLED:
+            yield child_of(link)
             return
-        began, error = time.monotonic(), None
+        ns = _ns_since_epoch()
+        state = TraceState.from_header([self._masked(link.tracestate)]) if link.tracestate else None
+        span = self._tracer.start_span(
+            self._masked(name),
+            _in(_context(link.parent, state)),
+            SpanKind.CONSUMER,
+            # The inbound span, if it is of another trace.
+            links=[trace.Link(_context(link.linked))] if link.linked else (),
+            start_time=ns(time.monotonic() if began is None else began),
+        )
+        context = span.get_span_context()
+        span_id = trace.format_span_id(context.span_id)
+        made = CallSpan(SpanContext(link.parent.trace_id, span_id, link.parent.flags), link.tracestate)
+        error: Exception | None = None
         try:
-            yield span
+            yield made
         except Exception as raised:
-            error = type(raised).__name__, str(raised)
+            error = raised
             raise
         finally:
-            offset_ns = time.time_ns() - time.monotonic_ns()
-            self._put(_EndedCall(name, link, attributes, span, began, time.monotonic(), offset_ns, error))
+            if span.is_recording():
+                self._end(span, ns, attributes, made.facts, error)
 
-    def _put(self, ended: _EndedCall) -> None:
-        if len(self._ended) >= MAX_QUEUED:
-            metrics.SPANS_DROPPED.inc()
-            return
-        self._ended.append(ended)
-        if len(self._ended) == _BATCH:
-            self._wake.set()
+    def _end(
+        self,
+        span: trace.Span,
+        ns: Callable[[float], int],
+        named: Mapping[str, str],
+        facts: CallFacts | None,
+        error: Exception | None,
+    ) -> None:
+        """End the span of a call, and make those of its phases."""
+        ended = ns(time.monotonic())
+        attributes: Attributes = {_ATTRIBUTE_OF_ID.get(name, name): value for name, value in named.items()}
+        if facts is not None:
+            attributes |= _call(facts)
+        if error_type := (facts and facts.error_code) or (error and type(error).__name__):
+            attributes["error.type"] = error_type
+        if error is not None:  # without its traceback
+            event = {"exception.type": type(error).__name__, "exception.message": self._masked(str(error))}
+            span.add_event("exception", event, ended)
+        self._set(span, attributes)
+        span.end(ended)
+        parent = _in(span.get_span_context())
+        for child in _children(facts) if facts is not None else ():
+            phase = self._tracer.start_span(child.name, parent, child.kind, start_time=ns(child.start))
+            self._set(phase, child.attributes)
+            phase.end(ended if child.end is None else ns(child.end))
 
-    def _run(self) -> None:
-        while not self._stopping:
-            self._wake.wait(_EXPORT_INTERVAL_S)
-            self._wake.clear()
-            self._export_all()
-
-    def _export_all(self) -> None:
-        while batch := [self._ended.popleft() for _ in range(min(_BATCH, len(self._ended)))]:
-            try:
-                result = self._exporter.export([span for ended in batch for span in self._builder.spans(ended)])
-            except Exception:  # noqa: BLE001 - a library's defect must not end the thread
-                result = SpanExportResult.FAILURE
-            if result is not SpanExportResult.SUCCESS:
-                metrics.SPANS_DROPPED.inc(len(batch))
+    def _set(self, span: trace.Span, attributes: Attributes) -> None:
+        """Set attributes, masked, and the status."""
+        for name, value in attributes.items():
+            span.set_attribute(name, self._masked(value) if isinstance(value, str) else value)
+        if "error.type" in attributes:
+            span.set_status(StatusCode.ERROR)
 
     def shutdown(self) -> None:
         """Export the remaining spans; may block for as long as the collector does."""
-        self._stopping = True
-        self._wake.set()
-        self._thread.join()
-        self._export_all()
+        self._provider.shutdown()
+
+
+class _Queue(BatchSpanProcessor):
+    """The SDK's queue, whose daemon thread exports; counts the spans that are not exported."""
+
+    def __init__(self, exporter: SpanExporter) -> None:
+        self._exported = _CountingExporter(exporter)
+        self._ended = 0
+        super().__init__(self._exported, MAX_QUEUED, _EXPORT_INTERVAL_MS, min(_BATCH, MAX_QUEUED))
+
+    def on_end(self, span: ReadableSpan) -> None:
+        """Queue a span, or drop it."""
+        if self._ended - self._exported.spans >= MAX_QUEUED:
+            metrics.SPANS_DROPPED.inc()
+            return
+        self._ended += 1
+        super().on_end(span)
+
+
+class _CountingExporter(SpanExporter):
+    def __init__(self, exporter: SpanExporter) -> None:
+        self._exporter = exporter
+        self.spans = 0
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        """Export spans; count those that the collector does not take."""
+        result = SpanExportResult.FAILURE
+        try:
+            result = self._exporter.export(spans)
+        finally:
+            self.spans += len(spans)
+            if result is not SpanExportResult.SUCCESS:
+                metrics.SPANS_DROPPED.inc(len(spans))
+        return result
+
+    def shutdown(self) -> None:
+        """Close the exporter."""
         self._exporter.shutdown()
 
 
-class _Builder:
-    def __init__(self, redactor: Redactor, instance: str) -> None:
-        self._masked = redactor.text
-        self._resource = resource(instance)
+def _ns_since_epoch() -> Callable[[float], int]:
+    """Return a function that converts a time on the monotonic clock, in seconds, to nanoseconds since the epoch."""
+    offset = time.time_ns() - time.monotonic_ns()
+    return lambda monotonic: offset + round(monotonic * 1e9)
 
-    def spans(self, ended: _EndedCall) -> Iterator[ReadableSpan]:
-        link, facts = ended.link, ended.span.facts
-        state = TraceState.from_header([self._masked(link.tracestate)]) if link.tracestate else None
-        parent = _context(link.parent, state, is_remote=True)
-        context = _context(ended.span.context, state)
-        attributes = self._attributes(ended, facts)
-        yield ReadableSpan(
-            name=self._masked(ended.name),
-            context=context,
-            parent=parent,
-            resource=self._resource,
-            attributes=attributes,
-            events=self._events(ended),
-            # The inbound span, if it is of another trace.
-            links=[trace.Link(_context(link.linked, is_remote=True))] if link.linked else (),
-            kind=SpanKind.CONSUMER,
-            status=_status(attributes),
-            # The call begins with the arrival of its command in the stream.
-            start_time=ended.ns(ended.start if facts is None else facts.began - facts.age_s),
-            end_time=ended.ns(ended.end),
-            instrumentation_scope=_SCOPE,
-        )
-        for child in _children(facts) if facts is not None else ():
-            yield ReadableSpan(
-                name=child.name,
-                context=_context(SpanContext(link.parent.trace_id, new_span_id(), link.parent.flags), state),
-                parent=context,
-                resource=self._resource,
-                attributes={
-                    name: self._masked(value) if isinstance(value, str) else value
-                    for name, value in child.attributes.items()
-                },
-                kind=child.kind,
-                status=_status(child.attributes),
-                start_time=ended.ns(child.start),
-                end_time=ended.ns(ended.end if child.end is None else child.end),
-                instrumentation_scope=_SCOPE,
-            )
 
-    def _attributes(self, ended: _EndedCall, facts: CallFacts | None) -> Attributes:
-        named: Attributes = {
-            _ATTRIBUTE_OF_ID.get(name, name): self._masked(value) for name, value in ended.attributes.items()
-        }
-        if error_type := (facts and facts.error_code) or (ended.error and ended.error[0]):
-            named["error.type"] = error_type
-        if facts is None:
-            return named
-        return named | {
-            "gen_ai.operation.name": "execute_tool",
-            "gen_ai.tool.name": self._masked(facts.function_name),
-            "gen_ai.tool.type": "function",
-            "openapi_tool.protocol": facts.protocol,
-            "openapi_tool.built_in": facts.tool,
-            "openapi_tool.status": facts.status,
-            "openapi_tool.tokens": facts.tokens,
-            "openapi_tool.requests": len(facts.attempts),
-            "openapi_tool.cached": facts.cached,
-            "openapi_tool.truncated": facts.truncated,
-            "openapi_tool.delivery_attempt": facts.delivery_attempt,
-        }
+def _in(context: trace.SpanContext) -> Context:
+    return trace.set_span_in_context(trace.NonRecordingSpan(context), Context())
 
-    def _events(self, ended: _EndedCall) -> list[Event]:
-        """Return an exception event, masked and without traceback."""
-        if ended.error is None:
-            return []
-        kind, message = ended.error
-        attributes = {"exception.type": kind, "exception.message": self._masked(message)}
-        return [Event("exception", attributes, ended.ns(ended.end))]
+
+def _context(span: SpanContext, state: TraceState | None = None) -> trace.SpanContext:
+    flags = trace.TraceFlags(int(span.flags, 16))
+    return trace.SpanContext(int(span.trace_id, 16), int(span.span_id, 16), True, flags, state)  # noqa: FBT003 - remote
+
+
+def _call(facts: CallFacts) -> Attributes:
+    return {
+        "gen_ai.operation.name": "execute_tool",
+        "gen_ai.tool.name": facts.function_name,
+        "gen_ai.tool.type": "function",
+        "openapi_tool.protocol": facts.protocol,
+        "openapi_tool.built_in": facts.tool,
+        "openapi_tool.status": facts.status,
+        "openapi_tool.tokens": facts.tokens,
+        "openapi_tool.requests": len(facts.attempts),
+        "openapi_tool.cached": facts.cached,
+        "openapi_tool.truncated": facts.truncated,
+        "openapi_tool.delivery_attempt": facts.delivery_attempt,
+    }
 
 
 class _Child(NamedTuple):
@@ -269,10 +265,6 @@ def _attempt(attempt: Attempt) -> _Child:
     return _Child(attempt.method, SpanKind.CLIENT, attempt.began, end, known)
 
 
-def _status(attributes: Attributes) -> Status:
-    return Status(StatusCode.ERROR if "error.type" in attributes else StatusCode.UNSET)
-
-
 def open_tracer(endpoint: str, redactor: Redactor, ratio: float, instance: str) -> ExportingTracer:
     """Return a tracer that exports to the full traces URL of an OTLP/HTTP collector."""
     return ExportingTracer(OTLPSpanExporter(endpoint=endpoint, session=CollectorSession()), redactor, ratio, instance)
@@ -309,11 +301,6 @@ class CollectorSession(requests.Session):
         return head
 
 
-def _context(span: SpanContext, state: TraceState | None = None, *, is_remote: bool = False) -> trace.SpanContext:
-    flags = trace.TraceFlags(int(span.flags, 16))
-    return trace.SpanContext(int(span.trace_id, 16), int(span.span_id, 16), is_remote, flags, state)
-
-
 _ATTRIBUTES = {
     "tool": "openapi_tool.built_in",
     "error_code": "error.type",
@@ -344,37 +331,48 @@ class PeriodicExport:
     def collected(self) -> MetricsData:
         """Return the current values."""
         now = time.time_ns()
-        converted = [self._converted(metric, now) for metric in ALL if any(metric.children())]
-        scope = ScopeMetrics(InstrumentationScope("openapi_tool", __version__), converted, "")
+        converted = [made for described in ALL if (made := _converted(described, self._since_ns, now)) is not None]
+        scope = ScopeMetrics(InstrumentationScope(_SCOPE, __version__), converted, "")
         return MetricsData([ResourceMetrics(self._resource, [scope], "")])
-
-    def _converted(self, metric: metrics.Metric, now: int) -> Metric:
-        unit = "s" if metric.name.endswith("_seconds") else ""
-        data: Histogram | Sum | Gauge
-        if isinstance(metric, metrics.Histogram):
-            points = [self._distribution(labels, child, now) for labels, child in metric.children()]
-            data = Histogram(points, AggregationTemporality.CUMULATIVE)
-        else:
-            numbers = [
-                NumberDataPoint(_attributes(labels), self._since_ns, now, float(child.number))
-                for labels, child in metric.children()
-            ]
-            counts = isinstance(metric, metrics.Counter)
-            data = Sum(numbers, AggregationTemporality.CUMULATIVE, is_monotonic=True) if counts else Gauge(numbers)
-        return Metric(metric.name, metric.text, unit, data)
-
-    def _distribution(self, labels: Mapping[str, str], child: Distribution, now: int) -> HistogramDataPoint:
-        counts = list(child.counts)
-        attributes, nan = _attributes(labels), float("nan")  # minimum and maximum are not recorded
-        return HistogramDataPoint(
-            attributes, self._since_ns, now, sum(counts), child.total, counts, child.bounds, min=nan, max=nan
-        )
 
     def shutdown(self) -> None:
         """Export once more; may block for as long as the collector does."""
         self._stop.set()
         self._thread.join()
         self._exporter.shutdown()
+
+
+def _converted(described: Described, since_ns: int, now_ns: int) -> Metric | None:
+    """Return a metric in OpenTelemetry's form, None if it has no value yet."""
+    found = list(samples(described.instrument))
+    if not found:
+        return None
+    data: Histogram | Sum | Gauge
+    if described.kind == "histogram":
+        data = Histogram(_distributions(found, since_ns, now_ns), AggregationTemporality.CUMULATIVE)
+    else:
+        points = [NumberDataPoint(_attributes(one.labels), since_ns, now_ns, one.value) for one in found]
+        counts = described.kind == "counter"
+        data = Sum(points, AggregationTemporality.CUMULATIVE, is_monotonic=True) if counts else Gauge(points)
+    return Metric(described.name, described.text, "s" if described.name.endswith("_seconds") else "", data)
+
+
+def _distributions(found: list[Sample], since_ns: int, now_ns: int) -> list[HistogramDataPoint]:
+    """Return a point for each combination of labels; its buckets are consecutive, and each counts those below, too."""
+    points, bounds, totals = list[HistogramDataPoint](), list[float](), [0.0]
+    nan = float("nan")  # minimum and maximum are not recorded
+    for sample in found:
+        if sample.name.endswith("_bucket"):
+            bounds.append(float(sample.labels["le"]))
+            totals.append(sample.value)
+        elif sample.name.endswith("_sum"):
+            counts, total = [int(upper - lower) for lower, upper in pairwise(totals)], int(totals[-1])
+            attributes = _attributes(sample.labels)
+            points.append(
+                HistogramDataPoint(attributes, since_ns, now_ns, total, sample.value, counts, bounds[:-1], nan, nan)
+            )
+            bounds, totals = [], [0.0]
+    return points
 
 
 def _attributes(labels: Mapping[str, str]) -> dict[str, str]:

@@ -30,9 +30,11 @@ class CallSpan:
 class WireTracer:
     """Tracer without an exporter."""
 
-    def span(self, name: str, link: TraceLink, attributes: Mapping[str, str]) -> AbstractContextManager[CallSpan]:
+    def span(
+        self, name: str, link: TraceLink, attributes: Mapping[str, str], began: float | None = None
+    ) -> AbstractContextManager[CallSpan]:
         """Start a child span."""
-        del name, attributes
+        del name, attributes, began
         return nullcontext(child_of(link))
 
     def shutdown(self) -> None:

@@ -340,7 +340,14 @@ def lines() -> Iterator[list[dict[str, Any]]]:
 
 
 def value(name: str, **labels: str) -> float:
-    return REGISTRY.get_sample_value(f"openapi_tool_{name}", labels) or 0.0
+    """Return the value of the series with these labels, its others being empty."""
+    samples = (sample for family in REGISTRY.collect() for sample in family.samples)
+    named = (sample for sample in samples if sample.name == f"openapi_tool_{name}")
+    return next((sample.value for sample in named if _given(sample.labels) == labels), 0.0)
+
+
+def _given(labels: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in labels.items() if value}
 
 
 def exported(collector: Collector) -> list[Any]:
