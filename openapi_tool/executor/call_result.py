@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from openapi_tool.protocol import frozen
+from dataclasses import dataclass
+
 from openapi_tool.protocol.cards import ArtifactCard
 from openapi_tool.tools.result import ResultFields
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class CallResult:
     """Fields of the result card, and the artifact card if the output was truncated."""
 

@@ -22,7 +22,6 @@ from openapi_tool.executor.runner import ToolCallRequest, ToolRunner
 from openapi_tool.executor.turn_deadline import turn_deadline
 from openapi_tool.options.executor import ExecutorOptions
 from openapi_tool.options.tools import ToolOptions
-from openapi_tool.protocol import frozen
 from openapi_tool.protocol.cards import Card, StoredText, artifact_card, read_tool_call, result_card
 from openapi_tool.protocol.command import AfterExecution, Command, Delivery
 from openapi_tool.protocol.dialect import Dialect
@@ -68,7 +67,7 @@ class PipelineOptions:
     tools: ToolOptions
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class _Delivered:
     """Delivered command that gets a result; `earlier_run` means that an earlier run may have parked its result."""
 

@@ -19,7 +19,6 @@ from openapi_tool.executor.continuation import Continuation
 from openapi_tool.executor.ports import ToolBackend
 from openapi_tool.isolation.service import Isolation
 from openapi_tool.limits.permits import NO_SLOT, Slot
-from openapi_tool.protocol import frozen
 from openapi_tool.protocol.cards import StoredText, ToolCall
 from openapi_tool.protocol.errors import (
     InternalError,
@@ -68,7 +67,7 @@ class RunnerOptions:
     isolation: Isolation = field(default_factory=Isolation)
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class ToolCallRequest:
     """What a call asks for: `given` holds the model's arguments."""
 

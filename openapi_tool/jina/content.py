@@ -8,12 +8,12 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
 from openapi_tool.jina import remarks
 from openapi_tool.jina.failures import quoted
-from openapi_tool.protocol import frozen
 from openapi_tool.protocol.errors import UpstreamRejected, UpstreamUnavailable
 from openapi_tool.telemetry.redact import Redactor
 from openapi_tool.tools.output import BLOCK_GAP, Item, ToolOutput, Usage
@@ -42,7 +42,7 @@ _URLS = frozenset({"url", "imageUrl"})
 _PLAIN = (str, int, float)  # a constant: `isinstance` with `str | int | float` would create that union for each field
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class RenderContext:
     """Context of a response: `redactor` masks the secrets sent with its call (see `of_call`).
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import quote
 
@@ -22,7 +22,6 @@ from openapi_tool.jina.endpoints import Endpoint, endpoint_of
 from openapi_tool.jina.parameters import REFUSED, Parameter, secret_problem
 from openapi_tool.jina.response import Expected
 from openapi_tool.jina.url_policy import UrlPolicy
-from openapi_tool.protocol import frozen
 from openapi_tool.protocol.errors import BadRequest, TargetRefused
 from openapi_tool.protocol.jsontext import dumps
 from openapi_tool.tools.argument_names import fold, not_taken
@@ -45,7 +44,7 @@ _NEEDS_WHOLE_PAGE = frozenset({"removeSelector", "withIframe", "withShadowDom"})
 """Parameters that do nothing in the default format: the server keeps what it extracted before (jina-api section 9)."""
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class ResolvedParameters:
     """Upstream parameters by body name, secret body members, and the call's own time limit in seconds.
 
@@ -307,7 +306,7 @@ MAX_GET_URL_CHARS = 8_000
 _Parts = tuple[str, dict[str, str], bytes | None]  # target, headers, body
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class UpstreamRequest:
     """Request without its API key; `target` is the percent-encoded path and query.
 

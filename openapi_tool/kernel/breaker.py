@@ -15,12 +15,12 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
 from openapi_tool.kernel.failures import Contended, PoolShareUsed
 from openapi_tool.kernel.store import KernelStore
-from openapi_tool.protocol import frozen
 from openapi_tool.protocol.cards import ArtifactCard, Card
 from openapi_tool.protocol.command import Command
 from openapi_tool.protocol.errors import NeedsOperator, Unavailable
@@ -38,7 +38,7 @@ _QUIET_S = 2 * MAX_PROBE_INTERVAL_S
 _MAX_DOUBLINGS = 10  # a larger exponent would overflow a float after a long outage
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class _Outcome:
     """Outcome of an attempt; `reason` is empty if it succeeded, `suspect` the project that met contention."""
 

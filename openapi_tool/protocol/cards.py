@@ -10,7 +10,6 @@ from typing import Literal
 import orjson
 import uuid_utils
 
-from openapi_tool.protocol import frozen
 from openapi_tool.protocol.command import AfterExecution
 from openapi_tool.protocol.errors import BadRequest, NotFound, Status
 from openapi_tool.protocol.identity import CallIdentity
@@ -29,7 +28,7 @@ MAX_ARGUMENTS = 1_000
 MAX_ARGUMENT_DEPTH = 20
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class ToolCall:
     """Call of a model, with `checked_arguments`.
 
@@ -49,7 +48,7 @@ class ToolResultContent(ResultContent):
     error: ErrorObject | None
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class Card:
     """Tool.result card to be written."""
 

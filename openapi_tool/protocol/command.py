@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Literal, cast
 
-from openapi_tool.protocol import frozen
 from openapi_tool.protocol.errors import BadRequest
 from openapi_tool.protocol.identity import ClaimedIdentity
 from openapi_tool.protocol.ids import MAX_ID_BYTES, is_too_long
@@ -38,7 +37,7 @@ class BodyDigest:
         return cls(len(data), hashlib.sha256(data).hexdigest())
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class Delivery:
     """Delivery of a command by the bus.
 
@@ -59,7 +58,7 @@ class Delivery:
     headers_complete: bool = True
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class Command:
     """Decoded command; one with a `violation` is not run, and has that error as result."""
 
@@ -80,7 +79,7 @@ class Command:
 INLINE_DATA = frozenset({"args", "arguments", "result"})  # body fields that are forbidden: data belongs in cards
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class CommandBody:
     """Fields, empty if the body is no JSON object, and problems, to which dialects add."""
 

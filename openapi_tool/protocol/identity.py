@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
-from openapi_tool.protocol import frozen
 from openapi_tool.protocol.errors import Unanswerable
 from openapi_tool.protocol.headers import (
     AGENT,
@@ -47,7 +47,7 @@ CONTROL_FIELDS = frozenset(
 """Names of ids of a call and its caller, as fields of a body."""
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class ClaimedIdentity:
     """Identity as a command claims it, and the problems found in it."""
 
@@ -66,7 +66,7 @@ class ClaimedIdentity:
     context_box_id: str | None = None
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class CallIdentity:
     """Who calls: project and agent, to which sessions, cursors and stored texts belong, and the ids of the call.
 

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypedDict
 
-from openapi_tool.protocol import frozen
 from openapi_tool.protocol.jsontext import JsonValue
 from openapi_tool.protocol.result_objects import ArtifactObject
 
@@ -14,7 +13,7 @@ TOOL_CALL = "tool.call"
 UI_ACTION = "ui_action"
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class CardRecord:
     """Live card of any type; of an `oversized` one the large column is not read."""
 
@@ -25,7 +24,7 @@ class CardRecord:
     oversized: bool = False
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class DefinitionRecord:
     """Row of resource.tools, without its JSON if `oversized`; if `unreadable`, the JSON parser refuses a column."""
 
@@ -37,7 +36,7 @@ class DefinitionRecord:
     unreadable: bool = False
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class WaitingTurnRecord:
     """Inbox row of the waiting turn: the call's anchor, else the turn's newest; if `oversized`, without headers."""
 
@@ -55,7 +54,7 @@ class WaitingTurnRecord:
         return self.message_type != UI_ACTION and self.turn_epoch > 0
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class RequestEdgeRecord:
     """Oldest request edge of the call; in v1r3 its depth may be null."""
 
@@ -106,7 +105,7 @@ class Artifact:
         return {"card_id": self.card_id, "chars": self.chars, "sha256": self.sha256}
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class CallRecords:
     """Rows of a call; `reported_inbox_id` is that of its tool_result, which may exist without its card."""
 

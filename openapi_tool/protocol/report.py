@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
-from openapi_tool.protocol import frozen
 from openapi_tool.protocol import headers as header
 from openapi_tool.protocol.command import AFTER_EXECUTION
 from openapi_tool.protocol.errors import ReportRefused
@@ -14,7 +14,7 @@ from openapi_tool.protocol.records import CallRecords, WaitingTurnRecord
 from openapi_tool.protocol.tracing import SpanContext, TraceLink, new_root, parse_traceparent
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class TurnCondition:
     """Condition on which a result may be written (ADR 8): the worker has read the other results of the step.
 
@@ -31,7 +31,7 @@ STATUSES = frozenset({"success", "failed", "canceled", "timeout", "partial"})
 """Statuses of a result that the kernel's workers accept."""
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class Acceptance:
     """Data of a report that the kernel will accept, checked before the call runs.
 
@@ -46,7 +46,7 @@ class Acceptance:
     depth: int
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class Wakeup:
     """Doorbell."""
 
@@ -55,7 +55,7 @@ class Wakeup:
     body: bytes
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class Report:
     """One tool_result row with its response edge, ready to be written; `actor_id` is the sender, this service.
 

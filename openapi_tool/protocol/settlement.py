@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from openapi_tool.protocol import frozen
 
-
-@frozen
+@dataclass(frozen=True, slots=True)
 class Acknowledge:
     """Acknowledge the command: its result is committed."""
 

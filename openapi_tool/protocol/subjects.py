@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
-from openapi_tool.protocol import frozen
 from openapi_tool.protocol.errors import Unanswerable
 from openapi_tool.protocol.ids import MAX_ID_BYTES, is_too_long
 
@@ -22,7 +22,7 @@ def is_token(text: str) -> bool:
     return bool(_TOKEN.fullmatch(text)) and len(text.encode(errors="replace")) <= _MAX_TOKEN_BYTES
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class CommandSubject:
     """Parsed subject of a tool command; `suffix` may hold dots."""
 

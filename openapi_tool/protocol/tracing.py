@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 import secrets
-
-from openapi_tool.protocol import frozen
+from dataclasses import dataclass
 
 _TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
 _TRACE_ID = re.compile(r"[0-9a-f]{32}")
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class SpanContext:
     """Span identity: 32 hex digits of trace, 16 of span, 2 of flags."""
 
@@ -24,7 +23,7 @@ class SpanContext:
         return f"00-{self.trace_id}-{self.span_id}-{self.flags}"
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class TraceLink:
     """Parent of the report's span; `linked` is the inbound span of another trace, as in OpenTelemetry."""
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 
 from pydantic import SecretStr
 
-from openapi_tool.protocol import frozen
 from openapi_tool.protocol.cards import ToolCall
 from openapi_tool.protocol.errors import BadRequest, ToolMisconfigured
 from openapi_tool.protocol.identity import CONTROL_FIELDS, CallIdentity
@@ -49,7 +48,7 @@ IDENTITY_ARGUMENTS = frozenset(map(fold, CONTROL_FIELDS | _OTHER_IDS))
 """Folded names of arguments that identify the caller; they never go upstream."""
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class Arguments:
     """Resolved arguments of a call.
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 from openapi_tool.options.executor import ExecutorOptions
 from openapi_tool.options.tools import ToolOptions
-from openapi_tool.protocol import frozen
 from openapi_tool.tools.policy import Authorizer
 
 _OTHER_STEPS_S = 30.0  # lease, rendering, doorbell, …; their limits are a few seconds each
@@ -41,7 +40,7 @@ class TurnLimit:
         self._waits.append(timeout)
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class Deadline:
     """Deadline of a call on the monotonic clock; `turn` may bring it forward while the call runs."""
 

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import NamedTuple
 
-from openapi_tool.protocol import frozen
 from openapi_tool.protocol.errors import ToolError
 from openapi_tool.protocol.result_objects import UsageObject
 
 BLOCK_GAP = "\n\n"
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class Usage:
     """Upstream cost of a call."""
 
@@ -81,7 +80,7 @@ class Item(NamedTuple):
         return BLOCK_GAP if self.head and self.body else ""
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class ToolOutput:
     """Output of a tool: text for the model in items, `state` for a UI.
 

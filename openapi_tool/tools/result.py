@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from openapi_tool.protocol import frozen
 from openapi_tool.protocol.attempts import Attempt, attempt_objects
 from openapi_tool.protocol.errors import Status, ToolError
 from openapi_tool.protocol.jsontext import storable, storable_text
@@ -13,7 +13,7 @@ from openapi_tool.tools.definition import ResultFormat
 from openapi_tool.tools.output import ToolOutput, cost
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class RenderedResult:
     """Text that the model is shown of an output; `artifact_ref` refers to the whole text of a truncated one."""
 
@@ -23,7 +23,7 @@ class RenderedResult:
     next_cursor: str | None = None
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class ResultFields:
     """Fields of a tool.result card that depend on the outcome, storable in jsonb; the last three are for telemetry."""
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
-from openapi_tool.protocol import frozen
 from openapi_tool.protocol.records import StoredFields
 from openapi_tool.tools.frames import CAPTION_CHARS, CUT_CHARS, INTRO_CHARS, MARK_CHARS, Part
 from openapi_tool.tools.output import BLOCK_GAP, Item, texts
@@ -66,7 +66,7 @@ class Truncated(NamedTuple):
         return next(Place(item.shown, item.opening) for item in self.stored_items if item.shown < item.end)
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class ResultLimit:
     """Maximum of what a model is shown at once; tokens by estimate."""
 
