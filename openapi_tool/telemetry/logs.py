@@ -20,7 +20,6 @@ from typing import Any, Literal, TextIO
 import orjson
 from cachetools import LRUCache
 
-from openapi_tool.telemetry import metrics
 from openapi_tool.telemetry.redact import MASK, Redactor
 
 _UNSAFE = re.compile(
@@ -56,6 +55,12 @@ def _json_escape(unsafe: re.Match[str]) -> str:
 
 
 log = logging.getLogger(__name__)
+
+on_dropped: Callable[[int], None] = lambda _: None  # noqa: E731 - replaced, see below
+"""Counts lines that could not be written; set by `metrics`, whose import takes too long for `--help`."""
+
+on_limited: Callable[[int], None] = lambda _: None  # noqa: E731 - the same
+"""Counts lines beyond the limit of a project; set by `metrics`."""
 
 CALL_FIELDS: ContextVar[Callable[[], Mapping[str, Any]]] = ContextVar("call_fields", default=dict)
 """Returns the fields that formatters add to log lines: those of the task's call, else the kernel's protocol."""
@@ -219,7 +224,7 @@ class _Handler(logging.Handler):
         limit = MAX_QUEUED_BYTES // 2 if self._dropped else MAX_QUEUED_BYTES
         if self._queue and self._queued_bytes + len(line) > limit:
             self._dropped += 1
-            metrics.LOG_LINES_DROPPED.inc()
+            on_dropped(1)
             return
         self._queue.append((self._dropped, line))
         self._queued_bytes += len(line)
@@ -255,7 +260,7 @@ class _Handler(logging.Handler):
             failed = 1 if line else 0
         with self._changed:
             self._unreported += failed
-            metrics.LOG_LINES_DROPPED.inc(failed)
+            on_dropped(failed)
             self._writing = False
             self._changed.notify_all()
 
@@ -345,7 +350,7 @@ class ProjectLimit(logging.Filter):
         self._lines[key] = self._lines.get(key, 0) + 1
         if self._lines[key] > MAX_LINES:
             self._dropped[key] = self._dropped.get(key, 0) + 1
-            metrics.LOG_LINES_LIMITED.inc()
+            on_limited(1)
             return False
         if dropped := self._dropped.pop(key, 0):
             record.dropped = dropped

@@ -16,7 +16,7 @@ from prometheus_client.metrics import MetricWrapperBase
 
 from openapi_tool import __version__
 from openapi_tool.protocol.projects import bare_project
-from openapi_tool.telemetry import redact
+from openapi_tool.telemetry import logs, redact
 
 Kind = Literal["counter", "gauge", "histogram"]
 Labels = tuple[str, ...]
@@ -266,6 +266,7 @@ LOG_LINES_LIMITED = _counter(
 LOG_LINES_DROPPED = _counter(
     "log_lines_dropped", "Log lines dropped: standard error could not be written, or its reader was too slow."
 )
+logs.on_limited, logs.on_dropped = LOG_LINES_LIMITED.inc, LOG_LINES_DROPPED.inc
 SPANS_DROPPED = _counter("spans_dropped", "Spans that were not exported: the queue was full, or export failed.")
 
 _listed: set[str] = set()
