@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -15,6 +15,7 @@ from openapi_tool.jina import remarks
 from openapi_tool.jina.failures import quoted
 from openapi_tool.protocol import frozen
 from openapi_tool.protocol.errors import UpstreamRejected, UpstreamUnavailable
+from openapi_tool.protocol.jsontext import whole_number
 from openapi_tool.telemetry.redact import Redactor
 from openapi_tool.tools.output import BLOCK_GAP, Item, ToolOutput, Usage
 from openapi_tool.tools.problems import counted, one_line
@@ -55,13 +56,12 @@ class RenderContext:
 
 
 def search_output(envelope: Mapping[str, Any], parameters: Mapping[str, Any], context: RenderContext) -> ToolOutput:
-    """Render search results; an empty list is a success."""
+    """Render search results; an empty list is a success, and an item that is no object is left out."""
     with_pages = parameters.get("respondWith") != "no-content"
     max_tokens = parameters.get("maxTokens") if with_pages else None
-    results = envelope.get("data")
-    if results is None:
-        results = []
-    if not isinstance(results, list) or not all(isinstance(item, dict) for item in results):
+    data = envelope.get("data")
+    results = [item for item in data if isinstance(item, dict)] if isinstance(data, list) else []
+    if not isinstance(data, list) or (data and not results):
         raise UpstreamUnavailable("The search answered in an unexpected shape; try again later.")
     if not results:
         query = one_line(str(parameters.get("q", "")))[:200]
@@ -73,12 +73,14 @@ def search_output(envelope: Mapping[str, Any], parameters: Mapping[str, Any], co
     items, facts, warned = _result_items(shown, reader, max_tokens, with_pages=with_pages)
     if len(results) > len(shown):
         items.append(Item(caption=f"[{counted(len(results) - len(shown), 'more result', 'left out')}.]"))
+    if len(data) > len(results):
+        items.append(Item(caption=remarks.unreadable_results(len(data) - len(results))))
     items += [Item(caption=remarks.result_warning(kind, numbers, context.offers)) for kind, numbers in warned.items()]
     return ToolOutput(tuple(items), {"results": facts}, usage_of(envelope))
 
 
 def _result_items(
-    results: list[Mapping[str, Any]], reader: _FieldReader, max_tokens: int | None, *, with_pages: bool
+    results: Sequence[Mapping[str, Any]], reader: _FieldReader, max_tokens: int | None, *, with_pages: bool
 ) -> tuple[list[Item], list[dict[str, Any]], dict[str, list[int]]]:
     """Return an item and the facts for a UI of each result, and the numbers of results by warning type."""
     first_with: dict[tuple[str, ...], int] = {}
@@ -290,10 +292,8 @@ def usage_of(envelope: Mapping[str, Any]) -> Usage:
 
 def _tokens(holder: Any) -> int | None:
     usage = holder.get("usage") if isinstance(holder, dict) else None
-    tokens = usage.get("tokens") if isinstance(usage, dict) else None
-    if not isinstance(tokens, int) or isinstance(tokens, bool):
-        return None
-    return min(max(tokens, 0), _MAX_TOKENS)
+    tokens = whole_number(usage.get("tokens")) if isinstance(usage, dict) else None
+    return None if tokens is None else min(max(tokens, 0), _MAX_TOKENS)
 
 
 def _pairs(value: Any) -> Iterator[tuple[str, str]]:

@@ -13,6 +13,7 @@ from typing import Any
 
 from openapi_tool.protocol import errors
 from openapi_tool.protocol.errors import ToolError, ToolTimeout
+from openapi_tool.protocol.jsontext import whole_number
 from openapi_tool.telemetry.redact import Redactor
 from openapi_tool.tools.problems import one_line
 
@@ -55,6 +56,7 @@ _ACCOUNT = "The operator's account does not allow this request; it will not work
 _SERVER = Rule(errors.UpstreamUnavailable, _BUSY, max_retries=SOME)
 _OTHER = Rule(errors.UpstreamRejected, "The service refused the request; change it or use another source.")
 _MIN_STATUS = 10_000  # a smaller number is an HTTP status
+_HTTP_STATUSES = range(100, 600)
 
 RULES: Mapping[int, Rule] = {
     40003: Rule(errors.UpstreamUnavailable, "The page's transfer broke off; try again.", max_retries=ONCE),
@@ -176,9 +178,23 @@ def upstream_failure(
         retry_after=_retry_after(envelope, retry_after),
         http_status=http_status,
     )
-    status = envelope.get("status")
-    error.upstream_status = status if isinstance(status, int) else None
+    error.upstream_status = whole_number(envelope.get("status"))
     return error
+
+
+def status_inside(body: Mapping[str, Any]) -> int:
+    """Return the HTTP status that a body reports by `code`, else by `status`; 200 if it reports none.
+
+    Either may be a text of digits. A `code` that is no HTTP status counts as 502; a `status` begins with one.
+    """
+    code, status = body.get("code"), whole_number(body.get("status"))
+    code = int(code) if isinstance(code, bool) else whole_number(code)
+    if code is not None and code != HTTPStatus.OK:
+        return code if code in _HTTP_STATUSES else HTTPStatus.BAD_GATEWAY
+    if status is None:
+        return HTTPStatus.OK
+    status = status // 100 if status >= _MIN_STATUS else status
+    return status if status in _HTTP_STATUSES else HTTPStatus.OK
 
 
 def too_late() -> ToolTimeout:
@@ -215,8 +231,8 @@ def _selector_advice(envelope: Mapping[str, Any], names: Mapping[str, str]) -> s
 
 
 def _rule(http_status: int, envelope: Mapping[str, Any], rules: Mapping[int, Rule]) -> Rule:
-    status = envelope.get("status")
-    if isinstance(status, int) and status >= _MIN_STATUS and status in rules:
+    status = whole_number(envelope.get("status"))
+    if status is not None and status >= _MIN_STATUS and status in rules:
         return rules[status]
     if http_status == HTTPStatus.FORBIDDEN and not envelope:
         return _EDGE_BLOCK

@@ -13,7 +13,7 @@ from datetime import date
 from typing import Any
 
 from openapi_tool.jina.url_policy import MAX_URL_CHARS
-from openapi_tool.tools.arguments import whole_number
+from openapi_tool.protocol.jsontext import whole_number
 from openapi_tool.tools.catalogue import CATALOGUE
 from openapi_tool.tools.problems import fold
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from openapi_tool.tools.problems import counted
+
 _FILTERS = ("site", "exclude_sites", "after", "filetype", "intitle", "ext", "loc", "location", "gl", "hl")
 """Parameters that restrict a search; without them it may find more."""
 _TOLERANCE_DIVISOR = 50  # the upstream charges a cut text at up to 1/50 above the limit (jina-api 1.3)
@@ -129,6 +131,11 @@ def result_warning(kind: str, numbers: Sequence[int], offers: Offers) -> str:
     """Return a warning about search results."""
     results = "result" if len(numbers) == 1 else "results"
     return f"[Warning about {results} {', '.join(map(str, numbers))}: {warning(kind, offers)}]"
+
+
+def unreadable_results(number: int) -> str:
+    """Return the remark about items of a search that hold no result."""
+    return f"[{counted(number, 'further result')} came damaged and {'is' if number == 1 else 'are'} left out.]"
 
 
 def is_cut(tokens: int | None, max_tokens: int) -> bool:

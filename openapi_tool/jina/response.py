@@ -15,7 +15,7 @@ from typing import Any, cast
 import orjson
 
 from openapi_tool.jina.content import RenderContext, page_output, search_output, usage_of
-from openapi_tool.jina.failures import ONCE, Failures, upstream_failure, worded
+from openapi_tool.jina.failures import ONCE, Failures, status_inside, upstream_failure, worded
 from openapi_tool.protocol import errors
 from openapi_tool.protocol.errors import ToolError, UpstreamUnavailable
 from openapi_tool.protocol.jsontext import JsonObject, as_object, loads, storable_text
@@ -27,8 +27,6 @@ from openapi_tool.tools.output import Item, ToolOutput, Usage
 Render = Callable[[Mapping[str, Any], Mapping[str, Any], RenderContext], ToolOutput]
 Outcome = ToolOutput | ToolError
 """Of a request that succeeded: what a model gets, or an error because there is nothing to show."""
-
-_BAD_GATEWAY, _STATUSES = 502, range(100, 600)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +108,7 @@ def unread_failure(expected: Expected, received: Received) -> ToolError | None:
 def _envelope(value: object, expected: Expected, received: Received, redactor: Redactor) -> dict[str, Any]:
     """Return the success envelope, `{code, status, data, meta}`. Raises ToolError.
 
-    The body may hold another `code` than 200 with the HTTP status 200.
+    With the HTTP status 200 the body may report a failure; it is then the same as with that HTTP status.
     """
     status, failures = received.http_status, RESPONSES[expected.operation].failures
     if status == HTTPStatus.OK:
@@ -118,11 +116,10 @@ def _envelope(value: object, expected: Expected, received: Received, redactor: R
             raise UpstreamUnavailable(
                 "The service's response was not the JSON that was asked for; try again.", max_retries=ONCE
             )
-        code = value.get("code", status)
-        if not isinstance(code, int) or code == status:
+        status = status_inside(value)
+        if status == HTTPStatus.OK:
             return value
-        status = code if code in _STATUSES else _BAD_GATEWAY  # the body may hold any number
-    elif failures.nothing_found and status == HTTPStatus.UNPROCESSABLE_ENTITY:
+    if failures.nothing_found and status == HTTPStatus.UNPROCESSABLE_ENTITY:
         message = as_object(value).get("message")
         if isinstance(message, str) and message.startswith(failures.nothing_found):
             return {"code": HTTPStatus.OK, "data": []}

@@ -479,7 +479,8 @@ CUT = {"title": 2_000, "url": 16_000, "publishedTime": 2_000, "description": 10_
 
 
 def answering(data: Any, status: int = 200, **more: Any) -> ToolsOverTransport:
-    body = json.dumps({"code": status, "status": 42206, "data": data, **more}).encode()
+    own_status = 20000 if status == 200 else 42206
+    body = json.dumps({"code": status, "status": own_status, "data": data, **more}).encode()
     return ToolsOverTransport(serving(body, status))
 
 
