@@ -24,7 +24,8 @@ from openapi_tool.tools.definition import ToolDefinition, unusable
 from openapi_tool.tools.output import Item, ToolOutput, Usage, cost
 from openapi_tool.tools.problems import Problem, argument_path, fold, listed, one_line
 
-MARGIN_S = 3.0  # of a request, beside its stages
+MARGIN_S = 3.0  # how long a request may take beside its stages
+RESERVE_S = 1.0  # kept of a call's remaining time for the way of request and response
 MAX_STAGE_S = 180  # the upstream's limit
 _MIN_RETRY_S = 5.0  # see `Timeouts.min_s`
 _ONE_STAGE_ENGINES = ("browser", "curl", "direct", "cf-browser-rendering")
@@ -43,7 +44,7 @@ class Timeouts:
 
     default_stage_s: int
     stages: Callable[[Parameters], int] = lambda _: 1
-    timing: Callable[[Parameters, int], Parameters] = lambda _, __: {}
+    timing: Callable[[Parameters, float], Parameters] = lambda _, __: {}
     needs_timeout: Callable[[Parameters], bool] = lambda _: True
 
     def min_s(self, parameters: Parameters) -> float:
@@ -62,16 +63,22 @@ class Timeouts:
         """
         if not self.needs_timeout(parameters):
             return parameters
-        stage_s = max(1, min(int((left_s - MARGIN_S) / self.stages(parameters)), MAX_STAGE_S))
+        stage_s = max(1, min(_eighths((left_s - RESERVE_S) / self.stages(parameters)), MAX_STAGE_S))
         stage_s = min(stage_s, parameters.get("timeout") or (MAX_STAGE_S if has_own_limit else self.default_stage_s))
         return {**self.timing(parameters, stage_s), **parameters, "timeout": stage_s}
+
+
+def _eighths(seconds: float) -> float:
+    """Round down to an eighth of a second, which is a whole number of milliseconds also in binary."""
+    rounded = math.floor(8 * seconds) / 8
+    return int(rounded) if rounded.is_integer() else rounded
 
 
 def _stages_of_reader(parameters: Parameters) -> int:
     return 1 if parameters.get("engine") in _ONE_STAGE_ENGINES else 2
 
 
-def _timing_of_reader(parameters: Parameters, stage_s: int) -> Parameters:
+def _timing_of_reader(parameters: Parameters, stage_s: float) -> Parameters:
     """With a `timeout` of 20 s or more a reader would wait for an idle network."""
     if stage_s < _NETWORK_IDLE_FROM_S or "timeout" in parameters or parameters.get("withIframe"):
         return {}

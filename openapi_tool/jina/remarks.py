@@ -9,7 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 from openapi_tool.tools.problems import counted
 
-_FILTERS = ("site", "exclude_sites", "after", "filetype", "intitle", "ext", "loc", "location", "gl", "hl")
+SEARCH_OPERATORS = ("site", "exclude_sites", "after", "filetype", "intitle", "ext", "loc")
+"""Parameters that become operators of the query."""
+_FILTERS = (*SEARCH_OPERATORS, "location", "gl", "hl")
 """Parameters that restrict a search; without them it may find more."""
 _TOLERANCE_DIVISOR = 50  # the upstream charges a cut text at up to 1/50 above the limit (jina-api 1.3)
 

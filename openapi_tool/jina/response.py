@@ -16,6 +16,7 @@ import orjson
 
 from openapi_tool.jina.content import RenderContext, page_output, search_output, usage_of
 from openapi_tool.jina.failures import ONCE, Failures, status_inside, upstream_failure, worded
+from openapi_tool.jina.remarks import SEARCH_OPERATORS
 from openapi_tool.protocol import errors
 from openapi_tool.protocol.errors import ToolError, UpstreamUnavailable
 from openapi_tool.protocol.jsontext import JsonObject, as_object, loads, storable_text
@@ -42,6 +43,7 @@ SEARCH_RESPONSES = Responses(
     Failures(
         worded({524: "The service took too long; ask for less (fewer results, no page content)."}),
         nothing_found="No search results available",
+        filters=SEARCH_OPERATORS,
     ),
 )
 READER_RESPONSES = Responses(
@@ -250,6 +252,7 @@ def _as_json(error: ToolError) -> dict[str, object]:
         "max_retries": error.max_retries,
         "http_status": error.http_status,
         "upstream_status": error.upstream_status,
+        "timed_out": error.timed_out,
         "tokens": error.tokens,
     }
 
@@ -257,7 +260,7 @@ def _as_json(error: ToolError) -> dict[str, object]:
 def _error_of(described: JsonObject) -> ToolError:
     given: dict[str, Any] = dict(described)
     code, message, tokens = given.pop("code"), given.pop("message"), given.pop("tokens")
-    upstream_status = given.pop("upstream_status")
+    upstream_status, timed_out = given.pop("upstream_status"), given.pop("timed_out")
     error = _ERRORS[code](message, **given)
-    error.tokens, error.upstream_status = tokens, upstream_status
+    error.tokens, error.upstream_status, error.timed_out = tokens, upstream_status, timed_out
     return error

@@ -383,9 +383,9 @@ def test_case_7_get_headers_are_written_as_the_server_parses_them() -> None:
     # most the default of a stage.
     [
         ("reader", 117, {}, False, 15),
-        ("reader", 117, {}, True, 57),
+        ("reader", 117, {}, True, 58),
         ("reader", 117, {"timeout": 40}, False, 40),
-        ("reader", 23, {}, False, 10),
+        ("reader", 21, {}, False, 10),
         ("search", 117, {"q": "x"}, False, 25),
     ],
 )

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable, Mapping
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 import respx
 
-from openapi_tool.testing import ToolResult
+from openapi_tool.testing import ToolResult, recorded
 from tests.requirements import requirement
 from tests.support import definition, each
 
@@ -138,3 +141,185 @@ def test_tokens_are_read_from_any_form_of_the_number(tokens: Any, jina: respx.Ro
     ):
         jina.post(url).respond(json={"code": 200, "data": data, "meta": {"usage": {"tokens": tokens}}})
         assert run_tool(definition(tool), values).usage["tokens"] == 10_000
+
+
+# Time: a short `timeout` of the model goes to the page, and an error names it if it was the cause.
+
+
+@requirement("upstream.request")
+@pytest.mark.parametrize(
+    ("values", "stage_s"),
+    [({"timeout": 6}, 2.5), ({"timeout": 5.5}, 2.25), ({"timeout": 21}, 10), ({"timeout": 2}, 1)],
+)
+def test_the_page_gets_all_of_a_timeout_but_a_second(
+    values: dict[str, Any], stage_s: float, jina: respx.Router, run_tool: RunTool
+) -> None:
+    jina.post(READER_URL).respond(json={"code": 200, "data": {"content": "x"}})
+    [sent] = run_tool(definition(READER), PAGE | values).requests
+    assert stage_s - 0.25 <= json.loads(sent.content)["timeout"] <= stage_s  # of two stages
+
+
+@requirement("upstream.request")
+def test_one_stage_gets_all_of_a_timeout_but_a_second(jina: respx.Router, run_tool: RunTool) -> None:
+    jina.post(READER_URL).respond(json={"code": 200, "data": {"content": "x"}})
+    jina.post(SEARCH_URL).respond(json={"code": 200, "data": [{"title": "x"}]})
+    [sent] = run_tool(definition({**READER, "params": {"engine": "browser"}}), PAGE | {"timeout": 6}).requests
+    assert 4.75 <= json.loads(sent.content)["timeout"] <= 5
+    [sent] = run_tool(definition(SEARCH), QUERY | {"timeout": 6, "with_content": True}).requests
+    assert 4.75 <= json.loads(sent.content)["timeout"] <= 5
+
+
+@requirement("answer.errors")
+@pytest.mark.parametrize(
+    ("values", "settings", "named"),
+    [
+        ({"timeout": 6}, {}, True),
+        ({}, {}, False),
+        ({"timeout": 3_600}, {}, False),
+        ({"timeout": 6}, {"timeout_s": 5}, False),
+    ],
+)
+def test_an_error_names_the_timeout_if_it_was_the_cause(
+    values: dict[str, Any],
+    settings: dict[str, Any],
+    jina: respx.Router,
+    run_tool: RunTool,
+    *,
+    named: bool,
+) -> None:
+    jina.post(READER_URL).mock(recorded("to-slow6s-timeout3"))
+    result = run_tool(definition({**READER, **settings}), PAGE | values)
+    assert result.error_code == "upstream_unavailable"
+    assert ("A longer timeout may help." in message(result)) == named
+    assert message(result).startswith("The page did not answer in time")
+
+
+@requirement("answer.errors")
+def test_a_refused_connection_is_not_blamed_on_the_timeout(jina: respx.Router, run_tool: RunTool) -> None:
+    jina.post(READER_URL).mock(recorded("t-conn-refused"))
+    assert "timeout" not in message(run_tool(definition(READER), PAGE | {"timeout": 6}))
+
+
+# Transient errors of the reader.
+
+
+def failed_page(text: str) -> dict[str, Any]:
+    named = f"AssertionFailureError: {text}"
+    return {"data": None, "code": 422, "name": "AssertionFailureError", "status": 42206, "readableMessage": named}
+
+
+@each(
+    ("text", "says"),
+    [
+        ("proxy handshake error", "A part of the service failed;"),
+        ("Failed to access https://a.example: Proxy CONNECT aborted", "A part of the service failed;"),
+        ("CONNECT tunnel failed, response 503", "A part of the service failed;"),
+        ("Could not resolve proxy: p.example", "A part of the service failed;"),
+        ("Failed to goto https://a.example/: Error: net::ERR_TUNNEL_CONNECTION_FAILED", "A part of the service"),
+        ("Failed to goto https://a.example/: Error: Navigating frame was detached", "A part of the service failed;"),
+        ("Protocol error (Page.navigate): Target closed", "A part of the service failed;"),
+        ("No provider can do web search atm.", "A part of the service failed;"),
+        ("Failed to goto https://a.example/: Error: net::ERR_CONNECTION_REFUSED", "The server refused the connection"),
+        ("Failed to connect to a.example port 443: Could not connect to server", "The server refused the connection"),
+        ("connect ECONNREFUSED 192.0.2.7:443", "The server refused the connection"),
+        ("Failed to goto https://a.example/: Error: net::ERR_CONNECTION_RESET", "The server broke the connection;"),
+        ("Recv failure: Connection reset by peer", "The server broke the connection;"),
+        ("Send failure: Broken pipe", "The server broke the connection;"),
+        ("transfer closed with 12 bytes remaining to read", "The server broke the connection;"),
+        ("socket hang up", "The server broke the connection;"),
+        ("Remote server did not return a body: https://a.example/", "The server broke the connection;"),
+        ("Failed to connect to a.example port 443 after 6002 ms: Timeout was reached", "The page did not answer in"),
+        ("connect ETIMEDOUT 192.0.2.7:443", "The page did not answer in time;"),
+    ],
+)
+@requirement("upstream.errors", "upstream.retry")
+def test_a_transient_error_is_retried_once_and_called_what_it_is(
+    text: str, says: str, jina: respx.Router, run_tool: RunTool
+) -> None:
+    jina.post(READER_URL).respond(422, json=failed_page(text))
+    result = run_tool(definition(READER), PAGE)
+    assert (result.error_code, len(result.requests)) == ("upstream_unavailable", 2)
+    assert message(result).startswith(says)
+    assert "try again later or use another source." in message(result)
+
+
+@each("text", ["No proxy provider found that supports the country code: xx.", "Failed to process the page: bad"])
+@requirement("upstream.errors", "upstream.retry")
+def test_a_permanent_error_with_similar_words_is_final(text: str, jina: respx.Router, run_tool: RunTool) -> None:
+    jina.post(READER_URL).respond(422, json=failed_page(text))
+    result = run_tool(definition(READER), PAGE)
+    assert (result.error_code, len(result.requests)) == ("upstream_rejected", 1)
+
+
+# Searches with filters that the upstream fails at.
+
+
+@requirement("upstream.errors")
+@pytest.mark.parametrize("status", [500, 503, 524])
+def test_a_failing_search_advises_to_drop_its_filters(status: int, jina: respx.Router, run_tool: RunTool) -> None:
+    jina.post(SEARCH_URL).respond(status, json={"code": status, "message": "Req(7 ??? POST https://h.example/)"})
+    restricted = QUERY | {"site": ["a.example"]}
+    assert ", or search without site." in message(run_tool(definition(SEARCH), restricted))
+    several = restricted | {"file_type": "pdf", "country": "de"}
+    assert ", or search without site or file_type." in message(run_tool(definition(SEARCH), several))
+    assert "without" not in message(run_tool(definition(SEARCH), QUERY))
+    fixed = definition(SEARCH, args={"fixed": {"site": ["a.example"]}})
+    assert "without" not in message(run_tool(fixed, QUERY))
+
+
+@requirement("upstream.errors")
+def test_a_refused_search_does_not_blame_its_filters(jina: respx.Router, run_tool: RunTool) -> None:
+    jina.post(SEARCH_URL).mock(recorded("InsufficientCreditsError"))
+    assert "without" not in message(run_tool(definition(SEARCH), QUERY | {"site": ["a.example"]}))
+
+
+# Addresses that are blocked until a time.
+
+
+def _in(seconds: float, form: str) -> str:
+    return (datetime.now(UTC) + timedelta(seconds=seconds)).strftime(form)
+
+
+_JAVASCRIPT = "%a %b %d %Y %H:%M:%S GMT+0000 (Coordinated Universal Time)"
+
+
+@requirement("upstream.errors", "upstream.retry")
+@pytest.mark.parametrize(
+    ("http_status", "status", "text", "form"),
+    [
+        (
+            451,
+            45102,
+            "Domain a.example blocked until {} due to previous abuse found on https://a.example/: x",
+            _JAVASCRIPT,
+        ),
+        (
+            403,
+            40301,
+            "Consecutive error detected on URL https://a.example/ for too many times, please retry after {}.",
+            "%Y-%m-%dT%H:%M:%S.000Z",
+        ),
+    ],
+)
+def test_an_address_that_is_blocked_for_a_while_is_retryable_with_the_time(
+    http_status: int, status: int, text: str, form: str, jina: respx.Router, run_tool: RunTool
+) -> None:
+    body = {"data": None, "code": http_status, "status": status}
+    for seconds in (20, 3_000, -5):
+        said = {"readableMessage": f"SomeError: {text.format(_in(seconds, form))}"}
+        jina.post(READER_URL).respond(http_status, json=body | said)
+        result = run_tool(definition(READER), PAGE)
+        assert result.error is not None
+        assert (result.error["code"], result.error["retryable"], len(result.requests)) == ("target_refused", True, 1)
+        waits = re.search(r"use another source, or try again in ([\d,]+) s\.", message(result))
+        assert waits is not None
+        assert int(waits[1].replace(",", "")) == pytest.approx(max(seconds, 1), abs=1)
+
+
+@requirement("upstream.errors")
+def test_an_address_that_is_blocked_forever_is_final(jina: respx.Router, run_tool: RunTool) -> None:
+    text = "Anonymous access to domain a.example blocked until Eternally due to previous abuse found on site: x"
+    jina.post(READER_URL).respond(451, json={"data": None, "code": 451, "status": 45102, "readableMessage": text})
+    result = run_tool(definition(READER), PAGE)
+    assert result.error is not None
+    assert not result.error["retryable"]
