@@ -12,6 +12,7 @@ from itertools import islice
 from typing import Any
 
 from openapi_tool.jina import remarks
+from openapi_tool.jina.barriers import barrier_type, is_captcha_title
 from openapi_tool.jina.failures import quoted
 from openapi_tool.protocol import frozen
 from openapi_tool.protocol.errors import UpstreamRejected, UpstreamUnavailable
@@ -75,6 +76,10 @@ def search_output(envelope: Mapping[str, Any], parameters: Mapping[str, Any], co
         items.append(Item(caption=f"[{counted(len(results) - len(shown), 'more result', 'left out')}.]"))
     if len(data) > len(results):
         items.append(Item(caption=remarks.unreadable_results(len(data) - len(results))))
+    if max_tokens and (cut := [number for number, one in enumerate(facts, start=1) if "cut_at_tokens" in one]):
+        items.append(Item(caption=remarks.cut_results(cut, max_tokens)))
+    if errors := {number: one["target_status"] for number, one in enumerate(facts, start=1) if "target_status" in one}:
+        items.append(Item(caption=remarks.target_errors(errors)))
     items += [Item(caption=remarks.result_warning(kind, numbers, context.offers)) for kind, numbers in warned.items()]
     return ToolOutput(tuple(items), {"results": facts}, usage_of(envelope))
 
@@ -105,18 +110,18 @@ def _result_items(
         if bodies := list(reader.bodies(item)):
             bodies = without_inline_images(bodies)
         body = BLOCK_GAP.join([*bodies, *reader.lists(item)])
-        after = ""
         if max_tokens and remarks.is_cut(_tokens(item), max_tokens):
-            after = remarks.cut_result(max_tokens)
             ui_facts["cut_at_tokens"] = max_tokens
-        items.append(Item("\n".join(filter(None, lines)), body, after=after))
+        items.append(Item("\n".join(filter(None, lines)), body))
         # Without any of these there is no warning type: skip the search.
         if (with_pages or bodies or item.get("warning")) and (
             types := reader.warning_types(item, with_text=with_pages)
         ):
             ui_facts["warnings"] = list(types)
-            for kind in types:
+            for kind in filter(lambda kind: kind not in remarks.TARGET_ERROR_TYPES, types):
                 warned.setdefault(kind, []).append(number)
+        if (status := reader.target_status(item)) is not None:
+            ui_facts["target_status"] = status
         state.append(ui_facts)
     return items, state, warned
 
@@ -130,8 +135,9 @@ def page_output(envelope: Mapping[str, Any], parameters: Mapping[str, Any], cont
     parts = without_inline_images(list(reader.bodies(item)))
     lists = reader.lists(item)
     warnings, warning_types = reader.warnings(item), reader.warning_types(item, with_text=True)
+    status = reader.target_status(item)
     if not parts and not lists and _text(item.get("warning")).strip():  # its error; without one it is just empty
-        raise _nothing_to_read(warnings, warning_types, context)
+        raise _nothing_to_read(warnings, warning_types, status, context)
     head = [
         f"Title: {reader.line(item.get('title')) or '(none)'}",
         f"URL: {reader.line(item.get('url'), _MAX_URL_CHARS)}",
@@ -145,22 +151,26 @@ def page_output(envelope: Mapping[str, Any], parameters: Mapping[str, Any], cont
     ]
     state = reader.facts(item, ("title", "url", "publishedTime", "warning", "numPages"))
     body = BLOCK_GAP.join([*parts, *lists])
-    caption = "\n".join(f"[Warning: {remarks.warning(kind, context.offers)}]" for kind in warning_types)
-    page = Item("\n".join(head), body, caption)
-    usage, max_tokens = usage_of(envelope), parameters.get("maxTokens")
+    captions = [f"[Warning: {remarks.page_warning(kind, context.offers, status)}]" for kind in warning_types]
+    usage, max_tokens, after = usage_of(envelope), parameters.get("maxTokens"), ""
     if warning_types:
         state["warnings"] = list(warning_types)
+    if status is not None:
+        state["target_status"] = status
     if max_tokens and remarks.is_cut(usage.tokens, max_tokens):
-        page = page._replace(after=remarks.cut_page(max_tokens, context.offers))
+        captions.append(remarks.cut_page(max_tokens, context.offers))
+        after = remarks.end_of_cut_page(max_tokens)
         state["cut_at_tokens"] = max_tokens
-    return ToolOutput((page,), state, usage)
+    return ToolOutput((Item("\n".join(head), body, "\n".join(captions), after),), state, usage)
 
 
-def _nothing_to_read(warnings: tuple[str, ...], types: tuple[str, ...], context: RenderContext) -> UpstreamRejected:
+def _nothing_to_read(
+    warnings: tuple[str, ...], types: tuple[str, ...], status: int | None, context: RenderContext
+) -> UpstreamRejected:
     wait = "wait for it with wait_for_selector, " if context.offers("wait_for_selector") else ""
     parts = [
         f"The page has nothing to read; check the address, {wait}or use another page.",
-        *(remarks.warning(kind, context.offers) for kind in types if kind != "empty"),
+        *(remarks.page_warning(kind, context.offers, status) for kind in types if kind != "empty"),
     ]
     if warnings:
         parts.append(f"The service says: {quoted(context.redactor.head(' '.join(warnings), _MAX_CHARS))}")
@@ -205,7 +215,7 @@ class _FieldReader:
         lines = [
             line
             for line in self._short(text, _MAX_WARNING_CHARS).splitlines()
-            if not remarks.UPSTREAM_WARNINGS.get(line)
+            if not remarks.UPSTREAM_WARNINGS.get(line) and not remarks.is_plain_target_error(line)
         ]
         shown = tuple(filter(None, map(self.line, lines[:_MAX_WARNINGS])))
         left = len(lines) - _MAX_WARNINGS
@@ -213,19 +223,25 @@ class _FieldReader:
 
     def warning_types(self, item: Mapping[str, Any], *, with_text: bool) -> tuple[str, ...]:
         """Return the types, such as `captcha` for a bot check; `with_text` means that page text was requested."""
-        text = _text(item.get("content")) or _text(item.get("text"))
+        text, title = _text(item.get("content")) or _text(item.get("text")), _text(item.get("title"))
         if text and not text.isspace():
-            kind = remarks.barrier_type(_text(item.get("title")), text)
+            kind = barrier_type(title, text)
+        elif not with_text or any(map(item.get, _NON_TEXT_BODIES)):
+            kind = None
         else:
-            kind = None if not with_text or any(map(item.get, _NON_TEXT_BODIES)) else "empty"
-        warning = _text(item.get("warning"))
-        if not warning:
-            return (kind,) if kind else ()
-        from_upstream = map(remarks.UPSTREAM_WARNINGS.get, warning[:_MAX_WARNING_CHARS].splitlines()[:_MAX_WARNINGS])
-        found = dict.fromkeys(filter(None, (kind, *from_upstream)))
-        if kind == "empty":  # implies "not_loaded"
-            found.pop("not_loaded", None)
+            kind = "captcha" if is_captcha_title(title) else "empty"
+        found = dict.fromkeys(filter(None, (kind, *map(_warning_type, _warning_lines(item)))))
+        if kind in ("empty", "loading"):
+            found.pop("not_loaded", None)  # implied
+        elif kind in ("captcha", "login"):
+            found.pop("refused", None)  # this says why
         return tuple(found)
+
+    @staticmethod
+    def target_status(item: Mapping[str, Any]) -> int | None:
+        """Return the HTTP status of the page's own server if it was an error."""
+        statuses = map(remarks.target_status, _warning_lines(item))
+        return next((status for status in statuses if status is not None), None)
 
     def description(self, page: Mapping[str, Any], bodies: list[str]) -> str:
         """Return the description if it has a word that is neither in the title nor in the body."""
@@ -276,6 +292,15 @@ class _FieldReader:
         for link in known[:_MAX_SITE_LINKS]:
             if url := self.line(link.get("link"), _MAX_URL_CHARS):
                 yield self._link(_text(link.get("title")), url, link.get("snippet") or "")
+
+
+def _warning_lines(item: Mapping[str, Any]) -> list[str]:
+    return _text(item.get("warning"))[:_MAX_WARNING_CHARS].splitlines()[:_MAX_WARNINGS]
+
+
+def _warning_type(line: str) -> str | None:
+    status = remarks.target_status(line)
+    return remarks.UPSTREAM_WARNINGS.get(line) if status is None else remarks.target_error_type(status)
 
 
 def usage_of(envelope: Mapping[str, Any]) -> Usage:
