@@ -10,9 +10,14 @@ from typing import Any
 
 import pytest
 import respx
+from pydantic import SecretStr
 
+from openapi_tool.jina.parameters import ALL, READER_PARAMETERS, SEARCH_PARAMETERS, Parameter
 from openapi_tool.jina.remarks import WARNINGS
+from openapi_tool.jina.request import build_request, resolve_parameters
+from openapi_tool.local.recordings import parse_request
 from openapi_tool.testing import ToolResult, recorded
+from openapi_tool.tools.arguments import Arguments
 from tests.requirements import requirement
 from tests.support import definition, each
 
@@ -401,3 +406,68 @@ def test_a_loading_text_below_the_title_is_no_page(jina: respx.Router, run_tool:
     assert result.text.startswith("[Warning: The page was still loading. Read it with wait_for_selector, or use")
     waited = run_tool(definition(READER), PAGE | {"wait_for_selector": "#late"})
     assert waited.text.startswith("[Warning: The page was still loading. Use another source.]")
+
+
+# The double, whose responses `dev` and `call` show, takes every parameter that only an operator sets.
+
+
+_VALUES: dict[str, Any] = {
+    "locale": "de-DE",
+    "engine": "auto",
+    "respondTiming": "html",
+    "base": "initial",
+    "robotsTxt": True,
+    "cacheTolerance": 3_600,
+    "doNotTrack": True,
+    "tokenBudget": 5_000,
+    "markdownChunking": "h2",
+    "timeout": 20,
+    "withIframe": "quoted",
+    "withShadowDom": True,
+    "withGeneratedAlt": True,
+    "removeOverlay": True,
+    "keepImgDataUrl": True,
+    "noGfm": "table",
+    "proxy": "none",
+    "markdown.headingStyle": "atx",
+    "markdown.hr": "---",
+    "markdown.bulletListMarker": "-",
+    "markdown.emDelimiter": "_",
+    "markdown.strongDelimiter": "**",
+    "markdown.linkReferenceStyle": "full",
+    "viewport": {"width": 800, "isMobile": True},
+    "provider": "google",
+    "nfpr": True,
+    "fallback": True,
+    "withFavicons": True,
+}
+
+
+@each("parameter", [one for one in ALL if not one.model])
+@requirement("local.stack", "upstream.request")
+def test_the_double_takes_every_parameter_of_an_operator(parameter: Parameter) -> None:
+    for tool, values, table in ((SEARCH, QUERY, SEARCH_PARAMETERS), (READER, PAGE, READER_PARAMETERS)):
+        for method in ("GET", "POST"):
+            if parameter in table:
+                jina = {**tool, "method": method, "params": {parameter.name: _VALUES[parameter.name]}}
+                given = Arguments(values, frozenset(values), {}, SecretStr("a-key-of-the-test"), session="")
+                sent = build_request(definition(jina), resolve_parameters(definition(jina), given))
+                content = parse_request(sent.host, sent.method, sent.target, sent.headers, sent.body or b"")
+                assert any(name.partition(".")[0] == parameter.name.partition(".")[0] for name, _ in content.options)
+
+
+@requirement("local.stack")
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_a_parameter_without_a_recording_gets_the_response_of_the_request_without_it(
+    method: str, run_tool: RunTool
+) -> None:
+    params = {
+        "locale": "de-DE",
+        "noGfm": True,
+        "keepImgDataUrl": True,
+        "markdown.hr": "---",
+        "viewport": {"width": 800},
+    }
+    article = {"url": "http://site.fixture.test:8099/article"}
+    result = run_tool(definition({**READER, "method": method, "params": params}), article)
+    assert "Title: A Fixture Article" in result.text
