@@ -18,7 +18,7 @@ something about your browser made us think|you have been blocked|access to this 
 request unsuccessful. incapsula|solve this captcha|complete the captcha|solve the captcha|enter the captcha
 type the characters you see|ddos protection by|bestätigen sie, dass sie ein mensch|vérifiez que vous êtes humain
 verifica que eres humano|verifica di essere umano|подтвердите, что вы не робот|请完成安全验证|请输入验证码
-私はロボットではありません
+私はロボットではありません|solve the challenge below|solve this challenge
 """
 _CAPTCHA_NOTICE = """
 ray id:|verifies you are not a bot|verify you are not a bot|slide to verify|drag the slider
@@ -76,7 +76,7 @@ def _phrases(lines: str) -> tuple[str, ...]:
 STEMS = _phrases("""
 human|robot|browser|secur|unusual traffic|characters you see|interruption|been blocked|been denied|incapsula|captcha
 ddos|mensch|humain|umano|робот|验证|ロボット|cookies to|log in|login|sign in|logged in|log into|melden|connectez
-inicia ses|登录|ログイン|войдите|passwor|mot de passe|contraseña|密码|javascript
+inicia ses|登录|ログイン|войдите|passwor|mot de passe|contraseña|密码|javascript|challenge
 ray id:| bot|slide to|slider|环境异常|频繁|真人|滑块|流量|驗證|人類|机器人|機器人|cookie |cookies |cookies, um|файлы
 セキュリティ|人間|ボット|続行する|보안|사람|로봇|sicherheits|robô|écurité|segur|sicurezza|beveilig|een mens
 bezpiecze|człowiek|güvenlik|insan|безопасн|человек|не бот|безпек|людина

@@ -37,6 +37,7 @@ _MAX_DESCRIPTION_CHARS = 10_000
 _MAX_PAGE_DESCRIPTION_CHARS = 200
 """Limit of a page's own description, which is shown only if it has a word that the page does not show."""
 _MAX_COMPARED_CHARS = 20_000  # of title and body, in which these words are searched
+_MAX_FAVICON_CHARS = 4_000  # the upstream's icons of 32 pixels have up to 3,000
 _MAX_WARNINGS, _MAX_WARNING_CHARS = 20, 20_000
 _MAX_RESULTS, _MAX_SITE_LINKS, _MAX_LINKS = 100, 20, 10_000
 _JOINED_PAIR_CHARS = range(1, _MAX_CHARS + _MAX_URL_CHARS)  # limits the time of the regex; 0 is no string
@@ -95,6 +96,8 @@ def _result_items(
         facts = reader.facts(item, _RESULT_FACTS)
         ui_facts = {field: facts[field] for field in _STATE_FACTS if field in facts}
         title = one_line(str(facts.pop("title", "")))
+        if favicon := _favicon(item):
+            ui_facts["favicon"] = favicon
         if "imageUrl" in facts and is_inline(str(facts["imageUrl"])):
             del facts["imageUrl"]
         warnings = reader.warnings(item)
@@ -292,6 +295,12 @@ class _FieldReader:
         for link in known[:_MAX_SITE_LINKS]:
             if url := self.line(link.get("link"), _MAX_URL_CHARS):
                 yield self._link(_text(link.get("title")), url, link.get("snippet") or "")
+
+
+def _favicon(item: Mapping[str, Any]) -> str:
+    """Return the address of a result's icon, which only a UI can show."""
+    address = _text(item.get("favicon"))
+    return address if len(address) <= _MAX_FAVICON_CHARS and address.startswith(("data:image/", "https://")) else ""
 
 
 def _warning_lines(item: Mapping[str, Any]) -> list[str]:

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 from openapi_tool.jina import parameters as tables
 from openapi_tool.jina.cost_advice import cheaper_page, cheaper_search
-from openapi_tool.jina.parameters import MODEL_FORMATS, WITH_CONTENT, Parameter, by_name
+from openapi_tool.jina.parameters import MODEL_FORMATS, RECENCY, WITH_CONTENT, Parameter, by_name
 from openapi_tool.jina.remarks import Offers
 from openapi_tool.jina.url_policy import UrlPolicy, checked_url
 from openapi_tool.protocol.errors import ToolError
@@ -167,7 +167,7 @@ ENDPOINTS: Mapping[str, Endpoint] = {
             _min_search_tokens,
             cheaper_search,
             formats=(*MODEL_FORMATS, "no-content"),
-            own={fold("with_content"): WITH_CONTENT},
+            own={fold("with_content"): WITH_CONTENT, fold("recency"): RECENCY},
             defaults={"respondWith": "no-content"},
             implied={"respondWith": "content"},
         ),

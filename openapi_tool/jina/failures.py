@@ -113,13 +113,13 @@ class Failures:
     """Failures of one operation.
 
     `rules` precede RULES; that of 408 is also used for a 422 about a page that timed out. A 422 that begins with
-    `nothing_found` is no error, but has no results (jina-api 2.2). `filters` are parameters without which a request may
-    succeed that the upstream fails at.
+    `nothing_found` is no error, but has no results (jina-api 2.2). `texts` are messages for a 422 that begins with the
+    key.
     """
 
     rules: Mapping[int, Rule] = field(default_factory=dict)
     nothing_found: str | None = None
-    filters: tuple[str, ...] = ()
+    texts: Mapping[str, str] = field(default_factory=dict)
 
 
 _REDIRECT = Rule(
@@ -197,24 +197,24 @@ def upstream_failure(
     redactor: Redactor = NO_SECRETS,
     names: Mapping[str, str] | None = None,
     failures: Failures = Failures(),
+    filters: Sequence[str] = (),
 ) -> ToolError:
     """Return the typed error of an unsuccessful response.
 
     `body` is the decoded JSON envelope, None without one; `retry_after` the unparsed header; `names` maps upstream
-    parameters to the model's names for them. The model never sees texts of 5xx responses, texts outside of Jina's
+    parameters to the model's names for them. `filters` are the model's names of what restricts a search, which may
+    succeed without them if the upstream failed. The model never sees texts of 5xx responses, texts outside of Jina's
     envelope, or secrets of `redactor`.
     """
     envelope, names = body if isinstance(body, dict) else {}, names or {}
-    rule, wait_s = _rule(http_status, envelope, {**RULES, **failures.rules}), _retry_after(envelope, retry_after)
+    rule, wait_s = _rule(http_status, envelope, failures), _retry_after(envelope, retry_after)
     if http_status == HTTPStatus.UNPROCESSABLE_ENTITY and (
         advice := _selector_advice(envelope, {name: names[name] for name in _SELECTORS if name in names})
     ):
         rule = replace(rule, message=advice, reason=False)
     if rule.error is errors.TargetRefused and (blocked_s := _blocked_s(envelope)) is not None:
         rule, wait_s = _blocked(blocked_s), blocked_s
-    if http_status >= HTTPStatus.INTERNAL_SERVER_ERROR and (
-        filters := [names[name] for name in failures.filters if name in names]
-    ):
+    if http_status >= HTTPStatus.INTERNAL_SERVER_ERROR and filters:
         rule = replace(rule, message=f"{rule.message.removesuffix('.')}, or search without {' or '.join(filters)}.")
     reason = (
         _reason(envelope, redactor, names) if rule.reason and http_status < HTTPStatus.INTERNAL_SERVER_ERROR else ""
@@ -279,7 +279,8 @@ def _selector_advice(envelope: Mapping[str, Any], names: Mapping[str, str]) -> s
     return ""
 
 
-def _rule(http_status: int, envelope: Mapping[str, Any], rules: Mapping[int, Rule]) -> Rule:
+def _rule(http_status: int, envelope: Mapping[str, Any], failures: Failures) -> Rule:
+    rules = {**RULES, **failures.rules}
     status = whole_number(envelope.get("status"))
     if status is not None and status >= _MIN_STATUS and status in rules:
         return rules[status]
@@ -287,10 +288,12 @@ def _rule(http_status: int, envelope: Mapping[str, Any], rules: Mapping[int, Rul
         return _EDGE_BLOCK
     if HTTPStatus.MULTIPLE_CHOICES <= http_status < HTTPStatus.BAD_REQUEST:
         return _REDIRECT
-    if http_status == HTTPStatus.UNPROCESSABLE_ENTITY and (
-        rule := _transient_rule(envelope, rules[HTTPStatus.REQUEST_TIMEOUT])
-    ):
-        return rule
+    if http_status == HTTPStatus.UNPROCESSABLE_ENTITY:
+        if rule := _transient_rule(envelope, rules[HTTPStatus.REQUEST_TIMEOUT]):
+            return rule
+        words = _ERROR_NAME.sub("", _text(envelope)[:_MAX_READ_CHARS], count=1)
+        if message := next((text for start, text in failures.texts.items() if words.startswith(start)), None):
+            return replace(rules[HTTPStatus.UNPROCESSABLE_ENTITY], message=message)
     return rules.get(http_status, _SERVER if http_status >= HTTPStatus.INTERNAL_SERVER_ERROR else _OTHER)
 
 

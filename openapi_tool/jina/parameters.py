@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import date
+from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
 from openapi_tool.jina.url_policy import MAX_URL_CHARS
@@ -102,6 +102,15 @@ def _after(value: Any) -> str:
         return f"after:{date.fromisoformat(value).isoformat()}"
     except (TypeError, ValueError):
         raise ValueError("must be a date such as 2025-12-31") from None
+
+
+_RECENCY_DAYS = {"day": 1, "week": 7, "month": 30, "year": 365}
+
+
+def _recency(value: Any) -> str:
+    """Return the operator `after:` with a date, as the upstream has no parameter for recency (jina-api 2.2: `tbs`)."""
+    period = _choice(*_RECENCY_DAYS)(value)
+    return _after((datetime.now(UTC).date() - timedelta(days=_RECENCY_DAYS[period])).isoformat())
 
 
 def _integer(low: int, high: int) -> Convert:
@@ -300,7 +309,7 @@ SEARCH_PARAMETERS: tuple[Parameter, ...] = (
     Parameter("nfpr", _flag),
     Parameter("fallback", _flag),
     _with_header("respondWith", _text(80), "format", "return_format", "X-Return-Format", model=True),
-    _with_header("withFavicons", _flag, header_only=True),
+    _with_header("withFavicons", _flag, "collect-favicon", header_only=True),
     *_PAGE,
 )
 
@@ -316,6 +325,9 @@ def _content_or_none(value: Any) -> str:
 
 WITH_CONTENT = Parameter("respondWith", _content_or_none, model=True)
 """Argument `with_content`, in `Endpoint.own`: it sets the same parameter as `format`, and a table has each once."""
+
+RECENCY = Parameter("after", _recency, model=True, separator=" ")
+"""Argument `recency`, in `Endpoint.own`: it sets the same parameter as `after`."""
 
 MODEL_FORMATS = ("content", "markdown", "text", "html")
 """Values of `respondWith` that a model may use."""

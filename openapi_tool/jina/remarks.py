@@ -8,12 +8,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
+from typing import Any
 
 from openapi_tool.tools.problems import counted
 
-SEARCH_OPERATORS = ("site", "exclude_sites", "after", "filetype", "intitle", "ext", "loc")
+_OPERATORS = ("site", "exclude_sites", "after", "filetype", "intitle", "ext", "loc")
 """Parameters that become operators of the query."""
-_FILTERS = (*SEARCH_OPERATORS, "location", "gl", "hl")
+_WRITTEN_OPERATOR = re.compile(r"(?<!\S)-?(?P<name>site|filetype|ext|intitle|inurl|after|before|loc):", re.IGNORECASE)
+_FILTERS = (*_OPERATORS, "location", "gl", "hl")
 """Parameters that restrict a search; without them it may find more."""
 _TOLERANCE_DIVISOR = 50  # the upstream charges a cut text at up to 1/50 above the limit (jina-api 1.3)
 
@@ -139,6 +141,15 @@ def cut_results(numbers: Sequence[int], max_tokens: int) -> str:
     pages = f"The page of result {numbers[0]} is" if one else f"The pages of results {', '.join(map(str, numbers))} are"
     them = "it by its address" if one else "them by their addresses"
     return f"[{pages} longer: cut at max_tokens = {max_tokens:,}. To see more, read {them}.]"
+
+
+def filters(parameters: Mapping[str, Any], names: Mapping[str, str]) -> list[str]:
+    """Return the model's names of the operators of a search: arguments, and such as `site:` in the query itself."""
+    written = _WRITTEN_OPERATOR.search(str(parameters.get("q", "")))
+    return [
+        *(names[name] for name in _OPERATORS if name in names),
+        *([f"{written['name'].lower()}: in the query"] if written else []),
+    ]
 
 
 def other_search(names: Mapping[str, str]) -> str:

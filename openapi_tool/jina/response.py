@@ -14,9 +14,9 @@ from typing import Any, cast
 
 import orjson
 
+from openapi_tool.jina import remarks
 from openapi_tool.jina.content import RenderContext, page_output, search_output, usage_of
 from openapi_tool.jina.failures import ONCE, Failures, status_inside, upstream_failure, worded
-from openapi_tool.jina.remarks import SEARCH_OPERATORS
 from openapi_tool.protocol import errors
 from openapi_tool.protocol.errors import ToolError, UpstreamUnavailable
 from openapi_tool.protocol.jsontext import JsonObject, as_object, loads, storable_text
@@ -43,7 +43,10 @@ SEARCH_RESPONSES = Responses(
     Failures(
         worded({524: "The service took too long; ask for less (fewer results, no page content)."}),
         nothing_found="No search results available",
-        filters=SEARCH_OPERATORS,
+        texts={
+            "No content available for query": "No page of the results could be read; search without page content, then "
+            "read single pages."
+        },
     ),
 )
 READER_RESPONSES = Responses(
@@ -54,6 +57,7 @@ READER_RESPONSES = Responses(
                 408: "The page did not answer in time; try again later or use another source.",
                 422: "The page could not be read; check the address or use another source.",
                 431: "The address is too long; use a shorter one.",
+                500: "The service failed at this page; try again in a moment, or use another source.",
             }
         ),
     ),
@@ -125,7 +129,8 @@ def _envelope(value: object, expected: Expected, received: Received, redactor: R
         message = as_object(value).get("message")
         if isinstance(message, str) and message.startswith(failures.nothing_found):
             return {"code": HTTPStatus.OK, "data": []}
-    raise upstream_failure(status, value, received.retry_after, redactor, expected.names, failures)
+    filters = remarks.filters(expected.parameters, expected.names)
+    raise upstream_failure(status, value, received.retry_after, redactor, expected.names, failures, filters)
 
 
 def _masked(output: ToolOutput, redactor: Redactor) -> ToolOutput:

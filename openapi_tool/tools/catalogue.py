@@ -52,6 +52,9 @@ class _SearchOptions(_CommonOptions):
     after: str = _optional(
         description="Only pages from after this date, such as 2025-12-31.", min_length=1, max_length=20
     )
+    recency: Literal["day", "week", "month", "year"] = _optional(
+        description="Only pages from the past day, week, month or year."
+    )
     file_type: str = _optional(description="Only files of this type, such as pdf.", min_length=1, max_length=20)
     title_words: list[Name] = _optional(description="Only titles with one of these.", min_length=1, max_length=20)
     with_content: bool = _optional(

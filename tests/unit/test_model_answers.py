@@ -556,7 +556,8 @@ def test_case_10_numbered_links_are_listed_with_their_addresses() -> None:
 # Size of the definitions in characters, which stands for their tokens.
 
 _LATER = frozenset(
-    {"max_result_tokens", "exclude_sites", "after", "file_type", "title_words", "pdf_page", "find", "question"}
+    {"max_result_tokens", "exclude_sites", "after", "recency", "file_type", "title_words"}
+    | {"pdf_page", "find", "question"}
 )
 """Arguments that were added after the definitions were measured."""
 

@@ -274,6 +274,33 @@ def test_a_failing_search_advises_to_drop_its_filters(status: int, jina: respx.R
 
 
 @requirement("upstream.errors")
+def test_a_failing_search_names_an_operator_that_the_model_wrote_into_the_query(
+    jina: respx.Router, run_tool: RunTool
+) -> None:
+    jina.post(SEARCH_URL).respond(500, json={"code": 500, "message": "Req(7 ??? POST https://h.example/)"})
+    for query, name in (("news site:a.example", "site"), ("-Site:a.example x", "site"), ("filetype:pdf x", "filetype")):
+        assert f", or search without {name}: in the query." in message(run_tool(definition(SEARCH), {"query": query}))
+    assert "without" not in message(run_tool(definition(SEARCH), {"query": "what does website: mean"}))
+
+
+@requirement("upstream.errors")
+def test_a_search_whose_pages_cannot_be_read_advises_to_do_without_them(jina: respx.Router, run_tool: RunTool) -> None:
+    jina.post(SEARCH_URL).respond(422, json=failed_page("No content available for query x"))
+    result = run_tool(definition(SEARCH), QUERY | {"with_content": True})
+    assert result.error_code == "upstream_rejected"
+    assert message(result).startswith("No page of the results could be read; search without page content, then read")
+
+
+@requirement("upstream.errors")
+def test_a_page_that_the_upstream_fails_at_again_and_again_has_a_way_out(jina: respx.Router, run_tool: RunTool) -> None:
+    internals = {"message": "Cannot read properties of undefined (reading 'parentNode')", "name": "TypeError"}
+    jina.post(READER_URL).respond(500, json={"code": 500, "status": 50000, **internals})
+    result = run_tool(definition(READER), PAGE)
+    assert message(result) == "The service failed at this page; try again in a moment, or use another source."
+    assert len(result.requests) == 2
+
+
+@requirement("upstream.errors")
 def test_a_refused_search_does_not_blame_its_filters(jina: respx.Router, run_tool: RunTool) -> None:
     jina.post(SEARCH_URL).mock(recorded("InsufficientCreditsError"))
     assert "without" not in message(run_tool(definition(SEARCH), QUERY | {"site": ["a.example"]}))
@@ -471,3 +498,59 @@ def test_a_parameter_without_a_recording_gets_the_response_of_the_request_withou
     article = {"url": "http://site.fixture.test:8099/article"}
     result = run_tool(definition({**READER, "method": method, "params": params}), article)
     assert "Title: A Fixture Article" in result.text
+
+
+# Recency, number of results, icons.
+
+
+def query_of(result: ToolResult) -> str:
+    [sent] = result.requests
+    query: str = json.loads(sent.content)["q"]
+    return query
+
+
+@requirement("upstream.request")
+@pytest.mark.parametrize(("recency", "days"), [("day", 1), ("week", 7), ("month", 30), ("year", 365), ("Week", 7)])
+def test_recency_becomes_a_date_that_the_upstream_understands(
+    recency: str, days: int, jina: respx.Router, run_tool: RunTool
+) -> None:
+    jina.post(SEARCH_URL).respond(json={"code": 200, "data": [{"title": "a"}]})
+    before = datetime.now(UTC).date()
+    found = query_of(run_tool(definition(SEARCH), QUERY | {"recency": recency}))
+    assert found in {f"x after:{today - timedelta(days=days)}" for today in (before, datetime.now(UTC).date())}
+
+
+@requirement("arguments.checked")
+def test_recency_is_checked_and_excludes_a_date(jina: respx.Router, run_tool: RunTool) -> None:
+    jina.post(SEARCH_URL).respond(json={"code": 200, "data": [{"title": "a"}]})
+    refused = run_tool(definition(SEARCH), QUERY | {"recency": "hour"})
+    assert message(refused).endswith("recency: must be one of day, week, month, year")
+    both = run_tool(definition(SEARCH), QUERY | {"recency": "week", "after": "2025-12-31"})
+    assert (both.error_code, both.requests) == ("bad_request", ())
+    assert "after: sets the same parameter as recency; give only one of them" in message(both)
+
+
+@requirement("content.search")
+def test_a_search_without_results_advises_to_drop_recency(jina: respx.Router, run_tool: RunTool) -> None:
+    jina.post(SEARCH_URL).respond(json={"code": 200, "data": []})
+    assert "or drop recency" in run_tool(definition(SEARCH), QUERY | {"recency": "day"}).text
+
+
+@requirement("upstream.request")
+def test_as_many_results_can_be_asked_for_as_the_upstream_gives(jina: respx.Router, run_tool: RunTool) -> None:
+    jina.post(SEARCH_URL).respond(json={"code": 200, "data": [{"title": "a"}]})
+    [sent] = run_tool(definition(SEARCH), QUERY | {"count": 20}).requests
+    assert json.loads(sent.content)["num"] == 20
+    assert "count: must be an integer from 1 to 20" in message(run_tool(definition(SEARCH), QUERY | {"count": 21}))
+
+
+@requirement("upstream.request", "content.search")
+@pytest.mark.parametrize("name", ["collect-favicon", "X-With-Favicons"])
+def test_icons_that_an_operator_asks_for_are_in_the_state(name: str, jina: respx.Router, run_tool: RunTool) -> None:
+    icon = "data:image/png;base64,AAAA"
+    icons = [icon, "", "x" * 9, f"{icon}{'A' * 5_000}", 7]
+    jina.post(SEARCH_URL).respond(json={"code": 200, "data": [{"title": "a", "favicon": one} for one in icons]})
+    result = run_tool(definition({**SEARCH, "headers": {name: "true"}}), QUERY)
+    assert result.requests[0].headers["X-With-Favicons"] == "true"
+    assert [one.get("favicon") for one in state(result)["results"]] == [icon, None, None, None, None]
+    assert "base64" not in result.text
