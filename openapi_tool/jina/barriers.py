@@ -18,11 +18,13 @@ something about your browser made us think|you have been blocked|access to this 
 request unsuccessful. incapsula|solve this captcha|complete the captcha|solve the captcha|enter the captcha
 type the characters you see|ddos protection by|bestätigen sie, dass sie ein mensch|vérifiez que vous êtes humain
 verifica que eres humano|verifica di essere umano|подтвердите, что вы не робот|请完成安全验证|请输入验证码
-私はロボットではありません|solve the challenge below|solve this challenge
+私はロボットではありません|solve the challenge below|solve this challenge|blocked by network security
+please enable js and disable any ad blocker|making sure you're not a bot|confirm you're not a bot
+click the button below to continue shopping
 """
 _CAPTCHA_NOTICE = """
-ray id:|verifies you are not a bot|verify you are not a bot|slide to verify|drag the slider
-环境异常|去验证|完成验证后|完成验证即可|进行安全验证|人机验证|真人验证|是真人|滑动验证|拖动滑块|拖动下方滑块
+ray id:|you are not a bot|you're not a bot|verifying your browser|slide to verify|drag the slider
+环境异常|网络环境存在异常|请求存在异常|异常请求|去验证|完成验证后|完成验证即可|进行安全验证|人机验证|真人验证|是真人|滑动验证|拖动滑块|拖动下方滑块
 按住滑块|访问过于频繁|请求过于频繁|流量异常|異常流量|執行安全驗證|進行安全驗證|您是人類|不是机器人|不是機器人
 cookie 以继续|cookie 以繼續|セキュリティ検証|人間であることを確認|ボットではない|続行するには javascript
 보안 확인을|보안 확인 수행|사람인지 확인|사람임을 확인|로봇이 아닙니다
@@ -76,8 +78,9 @@ def _phrases(lines: str) -> tuple[str, ...]:
 STEMS = _phrases("""
 human|robot|browser|secur|unusual traffic|characters you see|interruption|been blocked|been denied|incapsula|captcha
 ddos|mensch|humain|umano|робот|验证|ロボット|cookies to|log in|login|sign in|logged in|log into|melden|connectez
-inicia ses|登录|ログイン|войдите|passwor|mot de passe|contraseña|密码|javascript|challenge
-ray id:| bot|slide to|slider|环境异常|频繁|真人|滑块|流量|驗證|人類|机器人|機器人|cookie |cookies |cookies, um|файлы
+inicia ses|登录|ログイン|войдите|passwor|mot de passe|contraseña|密码|javascript|challenge|ad blocker
+network security|shopping
+ray id:| bot|slide to|slider|异常|频繁|真人|滑块|流量|驗證|人類|机器人|機器人|cookie |cookies |cookies, um|файлы
 セキュリティ|人間|ボット|続行する|보안|사람|로봇|sicherheits|robô|écurité|segur|sicurezza|beveilig|een mens
 bezpiecze|człowiek|güvenlik|insan|безопасн|человек|не бот|безпек|людина
 xác minh|con người|keamanan|manusia|الأمان|الأمني|إنسان

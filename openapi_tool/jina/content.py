@@ -24,6 +24,16 @@ from openapi_tool.tools.problems import counted, one_line
 _BODY_FIELDS = ("content", "text", "html")
 _LABELS = {"url": "", "date": "Date: ", "publishedTime": "Published: ", "source": "Source: ", "imageUrl": "Image: "}
 _RESULT_FACTS = ("title", *_LABELS)
+_RESULT_PARTS = (
+    *_RESULT_FACTS,
+    *_BODY_FIELDS,
+    "description",
+    "chunks",
+    "links",
+    "images",
+    "screenshotUrl",
+    "pageshotUrl",
+)
 _STATE_FACTS = ("title", "url", "date", "source")
 _NON_TEXT_BODIES = ("html", "chunks", "screenshotUrl", "pageshotUrl")  # without text, any of these still shows a page
 _SCREENSHOT_LABELS = {"screenshotUrl": "Screenshot", "pageshotUrl": "Page shot"}
@@ -58,11 +68,11 @@ class RenderContext:
 
 
 def search_output(envelope: Mapping[str, Any], parameters: Mapping[str, Any], context: RenderContext) -> ToolOutput:
-    """Render search results; an empty list is a success, and an item that is no object is left out."""
+    """Render search results; an empty list is a success, and an item that holds no result is left out."""
     with_pages = parameters.get("respondWith") != "no-content"
     max_tokens = parameters.get("maxTokens") if with_pages else None
     data = envelope.get("data")
-    results = [item for item in data if isinstance(item, dict)] if isinstance(data, list) else []
+    results = list(filter(_holds_result, data)) if isinstance(data, list) else []
     if not isinstance(data, list) or (data and not results):
         raise UpstreamUnavailable("The search answered in an unexpected shape; try again later.")
     if not results:
@@ -295,6 +305,10 @@ class _FieldReader:
         for link in known[:_MAX_SITE_LINKS]:
             if url := self.line(link.get("link"), _MAX_URL_CHARS):
                 yield self._link(_text(link.get("title")), url, link.get("snippet") or "")
+
+
+def _holds_result(item: Any) -> bool:
+    return isinstance(item, dict) and any(map(item.get, _RESULT_PARTS))
 
 
 def _favicon(item: Mapping[str, Any]) -> str:

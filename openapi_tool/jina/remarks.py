@@ -65,8 +65,9 @@ UPSTREAM_WARNINGS: Mapping[str, str] = {
 """Types of the upstream's own warnings (jina-api 3.1), whose texts name parameters that only an operator sets."""
 
 _PHRASES: Mapping[int, str] = {status.value: status.phrase for status in HTTPStatus}
+_SERVER_ERRORS = range(500, 600)  # some sites refuse with 999
 TARGET_ERROR_TYPES = ("not_found", "refused", "server_error")
-_TARGET_ERROR = re.compile(r"Target URL returned error ([45]\d\d)\b")
+_TARGET_ERROR = re.compile(r"Target URL returned error ([4-9]\d\d)\b")
 
 
 def target_status(warning: str) -> int | None:
@@ -92,7 +93,7 @@ def target_error_type(status: int) -> str:
     """Return the warning type of an error of the page's own server."""
     if status in (HTTPStatus.NOT_FOUND, HTTPStatus.GONE):
         return "not_found"
-    return "server_error" if status >= HTTPStatus.INTERNAL_SERVER_ERROR else "refused"
+    return "server_error" if status in _SERVER_ERRORS else "refused"
 
 
 def target_errors(statuses: Mapping[int, int]) -> str:

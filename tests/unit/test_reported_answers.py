@@ -116,7 +116,7 @@ def test_nothing_found_is_no_error_inside_a_200_either(jina: respx.Router, run_t
 
 
 @requirement("content.search", "usage.exact")
-@pytest.mark.parametrize("damaged", [None, "text", 7, []])
+@pytest.mark.parametrize("damaged", [None, "text", 7, [], {}, {"title": None, "url": None, "content": ""}])
 def test_a_damaged_item_of_a_search_is_left_out_and_counted(
     damaged: Any, jina: respx.Router, run_tool: RunTool
 ) -> None:
@@ -375,7 +375,7 @@ def test_an_error_of_the_pages_server_is_a_typed_warning(
 @each(
     ("status", "kind"),
     [
-        *((status, "refused") for status in (400, 401, 403, 429, 451)),
+        *((status, "refused") for status in (400, 401, 403, 429, 451, 999)),
         *((status, "not_found") for status in (404, 410)),
         *((status, "server_error") for status in (500, 503, 522)),
     ],
