@@ -23,12 +23,12 @@ WARNINGS: Mapping[str, str] = {
     "captcha": "This is probably a bot check, not the page. Use another source.",
     "login": "This is probably a login, not the page. Use another source.",
     "javascript": "The page asks for JavaScript. Read it with wait_for_selector, or use another source.",
-    "loading": "The page was still loading. Read it with wait_for_selector, or use another source.",
-    "not_found": "The page's server has no such page. Check the address, or use another source.",
-    "refused": "The page's server refused the request. Use another source.",
-    "server_error": "The page's server failed. Use another source, or try again later.",
+    "loading": "Still loading. Read it with wait_for_selector.",
+    "not_found": "No such page. Check the address, or use another source.",
+    "refused": "The server refused the request. Use another source.",
+    "server_error": "The server failed. Use another source, or try later.",
     "empty": "The page has no text, or loads it late. Read it with wait_for_selector, or use another source.",
-    "not_loaded": "The page may not be fully loaded. If so, read it with wait_for_selector.",
+    "not_loaded": "The page may be incomplete. If so, read it with wait_for_selector.",
     "frames": "Embedded frames are left out. Read them by their own address.",
     "shadow_dom": "Parts of the page may be missing. If so, use another source.",
     "may_be_captcha": "The page has a captcha. If content is missing, use another source.",
@@ -38,9 +38,9 @@ WARNINGS: Mapping[str, str] = {
 
 _IF_NOT_OFFERED: Mapping[str, tuple[str, str]] = {
     "javascript": ("wait_for_selector", "The page asks for JavaScript. Use another source."),
-    "loading": ("wait_for_selector", "The page was still loading. Use another source."),
+    "loading": ("wait_for_selector", "Still loading. Use another source."),
     "empty": ("wait_for_selector", "The page has no text, or loads it late. Use another source."),
-    "not_loaded": ("wait_for_selector", "The page may not be fully loaded. If so, use another source."),
+    "not_loaded": ("wait_for_selector", "The page may be incomplete. If so, use another source."),
     "stored_copy": ("no_cache", "This is a stored copy; the page itself may be newer."),
 }
 """The argument that a warning names, and the warning if the model cannot give it or has given it already."""
@@ -99,9 +99,10 @@ def target_error_type(status: int) -> str:
 def target_errors(statuses: Mapping[int, int]) -> str:
     """Return a warning about search results whose pages are errors of their servers: HTTP statuses by number."""
     listed = ", ".join(f"{number} ({status})" for number, status in statuses.items())
-    if len(statuses) == 1:
-        return f"[Warning about result {listed}: its server gave this error in place of the page. Use another source.]"
-    return f"[Warning about results {listed}: their servers gave these errors in place of pages. Use another source.]"
+    what = f"result {listed} is a server error, not a page"
+    if len(statuses) > 1:
+        what = f"results {listed} are server errors, not pages"
+    return f"[Warning: {what}.]"
 
 
 def result_warning(kind: str, numbers: Sequence[int], offers: Offers) -> str:

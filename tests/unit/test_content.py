@@ -174,7 +174,7 @@ def test_every_result_shows_its_warnings_or_the_number_of_a_result_with_the_same
         assert warnings == [line for line in all_of_them if line not in {*UPSTREAM_WARNINGS, *TARGET_ERRORS}]
         if errors := [TARGET_ERRORS[line] for line in all_of_them if line in TARGET_ERRORS]:
             assert re.search(
-                rf"^\[Warning about results? .*{len(shown_warnings) + 1} \({errors[0][6:9]}\)", content, re.MULTILINE
+                rf"^\[Warning: results? .*{len(shown_warnings) + 1} \({errors[0][6:9]}\)", content, re.MULTILINE
             )
         page = successes()[name]["data"][len(shown_warnings)]  # with its text
         for kind in filter(None, map(UPSTREAM_WARNINGS.get, all_of_them)):
@@ -223,7 +223,7 @@ def test_a_page_keeps_its_head_body_and_lists(name: str) -> None:
 def assert_quoted(warning: str, error: ToolError) -> None:
     """Assert that a page's own lines are quoted, and that warnings about upstream options are reworded."""
     lines = warning.splitlines()
-    own = " ".join(line for line in lines if not UPSTREAM_WARNINGS.get(line))
+    own = " ".join(line for line in lines if line not in {*UPSTREAM_WARNINGS, *TARGET_ERRORS})
     assert not own or f'"{normal(own)}"' in error.message
     assert "wait_for_selector" in error.message
     assert not any(line in error.message for line in lines if UPSTREAM_WARNINGS.get(line))
@@ -266,7 +266,7 @@ def test_recorded_errors_of_a_target_are_warnings_of_a_success() -> None:
         text = f"[Warning: {TARGET_ERRORS[f'Target URL returned error {error}']}]\n"
         assert output(successes()[name]).content.startswith(text)
     slow = output(successes()["s-default-slow"]).content
-    assert "[Warning about results 3 (404), 8 (500), 12 (403): their servers gave these errors" in slow
+    assert "[Warning: results 3 (404), 8 (500), 12 (403) are server errors, not pages.]" in slow
 
 
 # Safety.

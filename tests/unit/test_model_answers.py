@@ -663,7 +663,7 @@ def test_case_12_a_barrier_is_a_typed_warning_and_a_page_that_mentions_one_is_no
     says = f"[Warning: {WARNINGS[page['warns']]}]" if page["warns"] else ""
     assert output.items[0].caption == says  # outside of the frame, so a page cannot fake it
     found = search_output(
-        {"data": [{"title": "x", "content": "x"}, {"title": page["title"], "content": page["text"]}]}, "q"
+        {"data": [{"title": "x", "content": "x"}, {"url": "u", "title": page["title"], "content": page["text"]}]}, "q"
     )
     due = (
         page["warns"] if page["text"].strip() else None
@@ -726,7 +726,7 @@ def test_case_12_warnings_about_options_that_only_an_operator_has_are_reworded(l
     with pytest.raises(UpstreamRejected, match="wait_for_selector") as failed:
         page_of("", warning=f"{gone}\n{line}")
     assert line not in failed.value.message
-    assert "Error 404. The page's server has no such page." in failed.value.message
+    assert "Error 404. No such page." in failed.value.message
 
 
 # Case 16: descriptions, images, dates, numbers.

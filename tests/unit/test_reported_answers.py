@@ -395,7 +395,7 @@ def test_each_error_of_a_pages_server_has_a_type_in_reads_and_searches(
     read = state(run_tool(definition(READER), {"url": f"https://a.example/{status}"}))
     assert (read["warnings"], read["target_status"]) == ([kind], status)
     found = run_tool(definition(SEARCH), {"query": str(status), "with_content": True})
-    assert f"[Warning about result 2 ({status}): its server gave this error in place of the page." in found.text
+    assert f"[Warning: result 2 ({status}) is a server error, not a page.]" in found.text
     assert (state(found)["results"][1]["warnings"], state(found)["results"][1]["target_status"]) == ([kind], status)
 
 
@@ -430,9 +430,9 @@ def test_a_loading_text_below_the_title_is_no_page(jina: respx.Router, run_tool:
     jina.post(READER_URL).mock(recorded("r-post-hash-route"))
     result = run_tool(definition(READER), PAGE)
     assert state(result)["warnings"] == ["loading"]
-    assert result.text.startswith("[Warning: The page was still loading. Read it with wait_for_selector, or use")
+    assert result.text.startswith("[Warning: Still loading. Read it with wait_for_selector.]")
     waited = run_tool(definition(READER), PAGE | {"wait_for_selector": "#late"})
-    assert waited.text.startswith("[Warning: The page was still loading. Use another source.]")
+    assert waited.text.startswith("[Warning: Still loading. Use another source.]")
 
 
 # The double, whose responses `dev` and `call` show, takes every parameter that only an operator sets.
