@@ -32,6 +32,7 @@ class Parameter:
     - Without a header, a GET request has it in the query. With `header_only` a POST request has it as a header, too.
     - A model may set it if `model`; with `declared` only if the definition's `parameters` declare it, as it costs more.
     - With a `separator` the upstream has no such parameter: the value is appended to the query or page address.
+    - With `merge` the model may set it by two arguments, whose values this combines.
     - With `lenient` an operator's invalid value is left out, as earlier versions sent it; else the call is refused.
     """
 
@@ -43,6 +44,7 @@ class Parameter:
     declared: bool = False
     header_only: bool = False
     separator: str = ""
+    merge: Callable[[Any, Any], Any] | None = None
     lenient: bool = False
 
 
@@ -302,7 +304,7 @@ SEARCH_PARAMETERS: tuple[Parameter, ...] = (
     Parameter("filetype", _each(lambda text: text.lstrip(".") or text), aliases=("X-Filetype",), model=True),
     Parameter("intitle", _each(_phrase), aliases=("X-Intitle", "title_words"), model=True),
     Parameter("exclude_sites", _excluded_sites, model=True, separator=" "),
-    Parameter("after", _after, model=True, separator=" "),
+    Parameter("after", _after, model=True, separator=" ", merge=max),
     Parameter("loc", _texts, aliases=("X-Loc",), model=True),
     Parameter("type", _choice("web", "images", "news"), model=True, declared=True),
     Parameter("provider", _choice("google", "bing", "reader")),
@@ -326,8 +328,8 @@ def _content_or_none(value: Any) -> str:
 WITH_CONTENT = Parameter("respondWith", _content_or_none, model=True)
 """Argument `with_content`, in `Endpoint.own`: it sets the same parameter as `format`, and a table has each once."""
 
-RECENCY = Parameter("after", _recency, model=True, separator=" ")
-"""Argument `recency`, in `Endpoint.own`: it sets the same parameter as `after`."""
+RECENCY = Parameter("after", _recency, model=True, separator=" ", merge=max)
+"""Argument `recency`, in `Endpoint.own`: it sets the same parameter as `after`, and the later date counts."""
 
 MODEL_FORMATS = ("content", "markdown", "text", "html")
 """Values of `respondWith` that a model may use."""

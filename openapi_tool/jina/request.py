@@ -193,8 +193,7 @@ class ParameterResolver:
         elif name == MAX_RESULT_TOKENS:
             return  # used by the executor (executor/continuation.py), not sent
         elif own := self._endpoint.own.get(fold(name)):
-            if not (by_model and own.separator and self._is_second(own, name)):
-                self._set(own, value, path, problems)
+            self._set(own, value, path, problems)
         elif by_model:
             self._take_model_argument(name, value)
         else:
@@ -243,15 +242,11 @@ class ParameterResolver:
             problems.append(Problem(path, not_taken(name, known)))
         elif parameter.name == "respondWith" and value is not None and value not in self._endpoint.formats:
             problems.append(Problem(path, f"must be one of {', '.join(self._endpoint.formats)}"))
-        elif not self._is_second(parameter, name):
+        elif (other := self._first_names.setdefault(parameter.name, name)) != name:
+            # else the order of the arguments would decide which value is sent
+            problems.append(Problem(path, f"sets the same parameter as {short(other)}; give only one of them"))
+        else:
             self._set(parameter, value, path, problems)
-
-    def _is_second(self, parameter: Parameter, name: str) -> bool:
-        """Refuse a second name of a parameter: the order of the arguments would decide which value is sent."""
-        other = self._first_names.setdefault(parameter.name, name)
-        if other != name:
-            self.model.append(Problem((name,), f"sets the same parameter as {short(other)}; give only one of them"))
-        return other != name
 
     def _option_of(self, name: str) -> Path:
         """Return the path of an argument's option; for an item of a batch, that of the list."""
@@ -279,6 +274,8 @@ class ParameterResolver:
             lenient = parameter.lenient and problems is self.operator
             (self.invalid if lenient else problems).append(Problem(path, str(problem)))
             return
+        if parameter.merge and problems is self.model and parameter.name in self._names:
+            converted = parameter.merge(self.parameters[parameter.name], converted)
         if converted is None:  # not sent, such as a flag that is set to False
             self.parameters.pop(parameter.name, None)
         else:

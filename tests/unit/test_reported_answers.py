@@ -521,13 +521,22 @@ def test_recency_becomes_a_date_that_the_upstream_understands(
 
 
 @requirement("arguments.checked")
-def test_recency_is_checked_and_excludes_a_date(jina: respx.Router, run_tool: RunTool) -> None:
-    jina.post(SEARCH_URL).respond(json={"code": 200, "data": [{"title": "a"}]})
+def test_recency_is_checked(jina: respx.Router, run_tool: RunTool) -> None:
     refused = run_tool(definition(SEARCH), QUERY | {"recency": "hour"})
+    assert (refused.error_code, refused.requests) == ("bad_request", ())
     assert message(refused).endswith("recency: must be one of day, week, month, year")
-    both = run_tool(definition(SEARCH), QUERY | {"recency": "week", "after": "2025-12-31"})
-    assert (both.error_code, both.requests) == ("bad_request", ())
-    assert "after: sets the same parameter as recency; give only one of them" in message(both)
+
+
+@requirement("upstream.request")
+def test_the_later_of_recency_and_a_date_counts(jina: respx.Router, run_tool: RunTool) -> None:
+    jina.post(SEARCH_URL).respond(json={"code": 200, "data": [{"title": "a"}]})
+    for given in ({"recency": "year", "after": "2999-12-31"}, {"after": "2999-12-31", "recency": "year"}):
+        assert query_of(run_tool(definition(SEARCH), {"query": str(list(given)), **given})) == (
+            f"{list(given)} after:2999-12-31"
+        )
+    week = query_of(run_tool(definition(SEARCH), {"query": "w", "after": "2000-01-01", "recency": "week"}))
+    assert "2000" not in week
+    assert week.count("after:") == 1
 
 
 @requirement("content.search")
