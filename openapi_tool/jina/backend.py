@@ -38,7 +38,7 @@ from openapi_tool.limits.keys import RefusedKeys
 from openapi_tool.limits.permits import Need, Permit, Permits, Slot, Unlimited
 from openapi_tool.options.tools import ToolOptions
 from openapi_tool.protocol.attempts import Attempt
-from openapi_tool.protocol.errors import ToolError, ToolTimeout, without_traceback
+from openapi_tool.protocol.errors import ToolError, without_traceback
 from openapi_tool.telemetry import metrics
 from openapi_tool.telemetry.metrics import project_label
 from openapi_tool.tools.arguments import Arguments
@@ -167,14 +167,14 @@ class JinaBackend:
         self, definition: ToolDefinition, arguments: Arguments, deadline: Deadline, call: Call
     ) -> ToolOutput:
         """Run one item; report its cost in output or error, and to the call, also if it is cancelled."""
-        spent = Meter()
+        spent, is_limited = Meter(), _limits_itself(definition, arguments, deadline)
         try:
             output = await self._cached_or_requested(definition, arguments, deadline, call, spent)
         except ToolError as error:
             failed = copy.copy(error)  # calls that share a request get the same error object
             failed.tokens, failed.requests = spent.usage.tokens, spent.usage.requests
             without_traceback(error)
-            if isinstance(failed, ToolTimeout) and _TIMEOUT in arguments.by_model:
+            if failed.timed_out and is_limited:
                 failed.message += f" A longer {_TIMEOUT} may help."
         else:
             cached = output.cached and not spent.usage.requests
@@ -368,6 +368,12 @@ def _log_left_out(definition: ToolDefinition, names: Sequence[str]) -> None:
         "; ".join(names),
         extra={"action": "parameter.ignored", "tool_name": short(definition.tool_name)},
     )
+
+
+def _limits_itself(definition: ToolDefinition, arguments: Arguments, deadline: Deadline) -> bool:
+    """Return whether the call would have more time without the model's own `timeout`."""
+    given = arguments.values.get(_TIMEOUT) if _TIMEOUT in arguments.by_model else None
+    return isinstance(given, int | float) and given < deadline.shortened(definition.timeout_s).remaining()
 
 
 def _offered(definition: ToolDefinition, arguments: Arguments) -> frozenset[str]:

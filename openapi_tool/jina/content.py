@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
 from openapi_tool.jina import remarks
+from openapi_tool.jina.barriers import barrier_type, is_captcha_title
 from openapi_tool.jina.failures import quoted
 from openapi_tool.protocol.errors import UpstreamRejected, UpstreamUnavailable
+from openapi_tool.protocol.jsontext import whole_number
 from openapi_tool.telemetry.redact import Redactor
 from openapi_tool.tools.output import BLOCK_GAP, Item, ToolOutput, Usage
 from openapi_tool.tools.wording import counted, one_line
@@ -22,6 +24,16 @@ from openapi_tool.tools.wording import counted, one_line
 _BODY_FIELDS = ("content", "text", "html")
 _LABELS = {"url": "", "date": "Date: ", "publishedTime": "Published: ", "source": "Source: ", "imageUrl": "Image: "}
 _RESULT_FACTS = ("title", *_LABELS)
+_RESULT_PARTS = (
+    *_RESULT_FACTS,
+    *_BODY_FIELDS,
+    "description",
+    "chunks",
+    "links",
+    "images",
+    "screenshotUrl",
+    "pageshotUrl",
+)
 _STATE_FACTS = ("title", "url", "date", "source")
 _NON_TEXT_BODIES = ("html", "chunks", "screenshotUrl", "pageshotUrl")  # without text, any of these still shows a page
 _SCREENSHOT_LABELS = {"screenshotUrl": "Screenshot", "pageshotUrl": "Page shot"}
@@ -35,6 +47,7 @@ _MAX_DESCRIPTION_CHARS = 10_000
 _MAX_PAGE_DESCRIPTION_CHARS = 200
 """Limit of a page's own description, which is shown only if it has a word that the page does not show."""
 _MAX_COMPARED_CHARS = 20_000  # of title and body, in which these words are searched
+_MAX_FAVICON_CHARS = 4_000  # the upstream's icons of 32 pixels have up to 3,000
 _MAX_WARNINGS, _MAX_WARNING_CHARS = 20, 20_000
 _MAX_RESULTS, _MAX_SITE_LINKS, _MAX_LINKS = 100, 20, 10_000
 _JOINED_PAIR_CHARS = range(1, _MAX_CHARS + _MAX_URL_CHARS)  # limits the time of the regex; 0 is no string
@@ -55,13 +68,12 @@ class RenderContext:
 
 
 def search_output(envelope: Mapping[str, Any], parameters: Mapping[str, Any], context: RenderContext) -> ToolOutput:
-    """Render search results; an empty list is a success."""
+    """Render search results; an empty list is a success, and an item that holds no result is left out."""
     with_pages = parameters.get("respondWith") != "no-content"
     max_tokens = parameters.get("maxTokens") if with_pages else None
-    results = envelope.get("data")
-    if results is None:
-        results = []
-    if not isinstance(results, list) or not all(isinstance(item, dict) for item in results):
+    data = envelope.get("data")
+    results = list(filter(_holds_result, data)) if isinstance(data, list) else []
+    if not isinstance(data, list) or (data and not results):
         raise UpstreamUnavailable("The search answered in an unexpected shape; try again later.")
     if not results:
         query = one_line(str(parameters.get("q", "")))[:200]
@@ -73,12 +85,18 @@ def search_output(envelope: Mapping[str, Any], parameters: Mapping[str, Any], co
     items, facts, warned = _result_items(shown, reader, max_tokens, with_pages=with_pages)
     if len(results) > len(shown):
         items.append(Item(caption=f"[{counted(len(results) - len(shown), 'more result', 'left out')}.]"))
+    if len(data) > len(results):
+        items.append(Item(caption=remarks.unreadable_results(len(data) - len(results))))
+    if max_tokens and (cut := [number for number, one in enumerate(facts, start=1) if "cut_at_tokens" in one]):
+        items.append(Item(caption=remarks.cut_results(cut, max_tokens)))
+    if errors := {number: one["target_status"] for number, one in enumerate(facts, start=1) if "target_status" in one}:
+        items.append(Item(caption=remarks.target_errors(errors)))
     items += [Item(caption=remarks.result_warning(kind, numbers, context.offers)) for kind, numbers in warned.items()]
     return ToolOutput(tuple(items), {"results": facts}, usage_of(envelope))
 
 
 def _result_items(
-    results: list[Mapping[str, Any]], reader: _FieldReader, max_tokens: int | None, *, with_pages: bool
+    results: Sequence[Mapping[str, Any]], reader: _FieldReader, max_tokens: int | None, *, with_pages: bool
 ) -> tuple[list[Item], list[dict[str, Any]], dict[str, list[int]]]:
     """Return an item and the facts for a UI of each result, and the numbers of results by warning type."""
     first_with: dict[tuple[str, ...], int] = {}
@@ -88,6 +106,8 @@ def _result_items(
         facts = reader.facts(item, _RESULT_FACTS)
         ui_facts = {field: facts[field] for field in _STATE_FACTS if field in facts}
         title = one_line(str(facts.pop("title", "")))
+        if favicon := _favicon(item):
+            ui_facts["favicon"] = favicon
         if "imageUrl" in facts and is_inline(str(facts["imageUrl"])):
             del facts["imageUrl"]
         warnings = reader.warnings(item)
@@ -103,18 +123,18 @@ def _result_items(
         if bodies := list(reader.bodies(item)):
             bodies = without_inline_images(bodies)
         body = BLOCK_GAP.join([*bodies, *reader.lists(item)])
-        after = ""
         if max_tokens and remarks.is_cut(_tokens(item), max_tokens):
-            after = remarks.cut_result(max_tokens)
             ui_facts["cut_at_tokens"] = max_tokens
-        items.append(Item("\n".join(filter(None, lines)), body, after=after))
+        items.append(Item("\n".join(filter(None, lines)), body))
         # Without any of these there is no warning type: skip the search.
         if (with_pages or bodies or item.get("warning")) and (
             types := reader.warning_types(item, with_text=with_pages)
         ):
             ui_facts["warnings"] = list(types)
-            for kind in types:
+            for kind in filter(lambda kind: kind not in remarks.TARGET_ERROR_TYPES, types):
                 warned.setdefault(kind, []).append(number)
+        if (status := reader.target_status(item)) is not None:
+            ui_facts["target_status"] = status
         state.append(ui_facts)
     return items, state, warned
 
@@ -128,8 +148,9 @@ def page_output(envelope: Mapping[str, Any], parameters: Mapping[str, Any], cont
     parts = without_inline_images(list(reader.bodies(item)))
     lists = reader.lists(item)
     warnings, warning_types = reader.warnings(item), reader.warning_types(item, with_text=True)
+    status = reader.target_status(item)
     if not parts and not lists and _text(item.get("warning")).strip():  # its error; without one it is just empty
-        raise _nothing_to_read(warnings, warning_types, context)
+        raise _nothing_to_read(warnings, warning_types, status, context)
     head = [
         f"Title: {reader.line(item.get('title')) or '(none)'}",
         f"URL: {reader.line(item.get('url'), _MAX_URL_CHARS)}",
@@ -143,22 +164,26 @@ def page_output(envelope: Mapping[str, Any], parameters: Mapping[str, Any], cont
     ]
     state = reader.facts(item, ("title", "url", "publishedTime", "warning", "numPages"))
     body = BLOCK_GAP.join([*parts, *lists])
-    caption = "\n".join(f"[Warning: {remarks.warning(kind, context.offers)}]" for kind in warning_types)
-    page = Item("\n".join(head), body, caption)
-    usage, max_tokens = usage_of(envelope), parameters.get("maxTokens")
+    captions = [f"[Warning: {remarks.page_warning(kind, context.offers, status)}]" for kind in warning_types]
+    usage, max_tokens, after = usage_of(envelope), parameters.get("maxTokens"), ""
     if warning_types:
         state["warnings"] = list(warning_types)
+    if status is not None:
+        state["target_status"] = status
     if max_tokens and remarks.is_cut(usage.tokens, max_tokens):
-        page = page._replace(after=remarks.cut_page(max_tokens, context.offers))
+        captions.append(remarks.cut_page(max_tokens, context.offers))
+        after = remarks.end_of_cut_page(max_tokens)
         state["cut_at_tokens"] = max_tokens
-    return ToolOutput((page,), state, usage)
+    return ToolOutput((Item("\n".join(head), body, "\n".join(captions), after),), state, usage)
 
 
-def _nothing_to_read(warnings: tuple[str, ...], types: tuple[str, ...], context: RenderContext) -> UpstreamRejected:
+def _nothing_to_read(
+    warnings: tuple[str, ...], types: tuple[str, ...], status: int | None, context: RenderContext
+) -> UpstreamRejected:
     wait = "wait for it with wait_for_selector, " if context.offers("wait_for_selector") else ""
     parts = [
         f"The page has nothing to read; check the address, {wait}or use another page.",
-        *(remarks.warning(kind, context.offers) for kind in types if kind != "empty"),
+        *(remarks.page_warning(kind, context.offers, status) for kind in types if kind != "empty"),
     ]
     if warnings:
         parts.append(f"The service says: {quoted(context.redactor.head(' '.join(warnings), _MAX_CHARS))}")
@@ -203,7 +228,7 @@ class _FieldReader:
         lines = [
             line
             for line in self._short(text, _MAX_WARNING_CHARS).splitlines()
-            if not remarks.UPSTREAM_WARNINGS.get(line)
+            if not remarks.UPSTREAM_WARNINGS.get(line) and not remarks.is_plain_target_error(line)
         ]
         shown = tuple(filter(None, map(self.line, lines[:_MAX_WARNINGS])))
         left = len(lines) - _MAX_WARNINGS
@@ -211,19 +236,25 @@ class _FieldReader:
 
     def warning_types(self, item: Mapping[str, Any], *, with_text: bool) -> tuple[str, ...]:
         """Return the types, such as `captcha` for a bot check; `with_text` means that page text was requested."""
-        text = _text(item.get("content")) or _text(item.get("text"))
+        text, title = _text(item.get("content")) or _text(item.get("text")), _text(item.get("title"))
         if text and not text.isspace():
-            kind = remarks.barrier_type(_text(item.get("title")), text)
+            kind = barrier_type(title, text)
+        elif not with_text or any(map(item.get, _NON_TEXT_BODIES)):
+            kind = None
         else:
-            kind = None if not with_text or any(map(item.get, _NON_TEXT_BODIES)) else "empty"
-        warning = _text(item.get("warning"))
-        if not warning:
-            return (kind,) if kind else ()
-        from_upstream = map(remarks.UPSTREAM_WARNINGS.get, warning[:_MAX_WARNING_CHARS].splitlines()[:_MAX_WARNINGS])
-        found = dict.fromkeys(filter(None, (kind, *from_upstream)))
-        if kind == "empty":  # implies "not_loaded"
-            found.pop("not_loaded", None)
+            kind = "captcha" if is_captcha_title(title) else "empty"
+        found = dict.fromkeys(filter(None, (kind, *map(_warning_type, _warning_lines(item)))))
+        if kind in ("empty", "loading"):
+            found.pop("not_loaded", None)  # implied
+        elif kind in ("captcha", "login"):
+            found.pop("refused", None)  # this says why
         return tuple(found)
+
+    @staticmethod
+    def target_status(item: Mapping[str, Any]) -> int | None:
+        """Return the HTTP status of the page's own server if it was an error."""
+        statuses = map(remarks.target_status, _warning_lines(item))
+        return next((status for status in statuses if status is not None), None)
 
     def description(self, page: Mapping[str, Any], bodies: list[str]) -> str:
         """Return the description if it has a word that is neither in the title nor in the body."""
@@ -276,6 +307,25 @@ class _FieldReader:
                 yield self._link(_text(link.get("title")), url, link.get("snippet") or "")
 
 
+def _holds_result(item: Any) -> bool:
+    return isinstance(item, dict) and any(map(item.get, _RESULT_PARTS))
+
+
+def _favicon(item: Mapping[str, Any]) -> str:
+    """Return the address of a result's icon, which only a UI can show."""
+    address = _text(item.get("favicon"))
+    return address if len(address) <= _MAX_FAVICON_CHARS and address.startswith(("data:image/", "https://")) else ""
+
+
+def _warning_lines(item: Mapping[str, Any]) -> list[str]:
+    return _text(item.get("warning"))[:_MAX_WARNING_CHARS].splitlines()[:_MAX_WARNINGS]
+
+
+def _warning_type(line: str) -> str | None:
+    status = remarks.target_status(line)
+    return remarks.UPSTREAM_WARNINGS.get(line) if status is None else remarks.target_error_type(status)
+
+
 def usage_of(envelope: Mapping[str, Any]) -> Usage:
     """Return the charged tokens: of the whole response, else the sum over its results (jina-api section 5).
 
@@ -290,10 +340,8 @@ def usage_of(envelope: Mapping[str, Any]) -> Usage:
 
 def _tokens(holder: Any) -> int | None:
     usage = holder.get("usage") if isinstance(holder, dict) else None
-    tokens = usage.get("tokens") if isinstance(usage, dict) else None
-    if not isinstance(tokens, int) or isinstance(tokens, bool):
-        return None
-    return min(max(tokens, 0), _MAX_TOKENS)
+    tokens = whole_number(usage.get("tokens")) if isinstance(usage, dict) else None
+    return None if tokens is None else min(max(tokens, 0), _MAX_TOKENS)
 
 
 def _pairs(value: Any) -> Iterator[tuple[str, str]]:

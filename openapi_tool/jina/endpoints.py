@@ -10,14 +10,15 @@ from typing import Any
 
 from openapi_tool.jina import parameters as tables
 from openapi_tool.jina.cost_advice import cheaper_page, cheaper_search
-from openapi_tool.jina.parameters import MODEL_FORMATS, WITH_CONTENT, Parameter, by_name
+from openapi_tool.jina.parameters import MODEL_FORMATS, RECENCY, WITH_CONTENT, Parameter, by_name
 from openapi_tool.jina.remarks import Offers
 from openapi_tool.jina.url_policy import UrlPolicy, checked_url
 from openapi_tool.tools.argument_names import fold
 from openapi_tool.tools.catalogue import READER, SEARCH, Operation
 from openapi_tool.tools.definition import ToolDefinition
 
-MARGIN_S = 3.0  # of a request, beside its stages
+MARGIN_S = 3.0  # how long a request may take beside its stages
+RESERVE_S = 1.0  # kept of a call's remaining time for the way of request and response
 MAX_STAGE_S = 180  # the upstream's limit
 _MIN_RETRY_S = 5.0  # see `Timeouts.min_s`
 _ONE_STAGE_ENGINES = ("browser", "curl", "direct", "cf-browser-rendering")
@@ -36,7 +37,7 @@ class Timeouts:
 
     default_stage_s: int
     stages: Callable[[Parameters], int] = lambda _: 1
-    timing: Callable[[Parameters, int], Parameters] = lambda _, __: {}
+    timing: Callable[[Parameters, float], Parameters] = lambda _, __: {}
     needs_timeout: Callable[[Parameters], bool] = lambda _: True
 
     def min_s(self, parameters: Parameters) -> float:
@@ -55,16 +56,22 @@ class Timeouts:
         """
         if not self.needs_timeout(parameters):
             return parameters
-        stage_s = max(1, min(int((left_s - MARGIN_S) / self.stages(parameters)), MAX_STAGE_S))
+        stage_s = max(1, min(_eighths((left_s - RESERVE_S) / self.stages(parameters)), MAX_STAGE_S))
         stage_s = min(stage_s, parameters.get("timeout") or (MAX_STAGE_S if has_own_limit else self.default_stage_s))
         return {**self.timing(parameters, stage_s), **parameters, "timeout": stage_s}
+
+
+def _eighths(seconds: float) -> float:
+    """Round down to an eighth of a second, which is a whole number of milliseconds also in binary."""
+    rounded = math.floor(8 * seconds) / 8
+    return int(rounded) if rounded.is_integer() else rounded
 
 
 def _stages_of_reader(parameters: Parameters) -> int:
     return 1 if parameters.get("engine") in _ONE_STAGE_ENGINES else 2
 
 
-def _timing_of_reader(parameters: Parameters, stage_s: int) -> Parameters:
+def _timing_of_reader(parameters: Parameters, stage_s: float) -> Parameters:
     """With a `timeout` of 20 s or more a reader would wait for an idle network."""
     if stage_s < _NETWORK_IDLE_FROM_S or "timeout" in parameters or parameters.get("withIframe"):
         return {}
@@ -153,7 +160,7 @@ ENDPOINTS: Mapping[str, Endpoint] = {
             _min_search_tokens,
             cheaper_search,
             formats=(*MODEL_FORMATS, "no-content"),
-            own={fold("with_content"): WITH_CONTENT},
+            own={fold("with_content"): WITH_CONTENT, fold("recency"): RECENCY},
             defaults={"respondWith": "no-content"},
             implied={"respondWith": "content"},
         ),

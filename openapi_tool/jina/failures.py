@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -13,6 +13,7 @@ from typing import Any
 
 from openapi_tool.protocol import errors
 from openapi_tool.protocol.errors import ToolError, ToolTimeout
+from openapi_tool.protocol.jsontext import whole_number
 from openapi_tool.telemetry.redact import Redactor
 from openapi_tool.tools.wording import one_line
 
@@ -40,7 +41,7 @@ class Rule:
 
     `message` is for the model; with `reason` the upstream's own text follows it, unless the response is a 5xx.
     `max_retries` limits the retries within the call. `retryable` without retries says that a later or smaller call may
-    succeed.
+    succeed. `timed_out` says that more time might have helped.
     """
 
     error: type[ToolError]
@@ -48,6 +49,7 @@ class Rule:
     max_retries: int = 0
     retryable: bool = False
     reason: bool = True
+    timed_out: bool = False
 
 
 _BUSY = "The service is overloaded or restarting; try again in a moment."
@@ -55,6 +57,7 @@ _ACCOUNT = "The operator's account does not allow this request; it will not work
 _SERVER = Rule(errors.UpstreamUnavailable, _BUSY, max_retries=SOME)
 _OTHER = Rule(errors.UpstreamRejected, "The service refused the request; change it or use another source.")
 _MIN_STATUS = 10_000  # a smaller number is an HTTP status
+_HTTP_STATUSES = range(100, 600)
 
 RULES: Mapping[int, Rule] = {
     40003: Rule(errors.UpstreamUnavailable, "The page's transfer broke off; try again.", max_retries=ONCE),
@@ -81,7 +84,10 @@ RULES: Mapping[int, Rule] = {
     404: Rule(errors.UpstreamRejected, "The service has no such route; an operator must check the tool's definition."),
     405: Rule(errors.UpstreamRejected, "The service has no such route; an operator must check the tool's definition."),
     408: Rule(
-        errors.UpstreamUnavailable, "There was no answer; try again later or use another source.", max_retries=SOME
+        errors.UpstreamUnavailable,
+        "There was no answer; try again later or use another source.",
+        max_retries=SOME,
+        timed_out=True,
     ),
     409: _SERVER,
     412: Rule(errors.BadRequest, "The request holds too many items; ask for fewer."),
@@ -106,12 +112,14 @@ def worded(messages: Mapping[int, str]) -> dict[int, Rule]:
 class Failures:
     """Failures of one operation.
 
-    `rules` precede RULES; that of 408 is also used for a 422 with a transient error. A 422 that begins with
-    `nothing_found` is no error, but has no results (jina-api 2.2).
+    `rules` precede RULES; that of 408 is also used for a 422 about a page that timed out. A 422 that begins with
+    `nothing_found` is no error, but has no results (jina-api 2.2). `texts` are messages for a 422 that begins with the
+    key.
     """
 
     rules: Mapping[int, Rule] = field(default_factory=dict)
     nothing_found: str | None = None
+    texts: Mapping[str, str] = field(default_factory=dict)
 
 
 _REDIRECT = Rule(
@@ -136,14 +144,50 @@ _BAD_SELECTOR = re.compile(
 
 # `\b` and the possessive `++` keep the time linear; without them a match would be tried at each letter of a long word.
 _ADDRESS_OR_SELECTOR = re.compile(r"\b\w++://\S*| with target selector .*", re.DOTALL)
-_TRANSIENT = re.compile(
+_TIMED_OUT = re.compile(
     r"""timed\ out | TimeoutError | (?:navigation|connection)\ timeout | timeout\ (?:exceeded|was\ reached)
-    | (?:failed\ to|could\ not|couldn't)\ connect
-    | connection\ (?:was\ )?(?:refused|reset|closed|aborted) | empty\ reply\ from\ server
-    | net::ERR_(?:\w*(?:CONNECTION|TIMED_OUT)|ADDRESS_UNREACHABLE|EMPTY_RESPONSE|NETWORK_CHANGED)""",
+    | ERR_\w*TIMED_OUT | ETIMEDOUT""",
     re.IGNORECASE | re.VERBOSE,
 )
-"""Transient errors of browser and curl: a slow or unreachable page. Errors of TLS and name resolution are permanent."""
+
+
+def _transient(message: str) -> Rule:
+    return Rule(errors.UpstreamUnavailable, f"{message}; try again later or use another source.", max_retries=ONCE)
+
+
+_TRANSIENT: Sequence[tuple[re.Pattern[str], Rule]] = tuple(
+    (re.compile(pattern, re.IGNORECASE | re.VERBOSE), _transient(message))
+    for pattern, message in (
+        (
+            r"""\bproxy\ (?:handshake|connect|error|fail|tunnel) | (?:resolve|from)\ proxy | connect\ tunnel\ failed
+            | net::ERR_(?:PROXY|TUNNEL|SOCKS)_CONNECTION_FAILED | net::ERR_(?:NETWORK_CHANGED|INTERNET_DISCONNECTED)
+            | (?:target|session|page)\ (?:closed|crashed) | detached\ frame | frame\ was\ detached
+            | context\ was\ destroyed | browser\ has\ disconnected | no\ provider\ can\ do""",
+            "A part of the service failed",
+        ),
+        (
+            r"""connection\ (?:was\ )?refused | ECONNREFUSED | (?:failed\ to|could\ not|couldn't)\ connect
+            | net::ERR_(?:CONNECTION_(?:REFUSED|FAILED)|ADDRESS_UNREACHABLE)""",
+            "The server refused the connection, or cannot be reached",
+        ),
+        (
+            r"""connection\ (?:was\ )?(?:reset|closed|aborted) | ECONNRESET | EPIPE | broken\ pipe | socket\ hang\ up
+            | empty\ reply\ from\ server | (?:send|recv)\ failure | failure\ when\ receiving | transfer\ closed\ with
+            | partial\ file | not\ closed\ cleanly | did\ not\ return\ a\ body
+            | net::ERR_(?:\w*CONNECTION|EMPTY_RESPONSE|INCOMPLETE_CHUNKED|CONTENT_LENGTH_MISMATCH)""",
+            "The server broke the connection",
+        ),
+    )
+)
+"""Transient errors of the server's browser, curl and proxies; the first that matches counts, after `_TIMED_OUT`.
+
+Errors of TLS and name resolution are permanent."""
+
+_OPEN_AGAIN = re.compile(
+    r"(?:blocked until|retry after) (?P<date>\w{3} \w{3} \d\d \d{4} [\d:]{8} GMT[+-]\d{4}|[\d-]{10}T[\d:.]{8,15}Z?)",
+    re.IGNORECASE,
+)
+"""Time at which a blocked address may be read again, as JavaScript writes it."""
 
 
 def upstream_failure(
@@ -153,19 +197,25 @@ def upstream_failure(
     redactor: Redactor = NO_SECRETS,
     names: Mapping[str, str] | None = None,
     failures: Failures = Failures(),
+    filters: Sequence[str] = (),
 ) -> ToolError:
     """Return the typed error of an unsuccessful response.
 
     `body` is the decoded JSON envelope, None without one; `retry_after` the unparsed header; `names` maps upstream
-    parameters to the model's names for them. The model never sees texts of 5xx responses, texts outside of Jina's
+    parameters to the model's names for them. `filters` are the model's names of what restricts a search, which may
+    succeed without them if the upstream failed. The model never sees texts of 5xx responses, texts outside of Jina's
     envelope, or secrets of `redactor`.
     """
     envelope, names = body if isinstance(body, dict) else {}, names or {}
-    rule = _rule(http_status, envelope, {**RULES, **failures.rules})
+    rule, wait_s = _rule(http_status, envelope, failures), _retry_after(envelope, retry_after)
     if http_status == HTTPStatus.UNPROCESSABLE_ENTITY and (
         advice := _selector_advice(envelope, {name: names[name] for name in _SELECTORS if name in names})
     ):
         rule = replace(rule, message=advice, reason=False)
+    if rule.error is errors.TargetRefused and (blocked_s := _blocked_s(envelope)) is not None:
+        rule, wait_s = _blocked(blocked_s), blocked_s
+    if http_status >= HTTPStatus.INTERNAL_SERVER_ERROR and filters:
+        rule = replace(rule, message=f"{rule.message.removesuffix('.')}, or search without {' or '.join(filters)}.")
     reason = (
         _reason(envelope, redactor, names) if rule.reason and http_status < HTTPStatus.INTERNAL_SERVER_ERROR else ""
     )
@@ -173,12 +223,27 @@ def upstream_failure(
         f"{rule.message} The service says: {quoted(reason)}" if reason else rule.message,
         retryable=rule.retryable or rule.max_retries > 0,
         max_retries=rule.max_retries,
-        retry_after=_retry_after(envelope, retry_after),
+        retry_after=wait_s,
         http_status=http_status,
     )
-    status = envelope.get("status")
-    error.upstream_status = status if isinstance(status, int) else None
+    error.timed_out = rule.timed_out
+    error.upstream_status = whole_number(envelope.get("status"))
     return error
+
+
+def status_inside(body: Mapping[str, Any]) -> int:
+    """Return the HTTP status that a body reports by `code`, else by `status`; 200 if it reports none.
+
+    Either may be a text of digits. A `code` that is no HTTP status counts as 502; a `status` begins with one.
+    """
+    code, status = body.get("code"), whole_number(body.get("status"))
+    code = int(code) if isinstance(code, bool) else whole_number(code)
+    if code is not None and code != HTTPStatus.OK:
+        return code if code in _HTTP_STATUSES else HTTPStatus.BAD_GATEWAY
+    if status is None:
+        return HTTPStatus.OK
+    status = status // 100 if status >= _MIN_STATUS else status
+    return status if status in _HTTP_STATUSES else HTTPStatus.OK
 
 
 def too_late() -> ToolTimeout:
@@ -209,28 +274,55 @@ def _selector_advice(envelope: Mapping[str, Any], names: Mapping[str, str]) -> s
     if _BAD_SELECTOR.search(text):
         given = " or ".join(names.values())
         return f"{given}: is no CSS selector that the service understands; correct it, or leave it out."
-    if wait and _is_transient(envelope):
+    if wait and _TIMED_OUT.search(_own_words(envelope)):
         return f"The page took too long: perhaps nothing on it matches {wait}; correct it, or leave it out."
     return ""
 
 
-def _rule(http_status: int, envelope: Mapping[str, Any], rules: Mapping[int, Rule]) -> Rule:
-    status = envelope.get("status")
-    if isinstance(status, int) and status >= _MIN_STATUS and status in rules:
+def _rule(http_status: int, envelope: Mapping[str, Any], failures: Failures) -> Rule:
+    rules = {**RULES, **failures.rules}
+    status = whole_number(envelope.get("status"))
+    if status is not None and status >= _MIN_STATUS and status in rules:
         return rules[status]
     if http_status == HTTPStatus.FORBIDDEN and not envelope:
         return _EDGE_BLOCK
     if HTTPStatus.MULTIPLE_CHOICES <= http_status < HTTPStatus.BAD_REQUEST:
         return _REDIRECT
-    if http_status == HTTPStatus.UNPROCESSABLE_ENTITY and _is_transient(envelope):
-        return replace(rules[HTTPStatus.REQUEST_TIMEOUT], max_retries=ONCE)
+    if http_status == HTTPStatus.UNPROCESSABLE_ENTITY:
+        if rule := _transient_rule(envelope, rules[HTTPStatus.REQUEST_TIMEOUT]):
+            return rule
+        words = _ERROR_NAME.sub("", _text(envelope)[:_MAX_READ_CHARS], count=1)
+        if message := next((text for start, text in failures.texts.items() if words.startswith(start)), None):
+            return replace(rules[HTTPStatus.UNPROCESSABLE_ENTITY], message=message)
     return rules.get(http_status, _SERVER if http_status >= HTTPStatus.INTERNAL_SERVER_ERROR else _OTHER)
 
 
-def _is_transient(envelope: Mapping[str, Any]) -> bool:
-    """The upstream has no status of its own for a page that timed out or whose connection failed."""
-    text = _text(envelope)[:_MAX_READ_CHARS]
-    return _TRANSIENT.search(_ADDRESS_OR_SELECTOR.sub("", text)) is not None
+def _transient_rule(envelope: Mapping[str, Any], timed_out: Rule) -> Rule | None:
+    """Return the rule of a page that timed out or whose connection failed: the upstream has no status for these."""
+    text = _own_words(envelope)
+    if _TIMED_OUT.search(text):
+        return replace(timed_out, max_retries=ONCE)
+    return next((rule for pattern, rule in _TRANSIENT if pattern.search(text)), None)
+
+
+def _own_words(envelope: Mapping[str, Any]) -> str:
+    """Return the message without addresses and selectors, which may contain any word."""
+    return _ADDRESS_OR_SELECTOR.sub("", _text(envelope)[:_MAX_READ_CHARS])
+
+
+def _blocked_s(envelope: Mapping[str, Any]) -> float | None:
+    """Return the seconds until an address may be read again, None if the upstream names no time."""
+    match = _OPEN_AGAIN.search(_text(envelope)[:_MAX_READ_CHARS])
+    return None if match is None else _seconds(match["date"])
+
+
+def _blocked(seconds: float) -> Rule:
+    wait = f"in {max(1, math.ceil(seconds)):,} s"
+    return Rule(
+        errors.TargetRefused,
+        f"This address is blocked for a while; use another source, or try again {wait}.",
+        retryable=True,
+    )
 
 
 def _reason(envelope: Mapping[str, Any], redactor: Redactor, names: Mapping[str, str]) -> str:
@@ -273,9 +365,13 @@ def _seconds(value: Any) -> float | None:
 
 
 def _seconds_until(date: str) -> float | None:
-    for parse in (datetime.fromisoformat, parsedate_to_datetime):
+    for parse in (datetime.fromisoformat, parsedate_to_datetime, _javascript_date):
         try:
             return (parse(date) - datetime.now(UTC)).total_seconds()
         except (TypeError, ValueError, OverflowError):
             continue
     return None
+
+
+def _javascript_date(text: str) -> datetime:
+    return datetime.strptime(text, "%a %b %d %Y %H:%M:%S GMT%z")

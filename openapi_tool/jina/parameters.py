@@ -9,12 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import date
+from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
 from openapi_tool.jina.url_policy import MAX_URL_CHARS
+from openapi_tool.protocol.jsontext import whole_number
 from openapi_tool.tools.argument_names import fold
-from openapi_tool.tools.arguments import whole_number
 from openapi_tool.tools.catalogue import CATALOGUE
 
 MAX_TEXT_CHARS = 2_000
@@ -32,6 +32,7 @@ class Parameter:
     - Without a header, a GET request has it in the query. With `header_only` a POST request has it as a header, too.
     - A model may set it if `model`; with `declared` only if the definition's `parameters` declare it, as it costs more.
     - With a `separator` the upstream has no such parameter: the value is appended to the query or page address.
+    - With `merge` the model may set it by two arguments, whose values this combines.
     - With `lenient` an operator's invalid value is left out, as earlier versions sent it; else the call is refused.
     """
 
@@ -43,6 +44,7 @@ class Parameter:
     declared: bool = False
     header_only: bool = False
     separator: str = ""
+    merge: Callable[[Any, Any], Any] | None = None
     lenient: bool = False
 
 
@@ -102,6 +104,15 @@ def _after(value: Any) -> str:
         return f"after:{date.fromisoformat(value).isoformat()}"
     except (TypeError, ValueError):
         raise ValueError("must be a date such as 2025-12-31") from None
+
+
+_RECENCY_DAYS = {"day": 1, "week": 7, "month": 30, "year": 365}
+
+
+def _recency(value: Any) -> str:
+    """Return the operator `after:` with a date, as the upstream has no parameter for recency (jina-api 2.2: `tbs`)."""
+    period = _choice(*_RECENCY_DAYS)(value)
+    return _after((datetime.now(UTC).date() - timedelta(days=_RECENCY_DAYS[period])).isoformat())
 
 
 def _integer(low: int, high: int) -> Convert:
@@ -293,14 +304,14 @@ SEARCH_PARAMETERS: tuple[Parameter, ...] = (
     Parameter("filetype", _each(lambda text: text.lstrip(".") or text), aliases=("X-Filetype",), model=True),
     Parameter("intitle", _each(_phrase), aliases=("X-Intitle", "title_words"), model=True),
     Parameter("exclude_sites", _excluded_sites, model=True, separator=" "),
-    Parameter("after", _after, model=True, separator=" "),
+    Parameter("after", _after, model=True, separator=" ", merge=max),
     Parameter("loc", _texts, aliases=("X-Loc",), model=True),
     Parameter("type", _choice("web", "images", "news"), model=True, declared=True),
     Parameter("provider", _choice("google", "bing", "reader")),
     Parameter("nfpr", _flag),
     Parameter("fallback", _flag),
     _with_header("respondWith", _text(80), "format", "return_format", "X-Return-Format", model=True),
-    _with_header("withFavicons", _flag, header_only=True),
+    _with_header("withFavicons", _flag, "collect-favicon", header_only=True),
     *_PAGE,
 )
 
@@ -316,6 +327,9 @@ def _content_or_none(value: Any) -> str:
 
 WITH_CONTENT = Parameter("respondWith", _content_or_none, model=True)
 """Argument `with_content`, in `Endpoint.own`: it sets the same parameter as `format`, and a table has each once."""
+
+RECENCY = Parameter("after", _recency, model=True, separator=" ", merge=max)
+"""Argument `recency`, in `Endpoint.own`: it sets the same parameter as `after`, and the later date counts."""
 
 MODEL_FORMATS = ("content", "markdown", "text", "html")
 """Values of `respondWith` that a model may use."""

@@ -5,23 +5,30 @@ Both are outside of the markers around web content, so no page can fake one.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
+from http import HTTPStatus
+from typing import Any
 
-_FILTERS = ("site", "exclude_sites", "after", "filetype", "intitle", "ext", "loc", "location", "gl", "hl")
+from openapi_tool.tools.wording import counted
+
+_OPERATORS = ("site", "exclude_sites", "after", "filetype", "intitle", "ext", "loc")
+"""Parameters that become operators of the query."""
+_WRITTEN_OPERATOR = re.compile(r"(?<!\S)-?(?P<name>site|filetype|ext|intitle|inurl|after|before|loc):", re.IGNORECASE)
+_FILTERS = (*_OPERATORS, "location", "gl", "hl")
 """Parameters that restrict a search; without them it may find more."""
 _TOLERANCE_DIVISOR = 50  # the upstream charges a cut text at up to 1/50 above the limit (jina-api 1.3)
-
-_MAX_BARRIER_CHARS = 1_000
-"""Maximum length of the text of a barrier: a bot check or login instead of content."""
-# Lower maxima for single kinds of barriers: a longer text with such words has content of its own.
-_MAX_LOGIN_CHARS, _MAX_NOTICE_CHARS, _MAX_FORM_CHARS, _MAX_LOADING_CHARS = 600, 400, 300, 60
 
 WARNINGS: Mapping[str, str] = {
     "captcha": "This is probably a bot check, not the page. Use another source.",
     "login": "This is probably a login, not the page. Use another source.",
     "javascript": "The page asks for JavaScript. Read it with wait_for_selector, or use another source.",
+    "loading": "Still loading. Read it with wait_for_selector.",
+    "not_found": "No such page. Check the address, or use another source.",
+    "refused": "The server refused the request. Use another source.",
+    "server_error": "The server failed. Use another source, or try later.",
     "empty": "The page has no text, or loads it late. Read it with wait_for_selector, or use another source.",
-    "not_loaded": "The page may not be fully loaded. If so, read it with wait_for_selector.",
+    "not_loaded": "The page may be incomplete. If so, read it with wait_for_selector.",
     "frames": "Embedded frames are left out. Read them by their own address.",
     "shadow_dom": "Parts of the page may be missing. If so, use another source.",
     "may_be_captcha": "The page has a captcha. If content is missing, use another source.",
@@ -31,8 +38,9 @@ WARNINGS: Mapping[str, str] = {
 
 _IF_NOT_OFFERED: Mapping[str, tuple[str, str]] = {
     "javascript": ("wait_for_selector", "The page asks for JavaScript. Use another source."),
+    "loading": ("wait_for_selector", "Still loading. Use another source."),
     "empty": ("wait_for_selector", "The page has no text, or loads it late. Use another source."),
-    "not_loaded": ("wait_for_selector", "The page may not be fully loaded. If so, use another source."),
+    "not_loaded": ("wait_for_selector", "The page may be incomplete. If so, use another source."),
     "stored_copy": ("no_cache", "This is a stored copy; the page itself may be newer."),
 }
 """The argument that a warning names, and the warning if the model cannot give it or has given it already."""
@@ -56,79 +64,56 @@ UPSTREAM_WARNINGS: Mapping[str, str] = {
 }
 """Types of the upstream's own warnings (jina-api 3.1), whose texts name parameters that only an operator sets."""
 
-_CAPTCHA = """
-verify you are human|verify you are a human|verify that you are human|verifying you are human|confirm you are human
-confirm you are a human|prove you are human|prove that you are human|confirm that you are human|you're not a robot
-you are not a robot|are you a robot?|robot or human?|checking your browser before|checking your browser…
-checking if the site connection is secure|needs to review the security of your connection
-performing security verification|enable javascript and cookies to continue|unusual traffic from your
-complete the security check to access|enter the characters you see below|pardon our interruption
-something about your browser made us think|you have been blocked|access to this page has been denied
-request unsuccessful. incapsula|solve this captcha|complete the captcha|solve the captcha|enter the captcha
-type the characters you see|ddos protection by|bestätigen sie, dass sie ein mensch|vérifiez que vous êtes humain
-verifica que eres humano|verifica di essere umano|подтвердите, что вы не робот|请完成安全验证|请输入验证码
-私はロボットではありません
-"""
-_LOGIN = """
-sign in to continue|log in to continue|login to continue|sign in to view|log in to view|log in or sign up to
-sign in to see|log in to see|log in or create an account|sign in or create an account|you must be logged in
-you must log in|you need to be logged in|you need to log in|please log in to|please sign in to|please login to
-log into facebook|sign in to your account|log in to your account|melden sie sich an, um|connectez-vous pour
-inicia sesión para|请登录|ログインしてください|войдите, чтобы
-"""
-_LOGIN_FORM = """
-forgot password?|forgot your password?|forgotten password?|passwort vergessen?|mot de passe oublié
-olvidaste tu contraseña|忘记密码
-"""
-_JAVASCRIPT = """
-enable javascript|javascript is disabled|javascript is not enabled|javascript is required|requires javascript
-javascript enabled|javascript must be enabled|turn on javascript|javascript has been disabled|javascript aktivieren
-javascript ist deaktiviert|activer javascript|habilitar javascript|habilite javascript|activa javascript
-abilita javascript|включите javascript|启用javascript|启用 javascript|javascriptを有効
-"""
-_APOSTROPHE = "\N{RIGHT SINGLE QUOTATION MARK}"
-_LOADING = ("loading", "please wait", "one moment", "redirecting", "laden", "bitte warten", "chargement", "cargando")
+_PHRASES: Mapping[int, str] = {status.value: status.phrase for status in HTTPStatus}
+_SERVER_ERRORS = range(500, 600)  # some sites refuse with 999
+TARGET_ERROR_TYPES = ("not_found", "refused", "server_error")
+_TARGET_ERROR = re.compile(r"Target URL returned error ([4-9]\d\d)\b")
 
 
-def _phrases(lines: str) -> tuple[str, ...]:
-    return tuple(lines.strip().replace("\n", "|").split("|"))
+def target_status(warning: str) -> int | None:
+    """Return the HTTP status of an error of the page's own server, which the upstream reports in a warning."""
+    match = _TARGET_ERROR.match(warning)
+    return None if match is None else int(match[1])
 
 
-STEMS = _phrases("""
-human|robot|browser|secur|unusual traffic|characters you see|interruption|been blocked|been denied|incapsula|captcha
-ddos|mensch|humain|umano|робот|验证|ロボット|cookies to|log in|login|sign in|logged in|log into|melden|connectez
-inicia ses|登录|ログイン|войдите|passwor|mot de passe|contraseña|密码|javascript
-""")
-"""Each phrase of `BARRIERS` contains one of these. Nearly no page does, so testing them first saves 3/4 of the time."""
-
-BARRIERS = (
-    ("captcha", _MAX_BARRIER_CHARS, _phrases(_CAPTCHA)),
-    ("login", _MAX_LOGIN_CHARS, _phrases(_LOGIN)),
-    ("login", _MAX_FORM_CHARS, _phrases(_LOGIN_FORM)),
-    ("javascript", _MAX_NOTICE_CHARS, _phrases(_JAVASCRIPT)),
-)
-_CAPTCHA_TITLES = ("just a moment", "attention required! | cloudflare", "access denied", "robot or human?")
+def is_plain_target_error(warning: str) -> bool:
+    """Return whether such a warning says no more than the status, so that a typed warning says all of it."""
+    status = target_status(warning)
+    phrase = _PHRASES.get(status) if status is not None else None
+    return warning in (f"Target URL returned error {status}", f"Target URL returned error {status}: {phrase}")
 
 
-def barrier_type(title: str, text: str) -> str | None:
-    """Return the warning type of a page that shows a barrier or a loading text instead of content."""
-    if len(text) > _MAX_BARRIER_CHARS:
-        return None
-    text = text.strip().lower().replace(_APOSTROPHE, "'")
-    if len(text) <= _MAX_LOADING_CHARS and text.lstrip("#*![ ").startswith(_LOADING):
-        return "empty"
-    if any(map(text.__contains__, STEMS)):
-        for kind, chars, phrases in BARRIERS:
-            if len(text) <= chars and any(map(text.__contains__, phrases)):
-                return kind
-    is_notice = len(text) <= _MAX_NOTICE_CHARS and len(title) <= _MAX_NOTICE_CHARS
-    return "captcha" if is_notice and title.strip(" .…").lower() in _CAPTCHA_TITLES else None
+def page_warning(kind: str, offers: Offers, status: int | None) -> str:
+    """Return a warning about a page; `status` is the HTTP status of its server's error."""
+    error = f"Error {status}. " if kind in TARGET_ERROR_TYPES else ""
+    return f"{error}{warning(kind, offers)}"
+
+
+def target_error_type(status: int) -> str:
+    """Return the warning type of an error of the page's own server."""
+    if status in (HTTPStatus.NOT_FOUND, HTTPStatus.GONE):
+        return "not_found"
+    return "server_error" if status in _SERVER_ERRORS else "refused"
+
+
+def target_errors(statuses: Mapping[int, int]) -> str:
+    """Return a warning about search results whose pages are errors of their servers: HTTP statuses by number."""
+    listed = ", ".join(f"{number} ({status})" for number, status in statuses.items())
+    what = f"result {listed} is a server error, not a page"
+    if len(statuses) > 1:
+        what = f"results {listed} are server errors, not pages"
+    return f"[Warning: {what}.]"
 
 
 def result_warning(kind: str, numbers: Sequence[int], offers: Offers) -> str:
     """Return a warning about search results."""
     results = "result" if len(numbers) == 1 else "results"
     return f"[Warning about {results} {', '.join(map(str, numbers))}: {warning(kind, offers)}]"
+
+
+def unreadable_results(number: int) -> str:
+    """Return the remark about items of a search that hold no result."""
+    return f"[{counted(number, 'further result')} came damaged and {'is' if number == 1 else 'are'} left out.]"
 
 
 def is_cut(tokens: int | None, max_tokens: int) -> bool:
@@ -147,9 +132,26 @@ def cut_page(max_tokens: int, offers: Offers) -> str:
     return f"[The page is longer: it was cut at max_tokens = {max_tokens:,}, and the rest is not stored. {more}]"
 
 
-def cut_result(max_tokens: int) -> str:
-    """Return the remark about a search result with a cut page."""
-    return f"[This page is longer: it was cut at max_tokens = {max_tokens:,}. To see more, read it by its address.]"
+def end_of_cut_page(max_tokens: int) -> str:
+    """Return the remark at the end of a cut page, for a reader of its last part."""
+    return f"[The page was cut here, at max_tokens = {max_tokens:,}.]"
+
+
+def cut_results(numbers: Sequence[int], max_tokens: int) -> str:
+    """Return the remark about search results with cut pages."""
+    one = len(numbers) == 1
+    pages = f"The page of result {numbers[0]} is" if one else f"The pages of results {', '.join(map(str, numbers))} are"
+    them = "it by its address" if one else "them by their addresses"
+    return f"[{pages} longer: cut at max_tokens = {max_tokens:,}. To see more, read {them}.]"
+
+
+def filters(parameters: Mapping[str, Any], names: Mapping[str, str]) -> list[str]:
+    """Return the model's names of the operators of a search: arguments, and such as `site:` in the query itself."""
+    written = _WRITTEN_OPERATOR.search(str(parameters.get("q", "")))
+    return [
+        *(names[name] for name in _OPERATORS if name in names),
+        *([f"{written['name'].lower()}: in the query"] if written else []),
+    ]
 
 
 def other_search(names: Mapping[str, str]) -> str:

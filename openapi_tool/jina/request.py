@@ -275,6 +275,8 @@ class ParameterResolver:
             lenient = parameter.lenient and problems is self.operator
             (self.invalid if lenient else problems).append(Problem(path, str(problem)))
             return
+        if parameter.merge and problems is self.model and parameter.name in self._names:
+            converted = parameter.merge(self.parameters[parameter.name], converted)
         if converted is None:  # not sent, such as a flag that is set to False
             self.parameters.pop(parameter.name, None)
         else:

@@ -15,8 +15,9 @@ from typing import Any, cast
 
 import orjson
 
+from openapi_tool.jina import remarks
 from openapi_tool.jina.content import RenderContext, page_output, search_output, usage_of
-from openapi_tool.jina.failures import ONCE, Failures, upstream_failure, worded
+from openapi_tool.jina.failures import ONCE, Failures, status_inside, upstream_failure, worded
 from openapi_tool.protocol import errors
 from openapi_tool.protocol.errors import ToolError, UpstreamUnavailable
 from openapi_tool.protocol.jsontext import JsonObject, as_object, loads, storable_text
@@ -28,8 +29,6 @@ from openapi_tool.tools.output import Item, ToolOutput, Usage
 Render = Callable[[Mapping[str, Any], Mapping[str, Any], RenderContext], ToolOutput]
 Outcome = ToolOutput | ToolError
 """Of a request that succeeded: what a model gets, or an error because there is nothing to show."""
-
-_BAD_GATEWAY, _STATUSES = 502, range(100, 600)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +44,10 @@ SEARCH_RESPONSES = Responses(
     Failures(
         worded({524: "The service took too long; ask for less (fewer results, no page content)."}),
         nothing_found="No search results available",
+        texts={
+            "No content available for query": "No page of the results could be read; search without page content, then "
+            "read single pages."
+        },
     ),
 )
 READER_RESPONSES = Responses(
@@ -55,6 +58,7 @@ READER_RESPONSES = Responses(
                 408: "The page did not answer in time; try again later or use another source.",
                 422: "The page could not be read; check the address or use another source.",
                 431: "The address is too long; use a shorter one.",
+                500: "The service failed at this page; try again in a moment, or use another source.",
             }
         ),
     ),
@@ -111,7 +115,7 @@ def unread_failure(expected: Expected, received: Received) -> ToolError | None:
 def _envelope(value: object, expected: Expected, received: Received, redactor: Redactor) -> dict[str, Any]:
     """Return the success envelope, `{code, status, data, meta}`. Raises ToolError.
 
-    The body may hold another `code` than 200 with the HTTP status 200.
+    With the HTTP status 200 the body may report a failure; it is then the same as with that HTTP status.
     """
     status, failures = received.http_status, RESPONSES[expected.operation].failures
     if status == HTTPStatus.OK:
@@ -119,15 +123,15 @@ def _envelope(value: object, expected: Expected, received: Received, redactor: R
             raise UpstreamUnavailable(
                 "The service's response was not the JSON that was asked for; try again.", max_retries=ONCE
             )
-        code = value.get("code", status)
-        if not isinstance(code, int) or code == status:
+        status = status_inside(value)
+        if status == HTTPStatus.OK:
             return value
-        status = code if code in _STATUSES else _BAD_GATEWAY  # the body may hold any number
-    elif failures.nothing_found and status == HTTPStatus.UNPROCESSABLE_ENTITY:
+    if failures.nothing_found and status == HTTPStatus.UNPROCESSABLE_ENTITY:
         message = as_object(value).get("message")
         if isinstance(message, str) and message.startswith(failures.nothing_found):
             return {"code": HTTPStatus.OK, "data": []}
-    raise upstream_failure(status, value, received.retry_after, redactor, expected.names, failures)
+    filters = remarks.filters(expected.parameters, expected.names)
+    raise upstream_failure(status, value, received.retry_after, redactor, expected.names, failures, filters)
 
 
 def _masked(output: ToolOutput, redactor: Redactor) -> ToolOutput:
@@ -252,6 +256,7 @@ def _as_json(error: ToolError) -> dict[str, object]:
         "max_retries": error.max_retries,
         "http_status": error.http_status,
         "upstream_status": error.upstream_status,
+        "timed_out": error.timed_out,
         "tokens": error.tokens,
     }
 
@@ -259,7 +264,7 @@ def _as_json(error: ToolError) -> dict[str, object]:
 def _error_of(described: JsonObject) -> ToolError:
     given: dict[str, Any] = dict(described)
     code, message, tokens = given.pop("code"), given.pop("message"), given.pop("tokens")
-    upstream_status = given.pop("upstream_status")
+    upstream_status, timed_out = given.pop("upstream_status"), given.pop("timed_out")
     error = _ERRORS[code](message, **given)
-    error.tokens, error.upstream_status = tokens, upstream_status
+    error.tokens, error.upstream_status, error.timed_out = tokens, upstream_status, timed_out
     return error

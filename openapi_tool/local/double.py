@@ -33,7 +33,9 @@ from openapi_tool.local.recordings import (
 )
 
 KEYS_VARIABLE = "OPENAPI_TOOL_DOUBLE_KEYS"
-UNKNOWN_STATUS = 501
+UNKNOWN_STATUS = 422
+"""Status for a request that the double refuses: of a 5xx the executor would not show the reason."""
+
 _MAX_LOGGED_REQUESTS = 100_000
 _MINUTE_S = 60.0
 _MAX_REQUEST_BYTES = 1_000_000

@@ -29,10 +29,27 @@ OPTIONS = (
     *("respondTiming", "respondWith", "retainImages", "retainLinks", "robotsTxt", "site", "targetSelector", "timeout"),
     *("tokenBudget", "waitForSelector", "withFavicons", "withImagesSummary", "withLinksSummary"),
 )
+# Further documented options: no recording shows their effect, so the response is that of the request without them.
+UNRECORDED_OPTIONS = (
+    *("keepImgDataUrl", "locale", "noGfm", "removeOverlay", "withGeneratedAlt", "withIframe", "withShadowDom"),
+    *("markdown.headingStyle", "markdown.hr", "markdown.bulletListMarker", "markdown.emDelimiter"),
+    *("markdown.strongDelimiter", "markdown.linkReferenceStyle"),
+)
+UNRECORDED_FIELDS = {
+    *UNRECORDED_OPTIONS,
+    *("viewport.width", "viewport.height", "viewport.deviceScaleFactor"),
+    *("viewport.isMobile", "viewport.isLandscape", "viewport.hasTouch"),
+}
+
+
+def _header(option: str) -> str:
+    words = option.replace("markdown.", "md-")
+    return "x-" + "".join(f"-{char.lower()}" if char.isupper() else char for char in words)
+
+
 HEADERS = {
     "dnt": "doNotTrack",
-    "x-md-link-style": "markdown.linkStyle",
-    **{"x-" + "".join(f"-{c.lower()}" if c.isupper() else c for c in option): option for option in OPTIONS},
+    **{_header(option): option for option in (*OPTIONS, *UNRECORDED_OPTIONS, "markdown.linkStyle")},
 }
 # Headers that set no option.
 PLAIN_HEADERS = {
@@ -71,6 +88,10 @@ class RequestContent:
         }
         return replace(self, options=frozenset(options))
 
+    def without_unrecorded(self) -> RequestContent:
+        """Omit options whose effect no recording shows."""
+        return replace(self, options=frozenset(one for one in self.options if one[0] not in UNRECORDED_FIELDS))
+
     def text(self) -> str:
         """Return a text for messages."""
         return f"{self.host} {self.subject!r} {dict(sorted(self.options))}"
@@ -104,7 +125,8 @@ def parse_request(host: str, method: str, target: str, headers: Mapping[str, str
     if host == SEARCH_HOST and path not in _SEARCH_PATHS:
         fields["q"] = unquote(path[1:])
     subject = fields.pop("q" if host == SEARCH_HOST else "url", "")
-    unknown_fields = sorted(fields.keys() - HEADERS.values() - (SEARCH_FIELDS if host == SEARCH_HOST else set()))
+    known_fields = {*HEADERS.values(), *UNRECORDED_FIELDS, *(SEARCH_FIELDS if host == SEARCH_HOST else ())}
+    unknown_fields = sorted(fields.keys() - known_fields)
     if unknown_fields or not subject:
         raise UnknownRequest(f"fields {unknown_fields}" if unknown_fields else "no query or url")
     return RequestContent(host, subject, frozenset((options | fields).items()))
@@ -147,9 +169,10 @@ def load_recordings() -> Mapping[str, Recording]:
 
 
 def recording_of(request: RequestContent) -> Recording | None:
-    """Return the recording of a request, or of one that differs in its time limits only; None without one."""
+    """Return the recording of a request, or of one without its time limits, and options that no recording has."""
     responses = _recorded_responses()
-    return responses.get(request) or responses.get(request.without_time_limits())
+    timeless = request.without_time_limits()
+    return responses.get(request) or responses.get(timeless) or responses.get(timeless.without_unrecorded())
 
 
 @cache

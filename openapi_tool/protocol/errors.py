@@ -22,13 +22,15 @@ class ToolError(ExecutorError):
 
     The model sees only `message` (protocol section 7): what happened and what to do instead. `retryable` means that the
     same request may work later, after `retry_after` seconds; `max_retries` limits its retries within the call.
-    `tokens` and `requests` are the cost upstream, `upstream_status` the five-digit status in the upstream's response,
-    `http_status` its HTTP status, `key_variable` the variable of a refused key.
+    With `timed_out` more time might have helped. `tokens` and `requests` are the cost upstream, `upstream_status` the
+    five-digit status in the upstream's response, `http_status` its HTTP status, `key_variable` the variable of a
+    refused key.
     """
 
     code: ClassVar[str] = "internal_error"
     status: ClassVar[Status] = "failed"
     retryable = False
+    timed_out = False
     tokens = 0
     requests = 0
     upstream_status: int | None = None
@@ -140,6 +142,7 @@ class ToolTimeout(ToolError):
     code = "tool_timeout"
     status = "timeout"
     retryable = True
+    timed_out = True
 
 
 class InternalError(ToolError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterator
 from itertools import islice
 from typing import NoReturn, TypeAlias, TypeVar, cast
@@ -13,6 +14,7 @@ import orjson
 # Not pydantic's: worker processes (`isolation/`) import this module, and nothing that they do not need.
 JsonValue: TypeAlias = "dict[str, JsonValue] | list[JsonValue] | str | bool | int | float | None"
 JsonObject = dict[str, JsonValue]
+_DIGITS = re.compile(r"[0-9]{1,12}")
 
 _MAX_FALLBACK_BYTES = 1_000_000
 _MAX_DEPTH = 1_024  # orjson's limit; that of `json` depends on the version of Python
@@ -39,6 +41,17 @@ def loads(text: bytes | bytearray | str) -> JsonValue:
         if is_deeper_than(value, _MAX_DEPTH):
             raise ValueError(_TOO_DEEP) from None
         return cast("JsonValue", value)
+
+
+def whole_number(value: object) -> int | None:
+    """Return a value as a whole number, also `3.0` or `"3"`; None for others."""
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, int):
+        return value
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return int(value) if isinstance(value, str) and _DIGITS.fullmatch(value) else None
 
 
 def as_object(value: object) -> JsonObject:

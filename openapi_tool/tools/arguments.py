@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -11,7 +10,7 @@ from pydantic import SecretStr
 from openapi_tool.protocol.cards import ToolCall
 from openapi_tool.protocol.errors import BadRequest, ToolMisconfigured
 from openapi_tool.protocol.identity import CONTROL_FIELDS, CallIdentity
-from openapi_tool.protocol.jsontext import JsonValue, as_object, storable_text
+from openapi_tool.protocol.jsontext import JsonValue, as_object, storable_text, whole_number
 from openapi_tool.tools import argument_check
 from openapi_tool.tools.argument_check import ArgumentCheck, CheckedArguments, check_arguments
 from openapi_tool.tools.argument_names import fold
@@ -23,20 +22,6 @@ from openapi_tool.tools.schema import visible_schema
 from openapi_tool.tools.secret_variables import MissingVariable, VariableNotAllowed
 from openapi_tool.tools.session_scope import SessionScope
 from openapi_tool.tools.wording import short
-
-_DIGITS = re.compile(r"[0-9]{1,12}")
-
-
-def whole_number(value: object) -> int | None:
-    """Return a value as a whole number, also `3.0` or `"3"`; None for others."""
-    if isinstance(value, bool):
-        return None
-    if isinstance(value, int):
-        return value
-    if isinstance(value, float) and value.is_integer():
-        return int(value)
-    return int(value) if isinstance(value, str) and _DIGITS.fullmatch(value) else None
-
 
 API_KEY = "api_key"
 CURSOR, MAX_RESULT_TOKENS = "cursor", "max_result_tokens"

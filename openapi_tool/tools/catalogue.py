@@ -52,6 +52,9 @@ class _SearchOptions(_CommonOptions):
     after: str = _optional(
         description="Only pages from after this date, such as 2025-12-31.", min_length=1, max_length=20
     )
+    recency: Literal["day", "week", "month", "year"] = _optional(
+        description="Only pages from the past day, week, month or year."
+    )
     file_type: str = _optional(description="Only files of this type, such as pdf.", min_length=1, max_length=20)
     title_words: list[Name] = _optional(description="Only titles with one of these.", min_length=1, max_length=20)
     with_content: bool = _optional(
@@ -79,8 +82,8 @@ class _ReadOptions(_CommonOptions):
     target_selector: Text = _optional(description="CSS selector: read only these parts. An error when nothing matches.")
     remove_selector: Text = _optional(description="CSS selector: leave these parts out.")
     wait_for_selector: Text = _optional(description="CSS selector: wait until this shows, for pages that load late.")
-    with_links: bool = _optional(description="True to add a list of the page's links.")
-    with_images: bool = _optional(description="True to add a list of the page's images.")
+    with_links: bool = _optional(description="True to list the page's links, too.")
+    with_images: bool = _optional(description="True to list the page's images, too.")
     retain_links: Literal["none", "all", "text", "gpt-oss"] = _optional(
         description="Links in the text: all (the default), only their text, none of both, or gpt-oss: numbers."
     )
@@ -92,7 +95,9 @@ class _ReadOptions(_CommonOptions):
     )
     max_tokens: int = _tokens(description="Cut the page to about this many tokens, which also costs less.")
     no_cache: bool = _optional(description="True to load the page afresh; it may otherwise be an hour old.")
-    timeout: float = _optional(description="Most seconds for the whole call; only shortens its time.", gt=0, le=3_600)
+    timeout: float = _optional(
+        description="Give up on slow pages after this many seconds; only shortens.", gt=0, le=3_600
+    )
 
 
 class _ReadArguments(_ReadOptions):

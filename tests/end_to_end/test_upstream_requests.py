@@ -179,8 +179,11 @@ async def test_the_double_answers_unknown_requests_with_an_error(
     call = await caller.place(PROJECT, AGENT, "jina_search", {"query": "a query without a recording"})
     answer = await caller.result(call, 10)
     assert answer.card["content"]["status"] == "failed"
-    assert answer.card["content"]["error"]["http_status"] == 501
-    assert [entry["status"] for entry in stack.upstream.requests()] == [501]
+    error = answer.card["content"]["error"]
+    assert (error["code"], error["http_status"]) == ("upstream_rejected", 422)
+    says = "the Jina double refuses: no recording answers s.jina.ai 'a query without a recording'"
+    assert f'The service says: "{says}' in error["message"]
+    assert [entry["status"] for entry in stack.upstream.requests()] == [422]
 
 
 @requirement("local.stack")
@@ -263,7 +266,8 @@ async def test_an_unknown_request_is_refused(
 ) -> None:
     with pytest.raises(UpstreamRejected) as refused:
         await ask(client, stack, request_of)
-    assert refused.value.http_status == 501
+    assert refused.value.http_status == 422
+    assert "the Jina double refuses" in refused.value.message
 
 
 @requirement("local.stack")

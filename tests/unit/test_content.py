@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import Counter
 
+from openapi_tool.jina.barriers import barrier_type
 from openapi_tool.jina.remarks import UPSTREAM_WARNINGS, WARNINGS
 from openapi_tool.protocol.errors import NotFound, ToolError, UpstreamRejected
 from openapi_tool.protocol.identity import CallIdentity
@@ -149,6 +150,18 @@ def test_every_result_keeps_its_facts_under_its_number(name: str) -> None:
             assert set(pair_lines(item.get(field))) <= set(lines), field
 
 
+TARGET_ERRORS = {
+    "Target URL returned error 404: Not Found": f"Error 404. {WARNINGS['not_found']}",
+    "Target URL returned error 500: Internal Server Error": f"Error 500. {WARNINGS['server_error']}",
+    "Target URL returned error 403: Forbidden": f"Error 403. {WARNINGS['refused']}",
+}
+"""Warnings about a page, by the upstream's line."""
+
+
+def is_loading(page: Mapping[str, Any]) -> bool:
+    return barrier_type(page.get("title") or "", page.get("content") or "") == "loading"
+
+
 @each("name", [name for name in SEARCHES if name != NO_RESULTS])
 @requirement("content.retained", "content.search")
 def test_every_result_shows_its_warnings_or_the_number_of_a_result_with_the_same(name: str) -> None:
@@ -159,8 +172,15 @@ def test_every_result_shows_its_warnings_or_the_number_of_a_result_with_the_same
         if warnings and (same := re.fullmatch(r"as for (\d+)", warnings[0])):
             warnings = shown_warnings[int(same[1]) - 1]
         all_of_them = (item.get("warning") or "").splitlines()
-        assert warnings == [line for line in all_of_them if not UPSTREAM_WARNINGS.get(line)]
+        assert warnings == [line for line in all_of_them if line not in {*UPSTREAM_WARNINGS, *TARGET_ERRORS}]
+        if errors := [TARGET_ERRORS[line] for line in all_of_them if line in TARGET_ERRORS]:
+            assert re.search(
+                rf"^\[Warning: results? .*{len(shown_warnings) + 1} \({errors[0][6:9]}\)", content, re.MULTILINE
+            )
+        page = successes()[name]["data"][len(shown_warnings)]  # with its text
         for kind in filter(None, map(UPSTREAM_WARNINGS.get, all_of_them)):
+            if kind == "not_loaded" and is_loading(page):
+                kind = "loading"  # noqa: PLW2901 - it implies the other
             (note,) = re.findall(rf"^\[Warning about results? (.*): {WARNINGS[kind]}\]$", content, re.MULTILINE)
             assert str(len(shown_warnings) + 1) in note.split(", ")
         shown_warnings.append(warnings)
@@ -180,9 +200,13 @@ def test_a_page_keeps_its_head_body_and_lists(name: str) -> None:
     page, content = successes()[name]["data"], output(successes()[name]).content
     lines = content.splitlines()
     warnings = (page.get("warning") or "").splitlines()
-    for kind in filter(None, map(UPSTREAM_WARNINGS.get, warnings)):
-        assert lines.pop(0) == f"[Warning: {WARNINGS[kind]}]"
-    assert [f"Warning: {line}" for line in warnings if not UPSTREAM_WARNINGS.get(line)] == [
+    kinds = {**UPSTREAM_WARNINGS, **dict.fromkeys(TARGET_ERRORS, "an error of the page's server")}
+    if is_loading(page):
+        assert lines.pop(0) == f"[Warning: {WARNINGS['loading']}]"
+        warnings = [line for line in warnings if UPSTREAM_WARNINGS.get(line) != "not_loaded"]
+    for line in filter(kinds.get, warnings):
+        assert lines.pop(0) == f"[Warning: {TARGET_ERRORS.get(line) or WARNINGS[kinds[line]]}]"
+    assert [f"Warning: {line}" for line in warnings if not kinds.get(line)] == [
         line for line in lines if line.startswith("Warning: ")
     ]
     lines = [line for line in lines if line and not line.startswith("[Warning: ")]
@@ -200,7 +224,7 @@ def test_a_page_keeps_its_head_body_and_lists(name: str) -> None:
 def assert_quoted(warning: str, error: ToolError) -> None:
     """Assert that a page's own lines are quoted, and that warnings about upstream options are reworded."""
     lines = warning.splitlines()
-    own = " ".join(line for line in lines if not UPSTREAM_WARNINGS.get(line))
+    own = " ".join(line for line in lines if line not in {*UPSTREAM_WARNINGS, *TARGET_ERRORS})
     assert not own or f'"{normal(own)}"' in error.message
     assert "wait_for_selector" in error.message
     assert not any(line in error.message for line in lines if UPSTREAM_WARNINGS.get(line))
@@ -240,10 +264,10 @@ def test_a_recorded_warning_without_anything_to_read_is_a_failure(name: str) -> 
 def test_recorded_errors_of_a_target_are_warnings_of_a_success() -> None:
     errors = {"t-404-json": "404: Not Found", "t-500-json": "500: Internal Server Error", "e-bad-pct": "404: Not Found"}
     for name, error in errors.items():
-        assert f"\nWarning: Target URL returned error {error}\n" in output(successes()[name]).content
+        text = f"[Warning: {TARGET_ERRORS[f'Target URL returned error {error}']}]\n"
+        assert output(successes()[name]).content.startswith(text)
     slow = output(successes()["s-default-slow"]).content
-    for error in ("404: Not Found", "500: Internal Server Error", "403: Forbidden"):
-        assert f"\nWarning: Target URL returned error {error}\n" in slow
+    assert "[Warning: results 3 (404), 8 (500), 12 (403) are server errors, not pages.]" in slow
 
 
 # Safety.
@@ -305,7 +329,7 @@ def test_case_15_a_page_fakes_neither_the_end_of_its_frame_nor_a_further_result(
     envelope = successes()[name]
     planted = {**envelope, "data": _planted(envelope["data"], text)}
     found = framed_items(framed_answer(planted))
-    assert found == [item.part(item.chars) for item in output(planted).items]
+    assert found == [item.part(item.chars) for item in output(planted).items if item.chars]
 
 
 @requirement("content.untrusted")
@@ -480,7 +504,8 @@ CUT = {"title": 2_000, "url": 16_000, "publishedTime": 2_000, "description": 10_
 
 
 def answering(data: Any, status: int = 200, **more: Any) -> ToolsOverTransport:
-    body = json.dumps({"code": status, "status": 42206, "data": data, **more}).encode()
+    own_status = 20000 if status == 200 else 42206
+    body = json.dumps({"code": status, "status": own_status, "data": data, **more}).encode()
     return ToolsOverTransport(serving(body, status))
 
 

@@ -325,13 +325,12 @@ def test_search_results_are_numbered_and_complete() -> None:
     assert [result["url"] for result in results]
 
 
-@pytest.mark.parametrize("data", [[], None])
 @requirement("content.search")
-def test_an_empty_search_says_so(data: Any) -> None:
-    output = search_output({"code": 200, "data": data}, "no such\nthing")
+def test_an_empty_search_says_so() -> None:
+    output = search_output({"code": 200, "data": []}, "no such\nthing")
     assert "No results for 'no such thing'" in output.content
     assert "without page content" not in output.content
-    slow = search_output({"code": 200, "data": data}, "no such\nthing", with_pages=True)
+    slow = search_output({"code": 200, "data": []}, "no such\nthing", with_pages=True)
     assert "search without page content" in slow.content
 
 

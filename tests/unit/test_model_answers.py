@@ -18,10 +18,11 @@ import respx
 import yaml
 from pydantic import SecretStr
 
+from openapi_tool.jina.barriers import BARRIERS, STEMS, barrier_type
 from openapi_tool.jina.batches import batch_output
 from openapi_tool.jina.content import without_inline_images
 from openapi_tool.jina.endpoints import ENDPOINTS
-from openapi_tool.jina.remarks import BARRIERS, STEMS, WARNINGS, barrier_type
+from openapi_tool.jina.remarks import WARNINGS
 from openapi_tool.jina.request import UpstreamRequest, build_request, resolve_parameters, with_max_tokens
 from openapi_tool.local.recordings import load_recordings
 from openapi_tool.protocol.errors import BadRequest, ToolMisconfigured, UpstreamRejected, UpstreamUnavailable
@@ -150,7 +151,9 @@ async def test_case_2_a_result_that_cost_much_says_what_it_cost(chars: int) -> N
 def test_case_3_page_cut_by_the_upstream_says_so_and_how_to_continue(name: str) -> None:
     page = json.loads(load_recordings()[name].body)
     output = page_output(page, 500)
-    assert output.items[-1].after.startswith("[The page is longer: it was cut at max_tokens = 500")
+    assert output.items[0].caption.endswith("]")
+    assert output.items[0].caption.rpartition("\n")[2].startswith("[The page is longer: it was cut at max_tokens = 500")
+    assert output.items[-1].after == "[The page was cut here, at max_tokens = 500.]"
     assert "larger max_tokens" in output.content
     assert output.state["cut_at_tokens"] == 500
     for other in (None, 400, 506):  # a page is cut if it has from max_tokens to a few per cent more (`is_cut`)
@@ -164,23 +167,28 @@ def test_case_3_a_page_that_was_cut_keeps_its_warnings() -> None:
     warning = "This page contains iframe that are currently hidden, consider enabling iframe processing."
     page = {"data": {"url": "https://a.example/", "content": "x", "warning": warning, "usage": {"tokens": 500}}}
     [item] = page_output(page, 500).items
-    assert item.caption == "[Warning: Embedded frames are left out. Read them by their own address.]"
-    assert item.after.startswith("[The page is longer: it was cut at max_tokens = 500")
+    warned, cut = item.caption.split("\n")
+    assert warned == "[Warning: Embedded frames are left out. Read them by their own address.]"
+    assert cut.startswith("[The page is longer: it was cut at max_tokens = 500")
 
 
 @requirement("content.retained")
 def test_case_3_results_whose_pages_the_upstream_cut_are_named() -> None:
     data = [{"title": str(tokens), "content": "x", "usage": {"tokens": tokens}} for tokens in (499, 500, 12, 510)]
     output = search_output({"data": data}, "a query", with_pages=True, max_tokens=500)
-    said = "[This page is longer: it was cut at max_tokens = 500. To see more, read it by its address.]"
-    assert [item.after for item in output.items] == ["", said, "", said]
+    said = "[The pages of results 2, 4 are longer: cut at max_tokens = 500. To see more, read them by their addresses.]"
+    assert output.items[4:] == (Item(caption=said),)
+    one = search_output({"data": data[:2]}, "a query", with_pages=True, max_tokens=500)
+    assert (
+        "[The page of result 2 is longer: cut at max_tokens = 500. To see more, read it by its address.]" in one.content
+    )
     results: Any = output.state["results"]
     assert [result.get("cut_at_tokens") for result in results] == [None, 500, None, 500]
-    assert "is longer" not in search_output({"data": data}, "a query", max_tokens=500).content
+    assert "longer" not in search_output({"data": data}, "a query", max_tokens=500).content
 
 
 @requirement("content.cursor")
-async def test_case_3_the_remark_about_a_cut_is_at_the_end_of_the_last_part() -> None:
+async def test_case_3_the_first_part_says_that_a_page_was_cut_and_the_last_part_where() -> None:
     page = {"title": "x", "url": "https://a.example/", "content": "word " * 2_000, "usage": {"tokens": 900}}
     stored = StoredResult(*page_output({"data": page}, 900).items)
     cursor: str | None = await stored.first()
@@ -191,8 +199,19 @@ async def test_case_3_the_remark_about_a_cut_is_at_the_end_of_the_last_part() ->
         shown.append(part.content)
         cursor = part.next_cursor
     assert len(shown) > 2
-    assert all("is longer" not in content and "at no cost" in content for content in shown[:-1])
-    assert re.search(r"\[\d{6} end\]\n\n\[The page is longer: it was cut at max_tokens = 900[^\n]*\]$", shown[-1])
+    assert shown[0].startswith("[The page is longer: it was cut at max_tokens = 900")
+    assert all("is longer" not in content for content in shown[1:])
+    assert all("cut here" not in content and "at no cost" in content for content in shown[:-1])
+    assert re.search(r"\[\d{6} end\]\n\n\[The page was cut here, at max_tokens = 900\.\]$", shown[-1])
+
+
+@requirement("content.cursor")
+async def test_case_3_the_first_part_names_the_results_whose_pages_were_cut() -> None:
+    data = [{"title": str(n), "content": "word " * 2_000, "usage": {"tokens": 900}} for n in range(8)]
+    output = search_output({"data": data}, "q", with_pages=True, max_tokens=900)
+    first, _ = await ToolsOverTransport(serving(b"")).continuation.render(a_call(), definition(SEARCH), output)
+    assert first.truncated
+    assert "[The pages of results 1, 2, 3, 4, 5, 6, 7, 8 are longer: cut at max_tokens = 900." in first.content
 
 
 # Case 1: every item is shown first, however little space there is. Case 5: which item a later part continues.
@@ -384,9 +403,9 @@ def test_case_7_get_headers_are_written_as_the_server_parses_them() -> None:
     # most the default of a stage.
     [
         ("reader", 117, {}, False, 15),
-        ("reader", 117, {}, True, 57),
+        ("reader", 117, {}, True, 58),
         ("reader", 117, {"timeout": 40}, False, 40),
-        ("reader", 23, {}, False, 10),
+        ("reader", 21, {}, False, 10),
         ("search", 117, {"q": "x"}, False, 25),
     ],
 )
@@ -538,7 +557,8 @@ def test_case_10_numbered_links_are_listed_with_their_addresses() -> None:
 # Size of the definitions in characters, which stands for their tokens.
 
 _LATER = frozenset(
-    {"max_result_tokens", "exclude_sites", "after", "file_type", "title_words", "pdf_page", "find", "question"}
+    {"max_result_tokens", "exclude_sites", "after", "recency", "file_type", "title_words"}
+    | {"pdf_page", "find", "question"}
 )
 """Arguments that were added after the definitions were measured."""
 
@@ -625,7 +645,11 @@ def test_case_13_what_was_repaired_is_listed_in_the_result() -> None:
 
 # Case 12: warnings about barriers (CAPTCHA, login, consent) and unloaded pages, and about the upstream's options.
 
-PAGES = yaml.safe_load((_DATA.parent / "pages.yaml").read_text("utf-8"))
+PAGES = [
+    page
+    for name in ("pages", "barriers")
+    for page in yaml.safe_load((_DATA.parent / f"{name}.yaml").read_text("utf-8"))
+]
 
 
 def page_of(text: str, title: str = "", **more: Any) -> ToolOutput:
@@ -640,7 +664,7 @@ def test_case_12_a_barrier_is_a_typed_warning_and_a_page_that_mentions_one_is_no
     says = f"[Warning: {WARNINGS[page['warns']]}]" if page["warns"] else ""
     assert output.items[0].caption == says  # outside of the frame, so a page cannot fake it
     found = search_output(
-        {"data": [{"title": "x", "content": "x"}, {"title": page["title"], "content": page["text"]}]}, "q"
+        {"data": [{"title": "x", "content": "x"}, {"url": "u", "title": page["title"], "content": page["text"]}]}, "q"
     )
     due = (
         page["warns"] if page["text"].strip() else None
@@ -656,8 +680,8 @@ def test_case_12_no_recorded_page_is_taken_for_a_barrier_but_the_one_that_is_loa
     for name, envelope in successes().items():
         for page in envelope["data"] if isinstance(envelope["data"], list) else [envelope["data"]]:
             if page.get("content") and (kind := barrier_type(page.get("title") or "", page["content"])):
-                found[name] = (kind, page["content"])
-    assert set(found.values()) <= {("empty", "Loading...")}
+                found[name] = (kind, page["content"].removeprefix("# "))
+    assert set(found.values()) <= {("loading", "Loading..."), ("loading", "SPA\n\nloading")}
 
 
 @requirement("content.reader")
@@ -694,15 +718,16 @@ def test_case_12_every_warning_says_what_to_do() -> None:
 )
 def test_case_12_warnings_about_options_that_only_an_operator_has_are_reworded(line: str, kind: str) -> None:
     gone = "Target URL returned error 404: Not Found"
+    own = "Target URL returned error 404: Its own words"
+    assert f"\nWarning: {own}" in page_of("Some text.", warning=f"{own}\n{line}").content
     output = page_of("Some text.", warning=f"{gone}\n{line}")
-    assert output.state["warnings"] == [kind]
+    assert output.state["warnings"] == ["not_found", kind]
     assert line not in output.content
-    assert f"\nWarning: {gone}" in output.content
-    assert output.content.startswith(f"[Warning: {WARNINGS[kind]}]")
+    assert output.content.startswith(f"[Warning: Error 404. {WARNINGS['not_found']}]\n[Warning: {WARNINGS[kind]}]")
     with pytest.raises(UpstreamRejected, match="wait_for_selector") as failed:
         page_of("", warning=f"{gone}\n{line}")
     assert line not in failed.value.message
-    assert gone in failed.value.message
+    assert "Error 404. No such page." in failed.value.message
 
 
 # Case 16: descriptions, images, dates, numbers.

@@ -1,0 +1,128 @@
+"""Recognition of pages with a barrier in place of content: bot check, login, request for JavaScript, loading text."""
+
+from __future__ import annotations
+
+MAX_CHARS = 1_000
+"""Maximum length of the text of a barrier."""
+# Lower maxima for single kinds of barriers: a longer text with such words has content of its own.
+_MAX_LOGIN_CHARS, _MAX_NOTICE_CHARS, _MAX_FORM_CHARS, _MAX_LOADING_CHARS = 600, 400, 300, 60
+
+_CAPTCHA = """
+verify you are human|verify you are a human|verify that you are human|verifying you are human|confirm you are human
+confirm you are a human|prove you are human|prove that you are human|confirm that you are human|you're not a robot
+you are not a robot|are you a robot?|robot or human?|checking your browser before|checking your browser…
+checking if the site connection is secure|needs to review the security of your connection
+performing security verification|enable javascript and cookies to continue|unusual traffic from your
+complete the security check to access|enter the characters you see below|pardon our interruption
+something about your browser made us think|you have been blocked|access to this page has been denied
+request unsuccessful. incapsula|solve this captcha|complete the captcha|solve the captcha|enter the captcha
+type the characters you see|ddos protection by|bestätigen sie, dass sie ein mensch|vérifiez que vous êtes humain
+verifica que eres humano|verifica di essere umano|подтвердите, что вы не робот|请完成安全验证|请输入验证码
+私はロボットではありません|solve the challenge below|solve this challenge|blocked by network security
+please enable js and disable any ad blocker|making sure you're not a bot|confirm you're not a bot
+click the button below to continue shopping
+"""
+_CAPTCHA_NOTICE = """
+ray id:|you are not a bot|you're not a bot|verifying your browser|slide to verify|drag the slider
+环境异常|网络环境存在异常|请求存在异常|异常请求|去验证|完成验证后|完成验证即可|进行安全验证|人机验证|真人验证|是真人|滑动验证|拖动滑块|拖动下方滑块
+按住滑块|访问过于频繁|请求过于频繁|流量异常|異常流量|執行安全驗證|進行安全驗證|您是人類|不是机器人|不是機器人
+cookie 以继续|cookie 以繼續|セキュリティ検証|人間であることを確認|ボットではない|続行するには javascript
+보안 확인을|보안 확인 수행|사람인지 확인|사람임을 확인|로봇이 아닙니다
+sicherheitsüberprüfung|dass sie ein mensch|dass du ein mensch|kein bot|cookies, um fortzufahren
+vérification de sécurité|vous êtes un humain|vous êtes humain|n'êtes pas un bot|n'êtes pas un robot
+cookies pour continuer|verificación de seguridad|eres un ser humano|es un ser humano|no eres un bot|no es un bot
+cookies para continuar|verificação de segurança|você é humano|você é um ser humano|não é um bot|não é um robô
+verifica di sicurezza|non sei un robot|non sei un bot|non sia un bot|cookie per continuare
+beveiligingsverificatie|beveiligingscontrole|u een mens bent|geen bot|cookies in om door te gaan
+weryfikacja bezpieczeństwa|weryfikacji bezpieczeństwa|weryfikację bezpieczeństwa|jesteś człowiekiem
+nie jesteś botem|güvenlik doğrulama|insan olduğunuzu|проверка безопасности|проверки безопасности
+проверку безопасности|что вы человек|вы не бот|файлы cookie, чтобы|перевірка безпеки|перевірку безпеки
+що ви людина|xác minh bảo mật|bạn là con người|verifikasi keamanan|anda adalah manusia|bahwa anda manusia
+التحقق من الأمان|التحقق الأمني|أنك إنسان
+"""
+"""Less specific phrases and other languages, which count only in a shorter text."""
+_LOGIN = """
+sign in to continue|log in to continue|login to continue|sign in to view|log in to view|log in or sign up to
+sign in to see|log in to see|log in or create an account|sign in or create an account|you must be logged in
+you must log in|you need to be logged in|you need to log in|please log in to|please sign in to|please login to
+log into facebook|sign in to your account|log in to your account|melden sie sich an, um|connectez-vous pour
+inicia sesión para|请登录|ログインしてください|войдите, чтобы
+"""
+_LOGIN_FORM = """
+forgot password?|forgot your password?|forgotten password?|passwort vergessen?|mot de passe oublié
+olvidaste tu contraseña|忘记密码
+"""
+_JAVASCRIPT = """
+enable javascript|javascript is disabled|javascript is not enabled|javascript is required|requires javascript
+javascript enabled|javascript must be enabled|turn on javascript|javascript has been disabled|javascript aktivieren
+javascript ist deaktiviert|activer javascript|habilitar javascript|habilite javascript|activa javascript
+abilita javascript|включите javascript|启用javascript|启用 javascript|javascriptを有効
+"""
+_CAPTCHA_TITLES = """
+just a moment;attention required! | cloudflare;access denied;robot or human?;security checkpoint
+vercel security checkpoint;ddos-guard;nur einen moment;einen moment;un instant;un momento;um momento;een moment
+even geduld;bir dakika lütfen;chwileczkę;cierpliwości;один момент;подождите;请稍候;請稍候;しばらくお待ちください
+잠시만 기다리십시오;tunggu sebentar;安全验证;百度安全验证;人机验证;滑动验证页面;验证码中间页
+"""
+_LOADING = """
+loading|please wait|one moment|redirecting|laden|wird geladen|bitte warten|chargement|cargando|carregando|caricamento
+ładowanie|загрузка|завантаження|yükleniyor|加载中|正在加载|載入中|読み込み中|로딩|đang tải|memuat
+"""
+_APOSTROPHE = "\N{RIGHT SINGLE QUOTATION MARK}"
+
+
+def _phrases(lines: str) -> tuple[str, ...]:
+    return tuple(lines.strip().replace("\n", "|").split("|"))
+
+
+STEMS = _phrases("""
+human|robot|browser|secur|unusual traffic|characters you see|interruption|been blocked|been denied|incapsula|captcha
+ddos|mensch|humain|umano|робот|验证|ロボット|cookies to|log in|login|sign in|logged in|log into|melden|connectez
+inicia ses|登录|ログイン|войдите|passwor|mot de passe|contraseña|密码|javascript|challenge|ad blocker
+network security|shopping
+ray id:| bot|slide to|slider|异常|频繁|真人|滑块|流量|驗證|人類|机器人|機器人|cookie |cookies |cookies, um|файлы
+セキュリティ|人間|ボット|続行する|보안|사람|로봇|sicherheits|robô|écurité|segur|sicurezza|beveilig|een mens
+bezpiecze|człowiek|güvenlik|insan|безопасн|человек|не бот|безпек|людина
+xác minh|con người|keamanan|manusia|الأمان|الأمني|إنسان
+""")
+"""Each phrase of `BARRIERS` contains one of these. Nearly no page does, so testing them first saves 3/4 of the time."""
+
+BARRIERS = (
+    ("captcha", MAX_CHARS, _phrases(_CAPTCHA)),
+    ("captcha", _MAX_NOTICE_CHARS, _phrases(_CAPTCHA_NOTICE)),
+    ("login", _MAX_LOGIN_CHARS, _phrases(_LOGIN)),
+    ("login", _MAX_FORM_CHARS, _phrases(_LOGIN_FORM)),
+    ("javascript", _MAX_NOTICE_CHARS, _phrases(_JAVASCRIPT)),
+)
+_TITLES = frozenset(_CAPTCHA_TITLES.strip().replace("\n", ";").split(";"))
+_LOADING_WORDS = _phrases(_LOADING)
+
+
+def barrier_type(title: str, text: str) -> str | None:
+    """Return the warning type of a page that shows a barrier or a loading text instead of content."""
+    if len(text) > MAX_CHARS:
+        return None
+    text = text.strip().lower().replace(_APOSTROPHE, "'")
+    kind = None
+    if any(map(text.__contains__, STEMS)):
+        kind = next((kind for kind, chars, phrases in BARRIERS if len(text) <= chars and _has_one(text, phrases)), None)
+    if kind in (None, "javascript") and len(text) <= _MAX_NOTICE_CHARS and is_captcha_title(title):
+        return "captcha"  # such a page mostly asks for JavaScript, too
+    return kind or ("loading" if _is_loading(title, text) else None)
+
+
+def _has_one(text: str, phrases: tuple[str, ...]) -> bool:
+    return any(map(text.__contains__, phrases))
+
+
+def is_captcha_title(title: str) -> bool:
+    """Return whether a title is one of a bot check."""
+    return len(title) <= _MAX_NOTICE_CHARS and title.strip(" .…").lower() in _TITLES
+
+
+def _is_loading(title: str, text: str) -> bool:
+    """Return whether a text, without the title that may be above it, is only a loading text."""
+    heading, _, below = text.partition("\n")
+    heading = heading.strip("#* \t")
+    texts = (text, below.lstrip("=- \n")) if heading and title.strip().lower().startswith(heading) else (text,)
+    return any(len(one) <= _MAX_LOADING_CHARS and one.lstrip("#*![ ").startswith(_LOADING_WORDS) for one in texts)
