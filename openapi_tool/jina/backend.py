@@ -27,7 +27,7 @@ from openapi_tool.jina.request import (
     UpstreamRequest,
     build_request,
     resolve_parameters,
-    with_checked_url,
+    under_url_policy,
     with_max_tokens,
     without_unknown,
 )
@@ -199,7 +199,7 @@ class JinaBackend:
         if resolved.left_out and not call.left_out_logged:
             call.left_out_logged = True  # the items of a batch leave out the same
             _log_left_out(definition, resolved.left_out)
-        resolved = with_checked_url(resolved, definition, self._options.url_policy)
+        resolved = under_url_policy(resolved, definition, self._options.url_policy)
         if (endpoint := endpoint_of(definition)).limits_tokens:
             resolved = with_max_tokens(resolved, self._options.tools.default_max_tokens)
         deadline = deadline.shortened(definition.timeout_s).shortened(resolved.timeout_s)

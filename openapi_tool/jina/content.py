@@ -15,6 +15,8 @@ from typing import Any
 from openapi_tool.jina import remarks
 from openapi_tool.jina.barriers import barrier_type, is_captcha_title
 from openapi_tool.jina.failures import quoted
+from openapi_tool.jina.hosts import denied_target, host_of
+from openapi_tool.jina.shown_hosts import DeniedHosts, ShownResults
 from openapi_tool.protocol.errors import UpstreamRejected, UpstreamUnavailable
 from openapi_tool.protocol.jsontext import whole_number
 from openapi_tool.telemetry.redact import Redactor
@@ -60,11 +62,13 @@ class RenderContext:
     """Context of a response: `redactor` masks the secrets sent with its call (see `of_call`).
 
     `offers` returns whether a remedy may name an argument. `names` maps parameters to the model's names for them.
+    `denied` are hosts that are not shown.
     """
 
     redactor: Redactor
     offers: remarks.Offers
     names: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    denied: tuple[str, ...] = ()
 
 
 def search_output(envelope: Mapping[str, Any], parameters: Mapping[str, Any], context: RenderContext) -> ToolOutput:
@@ -81,16 +85,22 @@ def search_output(envelope: Mapping[str, Any], parameters: Mapping[str, Any], co
         if with_pages:  # it may have timed out (jina-api 2.2)
             text += " If there should be some, search without page content: pages that load slowly are left out."
         return ToolOutput((Item(caption=text),), {"results": []}, usage_of(envelope))
-    reader, shown = _FieldReader(context.redactor), results[:_MAX_RESULTS]
+    reader, unreadable = _FieldReader(context), len(data) - len(results)
+    kept = ShownResults(results, parameters, reader.denied)
+    if not kept.shown:
+        text = f"{kept.none_shown()} {remarks.other_search(context.names)}"
+        return ToolOutput((Item(caption=text),), {"results": []}, usage_of(envelope))
+    results, shown = kept.shown, kept.shown[:_MAX_RESULTS]
     items, facts, warned = _result_items(shown, reader, max_tokens, with_pages=with_pages)
     if len(results) > len(shown):
         items.append(Item(caption=f"[{counted(len(results) - len(shown), 'more result', 'left out')}.]"))
-    if len(data) > len(results):
-        items.append(Item(caption=remarks.unreadable_results(len(data) - len(results))))
+    if unreadable:
+        items.append(Item(caption=remarks.unreadable_results(unreadable)))
     if max_tokens and (cut := [number for number, one in enumerate(facts, start=1) if "cut_at_tokens" in one]):
         items.append(Item(caption=remarks.cut_results(cut, max_tokens)))
     if errors := {number: one["target_status"] for number, one in enumerate(facts, start=1) if "target_status" in one}:
         items.append(Item(caption=remarks.target_errors(errors)))
+    items += [Item(caption=remark) for remark in [*kept.remarks(), reader.denied.remark()] if remark]
     items += [Item(caption=remarks.result_warning(kind, numbers, context.offers)) for kind, numbers in warned.items()]
     return ToolOutput(tuple(items), {"results": facts}, usage_of(envelope))
 
@@ -108,7 +118,9 @@ def _result_items(
         title = one_line(str(facts.pop("title", "")))
         if favicon := _favicon(item):
             ui_facts["favicon"] = favicon
-        if "imageUrl" in facts and is_inline(str(facts["imageUrl"])):
+        if "imageUrl" in facts and (
+            is_inline(str(facts["imageUrl"])) or reader.denied.has_link(str(facts["imageUrl"]))
+        ):
             del facts["imageUrl"]
         warnings = reader.warnings(item)
         if warnings and (same := first_with.setdefault(warnings, number)) != number:
@@ -144,7 +156,9 @@ def page_output(envelope: Mapping[str, Any], parameters: Mapping[str, Any], cont
     item = envelope.get("data")
     if not isinstance(item, dict):
         raise UpstreamUnavailable("The reader answered in an unexpected shape; try again later.")
-    reader = _FieldReader(context.redactor)
+    reader = _FieldReader(context)
+    if reader.denied.has(address := _text(item.get("url"))):
+        raise denied_target(host_of(address))
     parts = without_inline_images(list(reader.bodies(item)))
     lists = reader.lists(item)
     warnings, warning_types = reader.warnings(item), reader.warning_types(item, with_text=True)
@@ -165,6 +179,7 @@ def page_output(envelope: Mapping[str, Any], parameters: Mapping[str, Any], cont
     state = reader.facts(item, ("title", "url", "publishedTime", "warning", "numPages"))
     body = BLOCK_GAP.join([*parts, *lists])
     captions = [f"[Warning: {remarks.page_warning(kind, context.offers, status)}]" for kind in warning_types]
+    captions += filter(None, [reader.denied.remark()])
     usage, max_tokens, after = usage_of(envelope), parameters.get("maxTokens"), ""
     if warning_types:
         state["warnings"] = list(warning_types)
@@ -193,11 +208,12 @@ def _nothing_to_read(
 class _FieldReader:
     """Reads fields, each within its limit; a secret that the limit would cut is masked."""
 
-    def __init__(self, redactor: Redactor) -> None:
-        self._redactor = redactor
+    def __init__(self, context: RenderContext) -> None:
+        self._redactor = context.redactor
+        self.denied = DeniedHosts(context.denied)
 
     def line(self, value: Any, chars: int = _MAX_CHARS) -> str:
-        return one_line(self._short(str(value), chars)) if isinstance(value, _PLAIN) else ""
+        return one_line(self.denied.without(self._short(str(value), chars))) if isinstance(value, _PLAIN) else ""
 
     def _short(self, text: str, chars: int) -> str:
         if len(text) <= chars:
@@ -272,7 +288,7 @@ class _FieldReader:
         chunks = page.get("chunks")
         if isinstance(chunks, list) and not _text(page.get("content")).strip():
             texts += [chunk for chunk in chunks if isinstance(chunk, str) and chunk.strip()]
-        yield from texts
+        yield from map(self.denied.without, texts)
         for field, label in _SCREENSHOT_LABELS.items():
             if page.get(field) and (url := self.line(page[field], _MAX_URL_CHARS)):
                 yield f"{label}: {url}"
@@ -284,7 +300,8 @@ class _FieldReader:
                 continue
             lines = [f"{title}:"]
             for text, url in islice(_pairs(page.get(field)), _MAX_LINKS):
-                lines.append(self._link(text, url))
+                if not self.denied.has_link(url):
+                    lines.append(self._link(text, url))
             if len(lines) > _MAX_LINKS and (left := len(page[field]) - _MAX_LINKS):
                 lines.append(f"({left:,} more {'is' if left == 1 else 'are'} left out.)")
             if len(lines) > 1:
@@ -303,7 +320,8 @@ class _FieldReader:
         links = item.get("siteLinks")
         known = [link for link in links if isinstance(link, dict)] if isinstance(links, list) else []
         for link in known[:_MAX_SITE_LINKS]:
-            if url := self.line(link.get("link"), _MAX_URL_CHARS):
+            url = self.line(link.get("link"), _MAX_URL_CHARS)
+            if url and not self.denied.has_link(url):
                 yield self._link(_text(link.get("title")), url, link.get("snippet") or "")
 
 

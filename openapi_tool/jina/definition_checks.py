@@ -15,7 +15,7 @@ from pydantic import SecretStr
 from openapi_tool.jina.batches import batch_items, item_arguments, item_problems
 from openapi_tool.jina.endpoints import ENDPOINTS, endpoint_of
 from openapi_tool.jina.parameters import REFUSED, secret_problem
-from openapi_tool.jina.request import IGNORED_HEADERS, examine_parameters, resolve_parameters, with_checked_url
+from openapi_tool.jina.request import IGNORED_HEADERS, examine_parameters, resolve_parameters, under_url_policy
 from openapi_tool.jina.url_policy import UrlPolicy
 from openapi_tool.protocol.cards import ToolCall
 from openapi_tool.protocol.command import AFTER_EXECUTION
@@ -124,7 +124,7 @@ class StoredCheck:
             items = batch_items(definition, call, self.max_batch_items) or ()
             calls = [item_arguments(definition, call, item) for item in dict.fromkeys(items)]
         for each in calls:
-            with_checked_url(resolve_parameters(definition, each), definition, self.url_policy)
+            under_url_policy(resolve_parameters(definition, each), definition, self.url_policy)
 
 
 def _left_out(definition: ToolDefinition) -> list[Problem]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
+from openapi_tool.jina.hosts import EXCLUDED
 from openapi_tool.jina.url_policy import MAX_URL_CHARS
 from openapi_tool.protocol.jsontext import whole_number
 from openapi_tool.tools.argument_names import fold
@@ -81,16 +82,15 @@ def _phrase(text: str) -> str:
 
 def _sites(value: Any) -> str | list[str]:
     """Refuse several names in one text, which would be searched as one site."""
-    texts = _texts(value)
-    if any(map(_NO_SITE.search, [texts] if isinstance(texts, str) else texts)):
+    sites: str | list[str] = _each(_site)(value)
+    if any(map(_NO_SITE.search, [sites] if isinstance(sites, str) else sites)):
         raise ValueError('must be names of sites, such as ["example.com"]')
-    return texts
+    return sites
 
 
 def _excluded_sites(value: Any) -> str:
-    texts = _texts(value)
-    sites = _sites([_site(text) for text in ([texts] if isinstance(texts, str) else texts)])
-    return " ".join(f"-site:{site}" for site in sites)
+    sites = _sites(value)
+    return " ".join(f"{EXCLUDED}{site}" for site in ([sites] if isinstance(sites, str) else sites))
 
 
 def _site(text: str) -> str:

@@ -50,7 +50,7 @@ class ResolvedParameters:
 
     `names` maps parameters to the names by which the model gave them. `main_parameter_option` is the path of the
     definition's option that sets the query or address; None if the model gave it. `left_out` are the definition's
-    options that the upstream does not take.
+    options that the upstream does not take. `denied` are the hosts that are not shown.
     """
 
     parameters: Mapping[str, Any]
@@ -59,6 +59,7 @@ class ResolvedParameters:
     main_parameter_option: Path | None
     names: Mapping[str, str]
     left_out: tuple[str, ...] = ()
+    denied: tuple[str, ...] = ()
 
 
 def resolve_parameters(definition: ToolDefinition, arguments: Arguments) -> ResolvedParameters:
@@ -112,13 +113,15 @@ def examine_parameters(definition: ToolDefinition, arguments: Arguments) -> Para
     return resolver
 
 
-def with_checked_url(resolved: ResolvedParameters, definition: ToolDefinition, rules: UrlPolicy) -> ResolvedParameters:
-    """Return the parameters with a checked and repaired page address.
+def under_url_policy(resolved: ResolvedParameters, definition: ToolDefinition, rules: UrlPolicy) -> ResolvedParameters:
+    """Return the parameters with a checked and repaired page address, and the hosts that are not shown.
 
     Raises BadRequest or TargetRefused, or ToolMisconfigured if the definition sets the address: the model cannot
     correct it then, and must not see it.
     """
     endpoint = endpoint_of(definition)
+    if rules.deny:
+        resolved = replace(resolved, denied=rules.deny)
     if endpoint.check_url is None:
         return resolved
     name, parameters = endpoint.operation.main_parameter, resolved.parameters
@@ -340,7 +343,7 @@ def build_request(
     headers = {"Accept": "application/json", "Accept-Encoding": "identity", "User-Agent": USER_AGENT, **headers}
     method, host = "GET" if get else "POST", endpoint.operation.host
     secrets = tuple(resolved.secrets.values())
-    expected = Expected(endpoint.operation.name, parameters, resolved.names, offered)
+    expected = Expected(endpoint.operation.name, parameters, resolved.names, offered, resolved.denied)
     return UpstreamRequest(method, host, target, headers, body, expected, secrets)
 
 

@@ -72,13 +72,14 @@ class Expected:
     """What the reading of a response depends on and is known before it arrives.
 
     `parameters` are those of the request, `names` maps them to the model's names. `offered` are the arguments that a
-    remedy may name.
+    remedy may name. `denied` are the hosts that are not shown (`UrlPolicy.deny`).
     """
 
     operation: str
     parameters: Mapping[str, Any] = field(default_factory=dict)
     names: Mapping[str, str] = field(default_factory=dict)
     offered: frozenset[str] = frozenset()
+    denied: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +95,7 @@ def read_response(body: bytes | bytearray | memoryview, expected: Expected, rece
     """Return the outcome of a successful request. Raises ToolError if the upstream failed."""
     redactor, responses = of_call(received.secrets), RESPONSES[expected.operation]
     envelope = _envelope(_parsed(body), expected, received, redactor)
-    context = RenderContext(redactor, expected.offered.__contains__, expected.names)
+    context = RenderContext(redactor, expected.offered.__contains__, expected.names, expected.denied)
     try:
         output = responses.render(envelope, expected.parameters, context)
     except ToolError as error:
@@ -186,6 +187,7 @@ def response_task(body: bytes | bytearray, expected: Expected, received: Receive
             "parameters": expected.parameters,
             "names": expected.names,
             "offered": sorted(expected.offered),
+            "denied": expected.denied,
         },
         "received": {
             "http_status": received.http_status,
@@ -199,7 +201,9 @@ def response_task(body: bytes | bytearray, expected: Expected, received: Receive
 def run_response_task(task: Payload) -> bytes:
     """Run READ_RESPONSE: pack what `read_response` returns or raises."""
     given, brought = cast("Any", task.value["expected"]), cast("Any", task.value["received"])
-    expected = Expected(given["operation"], given["parameters"], given["names"], frozenset(given["offered"]))
+    expected = Expected(
+        given["operation"], given["parameters"], given["names"], frozenset(given["offered"]), tuple(given["denied"])
+    )
     received = Received(brought["http_status"], brought["retry_after"], frozenset(brought["secrets"]))
     masked = 0
 

@@ -18,6 +18,15 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic.dataclasses import dataclass as validated
 from pydantic_settings import NoDecode
 
+from openapi_tool.jina.hosts import (
+    ENCODED_LABEL,
+    MAX_ENCODED_NAME_CHARS,
+    MAX_LABEL_CHARS,
+    belongs_to,
+    denied_target,
+    folded_host,
+    suffixes,
+)
 from openapi_tool.options.section import Options, split
 from openapi_tool.protocol.errors import BadRequest, TargetRefused
 
@@ -69,20 +78,11 @@ _HOST_AND_PORT = re.compile(r"(\[[^\[\]]*\]|[^:\[\]]+)(?::([0-9]{0,5}))?")
 _MAX_PORT, _MAX_BYTE = 65_535, 255
 _PORTS = range(1, _MAX_PORT + 1)
 
-_MAX_NAME_CHARS, _MAX_LABEL_CHARS = 253, 63
-# More than a name may have, because of percent-encoding. Limited, because NFKC sorts combining marks in quadratic time:
-# 0.4 s for 16,000.
-_MAX_ENCODED_NAME_CHARS = 1_024
-_ENCODED_LABEL = "xn--"
+_MAX_NAME_CHARS = 253
 _ASCII_OF_LABEL = re.compile(r"[a-z0-9_-]")
 _LAST_IS_NUMBER = re.compile(r"(?:.*\.)?(?:[0-9]+|0x[0-9a-f]*)", re.DOTALL)
 _NUMBER = re.compile(r"0x[0-9a-f]*|0[0-7]*|[1-9][0-9]*")
 _V4_PARTS = 4
-# Characters that the mapping of international names (UTS 46) removes: Default_Ignorable_Code_Point of Unicode.
-_IGNORED = re.compile(
-    "[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u3164"
-    "\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufff8\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
-)
 _SHOWN_CHARS, _MAX_SHOWN_CHARS = 80, 160
 
 # The IANA special-purpose registries, multicast, and the one metadata address that looks public (Azure's).
@@ -134,7 +134,7 @@ def _address(entry: str) -> str:
 
 @validated(frozen=True)
 class UrlPolicy(Options):
-    """Page URLs that may be read, decided from the URL alone, without DNS."""
+    """Page URLs that may be read, decided from the URL alone, without DNS, and hosts that are never shown."""
 
     internal_suffixes: Annotated[
         tuple[Annotated[str, AfterValidator(_name)], ...],
@@ -152,6 +152,15 @@ class UrlPolicy(Options):
         Field(
             description="Host names, addresses, or suffixes with a leading dot (`.lan`) that may be read although they "
             "look internal."
+        ),
+    ] = ()
+    deny: Annotated[
+        tuple[Annotated[str, AfterValidator(lambda entry: _address(entry) or _name(entry))], ...],
+        NoDecode,
+        BeforeValidator(split),
+        Field(
+            description="Host names and addresses that are neither read nor shown in results and links, with all their "
+            "subdomains; wins over `allow`."
         ),
     ] = ()
 
@@ -180,7 +189,9 @@ def checked_url(text: str, rules: UrlPolicy) -> str:
         )
     if _SEARCH.fullmatch(url.host):
         raise BadRequest(f"url: {_shown(url.host)} is a search service, no page. Give the address of a page.")
-    _check_host(url.host, rules)
+    host = _checked_host(url.host, rules)
+    if belongs_to(host, _compiled(rules).denied):
+        raise denied_target(host)
     return _bounded(url.text)
 
 
@@ -233,11 +244,11 @@ def _parsed(text: str) -> _ParsedUrl:
         raise BadRequest("url: holds a user name or password before '@'. Give the address without it.")
     match = _HOST_AND_PORT.fullmatch(authority)
     # Without a port any valid number stands in.
-    if not match or len(match[1]) > _MAX_ENCODED_NAME_CHARS or int(match[2] or _MAX_PORT) not in _PORTS:
+    if not match or len(match[1]) > MAX_ENCODED_NAME_CHARS or int(match[2] or _MAX_PORT) not in _PORTS:
         raise _no_host(authority)
     host = match[1]
     if not host.startswith("["):  # an IPv6 address is neither decoded nor mapped
-        host = _folded(_decoded(host))
+        host = folded_host(_decoded(host))
         if host.startswith("["):
             raise _no_host(authority)
     return _ParsedUrl(url, host, rest)
@@ -271,32 +282,8 @@ def _decoded(text: str) -> str:
         raise BadRequest(f"url: the escapes in {_shown(text)} are no UTF-8. Give the plain address.") from None
 
 
-def _folded(host: str) -> str:
-    """Return a host in the form in which names are compared (UTS 46): `xn--` labels decoded, no trailing dot.
-
-    Only for the check: it maps more characters than UTS 46 (ß), never fewer.
-    """
-    return ".".join(map(_decode_label, _mapped(host).split("."))).removesuffix(".")
-
-
-def _mapped(text: str) -> str:
-    mapped = unicodedata.normalize("NFKC", text).casefold()
-    return unicodedata.normalize("NFKC", _IGNORED.sub("", mapped)).replace("\u3002", ".")
-
-
-def _decode_label(label: str) -> str:
-    """Decode an `xn--` label; return an invalid one unchanged, so that `_is_label` refuses it."""
-    if not label.startswith(_ENCODED_LABEL) or len(label) > _MAX_LABEL_CHARS:
-        return label
-    try:
-        decoded = label.removeprefix(_ENCODED_LABEL).encode("ascii").decode("punycode")
-    except UnicodeError:
-        return label
-    return label if decoded.isascii() else _mapped(decoded)
-
-
-def _check_host(host: str, rules: UrlPolicy) -> None:
-    """Raise BadRequest for a host that cannot exist, TargetRefused for an internal one.
+def _checked_host(host: str, rules: UrlPolicy) -> str:
+    """Return a folded host. Raises BadRequest for one that cannot exist, TargetRefused for an internal one.
 
     Non-canonical IPv4 addresses are refused even if public: programs parse them differently.
     """
@@ -315,11 +302,12 @@ def _check_host(host: str, rules: UrlPolicy) -> None:
             problem = f"{_shown(host)} is an unusual spelling. Write {address}, or the page's host name."
     else:
         _check_name(host, rules)
-        return
+        return host
     if not is_public(address) and str(address) not in _compiled(rules).hosts:
         raise _refused(str(address), "is a private, local or reserved address")
     if problem:
         raise BadRequest(f"url: {problem}")
+    return str(address)
 
 
 def _v4(host: str) -> IPv4Address:
@@ -340,17 +328,17 @@ def _number(part: str) -> int:
 def _check_name(host: str, rules: UrlPolicy) -> None:
     if len(host) > _MAX_NAME_CHARS or not all(map(_is_label, host.split("."))):
         raise _no_host(host)
-    compiled, dotted = _compiled(rules), f".{host}"
-    if host in compiled.hosts or dotted.endswith(compiled.allowed):
+    compiled = _compiled(rules)
+    if host in compiled.hosts or belongs_to(host, compiled.allowed):
         return
     if "." not in host:
         raise _refused(host, "has no dot and so names no public site")
-    if host in _METADATA_NAMES or dotted.endswith(compiled.internal):
+    if host in _METADATA_NAMES or belongs_to(host, compiled.internal):
         raise _refused(host, "is an internal name")
 
 
 def _is_label(label: str) -> bool:
-    if not 0 < len(label) <= _MAX_LABEL_CHARS or label.startswith(_ENCODED_LABEL):
+    if not 0 < len(label) <= MAX_LABEL_CHARS or label.startswith(ENCODED_LABEL):
         return False
     return all(
         _ASCII_OF_LABEL.match(char) if char.isascii() else unicodedata.category(char)[0] not in "CZ" for char in label
@@ -363,19 +351,17 @@ class _FoldedPolicy(NamedTuple):
     hosts: frozenset[str]
     allowed: tuple[str, ...]
     internal: tuple[str, ...]
+    denied: tuple[str, ...]
 
 
 @functools.lru_cache(maxsize=4)  # a process has one policy; without a cache each call would fold its names again
 def _compiled(rules: UrlPolicy) -> _FoldedPolicy:
     return _FoldedPolicy(
-        hosts=frozenset(_address(entry) or _folded(entry) for entry in rules.allow if not entry.startswith(".")),
-        allowed=tuple(_suffix(entry) for entry in rules.allow if entry.startswith(".")),
-        internal=tuple(map(_suffix, (*INTERNAL_SUFFIXES, *rules.internal_suffixes))),
+        hosts=frozenset(_address(entry) or folded_host(entry) for entry in rules.allow if not entry.startswith(".")),
+        allowed=suffixes(entry for entry in rules.allow if entry.startswith(".")),
+        internal=suffixes((*INTERNAL_SUFFIXES, *rules.internal_suffixes)),
+        denied=suffixes(rules.deny),
     )
-
-
-def _suffix(entry: str) -> str:
-    return "." + _folded(entry).removeprefix(".")
 
 
 def _no_host(text: str) -> BadRequest:

@@ -1,0 +1,99 @@
+"""Which results and links of a response are shown, by their hosts.
+
+An upstream takes `site` as a wish, so its results are checked. Only whole hosts count, not the path of a site.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from openapi_tool.jina.hosts import EXCLUDED, belongs_to, host_of, suffixes
+from openapi_tool.tools.wording import counted
+
+_ADDRESS = re.compile(r"""https?://[^\s<>()\[\]"'`|\\]+""", re.IGNORECASE)
+_IN_PLACE = "denied:"
+"""In place of an address in a text."""
+
+
+class DeniedHosts:
+    """Hosts that the operator denies; `links` counts the addresses that were left out."""
+
+    def __init__(self, denied: Sequence[str]) -> None:
+        self._denied = suffixes(denied)
+        self.links = 0
+
+    def has(self, address: str) -> bool:
+        """Return whether an address is on a denied host."""
+        return bool(self._denied) and belongs_to(host_of(address), self._denied)
+
+    def has_link(self, address: str) -> bool:
+        """Return the same, and count the address."""
+        found = self.has(address)
+        self.links += found
+        return found
+
+    def without(self, text: str) -> str:
+        """Return a text without addresses on denied hosts, which are counted. Takes linear time."""
+        return _ADDRESS.sub(self._replaced, text) if self._denied else text
+
+    def _replaced(self, address: re.Match[str]) -> str:
+        return _IN_PLACE if self.has_link(address[0]) else address[0]
+
+    def remark(self) -> str:
+        """Return how many links were left out, or nothing."""
+        return f"[{counted(self.links, 'link')} to {_denied(self.links)} left out.]" if self.links else ""
+
+
+class ShownResults:
+    """Results of a search on the sites that it asks for, without those on denied hosts."""
+
+    def __init__(
+        self, results: Sequence[Mapping[str, Any]], parameters: Mapping[str, Any], denied: DeniedHosts
+    ) -> None:
+        sites, excluded = suffixes(_texts(parameters.get("site"))), suffixes(_excluded(parameters))
+        self.found = len(results)
+        self.shown: list[Mapping[str, Any]] = []
+        self.of_other_sites = self.of_denied_hosts = 0
+        for result in results:
+            address = result.get("url")
+            address = address if isinstance(address, str) else ""
+            host = host_of(address)
+            if (sites and not belongs_to(host, sites)) or (excluded and belongs_to(host, excluded)):
+                self.of_other_sites += 1
+            elif denied.has(address):
+                self.of_denied_hosts += 1
+            else:
+                self.shown.append(result)
+
+    def remarks(self) -> list[str]:
+        """Return how many results were left out."""
+        other, denied = self.of_other_sites, self.of_denied_hosts
+        return [
+            *([f"[{counted(other, 'result')} from other sites {_are(other)} left out.]"] if other else []),
+            *([f"[{counted(denied, 'result')} from {_denied(denied)} left out.]"] if denied else []),
+        ]
+
+    def none_shown(self) -> str:
+        """Return why no result is shown although some were found."""
+        first = "The only result is" if self.found == 1 else f"All {self.found:,} results are"
+        other = ["from other sites than those asked for"] if self.of_other_sites else []
+        denied = ["from hosts that the operator denies"] if self.of_denied_hosts else []
+        return f"{first} {' or '.join([*other, *denied])}, and {_are(self.found)} left out."
+
+
+def _denied(number: int) -> str:
+    return f"{'a host' if number == 1 else 'hosts'} that the operator denies {_are(number)}"
+
+
+def _are(number: int) -> str:
+    return "is" if number == 1 else "are"
+
+
+def _texts(value: object) -> list[str]:
+    return [text for text in (value if isinstance(value, list) else [value]) if isinstance(text, str)]
+
+
+def _excluded(parameters: Mapping[str, Any]) -> list[str]:
+    return [site.removeprefix(EXCLUDED) for text in _texts(parameters.get("exclude_sites")) for site in text.split()]

@@ -1,0 +1,225 @@
+"""Hosts whose results, links and pages are shown: those that a search asks for, without denied ones."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import respx
+
+from openapi_tool.testing import InProcessExecutor, ToolResult
+from tests.requirements import requirement
+from tests.support import definition, each
+
+SEARCH, READ = definition({"tool": "jina.search"}), definition({"tool": "jina.read"})
+READ_MANY = definition({"tool": "jina.read_many"})
+SITES = ("https://www.linkedin.com/in/x", "https://lilium.com/", "https://notlilium.com/", "https://de.lilium.com/jobs")
+
+
+def results(*urls: str) -> dict[str, Any]:
+    return {"code": 200, "data": [{"title": f"at {url}", "url": url, "description": "text"} for url in urls]}
+
+
+def urls_of(result: ToolResult) -> list[str]:
+    assert isinstance(result.fields.tool_output, dict)
+    state: Any = result.fields.tool_output["state"]
+    return [item["url"] for item in state["results"]]
+
+
+# Sites that a search asks for.
+
+
+@each(
+    "site",
+    [
+        ["lilium.com"],
+        "lilium.com",
+        ["https://lilium.com/"],
+        ["site:lilium.com"],
+        ["-site:Lilium.COM"],
+        ["https://lilium.com/a/path"],
+        ["*.lilium.com"],
+        [".lilium.com"],
+    ],
+)
+@requirement("content.search")
+def test_results_of_other_sites_are_left_out_and_counted(
+    site: Any, jina: respx.Router, run_tool: Callable[..., ToolResult]
+) -> None:
+    jina.post("https://s.jina.ai/").respond(json=results(*SITES))
+    result = run_tool(SEARCH, {"query": "x", "site": site})
+    assert urls_of(result) == ["https://lilium.com/", "https://de.lilium.com/jobs"]
+    assert "[2 results from other sites are left out.]" in result.text
+    assert "linkedin" not in result.text
+    assert "1. at https://lilium.com/" in result.text
+    assert "2. at https://de.lilium.com/jobs" in result.text
+
+
+@each(
+    ("given", "sent"),
+    [
+        (["https://example.com/"], ["example.com"]),
+        (["site:example.com", "http://a.example/b/"], ["example.com", "a.example/b"]),
+        ("site:example.com", "example.com"),
+        (["-site:example.com"], ["example.com"]),
+    ],
+)
+@requirement("upstream.request")
+def test_a_site_is_sent_without_scheme_and_operator(
+    given: Any, sent: Any, jina: respx.Router, run_tool: Callable[..., ToolResult]
+) -> None:
+    jina.post("https://s.jina.ai/").respond(json=results())
+    assert json.loads(run_tool(SEARCH, {"query": f"for {given}", "site": given}).requests[0].content)["site"] == sent
+
+
+@requirement("content.search")
+def test_names_of_a_site_are_compared_in_one_form(jina: respx.Router, run_tool: Callable[..., ToolResult]) -> None:
+    jina.post("https://s.jina.ai/").respond(
+        json=results(
+            "https://xn--bcher-kva.example/a", "https://BÜCHER.example:8443/b", "https://u:p@shop.bücher.example./c"
+        )
+    )
+    for site in ("bücher.example", "xn--bcher-kva.example", "Bu\u0308cher.Example"):
+        assert len(urls_of(run_tool(SEARCH, {"query": site, "site": [site]}))) == 3
+
+
+@requirement("content.search")
+def test_results_of_excluded_sites_are_left_out(jina: respx.Router, run_tool: Callable[..., ToolResult]) -> None:
+    jina.post("https://s.jina.ai/").respond(json=results(*SITES))
+    result = run_tool(SEARCH, {"query": "x", "exclude_sites": ["linkedin.com", "https://lilium.com/"]})
+    assert urls_of(result) == ["https://notlilium.com/"]
+    assert "[3 results from other sites are left out.]" in result.text
+
+
+@each("place", ["params", "headers", "fixed"])
+@requirement("content.search")
+def test_the_operators_fixed_site_holds_for_results(
+    place: str, jina: respx.Router, run_tool: Callable[..., ToolResult]
+) -> None:
+    jina.post("https://s.jina.ai/").respond(json=results(*SITES))
+    options = {"headers": {"headers": {"X-Site": "lilium.com"}}}.get(place, {"params": {"site": "lilium.com"}})
+    tool = definition({"tool": "jina.search"} | (options if place != "fixed" else {}))
+    if place == "fixed":
+        tool = definition({"tool": "jina.search"}, args={"fixed": {"site": ["lilium.com"]}})
+    assert urls_of(run_tool(tool, {"query": "x"})) == ["https://lilium.com/", "https://de.lilium.com/jobs"]
+
+
+@requirement("content.search")
+def test_a_search_whose_results_are_all_of_other_sites_says_so(
+    jina: respx.Router, run_tool: Callable[..., ToolResult]
+) -> None:
+    jina.post("https://s.jina.ai/").respond(json=results("https://a.example/", "https://b.example/"))
+    result = run_tool(SEARCH, {"query": "x", "site": ["lilium.com"]})
+    assert result.status == "success"
+    assert "No results" not in result.text
+    assert "All 2 results are from other sites than those asked for, and are left out." in result.text
+    assert "drop site" in result.text
+    assert urls_of(result) == []
+
+
+# Hosts that the operator denies.
+
+
+DENIED = {"url_policy": {"deny": ("bad.example", "böse.example")}}
+
+
+async def run(jina: respx.Router, tool: Any, arguments: dict[str, Any], **settings: Any) -> ToolResult:
+    return await InProcessExecutor(jina, settings=DENIED | settings).run_tool(tool, arguments)
+
+
+@requirement("url.checked")
+@each(
+    "url",
+    [
+        "https://bad.example/",
+        "bad.example",
+        "https://www.BAD.example./x",
+        "https://xn--bse-sna.example/",
+        "https://b%61d.example/",
+        "https://r.jina.ai/https://bad.example/",
+    ],
+)
+async def test_a_page_of_a_denied_host_is_not_read(url: str, jina: respx.Router) -> None:
+    result = await run(jina, READ, {"url": url})
+    assert (result.error_code, result.requests) == ("target_refused", ())
+    assert "Use another source" in result.text
+
+
+@requirement("url.checked")
+async def test_a_host_is_denied_even_if_it_is_allowed(jina: respx.Router) -> None:
+    both = {"url_policy": {"deny": ("wiki.lan", "10.0.0.5"), "allow": (".lan", "10.0.0.5")}}
+    for url in ("https://wiki.lan/", "http://10.0.0.5/"):
+        assert (await run(jina, READ, {"url": url}, **both)).error_code == "target_refused"
+
+
+@requirement("url.checked")
+async def test_another_host_of_the_same_ending_is_read(jina: respx.Router) -> None:
+    jina.post("https://r.jina.ai/").respond(json={"code": 200, "data": {"content": "x"}})
+    for url in ("https://notbad.example/", "https://bad.example.org/"):
+        assert (await run(jina, READ, {"url": url})).status == "success"
+
+
+@requirement("url.checked", "content.search")
+async def test_results_of_denied_hosts_are_left_out_and_counted(jina: respx.Router) -> None:
+    answer = results("https://bad.example/1", "https://ok.example/", "https://www.böse.example/")
+    answer["data"][1]["siteLinks"] = [
+        {"title": "worse", "link": "https://bad.example/2"},
+        {"title": "fine", "link": "https://ok.example/2"},
+    ]
+    answer["data"][1]["description"] = "See https://bad.example/3, or https://ok.example/3"
+    answer["data"][1]["imageUrl"] = "https://bad.example/4.png"
+    jina.post("https://s.jina.ai/").respond(json=answer)
+    result = await run(jina, SEARCH, {"query": "x"})
+    assert urls_of(result) == ["https://ok.example/"]
+    assert "[2 results from hosts that the operator denies are left out.]" in result.text
+    assert "[3 links to hosts that the operator denies are left out.]" in result.text
+    assert "fine: https://ok.example/2" in result.text
+    assert "bad.example" not in result.text
+    assert "bad.example" not in json.dumps(result.fields.tool_output)
+
+
+@requirement("url.checked", "content.search")
+async def test_a_search_with_results_of_denied_hosts_only_says_so(jina: respx.Router) -> None:
+    jina.post("https://s.jina.ai/").respond(json=results("https://bad.example/1"))
+    text = (await run(jina, SEARCH, {"query": "x"})).text
+    assert "The only result is from hosts that the operator denies, and is left out." in text
+    assert "No results" not in text
+
+
+@requirement("url.checked", "content.reader")
+async def test_links_of_a_page_to_denied_hosts_are_left_out_and_counted(jina: respx.Router) -> None:
+    page = {
+        "url": "https://ok.example/",
+        "content": 'A [worse](https://bad.example/1 "x") and [fine](https://ok.example/2); <https://WWW.bad.example>.',
+        "links": {"worse": "https://bad.example/3", "fine": "https://ok.example/3"},
+        "images": {"Image 1": "https://cdn.bad.example/4.png"},
+    }
+    jina.post("https://r.jina.ai/").respond(json={"code": 200, "data": page})
+    for tool, arguments in (
+        (READ, {"url": "https://ok.example/", "with_links": True}),
+        (READ_MANY, {"urls": ["https://ok.example/"], "with_links": True}),
+    ):
+        text = (await run(jina, tool, arguments)).text
+        assert "[4 links to hosts that the operator denies are left out.]" in text
+        assert "bad.example" not in text.lower()
+        assert "[worse](" in text
+        assert "[fine](https://ok.example/2)" in text
+        assert "- fine: https://ok.example/3" in text
+
+
+@requirement("url.checked")
+async def test_a_page_that_is_reported_at_a_denied_host_is_not_shown(jina: respx.Router) -> None:
+    page = {"url": "https://bad.example/after-a-redirect", "content": "secret"}
+    jina.post("https://r.jina.ai/").respond(json={"code": 200, "data": page | {"usage": {"tokens": 7}}})
+    result = await run(jina, READ, {"url": "https://ok.example/"})
+    assert (result.error_code, result.usage["tokens"]) == ("target_refused", 7)
+    assert "secret" not in result.text
+
+
+@requirement("url.checked")
+@pytest.mark.parametrize("entry", ["https://bad.example", "bad.example/x", "*.bad.example", "a b", ""])
+def test_a_denied_host_is_a_name(entry: str, jina: respx.Router) -> None:
+    with pytest.raises(Exception, match="deny"):
+        InProcessExecutor(jina, settings={"url_policy": {"deny": (entry,)}})
