@@ -16,6 +16,7 @@ from openapi_tool.jina import remarks
 from openapi_tool.jina.barriers import barrier_type, is_captcha_title
 from openapi_tool.jina.failures import quoted
 from openapi_tool.jina.hosts import denied_target, host_of
+from openapi_tool.jina.inline_data import is_inline, without_inline_data, without_inline_images
 from openapi_tool.jina.shown_hosts import DeniedHosts, ShownResults
 from openapi_tool.protocol.errors import UpstreamRejected, UpstreamUnavailable
 from openapi_tool.protocol.jsontext import whole_number
@@ -216,6 +217,7 @@ class _FieldReader:
         return one_line(self.denied.without(self._short(str(value), chars))) if isinstance(value, _PLAIN) else ""
 
     def _short(self, text: str, chars: int) -> str:
+        text = without_inline_data(text)
         if len(text) <= chars:
             return text
         return f"{self._redactor.head(text, chars)} … ({counted(len(text) - chars, 'character')} more)"
@@ -228,10 +230,8 @@ class _FieldReader:
             if value is None:
                 continue
             if isinstance(value, str):
-                if len(value) > _MAX_CHARS:
+                if value:
                     facts[field] = self._short(value, _MAX_URL_CHARS if field in _URLS else _MAX_CHARS)
-                elif value:
-                    facts[field] = value
             elif isinstance(value, _PLAIN):
                 facts[field] = value
         return facts
@@ -378,49 +378,3 @@ def _pairs(value: Any) -> Iterator[tuple[str, str]]:
 
 def _text(value: Any) -> str:
     return value if isinstance(value, str) else ""
-
-
-_MARKS = (("](blob:", ")"), ("](data:image/", ")"), ('src="data:image/', '"'), ("src='data:image/", "'"))
-_MAX_DROPPED = 10_000
-
-
-def is_inline(url: str) -> bool:
-    """Return whether an address is that of an inline image."""
-    return url.startswith(("blob:", "data:"))
-
-
-def without_inline_images(texts: list[str]) -> list[str]:
-    """Return the texts with `![alt]` for `![alt](blob:…)`, and `src=""` for `src="data:image/…"`.
-
-    A model cannot open such an address, which may be longer than the page. An address must end on its line. Takes
-    linear time; drops at most 10,000 addresses of each kind in each text.
-    """
-    for text in texts:
-        if "blob:" in text or "data:image/" in text:
-            break
-    else:
-        return texts
-    found = []
-    for text in texts:
-        for mark, closing in _MARKS:
-            text = _drop_addresses(text, mark, closing) if mark in text else text  # noqa: PLW2901 - one kind after the other
-        found.append(text)
-    return found
-
-
-def _drop_addresses(text: str, mark: str, closing: str) -> str:
-    pieces: list[str] = []
-    copied_until = at = end = 0
-    while len(pieces) < _MAX_DROPPED and (start := text.find(mark, at)) >= 0:
-        if end < start + len(mark):  # else the end that was found before is also the next one after this mark
-            end = text.find(closing, start + len(mark))
-        if end < 0:
-            break
-        line_end = text.find("\n", start, end)
-        if line_end >= 0:
-            at = line_end  # no address that begins later on this line ends on it either
-            continue
-        in_markdown = mark[0] == "]"  # keep `]`, else `src="`
-        pieces.append(text[copied_until : start + (1 if in_markdown else len('src="'))])
-        copied_until = at = end + in_markdown
-    return "".join([*pieces, text[copied_until:]]) if pieces else text

@@ -23,9 +23,9 @@ from hypothesis import strategies as st
 from pydantic import SecretStr
 
 from openapi_tool.jina.batches import batch_items, item_arguments
-from openapi_tool.jina.content import without_inline_images
 from openapi_tool.jina.egress import ALLOWED_HEADERS
 from openapi_tool.jina.endpoints import endpoint_of
+from openapi_tool.jina.inline_data import without_inline_images
 from openapi_tool.jina.parameters import READER_PARAMETERS, REFUSED, SEARCH_PARAMETERS
 from openapi_tool.jina.request import UpstreamRequest, build_request, resolve_parameters
 from openapi_tool.jina.url_policy import UrlPolicy, checked_url

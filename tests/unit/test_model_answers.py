@@ -20,8 +20,8 @@ from pydantic import SecretStr
 
 from openapi_tool.jina.barriers import BARRIERS, STEMS, barrier_type
 from openapi_tool.jina.batches import batch_output
-from openapi_tool.jina.content import without_inline_images
 from openapi_tool.jina.endpoints import ENDPOINTS
+from openapi_tool.jina.inline_data import without_inline_images
 from openapi_tool.jina.remarks import WARNINGS
 from openapi_tool.jina.request import UpstreamRequest, build_request, resolve_parameters, with_max_tokens
 from openapi_tool.local.recordings import load_recordings
@@ -771,6 +771,44 @@ def test_case_16_addresses_of_inline_images_are_dropped(text: str, expected: str
     field = "html" if text.startswith("<") else "content"
     assert page_of("", **{field: text}).items[0].body == expected
     assert search_output({"data": [{"title": "x", field: text}]}, "q").items[0].body == expected
+
+
+_BASE64 = "iVBORw0KGgo" * 500
+
+
+@requirement("content.retained")
+@each(
+    ("text", "expected"),
+    [
+        ('<img srcset="data:image/png;base64,{} 2x">', '<img srcset="data:image/png,… 2x">'),
+        ("a {{background: url(data:image/png;base64,{})}} b", "a {{background: url(data:image/png,…)}} b"),
+        ("src: url('data:font/woff2;charset=utf-8;base64,{}')", "src: url('data:font/woff2,…')"),
+        ("![x][ref]\n\n[ref]: data:image/png;base64,{}\nafter", "![x][ref]\n\n[ref]: data:image/png,…\nafter"),
+        ("![x](<data:image/png;base64,{}>) z", "![x](<data:image/png,…>) z"),
+        ("[doc](data:application/pdf;base64,{})", "[doc](data:application/pdf,…)"),
+        ("before data:;base64,{} after", "before data:,… after"),
+        ("url(data:image/svg+xml;utf8,%3Csvg{})", "url(data:image/svg+xml,…)"),
+    ],
+)
+def test_case_16_long_inline_data_is_dropped_wherever_it_is(text: str, expected: str) -> None:
+    lines = "\n".join(_BASE64[at : at + 76] for at in range(0, len(_BASE64) // 76 * 76, 76))
+    for data in (_BASE64, f"{_BASE64}==", lines, f"{lines}\nAAAA=="):
+        given, shown = text.format(data), expected.format("")
+        for field in ("content", "text", "html"):
+            assert page_output({"data": {"title": "x", field: given}}).items[0].body == shown
+            assert search_output({"data": [{"title": "x", field: given}]}, "q").items[0].body == shown
+        found = search_output({"data": [{"title": "x", "description": given}]}, "q")
+        assert found.items[0].head == f"1. x\n{' '.join(shown.split())}"
+        titled = search_output({"data": [{"title": given, "url": "https://a.example/"}]}, "q")
+        assert _BASE64[:64] not in titled.content + json.dumps(titled.state)
+        assert _BASE64[:64] not in page_of("x", title=given, warning=given, links={given: "https://a.example/"}).content
+
+
+@requirement("content.retained")
+def test_case_16_short_data_addresses_and_words_stay() -> None:
+    text = "Write `data:text/plain;base64,SGVsbG8=`, or data: URLs, or data:,Hello%20World; see metadata:x, " + "y" * 99
+    text += " data:" + "1,2," * 99
+    assert page_of(text).items[0].body == text
 
 
 @requirement("content.retained")

@@ -1,0 +1,70 @@
+"""Inline images and other `data:` addresses, which a model cannot open and which may be longer than a page."""
+
+from __future__ import annotations
+
+import re
+
+_MARKS = (("](blob:", ")"), ("](data:image/", ")"), ('src="data:image/', '"'), ("src='data:image/", "'"))
+_MAX_DROPPED = 10_000
+_PARAMETER = r""";[^\s,;"'()<>]{0,100}"""
+_BASE64_LINES = r"(?:\s{1,4}[A-Za-z0-9+/=]{40,})*(?:\s{1,4}[A-Za-z0-9+/]{1,60}={1,2})?"
+_LONG_DATA = re.compile(
+    rf"data:(?:([a-z0-9.+-]{{1,60}}/[a-z0-9.+-]{{1,80}})(?:{_PARAMETER}){{0,5}}|(?:{_PARAMETER}){{0,4}};base64),"
+    rf"""[^\s"'()<>]{{64,}}{_BASE64_LINES}""",
+    re.IGNORECASE,
+)
+"""From 64 characters on: shorter ones are examples in a text."""
+
+
+def is_inline(url: str) -> bool:
+    """Return whether an address is that of an inline image."""
+    return url.startswith(("blob:", "data:"))
+
+
+def without_inline_images(texts: list[str]) -> list[str]:
+    """Return the texts with `![alt]` for `![alt](blob:…)`, and `src=""` for `src="data:image/…"`.
+
+    A model cannot open such an address, which may be longer than the page. An address must end on its line. Takes
+    linear time; drops at most 10,000 addresses of each kind in each text.
+    """
+    for text in texts:
+        if "blob:" in text or "data:" in text:
+            break
+    else:
+        return texts
+    found = []
+    for text in texts:
+        for mark, closing in _MARKS:
+            text = _drop_addresses(text, mark, closing) if mark in text else text  # noqa: PLW2901 - one kind after the other
+        found.append(without_inline_data(text))
+    return found
+
+
+def without_inline_data(text: str) -> str:
+    """Return a text with `data:TYPE,…` for each long `data:` address, wherever it is: `srcset`, `url(…)`, a reference.
+
+    Takes linear time.
+    """
+    return _LONG_DATA.sub(_shortened, text) if "data:" in text else text
+
+
+def _shortened(address: re.Match[str]) -> str:
+    return f"data:{address[1] or ''},…"
+
+
+def _drop_addresses(text: str, mark: str, closing: str) -> str:
+    pieces: list[str] = []
+    copied_until = at = end = 0
+    while len(pieces) < _MAX_DROPPED and (start := text.find(mark, at)) >= 0:
+        if end < start + len(mark):  # else the end that was found before is also the next one after this mark
+            end = text.find(closing, start + len(mark))
+        if end < 0:
+            break
+        line_end = text.find("\n", start, end)
+        if line_end >= 0:
+            at = line_end  # no address that begins later on this line ends on it either
+            continue
+        in_markdown = mark[0] == "]"  # keep `]`, else `src="`
+        pieces.append(text[copied_until : start + (1 if in_markdown else len('src="'))])
+        copied_until = at = end + in_markdown
+    return "".join([*pieces, text[copied_until:]]) if pieces else text
