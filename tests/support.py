@@ -305,10 +305,22 @@ def framed_items(content: str) -> list[str]:
     return found
 
 
+def places(content: str) -> list[str]:
+    """Return for each item of a later part the line that says where it continues; empty for one that just follows."""
+    (mark,) = INTRODUCED.findall(content)[:1] or [""]
+    found, place = list[str](), ""
+    for line in content.split("\n"):
+        if re.fullmatch(r"\[Continued: .*\]", line):
+            place = line
+        elif mark and line.startswith(f"[{mark}] "):
+            found.append(place)
+            place = ""
+    return found
+
+
 def repeated_lines(content: str) -> list[int]:
     """Return for each item of a later part the number of its first lines that an earlier part has shown already."""
-    notes = re.findall(r"^\[Continued: .*?\]$", content, re.MULTILINE)
-    found = [re.search(r"its first (?:(\d+) lines are|line is) repeated", note) for note in notes]
+    found = [re.search(r"its first (?:(\d+) lines are|line is) repeated", place) for place in places(content)]
     return [0 if lines is None else int(lines[1] or 1) for lines in found]
 
 

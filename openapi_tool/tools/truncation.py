@@ -283,8 +283,9 @@ def later_part(
     `window` is the stored text from `place` on, as far as it was read; `opening` the lines at `place.opening`.
     """
     parts: list[Part] = []
-    space, at = limit.chars - NOTE_CHARS, place.start
-    tokens = limit.tokens - NOTE_CHARS // FRAME_CHARS_PER_TOKEN
+    space, at = limit.chars - NOTE_CHARS - CUT_CHARS, place.start
+    tokens = limit.tokens - (NOTE_CHARS + CUT_CHARS) // FRAME_CHARS_PER_TOKEN
+    label = None  # of the part before
     for number, item in enumerate(stored_items, start=1):
         # Each further item continues where the first result cut it.
         begin = place.start if item.start <= place.start else max(item.shown, place.start)
@@ -295,12 +296,15 @@ def later_part(
             opening = "" if opening_at is None else opening_lines(window[opening_at - place.start :][:OPENING_CHARS])
         text = window[begin - place.start : item.end - place.start]
         lines = opening if begin == item.start or not item.title else f"{item.title}\n{opening}"
-        count = len(stored_items)
+        # A whole item that follows others of its label needs no line that says where it is.
+        is_next = begin == item.start and item.label == label
+        label, count = item.label, len(stored_items)
         position = where_in(item, begin, number if count > 1 else None, count, lines.count("\n"))
-        caption = f"[Continued: {position}.]"
+        caption = "" if is_next else f"[Continued: {position}.]"
         notes = len(caption) + len(item.after)
-        space -= notes + len(lines) + FRAME_CHARS
-        tokens -= (notes + FRAME_CHARS) // FRAME_CHARS_PER_TOKEN + estimate_tokens(lines)
+        frame = MARK_CHARS + (CAPTION_CHARS if notes else 0)
+        space -= notes + len(lines) + frame
+        tokens -= (notes + frame) // FRAME_CHARS_PER_TOKEN + estimate_tokens(lines)
         is_full = space < MIN_CHARS or tokens < MIN_CHARS // FRAME_CHARS_PER_TOKEN
         if not text or (parts and is_full):
             return LaterPart(tuple(parts), at, Place(begin, opening_at))

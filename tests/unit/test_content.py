@@ -51,7 +51,7 @@ from scripts.answers import (
 )
 from tests.answering import KEY, ToolsOverTransport, serving
 from tests.requirements import requirement
-from tests.support import assert_for_a_model, each, framed_items, page_output, repeated_lines, search_output
+from tests.support import assert_for_a_model, each, framed_items, page_output, places, repeated_lines, search_output
 
 NOTHING_TO_READ = "t-204-json"
 """A page without a body and with a warning, which is a failure."""
@@ -695,9 +695,12 @@ def put_together(shown: Sequence[str], found: Sequence[Item]) -> list[str]:
     whole_texts = [""] * len(web)
     for number, content in enumerate(shown):
         parts, repeated = framed_items(content), repeated_lines(content) if number else []
-        numbers = [int(n) for n in re.findall(r"^\[Continued: item (\d+) of", content, re.MULTILINE)] or [1]
-        places = [place - 1 for place in numbers] if number else range(len(parts))
-        for text, place, lines in zip(parts, places, repeated or [0] * len(parts), strict=True):
+        numbers = list[int]()
+        for place in places(content) if number else []:
+            named = re.match(r"\[Continued: item (\d+) of", place)
+            numbers.append(int(named[1]) - 1 if named else numbers[-1] + 1 if numbers else 0)
+        item_numbers = numbers if number else range(len(parts))
+        for text, place, lines in zip(parts, item_numbers, repeated or [0] * len(parts), strict=True):
             whole_texts[place] += text.split("\n", lines)[lines]
     return whole_texts
 
@@ -730,6 +733,26 @@ def test_case_1_the_rest_continues_item_by_item() -> None:
     second = list(read_on(found, LIMIT))[1]
     assert second.startswith("[Continued: item 1 of 3, from character ")
     assert "] Title: page 1\n111" in second
+
+
+@requirement("content.cursor")
+def test_case_1_short_items_of_one_search_share_one_line_that_says_where_they_are() -> None:
+    searches = [
+        [
+            Item(f"{n}. Title {n}\nhttps://a.example/{q}/{n}\nA snippet of some words.", label=f"{q} of 8")
+            for n in range(1, 21)
+        ]
+        for q in range(1, 9)
+    ]
+    found = [item for items in searches for item in items]
+    shown = list(read_on(found, 4_000))
+    for content in shown[1:]:
+        text = sum(map(len, framed_items(content)))
+        assert len(content) - text < 200 + 12 * len(framed_items(content)) + 60 * len(set(places(content)))
+        assert text > 0.65 * 4_000 or content is shown[-1]
+        labels = re.findall(r"^\[Continued: (\d of 8), from character 1 of \d+\.\]$", content, re.MULTILINE)
+        assert len(labels) == len(set(labels)) == len([place for place in places(content) if place]) > 0
+    assert [text for content in shown for text in framed_items(content)] == [item.head for item in found]
 
 
 @requirement("content.cursor")
