@@ -11,6 +11,7 @@ from typing import Any, cast
 
 from openapi_tool.protocol.jsontext import JsonValue
 from openapi_tool.protocol.payload import Parts, Payload, pack, pack_parts
+from openapi_tool.tools.stems import SAMPLE_CHARS
 from openapi_tool.tools.text_search import Phrase, Question, Span
 from openapi_tool.tools.truncation import OPENING_CHARS, StoredItem, boundary, opening_lines, opening_of, where_in
 
@@ -45,7 +46,7 @@ class Found:
 
 def search_text(text: str, items: Sequence[StoredItem], wanted: str, phrase_from: int | None) -> Found:
     """Search for a phrase, places from `phrase_from` on first, or with None for the best passages for a question."""
-    search = Question(wanted) if phrase_from is None else Phrase(wanted, phrase_from)
+    search = Question(wanted, text[:SAMPLE_CHARS]) if phrase_from is None else Phrase(wanted, phrase_from)
     for item in items:
         search.scan(text, item.start, min(item.end, len(text)))
     passages = tuple(_passage(text, items, span) for span in search.spans())

@@ -8,12 +8,13 @@ from __future__ import annotations
 import heapq
 import math
 import re
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import NamedTuple
 
+from openapi_tool.tools.stems import stem_of
+from openapi_tool.tools.text_folding import MAX_FOLDED_FROM, Folded, folded
 from openapi_tool.tools.truncation import boundary
 
 MAX_SHOWN = 8
@@ -23,27 +24,19 @@ _PASSAGE_CHARS = 600
 _BEFORE_CHARS, _AFTER_CHARS = 120, 400  # maximum of a passage before its match, and from the match's start on
 _MIN_DISTANCE_CHARS = 240  # a match nearer to the one before is not counted, as that one's passage shows it
 _SLICE_CHARS = 32 * 1024
-_FOLDED_CHARS = {
-    **dict.fromkeys("\n\r\t\x0b\x0c\x85\xa0\u2003\u2009\u2028\u2029\u202f\u3000", " "),
-    **dict.fromkeys("\u2018\u2019", "'"),
-    **dict.fromkeys("\u201c\u201d", '"'),
-    "\u03c2": "\u03c3",  # the sigma at the end of a word
-}
-
-# Longest run of blanks that counts as one; limits the overlap of two slices.
-_MAX_BLANKS = 16
-_RUN = re.compile(f" {{2,{_MAX_BLANKS}}}")
-
 # Combining marks, which \w does not match, and scripts that put no blanks between words.
 _MARKS = "\u0300-\u036f\u0483-\u0489\u0591-\u05c7\u0610-\u061a\u064b-\u065f\u0670\u06d6-\u06ed\u0900-\u0dff"
 _UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005-\u3007\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff"
 _UNSPACED += "\uac00-\ud7a3\uf900-\ufaff\U00020000-\U0003ffff"
 _WORD = re.compile(rf"[{_UNSPACED}]++|(?:[^\W_{_UNSPACED}]|[{_MARKS}])++")
 _IS_UNSPACED = re.compile(rf"[{_UNSPACED}]")
-_MIN_PLURAL_CHARS = 4
 _MAX_TERMS = 64
 _MIN_SCORE_SHARE = 0.25  # of the best score; passages below it contain only frequent words of the question
 _K1, _B = 1.2, 0.75  # the usual parameters of BM25
+_PREFIX_CHARS = 3
+"""Words with a common stem begin alike; only these are stemmed."""
+_MAX_STEMMED = 5_000
+"""Different words of a text that are stemmed, at up to 100 µs each."""
 _MAX_COUNT = 255  # of a term in a passage; higher counts hardly change a score
 
 
@@ -62,33 +55,6 @@ class Span(NamedTuple):
     before: int = 0
 
 
-def folded(text: str) -> str:
-    """Return a text of the same length without differences of case, white space and quotes."""
-    text = text.replace("İ", "i").lower()  # the only letter whose lower case has two characters
-    for char, plain in _FOLDED_CHARS.items():
-        text = text.replace(char, plain)
-    return text
-
-
-def _squeeze(text: str) -> tuple[str, list[int], list[int]]:
-    """Return a text with each run of blanks as one, and two lists that map its positions to those of `text`.
-
-    The first has the position after each run in the new text. Element n of the second is the number of characters
-    removed in the first n runs.
-    """
-    ends, removed = list[int](), [0]
-    for run in _RUN.finditer(text):
-        ends.append(run.start() - removed[-1] + 1)
-        removed.append(removed[-1] + run.end() - run.start() - 1)
-    return _RUN.sub(" ", text), ends, removed
-
-
-def _squeezed(at: int, ends: list[int], removed: list[int]) -> int:
-    """Return the position of `at` in a squeezed text; within a run of blanks, that after its blank."""
-    run = bisect_right(range(len(ends)), at, key=lambda run: ends[run] + removed[run + 1])  # the first that ends later
-    return min([at - removed[run], *ends[run : run + 1]])
-
-
 class Phrase:
     """Search for a phrase. Matches from `start` on are preferred to those before it.
 
@@ -97,8 +63,7 @@ class Phrase:
 
     def __init__(self, phrase: str, start: int) -> None:
         self._phrase = " ".join(folded(phrase).split())
-        # The longest match less one character: a match may begin in one slice and end in the next.
-        self._overlap = len(self._phrase) - 1 + (_MAX_BLANKS - 1) * self._phrase.count(" ")
+        self._overlap = MAX_FOLDED_FROM * len(self._phrase)  # a match may begin in one slice and end in the next
         self._start = start
         self._min_next = 0
         self._found_before: list[int] = []
@@ -109,22 +74,19 @@ class Phrase:
         """Search an item of a stored text, from `start` to `end`."""
         self._min_next = start  # a match counts again if the one before is in another item
         for begin in range(start, end, _SLICE_CHARS):  # slices bound the memory for the folded text
-            part = folded(text[begin : min(end, begin + _SLICE_CHARS + self._overlap)])
+            part = Folded(text[begin : min(end, begin + _SLICE_CHARS + self._overlap)])
             # `_min_next` skips matches in the overlap that were found in the slice before.
             for found in self._matches(part, max(0, self._min_next - begin)):
                 self._add(begin + found)
 
-    def _matches(self, text: str, start: int) -> Iterator[int]:
-        ends, removed = list[int](), [0]
-        if " " in self._phrase and "  " in text:
-            text, ends, removed = _squeeze(text)
-        at = _squeezed(start, ends, removed)
-        while (at := text.find(self._phrase, at)) >= 0:
-            shift = removed[bisect_right(ends, at)]
-            if at + shift >= start:
-                yield at + shift
-                start = at + shift + _MIN_DISTANCE_CHARS
-            at = max(at + 1, _squeezed(start, ends, removed))
+    def _matches(self, part: Folded, start: int) -> Iterator[int]:
+        at = part.place(start)
+        while self._phrase and (at := part.text.find(self._phrase, at)) >= 0:
+            origin = part.origin(at)
+            if origin >= start:
+                yield origin
+                start = origin + _MIN_DISTANCE_CHARS
+            at = max(at + 1, part.place(start))
 
     def _add(self, at: int) -> None:
         self._min_next = at + _MIN_DISTANCE_CHARS
@@ -146,12 +108,20 @@ class Phrase:
 
 
 class Question:
-    """Search for the passages that fit a question best by BM25."""
+    """Search for the passages that fit a question best by BM25; `sample` is the beginning of the text."""
 
-    def __init__(self, question: str) -> None:
+    def __init__(self, question: str, sample: str = "") -> None:
         unique = list(dict.fromkeys(terms(question)))[:_MAX_TERMS]
         self._unspaced = [term for term in unique if _IS_UNSPACED.match(term)]
-        self._words = [(term, f"{term}s") for term in unique if not _IS_UNSPACED.match(term)]
+        words = [term for term in unique if not _IS_UNSPACED.match(term)]
+        self._stem = stem_of(f"{question}\n{sample}")
+        self._word_count = len(words)
+        self._place_of: dict[str, int | None] = {}  # of a form of a word among `words`; None for other words
+        for place, word in enumerate(words):
+            for form in (word, self._stem(word)):
+                self._place_of.setdefault(form, place)
+        self._prefixes = frozenset(form[:_PREFIX_CHARS] for form in self._place_of)
+        self._max_known = len(self._place_of) + _MAX_STEMMED
         # Passages with a term: position, length, and the count of each term in one byte. As tuples of terms and counts
         # those of a page of 10 MB took 80 MB.
         self._found: list[tuple[int, int, bytes]] = []
@@ -166,19 +136,28 @@ class Question:
             start += size
 
     def _count(self, passage: str, at: int) -> None:
-        text = passage.lower()
+        text = folded(passage)
         counts = [text.count(term) for term in self._unspaced]
-        if any(word in text for word, _ in self._words):
-            words = Counter(_WORD.findall(text))
-            counts += [words[word] + words[plural] for word, plural in self._words]
-        else:
-            counts += [0] * len(self._words)
+        of_words = [0] * self._word_count
+        if any(map(text.__contains__, self._prefixes)):
+            for word, count in Counter(_WORD.findall(text)).items():
+                if (place := self._place(word)) is not None:
+                    of_words[place] += count
+        counts += of_words
         self._passages += 1
         self._total_chars += len(passage)
         if any(counts):
             for place, count in enumerate(counts):
                 self._passages_with[place] += count > 0
             self._found.append((at, len(passage), bytes(min(count, _MAX_COUNT) for count in counts)))
+
+    def _place(self, word: str) -> int | None:
+        """Return the place of the question's word that has the same form or stem."""
+        places = self._place_of
+        if word in places or word[:_PREFIX_CHARS] not in self._prefixes or len(places) >= self._max_known:
+            return places.get(word)
+        place = places[word] = places.get(self._stem(word))
+        return place
 
     def spans(self) -> list[Span]:
         """Return the passages, best first; those of equal score in the order of the text."""
@@ -201,14 +180,12 @@ Search = Phrase | Question
 
 
 def terms(text: str) -> Iterator[str]:
-    """Yield the words of a text in lower case, without the s of plurals.
+    """Yield the words of a text, folded.
 
     In scripts without blanks between words, yield pairs of adjacent letters, or a letter that stands alone.
     """
-    for word in _WORD.findall(text.lower()):
-        if not _IS_UNSPACED.match(word):
-            yield word[:-1] if word.endswith("s") and len(word) >= _MIN_PLURAL_CHARS else word
-        elif len(word) == 1:
+    for word in _WORD.findall(folded(text)):
+        if not _IS_UNSPACED.match(word) or len(word) == 1:
             yield word
         else:
             yield from map("".join, pairwise(word))

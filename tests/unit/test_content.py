@@ -700,8 +700,8 @@ def put_together(shown: Sequence[str], found: Sequence[Item]) -> list[str]:
             named = re.match(r"\[Continued: item (\d+) of", place)
             numbers.append(int(named[1]) - 1 if named else numbers[-1] + 1 if numbers else 0)
         item_numbers = numbers if number else range(len(parts))
-        for text, place, lines in zip(parts, item_numbers, repeated or [0] * len(parts), strict=True):
-            whole_texts[place] += text.split("\n", lines)[lines]
+        for text, position, lines in zip(parts, item_numbers, repeated or [0] * len(parts), strict=True):
+            whole_texts[position] += text.split("\n", lines)[lines]
     return whole_texts
 
 

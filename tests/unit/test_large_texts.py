@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 import tracemalloc
+import unicodedata
 from bisect import bisect_right
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from types import SimpleNamespace
@@ -35,11 +36,13 @@ from openapi_tool.options.tools import ToolOptions
 from openapi_tool.protocol.errors import NotFound, ResponseTooLarge, ToolError, UpstreamUnavailable
 from openapi_tool.protocol.jsontext import loads
 from openapi_tool.protocol.records import Artifact
-from openapi_tool.tools import text_search
+from openapi_tool.tools import text_folding, text_search
 from openapi_tool.tools.cursors import Cursors
 from openapi_tool.tools.output import Item, ToolOutput
 from openapi_tool.tools.result import RenderedResult
-from openapi_tool.tools.text_search import MAX_SHOWN, Phrase, Question, Search, SearchRequest, folded, terms
+from openapi_tool.tools.stems import language_of
+from openapi_tool.tools.text_folding import Folded, folded
+from openapi_tool.tools.text_search import MAX_SHOWN, Phrase, Question, Search, SearchRequest, terms
 from openapi_tool.tools.tokens import estimate_tokens
 from tests.answering import MAX_BYTES, OWNER, PAGES, SEARCHES, SIZE, ToolsOverTransport, a_call, serving, watched
 from tests.races.conftest import runner
@@ -366,18 +369,20 @@ async def test_case_11_where_nothing_is_found_the_text_says_what_to_do(wanted: d
 
 @requirement("content.find")
 @given(
-    items=st.lists(st.text(st.sampled_from("abAİß\nς\u2019 "), min_size=1, max_size=300), min_size=1, max_size=3),
-    phrase=st.text(st.sampled_from("abAİßς' "), min_size=1, max_size=4).filter(str.strip),
+    items=st.lists(
+        st.text(st.sampled_from("abAİß\nς\u2019 é\u0301\u00adｶﾞ"), min_size=1, max_size=300), min_size=1, max_size=3
+    ),
+    phrase=st.text(st.sampled_from("abAİßς' éｶﾞ"), min_size=1, max_size=4).filter(lambda text: folded(text).strip()),
     apart=st.integers(4, 40),
 )
 def test_case_11_every_place_is_found_wherever_a_slice_ends(items: list[str], phrase: str, apart: int) -> None:
     expected, start = [], 0
-    words = " {1,16}".join(map(re.escape, folded(phrase).split()))
+    words = re.escape(" ".join(folded(phrase).split()))
     for text in items:
-        last = -apart
-        for match in re.finditer(f"(?={words})", folded(text)):
-            if match.start() >= last + apart:
-                last = match.start()
+        last, whole = -apart, Folded(text)
+        for match in re.finditer(f"(?={words})", whole.text):
+            if (at := whole.origin(match.start())) >= last + apart:
+                last = at
                 expected.append(start + last)
         start += len(text) + 2
     with pytest.MonkeyPatch.context() as patched:
@@ -399,10 +404,58 @@ def test_case_11_a_place_across_the_ends_of_slices_is_found(monkeypatch: pytest.
 
 
 @requirement("content.find")
-def test_case_11_a_folded_text_keeps_every_position() -> None:
-    everything = "".join(map(chr, [*range(0xD800), *range(0xE000, 0x110000)]))
-    assert len(folded(everything)) == len(everything)
-    assert folded("ΟΔΟΣ Straße\u2019s \u201cX\u201d") == 'οδοσ straße\'s "x"'
+def test_case_11_a_folded_text_has_the_positions_of_the_text() -> None:
+    everything = [chr(code) for code in (*range(0x21, 0xD800), *range(0xE000, 0x110000)) if chr(code).isprintable()]
+    text = "|".join(everything)
+    whole = Folded(text)
+    bars = [at for at, char in enumerate(whole.text) if char == "|" and text[whole.origin(at)] == "|"]
+    assert [whole.origin(at) for at in bars] == [at for at, char in enumerate(text) if char == "|"]
+    assert [whole.place(whole.origin(at)) for at in bars] == bars
+
+
+@requirement("content.find")
+def test_case_11_characters_that_are_not_looked_up_stay_as_they_are() -> None:
+    for code in (*range(0xD800), *range(0xE000, 0x30000)):
+        char = chr(code)
+        low = char.replace("İ", "i").lower()
+        same = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", low).casefold())
+        if char.isprintable() and not unicodedata.category(char).startswith("M") and same[0] != " ":
+            assert folded(char) == folded(same), hex(code)
+
+
+@requirement("content.find")
+@each(
+    ("text", "found", "missed"),
+    [
+        ("A naïve plan", ["naive", "NAÏVE", "nai\u0308ve"], []),
+        ("A nai\u0308ve plan", ["naive", "naïve"], []),
+        ("in der Hauptstraße 3", ["hauptstrasse", "HAUPTSTRASSE", "hauptstraße"], []),
+        ("Hauptstrasse", ["Hauptstraße"], []),
+        ("une crème brûlée", ["creme brulee", "CRÈME BRÛLÉE"], []),
+        ("Ökologie O\u0308kologie", ["ökologie", "okologie", "o\u0308kologie"], []),
+        ("ｶﾞｲﾄﾞ を読む", ["ガイド", "ｶﾞｲﾄﾞ"], ["カイト"]),
+        ("カ", ["ｶ"], ["ガ"]),
+        ("ガ", ["カ\u3099"], ["カ"]),
+        ("новый май", ["НОВЫЙ", "маи\u0306"], ["новыи", "маи"]),
+        ("गाड़ी की कीमत", ["कीमत"], ["कमत", "गडी"]),
+        ("a non\u2011breaking hyphen, 3\u20135, \u22121", ["non-breaking", "3-5", "-1"], []),
+        ("\uff26\uff55\uff4c\uff4c\u3000\uff57\uff49\uff44\uff54\uff48 \uff11\uff12", ["full width 12"], []),
+        ("the \ufb01rst o\ufb03ce", ["first office"], []),
+        ("ΟΔΟΣ, οδός, ΆΓΙΟΣ", ["οδος", "ὁδός", "αγιος"], []),
+        ("in\u00adter\u00adest\u00ading", ["interesting"], []),
+        ("\u1112\u1161\u11ab국", ["한국"], ["하국"]),
+        ("zero\u200bwidth, and\u202fnarrow", ["zerowidth", "and narrow"], []),
+    ],
+)
+def test_case_11_a_phrase_is_found_however_it_is_written(text: str, found: list[str], missed: list[str]) -> None:
+    before = "Vorher … ﬁ Ⅻ ㍍ x\u0301 "
+    for phrase in found:
+        (place,) = scanned(Phrase(phrase, 0), [before * 3 + text]).spans()
+        at = place.at - 3 * len(before)
+        assert 0 <= at < len(text), phrase
+        assert folded(text[at:]).startswith(folded(phrase)), phrase
+    for phrase in missed:
+        assert scanned(Phrase(phrase, 0), [text]).spans() == [], phrase
 
 
 @requirement("content.find")
@@ -493,9 +546,69 @@ def test_case_11_a_question_is_answered_in_every_script(question: str, answer: s
 
 
 @requirement("content.find")
+@each(
+    ("language", "question", "answer", "other"),
+    [
+        (
+            "german",
+            "Welche Verwaltung prüft das Haus?",
+            "Die Verwaltungen der Häuser sind geprüft.",
+            "Der Satz ist für die Seite nicht von Belang, und mit ihm ist auch nichts gesagt. ",
+        ),
+        (
+            "french",
+            "Quelle est la règle des remboursements ?",
+            "Les REGLES du remboursement sont ici.",
+            "La phrase est pour vous dans la page, mais elle ne dit pas les choses qui sont au fond. ",
+        ),
+        (
+            "spanish",
+            "¿Qué ciudad tiene canciones?",
+            "Las ciudades con una canción son dos.",
+            "El texto de la página no dice nada que sea de interés para los lectores en su casa. ",
+        ),
+        (
+            "russian",
+            "условия договора",
+            "Здесь договоры имеют условие срока.",
+            "Это предложение на странице ничего не говорит и никому не нужно. ",
+        ),
+        ("english", "When are parties paid?", "Each party is paying.", FILLER + "It is that which was for you. "),
+        (None, "zebras", "A zebra.", "Xyz abc qwe. "),
+    ],
+)
+def test_case_11_a_question_finds_other_forms_of_its_words(
+    language: str | None, question: str, answer: str, other: str
+) -> None:
+    text = other * 60 + answer + other * 60
+    assert language_of(text) == language
+    (best, *_) = scanned(Question(question, text), [text]).spans()
+    assert answer in text[best.at : best.at + best.chars + len(answer)]
+
+
+@requirement("content.find")
+@each(
+    ("text", "language"),
+    [
+        ("", None),
+        ("xyz 12 foo", None),
+        ("def main(): return x", None),
+        ("Це речення українською мовою.", None),
+        ("این یک متن فارسی است که می‌گوید", None),
+        ("这是中文", None),
+        ("Αυτό είναι ένα κείμενο", "greek"),
+        ("यह एक वाक्य है", "hindi"),
+        ("Het is een zin van de pagina die niet te lang is", "dutch"),
+    ],
+)
+def test_case_11_a_language_is_told_only_if_it_is_clear(text: str, language: str | None) -> None:
+    assert language_of(text) == language
+
+
+@requirement("content.find")
 def test_case_11_terms_are_words_and_pairs_of_letters_where_no_blanks_are() -> None:
     assert list(terms("The Keys' résumé_2 is 東京都 猫 x")) == (
-        ["the", "key", "résumé", "2", "is", "東京", "京都", "猫", "x"]
+        ["the", "keys", "resume", "2", "is", "東京", "京都", "猫", "x"]
     )
 
 
@@ -523,7 +636,7 @@ def test_a_search_skips_the_matches_near_the_one_before(monkeypatch: pytest.Monk
         looked_up.append(at)
         return bisect_right(places, at, **options)
 
-    monkeypatch.setattr(text_search, "bisect_right", counted)
+    monkeypatch.setattr(text_folding, "bisect_right", counted)
     search = Phrase("a a", 0)
     scanned(search, ["a  a  " * 5_000])
     assert 100 < search.after < 200

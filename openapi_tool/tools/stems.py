@@ -1,0 +1,86 @@
+"""Stems of words, so that a question finds `refunds` by `refund`, where the language of a text is clear.
+
+Imports pure code only.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable
+
+from openapi_tool.tools.text_folding import folded
+
+Stem = Callable[[str], str]
+"""Return the stem of a folded word."""
+
+SAMPLE_CHARS = 20_000
+"""Characters of a text that tell its language."""
+_MIN_WORDS, _LEAD = 3, 1.5
+"""Least number of known words, and by how much the language must lead the next one."""
+_MIN_PLURAL_CHARS = 4
+_WORD = re.compile(r"[^\W\d_]+")
+
+# The commonest words, folded, of languages in Latin script. Words of several of them tell little, so few are listed.
+_COMMON_WORDS = {
+    "english": "the of and to is that it for was with as are this be have from or not which you by an",
+    "german": "der die und das ist nicht mit sich auf fur den dem ein eine auch es von zu im werden als bei",
+    "french": "le la les des est et dans pour que qui une sur pas avec ce sont au du par il plus nous vous",
+    "spanish": "el la los las que de y en un una es por con para del se no su al como mas pero",
+    "portuguese": "o os as que de do da em um uma e para com nao por mais dos das se na no ao foi",
+    "italian": "il di che e la per un una non con del della sono i le da gli nel anche si alla piu",
+    "dutch": "de het een en van is dat niet op te zijn met voor aan er ook als bij door maar naar worden",
+    "swedish": "och att det som en pa ar av for med den till inte om ett har de jag var sig fran eller",
+    "danish": "og at det som en pa er af for med den til ikke om et har de jeg var sig fra eller blev hvad",
+    "norwegian": "og at det som en pa er av for med den til ikke om et har de jeg var seg fra eller ble hva",
+    "finnish": "ja on ei se etta oli han mutta joka ovat myos kun tai niin kuin mika sen ovat ole jos",
+    "hungarian": "a az es hogy nem is egy de van meg ez csak azt volt mint vagy ki lehet ha",
+    "romanian": "si de la in cu este nu un o pe care sa din pentru mai sunt ca al fost sau",
+    "turkish": "ve bir bu da de icin ile ne gibi daha cok olarak olan en var ama kadar sonra",
+    "polish": "i w na z do nie to sie jest ze od za jak po co o ale czy tym przez",
+    "czech": "a v na je se s to z o do i ze k jako pro by za od ale jsou nebo",
+}
+_BY_WORD: dict[str, list[str]] = {}
+for _language, _words in _COMMON_WORDS.items():
+    for _word in _words.split():
+        _BY_WORD.setdefault(_word, []).append(_language)
+
+# Script of a language, and letters by which another one is recognized that writes with it.
+_NOT_RUSSIAN = "\u0456\u0457\u0454\u0491\u045e\u0452\u0458\u0459\u045a"
+_NOT_RUSSIAN += "\u045b\u045f\u049b\u04a3\u0493\u04af\u04b1\u04bb\u04e9"
+_SCRIPTS = (
+    ("russian", re.compile("[\u0430-\u044f\u0451]"), re.compile(f"[{_NOT_RUSSIAN}]")),
+    ("greek", re.compile("[\u03b1-\u03c9]"), None),
+    ("arabic", re.compile("[\u0621-\u064a]"), re.compile("[\u067e\u0686\u0698\u06af\u06a9\u06cc]")),
+    ("hindi", re.compile("[\u0904-\u0939]"), None),
+    ("tamil", re.compile("[\u0b85-\u0bb9]"), None),
+    ("armenian", re.compile("[\u0561-\u0586]"), None),
+)
+_SCRIPT_SHARE = 0.5
+
+
+def stem_of(sample: str) -> Stem:
+    """Return how words of the language of a text are stemmed; if it is not clear, only the s of plurals is removed."""
+    language = language_of(sample)
+    if language is None:
+        return _without_s
+    import snowballstemmer  # noqa: PLC0415 - takes 20 ms, which only questions need
+
+    stem: Stem = snowballstemmer.stemmer(language).stemWord
+    return stem
+
+
+def language_of(sample: str) -> str | None:
+    """Return the language of a text if it is clear, by its script or its commonest words."""
+    text = folded(sample[:SAMPLE_CHARS])
+    letters = sum(map(str.isalpha, text))
+    for language, script, others in _SCRIPTS:
+        if letters and len(script.findall(text)) >= _SCRIPT_SHARE * letters:
+            return None if others is not None and others.search(text) else language
+    counts = Counter(language for word in _WORD.findall(text) for language in _BY_WORD.get(word, ()))
+    (first, count), (_, following) = [*counts.most_common(2), ("", 0), ("", 0)][:2]
+    return first if count >= max(_MIN_WORDS, _LEAD * following) else None
+
+
+def _without_s(word: str) -> str:
+    return word[:-1] if word.endswith("s") and len(word) >= _MIN_PLURAL_CHARS else word
