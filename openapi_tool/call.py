@@ -50,6 +50,7 @@ class Call:
     - `secrets_sent`: secrets in its requests so far; several keys if each attempt, or item of a batch, took one of a
       pool.
     - `left_out_logged`: whether the log names the definition's parameters that are not sent.
+    - `repaired`: arguments that were repaired while the call ran, beside those of `Arguments.repaired`.
     - `number`: identifies the call in this process.
     """
 
@@ -64,6 +65,7 @@ class Call:
     permit_waits: list[tuple[float, float]] = field(default_factory=list)
     secrets_sent: set[SecretStr] = field(default_factory=set)
     left_out_logged: bool = False
+    repaired: set[str] = field(default_factory=set)
     number: int = field(default_factory=_NUMBERS.__next__)
 
     @property

@@ -136,7 +136,7 @@ class ToolRunner:
                 tool=tool,
                 session=session,
                 budget=_remaining_budget(call),
-                repaired=arguments.repaired,
+                repaired=tuple(sorted({*arguments.repaired, *call.repaired})),
             )
         except Exception as cause:  # noqa: BLE001 - failure_result logs defects
             result, full_text = self.failure_result(call, definition.tool_name, cause, started, tool, session), None

@@ -26,6 +26,7 @@ from openapi_tool.jina.request import (
     ResolvedParameters,
     UpstreamRequest,
     build_request,
+    changed_arguments,
     resolve_parameters,
     under_url_policy,
     with_max_tokens,
@@ -199,7 +200,9 @@ class JinaBackend:
         if resolved.left_out and not call.left_out_logged:
             call.left_out_logged = True  # the items of a batch leave out the same
             _log_left_out(definition, resolved.left_out)
-        resolved = under_url_policy(resolved, definition, self._options.url_policy)
+        given = resolved
+        resolved = under_url_policy(given, definition, self._options.url_policy)
+        call.repaired |= changed_arguments(definition, given, resolved)
         if (endpoint := endpoint_of(definition)).limits_tokens:
             resolved = with_max_tokens(resolved, self._options.tools.default_max_tokens)
         deadline = deadline.shortened(definition.timeout_s).shortened(resolved.timeout_s)

@@ -24,6 +24,7 @@ from openapi_tool.jina.response import Expected
 from openapi_tool.jina.url_policy import UrlPolicy
 from openapi_tool.protocol.errors import BadRequest, TargetRefused
 from openapi_tool.protocol.jsontext import dumps
+from openapi_tool.tools.argument_hints import one_of_several
 from openapi_tool.tools.argument_names import fold, not_taken
 from openapi_tool.tools.arguments import (
     CURSOR,
@@ -136,6 +137,14 @@ def under_url_policy(resolved: ResolvedParameters, definition: ToolDefinition, r
             raise
         problem = Problem(resolved.main_parameter_option, f"is no address that may be read ({refusal.code})")
     raise unusable(definition.tool_name, [str(problem)])
+
+
+def changed_arguments(definition: ToolDefinition, given: ResolvedParameters, sent: ResolvedParameters) -> set[str]:
+    """Return the model's argument of the query or address if it is not sent as it was given."""
+    name = endpoint_of(definition).operation.main_parameter
+    if given.main_parameter_option is not None or given.parameters.get(name) == sent.parameters.get(name):
+        return set()
+    return {definition.built_in.list_argument or given.names.get(name, name)}
 
 
 def with_max_tokens(resolved: ResolvedParameters, max_tokens: int) -> ResolvedParameters:
@@ -276,7 +285,9 @@ class ParameterResolver:
             converted = parameter.convert(value)
         except ValueError as problem:
             lenient = parameter.lenient and problems is self.operator
-            (self.invalid if lenient else problems).append(Problem(path, str(problem)))
+            is_main = parameter.name == self._endpoint.operation.main_parameter
+            text = f"{problem}{one_of_several(value) if is_main else ''}"
+            (self.invalid if lenient else problems).append(Problem(path, text))
             return
         if parameter.merge and problems is self.model and parameter.name in self._names:
             converted = parameter.merge(self.parameters[parameter.name], converted)

@@ -14,6 +14,7 @@ from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_add
 from typing import Annotated, NamedTuple
 from urllib.parse import unquote
 
+import orjson
 from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic.dataclasses import dataclass as validated
 from pydantic_settings import NoDecode
@@ -67,8 +68,18 @@ _BLANKS = " \t\r\n\f\v\u00a0\u200b\u2060\u3000\ufeff"
 _WRAPPERS = {'"': '"', "'": "'", "`": "`", "<": ">", "\u201c": "\u201d", "\u2018": "\u2019", "«": "»", "*": "*"}
 _LINK = re.compile(r"""!?\[.*\]\(\s*(\S+)(?:\s+(?:"[^"]*"|'[^']*'))?\s*\)""", re.DOTALL)
 # ASCII, because with IGNORECASE `s` also matches U+017F, which would pass an unknown scheme.
-_DOI = re.compile(r"\A(?:doi:)?(10\.[0-9]{4,9}/[^\s#?%]+)\Z", re.IGNORECASE)
+_DOI = re.compile(r"\A(?:doi:\s*)?(10\.[0-9]{4,9}/[^\s#?%]+)\Z", re.IGNORECASE)
 """A document's DOI. As a URL its `10.1234` would be a private IPv4 address."""
+_ARXIV = re.compile(
+    r"\Aarxiv:\s*((?:[0-9]{4}\.[0-9]{4,5}|[a-z-]{2,20}(?:\.[a-z]{2})?/[0-9]{7})(?:v[0-9]{1,3})?)\Z",
+    re.IGNORECASE | re.ASCII,
+)
+_WITH_BLANKS = re.compile(
+    r"((?:https?://)?[^\s/?#.]+\.[^\s/?#]+[/?#][^\s\x00-\x1f]*(?:[ \u00a0]+[^\s\x00-\x1f]+)+)", re.IGNORECASE
+)
+"""Address with blanks behind its host, as of a title that was put into it."""
+_ANOTHER = re.compile(r"[\s,;]https?://", re.IGNORECASE | re.ASCII)
+_JSON_NAMES = ("url", "target_url", "link", "href")
 _SCHEME = re.compile(r"(?:https?:/*){,2}(https?):/*", re.IGNORECASE | re.ASCII)
 _ENCODED_SCHEME = re.compile(r"https?%3a", re.IGNORECASE | re.ASCII)
 _OTHER_SCHEME = re.compile(r"(?!localhost:)[a-z][a-z0-9+-]*:", re.IGNORECASE)  # no dot: `host.name:80` is none
@@ -178,7 +189,7 @@ def checked_url(text: str, rules: UrlPolicy) -> str:
 
     Takes linear time. Raises BadRequest if the text is no web address, TargetRefused if its host is not public.
     """
-    url = _parsed(_checked(_DOI.sub(r"https://doi.org/\1", _unwrapped(_bounded(text)))))
+    url = _parsed(_checked(_repaired(_unwrapped(_bounded(text)))))
     for _ in range(_MAX_READER_PREFIXES):
         if not _READER.fullmatch(url.host):
             break
@@ -199,6 +210,41 @@ def _bounded(text: str) -> str:
     if len(text) > MAX_URL_CHARS:
         raise BadRequest(f"url: has {len(text)} characters, at most {MAX_URL_CHARS} are read. Give a shorter address.")
     return text
+
+
+def _repaired(text: str) -> str:
+    """Return the address in a JSON text, of a document's DOI or arXiv number, or with its blanks encoded."""
+    if text[:1] in ("{", "["):
+        text = _unwrapped(_in_json(text))
+    if _ANOTHER.search(text) and " " in text:
+        raise _several()
+    text = _ARXIV.sub(r"https://arxiv.org/abs/\1", _DOI.sub(r"https://doi.org/\1", text))
+    if _WITH_BLANKS.fullmatch(text):
+        return text.replace(" ", "%20").replace("\u00a0", "%20")
+    if " " in text and "://" not in text:
+        raise BadRequest(f"url: {_shown(text)} is no address. To find pages by words, use the search tool.")
+    return text
+
+
+def _in_json(text: str) -> str:
+    """Return the address in a JSON object or list, the text itself if it is no JSON."""
+    try:
+        value = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return text
+    if isinstance(value, list) and len(value) > 1:
+        raise _several()
+    if isinstance(value, dict):
+        value = [value[name] for name in _JSON_NAMES if isinstance(value.get(name), str)][:1]
+    if isinstance(value, list) and value and isinstance(value[0], str):
+        return value[0]
+    raise BadRequest("url: is JSON without an address. Give the address alone, such as https://example.com/page.")
+
+
+def _several() -> BadRequest:
+    return BadRequest(
+        "url: holds several addresses. Give one; call the tool for each, or use the tool that takes several."
+    )
 
 
 def _unwrapped(text: str) -> str:

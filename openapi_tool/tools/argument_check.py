@@ -131,8 +131,8 @@ def _interpretations(name: str, rule: JsonObject, value: JsonValue) -> Iterator[
         yield word
     wanted = types if isinstance(types, list) else [types]
     if "string" in wanted:
-        if isinstance(value, list) and len(value) == 1 and isinstance(value[0], str):
-            yield value[0]
+        if isinstance(value, list):
+            yield from _joined(name, value)
         elif isinstance(value, int) and not isinstance(value, bool):
             yield str(value)
     if not isinstance(value, str):
@@ -146,6 +146,15 @@ def _interpretations(name: str, rule: JsonObject, value: JsonValue) -> Iterator[
         yield _BOOLEANS[text.lower()]
     if "array" in wanted:
         yield from _lists(name, text, value)
+
+
+def _joined(name: str, value: list[JsonValue]) -> Iterator[JsonValue]:
+    """Yield the only text of a list, or a list of CSS selectors as one selector."""
+    texts = [text.strip() for text in value if isinstance(text, str) and text.strip()]
+    if len(texts) == len(value) == 1:
+        yield value[0]
+    elif name.endswith("_selector") and texts:
+        yield ", ".join(texts)
 
 
 def _lists(name: str, text: str, value: str) -> Iterator[JsonValue]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import islice
 
+from openapi_tool.tools.argument_hints import hint
 from openapi_tool.tools.wording import close_to
 
 _MAX_COMPARED = 40  # characters, and names: limits the time of difflib
@@ -51,5 +52,8 @@ def probably_meant(name: str, known: Iterable[str]) -> str | None:
 
 def not_taken(name: str, known: Iterable[str]) -> str:
     """Return the problem of an argument that a tool does not take."""
+    known = list(known)
+    if instead := hint(fold(name), {fold(other) for other in known[:_MAX_COMPARED]}):
+        return f"is not an argument that this tool takes; {instead}"
     other = probably_meant(name, known)
     return f"is not an argument that this tool takes{f'; did you mean {other}?' if other else ''}"

@@ -29,21 +29,20 @@ _IGNORED = re.compile("[\u00ad\u034f\u061c\u200b-\u200f\u202a-\u202e\u2060-\u206
 # voiced kana, and later parts of a Hangul syllable.
 _JOINING = (
     "\u0300-\u036f\u0483-\u0487\u0653-\u0655\u093c\u1160-\u11ff\u1ab0-\u1aff\u1dc0-\u1dff\u20d0-\u20ff\u3099\u309a"
-    "\ufe20-\ufe2f"
+    "\ufe20-\ufe2f\uff9e\uff9f"
 )
 _JOINS = re.compile(f"[{_JOINING}]")
 _HAS_PLAIN_MARKS = re.compile(
     "[a-z\u00aa\u00ba\u00df-\u02af\u0370-\u03ff\u1d00-\u1dbf\u1e00-\u1fff\u2c60-\u2c7f\ua722-\ua7ff\uab30-\uab6f]"
 )
-
-
-_BLANKS = re.compile(rf" {{2,{MAX_FOLDED_FROM}}}")
+"""Letters of Latin and Greek."""
 
 
 @lru_cache(maxsize=256)
 def _letters(several: str) -> re.Pattern[str]:
     """Return a pattern of runs of blanks, of marks, and of the characters that become several or none."""
-    return re.compile(rf"{_BLANKS.pattern}|[{_JOINING}]{{1,8}}" + (f"|[{re.escape(several)}]" if several else ""))
+    others = f"|[{re.escape(several)}]" if several else ""
+    return re.compile(rf" {{2,{MAX_FOLDED_FROM}}}|[{_JOINING}]{{1,8}}{others}")
 
 
 class _Change(NamedTuple):
@@ -63,11 +62,13 @@ class Folded:
             text = text.replace(blank, " ")
         self._starts: list[int] = []  # of each change in the folded text
         self._changes: list[_Change] = []
-        if text.isascii():
-            self.text = self._changed(text, _BLANKS) if "  " in text else text
-        else:
-            several = sorted(char for char in set(text) if len(_folded_letter(char)) != 1)
-            self.text = self._changed(text.translate(_SINGLE), _letters("".join(several)))
+        letters = "" if text.isascii() else "".join(sorted(set(text)))
+        folded_letters = [_folded_letter(letter) for letter in letters]
+        several = [letter for letter, found in zip(letters, folded_letters, strict=True) if len(found) != 1]
+        if len(several) < sum(map(str.__ne__, letters, folded_letters)):  # else it takes time for nothing
+            text = text.translate(_SINGLE)
+        changes = bool(several) or "  " in text or _JOINS.search(letters) is not None
+        self.text = self._changed(text, _letters("".join(several))) if changes else text
 
     def _changed(self, text: str, pattern: re.Pattern[str]) -> str:
         """Fold what `pattern` finds, and record where that changes the number of characters."""

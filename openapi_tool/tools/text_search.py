@@ -10,6 +10,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -37,6 +38,8 @@ _PREFIX_CHARS = 3
 """Words with a common stem begin alike; only these are stemmed."""
 _MAX_STEMMED = 5_000
 """Different words of a text that are stemmed, at up to 100 µs each."""
+_MAX_SEEN, _MAX_WORD_CHARS = 100_000, 60
+"""Different words of a text that are looked at, and the longest that is stemmed."""
 _MAX_COUNT = 255  # of a term in a passage; higher counts hardly change a score
 
 
@@ -116,12 +119,13 @@ class Question:
         words = [term for term in unique if not _IS_UNSPACED.match(term)]
         self._stem = stem_of(f"{question}\n{sample}")
         self._word_count = len(words)
-        self._place_of: dict[str, int | None] = {}  # of a form of a word among `words`; None for other words
+        self._place_of: dict[str, int] = {}  # place among `words` of each form of one that is known so far
         for place, word in enumerate(words):
-            for form in (word, self._stem(word)):
+            for form in (word, self._stem(word[:_MAX_WORD_CHARS])):
                 self._place_of.setdefault(form, place)
         self._prefixes = frozenset(form[:_PREFIX_CHARS] for form in self._place_of)
-        self._max_known = len(self._place_of) + _MAX_STEMMED
+        self._seen = set(self._place_of)
+        self._left_to_stem = _MAX_STEMMED
         # Passages with a term: position, length, and the count of each term in one byte. As tuples of terms and counts
         # those of a page of 10 MB took 80 MB.
         self._found: list[tuple[int, int, bytes]] = []
@@ -140,9 +144,11 @@ class Question:
         counts = [text.count(term) for term in self._unspaced]
         of_words = [0] * self._word_count
         if any(map(text.__contains__, self._prefixes)):
-            for word, count in Counter(_WORD.findall(text)).items():
-                if (place := self._place(word)) is not None:
-                    of_words[place] += count
+            found = Counter(_WORD.findall(text))
+            if new := found.keys() - self._seen:
+                self._learn(new)
+            for word in found.keys() & self._place_of.keys():
+                of_words[self._place_of[word]] += found[word]
         counts += of_words
         self._passages += 1
         self._total_chars += len(passage)
@@ -151,13 +157,16 @@ class Question:
                 self._passages_with[place] += count > 0
             self._found.append((at, len(passage), bytes(min(count, _MAX_COUNT) for count in counts)))
 
-    def _place(self, word: str) -> int | None:
-        """Return the place of the question's word that has the same form or stem."""
-        places = self._place_of
-        if word in places or word[:_PREFIX_CHARS] not in self._prefixes or len(places) >= self._max_known:
-            return places.get(word)
-        place = places[word] = places.get(self._stem(word))
-        return place
+    def _learn(self, words: AbstractSet[str]) -> None:
+        """Find out which of the text's words have the stem of one of the question."""
+        if len(self._seen) > _MAX_SEEN:
+            return
+        self._seen |= words
+        alike = [word for word in words if word[:_PREFIX_CHARS] in self._prefixes and len(word) <= _MAX_WORD_CHARS]
+        for word in alike[: self._left_to_stem]:
+            if (place := self._place_of.get(self._stem(word))) is not None:
+                self._place_of[word] = place
+        self._left_to_stem -= min(len(alike), self._left_to_stem)
 
     def spans(self) -> list[Span]:
         """Return the passages, best first; those of equal score in the order of the text."""

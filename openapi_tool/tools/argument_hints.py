@@ -1,0 +1,30 @@
+"""What a model should give in place of an argument that a tool does not take. Imports nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+_RECENT = "timerange timefilter recency freshness days daterange period tbs time past"
+_KINDS = "type searchtype topic category vertical"
+_SINGULAR = {"urls": "url", "links": "url", "queries": "query", "searches": "query"}
+
+
+def hint(folded: str, known: Collection[str]) -> str:
+    """Return what to give in place of an unknown argument, empty if nothing special is known of it.
+
+    `folded` is its folded name, `known` are the folded names of the arguments that may be given.
+    """
+    if folded in _RECENT.split():
+        return next((f"for recent pages give {name}" for name in ("recency", "after") if name in known), "")
+    if folded in _KINDS.split() and "site" in known:
+        return "it searches web pages only: for news or images say so in query"
+    single = _SINGULAR.get(folded)
+    if single and folded not in known and single in known:
+        return f"give {single}, and call the tool for each, or use the tool that takes several"
+    return ""
+
+
+def one_of_several(value: object) -> str:
+    """Return what to do about a list that is given as a query or address; empty for other values."""
+    several = isinstance(value, list) and len(value) > 1
+    return "; it takes one: call the tool for each, or use the tool that takes several" if several else ""
