@@ -10,11 +10,15 @@ The argument `sizes` prints instead how much of each recorded response a model i
 exceeded. A search is measured without page text (`content`, `text`, `html` of its results) on both sides, with a limit
 over all recordings. A page may exceed the parts that must be shown by a fixed number of characters. `sizes --json`
 prints the same rows as JSON.
+
+The argument `links` prints how many links each recorded page has in its text, and its tokens with them, with their
+texts only, and with a list of them at the end.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
@@ -301,6 +305,41 @@ def violations(rows: list[Row], error: float = 0.0, error_tokens: int = 0) -> li
     return violations
 
 
+_LINK = re.compile(r"(?<!!)\[((?:[^\[\]]|!?\[[^\[\]]*\](?:\([^()\s]*\))?)*)\]\((https?://[^()\s]+)(?: \"[^\"]*\")?\)")
+
+
+_MANY_LINKS = "made: a page of 300 links"
+
+
+def pages_with_links() -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield the recorded pages with links in their text, and one that is made of links."""
+    for name, envelope in successes().items():
+        page = envelope["data"]
+        if not is_search(envelope) and not page.get("links") and _LINK.search(page.get("content") or ""):
+            yield name, page
+    lines = [
+        f"* [Article {n} of the list](https://site{n % 9}.example/section/{n}/article-{n}.html)" for n in range(300)
+    ]
+    yield _MANY_LINKS, {"title": "List", "url": "https://site.example/", "content": "\n".join(lines)}
+
+
+def links(tokens: Callable[[str], int]) -> int:
+    """Print the tokens of each recorded page with its links, with their texts only, and with a list of them."""
+    out = sys.stdout.write
+    out(f"{'page':36} {'links':>6} {'with':>8} {'texts':>8} {'listed':>8}\n")
+    total = [0, 0, 0, 0]
+    for name, page in pages_with_links():
+        targets = dict(_LINK.findall(page["content"]))
+        bare = {**page, "content": _LINK.sub(r"\1", page["content"])}
+        forms = (page, bare, {**bare, "links": targets})
+        numbers = [len(targets), *(tokens(ours({"data": form})) for form in forms)]
+        out(f"{name:36} {numbers[0]:6,} " + " ".join(f"{number:8,}" for number in numbers[1:]) + "\n")
+        if name != _MANY_LINKS:
+            total = [before + number for before, number in zip(total, numbers, strict=True)]
+    out(f"{'total of the recorded pages':36} {total[0]:6,} " + " ".join(f"{number:8,}" for number in total[1:]) + "\n")
+    return 0
+
+
 def counter() -> Callable[[str], int] | None:
     """Return an exact count of o200k tokens, None if its package is not installed."""
     try:
@@ -332,4 +371,6 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    if "links" in sys.argv:
+        sys.exit(links(counter() or estimate_tokens))
     sys.exit(sizes() if "sizes" in sys.argv else main())

@@ -79,6 +79,10 @@ _WITH_BLANKS = re.compile(
 )
 """Address with blanks behind its host, as of a title that was put into it."""
 _ANOTHER = re.compile(r"[\s,;]https?://", re.IGNORECASE | re.ASCII)
+_AMONG_WORDS = re.compile(
+    r"""(?:[^/?#.@\\]*\s|-{0,2}url\s*[:=]\s*)["'`<(]*(https?://[^\s"'`<>]+)[^:]*""", re.IGNORECASE | re.ASCII
+)
+"""The only address in a text, behind words or `url:`."""
 _JSON_NAMES = ("url", "target_url", "link", "href")
 _SCHEME = re.compile(r"(?:https?:/*){,2}(https?):/*", re.IGNORECASE | re.ASCII)
 _ENCODED_SCHEME = re.compile(r"https?%3a", re.IGNORECASE | re.ASCII)
@@ -213,12 +217,15 @@ def _bounded(text: str) -> str:
 
 
 def _repaired(text: str) -> str:
-    """Return the address in a JSON text, of a document's DOI or arXiv number, or with its blanks encoded."""
+    """Return the address in a JSON text or among words, of a DOI or arXiv number, or with its blanks encoded."""
     if text[:1] in ("{", "["):
         text = _unwrapped(_in_json(text))
+    if among_words := _AMONG_WORDS.fullmatch(text):
+        text = _unwrapped(among_words[1])
     if _ANOTHER.search(text) and " " in text:
         raise _several()
     text = _ARXIV.sub(r"https://arxiv.org/abs/\1", _DOI.sub(r"https://doi.org/\1", text))
+    text = text.replace("&amp;", "&")  # copied from HTML
     if _WITH_BLANKS.fullmatch(text):
         return text.replace(" ", "%20").replace("\u00a0", "%20")
     if " " in text and "://" not in text:
