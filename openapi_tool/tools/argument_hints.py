@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+MAIN_NAMES = frozenset({"query", "q", "url", "targeturl"})
+"""Folded names of the query or address of a call, in every operation of the catalogue."""
+
 _RECENT = "timerange timefilter recency freshness days daterange period tbs time past"
 _KINDS = "type searchtype topic category vertical"
 _SINGULAR = {"urls": "url", "links": "url", "queries": "query", "searches": "query"}

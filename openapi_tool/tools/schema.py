@@ -13,10 +13,9 @@ from cachetools import LRUCache
 
 from openapi_tool.protocol.errors import ToolMisconfigured
 from openapi_tool.protocol.jsontext import JsonObject, JsonValue
-from openapi_tool.tools.argument_hints import one_of_several
+from openapi_tool.tools.argument_hints import MAIN_NAMES, one_of_several
 from openapi_tool.tools.argument_names import not_taken, probably_meant
 from openapi_tool.tools.bounds import count_values, patterns
-from openapi_tool.tools.catalogue import OPERATIONS
 from openapi_tool.tools.meta_schema import object_at
 from openapi_tool.tools.problems import MAX_PROBLEMS, Problem, argument_path, listed
 from openapi_tool.tools.wording import short
@@ -236,7 +235,7 @@ def _located(
 def _is_main(error: jsonschema_rs.ValidationError) -> bool:
     """Return whether an error is about the query or address of a call."""
     name, *inner = (*error.instance_path, "")
-    return inner == [""] and any(fold(str(name)) in operation.main_parameter_names for operation in OPERATIONS)
+    return inner == [""] and fold(str(name)) in MAIN_NAMES
 
 
 def _missing(name: str, schema: Mapping[str, JsonValue], instance: Mapping[str, JsonValue]) -> str:

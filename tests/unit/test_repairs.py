@@ -9,7 +9,8 @@ from typing import Any
 import respx
 
 from openapi_tool.testing import ToolResult
-from openapi_tool.tools.catalogue import CATALOGUE
+from openapi_tool.tools.argument_hints import MAIN_NAMES
+from openapi_tool.tools.catalogue import CATALOGUE, OPERATIONS
 from tests.requirements import requirement
 from tests.support import definition, each
 
@@ -93,6 +94,11 @@ def test_what_is_no_address_says_what_to_do(given: str, says: str, run_tool: Run
 
 
 # Arguments that this tool does not take.
+
+
+@requirement("catalogue")
+def test_the_names_of_queries_and_addresses_are_those_of_the_catalogue() -> None:
+    assert frozenset[str]().union(*(operation.main_parameter_names for operation in OPERATIONS)) == MAIN_NAMES
 
 
 @each(
