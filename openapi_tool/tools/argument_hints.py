@@ -30,4 +30,4 @@ def hint(folded: str, known: Collection[str]) -> str:
 def one_of_several(value: object) -> str:
     """Return what to do about a list that is given as a query or address; empty for other values."""
     several = isinstance(value, list) and len(value) > 1
-    return "; it takes one: call the tool for each, or use the tool that takes several" if several else ""
+    return " (it takes one: call the tool for each, or use the tool that takes several)" if several else ""

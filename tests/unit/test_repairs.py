@@ -119,7 +119,7 @@ def test_the_names_of_queries_and_addresses_are_those_of_the_catalogue() -> None
         (
             "jina.search",
             {"query": ["a", "b"]},
-            "a text of 1 to 2,000 characters, not blank; it takes one",
+            "a text of 1 to 2,000 characters, not blank (it takes one",
         ),
         ("jina.read", {"url": ["https://a.example/", "https://b.example/"]}, "it takes one: call the tool for each"),
     ],
