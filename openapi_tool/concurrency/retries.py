@@ -19,13 +19,26 @@ async def retried(
     before_sleep: Callable[[RetryCallState], Any] | None = None,
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> T:
-    """Return the result of `attempt`, repeated after each exception of a type in `on`; raise the last one."""
+    """Return the result of `attempt`, repeated after each exception of a type in `on`; raise the last one.
+
+    The first attempt runs without tenacity, which takes 60 µs of CPU, but counts as tenacity's first.
+    """
+    try:
+        return await attempt()
+    except on as error:
+        failed = [error]
+
+    async def again() -> T:
+        if failed:
+            raise failed.pop()
+        return await attempt()
+
     # retry_if_exception_type would make a reference cycle.
     is_retryable = retry_if_exception(lambda error: isinstance(error, on))
     retrying = AsyncRetrying(
         retry=is_retryable, sleep=sleep, wait=wait, stop=stop, before_sleep=before_sleep, reraise=True
     )
     try:
-        return await retrying(attempt)
+        return await retrying(again)
     finally:
         retrying.iter_state.reset()  # a reference cycle, which only garbage collection would free

@@ -17,6 +17,7 @@ from pydantic import SecretStr
 from tenacity import stop_after_attempt, wait_none
 
 from openapi_tool.bus.fetch_mode import FetchMode
+from openapi_tool.concurrency import retries
 from openapi_tool.concurrency.fair_semaphore import FairSemaphore
 from openapi_tool.concurrency.keyed_lock import KeyedLock
 from openapi_tool.concurrency.retries import retried
@@ -703,7 +704,7 @@ def test_handshakes_of_one_project_leave_some_for_another(run: Run) -> None:
     run(check())
 
 
-# Retries: number, kinds of failures.
+# Retries: number, kinds of failures, cost of a first success.
 
 
 class Attempts:
@@ -718,6 +719,12 @@ class Attempts:
         if self.failures:
             raise self.failures.pop(0)
         return self.made
+
+
+@requirement("answer.parked")
+async def test_the_first_success_needs_no_tenacity(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retries, "AsyncRetrying", None)
+    assert await retried(Attempts(), on=Unavailable, wait=wait_none()) == 1
 
 
 @requirement("answer.parked")
