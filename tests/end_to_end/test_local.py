@@ -20,8 +20,7 @@ import psutil
 import pytest
 from typer.testing import CliRunner
 
-from openapi_tool.cli import app
-from openapi_tool.cli import call as demo
+from openapi_tool.cli import app, demo
 from openapi_tool.local import servers
 from openapi_tool.local.guard import Guard
 from openapi_tool.local.sample_calls import CompletedCall

@@ -536,7 +536,7 @@ def check_arguments(data: bytes) -> None:
 def _identity(source: Source) -> CallIdentity:
     agent, step = source.pick(_IDS), source.pick((None, *_IDS))
     trace = source.pick((None, "0" * 31 + "1"))
-    return CallIdentity("proj", "public", agent, "turn", source.below(3), "call", step, None, trace, None, None)
+    return CallIdentity("proj", agent, "public", "turn", source.below(3), "call", step, None, trace, None, None)
 
 
 def _check_render(source: Source, identity: CallIdentity) -> None:

@@ -16,7 +16,7 @@ from nats.js.api import StreamConfig
 from prometheus_client import REGISTRY
 
 from openapi_tool.bootstrap import build_bootstrap
-from openapi_tool.bus import connection, doorbells
+from openapi_tool.bus import doorbells
 from openapi_tool.bus.connection import connected
 from openapi_tool.bus.doorbells import WakeupPublisher
 from openapi_tool.bus.leases import BUCKET, Lease, Leases, LeaseTaken, lease_key
@@ -421,8 +421,8 @@ SHORT_TIMEOUTS: dict[str, Any] = {"worker_timeout_s": 3, "commit_margin_s": 0.5,
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "_TIMEOUT_S", 0.1)
-    monkeypatch.setattr(connection, "_RETRY_LIMIT_S", 0.2)
+    monkeypatch.setattr(doorbells, "_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(doorbells, "_RETRY_LIMIT_S", 0.2)
 
 
 async def capture(world: World, subjects: str, **limits: Any) -> None:
