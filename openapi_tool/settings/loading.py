@@ -33,33 +33,9 @@ from openapi_tool.settings_error import SettingsError
 from openapi_tool.telemetry.redact import MASK, is_maskable
 from openapi_tool.tools.key_shapes import looks_like_a_key
 from openapi_tool.tools.secret_variables import Secrets
-from openapi_tool.tools.wording import counted, short
+from openapi_tool.tools.wording import short
 
 _MAX_PROBLEMS = 1_000
-_NAME = "letters, digits, '_' and '-'"
-PATTERNS: Mapping[str, str] = {
-    r"^[A-Za-z0-9_-]+$": f"must be one word of {_NAME}",
-    r"^([A-Za-z0-9_-]+|\*)$": f"must be one word of {_NAME}, or * for all",
-    r"^[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*$": f"must be words of {_NAME}, with dots between them",
-    r"^tool\.\S+$": "must start with tool. and have no blanks, such as tool.openapi",
-    r"^[A-Za-z_][A-Za-z0-9_]*$": "must be the name of an environment variable: letters, digits and '_', no digit first",
-}
-"""Error message for each pattern of a setting."""
-
-_MESSAGES = {
-    **dict.fromkeys(("dict_type", "model_type", "dataclass_type"), 'must be an object, such as {"key": "value"}'),
-    **dict.fromkeys(("tuple_type", "list_type"), 'must be a list, such as ["A", "B"]'),
-    **dict.fromkeys(("bool_parsing", "bool_type"), "must be true or false"),
-}
-_REWORDED = {  # beginnings of messages of pydantic, and what replaces them
-    "Input should be greater than or equal to": "must be at least",
-    "Input should be less than or equal to": "must be at most",
-    "Input should be greater than": "must be more than",
-    "Input should be less than": "must be less than",
-    "Input should be a valid": "must be a valid",
-    "Input should be": "must be",
-    "Value error, ": "",
-}
 _ANY_PREFIX = "OPENAPI_TOOL_"
 _KUBERNETES_PREFIXES = ("OPENAPI_TOOL_SERVICE_", "OPENAPI_TOOL_PORT")  # of a Service of this name
 
@@ -207,7 +183,9 @@ def _problem(item: Mapping[str, Any], place: Callable[[Sequence[str]], str]) -> 
     if item["type"] == "missing":
         variable = next((name for name, target in SHORT_NAMES.items() if target[: len(path)] == tuple(path)), None)
         return f"{where}: is missing" + (f"; set {variable}" if variable else "")
-    return f"{where}: {_MESSAGES.get(item['type']) or _reworded(item)}"
+    if item["type"] == "value_error":  # ours, without pydantic's prefix
+        return f"{where}: {item['ctx']['error']}"
+    return f"{where}: {item['msg']}"
 
 
 def _where(path: Sequence[str], place: Callable[[Sequence[str]], str]) -> str:
@@ -215,19 +193,6 @@ def _where(path: Sequence[str], place: Callable[[Sequence[str]], str]) -> str:
     source = "" if fields_of(_type_of(path)) else place(path)
     shown = ".".join(MASK if looks_like_a_key(part) else short(part) for part in path)  # one may be pasted as a name
     return (shown or "settings") + (f" ({source})" if source else "")
-
-
-def _reworded(item: Mapping[str, Any]) -> str:
-    if item["type"] == "string_pattern_mismatch":
-        return PATTERNS[item["ctx"]["pattern"]]
-    if item["type"] == "too_short":
-        least, kind = item["ctx"]["min_length"], item["ctx"]["field_type"]
-        if kind not in ("Tuple", "List"):  # a secret, whose type pydantic does not name
-            return f"must have at least {counted(least, 'character')}"
-        return f"must have at least {least} {'entry' if least == 1 else 'entries'}"
-    message = str(item["msg"])
-    beginning = next((known for known in _REWORDED if message.startswith(known)), "")
-    return _REWORDED.get(beginning, "") + message.removeprefix(beginning).partition(", unable to parse")[0]
 
 
 def _did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -108,13 +108,22 @@ class ToolsSettings(ToolOptions):
     ] = field(default_factory=JinaToolSettings)
 
 
+def _is_long_enough(key: Secret) -> Secret:
+    """Check the length here, as pydantic's message would tell it."""
+    if len(key.get_secret_value()) < MIN_KEY_BYTES:
+        raise ValueError(f"must have at least {MIN_KEY_BYTES} characters")
+    return key
+
+
+SessionKey = Annotated[Secret, AfterValidator(_is_long_enough), Field(json_schema_extra={"minLength": MIN_KEY_BYTES})]
+
+
 @validated(frozen=True)
 class SessionSettings(Options):
     """Session identities."""
 
-    key: Secret | None = Field(
+    key: SessionKey | None = Field(
         default=None,
-        min_length=MIN_KEY_BYTES,
         description="HMAC key of session identities, at least 16 bytes; by default generated and stored in NATS.",
     )
 
