@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip install --quiet --disable-pip-version-check
+# A line for each package, without those for packages that are there already.
+PIP_SHOWING := $(PY) -m pip install --disable-pip-version-check --progress-bar off
 COMPILE := uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate \
   --custom-compile-command "make lock"
 LOCKED := $(VENV)/.locked
@@ -119,13 +121,17 @@ endif
 $(LOCKED): requirements-dev.lock
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo "openapi-tool needs Python >= 3.11; name one with: make PYTHON=python3.11"; exit 1; }
-	$(PYTHON) -m venv --clear $(VENV)
-	$(PIP) --require-hashes -r requirements-dev.lock
+	@echo "Creating $(VENV)"
+	@$(PYTHON) -m venv --clear $(VENV)
+	@echo "Installing $$(grep -c == requirements-dev.lock) packages into $(VENV); the first time this takes a minute or two"
+	@$(PIP_SHOWING) --require-hashes -r requirements-dev.lock
 	@touch $(LOCKED)
 
 $(READY): $(LOCKED) pyproject.toml
-	$(PIP) --no-deps --no-build-isolation --editable .
+	@echo "Installing openapi-tool itself"
+	@$(PIP) --no-deps --no-build-isolation --editable .
 	@touch $(READY)
+	@echo "Ready: $(VENV)/bin/openapi-tool --help"
 
 # No extras of the package, as only make needs them. atheris has no wheel for every Python version; the tests replay the
 # stored corpora without it, and estimate tokens.

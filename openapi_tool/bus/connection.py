@@ -237,6 +237,7 @@ class _DependencyStats(_StrictModel):
 class _HealthStats(_StrictModel):
     dependencies: dict[str, _DependencyStats] = {}
     clock_offset_s: float | None = None
+    budgets_by_last_known_state: _Text = ""
 
 
 class _KernelStats(_StrictModel):
@@ -250,8 +251,11 @@ class _CallStats(_StrictModel):
     protocol: _Name = ""
     project: _Name
     tool: _Name
-    error_code: _Name | None = None
     calls: int
+
+
+class _ErrorStats(_CallStats):
+    error_code: _Name
 
 
 class _WarningStats(_StrictModel):
@@ -260,9 +264,12 @@ class _WarningStats(_StrictModel):
     ago_s: float | None = None
     message: _Text
     project_id: _Name | None = None
+    variable: _Name | None = None
 
 
 class _LimitStats(_StrictModel):
+    variable: _Name | None = None
+    endpoint: _Name | None = None
     pool: _Name | None = None
     not_set: bool = False
     used: float | None = None
@@ -275,6 +282,8 @@ class _LimitStats(_StrictModel):
 
 
 class _KeyStats(_StrictModel):
+    variable: _Name | None = None
+    state: _Name | None = None
     tried_again_s: float | None = None
 
 
@@ -302,7 +311,7 @@ class _ReplicaStats(_StrictModel):
     phases_p95_ms: dict[str, float | None] = {}
     health: _HealthStats = _HealthStats()
     tools: _Rows[_CallStats] = []
-    errors: _Rows[_CallStats] = []
+    errors: _Rows[_ErrorStats] = []
     warnings: _Rows[_WarningStats] = []
     last: _Rows[dict[str, Any]] = []
     limits: dict[str, Any] = {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -23,7 +24,7 @@ from openapi_tool.bootstrap import NAME, build_bootstrap
 from openapi_tool.bus.dead_letters import STREAM as DEAD_LETTERS
 from openapi_tool.bus.options import BusOptions, NatsOptions
 from openapi_tool.cli.common import INTERRUPTED, fail, json_default, print_status
-from openapi_tool.cli.embedded import executor_settings, extra_needed, running
+from openapi_tool.cli.embedded import executor_settings, extra_needed, running, this_program
 from openapi_tool.cli.kernels import connected_once
 from openapi_tool.cli.options import UpstreamChoice
 from openapi_tool.cli.tables import cell
@@ -198,17 +199,26 @@ def _print_outcome(outcome: _CallOutcome, redactor: Redactor) -> None:
     if outcome.repaired:
         print_status(f"arguments that were repaired or dropped: {redactor.text(', '.join(outcome.repaired))}")
     steps = " → ".join(name + (f" {ms} ms" if ms else "") for name, ms in outcome.times.items() if ms is not None)
-    print_status(f"{content.get('status')}: {steps} (tool_call_id {placed.tool_call_id}, trace {placed.trace_id})")
-    if content.get("status") != "success":
+    status = content.get("status")
+    if status != "success":  # the message is on standard output
         error = content.get("error") or {}
         retryable = "retryable" if error.get("retryable") else "not retryable"
-        fail(redactor.text(f"{error.get('code')}: {error.get('message')} ({retryable})"), _FAILED)
+        status = redactor.text(f"{status} with {error.get('code')} ({retryable})")
+    print_status(f"{status}: {steps} (tool_call_id {placed.tool_call_id}, trace {placed.trace_id})")
+    if status != "success":
+        raise typer.Exit(_FAILED)
 
 
 _DOUBLE_NOTE = (
     "The upstream is a double on loopback that answers with recorded real responses. For the real one: "
     "JINA_API_KEY=… openapi-tool demo --upstream real"
 )
+
+_ENDED = """
+Stopped: the executor, PostgreSQL, NATS and the double. Their data is deleted; nothing runs any more.
+Try next:
+{program} dev    # the same servers until Ctrl-C, to call tools of your own (README.md, "Your own tool")
+{program} --help"""
 
 
 def demo(*, upstream: UpstreamChoice, protocol: ProtocolVersion | None, as_json: bool) -> None:
@@ -219,6 +229,7 @@ def demo(*, upstream: UpstreamChoice, protocol: ProtocolVersion | None, as_json:
             sys.stdout.write(json.dumps(asdict(call), default=json_default) + "\n")
     else:
         _show(calls, upstream)
+        print_status(_ENDED.format(program=shlex.join(this_program())))
     if any(call.status != "success" for call in calls):
         raise typer.Exit(1)
 

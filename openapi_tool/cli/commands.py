@@ -20,6 +20,7 @@ from openapi_tool.cli.options import (
     AbandonedOption,
     ApiOption,
     ByOption,
+    ConfigOption,
     DatabaseOption,
     EverywhereOption,
     ExportFormat,
@@ -37,7 +38,7 @@ from openapi_tool.cli.options import (
     UpstreamOption,
     YesOption,
 )
-from openapi_tool.environment import CONFIG_VARIABLE, PREFIX
+from openapi_tool.environment import PREFIX
 from openapi_tool.kernel.usage_keys import By
 from openapi_tool.settings_error import SettingsError
 
@@ -103,9 +104,7 @@ def _flag(text: str, section: str, key: str) -> Any:
 @app.command()
 def serve(
     *,
-    config: Annotated[
-        Path | None, typer.Option(envvar=CONFIG_VARIABLE, help="TOML file with settings.", show_default=False)
-    ] = None,
+    config: ConfigOption = None,
     nats_servers: Annotated[
         str | None, typer.Option(help="NATS servers, comma-separated. [env: NATS_SERVERS]", show_default=False)
     ] = None,
@@ -231,6 +230,7 @@ def usage(
 @app.command(short_help="Check what `serve` needs; change nothing.")
 def check(
     *,
+    config: ConfigOption = None,
     as_json: JsonOption = False,
     project: Annotated[
         list[str] | None, typer.Option(help="Check this project's definitions; repeatable.", show_default=False)
@@ -247,7 +247,7 @@ def check(
     """
     from openapi_tool.cli import serve as work
 
-    work.check(as_json=as_json, project=project, upstream=upstream, protocol=protocol)
+    work.check(config, as_json=as_json, project=project, upstream=upstream, protocol=protocol)
 
 
 def demo(

@@ -6,10 +6,8 @@ import asyncio
 import json
 import os
 import shlex
-import shutil
 import signal
 import socket
-import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -24,7 +22,7 @@ import typer
 from openapi_tool.bus.connection import gather_stats
 from openapi_tool.cli.common import fail, print_line, print_status
 from openapi_tool.cli.dev_executor import DevStatistics, dev_page
-from openapi_tool.cli.embedded import extra_needed, running
+from openapi_tool.cli.embedded import extra_needed, running, this_program
 from openapi_tool.cli.options import UpstreamChoice
 from openapi_tool.local.caller import ERRORS, Caller
 from openapi_tool.local.dev import (
@@ -175,12 +173,7 @@ def _started(options: _DevOptions, settings: DevSettings) -> Iterator[tuple[_Run
 
 
 def _command(prefix: str, tool: str, arguments: Mapping[str, Any]) -> str:
-    program = Path(sys.argv[0])
-    if program.name != "openapi-tool":
-        words = [sys.executable, "-m", "openapi_tool"]
-    else:
-        words = [program.name if shutil.which(program.name) else str(program.absolute())]
-    return "  " + prefix + shlex.join([*words, "call", tool, "--args", json.dumps(arguments)])
+    return "  " + prefix + shlex.join([*this_program(), "call", tool, "--args", json.dumps(arguments)])
 
 
 def _notes(stack: EmbeddedStack, options: _DevOptions) -> Iterator[str]:

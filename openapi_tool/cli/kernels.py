@@ -48,6 +48,11 @@ LINT_FAILED = 1
 CONNECT_S = 1.5  # together with the start of the program, a failure is printed within 3 s
 _NO_REPLICA = 1
 _REPLIES_S = 1.0
+_WITHOUT_NATS = "replicas are asked over NATS, so this says nothing about them; stored commands wait in NATS meanwhile"
+_ASK_REPLICAS = (
+    "ask each replica itself: GET /readyz on its health.port says which dependency is down, since when and why; "
+    "`openapi-tool check` tests NATS and PostgreSQL from here"
+)
 _SUFFIXES = (".yaml", ".yml")
 _STANDARD_INPUT = "-"
 
@@ -89,13 +94,14 @@ def lint_files(files: Sequence[Path], config: Path | None = None) -> list[Locate
 
     `config` is the executor's TOML file; without it this machine's settings are read, which may differ.
     """
-    with _config_variable(config):
+    with config_variable(config):
         settings = load_settings(NO_DATABASE)
     return _lint(_sources(files), settings, configured=config is not None)
 
 
 @contextmanager
-def _config_variable(config: Path | None) -> Iterator[None]:
+def config_variable(config: Path | None) -> Iterator[None]:
+    """Let settings be read from this TOML file, if it is given, instead of from that of the environment."""
     before = os.environ.get(CONFIG_VARIABLE)
     if config is not None:
         os.environ[CONFIG_VARIABLE] = str(config)
@@ -228,17 +234,19 @@ def with_nats(
     *,
     user: NatsUser,
     database: bool = False,
+    advice: str = "",
 ) -> T:
     """Return the result of `work` with a connection to a kernel's NATS, or print why there is none and exit with 2.
 
     Replies arrive on the inbox of `user`, and messages name the command that prints its permissions. `database` is True
-    if `work` connects to PostgreSQL, too.
+    if `work` connects to PostgreSQL, too. `advice` says where else to look during an outage of NATS.
     """
     bootstrap = kernel_bootstrap(protocol, database=database)
     try:
         return asyncio.run(_connected(bootstrap, work, user))
     except Unavailable as error:  # `located` adds the address to an error of PostgreSQL; one of NATS has its own
-        fail(bootstrap.redactor.text(located(str(error), bootstrap.pool)))
+        problem = bootstrap.redactor.text(located(str(error), bootstrap.pool))
+        fail(f"{problem}\n{advice}" if advice else problem)
 
 
 async def _connected(bootstrap: Bootstrap, work: Callable[[Bootstrap, BusClient], Awaitable[T]], user: NatsUser) -> T:
@@ -296,7 +304,11 @@ def show_statistics(
 
         replicas = await ask()
         if not replicas:
-            fail("no replica answers on openapi_tool.stats: none runs, or its user lacks permission", _NO_REPLICA)
+            fail(
+                "no replica answers on openapi_tool.stats: none runs, none has a connection to NATS, or its user lacks "
+                f"permission\n{_ASK_REPLICAS}",
+                _NO_REPLICA,
+            )
         if as_json:
             print_json(select(replicas))
         elif every_s is None:
@@ -304,7 +316,7 @@ def show_statistics(
         else:
             await redraw(output(), draw(replicas), redrawn, every_s)
 
-    with_nats(work, user=NatsUser.TOP)
+    with_nats(work, user=NatsUser.TOP, advice=f"{_WITHOUT_NATS}\n{_ASK_REPLICAS}")
 
 
 @asynccontextmanager

@@ -21,6 +21,7 @@ from openapi_tool.bus.options import DurableOptions
 from openapi_tool.bus.storage import unusable
 from openapi_tool.bus.streams import UNLIMITED, Durable, command_stream_of
 from openapi_tool.cli.common import USAGE, print_json, print_line, print_status
+from openapi_tool.cli.kernels import config_variable
 from openapi_tool.cli.tools_registry import judge, stored_check
 from openapi_tool.jina.client import JinaClient
 from openapi_tool.kernel.failures import located
@@ -68,8 +69,20 @@ class CheckResult:
         return self.problem or "; ".join(["ok", *self.details])
 
 
-def check(*, as_json: bool, project: list[str] | None, upstream: bool, protocol: ProtocolVersion | None) -> None:
+def check(
+    config: Path | None,
+    *,
+    as_json: bool,
+    project: list[str] | None,
+    upstream: bool,
+    protocol: ProtocolVersion | None,
+) -> None:
     """Print what `serve` could not use; change nothing but an empty record in NATS, which expires after an hour."""
+    with config_variable(config):
+        _check(as_json=as_json, project=project, upstream=upstream, protocol=protocol)
+
+
+def _check(*, as_json: bool, project: list[str] | None, upstream: bool, protocol: ProtocolVersion | None) -> None:
     try:
         bootstrap = build_bootstrap(load_settings().of_version(protocol), os.environ)
     except SettingsError as error:
