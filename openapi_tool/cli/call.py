@@ -29,10 +29,10 @@ from openapi_tool.cli.kernels import connected_once
 from openapi_tool.cli.options import UpstreamChoice
 from openapi_tool.cli.tables import cell
 from openapi_tool.concurrency import interruptible
-from openapi_tool.environment import DEFAULT_AUTH_ENV
+from openapi_tool.environment import DEFAULT_AUTH_ENV, DEV_VARIABLE
 from openapi_tool.kernel.failures import located, translate_connection_errors
 from openapi_tool.local.caller import ERRORS, Caller, ResultRows, open_database, prepare_database
-from openapi_tool.local.dev import DevError, RequestedCall, running_dev, save_call
+from openapi_tool.local.dev import DevError, RequestedCall, SeveralStacks, running_dev, save_call
 from openapi_tool.local.placed_call import PlacedCall
 from openapi_tool.options import PoolOptions, PostgresOptions
 from openapi_tool.protocol.cards import as_model_reads
@@ -103,9 +103,11 @@ def _kernel(protocol: ProtocolVersion | None) -> tuple[PoolOptions, BusOptions, 
     for problem in empty_servers(os.environ):
         raise DevError(problem)
     dsn, servers = (os.environ.get(name) for name in ("PG_DSN", "NATS_SERVERS"))
-    if not dsn and not servers:
+    if os.environ.get(DEV_VARIABLE) or (not dsn and not servers):
         try:
             stack = running_dev(protocol)
+        except SeveralStacks:
+            raise
         except DevError as error:
             raise DevError(f"{error}; start one with `openapi-tool dev`, or set PG_DSN and NATS_SERVERS") from None
         pool = PoolOptions(stack.protocol, PostgresOptions(Secret(stack.pg_dsn)))

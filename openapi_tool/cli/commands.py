@@ -38,7 +38,7 @@ from openapi_tool.cli.options import (
     UpstreamOption,
     YesOption,
 )
-from openapi_tool.environment import PREFIX
+from openapi_tool.environment import DEV_VARIABLE, PREFIX, variable_set
 from openapi_tool.kernel.usage_keys import By
 from openapi_tool.settings_error import SettingsError
 
@@ -85,7 +85,18 @@ def _version(wanted: bool) -> None:  # noqa: FBT001 - typer's own form
 
 @app.callback()
 def _options(
+    context: typer.Context,
     *,
+    dev: Annotated[
+        str | None,
+        typer.Option(
+            "--dev",
+            metavar="NAME",
+            envvar=DEV_VARIABLE,
+            help="Use the running `dev` of this name, before all settings.",
+            show_default=False,
+        ),
+    ] = None,
     version: bool = typer.Option(
         False,  # noqa: FBT003 - typer's own form
         "--version",
@@ -95,6 +106,7 @@ def _options(
     ),
 ) -> None:
     del version
+    context.with_resource(variable_set(DEV_VARIABLE, dev))
 
 
 def _flag(text: str, section: str, key: str) -> Any:
@@ -280,6 +292,12 @@ def dev(
     nats_port: Annotated[int, _port("NATS")] = 0,
     pg_port: Annotated[int, _port("PostgreSQL")] = 0,
     page_port: Annotated[int, _port("the page")] = 0,
+    name: Annotated[
+        str | None,
+        typer.Option(
+            help="Name for `openapi-tool --dev NAME …`; default: dev; beside others dev2 …", show_default=False
+        ),
+    ] = None,
     replicas: Annotated[
         int, typer.Option(min=1, max=16, help="Executors that share the calls; further ones serve no health server.")
     ] = 1,
@@ -296,6 +314,7 @@ def dev(
         upstream=upstream,
         protocol=protocol,
         keep=keep,
+        name=name,
         nats_port=nats_port,
         pg_port=pg_port,
         page_port=page_port,

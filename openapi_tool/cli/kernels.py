@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager, nullcontext
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
@@ -23,6 +23,7 @@ from openapi_tool.bus.options import BusOptions
 from openapi_tool.bus.users import NatsUser
 from openapi_tool.cli.common import NO_DATABASE, fail, print_json, print_status
 from openapi_tool.cli.tables import output, redraw
+from openapi_tool.environment import DEV_VARIABLE, variable_set
 from openapi_tool.jina.definition_checks import source_problems
 from openapi_tool.kernel.failures import located
 from openapi_tool.kernel.store import KernelStore
@@ -94,23 +95,9 @@ def lint_files(files: Sequence[Path], config: Path | None = None) -> list[Locate
 
     `config` is the executor's TOML file; without it this machine's settings are read, which may differ.
     """
-    with config_variable(config):
+    with variable_set(CONFIG_VARIABLE, None if config is None else str(config)):
         settings = load_settings(NO_DATABASE)
     return _lint(_sources(files), settings, configured=config is not None)
-
-
-@contextmanager
-def config_variable(config: Path | None) -> Iterator[None]:
-    """Let settings be read from this TOML file, if it is given, instead of from that of the environment."""
-    before = os.environ.get(CONFIG_VARIABLE)
-    if config is not None:
-        os.environ[CONFIG_VARIABLE] = str(config)
-    try:
-        yield
-    finally:
-        if config is not None:
-            os.environ.pop(CONFIG_VARIABLE)
-            os.environ.update({CONFIG_VARIABLE: before} if before is not None else {})
 
 
 def load_definitions(files: Sequence[Path]) -> list[LoadedDefinition]:
@@ -200,9 +187,12 @@ def _servers(protocol: ProtocolVersion | None, *, database: bool) -> Mapping[str
         configured = given_values()
     except (SourceUnreadable, UnreadableVariable):
         return {}  # `load_settings` reports the mistake
-    if _is_given(configured, "postgres", "dsn"):
-        return {}
-    if not _is_given(configured, "nats", "servers") and (stack := find_dev(protocol)[0]):
+    if not os.environ.get(DEV_VARIABLE):
+        if _is_given(configured, "postgres", "dsn"):
+            return {}
+        if _is_given(configured, "nats", "servers"):
+            return {} if database else NO_DATABASE
+    if stack := find_dev(protocol)[0]:
         return {
             "postgres": {"dsn": stack.pg_dsn},
             "nats": {"servers": stack.nats_servers},
@@ -217,14 +207,19 @@ def _is_given(configured: Mapping[str, Any], section: str, key: str) -> bool:
 
 
 def find_dev(protocol: ProtocolVersion | None) -> tuple[StackAddress | None, str]:
-    """Return this user's running `dev`, else None and the reason, empty if this installation has no `dev`."""
+    """Return this user's running `dev`, else None and the reason, empty if this installation has no `dev`.
+
+    Exits if several run and none was named, or if the named one does not run.
+    """
     if not find_spec("openapi_tool.local"):  # the image does not contain the embedded stack
         return None, ""
-    from openapi_tool.local.dev import DevError, running_dev  # noqa: PLC0415 - see above
+    from openapi_tool.local.dev import DevError, SeveralStacks, running_dev  # noqa: PLC0415 - see above
 
     try:
         return running_dev(protocol), ""
     except DevError as error:
+        if isinstance(error, SeveralStacks) or os.environ.get(DEV_VARIABLE):
+            fail(str(error))
         return None, str(error)
 
 

@@ -21,8 +21,8 @@ from openapi_tool.bus.options import DurableOptions
 from openapi_tool.bus.storage import unusable
 from openapi_tool.bus.streams import UNLIMITED, Durable, command_stream_of
 from openapi_tool.cli.common import USAGE, print_json, print_line, print_status
-from openapi_tool.cli.kernels import config_variable
 from openapi_tool.cli.tools_registry import judge, stored_check
+from openapi_tool.environment import variable_set
 from openapi_tool.jina.client import JinaClient
 from openapi_tool.kernel.failures import located
 from openapi_tool.kernel.queries import ToolRows
@@ -78,7 +78,7 @@ def check(
     protocol: ProtocolVersion | None,
 ) -> None:
     """Print what `serve` could not use; change nothing but an empty record in NATS, which expires after an hour."""
-    with config_variable(config):
+    with variable_set(CONFIG_VARIABLE, None if config is None else str(config)):
         _check(as_json=as_json, project=project, upstream=upstream, protocol=protocol)
 
 
