@@ -378,7 +378,7 @@ def test_the_final_stage_has_no_installer_and_a_numeric_user() -> None:
     assert "pip uninstall" in removal
     assert "ensurepip" in removal
     assert instructions(final, "USER") == [f"{USER}:{USER}"]
-    assert [value.default for value in values() if value.path == "runAsUser"] == [USER]
+    assert [value.default["runAsUser"] for value in values() if value.path == "podSecurityContext"] == [USER]
     assert instructions(final, "COPY") == ["--from=build /opt/openapi-tool /opt/openapi-tool"]
     assert instructions(final, "CMD") == ['["serve"]']
     (labels,) = instructions(final, "LABEL")
