@@ -18,7 +18,6 @@ from rich.text import Text
 from openapi_tool.bootstrap import Bootstrap
 from openapi_tool.cli.common import fail, or_dash, print_json, print_status
 from openapi_tool.cli.kernels import kernel_bootstrap, show_statistics
-from openapi_tool.cli.replica_problems import found_problems
 from openapi_tool.cli.tables import Rows, cell, output
 from openapi_tool.kernel.failures import located
 from openapi_tool.kernel.queries import MAX_ROWS, usage
@@ -27,6 +26,7 @@ from openapi_tool.protocol.dialect import ProtocolVersion
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.protocol.identity import is_token
 from openapi_tool.telemetry.logs import printable_line
+from openapi_tool.telemetry.replica_problems import found_problems
 from openapi_tool.tools.problems import counted, short
 
 _MAX_ROWS = 20

@@ -22,10 +22,10 @@ import pytest
 
 from openapi_tool import __version__
 from openapi_tool.bus.connection import gather_stats
-from openapi_tool.cli.replica_problems import found_problems
 from openapi_tool.local.caller import Caller
 from openapi_tool.local.servers import free_port
 from openapi_tool.local.stack import EmbeddedStack
+from openapi_tool.telemetry.replica_problems import found_problems
 from tests.conftest import AGENT, PROJECT, search_tool
 from tests.requirements import requirement
 from tests.support import dsn_of

@@ -45,7 +45,6 @@ from openapi_tool.cli import (
     top,
 )
 from openapi_tool.cli import call as call_command
-from openapi_tool.cli.replica_problems import found_problems
 from openapi_tool.cli.tables import Rows, output, redraw
 from openapi_tool.environment import CONFIG_VARIABLE
 from openapi_tool.local.caller import STREAM, Caller, ResultRows
@@ -54,6 +53,7 @@ from openapi_tool.local.placed_call import PlacedCall
 from openapi_tool.local.stack import CompletedCall, EmbeddedStack
 from openapi_tool.telemetry.logs import ConsoleFormatter, printable_json, printable_line, printable_lines
 from openapi_tool.telemetry.redact import Redactor
+from openapi_tool.telemetry.replica_problems import found_problems
 from openapi_tool.tools.problems import Problem
 from tests.requirements import requirement
 from tests.support import delivery

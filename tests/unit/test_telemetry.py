@@ -919,6 +919,24 @@ async def test_the_page_has_a_strict_policy_and_its_numbers_no_payload(page_port
 
 
 @requirement("page")
+async def test_the_page_says_what_is_wrong_before_all_numbers_and_without_script() -> None:
+    health = Health()
+    health.record("postgres", ok=False, reason="<b>no</b> answer")
+    async with health_server("127.0.0.1", 0, None, Snapshots("replica-1", health, {})) as port:
+        page = (await response_to(port, b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")).decode()
+        answer = await response_to(port, b"GET /stats.json HTTP/1.1\r\nHost: x\r\n\r\n")
+    body = page.partition("</head>")[2]
+    assert "postgres is unavailable: &lt;b&gt;no&lt;/b&gt; answer" in body
+    assert body.index("postgres is unavailable") < body.index("<table")
+    assert "fetches no commands" in body
+    assert "<noscript>" in body
+    assert "/stats.json" in body
+    stats = json.loads(answer.partition(b"\r\n\r\n")[2])
+    assert stats["problems"][0] == "postgres is unavailable: <b>no</b> answer", "without the replica's own name"
+    assert stats["earlier"] == []
+
+
+@requirement("page")
 async def test_the_page_is_refused_under_public_host_names(page_port: int) -> None:
     """A foreign web page could resolve its own host name to this address, and read the page (DNS rebinding)."""
     for host in (
