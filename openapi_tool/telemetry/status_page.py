@@ -69,7 +69,8 @@ function show(found) {
   table("limits", found.upstream_limits.map(({waiting_by_project: _, ...limit}) => limit),
     limit => limit.paused_s || limit.offline);
   table("dependencies", Object.entries(found.health.dependencies).map(([name, dependency]) =>
-    ({name, available: dependency.ok ? "yes" : "no", since: dependency.since, reason: dependency.reason ?? ""})),
+    ({name, available: dependency.ok ? "yes" : "no", reason: dependency.reason ?? "",
+      since: dependency.since.replace("T", " ").replace("+00:00", " UTC")})),
     row => row.available == "no");
 }
 load();

@@ -205,6 +205,26 @@ def test_security_contexts_can_be_left_out() -> None:
 
 
 @requirement("chart.metrics")
+def test_each_panel_of_the_dashboard_says_what_it_shows_and_names_alerts_that_exist() -> None:
+    monitoring = {"dashboard": True, "runbookUrl": "https://wiki.example.org/tools/runbook"}
+    (text,) = next(
+        made["data"]
+        for made in objects_of({"monitoring": monitoring})["ConfigMap"]
+        if made["metadata"]["name"] == "r-openapi-tool-dashboard"
+    ).values()
+    dashboard = json.loads(text)
+    assert [link["url"] for link in dashboard["links"]] == ["https://wiki.example.org/tools/runbook"]
+    panels = [panel for panel in dashboard["panels"] if panel["type"] != "row"]
+    assert all(panel["description"].endswith(".") for panel in panels)
+    named = {name for panel in panels for name in re.findall(r"\bOpenapiTool\w+", panel["description"])}
+    assert len(named) > 10
+    assert named <= {rule["alert"] for rule in rules()}
+    places = sorted((panel["gridPos"]["y"], panel["gridPos"]["x"]) for panel in dashboard["panels"])
+    assert len(set(places)) == len(places)
+    assert dashboard["panels"][0]["type"] == "row"
+
+
+@requirement("chart.metrics")
 def test_alerts_link_to_the_runbook_where_the_team_reads_it() -> None:
     monitoring = {"rules": True, "runbookUrl": "https://wiki.example.org/tools/runbook"}
     (rule,) = objects_of({"monitoring": monitoring})["PrometheusRule"]

@@ -107,6 +107,9 @@ namespace="{{ .Release.Namespace }}",pod=~"{{ printf $pods (gt (len $name) 46 | 
 {{- $release := printf "%s/%s" .Release.Namespace (include "openapi-tool.name" .) -}}
 {{- $_ := set $dashboard "uid" (printf "openapi-tool-%s" (sha256sum $release | trunc 20)) -}}
 {{- $_ := set $dashboard "title" (printf "openapi-tool (%s)" $release) -}}
+{{- with .Values.monitoring.runbookUrl -}}
+{{- $_ := set $dashboard "links" (list (dict "title" "Runbook" "type" "link" "url" . "targetBlank" true)) -}}
+{{- end -}}
 {{- $_ := set $dashboard.templating "list" (list (first $dashboard.templating.list)) -}}
 {{- toPrettyJson $dashboard -}}
 {{- end -}}
