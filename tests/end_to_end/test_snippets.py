@@ -83,6 +83,7 @@ NOT_RUN = {
     r"openapi-tool dev( --keep \S+| --protocol v1r3| --replicas 4)?( +#.*)?": "runs until Ctrl-C, in test_dev.py",
     r"pip install \.": "takes minutes; tests/end_to_end/test_deployment.py installs the package as the image does",
     r"openapi-tool usage .*--plot .*": "needs the extra [plot]; tests/kernel/test_inspection.py draws where it can",
+    r"python -c .*/livez.*": "runs in a container; tests/unit/test_telemetry.py asks /livez",
     r"export \w+=.*": "a variable that each run of `serve` in the tests has",
     r"openapi-tool serve": "runs until SIGTERM; most of tests/end_to_end starts it",
     r"openapi-tool .*product_docs.*|(cp|openapi-tool) .*my_tool\.yaml.*": "tests/end_to_end/test_dev.py runs the five",
