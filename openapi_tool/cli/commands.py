@@ -6,6 +6,7 @@ completion need none of it.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
@@ -41,6 +42,7 @@ from openapi_tool.cli.options import (
 from openapi_tool.environment import DEV_VARIABLE, PREFIX, variable_set
 from openapi_tool.kernel.usage_keys import By
 from openapi_tool.settings_error import SettingsError
+from openapi_tool.telemetry.logs import printable_lines
 
 
 class _Commands(TyperGroup):
@@ -83,6 +85,18 @@ def _version(wanted: bool) -> None:  # noqa: FBT001 - typer's own form
         raise typer.Exit
 
 
+def _help_all(context: typer.Context, wanted: bool) -> None:  # noqa: FBT001 - typer's own form
+    if wanted:
+        typer.echo(printable_lines("\n\n".join(_helps(context.command, context))))
+        raise typer.Exit
+
+
+def _helps(command: Any, context: Any) -> Iterator[str]:
+    yield command.get_help(context)
+    for name, inner in getattr(command, "commands", {}).items():
+        yield from _helps(inner, type(context)(inner, info_name=name, parent=context))
+
+
 @app.callback()
 def _options(
     context: typer.Context,
@@ -97,6 +111,13 @@ def _options(
             show_default=False,
         ),
     ] = None,
+    help_all: bool = typer.Option(
+        False,  # noqa: FBT003 - typer's own form
+        "--help-all",
+        help="Print the help of every command and exit.",
+        is_eager=True,
+        callback=_help_all,
+    ),
     version: bool = typer.Option(
         False,  # noqa: FBT003 - typer's own form
         "--version",
@@ -105,7 +126,7 @@ def _options(
         callback=_version,
     ),
 ) -> None:
-    del version
+    del version, help_all
     context.with_resource(variable_set(DEV_VARIABLE, dev))
 
 
@@ -365,6 +386,31 @@ if find_spec("openapi_tool.local"):  # the image does not contain the embedded s
     app.command(short_help="Run a few calls on an embedded stack.")(demo)
     app.command(short_help="Keep an embedded stack running until Ctrl-C.")(dev)
     app.command(short_help="Call a tool as the kernel does.")(call)
+
+
+config = typer.Typer(no_args_is_help=True, help="Show the settings in effect, and where each was set.")
+app.add_typer(config, name="config", short_help="Show the settings in effect, and where each was set.")
+
+
+@config.callback()
+def _config() -> None:
+    """Make `show` a subcommand: typer merges a single command into its group."""
+
+
+@config.command("show", short_help="Print settings with values and sources.")
+def show_config(
+    *,
+    file: ConfigOption = None,
+    everything: Annotated[bool, typer.Option("--all", help="Include settings that have their defaults.")] = False,
+    as_json: OneObjectOption = False,
+) -> None:
+    """Print the settings that `serve` would use, and the variable or file that sets each; credentials are masked.
+
+    Exit codes: 0, 2 invalid settings.
+    """
+    from openapi_tool.cli import config as work
+
+    work.show(file, everything=everything, as_json=as_json)
 
 
 deadletters = typer.Typer(no_args_is_help=True, help="List, show and replay commands that got no result.")

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import typer
 
 from openapi_tool.bus.connection import gather_stats
-from openapi_tool.cli.common import fail, print_line, print_status
+from openapi_tool.cli.common import allowed_colour, fail, print_line, print_status
 from openapi_tool.cli.dev_executor import DevStatistics, dev_page
 from openapi_tool.cli.embedded import extra_needed, running, this_program
 from openapi_tool.cli.options import UpstreamChoice
@@ -252,7 +252,7 @@ async def _follow(logs: Sequence[BinaryIO], feed: Feed, should_continue: Callabl
         more = should_continue()
         for entry in chain.from_iterable(map(log_entries, logs)):
             async for line in feed.lines(entry):
-                typer.secho(line, fg=_COLOURS.get(line.split()[1]))
+                typer.secho(line, fg=allowed_colour(_COLOURS.get(line.split()[1])))
         if more:
             await asyncio.sleep(_POLL_S)
 

@@ -111,7 +111,7 @@ def test_any_json_is_safe_and_parses_to_the_same_value(value: Any) -> None:
 
 PRINTS = ("add_row", "echo", "secho", "write")
 SAFE = (
-    *("cell", "printable_", "as_yaml(", "json.dumps(", "__version__", 'f"{statement};"', "fg=_COLOURS.get(line.split"),
+    *("cell", "printable_", "as_yaml(", "json.dumps(", "__version__", 'f"{statement};"', "fg=allowed_colour(_COLOURS"),
     *("super().write(data)", "{error.strerror}"),
 )
 """Parts of a printing statement that make it safe: helpers that escape, ASCII JSON, texts of this project, lines of
@@ -692,7 +692,7 @@ def test_what_has_recovered_is_listed_apart_as_recovered() -> None:
     assert found.earlier == [f"recovered: vm-1, vm-2: limits.paused, 6 times, last 9 s ago: {message}"]
 
 
-_OVER = {
+_OVER: dict[str, dict[str, Any]] = {
     "limits.not_shared": {"upstream_limits": [{"variable": "KEY", "endpoint": "search", "offline": True}]},
     "key.blocked": {"upstream_keys": [{"variable": "KEY", "state": "exhausted", "status": 402, "tried_again_s": 90.0}]},
     "budgets.not_shared": {"health": {"budgets_by_last_known_state": "bucket is full"}},
@@ -775,3 +775,61 @@ async def test_updates_are_printed_one_after_the_other_into_a_file_until_sigterm
         signal.signal(signal.SIGINT, before)
         asyncio.get_running_loop().remove_signal_handler(signal.SIGTERM)
     assert file.getvalue().split() == ["first", "second", "third"]
+
+
+@requirement("cli.help")
+def test_help_all_prints_the_help_of_every_command() -> None:
+    shown = CliRunner().invoke(app, ["--help-all"])
+    assert shown.exit_code == 0
+    for words in ("serve", "tools lint", "config show", "deadletters"):
+        assert f"Usage: openapi-tool {words} " in shown.stdout
+    assert max(map(len, shown.stdout.splitlines())) <= 80
+
+
+@pytest.mark.parametrize(("environment", "coloured"), [({}, True), ({"NO_COLOR": "1"}, False)])
+@requirement("definition.lint")
+def test_lint_marks_errors_by_colour_on_a_terminal_unless_no_color_is_set(
+    environment: dict[str, str],
+    coloured: bool,  # noqa: FBT001 - a parameter of the test
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "wrong.yaml"
+    file.write_text("tool_name: a\n", encoding="utf-8")
+    command = f"{sys.executable} -m openapi_tool tools lint {file}"
+    variables = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
+    in_terminal = subprocess.run(  # noqa: S603 - our own program
+        ["script", "--quiet", "--return", "--command", command, "/dev/null"],  # noqa: S607 - util-linux
+        env={**variables, "TERM": "xterm", **environment}, capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+    assert "error: " in in_terminal.stdout
+    assert ("\x1b[31m" in in_terminal.stdout) == coloured
+    piped = CliRunner().invoke(app, ["tools", "lint", str(file)])
+    assert f"{file}:1:1: error: " in piped.stdout
+    assert "\x1b" not in piped.stdout
+
+
+@requirement("settings.sources")
+def test_config_show_names_the_source_of_each_setting_and_no_secret(tmp_path: Path) -> None:
+    file = tmp_path / "settings.toml"
+    file.write_text("[executor]\nconcurrency = 8\n[cache]\nttl_s = 7\n", encoding="utf-8")
+    environment = {
+        "PG_DSN": "postgresql://user:the-word@127.0.0.1/kernel",
+        "NATS_SERVERS": "nats://u:another-word@127.0.0.1",
+        "OPENAPI_TOOL__CACHE__TTL_S": "9",
+        CONFIG_VARIABLE: None,
+    }
+    shown = CliRunner().invoke(app, ["config", "show", "--config", str(file), "--json"], env=environment)
+    rows = {row["setting"]: (row["value"], row["from"]) for row in json.loads(shown.stdout)["settings"]}
+    assert rows["executor.concurrency"] == (8, str(file))
+    assert rows["cache.ttl_s"] == (9.0, "OPENAPI_TOOL__CACHE__TTL_S")
+    assert rows["postgres.dsn"][1] == "PG_DSN"
+    assert rows["nats.servers"][1] == "NATS_SERVERS"
+    assert "executor.max_held" not in rows
+    assert "word" not in shown.output
+    everything = CliRunner().invoke(app, ["config", "show", "--all"], env={**environment, "PG_DSN": None})
+    assert everything.exit_code == 0
+    assert "executor.max_held" in everything.stdout
+    assert "default" in everything.stdout
+    assert "postgres.dsn" not in everything.stdout
+    wrong = CliRunner().invoke(app, ["config", "show"], env={**environment, "OPENAPI_TOOL__CACHE__TTL_S": "x"})
+    assert (wrong.exit_code, "cache.ttl_s" in wrong.stderr) == (2, True)
