@@ -189,6 +189,9 @@ _LASTING: Mapping[str, Callable[[Replica, Warned], bool]] = {
 """Warnings about a state that `_states` shows, too, while it lasts; and whether it lasts."""
 
 
+_ADVICE = {"tool.disabled": "; see openapi-tool tools disabled", "tool.enabled": "; see openapi-tool tools disabled"}
+
+
 def _lasts(replica: Replica, warning: Warned) -> bool | None:
     """Return whether the state that a warning is about lasts; None if the statistics do not contain it."""
     lasts = _LASTING.get(warning["action"])
@@ -212,7 +215,7 @@ def _warning_lines(warned: Sequence[tuple[str, Warned]], replicas: int) -> Itera
         if newest.get("ago_s") is not None:
             often += f", last {_span(newest['ago_s'])} ago"
         names = _of_replicas([name for name, _ in same], replicas)
-        yield f"{names}{newest['action']}, {often}{project}: {newest['message']}"
+        yield f"{names}{newest['action']}, {often}{project}: {newest['message']}{_ADVICE.get(newest['action'], '')}"
 
 
 def _span(seconds: float) -> str:
