@@ -231,6 +231,7 @@ class _StrictModel(BaseModel):
 
 class _DependencyStats(_StrictModel):
     ok: bool = True
+    for_s: float | None = None
     reason: _Text | None = None
 
 

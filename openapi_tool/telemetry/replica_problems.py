@@ -188,14 +188,26 @@ _LASTING: Mapping[str, Callable[[Replica, Warned], bool]] = {
 }
 """Warnings about a state that `_states` shows, too, while it lasts; and whether it lasts."""
 
+_BY_OUTAGE = ("nats.error", "switches.not_read", "key.not_shared", "heartbeat.failed")
+"""Warnings that an outage of NATS may cause, but also something else."""
+
 
 _ADVICE = {"tool.disabled": "; see openapi-tool tools disabled", "tool.enabled": "; see openapi-tool tools disabled"}
 
 
 def _lasts(replica: Replica, warning: Warned) -> bool | None:
     """Return whether the state that a warning is about lasts; None if the statistics do not contain it."""
+    if warning["action"] in _BY_OUTAGE:
+        return False if _was_before_recovery(replica, warning) else None
     lasts = _LASTING.get(warning["action"])
     return None if lasts is None else lasts(replica, warning)
+
+
+def _was_before_recovery(replica: Replica, warning: Warned) -> bool:
+    """Return whether NATS became available after a warning, and is so since."""
+    dependencies = (replica.get("health") or {}).get("dependencies") or {}
+    nats = [state for name, state in dependencies.items() if name.endswith("nats")]
+    return bool(nats) and all(state.get("ok") and (state.get("for_s") or 0) < _ago_s(warning) for state in nats)
 
 
 def _ago_s(warning: Warned) -> float:

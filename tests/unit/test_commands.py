@@ -715,6 +715,20 @@ def test_a_warning_about_a_state_counts_as_recovered_exactly_if_that_state_is_ov
 
 
 @requirement("cli.top")
+@pytest.mark.parametrize(("ok", "for_s", "over"), [(True, 5.0, True), (True, 90.0, False), (False, 5.0, False)])
+def test_a_warning_from_an_outage_of_nats_is_over_once_nats_is_available_again(
+    ok: bool,  # noqa: FBT001 - a parameter of the test
+    for_s: float,
+    over: bool,  # noqa: FBT001 - the same
+) -> None:
+    health = {"dependencies": {"nats": {"ok": ok, "for_s": for_s, "reason": "why"}}}
+    warning = {"action": "nats.error", "count": 1, "message": "why", "ago_s": 20.0}
+    found = found_problems([{**REPLICA, "health": health, "warnings": [warning]}])
+    line = "vm-19346: nats.error, 1 time, last 20 s ago: why"
+    assert (f"recovered: {line}" in found.earlier, line in found.now) == (over, not over)
+
+
+@requirement("cli.top")
 def test_warnings_are_listed_newest_first_and_those_before_the_last_minute_apart() -> None:
     def warned(action: str, ago_s: float) -> dict[str, Any]:
         return {"action": action, "count": 1, "message": "why", "ago_s": ago_s}

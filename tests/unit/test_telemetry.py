@@ -898,6 +898,7 @@ async def test_the_page_is_off_by_default(port: int) -> None:
 @requirement("page")
 async def test_a_page_without_an_executor_serves_no_probes_and_metrics() -> None:
     """`dev` shows the page of another process, whose state it does not know."""
+    RECENT.clear()
     async with health_server("127.0.0.1", 0, None, Snapshots("replica-1", Health(), {})) as port:
         for path, status in ((b"/", b" 200 "), (b"/readyz", b" 404 "), (b"/metrics", b" 404 ")):
             assert status in await response_to(port, b"GET %s HTTP/1.1\r\nHost: localhost\r\n\r\n" % path)
@@ -920,6 +921,7 @@ async def test_the_page_has_a_strict_policy_and_its_numbers_no_payload(page_port
 
 @requirement("page")
 async def test_the_page_says_what_is_wrong_before_all_numbers_and_without_script() -> None:
+    RECENT.clear()
     health = Health()
     health.record("postgres", ok=False, reason="<b>no</b> answer")
     async with health_server("127.0.0.1", 0, None, Snapshots("replica-1", health, {})) as port:
