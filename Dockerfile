@@ -6,10 +6,12 @@ FROM ${BASE} AS build
 WORKDIR /src
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 COPY requirements.lock requirements-build.lock ./
+# Without build isolation, in which pip would fetch the newest setuptools for a package that has no wheel (nkeys).
 RUN python -m venv /opt/build \
     && /opt/build/bin/python -m pip install --require-hashes -r requirements-build.lock \
+    && /opt/build/bin/python -m pip wheel --require-hashes --no-build-isolation --wheel-dir /opt/locked -r requirements.lock \
     && python -m venv --without-pip /opt/openapi-tool \
-    && /opt/build/bin/python -m pip --python /opt/openapi-tool/bin/python install --require-hashes -r requirements.lock
+    && /opt/build/bin/python -m pip --python /opt/openapi-tool/bin/python install --no-deps --no-index /opt/locked/*.whl
 COPY pyproject.toml LICENSE ./
 # .dockerignore leaves out the embedded stack and its recordings.
 COPY openapi_tool ./openapi_tool
@@ -35,6 +37,8 @@ RUN python -m pip uninstall --yes --root-user-action=ignore wheel setuptools pip
 COPY --from=build /opt/openapi-tool /opt/openapi-tool
 ENV PATH=/opt/openapi-tool/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 \
     OPENAPI_TOOL__HEALTH__HOST=0.0.0.0 OPENAPI_TOOL__HEALTH__PORT=8080
+# No HEALTHCHECK: Kubernetes ignores it, images in the OCI format do not have one, and each run would start an interpreter.
+# docs/releasing.md has the command for an engine that needs one.
 EXPOSE 8080
 USER 10001:10001
 STOPSIGNAL SIGTERM

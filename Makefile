@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip install --quiet --disable-pip-version-check
+# A line for each package, without those for packages that are there already.
+PIP_SHOWING := $(PY) -m pip install --disable-pip-version-check --progress-bar off
 COMPILE := uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate \
   --custom-compile-command "make lock"
 LOCKED := $(VENV)/.locked
@@ -12,6 +14,8 @@ COUNTER := $(VENV)/.counter
 PAINTER := $(VENV)/.painter
 TOOLS := .venv-tools
 DOCKER ?= docker
+PLATFORMS ?= linux/amd64,linux/arm64
+BUILD_ARGS = --build-arg BASE=$(BASE) --build-arg VERSION=$(VERSION) --build-arg REVISION=$$(git rev-parse HEAD)
 VERSION_OF = -c 'import platform; print(platform.python_version())'
 WORKERS = $$($(PY) -c 'import os; print(min(5, 2 + (os.cpu_count() or 1)))')
 VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
@@ -19,7 +23,7 @@ VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 # Write bytecode even if PYTHONDONTWRITEBYTECODE is set: each worker of the tests would otherwise compile all of them.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install demo test thorough compiled long chaos canary hostile fuzz bench bench-tenants mutations sizes answers pictures check lint types contracts figures docs audit sbom image lock clean
+.PHONY: install demo test thorough compiled long chaos canary hostile fuzz bench bench-tenants mutations sizes answers pictures check lint types contracts figures docs audit sbom dist image images pinned-base lock clean
 
 # The virtual environment with everything in it.
 install: $(READY)
@@ -119,13 +123,18 @@ endif
 $(LOCKED): requirements-dev.lock
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo "openapi-tool needs Python >= 3.11; name one with: make PYTHON=python3.11"; exit 1; }
-	$(PYTHON) -m venv --clear $(VENV)
-	$(PIP) --require-hashes -r requirements-dev.lock
+	@echo "Creating $(VENV)"
+	@$(PYTHON) -m venv --clear $(VENV)
+	@echo "Installing $$(grep -c == requirements-dev.lock) packages into $(VENV); the first time this takes a minute or two"
+	@$(PIP) --require-hashes -r requirements-build.lock
+	@$(PIP_SHOWING) --require-hashes --no-build-isolation -r requirements-dev.lock
 	@touch $(LOCKED)
 
 $(READY): $(LOCKED) pyproject.toml
-	$(PIP) --no-deps --no-build-isolation --editable .
+	@echo "Installing openapi-tool itself"
+	@$(PIP) --no-deps --no-build-isolation --editable .
 	@touch $(READY)
+	@echo "Ready: $(VENV)/bin/openapi-tool --help"
 
 # No extras of the package, as only make needs them. atheris has no wheel for every Python version; the tests replay the
 # stored corpora without it, and estimate tokens.
@@ -156,12 +165,25 @@ $(TOOLS)/.ready:
 	$(TOOLS)/bin/python -m pip install --quiet --disable-pip-version-check 'pip-audit>=2.9,<3'
 	@touch $@
 
+# The package: dist/*.whl and dist/*.tar.gz, built from what is locked; checked in an environment without anything else.
+dist: $(READY)
+	rm -f dist/*.whl dist/*.tar.gz
+	$(PY) -m scripts.dist
+
 # The image, from a base that is pinned by its digest; needs an engine that builds (DOCKER=podman).
-image:
+image: pinned-base
+	$(DOCKER) build $(BUILD_ARGS) --tag openapi-tool:$(VERSION) .
+
+# The same for several architectures, as one manifest, which only a registry can hold: IMAGE=registry.example.org/openapi-tool.
+# The digest of BASE must be that of its manifest list.
+images: pinned-base
+	@[ -n '$(IMAGE)' ] || { echo 'Name the image with its registry: make images IMAGE=registry.example.org/openapi-tool'; exit 1; }
+	$(DOCKER) buildx build --platform $(PLATFORMS) $(BUILD_ARGS) --provenance=true --sbom=true --push \
+	  --tag $(IMAGE):$(VERSION) .
+
+pinned-base:
 	@echo '$(BASE)' | grep -Eqx '[A-Za-z0-9][A-Za-z0-9._/:-]*@sha256:[0-9a-f]{64}' || { \
 	  echo 'Name the base by its digest: make image BASE=python:3.11-slim-bookworm@sha256:…'; exit 1; }
-	$(DOCKER) build --build-arg BASE=$(BASE) --build-arg VERSION=$(VERSION) \
-	  --build-arg REVISION=$$(git rev-parse HEAD) --tag openapi-tool:$(VERSION) .
 
 # Needs uv (https://docs.astral.sh/uv/); nothing else does.
 lock:

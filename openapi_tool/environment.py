@@ -5,13 +5,18 @@ Imports almost nothing, as the command line needs them before it knows which com
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 from openapi_tool.dsn import POSTGRES_SCHEMES, parse_dsn
 from openapi_tool.urls import SCHEMES, parse_url
 
 CONFIG_VARIABLE = "OPENAPI_TOOL_CONFIG"
+DEV_VARIABLE = "OPENAPI_TOOL_DEV"
+"""Names the running `dev` stack that commands use."""
+
 KERNEL_CONFIG_VARIABLE = "CG_CONFIG_TOML"
 PREFIX = "OPENAPI_TOOL__"
 SHORT_NAMES: Mapping[str, tuple[str, str]] = {"PG_DSN": ("postgres", "dsn"), "NATS_SERVERS": ("nats", "servers")}
@@ -20,6 +25,20 @@ DEFAULT_AUTH_ENV = "JINA_API_KEY"
 _SECRET_NAME = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL|HEADERS|DSN|SERVERS|PROXY|ENDPOINT", re.IGNORECASE)
 _DELIMITER = re.compile(r"[:/?#@\[\]&=,;\s]+")
 _NOT_SECRET = ("", *POSTGRES_SCHEMES, *SCHEMES)
+
+
+@contextmanager
+def variable_set(name: str, value: str | None) -> Iterator[None]:
+    """Set a variable for a while; do nothing without a value."""
+    before = os.environ.get(name)
+    if value is not None:
+        os.environ[name] = value
+    try:
+        yield
+    finally:
+        if value is not None:
+            os.environ.pop(name, None)
+            os.environ.update({name: before} if before is not None else {})
 
 
 def likely_secrets(environment: Mapping[str, str]) -> list[str]:

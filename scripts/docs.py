@@ -73,6 +73,13 @@ def _closed(required: tuple[str, ...], **properties: Any) -> dict[str, Any]:
 
 _STRING, _BOOLEAN, _OBJECT = {"type": "string"}, {"type": "boolean"}, {"type": "object"}
 _VARIABLE = {"type": "string", "pattern": r"^[A-Za-z_][A-Za-z0-9_.-]*$"}
+_ID = {"type": "integer", "minimum": 0}
+_SECURITY = {
+    "runAsNonRoot": _BOOLEAN,
+    "runAsUser": _ID,
+    "runAsGroup": _ID,
+    **dict.fromkeys(("seLinuxOptions", "seccompProfile", "appArmorProfile", "windowsOptions"), _OBJECT),
+}
 _NAMED: Mapping[str, dict[str, Any]] = {
     "labels": {
         "additionalProperties": {"type": "string", "maxLength": 63, "pattern": _LABEL},
@@ -109,6 +116,39 @@ _NAMED: Mapping[str, dict[str, Any]] = {
             name={"type": "string", "pattern": r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"},
             **dict.fromkeys(_VOLUME_TYPES, _OBJECT),
         )
+    },
+    "containers": {"items": {"type": "object", "required": ["name", "image"]}},
+    "dns": {
+        "additionalProperties": False,
+        "properties": {
+            "nameservers": {"type": "array", "items": _STRING},
+            "searches": {"type": "array", "items": _STRING},
+            "options": {"type": "array", "items": _closed(("name",), name=_STRING, value=_STRING)},
+        },
+    },
+    "hosts": {
+        "items": _closed(("ip", "hostnames"), ip=_STRING, hostnames={"type": "array", "minItems": 1, "items": _STRING})
+    },
+    "pod-security": {
+        **_closed(
+            (),
+            **_SECURITY,
+            fsGroup=_ID,
+            supplementalGroups={"type": "array", "items": _ID},
+            sysctls={"type": "array", "items": _closed(("name", "value"), name=_STRING, value=_STRING)},
+            **dict.fromkeys(("fsGroupChangePolicy", "seLinuxChangePolicy", "supplementalGroupsPolicy"), _STRING),
+        ),
+        "type": ["object", "null"],
+    },
+    "container-security": {
+        **_closed(
+            (),
+            **_SECURITY,
+            **dict.fromkeys(("allowPrivilegeEscalation", "privileged", "readOnlyRootFilesystem"), _BOOLEAN),
+            capabilities=_OBJECT,
+            procMount=_STRING,
+        ),
+        "type": ["object", "null"],
     },
     "mounts": {
         "items": _closed(
@@ -181,10 +221,14 @@ def values_schema() -> str:
 
 
 def _object(children: tuple[Value, ...]) -> dict[str, Any]:
-    """Return the schema of an object. Keys with an empty default are optional: set to null, Helm removes them."""
+    """Return the schema of an object. Set to null, Helm removes a key; keys that may be null or empty are optional."""
     properties = {value.key: _property(value) for value in children}
-    required = [value.key for value in children if value.default not in ("", [], {}, None)]
+    required = [value.key for value in children if not _is_optional(value)]
     return {"type": "object", "additionalProperties": False, "required": required, "properties": properties}
+
+
+def _is_optional(value: Value) -> bool:
+    return value.default in ("", [], {}, None) or "null" in value.constraints.get("type", ())
 
 
 def _property(value: Value) -> dict[str, Any]:

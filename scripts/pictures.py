@@ -134,7 +134,7 @@ def _draw(url: str, began: float, ended: float) -> None:
     """Draw every panel of the dashboard."""
     plt = import_module("matplotlib.pyplot")  # only the extra has it
     plt.switch_backend("Agg")
-    panels = json.loads(DASHBOARD.read_text(encoding="utf-8"))["panels"]
+    panels = [panel for panel in json.loads(DASHBOARD.read_text(encoding="utf-8"))["panels"] if "targets" in panel]
     rows = math.ceil(len(panels) / _COLUMNS)
     figure, grid = plt.subplots(rows, _COLUMNS, figsize=(4 * _COLUMNS, 1.9 * rows), sharex=True, layout="constrained")
     for axes, panel in zip(grid.flat, panels, strict=False):

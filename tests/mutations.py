@@ -420,7 +420,7 @@ SECRETS = (
         "tests/unit/test_telemetry.py::test_the_page_is_off_by_default",
     ),
     Mutation(
-        "telemetry/health_server.py",
+        "telemetry/status_page.py",
         "made.textContent = text",
         "made.innerHTML = text",
         "tests/unit/test_telemetry.py::test_the_page_has_a_strict_policy_and_its_numbers_no_payload",

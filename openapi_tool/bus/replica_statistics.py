@@ -42,12 +42,14 @@ class _StrictModel(BaseModel):
 
 class _DependencyStats(_StrictModel):
     ok: bool = True
+    for_s: float | None = None
     reason: _Text | None = None
 
 
 class _HealthStats(_StrictModel):
     dependencies: dict[str, _DependencyStats] = {}
     clock_offset_s: float | None = None
+    budgets_by_last_known_state: _Text = ""
 
 
 class _KernelStats(_StrictModel):
@@ -61,8 +63,11 @@ class _CallStats(_StrictModel):
     protocol: _Name = ""
     project: _Name
     tool: _Name
-    error_code: _Name | None = None
     calls: int
+
+
+class _ErrorStats(_CallStats):
+    error_code: _Name
 
 
 class _WarningStats(_StrictModel):
@@ -71,9 +76,12 @@ class _WarningStats(_StrictModel):
     ago_s: float | None = None
     message: _Text
     project_id: _Name | None = None
+    variable: _Name | None = None
 
 
 class _LimitStats(_StrictModel):
+    variable: _Name | None = None
+    endpoint: _Name | None = None
     pool: _Name | None = None
     not_set: bool = False
     used: float | None = None
@@ -86,6 +94,8 @@ class _LimitStats(_StrictModel):
 
 
 class _KeyStats(_StrictModel):
+    variable: _Name | None = None
+    state: _Name | None = None
     tried_again_s: float | None = None
 
 
@@ -113,7 +123,7 @@ class _ReplicaStats(_StrictModel):
     phases_p95_ms: dict[str, float | None] = {}
     health: _HealthStats = _HealthStats()
     tools: _Rows[_CallStats] = []
-    errors: _Rows[_CallStats] = []
+    errors: _Rows[_ErrorStats] = []
     warnings: _Rows[_WarningStats] = []
     last: _Rows[dict[str, Any]] = []
     limits: dict[str, Any] = {}

@@ -21,10 +21,10 @@ from openapi_tool.bus.options import BusOptions, NatsOptions
 from openapi_tool.cli.kernels import connected_once
 from openapi_tool.cli.output import INTERRUPTED, fail, json_default, print_status
 from openapi_tool.concurrency.cancellation import interruptible
-from openapi_tool.environment import DEFAULT_AUTH_ENV
+from openapi_tool.environment import DEFAULT_AUTH_ENV, DEV_VARIABLE
 from openapi_tool.kernel.failures import located, translate_connection_errors
 from openapi_tool.local.caller import ERRORS, Caller, ResultRows, open_database
-from openapi_tool.local.dev_state import DevError, running_dev
+from openapi_tool.local.dev_state import DevError, SeveralStacks, running_dev
 from openapi_tool.local.placed_call import PlacedCall
 from openapi_tool.local.requested_call import RequestedCall, save_call
 from openapi_tool.options.postgres import PoolOptions, PostgresOptions
@@ -91,9 +91,11 @@ def _kernel(protocol: ProtocolVersion | None) -> tuple[PoolOptions, BusOptions, 
     for problem in empty_servers(os.environ):
         raise DevError(problem)
     dsn, servers = (os.environ.get(name) for name in ("PG_DSN", "NATS_SERVERS"))
-    if not dsn and not servers:
+    if os.environ.get(DEV_VARIABLE) or (not dsn and not servers):
         try:
             stack = running_dev(protocol)
+        except SeveralStacks:
+            raise
         except DevError as error:
             raise DevError(f"{error}; start one with `openapi-tool dev`, or set PG_DSN and NATS_SERVERS") from None
         pool = PoolOptions(stack.protocol, PostgresOptions(Secret(stack.pg_dsn)))
@@ -187,8 +189,11 @@ def _print_outcome(outcome: _CallOutcome, redactor: Redactor) -> None:
     if outcome.repaired:
         print_status(f"arguments that were repaired or dropped: {redactor.text(', '.join(outcome.repaired))}")
     steps = " → ".join(name + (f" {ms} ms" if ms else "") for name, ms in outcome.times.items() if ms is not None)
-    print_status(f"{content.get('status')}: {steps} (tool_call_id {placed.tool_call_id}, trace {placed.trace_id})")
-    if content.get("status") != "success":
+    status = content.get("status")
+    if status != "success":  # the message is on standard output
         error = content.get("error") or {}
         retryable = "retryable" if error.get("retryable") else "not retryable"
-        fail(redactor.text(f"{error.get('code')}: {error.get('message')} ({retryable})"), _FAILED)
+        status = redactor.text(f"{status} with {error.get('code')} ({retryable})")
+    print_status(f"{status}: {steps} (tool_call_id {placed.tool_call_id}, trace {placed.trace_id})")
+    if status != "success":
+        raise typer.Exit(_FAILED)

@@ -7,6 +7,7 @@ import os
 from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import typer
 
@@ -20,6 +21,7 @@ from openapi_tool.bus.storage import unusable
 from openapi_tool.bus.streams import UNLIMITED, Durable, command_stream_of
 from openapi_tool.cli.output import USAGE, print_json, print_line, print_status
 from openapi_tool.cli.tools_registry import judge, stored_check
+from openapi_tool.environment import variable_set
 from openapi_tool.jina.client import JinaClient
 from openapi_tool.kernel.failures import located
 from openapi_tool.kernel.store import KernelStore
@@ -27,7 +29,7 @@ from openapi_tool.kernel.tool_rows import ToolRows
 from openapi_tool.protocol.dialect import ProtocolVersion
 from openapi_tool.protocol.errors import ToolError, Unavailable
 from openapi_tool.service.shared_parts import upstream_transport
-from openapi_tool.settings import SettingsError, load_settings
+from openapi_tool.settings import CONFIG_VARIABLE, SettingsError, load_settings
 from openapi_tool.settings.loading import ignored_variables
 from openapi_tool.tools.catalogue import OPERATIONS
 from openapi_tool.tools.registry import RegistryError
@@ -49,8 +51,20 @@ class CheckResult:
         return self.problem or "; ".join(["ok", *self.details])
 
 
-def check(*, as_json: bool, project: list[str] | None, upstream: bool, protocol: ProtocolVersion | None) -> None:
+def check(
+    config: Path | None,
+    *,
+    as_json: bool,
+    project: list[str] | None,
+    upstream: bool,
+    protocol: ProtocolVersion | None,
+) -> None:
     """Print what `serve` could not use; change nothing but an empty record in NATS, which expires after an hour."""
+    with variable_set(CONFIG_VARIABLE, None if config is None else str(config)):
+        _check(as_json=as_json, project=project, upstream=upstream, protocol=protocol)
+
+
+def _check(*, as_json: bool, project: list[str] | None, upstream: bool, protocol: ProtocolVersion | None) -> None:
     try:
         bootstrap = build_bootstrap(load_settings().of_version(protocol), os.environ)
     except SettingsError as error:

@@ -6,6 +6,7 @@ completion need none of it.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,6 +20,7 @@ from openapi_tool.cli.options import (
     AbandonedOption,
     ApiOption,
     ByOption,
+    ConfigOption,
     DatabaseOption,
     EverywhereOption,
     ExportFormat,
@@ -37,9 +39,10 @@ from openapi_tool.cli.options import (
     YesOption,
 )
 from openapi_tool.cli.output import USAGE, print_status
-from openapi_tool.environment import CONFIG_VARIABLE, PREFIX
+from openapi_tool.environment import DEV_VARIABLE, PREFIX, variable_set
 from openapi_tool.kernel.usage_keys import By
 from openapi_tool.settings_error import SettingsError
+from openapi_tool.telemetry.logs import printable_lines
 
 
 class _Commands(TyperGroup):
@@ -82,9 +85,39 @@ def _version(wanted: bool) -> None:  # noqa: FBT001 - typer's own form
         raise typer.Exit
 
 
+def _help_all(context: typer.Context, wanted: bool) -> None:  # noqa: FBT001 - typer's own form
+    if wanted:
+        typer.echo(printable_lines("\n\n".join(_helps(context.command, context))))
+        raise typer.Exit
+
+
+def _helps(command: Any, context: Any) -> Iterator[str]:
+    yield command.get_help(context)
+    for name, inner in getattr(command, "commands", {}).items():
+        yield from _helps(inner, type(context)(inner, info_name=name, parent=context))
+
+
 @app.callback()
 def _options(
+    context: typer.Context,
     *,
+    dev: Annotated[
+        str | None,
+        typer.Option(
+            "--dev",
+            metavar="NAME",
+            envvar=DEV_VARIABLE,
+            help="Use the running `dev` of this name, before all settings.",
+            show_default=False,
+        ),
+    ] = None,
+    help_all: bool = typer.Option(
+        False,  # noqa: FBT003 - typer's own form
+        "--help-all",
+        help="Print the help of every command and exit.",
+        is_eager=True,
+        callback=_help_all,
+    ),
     version: bool = typer.Option(
         False,  # noqa: FBT003 - typer's own form
         "--version",
@@ -93,7 +126,8 @@ def _options(
         callback=_version,
     ),
 ) -> None:
-    del version
+    del version, help_all
+    context.with_resource(variable_set(DEV_VARIABLE, dev))
 
 
 def _flag(text: str, section: str, key: str) -> Any:
@@ -103,9 +137,7 @@ def _flag(text: str, section: str, key: str) -> Any:
 @app.command()
 def serve(
     *,
-    config: Annotated[
-        Path | None, typer.Option(envvar=CONFIG_VARIABLE, help="TOML file with settings.", show_default=False)
-    ] = None,
+    config: ConfigOption = None,
     nats_servers: Annotated[
         str | None, typer.Option(help="NATS servers, comma-separated. [env: NATS_SERVERS]", show_default=False)
     ] = None,
@@ -231,6 +263,7 @@ def usage(
 @app.command(short_help="Check what `serve` needs; change nothing.")
 def check(
     *,
+    config: ConfigOption = None,
     as_json: JsonOption = False,
     project: Annotated[
         list[str] | None, typer.Option(help="Check this project's definitions; repeatable.", show_default=False)
@@ -247,7 +280,7 @@ def check(
     """
     from openapi_tool.cli import check as work
 
-    work.check(as_json=as_json, project=project, upstream=upstream, protocol=protocol)
+    work.check(config, as_json=as_json, project=project, upstream=upstream, protocol=protocol)
 
 
 def demo(
@@ -280,6 +313,12 @@ def dev(
     nats_port: Annotated[int, _port("NATS")] = 0,
     pg_port: Annotated[int, _port("PostgreSQL")] = 0,
     page_port: Annotated[int, _port("the page")] = 0,
+    name: Annotated[
+        str | None,
+        typer.Option(
+            help="Name for `openapi-tool --dev NAME …`; default: dev; beside others dev2 …", show_default=False
+        ),
+    ] = None,
     replicas: Annotated[
         int, typer.Option(min=1, max=16, help="Executors that share the calls; further ones serve no health server.")
     ] = 1,
@@ -296,6 +335,7 @@ def dev(
         upstream=upstream,
         protocol=protocol,
         keep=keep,
+        name=name,
         nats_port=nats_port,
         pg_port=pg_port,
         page_port=page_port,
@@ -346,6 +386,31 @@ if find_spec("openapi_tool.local"):  # the image does not contain the embedded s
     app.command(short_help="Run a few calls on an embedded stack.")(demo)
     app.command(short_help="Keep an embedded stack running until Ctrl-C.")(dev)
     app.command(short_help="Call a tool as the kernel does.")(call)
+
+
+config = typer.Typer(no_args_is_help=True, help="Show the settings in effect, and where each was set.")
+app.add_typer(config, name="config", short_help="Show the settings in effect, and where each was set.")
+
+
+@config.callback()
+def _config() -> None:
+    """Make `show` a subcommand: typer merges a single command into its group."""
+
+
+@config.command("show", short_help="Print settings with values and sources.")
+def show_config(
+    *,
+    file: ConfigOption = None,
+    everything: Annotated[bool, typer.Option("--all", help="Include settings that have their defaults.")] = False,
+    as_json: OneObjectOption = False,
+) -> None:
+    """Print the settings that `serve` would use, and the variable or file that sets each; credentials are masked.
+
+    Exit codes: 0, 2 invalid settings.
+    """
+    from openapi_tool.cli import config as work
+
+    work.show(file, everything=everything, as_json=as_json)
 
 
 deadletters = typer.Typer(no_args_is_help=True, help="List, show and replay commands that got no result.")

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from dataclasses import asdict
-from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import typer
 
@@ -24,9 +23,21 @@ from openapi_tool.tools.wording import counted
 
 _NOT_SENT = 1
 _DEFAULT_LIMIT = 100
+T = TypeVar("T")
 _CHARS_TO_SECONDS = len("2026-01-01T00:00:00")
 
-_with_nats = partial(with_nats, user=NatsUser.DEADLETTERS)
+_WITHOUT_NATS = (
+    "dead letters are stored in NATS, so they cannot be read meanwhile; the replicas' log lines `call.dead_lettered` "
+    "name them, and GET /readyz on a replica's health.port says what is down"
+)
+
+
+def _with_nats(
+    work: Callable[[Bootstrap, BusClient], Awaitable[T]], protocol: ProtocolVersion | None, *, abandoned: bool
+) -> T:
+    # PostgreSQL is needed only for `abandoned`, and then the outage may be its own.
+    advice = "" if abandoned else _WITHOUT_NATS
+    return with_nats(work, protocol, user=NatsUser.DEADLETTERS, database=abandoned, advice=advice)
 
 
 def list_(
@@ -50,7 +61,7 @@ def list_(
             else:
                 newest.append(clean)
 
-    _with_nats(gather, protocol, database=abandoned)
+    _with_nats(gather, protocol, abandoned=abandoned)
     if as_json:
         for letter in reversed(newest):
             print_json(_as_object(letter))
@@ -79,7 +90,7 @@ def show(letter: str, *, protocol: ProtocolVersion | None, as_json: bool) -> Non
         letters = _letters(bootstrap, client, abandoned=abandoned)
         return [without_secrets(known, bootstrap.redactor) async for known in letters]
 
-    chosen = _chosen(_with_nats(read, protocol, database=abandoned), letter)
+    chosen = _chosen(_with_nats(read, protocol, abandoned=abandoned), letter)
     print_json(_as_object(chosen), indent=None if as_json else 2)
 
 
@@ -96,7 +107,7 @@ def replay(letters: list[str], *, yes: bool, protocol: ProtocolVersion | None, a
             all_sent = all_sent and not outcome["why"]
         return all_sent
 
-    all_sent = _with_nats(send, protocol, database=abandoned)
+    all_sent = _with_nats(send, protocol, abandoned=abandoned)
     if not yes:
         print_status("nothing was changed; add --yes to send")
     if not all_sent:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import typer
 from openapi_tool.bootstrap import lint_limits
 from openapi_tool.cli.kernels import NO_DATABASE
 from openapi_tool.cli.output import fail, print_status
+from openapi_tool.environment import variable_set
 from openapi_tool.jina.definition_checks import source_problems
 from openapi_tool.settings import CONFIG_VARIABLE, Settings, load_settings
 from openapi_tool.telemetry.redact import MASK
@@ -64,22 +64,9 @@ def lint_files(files: Sequence[Path], config: Path | None = None) -> list[Locate
 
     `config` is the executor's TOML file; without it this machine's settings are read, which may differ.
     """
-    with _config_variable(config):
+    with variable_set(CONFIG_VARIABLE, None if config is None else str(config)):
         settings = load_settings(NO_DATABASE)
     return _lint(_sources(files), settings, configured=config is not None)
-
-
-@contextmanager
-def _config_variable(config: Path | None) -> Iterator[None]:
-    before = os.environ.get(CONFIG_VARIABLE)
-    if config is not None:
-        os.environ[CONFIG_VARIABLE] = str(config)
-    try:
-        yield
-    finally:
-        if config is not None:
-            os.environ.pop(CONFIG_VARIABLE)
-            os.environ.update({CONFIG_VARIABLE: before} if before is not None else {})
 
 
 def load_definitions(files: Sequence[Path]) -> list[LoadedDefinition]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -15,9 +16,9 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from openapi_tool.cli.embedded import executor_settings, extra_needed, running
+from openapi_tool.cli.embedded import executor_settings, extra_needed, running, this_program
 from openapi_tool.cli.options import UpstreamChoice
-from openapi_tool.cli.output import INTERRUPTED, fail, json_default
+from openapi_tool.cli.output import INTERRUPTED, fail, json_default, print_status
 from openapi_tool.cli.tables import cell
 from openapi_tool.local.caller import prepare_database
 from openapi_tool.protocol.dialect import DEFAULT_VERSION, ProtocolVersion
@@ -34,6 +35,12 @@ _DOUBLE_NOTE = (
     "JINA_API_KEY=… openapi-tool demo --upstream real"
 )
 
+_ENDED = """
+Stopped: the executor, PostgreSQL, NATS and the double. Their data is deleted; nothing runs any more.
+Try next:
+{program} dev    # the same servers until Ctrl-C, to call tools of your own (README.md, "Your own tool")
+{program} --help"""
+
 
 def demo(*, upstream: UpstreamChoice, protocol: ProtocolVersion | None, as_json: bool) -> None:
     """Run a few calls on an embedded stack, and show every step of each."""
@@ -43,6 +50,7 @@ def demo(*, upstream: UpstreamChoice, protocol: ProtocolVersion | None, as_json:
             sys.stdout.write(json.dumps(asdict(call), default=json_default) + "\n")
     else:
         _show(calls, upstream)
+        print_status(_ENDED.format(program=shlex.join(this_program())))
     if any(call.status != "success" for call in calls):
         raise typer.Exit(1)
 

@@ -6,10 +6,8 @@ import asyncio
 import json
 import os
 import shlex
-import shutil
 import signal
 import socket
-import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -23,12 +21,21 @@ import typer
 
 from openapi_tool.bus.replica_statistics import gather_stats
 from openapi_tool.cli.dev_executor import DevStatistics, dev_page
-from openapi_tool.cli.embedded import extra_needed, running
+from openapi_tool.cli.embedded import extra_needed, running, this_program
 from openapi_tool.cli.options import UpstreamChoice
-from openapi_tool.cli.output import fail, print_line, print_status
+from openapi_tool.cli.output import allowed_colour, fail, print_line, print_status
 from openapi_tool.local.caller import ERRORS, Caller
 from openapi_tool.local.dev import AGENT, PROJECT, log_entries, prepare
-from openapi_tool.local.dev_state import DevError, announce, claimed_state, database_of, persistent_folder, state_path
+from openapi_tool.local.dev_state import (
+    ClaimedState,
+    DevError,
+    announce,
+    automatic_names,
+    claimed_state,
+    database_of,
+    persistent_folder,
+    state_path,
+)
 from openapi_tool.local.requested_call import tools_of
 from openapi_tool.protocol.cards import as_model_reads
 from openapi_tool.protocol.dialect import DEFAULT_VERSION, ProtocolVersion
@@ -64,6 +71,7 @@ def dev(
     upstream: UpstreamChoice,
     protocol: ProtocolVersion | None,
     keep: Path | None,
+    name: str | None,
     nats_port: int,
     pg_port: int,
     page_port: int,
@@ -74,7 +82,7 @@ def dev(
     _require_free({"--nats-port": nats_port, "--pg-port": pg_port, "--page-port": page_port})
     with suppress(KeyboardInterrupt):
         version, folder = protocol or DEFAULT_VERSION, keep and keep.resolve()
-        _run(_DevOptions(upstream, version, folder, pg_port, nats_port, page_port, replicas))
+        _run(_DevOptions(upstream, version, folder, name, pg_port, nats_port, page_port, replicas))
 
 
 def _require_free(ports: Mapping[str, int]) -> None:
@@ -93,6 +101,7 @@ class _DevOptions:
     upstream: UpstreamChoice
     protocol: ProtocolVersion
     keep: Path | None
+    name: str | None
     pg_port: int
     nats_port: int
     page_port: int
@@ -109,7 +118,7 @@ def _run(options: _DevOptions) -> None:
         print_status(remark)
     try:
         with _started(options, settings) as (running_stack, prefix):
-            examples = [_command(prefix, *example) for example in CALLS[options.upstream.value]]
+            examples = [f"  {prefix}{_call_words(*example)}" for example in CALLS[options.upstream.value]]
             notes = [*_notes(running_stack.stack, options), "In another terminal:", *examples]
             asyncio.run(_watch(running_stack, notes, options.page_port))
     except (DevError, ServerFailed, OSError) as error:
@@ -136,20 +145,20 @@ class _RunningStack:
 
 @contextmanager
 def _started(options: _DevOptions, settings: DevSettings) -> Iterator[tuple[_RunningStack, str]]:
-    """Run the stack; yield it, and the assignments that `call` needs in front to find the kernel."""
+    """Run the stack; yield it, and the beginning of a command that finds it."""
     from openapi_tool.local.sample_calls import demo_tools  # noqa: PLC0415 - see _run
     from openapi_tool.local.stack import EmbeddedStack, kernel_schema  # noqa: PLC0415 - see _run
 
     with ExitStack() as exits:
         folder = exits.enter_context(persistent_folder(options.keep)) if options.keep else None
-        state = exits.enter_context(claimed_state())
+        state = exits.enter_context(claimed_state(options.name))
         # Their locks last until the stack has stopped, even if this process is killed.
-        hold = [descriptor for descriptor in (folder, state) if descriptor is not None]
+        hold = [descriptor for descriptor in (folder, state.descriptor if state else None) if descriptor is not None]
         stack = EmbeddedStack(
             settings.key_names, keep=options.keep, pg_port=options.pg_port, nats_port=options.nats_port, hold=hold
         )
         if state is not None:
-            stack.guard.delete_at_end(state_path())
+            stack.guard.delete_at_end(state_path(state.name))
         version, database = options.protocol, database_of(options.protocol)
         prepare_kernel = partial(prepare, version=version, schema=kernel_schema(version), tools=demo_tools(version))
         executors = [exits.enter_context(running(stack, database, prepare_kernel, settings.environment))]
@@ -161,17 +170,20 @@ def _started(options: _DevOptions, settings: DevSettings) -> Iterator[tuple[_Run
             exits.callback(executors[-1].stop)
         running_stack = _RunningStack(stack, version, executors)
         if state is not None:
-            announce(state, running_stack.dsn, stack.nats.url, version)
-        yield running_stack, "" if state is not None else " ".join(running_stack.variables) + " "
+            announce(state.descriptor, running_stack.dsn, stack.nats.url, version)
+        yield running_stack, _prefix(running_stack, state)
 
 
-def _command(prefix: str, tool: str, arguments: Mapping[str, Any]) -> str:
-    program = Path(sys.argv[0])
-    if program.name != "openapi-tool":
-        words = [sys.executable, "-m", "openapi_tool"]
-    else:
-        words = [program.name if shutil.which(program.name) else str(program.absolute())]
-    return "  " + prefix + shlex.join([*words, "call", tool, "--args", json.dumps(arguments)])
+def _prefix(running_stack: _RunningStack, state: ClaimedState | None) -> str:
+    """Return the beginning of a command that uses this stack, although others may run."""
+    program = shlex.join(this_program())
+    if state is None:
+        return f"{' '.join(running_stack.variables)} {program} "
+    return f"{program} " if state.name == next(automatic_names()) else f"{program} --dev {state.name} "
+
+
+def _call_words(tool: str, arguments: Mapping[str, Any]) -> str:
+    return shlex.join(["call", tool, "--args", json.dumps(arguments)])
 
 
 def _notes(stack: EmbeddedStack, options: _DevOptions) -> Iterator[str]:
@@ -238,7 +250,7 @@ async def _follow(logs: Sequence[BinaryIO], feed: Feed, should_continue: Callabl
         more = should_continue()
         for entry in chain.from_iterable(map(log_entries, logs)):
             async for line in feed.lines(entry):
-                typer.secho(line, fg=_COLOURS.get(line.split()[1]))
+                typer.secho(line, fg=allowed_colour(_COLOURS.get(line.split()[1])))
         if more:
             await asyncio.sleep(_POLL_S)
 

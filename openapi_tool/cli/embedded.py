@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
+import sys
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from openapi_tool.cli.options import UpstreamChoice
@@ -24,6 +27,14 @@ def extra_needed(command: str) -> Iterator[None]:
         yield
     except ModuleNotFoundError as missing:
         fail(f"{command} needs the embedded stack ({missing.name} is missing): pip install 'openapi-tool[local]'")
+
+
+def this_program() -> list[str]:
+    """Return the words by which a shell in this folder runs this program again."""
+    program = Path(sys.argv[0])
+    if program.name != "openapi-tool":
+        return [sys.executable, "-m", "openapi_tool"]
+    return [program.name if shutil.which(program.name) else str(program.absolute())]
 
 
 def executor_settings(upstream: UpstreamChoice) -> dict[str, str]:

@@ -21,6 +21,7 @@ from openapi_tool.bus.replica_statistics import gather_stats
 from openapi_tool.bus.users import NatsUser
 from openapi_tool.cli.output import fail, print_json
 from openapi_tool.cli.tables import output, redraw
+from openapi_tool.environment import DEV_VARIABLE
 from openapi_tool.kernel.failures import located
 from openapi_tool.kernel.store import KernelStore
 from openapi_tool.protocol.command import Delivery
@@ -42,6 +43,11 @@ NO_DATABASE = {"postgres": {"dsn": "postgresql://unused"}}
 
 _NO_REPLICA = 1
 _REPLIES_S = 1.0
+_WITHOUT_NATS = "replicas are asked over NATS, so this says nothing about them; stored commands wait in NATS meanwhile"
+_ASK_REPLICAS = (
+    "ask each replica itself: GET /readyz on its health.port says which dependency is down, since when and why; "
+    "`openapi-tool check` tests NATS and PostgreSQL from here"
+)
 
 Replicas = Sequence[Mapping[str, Any]]
 T = TypeVar("T")
@@ -61,9 +67,12 @@ def _servers(protocol: ProtocolVersion | None, *, database: bool) -> Mapping[str
         configured = given_values()
     except (SourceUnreadable, UnreadableVariable):
         return {}  # `load_settings` reports the mistake
-    if _is_given(configured, "postgres", "dsn"):
-        return {}
-    if not _is_given(configured, "nats", "servers") and (stack := find_dev(protocol)[0]):
+    if not os.environ.get(DEV_VARIABLE):
+        if _is_given(configured, "postgres", "dsn"):
+            return {}
+        if _is_given(configured, "nats", "servers"):
+            return {} if database else NO_DATABASE
+    if stack := find_dev(protocol)[0]:
         return {
             "postgres": {"dsn": stack.pg_dsn},
             "nats": {"servers": stack.nats_servers},
@@ -78,14 +87,19 @@ def _is_given(configured: Mapping[str, Any], section: str, key: str) -> bool:
 
 
 def find_dev(protocol: ProtocolVersion | None) -> tuple[StackAddress | None, str]:
-    """Return this user's running `dev`, else None and the reason, empty if this installation has no `dev`."""
+    """Return this user's running `dev`, else None and the reason, empty if this installation has no `dev`.
+
+    Exits if several run and none was named, or if the named one does not run.
+    """
     if not find_spec("openapi_tool.local"):  # the image does not contain the embedded stack
         return None, ""
-    from openapi_tool.local.dev_state import DevError, running_dev  # noqa: PLC0415 - see above
+    from openapi_tool.local.dev_state import DevError, SeveralStacks, running_dev  # noqa: PLC0415 - see above
 
     try:
         return running_dev(protocol), ""
     except DevError as error:
+        if isinstance(error, SeveralStacks) or os.environ.get(DEV_VARIABLE):
+            fail(str(error))
         return None, str(error)
 
 
@@ -95,17 +109,19 @@ def with_nats(
     *,
     user: NatsUser,
     database: bool = False,
+    advice: str = "",
 ) -> T:
     """Return the result of `work` with a connection to a kernel's NATS, or print why there is none and exit with 2.
 
     Replies arrive on the inbox of `user`, and messages name the command that prints its permissions. `database` is True
-    if `work` connects to PostgreSQL, too.
+    if `work` connects to PostgreSQL, too. `advice` says where else to look during an outage of NATS.
     """
     bootstrap = kernel_bootstrap(protocol, database=database)
     try:
         return asyncio.run(_connected(bootstrap, work, user))
     except Unavailable as error:  # `located` adds the address to an error of PostgreSQL; one of NATS has its own
-        fail(bootstrap.redactor.text(located(str(error), bootstrap.pool)))
+        problem = bootstrap.redactor.text(located(str(error), bootstrap.pool))
+        fail(f"{problem}\n{advice}" if advice else problem)
 
 
 async def _connected(bootstrap: Bootstrap, work: Callable[[Bootstrap, BusClient], Awaitable[T]], user: NatsUser) -> T:
@@ -163,7 +179,11 @@ def show_statistics(
 
         replicas = await ask()
         if not replicas:
-            fail("no replica answers on openapi_tool.stats: none runs, or its user lacks permission", _NO_REPLICA)
+            fail(
+                "no replica answers on openapi_tool.stats: none runs, none has a connection to NATS, or its user lacks "
+                f"permission\n{_ASK_REPLICAS}",
+                _NO_REPLICA,
+            )
         if as_json:
             print_json(select(replicas))
         elif every_s is None:
@@ -171,7 +191,7 @@ def show_statistics(
         else:
             await redraw(output(), draw(replicas), redrawn, every_s)
 
-    with_nats(work, user=NatsUser.TOP)
+    with_nats(work, user=NatsUser.TOP, advice=f"{_WITHOUT_NATS}\n{_ASK_REPLICAS}")
 
 
 @asynccontextmanager

@@ -8,6 +8,7 @@ from typing import Any
 
 import typer
 from rich.console import Group
+from rich.text import Text
 
 from openapi_tool.cli.kernels import show_statistics
 from openapi_tool.cli.output import or_dash, print_status
@@ -28,6 +29,18 @@ _LIMIT_HEADS = (
     "paused s",
     "waiting",
 )
+
+_NO_LIMIT = """\
+no limit is set, and the upstream has answered no request with 429: requests are sent at once
+Set those of your plan in the settings, then restart all replicas (docs/tools.md#rate-limits):
+[limits]
+search_requests_per_minute = 100
+"""
+_NO_BUDGET = """\
+no account was used since the replicas started: no budget is set, or no call came under one
+Set one in the settings, then restart all replicas (docs/tools.md#budgets):
+[budgets]
+project_day_requests = 2_000"""
 
 
 def limits(*, watch: bool, as_json: bool) -> None:
@@ -100,7 +113,9 @@ def shown(replicas: Sequence[Mapping[str, Any]]) -> Group:
     refused = Rows("key", "state", "status", "for s", "tried again in s", title="refused keys")
     for entry in keys:
         refused.add(*(entry[name] for name in _KEY_FIELDS))
-    return Group(*([refused] if keys else []), table, shares, waiting)
+    if not entries:
+        return Group(*([refused] if keys else []), Text(_NO_LIMIT))
+    return Group(*([refused] if keys else []), table, shares, *([waiting] if len(waiting) else []))
 
 
 def _key(entry: Mapping[str, Any]) -> str:
@@ -115,7 +130,7 @@ _BUDGET_HEADS = ("project", "scope", "agent or session", "tool", "period", "requ
 def budgets(*, project: str | None, as_json: bool) -> None:
     """Print the accounts that the replicas have used since their start."""
     show_statistics(
-        lambda replicas: _table(combined_budgets(replicas, project)),
+        lambda replicas: budgets_shown(replicas, project),
         lambda replicas: {"budgets": combined_budgets(replicas, project)},
         as_json=as_json,
     )
@@ -137,9 +152,11 @@ def _used(account: Mapping[str, Any]) -> float:
     return float(account.get("share") or 0)
 
 
-def _table(accounts: Sequence[Mapping[str, Any]]) -> Rows:
+def budgets_shown(replicas: Sequence[Mapping[str, Any]], project: str | None = None) -> Rows:
+    """Return a table of the accounts; if there is none, print how to set a budget, and exit."""
+    accounts = combined_budgets(replicas, project)
     if not accounts:
-        print_status("no account was used since the replicas started")
+        print_status(_NO_BUDGET)
         raise typer.Exit
     table = Rows(*_BUDGET_HEADS, title="budgets")
     for account in accounts:

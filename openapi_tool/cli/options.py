@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from openapi_tool.environment import DEFAULT_AUTH_ENV
+from openapi_tool.environment import CONFIG_VARIABLE, DEFAULT_AUTH_ENV
 from openapi_tool.protocol.dialect import ProtocolVersion
 
 
@@ -37,6 +37,9 @@ class RoleUser(StrEnum):
 
 ExportFormat = Literal["openai", "openai-responses", "anthropic", "mcp", "lobehub", "kernel"]
 
+ConfigOption = Annotated[
+    Path | None, typer.Option("--config", envvar=CONFIG_VARIABLE, help="TOML file with settings.", show_default=False)
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON only.")]
 OneObjectOption = Annotated[bool, typer.Option("--json", help="Print one JSON object only.")]
 ProtocolOption = Annotated[

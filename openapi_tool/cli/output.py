@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from datetime import datetime
 from typing import Any, NoReturn
 
@@ -17,7 +18,12 @@ INTERRUPTED = 130
 def print_status(text: str, *, quiet: bool = False, colour: str | None = None) -> None:
     """Print a status text on standard error. Further lines are indented, so that none can look like another message."""
     if not quiet:
-        typer.secho(printable_lines(text, "  "), err=True, fg=colour)
+        typer.secho(printable_lines(text, "  "), err=True, fg=allowed_colour(colour))
+
+
+def allowed_colour(colour: str | None) -> str | None:
+    """Return the colour, or None if the user wants no colours (https://no-color.org)."""
+    return None if os.environ.get("NO_COLOR") else colour
 
 
 def print_line(text: str) -> None:

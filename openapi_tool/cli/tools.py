@@ -11,16 +11,17 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import typer
+from rich.text import Text
 
 from openapi_tool.bootstrap import Bootstrap
 from openapi_tool.bus.client import BusClient, Denied
 from openapi_tool.bus.kv_stores import RESTRICT, STREAM, change_switches, load_switches
 from openapi_tool.bus.users import NatsUser
-from openapi_tool.cli.definition_files import LINT_FAILED, file_count, lint_files, load_definitions
+from openapi_tool.cli.definition_files import LINT_FAILED, LocatedProblem, file_count, lint_files, load_definitions
 from openapi_tool.cli.kernels import with_nats
 from openapi_tool.cli.options import ExportFormat
 from openapi_tool.cli.output import USAGE, fail, print_json, print_line, print_status
-from openapi_tool.cli.tables import Rows, output
+from openapi_tool.cli.tables import Rows, cell, output
 from openapi_tool.protocol.dialect import ProtocolVersion
 from openapi_tool.protocol.subjects import is_token
 from openapi_tool.tools import exports
@@ -157,7 +158,7 @@ def lint(files: list[Path], *, strict: bool, config: Path | None, as_json: bool)
         if as_json:
             print_json(located.as_object())
         else:
-            print_line(str(located))
+            output().print(_coloured(located), soft_wrap=True)
     if len(problems) > _MAX_SHOWN:
         print_status(f"only the first {_MAX_SHOWN:,} are shown")
     errors = sum(not located.problem.warning for located in problems)
@@ -165,6 +166,13 @@ def lint(files: list[Path], *, strict: bool, config: Path | None, as_json: bool)
     print_status(", ".join(counted(*count) for count in counts), quiet=as_json)
     if errors or (strict and problems):
         raise typer.Exit(LINT_FAILED)
+
+
+def _coloured(located: LocatedProblem) -> Text:
+    line = cell(located)
+    level, colour = ("warning", "yellow") if located.problem.warning else ("error", "red")
+    line.highlight_words([f": {level}: "], colour)
+    return line
 
 
 def render(file: Path, *, project: str, as_json: bool) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import csv
 import re
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -26,32 +26,41 @@ from openapi_tool.protocol.dialect import ProtocolVersion
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.protocol.subjects import is_token
 from openapi_tool.telemetry.logs import printable_line
+from openapi_tool.telemetry.replica_problems import found_problems
 from openapi_tool.tools.wording import counted, short
 
 _MAX_ROWS = 20
-_SLOW_DATABASE_MS = 1_000
-_CLOCK_OFFSET_S = 2.0
 _COLUMNS = ("rate", "p50_ms", "p95_ms", "failed", "running", "waiting", "held", "oldest_held_s")
 
 
 def top(*, once: bool, every_s: float, as_json: bool) -> None:
     """Print the statistics of all replicas, once or every `every_s` seconds."""
-    show_statistics(
-        shown,
-        lambda replicas: {"replicas": replicas, "problems": problems(replicas)},
-        as_json=as_json,
-        every_s=None if once else every_s,
-    )
+    show_statistics(shown, _as_object, as_json=as_json, every_s=None if once else every_s)
+
+
+def _as_object(replicas: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    found = found_problems(replicas)
+    return {"replicas": replicas, "problems": found.now, "earlier": found.earlier}
 
 
 def shown(replicas: Sequence[Mapping[str, Any]]) -> Group:
-    """Return tables of replicas, tools and errors, and the problems."""
+    """Return the problems, tables of replicas and tools, and what was wrong earlier.
+
+    The present problems come first, because a terminal that is too low shows the beginning.
+    """
+    found = found_problems(replicas)
+    now = [_line(f"! {text}", "bold red") for text in found.now] or [_line("no problem is known now", "green")]
     table = Rows("replica", *_COLUMNS, title=f"{counted(len(replicas), 'replica')}, the last minute")
     for replica in replicas:
         table.add(*(or_dash(replica.get(name)) for name in ("instance", *_COLUMNS)))
-    problem_lines = [cell(f"! {text}") for text in problems(replicas)]
-    errors = [_summed(replicas, "errors")] if any(replica.get("errors") for replica in replicas) else []
-    return Group(table, *_lag(replicas), _summed(replicas, "tools"), *errors, *problem_lines)
+    earlier = [Text("earlier, within ten minutes:"), *(_line(f"- {text}", "dim") for text in found.earlier)]
+    return Group(*now, table, *_lag(replicas), *_tools(replicas), *(earlier if found.earlier else ()))
+
+
+def _line(text: str, style: str) -> Text:
+    line = cell(text)
+    line.stylize(style)
+    return line
 
 
 def _lag(replicas: Sequence[Mapping[str, Any]]) -> Iterator[Text]:
@@ -63,78 +72,26 @@ def _lag(replicas: Sequence[Mapping[str, Any]]) -> Iterator[Text]:
         yield cell(f"durable of {protocol}: {counted(pending, 'command')} not delivered, {unsettled} not settled")
 
 
-def _summed(replicas: Sequence[Mapping[str, Any]], name: str) -> Rows:
-    counts: Counter[tuple[str, ...]] = Counter()
+def _tools(replicas: Sequence[Mapping[str, Any]]) -> Iterator[Rows]:
+    """Yield a table of the calls by project and tool, and of how many of them failed and why; none without calls."""
+    calls: Counter[tuple[str, ...]] = Counter()
+    failed: dict[tuple[str, ...], Counter[str]] = defaultdict(Counter)
     for replica in replicas:
-        for row in replica.get(name) or ():
-            counts[row.get("protocol", ""), row["project"], row["tool"], row.get("error_code", "")] += row["calls"]
-    table = Rows("protocol", "project", "tool", "error", "calls", title=f"{name}, the last minute")
-    for key, count in counts.most_common(_MAX_ROWS):
-        table.add(*key, count)
-    return table
+        for row in replica.get("tools") or ():
+            calls[_tool(row)] += row["calls"]
+        for row in replica.get("errors") or ():
+            failed[_tool(row)][row["error_code"]] += row["calls"]
+    if not calls:
+        return
+    table = Rows("protocol", "project", "tool", "calls", "failed", "errors", title="calls by tool, the last minute")
+    for key, count in calls.most_common(_MAX_ROWS):
+        errors = failed[key]
+        table.add(*key, count, errors.total(), ", ".join(f"{number} {code}" for code, number in errors.most_common()))
+    yield table
 
 
-def problems(replicas: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the current problems, each with its replica or setting."""
-    return list(dict.fromkeys(text for replica in replicas for text in _problems(replica)))
-
-
-def _problems(replica: Mapping[str, Any]) -> Iterator[str]:
-    yield from _suspicious_replies(replica)
-    name, health = replica.get("instance"), replica.get("health") or {}
-    for dependency, state in (health.get("dependencies") or {}).items():
-        if not state.get("ok"):
-            yield f"{name}: {dependency} is unavailable: {state.get('reason', '')}"
-    if replica.get("waiting"):
-        yield f"{name}: {replica['waiting']:g} commands wait for one of {replica.get('slots'):g} slots"
-    if replica.get("waiting_for_memory"):
-        yield f"{name}: {replica['waiting_for_memory']:g} responses wait for memory: raise egress.body_budget_bytes"
-    yield from _limit_problems(replica)
-    for kernel in replica.get("kernels") or ():
-        maximum, unsettled = kernel["max_unacknowledged"], kernel["unacknowledged"]
-        if 0 < maximum <= unsettled:
-            about = f"the durable of {kernel['protocol']} has {unsettled} unsettled commands"
-            yield f"{about}, its maximum: see durable.full in the log"
-    phases = replica.get("phases_p95_ms") or {}
-    for phase in ("load", "commit"):
-        if (phases.get(phase) or 0) >= _SLOW_DATABASE_MS:
-            yield f"{name}: the database is slow: {phase} takes {phases[phase]} ms (95th percentile)"
-    if abs(health.get("clock_offset_s") or 0) >= _CLOCK_OFFSET_S:
-        yield f"{name}: the local clock is {health['clock_offset_s']:+.1f} s off that of NATS; synchronize it"
-    yield from _warnings(replica)
-
-
-def _limit_problems(replica: Mapping[str, Any]) -> Iterator[str]:
-    name = replica.get("instance")
-    for limit in replica.get("upstream_limits") or ():
-        about = f"the {limit.get('endpoint')} limit of {limit.get('variable')}"
-        if limit.get("offline"):
-            yield f"{name}: {about} cannot be shared: see limits.not_shared in the log"
-        if limit.get("paused_s"):
-            requests = f"{limit.get('endpoint')} requests with {limit.get('variable')}"
-            yield f"{name}: the upstream answered 429: {requests} pause for {limit['paused_s']} s"
-        if limit.get("waiting"):
-            yield f"{name}: {counted(limit['waiting'], 'call')} wait for {about}: see openapi-tool limits"
-
-
-def _suspicious_replies(replica: Mapping[str, Any]) -> Iterator[str]:
-    name, answers, unreadable = replica.get("instance"), replica.get("answers", 1), replica.get("unreadable")
-    if answers > 1:
-        yield f"{name}: {answers} answers have this name: two replicas share it, or one is forged"
-    if unreadable:
-        yield f"{name}: its answer is not readable (another version, or forged): {unreadable}"
-
-
-def _warnings(replica: Mapping[str, Any]) -> Iterator[str]:
-    if replica.get("log_lines_dropped"):
-        lines = counted(replica["log_lines_dropped"], "log line")
-        yield f"{replica.get('instance')}: since its start {lines} were dropped: nobody reads them, or its disk is full"
-    for warning in replica.get("warnings") or ():
-        project = f" (project {warning['project_id']})" if warning.get("project_id") else ""
-        often = counted(warning["count"], "time")
-        if warning.get("ago_s") is not None:
-            often += f", last {warning['ago_s']:.0f} s ago"
-        yield f"{replica.get('instance')}: {warning['action']}, {often}{project}: {warning['message']}"
+def _tool(row: Mapping[str, Any]) -> tuple[str, ...]:
+    return row.get("protocol", ""), row["project"], row["tool"]
 
 
 _FIGURES = ("calls", "tokens", "requests", "cache_hits", "errors", "truncated", "retries", "p50_ms", "p95_ms")

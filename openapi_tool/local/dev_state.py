@@ -5,18 +5,47 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from openapi_tool.environment import DEV_VARIABLE
+
 _LOCK_FILE = "dev.lock"
+
+_NAME_CHARS = 32
+_NAME = re.compile(rf"[a-z0-9][a-z0-9-]{{0,{_NAME_CHARS - 1}}}")
+_STATE_SUFFIX = ".json"
+
+
+_FIRST_NAME = "dev"
+_MAX_AUTOMATIC_NAMES = 16
 
 
 class DevError(Exception):
     """The message says why; nothing was written."""
+
+
+def automatic_names() -> Iterator[str]:
+    """Yield the names that stacks without a given one get: the first that is free."""
+    yield _FIRST_NAME
+    yield from (f"{_FIRST_NAME}{number}" for number in range(2, _MAX_AUTOMATIC_NAMES + 1))
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimedState:
+    """Locked state file of the stack `name`."""
+
+    name: str
+    descriptor: int
+
+
+class SeveralStacks(DevError):
+    """Several dev stacks run, and none of them was named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +63,18 @@ def database_of(version: str) -> str:
     return f"dev_{version}"
 
 
-def state_path() -> Path:
-    """Return the file in which `call` finds the dev stack of this user."""
+def state_path(name: str = _FIRST_NAME) -> Path:
+    """Return the file in which commands find the dev stack of this user that has this name."""
+    return _state_folder() / f"{_state_prefix()}{name}{_STATE_SUFFIX}"
+
+
+def _state_folder() -> Path:
     private = os.environ.get("XDG_RUNTIME_DIR")
-    folder = private if private and Path(private).is_dir() else tempfile.gettempdir()
-    return Path(folder) / f"openapi-tool-dev-{os.geteuid()}.json"
+    return Path(private if private and Path(private).is_dir() else tempfile.gettempdir())
+
+
+def _state_prefix() -> str:
+    return f"openapi-tool-dev-{os.geteuid()}-"
 
 
 @contextmanager
@@ -60,16 +96,28 @@ def locked(path: Path) -> Iterator[int]:
 
 
 @contextmanager
-def claimed_state() -> Iterator[int | None]:
-    """Yield the locked state file; None if another dev stack has the lock, or the file cannot be used."""
+def claimed_state(name: str | None = None) -> Iterator[ClaimedState | None]:
+    """Yield the locked state file of a stack with this or a free name; None if no file can be used for a free one.
+
+    Raises DevError if the name is not valid, or not free.
+    """
+    if name is not None and not _NAME.fullmatch(name):
+        raise DevError(f"--name: {name[:_NAME_CHARS]!r} must consist of a-z, 0-9 and -, at most {_NAME_CHARS} of them")
     with ExitStack() as exits:
-        try:
-            descriptor = exits.enter_context(locked(state_path()))
-        except OSError:
-            yield None
-        else:
-            write(descriptor, "")
-            yield descriptor
+        for candidate in automatic_names() if name is None else [name]:
+            try:
+                descriptor = exits.enter_context(locked(state_path(candidate)))
+            except BlockingIOError:
+                if name is not None:
+                    raise DevError(f"a dev stack named {name!r} is running; give this one another --name") from None
+            except OSError as error:
+                if name is not None:
+                    raise DevError(f"--name: the state of {name!r} cannot be stored: {error}") from None
+            else:
+                write(descriptor, "")
+                yield ClaimedState(candidate, descriptor)
+                return
+        yield None
 
 
 def _open_private(path: Path, flags: int) -> int:
@@ -120,21 +168,58 @@ def announce(descriptor: int, pg_dsn: str, nats_servers: str, version: str) -> N
 
 
 def running_dev(version: str | None = None) -> StackAddress:
-    """Return the addresses of this user's running dev stack. Raises DevError, also if it is of another `version`."""
-    path = state_path()
+    """Return the addresses of this user's dev stack that `DEV_VARIABLE` names, else of the only one that runs.
+
+    Raises DevError, also if it is of another `version`.
+    """
+    name = os.environ.get(DEV_VARIABLE)
+    running, reasons = _running_stacks([state_path(name)] if name and _NAME.fullmatch(name) else _state_files())
+    if name and name not in running:
+        raise DevError("; ".join([f"no dev stack named {name[:_NAME_CHARS]!r} is running", *reasons]))
+    if not running:
+        raise DevError("; ".join(reasons) or "no dev stack is running")
+    fitting = {known: stack for known, stack in running.items() if version in (None, stack.protocol)}
+    if not fitting:
+        [protocol, *_] = [stack.protocol for stack in running.values()]
+        raise DevError(f"the running dev stack is of protocol {protocol}, not of {version}")
+    [first, *others] = fitting
+    if others:
+        names = ", ".join(fitting)
+        raise SeveralStacks(
+            f"{len(fitting)} dev stacks are running: {names}; name one, such as: openapi-tool --dev {first} …"
+        )
+    return fitting[first]
+
+
+def _state_files() -> list[Path]:
+    return sorted(_state_folder().glob(f"{_state_prefix()}*{_STATE_SUFFIX}"))
+
+
+def _running_stacks(paths: Iterable[Path]) -> tuple[dict[str, StackAddress], list[str]]:
+    """Return the running stacks by name, and why others are not used."""
+    running, reasons = {}, []
+    for path in paths:
+        try:
+            running[path.name.removeprefix(_state_prefix()).removesuffix(_STATE_SUFFIX)] = _stack_of(path)
+        except FileNotFoundError:
+            continue
+        except DevError as why:
+            reasons.append(str(why))
+    return running, reasons
+
+
+def _stack_of(path: Path) -> StackAddress:
     try:
         with os.fdopen(_open_private(path, os.O_RDONLY), encoding="utf-8") as file:
             address = StackAddress(**json.load(file))
     except FileNotFoundError:
-        raise DevError("no dev stack is running") from None
+        raise
     except OSError as error:
         raise DevError(f"the state of the dev stack cannot be read: {error}") from None
     except (ValueError, TypeError):
         raise DevError(f"no dev stack is up: {path} is still empty") from None
     if not _runs(address.pid):
         raise DevError(f"no dev stack is running: {path} is of process {address.pid}, which has ended")
-    if version not in (None, address.protocol):
-        raise DevError(f"the running dev stack is of protocol {address.protocol}, not of {version}")
     return address
 
 

@@ -17,7 +17,7 @@ from pydantic_settings import EnvSettingsSource
 from pydantic_settings import SettingsError as UnreadableVariable
 
 from openapi_tool.bus.options import NatsOptions
-from openapi_tool.environment import CONFIG_VARIABLE, PREFIX, SHORT_NAMES
+from openapi_tool.environment import CONFIG_VARIABLE, DEV_VARIABLE, PREFIX, SHORT_NAMES
 from openapi_tool.files import MAX_SECRET_BYTES, read_regular_file
 from openapi_tool.settings.model import Settings
 from openapi_tool.settings.sections import fields_of
@@ -128,7 +128,7 @@ def ignored_variables(environment: Mapping[str, str]) -> list[str]:
 
 @cache
 def _by_folded_name() -> Mapping[str, str]:
-    return {_folded(name): name for name in (CONFIG_VARIABLE, *_variables_of(Settings, PREFIX))}
+    return {_folded(name): name for name in (CONFIG_VARIABLE, DEV_VARIABLE, *_variables_of(Settings, PREFIX))}
 
 
 def _variables_of(kind: Any, beginning: str) -> Iterator[str]:

@@ -42,10 +42,11 @@ class Dependency:
     reason: str = ""
 
     def as_json(self) -> dict[str, Any]:
-        """Return the JSON object; `age_s` counts from the last success."""
+        """Return the JSON object; `age_s` counts from the last success, `for_s` from the last change of `ok`."""
         age_s = None if self.last_ok_at is None else round(time.monotonic() - self.last_ok_at, 1)
         reason = {"reason": self.reason} if self.reason else {}
-        return {"ok": self.ok, "age_s": age_s, "since": self.since.isoformat(timespec="seconds"), **reason}
+        since, for_s = self.since.isoformat(timespec="seconds"), (datetime.now(UTC) - self.since).total_seconds()
+        return {"ok": self.ok, "age_s": age_s, "since": since, "for_s": round(for_s, 1), **reason}
 
 
 @dataclass(slots=True)

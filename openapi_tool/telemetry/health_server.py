@@ -3,16 +3,11 @@
 Clients do not authenticate, and their sockets use file descriptors that calls need, too. So a connection carries one
 request and lasts a few seconds, and the oldest is closed when there are too many: probes are answered however many
 connections send nothing.
-
-The page sets values as text, never as HTML, and its Content-Security-Policy allows only its own script, because models
-and clients choose the ids that it shows.
 """
 
 from __future__ import annotations
 
 import asyncio
-import base64
-import hashlib
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from ipaddress import ip_address
@@ -25,68 +20,7 @@ from cachetools import TTLCache, cached
 from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, generate_latest
 
 from openapi_tool.telemetry.health import Health
-
-_STYLE = "body{font:14px sans-serif;margin:2em}table{border-collapse:collapse;margin:1em 0}td,th{padding:.2em .8em;\
-border:1px solid #ccc;text-align:left;vertical-align:top;white-space:pre-wrap;max-width:60em}.bad{color:#b00}"
-_SCRIPT = """
-const cell = (row, kind, text) => { const made = document.createElement(kind); made.textContent = text ?? "-";
-  row.append(made); };
-const table = (id, rows) => { const at = document.getElementById(id); at.replaceChildren();
-  const head = at.insertRow(); if (!rows.length) { cell(head, "td", "none"); return; }
-  const names = Object.keys(rows[0]);
-  names.forEach(name => cell(head, "th", name));
-  rows.forEach(row => { const line = at.insertRow(); names.forEach(name => cell(line, "td", row[name])); }); };
-const shown = ({waiting_by_project: _, ...limit}) => limit;
-const pairs = object => Object.entries(object).map(([name, value]) => ({name, value}));
-async function load() {
-  const note = document.getElementById("note");
-  try {
-    const found = await (await fetch("stats.json")).json();
-    const numbers = Object.fromEntries(Object.entries(found).filter(([, value]) => typeof value != "object"));
-    ["kernels", "tools", "errors", "warnings", "last"].forEach(name => table(name, found[name]));
-    table("now", pairs(numbers)); table("keys", found.upstream_keys);
-    table("settings", pairs(found.limits)); table("limits", found.upstream_limits.map(shown));
-    table("dependencies", Object.entries(found.health.dependencies).map(([name, state]) =>
-      ({name, available: state.ok, reason: state.reason ?? ""})));
-    note.textContent = found.health.ready ? "ready" : "not ready"; note.className = found.health.ready ? "" : "bad";
-  } catch (error) { note.textContent = "the replica does not answer"; note.className = "bad"; }
-  setTimeout(load, 2000);
-}
-load();
-"""
-_TABLES = {
-    "now": "Now",
-    "kernels": "Commands at the durable of each kernel",
-    "dependencies": "Dependencies",
-    "tools": "Calls by project and tool, the last minute",
-    "errors": "Errors, the last minute",
-    "warnings": "Warnings, the last ten minutes",
-    "last": "Last calls",
-    "limits": "Rate limits",
-    "keys": "Refused keys",
-    "settings": "Settings",
-}
-
-
-def _hash(text: str) -> str:
-    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
-
-
-PAGE = (
-    f'<!doctype html><html lang="en"><meta charset="utf-8"><title>openapi-tool</title><style>{_STYLE}</style>'
-    '<h1>openapi-tool</h1><p id="note">loading</p>'
-    + "".join(f'<h2>{title}</h2><table id="{name}"></table>' for name, title in _TABLES.items())
-    + f"<script>{_SCRIPT}</script></html>"
-)
-HEADERS = {
-    "Content-Security-Policy": (
-        f"default-src 'none'; connect-src 'self'; script-src {_hash(_SCRIPT)}; style-src {_hash(_STYLE)}; "
-        "frame-ancestors 'none'; base-uri 'none'"
-    ),
-    "Referrer-Policy": "no-referrer",
-    "X-Content-Type-Options": "nosniff",
-}
-
+from openapi_tool.telemetry.status_page import HEADERS, page, with_problems
 
 MAX_CONNECTIONS = 64
 LIFE_S = 5.0
@@ -230,15 +164,15 @@ def _refuse_public_name(request: web.Request) -> None:
 
 
 def _page(snapshots: Statistics) -> Routes:
-    async def page(request: web.Request) -> web.Response:
+    async def html(request: web.Request) -> web.Response:
         _refuse_public_name(request)
-        return web.Response(text=PAGE, content_type="text/html", headers=HEADERS)
+        return web.Response(text=page(snapshots.now()), content_type="text/html", headers=HEADERS)
 
     async def stats(request: web.Request) -> web.Response:
         _refuse_public_name(request)
-        return web.json_response(snapshots.now(), headers=HEADERS)
+        return web.json_response(with_problems(snapshots.now()), headers=HEADERS)
 
-    return {"/": page, "/stats.json": stats}
+    return {"/": html, "/stats.json": stats}
 
 
 def exposition() -> bytes:

@@ -264,7 +264,8 @@ def stages() -> tuple[str, str]:
     return build, final
 
 
-_DOWNLOAD = re.compile(r"\S+ -m pip (?:--python (?P<python>\S+) )?install --require-hashes -r (?P<lock>\S+)")
+_DOWNLOAD = re.compile(r"(?P<python>\S+) -m pip (?:install|wheel) --require-hashes .*-r (?P<lock>\S+)")
+_FROM_WHEELS = re.compile(r"\S+ -m pip --python (?P<python>\S+) install --no-deps --no-index \S+/locked/\S+")
 _PINNED = re.compile(r"^([a-z0-9][\w.-]*)(?:\[[^\]]*\])?==([^\s;\\]+)", re.MULTILINE)
 
 
@@ -288,10 +289,13 @@ def _build(root: Path, *, download: bool) -> None:
     _copy_context(build, root / "src")
     for step in instructions(build, "RUN"):
         for command in step.replace("/opt/", f"{root}/opt/").split("&&"):
-            locked_only = _DOWNLOAD.fullmatch(command.strip())
-            if locked_only and not download:
-                python = locked_only["python"] or command.split()[0]
-                _copy_locked(root / "src" / locked_only["lock"], Path(python).parents[1])
+            downloads, installs = _DOWNLOAD.fullmatch(command.strip()), _FROM_WHEELS.fullmatch(command.strip())
+            if downloads and not download:
+                if " wheel " not in command:  # the wheels of requirements.lock are installed by a later command
+                    _copy_locked(root / "src" / downloads["lock"], Path(downloads["python"]).parents[1])
+                continue
+            if installs and not download:
+                _copy_locked(root / "src" / "requirements.lock", Path(installs["python"]).parents[1])
                 continue
             subprocess.run(  # noqa: S603 - the repository's own steps
                 ["/bin/sh", "-e", "-c", f'python() {{ "{sys.executable}" "$@"; }}; {command}'],
@@ -378,7 +382,7 @@ def test_the_final_stage_has_no_installer_and_a_numeric_user() -> None:
     assert "pip uninstall" in removal
     assert "ensurepip" in removal
     assert instructions(final, "USER") == [f"{USER}:{USER}"]
-    assert [value.default for value in values() if value.path == "runAsUser"] == [USER]
+    assert [value.default["runAsUser"] for value in values() if value.path == "podSecurityContext"] == [USER]
     assert instructions(final, "COPY") == ["--from=build /opt/openapi-tool /opt/openapi-tool"]
     assert instructions(final, "CMD") == ['["serve"]']
     (labels,) = instructions(final, "LABEL")

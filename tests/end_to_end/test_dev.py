@@ -36,6 +36,7 @@ from openapi_tool.local.dev import AGENT, PROJECT
 from openapi_tool.local.dev_state import (
     DevError,
     announce,
+    automatic_names,
     claimed_state,
     locked,
     persistent_folder,
@@ -422,7 +423,10 @@ def _password(variables: dict[str, str]) -> str:
 
 @requirement("cli.dev")
 async def test_dev_names_a_server_that_ended_unexpectedly(start_dev: StartDev, spaced: Path) -> None:
-    with locked(spaced / state_path().name):  # so the started dev stack is the second one, which `call` does not find
+    paths = [spaced / state_path(name).name for name in automatic_names()]
+    with ExitStack() as exits:
+        for path in paths:  # so no state file is left, and `call` cannot find the started stack
+            exits.enter_context(locked(path))
         dev = await start_dev()
         variables = await dev.addresses()
     (prefix,) = {line.split(" call ")[0] for line in dev.output.splitlines() if " call " in line}
@@ -433,7 +437,7 @@ async def test_dev_names_a_server_that_ended_unexpectedly(start_dev: StartDev, s
         assert await dev.ended() == 1
     assert "nats-server ended unexpectedly" in dev.output
     assert_vanished(parts, folder)
-    assert os.listdir(spaced) == [state_path().name], "the other one's"  # noqa: PTH208 - blocking is harmless here
+    assert sorted(os.listdir(spaced)) == sorted(path.name for path in paths), "the others'"  # noqa: PTH208 - blocking is harmless here
 
 
 @requirement("cli.dev")
@@ -623,13 +627,38 @@ def names(pid: int) -> str:
 
 
 @requirement("cli.dev")
-def test_only_one_dev_stack_is_found_and_only_by_its_user(state: Path) -> None:
-    with claimed_state() as first, claimed_state() as second:
-        assert first is not None
-        assert second is None
+def test_each_dev_stack_has_a_state_file_of_its_own_that_only_its_user_can_read(state: Path) -> None:
+    with claimed_state() as first, claimed_state() as second, claimed_state("mine") as third:
+        assert [claim and claim.name for claim in (first, second, third)] == ["dev", "dev2", "mine"]
         assert state.stat().st_mode & 0o777 == 0o600
         with pytest.raises(DevError, match="is still empty"):
             running_dev()
+        with pytest.raises(DevError, match="a dev stack named 'mine' is running; give this one another --name"):
+            claimed_state("mine").__enter__()
+    with pytest.raises(DevError, match="--name"):
+        claimed_state("../mine").__enter__()
+
+
+@requirement("cli.dev")
+def test_of_several_running_dev_stacks_one_must_be_named(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("PG_DSN", "NATS_SERVERS"):
+        monkeypatch.delenv(name, raising=False)
+    with claimed_state() as first, claimed_state("two") as second:
+        assert first is not None
+        assert second is not None
+        announce(first.descriptor, "postgresql://127.0.0.1:1/one", "nats://127.0.0.1:1", "v1r4")
+        announce(second.descriptor, "postgresql://127.0.0.1:2/two", "nats://127.0.0.1:2", "v1r3")
+        several = "2 dev stacks are running: dev, two; name one, such as: openapi-tool --dev dev "
+        for command in (["top", "--once"], ["call", "a_tool"], ["usage", "--project", "p"]):
+            assert several in CliRunner().invoke(app, command).stderr
+        chosen = CliRunner().invoke(app, ["--dev", "two", "top", "--once"], env={"NATS_SERVERS": "nats://127.0.0.1:9"})
+        assert "NATS at 127.0.0.1:2: connection refused" in chosen.stderr, "the option precedes the environment"
+        assert "NATS at 127.0.0.1:2" in CliRunner().invoke(app, ["--dev", "two", "call", "a_tool"]).stderr
+        exported = CliRunner().invoke(app, ["top", "--once"], env={"OPENAPI_TOOL_DEV": "two"})
+        assert "NATS at 127.0.0.1:2: connection refused" in exported.stderr
+        unknown = CliRunner().invoke(app, ["--dev", "three", "top", "--once"])
+        assert (unknown.exit_code, unknown.stderr) == (2, "openapi-tool: no dev stack named 'three' is running\n")
+        assert running_dev("v1r3").nats_servers == "nats://127.0.0.1:2", "the only one of this protocol"
 
 
 @pytest.mark.parametrize(
@@ -647,9 +676,9 @@ def test_commands_without_servers_in_the_settings_use_the_running_dev(
 ) -> None:
     for name in ("PG_DSN", "NATS_SERVERS"):
         monkeypatch.delenv(name, raising=False)
-    with claimed_state() as descriptor:
-        assert descriptor is not None
-        announce(descriptor, "postgresql://user@127.0.0.1:2/dev", "nats://127.0.0.1:1", "v1r4")
+    with claimed_state() as claim:
+        assert claim is not None
+        announce(claim.descriptor, "postgresql://user@127.0.0.1:2/dev", "nats://127.0.0.1:1", "v1r4")
         unnamed = CliRunner().invoke(app, command)
         named = CliRunner().invoke(app, command, env={"PG_DSN": "postgresql://127.0.0.1:3/own"})
     assert (unnamed.exit_code, named.exit_code) == (2, 2)

@@ -22,10 +22,10 @@ import pytest
 
 from openapi_tool import __version__
 from openapi_tool.bus.replica_statistics import gather_stats
-from openapi_tool.cli.top import problems
 from openapi_tool.local.caller import Caller
 from openapi_tool.local.servers import free_port
 from openapi_tool.local.stack import EmbeddedStack
+from openapi_tool.telemetry.replica_problems import found_problems
 from tests.conftest import AGENT, PROJECT, search_tool
 from tests.requirements import requirement
 from tests.support import dsn_of
@@ -147,7 +147,7 @@ async def test_calls_are_answered_although_no_line_can_be_written(caller: Caller
         await executor.ready()
         await _calls_succeed(caller, 20)
         assert await executor.dropped_lines() > 20
-        [problem] = problems(await gather_stats(caller.client, 1.0))
+        [problem] = found_problems(await gather_stats(caller.client, 1.0)).now
         assert re.search(r": since its start [0-9]{2,} log lines were dropped: nobody reads them", problem)
         executor.process.send_signal(signal.SIGTERM)
         assert await executor.exit_code() == 0

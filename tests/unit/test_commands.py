@@ -21,6 +21,7 @@ from typing import Any
 
 import orjson
 import pytest
+import typer
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
@@ -36,6 +37,7 @@ from openapi_tool.cli import (
     definition_files,
     demo,
     dev,
+    limits,
     options,
     tools_apply,
     tools_registry,
@@ -44,6 +46,7 @@ from openapi_tool.cli import (
 from openapi_tool.cli import call as call_command
 from openapi_tool.cli.output import fail, print_line, print_status
 from openapi_tool.cli.tables import Rows, output, redraw
+from openapi_tool.environment import CONFIG_VARIABLE
 from openapi_tool.local.caller import STREAM, Caller, ResultRows
 from openapi_tool.local.executor import LoopbackResolver
 from openapi_tool.local.placed_call import PlacedCall
@@ -52,6 +55,7 @@ from openapi_tool.local.stack import EmbeddedStack
 from openapi_tool.service.shared_parts import upstream_transport
 from openapi_tool.telemetry.logs import ConsoleFormatter, printable_json, printable_line, printable_lines
 from openapi_tool.telemetry.redact import Redactor
+from openapi_tool.telemetry.replica_problems import found_problems
 from openapi_tool.tools.problems import Problem
 from tests.requirements import requirement
 from tests.support import delivery
@@ -109,7 +113,7 @@ def test_any_json_is_safe_and_parses_to_the_same_value(value: Any) -> None:
 
 PRINTS = ("add_row", "echo", "secho", "write")
 SAFE = (
-    *("cell", "printable_", "as_yaml(", "json.dumps(", "__version__", 'f"{statement};"', "fg=_COLOURS.get(line.split"),
+    *("cell", "printable_", "as_yaml(", "json.dumps(", "__version__", 'f"{statement};"', "fg=allowed_colour(_COLOURS"),
     *("super().write(data)", "{error.strerror}"),
 )
 """Parts of a printing statement that make it safe: helpers that escape, ASCII JSON, texts of this project, lines of
@@ -414,6 +418,19 @@ def test_every_unusable_dependency_is_reported_at_once() -> None:
 
 
 @requirement("cli.check")
+def test_check_reads_the_file_that_it_is_given_as_serve_does(tmp_path: Path) -> None:
+    file = tmp_path / "settings.toml"
+    file.write_text('[postgres]\ndsn = "postgresql://127.0.0.1:1/fromfile"\n[nats]\nservers = ["nats://127.0.0.1:1"]\n')
+    without = {"PG_DSN": None, "NATS_SERVERS": None, CONFIG_VARIABLE: str(tmp_path / "missing.toml")}
+    result = CliRunner().invoke(app, ["check", "--config", str(file)], env=without)
+    assert result.exit_code == 1
+    assert "(database fromfile): connection refused" in result.stdout
+    missing = CliRunner().invoke(app, ["check", "--config", str(tmp_path / "none.toml")], env=UNREACHABLE)
+    assert (missing.exit_code, missing.stdout) == (2, "")
+    assert "none.toml" in missing.stderr
+
+
+@requirement("cli.check")
 def test_json_has_the_same_outcomes() -> None:
     result = CliRunner().invoke(app, ["check", "--json"], env={**UNREACHABLE, "JINA_API_KEY": None})
     output = json.loads(result.stdout)
@@ -628,10 +645,10 @@ def test_top_shows_each_kernel_of_a_process() -> None:
     Console(file=written, width=120).print(top.shown([replica, {**replica, "instance": "vm-2"}]))
     shown = written.getvalue()
     rows = [line.split() for line in shown.replace("│", " ").splitlines() if " p " in line]
-    assert rows == [["v1r3", "p", "t", "6"], ["v1r4", "p", "t", "6"]]
+    assert rows == [["v1r3", "p", "t", "6", "0"], ["v1r4", "p", "t", "6", "0"]]
     assert "durable of v1r3: 7 commands not delivered, 100 not settled" in shown
     assert "durable of v1r4: 7 commands not delivered, 2 not settled" in shown
-    assert top.problems([replica]) == [
+    assert found_problems([replica]).now == [
         "the durable of v1r3 has 100 unsettled commands, its maximum: see durable.full in the log"
     ]
 
@@ -639,13 +656,121 @@ def test_top_shows_each_kernel_of_a_process() -> None:
 @requirement("cli.limits")
 def test_problems_name_the_limits_for_which_calls_wait() -> None:
     limit = {"variable": "KEY", "endpoint": "search", "waiting": 2, "paused_s": 3.5, "offline": True}
-    warning = {"action": "key.blocked", "count": 1, "message": "blocked", "ago_s": 61.0}
-    assert top.problems([{**REPLICA, "upstream_limits": [limit], "warnings": [warning]}]) == [
+    warning = {"action": "hook.failed", "count": 1, "message": "it failed", "ago_s": 21.0}
+    assert found_problems([{**REPLICA, "upstream_limits": [limit], "warnings": [warning]}]).now == [
         "vm-19346: the search limit of KEY cannot be shared: see limits.not_shared in the log",
         "vm-19346: the upstream answered 429: search requests with KEY pause for 3.5 s",
         "vm-19346: 2 calls wait for the search limit of KEY: see openapi-tool limits",
-        "vm-19346: key.blocked, 1 time, last 61 s ago: blocked",
+        "vm-19346: hook.failed, 1 time, last 21 s ago: it failed",
     ]
+
+
+def paused(instance: str, paused_s: float, ago_s: float) -> dict[str, Any]:
+    message = f"the upstream answered 429: search requests with the key of KEY wait for {ago_s} s"
+    warning = {"action": "limits.paused", "count": 3, "message": message, "ago_s": ago_s, "variable": "KEY"}
+    limit = {"variable": "KEY", "endpoint": "search", "waiting": 2 if paused_s else 0, "paused_s": paused_s}
+    return {**REPLICA, "instance": instance, "upstream_limits": [limit], "warnings": [warning]}
+
+
+@requirement("cli.top")
+def test_what_several_replicas_report_is_one_problem() -> None:
+    found = found_problems([paused("vm-1", 3.5, 2.0), paused("vm-2", 3.0, 9.0)])
+    assert found.now == [
+        "vm-1, vm-2: the upstream answered 429: search requests with KEY pause for 3.5 s",
+        "vm-1, vm-2: 4 calls wait for the search limit of KEY: see openapi-tool limits",
+    ], "and no warning repeats the present state"
+    assert found.earlier == []
+    many = found_problems([paused(f"vm-{number}", 3.0, 9.0) for number in range(9)]).now
+    assert many[0].startswith("all 9 replicas: ")
+    some = found_problems([*(paused(f"vm-{number}", 3.0, 9.0) for number in range(8)), REPLICA]).now
+    assert some[0].startswith("vm-0, vm-1, vm-2 and 5 others: ")
+
+
+@requirement("cli.top")
+def test_what_has_recovered_is_listed_apart_as_recovered() -> None:
+    found = found_problems([paused("vm-1", 0, 12.0), paused("vm-2", 0, 9.0)])
+    assert found.now == []
+    message = "the upstream answered 429: search requests with the key of KEY wait for 9.0 s"
+    assert found.earlier == [f"recovered: vm-1, vm-2: limits.paused, 6 times, last 9 s ago: {message}"]
+
+
+_OVER: dict[str, dict[str, Any]] = {
+    "limits.not_shared": {"upstream_limits": [{"variable": "KEY", "endpoint": "search", "offline": True}]},
+    "key.blocked": {"upstream_keys": [{"variable": "KEY", "state": "exhausted", "status": 402, "tried_again_s": 90.0}]},
+    "budgets.not_shared": {"health": {"budgets_by_last_known_state": "bucket is full"}},
+    "clock.offset": {"health": {"clock_offset_s": -28.0}},
+    "durable.full": {"kernels": [{"protocol": "v1r4", "pending": 1, "unacknowledged": 100, "max_unacknowledged": 100}]},
+    "nats.silent": {"health": {"dependencies": {"v1r3.nats": {"ok": False, "reason": "silent"}}}},
+    "consumer.lost": {"health": {"dependencies": {"consumer": {"ok": False, "reason": "paused"}}}},
+}
+
+
+@pytest.mark.parametrize("action", _OVER)
+@requirement("cli.top")
+def test_a_warning_about_a_state_counts_as_recovered_exactly_if_that_state_is_over(action: str) -> None:
+    warning = {"action": action, "count": 1, "message": "why", "ago_s": 1.0, "variable": "KEY"}
+    during = found_problems([{**REPLICA, **_OVER[action], "warnings": [warning]}])
+    assert (len(during.now), during.earlier) == (1, [])
+    assert action not in during.now[0] or "see" in during.now[0], "the state itself, not the warning"
+    after = found_problems([{**REPLICA, "warnings": [warning]}])
+    assert (after.now, after.earlier) == ([], [f"recovered: vm-19346: {action}, 1 time, last 1 s ago: why"])
+
+
+@requirement("cli.top")
+@pytest.mark.parametrize(("ok", "for_s", "over"), [(True, 5.0, True), (True, 90.0, False), (False, 5.0, False)])
+def test_a_warning_from_an_outage_of_nats_is_over_once_nats_is_available_again(
+    ok: bool,  # noqa: FBT001 - a parameter of the test
+    for_s: float,
+    over: bool,  # noqa: FBT001 - the same
+) -> None:
+    health = {"dependencies": {"nats": {"ok": ok, "for_s": for_s, "reason": "why"}}}
+    warning = {"action": "nats.error", "count": 1, "message": "why", "ago_s": 20.0}
+    found = found_problems([{**REPLICA, "health": health, "warnings": [warning]}])
+    line = "vm-19346: nats.error, 1 time, last 20 s ago: why"
+    assert (f"recovered: {line}" in found.earlier, line in found.now) == (over, not over)
+
+
+@requirement("cli.top")
+def test_warnings_are_listed_newest_first_and_those_before_the_last_minute_apart() -> None:
+    def warned(action: str, ago_s: float) -> dict[str, Any]:
+        return {"action": action, "count": 1, "message": "why", "ago_s": ago_s}
+
+    ages = {"a": 59.0, "b": 300.0, "c": 3.0, "d": 90.0}
+    found = found_problems([{**REPLICA, "warnings": [warned(name, ages[name]) for name in ages]}])
+    assert [line.split()[1] for line in found.now] == ["c,", "a,"]
+    assert [line.split()[1] for line in found.earlier] == ["d,", "b,"]
+
+
+@requirement("cli.top")
+def test_top_begins_with_the_problems_and_names_the_errors_of_each_tool() -> None:
+    row = {"protocol": "v1r4", "project": "p", "tool": "t"}
+    errors = [{**row, "error_code": code, "calls": calls} for code, calls in (("rate_limited", 3), ("bad_request", 1))]
+    replica = {**paused("vm-1", 3.5, 2.0), "tools": [{**row, "calls": 7}], "errors": errors}
+    written = io.StringIO()
+    Console(file=written, width=120).print(top.shown([replica, REPLICA]))
+    lines = written.getvalue().splitlines()
+    assert lines[0] == "! vm-1: the upstream answered 429: search requests with KEY pause for 3.5 s"
+    [line] = [line for line in lines if "rate_limited" in line]
+    assert [cell.strip() for cell in line.strip("│").split("│")] == [
+        "v1r4", "p", "t", "7", "4", "3 rate_limited, 1 bad_request",
+    ]  # fmt: skip
+    quiet = io.StringIO()
+    Console(file=quiet, width=120).print(top.shown([REPLICA]))
+    assert quiet.getvalue().splitlines()[0] == "no problem is known now"
+
+
+@requirement("cli.limits")
+def test_without_limits_and_budgets_the_commands_say_how_to_set_one(capsys: pytest.CaptureFixture[str]) -> None:
+    written = io.StringIO()
+    Console(file=written, width=200).print(limits.shown([REPLICA]))
+    assert "━" not in written.getvalue(), "no empty table"
+    assert "[limits]\nsearch_requests_per_minute = 100\n" in written.getvalue()
+    assert "docs/tools.md#rate-limits" in written.getvalue()
+    with pytest.raises(typer.Exit):
+        limits.budgets_shown([REPLICA])
+    said = capsys.readouterr().err
+    assert "[budgets]\n  project_day_requests = 2_000\n" in said
+    assert "docs/tools.md#budgets" in said
 
 
 @requirement("cli.limits", "cli.top")
@@ -666,3 +791,61 @@ async def test_updates_are_printed_one_after_the_other_into_a_file_until_sigterm
         signal.signal(signal.SIGINT, before)
         asyncio.get_running_loop().remove_signal_handler(signal.SIGTERM)
     assert file.getvalue().split() == ["first", "second", "third"]
+
+
+@requirement("cli.help")
+def test_help_all_prints_the_help_of_every_command() -> None:
+    shown = CliRunner().invoke(app, ["--help-all"])
+    assert shown.exit_code == 0
+    for words in ("serve", "tools lint", "config show", "deadletters"):
+        assert f"Usage: openapi-tool {words} " in shown.stdout
+    assert max(map(len, shown.stdout.splitlines())) <= 80
+
+
+@pytest.mark.parametrize(("environment", "coloured"), [({}, True), ({"NO_COLOR": "1"}, False)])
+@requirement("definition.lint")
+def test_lint_marks_errors_by_colour_on_a_terminal_unless_no_color_is_set(
+    environment: dict[str, str],
+    coloured: bool,  # noqa: FBT001 - a parameter of the test
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "wrong.yaml"
+    file.write_text("tool_name: a\n", encoding="utf-8")
+    command = f"{sys.executable} -m openapi_tool tools lint {file}"
+    variables = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
+    in_terminal = subprocess.run(  # noqa: S603 - our own program
+        ["script", "--quiet", "--return", "--command", command, "/dev/null"],  # noqa: S607 - util-linux
+        env={**variables, "TERM": "xterm", **environment}, capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+    assert "error: " in in_terminal.stdout
+    assert ("\x1b[31m" in in_terminal.stdout) == coloured
+    piped = CliRunner().invoke(app, ["tools", "lint", str(file)])
+    assert f"{file}:1:1: error: " in piped.stdout
+    assert "\x1b" not in piped.stdout
+
+
+@requirement("settings.sources")
+def test_config_show_names_the_source_of_each_setting_and_no_secret(tmp_path: Path) -> None:
+    file = tmp_path / "settings.toml"
+    file.write_text("[executor]\nconcurrency = 8\n[cache]\nttl_s = 7\n", encoding="utf-8")
+    environment = {
+        "PG_DSN": "postgresql://user:the-word@127.0.0.1/kernel",
+        "NATS_SERVERS": "nats://u:another-word@127.0.0.1",
+        "OPENAPI_TOOL__CACHE__TTL_S": "9",
+        CONFIG_VARIABLE: None,
+    }
+    shown = CliRunner().invoke(app, ["config", "show", "--config", str(file), "--json"], env=environment)
+    rows = {row["setting"]: (row["value"], row["from"]) for row in json.loads(shown.stdout)["settings"]}
+    assert rows["executor.concurrency"] == (8, str(file))
+    assert rows["cache.ttl_s"] == (9.0, "OPENAPI_TOOL__CACHE__TTL_S")
+    assert rows["postgres.dsn"][1] == "PG_DSN"
+    assert rows["nats.servers"][1] == "NATS_SERVERS"
+    assert "executor.max_held" not in rows
+    assert "word" not in shown.output
+    everything = CliRunner().invoke(app, ["config", "show", "--all"], env={**environment, "PG_DSN": None})
+    assert everything.exit_code == 0
+    assert "executor.max_held" in everything.stdout
+    assert "default" in everything.stdout
+    assert "postgres.dsn" not in everything.stdout
+    wrong = CliRunner().invoke(app, ["config", "show"], env={**environment, "OPENAPI_TOOL__CACHE__TTL_S": "x"})
+    assert (wrong.exit_code, "cache.ttl_s" in wrong.stderr) == (2, True)

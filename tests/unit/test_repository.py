@@ -11,6 +11,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import time
 import tomllib
 import zipfile
@@ -33,7 +34,7 @@ from openapi_tool.settings.sections import fields_of
 from openapi_tool.telemetry import metrics
 from openapi_tool.tools import argument_names
 from openapi_tool.tools.problems import MAX_PROBLEMS
-from scripts import docs, mutate
+from scripts import dist, docs, mutate
 from scripts.docs import CHART_README, DOCUMENTS, claims
 from scripts.packages import (
     CLEAN,
@@ -277,9 +278,52 @@ def test_the_image_installs_only_what_the_lock_pins() -> None:
     installs = re.findall(
         r"pip (?:--python \S+ )?(?:install|wheel) ([^&\n]+)", (ROOT / "Dockerfile").read_text(encoding="utf-8")
     )
-    assert len(installs) == 4
+    assert len(installs) == 5
     for arguments in installs:
-        assert arguments.startswith(("--require-hashes -r requirements", "--no-deps --no-")), arguments
+        assert arguments.startswith(("--require-hashes ", "--no-deps --no-")), arguments
+    builds = re.findall(r"pip wheel ([^&\n]+)", (ROOT / "Dockerfile").read_text(encoding="utf-8"))
+    assert len(builds) == 2
+    assert all("--no-build-isolation" in arguments for arguments in builds), (
+        "else pip fetches an unpinned build backend"
+    )
+
+
+@requirement("supply.locked")
+def test_a_package_without_a_wheel_is_built_by_what_is_locked() -> None:
+    without_wheel = [package.name for package in packages() if len(package.hashes) == 1]
+    assert without_wheel == ["nkeys"]
+    assert re.search(r"^setuptools==", (ROOT / "requirements-build.lock").read_text(encoding="utf-8"), re.MULTILINE)
+
+
+@requirement("supply.locked")
+def test_the_wheel_of_the_source_distribution_is_the_same(tmp_path: Path) -> None:
+    wheel, sdist = dist.build(tmp_path / "one")
+    with tarfile.open(sdist) as archive:
+        archive.extractall(tmp_path, filter="data")
+    again, _ = dist.build(tmp_path / "two", tmp_path / sdist.name.removesuffix(".tar.gz"))
+    with zipfile.ZipFile(wheel) as first, zipfile.ZipFile(again) as second:
+        assert {name: first.read(name) for name in first.namelist()} == {
+            name: second.read(name) for name in second.namelist()
+        }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        ([], 2, "make images IMAGE=registry.example.org/openapi-tool"),
+        (["IMAGE=registry.example.org/openapi-tool"], 0, "buildx build --platform linux/amd64,linux/arm64"),
+        (["IMAGE=x/y", "PLATFORMS=linux/arm64"], 0, "--platform linux/arm64 "),
+    ],
+)
+@requirement("image.steps")
+def test_an_image_for_several_architectures_goes_to_a_registry(arguments: list[str], code: int, said: str) -> None:
+    base = f"BASE=python:3.11-slim-bookworm@sha256:{'0' * 64}"
+    done = subprocess.run(  # noqa: S603 - our own Makefile
+        ["make", "--no-print-directory", "images", "DOCKER=echo", base, *arguments],  # noqa: S607
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == code
+    assert said in done.stdout
 
 
 @requirement("supply.locked")

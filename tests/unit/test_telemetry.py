@@ -917,6 +917,7 @@ async def test_the_page_is_off_by_default(port: int) -> None:
 @requirement("page")
 async def test_a_page_without_an_executor_serves_no_probes_and_metrics() -> None:
     """`dev` shows the page of another process, whose state it does not know."""
+    RECENT.clear()
     async with health_server("127.0.0.1", 0, None, Snapshots("replica-1", Health(), {})) as port:
         for path, status in ((b"/", b" 200 "), (b"/readyz", b" 404 "), (b"/metrics", b" 404 ")):
             assert status in await response_to(port, b"GET %s HTTP/1.1\r\nHost: localhost\r\n\r\n" % path)
@@ -935,6 +936,25 @@ async def test_the_page_has_a_strict_policy_and_its_numbers_no_payload(page_port
     assert stats["last"][0].keys() == {
         "ago_s", "protocol", "project", "tool_call_id", "tool", "status", "error_code", "ms", "tokens", "cached",
     }  # fmt: skip
+
+
+@requirement("page")
+async def test_the_page_says_what_is_wrong_before_all_numbers_and_without_script() -> None:
+    RECENT.clear()
+    health = Health()
+    health.record("postgres", ok=False, reason="<b>no</b> answer")
+    async with health_server("127.0.0.1", 0, None, Snapshots("replica-1", health, {})) as port:
+        page = (await response_to(port, b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")).decode()
+        answer = await response_to(port, b"GET /stats.json HTTP/1.1\r\nHost: x\r\n\r\n")
+    body = page.partition("</head>")[2]
+    assert "postgres is unavailable: &lt;b&gt;no&lt;/b&gt; answer" in body
+    assert body.index("postgres is unavailable") < body.index("<table")
+    assert "fetches no commands" in body
+    assert "<noscript>" in body
+    assert "/stats.json" in body
+    stats = json.loads(answer.partition(b"\r\n\r\n")[2])
+    assert stats["problems"][0] == "postgres is unavailable: <b>no</b> answer", "without the replica's own name"
+    assert stats["earlier"] == []
 
 
 @requirement("page")

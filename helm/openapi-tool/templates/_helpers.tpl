@@ -1,5 +1,10 @@
+{{/* Label app.kubernetes.io/name of the executors. */}}
+{{- define "openapi-tool.chart" -}}
+{{- .Values.nameOverride | default .Chart.Name -}}
+{{- end -}}
+
 {{- define "openapi-tool.name" -}}
-{{- default (printf "%s-%s" .Release.Name .Chart.Name) .Values.fullnameOverride | trunc 63 | trimSuffix "-" -}}
+{{- default (printf "%s-%s" .Release.Name (include "openapi-tool.chart" .)) .Values.fullnameOverride | trunc 63 | trimSuffix "-" -}}
 {{- end -}}
 
 {{/* Name of a further object; the argument is the root with "suffix". */}}
@@ -31,19 +36,19 @@ annotations:
 
 {{- define "openapi-tool.labels" -}}
 {{- $own := dict
-    "app.kubernetes.io/name" (.app | default .root.Chart.Name) "app.kubernetes.io/instance" .root.Release.Name
+    "app.kubernetes.io/name" (.app | default (include "openapi-tool.chart" .root)) "app.kubernetes.io/instance" .root.Release.Name
     "app.kubernetes.io/version" .root.Chart.AppVersion "app.kubernetes.io/managed-by" .root.Release.Service -}}
 {{- merge $own (.labels | default dict) (.root.Values.commonLabels | default dict) | toYaml -}}
 {{- end -}}
 
 {{- define "openapi-tool.selector" -}}
-app.kubernetes.io/name: {{ .Chart.Name }}
+app.kubernetes.io/name: {{ include "openapi-tool.chart" . | quote }}
 app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end -}}
 
 {{/* Label app.kubernetes.io/name of pods that are not executors: the selectors must not match them. */}}
 {{- define "openapi-tool.job" -}}
-{{ .Chart.Name }}-job
+{{ include "openapi-tool.chart" . }}-job
 {{- end -}}
 
 {{- define "openapi-tool.serviceAccount" -}}
@@ -102,6 +107,9 @@ namespace="{{ .Release.Namespace }}",pod=~"{{ printf $pods (gt (len $name) 46 | 
 {{- $release := printf "%s/%s" .Release.Namespace (include "openapi-tool.name" .) -}}
 {{- $_ := set $dashboard "uid" (printf "openapi-tool-%s" (sha256sum $release | trunc 20)) -}}
 {{- $_ := set $dashboard "title" (printf "openapi-tool (%s)" $release) -}}
+{{- with .Values.monitoring.runbookUrl -}}
+{{- $_ := set $dashboard "links" (list (dict "title" "Runbook" "type" "link" "url" . "targetBlank" true)) -}}
+{{- end -}}
 {{- $_ := set $dashboard.templating "list" (list (first $dashboard.templating.list)) -}}
 {{- toPrettyJson $dashboard -}}
 {{- end -}}
@@ -203,13 +211,21 @@ serviceAccountName: {{ include "openapi-tool.serviceAccount" . | quote }}
 imagePullSecrets:
   {{- toYaml . | nindent 2 }}
 {{- end }}
+{{- with .Values.podSecurityContext }}
 securityContext:
-  runAsNonRoot: true
-  runAsUser: {{ int64 .Values.runAsUser }}
-  runAsGroup: {{ int64 .Values.runAsUser }}
-  fsGroup: {{ int64 .Values.runAsUser }}
-  seccompProfile:
-    type: RuntimeDefault
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.dnsPolicy }}
+dnsPolicy: {{ . }}
+{{- end }}
+{{- with .Values.dnsConfig }}
+dnsConfig:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.hostAliases }}
+hostAliases:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
 {{- with .Values.nodeSelector }}
 nodeSelector:
   {{- toYaml . | nindent 2 }}
@@ -229,11 +245,10 @@ runtimeClassName: {{ . | quote }}
 {{- define "openapi-tool.container" -}}
 image: {{ include "openapi-tool.image" . | quote }}
 imagePullPolicy: {{ .Values.image.pullPolicy }}
+{{- with .Values.securityContext }}
 securityContext:
-  allowPrivilegeEscalation: false
-  readOnlyRootFilesystem: true
-  capabilities:
-    drop: ["ALL"]
+  {{- toYaml . | nindent 2 }}
+{{- end }}
 {{- end -}}
 
 {{- define "openapi-tool.envFrom" -}}
@@ -432,6 +447,16 @@ render runs them. */}}
 {{- include "openapi-tool.checkVolumes" . -}}
 {{- include "openapi-tool.checkTools" . -}}
 {{- include "openapi-tool.checkConfig" . -}}
+{{- range .Values.extraObjects -}}
+{{- if eq .kind "Secret" -}}
+{{- fail "extraObjects: a Secret would be stored in plain text in the values. Create it apart from the chart, or let an ExternalSecret or SealedSecret do it." -}}
+{{- end -}}
+{{- end -}}
+{{- range concat (.Values.initContainers | default list) (.Values.extraContainers | default list) -}}
+{{- if eq .name "executor" -}}
+{{- fail "initContainers, extraContainers: the name executor is taken. Choose another." -}}
+{{- end -}}
+{{- end -}}
 {{- range .Values.allowedEnv -}}
 {{- if regexMatch "(?i)^(PG.*|NATS_.*|OPENAPI_TOOL.*|OTEL_.*|(CG_CONFIG_TOML|HTTPS?_PROXY|ALL_PROXY|NO_PROXY|SSL_CERT_FILE|SSL_CERT_DIR)(_FILE)?)$" . -}}
 {{- fail (printf "allowedEnv: %s is one of the executor's own settings, which tools never get. Remove it." .) -}}

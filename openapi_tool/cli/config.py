@@ -1,0 +1,61 @@
+"""`openapi-tool config`: the settings in effect, and where each was set."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from openapi_tool.bootstrap import build_bootstrap
+from openapi_tool.cli.kernels import NO_DATABASE
+from openapi_tool.cli.output import print_json, print_status
+from openapi_tool.cli.tables import Rows, output
+from openapi_tool.environment import variable_set
+from openapi_tool.settings import CONFIG_VARIABLE, given_values, load_settings
+from openapi_tool.settings.sources import files, origin
+
+_DEFAULT = "default"
+
+
+def show(config: Path | None, *, everything: bool, as_json: bool) -> None:
+    """Print the settings that a source sets, or all of them, with masked credentials."""
+    with variable_set(CONFIG_VARIABLE, None if config is None else str(config)):
+        rows = _rows()
+    shown = [row for row in rows if everything or row["from"] != _DEFAULT]
+    if as_json:
+        print_json({"settings": shown})
+        return
+    table = Rows("setting", "value", "from")
+    for row in shown:
+        table.add(row["setting"], json.dumps(row["value"], ensure_ascii=False), row["from"])
+    if shown:
+        output().print(table)
+    if not everything:
+        print_status(f"{len(rows) - len(shown)} settings have their defaults; --all shows them")
+
+
+def _rows() -> list[dict[str, Any]]:
+    load_settings(NO_DATABASE)  # reports mistakes; a database is not needed to show the other settings
+    given = given_values()
+    has_database = "dsn" in given.get("postgres", {})
+    settings = load_settings({} if has_database else NO_DATABASE)
+    mask, from_files = build_bootstrap(settings, os.environ).redactor.text, files()
+    leaves = [(path, value) for path, value in _leaves(settings.shown(), ()) if has_database or path[-1] != "dsn"]
+    return [
+        {
+            "setting": ".".join(path),
+            "value": json.loads(mask(json.dumps(value))),
+            "from": origin(path, {}, from_files).removeprefix("in ") or _DEFAULT,
+        }
+        for path, value in leaves
+    ]
+
+
+def _leaves(values: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    for name, value in values.items():
+        if isinstance(value, dict) and value:
+            yield from _leaves(value, (*path, name))
+        else:
+            yield (*path, name), value
