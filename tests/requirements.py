@@ -47,6 +47,8 @@ REQUIREMENTS = (
     Requirement("options.jina", "protocol 5", "`options.jina`, or its legacy form `options.openapi`, determines host, form and key of the request."),
     Requirement("options.envs", "protocol 5", "Only variables that the operator allows are used, only as the key or as permitted body members, and never in a URL."),
     Requirement("options.result_format", "tool-design 3", "A result is text, or one object if the definition says so."),
+    Requirement("state.records", "design", "A shared record changes only at the revision that was read, so no concurrent change is lost; whoever watches sees the changes of others. All stores do the same."),
+    Requirement("state.texts", "design", "A shared text can be read until it is replaced or deleted, or expires."),
     Requirement("limits.window", "design", "All replicas together send at most the limit of a key in any 60 s, whatever crashes, is lost or interleaves."),
     Requirement("limits.shared", "design", "The replicas that want permits get equal shares; a 429 that one replica gets pauses all."),
     Requirement("limits.waiting", "design", "A call waits for a permit without a slot, in fair order by project and agent; it fails as soon as no permit can come in time."),
