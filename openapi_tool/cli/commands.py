@@ -100,6 +100,12 @@ def _flag(text: str, section: str, key: str) -> Any:
     return typer.Option(help=f"{text} [env: {PREFIX}{section.upper()}__{key.upper()}]", show_default=False)
 
 
+STATE = typer.Option(
+    help="State file of a gateway; :memory: keeps nothing; default: gateway.sqlite3 in the user's state folder.",
+    show_default=False,
+)
+
+
 @app.command()
 def serve(
     *,
@@ -131,6 +137,39 @@ def serve(
         "telemetry": {"log_level": log_level, "log_format": log_format},
     }
     work.serve(config, flags)
+
+
+@app.command(short_help="Run tool calls of an MCP client (stdio).")
+def mcp(
+    *,
+    tools: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder with definitions (YAML) instead of the built-in tools; watched.",
+            show_default=False,
+            file_okay=False,
+            exists=True,
+        ),
+    ] = None,
+    state: Annotated[Path | None, STATE] = None,
+    project: Annotated[str, typer.Option(help="Project whose budgets and policy apply.")] = "local",
+    agent: Annotated[str, typer.Option(help="Agent in the project, with budgets and cursors of its own.")] = "local",
+    structured: Annotated[
+        bool, typer.Option("--structured", help="Add output schemas and structured content to tools and results.")
+    ] = False,
+    config: Annotated[
+        Path | None, typer.Option(envvar=CONFIG_VARIABLE, help="TOML file with settings.", show_default=False)
+    ] = None,
+) -> None:
+    """Run the tool calls of one MCP client over standard input and output, until the client closes its end.
+
+    Set the API key in JINA_API_KEY; nothing else is needed. Processes with the same state file share limits and
+    budgets. The log is on standard error. Exit codes: 0 the client has ended, or SIGTERM, 2 invalid settings, tools or
+    state file.
+    """
+    from openapi_tool.cli import mcp as work
+
+    work.serve(work.McpOptions(config, tools, state, project, agent, structured))
 
 
 @app.command(short_help="Show the timeline of one call.")

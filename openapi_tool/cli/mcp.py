@@ -1,0 +1,124 @@
+"""`openapi-tool mcp`: tool calls of an MCP client over standard input and output."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Mapping
+from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NoReturn
+
+from openapi_tool.bootstrap import build_bootstrap, lint_limits
+from openapi_tool.cli.common import NO_DATABASE, fail
+from openapi_tool.gateway.assembly import open_gateway
+from openapi_tool.gateway.calls import Caller, Gateway
+from openapi_tool.gateway.tools import ToolFolder, Tools, ToolsInvalid, built_in_tools, watch
+from openapi_tool.jina.transport import Resolver
+from openapi_tool.protocol.errors import Unavailable
+from openapi_tool.protocol.identity import is_token
+from openapi_tool.reloading import Reloader
+from openapi_tool.settings import CONFIG_VARIABLE, Settings, given_values, load_settings
+from openapi_tool.shutdown import end_process
+from openapi_tool.state.sqlite import StateFile, StateUnusable, default_path
+from openapi_tool.telemetry.health import RECENT_WARNINGS
+from openapi_tool.telemetry.logs import configure_logging
+from openapi_tool.tools.problems import short
+
+
+@dataclass(frozen=True, slots=True)
+class McpOptions:
+    """Options of the command; None for those that were not given."""
+
+    config: Path | None = None
+    tools: Path | None = None
+    state: Path | None = None
+    project: str = "local"
+    agent: str = "local"
+    structured: bool = False
+
+
+def serve(options: McpOptions, resolver: Resolver | None = None) -> NoReturn:
+    """Serve one client until it closes its end, or SIGTERM or SIGINT; then end the process.
+
+    `resolver` replaces DNS for the upstream's hosts in tests and demos. Raises SettingsError.
+    """
+    if not find_spec("mcp"):
+        fail("`mcp` needs a package that is not installed; run: pip install 'openapi-tool[gateway]'")
+    for option, value in (("--project", options.project), ("--agent", options.agent)):
+        if not is_token(value):
+            fail(f"{option}: {short(value)!r} is no id: it is empty, or contains blanks or `.*>`")
+    if options.config is not None:
+        os.environ[CONFIG_VARIABLE] = str(options.config)
+
+    def read() -> Settings:
+        return load_settings(NO_DATABASE)
+
+    bootstrap = build_bootstrap(read(), os.environ)
+    level, log_format = _logging(bootstrap.settings)
+    configure_logging(level, log_format, bootstrap.redactor, background=True)
+    RECENT_WARNINGS.install(bootstrap.redactor)
+    settings = bootstrap.settings
+    folder = None
+    if options.tools is not None:
+        folder = ToolFolder(options.tools, lint_limits(settings), settings.url_policy)
+    try:
+        tools = folder.load() if folder else built_in_tools()
+        state = StateFile.open(options.state or default_path(os.environ))
+    except (ToolsInvalid, StateUnusable) as error:
+        fail(str(error))
+    reloader = Reloader(bootstrap, read, os.environ)
+    with asyncio.Runner() as runner:
+        try:
+            runner.run(_serve(options, reloader, state, tools, folder, resolver))
+        except Unavailable as outage:
+            fail(str(outage))
+        end_process(0)  # not a normal end: a thread may still wait for the client
+
+
+def _logging(settings: Settings) -> tuple[Any, Any]:
+    """Return level and format of the log: clients show or store standard error, so by default little, for people."""
+    given: Mapping[str, Any] = given_values().get("telemetry", {})
+    telemetry = settings.telemetry
+    return (
+        telemetry.log_level if "log_level" in given else "warning",
+        telemetry.log_format if "log_format" in given else "console",
+    )
+
+
+async def _serve(
+    options: McpOptions,
+    reloader: Reloader,
+    state: StateFile,
+    tools: Tools,
+    folder: ToolFolder | None,
+    resolver: Resolver | None,
+) -> None:
+    from openapi_tool.mcp.server import McpServer, initialization  # noqa: PLC0415 - an extra
+    from openapi_tool.mcp.stdio import StdioTransport, claim_standard_streams  # noqa: PLC0415
+
+    stop, reload, caller = asyncio.Event(), asyncio.Event(), Caller(options.project, options.agent)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    loop.add_signal_handler(signal.SIGHUP, reload.set)
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(state.aclose)
+        gateway: Gateway = await stack.enter_async_context(open_gateway(reloader, state, tools, resolver))
+        transport = StdioTransport(*claim_standard_streams(), gateway.keep_soon)
+        door = McpServer(gateway, lambda _: caller, structured=options.structured, on_answer=transport.on_answer)
+        server = door.server(caller)
+        background = [asyncio.create_task(reloader.run(reload), name="reload")]
+        if folder is not None:
+            background.append(asyncio.create_task(watch(folder, gateway.use_tools), name="tools"))
+        try:
+            async with transport.streams(stop) as (incoming, outgoing):
+                await server.run(incoming, outgoing, initialization(server))
+        finally:
+            for task in background:
+                task.cancel()
+                with suppress(asyncio.CancelledError):
+                    await task
