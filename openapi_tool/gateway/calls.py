@@ -26,7 +26,6 @@ from openapi_tool.protocol.errors import (
     InternalError,
     NotFound,
     RateLimited,
-    ToolError,
     ToolNotAvailable,
     Unavailable,
 )
@@ -225,7 +224,7 @@ class Gateway:
                     fields = await self._untaken(owner, running.tool, key) or await self._run_in_slot(
                         running, owner, call, arguments
                     )
-                except ToolError as error:
+                except Exception as error:  # noqa: BLE001 - `failure_result` logs a defect
                     fields = self._parts.runner.failure_result(
                         call, definition.tool_name, error, running.began, definition.built_in.name
                     )

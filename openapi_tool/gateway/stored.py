@@ -35,7 +35,7 @@ class StoredTexts:
 
     async def put(self, owner: CallOwner, stored: StoredText) -> None:
         """Store a text. Raises Unavailable."""
-        head = {"chars": stored.chars, "sha256": stored.sha256, "items": stored.items}
+        head = {"chars": stored.chars, "sha256": stored.sha256, "items": [list(item) for item in stored.items]}
         record = orjson.dumps(head) + b"\n" + stored.content
         await self._texts.put(_name(owner.project_id, owner.agent_id, stored.card_id), record)
 

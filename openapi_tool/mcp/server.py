@@ -85,10 +85,7 @@ def initialization(server: Server[Any]) -> InitializationOptions:
 
 @asynccontextmanager
 async def _reported(context: Context) -> AsyncIterator[Callable[[RunningCall], None]]:
-    """Report the progress of the call that the yielded function gets, if the client has asked for it."""
-    if context.meta is None or context.meta.get("progress_token") is None:
-        yield lambda _: None
-        return
+    """Report the progress of the call that the yielded function gets; nothing is sent to a client that did not ask."""
     reporting: list[asyncio.Task[None]] = []
 
     def started(running: RunningCall) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import AsyncIterator, Callable
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -21,6 +22,7 @@ from openapi_tool.state.change import change
 from openapi_tool.state.memory import MemoryRecords, MemoryTexts
 from openapi_tool.state.nats_kv import Bucket, NatsKvRecords, NatsKvTexts
 from openapi_tool.state.port import Contended, Records, Stored, Texts
+from openapi_tool.state.sqlite import StateFile
 from tests.requirements import requirement
 
 DSN = {"dsn": "postgresql://127.0.0.1:1/unused"}
@@ -36,11 +38,16 @@ class Store:
     texts: Texts
 
 
-@pytest.fixture(params=["memory", "nats"])
-async def store(request: pytest.FixtureRequest, stack: EmbeddedStack) -> AsyncIterator[Store]:
+@pytest.fixture(params=["memory", "nats", "sqlite"])
+async def store(request: pytest.FixtureRequest, stack: EmbeddedStack, tmp_path: Path) -> AsyncIterator[Store]:
     if request.param == "memory":
         shared = MemoryRecords()
         yield Store(shared, shared, MemoryTexts(TTL_S))
+        return
+    if request.param == "sqlite":
+        state, other_state = (StateFile.open(tmp_path / "state.sqlite3") for _ in range(2))
+        async with aclosing(state), aclosing(other_state):
+            yield Store(state.records("test"), other_state.records("test"), state.texts("test", TTL_S))
         return
     name = f"test_{uuid.uuid4().hex[:8]}"
     records = Bucket(name, changes=f"{name}.changes", max_value_bytes=1_000)
