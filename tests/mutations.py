@@ -523,9 +523,9 @@ LOSS = (
         "tests/wire/test_reliability.py::test_a_redelivered_command_has_one_owner_until_its_lease_ends",
     ),
     Mutation(
-        "bus/kv_stores.py",
-        "except KeyWrongLastSequenceError:\n            return None",
-        "except KeyWrongLastSequenceError:\n            return revision + 1",
+        "state/nats_kv.py",
+        "except KeyWrongLastSequenceError:\n                return None",
+        "except KeyWrongLastSequenceError:\n                return revision + 1",
         "tests/wire/test_reliability.py::test_only_one_of_many_concurrent_executors_gets_a_lease",
     ),
     Mutation(

@@ -13,10 +13,11 @@ import nats.errors
 from nats.aio.msg import Msg
 
 from openapi_tool.bus.dead_letters import DeadLetters
-from openapi_tool.bus.leases import Held, Lease, LeaseLost, Leases, LeaseTaken, ids_of
+from openapi_tool.bus.leases import Held, Lease, Leases, LeaseTaken, ids_of
 from openapi_tool.concurrency import shielded
 from openapi_tool.options import ExecutorOptions
 from openapi_tool.protocol.command import Acknowledge, Delivery, Requeue, Settlement, StoreDeadLetter
+from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.telemetry import metrics
 from openapi_tool.telemetry.logs import CALL_FIELDS
 
@@ -72,7 +73,7 @@ class Worker:
             else:
                 await shielded(self._hand_back(work), _HAND_BACK_TIMEOUT_S)
             raise
-        except (nats.errors.Error, OSError, LeaseLost) as error:
+        except (nats.errors.Error, OSError, Unavailable) as error:
             _log_unsettled(work, error)
 
     async def _own_and_handle(self, work: Held) -> Settlement | LeaseTaken:
@@ -133,7 +134,7 @@ class Worker:
                 if not work.message.is_acked:
                     await work.message.nak()
             log.info("handed a command back", extra={"action": "call.handed_back"} | ids_of(work.delivery))
-        except (nats.errors.Error, OSError, LeaseLost, TimeoutError) as error:
+        except (nats.errors.Error, OSError, Unavailable, TimeoutError) as error:
             _log_unsettled(work, error, "cannot hand a command back; the server redelivers it after AckWait")
 
 

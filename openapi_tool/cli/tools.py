@@ -13,8 +13,9 @@ from typing import Any, TypeVar
 import typer
 
 from openapi_tool.bootstrap import Bootstrap
-from openapi_tool.bus.client import BusClient, Denied
-from openapi_tool.bus.kv_stores import RESTRICT, STREAM, change_switches, load_switches
+from openapi_tool.bus.client import BusClient
+from openapi_tool.bus.shared_bucket import RESTRICT, STREAM
+from openapi_tool.bus.switches import change_switches, load_switches
 from openapi_tool.bus.users import NatsUser
 from openapi_tool.cli.common import USAGE, fail, print_json, print_line, print_status
 from openapi_tool.cli.kernels import (
@@ -28,6 +29,7 @@ from openapi_tool.cli.options import ExportFormat
 from openapi_tool.cli.tables import Rows, output
 from openapi_tool.protocol.dialect import ProtocolVersion
 from openapi_tool.protocol.identity import is_token
+from openapi_tool.state.port import AccessDenied
 from openapi_tool.tools import exports
 from openapi_tool.tools.catalogue import CATALOGUE
 from openapi_tool.tools.policy import ALL, MAX_SWITCHES, MAX_TEXT_CHARS, Switch, Switches, SwitchRecordInvalid
@@ -140,7 +142,7 @@ def _with_store(work: Callable[[BusClient], Awaitable[T]], protocol: ProtocolVer
     async def explained(_: Bootstrap, client: BusClient) -> T:
         try:
             return await work(client)
-        except Denied as denied:
+        except AccessDenied as denied:
             for subject, why in _NOT_TO_GRANT.items():
                 if denied.subject.endswith(subject):
                     fail(f"permission for {denied.subject} is denied, and need not be granted: {why}")

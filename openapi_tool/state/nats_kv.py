@@ -96,7 +96,7 @@ class Bucket:
             try:
                 yield
             except Denied as denied:
-                raise AccessDenied(f"NATS: {denied}") from denied
+                raise AccessDenied(str(denied), denied.subject) from denied
             except APIError as error:
                 error.description = f"{error.description or ''} (bucket {self.name})".strip()
                 raise

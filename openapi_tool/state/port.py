@@ -10,7 +10,11 @@ from openapi_tool.protocol.errors import Unavailable
 
 
 class AccessDenied(Unavailable):
-    """The store refuses the access: its operator must grant it, and waiting does not help."""
+    """The store refuses the access to `subject`: its operator must grant it, and waiting does not help."""
+
+    def __init__(self, message: str, subject: str = "") -> None:
+        super().__init__(message)
+        self.subject = subject
 
 
 class Contended(Unavailable):

@@ -20,7 +20,7 @@ import pytest
 from typer.testing import CliRunner
 
 from openapi_tool.budgets import ledger
-from openapi_tool.bus.kv_stores import BUCKET as SWITCHES
+from openapi_tool.bus.shared_bucket import BUCKET as SWITCHES
 from openapi_tool.bus.storage import BUDGETS
 from openapi_tool.cli import app
 from openapi_tool.kernel.queries import usage
@@ -96,7 +96,7 @@ class Fleet:
 
     async def account(self) -> ledger.AccountRecord:
         """Return the only account in the bucket."""
-        bucket = await self.world.caller.client.jetstream().key_value(BUDGETS.bucket)
+        bucket = await self.world.caller.client.jetstream().key_value(BUDGETS.bucket.name)
         values = [(await bucket.get(key)).value or b"" for key in await bucket.keys()]
         [value] = [value for value in values if b'"used"' in value]
         return ledger.decode(value)

@@ -21,8 +21,9 @@ from typer.testing import CliRunner
 
 from openapi_tool.budgets import ledger
 from openapi_tool.bus.connection import gather_stats
-from openapi_tool.bus.kv_stores import BUCKET, SWITCHES_KEY, change_switches, load_switches
+from openapi_tool.bus.shared_bucket import BUCKET
 from openapi_tool.bus.storage import BUDGETS, LIMITS, RecordStore
+from openapi_tool.bus.switches import SWITCHES_KEY, change_switches, load_switches
 from openapi_tool.cli import app
 from openapi_tool.cli.common import INTERRUPTED
 from openapi_tool.limits.record import REQUESTS, LimitRecord, decode
@@ -52,7 +53,7 @@ async def executors(world: World, number: int, **limits: Any) -> AsyncIterator[N
 async def delete_limits(world: World) -> None:
     """Delete the stored limits, which outlive an executor, for the next test."""
     with suppress(NotFoundError):
-        await world.caller.client.jetstream().delete_key_value(LIMITS.bucket)
+        await world.caller.client.jetstream().delete_key_value(LIMITS.bucket.name)
 
 
 async def sent(world: World, calls: int) -> list[ResultRows]:
@@ -169,7 +170,7 @@ async def stored(world: World) -> LimitRecord:
 async def test_without_a_limit_nothing_is_stored(world: World) -> None:
     assert errors(await sent(world, 5)) == []
     with pytest.raises(NotFoundError):
-        await world.caller.client.jetstream().stream_info(f"KV_{LIMITS.bucket}")
+        await world.caller.client.jetstream().stream_info(f"KV_{LIMITS.bucket.name}")
 
 
 @requirement("keys.blocked", "keys.pools")
@@ -266,12 +267,12 @@ async def test_uses_survive_a_restart_and_a_cached_response_costs_nothing(world_
             outcome = await world.send(await world.place())
         output = outcome.rows.card["metadata"]["tool_output"]
         assert (output["cached"], output["budget"]) == (True, {"session": {"requests": 3, "requests_left": 3 - number}})
-        bucket = await world.caller.client.jetstream().key_value(BUDGETS.bucket)
+        bucket = await world.caller.client.jetstream().key_value(BUDGETS.bucket.name)
         values = [(await bucket.get(name)).value or b"" for name in await bucket.keys()]
         [account] = [value for value in values if value != NO_JOURNAL]
         record = ledger.decode(account)
         assert (record.used.requests, record.held(0.0)) == (number, ledger.NOTHING)
-    await world.caller.client.jetstream().delete_key_value(BUDGETS.bucket)
+    await world.caller.client.jetstream().delete_key_value(BUDGETS.bucket.name)
 
 
 @requirement("budgets.calls")
@@ -279,7 +280,7 @@ async def test_without_budgets_nothing_is_stored(world: World) -> None:
     outcome = await world.send(await world.place())
     assert "budget" not in outcome.rows.card["metadata"]["tool_output"]
     with pytest.raises(NotFoundError):
-        await world.caller.client.jetstream().stream_info(f"KV_{BUDGETS.bucket}")
+        await world.caller.client.jetstream().stream_info(f"KV_{BUDGETS.bucket.name}")
 
 
 WHY = ("--reason", "it costs too much", "--by", "an operator")
@@ -410,7 +411,7 @@ async def test_deleting_the_record_enables_all_tools(world: World) -> None:
 
 @requirement("switches")
 async def test_the_monitor_reads_the_record_periodically(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("openapi_tool.bus.kv_stores.SWITCHES_READ_INTERVAL_S", 0.01)
+    monkeypatch.setattr("openapi_tool.bus.switches.SWITCHES_READ_INTERVAL_S", 0.01)
     assert world.components is not None
     changed = asyncio.Event()
     monkeypatch.setattr(world.components.switches, "_use", lambda _: changed.set())
