@@ -100,6 +100,11 @@ def _flag(text: str, section: str, key: str) -> Any:
     return typer.Option(help=f"{text} [env: {PREFIX}{section.upper()}__{key.upper()}]", show_default=False)
 
 
+GATEWAY = typer.Option(
+    "--state",
+    help="State file of a gateway instead of a kernel; its default file is used if no kernel is configured.",
+    show_default=False,
+)
 STATE = typer.Option(
     help="State file of a gateway; :memory: keeps nothing; default: gateway.sqlite3 in the user's state folder.",
     show_default=False,
@@ -179,6 +184,7 @@ def inspect(
     project: Annotated[str, typer.Option(help="Project of the call.")],
     protocol: ProtocolOption = None,
     as_json: JsonOption = False,
+    state: Annotated[Path | None, GATEWAY] = None,
 ) -> None:
     """Show the timeline of one call, and why it has no result if it has none. Changes nothing.
 
@@ -186,7 +192,7 @@ def inspect(
     """
     from openapi_tool.cli import inspect as work
 
-    work.inspect(tool_call_id, project=project, protocol=protocol, as_json=as_json)
+    work.inspect(tool_call_id, project=project, protocol=protocol, as_json=as_json, state=state)
 
 
 @app.command(short_help="Show what all replicas do right now.")
@@ -195,6 +201,7 @@ def top(
     once: Annotated[bool, typer.Option("--once", help="Print once and exit.")] = False,
     every_s: Annotated[float, typer.Option("--every", help="Seconds between updates.", min=1.0, max=3600.0)] = 2.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, once.")] = False,
+    state: Annotated[Path | None, GATEWAY] = None,
 ) -> None:
     """Show rate, latency, running, held, lag and errors of all replicas; with --once or --json once, else until Ctrl-C.
 
@@ -202,7 +209,7 @@ def top(
     """
     from openapi_tool.cli import top as work
 
-    work.top(once=once, every_s=every_s, as_json=as_json)
+    work.top(once=once, every_s=every_s, as_json=as_json, state=state)
 
 
 @app.command(short_help="Show limits of the upstream and who uses them.")
@@ -210,6 +217,7 @@ def limits(
     *,
     watch: Annotated[bool, typer.Option("--watch", help="Update every 2 s until Ctrl-C or SIGTERM.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, once.")] = False,
+    state: Annotated[Path | None, GATEWAY] = None,
 ) -> None:
     """Show limits by key and endpoint: used, paused, the share of each replica, waiting calls by project; refused keys.
 
@@ -217,7 +225,7 @@ def limits(
     """
     from openapi_tool.cli import limits as work
 
-    work.limits(watch=watch, as_json=as_json)
+    work.limits(watch=watch, as_json=as_json, state=state)
 
 
 @app.command(short_help="Show budgets: used, left, when they renew.")
@@ -225,6 +233,7 @@ def budgets(
     *,
     project: Annotated[str | None, typer.Option(help="Project of the accounts; by default all.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    state: Annotated[Path | None, GATEWAY] = None,
 ) -> None:
     """Show the accounts that the replicas have used since their start: used, left, when they renew.
 
@@ -233,7 +242,7 @@ def budgets(
     """
     from openapi_tool.cli import limits as work
 
-    work.budgets(project=project, as_json=as_json)
+    work.budgets(project=project, as_json=as_json, state=state)
 
 
 @app.command(short_help="Show what the calls of a project cost.")
@@ -247,6 +256,7 @@ def usage(
     as_json: OneObjectOption = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV only.")] = False,
     plot: Annotated[Path | None, typer.Option(help="Draw tokens and calls as PNG; needs the extra [plot].")] = None,
+    state: Annotated[Path | None, GATEWAY] = None,
 ) -> None:
     """Sum up calls, tokens, requests, cache hits, errors, truncations, retries and latency from the result cards.
 
@@ -264,6 +274,7 @@ def usage(
         as_json=as_json,
         as_csv=as_csv,
         plot=plot,
+        state=state,
     )
 
 
@@ -693,6 +704,7 @@ def disable(
     by: ByOption = None,
     protocol: ProtocolOption = None,
     as_json: JsonOption = False,
+    state: Annotated[Path | None, GATEWAY] = None,
 ) -> None:
     """Disable a tool within two seconds on all replicas: its calls fail with tool_not_available and the reason.
 
@@ -702,7 +714,14 @@ def disable(
     from openapi_tool.cli import tools as work
 
     work.disable(
-        name, project=project, all_projects=all_projects, reason=reason, by=by, protocol=protocol, as_json=as_json
+        name,
+        project=project,
+        all_projects=all_projects,
+        reason=reason,
+        by=by,
+        protocol=protocol,
+        as_json=as_json,
+        state=state,
     )
 
 
@@ -716,6 +735,7 @@ def enable(
     by: ByOption = None,
     protocol: ProtocolOption = None,
     as_json: JsonOption = False,
+    state: Annotated[Path | None, GATEWAY] = None,
 ) -> None:
     """Enable again exactly what was disabled, within two seconds on all replicas.
 
@@ -724,13 +744,49 @@ def enable(
     from openapi_tool.cli import tools as work
 
     work.enable(
-        name, project=project, all_projects=all_projects, reason=reason, by=by, protocol=protocol, as_json=as_json
+        name,
+        project=project,
+        all_projects=all_projects,
+        reason=reason,
+        by=by,
+        protocol=protocol,
+        as_json=as_json,
+        state=state,
     )
 
 
 @tools.command(short_help="List what is disabled, by whom and why.")
-def disabled(*, protocol: ProtocolOption = None, as_json: JsonOption = False) -> None:
+def disabled(
+    *,
+    protocol: ProtocolOption = None,
+    as_json: JsonOption = False,
+    state: Annotated[Path | None, GATEWAY] = None,
+) -> None:
     """List what is disabled, since when, by whom and why. Exit codes: 0, 2 invalid settings, NATS cannot be reached."""
     from openapi_tool.cli import tools as work
 
-    work.disabled(protocol=protocol, as_json=as_json)
+    work.disabled(protocol=protocol, as_json=as_json, state=state)
+
+
+state_file = typer.Typer(no_args_is_help=True, help="Delete what a gateway has stored.")
+app.add_typer(state_file, name="state", short_help="Delete what a gateway has stored.")
+
+
+@state_file.callback()
+def _state() -> None:
+    """Make `purge` a subcommand: typer merges a single command into its group."""
+
+
+@state_file.command(short_help="Delete everything from a gateway's state file.")
+def purge(
+    *,
+    state: Annotated[Path | None, STATE] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Delete; without it nothing is changed.")] = False,
+) -> None:
+    """Delete budgets, limits, switches, stored texts and calls from a gateway's state file, also from its free pages.
+
+    Running processes of the gateway go on with empty budgets. Exit codes: 0, 1 not confirmed, 2 the file is unusable.
+    """
+    from openapi_tool.cli import gateway as work
+
+    work.purge(state, yes=yes)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import typer
 from rich.console import Group
 
 from openapi_tool.cli.common import or_dash, print_status
-from openapi_tool.cli.kernels import show_statistics
+from openapi_tool.cli.statistics import show_statistics_of
 from openapi_tool.cli.tables import Rows
 
 _UPDATE_S = 2.0
@@ -30,9 +31,10 @@ _LIMIT_HEADS = (
 )
 
 
-def limits(*, watch: bool, as_json: bool) -> None:
+def limits(*, watch: bool, as_json: bool, state: Path | None = None) -> None:
     """Print limits by key and endpoint, and refused keys."""
-    show_statistics(
+    show_statistics_of(
+        state,
         shown,
         lambda replicas: {"limits": combined(replicas), "keys": blocked(replicas)},
         as_json=as_json,
@@ -112,9 +114,10 @@ _ACCOUNT = ("project", "scope", "who", "tool", "period")
 _BUDGET_HEADS = ("project", "scope", "agent or session", "tool", "period", "requests", "tokens", "used", "renews")
 
 
-def budgets(*, project: str | None, as_json: bool) -> None:
+def budgets(*, project: str | None, as_json: bool, state: Path | None = None) -> None:
     """Print the accounts that the replicas have used since their start."""
-    show_statistics(
+    show_statistics_of(
+        state,
         lambda replicas: _table(combined_budgets(replicas, project)),
         lambda replicas: {"budgets": combined_budgets(replicas, project)},
         as_json=as_json,

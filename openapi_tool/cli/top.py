@@ -17,7 +17,10 @@ from rich.text import Text
 
 from openapi_tool.bootstrap import Bootstrap
 from openapi_tool.cli.common import fail, or_dash, print_json, print_status
-from openapi_tool.cli.kernels import kernel_bootstrap, show_statistics
+from openapi_tool.cli.gateway import selected_state
+from openapi_tool.cli.gateway import usage as gateway_usage
+from openapi_tool.cli.kernels import kernel_bootstrap
+from openapi_tool.cli.statistics import show_statistics_of
 from openapi_tool.cli.tables import Rows, cell, output
 from openapi_tool.kernel.failures import located
 from openapi_tool.kernel.queries import MAX_ROWS, usage
@@ -34,9 +37,10 @@ _CLOCK_OFFSET_S = 2.0
 _COLUMNS = ("rate", "p50_ms", "p95_ms", "failed", "running", "waiting", "held", "oldest_held_s")
 
 
-def top(*, once: bool, every_s: float, as_json: bool) -> None:
-    """Print the statistics of all replicas, once or every `every_s` seconds."""
-    show_statistics(
+def top(*, once: bool, every_s: float, as_json: bool, state: Path | None = None) -> None:
+    """Print the statistics of all replicas, or processes of a gateway, once or every `every_s` seconds."""
+    show_statistics_of(
+        state,
         shown,
         lambda replicas: {"replicas": replicas, "problems": problems(replicas)},
         as_json=as_json,
@@ -154,8 +158,9 @@ def show_usage(
     as_json: bool,
     as_csv: bool,
     plot: Path | None,
+    state: Path | None = None,
 ) -> None:
-    """Print what the calls of a project cost, from the result cards."""
+    """Print what the calls of a project cost, from the result cards, or the rows of a gateway."""
     if as_json and as_csv:
         fail("--json and --csv exclude each other; name one")
     if not is_token(project):
@@ -164,7 +169,10 @@ def show_usage(
     start, end = _moment(since, now, "--since"), _moment(until, now, "--until") if until else now
     if start >= end:
         fail("--since must be before --until")
-    total, rows = _read(kernel_bootstrap(protocol), project, start, end, by)
+    if (path := selected_state(state)) is not None:
+        total, rows = gateway_usage(path, project, start, end, by)
+    else:
+        total, rows = _read(kernel_bootstrap(protocol), project, start, end, by)
     if plot is not None:
         _plot(plot, rows, f"{project} by {by}, {start:%Y-%m-%d %H:%M} to {end:%Y-%m-%d %H:%M} UTC")
     if as_json:

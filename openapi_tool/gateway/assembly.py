@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-import secrets
+import os
+import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 
-from openapi_tool.bootstrap import Bootstrap, Upstream, build_runner
+from openapi_tool.bootstrap import Upstream, build_runner
 from openapi_tool.gateway.calls import Gateway, GatewayParts
+from openapi_tool.gateway.operator import follow, session_key, shared_records
 from openapi_tool.gateway.quotas import shared_quotas
 from openapi_tool.gateway.stored import UNTAKEN_S, StoredTexts, UntakenResults
 from openapi_tool.gateway.tools import Tools
@@ -18,24 +19,12 @@ from openapi_tool.isolation.privacy import hide_memory
 from openapi_tool.isolation.service import Isolation
 from openapi_tool.jina.client import EgressTransport
 from openapi_tool.jina.transport import AiohttpTransport, Resolver
-from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.reloading import Reloader
-from openapi_tool.state.change import change
-from openapi_tool.state.port import Records
 from openapi_tool.state.sqlite import StateFile
-from openapi_tool.tools.policy import Switches, SwitchRecordInvalid, TimeLimits
+from openapi_tool.telemetry.health import Snapshots
+from openapi_tool.tools.policy import TimeLimits
 
-log = logging.getLogger(__name__)
-
-SWITCHES, SESSION_KEY = "switches", "session_key"
-"""Records of the bucket `gateway`."""
-
-_SWITCHES_READ_S = 1.0
-
-
-def gateway_records(state: StateFile) -> Records:
-    """Return the records of switches and session key."""
-    return state.records("gateway")
+INSTANCE = f"{socket.gethostname()}-{os.getpid()}"
 
 
 @asynccontextmanager
@@ -48,15 +37,15 @@ async def open_gateway(
     """
     bootstrap = reloader.bootstrap
     settings = bootstrap.settings
-    records = gateway_records(state)
-    session_key = await _session_key(bootstrap, records)
+    key = settings.session.key
+    scope_key = key.get_secret_value().encode() if key else await session_key(shared_records(state))
     transport = EgressTransport(AiohttpTransport(bootstrap.upstream_tls, settings.egress, resolver))
     hide_memory()  # from the workers
     pool = WorkerPool(settings.isolation.workers, settings.egress.max_response_bytes)  # started by its first task
     async with shared_quotas(bootstrap, state) as quotas:
         upstream = Upstream(bootstrap, transport, quotas.limiter, quotas.budgets, isolation=Isolation(pool))
         texts = StoredTexts(state.texts("whole", settings.tools.artifact_ttl_s))
-        runner = build_runner(bootstrap, upstream, texts, session_key)
+        runner = build_runner(bootstrap, upstream, texts, scope_key)
         untaken = UntakenResults(state.texts("untaken", UNTAKEN_S))
         limits = TimeLimits(settings.executor, settings.tools)
         parts = GatewayParts(runner, limits, settings.executor, state, texts, untaken)
@@ -66,7 +55,9 @@ async def open_gateway(
         health = bootstrap.health
         health.limits, health.keys = quotas.limiter.snapshot, quotas.limiter.keys.snapshot
         health.budgets, health.budget_outage = quotas.budgets.snapshot, quotas.budgets.outage
-        following = asyncio.create_task(_follow_switches(records, gateway), name="disabled tools")
+        statistics = Snapshots(INSTANCE, health, {"executor.concurrency": settings.executor.concurrency})
+        work = follow(state, INSTANCE, gateway.use_switches, statistics.now)
+        following = asyncio.create_task(work, name="operator")
         try:
             yield gateway
         finally:
@@ -74,25 +65,3 @@ async def open_gateway(
             await gateway.aclose()
             await pool.aclose()
             await transport.aclose()
-
-
-async def _session_key(bootstrap: Bootstrap, records: Records) -> bytes:
-    """Return the key of session identities and cursors, which the first process creates. Raises Unavailable."""
-    if bootstrap.settings.session.key is not None:
-        return bootstrap.settings.session.key.get_secret_value().encode()
-    fresh = secrets.token_bytes(32)
-    stored = await change(records, SESSION_KEY, lambda found: None if found else fresh)
-    return stored.value or fresh
-
-
-async def _follow_switches(records: Records, gateway: Gateway) -> None:
-    """Read every second which tools an operator has disabled; if that fails, the last known ones stay so."""
-    known = 0
-    while True:
-        with suppress(Unavailable, SwitchRecordInvalid):
-            stored = await records.read(SWITCHES)
-            if stored.revision != known:
-                gateway.use_switches(Switches.decode(stored.value) if stored.value else Switches())
-                known = stored.revision
-                log.warning("an operator has disabled or enabled tools", extra={"action": "tool.switched"})
-        await asyncio.sleep(_SWITCHES_READ_S)
