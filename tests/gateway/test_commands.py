@@ -6,10 +6,10 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
-from click.testing import Result
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from openapi_tool.cli import app
 from openapi_tool.local.stack import UpstreamDouble
@@ -29,7 +29,7 @@ def run(state: Path) -> Run:
     """Return a function that runs a command on the state file in a thread, beside the gateway."""
 
     async def command(*arguments: str) -> Result:
-        return await asyncio.to_thread(CliRunner().invoke, app, [*arguments, "--state", str(state)])
+        return await asyncio.to_thread(lambda: CliRunner().invoke(app, [*arguments, "--state", str(state)]))
 
     return command
 
@@ -70,7 +70,10 @@ async def test_inspect_shows_a_call_and_says_what_it_has_no_data_for(
 
 @requirement("gateway.commands")
 async def test_running_processes_answer_top_limits_and_budgets(opened: OpenGateway, state: Path, run: Run) -> None:
-    settings = {"budgets": {"project_day_tokens": 1_000_000}, "limits": {"reader_requests_per_minute": 100}}
+    settings: dict[str, Any] = {
+        "budgets": {"project_day_tokens": 1_000_000},
+        "limits": {"reader_requests_per_minute": 100},
+    }
     async with opened(state, **settings) as gateway:
         await gateway.call(ME, "jina_read", {"url": PAGE})
         top = json.loads((await run("top", "--json")).stdout)
