@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
+from importlib.util import find_spec
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -220,6 +221,36 @@ def demo(*, upstream: UpstreamChoice, protocol: ProtocolVersion | None, as_json:
     else:
         _show(calls, upstream)
     if any(call.status != "success" for call in calls):
+        raise typer.Exit(1)
+
+
+def mcp_demo(*, upstream: UpstreamChoice, as_json: bool) -> None:
+    """Run a few calls of an MCP client, and show what a model reads."""
+    if not find_spec("mcp"):
+        fail("the demo of this door needs two extras: pip install 'openapi-tool[local,gateway]'")
+    with extra_needed("the demo"):
+        from openapi_tool.local import mcp_demo as local  # noqa: PLC0415 - needs the extras [local] and [gateway]
+        from openapi_tool.local.servers import ServerFailed  # noqa: PLC0415 - the same
+    if upstream is UpstreamChoice.REAL and DEFAULT_AUTH_ENV not in os.environ:
+        fail(f"{DEFAULT_AUTH_ENV} is not set; --upstream real needs a key")
+    try:
+        played = asyncio.run(local.play(upstream.value))
+    except ServerFailed as failure:
+        fail(str(failure))
+    except KeyboardInterrupt:
+        raise typer.Exit(INTERRUPTED) from None
+    if as_json:
+        for call in played.calls:
+            sys.stdout.write(json.dumps(asdict(call)) + "\n")
+    else:
+        console = Console(highlight=False)
+        console.print(cell(f"MCP {played.protocol} over stdio; tools: {', '.join(played.tools)}"))
+        for call in played.calls:
+            title = cell(f"{call.tool} {json.dumps(dict(call.arguments))}{': an error' if call.failed else ''}")
+            console.print(Panel(Text(printable_lines(call.text)), title=title, title_align="left"))
+        if upstream is UpstreamChoice.DOUBLE:
+            console.print(_DOUBLE_NOTE)
+    if any(call.failed for call in played.calls):
         raise typer.Exit(1)
 
 

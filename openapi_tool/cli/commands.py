@@ -21,6 +21,7 @@ from openapi_tool.cli.options import (
     ApiOption,
     ByOption,
     DatabaseOption,
+    DoorChoice,
     EverywhereOption,
     ExportFormat,
     Files,
@@ -302,17 +303,23 @@ def check(
 
 def demo(
     *,
+    door: Annotated[DoorChoice, typer.Option(help="Who calls: a kernel, or an MCP client.")] = DoorChoice.KERNEL,
     upstream: UpstreamOption = UpstreamChoice.DOUBLE,
     protocol: ProtocolOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per call only.")] = False,
 ) -> None:
     """Start the embedded stack and an executor, run a few calls, and show every step of each.
 
+    With --door mcp no server is needed: an MCP client starts `openapi-tool mcp` and shows what a model reads.
+
     Exit codes: 0 every call succeeded, 1 one did not, 2 a server cannot start or a key is missing.
     """
     from openapi_tool.cli import call as work
 
-    work.demo(upstream=upstream, protocol=protocol, as_json=as_json)
+    if door is DoorChoice.MCP:
+        work.mcp_demo(upstream=upstream, as_json=as_json)
+    else:
+        work.demo(upstream=upstream, protocol=protocol, as_json=as_json)
 
 
 def _port(of: str) -> Any:
