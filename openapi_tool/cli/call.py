@@ -8,8 +8,8 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
-from importlib.util import find_spec
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 

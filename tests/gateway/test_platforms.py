@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -54,7 +55,7 @@ def test_a_worker_limits_its_address_space_only_where_that_is_possible(
     monkeypatch.setattr(sys, "platform", platform)
     monkeypatch.setattr(resource, "setrlimit", lambda kind, _: limited.append(kind))
     monkeypatch.setattr(os, "nice", lambda _: 0)
-    monkeypatch.setattr(worker.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
     monkeypatch.setattr("builtins.open", _missing)
     worker._limit_itself(1_000)  # noqa: SLF001 - it runs in a process of its own only
     assert (resource.RLIMIT_AS in limited) is limits_memory
