@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 from collections.abc import Mapping
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
@@ -12,8 +13,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
 
-from openapi_tool.bootstrap import build_bootstrap, lint_limits
-from openapi_tool.cli.common import NO_DATABASE, fail
+from openapi_tool.bootstrap import Bootstrap, build_bootstrap, lint_limits
+from openapi_tool.cli.common import NO_DATABASE, fail, print_status
 from openapi_tool.gateway.assembly import open_gateway
 from openapi_tool.gateway.calls import Caller, Gateway
 from openapi_tool.gateway.tools import ToolFolder, Tools, ToolsInvalid, built_in_tools, watch
@@ -46,11 +47,7 @@ def serve(options: McpOptions, resolver: Resolver | None = None) -> NoReturn:
 
     `resolver` replaces DNS for the upstream's hosts in tests and demos. Raises SettingsError.
     """
-    if not find_spec("mcp"):
-        fail("`mcp` needs a package that is not installed; run: pip install 'openapi-tool[gateway]'")
-    for option, value in (("--project", options.project), ("--agent", options.agent)):
-        if not is_token(value):
-            fail(f"{option}: {short(value)!r} is no id: it is empty, or contains blanks or `.*>`")
+    _check(options)
     if options.config is not None:
         os.environ[CONFIG_VARIABLE] = str(options.config)
 
@@ -70,6 +67,7 @@ def serve(options: McpOptions, resolver: Resolver | None = None) -> NoReturn:
         state = StateFile.open(options.state or default_path(os.environ))
     except (ToolsInvalid, StateUnusable) as error:
         fail(str(error))
+    _say_what_is_missing(bootstrap)
     reloader = Reloader(bootstrap, read, os.environ)
     with asyncio.Runner() as runner:
         try:
@@ -77,6 +75,22 @@ def serve(options: McpOptions, resolver: Resolver | None = None) -> NoReturn:
         except Unavailable as outage:
             fail(str(outage))
         end_process(0)  # not a normal end: a thread may still wait for the client
+
+
+def _check(options: McpOptions) -> None:
+    """Exit with 2 if the package is missing, or an option is wrong."""
+    if not find_spec("mcp"):
+        fail("`mcp` needs a package that is not installed; run: pip install 'openapi-tool[gateway]'")
+    for option, value in (("--project", options.project), ("--agent", options.agent)):
+        if not is_token(value):
+            fail(f"{option}: {short(value)!r} is no id: it is empty, or contains blanks or `.*>`")
+
+
+def _say_what_is_missing(bootstrap: Bootstrap) -> None:
+    for variable in bootstrap.secrets.missing():
+        print_status(f"openapi-tool: {variable} is not set, so calls that need it will fail")
+    if sys.stdin.isatty():
+        print_status("openapi-tool: waiting for an MCP client on standard input; end with Ctrl-D")
 
 
 def _logging(settings: Settings) -> tuple[Any, Any]:
@@ -112,8 +126,13 @@ async def _serve(
         door = McpServer(gateway, lambda _: caller, structured=options.structured, on_answer=transport.on_answer)
         server = door.server(caller)
         background = [asyncio.create_task(reloader.run(reload), name="reload")]
+
+        async def use(changed: Tools) -> None:
+            gateway.use_tools(changed)
+            await door.tools_changed()
+
         if folder is not None:
-            background.append(asyncio.create_task(watch(folder, gateway.use_tools), name="tools"))
+            background.append(asyncio.create_task(watch(folder, use), name="tools"))
         try:
             async with transport.streams(stop) as (incoming, outgoing):
                 await server.run(incoming, outgoing, initialization(server))

@@ -137,12 +137,10 @@ class Gateway:
         self._switches = Switches()
         self._slots = FairSemaphore(parts.executor.concurrency, parts.executor.concurrency)
         self._tasks: set[asyncio.Task[Any]] = set()
-        self.on_tools_changed: Callable[[], None] = lambda: None
 
     def use_tools(self, tools: Tools) -> None:
         """Offer these tools from now on; running calls keep their definitions."""
         self._tools = tools
-        self.on_tools_changed()
 
     def use_switches(self, switches: Switches) -> None:
         """Disable these tools for all requests from now on."""
@@ -290,6 +288,7 @@ class Gateway:
             requests=max(call.spent.requests, len(call.attempts)),
             cached=bool(fields and fields.cached),
             truncated=bool(fields and fields.truncated),
+            retries=sum(attempt.resends > 0 for attempt in call.attempts),
             latency_ms=round((time.monotonic() - running.began) * 1000),
             attempts=attempt_objects(call.attempts),
         )

@@ -114,15 +114,15 @@ class CallRow:
     requests: int
     cached: bool
     truncated: bool
+    retries: int
     latency_ms: int
     attempts: list[Any]
 
     @property
     def values(self) -> tuple[object, ...]:
         """Values of the columns, in their order."""
-        retries = max(0, len(self.attempts) - 1)
         error = self.error["code"] if self.error else None
-        facts = (self.tokens, self.requests, self.cached, self.truncated, retries, self.latency_ms)
+        facts = (self.tokens, self.requests, self.cached, self.truncated, self.retries, self.latency_ms)
         ids = (self.at, self.tool_call_id, self.project, self.agent, self.session, self.tool)
         return (*ids, self.status, error, *facts, orjson.dumps({"attempts": self.attempts}))
 

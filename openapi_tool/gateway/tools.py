@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -107,7 +107,7 @@ def _by_name(tools: list[GatewayTool]) -> Tools:
     return {tool.name: tool for tool in tools}
 
 
-async def watch(folder: ToolFolder, use: Callable[[Tools], None]) -> None:
+async def watch(folder: ToolFolder, use: Callable[[Tools], Awaitable[None]]) -> None:
     """Pass the tools to `use` whenever they changed and are valid; invalid ones change nothing."""
     watcher = FileWatcher(folder)
     while True:
@@ -123,5 +123,5 @@ async def watch(folder: ToolFolder, use: Callable[[Tools], None]) -> None:
                 extra={"action": "tools.reload_failed"},
             )
         else:
-            use(tools)
+            await use(tools)
             log.info("reloaded the tools", extra={"action": "tools.reloaded", "tools": sorted(tools)})

@@ -7,10 +7,12 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
+import anyio
 from mcp.server.context import ServerRequestContext
 from mcp.server.lowlevel import NotificationOptions, Server
 from mcp.server.models import InitializationOptions
 from mcp.server.session import ServerSession
+from mcp.server.subscriptions import InMemorySubscriptionBus, ListenHandler, ToolsListChanged
 from mcp_types import (
     CallToolRequestParams,
     CallToolResult,
@@ -18,6 +20,7 @@ from mcp_types import (
     PaginatedRequestParams,
     RequestId,
 )
+from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from openapi_tool import __version__
 from openapi_tool.gateway.calls import Answer, Caller, CallProgress, Gateway, RunningCall
@@ -50,6 +53,8 @@ class McpServer:
         self._caller_of = caller_of
         self._structured = structured
         self._on_answer = on_answer
+        self._events = InMemorySubscriptionBus()
+        self._handshaken: ServerSession | None = None  # of the last client with a handshake that has listed the tools
 
     def server(self, instructions_for: Caller) -> Server[Any]:
         """Return the low-level server, with instructions for the models of a caller."""
@@ -62,10 +67,20 @@ class McpServer:
             instructions=system_role(shown) if shown else None,
             on_list_tools=self._list_tools,
             on_call_tool=self._call_tool,
+            on_subscriptions_listen=ListenHandler(self._events),
         )
+
+    async def tools_changed(self) -> None:
+        """Notify the clients that want to hear of it; those of 2026-07-28 subscribe."""
+        await self._events.publish(ToolsListChanged())
+        if self._handshaken is not None:
+            with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
+                await self._handshaken.send_tool_list_changed()
 
     async def _list_tools(self, context: Context, params: PaginatedRequestParams | None) -> ListToolsResult:
         del params  # all tools are one page
+        if context.protocol_version not in MODERN_PROTOCOL_VERSIONS:
+            self._handshaken = context.session
         tools = self._gateway.tools_of(self._caller_of(context))
         return ListToolsResult(tools=[as_mcp_tool(tool, structured=self._structured) for tool in tools])
 

@@ -194,4 +194,6 @@ def claim_standard_streams() -> tuple[BufferedReader, int]:
     os.dup2(null, 0)
     os.close(null)
     os.dup2(2, 1)
+    for descriptor in (source, sink):
+        os.set_blocking(descriptor, True)
     return os.fdopen(source, "rb"), sink

@@ -43,10 +43,10 @@ CREATE TABLE records (
 ) WITHOUT ROWID;
 CREATE INDEX records_by_revision ON records (revision);
 CREATE TABLE texts (
-    bucket TEXT NOT NULL, name TEXT NOT NULL, text BLOB NOT NULL, bytes INTEGER NOT NULL, expires REAL NOT NULL,
+    bucket TEXT NOT NULL, name TEXT NOT NULL, bytes INTEGER NOT NULL, expires REAL NOT NULL, text BLOB NOT NULL,
     PRIMARY KEY (bucket, name)
 );
-CREATE INDEX texts_by_expiry ON texts (expires);
+CREATE INDEX texts_by_expiry ON texts (expires, bytes);
 CREATE TABLE calls (
     at REAL NOT NULL, tool_call_id TEXT NOT NULL, project TEXT NOT NULL, agent TEXT NOT NULL, session TEXT,
     tool TEXT NOT NULL, status TEXT NOT NULL, error TEXT, tokens INTEGER NOT NULL, requests INTEGER NOT NULL,
@@ -239,7 +239,7 @@ class SqliteTexts:
 
         def work(connection: sqlite3.Connection) -> None:
             _drop_expired(connection, now)
-            row = (self._bucket, name, text, len(text), now + self._ttl_s)
+            row = (self._bucket, name, len(text), now + self._ttl_s, text)
             connection.execute("INSERT OR REPLACE INTO texts VALUES (?, ?, ?, ?, ?)", row)
             _drop_excess(connection)
 

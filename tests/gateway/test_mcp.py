@@ -326,3 +326,20 @@ async def test_two_gateways_on_one_file_share_a_budget_and_a_restart_keeps_it(
 
     assert await codes(1) == [None, None]
     assert await codes(2) == [None, "budget_exceeded"]
+
+
+@requirement("state.file", "gateway.quotas")
+async def test_a_full_disk_stops_no_call(
+    double: UpstreamDouble, opened: OpenGateway, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    state = tmp_path / "state.sqlite3"
+    settings: dict[str, Any] = {"budgets": {"project_day_requests": 5}, "limits": {"reader_requests_per_minute": 50}}
+    double.rules({"match": "article", "body": page_of("A sentence about lighthouses. " * 4_000)})
+    async with opened(state, **settings) as gateway:
+        [[pages]] = await gateway._parts.state.read("PRAGMA page_count", ())  # noqa: SLF001 - to fill the disk
+        await gateway._parts.state.read(f"PRAGMA max_page_count = {pages}", ())  # noqa: SLF001
+        codes = [
+            (await gateway.call(ME, "jina_read", {"url": f"{PAGE}?{number}"})).fields.error_code for number in range(7)
+        ]
+    assert codes == [None] * 5 + ["budget_exceeded"] * 2
+    assert "the disk is full; free some space" in caplog.text

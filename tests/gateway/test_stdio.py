@@ -11,17 +11,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AsyncExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
 import psutil
 import pytest
 from mcp import Client, StdioServerParameters
+from mcp_types import ToolListChangedNotification
 
 from openapi_tool.local.stack import UpstreamDouble
 from tests.gateway.conftest import PAGE
-from tests.gateway.test_mcp import ERAS, text_of
+from tests.gateway.test_mcp import CUSTOM, ERAS, text_of
 from tests.requirements import requirement
 
 _WAIT_S = 30.0
@@ -107,6 +108,33 @@ async def test_a_real_client_of_either_era_is_served_over_stdio(
         assert failed.is_error
 
 
+@requirement("mcp.tools")
+@pytest.mark.parametrize("era", ERAS)
+async def test_a_changed_folder_is_used_once_it_is_valid_and_clients_hear_of_it(
+    double: UpstreamDouble, environment: dict[str, str], tmp_path: Path, era: Any
+) -> None:
+    (tmp_path / "docs.yaml").write_text(CUSTOM)
+    first, *rest = command(double, ":memory:", "--tools", str(tmp_path))
+    heard = asyncio.Event()
+
+    async def hear(message: Any) -> None:
+        if isinstance(message, ToolListChangedNotification):
+            heard.set()
+
+    server = StdioServerParameters(command=first, args=rest, env=environment)
+    async with asyncio.timeout(60), Client(server, mode=era, message_handler=hear) as client:
+        assert [tool.name for tool in (await client.list_tools()).tools] == ["docs__search"]
+        (tmp_path / "wrong.yaml").write_text("tool_name: [")
+        await asyncio.sleep(5)
+        assert [tool.name for tool in (await client.list_tools()).tools] == ["docs__search"]
+        async with AsyncExitStack() as stack:
+            listening = client.listen(tools_list_changed=True)
+            events = await stack.enter_async_context(listening) if era != "legacy" else None
+            (tmp_path / "wrong.yaml").write_text(CUSTOM.replace("docs.search", "notes_search"))
+            await (heard.wait() if events is None else anext(events))
+        assert len((await client.list_tools(cache_mode="refresh")).tools) == 2
+
+
 @requirement("mcp.eras")
 def test_nothing_but_messages_is_written_to_the_client(
     double: UpstreamDouble, environment: dict[str, str], tmp_path: Path
@@ -121,6 +149,33 @@ def test_nothing_but_messages_is_written_to_the_client(
         log = client.process.stderr.read().decode()
         assert "call.finished" in log or "finished" in log
         assert environment["JINA_API_KEY"] not in log
+
+
+@requirement("mcp.eras")
+def test_a_start_without_a_key_says_so_and_serves(double: UpstreamDouble, environment: dict[str, str]) -> None:
+    del environment["JINA_API_KEY"]
+    with raw_client(double, environment, ":memory:") as client:
+        answer = client.answer(client.call("jina_search", {"query": "x"}))
+        assert "JINA_API_KEY" in answer["result"]["content"][0]["text"]
+        client.stdin.close()
+        assert client.process.stderr is not None
+        assert b"JINA_API_KEY is not set" in client.process.stderr.read()
+
+
+@requirement("state.file")
+def test_an_unusable_state_file_ends_the_start_with_its_reason(tmp_path: Path) -> None:
+    (tmp_path / "s").write_bytes(b"no database" * 1_000)
+    done = subprocess.run(  # noqa: S603 - the interpreter
+        [sys.executable, "-m", "openapi_tool", "mcp", "--state", str(tmp_path / "s")],
+        env={"PATH": os.environ["PATH"], "JINA_API_KEY": "unused"},
+        input=b"",
+        capture_output=True,
+        timeout=30,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert b"is damaged" in done.stderr
+    assert done.stdout == b""
 
 
 @requirement("mcp.cancellation")
