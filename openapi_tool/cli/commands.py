@@ -69,7 +69,7 @@ def _reword(error: Any) -> None:
 app = typer.Typer(
     name="openapi-tool",
     cls=_Commands,
-    help="Run Jina search and reader tool calls of CommonGround agent kernels.",
+    help="Run Jina search and reader tool calls of MCP clients and CommonGround agent kernels.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,

@@ -26,7 +26,7 @@ from openapi_tool.settings import CONFIG_VARIABLE, Settings, given_values, load_
 from openapi_tool.shutdown import end_process
 from openapi_tool.state.sqlite import StateFile, StateUnusable, default_path
 from openapi_tool.telemetry.health import RECENT_WARNINGS
-from openapi_tool.telemetry.logs import configure_logging
+from openapi_tool.telemetry.logs import configure_logging, log_crash
 from openapi_tool.tools.problems import short
 
 
@@ -74,6 +74,9 @@ def serve(options: McpOptions, resolver: Resolver | None = None) -> NoReturn:
             runner.run(_serve(options, reloader, state, tools, folder, resolver))
         except Unavailable as outage:
             fail(str(outage))
+        except Exception as error:  # noqa: BLE001 - a normal end of the process might wait for the client
+            defect = error
+            end_process(1, lambda: log_crash(defect))
         end_process(0)  # not a normal end: a thread may still wait for the client
 
 
@@ -116,8 +119,14 @@ async def _serve(
 
     stop, reload, caller = asyncio.Event(), asyncio.Event(), Caller(options.project, options.agent)
     loop = asyncio.get_running_loop()
+
+    def end(number: int) -> None:
+        if stop.is_set():  # the second one
+            end_process(128 + number)
+        stop.set()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+        loop.add_signal_handler(number, end, number)
     loop.add_signal_handler(signal.SIGHUP, reload.set)
     async with AsyncExitStack() as stack:
         stack.push_async_callback(state.aclose)

@@ -198,3 +198,15 @@ async def test_a_text_that_is_too_large_is_refused(monkeypatch: pytest.MonkeyPat
     async with aclosing(StateFile.open(MEMORY)) as state:
         with pytest.raises(Unavailable, match="larger than"):
             await state.texts("test", 60).put("name", bytes(11))
+
+
+@requirement("state.file", "gateway.untracked")
+async def test_an_expired_text_leaves_no_byte(tmp_path: Path) -> None:
+    path = tmp_path / "gateway.sqlite3"
+    async with aclosing(StateFile.open(path)) as state:
+        await state.texts("test", 0.05).put("name", b"a-distinctive-text" * 1_000)
+        await asyncio.sleep(0.1)
+        await state.texts("test", 60).put("another", b"text")
+        await state.read("PRAGMA wal_checkpoint(TRUNCATE)", ())
+        contents = [file.read_bytes() for file in tmp_path.iterdir()]  # noqa: ASYNC240 - in memory
+    assert not any(b"distinctive" in content for content in contents)

@@ -200,6 +200,19 @@ def test_a_client_that_is_gone_stops_the_upstream_request_and_the_process(
         assert refused["result"]["content"][0]["text"].startswith("budget_exceeded")
 
 
+@requirement("mcp.cancellation")
+def test_a_client_that_closes_only_its_reading_end_is_gone_too(
+    double: UpstreamDouble, environment: dict[str, str], tmp_path: Path
+) -> None:
+    with raw_client(double, environment, tmp_path / "s") as client:
+        client.stdout.close()
+        client.call("jina_read", {"url": PAGE})
+        assert client.process.wait(10) == 0
+    with raw_client(double, environment, tmp_path / "s") as client:
+        assert client.answer(client.call("jina_read", {"url": PAGE}))["result"]["isError"] is False
+    assert len(double.requests()) == 1
+
+
 @requirement("gateway.quotas")
 def test_a_kill_after_an_answer_loses_nothing_of_its_cost(
     double: UpstreamDouble, environment: dict[str, str], tmp_path: Path
@@ -240,6 +253,19 @@ def test_a_hostile_line_is_refused_and_the_next_one_is_answered(
         assert refused["id"] in (77, None)
         assert client.answer(client.call("jina_read", {"url": PAGE}))["result"]["isError"] is False
         assert psutil.Process(client.process.pid).memory_info().rss < 300_000_000
+
+
+@requirement("mcp.hostile")
+def test_a_line_that_never_ends_takes_bounded_memory(double: UpstreamDouble, environment: dict[str, str]) -> None:
+    with raw_client(double, environment, ":memory:") as client:
+        client.stdin.write(b'{"jsonrpc":"2.0","id":77,"method":"')
+        for _ in range(300):
+            client.stdin.write(b"x" * 1_000_000)
+        client.stdin.flush()
+        assert psutil.Process(client.process.pid).memory_info().rss < 250_000_000
+        client.stdin.write(b'"}\n')
+        client.stdin.flush()
+        assert client.receive()["id"] == 77
 
 
 @requirement("mcp.hostile")
