@@ -23,8 +23,8 @@ from benchmarks.harness import CPU, TARGETS, Ask, Harness, place, start_all, sto
 from benchmarks.measure import Load
 from benchmarks.run import Rounds, settings_of
 from openapi_tool.jina.failures import key_failure
-from openapi_tool.limits.limiter import Limiter
-from openapi_tool.limits.permits import KeyPool, LimitOptions, Need, Permits, Unlimited
+from openapi_tool.quotas.limiter import Limiter
+from openapi_tool.quotas.permits import KeyPool, LimitOptions, Need, Permits, Unlimited
 from openapi_tool.tools.placeholders import Secrets
 from openapi_tool.tools.policy import Deadline
 

@@ -16,8 +16,6 @@ from typing import TYPE_CHECKING, TypeVar
 from tenacity import wait_exponential_jitter
 
 from openapi_tool.bootstrap import Bootstrap, Upstream, build_runner, scoped_key
-from openapi_tool.budgets.account import SCOPES
-from openapi_tool.budgets.budgets import Budgets
 from openapi_tool.bus.client import BusClient
 from openapi_tool.bus.connection import (
     INSTANCE,
@@ -50,10 +48,12 @@ from openapi_tool.jina.transport import AiohttpTransport, Resolver
 from openapi_tool.kernel.breaker import CircuitBreaker, GuardedStore
 from openapi_tool.kernel.failures import located
 from openapi_tool.kernel.store import KernelStore
-from openapi_tool.limits.limiter import Limiter
 from openapi_tool.options import PoolOptions
 from openapi_tool.protocol.dialect import dialect_of
 from openapi_tool.protocol.errors import Unavailable
+from openapi_tool.quotas.account import SCOPES
+from openapi_tool.quotas.budgets import Budgets
+from openapi_tool.quotas.limiter import Limiter
 from openapi_tool.settings import Settings
 from openapi_tool.telemetry import metrics
 from openapi_tool.telemetry.calls import WireTracer, shut_down

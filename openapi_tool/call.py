@@ -10,9 +10,9 @@ from typing import Protocol, Self
 
 from pydantic import SecretStr
 
-from openapi_tool.budgets.budgets import Charge
-from openapi_tool.limits.permits import NO_SLOT, Slot
 from openapi_tool.protocol.records import Attempt
+from openapi_tool.quotas.budgets import Charge
+from openapi_tool.quotas.permits import NO_SLOT, Slot
 from openapi_tool.tools.arguments import CallOwner
 from openapi_tool.tools.output import NO_USAGE, Usage
 

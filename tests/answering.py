@@ -24,7 +24,7 @@ from openapi_tool.jina.byte_semaphore import RequestContext, ResponseMemory
 from openapi_tool.jina.client import JinaClient
 from openapi_tool.jina.options import CacheOptions, EgressOptions, RetryOptions
 from openapi_tool.jina.url_policy import UrlPolicy
-from openapi_tool.limits.permits import Permits
+from openapi_tool.quotas.permits import Permits
 from openapi_tool.options import ToolOptions
 from openapi_tool.protocol.cards import StoredText
 from openapi_tool.protocol.records import DefinitionRecord

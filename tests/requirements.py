@@ -61,6 +61,7 @@ REQUIREMENTS = (
     Requirement("state.texts", "design", "A shared text can be read until it is replaced or deleted, or expires."),
     Requirement("limits.window", "design", "All replicas together send at most the limit of a key in any 60 s, whatever crashes, is lost or interleaves."),
     Requirement("limits.shared", "design", "The replicas that want permits get equal shares; a 429 that one replica gets pauses all."),
+    Requirement("limits.learned", "design", "Without a configured limit the first 429 only pauses; another one within a minute teaches a limit: the requests that were accepted in the last 60 s. It is probed upwards, and ends after an hour. A 429 of concurrency teaches none."),
     Requirement("limits.waiting", "design", "A call waits for a permit without a slot, in fair order by project and agent; it fails as soon as no permit can come in time."),
     Requirement("keys.blocked", "jina-api 4", "A key that two calls find invalid or exhausted is blocked for all replicas: its calls fail at once with the same error. Other refusals do not block a key."),
     Requirement("keys.tried_again", "design", "One call every few minutes tries a blocked key again; another value in its file unblocks it at once."),

@@ -13,15 +13,15 @@ from nats.aio.client import Client
 from nats.js.api import DiscardPolicy, StreamInfo
 from nats.js.errors import APIError, NoStreamResponseError, NotFoundError
 
-from openapi_tool.budgets.budgets import Budgets
 from openapi_tool.bus import dead_letters, leases, parked_results, shared_bucket
 from openapi_tool.bus.client import BusClient, Denied
-from openapi_tool.bus.connection import WakeupPublisher, outage_as_unavailable
+from openapi_tool.bus.connection import WakeupPublisher
 from openapi_tool.bus.session_key import restore_session_key
-from openapi_tool.limits.limiter import Limiter
 from openapi_tool.protocol.errors import Unavailable
+from openapi_tool.quotas.budgets import Budgets
+from openapi_tool.quotas.limiter import Limiter
 from openapi_tool.state.nats_kv import MAX_VALUE_BYTES, Bucket, NatsKvRecords, NatsKvTexts
-from openapi_tool.state.port import AccessDenied, Records, Stored
+from openapi_tool.state.port import AccessDenied, OnChange, Records, Stored
 from openapi_tool.telemetry import metrics
 from openapi_tool.telemetry.health import JETSTREAM, Health
 from openapi_tool.telemetry.metrics import Counter
@@ -41,12 +41,12 @@ class BucketSpec:
 
 
 LIMITS = BucketSpec(
-    Bucket("openapi_tool_limits", 2 * 3600, 16 * 2**20, MAX_VALUE_BYTES, "openapi_tool.limits"),
+    Bucket("openapi_tool_key_limits", 2 * 3600, 64 * 2**20, MAX_VALUE_BYTES, "openapi_tool.key_limits"),
     "*.*.*",
     metrics.LIMIT_OPERATIONS,
 )
 BUDGETS = BucketSpec(
-    Bucket("openapi_tool_budgets", 40 * 86_400, 128 * 2**20, MAX_VALUE_BYTES, "openapi_tool.budgets"),
+    Bucket("openapi_tool_accounts", 40 * 86_400, 256 * 2**20, MAX_VALUE_BYTES, "openapi_tool.accounts"),
     "budget.*",
     metrics.BUDGET_OPERATIONS,
 )
@@ -58,7 +58,6 @@ class RecordStore:
 
     def __init__(self, spec: BucketSpec) -> None:
         self._spec = spec
-        self._client: Client | None = None
         self._records: Records | None = None
 
     @asynccontextmanager
@@ -67,15 +66,10 @@ class RecordStore:
 
         The first write creates a missing bucket with `replicas` replicas.
         """
-        records = NatsKvRecords(client, replace(self._spec.bucket, replicas=replicas), _TIMEOUT_S)
-        self._client, self._records = client, records
-
-        def on_change(key: str, stored: Stored) -> None:
-            user.on_change(key, stored.revision, stored.value or b"")
-
+        self._records = NatsKvRecords(client, replace(self._spec.bucket, replicas=replicas), _TIMEOUT_S)
         async with AsyncExitStack() as stack:
             try:
-                await stack.enter_async_context(records.watch(on_change))
+                await stack.enter_async_context(self.watch(user.on_change))
             except Unavailable as error:  # then a change is detected by the conflict of a write
                 log.warning(
                     "cannot subscribe to changes of %s: %s",
@@ -86,27 +80,22 @@ class RecordStore:
             async with aclosing(user):
                 yield
 
-    async def read(self, name: str) -> tuple[int, bytes | None]:
-        """Return revision and value of a record; 0 and None if there is none."""
-        stored = await self._connected("read").read(name)
-        return stored.revision, stored.value
+    async def read(self, key: str) -> Stored:
+        """See `Records`."""
+        return await self._connected("read").read(key)
 
-    async def write(self, name: str, value: bytes, revision: int) -> int | None:
-        """Replace a record, if it has this revision, and notify the other replicas; return the new one or None."""
-        written = await self._connected("write").write(name, value, revision)
+    async def write(self, key: str, value: bytes, revision: int) -> int | None:
+        """See `Records`."""
+        written = await self._connected("write").write(key, value, revision)
         if written is None:
             self._spec.operations.labels("conflict").inc()
         return written
 
-    async def put(self, name: str, value: bytes) -> None:
-        """Store a record of this replica in an existing bucket, without a message to other replicas.
-
-        Without a confirmation a write takes a fifth of the CPU. A sent record survives a kill of this process.
-        """
-        self._connected("write")
-        with outage_as_unavailable():
-            if self._client is not None:
-                await self._client.publish(f"$KV.{self._spec.bucket.name}.{name}", value)
+    @asynccontextmanager
+    async def watch(self, on_change: OnChange) -> AsyncIterator[None]:
+        """See `Records`."""
+        async with self._connected("watch").watch(on_change):
+            yield
 
     def _connected(self, operation: str) -> Records:
         if self._records is None:

@@ -7,11 +7,11 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from openapi_tool.call import Call, CallMemory
-from openapi_tool.limits.permits import Slot
 from openapi_tool.protocol.cards import ArtifactCard, Card
 from openapi_tool.protocol.command import Command, Report, TurnCondition, Wakeup
 from openapi_tool.protocol.identity import CallIdentity, TraceLink
 from openapi_tool.protocol.records import Artifact, CallRecords
+from openapi_tool.quotas.permits import Slot
 from openapi_tool.telemetry.calls import CallSpan
 from openapi_tool.tools.arguments import Arguments, CallOwner
 from openapi_tool.tools.definition import ToolDefinition

@@ -12,7 +12,6 @@ from functools import partial
 from typing import Any, cast
 from weakref import WeakMethod
 
-from openapi_tool.budgets.budgets import Budgets, Spender
 from openapi_tool.call import Call
 from openapi_tool.concurrency import shielded
 from openapi_tool.jina.byte_semaphore import ByteSemaphore, RequestContext, ResponseMemory, max_call_memory
@@ -33,11 +32,12 @@ from openapi_tool.jina.response import Outcome
 from openapi_tool.jina.retries import Sleep, with_retries
 from openapi_tool.jina.transport import on_connected
 from openapi_tool.jina.url_policy import UrlPolicy
-from openapi_tool.limits.keys import RefusedKeys
-from openapi_tool.limits.permits import Need, Permit, Permits, Slot, Unlimited
 from openapi_tool.options import ToolOptions
 from openapi_tool.protocol.errors import ToolError, ToolTimeout, without_traceback
 from openapi_tool.protocol.records import Attempt
+from openapi_tool.quotas.budgets import Budgets, Spender
+from openapi_tool.quotas.keys import RefusedKeys
+from openapi_tool.quotas.permits import Need, Permit, Permits, Slot, Unlimited
 from openapi_tool.telemetry import metrics
 from openapi_tool.telemetry.metrics import project_label
 from openapi_tool.tools.arguments import Arguments

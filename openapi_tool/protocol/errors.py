@@ -23,7 +23,8 @@ class ToolError(ExecutorError):
     The model sees only `message` (protocol section 7): what happened and what to do instead. `retryable` means that the
     same request may work later, after `retry_after` seconds; `max_retries` limits its retries within the call.
     `tokens` and `requests` are the cost upstream, `upstream_status` the five-digit status in the upstream's response,
-    `http_status` its HTTP status, `key_variable` the variable of a refused key.
+    `http_status` its HTTP status, `key_variable` the variable of a refused key. `is_concurrency`: a 429 says
+    that too many requests are open, not that too many were sent.
     """
 
     code: ClassVar[str] = "internal_error"
@@ -33,6 +34,7 @@ class ToolError(ExecutorError):
     requests = 0
     upstream_status: int | None = None
     key_variable: str | None = None
+    is_concurrency = False
 
     def __init__(
         self,

@@ -20,7 +20,6 @@ from openapi_tool.bus.options import FairnessOptions, NatsOptions
 from openapi_tool.environment import DEFAULT_AUTH_ENV, PREFIX, SHORT_NAMES
 from openapi_tool.jina.options import CacheOptions, EgressOptions, RetryOptions
 from openapi_tool.jina.url_policy import UrlPolicy
-from openapi_tool.limits.permits import LimitOptions
 from openapi_tool.options import (
     BudgetOptions,
     ExecutorOptions,
@@ -33,6 +32,7 @@ from openapi_tool.options import (
 )
 from openapi_tool.protocol.dialect import DEFAULT_VERSION, ProtocolVersion
 from openapi_tool.protocol.identity import default_durable
+from openapi_tool.quotas.permits import LimitOptions
 from openapi_tool.settings.sections import (
     TARGET,
     ActorId,

@@ -35,7 +35,7 @@ from openapi_tool.executor.pipeline import Pipeline, PipelineOptions
 from openapi_tool.executor.ports import Kernel
 from openapi_tool.executor.runner import RunnerOptions, ToolRunner
 from openapi_tool.jina.byte_semaphore import ByteSemaphore
-from openapi_tool.limits.permits import NoSlot
+from openapi_tool.quotas.permits import NoSlot
 from openapi_tool.options import ExecutorOptions, ToolOptions
 from openapi_tool.protocol.cards import ArtifactCard, Card
 from openapi_tool.protocol.command import Command, Delivery, Report, Settlement, TurnCondition, Wakeup

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from openapi_tool.assembly import consumer_options
 from openapi_tool.bootstrap import build_bootstrap
-from openapi_tool.budgets.budgets import Charge
+from openapi_tool.quotas.budgets import Charge
 from openapi_tool.bus.consumer import BackgroundTaskEnded, CommandConsumer
 from openapi_tool.call import Call
 from openapi_tool.concurrency import shielded

@@ -481,9 +481,10 @@ catalogue.CATALOGUE = {**catalogue.CATALOGUE, tool.name: tool}
 
 from openapi_tool.jina import endpoints, failures, parameters, response
 from openapi_tool.jina.content import usage_of
-from openapi_tool.limits.limiter import Limiter
-from openapi_tool.limits.permits import Need
-from openapi_tool.limits.permits import LimitOptions
+from openapi_tool.quotas.limiter import Limiter
+from openapi_tool.quotas.permits import Need
+from openapi_tool.quotas.permits import LimitOptions
+from openapi_tool.state.port import Stored
 from openapi_tool.protocol.errors import BadRequest
 from openapi_tool.telemetry import metrics
 from openapi_tool.testing import InProcessExecutor
@@ -505,7 +506,7 @@ response.RESPONSES["segment"] = response.Responses(
 
 class Store:
     async def read(self, name):
-        return 0, None
+        return Stored()
 
     async def write(self, name, value, revision):
         return revision + 1
@@ -516,8 +517,8 @@ async def limits():
     assert ({"endpoint": "segment"}, 0) in [(labels, value.number) for labels, value in metrics.RATE_LIMITED.children()]
     permit = await limiter.acquire(Need("KEY", "segment", ("p", "a"), Deadline.after(5), SecretStr("key")))
     permit.done(1)
-    allowance = limiter._limiters["KEY", "segment"].allowance
-    print(allowance.rates.tokens, allowance.tokens_per_request, endpoints.ENDPOINTS["segment"].min_tokens({}))
+    limit = limiter._limits["KEY", "segment"]
+    print(limit.rates.tokens, limit.tokens_each, endpoints.ENDPOINTS["segment"].min_tokens({}))
     await limiter.aclose()
 
 async def call(tool, arguments, url, answer, status=200):

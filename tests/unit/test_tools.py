@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from openapi_tool.jina.endpoints import ENDPOINTS
-from openapi_tool.limits.permits import KeyLimits
+from openapi_tool.quotas.permits import KeyLimits
 from openapi_tool.protocol.errors import BadRequest, ToolError, ToolMisconfigured, ToolNotAvailable
 from openapi_tool.protocol.jsontext import JsonObject, JsonValue
 from openapi_tool.protocol.records import DefinitionRecord

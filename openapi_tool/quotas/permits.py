@@ -1,4 +1,4 @@
-"""Options and interfaces of the rate limiter, interface of the store of its records."""
+"""Options and interfaces of the rate limiter."""
 
 from __future__ import annotations
 
@@ -78,6 +78,18 @@ class LimitOptions(KeyLimits):
             "A definition that names a key of the pool also uses the whole pool."
         ),
     ] = field(default_factory=dict)
+    max_wait_share: Annotated[
+        float,
+        Field(
+            gt=0,
+            le=1,
+            description="A call that would wait for longer than this part of its remaining time is refused at once, "
+            "with the seconds after which it would not.",
+        ),
+    ] = 1 / 3
+    dry_run: Annotated[
+        bool, Field(description="Count requests above the limits (`limits` shows them), but let no call wait or fail.")
+    ] = False
 
     @model_validator(mode="after")
     def _names_are_variables(self) -> LimitOptions:
@@ -187,6 +199,9 @@ class Permit:
     def cancelled(self) -> None:
         """End a request whose outcome is unknown."""
 
+    def unsent(self) -> None:
+        """Give the permit back: the request is not sent."""
+
 
 class Permits(Protocol):
     """Source of permits."""
@@ -201,23 +216,3 @@ class Unlimited:
     async def acquire(self, need: Need) -> Permit:
         """Return a permit at once."""
         return Permit(need.key)
-
-
-MAX_WRITE_ATTEMPTS = 8  # of a compare-and-set
-Time = Annotated[float, Field(ge=0, le=1e12)]
-"""Server time in a record, in seconds since the epoch."""
-
-Number = Annotated[int, Field(ge=-(2**53), le=2**53)]
-
-
-class Store(Protocol):
-    """Records that all replicas share, by name (`bus/storage.py`); every method raises Unavailable."""
-
-    async def read(self, name: str) -> tuple[int, bytes | None]:
-        """Return revision and value of a record; 0 and None if there is none."""
-
-    async def write(self, name: str, value: bytes, revision: int) -> int | None:
-        """Replace a record that still has this revision, and notify the other replicas.
-
-        Return the new revision, None if another replica was faster.
-        """

@@ -1,10 +1,11 @@
-"""Keys that the upstream refuses: blocked for all replicas by a shared record, tried again every 3 minutes (ADR 9)."""
+"""Keys that the upstream refuses: blocked for all replicas by a shared record, and tried again (ADR 9)."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
 import logging
+import math
 import time
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field, replace
@@ -16,8 +17,10 @@ import orjson
 from pydantic import Field, SecretStr, TypeAdapter, ValidationError
 
 from openapi_tool.concurrency import in_background
-from openapi_tool.limits.permits import MAX_WRITE_ATTEMPTS, Store, Time
 from openapi_tool.protocol.errors import ToolError, Unavailable
+from openapi_tool.quotas.amounts import Time
+from openapi_tool.state.change import change as change_record
+from openapi_tool.state.port import Records, Stored
 from openapi_tool.telemetry import metrics
 from openapi_tool.tools.placeholders import Secrets
 
@@ -26,7 +29,10 @@ log = logging.getLogger(__name__)
 STATES: Mapping[int, str] = MappingProxyType({40102: "invalid", 40201: "exhausted", 40203: "exhausted"})
 """State of a blocked key by the upstream's status. 40103, 40104 and 40202 are caused by the call, not by the key."""
 
-RETRY_S = 180.0  # after which one call may try a blocked key again
+RETRIES_S = 10.0, 30.0, 60.0, 180.0
+"""Seconds until one call may try a blocked key again: after the refusal, the first trial, … A balance is often
+topped up, and a key accepted again, within seconds."""
+
 _SECOND_REFUSAL_S = 600.0  # maximum between two refusals that block a key
 
 
@@ -40,12 +46,16 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class KeyRecord:
-    """State of one key: with a `status` of `STATES` blocked since `since`; it may be tried again at `retry_at`."""
+    """State of one key: with a `status` of `STATES` blocked since `since`; it may be tried again at `retry_at`.
 
-    version: Literal[2] = 2
+    `trials` is how often it was tried since then.
+    """
+
+    version: Literal[3] = 3
     status: int = 0
     since: Time = 0.0
     retry_at: Time = 0.0
+    trials: Annotated[int, Field(ge=0, le=2**31)] = 0
     refusals: Annotated[dict[int, Refusal], Field(max_length=len(STATES))] = field(default_factory=dict)
 
     @property
@@ -63,11 +73,14 @@ def _record_refusal(record: KeyRecord, status: int, call: str, now: float) -> Ke
         return replace(record, refusals={**record.refusals, status: Refusal(call, now)})
     if first.call == call:
         return record
-    return replace(record, status=status, since=now, retry_at=now + RETRY_S, refusals={})
+    return replace(record, status=status, since=now, retry_at=now + RETRIES_S[0], trials=0, refusals={})
 
 
 def _claim_trial(record: KeyRecord, now: float) -> KeyRecord:
-    return replace(record, retry_at=now + RETRY_S) if record.status and record.retry_at <= now else record
+    if not record.status or record.retry_at > now:
+        return record
+    trials = record.trials + 1
+    return replace(record, retry_at=now + RETRIES_S[min(trials, len(RETRIES_S) - 1)], trials=trials)
 
 
 def _end_trial(record: KeyRecord, now: float) -> KeyRecord:
@@ -98,7 +111,7 @@ def decode(stored: bytes | None, now: float) -> KeyRecord:
         return KeyRecord()
     if record.status not in (0, *STATES):
         return KeyRecord()
-    return replace(record, since=min(record.since, now), retry_at=min(record.retry_at, now + RETRY_S))
+    return replace(record, since=min(record.since, now), retry_at=min(record.retry_at, now + RETRIES_S[-1]))
 
 
 PREFIX = "key."
@@ -120,22 +133,23 @@ def record_name(variable: str, value: str) -> str:
 class Keys:
     """State of the keys of this process. `blocked` has the records of the blocked ones by variable.
 
-    `name` is the replica's. `clock` returns the NATS server's time in seconds since the epoch. `failure` returns the
+    `replica` is its name. `clock` returns the NATS server's time in seconds since the epoch. `failure` returns the
     error of a call whose key is refused with a five-digit status. `on_state_change` is called with the variable of a
     key that was blocked or unblocked.
     """
 
     def __init__(
-        self, name: str, store: Store, clock: Callable[[], float], failure: Callable[[int], ToolError]
+        self, replica: str, store: Records, clock: Callable[[], float], failure: Callable[[int], ToolError]
     ) -> None:
         self.blocked: dict[str, KeyRecord] = {}
         self._suspected: set[str] = set()  # refused once, not blocked
         self.on_state_change: Callable[[str], None] = lambda _: None
         self.now = clock
-        self._name, self._store, self._failure = name, store, failure
+        self.replica, self._store, self._failure = replica, store, failure
         self._secrets = Secrets({}, ())
         self._variables: dict[str, str] = {}  # by name of the record
         self._records: dict[str, tuple[int, KeyRecord]] = {}  # revision and record by name
+        self._values: dict[str, bytes] = {}  # their stored forms
         self._tasks: set[asyncio.Task[Any]] = set()
         self._write_lock = asyncio.Lock()
 
@@ -146,6 +160,7 @@ class Keys:
         self._variables = {record_name(variable, value): variable for variable, value in secrets.values().items()}
         for name in before.keys() - self._variables.keys():
             self._records.pop(name, None)
+            self._values.pop(name, None)
             self._set_state(before[name], KeyRecord())
         # `assemble` loads the first ones, after it has connected the store.
         if before and self._variables.keys() - before.keys():
@@ -154,22 +169,27 @@ class Keys:
     async def load(self) -> None:
         """Read the records of the keys that have none in memory."""
         for name in sorted(self._variables.keys() - self._records.keys()):
-            revision, value = await self._store.read(name)
-            if value is not None:
-                self._adopt(name, revision, decode(value, self.now()))
+            stored = await self._store.read(name)
+            if stored.value is not None:
+                self._values[name] = stored.value
+                self._adopt(name, stored.revision, decode(stored.value, self.now()))
 
     def get(self, variable: str) -> SecretStr | None:
         """Return the value of a variable."""
         return self._secrets.get(variable)
 
     def error(self, variable: str) -> ToolError:
-        """Return the error of a call whose key is blocked."""
-        error = self._failure(self.blocked[variable].status)
+        """Return the error of a call whose key is blocked; it says when the key is tried again."""
+        record = self.blocked[variable]
+        error = self._failure(record.status)
         error.key_variable = variable
+        seconds = max(1, math.ceil(record.retry_at - self.now()))
+        error.message += f" The key is tried again in {seconds} s."
+        error.detail = {"retry_after_s": seconds}
         return error
 
     async def claim_trial(self, variable: str) -> bool:
-        """Return whether this call may try a blocked key: one call may every 3 minutes, in whichever replica."""
+        """Return whether this call may try a blocked key: one call of all replicas may, once it is due."""
         now, record = self.now(), self.blocked[variable]
         if record.retry_at > now:
             return False
@@ -187,7 +207,7 @@ class Keys:
         if name not in self._variables:
             return  # the key was rotated after the request was sent
         if variable not in self.blocked or self.blocked[variable].state != STATES[status]:
-            call = f"{self._name}/{call_number}"
+            call = f"{self.replica}/{call_number}"
             self._start(self._apply(name, partial(_record_refusal, status=status, call=call, now=self.now())))
 
     def record_success(self, variable: str, *, trial: bool) -> None:
@@ -204,10 +224,11 @@ class Keys:
         if variable in self.blocked:
             self._start(self._apply(self._name_of(variable), partial(_end_trial, now=self.now())))
 
-    def on_change(self, name: str, revision: int, value: bytes) -> None:
+    def on_change(self, name: str, stored: Stored) -> None:
         """Adopt a record that another replica wrote."""
-        if name in self._variables and revision > self._records.get(name, (0, None))[0]:
-            self._adopt(name, revision, decode(value, self.now()))
+        if name in self._variables and stored.revision > self._records.get(name, (0, None))[0]:
+            self._values[name] = stored.value or b""
+            self._adopt(name, stored.revision, decode(stored.value, self.now()))
 
     def snapshot(self) -> list[dict[str, Any]]:
         """Return the blocked keys."""
@@ -257,20 +278,25 @@ class Keys:
                 raise
 
     async def _change(self, name: str, change: Change) -> bool:
-        """Change the shared record by compare-and-set; return whether it differs."""
-        for _ in range(MAX_WRITE_ATTEMPTS):
-            revision, value = await self._store.read(name)
+        """Change the shared record; return whether it differs."""
+        before = after = KeyRecord()
+
+        def changed(value: bytes | None) -> bytes | None:
+            nonlocal before, after
             if value is None:  # never written, or expired
                 self._records.pop(name, None)
-            known_revision, known = self._records.get(name, (None, KeyRecord()))
+                self._values.pop(name, None)
             # Not decoded again: `decode` caps a forged `retry_at` relative to now, so it would never be reached.
-            record = known if revision == known_revision else decode(value, self.now())
-            changed = change(record)
-            written = await self._store.write(name, encode(changed), revision) if changed != record else revision
-            if written is not None:
-                self._adopt(name, written, changed)
-                return changed != record
-        return False
+            is_known = value is not None and value == self._values.get(name)
+            before = self._records[name][1] if is_known else decode(value, self.now())
+            after = change(before)
+            return encode(after) if after != before else None
+
+        stored = await change_record(self._store, name, changed)
+        if stored.value is not None:
+            self._values[name] = stored.value
+        self._adopt(name, stored.revision, after)
+        return after != before
 
     def _adopt(self, name: str, revision: int, record: KeyRecord) -> None:
         if name in self._variables and revision >= self._records.get(name, (0, None))[0]:

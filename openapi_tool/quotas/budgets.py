@@ -6,18 +6,18 @@ import asyncio
 import heapq
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import count, islice
 from typing import Any, NamedTuple
 
-from openapi_tool.budgets.account import SCOPES, Account, AccountId
-from openapi_tool.budgets.ledger import ALWAYS, NOTHING, AccountLimit, Amount, Period, Periods
-from openapi_tool.budgets.replica import AccountStore, BudgetReplica
 from openapi_tool.concurrency import in_background
 from openapi_tool.options import BudgetLimits, BudgetOptions, time_zone
-from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.protocol.identity import bare_project
+from openapi_tool.quotas.account import SCOPES, Account, AccountId, Sharing
+from openapi_tool.quotas.account_record import AccountLimit
+from openapi_tool.quotas.amounts import NOTHING, Amount, Attempt
+from openapi_tool.quotas.periods import ALWAYS, Period, Periods
+from openapi_tool.state.port import Records, Stored
 from openapi_tool.tools.policy import Deadline
 
 _TICK_S = 1.0
@@ -56,24 +56,20 @@ class Charge:
         budgets, self._has_reserved = self._budgets, True
         need = Amount(1, max(min_tokens, round(budgets.means.get(self._tool, 0.0))))
         reservation = Reservation(need, [])
-        now = budgets.clock()
+        name = budgets.new_attempt()
         try:
             for account in self._accounts:
-                budgets.active[account.name] = account
-                limited = account.allowance.limit.limited_part(need)
-                if not account.take(limited, now):
-                    await account.reserve(limited, now, deadline)
-                    now = budgets.clock()
-                reservation.accounts.append((account, limited))
+                budgets.active[account.key] = account
+                reservation.attempts.append((account, await account.reserve(name, need, deadline)))
         except BaseException:
             reservation.unsent()
             raise
         return reservation
 
     async def wait_until_written(self) -> None:
-        """Wait until the uses of the call are in the journal, or its write has failed."""
+        """Wait until the cost of the call is stored, or the store has failed: a crash then loses no use."""
         if self._has_reserved:
-            await self._budgets.journal.wait_until_written()
+            await asyncio.gather(*(account.flush() for account in self._accounts))
 
     def record_cost(self, tokens: int) -> None:
         """Count the cost of a request for later estimates."""
@@ -100,37 +96,34 @@ class Charge:
 
 @dataclass(slots=True)
 class Reservation:
-    """Reserved amount of a request, to be ended once, by `sent` or `unsent`.
-
-    `accounts` contains each account with the part of `need` that it limits.
-    """
+    """Reserved amount of one attempt in each account, to be ended once, by `sent` or `unsent`."""
 
     need: Amount
-    accounts: list[tuple[Account, Amount]]
+    attempts: list[tuple[Account, Attempt]]
 
     def sent(self, tokens: int | None) -> None:
         """Charge the cost of the request, the estimate if it is unknown (None)."""
-        actual = self.need if tokens is None else Amount(1, tokens)
-        for account, reserved in self.accounts:
-            account.settle(reserved, actual)
+        cost = self.need if tokens is None else Amount(1, tokens)
+        for account, attempt in self.attempts:
+            account.settle(attempt, cost)
 
     def unsent(self) -> None:
         """Free the amount: the request was not sent."""
-        for account, reserved in self.accounts:
-            account.settle(reserved, NOTHING)
+        for account, attempt in self.attempts:
+            account.settle(attempt, NOTHING)
 
 
 class Budgets:
     """Budgets of this process, named `replica`. `clock` returns the NATS server's time in seconds since the epoch.
 
-    `limited`: the settings have a budget. `active`: accounts by name that hold something or must report. `means`:
+    `limited`: the settings have a budget. `active`: accounts by key in which requests have reserved. `means`:
     moving averages of a request's tokens by project and tool.
     """
 
-    def __init__(self, replica: str, options: BudgetOptions, store: AccountStore, clock: Callable[[], float]) -> None:
-        self._options, self.clock = options, clock
-        self._replica = BudgetReplica(replica, store, clock)
-        self.journal = self._replica.journal
+    def __init__(self, replica: str, options: BudgetOptions, store: Records, clock: Callable[[], float]) -> None:
+        self._replica, self._options, self._store, self.clock = replica, options, store, clock
+        self._numbers = count()
+        self._sharing = Sharing()
         self.active: dict[str, Account] = {}
         self.means: dict[tuple[str, str], float] = {}
         self._most_used: dict[str, dict[str, Account]] = {scope: {} for scope in SCOPES}
@@ -140,7 +133,7 @@ class Budgets:
         self._to_check: Iterator[tuple[tuple[AccountId, str], Account]] = iter(())
         self._periods = Periods(time_zone(options.time_zone))
         self._accounts: dict[tuple[AccountId, str], Account] = {}
-        self._by_name: dict[str, Account] = {}
+        self._by_key: dict[str, Account] = {}
         self._by_project = {name: options.for_project(name) for name in options.projects}
         self.limited = options.limited or bool(options.projects)
         self._task: asyncio.Task[None] | None = None
@@ -159,10 +152,14 @@ class Budgets:
             accounts = [*accounts, *self._open(spender, tool_limits, tool, now)]
         return Charge(self, (project, tool), accounts) if accounts else None
 
-    def on_change(self, name: str, revision: int, value: bytes) -> None:
+    def new_attempt(self) -> str:
+        """Return the id of a new attempt."""
+        return f"{self._replica}.{next(self._numbers):x}"
+
+    def on_change(self, name: str, stored: Stored) -> None:
         """Adopt a record that another replica wrote."""
-        if (account := self._by_name.get(name)) is not None:
-            account.on_change(revision, value)
+        if (account := self._by_key.get(name)) is not None:
+            account.on_change(stored)
 
     def snapshot(self) -> list[dict[str, Any]]:
         """Return the most used known accounts, those of projects first."""
@@ -172,19 +169,18 @@ class Budgets:
 
     def outage(self) -> str:
         """Return why the store is unavailable; empty if it is not."""
-        return self._replica.outage
+        return self._sharing.outage
 
     def largest_used_fraction(self, scope: str) -> float:
         """Return the largest used fraction of the accounts of a scope."""
         return max((account.used_fraction for account in self._most_used[scope].values()), default=0.0)
 
     async def aclose(self) -> None:
-        """Report, give all blocks back, and stop."""
+        """Store all known costs, and stop."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
         await asyncio.gather(*(account.aclose() for account in self.active.values()))
-        await self.journal.aclose()
 
     def _open(self, spender: Spender, limits: BudgetLimits, tool: str, now: float) -> list[Account]:
         found = []
@@ -200,11 +196,13 @@ class Budgets:
         key = account_id, period.name
         account = self._accounts.get(key)
         if account is None:
-            account = Account(account_id, limit, period, self._replica, on_write=self._rank)
-            self._accounts[key] = self._by_name[account.name] = account
+            account = Account(
+                account_id, limit, period, self._replica, self._store, self.clock, self._sharing, on_write=self._rank
+            )
+            self._accounts[key] = self._by_key[account.key] = account
             self._rank(account)
             self._task = self._task or in_background(self._run(), "budgets")
-        account.allowance.limit = limit  # the definition may have changed
+        account.limit = limit  # the definition may have changed
         return account
 
     def _period(self, scope: str, now: float) -> Period:
@@ -215,22 +213,10 @@ class Budgets:
     async def _run(self) -> None:
         while True:
             await asyncio.sleep(_TICK_S)
-            if self._replica.outage:
-                await self._probe()
-                continue
-            now = self.clock()
             for account in list(self.active.values()):
-                if account.allowance.offline or account.allowance.is_due(now):
-                    account.report_soon()
                 if account.is_quiet:
-                    del self.active[account.name]
-            self._drop_unused(now)
-
-    async def _probe(self) -> None:
-        """Check with one account whether the store is available again."""
-        for account in islice(chain(self.active.values(), self._accounts.values()), 1):
-            with suppress(Unavailable):
-                await account.report()
+                    del self.active[account.key]
+            self._drop_unused(self.clock())
 
     def _drop_unused(self, now: float) -> None:
         """Drop quiet accounts whose period is over, or the oldest if there are too many."""
@@ -241,16 +227,16 @@ class Budgets:
         for key, account in checked:
             if account.is_quiet and (now >= account.period.end or too_many > 0):
                 too_many -= 1
-                del self._accounts[key], self._by_name[account.name]
+                del self._accounts[key], self._by_key[account.key]
                 self._charged.clear()  # it may list the account; the next calls fill it again
-                self._most_used[account.id.scope].pop(account.name, None)
+                self._most_used[account.id.scope].pop(account.key, None)
 
     def _rank(self, account: Account) -> None:
         """Add an account to the most used ones of its scope, which are limited to 200."""
-        if self._by_name.get(account.name) is not account:  # dropped, but written by an older call
+        if self._by_key.get(account.key) is not account:  # dropped, but written by an older call
             return
         found = self._most_used[account.id.scope]
-        found[account.name] = account
+        found[account.key] = account
         if len(found) > 2 * _MAX_RANKED:
             largest = heapq.nlargest(_MAX_RANKED, found.values(), key=lambda each: each.used_fraction)
-            self._most_used[account.id.scope] = {each.name: each for each in largest}
+            self._most_used[account.id.scope] = {each.key: each for each in largest}
