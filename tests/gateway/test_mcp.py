@@ -260,7 +260,7 @@ async def test_a_call_that_is_cancelled_after_its_response_arrived_keeps_its_res
     opened: OpenGateway, double: UpstreamDouble, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     arrived, finish = asyncio.Event(), asyncio.Event()
-    async with opened() as gateway:
+    async with opened(cache={"ttl_s": 0}) as gateway:
         runner = gateway._parts.runner  # noqa: SLF001 - no other way to stop it between response and result
         run = runner.run
 
