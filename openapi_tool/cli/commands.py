@@ -175,7 +175,7 @@ def mcp(
     """
     from openapi_tool.cli import mcp as work
 
-    work.serve(work.McpOptions(config, tools, state, project, agent, structured))
+    work.serve(work.McpFlags(config, tools, state, project, agent, structured))
 
 
 @app.command(short_help="Show the timeline of one call.")

@@ -31,8 +31,8 @@ from openapi_tool.tools.problems import short
 
 
 @dataclass(frozen=True, slots=True)
-class McpOptions:
-    """Options of the command; None for those that were not given."""
+class McpFlags:
+    """Flags of the command; None for those that were not given."""
 
     config: Path | None = None
     tools: Path | None = None
@@ -42,7 +42,7 @@ class McpOptions:
     structured: bool = False
 
 
-def serve(options: McpOptions, resolver: Resolver | None = None) -> NoReturn:
+def serve(options: McpFlags, resolver: Resolver | None = None) -> NoReturn:
     """Serve one client until it closes its end, or SIGTERM or SIGINT; then end the process.
 
     `resolver` replaces DNS for the upstream's hosts in tests and demos. Raises SettingsError.
@@ -80,7 +80,7 @@ def serve(options: McpOptions, resolver: Resolver | None = None) -> NoReturn:
         end_process(0)  # not a normal end: a thread may still wait for the client
 
 
-def _check(options: McpOptions) -> None:
+def _check(options: McpFlags) -> None:
     """Exit with 2 if the package is missing, or an option is wrong."""
     if not find_spec("mcp"):
         fail("`mcp` needs a package that is not installed; run: pip install 'openapi-tool[gateway]'")
@@ -107,7 +107,7 @@ def _logging(settings: Settings) -> tuple[Any, Any]:
 
 
 async def _serve(
-    options: McpOptions,
+    options: McpFlags,
     reloader: Reloader,
     state: StateFile,
     tools: Tools,

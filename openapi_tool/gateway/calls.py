@@ -109,9 +109,13 @@ class RunningCall:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Result of a call. `key` is the name under which it may be stored if nobody takes it, None if it may not."""
+    """Result of a call, with the id by which `inspect` finds it.
+
+    `key` is the name under which it may be stored if nobody takes it, None if it may not.
+    """
 
     fields: ResultFields
+    call_id: str | None = None
     key: str | None = None
 
 
@@ -228,7 +232,7 @@ class Gateway:
                     )
         finally:
             await self._record(running, owner, call, fields)
-        return Answer(fields, key if call.spent.tokens and fields.status == "success" else None)
+        return Answer(fields, running.id, key if call.spent.tokens and fields.status == "success" else None)
 
     async def _run_in_slot(
         self, running: RunningCall, owner: CallOwner, call: Call, arguments: Mapping[str, Any]

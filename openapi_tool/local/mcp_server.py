@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from openapi_tool.cli.mcp import McpOptions, serve
+from openapi_tool.cli.mcp import McpFlags, serve
 from openapi_tool.local.executor import LoopbackResolver
 from openapi_tool.settings import SettingsError
 from openapi_tool.telemetry.logs import guard_crashes
@@ -25,7 +25,7 @@ def main() -> None:
     port = given.pop("upstream_port")
     guard_crashes()
     try:
-        serve(McpOptions(**given), LoopbackResolver(port))
+        serve(McpFlags(**given), LoopbackResolver(port))
     except SettingsError as error:
         sys.exit(str(error))
 

@@ -11,6 +11,9 @@ from openapi_tool.gateway.calls import Answer
 from openapi_tool.gateway.tools import GatewayTool
 from openapi_tool.protocol.cards import as_model_reads
 
+CALL_ID = "openapi-tool/tool_call_id"
+"""Name in the `_meta` of a result."""
+
 _ANNOTATIONS = ToolAnnotations(read_only_hint=True, open_world_hint=True)
 _STRUCTURE: Mapping[str, Any] = {
     "type": "object",
@@ -62,6 +65,7 @@ def as_mcp_result(answer: Answer, *, structured: bool) -> CallToolResult:
         content=[TextContent(text=text)],
         structured_content=structure,
         is_error=fields.error is not None,
+        _meta={CALL_ID: answer.call_id} if answer.call_id is not None else None,
     )
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from openapi_tool.gateway.calls import Answer, Caller
 from openapi_tool.local.stack import UpstreamDouble
+from openapi_tool.mcp.results import CALL_ID
 from openapi_tool.state.sqlite import StateFile
 from tests.gateway.conftest import ME, PAGE, Connect, OpenGateway, until
 from tests.requirements import requirement
@@ -75,6 +76,31 @@ async def test_a_result_is_one_framed_text_without_a_structure(opened: OpenGatew
         assert text_of(result).startswith("[Untrusted web content between marks")
         assert "A Fixture Article" in text_of(result)
         assert result.structured_content is None
+
+
+@requirement("mcp.results", "gateway.commands")
+@pytest.mark.parametrize("era", ERAS)
+async def test_a_result_names_the_id_by_which_inspect_finds_its_call(
+    opened: OpenGateway, connect: Connect, tmp_path: Path, era: str
+) -> None:
+    async with opened(tmp_path / "state.sqlite3") as gateway, connect(gateway, era) as client:
+        result = await client.call_tool("jina_read", {"url": PAGE})
+        rows = await gateway._parts.state.read("SELECT tool_call_id FROM calls", ())  # noqa: SLF001
+    assert result.meta is not None
+    assert rows == [(result.meta[CALL_ID],)]
+
+
+@requirement("mcp.results")
+async def test_a_definition_with_an_object_as_result_gives_a_model_its_text(
+    opened: OpenGateway, connect: Connect, tmp_path: Path
+) -> None:
+    definition = CUSTOM.replace("suspend_timeout_seconds: 60", "suspend_timeout_seconds: 60\n  result_format: object")
+    (tmp_path / "docs.yaml").write_text(definition)
+    async with opened(tools=tmp_path) as gateway, connect(gateway, structured=True) as client:
+        result = await client.call_tool("docs__search", {"query": "foo"})
+        assert text_of(result).startswith("[Untrusted web content between marks")
+        assert result.structured_content is not None
+        assert result.structured_content["usage"]["requests"] == 1
 
 
 @requirement("mcp.results")
@@ -260,7 +286,7 @@ async def test_a_call_that_is_cancelled_after_its_response_arrived_keeps_its_res
     opened: OpenGateway, double: UpstreamDouble, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     arrived, finish = asyncio.Event(), asyncio.Event()
-    async with opened() as gateway:
+    async with opened(cache={"ttl_s": 0}) as gateway:
         runner = gateway._parts.runner  # noqa: SLF001 - no other way to stop it between response and result
         run = runner.run
 
