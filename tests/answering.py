@@ -24,10 +24,10 @@ from openapi_tool.jina.byte_semaphore import RequestContext, ResponseMemory
 from openapi_tool.jina.client import JinaClient
 from openapi_tool.jina.options import CacheOptions, EgressOptions, RetryOptions
 from openapi_tool.jina.url_policy import UrlPolicy
-from openapi_tool.quotas.permits import Permits
 from openapi_tool.options import ToolOptions
 from openapi_tool.protocol.cards import StoredText
 from openapi_tool.protocol.records import DefinitionRecord
+from openapi_tool.quotas.permits import Permits
 from openapi_tool.tools.arguments import Arguments, CallOwner
 from openapi_tool.tools.definition import parse_definition
 from openapi_tool.tools.output import ToolOutput

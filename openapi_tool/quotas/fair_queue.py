@@ -116,9 +116,15 @@ class FairQueue(Generic[Item]):
                 queues.append(queue)
                 break
 
-    def next(self, may: Callable[[str], bool] = lambda _: True) -> str | None:
-        """Return the project whose turn it is, of those that `may` be served; None if there is none."""
-        return min(filter(may, self._projects), key=self.turns.start, default=None)
+    def next(
+        self, may: Callable[[str], bool] = lambda _: True, rank: Callable[[str], float] = lambda _: 0.0
+    ) -> str | None:
+        """Return the project whose turn it is, of those that `may` be served; None if there is none.
+
+        Those of the lowest `rank` come first.
+        """
+        candidates = filter(may, self._projects)
+        return min(candidates, key=lambda name: (rank(name), self.turns.start(name)), default=None)
 
     def pop(self, project: str) -> Item:
         """Remove and return the next item of a project."""

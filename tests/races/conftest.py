@@ -35,11 +35,11 @@ from openapi_tool.executor.pipeline import Pipeline, PipelineOptions
 from openapi_tool.executor.ports import Kernel
 from openapi_tool.executor.runner import RunnerOptions, ToolRunner
 from openapi_tool.jina.byte_semaphore import ByteSemaphore
-from openapi_tool.quotas.permits import NoSlot
 from openapi_tool.options import ExecutorOptions, ToolOptions
 from openapi_tool.protocol.cards import ArtifactCard, Card
 from openapi_tool.protocol.command import Command, Delivery, Report, Settlement, TurnCondition, Wakeup
 from openapi_tool.protocol.records import Artifact, CallRecords, DefinitionRecord, RequestEdgeRecord
+from openapi_tool.quotas.permits import NoSlot
 from openapi_tool.telemetry.calls import WireTracer
 from openapi_tool.tools import policy
 from openapi_tool.tools.arguments import Arguments, OperatorEnvs

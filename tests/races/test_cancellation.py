@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from openapi_tool.assembly import consumer_options
 from openapi_tool.bootstrap import build_bootstrap
-from openapi_tool.quotas.budgets import Charge
 from openapi_tool.bus.consumer import BackgroundTaskEnded, CommandConsumer
 from openapi_tool.call import Call
 from openapi_tool.concurrency import shielded
@@ -29,6 +28,7 @@ from openapi_tool.options import ExecutorOptions, ToolOptions
 from openapi_tool.protocol.command import Acknowledge, Command, Delivery, Settlement
 from openapi_tool.protocol.errors import BadRequest, Unavailable
 from openapi_tool.protocol.records import CallRecords, DefinitionRecord
+from openapi_tool.quotas.budgets import Charge
 from openapi_tool.settings import Settings
 from openapi_tool.telemetry.calls import WireTracer, shut_down
 from openapi_tool.tools.arguments import Arguments

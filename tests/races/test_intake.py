@@ -20,8 +20,8 @@ from openapi_tool.bus.leases import _MAX_CONCURRENT, FetchMode, Heartbeats, Held
 from openapi_tool.bus.wire import delivery_of
 from openapi_tool.call import Call
 from openapi_tool.executor.runner import ToolRunner
-from openapi_tool.quotas.permits import Slot
 from openapi_tool.protocol.command import Acknowledge, Delivery, Settlement
+from openapi_tool.quotas.permits import Slot
 from openapi_tool.telemetry.logs import MAX_LINES, JsonFormatter, ProjectLimit
 from openapi_tool.telemetry.redact import Redactor
 from openapi_tool.tools.arguments import CallOwner

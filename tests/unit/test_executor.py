@@ -25,12 +25,12 @@ from openapi_tool.executor.result_order import ResultOrder
 from openapi_tool.executor.runner import ToolCallRequest, ToolRunner
 from openapi_tool.jina.byte_semaphore import ByteSemaphore
 from openapi_tool.jina.endpoints import ENDPOINTS, MARGIN_S
-from openapi_tool.quotas.permits import NoSlot
 from openapi_tool.options import ExecutorOptions, ToolOptions
 from openapi_tool.protocol.cards import StoredText, ToolCall, artifact_card
 from openapi_tool.protocol.command import Delivery, TurnCondition
 from openapi_tool.protocol.errors import ToolMisconfigured, TurnBusy, Unavailable
 from openapi_tool.protocol.records import Artifact, WaitingTurnRecord
+from openapi_tool.quotas.permits import NoSlot
 from openapi_tool.tools.arguments import CallOwner
 from openapi_tool.tools.output import Item, ToolOutput, Usage
 from openapi_tool.tools.policy import Authorizer, Deadline, Policy, TimeLimits

@@ -154,7 +154,7 @@ async def test_a_429_during_a_write_of_the_record_is_not_lost() -> None:
             await end.wait()
             return await write(name, value, revision)
 
-        world.write = slow  # type: ignore[method-assign]
+        world.write = slow  # type: ignore[method-assign, assignment]
         later = asyncio.create_task(world.permit(limiter))
         async with asyncio.timeout(10):
             await writing.wait()
