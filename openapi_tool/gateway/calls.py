@@ -6,7 +6,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -139,7 +139,7 @@ class Gateway:
         self._policy = policy
         self._tools = tools
         self._switches = Switches()
-        self._slots = FairSemaphore(parts.executor.concurrency, parts.executor.concurrency)
+        self._slots = FairSemaphore(parts.executor.concurrency)
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def use_tools(self, tools: Tools) -> None:
@@ -200,7 +200,7 @@ class Gateway:
             for task in late:
                 task.cancel()
 
-    def _begin(self, work: Any, name: str) -> asyncio.Task[Any]:
+    def _begin(self, work: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
         task: asyncio.Task[Any] = in_background(work, name)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -208,9 +208,9 @@ class Gateway:
 
     def _no_such_tool(self, caller: Caller, name: str) -> ResultFields:
         offered = ", ".join(tool.name for tool in self.tools_of(caller)) or "none"
-        running = NotFound(f"There is no tool named {short(name)!r}; use one of: {short(offered, 1_000)}.")
+        missing = NotFound(f"There is no tool named {short(name)!r}; use one of: {short(offered, 1_000)}.")
         owner = CallOwner(caller.project_id, caller.agent_id, {})
-        return self._parts.runner.failure_result(self._parts.runner.new_call(owner), name, running, time.monotonic())
+        return self._parts.runner.failure_result(self._parts.runner.new_call(owner), name, missing, time.monotonic())
 
     async def _run(self, running: RunningCall) -> Answer:
         owner = _owner(running)

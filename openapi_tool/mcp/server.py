@@ -31,7 +31,7 @@ NAME = "openapi-tool"
 _PROGRESS_S = 1.0
 
 Context = ServerRequestContext[Any, Any]
-Delivery = Callable[[RequestId, Answer], None]
+OnAnswer = Callable[[RequestId, Answer], None]
 """Called with each answer before it is sent, so that a transport can say that nobody took it."""
 
 
@@ -47,7 +47,7 @@ class McpServer:
         caller_of: Callable[[Context], Caller],
         *,
         structured: bool = False,
-        on_answer: Delivery = lambda _id, _answer: None,
+        on_answer: OnAnswer = lambda _id, _answer: None,
     ) -> None:
         self._gateway = gateway
         self._caller_of = caller_of

@@ -57,7 +57,6 @@ class StdioTransport:
         self._reader, self._writer = ThreadPoolExecutor(1, "stdin"), ThreadPoolExecutor(1, "stdout")
         self._unanswered = asyncio.Semaphore(MAX_UNANSWERED)
         self._answers: dict[RequestId, Answer] = {}
-        self._closed = False
         self._failed = asyncio.Event()
 
     def on_answer(self, request_id: RequestId, answer: Answer) -> None:

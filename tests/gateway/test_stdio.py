@@ -151,6 +151,38 @@ def test_nothing_but_messages_is_written_to_the_client(
         assert environment["JINA_API_KEY"] not in log
 
 
+_NOISY = """
+import os, runpy
+from openapi_tool.mcp import results
+text_of = results._text
+def noisy(answer):
+    print("stray", flush=True)
+    os.write(1, b"stray\\n")
+    return text_of(answer)
+results._text = noisy
+runpy.run_module("openapi_tool.local.mcp_server", run_name="__main__", alter_sys=True)
+"""
+
+
+@requirement("mcp.eras")
+def test_what_a_library_prints_does_not_reach_the_client(double: UpstreamDouble, environment: dict[str, str]) -> None:
+    first, _, _, *options = command(double, ":memory:")
+    with subprocess.Popen(  # noqa: S603 - the interpreter
+        [first, "-c", _NOISY, *options],
+        env={"PATH": os.environ["PATH"], **environment},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        client = RawClient(process)
+        client.shake_hands()
+        client.call("jina_read", {"url": PAGE})
+        assert client.receive()["result"]["isError"] is False
+        client.stdin.close()
+        assert process.stderr is not None
+        assert process.stderr.read().count(b"stray") == 2
+
+
 @requirement("mcp.eras")
 def test_a_start_without_a_key_says_so_and_serves(double: UpstreamDouble, environment: dict[str, str]) -> None:
     del environment["JINA_API_KEY"]
