@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from openapi_tool.fair_queue import NO_WEIGHTS, FairQueue
 from openapi_tool.protocol.errors import ToolError
-from openapi_tool.quotas.fair_queue import NO_WEIGHTS, FairQueue
 from openapi_tool.quotas.key_limit import KeyGroup, KeyLimit, WaitingCall
 from openapi_tool.quotas.keys import PREFIX, Keys
 from openapi_tool.quotas.limit_record import Rates
