@@ -40,13 +40,14 @@ _ANNOUNCE_S = 1.0  # between reports of what waits here, while it waits; less th
 _ANNOUNCE_NEW_S = 0.2  # the same if others do not know it yet
 _ANNOUNCED = 20  # projects
 _REPORT_S = 20.0  # between reports of a replica that sends nothing, or the record drops it after 60 s
+_BACKLOG_S = 2.0
 _REVIEW_S = 1.0  # between searches for calls that get no permit in time
 _END_MARGIN_S = 60.0  # from the deadline of a call until its requests have certainly ended
 _MIN_PAUSE_S = 0.5  # also after a Retry-After of 0, or each waiting call would cause a 429
 _PAUSE_S = 2.0  # after a 429 without Retry-After
 _USUAL_TOKENS = 10_000  # of a request
 _NEWEST_WEIGHT = 0.2  # of the newest request in the moving average of tokens
-_MAX_GROWTH = 4  # largest multiple of the average that counts: a page of millions of tokens must stop nothing
+_MAX_GROWTH = 2  # largest multiple of the average that counts: a page of millions of tokens must stop nothing
 _INITIAL_REQUEST_S = 1.0  # duration of a request before any has ended
 _MAX_DURATIONS = 16
 _MAX_SENT = 20_000
@@ -585,21 +586,33 @@ class KeyLimit(SharedRecord):
 
     # Calls that get no permit in time.
 
-    def place_of(self, project: str, number: int) -> int:
-        """Return the place, among those of all replicas, of the call that is number `number` of its project here."""
+    def place_of(self, project: str, number: int, *, newest: bool = False) -> int:
+        """Return the place, among those of all replicas, of the call that is number `number` of its project here.
+
+        All that wait elsewhere have waited longer than the `newest`, of the others at least as many as here. A project
+        that has waited for `_BACKLOG_S` is expected to send more calls.
+        """
         turns, queue, now = self.record.turns, self.group.waiting, self.now()
-        end = turns.start(project_key(project)) + number / queue.weight(project)
-        place = number
-        elsewhere = self.record.waiting_elsewhere(self.replica, now)
-        others = {
-            project_key(name): (queue.weight(name), calls) for name, calls in queue.counts().items() if name != project
-        }
+        waiting: dict[str, float] = {}  # calls that are expected to compete, by project
+
+        def add(key: str, calls: WaitingCalls) -> None:
+            lasts = now - calls.since >= _BACKLOG_S
+            waiting[key] = waiting.get(key, 0) + (math.inf if lasts else calls.number)
+
+        elsewhere, own = self.record.waiting_elsewhere(self.replica, now), project_key(project)
+        same = sum(calls.number for calls in elsewhere.pop(own, ()))
+        place = before = number + (same if newest else min(same, number - 1))
+        weights = {}
+        for name, count in queue.counts().items():
+            weights[project_key(name)] = queue.weight(name)
+            add(project_key(name), WaitingCalls(count, queue.first(name).since))
         for key, found in elsewhere.items():
-            weight, calls = others.get(key, (1.0, 0))
-            others[key] = weight, calls + sum(waiting.number for waiting in found)
-        for key, (weight, calls) in others.items():
-            before = (end - turns.start(key)) * weight
-            place += min(calls, max(0, math.floor(before)))
+            for calls in found:
+                add(key, calls)
+        waiting.pop(own, None)
+        end = turns.start(own) + before / queue.weight(project)
+        for key, number_of in waiting.items():
+            place += int(min(number_of, max(0, math.floor((end - turns.start(key)) * weights.get(key, 1.0)))))
         return place
 
     def _review(self) -> None:

@@ -66,7 +66,7 @@ class Limiter:
         for limit in group.limits:
             limit.asked(project)
         number = 1 + sum(1 for _ in group.waiting.of(project))
-        wait_s = group.wait_s(first.place_of(project, number))
+        wait_s = group.wait_s(first.place_of(project, number, newest=True))
         if wait_s > left_s * self._options.max_wait_share and not first.dry_run:
             raise first.rate_limited(wait_s)
         now = first.now()
