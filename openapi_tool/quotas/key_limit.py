@@ -425,10 +425,13 @@ class KeyLimit(SharedRecord):
         return _REPORT_S
 
     def _report_outage(self, now: float) -> bool:
-        if not self._lost_at:
-            return False
-        self.record.recover(self.replica, self.in_force, self._lost_at, now)
-        return True
+        recovery = self.record.recovery
+        is_missing = recovery is not None and self.replica in recovery.missing
+        if recovery is not None and is_missing:
+            recovery.missing.remove(self.replica)
+        if self._lost_at:
+            self.record.recover(self.replica, self.in_force, self._lost_at, now)
+        return is_missing or self._lost_at > 0
 
     def _count_earlier(self, now: float) -> bool:
         """Count what was sent before the requests of a key without a limit were observed."""

@@ -209,7 +209,7 @@ def test_whatever_fails_no_60_seconds_contain_more_than_the_limit(seed: int) -> 
         await world.load({"one": 60.0, "two": 120.0}, 130)
         await failing
         assert world.most_in_a_window() <= 60
-        assert len(world.sent) >= 90, "replicas went on during the outage, and after it"
+        assert len(world.sent) >= 70, "replicas went on during the outage, and after it"
 
     run_virtually(work())
 
