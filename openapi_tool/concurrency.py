@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_never
 
-from openapi_tool.quotas.fair_queue import FairQueue
+from openapi_tool.fair_queue import FairQueue
 
 T = TypeVar("T")
 

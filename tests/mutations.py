@@ -390,7 +390,7 @@ SECRETS = (
         "tests/unit/test_http.py::test_surplus_data_in_the_same_read_reaches_no_later_request",
     ),
     Mutation(
-        "limits/keys.py",
+        "quotas/keys.py",
         "        elif variable in self._suspected:",
         "        elif False:",
         "tests/unit/test_limits.py::test_a_key_that_serves_other_calls_between_two_refusals_is_not_blocked",
@@ -595,9 +595,9 @@ LOSS = (
         "tests/races/test_intake.py::test_calls_of_one_project_that_never_end_leave_slots_for_others",
     ),
     Mutation(
-        "budgets/account.py",
-        "if stored is None and needs and self.allowance.drop_if_refused(planned):",
-        "if not needs and stored == b'':",
+        "quotas/account.py",
+        "return bool(self._granted)",
+        "return True",
         "tests/races/test_budgets.py::test_sessions_that_are_refused_from_the_start_leave_no_record",
     ),
     Mutation(

@@ -87,6 +87,7 @@ def executor_permissions(options: DurableOptions, stream: str, *, session_key: b
             f"{LIMITS.bucket.changes}.>",
             *_bucket(BUDGETS.bucket.name, BUDGETS.keys),
             f"{BUDGETS.bucket.changes}.>",
+            *(_read(BUDGETS.earlier.stream) if BUDGETS.earlier else ()),
             *_bucket(shared_bucket.BUCKET, f"{ack_floor.FLOOR_PREFIX}.{options.name}"),
             *(() if session_key else (f"$KV.{shared_bucket.BUCKET}.{stored_session_key.SESSION_KEY}",)),
             _direct_get(shared_bucket.BUCKET, switches.SWITCHES_KEY),
@@ -143,6 +144,10 @@ def handover_permissions(options: DurableOptions, stream: str) -> Permissions:
 
 def _created_stream(stream: str) -> tuple[str, ...]:
     return f"{_API}.STREAM.INFO.{stream}", f"{_API}.STREAM.CREATE.{stream}"
+
+
+def _read(stream: str) -> tuple[str, ...]:
+    return f"{_API}.STREAM.INFO.{stream}", f"{_API}.STREAM.MSG.GET.{stream}"
 
 
 def _direct_get(bucket: str, key: str) -> str:

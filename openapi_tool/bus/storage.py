@@ -18,6 +18,7 @@ from openapi_tool.bus.client import BusClient, Denied
 from openapi_tool.bus.connection import WakeupPublisher
 from openapi_tool.bus.session_key import restore_session_key
 from openapi_tool.protocol.errors import Unavailable
+from openapi_tool.quotas.account_record import from_version_1
 from openapi_tool.quotas.budgets import Budgets
 from openapi_tool.quotas.limiter import Limiter
 from openapi_tool.state.nats_kv import MAX_VALUE_BYTES, Bucket, NatsKvRecords, NatsKvTexts
@@ -33,11 +34,16 @@ _TIMEOUT_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class BucketSpec:
-    """Bucket of shared records whose keys match `keys`; `operations` counts reads, writes and conflicts."""
+    """Bucket of shared records whose keys match `keys`; `operations` counts reads, writes and conflicts.
+
+    `earlier` is the bucket of an earlier version; `convert` turns its records into those of this one.
+    """
 
     bucket: Bucket
     keys: str
     operations: Counter
+    earlier: Bucket | None = None
+    convert: Callable[[bytes], bytes | None] = lambda _: None
 
 
 LIMITS = BucketSpec(
@@ -49,6 +55,8 @@ BUDGETS = BucketSpec(
     Bucket("openapi_tool_accounts", 40 * 86_400, 256 * 2**20, MAX_VALUE_BYTES, "openapi_tool.accounts"),
     "budget.*",
     metrics.BUDGET_OPERATIONS,
+    Bucket("openapi_tool_budgets"),
+    from_version_1,
 )
 """Its TTL is longer than the month of a budget."""
 
@@ -59,6 +67,7 @@ class RecordStore:
     def __init__(self, spec: BucketSpec) -> None:
         self._spec = spec
         self._records: Records | None = None
+        self._earlier: Records | None = None
 
     @asynccontextmanager
     async def shared_by(self, user: Limiter | Budgets, client: Client, replicas: int) -> AsyncIterator[None]:
@@ -67,6 +76,7 @@ class RecordStore:
         The first write creates a missing bucket with `replicas` replicas.
         """
         self._records = NatsKvRecords(client, replace(self._spec.bucket, replicas=replicas), _TIMEOUT_S)
+        self._earlier = NatsKvRecords(client, self._spec.earlier, _TIMEOUT_S) if self._spec.earlier else None
         async with AsyncExitStack() as stack:
             try:
                 await stack.enter_async_context(self.watch(user.on_change))
@@ -81,8 +91,16 @@ class RecordStore:
                 yield
 
     async def read(self, key: str) -> Stored:
-        """See `Records`."""
-        return await self._connected("read").read(key)
+        """See `Records`; a record that was never written is taken over from an earlier version."""
+        stored = await self._connected("read").read(key)
+        if self._earlier is None or stored != Stored():
+            return stored
+        try:
+            earlier = (await self._earlier.read(key)).value
+        except AccessDenied:  # the user of NATS has only the permissions of this version
+            self._earlier = None
+            return stored
+        return Stored(self._spec.convert(earlier), 0) if earlier is not None else stored
 
     async def write(self, key: str, value: bytes, revision: int) -> int | None:
         """See `Records`."""

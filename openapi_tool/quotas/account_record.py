@@ -126,6 +126,31 @@ def unused(about: Mapping[str, str]) -> AccountRecord:
     return AccountRecord(version=2, used=Uses(*NOTHING), about=dict(about))
 
 
+def from_version_1(stored: bytes) -> bytes | None:
+    """Return the record of an earlier version with what was used and reserved, None for anything else."""
+    try:
+        earlier = _Version1.model_validate_json(stored)
+    except ValidationError:
+        return None
+    used = Amount(*earlier.used)
+    for share in earlier.shares.values():
+        used = used.plus(Amount(*share.reserved))
+    record = AccountRecord(version=2, used=Uses(*used), warned=earlier.warned, about=earlier.about)
+    return encode(record)
+
+
+class _Share1(BaseModel):
+    reserved: Uses
+
+
+class _Version1(BaseModel):
+    version: Literal[1]
+    used: Uses
+    shares: dict[str, _Share1]
+    warned: bool
+    about: dict[str, str] = Field(default_factory=dict)
+
+
 def encode(record: AccountRecord) -> bytes:
     """Return the stored form."""
     return record.model_dump_json().encode()

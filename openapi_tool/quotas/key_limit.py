@@ -12,9 +12,9 @@ from http import HTTPStatus
 
 from pydantic import SecretStr
 
+from openapi_tool.fair_queue import FairQueue, Turns, project_key
 from openapi_tool.protocol.errors import RateLimited, ToolError
 from openapi_tool.quotas.amounts import NOTHING, Amount, Attempt
-from openapi_tool.quotas.fair_queue import FairQueue, Turns, project_key
 from openapi_tool.quotas.keys import STATES, Keys
 from openapi_tool.quotas.limit_record import (
     MAX_PAUSE_S,
@@ -40,13 +40,14 @@ _ANNOUNCE_S = 1.0  # between reports of what waits here, while it waits; less th
 _ANNOUNCE_NEW_S = 0.2  # the same if others do not know it yet
 _ANNOUNCED = 20  # projects
 _REPORT_S = 20.0  # between reports of a replica that sends nothing, or the record drops it after 60 s
-_REVIEW_S = 0.5  # between searches for calls that get no permit in time
+_BACKLOG_S = 2.0
+_REVIEW_S = 1.0  # between searches for calls that get no permit in time
 _END_MARGIN_S = 60.0  # from the deadline of a call until its requests have certainly ended
 _MIN_PAUSE_S = 0.5  # also after a Retry-After of 0, or each waiting call would cause a 429
 _PAUSE_S = 2.0  # after a 429 without Retry-After
 _USUAL_TOKENS = 10_000  # of a request
 _NEWEST_WEIGHT = 0.2  # of the newest request in the moving average of tokens
-_MAX_GROWTH = 4  # largest multiple of the average that counts: a page of millions of tokens must stop nothing
+_MAX_GROWTH = 2  # largest multiple of the average that counts: a page of millions of tokens must stop nothing
 _INITIAL_REQUEST_S = 1.0  # duration of a request before any has ended
 _MAX_DURATIONS = 16
 _MAX_SENT = 20_000
@@ -268,8 +269,9 @@ class KeyLimit(SharedRecord):
 
     def send_unlimited(self, need: Need) -> Permit:
         """Return a permit of a key without a limit."""
-        self._sent.append(self.now())
-        return KeyPermit(self, None, need)
+        permit = KeyPermit(self, None, need)
+        self._sent.append(permit.sent_at)
+        return permit
 
     def sent_late(self, attempt: Attempt) -> None:
         """Count an attempt from now on if it was sent INTERVAL_S or more after its permit."""
@@ -313,8 +315,11 @@ class KeyLimit(SharedRecord):
             pause_s = max(_PAUSE_S if error.retry_after is None else error.retry_after, _MIN_PAUSE_S)
             until = self.now() + min(pause_s, MAX_PAUSE_S)
             teaches = self.rates.requests is None and not error.is_concurrency
+            self._log_pause(until)
             self._own_pause_until = max(self._own_pause_until, until)
             self._refusals.append((sent_at, until, teaches))
+            if sent_at in self._sent:  # a limit is learned from accepted requests only
+                self._sent.remove(sent_at)
             self.wake()
         elif error.upstream_status is not None and error.upstream_status in STATES:
             self.keys.record_refusal(self.variable, key, error.upstream_status, need.call)
@@ -324,6 +329,18 @@ class KeyLimit(SharedRecord):
         if any(limit.variable not in need.refused_by and not limit.paused_s for limit in self.group.usable()):
             others = len(self.group.limits) - 1  # a retry with each: the next one may be refused, too
             error.max_retries, error.retry_after = max(others, error.max_retries), 0.0
+
+    def _log_pause(self, until: float) -> None:
+        if until - self._own_pause_until < _POLL_S:
+            return  # of the same burst
+        log.warning(
+            "the upstream answered 429: %s requests with the key of %s wait for %.1f s%s",
+            self.endpoint,
+            self.variable,
+            until - self.now(),
+            "" if self.rates.requests else "; no limit is configured, so another 429 within a minute teaches one",
+            extra={"action": "limits.paused", "pause_s": round(until - self.now(), 3), **self._log_fields},
+        )
 
     def rate_limited(self, wait_s: float) -> RateLimited:
         """Return the error of a call that gets no permit in time; `wait_s` is how long it would wait."""
@@ -341,7 +358,9 @@ class KeyLimit(SharedRecord):
         """See `SharedRecord`."""
         record = parse(value)
         self.record = record or LimitRecord()
-        self.record.correct(self.now())
+        now = self.now()
+        self.record.correct(now)
+        self.record.pace(self.in_force, self.tokens_each, now)
         return record is not None
 
     def encode(self) -> bytes:
@@ -406,10 +425,13 @@ class KeyLimit(SharedRecord):
         return _REPORT_S
 
     def _report_outage(self, now: float) -> bool:
-        if not self._lost_at:
-            return False
-        self.record.recover(self.replica, self.in_force, self._lost_at, now)
-        return True
+        recovery = self.record.recovery
+        is_missing = recovery is not None and self.replica in recovery.missing
+        if recovery is not None and is_missing:
+            recovery.missing.remove(self.replica)
+        if self._lost_at:
+            self.record.recover(self.replica, self.in_force, self._lost_at, now)
+        return is_missing or self._lost_at > 0
 
     def _count_earlier(self, now: float) -> bool:
         """Count what was sent before the requests of a key without a limit were observed."""
@@ -482,8 +504,8 @@ class KeyLimit(SharedRecord):
             rivals.order.serve(key, cost)
             record.turns.serve(key, cost)
             attempt = self._attempt(waiter, now)
-            record.reserve(attempt, rates)
             self._granted.append((waiter, attempt))
+            record.reserve(attempt, rates)
         return changed or bool(self._granted)
 
     def _attempt(self, waiter: WaitingCall, now: float) -> Attempt:
@@ -567,21 +589,33 @@ class KeyLimit(SharedRecord):
 
     # Calls that get no permit in time.
 
-    def place_of(self, project: str, number: int) -> int:
-        """Return the place, among those of all replicas, of the call that is number `number` of its project here."""
+    def place_of(self, project: str, number: int, *, newest: bool = False) -> int:
+        """Return the place, among those of all replicas, of the call that is number `number` of its project here.
+
+        All that wait elsewhere have waited longer than the `newest`, of the others at least as many as here. A project
+        that has waited for `_BACKLOG_S` is expected to send more calls.
+        """
         turns, queue, now = self.record.turns, self.group.waiting, self.now()
-        end = turns.start(project_key(project)) + number / queue.weight(project)
-        place = number
-        elsewhere = self.record.waiting_elsewhere(self.replica, now)
-        others = {
-            project_key(name): (queue.weight(name), calls) for name, calls in queue.counts().items() if name != project
-        }
+        waiting: dict[str, float] = {}  # calls that are expected to compete, by project
+
+        def add(key: str, calls: WaitingCalls) -> None:
+            lasts = now - calls.since >= _BACKLOG_S
+            waiting[key] = waiting.get(key, 0) + (math.inf if lasts else calls.number)
+
+        elsewhere, own = self.record.waiting_elsewhere(self.replica, now), project_key(project)
+        same = sum(calls.number for calls in elsewhere.pop(own, ()))
+        place = before = number + (same if newest else min(same, number - 1))
+        weights = {}
+        for name, count in queue.counts().items():
+            weights[project_key(name)] = queue.weight(name)
+            add(project_key(name), WaitingCalls(count, queue.first(name).since))
         for key, found in elsewhere.items():
-            weight, calls = others.get(key, (1.0, 0))
-            others[key] = weight, calls + sum(waiting.number for waiting in found)
-        for key, (weight, calls) in others.items():
-            before = (end - turns.start(key)) * weight
-            place += min(calls, max(0, math.floor(before)))
+            for calls in found:
+                add(key, calls)
+        waiting.pop(own, None)
+        end = turns.start(own) + before / queue.weight(project)
+        for key, number_of in waiting.items():
+            place += int(min(number_of, max(0, math.floor((end - turns.start(key)) * weights.get(key, 1.0)))))
         return place
 
     def _review(self) -> None:
@@ -669,12 +703,12 @@ class KeyLimit(SharedRecord):
 class KeyPermit(Permit):
     """Permit of a limited key, or the trial of a blocked one."""
 
-    __slots__ = ("_attempt", "_ended", "_limit", "_need", "_sent_at", "_trial")
+    __slots__ = ("_attempt", "_ended", "_limit", "_need", "_trial", "sent_at")
 
     def __init__(self, limit: KeyLimit, attempt: Attempt | None, need: Need) -> None:
         super().__init__(limit.keys.get(limit.variable) or need.key)
         self._limit, self._attempt, self._need, self._ended = limit, attempt, need, False
-        self._sent_at = limit.now()
+        self.sent_at = limit.now()
         self._trial, limit.trial = limit.trial, False
 
     def connected(self) -> None:
@@ -694,7 +728,7 @@ class KeyPermit(Permit):
         was_refused = error.http_status == HTTPStatus.TOO_MANY_REQUESTS and limit.rates.requests is None
         self._end(Amount(0 if was_refused else 1, error.tokens))
         if error.http_status in _KEY_STATUSES:
-            limit.record_upstream_refusal(error, self._need, self.key, self._sent_at)
+            limit.record_upstream_refusal(error, self._need, self.key, self.sent_at)
         if self._trial and error.upstream_status not in STATES:
             limit.keys.end_trial(limit.variable)
 

@@ -11,8 +11,8 @@ from typing import Annotated, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from openapi_tool.fair_queue import Turns, project_key
 from openapi_tool.quotas.amounts import Attempt, Number, Time
-from openapi_tool.quotas.fair_queue import Turns, project_key
 from openapi_tool.quotas.window import COUNTS_S, MARGIN_S, Window
 
 REPLICA_S = 60.0  # from its last report until a replica is removed
@@ -176,12 +176,17 @@ class LimitRecord(BaseModel):
             window.add(attempt.at, amount, paced=False)
 
     def settle(self, name: str, requests: int, tokens: int, rates: Rates) -> None:
-        """Replace the estimate of an open attempt by its cost."""
+        """Replace the estimate of an open attempt by its cost.
+
+        A lower cost is no credit for the pace: else the large requests of one project would follow the small ones of
+        another at once, however much they cost.
+        """
         settled = self.open.pop(name)
         if requests != 1:
             self.requests.add(settled.at, requests - 1, paced=rates.requests is not None)
         if tokens != settled.tokens:
-            self.tokens.add(settled.at, tokens - settled.tokens, paced=rates.tokens is not None)
+            is_more = tokens > settled.tokens and rates.tokens is not None
+            self.tokens.add(settled.at, tokens - settled.tokens, paced=is_more)
 
     # What 429s teach.
 

@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from openapi_tool.fair_queue import NO_WEIGHTS, FairQueue
 from openapi_tool.protocol.errors import ToolError
-from openapi_tool.quotas.fair_queue import NO_WEIGHTS, FairQueue
 from openapi_tool.quotas.key_limit import KeyGroup, KeyLimit, WaitingCall
 from openapi_tool.quotas.keys import PREFIX, Keys
 from openapi_tool.quotas.limit_record import Rates
@@ -66,7 +66,7 @@ class Limiter:
         for limit in group.limits:
             limit.asked(project)
         number = 1 + sum(1 for _ in group.waiting.of(project))
-        wait_s = group.wait_s(first.place_of(project, number))
+        wait_s = group.wait_s(first.place_of(project, number, newest=True))
         if wait_s > left_s * self._options.max_wait_share and not first.dry_run:
             raise first.rate_limited(wait_s)
         now = first.now()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Annotated, Protocol
+from types import MappingProxyType
+from typing import Annotated, Any, Literal, Protocol
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic.dataclasses import dataclass as validated
@@ -32,10 +34,27 @@ Concurrent = Annotated[
 ]
 
 
+Plan = Literal["free", "paid", "premium"]
+PLANS: Mapping[str, Mapping[str, int]] = MappingProxyType(
+    {
+        "free": {"search_requests_per_minute": 100, "reader_requests_per_minute": 500},
+        "paid": {"search_requests_per_minute": 100, "reader_requests_per_minute": 500},
+        "premium": {"search_requests_per_minute": 1_000, "reader_requests_per_minute": 5_000},
+    }
+)
+
+
 @validated(frozen=True)
 class KeyLimits(Options):
-    """Limits of one key; an unset limit does not apply."""
+    """Limits of one key; an unset limit is that of the plan, and does not apply without one."""
 
+    plan: Annotated[
+        Plan | None,
+        Field(
+            description="Plan of the key, whose public limits apply where no other is set: free and paid 100 searches "
+            "and 500 other requests a minute, premium 1,000 and 5,000."
+        ),
+    ] = None
     search_requests_per_minute: RequestsPerMinute = None
     search_tokens_per_minute: SearchTokensPerMinute = None
     search_concurrent: Concurrent = None
@@ -63,7 +82,7 @@ class KeyPool(Options):
 
 @validated(frozen=True)
 class LimitOptions(KeyLimits):
-    """Limits of the upstream per key, shared by all replicas; if none is set, a 429 causes an adaptive limit."""
+    """Limits of the upstream per key, shared by all replicas; if none is set, 429s teach one."""
 
     keys: Annotated[
         dict[str, KeyLimits],
@@ -118,14 +137,20 @@ class LimitOptions(KeyLimits):
 
     def of(self, variable: str) -> KeyLimits:
         """Return the limits of the key in a variable."""
-        own = next((limits for name, limits in self.keys.items() if name.upper() == variable.upper()), None)
-        names = [limit.name for limit in fields(KeyLimits)]
-        return KeyLimits(**{name: getattr(own, name, None) or getattr(self, name) for name in names})
+        own = next((limits for name, limits in self.keys.items() if name.upper() == variable.upper()), KeyLimits())
+        return KeyLimits(**{**_set_limits(self), **_set_limits(own)})
 
     @property
     def pool_of(self) -> dict[str, tuple[str, ...]]:
         """Map the name of each pool and its variables, in upper case, to all its variables."""
         return {name.upper(): pool.keys for alias, pool in self.pools.items() for name in (alias, *pool.keys)}
+
+
+def _set_limits(limits: KeyLimits) -> dict[str, Any]:
+    """Return the limits that are set, or that its plan sets."""
+    found = {limit.name: getattr(limits, limit.name) for limit in fields(KeyLimits)}
+    plan = PLANS.get(found.pop("plan") or "", {})
+    return {**plan, **{name: value for name, value in found.items() if value is not None}}
 
 
 class Slot(Protocol):

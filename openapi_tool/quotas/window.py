@@ -16,6 +16,7 @@ COUNTS_S = WINDOW_S + MARGIN_S  # for which a use counts
 _CLOCK_S = 10.0  # by which a replica's clock may be ahead before its uses are dropped as forged
 _BURST_SHARE, _MIN_BURST = 1 / 6, 10
 _ROUNDING = 1e-6
+_PACED_S = 0.005
 
 
 def interval(at: float) -> int:
@@ -48,7 +49,8 @@ class Window(BaseModel):
 
     def total(self, now: float) -> int:
         """Return what counts."""
-        return sum(amount for number, amount in self.used.items() if expires(number) > now)
+        oldest = (now - COUNTS_S) / INTERVAL_S
+        return sum([amount for number, amount in self.used.items() if number > oldest])
 
     def add(self, at: float, amount: int, *, paced: bool = True) -> None:
         """Count a use; a negative amount is a correction. It takes no credit unless `paced`."""
@@ -58,7 +60,9 @@ class Window(BaseModel):
             self.credit -= amount
 
     def pace(self, limit: int, unit: int, now: float) -> None:
-        """Bring the credit up to now."""
+        """Bring the credit up to now, unless it was a moment ago."""
+        if 0 <= now - self.paced < _PACED_S:
+            return
         burst = max(min(_MIN_BURST * unit, limit / 2), limit * _BURST_SHARE, unit)
         grown = self.credit + self.rate(limit, unit, now) * (now - self.paced)
         most = min(burst - unit, max(0, limit - self.total(now)))

@@ -14,13 +14,13 @@ import pytest
 
 from openapi_tool.cli.limits import combined_budgets
 from openapi_tool.jina.endpoints import ENDPOINTS
-from openapi_tool.jina.failures import key_failure
+from openapi_tool.jina.failures import key_failure, upstream_failure
 from openapi_tool.options import BudgetLimits, BudgetOptions, time_zone
 from openapi_tool.protocol.errors import RateLimited
 from openapi_tool.quotas.limit_record import LEARNED_S, LimitRecord, parse
 from openapi_tool.quotas.limiter import Limiter
 from openapi_tool.quotas.periods import Periods
-from openapi_tool.quotas.permits import LimitOptions, Need, Permit
+from openapi_tool.quotas.permits import KeyLimits, LimitOptions, Need, Permit
 from openapi_tool.state.port import Stored
 from openapi_tool.tools.policy import Deadline
 from tests.requirements import requirement
@@ -453,3 +453,76 @@ async def test_one_429_without_a_limit_costs_a_key_with_little_load_seconds_only
         await asyncio.wait(calls)
     assert len(refused) <= 80
     assert len(calls) - len(refused) >= 150
+
+
+@requirement("limits.plans")
+def test_a_plan_sets_the_limits_that_are_not_set_otherwise() -> None:
+    options = LimitOptions(plan="free", search_requests_per_minute=60, keys={"B": KeyLimits(plan="premium")})
+    assert options.of("A") == KeyLimits(search_requests_per_minute=60, reader_requests_per_minute=500)
+    assert options.of("b") == KeyLimits(search_requests_per_minute=1_000, reader_requests_per_minute=5_000)
+    assert LimitOptions().of("A") == KeyLimits()
+
+
+@requirement("limits.plans")
+async def test_a_dry_run_counts_requests_above_the_limit_and_holds_none_back() -> None:
+    async with replicas(1, LimitOptions(search_requests_per_minute=2, dry_run=True)) as world:
+        [limiter] = world.limiters
+        for _ in range(5):
+            (await world.permit(limiter)).done(1)
+        [shown] = limiter.snapshot()
+        assert (shown["used"], shown["over_limit"], shown["refused"], shown["dry_run"]) == (5, 4, 0, True)
+
+
+@requirement("limits.waiting")
+async def test_a_call_that_would_wait_for_more_than_its_share_of_the_time_is_refused_at_once() -> None:
+    async with replicas(1, LimitOptions(search_requests_per_minute=6)) as world:
+        [limiter] = world.limiters
+        for _ in range(3):
+            (await world.permit(limiter)).done(1)
+        with pytest.raises(RateLimited, match="Call again in 10 s"):  # 60 s / 6
+            await world.permit(limiter, wait_s=29)
+        waiting = asyncio.create_task(world.permit(limiter, wait_s=31))
+        await asyncio.sleep(0.1)
+        assert not waiting.done()
+        world.now += 21  # the burst is paid back at half of the rate
+        (await waiting).done(1)
+
+
+@requirement("limits.learned")
+async def test_a_429_of_concurrency_teaches_no_limit_of_requests() -> None:
+    async with replicas(1) as world:
+        [limiter] = world.limiters
+        for _ in range(3):
+            permit = await world.permit(limiter)
+            error = upstream_failure(429, {"status": 42903, "readableMessage": "Too many concurrent requests"}, "1")
+            permit.failed(error)
+            await asyncio.sleep(0.1)
+            world.now += 2
+        assert not any(shown["found_by_429"] for shown in limiter.snapshot())
+
+
+@requirement("limits.learned")
+async def test_a_learned_limit_is_probed_upwards_by_single_requests() -> None:
+    async with replicas(1) as world:
+        [limiter] = world.limiters
+
+        async def seconds(number: int) -> None:
+            for _ in range(number):
+                world.now += 1
+                await asyncio.sleep(0.002)
+
+        for refused in (True, True):
+            for _ in range(10):
+                (await world.permit(limiter)).done(1)
+            if refused:
+                (await world.permit(limiter)).failed(refusal(42903))
+                await asyncio.sleep(0.1)
+                await seconds(3)
+        assert limiter.snapshot()[0]["requests_per_minute"] == 20
+        world.now += 181
+        calls = [asyncio.create_task(world.permit(limiter, wait_s=300)) for _ in range(30)]
+        await asyncio.sleep(0.1)
+        assert limiter.snapshot()[0]["requests_per_minute"] == 21
+        for call in calls:
+            call.cancel()
+        await asyncio.wait(calls)

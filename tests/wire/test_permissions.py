@@ -136,7 +136,7 @@ UNUSED = {
         "openapi_tool.handed_back.",
     ],
 }
-FOR_OLD_STREAMS = {"openapi_tool.dead_letter"}
+FOR_OLD_STREAMS = {"openapi_tool.dead_letter", "$JS.API.STREAM.MSG.GET.KV_openapi_tool_budgets"}
 
 
 @pytest.mark.parametrize("direct", [False, True])

@@ -534,7 +534,9 @@ def test_permissions_follow_domain_and_inbox(monkeypatch: pytest.MonkeyPatch) ->
     with_domain = printed()
     assert with_domain["publish"]["allow"] == [routed(subject, "hub") for subject in usual]
     assert not [subject for subject in with_domain["publish"]["allow"] if subject.startswith(("$JS.API", "$KV"))]
-    ours = [f"openapi_tool.{name}" for name in ("stats", f"handed_back.{STREAM}.{DURABLE}", "limits.>", "budgets.>")]
+    ours = [
+        f"openapi_tool.{name}" for name in ("stats", f"handed_back.{STREAM}.{DURABLE}", "key_limits.>", "accounts.>")
+    ]
     assert with_domain["subscribe"]["allow"] == ["_INBOX.mine.>", *ours]
 
 
