@@ -92,7 +92,7 @@ async def plenty(world: World) -> Figures:
     }
     async with world.serving(size.sharing, settings), Traffic.connect(world.harness.nats.url) as traffic:
         placed = await place(world.database, Ask(delay_ms=_LIMITED_DELAY_MS, projects=_PROJECTS), demand.count, "jina")
-        operations = await traffic.operations(LIMITS.bucket)
+        operations = await traffic.operations(LIMITS.bucket.name)
         [outcome] = await traffic.run([(demand, placed)], size.seconds, 0.0)
     return {
         "calls": demand.count,

@@ -23,8 +23,9 @@ from benchmarks.harness import CPU, TARGETS, Ask, Harness, place, start_all, sto
 from benchmarks.measure import Load
 from benchmarks.run import Rounds, settings_of
 from openapi_tool.jina.failures import key_failure
-from openapi_tool.limits.limiter import Limiter
-from openapi_tool.limits.permits import KeyPool, LimitOptions, Need, Permits, Unlimited
+from openapi_tool.quotas.limiter import Limiter
+from openapi_tool.quotas.permits import KeyPool, LimitOptions, Need, Permits, Unlimited
+from openapi_tool.state.memory import MemoryRecords
 from openapi_tool.tools.deadlines import Deadline
 from openapi_tool.tools.secret_variables import Secrets
 
@@ -76,18 +77,6 @@ _KINDS: dict[str, LimitOptions] = {
 }
 
 
-class _Store:
-    def __init__(self) -> None:
-        self._records: dict[str, tuple[int, bytes]] = {}
-
-    async def read(self, name: str) -> tuple[int, bytes | None]:
-        return self._records.get(name, (0, None))
-
-    async def write(self, name: str, value: bytes, revision: int) -> int | None:
-        self._records[name] = revision + 1, value
-        return revision + 1
-
-
 async def _cost_us(permits: Permits, secrets: Secrets) -> float:
     need = Need("A", "search", ("project", "agent"), Deadline.after(600), secrets("A"))
 
@@ -109,7 +98,7 @@ async def _costs() -> dict[str, float]:
     costs = {"no limiter": await _cost_us(Unlimited(), Secrets(values, values))}
     for name, options in _KINDS.items():
         secrets = Secrets(values, values, options.pool_of)
-        limiter = Limiter("replica", options, _Store(), time.time, key_failure)
+        limiter = Limiter("replica", options, MemoryRecords(), time.time, key_failure)
         limiter.keys.set_secrets(secrets)
         costs[name] = await _cost_us(limiter, secrets)
         await limiter.aclose()

@@ -1,3 +1,3 @@
-"""A standalone executor for Jina search and reader tool calls of CommonGround agent kernels."""
+"""Runs Jina search and reader tool calls of MCP clients and CommonGround agent kernels."""
 
 __version__ = "0.1.0"

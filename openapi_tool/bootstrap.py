@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from importlib.metadata import entry_points
 from pathlib import Path
 
-from openapi_tool.budgets.budgets import Budgets
 from openapi_tool.bus.login import file_problems
 from openapi_tool.bus.options import BusOptions, DurableOptions
 from openapi_tool.executor.continuation import Continuation
@@ -23,10 +22,11 @@ from openapi_tool.jina.backend import JinaBackend, JinaBackendOptions
 from openapi_tool.jina.client import JinaClient
 from openapi_tool.jina.egress import EgressTransport, tls_context
 from openapi_tool.jina.retries import Sleep
-from openapi_tool.limits.permits import Permits
 from openapi_tool.options.postgres import PoolOptions
 from openapi_tool.protocol.dialect import dialect_of
 from openapi_tool.protocol.subjects import command_filter
+from openapi_tool.quotas.budgets import Budgets
+from openapi_tool.quotas.permits import Permits
 from openapi_tool.settings import Settings, SettingsError
 from openapi_tool.settings.loading import secret_values, unmasked
 from openapi_tool.settings.sources import DriverOptions

@@ -10,10 +10,10 @@ from typing import Protocol, Self
 
 from pydantic import SecretStr
 
-from openapi_tool.budgets.budgets import Charge
-from openapi_tool.limits.permits import NO_SLOT, Slot
 from openapi_tool.protocol.attempts import Attempt
 from openapi_tool.protocol.identity import CallIdentity
+from openapi_tool.quotas.budgets import Charge
+from openapi_tool.quotas.permits import NO_SLOT, Slot
 from openapi_tool.tools.output import NO_USAGE, Usage
 
 _NUMBERS = count()

@@ -24,11 +24,11 @@ from openapi_tool.jina.byte_semaphore import ByteSemaphore, RequestContext, Resp
 from openapi_tool.jina.client import JinaClient
 from openapi_tool.jina.options import CacheOptions, EgressOptions, RetryOptions
 from openapi_tool.jina.url_policy import UrlPolicy
-from openapi_tool.limits.permits import Permits
 from openapi_tool.options.tools import ToolOptions
 from openapi_tool.protocol.cards import StoredText
 from openapi_tool.protocol.identity import CallIdentity
 from openapi_tool.protocol.records import DefinitionRecord
+from openapi_tool.quotas.permits import Permits
 from openapi_tool.tools.arguments import Arguments
 from openapi_tool.tools.cursors import Cursors
 from openapi_tool.tools.deadlines import Deadline

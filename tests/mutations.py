@@ -390,7 +390,7 @@ SECRETS = (
         "tests/unit/test_http.py::test_surplus_data_in_the_same_read_reaches_no_later_request",
     ),
     Mutation(
-        "limits/keys.py",
+        "quotas/keys.py",
         "        elif variable in self._suspected:",
         "        elif False:",
         "tests/unit/test_limits.py::test_a_key_that_serves_other_calls_between_two_refusals_is_not_blocked",
@@ -517,9 +517,9 @@ LOSS = (
         "tests/wire/test_reliability.py::test_a_redelivered_command_has_one_owner_until_its_lease_ends",
     ),
     Mutation(
-        "bus/kv_stores.py",
-        "except KeyWrongLastSequenceError:\n            return None",
-        "except KeyWrongLastSequenceError:\n            return revision + 1",
+        "state/nats_kv.py",
+        "except KeyWrongLastSequenceError:\n                return None",
+        "except KeyWrongLastSequenceError:\n                return revision + 1",
         "tests/wire/test_reliability.py::test_only_one_of_many_concurrent_executors_gets_a_lease",
     ),
     Mutation(
@@ -589,9 +589,9 @@ LOSS = (
         "tests/races/test_intake.py::test_calls_of_one_project_that_never_end_leave_slots_for_others",
     ),
     Mutation(
-        "budgets/account.py",
-        "if stored is None and needs and self.allowance.drop_if_refused(planned):",
-        "if not needs and stored == b'':",
+        "quotas/account.py",
+        "return bool(self._granted)",
+        "return True",
         "tests/races/test_budgets.py::test_sessions_that_are_refused_from_the_start_leave_no_record",
     ),
     Mutation(
@@ -606,4 +606,62 @@ LOSS = (
 
 """Alerts, `inspect`, `top` and the page name the cause, and show no other project's call and no secret."""
 
-MUTATIONS = (*MONEY, *IDENTITY, *SECRETS, *LOSS)
+GATEWAY = (
+    Mutation(
+        "gateway/stored.py",
+        "orjson.dumps(parts, option=orjson.OPT_SORT_KEYS)",
+        "orjson.dumps(parts[-1:], option=orjson.OPT_SORT_KEYS)",
+        "tests/gateway/test_mcp.py::test_a_paid_result_that_nobody_took_is_found_by_an_identical_call_of_the_same_caller",
+    ),
+    Mutation(
+        "gateway/calls.py",
+        " if may_store(definition, arguments) else None",
+        "",
+        "tests/gateway/test_mcp.py::test_a_call_that_is_not_to_be_tracked_leaves_no_text",
+    ),
+    Mutation(
+        "gateway/calls.py",
+        '            self._begin(self._stop(running, task), f"stop {running.id}")\n',
+        "",
+        "tests/gateway/test_mcp.py::test_a_cancelled_call_stops_its_request_frees_its_slot_and_is_charged",
+    ),
+    Mutation(
+        "gateway/calls.py",
+        "if not running.has_received_all:",
+        "if running:",
+        "tests/gateway/test_mcp.py::test_a_call_that_is_cancelled_after_its_response_arrived_keeps_its_result",
+    ),
+    Mutation(
+        "gateway/calls.py",
+        "if permitted(caller.project_id, tool.definition.built_in)",
+        "if permitted",
+        "tests/gateway/test_mcp.py::test_a_caller_sees_and_calls_what_its_project_may_use",
+    ),
+    Mutation(
+        "mcp/stdio.py",
+        "                await self._unanswered.acquire()\n",
+        "",
+        "tests/gateway/test_stdio.py::test_a_client_that_reads_nothing_takes_bounded_memory_and_loses_no_result",
+    ),
+    Mutation(
+        "mcp/stdio.py",
+        "self._source.readline(MAX_LINE_BYTES + 1)",
+        "self._source.readline()",
+        "tests/gateway/test_stdio.py::test_a_line_that_never_ends_takes_bounded_memory",
+    ),
+    Mutation(
+        "state/sqlite.py",
+        "os.fchmod(descriptor, 0o600)",
+        "os.fchmod(descriptor, 0o644)",
+        "tests/gateway/test_state_file.py::test_a_file_that_others_may_read_becomes_private",
+    ),
+    Mutation(
+        "state/sqlite.py",
+        'connection.execute("PRAGMA secure_delete = ON")',
+        'connection.execute("PRAGMA secure_delete = OFF")',
+        "tests/gateway/test_state_file.py::test_an_expired_text_leaves_no_byte",
+    ),
+)
+"""A gateway's results belong to their callers, its file to its user; no client takes unbounded memory."""
+
+MUTATIONS = (*MONEY, *IDENTITY, *SECRETS, *LOSS, *GATEWAY)

@@ -30,6 +30,7 @@ from openapi_tool.bus.server_clock import ServerClock
 from openapi_tool.bus.slots import Slots
 from openapi_tool.bus.streams import Durable, ensure_durable
 from openapi_tool.bus.worker import Handler, Worker
+from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.telemetry import metrics
 
 log = logging.getLogger(__name__)
@@ -202,7 +203,7 @@ class CommandConsumer:
                     group.create_task(self._pull.run())
                     group.create_task(self._look_ahead.run())
                     group.create_task(self._intake.hand_backs.follow(self._client, durable.stream, durable.name))
-            except* (ConsumerGone, nats.errors.Error, OSError) as errors:
+            except* (ConsumerGone, nats.errors.Error, OSError, Unavailable) as errors:
                 error = errors.exceptions[0]
                 self.durable_error = str(error)
                 log.warning(

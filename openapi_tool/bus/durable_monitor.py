@@ -9,14 +9,15 @@ import time
 
 import nats.errors
 
+from openapi_tool.bus.ack_floor import AckFloor, save_ack_floor
 from openapi_tool.bus.client import BusClient
 from openapi_tool.bus.consumer import CommandConsumer
 from openapi_tool.bus.durable import DurableMissing, DurableState, ErrorReply, observe
 from openapi_tool.bus.durable_capacity import DurableCapacity
-from openapi_tool.bus.kv_stores import AckFloor, save_ack_floor
 from openapi_tool.bus.options import DurableOptions
 from openapi_tool.bus.server_clock import ServerClock
 from openapi_tool.bus.streams import UNLIMITED, Durable, change_durable
+from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.telemetry import metrics
 from openapi_tool.telemetry.health import CONSUMER, NATS, Health
 
@@ -163,7 +164,7 @@ class DurableMonitor:
         floor = AckFloor(durable.stream, durable.created, self._options.filter_subject, state.ack_floor)
         try:
             await save_ack_floor(self._client, durable.name, floor)
-        except (nats.errors.Error, OSError) as error:
+        except Unavailable as error:
             log.info("cannot store the durable's ack floor: %s", error, extra={"action": "ack_floor.not_stored"})
         else:
             self._saved_floor = state.ack_floor

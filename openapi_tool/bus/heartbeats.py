@@ -11,7 +11,8 @@ import nats.errors
 
 from openapi_tool.bus.claimed_ids import ids_of
 from openapi_tool.bus.held import Held
-from openapi_tool.bus.leases import LeaseLost, Leases
+from openapi_tool.bus.leases import Leases
+from openapi_tool.protocol.errors import Unavailable
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +55,7 @@ class Heartbeats:
                 if work.lease is not None:
                     await self._leases.renew(work.lease)
                 work.last_progress_ack = sent_at  # only on success: a failed heartbeat must stay due
-        except (nats.errors.Error, OSError, LeaseLost) as error:
+        except (nats.errors.Error, OSError, Unavailable) as error:
             log.warning(
                 "cannot send a heartbeat; retrying",
                 extra={"action": "heartbeat.failed", "error": f"{type(error).__name__}: {error}"}

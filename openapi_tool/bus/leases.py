@@ -16,12 +16,12 @@ from urllib.parse import quote
 
 import orjson
 from nats.aio.client import Client
-from nats.js.api import KeyValueConfig
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from openapi_tool.bus.instance import INSTANCE
-from openapi_tool.bus.kv_stores import Records
 from openapi_tool.protocol.command import Delivery
+from openapi_tool.state.change import change as change_record
+from openapi_tool.state.nats_kv import Bucket, NatsKvRecords
 
 BUCKET = "openapi_tool_leases"
 KEYS = "command.*.*"
@@ -75,12 +75,8 @@ class LeaseTaken:
     retry_in_s: float
 
 
-class LeaseLost(Exception):
-    """Compare-and-set failed too often; the command is redelivered."""
-
-
 class Leases:
-    """Leases by compare-and-set on KV records, one per command; all methods raise nats.errors.Error in an outage.
+    """Leases by compare-and-set on KV records, one per command. All methods raise Unavailable.
 
     A lease lasts `duration_s` seconds on `clock` (seconds since the epoch), the same for all executors.
     """
@@ -91,7 +87,7 @@ class Leases:
         self.duration_s = duration_s
         self._clock = clock
         self._owner = secrets.token_hex(8)
-        self.records = Records(client, KeyValueConfig(bucket=BUCKET, ttl=_TTL_S, replicas=replicas))
+        self.records = NatsKvRecords(client, Bucket(BUCKET, ttl_s=_TTL_S, replicas=replicas))
 
     async def take(self, delivery: Delivery) -> Lease | LeaseTaken:
         """Take the lease of a redelivered command, unless another executor holds it."""
@@ -170,9 +166,8 @@ class Leases:
             after = change(before)
             return None if after is None else orjson.dumps(after)
 
-        if await self.records.change(key, changed):
-            return before, after
-        raise LeaseLost(key)
+        await change_record(self.records, key, changed)
+        return before, after
 
 
 def lease_key(stream: str, sequence: int) -> str:

@@ -9,7 +9,19 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 
-from openapi_tool.bus import dead_letters, hand_back, kv_stores, leases, replica_statistics
+from openapi_tool.bus import (
+    ack_floor,
+    dead_letters,
+    hand_back,
+    leases,
+    parked_results,
+    replica_statistics,
+    shared_bucket,
+    switches,
+)
+from openapi_tool.bus import (
+    session_key as stored_session_key,
+)
 from openapi_tool.bus.client import routed
 from openapi_tool.bus.options import INBOX, DurableOptions
 from openapi_tool.bus.storage import BUDGETS, LIMITS
@@ -70,16 +82,23 @@ def executor_permissions(options: DurableOptions, stream: str, *, session_key: b
             returned,
             *_created_stream(dead_letters.STREAM),
             *_bucket(leases.BUCKET, leases.KEYS),
-            *_bucket(kv_stores.PARKED_BUCKET, kv_stores.PARKED_KEYS),
-            *_bucket(LIMITS.bucket, LIMITS.keys),
-            f"{LIMITS.changes}.>",
-            *_bucket(BUDGETS.bucket, BUDGETS.keys),
-            f"{BUDGETS.changes}.>",
-            *_bucket(kv_stores.BUCKET, f"{kv_stores.FLOOR_PREFIX}.{options.name}"),
-            *(() if session_key else (f"$KV.{kv_stores.BUCKET}.{kv_stores.SESSION_KEY}",)),
-            _direct_get(kv_stores.BUCKET, kv_stores.SWITCHES_KEY),
+            *_bucket(parked_results.PARKED_BUCKET, parked_results.PARKED_KEYS),
+            *_bucket(LIMITS.bucket.name, LIMITS.keys),
+            f"{LIMITS.bucket.changes}.>",
+            *_bucket(BUDGETS.bucket.name, BUDGETS.keys),
+            f"{BUDGETS.bucket.changes}.>",
+            *(_read(BUDGETS.earlier.stream) if BUDGETS.earlier else ()),
+            *_bucket(shared_bucket.BUCKET, f"{ack_floor.FLOOR_PREFIX}.{options.name}"),
+            *(() if session_key else (f"$KV.{shared_bucket.BUCKET}.{stored_session_key.SESSION_KEY}",)),
+            _direct_get(shared_bucket.BUCKET, switches.SWITCHES_KEY),
         ),
-        (_REPLIES, replica_statistics.STATS_SUBJECT, returned, f"{LIMITS.changes}.>", f"{BUDGETS.changes}.>"),
+        (
+            _REPLIES,
+            replica_statistics.STATS_SUBJECT,
+            returned,
+            f"{LIMITS.bucket.changes}.>",
+            f"{BUDGETS.bucket.changes}.>",
+        ),
     )
 
 
@@ -133,6 +152,10 @@ def _created_stream(stream: str) -> tuple[str, ...]:
     return f"{_API}.STREAM.INFO.{stream}", f"{_API}.STREAM.CREATE.{stream}"
 
 
+def _read(stream: str) -> tuple[str, ...]:
+    return f"{_API}.STREAM.INFO.{stream}", f"{_API}.STREAM.MSG.GET.{stream}"
+
+
 def _direct_get(bucket: str, key: str) -> str:
     return f"{_API}.DIRECT.GET.KV_{bucket}.$KV.{bucket}.{key}"
 
@@ -149,11 +172,11 @@ def _bucket(bucket: str, *keys: str) -> tuple[str, ...]:
 
 SWITCH_PERMISSIONS = Permissions(
     (
-        f"{_API}.STREAM.INFO.KV_{kv_stores.BUCKET}",
+        f"{_API}.STREAM.INFO.KV_{shared_bucket.BUCKET}",
         # No STREAM.MSG.GET: it reads every key of the bucket, so also the session key. No STREAM.CREATE: the creator of
         # a bucket could have the server republish every key that is written to it.
-        _direct_get(kv_stores.BUCKET, kv_stores.SWITCHES_KEY),
-        f"$KV.{kv_stores.BUCKET}.{kv_stores.SWITCHES_KEY}",
+        _direct_get(shared_bucket.BUCKET, switches.SWITCHES_KEY),
+        f"$KV.{shared_bucket.BUCKET}.{switches.SWITCHES_KEY}",
     )
 )
 """Permissions of `tools disable`, `enable` and `disabled`."""

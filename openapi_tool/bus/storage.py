@@ -5,63 +5,69 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import aclosing, asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
+from dataclasses import dataclass, field, replace
 
 import nats.errors
 from nats.aio.client import Client
-from nats.aio.msg import Msg
-from nats.js.api import DiscardPolicy, KeyValueConfig, StreamInfo
+from nats.js.api import DiscardPolicy, StreamInfo
 from nats.js.errors import APIError, NoStreamResponseError, NotFoundError
 from prometheus_client import Counter
 
-from openapi_tool.budgets.budgets import Budgets
-from openapi_tool.bus import dead_letters, kv_stores, leases
+from openapi_tool.bus import dead_letters, leases, parked_results, shared_bucket
 from openapi_tool.bus.client import BusClient, Denied
-from openapi_tool.bus.connection import outage_as_unavailable
 from openapi_tool.bus.doorbells import WakeupPublisher
-from openapi_tool.limits.limiter import Limiter
+from openapi_tool.bus.session_key import restore_session_key
 from openapi_tool.protocol.errors import Unavailable
+from openapi_tool.quotas.account_record import from_version_1
+from openapi_tool.quotas.budgets import Budgets
+from openapi_tool.quotas.limiter import Limiter
+from openapi_tool.state.nats_kv import MAX_VALUE_BYTES, Bucket, NatsKvRecords, NatsKvTexts
+from openapi_tool.state.port import AccessDenied, OnChange, Records, Stored
 from openapi_tool.telemetry import metrics
 from openapi_tool.telemetry.health import JETSTREAM, Health
 
 log = logging.getLogger(__name__)
 
-MAX_VALUE_BYTES = 256 * 1024
 _TIMEOUT_S = 2.0
-_MAX_DIGITS = 20  # of a revision
 
 
 @dataclass(frozen=True, slots=True)
 class BucketSpec:
-    """Bucket whose records expire `ttl_s` seconds after their last change.
+    """Bucket of shared records whose keys match `keys`; `operations` counts reads, writes and conflicts.
 
-    Each change is published on `CHANGES.RECORD`: revision, line feed, record.
+    `earlier` is the bucket of an earlier version; `convert` turns its records into those of this one.
     """
 
-    bucket: str
+    bucket: Bucket
     keys: str
-    changes: str
-    ttl_s: int
-    max_bytes: int
     operations: Counter
+    earlier: Bucket | None = None
+    convert: Callable[[bytes], bytes | None] = lambda _: None
 
 
 LIMITS = BucketSpec(
-    "openapi_tool_limits", "*.*.*", "openapi_tool.limits", 2 * 3600, 16 * 2**20, metrics.LIMIT_OPERATIONS
+    Bucket("openapi_tool_key_limits", 2 * 3600, 64 * 2**20, MAX_VALUE_BYTES, "openapi_tool.key_limits"),
+    "*.*.*",
+    metrics.LIMIT_OPERATIONS,
 )
 BUDGETS = BucketSpec(
-    "openapi_tool_budgets", "budget.*", "openapi_tool.budgets", 40 * 86_400, 128 * 2**20, metrics.BUDGET_OPERATIONS
+    Bucket("openapi_tool_accounts", 40 * 86_400, 256 * 2**20, MAX_VALUE_BYTES, "openapi_tool.accounts"),
+    "budget.*",
+    metrics.BUDGET_OPERATIONS,
+    Bucket("openapi_tool_budgets"),
+    from_version_1,
 )
-"""The TTL is longer than the month of a budget."""
+"""Its TTL is longer than the month of a budget."""
 
 
 class RecordStore:
-    """Reads and writes records of a bucket; all methods raise Unavailable, also before `shared_by`."""
+    """Records of a bucket, counted; all methods raise Unavailable, also before `shared_by`."""
 
     def __init__(self, spec: BucketSpec) -> None:
         self._spec = spec
-        self._records: kv_stores.Records | None = None
+        self._records: Records | None = None
+        self._earlier: Records | None = None
 
     @asynccontextmanager
     async def shared_by(self, user: Limiter | Budgets, client: Client, replicas: int) -> AsyncIterator[None]:
@@ -69,59 +75,47 @@ class RecordStore:
 
         The first write creates a missing bucket with `replicas` replicas.
         """
-        config = KeyValueConfig(
-            bucket=self._spec.bucket,
-            ttl=self._spec.ttl_s,
-            max_bytes=self._spec.max_bytes,
-            max_value_size=MAX_VALUE_BYTES,
-            replicas=replicas,
-        )
-        self._records = kv_stores.Records(client, config, _TIMEOUT_S)
+        self._records = NatsKvRecords(client, replace(self._spec.bucket, replicas=replicas), _TIMEOUT_S)
+        self._earlier = NatsKvRecords(client, self._spec.earlier, _TIMEOUT_S) if self._spec.earlier else None
+        async with AsyncExitStack() as stack:
+            try:
+                await stack.enter_async_context(self.watch(user.on_change))
+            except Unavailable as error:  # then a change is detected by the conflict of a write
+                log.warning(
+                    "cannot subscribe to changes of %s: %s",
+                    self._spec.bucket.name,
+                    error,
+                    extra={"action": "limits.not_followed"},
+                )
+            async with aclosing(user):
+                yield
 
-        async def on_message(message: Msg) -> None:
-            number, _, value = message.data.partition(b"\n")
-            if number.isdigit() and len(number) < _MAX_DIGITS and len(value) <= MAX_VALUE_BYTES:
-                user.on_change(message.subject.removeprefix(f"{self._spec.changes}."), int(number), value)
-
+    async def read(self, key: str) -> Stored:
+        """See `Records`; a record that was never written is taken over from an earlier version."""
+        stored = await self._connected("read").read(key)
+        if self._earlier is None or stored != Stored():
+            return stored
         try:
-            await client.subscribe(f"{self._spec.changes}.>", cb=on_message)
-        except (nats.errors.Error, OSError) as error:  # then a change is detected by the conflict of a write
-            log.warning(
-                "cannot subscribe to changes of %s: %s",
-                self._spec.bucket,
-                error,
-                extra={"action": "limits.not_followed"},
-            )
-        async with aclosing(user):
-            yield
+            earlier = (await self._earlier.read(key)).value
+        except AccessDenied:  # the user of NATS has only the permissions of this version
+            self._earlier = None
+            return stored
+        return Stored(self._spec.convert(earlier), 0) if earlier is not None else stored
 
-    async def read(self, name: str) -> tuple[int, bytes | None]:
-        """Return revision and value of a record; 0 and None if there is none."""
-        records = self._connected("read")
-        with outage_as_unavailable():
-            return await records.read(name)
-
-    async def write(self, name: str, value: bytes, revision: int) -> int | None:
-        """Replace a record, if it has this revision, and notify the other replicas; return the new one or None."""
-        records = self._connected("write")
-        with outage_as_unavailable():
-            written = await records.write(name, value, revision)
-            if written is None:
-                self._spec.operations.labels("conflict").inc()
-            else:
-                await records.client.publish(f"{self._spec.changes}.{name}", b"%d\n%b" % (written, value))
+    async def write(self, key: str, value: bytes, revision: int) -> int | None:
+        """See `Records`."""
+        written = await self._connected("write").write(key, value, revision)
+        if written is None:
+            self._spec.operations.labels("conflict").inc()
         return written
 
-    async def put(self, name: str, value: bytes) -> None:
-        """Store a record of this replica in an existing bucket, without a message to other replicas.
+    @asynccontextmanager
+    async def watch(self, on_change: OnChange) -> AsyncIterator[None]:
+        """See `Records`."""
+        async with self._connected("watch").watch(on_change):
+            yield
 
-        Without a confirmation a write takes a fifth of the CPU. A sent record survives a kill of this process.
-        """
-        records = self._connected("write")
-        with outage_as_unavailable():
-            await records.client.publish(f"$KV.{self._spec.bucket}.{name}", value)
-
-    def _connected(self, operation: str) -> kv_stores.Records:
+    def _connected(self, operation: str) -> Records:
         if self._records is None:
             raise Unavailable("NATS: not connected yet")
         self._spec.operations.labels(operation).inc()
@@ -131,19 +125,19 @@ class RecordStore:
 _CHECK_INTERVAL_S = 4.0
 _RETRY_INTERVAL_S = 1.0  # while something cannot be used
 _MIN_FREE_BYTES = 1024
-_LEASES, _BUCKET, _PARKED = f"KV_{leases.BUCKET}", kv_stores.STREAM, f"KV_{kv_stores.PARKED_BUCKET}"
+_LEASES, _BUCKET, _PARKED = f"KV_{leases.BUCKET}", shared_bucket.STREAM, f"KV_{parked_results.PARKED_BUCKET}"
 _WRITTEN_BYTES = {
     _LEASES: 4 * 1024,
     _BUCKET: 1024,
     _PARKED: 257 * 1024,
-    f"KV_{LIMITS.bucket}": MAX_VALUE_BYTES,
-    f"KV_{BUDGETS.bucket}": MAX_VALUE_BYTES,
+    LIMITS.bucket.stream: MAX_VALUE_BYTES,
+    BUDGETS.bucket.stream: MAX_VALUE_BYTES,
     dead_letters.STREAM: 160 * 1024,
 }
 """Streams of the executor, and the size of the largest message that it writes to each."""
 
 _DOORBELL_BYTES = 2 * 1024  # with its headers
-_TEST_KEY = f"$KV.{kv_stores.PARKED_BUCKET}.{kv_stores.PARKED_KEYS.replace('*', 'test')}"
+_TEST_KEY = f"$KV.{parked_results.PARKED_BUCKET}.{parked_results.PARKED_KEYS.replace('*', 'test')}"
 
 
 async def unusable(client: BusClient, command_stream: str) -> list[str]:
@@ -206,7 +200,7 @@ class Storage:
 
     client: BusClient
     leases: leases.Leases
-    parked: kv_stores.ParkedResultStore
+    parked: NatsKvTexts
     dead_letter_stream: dead_letters.DeadLetters
     doorbells: WakeupPublisher
     session_key: bytes | None
@@ -251,9 +245,9 @@ class Storage:
 
     async def _ensure_bucket(self) -> None:
         if self.session_key is None:
-            await kv_stores.ensure_bucket(self.client, self.replicas)
+            await NatsKvRecords(self.client, shared_bucket.shared_bucket(self.replicas)).ensure()
         else:
-            await kv_stores.restore_session_key(self.client, self.session_key, self.replicas)
+            await restore_session_key(self.client, self.session_key, self.replicas)
 
     async def _problem(self, stream: str, written_bytes: int, create: Callable[[], Awaitable[object]] | None) -> str:
         """Return why a stream cannot be used, empty if it can; one without `create` may be missing or unreadable."""
@@ -268,6 +262,8 @@ class Storage:
                 return ""
         except Denied as denied:
             return f"{stream}: {denied}" if create is not None else ""
+        except AccessDenied as denied:  # by `create`
+            return f"{stream}: {denied}"
         except Unavailable as unusable:
             return str(unusable)
         except (nats.errors.Error, OSError) as error:
@@ -300,6 +296,6 @@ class Storage:
                 "%s allows no direct gets, or rollups: a user who may disable tools can read or remove the session "
                 "key; run: %s",
                 _BUCKET,
-                kv_stores.RESTRICT,
+                shared_bucket.RESTRICT,
                 extra={"action": "storage.unrestricted", "stream": _BUCKET},
             )

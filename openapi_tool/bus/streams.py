@@ -11,9 +11,9 @@ import orjson
 from nats.js.api import AckPolicy, ConsumerConfig, ConsumerInfo, DeliverPolicy, RetentionPolicy, StreamConfig
 from nats.js.errors import BadRequestError, NotFoundError
 
+from openapi_tool.bus.ack_floor import AckFloor, load_ack_floor
 from openapi_tool.bus.client import BusClient, Denied
 from openapi_tool.bus.connection import outage_as_unavailable
-from openapi_tool.bus.kv_stores import AckFloor, load_ack_floor
 from openapi_tool.bus.options import DurableOptions
 from openapi_tool.protocol.subjects import command_stream
 
@@ -40,7 +40,7 @@ class StreamMissing(nats.errors.Error):
 
 
 async def ensure_durable(client: BusClient, options: DurableOptions) -> Durable:
-    """Find or create stream and durable, and update the durable to our settings. Raises nats.errors.Error."""
+    """Find or create stream and durable, and update the durable. Raises nats.errors.Error, Unavailable."""
     stream = await _ensure_stream(client, options)
     durable = Durable(stream, options.name, await _creation_time(client, stream))
     try:

@@ -13,10 +13,11 @@ import nats.errors
 from openapi_tool.bus.claimed_ids import ids_of
 from openapi_tool.bus.dead_letters import DeadLetters
 from openapi_tool.bus.held import Held
-from openapi_tool.bus.leases import Lease, LeaseLost, Leases, LeaseTaken
+from openapi_tool.bus.leases import Lease, Leases, LeaseTaken
 from openapi_tool.concurrency.cancellation import shielded
 from openapi_tool.options.executor import ExecutorOptions
 from openapi_tool.protocol.command import Delivery
+from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.protocol.settlement import Acknowledge, Requeue, Settlement, StoreDeadLetter
 from openapi_tool.telemetry import metrics
 from openapi_tool.telemetry.logs import CALL_FIELDS
@@ -68,7 +69,7 @@ class Worker:
             else:
                 await shielded(self._hand_back(work), _HAND_BACK_TIMEOUT_S)
             raise
-        except (nats.errors.Error, OSError, LeaseLost) as error:
+        except (nats.errors.Error, OSError, Unavailable) as error:
             _log_unsettled(work, error)
 
     async def _own_and_handle(self, work: Held) -> Settlement | LeaseTaken:
@@ -129,7 +130,7 @@ class Worker:
                 if not work.message.is_acked:
                     await work.message.nak()
             log.info("handed a command back", extra={"action": "call.handed_back"} | ids_of(work.delivery))
-        except (nats.errors.Error, OSError, LeaseLost, TimeoutError) as error:
+        except (nats.errors.Error, OSError, Unavailable, TimeoutError) as error:
             _log_unsettled(work, error, "cannot hand a command back; the server redelivers it after AckWait")
 
 

@@ -22,6 +22,7 @@ from openapi_tool.cli.options import (
     ByOption,
     ConfigOption,
     DatabaseOption,
+    DoorChoice,
     EverywhereOption,
     ExportFormat,
     Files,
@@ -39,7 +40,7 @@ from openapi_tool.cli.options import (
     YesOption,
 )
 from openapi_tool.cli.output import USAGE, print_status
-from openapi_tool.environment import DEV_VARIABLE, PREFIX, variable_set
+from openapi_tool.environment import CONFIG_VARIABLE, DEV_VARIABLE, PREFIX, variable_set
 from openapi_tool.kernel.usage_keys import By
 from openapi_tool.settings_error import SettingsError
 from openapi_tool.telemetry.logs import printable_lines
@@ -71,7 +72,7 @@ def _reword(error: Any) -> None:
 app = typer.Typer(
     name="openapi-tool",
     cls=_Commands,
-    help="Run Jina search and reader tool calls of CommonGround agent kernels.",
+    help="Run Jina search and reader tool calls of MCP clients and CommonGround agent kernels.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -134,6 +135,17 @@ def _flag(text: str, section: str, key: str) -> Any:
     return typer.Option(help=f"{text} [env: {PREFIX}{section.upper()}__{key.upper()}]", show_default=False)
 
 
+GATEWAY = typer.Option(
+    "--state",
+    help="State file of a gateway instead of a kernel; its default file is used if no kernel is configured.",
+    show_default=False,
+)
+STATE = typer.Option(
+    help="State file of a gateway; :memory: keeps nothing; default: gateway.sqlite3 in the user's state folder.",
+    show_default=False,
+)
+
+
 @app.command()
 def serve(
     *,
@@ -165,6 +177,39 @@ def serve(
     work.serve(config, flags)
 
 
+@app.command(short_help="Run tool calls of an MCP client (stdio).")
+def mcp(
+    *,
+    tools: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder with definitions (YAML) instead of the built-in tools; watched.",
+            show_default=False,
+            file_okay=False,
+            exists=True,
+        ),
+    ] = None,
+    state: Annotated[Path | None, STATE] = None,
+    project: Annotated[str, typer.Option(help="Project whose budgets and policy apply.")] = "local",
+    agent: Annotated[str, typer.Option(help="Agent in the project, with budgets and cursors of its own.")] = "local",
+    structured: Annotated[
+        bool, typer.Option("--structured", help="Add output schemas and structured content to tools and results.")
+    ] = False,
+    config: Annotated[
+        Path | None, typer.Option(envvar=CONFIG_VARIABLE, help="TOML file with settings.", show_default=False)
+    ] = None,
+) -> None:
+    """Run the tool calls of one MCP client over standard input and output, until the client closes its end.
+
+    Set the API key in JINA_API_KEY; nothing else is needed. Processes with the same state file share limits and
+    budgets. The log is on standard error. Exit codes: 0 the client has ended, or SIGTERM, 2 invalid settings, tools or
+    state file.
+    """
+    from openapi_tool.cli import mcp as work
+
+    work.serve(work.McpFlags(config, tools, state, project, agent, structured))
+
+
 @app.command(short_help="Show the timeline of one call.")
 def inspect(
     tool_call_id: Annotated[str, typer.Argument(help="Id of the tool call.")],
@@ -172,6 +217,7 @@ def inspect(
     project: Annotated[str, typer.Option(help="Project of the call.")],
     protocol: ProtocolOption = None,
     as_json: JsonOption = False,
+    state: Annotated[Path | None, GATEWAY] = None,
 ) -> None:
     """Show the timeline of one call, and why it has no result if it has none. Changes nothing.
 
@@ -179,7 +225,7 @@ def inspect(
     """
     from openapi_tool.cli import inspect as work
 
-    work.inspect(tool_call_id, project=project, protocol=protocol, as_json=as_json)
+    work.inspect(tool_call_id, project=project, protocol=protocol, as_json=as_json, state=state)
 
 
 @app.command(short_help="Show what all replicas do right now.")
@@ -188,6 +234,7 @@ def top(
     once: Annotated[bool, typer.Option("--once", help="Print once and exit.")] = False,
     every_s: Annotated[float, typer.Option("--every", help="Seconds between updates.", min=1.0, max=3600.0)] = 2.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, once.")] = False,
+    state: Annotated[Path | None, GATEWAY] = None,
 ) -> None:
     """Show rate, latency, running, held, lag and errors of all replicas; with --once or --json once, else until Ctrl-C.
 
@@ -195,7 +242,7 @@ def top(
     """
     from openapi_tool.cli import top as work
 
-    work.top(once=once, every_s=every_s, as_json=as_json)
+    work.top(once=once, every_s=every_s, as_json=as_json, state=state)
 
 
 @app.command(short_help="Show limits of the upstream and who uses them.")
@@ -203,6 +250,7 @@ def limits(
     *,
     watch: Annotated[bool, typer.Option("--watch", help="Update every 2 s until Ctrl-C or SIGTERM.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, once.")] = False,
+    state: Annotated[Path | None, GATEWAY] = None,
 ) -> None:
     """Show limits by key and endpoint: used, paused, the share of each replica, waiting calls by project; refused keys.
 
@@ -210,7 +258,7 @@ def limits(
     """
     from openapi_tool.cli import limits as work
 
-    work.limits(watch=watch, as_json=as_json)
+    work.limits(watch=watch, as_json=as_json, state=state)
 
 
 @app.command(short_help="Show budgets: used, left, when they renew.")
@@ -218,6 +266,7 @@ def budgets(
     *,
     project: Annotated[str | None, typer.Option(help="Project of the accounts; by default all.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    state: Annotated[Path | None, GATEWAY] = None,
 ) -> None:
     """Show the accounts that the replicas have used since their start: used, left, when they renew.
 
@@ -226,7 +275,7 @@ def budgets(
     """
     from openapi_tool.cli import limits as work
 
-    work.budgets(project=project, as_json=as_json)
+    work.budgets(project=project, as_json=as_json, state=state)
 
 
 @app.command(short_help="Show what the calls of a project cost.")
@@ -240,6 +289,7 @@ def usage(
     as_json: OneObjectOption = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV only.")] = False,
     plot: Annotated[Path | None, typer.Option(help="Draw tokens and calls as PNG; needs the extra [plot].")] = None,
+    state: Annotated[Path | None, GATEWAY] = None,
 ) -> None:
     """Sum up calls, tokens, requests, cache hits, errors, truncations, retries and latency from the result cards.
 
@@ -257,6 +307,7 @@ def usage(
         as_json=as_json,
         as_csv=as_csv,
         plot=plot,
+        state=state,
     )
 
 
@@ -285,17 +336,25 @@ def check(
 
 def demo(
     *,
+    door: Annotated[DoorChoice, typer.Option(help="Who calls: a kernel, or an MCP client.")] = DoorChoice.KERNEL,
     upstream: UpstreamOption = UpstreamChoice.DOUBLE,
     protocol: ProtocolOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per call only.")] = False,
 ) -> None:
     """Start the embedded stack and an executor, run a few calls, and show every step of each.
 
+    With --door mcp no server is needed: an MCP client starts `openapi-tool mcp` and shows what a model reads.
+
     Exit codes: 0 every call succeeded, 1 one did not, 2 a server cannot start or a key is missing.
     """
-    from openapi_tool.cli import demo as work
+    if door is DoorChoice.MCP:
+        from openapi_tool.cli import mcp_demo
 
-    work.demo(upstream=upstream, protocol=protocol, as_json=as_json)
+        mcp_demo.mcp_demo(upstream=upstream, as_json=as_json)
+    else:
+        from openapi_tool.cli import demo as work
+
+        work.demo(upstream=upstream, protocol=protocol, as_json=as_json)
 
 
 def _port(of: str) -> Any:
@@ -719,6 +778,7 @@ def disable(
     by: ByOption = None,
     protocol: ProtocolOption = None,
     as_json: JsonOption = False,
+    state: Annotated[Path | None, GATEWAY] = None,
 ) -> None:
     """Disable a tool within two seconds on all replicas: its calls fail with tool_not_available and the reason.
 
@@ -728,7 +788,14 @@ def disable(
     from openapi_tool.cli import tools as work
 
     work.disable(
-        name, project=project, all_projects=all_projects, reason=reason, by=by, protocol=protocol, as_json=as_json
+        name,
+        project=project,
+        all_projects=all_projects,
+        reason=reason,
+        by=by,
+        protocol=protocol,
+        as_json=as_json,
+        state=state,
     )
 
 
@@ -742,6 +809,7 @@ def enable(
     by: ByOption = None,
     protocol: ProtocolOption = None,
     as_json: JsonOption = False,
+    state: Annotated[Path | None, GATEWAY] = None,
 ) -> None:
     """Enable again exactly what was disabled, within two seconds on all replicas.
 
@@ -750,13 +818,49 @@ def enable(
     from openapi_tool.cli import tools as work
 
     work.enable(
-        name, project=project, all_projects=all_projects, reason=reason, by=by, protocol=protocol, as_json=as_json
+        name,
+        project=project,
+        all_projects=all_projects,
+        reason=reason,
+        by=by,
+        protocol=protocol,
+        as_json=as_json,
+        state=state,
     )
 
 
 @tools.command(short_help="List what is disabled, by whom and why.")
-def disabled(*, protocol: ProtocolOption = None, as_json: JsonOption = False) -> None:
+def disabled(
+    *,
+    protocol: ProtocolOption = None,
+    as_json: JsonOption = False,
+    state: Annotated[Path | None, GATEWAY] = None,
+) -> None:
     """List what is disabled, since when, by whom and why. Exit codes: 0, 2 invalid settings, NATS cannot be reached."""
     from openapi_tool.cli import tools as work
 
-    work.disabled(protocol=protocol, as_json=as_json)
+    work.disabled(protocol=protocol, as_json=as_json, state=state)
+
+
+state_file = typer.Typer(no_args_is_help=True, help="Delete what a gateway has stored.")
+app.add_typer(state_file, name="state", short_help="Delete what a gateway has stored.")
+
+
+@state_file.callback()
+def _state() -> None:
+    """Make `purge` a subcommand: typer merges a single command into its group."""
+
+
+@state_file.command(short_help="Delete everything from a gateway's state file.")
+def purge(
+    *,
+    state: Annotated[Path | None, STATE] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Delete; without it nothing is changed.")] = False,
+) -> None:
+    """Delete budgets, limits, switches, stored texts and calls from a gateway's state file, also from its free pages.
+
+    Running processes of the gateway go on with empty budgets. Exit codes: 0, 1 not confirmed, 2 the file is unusable.
+    """
+    from openapi_tool.cli import gateway as work
+
+    work.purge(state, yes=yes)

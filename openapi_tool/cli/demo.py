@@ -34,7 +34,6 @@ _DOUBLE_NOTE = (
     "The upstream is a double on loopback that answers with recorded real responses. For the real one: "
     "JINA_API_KEY=… openapi-tool demo --upstream real"
 )
-
 _ENDED = """
 Stopped: the executor, PostgreSQL, NATS and the double. Their data is deleted; nothing runs any more.
 Try next:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Annotated, Any
 
 import orjson
@@ -22,6 +23,7 @@ from openapi_tool.bus.command_state import (
 )
 from openapi_tool.bus.dead_letter_records import without_secrets
 from openapi_tool.bus.users import NatsUser
+from openapi_tool.cli import gateway
 from openapi_tool.cli.kernels import with_nats
 from openapi_tool.cli.output import fail, json_default, print_json, print_line
 from openapi_tool.kernel.queries import CallRows, call_rows
@@ -84,12 +86,18 @@ class CallHistory:
         return next((card for card in self.rows.cards if card["type"] == kind), None)
 
 
-def inspect(tool_call_id: str, *, project: str, protocol: ProtocolVersion | None, as_json: bool) -> None:
+def inspect(
+    tool_call_id: str, *, project: str, protocol: ProtocolVersion | None, as_json: bool, state: Path | None = None
+) -> None:
     """Print the timeline of one call, and why it has no result if it has none."""
     if not is_token(project):
         fail(f"--project: {short(project)!r} is no project id: it is empty or contains blanks or `.*>`")
     if not tool_call_id or storable_text(tool_call_id) != tool_call_id:  # PostgreSQL takes no NUL or lone surrogate
         fail(f"TOOL_CALL_ID: {short(tool_call_id)!r} is no tool call id: it contains NUL or is not UTF-8")
+
+    if (path := gateway.selected_state(state)) is not None:
+        gateway.inspect(path, tool_call_id, project=project, as_json=as_json)
+        return
 
     async def gather(bootstrap: Bootstrap, client: BusClient) -> CallHistory:
         durable, redactor = bootstrap.durable, bootstrap.redactor

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import typer
 from rich.console import Group
 from rich.text import Text
 
-from openapi_tool.cli.kernels import show_statistics
 from openapi_tool.cli.output import or_dash, print_status
+from openapi_tool.cli.statistics import show_statistics_of
 from openapi_tool.cli.tables import Rows
 
 _UPDATE_S = 2.0
-_LIMITS = ("pool", "not_set", "requests_per_minute", "tokens_per_minute", "concurrent", "found_by_429")
+_LIMITS = ("pool", "not_set", "requests_per_minute", "tokens_per_minute", "concurrent", "found_by_429", "dry_run")
 _KEY_FIELDS = ("variable", "state", "status", "for_s", "tried_again_s")
 _LIMIT_HEADS = (
     "key",
@@ -43,9 +44,10 @@ Set one in the settings, then restart all replicas (docs/tools.md#budgets):
 project_day_requests = 2_000"""
 
 
-def limits(*, watch: bool, as_json: bool) -> None:
+def limits(*, watch: bool, as_json: bool, state: Path | None = None) -> None:
     """Print limits by key and endpoint, and refused keys."""
-    show_statistics(
+    show_statistics_of(
+        state,
         shown,
         lambda replicas: {"limits": combined(replicas), "keys": blocked(replicas)},
         as_json=as_json,
@@ -75,9 +77,9 @@ def _entry(key: tuple[str, str], parts: Sequence[tuple[str, Mapping[str, Any]]])
         **{name: max(part.get(name) or 0 for _, part in parts) for name in ("used", "used_tokens", "paused_s")},
         "running": sum(part.get("running") or 0 for _, part in parts),
         "refused": sum(part.get("refused") or 0 for _, part in parts),
+        "over_limit": sum(part.get("over_limit") or 0 for _, part in parts),
         "replicas": {
-            name: {"sent_per_minute": part.get("sent"), "at_hand": part.get("at_hand"), "offline": part.get("offline")}
-            for name, part in parts
+            name: {"sent_per_minute": part.get("sent"), "offline": part.get("offline")} for name, part in parts
         },
         "waiting": sum(part.get("waiting") or 0 for _, part in parts),
         "waiting_by_project": dict(waiting.most_common()),
@@ -96,7 +98,7 @@ def shown(replicas: Sequence[Mapping[str, Any]]) -> Group:
     """Return tables of refused keys, limits, replicas, and waiting calls by project."""
     keys, entries = blocked(replicas), combined(replicas)
     table = Rows(*_LIMIT_HEADS, title="limits")
-    shares = Rows("key", "endpoint", "replica", "requests/min", "permits at hand", "without NATS")
+    shares = Rows("key", "endpoint", "replica", "requests/min", "without NATS")
     waiting = Rows("key", "endpoint", "project", "waiting")
     for entry in entries:
         names = _key(entry), entry["endpoint"]
@@ -107,7 +109,7 @@ def shown(replicas: Sequence[Mapping[str, Any]]) -> Group:
         table.add(*names, limit, *values, *rest)
         for name, part in entry["replicas"].items():
             offline = "yes" if part["offline"] else ""
-            shares.add(*names, name, part["sent_per_minute"], part["at_hand"], offline)
+            shares.add(*names, name, part["sent_per_minute"], offline)
         for project, calls in entry["waiting_by_project"].items():
             waiting.add(*names, project, calls)
     refused = Rows("key", "state", "status", "for s", "tried again in s", title="refused keys")
@@ -127,9 +129,10 @@ _ACCOUNT = ("project", "scope", "who", "tool", "period")
 _BUDGET_HEADS = ("project", "scope", "agent or session", "tool", "period", "requests", "tokens", "used", "renews")
 
 
-def budgets(*, project: str | None, as_json: bool) -> None:
+def budgets(*, project: str | None, as_json: bool, state: Path | None = None) -> None:
     """Print the accounts that the replicas have used since their start."""
-    show_statistics(
+    show_statistics_of(
+        state,
         lambda replicas: budgets_shown(replicas, project),
         lambda replicas: {"budgets": combined_budgets(replicas, project)},
         as_json=as_json,

@@ -19,6 +19,13 @@ class UpstreamChoice(StrEnum):
     REAL = "real"
 
 
+class DoorChoice(StrEnum):
+    """Protocol of the calls."""
+
+    KERNEL = "kernel"
+    MCP = "mcp"
+
+
 class Format(StrEnum):
     """Output format of `nats permissions`."""
 

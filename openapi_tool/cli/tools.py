@@ -14,16 +14,20 @@ import typer
 from rich.text import Text
 
 from openapi_tool.bootstrap import Bootstrap
-from openapi_tool.bus.client import BusClient, Denied
-from openapi_tool.bus.kv_stores import RESTRICT, STREAM, change_switches, load_switches
+from openapi_tool.bus.client import BusClient
+from openapi_tool.bus.shared_bucket import RESTRICT, STREAM
+from openapi_tool.bus.switches import change_switches, load_switches
 from openapi_tool.bus.users import NatsUser
+from openapi_tool.cli import gateway
 from openapi_tool.cli.definition_files import LINT_FAILED, LocatedProblem, file_count, lint_files, load_definitions
 from openapi_tool.cli.kernels import with_nats
 from openapi_tool.cli.options import ExportFormat
 from openapi_tool.cli.output import USAGE, fail, print_json, print_line, print_status
 from openapi_tool.cli.tables import Rows, cell, output
+from openapi_tool.gateway import operator
 from openapi_tool.protocol.dialect import ProtocolVersion
 from openapi_tool.protocol.subjects import is_token
+from openapi_tool.state.port import AccessDenied
 from openapi_tool.tools import exports
 from openapi_tool.tools.catalogue import CATALOGUE
 from openapi_tool.tools.switches import ALL, MAX_SWITCHES, MAX_TEXT_CHARS, Switch, Switches, SwitchRecordInvalid
@@ -42,6 +46,7 @@ def disable(
     by: str | None,
     protocol: ProtocolVersion | None,
     as_json: bool,
+    state: Path | None = None,
 ) -> None:
     """Disable a tool within two seconds on all replicas."""
     switch = _switch(name, project, reason, by, all_projects=all_projects)
@@ -52,7 +57,7 @@ def disable(
             fail(f"{MAX_SWITCHES:,} tools are disabled already; disable a whole project or all tools instead")
         return changed
 
-    _with_store(lambda client: change_switches(client, change), protocol)
+    _change_switches(change, protocol, state)
     _show_change("disabled", switch, as_json=as_json)
 
 
@@ -65,20 +70,22 @@ def enable(
     by: str | None,
     protocol: ProtocolVersion | None,
     as_json: bool,
+    state: Path | None = None,
 ) -> None:
     """Enable again exactly what was disabled, within two seconds on all replicas."""
     switch = _switch(name, project, reason, by, all_projects=all_projects)
-    before, after = _with_store(
-        lambda client: change_switches(client, lambda state: state.with_enabled(switch)), protocol
-    )
+    before, after = _change_switches(lambda switches: switches.with_enabled(switch), protocol, state)
     if len(before.all) == len(after.all):
         fail(f"{_named(switch)} is not disabled; openapi-tool tools disabled lists what is", _NOT_DISABLED)
     _show_change("enabled", switch, as_json=as_json)
 
 
-def disabled(*, protocol: ProtocolVersion | None, as_json: bool) -> None:
+def disabled(*, protocol: ProtocolVersion | None, as_json: bool, state: Path | None = None) -> None:
     """Print what is disabled, since when, by whom and why."""
-    switches = _with_store(load_switches, protocol).switches.all
+    if (path := gateway.selected_state(state)) is not None:
+        switches = gateway.with_state(path, operator.read_switches).all
+    else:
+        switches = _with_store(load_switches, protocol).switches.all
     if as_json:
         print_json([asdict(switch) for switch in switches])
         return
@@ -132,11 +139,20 @@ _NOT_TO_GRANT = {
 """Endings of subjects that `nats permissions --for switches` does not list."""
 
 
+def _change_switches(
+    change: Callable[[Switches], Switches], protocol: ProtocolVersion | None, state: Path | None
+) -> tuple[Switches, Switches]:
+    """Change the switches of a kernel's executors, or of a gateway; return those before and after."""
+    if (path := gateway.selected_state(state)) is not None:
+        return gateway.with_state(path, lambda opened: operator.change_switches(opened, change))
+    return _with_store(lambda client: change_switches(client, change), protocol)
+
+
 def _with_store(work: Callable[[BusClient], Awaitable[T]], protocol: ProtocolVersion | None) -> T:
     async def explained(_: Bootstrap, client: BusClient) -> T:
         try:
             return await work(client)
-        except Denied as denied:
+        except AccessDenied as denied:
             for subject, why in _NOT_TO_GRANT.items():
                 if denied.subject.endswith(subject):
                     fail(f"permission for {denied.subject} is denied, and need not be granted: {why}")

@@ -16,8 +16,11 @@ from rich.console import Group
 from rich.text import Text
 
 from openapi_tool.bootstrap import Bootstrap
-from openapi_tool.cli.kernels import kernel_bootstrap, show_statistics
+from openapi_tool.cli.gateway import selected_state
+from openapi_tool.cli.gateway import usage as gateway_usage
+from openapi_tool.cli.kernels import kernel_bootstrap
 from openapi_tool.cli.output import fail, or_dash, print_json, print_status
+from openapi_tool.cli.statistics import show_statistics_of
 from openapi_tool.cli.tables import Rows, cell, output
 from openapi_tool.kernel.failures import located
 from openapi_tool.kernel.queries import MAX_ROWS, usage
@@ -33,9 +36,9 @@ _MAX_ROWS = 20
 _COLUMNS = ("rate", "p50_ms", "p95_ms", "failed", "running", "waiting", "held", "oldest_held_s")
 
 
-def top(*, once: bool, every_s: float, as_json: bool) -> None:
-    """Print the statistics of all replicas, once or every `every_s` seconds."""
-    show_statistics(shown, _as_object, as_json=as_json, every_s=None if once else every_s)
+def top(*, once: bool, every_s: float, as_json: bool, state: Path | None = None) -> None:
+    """Print the statistics of all replicas, or processes of a gateway, once or every `every_s` seconds."""
+    show_statistics_of(state, shown, _as_object, as_json=as_json, every_s=None if once else every_s)
 
 
 def _as_object(replicas: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -111,8 +114,9 @@ def show_usage(
     as_json: bool,
     as_csv: bool,
     plot: Path | None,
+    state: Path | None = None,
 ) -> None:
-    """Print what the calls of a project cost, from the result cards."""
+    """Print what the calls of a project cost, from the result cards, or the rows of a gateway."""
     if as_json and as_csv:
         fail("--json and --csv exclude each other; name one")
     if not is_token(project):
@@ -121,7 +125,10 @@ def show_usage(
     start, end = _moment(since, now, "--since"), _moment(until, now, "--until") if until else now
     if start >= end:
         fail("--since must be before --until")
-    total, rows = _read(kernel_bootstrap(protocol), project, start, end, by)
+    if (path := selected_state(state)) is not None:
+        total, rows = gateway_usage(path, project, start, end, by)
+    else:
+        total, rows = _read(kernel_bootstrap(protocol), project, start, end, by)
     if plot is not None:
         _plot(plot, rows, f"{project} by {by}, {start:%Y-%m-%d %H:%M} to {end:%Y-%m-%d %H:%M} UTC")
     if as_json:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
+
+from openapi_tool.fair_queue import FairQueue
 
 _RESERVED_SHARE = 1 / 8  # of the permits, which a single project cannot take, so that others need not wait
 
 
 class FairSemaphore:
-    """Semaphore whose next permit goes to the waiting project that holds the fewest; FIFO among equals.
+    """Semaphore whose next permit goes to the waiting project that holds the fewest; equal projects take turns.
 
     A project holds at most `max_per_project` permits, by default seven eighths of them. A task that holds a permit must
     not wait for another one, or tasks may deadlock.
@@ -21,7 +23,7 @@ class FairSemaphore:
         self._free = permits
         self._max_per_project = max_per_project or permits - int(permits * _RESERVED_SHARE)
         self._held: Counter[str] = Counter()
-        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
+        self._waiting: FairQueue[asyncio.Future[None]] = FairQueue()
 
     @property
     def used(self) -> int:
@@ -31,7 +33,7 @@ class FairSemaphore:
     @property
     def waiting(self) -> int:
         """Number of waiting tasks."""
-        return sum(map(len, self._waiting.values()))
+        return len(self._waiting)
 
     @asynccontextmanager
     async def permit(self, project: str) -> AsyncIterator[None]:
@@ -44,18 +46,18 @@ class FairSemaphore:
 
     async def take(self, project: str) -> None:
         """Acquire a permit, to be released by `give`; a cancelled wait acquires none."""
-        if self._free and self._held[project] < self._max_per_project:
+        if self._free and self._may_hold(project):
             self._grant(project)
             return
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(project, deque()).append(waiter)
+        self._waiting.add(project, "", waiter)
         try:
             await waiter
         except asyncio.CancelledError:
             if waiter.done() and not waiter.cancelled():
                 self.give(project)  # granted in the iteration of the cancellation
             else:
-                self._leave(project, waiter)
+                self._waiting.discard(project, "", waiter)
             raise
 
     def give(self, project: str) -> None:
@@ -64,27 +66,16 @@ class FairSemaphore:
         self._held[project] -= 1
         if not self._held[project]:
             del self._held[project]
-        while self._waiting and self._free and (following := self._next()) is not None:
-            queue = self._waiting.pop(following)
-            waiter = queue.popleft()
-            if queue:
-                self._waiting[following] = queue  # last in the dictionary: equal projects take turns
+        while self._free and (following := self._waiting.next(self._may_hold, self._held.__getitem__)) is not None:
+            waiter = self._waiting.pop(following)
+            self._waiting.turns.serve(following, 1.0)
             if not waiter.done():  # else its task was cancelled in this iteration
                 self._grant(following)
                 waiter.set_result(None)
 
+    def _may_hold(self, project: str) -> bool:
+        return self._held[project] < self._max_per_project
+
     def _grant(self, project: str) -> None:
         self._free -= 1
         self._held[project] += 1
-
-    def _next(self) -> str | None:
-        """Return the waiting project that is served next, None if each holds its maximum."""
-        project = min(self._waiting, key=self._held.__getitem__, default=None)
-        return project if project is not None and self._held[project] < self._max_per_project else None
-
-    def _leave(self, project: str, waiter: asyncio.Future[None]) -> None:
-        queue = self._waiting.get(project, deque())
-        with suppress(ValueError):
-            queue.remove(waiter)
-        if not queue:
-            self._waiting.pop(project, None)

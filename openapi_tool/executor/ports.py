@@ -7,12 +7,12 @@ from contextlib import AbstractContextManager
 from typing import Protocol
 
 from openapi_tool.call import Call, CallMemory
-from openapi_tool.limits.permits import Slot
 from openapi_tool.protocol.cards import ArtifactCard, Card
 from openapi_tool.protocol.command import Command
 from openapi_tool.protocol.records import Artifact, CallRecords
 from openapi_tool.protocol.report import Report, TurnCondition, Wakeup
 from openapi_tool.protocol.tracing import TraceLink
+from openapi_tool.quotas.permits import Slot
 from openapi_tool.telemetry.spans import CallSpan
 from openapi_tool.tools.arguments import Arguments
 from openapi_tool.tools.deadlines import Deadline

@@ -18,7 +18,6 @@ from openapi_tool.concurrency.cancellation import raise_if_cancelled, shielded
 from openapi_tool.executor.continuation import Continuation
 from openapi_tool.executor.ports import ToolBackend
 from openapi_tool.isolation.service import Isolation
-from openapi_tool.limits.permits import NO_SLOT, Slot
 from openapi_tool.protocol.cards import StoredText, ToolCall
 from openapi_tool.protocol.errors import (
     InternalError,
@@ -31,6 +30,7 @@ from openapi_tool.protocol.errors import (
 from openapi_tool.protocol.identity import CallIdentity
 from openapi_tool.protocol.projects import scoped_project
 from openapi_tool.protocol.records import DefinitionRecord
+from openapi_tool.quotas.permits import NO_SLOT, Slot
 from openapi_tool.telemetry.redact import Redactor
 from openapi_tool.tools.arguments import Arguments, ArgumentSources, SecretSource
 from openapi_tool.tools.deadlines import Deadline
@@ -50,7 +50,7 @@ _KEY_SHAPES = Redactor(where="error")
 A failure quotes the caller, who would learn from a mask that his guess of a secret is right.
 """
 
-_WRITE_GRACE_S = 2.0  # for the journal's write after a cancellation
+_WRITE_GRACE_S = 2.0  # until the cost of a cancelled call is stored
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,6 @@ from functools import partial
 from typing import Any, cast
 from weakref import WeakMethod
 
-from openapi_tool.budgets.budgets import Budgets, Spender
 from openapi_tool.call import Call
 from openapi_tool.concurrency.cancellation import shielded
 from openapi_tool.jina.batches import batch_items, batch_output, item_arguments
@@ -20,6 +19,7 @@ from openapi_tool.jina.byte_semaphore import ByteSemaphore, RequestContext, Resp
 from openapi_tool.jina.cache import ResponseCache, cache_key
 from openapi_tool.jina.client import JinaClient
 from openapi_tool.jina.connections import on_connected
+from openapi_tool.jina.costs import UnreadCosts
 from openapi_tool.jina.endpoints import Endpoint, endpoint_of
 from openapi_tool.jina.options import CacheOptions, EgressOptions, RetryOptions
 from openapi_tool.jina.request import (
@@ -35,11 +35,12 @@ from openapi_tool.jina.request import (
 from openapi_tool.jina.response import Outcome
 from openapi_tool.jina.retries import Sleep, with_retries
 from openapi_tool.jina.url_policy import UrlPolicy
-from openapi_tool.limits.keys import RefusedKeys
-from openapi_tool.limits.permits import Need, Permit, Permits, Slot, Unlimited
 from openapi_tool.options.tools import ToolOptions
 from openapi_tool.protocol.attempts import Attempt
 from openapi_tool.protocol.errors import ToolError, without_traceback
+from openapi_tool.quotas.budgets import Budgets, Spender
+from openapi_tool.quotas.keys import RefusedKeys
+from openapi_tool.quotas.permits import Need, Permit, Permits, Slot, Unlimited
 from openapi_tool.telemetry import metrics
 from openapi_tool.telemetry.metrics import project_label
 from openapi_tool.tools.arguments import Arguments
@@ -114,6 +115,7 @@ class JinaBackend:
         self._permits = permits or Unlimited()
         self._budgets = budgets
         self._refused_keys = RefusedKeys()
+        self._costs = UnreadCosts()
         self._sleep = sleep
         self._options = options
         self.semaphore = ByteSemaphore(options.egress.body_budget_bytes, max_call_memory(client.max_response_bytes))
@@ -234,7 +236,6 @@ class JinaBackend:
 
     async def _request(self, item: _Item) -> ToolOutput:
         """Send the request of an item, repeatedly after temporary failures. Raises ToolError."""
-        tokens = metrics.UPSTREAM_TOKENS.labels(item.definition.built_in.name, project_label(item.context.call.project))
         parameters = item.resolved.parameters
         try:
             output = await with_retries(
@@ -248,11 +249,7 @@ class JinaBackend:
                 raise output
         except ToolError as error:
             item.context.clear()
-            item.meter.add(Usage(tokens=error.tokens))
-            tokens.inc(error.tokens)
             raise without_traceback(error) from None
-        item.meter.add(Usage(tokens=output.usage.tokens))
-        tokens.inc(output.usage.tokens)
         if parameters.get("respondWith") == "markdown":
             output = replace(output, state={**output.state, "format": "markdown"})
         return replace(output, may_store=False) if parameters.get("doNotTrack") else output
@@ -269,15 +266,18 @@ class JinaBackend:
                 reservation.unsent()
             raise
         need.key = permit.key
-        on_connected.set(WeakMethod(permit.connected))  # called by the transport
+        sending = _Sending(permit)
+        on_connected.set(WeakMethod(sending.connected))  # called by the transport
         tokens = None
         try:
-            outcome = await self._send(item)
+            outcome = await self._send(item, sending, min_tokens if reservation is None else reservation.need.tokens)
             tokens = cost(outcome).tokens
         except ToolError as error:
             permit.failed(error)
             self._refused_keys.record(error.key_variable or need.variable, error.http_status)
             tokens = error.tokens
+            if budget is not None:
+                budget.record_cost(tokens)
             raise
         except BaseException:
             permit.cancelled()
@@ -287,12 +287,22 @@ class JinaBackend:
         finally:
             if reservation is not None:
                 reservation.sent(tokens)
+            self._count_tokens(item, tokens or 0)
         if budget is not None:
             budget.record_cost(tokens)
         return outcome
 
-    async def _send(self, item: _Item) -> Outcome:
-        """Send the request now, with the remaining time as `timeout`, and record the attempt. Raises ToolError."""
+    @staticmethod
+    def _count_tokens(item: _Item, tokens: int) -> None:
+        item.meter.add(Usage(tokens=tokens))
+        project = project_label(item.context.call.project)
+        metrics.UPSTREAM_TOKENS.labels(item.definition.built_in.name, project).inc(tokens)
+
+    async def _send(self, item: _Item, sending: _Sending, estimate: int) -> Outcome:
+        """Send the request now, with the remaining time as `timeout`, and record the attempt. Raises ToolError.
+
+        `estimate` are the tokens that it is expected to cost.
+        """
         request, context = item.timed_request(), item.context
         attempt = Attempt(time.monotonic(), request.method, request.host, item.meter.usage.requests)
         context.record_attempt(attempt)
@@ -303,9 +313,12 @@ class JinaBackend:
             outcome = await self._client.fetch(request, item.need.key, item.need.deadline, context)
         except ToolError as error:
             _record_end(attempt, context, error.code)
+            if sending.is_sent or context.http_status is not None:
+                self._costs.charge(error, item.endpoint, estimate, context.body_bytes)
             context.clear()  # hold no memory while waiting for a retry
             raise without_traceback(error) from None
         _record_end(attempt, context)
+        self._costs.learn(item.endpoint, cost(outcome).tokens, context.body_bytes)
         return outcome
 
     async def _acquire(self, context: RequestContext, need: Need) -> Permit:
@@ -323,9 +336,24 @@ class JinaBackend:
             if context.call.recheck is not None:
                 context.call.recheck()
         except BaseException:
-            permit.cancelled()
+            permit.unsent()
             raise
         return permit
+
+
+class _Sending:
+    """A request on its way; `is_sent`: it got its connection, so the upstream may charge for it."""
+
+    __slots__ = ("__weakref__", "_permit", "is_sent")
+
+    def __init__(self, permit: Permit) -> None:
+        self._permit = permit
+        self.is_sent = False
+
+    def connected(self) -> None:
+        """Record that the request is sent now."""
+        self.is_sent = True
+        self._permit.connected()
 
 
 async def _wait_for_all(tasks: Sequence[asyncio.Task[Any]]) -> None:

@@ -228,6 +228,7 @@ def upstream_failure(
     )
     error.timed_out = rule.timed_out
     error.upstream_status = whole_number(envelope.get("status"))
+    error.is_concurrency = http_status == HTTPStatus.TOO_MANY_REQUESTS and _says_concurrency(envelope)
     return error
 
 
@@ -340,6 +341,11 @@ def _reason(envelope: Mapping[str, Any], redactor: Redactor, names: Mapping[str,
         return words
     given = (own for name, own in names.items() if name.rpartition(".")[2] == path)  # the model's name for it
     return f"{next(given, path)}: {words}"
+
+
+def _says_concurrency(envelope: Mapping[str, Any]) -> bool:
+    """Return whether a 429 is due to the number of open requests: no status of the upstream says so, only a text."""
+    return any("concurren" in str(envelope.get(name))[:_MAX_READ_CHARS].lower() for name in ("name", "readableMessage"))
 
 
 def _text(envelope: Mapping[str, Any]) -> str:

@@ -24,7 +24,7 @@ class ToolError(ExecutorError):
     same request may work later, after `retry_after` seconds; `max_retries` limits its retries within the call.
     With `timed_out` more time might have helped. `tokens` and `requests` are the cost upstream, `upstream_status` the
     five-digit status in the upstream's response, `http_status` its HTTP status, `key_variable` the variable of a
-    refused key.
+    refused key. `is_concurrency`: a 429 says that too many requests are open, not that too many were sent.
     """
 
     code: ClassVar[str] = "internal_error"
@@ -35,6 +35,7 @@ class ToolError(ExecutorError):
     requests = 0
     upstream_status: int | None = None
     key_variable: str | None = None
+    is_concurrency = False
 
     def __init__(
         self,

@@ -18,13 +18,15 @@ from openapi_tool.bus.dead_letters import DeadLetters
 from openapi_tool.bus.doorbells import WakeupPublisher
 from openapi_tool.bus.durable_monitor import DurableMonitor
 from openapi_tool.bus.fetch_mode import FetchMode
-from openapi_tool.bus.kv_stores import ParkedResultStore, SwitchMonitor, shared_session_key
 from openapi_tool.bus.options import BusOptions, ConsumerOptions
+from openapi_tool.bus.parked_results import parked_results
 from openapi_tool.bus.replica_statistics import answering_stats
 from openapi_tool.bus.server_clock import ServerClock
+from openapi_tool.bus.session_key import shared_session_key
 from openapi_tool.bus.slots import Slots
 from openapi_tool.bus.storage import Storage
 from openapi_tool.bus.streams import replica_count
+from openapi_tool.bus.switches import SwitchMonitor
 from openapi_tool.concurrency.retries import retried
 from openapi_tool.executor.parked_results import ParkedResults
 from openapi_tool.executor.pipeline import Pipeline, PipelineOptions
@@ -80,7 +82,7 @@ async def assemble(stack: AsyncExitStack, bootstrap: Bootstrap, shared: Shared) 
         with suppress(Unavailable):  # blocked keys are then detected by their next refusal
             await shared.limiter.keys.load()
         await stack.enter_async_context(shared.budget_records.shared_by(shared.budgets, client, replicas))
-    guarded, parked = GuardedStore(kernel, database.breaker), ParkedResultStore(client, replicas)
+    guarded, parked = GuardedStore(kernel, database.breaker), parked_results(client, replicas)
     runner = build_runner(bootstrap, shared.upstream, guarded, session_key)
     doorbells = WakeupPublisher(client)
     pipeline = Pipeline(

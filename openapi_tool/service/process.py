@@ -18,10 +18,10 @@ except ImportError:  # not built for this platform
 from openapi_tool import __version__
 from openapi_tool.bootstrap import Bootstrap, build_bootstrap
 from openapi_tool.jina.transport import Resolver
+from openapi_tool.reloading import Reloader
 from openapi_tool.service.file_limit import file_limit_problem, fit_to_file_limit, health_connections, raise_file_limit
 from openapi_tool.service.kernel_parts import Parts, assemble
 from openapi_tool.service.memory import collect_garbage_rarely, set_malloc_thresholds
-from openapi_tool.service.reload import Reloader
 from openapi_tool.service.shared_parts import Shared, open_shared, snapshots
 from openapi_tool.settings import PREFIX, Settings, SettingsError
 from openapi_tool.settings.loading import ignored_variables

@@ -12,8 +12,6 @@ from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from openapi_tool.bootstrap import Bootstrap, Upstream
-from openapi_tool.budgets.account import SCOPES
-from openapi_tool.budgets.budgets import Budgets
 from openapi_tool.bus.instance import INSTANCE
 from openapi_tool.bus.server_clock import ServerClock
 from openapi_tool.bus.storage import BUDGETS, LIMITS, RecordStore
@@ -23,7 +21,9 @@ from openapi_tool.isolation.service import Isolation
 from openapi_tool.jina.egress import EgressTransport
 from openapi_tool.jina.failures import key_failure
 from openapi_tool.jina.transport import AiohttpTransport, Resolver
-from openapi_tool.limits.limiter import Limiter
+from openapi_tool.quotas.account import SCOPES
+from openapi_tool.quotas.budgets import Budgets
+from openapi_tool.quotas.limiter import Limiter
 from openapi_tool.telemetry import metrics
 from openapi_tool.telemetry.health import Snapshots
 from openapi_tool.telemetry.spans import WireTracer, shut_down

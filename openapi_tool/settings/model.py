@@ -21,7 +21,6 @@ from openapi_tool.dsn import ESCAPE
 from openapi_tool.environment import DEFAULT_AUTH_ENV, PREFIX, SHORT_NAMES
 from openapi_tool.jina.options import CacheOptions, EgressOptions, RetryOptions
 from openapi_tool.jina.url_policy import UrlPolicy
-from openapi_tool.limits.permits import LimitOptions
 from openapi_tool.options.budgets import BudgetOptions
 from openapi_tool.options.executor import ExecutorOptions
 from openapi_tool.options.isolation import IsolationOptions
@@ -30,6 +29,7 @@ from openapi_tool.options.section import Options, Seconds, split
 from openapi_tool.options.tools import ToolOptions
 from openapi_tool.protocol.dialect import DEFAULT_VERSION, ProtocolVersion
 from openapi_tool.protocol.subjects import default_durable
+from openapi_tool.quotas.permits import LimitOptions
 from openapi_tool.settings.sections import (
     TARGET,
     ActorId,

@@ -2,7 +2,7 @@
 
 The request is a file in the folder that `FOLDER_VARIABLE` names; its name is the point. The first process that reaches
 the point deletes the file and kills itself by SIGKILL. A call whose arguments contain `KILLER` kills every executor
-that runs it. `BUDGET_LEASE_VARIABLE` sets the seconds after which a silent replica counts as dead for budgets.
+that runs it. `BUDGET_LEASE_VARIABLE` sets the seconds from the deadline of a call until its reservation counts as used.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from openapi_tool.budgets import ledger, replica
 from openapi_tool.bus.doorbells import WakeupPublisher
 from openapi_tool.jina.backend import JinaBackend
 from openapi_tool.kernel.store import KernelStore
 from openapi_tool.local.executor import main as serve
+from openapi_tool.quotas import account
 
 FOLDER_VARIABLE = "CHAOS_FAIL_POINTS"
 BUDGET_LEASE_VARIABLE = "CHAOS_BUDGET_LEASE_S"
@@ -32,7 +32,7 @@ def main() -> None:
     """Serve against the double, with fail points in the folder that the environment names."""
     install(Path(os.environ[FOLDER_VARIABLE]))
     if lease_s := float(os.environ.get(BUDGET_LEASE_VARIABLE, "0")):
-        ledger.LEASE_S, replica.RENEW_S = lease_s, lease_s / 3
+        account.END_MARGIN_S = lease_s
     serve()
 
 

@@ -26,7 +26,7 @@ from openapi_tool.local.placed_call import PlacedCall
 from openapi_tool.local.servers import ServerFailed, accepts, free_port
 from openapi_tool.local.stack import EmbeddedStack, kernel_schema
 from openapi_tool.protocol.subjects import default_durable
-from openapi_tool.service.reload import FileWatcher, Reloader
+from openapi_tool.reloading import FileWatcher, Reloader
 from openapi_tool.settings import Settings, load_settings
 from openapi_tool.telemetry.health import DEPENDENCIES
 from openapi_tool.telemetry.redact import MASK, Redactor

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import json
 import os
 import re
 import shlex
@@ -19,6 +20,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import typer
@@ -27,10 +29,11 @@ from nats.aio.client import Client
 from typer.testing import CliRunner
 
 from openapi_tool.cli import app
+from openapi_tool.cli.kernels import NO_DATABASE
 from openapi_tool.local.caller import Caller
 from openapi_tool.local.dev import FALLBACKS
 from openapi_tool.local.stack import EmbeddedStack
-from openapi_tool.settings import Settings
+from openapi_tool.settings import Settings, load_settings
 from openapi_tool.tools.policy import HOOKS_GROUP, Denial, PlannedCall
 from tests.conftest import AGENT, PROJECT, StartExecutor, search_tool
 from tests.requirements import requirement
@@ -79,6 +82,9 @@ NOT_RUN = {
     r"(kubectl|for pod in|done$|helm) ?.*": "needs a cluster; tests/unit/test_chart.py renders the chart",
     r".*--upstream real.*": "needs a key of Jina and the internet",
     r"\.venv/bin/openapi-tool demo --json( +#.*)?": "tests/end_to_end/test_local.py runs the demo with --json",
+    r"\.venv/bin/openapi-tool demo --door mcp( +#.*)?": "tests/gateway/test_demo.py runs it",
+    r"openapi-tool state purge --yes( +#.*)?": "tests/gateway/test_commands.py runs it, on a file of its own",
+    r"pip install '\.\[gateway\]'": "the tests' environment has the extra",
     r"openapi-tool demo --protocol v1r3( +#.*)?": "tests/end_to_end/test_local.py runs it",
     r"openapi-tool dev( --keep \S+| --protocol v1r3| --replicas 4)?( +#.*)?": "runs until Ctrl-C, in test_dev.py",
     r"pip install \.": "takes minutes; tests/end_to_end/test_deployment.py installs the package as the image does",
@@ -295,13 +301,28 @@ def _passes(text: str) -> None:
     assert done.returncode == 0, done.stdout
 
 
+def _configures_a_client(text: str) -> None:
+    """Check that the command of a client's configuration exists, with its options and settings."""
+    [server] = json.loads(text)["mcpServers"].values()
+    group: Any = typer.main.get_command(app)
+    known = {option for parameter in group.commands["mcp"].params for option in parameter.opts}
+    assert (server["command"], server["args"][0]) == ("openapi-tool", "mcp")
+    assert {word for word in server["args"] if word.startswith("--")} <= known
+    settings = {name: value for name, value in server["env"].items() if name != "JINA_API_KEY"}
+    with mock.patch.dict(os.environ, settings):
+        load_settings(NO_DATABASE)
+
+
 HANDLED: dict[tuple[str, str], Callable[[str], None] | str] = {
     ("docs/tools.md", "[budgets]"): _limits_a_project,
     ("docs/tools.md", "[limits]"): _limits_keys,
     ("ARCHITECTURE.md", "cg.v1r4."): _is_a_command,
     ("ARCHITECTURE.md", "cards "): "a drawing of rows; tests/kernel_conformance compares real ones",
+    ("README.md", "MCP client ──"): "a drawing",
     ("README.md", "cmd.tool.jina.*"): "a drawing",
     ("docs/on-call.md", "! exec-1, exec-2: the upstream"): "a picture of `top`; tests/unit/test_commands.py draws it",
+    ("README.md", '{"mcpServers"'): _configures_a_client,
+    ("docs/mcp.md", '{"mcpServers"'): _configures_a_client,
     ("README.md", "tool_name: web_search"): _lints,
     ("README.md", "envs:"): _lints,
     ("CONTRIBUTING.md", "# cosmic.toml"): "settings of a tool with an environment of its own",

@@ -332,7 +332,7 @@ async def endless_sessions_without_budget(scene: Scene) -> None:
         assert_failed(answer, "budget_exceeded")
     assert b"never billed" not in scene.sent()
     try:
-        stored = await scene.caller.client.jetstream().stream_info(f"KV_{BUDGETS.bucket}")
+        stored = await scene.caller.client.jetstream().stream_info(f"KV_{BUDGETS.bucket.name}")
     except NotFoundError:
         return
     assert not stored.state.messages

@@ -36,7 +36,6 @@ from openapi_tool.executor.pipeline import Pipeline, PipelineOptions
 from openapi_tool.executor.ports import Kernel
 from openapi_tool.executor.runner import RunnerOptions, ToolRunner
 from openapi_tool.jina.byte_semaphore import ByteSemaphore
-from openapi_tool.limits.permits import NoSlot
 from openapi_tool.options.executor import ExecutorOptions
 from openapi_tool.options.tools import ToolOptions
 from openapi_tool.protocol.cards import ArtifactCard, Card
@@ -44,6 +43,7 @@ from openapi_tool.protocol.command import Command, Delivery
 from openapi_tool.protocol.records import Artifact, CallRecords, DefinitionRecord, RequestEdgeRecord
 from openapi_tool.protocol.report import Report, TurnCondition, Wakeup
 from openapi_tool.protocol.settlement import Settlement
+from openapi_tool.quotas.permits import NoSlot
 from openapi_tool.telemetry.spans import WireTracer
 from openapi_tool.tools import deadlines
 from openapi_tool.tools.arguments import Arguments, ArgumentSources, OperatorEnvs

@@ -15,7 +15,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from openapi_tool.bootstrap import build_bootstrap
-from openapi_tool.budgets.budgets import Charge
 from openapi_tool.bus.consumer import BackgroundTaskEnded, CommandConsumer
 from openapi_tool.call import Call
 from openapi_tool.concurrency.cancellation import shielded
@@ -30,6 +29,7 @@ from openapi_tool.protocol.command import Command, Delivery
 from openapi_tool.protocol.errors import BadRequest, Unavailable
 from openapi_tool.protocol.records import CallRecords, DefinitionRecord
 from openapi_tool.protocol.settlement import Acknowledge, Settlement
+from openapi_tool.quotas.budgets import Charge
 from openapi_tool.service.kernel_parts import consumer_options
 from openapi_tool.settings import Settings
 from openapi_tool.telemetry.spans import WireTracer, shut_down

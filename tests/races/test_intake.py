@@ -23,10 +23,10 @@ from openapi_tool.bus.held import Held
 from openapi_tool.bus.leases import Lease, Leases, lease_key
 from openapi_tool.call import Call
 from openapi_tool.executor.runner import ToolRunner
-from openapi_tool.limits.permits import Slot
 from openapi_tool.protocol.command import Delivery
 from openapi_tool.protocol.identity import CallIdentity
 from openapi_tool.protocol.settlement import Acknowledge, Settlement
+from openapi_tool.quotas.permits import Slot
 from openapi_tool.telemetry.logs import MAX_LINES, JsonFormatter, ProjectLimit
 from openapi_tool.telemetry.redact import Redactor
 from openapi_tool.tools.output import Usage

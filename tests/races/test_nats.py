@@ -32,21 +32,23 @@ from nats.js.errors import (
 from tenacity import stop_after_attempt, wait_fixed
 
 from openapi_tool.bus import doorbells
+from openapi_tool.bus.ack_floor import AckFloor, load_ack_floor, save_ack_floor
 from openapi_tool.bus.client import BusClient
 from openapi_tool.bus.consumer import CommandConsumer
 from openapi_tool.bus.dead_letters import DeadLetters
 from openapi_tool.bus.doorbells import WakeupPublisher
 from openapi_tool.bus.durable_monitor import DurableMonitor
-from openapi_tool.bus.kv_stores import AckFloor, ParkedResultStore, change_switches, load_ack_floor, save_ack_floor
 from openapi_tool.bus.leases import Lease, Leases, LeaseTaken
 from openapi_tool.bus.options import DurableOptions, NatsOptions
 from openapi_tool.bus.server_clock import ServerClock
 from openapi_tool.bus.storage import Storage
 from openapi_tool.bus.streams import Durable
+from openapi_tool.bus.switches import change_switches
 from openapi_tool.protocol.command import Delivery
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.protocol.report import Wakeup
 from openapi_tool.protocol.settlement import Acknowledge, Requeue
+from openapi_tool.state.nats_kv import NatsKvTexts
 from openapi_tool.telemetry.health import CONSUMER, JETSTREAM, NATS, Health
 from openapi_tool.tools.switches import Switches
 from tests.races.conftest import FakeBus, FakeKernel, FakeTools, Run, Schedule, iterate_loop, pipeline
@@ -369,11 +371,11 @@ def test_a_bucket_deleted_at_any_await_costs_at_most_one_delivery(run: Run) -> N
             buckets.schedule.acts[len(buckets.schedule.seen) + moment] = buckets.delete_bucket
             try:
                 taken = await leases.take(redelivered())
-            except (nats.errors.Error, BucketNotFoundError):  # an outage: the command is redelivered
+            except Unavailable:  # an outage: the command is redelivered
                 taken = await leases.take(redelivered())
             assert isinstance(taken, Lease), moment
             buckets.delete_bucket()
-            with suppress(nats.errors.NoRespondersError):
+            with suppress(Unavailable):
                 await leases.take(redelivered(3))
             assert isinstance(await leases.take(redelivered(3)), Lease), moment
 
@@ -578,7 +580,7 @@ def test_a_bucket_that_does_not_answer_does_not_prevent_creating_others(run: Run
         storage = Storage(
             cast("BusClient", server),
             cast("Leases", SimpleNamespace(records=FakeBucket())),
-            cast("ParkedResultStore", FakeBucket()),
+            cast("NatsKvTexts", FakeBucket()),
             cast("DeadLetters", FakeBucket()),
             WakeupPublisher(cast("BusClient", server)),
             None,

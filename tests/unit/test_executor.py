@@ -26,7 +26,6 @@ from openapi_tool.executor.result_order import ResultOrder
 from openapi_tool.executor.runner import ToolCallRequest, ToolRunner
 from openapi_tool.jina.byte_semaphore import ByteSemaphore
 from openapi_tool.jina.endpoints import ENDPOINTS, RESERVE_S
-from openapi_tool.limits.permits import NoSlot
 from openapi_tool.options.executor import ExecutorOptions
 from openapi_tool.options.tools import ToolOptions
 from openapi_tool.protocol.cards import StoredText, ToolCall, artifact_card
@@ -35,6 +34,7 @@ from openapi_tool.protocol.errors import ToolMisconfigured, TurnBusy, Unavailabl
 from openapi_tool.protocol.identity import CallIdentity
 from openapi_tool.protocol.records import Artifact, WaitingTurnRecord
 from openapi_tool.protocol.report import TurnCondition
+from openapi_tool.quotas.permits import NoSlot
 from openapi_tool.tools.deadlines import Deadline, TimeLimits
 from openapi_tool.tools.output import Item, ToolOutput, Usage
 from openapi_tool.tools.policy import Authorizer, Policy

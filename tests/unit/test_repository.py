@@ -187,7 +187,7 @@ def test_the_wheel_holds_the_package_alone(tmp_path: Path) -> None:
 @requirement("logs.call")
 def test_shared_tasks_do_not_inherit_the_context_of_a_call() -> None:
     """A task of `asyncio.create_task` logs with the ids of the call that starts it, which may be another project's."""
-    shared = [*(ROOT / "openapi_tool" / "limits").glob("*.py"), *(ROOT / "openapi_tool" / "budgets").glob("*.py")]
+    shared = [*(ROOT / "openapi_tool" / "quotas").glob("*.py")]
     assert len(shared) > 10
     assert [path.name for path in shared if "create_task(" in path.read_text(encoding="utf-8")] == []
 
@@ -533,9 +533,10 @@ catalogue.CATALOGUE = {**catalogue.CATALOGUE, tool.name: tool}
 
 from openapi_tool.jina import endpoints, failures, parameters, response
 from openapi_tool.jina.content import usage_of
-from openapi_tool.limits.limiter import Limiter
-from openapi_tool.limits.permits import Need
-from openapi_tool.limits.permits import LimitOptions
+from openapi_tool.quotas.limiter import Limiter
+from openapi_tool.quotas.permits import Need
+from openapi_tool.quotas.permits import LimitOptions
+from openapi_tool.state.port import Stored
 from openapi_tool.protocol.errors import BadRequest
 from openapi_tool.telemetry import metrics
 from openapi_tool.testing import InProcessExecutor
@@ -557,7 +558,7 @@ response.RESPONSES["segment"] = response.Responses(
 
 class Store:
     async def read(self, name):
-        return 0, None
+        return Stored()
 
     async def write(self, name, value, revision):
         return revision + 1
@@ -569,8 +570,8 @@ async def limits():
     assert ({"endpoint": "segment"}, 0) in counted
     permit = await limiter.acquire(Need("KEY", "segment", ("p", "a"), Deadline.after(5), SecretStr("key")))
     permit.done(1)
-    allowance = limiter._limiters["KEY", "segment"].allowance
-    print(allowance.rates.tokens, allowance.tokens_per_request, endpoints.ENDPOINTS["segment"].min_tokens({}))
+    limit = limiter._limits["KEY", "segment"]
+    print(limit.rates.tokens, limit.tokens_each, endpoints.ENDPOINTS["segment"].min_tokens({}))
     await limiter.aclose()
 
 async def call(tool, arguments, url, answer, status=200):

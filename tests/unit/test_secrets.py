@@ -41,9 +41,9 @@ from openapi_tool.jina.client import JinaClient
 from openapi_tool.jina.options import RetryOptions
 from openapi_tool.jina.request import UpstreamRequest
 from openapi_tool.jina.response import Expected
-from openapi_tool.limits.permits import Need, Permit, Unlimited
 from openapi_tool.local.caller import ResultRows
 from openapi_tool.protocol.errors import ToolError, ToolMisconfigured
+from openapi_tool.quotas.permits import Need, Permit, Unlimited
 from openapi_tool.service import process as service
 from openapi_tool.settings import Settings, SettingsError, load_settings
 from openapi_tool.settings.loading import secret_values

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import jsonschema_rs
 import pytest
@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from openapi_tool.jina.endpoints import ENDPOINTS
-from openapi_tool.limits.permits import KeyLimits
 from openapi_tool.protocol.errors import BadRequest, ToolError, ToolMisconfigured, ToolNotAvailable
 from openapi_tool.protocol.jsontext import JsonObject, JsonValue
 from openapi_tool.protocol.records import DefinitionRecord
+from openapi_tool.quotas.permits import KeyLimits
 from openapi_tool.tools.argument_names import fold
 from openapi_tool.tools.arguments import Arguments, ArgumentSources, OperatorEnvs
 from openapi_tool.tools.catalogue import CATALOGUE, OPERATIONS, READER, BuiltInTool, DuplicateTool, Operation, catalogue
@@ -568,9 +568,9 @@ def test_every_operation_has_one_endpoint_and_every_tool_an_operation() -> None:
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)
 def test_every_operation_has_settings_for_its_limits(operation: Operation) -> None:
     values = {"requests_per_minute": 1, "tokens_per_minute": operation.min_tokens, "concurrent": 1}
-    KeyLimits(**{f"{operation.limits}_{name}": value for name, value in values.items()})
+    KeyLimits(**cast("Any", {f"{operation.limits}_{name}": value for name, value in values.items()}))
     with pytest.raises(ValidationError, match="greater than or equal"):
-        KeyLimits(**{f"{operation.limits}_tokens_per_minute": operation.min_tokens - 1})
+        KeyLimits(**cast("Any", {f"{operation.limits}_tokens_per_minute": operation.min_tokens - 1}))
 
 
 @requirement("catalogue")

@@ -33,9 +33,10 @@ from openapi_tool.bootstrap import build_bootstrap
 from openapi_tool.bus.client import BusClient
 from openapi_tool.bus.connection import connected
 from openapi_tool.bus.dead_letters import DeadLetters
-from openapi_tool.bus.kv_stores import BUCKET, SESSION_KEY, ensure_bucket, shared_session_key
 from openapi_tool.bus.leases import Leases
 from openapi_tool.bus.pull_consumer import unsubscribe
+from openapi_tool.bus.session_key import SESSION_KEY, shared_session_key
+from openapi_tool.bus.shared_bucket import BUCKET, shared_bucket
 from openapi_tool.bus.streams import ensure_durable
 from openapi_tool.kernel.store import KernelStore
 from openapi_tool.local.caller import STREAM, Caller
@@ -243,7 +244,7 @@ async def test_a_session_key_that_no_executor_made_is_refused(stack: EmbeddedSta
     """A user who may send any request to JetStream can have the answer, which it knows, stored as the key."""
     with server(stack, "") as nats_server:
         async with client_of(servers=nats_server.url) as client:
-            bucket = await ensure_bucket(client)
+            bucket = await shared_bucket().open(client.jetstream())
             await client.publish("$JS.API.STREAM.MSG.GET.KV_openapi_tool", b'{"seq":1}', f"$KV.{BUCKET}.{SESSION_KEY}")
             async with asyncio.timeout(5):
                 while not (await client.jetstream().stream_info(f"KV_{BUCKET}")).state.messages:  # noqa: ASYNC110 - no event

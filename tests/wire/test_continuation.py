@@ -17,7 +17,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from openapi_tool.bus.kv_stores import PARKED_BUCKET
+from openapi_tool.bus.parked_results import PARKED_BUCKET
 from openapi_tool.executor import commit as committing
 from openapi_tool.executor import parked_results
 from openapi_tool.kernel.store import KernelStore

@@ -21,11 +21,14 @@ from typer.testing import CliRunner
 
 from openapi_tool.bus import dead_letters, leases
 from openapi_tool.bus.client import routed
-from openapi_tool.bus.kv_stores import BUCKET, PARKED_BUCKET, RESTRICT, SESSION_KEY, SWITCHES_KEY
-from openapi_tool.bus.kv_stores import STREAM as SHARED
 from openapi_tool.bus.options import INBOX
+from openapi_tool.bus.parked_results import PARKED_BUCKET
 from openapi_tool.bus.replica_statistics import gather_stats
+from openapi_tool.bus.session_key import SESSION_KEY
+from openapi_tool.bus.shared_bucket import BUCKET, RESTRICT
+from openapi_tool.bus.shared_bucket import STREAM as SHARED
 from openapi_tool.bus.storage import LIMITS
+from openapi_tool.bus.switches import SWITCHES_KEY
 from openapi_tool.bus.users import NatsUser
 from openapi_tool.cli import app
 from openapi_tool.local.caller import STREAM, Caller
@@ -66,8 +69,8 @@ OTHER_SUBJECTS = (
     "cg.v1r4.p.c.cmd.agent.w.stop",
     "cg.v1r3.p.c.cmd.tool.jina.search",
     "openapi_tool.dead_letter.p",
-    "openapi_tool.limits.x",
-    "openapi_tool.budgets.x",
+    "openapi_tool.key_limits.x",
+    "openapi_tool.accounts.x",
     "openapi_tool.stats",
     "openapi_tool.stats.x",
     "anything",
@@ -131,7 +134,7 @@ async def scene(least: NatsServer, stack: EmbeddedStack, caller: Caller, databas
             await until(lambda: consumer.durable)
             await world.send(call)
             await world.send(await world.place(), headers=STALE)
-        for bucket in (leases.BUCKET, PARKED_BUCKET, LIMITS.bucket):  # this executor needed none of them
+        for bucket in (leases.BUCKET, PARKED_BUCKET, LIMITS.bucket.name):  # this executor needed none of them
             await kernel.client.jetstream().create_key_value(bucket=bucket)
         yield Scene(least, world, call)
 

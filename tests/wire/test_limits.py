@@ -19,14 +19,15 @@ from nats.js.errors import NotFoundError
 from prometheus_client import REGISTRY
 from typer.testing import CliRunner
 
-from openapi_tool.budgets import ledger
-from openapi_tool.bus.kv_stores import BUCKET, SWITCHES_KEY, change_switches, load_switches
 from openapi_tool.bus.replica_statistics import gather_stats
+from openapi_tool.bus.shared_bucket import BUCKET
 from openapi_tool.bus.storage import BUDGETS, LIMITS, RecordStore
+from openapi_tool.bus.switches import SWITCHES_KEY, change_switches, load_switches
 from openapi_tool.cli import app
 from openapi_tool.cli.output import INTERRUPTED
-from openapi_tool.limits.record import REQUESTS, LimitRecord, decode
 from openapi_tool.local.caller import ResultRows
+from openapi_tool.quotas import account_record, limit_record
+from openapi_tool.quotas.limit_record import LimitRecord
 from openapi_tool.tools.switches import Switch, Switches
 from tests.conftest import PROJECT
 from tests.requirements import requirement
@@ -52,7 +53,7 @@ async def executors(world: World, number: int, **limits: Any) -> AsyncIterator[N
 async def delete_limits(world: World) -> None:
     """Delete the stored limits, which outlive an executor, for the next test."""
     with suppress(NotFoundError):
-        await world.caller.client.jetstream().delete_key_value(LIMITS.bucket)
+        await world.caller.client.jetstream().delete_key_value(LIMITS.bucket.name)
 
 
 async def sent(world: World, calls: int) -> list[ResultRows]:
@@ -116,28 +117,33 @@ async def test_a_429_pauses_every_replica_until_retry_after(world_without_execut
     assert all(request["at"] >= refused_at + 1.9 for request in requests[1:])
 
 
-@requirement("limits.shared")
-async def test_429s_set_an_adaptive_limit_if_none_is_configured(world_without_executor: World) -> None:
+@requirement("limits.learned")
+async def test_the_second_429_within_a_minute_teaches_a_limit_if_none_is_configured(
+    world_without_executor: World,
+) -> None:
     world = world_without_executor
     async with executors(world, 2):
         assert errors(await sent(world, 30)) == []
         world.stack.upstream.rules({"statuses": [429], "retry_after": "0"})
+        assert errors(await sent(world, 1)) == []
+        assert (await stored(world)).learned is None
+        world.stack.upstream.rules({"statuses": [429], "retry_after": "0"})
         await sent(world, 1)
-        found = (await stored(world)).adaptive
+        found = (await stored(world)).learned
     assert found is not None
-    assert found.limit == 15  # half of the requests that were sent
+    assert 30 <= found.limit <= 32  # the accepted requests of the last minute
 
 
 @requirement("keys.blocked", "keys.pools")
-async def test_every_replica_unused_permits_back(world_without_executor: World) -> None:
+async def test_every_request_is_counted_and_settled(world_without_executor: World) -> None:
     world = world_without_executor
     async with world.executor(limits={"search_requests_per_minute": 600}):
         await sent(world, 30)
     record = await stored(world)
     await delete_limits(world)
     now = time.time()
-    assert record.counted(REQUESTS, now) == 30
-    assert sum(one.requests for one in record.replicas.values()) == 0
+    assert record.requests.total(now) == 30
+    assert record.open == {}
 
 
 @requirement("run.stop", "limits.waiting")
@@ -161,15 +167,16 @@ async def test_a_drain_hands_back_calls_that_wait_for_permits(
 async def stored(world: World) -> LimitRecord:
     records = RecordStore(LIMITS)
     async with records.shared_by(mock.Mock(aclose=mock.AsyncMock()), world.caller.client, 1):
-        _, value = await records.read(RECORD)
-    return decode(value)
+        found = limit_record.parse((await records.read(RECORD)).value)
+    assert found is not None
+    return found
 
 
 @requirement("limits.window")
 async def test_without_a_limit_nothing_is_stored(world: World) -> None:
     assert errors(await sent(world, 5)) == []
     with pytest.raises(NotFoundError):
-        await world.caller.client.jetstream().stream_info(f"KV_{LIMITS.bucket}")
+        await world.caller.client.jetstream().stream_info(f"KV_{LIMITS.bucket.name}")
 
 
 @requirement("keys.blocked", "keys.pools")
@@ -247,14 +254,10 @@ async def test_the_command_shows_limits_waiting_calls_and_refused_keys(world_wit
     [limit], [key] = found["limits"], found["keys"]
     assert (limit["variable"], limit["endpoint"], limit["requests_per_minute"]) == ("JINA_API_KEY", "search", LIMIT)
     [replica] = limit["replicas"].values()
-    assert (limit["used"] - replica["at_hand"], limit["running"], limit["waiting"]) == (3, 0, 0)
+    assert (limit["used"], limit["running"], limit["waiting"]) == (3, 0, 0)
     assert replica["sent_per_minute"] == 3
     assert (key["variable"], key["state"], key["status"]) == ("JINA_API_KEY", "invalid", 40102)
     assert all(text in drawn for text in ("refused keys", "JINA_API_KEY", "invalid", "40102"))
-
-
-NO_JOURNAL = b"{}"
-"""Journal of an executor that has reported everything."""
 
 
 @requirement("budgets.calls")
@@ -266,12 +269,12 @@ async def test_uses_survive_a_restart_and_a_cached_response_costs_nothing(world_
             outcome = await world.send(await world.place())
         output = outcome.rows.card["metadata"]["tool_output"]
         assert (output["cached"], output["budget"]) == (True, {"session": {"requests": 3, "requests_left": 3 - number}})
-        bucket = await world.caller.client.jetstream().key_value(BUDGETS.bucket)
-        values = [(await bucket.get(name)).value or b"" for name in await bucket.keys()]
-        [account] = [value for value in values if value != NO_JOURNAL]
-        record = ledger.decode(account)
-        assert (record.used.requests, record.held(0.0)) == (number, ledger.NOTHING)
-    await world.caller.client.jetstream().delete_key_value(BUDGETS.bucket)
+        bucket = await world.caller.client.jetstream().key_value(BUDGETS.bucket.name)
+        [value] = [(await bucket.get(name)).value or b"" for name in await bucket.keys()]
+        record = account_record.parse(value)
+        assert record is not None
+        assert (record.used.requests, record.open) == (number, {})
+    await world.caller.client.jetstream().delete_key_value(BUDGETS.bucket.name)
 
 
 @requirement("budgets.calls")
@@ -279,7 +282,7 @@ async def test_without_budgets_nothing_is_stored(world: World) -> None:
     outcome = await world.send(await world.place())
     assert "budget" not in outcome.rows.card["metadata"]["tool_output"]
     with pytest.raises(NotFoundError):
-        await world.caller.client.jetstream().stream_info(f"KV_{BUDGETS.bucket}")
+        await world.caller.client.jetstream().stream_info(f"KV_{BUDGETS.bucket.name}")
 
 
 WHY = ("--reason", "it costs too much", "--by", "an operator")
@@ -410,7 +413,7 @@ async def test_deleting_the_record_enables_all_tools(world: World) -> None:
 
 @requirement("switches")
 async def test_the_monitor_reads_the_record_periodically(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("openapi_tool.bus.kv_stores.SWITCHES_READ_INTERVAL_S", 0.01)
+    monkeypatch.setattr("openapi_tool.bus.switches.SWITCHES_READ_INTERVAL_S", 0.01)
     assert world.components is not None
     changed = asyncio.Event()
     monkeypatch.setattr(world.components.switches, "_use", lambda _: changed.set())

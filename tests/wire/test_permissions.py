@@ -19,20 +19,15 @@ from typer.testing import CliRunner
 
 from openapi_tool.bootstrap import build_bootstrap
 from openapi_tool.bus import leases
+from openapi_tool.bus.ack_floor import AckFloor, load_ack_floor, save_ack_floor
 from openapi_tool.bus.client import BusClient, Denied
 from openapi_tool.bus.connection import connected
 from openapi_tool.bus.dead_letters import DeadLetters
-from openapi_tool.bus.kv_stores import (
-    BUCKET,
-    PARKED_BUCKET,
-    AckFloor,
-    ensure_bucket,
-    load_ack_floor,
-    save_ack_floor,
-    shared_session_key,
-)
 from openapi_tool.bus.leases import Leases
+from openapi_tool.bus.parked_results import PARKED_BUCKET
 from openapi_tool.bus.replica_statistics import gather_stats
+from openapi_tool.bus.session_key import shared_session_key
+from openapi_tool.bus.shared_bucket import BUCKET, shared_bucket
 from openapi_tool.bus.storage import BUDGETS, LIMITS
 from openapi_tool.bus.streams import Durable, ensure_durable, replica_count
 from openapi_tool.cli import app
@@ -142,7 +137,7 @@ UNUSED = {
         "openapi_tool.handed_back.",
     ],
 }
-FOR_OLD_STREAMS = {"openapi_tool.dead_letter"}
+FOR_OLD_STREAMS = {"openapi_tool.dead_letter", "$JS.API.STREAM.MSG.GET.KV_openapi_tool_budgets"}
 
 
 @pytest.mark.parametrize("direct", [False, True])
@@ -175,7 +170,7 @@ async def test_every_call_path_needs_exactly_the_printed_permissions(
         return await commit(self, *result)
 
     if direct:
-        for bucket in (BUCKET, leases.BUCKET, PARKED_BUCKET, LIMITS.bucket, BUDGETS.bucket):
+        for bucket in (BUCKET, leases.BUCKET, PARKED_BUCKET, LIMITS.bucket.name, BUDGETS.bucket.name):
             config = KeyValueConfig(bucket=bucket, direct=True)
             await world.caller.client.jetstream().create_key_value(config)
         published.clear()
@@ -210,7 +205,7 @@ async def _save_floor(strict: NatsServer, durable: Durable) -> None:
     settings = Settings(postgres=DSN, nats=bus(strict))
     floor = AckFloor(durable.stream, durable.created, FILTER, 1)
     async with connected(build_bootstrap(settings, {}).bus) as client:
-        await ensure_bucket(client)
+        await shared_bucket().open(client.jetstream())
         await save_ack_floor(client, durable.name, floor)
         await save_ack_floor(client, durable.name, replace(floor, sequence=2))
         assert await load_ack_floor(client, durable.name, floor) == 2
@@ -484,7 +479,7 @@ async def test_a_missing_permission_or_wrong_login_is_reported_with_the_remedy(
 
 @requirement("privilege.subjects", "cli.check")
 async def test_check_names_a_denied_bucket(stack: EmbeddedStack, monkeypatch: pytest.MonkeyPatch) -> None:
-    subject = f"$JS.API.STREAM.INFO.KV_{LIMITS.bucket}"
+    subject = f"$JS.API.STREAM.INFO.KV_{LIMITS.bucket.name}"
     monkeypatch.setenv("PG_DSN", "postgresql://127.0.0.1:1/unused")
     monkeypatch.setenv("OPENAPI_TOOL__NATS__USER", "operator")
     monkeypatch.setenv("OPENAPI_TOOL__NATS__PASSWORD", "operator-word")

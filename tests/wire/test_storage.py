@@ -25,7 +25,15 @@ from tenacity import stop_after_delay, wait_fixed
 from typer.testing import CliRunner
 
 from openapi_tool.bootstrap import build_bootstrap
-from openapi_tool.bus import dead_letters, durable_capacity, durable_monitor, kv_stores, leases
+from openapi_tool.bus import (
+    dead_letters,
+    durable_capacity,
+    durable_monitor,
+    leases,
+    parked_results,
+    session_key,
+    shared_bucket,
+)
 from openapi_tool.bus.client import BusClient, routed
 from openapi_tool.bus.connection import connected
 from openapi_tool.bus.consumer import CommandConsumer
@@ -33,10 +41,10 @@ from openapi_tool.bus.dead_letters import DeadLetters
 from openapi_tool.bus.doorbells import WakeupPublisher
 from openapi_tool.bus.durable import _has_quorum
 from openapi_tool.bus.durable_monitor import DurableMonitor
-from openapi_tool.bus.kv_stores import ParkedResultStore, ensure_bucket, shared_session_key
 from openapi_tool.bus.leases import Lease, Leases
 from openapi_tool.bus.options import DurableOptions
 from openapi_tool.bus.server_clock import ServerClock
+from openapi_tool.bus.session_key import shared_session_key
 from openapi_tool.bus.storage import BUDGETS, LIMITS, Storage
 from openapi_tool.bus.streams import Durable, StreamMissing, ensure_durable, replica_count
 from openapi_tool.cli import app
@@ -47,6 +55,7 @@ from openapi_tool.local.stack import EmbeddedStack
 from openapi_tool.protocol.command import Delivery
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.settings import Settings
+from openapi_tool.state.nats_kv import NatsKvTexts
 from openapi_tool.telemetry.health import CONSUMER, JETSTREAM, NATS, Health
 from openapi_tool.telemetry.redact import Redactor
 from tests.chaos.harness import NatsCluster
@@ -57,7 +66,7 @@ from tests.wire.conftest import DURABLE, World, open_world
 from tests.wire.test_bus import DSN, server
 from tests.wire.test_intake import until
 
-LEASES, SESSIONS, PARKED = f"KV_{leases.BUCKET}", f"KV_{kv_stores.BUCKET}", f"KV_{kv_stores.PARKED_BUCKET}"
+LEASES, SESSIONS, PARKED = f"KV_{leases.BUCKET}", f"KV_{shared_bucket.BUCKET}", f"KV_{parked_results.PARKED_BUCKET}"
 STREAMS = {LEASES, SESSIONS, PARKED, dead_letters.STREAM}
 
 
@@ -67,7 +76,7 @@ class Stored:
 
     client: BusClient
     leases: Leases
-    parked: ParkedResultStore
+    parked: NatsKvTexts
     storage: Storage
     health: Health
 
@@ -90,7 +99,7 @@ def redelivered(sequence: int) -> Delivery:
 
 
 async def stored_on(client: BusClient, replicas: int = 1) -> Stored:
-    health, leases_, results = Health(), Leases(client, 5.0, replicas), ParkedResultStore(client, replicas)
+    health, leases_, results = Health(), Leases(client, 5.0, replicas), parked_results.parked_results(client, replicas)
     key = await retried(
         lambda: shared_session_key(client, replicas), on=Unavailable, wait=wait_fixed(0.1), stop=stop_after_delay(20)
     )  # as at the start: a new cluster may lose the first replies
@@ -157,7 +166,7 @@ async def test_a_bucket_of_parked_results_created_meanwhile_with_other_options_i
 ) -> None:
     """Two replicas with different limits start at once; the server refuses the second creation."""
     open_bucket = JetStreamContext.key_value  # the only hook between look-up and creation
-    others = [KeyValueConfig(bucket=kv_stores.PARKED_BUCKET, ttl=7200)]
+    others = [KeyValueConfig(bucket=parked_results.PARKED_BUCKET, ttl=7200)]
 
     async def create_meanwhile(jetstream: JetStreamContext, bucket: str) -> Any:
         try:
@@ -183,7 +192,7 @@ async def test_a_session_key_is_restored_after_its_bucket_was_deleted(stored: St
 async def test_a_different_session_key_is_logged(stored: Stored, caplog: pytest.LogCaptureFixture) -> None:
     await stored.jetstream.delete_stream(SESSIONS)
     assert await shared_session_key(stored.client) != stored.storage.session_key
-    await kv_stores.restore_session_key(stored.client, stored.storage.session_key or b"")
+    await session_key.restore_session_key(stored.client, stored.storage.session_key or b"")
     assert [getattr(record, "action", "") for record in caplog.records] == ["session_key.differs"]
 
 
@@ -275,7 +284,7 @@ async def test_check_fails_if_jetstream_stores_nothing(
         client = await nats.connect(nats_server.url)
         jetstream = client.jetstream()
         await jetstream.add_stream(StreamConfig(name=STREAM, subjects=["cg.v1r4.*.*.cmd.*.*.>"]))
-        await jetstream.create_key_value(KeyValueConfig(bucket=kv_stores.PARKED_BUCKET, max_value_size=512 * 1024))
+        await jetstream.create_key_value(KeyValueConfig(bucket=parked_results.PARKED_BUCKET, max_value_size=512 * 1024))
         assert await nats_problem(nats_server, monkeypatch) == ""
         with suppress(APIError):
             for _ in range(100):
@@ -287,7 +296,7 @@ async def test_check_fails_if_jetstream_stores_nothing(
 
 
 @requirement("nats.storage", "cli.check")
-@pytest.mark.parametrize("stream", [STREAM, f"KV_{LIMITS.bucket}", f"KV_{BUDGETS.bucket}", *sorted(STREAMS)])
+@pytest.mark.parametrize("stream", [STREAM, f"KV_{LIMITS.bucket.name}", f"KV_{BUDGETS.bucket.name}", *sorted(STREAMS)])
 async def test_check_names_a_stream_that_takes_no_message(
     stack: EmbeddedStack, monkeypatch: pytest.MonkeyPatch, stream: str
 ) -> None:
@@ -358,14 +367,14 @@ async def test_a_bucket_of_an_earlier_version_that_gives_away_the_session_key_lo
     with server(stack, "") as nats_server:
         bootstrap = build_bootstrap(Settings(postgres=DSN, nats={"servers": nats_server.url}), {})
         async with connected(bootstrap.bus) as client:
-            bucket = await client.jetstream().create_key_value(bucket=kv_stores.BUCKET)
-            await bucket.put(kv_stores.SESSION_KEY, b"k" * 32)
+            bucket = await client.jetstream().create_key_value(bucket=shared_bucket.BUCKET)
+            await bucket.put(session_key.SESSION_KEY, b"k" * 32)
             stored = await stored_on(client)
             assert stored.storage.session_key == b"k" * 32, "replicas of both versions use the same key"
             for _ in range(2):
                 await stored.storage.check()
             warnings = [line for line in caplog.records if getattr(line, "action", "") == "storage.unrestricted"]
-            assert [kv_stores.RESTRICT in line.getMessage() for line in warnings] == [True]
+            assert [shared_bucket.RESTRICT in line.getMessage() for line in warnings] == [True]
             await client.jetstream().delete_stream(SESSIONS)
             caplog.clear()
             new = await stored_on(client)
@@ -405,7 +414,7 @@ async def _take_with_retries(leases_: Leases) -> Any:
     while True:
         try:
             return await leases_.take(redelivered(1))
-        except (nats.errors.Error, OSError):  # there is no leader yet
+        except Unavailable:  # there is no leader yet
             await asyncio.sleep(0.1)
 
 
@@ -535,7 +544,9 @@ def test_permissions_follow_domain_and_inbox(monkeypatch: pytest.MonkeyPatch) ->
     with_domain = printed()
     assert with_domain["publish"]["allow"] == [routed(subject, "hub") for subject in usual]
     assert not [subject for subject in with_domain["publish"]["allow"] if subject.startswith(("$JS.API", "$KV"))]
-    ours = [f"openapi_tool.{name}" for name in ("stats", f"handed_back.{STREAM}.{DURABLE}", "limits.>", "budgets.>")]
+    ours = [
+        f"openapi_tool.{name}" for name in ("stats", f"handed_back.{STREAM}.{DURABLE}", "key_limits.>", "accounts.>")
+    ]
     assert with_domain["subscribe"]["allow"] == ["_INBOX.mine.>", *ours]
 
 
@@ -848,7 +859,7 @@ async def settle(watched: Watched, commands: int, settled: int) -> None:
 
 async def pending_after_deletion(watched: Watched) -> int:
     """Delete and recreate the durable; return how many commands it will deliver."""
-    await ensure_bucket(watched.client)
+    await shared_bucket.shared_bucket().open(watched.client.jetstream())
     await watched.monitor.check()
     await watched.admin.delete_consumer(watched.durable.stream, watched.durable.name)
     await ensure_durable(watched.client, watched.options)
@@ -886,7 +897,9 @@ async def test_an_ack_floor_of_another_filter_is_ignored(watched: Watched) -> No
 @pytest.mark.parametrize("stored", [b"", b"[]", b"{broken", b'{"stream": "x"}'])
 @requirement("nats.watched")
 async def test_an_unreadable_ack_floor_is_ignored(watched: Watched, stored: bytes) -> None:
-    await (await ensure_bucket(watched.client)).put(f"floor.{watched.durable.name}", stored)
+    await (await shared_bucket.shared_bucket().open(watched.client.jetstream())).put(
+        f"floor.{watched.durable.name}", stored
+    )
     await settle(watched, 5, 3)
     assert await pending_after_deletion(watched) == 2
 

@@ -1,0 +1,179 @@
+"""Commands on a gateway's state file, instead of a kernel's servers."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import orjson
+from pydantic_settings import SettingsError as UnreadableVariable
+
+from openapi_tool.cli.kernels import find_dev
+from openapi_tool.cli.output import fail, print_json, print_line, print_status
+from openapi_tool.cli.tables import output, redraw
+from openapi_tool.gateway.operator import ask_statistics
+from openapi_tool.kernel.usage_keys import By
+from openapi_tool.protocol.errors import Unavailable
+from openapi_tool.settings import given_values
+from openapi_tool.settings.sources import SourceUnreadable
+from openapi_tool.state.sqlite import StateFile, StateUnusable, default_path
+from openapi_tool.tools.switches import SwitchRecordInvalid
+from openapi_tool.tools.wording import short
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+T = TypeVar("T")
+_NO_PROCESS = _NOT_SURE = 1
+_KEYS: Mapping[By, str] = {
+    By.TOOL: "tool",
+    By.AGENT: "agent",
+    By.DAY: "date(at, 'unixepoch')",
+    By.SESSION: "session",
+    By.ERROR: "error",
+}
+_FIGURES = (
+    "count(*) AS calls",
+    "sum(tokens) AS tokens",
+    "sum(requests) AS requests",
+    "sum(cached) AS cache_hits",
+    "sum(error IS NOT NULL OR status = 'cancelled') AS errors",
+    "sum(truncated) AS truncated",
+    "sum(retries) AS retries",
+)
+
+
+def selected_state(option: Path | None) -> Path | None:
+    """Return the state file that a command is about, None for a kernel.
+
+    Without the option it is the default file, if that exists and no kernel is configured.
+    """
+    if option is not None:
+        return option
+    try:
+        configured = given_values()
+    except (SourceUnreadable, UnreadableVariable):
+        return None  # reported when the settings are loaded
+    names_kernel = any(section in configured for section in ("postgres", "nats"))
+    path = default_path(os.environ)
+    return path if path.exists() and not names_kernel and find_dev(None)[0] is None else None
+
+
+def with_state(path: Path, work: Callable[[StateFile], Awaitable[T]]) -> T:
+    """Return the result of `work` with an existing state file, or print why there is none and exit with 2."""
+
+    async def opened() -> T:
+        async with aclosing(StateFile.open(path, create=False)) as state:
+            return await work(state)
+
+    try:
+        return asyncio.run(opened())
+    except (StateUnusable, Unavailable, SwitchRecordInvalid) as error:
+        fail(str(error))
+
+
+def show_statistics(
+    path: Path,
+    draw: Callable[[Sequence[Mapping[str, Any]]], RenderableType],
+    select: Callable[[Sequence[Mapping[str, Any]]], Any],
+    *,
+    as_json: bool,
+    every_s: float | None = None,
+) -> None:
+    """Draw the statistics of all processes of a gateway, once or every `every_s` seconds, or print them as JSON."""
+
+    async def work(state: StateFile) -> None:
+        async def redrawn() -> RenderableType:
+            return draw(await ask_statistics(state))
+
+        processes = await ask_statistics(state)
+        if not processes:
+            fail(f"{path}: no process of this gateway runs; usage shows what its calls have cost", _NO_PROCESS)
+        if as_json:
+            print_json(select(processes))
+            return
+        print_status("no data for commands and lag: a gateway has no queue")
+        if every_s is None:
+            output().print(draw(processes))
+        else:
+            await redraw(output(), draw(processes), redrawn, every_s)
+
+    with_state(path, work)
+
+
+def usage(
+    path: Path, project: str, start: datetime, end: datetime, by: By
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Return the sum over all calls of a project, and the rows by `by`: days ascending, others by tokens."""
+
+    def read(connection: sqlite3.Connection) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        connection.row_factory = sqlite3.Row
+        where = "FROM calls WHERE project = :project AND at >= :since AND at < :until"
+        values = {"project": project, "since": start.timestamp(), "until": end.timestamp()}
+        columns = ", ".join(_FIGURES)
+        key = _KEYS[by]
+        order = "key" if by is By.DAY else "tokens DESC, key"
+        # Constants only.
+        [total] = connection.execute(f"SELECT {columns} {where}", values)
+        rows = connection.execute(f"SELECT {key} AS key, {columns} {where} GROUP BY key ORDER BY {order}", values)
+        times = connection.execute(f"SELECT {key} AS key, latency_ms {where} ORDER BY latency_ms", values)
+        latencies = defaultdict[object, list[int]](list)
+        everything = []
+        for name, latency_ms in times:
+            latencies[name].append(latency_ms)
+            everything.append(latency_ms)
+        found = [{**dict(row), **_quantiles(latencies[row["key"]])} for row in rows]
+        zero = {name: value or 0 for name, value in dict(total).items()}
+        return {**zero, **_quantiles(everything)}, found
+
+    return with_state(path, lambda state: state.run(read))
+
+
+def _quantiles(ordered: Sequence[int]) -> dict[str, int | None]:
+    return {
+        name: ordered[min(int(len(ordered) * share), len(ordered) - 1)] if ordered else None
+        for name, share in (("p50_ms", 0.5), ("p95_ms", 0.95))
+    }
+
+
+def inspect(path: Path, tool_call_id: str, *, project: str, as_json: bool) -> None:
+    """Print what a gateway has stored of one call."""
+    query = "SELECT * FROM calls WHERE project = ? AND tool_call_id = ?"
+
+    def read(connection: sqlite3.Connection) -> dict[str, Any] | None:
+        connection.row_factory = sqlite3.Row
+        row = connection.execute(query, (project, tool_call_id)).fetchone()
+        return dict(row) if row else None
+
+    row = with_state(path, lambda state: state.run(read))
+    if row is None:
+        fail(f"project {short(project)!r} has no call {short(tool_call_id)!r} in {path}, or it is older than 90 days")
+    attempts = orjson.loads(row.pop("details"))["attempts"]
+    began = datetime.fromtimestamp(row.pop("at"), UTC)
+    row["at"] = began.isoformat(timespec="milliseconds")
+    if as_json:
+        print_json({**row, "attempts": attempts, "no_data": "commands, cards and doorbells: a gateway has none"})
+        return
+    print_line(f"{row['at']}  {row['tool']} called by agent {row['agent']} of project {row['project']}")
+    for attempt in attempts:
+        status = attempt.get("http_status") or attempt.get("error_code") or "not answered"
+        print_line(f"  +{attempt['at_ms']} ms  upstream request: {status} after {attempt.get('ms', '?')} ms")
+    end = row["error"] or ("truncated" if row["truncated"] else "from the cache" if row["cached"] else "")
+    print_line(f"  +{row['latency_ms']} ms  {row['status']}{f' ({end})' if end else ''}, {row['tokens']:,} tokens")
+    print_status("no data for arguments, texts, commands, cards and doorbells: a gateway stores none of a call")
+
+
+def purge(option: Path | None, *, yes: bool) -> None:
+    """Delete everything from the state file."""
+    path = option or default_path(os.environ)
+    if not yes:
+        fail(f"this deletes all budgets, limits, switches, stored texts and calls from {path}: add --yes", _NOT_SURE)
+    with_state(path, lambda state: state.purge())
+    print_status(f"deleted all budgets, limits, stored texts and calls from {path}")

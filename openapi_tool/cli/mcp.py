@@ -1,0 +1,153 @@
+"""`openapi-tool mcp`: tool calls of an MCP client over standard input and output."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NoReturn
+
+from openapi_tool.bootstrap import Bootstrap, build_bootstrap, lint_limits
+from openapi_tool.cli.kernels import NO_DATABASE
+from openapi_tool.cli.output import fail, print_status
+from openapi_tool.gateway.assembly import open_gateway
+from openapi_tool.gateway.calls import Caller, Gateway
+from openapi_tool.gateway.tools import ToolFolder, Tools, ToolsInvalid, built_in_tools, watch
+from openapi_tool.jina.transport import Resolver
+from openapi_tool.protocol.errors import Unavailable
+from openapi_tool.protocol.subjects import is_token
+from openapi_tool.reloading import Reloader
+from openapi_tool.settings import CONFIG_VARIABLE, Settings, given_values, load_settings
+from openapi_tool.shutdown import end_process
+from openapi_tool.state.sqlite import StateFile, StateUnusable, default_path
+from openapi_tool.telemetry.health import RECENT_WARNINGS
+from openapi_tool.telemetry.logs import configure_logging, log_crash
+from openapi_tool.tools.wording import short
+
+
+@dataclass(frozen=True, slots=True)
+class McpFlags:
+    """Flags of the command; None for those that were not given."""
+
+    config: Path | None = None
+    tools: Path | None = None
+    state: Path | None = None
+    project: str = "local"
+    agent: str = "local"
+    structured: bool = False
+
+
+def serve(options: McpFlags, resolver: Resolver | None = None) -> NoReturn:
+    """Serve one client until it closes its end, or SIGTERM or SIGINT; then end the process.
+
+    `resolver` replaces DNS for the upstream's hosts in tests and demos. Raises SettingsError.
+    """
+    _check(options)
+    if options.config is not None:
+        os.environ[CONFIG_VARIABLE] = str(options.config)
+
+    def read() -> Settings:
+        return load_settings(NO_DATABASE)
+
+    bootstrap = build_bootstrap(read(), os.environ)
+    level, log_format = _logging(bootstrap.settings)
+    configure_logging(level, log_format, bootstrap.redactor, background=True)
+    RECENT_WARNINGS.install(bootstrap.redactor)
+    settings = bootstrap.settings
+    folder = None
+    if options.tools is not None:
+        folder = ToolFolder(options.tools, lint_limits(settings), settings.url_policy)
+    try:
+        tools = folder.load() if folder else built_in_tools()
+        state = StateFile.open(options.state or default_path(os.environ))
+    except (ToolsInvalid, StateUnusable) as error:
+        fail(str(error))
+    _say_what_is_missing(bootstrap)
+    reloader = Reloader(bootstrap, read, os.environ)
+    with asyncio.Runner() as runner:
+        try:
+            runner.run(_serve(options, reloader, state, tools, folder, resolver))
+        except Unavailable as outage:
+            fail(str(outage))
+        except Exception as error:  # noqa: BLE001 - a normal end of the process might wait for the client
+            defect = error
+            end_process(1, lambda: log_crash(defect))
+        end_process(0)  # not a normal end: a thread may still wait for the client
+
+
+def _check(options: McpFlags) -> None:
+    """Exit with 2 if the package is missing, or an option is wrong."""
+    if not find_spec("mcp"):
+        fail("`mcp` needs a package that is not installed; run: pip install 'openapi-tool[gateway]'")
+    for option, value in (("--project", options.project), ("--agent", options.agent)):
+        if not is_token(value):
+            fail(f"{option}: {short(value)!r} is no id: it is empty, or contains blanks or `.*>`")
+
+
+def _say_what_is_missing(bootstrap: Bootstrap) -> None:
+    for variable in bootstrap.secrets.missing():
+        print_status(f"openapi-tool: {variable} is not set, so calls that need it will fail")
+    if sys.stdin.isatty():
+        print_status("openapi-tool: waiting for an MCP client on standard input; end with Ctrl-D")
+
+
+def _logging(settings: Settings) -> tuple[Any, Any]:
+    """Return level and format of the log: clients show or store standard error, so by default little, for people."""
+    given: Mapping[str, Any] = given_values().get("telemetry", {})
+    telemetry = settings.telemetry
+    return (
+        telemetry.log_level if "log_level" in given else "warning",
+        telemetry.log_format if "log_format" in given else "console",
+    )
+
+
+async def _serve(
+    options: McpFlags,
+    reloader: Reloader,
+    state: StateFile,
+    tools: Tools,
+    folder: ToolFolder | None,
+    resolver: Resolver | None,
+) -> None:
+    from openapi_tool.mcp.server import McpServer, initialization  # noqa: PLC0415 - an extra
+    from openapi_tool.mcp.stdio import StdioTransport, claim_standard_streams  # noqa: PLC0415
+
+    stop, reload, caller = asyncio.Event(), asyncio.Event(), Caller(options.project, options.agent)
+    loop = asyncio.get_running_loop()
+
+    def end(number: int) -> None:
+        if stop.is_set():  # the second one
+            end_process(128 + number)
+        stop.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, end, number)
+    loop.add_signal_handler(signal.SIGHUP, reload.set)
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(state.aclose)
+        gateway: Gateway = await stack.enter_async_context(open_gateway(reloader, state, tools, resolver))
+        transport = StdioTransport(*claim_standard_streams(), gateway.keep_soon)
+        door = McpServer(gateway, lambda _: caller, structured=options.structured, on_answer=transport.on_answer)
+        server = door.server(caller)
+        background = [asyncio.create_task(reloader.run(reload), name="reload")]
+
+        async def use(changed: Tools) -> None:
+            gateway.use_tools(changed)
+            await door.tools_changed()
+
+        if folder is not None:
+            background.append(asyncio.create_task(watch(folder, use), name="tools"))
+        try:
+            async with transport.streams(stop) as (incoming, outgoing):
+                await server.run(incoming, outgoing, initialization(server))
+        finally:
+            for task in background:
+                task.cancel()
+                with suppress(asyncio.CancelledError):
+                    await task

@@ -1,0 +1,57 @@
+"""The command `demo --door mcp`: a few calls of an MCP client."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from dataclasses import asdict
+from importlib.util import find_spec
+
+import typer
+from rich.console import Console
+from rich.panel import Panel
+from rich.text import Text
+
+from openapi_tool.cli.embedded import extra_needed
+from openapi_tool.cli.options import UpstreamChoice
+from openapi_tool.cli.output import INTERRUPTED, fail
+from openapi_tool.cli.tables import cell
+from openapi_tool.environment import DEFAULT_AUTH_ENV
+from openapi_tool.telemetry.logs import printable_lines
+
+_DOUBLE_NOTE = (
+    "The upstream is a double on loopback that answers with recorded real responses. For the real one: "
+    "JINA_API_KEY=… openapi-tool demo --upstream real"
+)
+
+
+def mcp_demo(*, upstream: UpstreamChoice, as_json: bool) -> None:
+    """Run a few calls of an MCP client, and show what a model reads."""
+    if not find_spec("mcp"):
+        fail("the demo of this door needs two extras: pip install 'openapi-tool[local,gateway]'")
+    with extra_needed("the demo"):
+        from openapi_tool.local import mcp_demo as local  # noqa: PLC0415 - needs the extras [local] and [gateway]
+        from openapi_tool.local.servers import ServerFailed  # noqa: PLC0415 - the same
+    if upstream is UpstreamChoice.REAL and DEFAULT_AUTH_ENV not in os.environ:
+        fail(f"{DEFAULT_AUTH_ENV} is not set; --upstream real needs a key")
+    try:
+        played = asyncio.run(local.play(upstream.value))
+    except ServerFailed as failure:
+        fail(str(failure))
+    except KeyboardInterrupt:
+        raise typer.Exit(INTERRUPTED) from None
+    if as_json:
+        for call in played.calls:
+            sys.stdout.write(json.dumps(asdict(call)) + "\n")
+    else:
+        console = Console(highlight=False)
+        console.print(cell(f"MCP {played.protocol} over stdio; tools: {', '.join(played.tools)}"))
+        for call in played.calls:
+            title = cell(f"{call.tool} {json.dumps(dict(call.arguments))}{': an error' if call.failed else ''}")
+            console.print(Panel(Text(printable_lines(call.text)), title=title, title_align="left"))
+        if upstream is UpstreamChoice.DOUBLE:
+            console.print(_DOUBLE_NOTE)
+    if any(call.failed for call in played.calls):
+        raise typer.Exit(1)

@@ -1,0 +1,67 @@
+"""Composition of a gateway: engine, quotas and stored texts over one state file."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from openapi_tool.bootstrap import Upstream, build_runner
+from openapi_tool.gateway.calls import Gateway, GatewayParts
+from openapi_tool.gateway.operator import follow, session_key, shared_records
+from openapi_tool.gateway.quotas import shared_quotas
+from openapi_tool.gateway.stored import UNTAKEN_S, StoredTexts, UntakenResults
+from openapi_tool.gateway.tools import Tools
+from openapi_tool.isolation.pool import WorkerPool
+from openapi_tool.isolation.privacy import hide_memory
+from openapi_tool.isolation.service import Isolation
+from openapi_tool.jina.egress import EgressTransport
+from openapi_tool.jina.transport import AiohttpTransport, Resolver
+from openapi_tool.reloading import Reloader
+from openapi_tool.state.sqlite import StateFile
+from openapi_tool.telemetry.health import Snapshots
+from openapi_tool.tools.deadlines import TimeLimits
+
+INSTANCE = f"{socket.gethostname()}-{os.getpid()}"
+
+
+@asynccontextmanager
+async def open_gateway(
+    reloader: Reloader, state: StateFile, tools: Tools, resolver: Resolver | None = None
+) -> AsyncIterator[Gateway]:
+    """Yield a running gateway; at the end its calls are stopped, and what they cost is settled.
+
+    `resolver` replaces DNS for the upstream's hosts in tests and demos. Raises Unavailable.
+    """
+    bootstrap = reloader.bootstrap
+    settings = bootstrap.settings
+    key = settings.session.key
+    scope_key = key.get_secret_value().encode() if key else await session_key(shared_records(state))
+    transport = EgressTransport(AiohttpTransport(bootstrap.upstream_tls, settings.egress, resolver))
+    hide_memory()  # from the workers
+    pool = WorkerPool(settings.isolation.workers, settings.egress.max_response_bytes)  # started by its first task
+    async with shared_quotas(bootstrap, state) as quotas:
+        upstream = Upstream(bootstrap, transport, quotas.limiter, quotas.budgets, isolation=Isolation(pool))
+        texts = StoredTexts(state.texts("whole", settings.tools.artifact_ttl_s))
+        runner = build_runner(bootstrap, upstream, texts, scope_key)
+        untaken = UntakenResults(state.texts("untaken", UNTAKEN_S))
+        limits = TimeLimits(settings.executor, settings.tools)
+        parts = GatewayParts(runner, limits, settings.executor, state, texts, untaken)
+        gateway = Gateway(parts, tools, lambda: reloader.policy)
+        reloader.use_keys = quotas.limiter.keys.set_secrets
+        reloader.add(runner)
+        health = bootstrap.health
+        health.limits, health.keys = quotas.limiter.snapshot, quotas.limiter.keys.snapshot
+        health.budgets, health.budget_outage = quotas.budgets.snapshot, quotas.budgets.outage
+        statistics = Snapshots(INSTANCE, health, {"executor.concurrency": settings.executor.concurrency})
+        work = follow(state, INSTANCE, gateway.use_switches, statistics.now)
+        following = asyncio.create_task(work, name="operator")
+        try:
+            yield gateway
+        finally:
+            following.cancel()
+            await gateway.aclose()
+            await pool.aclose()
+            await transport.aclose()

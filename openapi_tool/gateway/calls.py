@@ -1,0 +1,365 @@
+"""Calls of a gateway, whatever its protocol: who calls, which tools, one call from its arguments to its answer."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Callable, Coroutine, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import Any
+
+import orjson
+
+from openapi_tool.call import Call
+from openapi_tool.concurrency.background import in_background
+from openapi_tool.concurrency.fair_semaphore import FairSemaphore
+from openapi_tool.executor.runner import ToolCallRequest, ToolRunner
+from openapi_tool.gateway.stored import CallRow, StoredTexts, UntakenResults, call_key, may_store, store_call
+from openapi_tool.gateway.tools import GatewayTool, Tools
+from openapi_tool.options.executor import ExecutorOptions
+from openapi_tool.protocol.attempts import attempt_objects
+from openapi_tool.protocol.cards import MAX_CONTENT_BYTES, ToolCall, checked_arguments, new_id
+from openapi_tool.protocol.errors import (
+    BadRequest,
+    InternalError,
+    NotFound,
+    RateLimited,
+    ToolNotAvailable,
+    Unavailable,
+)
+from openapi_tool.protocol.identity import CallIdentity
+from openapi_tool.state.sqlite import StateFile
+from openapi_tool.telemetry.calls import CallFacts, record_finished
+from openapi_tool.telemetry.logs import CALL_FIELDS
+from openapi_tool.tools.deadlines import TimeLimits
+from openapi_tool.tools.policy import Policy
+from openapi_tool.tools.result import ResultFields
+from openapi_tool.tools.switches import Switches
+from openapi_tool.tools.wording import short
+
+log = logging.getLogger(__name__)
+
+_ABANDONED_S = 5.0
+"""Seconds that a call gets to store its paid result, or to settle its cost, after its client has gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who calls: budgets, cursors and stored texts belong to a project and its agent."""
+
+    project_id: str
+    agent_id: str
+
+
+@dataclass(slots=True)
+class _Slot:
+    """Knows whether a call waits for a permit or a retry (`limits.permits.Slot`)."""
+
+    waits: bool = False
+
+    def pause(self) -> None:
+        self.waits = True
+
+    def resume(self) -> None:
+        self.waits = False
+
+    def sending(self) -> None:
+        """Do nothing: there is no drain."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallProgress:
+    """How far a running call is: items that are done, all items, and whether it waits for a permit or a retry."""
+
+    done: int
+    items: int
+    waits: bool
+
+
+@dataclass(slots=True)
+class RunningCall:
+    """Call from its arguments to its answer."""
+
+    caller: Caller
+    tool: GatewayTool
+    given: Mapping[str, Any]
+    began: float = field(default_factory=time.monotonic)
+    id: str = field(default_factory=lambda: new_id("tc_"))
+    slot: _Slot = field(default_factory=_Slot)
+    call: Call | None = None
+
+    @property
+    def progress(self) -> CallProgress:
+        """How far it is."""
+        listed = self.given.get(self.tool.definition.built_in.list_argument or "")
+        items = len(listed) if isinstance(listed, list) and listed else 1
+        attempts = self.call.attempts if self.call is not None else ()
+        done = sum(attempt.http_status == HTTPStatus.OK and attempt.seconds is not None for attempt in attempts)
+        return CallProgress(min(done, items), items, self.slot.waits)
+
+    @property
+    def has_received_all(self) -> bool:
+        """Return whether something was paid for, and no request is in flight or waits to be sent."""
+        if self.call is None or not self.call.attempts or self.slot.waits:
+            return False
+        return all(attempt.seconds is not None for attempt in self.call.attempts) and self.progress.done > 0
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Result of a call, with the id by which `inspect` finds it.
+
+    `key` is the name under which it may be stored if nobody takes it, None if it may not.
+    """
+
+    fields: ResultFields
+    call_id: str | None = None
+    key: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayParts:
+    """What a gateway works with; `limits` are those of a call's time."""
+
+    runner: ToolRunner
+    limits: TimeLimits
+    executor: ExecutorOptions
+    state: StateFile
+    texts: StoredTexts
+    untaken: UntakenResults
+
+
+class Gateway:
+    """Runs calls of any caller. A call whose client is gone ends at once, and its cost is settled."""
+
+    def __init__(self, parts: GatewayParts, tools: Tools, policy: Callable[[], Policy]) -> None:
+        self._parts = parts
+        self._policy = policy
+        self._tools = tools
+        self._switches = Switches()
+        self._slots = FairSemaphore(parts.executor.concurrency)
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def use_tools(self, tools: Tools) -> None:
+        """Offer these tools from now on; running calls keep their definitions."""
+        self._tools = tools
+
+    def use_switches(self, switches: Switches) -> None:
+        """Disable these tools for all requests from now on."""
+        self._switches = switches
+        self._parts.runner.set_switches(switches)
+
+    def tools_of(self, caller: Caller) -> list[GatewayTool]:
+        """Return the tools that a caller may use."""
+        permitted = self._policy().permits_in
+        return [tool for tool in self._tools.values() if permitted(caller.project_id, tool.definition.built_in)]
+
+    async def call(
+        self,
+        caller: Caller,
+        name: str,
+        arguments: Mapping[str, Any] | None,
+        started: Callable[[RunningCall], None] = lambda _: None,
+    ) -> Answer:
+        """Run a call and return its answer; every failure is one. `started` gets the call before it runs.
+
+        If it is cancelled, the call is stopped in the background.
+        """
+        tool = next((tool for tool in self.tools_of(caller) if tool.name == name), None)
+        if tool is None:
+            return Answer(self._no_such_tool(caller, name))
+        running = RunningCall(caller, tool, arguments or {})
+        started(running)
+        task = self._begin(self._run(running), f"call {running.id}")
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            self._begin(self._stop(running, task), f"stop {running.id}")
+            raise
+
+    async def keep(self, answer: Answer) -> None:
+        """Store a paid result that nobody took, for an identical call of the same caller."""
+        if answer.key is None:
+            return
+        try:
+            await self._parts.untaken.put(answer.key, answer.fields)
+        except Unavailable as outage:
+            _log_not_stored("a result that nobody took", outage)
+
+    def keep_soon(self, answer: Answer) -> None:
+        """As `keep`, in the background."""
+        if answer.key is not None:
+            self._begin(self.keep(answer), "untaken result")
+
+    async def aclose(self) -> None:
+        """Stop all calls, and wait until their costs are settled and their results stored."""
+        while self._tasks:
+            _, late = await asyncio.wait(self._tasks, timeout=2 * _ABANDONED_S)
+            for task in late:
+                task.cancel()
+
+    def _begin(self, work: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
+        task: asyncio.Task[Any] = in_background(work, name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def _no_such_tool(self, caller: Caller, name: str) -> ResultFields:
+        offered = ", ".join(tool.name for tool in self.tools_of(caller)) or "none"
+        missing = NotFound(f"There is no tool named {short(name)!r}; use one of: {short(offered, 1_000)}.")
+        nobody = CallIdentity(caller.project_id, caller.agent_id)
+        return self._parts.runner.failure_result(self._parts.runner.new_call(nobody), name, missing, time.monotonic())
+
+    async def _run(self, running: RunningCall) -> Answer:
+        identity = _identity(running)
+        CALL_FIELDS.set(lambda: _ids(identity))
+        call = running.call = self._parts.runner.new_call(identity, running.slot)
+        definition = running.tool.definition
+        key, fields = None, None
+        try:
+            with call.memory:
+                try:
+                    arguments = _checked(running.given)
+                    key = call_key(identity, definition, arguments) if may_store(definition, arguments) else None
+                    fields = await self._untaken(identity, running.tool, key) or await self._run_in_slot(
+                        running, identity, call, arguments
+                    )
+                except Exception as error:  # noqa: BLE001 - `failure_result` logs a defect
+                    fields = self._parts.runner.failure_result(
+                        call, definition.tool_name, error, running.began, definition.built_in.name
+                    )
+        finally:
+            await self._record(running, identity, call, fields)
+        return Answer(fields, running.id, key if call.spent.tokens and fields.status == "success" else None)
+
+    async def _run_in_slot(
+        self, running: RunningCall, identity: CallIdentity, call: Call, arguments: Mapping[str, Any]
+    ) -> ResultFields:
+        """Run the call once there is a slot. Raises ToolError."""
+        definition, parts = running.tool.definition, self._parts
+        if self._slots.waiting >= parts.executor.max_held:
+            raise RateLimited("Too many calls wait in this gateway; call again in a few seconds, with fewer at a time.")
+        deadline = parts.limits.deadline(0, definition.suspend_timeout_s, definition.timeout_s)
+        async with self._slots.permit(running.caller.project_id):
+            try:
+                fields, text = await parts.runner.run(call, ToolCallRequest(definition, ToolCall(arguments), deadline))
+            except Unavailable as outage:
+                log.error("the state cannot be read: %s", outage, extra={"action": "state.unavailable"})  # noqa: TRY400
+                raise InternalError(
+                    "The stored text cannot be read now; ask for the page itself again, by its url.", retryable=True
+                ) from None
+        if text is not None:
+            try:
+                await parts.texts.put(identity, text)  # before the model is shown a cursor into it
+            except Unavailable as outage:
+                _log_not_stored("the whole text of a truncated result", outage)
+        return fields
+
+    async def _untaken(self, identity: CallIdentity, tool: GatewayTool, key: str | None) -> ResultFields | None:
+        """Return the result of an identical call that nobody took, if the tool may still be called."""
+        if key is None:
+            return None
+        with suppress(Unavailable, ToolNotAvailable):
+            self._switches.check(identity.project_id, tool.definition.tool_name)
+            return await self._parts.untaken.get(key)
+        return None
+
+    async def _stop(self, running: RunningCall, task: asyncio.Task[Answer]) -> None:
+        """Stop a call that nobody waits for. If all that it paid for has arrived, its result is stored first."""
+        if not running.has_received_all:
+            task.cancel()
+        await asyncio.wait([task], timeout=_ABANDONED_S)
+        task.cancel()
+        await asyncio.wait([task])
+        if not task.cancelled() and task.exception() is None:
+            await self.keep(task.result())
+
+    async def _record(
+        self, running: RunningCall, identity: CallIdentity, call: Call, fields: ResultFields | None
+    ) -> None:
+        """Log and count a call, and store its row."""
+        tool_output = (fields.tool_output if fields else None) or {}
+        row = CallRow(
+            at=time.time() - (time.monotonic() - running.began),
+            tool_call_id=running.id,
+            project=identity.project_id,
+            agent=identity.agent_id,
+            session=tool_output.get("session"),
+            tool=running.tool.definition.tool_name,
+            status=fields.status if fields else "cancelled",
+            error=fields.error if fields else None,
+            tokens=call.spent.tokens,
+            requests=max(call.spent.requests, len(call.attempts)),
+            cached=bool(fields and fields.cached),
+            truncated=bool(fields and fields.truncated),
+            retries=sum(attempt.resends > 0 for attempt in call.attempts),
+            latency_ms=round((time.monotonic() - running.began) * 1000),
+            attempts=attempt_objects(call.attempts),
+        )
+        record_finished(_facts(running, identity, call, row, fields))
+        try:
+            await asyncio.shield(store_call(self._parts.state, row))
+        except Unavailable as outage:
+            _log_not_stored("the row of a call", outage)
+
+
+def _checked(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a model's arguments, of bounded size. Raises BadRequest."""
+    checked = checked_arguments(arguments)  # first: their number and depth bound the work of the next line
+    try:
+        size = len(orjson.dumps(checked))
+    except TypeError:
+        raise BadRequest("The tool call's arguments contain a number beyond 64 bits; give a smaller one.") from None
+    if size > MAX_CONTENT_BYTES:
+        raise BadRequest(f"The tool call's arguments are larger than {MAX_CONTENT_BYTES:,} bytes; call with less.")
+    return checked
+
+
+def _identity(running: RunningCall) -> CallIdentity:
+    caller = running.caller
+    return CallIdentity(
+        caller.project_id,
+        caller.agent_id,
+        channel_id="gateway",
+        agent_turn_id=running.id,
+        turn_epoch=1,
+        tool_call_id=running.id,
+        step_id=running.id,
+        trace_id=secrets.token_hex(16),
+    )
+
+
+def _ids(identity: CallIdentity) -> dict[str, str]:
+    names = ("project_id", "agent_id", "tool_call_id", "trace_id")
+    return {name: getattr(identity, name) or "" for name in names}
+
+
+def _facts(
+    running: RunningCall, identity: CallIdentity, call: Call, row: CallRow, fields: ResultFields | None
+) -> CallFacts:
+    return CallFacts(
+        ids=_ids(identity),
+        trace_id=identity.trace_id or "",
+        protocol="gateway",
+        function_name=short(running.tool.definition.tool_name),
+        delivery_attempt=1,
+        age_s=0.0,
+        began=running.began,
+        loaded=running.began,
+        tool=running.tool.definition.built_in.name,
+        status=row.status,
+        error_code=fields.error_code if fields else "cancelled",
+        tokens=row.tokens,
+        attempts=call.attempts,
+        permit_waits=call.permit_waits,
+        cached=row.cached,
+        truncated=row.truncated,
+    )
+
+
+def _log_not_stored(what: str, outage: Unavailable) -> None:
+    log.error("cannot store %s: %s", what, outage, extra={"action": "state.not_stored"})

@@ -1,0 +1,138 @@
+"""What a gateway stores of calls: whole texts of truncated results, results that nobody took, one row per call."""
+
+from __future__ import annotations
+
+import hashlib
+import sqlite3
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from openapi_tool.protocol.cards import StoredText
+from openapi_tool.protocol.identity import CallIdentity
+from openapi_tool.protocol.records import Artifact
+from openapi_tool.protocol.result_objects import ErrorObject
+from openapi_tool.state.sqlite import SqliteTexts, StateFile
+from openapi_tool.tools.argument_names import fold
+from openapi_tool.tools.definition import ToolDefinition
+from openapi_tool.tools.result import ResultFields
+
+UNTAKEN_S = 300
+"""Seconds for which an identical call of the same caller finds a paid result that nobody took."""
+
+_CALLS_DAYS = 90
+_UNTRACKED = frozenset({"donottrack", "dnt", "xdonottrack"})
+
+
+class StoredTexts:
+    """Whole texts of truncated results, each found only by its owner (`executor.ports.Artifacts`)."""
+
+    def __init__(self, texts: SqliteTexts) -> None:
+        self._texts = texts
+
+    async def put(self, identity: CallIdentity, stored: StoredText) -> None:
+        """Store a text. Raises Unavailable."""
+        head = {"chars": stored.chars, "sha256": stored.sha256, "items": [list(item) for item in stored.items]}
+        record = orjson.dumps(head) + b"\n" + stored.content
+        await self._texts.put(_name(identity.project_id, identity.agent_id, stored.card_id), record)
+
+    async def artifact(self, project_id: str, agent_id: str, card_id: str, start: int, chars: int) -> Artifact | None:
+        """Return at most `chars` characters from `start`; None if the text is missing or expired."""
+        record = await self._texts.get(_name(project_id, agent_id, card_id))
+        if record is None:
+            return None
+        head, _, content = record.partition(b"\n")
+        found = orjson.loads(head)
+        text = orjson.loads(content)["text"][start : start + chars]
+        items = tuple(map(tuple, found["items"]))
+        return Artifact(card_id, found["chars"], found["sha256"], text, items)
+
+
+class UntakenResults:
+    """Paid results that no client took: it had cancelled the call, or was gone."""
+
+    def __init__(self, texts: SqliteTexts) -> None:
+        self._texts = texts
+
+    async def put(self, key: str, fields: ResultFields) -> None:
+        """Store a result. Raises Unavailable."""
+        record = {
+            "status": fields.status,
+            "result": fields.result,
+            "error": fields.error,
+            "tool_output": fields.tool_output,
+            "tool": fields.tool,
+            "truncated": fields.truncated,
+        }
+        await self._texts.put(key, orjson.dumps(record))
+
+    async def get(self, key: str) -> ResultFields | None:
+        """Return a stored result, as one that cost nothing. Raises Unavailable."""
+        if (record := await self._texts.get(key)) is None:
+            return None
+        found = orjson.loads(record)
+        for part in (found["tool_output"], found["result"]):
+            if isinstance(part, dict) and "usage" in part:
+                part |= {"usage": {"tokens": 0, "requests": 0}, "cached": True}
+        return ResultFields(**found, cached=True)
+
+
+def call_key(identity: CallIdentity, definition: ToolDefinition, arguments: Mapping[str, Any]) -> str:
+    """Return the name by which an identical call of the same caller finds a result.
+
+    Raises TypeError for arguments that are no JSON.
+    """
+    return _name(identity.project_id, identity.agent_id, definition.digest.hex(), dict(arguments))
+
+
+def may_store(definition: ToolDefinition, arguments: Mapping[str, Any]) -> bool:
+    """Return whether a result may be stored at all: not if anything in the call says "do not track"."""
+    given = {**definition.upstream_params, **definition.headers, **definition.defaults, **arguments, **definition.fixed}
+    return not any(value for name, value in given.items() if fold(name).replace("-", "") in _UNTRACKED)
+
+
+def _name(*parts: object) -> str:
+    return hashlib.blake2b(orjson.dumps(parts, option=orjson.OPT_SORT_KEYS), digest_size=20).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class CallRow:
+    """Row of a finished call, without arguments and texts. `at` is its start in seconds since the epoch."""
+
+    at: float
+    tool_call_id: str
+    project: str
+    agent: str
+    session: str | None
+    tool: str
+    status: str
+    error: ErrorObject | None
+    tokens: int
+    requests: int
+    cached: bool
+    truncated: bool
+    retries: int
+    latency_ms: int
+    attempts: list[Any]
+
+    @property
+    def values(self) -> tuple[object, ...]:
+        """Values of the columns, in their order."""
+        error = self.error["code"] if self.error else None
+        facts = (self.tokens, self.requests, self.cached, self.truncated, self.retries, self.latency_ms)
+        ids = (self.at, self.tool_call_id, self.project, self.agent, self.session, self.tool)
+        return (*ids, self.status, error, *facts, orjson.dumps({"attempts": self.attempts}))
+
+
+async def store_call(state: StateFile, row: CallRow) -> None:
+    """Store the row of a call; delete those older than 90 days. Raises Unavailable."""
+
+    def work(connection: sqlite3.Connection) -> None:
+        connection.execute(f"INSERT INTO calls VALUES ({', '.join('?' * len(row.values))})", row.values)  # noqa: S608
+        oldest = time.time() - _CALLS_DAYS * 86_400
+        connection.execute("DELETE FROM calls WHERE project = ? AND at < ?", (row.project, oldest))
+
+    await state.run(work)

@@ -1,0 +1,129 @@
+"""Tools of a gateway: the built-in ones, or the definitions of a folder, which is watched."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from openapi_tool.files import read_regular_file
+from openapi_tool.jina.definition_checks import source_problems
+from openapi_tool.jina.url_policy import UrlPolicy
+from openapi_tool.protocol.errors import ExecutorError
+from openapi_tool.protocol.jsontext import JsonValue
+from openapi_tool.reloading import POLL_S, FileWatcher
+from openapi_tool.tools.catalogue import CATALOGUE
+from openapi_tool.tools.definition import ToolDefinition, parse_definition, stored_record
+from openapi_tool.tools.exports import DuplicateName, ShownTool, complete, defined, registration, without_duplicates
+from openapi_tool.tools.lint import LintLimits
+from openapi_tool.tools.problems import listed
+from openapi_tool.tools.tool_names import mangled
+from openapi_tool.tools.yaml_source import MAX_BYTES, read_sources
+
+log = logging.getLogger(__name__)
+
+_SUFFIXES = (".yaml", ".yml")
+_MAX_FILES = 1_000
+
+
+class ToolsInvalid(ExecutorError):
+    """The folder has no usable set of tools; the message lists the mistakes with their places."""
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayTool:
+    """Definition, and the tool as a client is shown it. Its name has no dots, which some clients refuse."""
+
+    shown: ShownTool
+    definition: ToolDefinition
+
+    @property
+    def name(self) -> str:
+        """Name for clients, from which the definition's follows (`unmangled`)."""
+        return self.shown.name
+
+
+Tools = Mapping[str, GatewayTool]
+"""Tools by their names for clients."""
+
+
+def built_in_tools() -> Tools:
+    """Return the built-in tools, as they are registered with a kernel."""
+    return _by_name([_tool(registration(tool)) for tool in CATALOGUE.values()])
+
+
+@dataclass(frozen=True, slots=True)
+class ToolFolder:
+    """Folder with definitions in YAML, also in folders below it."""
+
+    path: Path
+    limits: LintLimits
+    url_policy: UrlPolicy
+
+    def __iter__(self) -> Iterator[Path]:
+        return iter(sorted(file for file in self.path.rglob("*") if file.suffix in _SUFFIXES and file.is_file()))
+
+    def load(self) -> Tools:
+        """Return the tools. Raises ToolsInvalid with every mistake."""
+        files = list(self)
+        if not files or len(files) > _MAX_FILES:
+            named = " or ".join(_SUFFIXES)
+            raise ToolsInvalid(f"{self.path}: must be a folder with 1 to {_MAX_FILES:,} files that end in {named}")
+        problems: list[str] = []
+        tools = [tool for file in files for tool in self._read(file, problems)]
+        if problems:
+            raise ToolsInvalid("; ".join(listed(problems)))
+        return _by_name(tools)
+
+    def _read(self, file: Path, problems: list[str]) -> Iterator[GatewayTool]:
+        try:
+            text = read_regular_file(file, MAX_BYTES).decode("utf-8-sig")
+        except (OSError, UnicodeDecodeError) as error:
+            problems.append(f"{file}: cannot be read: {getattr(error, 'strerror', None) or 'it is not UTF-8 text'}")
+            return
+        for source in read_sources(text):
+            found = [each for each in source_problems(source, self.limits, self.url_policy) if not each.warning]
+            for problem in found:
+                line, column = source.position(problem.path)
+                problems.append(f"{file}:{line}:{column}: {problem.where}: {problem.message}")
+            if not found and isinstance(source.document, dict):
+                yield _tool(source.document)
+
+
+def _tool(document: Mapping[str, JsonValue]) -> GatewayTool:
+    built_in = parse_definition(stored_record(document)).built_in
+    row = complete(document, built_in)
+    definition = parse_definition(stored_record(row))
+    shown = defined(row, definition)
+    name = mangled(shown.name)
+    return GatewayTool(replace(shown, name=name, api_name=name), definition)
+
+
+def _by_name(tools: list[GatewayTool]) -> Tools:
+    try:
+        without_duplicates(tool.shown for tool in tools)
+    except DuplicateName as error:
+        raise ToolsInvalid(f"{error}; rename one of them") from None
+    return {tool.name: tool for tool in tools}
+
+
+async def watch(folder: ToolFolder, use: Callable[[Tools], Awaitable[None]]) -> None:
+    """Pass the tools to `use` whenever they changed and are valid; invalid ones change nothing."""
+    watcher = FileWatcher(folder)
+    while True:
+        await asyncio.sleep(POLL_S)
+        if not await asyncio.to_thread(watcher.changed):
+            continue
+        try:
+            tools = await asyncio.to_thread(folder.load)
+        except ToolsInvalid as invalid:
+            log.error(  # noqa: TRY400 - an operator's mistake, not a defect
+                "cannot reload the tools; the old ones stay in use: %s",
+                invalid,
+                extra={"action": "tools.reload_failed"},
+            )
+        else:
+            await use(tools)
+            log.info("reloaded the tools", extra={"action": "tools.reloaded", "tools": sorted(tools)})

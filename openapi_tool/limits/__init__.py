@@ -1,1 +1,0 @@
-"""Limits of the upstream per key and endpoint, shared by all replicas (ADR 9)."""

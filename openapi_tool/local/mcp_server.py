@@ -1,0 +1,34 @@
+"""Run `mcp` as a child process whose upstream is the double."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from openapi_tool.cli.mcp import McpFlags, serve
+from openapi_tool.local.executor import LoopbackResolver
+from openapi_tool.settings import SettingsError
+from openapi_tool.telemetry.logs import guard_crashes
+
+
+def main() -> None:
+    """Serve a client against the double."""
+    parser = argparse.ArgumentParser(description="`openapi-tool mcp` against the Jina double.")
+    parser.add_argument("--upstream-port", type=int, required=True, help="the double's HTTPS port on loopback")
+    parser.add_argument("--tools", type=Path)
+    parser.add_argument("--state", type=Path)
+    parser.add_argument("--project", default="local")
+    parser.add_argument("--agent", default="local")
+    parser.add_argument("--structured", action="store_true")
+    given = vars(parser.parse_args())
+    port = given.pop("upstream_port")
+    guard_crashes()
+    try:
+        serve(McpFlags(**given), LoopbackResolver(port))
+    except SettingsError as error:
+        sys.exit(str(error))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,133 @@
+"""MCP server over a gateway, for any transport and both protocol eras (2026-07-28, and 2025 with its handshake)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import anyio
+from mcp.server.context import ServerRequestContext
+from mcp.server.lowlevel import NotificationOptions, Server
+from mcp.server.models import InitializationOptions
+from mcp.server.session import ServerSession
+from mcp.server.subscriptions import InMemorySubscriptionBus, ListenHandler, ToolsListChanged
+from mcp_types import (
+    CallToolRequestParams,
+    CallToolResult,
+    ListToolsResult,
+    PaginatedRequestParams,
+    RequestId,
+)
+from mcp_types.version import MODERN_PROTOCOL_VERSIONS
+
+from openapi_tool import __version__
+from openapi_tool.gateway.calls import Answer, Caller, CallProgress, Gateway, RunningCall
+from openapi_tool.mcp.results import as_mcp_result, as_mcp_tool
+from openapi_tool.tools.exports import system_role
+
+NAME = "openapi-tool"
+_PROGRESS_S = 1.0
+
+Context = ServerRequestContext[Any, Any]
+OnAnswer = Callable[[RequestId, Answer], None]
+"""Called with each answer before it is sent, so that a transport can say that nobody took it."""
+
+
+class McpServer:
+    """MCP server whose callers are named by `caller_of`, from what a transport knows of a request.
+
+    With `structured` tools and results have a structure beside the text. `on_answer` is the transport's.
+    """
+
+    def __init__(
+        self,
+        gateway: Gateway,
+        caller_of: Callable[[Context], Caller],
+        *,
+        structured: bool = False,
+        on_answer: OnAnswer = lambda _id, _answer: None,
+    ) -> None:
+        self._gateway = gateway
+        self._caller_of = caller_of
+        self._structured = structured
+        self._on_answer = on_answer
+        self._events = InMemorySubscriptionBus()
+        self._handshaken: ServerSession | None = None  # of the last client with a handshake that has listed the tools
+
+    def server(self, instructions_for: Caller) -> Server[Any]:
+        """Return the low-level server, with instructions for the models of a caller."""
+        shown = [tool.shown for tool in self._gateway.tools_of(instructions_for)]
+        return Server(
+            NAME,
+            version=__version__,
+            title="Web search and reading",
+            description="Search the web and read pages through Jina.",
+            instructions=system_role(shown) if shown else None,
+            on_list_tools=self._list_tools,
+            on_call_tool=self._call_tool,
+            on_subscriptions_listen=ListenHandler(self._events),
+        )
+
+    async def tools_changed(self) -> None:
+        """Notify the clients that want to hear of it; those of 2026-07-28 subscribe."""
+        await self._events.publish(ToolsListChanged())
+        if self._handshaken is not None:
+            with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
+                await self._handshaken.send_tool_list_changed()
+
+    async def _list_tools(self, context: Context, params: PaginatedRequestParams | None) -> ListToolsResult:
+        del params  # all tools are one page
+        if context.protocol_version not in MODERN_PROTOCOL_VERSIONS:
+            self._handshaken = context.session
+        tools = self._gateway.tools_of(self._caller_of(context))
+        return ListToolsResult(tools=[as_mcp_tool(tool, structured=self._structured) for tool in tools])
+
+    async def _call_tool(self, context: Context, params: CallToolRequestParams) -> CallToolResult:
+        caller = self._caller_of(context)
+        async with _reported(context) as started:
+            answer = await self._gateway.call(caller, params.name, params.arguments, started)
+        if context.request_id is not None:
+            self._on_answer(context.request_id, answer)
+        return as_mcp_result(answer, structured=self._structured)
+
+
+def initialization(server: Server[Any]) -> InitializationOptions:
+    """Return the options of the handshake: the tools may change while the server runs."""
+    return server.create_initialization_options(NotificationOptions(tools_changed=True))
+
+
+@asynccontextmanager
+async def _reported(context: Context) -> AsyncIterator[Callable[[RunningCall], None]]:
+    """Report the progress of the call that the yielded function gets; nothing is sent to a client that did not ask."""
+    reporting: list[asyncio.Task[None]] = []
+
+    def started(running: RunningCall) -> None:
+        reporting.append(asyncio.create_task(_report(context.session, running), name="progress"))
+
+    try:
+        yield started
+    finally:
+        for task in reporting:
+            task.cancel()
+
+
+async def _report(session: ServerSession, running: RunningCall) -> None:
+    """Report every second. Progress must grow each time, so the time that an item takes counts as a part of it."""
+    waited, done = 0, 0
+    with suppress(Exception):  # the client is gone: the call itself ends by that
+        while True:
+            await asyncio.sleep(_PROGRESS_S)
+            progress = running.progress
+            waited = waited + 1 if progress.done == done else 1
+            done = progress.done
+            if done == progress.items:
+                continue
+            await session.report_progress(done + waited / (waited + 10), progress.items, _message(progress))
+
+
+def _message(progress: CallProgress) -> str:
+    of = f"{progress.done} of {progress.items} done" if progress.items > 1 else ""
+    waits = "waiting for a permit of the rate limit, or for a retry" if progress.waits else ""
+    return ", ".join(filter(None, (of, waits))) or "waiting for the upstream"

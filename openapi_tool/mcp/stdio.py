@@ -1,0 +1,198 @@
+"""MCP over standard input and output: one JSON message per line, of bounded size, as fast as the client reads.
+
+Not `mcp.server.stdio`: its lines have no limit, and it does not say which answers were written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import re
+import sys
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from functools import partial
+from io import BufferedReader
+from types import TracebackType
+from typing import Any, Self
+
+import anyio
+import orjson
+from mcp.shared.message import ServerMessageMetadata, SessionMessage
+from mcp_types import (
+    INVALID_REQUEST,
+    PARSE_ERROR,
+    ErrorData,
+    JSONRPCError,
+    JSONRPCRequest,
+    JSONRPCResponse,
+    RequestId,
+    jsonrpc_message_adapter,
+)
+from pydantic import ValidationError
+
+from openapi_tool.gateway.calls import Answer
+
+log = logging.getLogger(__name__)
+
+MAX_LINE_BYTES = 2**20
+"""Four times the largest arguments: a message is parsed in the event loop, and its values take many times its size."""
+
+MAX_UNANSWERED = 256
+"""Requests without an answer, beyond which nothing is read: a client that does not read its answers waits."""
+
+_BEGINNING_BYTES = 1024
+_ID = re.compile(rb'"id"\s*:\s*(\d{1,18}|"[^"\\]{1,256}")')
+
+
+class StdioTransport:
+    """Streams for `Server.run`. `untaken` gets the answers that could not be written."""
+
+    def __init__(self, source: BufferedReader, sink: int, untaken: Callable[[Answer], None]) -> None:
+        self._source, self._sink = source, sink
+        self._untaken = untaken
+        # Threads of their own: each may be blocked by the client until the process ends.
+        self._reader, self._writer = ThreadPoolExecutor(1, "stdin"), ThreadPoolExecutor(1, "stdout")
+        self._unanswered = asyncio.Semaphore(MAX_UNANSWERED)
+        self._answers: dict[RequestId, Answer] = {}
+        self._failed = asyncio.Event()
+
+    def on_answer(self, request_id: RequestId, answer: Answer) -> None:
+        """Remember an answer until it is written."""
+        if answer.key is not None:
+            self._answers[request_id] = answer
+
+    @asynccontextmanager
+    async def streams(self, stop: asyncio.Event) -> AsyncIterator[tuple[Any, _Output]]:
+        """Yield the streams; the first one ends with the input, a failed write, or `stop`."""
+        send, receive = anyio.create_memory_object_stream[SessionMessage | Exception](0)
+        reading = asyncio.create_task(self._read(send), name="stdin")
+        ending = [asyncio.create_task(event.wait()) for event in (stop, self._failed)]
+
+        async def end() -> None:
+            await asyncio.wait([reading, *ending], return_when=asyncio.FIRST_COMPLETED)
+            reading.cancel()
+            await send.aclose()
+
+        closing = asyncio.create_task(end(), name="end of stdin")
+        try:
+            yield receive, _Output(self)
+        finally:
+            for task in (reading, closing, *ending):
+                task.cancel()
+            for answer in self._answers.values():
+                self._untaken(answer)
+
+    async def _read(self, send: Any) -> None:
+        loop = asyncio.get_running_loop()
+        while line := await loop.run_in_executor(self._reader, self._line):
+            message = await self._parsed(line)
+            if message is None:
+                continue
+            metadata = None
+            if isinstance(message, JSONRPCRequest):
+                await self._unanswered.acquire()
+                metadata = ServerMessageMetadata(on_request_unanswered=partial(self._on_unanswered, message.id))
+            try:
+                await send.send(SessionMessage(message, metadata))
+            except (anyio.BrokenResourceError, anyio.ClosedResourceError):
+                return
+
+    def _line(self) -> bytes:
+        """Return the next line, empty at the end of the input; of one that is too long the beginning."""
+        line = self._source.readline(MAX_LINE_BYTES + 1)
+        if len(line) <= MAX_LINE_BYTES or line.endswith(b"\n"):
+            return line
+        while (rest := self._source.readline(MAX_LINE_BYTES)) and not rest.endswith(b"\n"):
+            pass
+        return line
+
+    async def _parsed(self, line: bytes) -> Any:
+        """Return a message; answer what is none, and return None."""
+        if not line.strip():
+            return None
+        if len(line) > MAX_LINE_BYTES:
+            await self._refuse(line, INVALID_REQUEST, f"the message is larger than {MAX_LINE_BYTES:,} bytes")
+            return None
+        try:
+            return jsonrpc_message_adapter.validate_json(line, by_name=False)
+        except ValidationError as error:
+            is_json = error.errors(include_url=False, include_input=False)[0]["type"] != "json_invalid"
+            code = INVALID_REQUEST if is_json else PARSE_ERROR
+            await self._refuse(line, code, "the line is no JSON-RPC message" if is_json else "the line is no JSON")
+            return None
+
+    async def _refuse(self, line: bytes, code: int, problem: str) -> None:
+        found = _ID.search(line[:_BEGINNING_BYTES])
+        request_id = orjson.loads(found[1]) if found else None
+        log.warning("refused a message of the client: %s", problem, extra={"action": "mcp.message_refused"})
+        error = ErrorData(code=code, message=f"{problem}; send less, as one JSON object per line")
+        await self.write(JSONRPCError(jsonrpc="2.0", id=request_id, error=error))
+
+    async def _on_unanswered(self, request_id: RequestId) -> None:
+        self._unanswered.release()
+        if (answer := self._answers.pop(request_id, None)) is not None:
+            self._untaken(answer)
+
+    async def write(self, message: Any) -> None:
+        """Write a message. Raises anyio.BrokenResourceError if the client has closed its end."""
+        # `id` may be null in an error, which `exclude_unset` keeps.
+        data = message.model_dump_json(by_alias=True, exclude_unset=True).encode() + b"\n"
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._writer, self._write, data)
+        except OSError as error:
+            self._failed.set()
+            raise anyio.BrokenResourceError from error
+
+    def _write(self, data: bytes) -> None:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(self._sink, view) :]
+
+    async def send(self, item: SessionMessage) -> None:
+        """Write a message of the server; an answer is then taken."""
+        message = item.message
+        if not isinstance(message, JSONRPCResponse | JSONRPCError):
+            await self.write(message)
+            return
+        try:
+            await self.write(message)
+        finally:
+            self._unanswered.release()
+        if message.id is not None:
+            self._answers.pop(message.id, None)
+
+
+class _Output:
+    """Write stream of a server."""
+
+    def __init__(self, transport: StdioTransport) -> None:
+        self._transport = transport
+
+    async def send(self, item: SessionMessage, /) -> None:
+        await self._transport.send(item)
+
+    async def aclose(self) -> None:
+        """Do nothing: the process ends soon."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Do nothing."""
+
+
+def claim_standard_streams() -> tuple[BufferedReader, int]:
+    """Return the client's pipes; anything else in this process then reads nothing, and prints to standard error."""
+    source, sink = os.dup(sys.stdin.fileno()), os.dup(sys.stdout.fileno())
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    os.dup2(2, 1)
+    for descriptor in (source, sink):
+        os.set_blocking(descriptor, True)
+    return os.fdopen(source, "rb"), sink

@@ -1,0 +1,403 @@
+"""Account of a budget in this process: requests that wait for a reservation, and requests that have one."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+from openapi_tool.protocol.errors import BudgetExceeded, ToolTimeout
+from openapi_tool.quotas.account_record import AccountLimit, encode, parse, unused
+from openapi_tool.quotas.amounts import NOTHING, Amount, Attempt
+from openapi_tool.quotas.periods import Period
+from openapi_tool.quotas.shared_record import SETTLE_S, SharedRecord
+from openapi_tool.state.port import Records, Stored
+from openapi_tool.telemetry import metrics
+from openapi_tool.tools.deadlines import Deadline
+
+log = logging.getLogger(__name__)
+
+_OWNER_TEXT = {
+    "session": "of this session",
+    "agent_day": "of this agent for today",
+    "project_day": "of this project for today",
+    "project_month": "of this project for this month",
+}
+SCOPES = tuple(_OWNER_TEXT)  # narrowest first
+END_MARGIN_S = 60.0  # from the deadline of a call until its requests have certainly ended
+_NEARLY_USED_PERCENT = 90  # at which results get a note for the model; the log warns at 80
+_WAIT_S = 1.0  # between two reads of a record while requests wait for reservations of other replicas
+
+
+class AccountId(NamedTuple):
+    """Scope and owner of an account: `owner` is an agent or session, empty for a project.
+
+    `tool` is the tool whose definition sets the budget, else empty. `project` is prefixed with the protocol version and
+    a space for any kernel but the main one.
+    """
+
+    scope: str
+    project: str
+    owner: str = ""
+    tool: str = ""
+
+    def labels(self) -> dict[str, str]:
+        """Return the fields for display."""
+        owner = f"{self.owner[:12]}…" if self.scope == "session" else self.owner
+        return {"scope": self.scope, "project": self.project, "who": owner, "tool": self.tool}
+
+    def key(self, period: Period) -> str:
+        """Return the key of the record: a hash, because ids may contain any characters."""
+        name = json.dumps((*self, period.name)).encode()
+        return f"budget.{hashlib.blake2b(name, digest_size=20).hexdigest()}"
+
+
+@dataclass(slots=True, eq=False)
+class _Request:
+    """Request that waits for its reservation."""
+
+    attempt: Attempt
+    reserved: asyncio.Future[None]
+
+
+@dataclass
+class Sharing:
+    """Whether the accounts of this process are shared with the other replicas; `outage` is why they are not."""
+
+    outage: str = ""
+
+    def begin_outage(self, reason: str) -> None:
+        """Record that the store is unavailable."""
+        if not self.outage:
+            log.warning(
+                "cannot share budgets; calls are checked against the last known use: %s",
+                reason,
+                extra={"action": "budgets.not_shared"},
+            )
+        self.outage = reason
+        metrics.BUDGETS_NOT_SHARED.set(1)
+
+    def end_outage(self) -> None:
+        """Record that the store is available."""
+        if self.outage:
+            log.info("budgets are shared again", extra={"action": "budgets.shared"})
+        self.outage = ""
+        metrics.BUDGETS_NOT_SHARED.set(0)
+
+
+class Account(SharedRecord):
+    """Account. `on_write` is called after each write of the record."""
+
+    def __init__(
+        self,
+        account_id: AccountId,
+        limit: AccountLimit,
+        period: Period,
+        replica: str,
+        store: Records,
+        clock: Callable[[], float],
+        sharing: Sharing,
+        on_write: Callable[[Account], None],
+    ) -> None:
+        super().__init__(account_id.key(period), replica, store, clock)
+        self.id, self.period, self.limit = account_id, period, limit
+        self.record = unused(account_id.labels())
+        self._sharing, self._on_write = sharing, on_write
+        self._waiting: list[_Request] = []
+        self._granted: list[_Request] = []  # by `apply`
+        self._refused: list[_Request] = []  # by `apply`
+        self._settled: list[Attempt] = []  # by `apply`
+        self._wrote = self._warns = self._offline = False
+        self._refusal_logged = self._unreadable_logged = False
+
+    async def reserve(self, name: str, need: Amount, deadline: Deadline) -> Attempt:
+        """Reserve an amount for an attempt. Raises BudgetExceeded, ToolTimeout."""
+        now = self.now()
+        attempt = Attempt(name, now, need, now + max(0.0, deadline.remaining()) + END_MARGIN_S)
+        request = _Request(attempt, asyncio.get_running_loop().create_future())
+        self._waiting.append(request)
+        self.wake()
+        reserved = False
+        try:
+            async with deadline.limit():
+                await request.reserved
+            reserved = True
+        except TimeoutError:
+            raise ToolTimeout("The call's time ended before its budget could be checked; call again.") from None
+        finally:
+            if request in self._waiting:
+                self._waiting.remove(request)
+            request.reserved.cancel()
+            if not reserved and attempt.id in self.attempts:  # the call was cancelled in that moment
+                self.settle(attempt, NOTHING)
+        return attempt
+
+    def settle(self, attempt: Attempt, cost: Amount) -> None:
+        """Replace a reserved amount by the cost; NOTHING: not sent."""
+        if attempt.cost is None:
+            attempt.cost = cost
+            self.wake_soon()
+
+    def on_change(self, stored: Stored) -> bool:
+        """Adopt a record that another replica wrote."""
+        adopted = super().on_change(stored)
+        if adopted and self._waiting:
+            self.wake()
+        return adopted
+
+    @property
+    def is_quiet(self) -> bool:
+        """Return whether nothing runs, waits or must be written."""
+        return not (self.attempts or self._waiting or self.outage) and self.is_idle
+
+    # The record.
+
+    def decode(self, value: bytes | None) -> bool:
+        """See `SharedRecord`."""
+        record = parse(value)
+        self.record = record or unused(self.id.labels())
+        if record is None and value is not None and not self._unreadable_logged:
+            self._unreadable_logged = True
+            log.warning(
+                "the record of a budget of project %s cannot be read; its last known state is used",
+                self.id.project,
+                extra={"action": "budget.unreadable", **self._log_fields(), "key": self.key},
+            )
+        return record is not None
+
+    def encode(self) -> bytes:
+        """See `SharedRecord`."""
+        return encode(self.record)
+
+    def apply(self, now: float) -> bool:
+        """See `SharedRecord`."""
+        changed = self.record.expire(now)
+        changed |= self._store_attempts(now)
+        changed |= self._reserve()
+        self._wrote = changed
+        if changed:
+            self.record.report(self.replica, now)
+            self._warns = self.record.warns(self.limit)
+        return changed
+
+    def confirm(self) -> None:
+        """See `SharedRecord`."""
+        for attempt in self.attempts.values():
+            attempt.stored |= attempt.id in self.record.open
+        for attempt in self._settled:
+            self.attempts.pop(attempt.id, None)
+        self._offline = False
+        self._sharing.end_outage()
+        for request in self._granted:
+            request.attempt.stored = True
+            self._grant(request)
+        for request in self._refused:
+            self._end(request, self._refusal(request.attempt.need))
+        self._granted, self._refused, self._settled = [], [], []
+        if self._wrote:
+            self._on_write(self)
+        if self._warns:
+            self._warns = False
+            self._warn()
+
+    def abort(self) -> None:
+        """See `SharedRecord`."""
+        self._granted, self._refused, self._settled, self._warns = [], [], [], False
+
+    def next_s(self) -> float | None:
+        """See `SharedRecord`."""
+        if any(attempt.cost is not None for attempt in self.attempts.values()):
+            return SETTLE_S
+        if self._waiting:
+            self.must_read()
+            return _WAIT_S
+        return None
+
+    def _store_attempts(self, now: float) -> bool:
+        """Reserve what the record does not contain, settle what it contains and ended."""
+        record, changed = self.record, False
+        self._settled = []
+        for attempt in self.attempts.values():
+            in_record = attempt.id in record.open
+            if attempt.cost is not None and (attempt.stored or attempt.cost == NOTHING):
+                if in_record:
+                    record.settle(attempt.id, attempt.cost)
+                    changed = True
+                elif attempt.until <= now:  # it is charged what it reserved
+                    record.add(Amount(0, max(0, attempt.cost.tokens - attempt.need.tokens)))
+                    changed = True
+                self._settled.append(attempt)
+            elif not in_record and attempt.until > now:
+                record.reserve(attempt)
+                changed = True
+            elif not in_record and not attempt.stored:
+                record.add(attempt.cost or attempt.need)
+                self._settled.append(attempt)
+                changed = True
+        prefix = f"{self.replica}."
+        for name in [name for name in record.open if name.startswith(prefix) and name not in self.attempts]:
+            del record.open[name]  # of a write that was believed to have failed: it was never sent
+            changed = True
+        return changed
+
+    def _reserve(self) -> bool:
+        """Reserve for waiting requests in their order; refuse those for which nothing that may be freed would do."""
+        record = self.record
+        self._granted, self._refused = [], []
+        taken, charged = record.charged.plus(record.reserved), record.charged
+        for request in self._waiting:
+            need = request.attempt.need
+            if request.reserved.done():
+                continue
+            if self.limit.covers(taken.plus(need)) and record.has_room():
+                record.reserve(request.attempt)
+                taken = taken.plus(need)
+                self._granted.append(request)
+            elif not self.limit.covers(charged.plus(need)):
+                self._refused.append(request)
+        return bool(self._granted)
+
+    def _grant(self, request: _Request) -> None:
+        self.attempts[request.attempt.id] = request.attempt
+        if request in self._waiting:
+            self._waiting.remove(request)
+        if request.reserved.done():  # cancelled meanwhile
+            self.settle(request.attempt, NOTHING)
+        else:
+            request.reserved.set_result(None)
+
+    def _end(self, request: _Request, error: Exception) -> None:
+        if request in self._waiting:
+            self._waiting.remove(request)
+        if not request.reserved.done():
+            request.reserved.set_exception(error)
+
+    # Without the store.
+
+    def begin_outage(self) -> None:
+        """See `SharedRecord`."""
+        self._sharing.begin_outage(self.outage)
+        self.decode(self._readable)
+        self._offline = True
+
+    def decide_offline(self) -> None:
+        """See `SharedRecord`: an equal part of what was left of the budget."""
+        record = self.record
+        rest = record.charged.plus(record.reserved)
+        parts = len({self.replica, *record.replicas})
+        own = NOTHING
+        for attempt in self.attempts.values():
+            if attempt.id not in record.open:
+                own = own.plus(attempt.cost or attempt.need)
+        for request in list(self._waiting):
+            used = own.plus(request.attempt.need)
+            if self.limit.covers(rest.plus(Amount(used.requests * parts, used.tokens * parts))):
+                own = used
+                self._grant(request)
+            else:
+                self._end(request, self._refusal(request.attempt.need))
+
+    # Texts.
+
+    @property
+    def taken(self) -> Amount:
+        """Known uses and reservations of all replicas."""
+        taken = self.record.charged.plus(self.record.reserved)
+        for attempt in self.attempts.values():
+            if attempt.id not in self.record.open:
+                taken = taken.plus(attempt.cost or attempt.need)
+            elif attempt.cost is not None:
+                taken = taken.plus(attempt.cost).minus(attempt.need)
+        return taken
+
+    def _refusal(self, need: Amount) -> BudgetExceeded:
+        metrics.BUDGET_REFUSALS.labels(self.id.scope).inc()
+        limit, taken = self.limit, self.taken
+        exceeds_requests = limit.requests is not None and taken.requests + need.requests > limit.requests
+        kind = "requests" if exceeds_requests or limit.tokens is None else "tokens"
+        maximum, used, needed = (getattr(amount, kind) for amount in (limit, taken, need))
+        renews = f"It renews at {self.period.renews}." if self.period.renews else "It does not renew."
+        until = "before that" if self.period.renews else "in this session"
+        detail = {
+            "budget": f"{self.id.scope}_{kind}",
+            "limit": maximum,
+            "used": used,
+            "needed": needed,
+            "renews_at": self.period.renews or None,
+        }
+        if not self._refusal_logged:
+            self._refusal_logged = True
+            log.warning(
+                "the budget %s of project %s is used up", detail["budget"], self.id.project,
+                extra={"action": "budget.exceeded", **self._log_fields(), **detail},
+            )  # fmt: skip
+        return BudgetExceeded(
+            f"The budget {self._owner_text} does not cover this call, so nothing was sent: {used:,} of {maximum:,} "
+            f"{kind} are used or reserved, and it needs {needed:,}. {renews} Do not call again {until}; "
+            "continue with what you have.",
+            detail=detail,
+        )
+
+    @property
+    def _owner_text(self) -> str:
+        return _OWNER_TEXT[self.id.scope] + (" with this tool" if self.id.tool else "")
+
+    def _warn(self) -> None:
+        metrics.BUDGET_WARNINGS.labels(self.id.scope).inc()
+        log.warning(
+            "80 %% of a budget of project %s are used",  # account_record._WARN_PERCENT
+            self.id.project,
+            extra={"action": "budget.low", **self._log_fields(), **self.left()},
+        )
+
+    def _log_fields(self) -> dict[str, str]:
+        scope, project, owner, tool = self.id
+        agent = {"agent_id": owner} if scope == "agent_day" else {}
+        return {"scope": scope, "project_id": project, **agent, "tool_name": tool}
+
+    def left(self) -> dict[str, Any]:
+        """Return the rest of each limited resource, as far as known, and when the budget renews."""
+        found: dict[str, Any] = {}
+        for kind, limit, taken in zip(AccountLimit._fields, self.limit, self.taken, strict=True):
+            if limit is not None:
+                found[kind], found[f"{kind}_left"] = limit, max(0, limit - taken)
+        if self.period.renews:
+            found["renews_at"] = self.period.renews
+        return found
+
+    @property
+    def note(self) -> str:
+        """Text for the model if less than a tenth is left, else empty."""
+        if not self.limit.reached(self.taken, _NEARLY_USED_PERCENT):
+            return ""
+        left = self.left()
+        named = (f"{left[f'{kind}_left']:,} of {left[kind]:,} {kind}" for kind in AccountLimit._fields if kind in left)
+        renews = f"; it renews at {self.period.renews}" if self.period.renews else ""
+        return f"[The budget {self._owner_text} is nearly used up: {' and '.join(named)} are left{renews}.]"
+
+    @property
+    def used_fraction(self) -> float:
+        """Used fraction, above 1 if more was used."""
+        pairs = zip(self.taken, self.limit, strict=True)
+        return max((taken / max(1, limit) for taken, limit in pairs if limit is not None), default=0.0)
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return the state for `openapi-tool budgets`; `used` are uses, `lost` those of runs that died."""
+        record = self.record
+        return {
+            **self.id.labels(),
+            "period": self.period.name,
+            **self.left(),
+            "requests_used": record.used.requests,
+            "tokens_used": record.used.tokens,
+            "requests_lost": record.lost.requests,
+            "tokens_lost": record.lost.tokens,
+            "share": round(self.used_fraction, 4),
+            "offline": self._offline,
+            "at": datetime.fromtimestamp(self.now(), UTC).isoformat(timespec="seconds"),
+        }

@@ -1,0 +1,242 @@
+"""Budgets of this process: accounts that a request is charged to, its estimated cost, its reservation."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count, islice
+from typing import Any, NamedTuple
+
+from openapi_tool.concurrency.background import in_background
+from openapi_tool.options.budgets import BudgetLimits, BudgetOptions, time_zone
+from openapi_tool.protocol.projects import bare_project
+from openapi_tool.quotas.account import SCOPES, Account, AccountId, Sharing
+from openapi_tool.quotas.account_record import AccountLimit
+from openapi_tool.quotas.amounts import NOTHING, Amount, Attempt
+from openapi_tool.quotas.periods import ALWAYS, Period, Periods
+from openapi_tool.state.port import Records, Stored
+from openapi_tool.tools.deadlines import Deadline
+
+_TICK_S = 1.0
+_NEWEST_WEIGHT = 0.2  # of the newest request in a tool's moving average
+_MAX_MEANS = 10_000  # one per tool
+_MAX_ACCOUNTS = 20_000
+_CHECKED_PER_TICK = 2_000  # all accounts at once could block the event loop
+_MAX_RANKED = 100
+_NOT_OPENED: tuple[float, list[Account]] = 0.0, []  # an expired entry of `_charged`
+
+
+class Spender(NamedTuple):
+    """Caller that is charged; `tool_limits` are the budgets of the tool's definition.
+
+    `project` is prefixed with the protocol version for any kernel but the main one, as in AccountId.
+    """
+
+    project: str
+    agent: str
+    session: str
+    tool: str
+    tool_limits: BudgetLimits | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Charge:
+    """Accounts of one call, narrowest first."""
+
+    _budgets: Budgets
+    _tool: tuple[str, str]  # project and name
+    _accounts: Sequence[Account]
+    _has_reserved: bool = False
+
+    async def reserve(self, min_tokens: int, deadline: Deadline) -> Reservation:
+        """Reserve the expected cost of a request, at least `min_tokens`. Raises BudgetExceeded, ToolTimeout."""
+        budgets, self._has_reserved = self._budgets, True
+        need = Amount(1, max(min_tokens, round(budgets.means.get(self._tool, 0.0))))
+        reservation = Reservation(need, [])
+        name = budgets.new_attempt()
+        try:
+            for account in self._accounts:
+                budgets.active[account.key] = account
+                reservation.attempts.append((account, await account.reserve(name, need, deadline)))
+        except BaseException:
+            reservation.unsent()
+            raise
+        return reservation
+
+    async def wait_until_written(self) -> None:
+        """Wait until the cost of the call is stored, or the store has failed: a crash then loses no use."""
+        if self._has_reserved:
+            await asyncio.gather(*(account.flush() for account in self._accounts))
+
+    def record_cost(self, tokens: int) -> None:
+        """Count the cost of a request for later estimates."""
+        if tokens > 0:
+            means = self._budgets.means
+            mean = means.pop(self._tool, float(tokens))
+            means[self._tool] = mean + _NEWEST_WEIGHT * (tokens - mean)
+            if len(means) > _MAX_MEANS:
+                del means[next(iter(means))]
+
+    def left(self) -> dict[str, Any]:
+        """Return the rest of each account; those of the tool's definition under `tool`."""
+        found: dict[str, Any] = {}
+        for account in self._accounts:
+            scope, _, _, tool = account.id
+            (found.setdefault("tool", {}) if tool else found)[scope] = account.left()
+        return found
+
+    @property
+    def note(self) -> str:
+        """Text for the model about accounts that are nearly used up."""
+        return "".join(f"\n\n{note}" for account in self._accounts if (note := account.note))
+
+
+@dataclass(slots=True)
+class Reservation:
+    """Reserved amount of one attempt in each account, to be ended once, by `sent` or `unsent`."""
+
+    need: Amount
+    attempts: list[tuple[Account, Attempt]]
+
+    def sent(self, tokens: int | None) -> None:
+        """Charge the cost of the request, the estimate if it is unknown (None)."""
+        cost = self.need if tokens is None else Amount(1, tokens)
+        for account, attempt in self.attempts:
+            account.settle(attempt, cost)
+
+    def unsent(self) -> None:
+        """Free the amount: the request was not sent."""
+        for account, attempt in self.attempts:
+            account.settle(attempt, NOTHING)
+
+
+class Budgets:
+    """Budgets of this process, named `replica`. `clock` returns the NATS server's time in seconds since the epoch.
+
+    `limited`: the settings have a budget. `active`: accounts by key in which requests have reserved. `means`:
+    moving averages of a request's tokens by project and tool.
+    """
+
+    def __init__(self, replica: str, options: BudgetOptions, store: Records, clock: Callable[[], float]) -> None:
+        self._replica, self._options, self._store, self.clock = replica, options, store, clock
+        self._numbers = count()
+        self._sharing = Sharing()
+        self.active: dict[str, Account] = {}
+        self.means: dict[tuple[str, str], float] = {}
+        self._most_used: dict[str, dict[str, Account]] = {scope: {} for scope in SCOPES}
+        # Expiry and accounts by project, agent and session.
+        self._charged: dict[tuple[str, str, str], tuple[float, list[Account]]] = {}
+        # Accounts that `_drop_unused` has not checked in this round.
+        self._to_check: Iterator[tuple[tuple[AccountId, str], Account]] = iter(())
+        self._periods = Periods(time_zone(options.time_zone))
+        self._accounts: dict[tuple[AccountId, str], Account] = {}
+        self._by_key: dict[str, Account] = {}
+        self._by_project = {name: options.for_project(name) for name in options.projects}
+        self.limited = options.limited or bool(options.projects)
+        self._task: asyncio.Task[None] | None = None
+
+    def charge(self, spender: Spender) -> Charge | None:
+        """Return what a call is charged to, None without any budget."""
+        project, agent, session, tool, tool_limits = spender
+        now, key = self.clock(), (project, agent, session)
+        until, accounts = self._charged.get(key, _NOT_OPENED)
+        if now >= until:
+            accounts = self._open(spender, self._by_project.get(bare_project(project), self._options), "", now)
+            if len(self._charged) >= _MAX_ACCOUNTS:
+                self._charged.clear()
+            self._charged[key] = min((account.period.end for account in accounts), default=math.inf), accounts
+        if tool_limits is not None:
+            accounts = [*accounts, *self._open(spender, tool_limits, tool, now)]
+        return Charge(self, (project, tool), accounts) if accounts else None
+
+    def new_attempt(self) -> str:
+        """Return the id of a new attempt."""
+        return f"{self._replica}.{next(self._numbers):x}"
+
+    def on_change(self, name: str, stored: Stored) -> None:
+        """Adopt a record that another replica wrote."""
+        if (account := self._by_key.get(name)) is not None:
+            account.on_change(stored)
+
+    def snapshot(self) -> list[dict[str, Any]]:
+        """Return the most used known accounts, those of projects first."""
+        ranked = (account for accounts in self._most_used.values() for account in accounts.values())
+        accounts = sorted(ranked, key=lambda each: (each.id.owner != "", -each.used_fraction))
+        return [account.snapshot() for account in accounts[:_MAX_RANKED]]
+
+    def outage(self) -> str:
+        """Return why the store is unavailable; empty if it is not."""
+        return self._sharing.outage
+
+    def largest_used_fraction(self, scope: str) -> float:
+        """Return the largest used fraction of the accounts of a scope."""
+        return max((account.used_fraction for account in self._most_used[scope].values()), default=0.0)
+
+    async def aclose(self) -> None:
+        """Store all known costs, and stop."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+        await asyncio.gather(*(account.aclose() for account in self.active.values()))
+
+    def _open(self, spender: Spender, limits: BudgetLimits, tool: str, now: float) -> list[Account]:
+        found = []
+        for scope in SCOPES:
+            limit = AccountLimit(*limits.of(scope))
+            if limit != (None, None):
+                owner = spender.session if scope == "session" else spender.agent if scope == "agent_day" else ""
+                found.append(self._account(AccountId(scope, spender.project, owner, tool), limit, now))
+        return found
+
+    def _account(self, account_id: AccountId, limit: AccountLimit, now: float) -> Account:
+        period = self._period(account_id.scope, now)
+        key = account_id, period.name
+        account = self._accounts.get(key)
+        if account is None:
+            account = Account(
+                account_id, limit, period, self._replica, self._store, self.clock, self._sharing, on_write=self._rank
+            )
+            self._accounts[key] = self._by_key[account.key] = account
+            self._rank(account)
+            self._task = self._task or in_background(self._run(), "budgets")
+        account.limit = limit  # the definition may have changed
+        return account
+
+    def _period(self, scope: str, now: float) -> Period:
+        if scope == "session":
+            return ALWAYS
+        return self._periods.month(now) if scope == "project_month" else self._periods.day(now)
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(_TICK_S)
+            for account in list(self.active.values()):
+                if account.is_quiet:
+                    del self.active[account.key]
+            self._drop_unused(self.clock())
+
+    def _drop_unused(self, now: float) -> None:
+        """Drop quiet accounts whose period is over, or the oldest if there are too many."""
+        checked = list(islice(self._to_check, _CHECKED_PER_TICK))
+        if not checked:
+            self._to_check = iter(list(self._accounts.items()))
+        too_many = len(self._accounts) - _MAX_ACCOUNTS
+        for key, account in checked:
+            if account.is_quiet and (now >= account.period.end or too_many > 0):
+                too_many -= 1
+                del self._accounts[key], self._by_key[account.key]
+                self._charged.clear()  # it may list the account; the next calls fill it again
+                self._most_used[account.id.scope].pop(account.key, None)
+
+    def _rank(self, account: Account) -> None:
+        """Add an account to the most used ones of its scope, which are limited to 200."""
+        if self._by_key.get(account.key) is not account:  # dropped, but written by an older call
+            return
+        found = self._most_used[account.id.scope]
+        found[account.key] = account
+        if len(found) > 2 * _MAX_RANKED:
+            largest = heapq.nlargest(_MAX_RANKED, found.values(), key=lambda each: each.used_fraction)
+            self._most_used[account.id.scope] = {each.key: each for each in largest}

@@ -1,0 +1,352 @@
+"""Keys that the upstream refuses: blocked for all replicas by a shared record, and tried again (ADR 9)."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import math
+import time
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from types import MappingProxyType
+from typing import Annotated, Any, Literal
+
+import orjson
+from pydantic import Field, SecretStr, TypeAdapter, ValidationError
+
+from openapi_tool.concurrency.background import in_background
+from openapi_tool.protocol.errors import ToolError, Unavailable
+from openapi_tool.quotas.amounts import Time
+from openapi_tool.state.change import change as change_record
+from openapi_tool.state.port import Records, Stored
+from openapi_tool.telemetry import metrics
+from openapi_tool.tools.secret_variables import Secrets
+
+log = logging.getLogger(__name__)
+
+STATES: Mapping[int, str] = MappingProxyType({40102: "invalid", 40201: "exhausted", 40203: "exhausted"})
+"""State of a blocked key by the upstream's status. 40103, 40104 and 40202 are caused by the call, not by the key."""
+
+RETRIES_S = 10.0, 30.0, 60.0, 180.0
+"""Seconds until one call may try a blocked key again: after the refusal, the first trial, … A balance is often
+topped up, and a key accepted again, within seconds."""
+
+_SECOND_REFUSAL_S = 600.0  # maximum between two refusals that block a key
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """First refusal with a status: its call and time."""
+
+    call: Annotated[str, Field(max_length=100)]
+    at: Time
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRecord:
+    """State of one key: with a `status` of `STATES` blocked since `since`; it may be tried again at `retry_at`.
+
+    `trials` is how often it was tried since then.
+    """
+
+    version: Literal[3] = 3
+    status: int = 0
+    since: Time = 0.0
+    retry_at: Time = 0.0
+    trials: Annotated[int, Field(ge=0, le=2**31)] = 0
+    refusals: Annotated[dict[int, Refusal], Field(max_length=len(STATES))] = field(default_factory=dict)
+
+    @property
+    def state(self) -> str | None:
+        """State of a blocked key, else None."""
+        return STATES.get(self.status)
+
+
+def _record_refusal(record: KeyRecord, status: int, call: str, now: float) -> KeyRecord:
+    """Record a refusal; the second one, by another call, blocks the key."""
+    if record.status:
+        return record if STATES[status] == record.state else replace(record, status=status)
+    first = record.refusals.get(status)
+    if first is None or abs(now - first.at) >= _SECOND_REFUSAL_S:
+        return replace(record, refusals={**record.refusals, status: Refusal(call, now)})
+    if first.call == call:
+        return record
+    return replace(record, status=status, since=now, retry_at=now + RETRIES_S[0], trials=0, refusals={})
+
+
+def _claim_trial(record: KeyRecord, now: float) -> KeyRecord:
+    if not record.status or record.retry_at > now:
+        return record
+    trials = record.trials + 1
+    return replace(record, retry_at=now + RETRIES_S[min(trials, len(RETRIES_S) - 1)], trials=trials)
+
+
+def _end_trial(record: KeyRecord, now: float) -> KeyRecord:
+    return replace(record, retry_at=min(record.retry_at, now)) if record.status else record
+
+
+def _unblock(record: KeyRecord) -> KeyRecord:
+    return replace(record, status=0, refusals={})
+
+
+def _forget_refusals(record: KeyRecord) -> KeyRecord:
+    return record if record.status else replace(record, refusals={})
+
+
+def encode(record: KeyRecord) -> bytes:
+    """Return the stored form."""
+    return orjson.dumps(record, option=orjson.OPT_NON_STR_KEYS)
+
+
+_RECORD = TypeAdapter(KeyRecord)
+
+
+def decode(stored: bytes | None, now: float) -> KeyRecord:
+    """Return a stored record, with its times corrected as it may be forged; an empty one for anything else."""
+    try:
+        record = _RECORD.validate_json(stored or b"")
+    except ValidationError:
+        return KeyRecord()
+    if record.status not in (0, *STATES):
+        return KeyRecord()
+    return replace(record, since=min(record.since, now), retry_at=min(record.retry_at, now + RETRIES_S[-1]))
+
+
+PREFIX = "key."
+_HASH_BYTES = 4  # enough to tell the values of a rotation apart
+_REFUSED_KEY_ADVICE = {
+    401: "it is not valid; set another one",
+    402: "its balance is used up; top it up or set another one",
+}
+_WARNING_INTERVAL_S = 60.0
+Change = Callable[[KeyRecord], KeyRecord]
+
+
+def record_name(variable: str, value: str) -> str:
+    """Return the name of a key's record; the hash of its value gives a rotated key another record."""
+    digest = hashlib.blake2b(value.encode(), digest_size=_HASH_BYTES, person=b"openapi_tool_key")
+    return f"{PREFIX}{variable}.{digest.hexdigest()}"
+
+
+class Keys:
+    """State of the keys of this process. `blocked` has the records of the blocked ones by variable.
+
+    `replica` is its name. `clock` returns the NATS server's time in seconds since the epoch. `failure` returns the
+    error of a call whose key is refused with a five-digit status. `on_state_change` is called with the variable of a
+    key that was blocked or unblocked.
+    """
+
+    def __init__(
+        self, replica: str, store: Records, clock: Callable[[], float], failure: Callable[[int], ToolError]
+    ) -> None:
+        self.blocked: dict[str, KeyRecord] = {}
+        self._suspected: set[str] = set()  # refused once, not blocked
+        self.on_state_change: Callable[[str], None] = lambda _: None
+        self.now = clock
+        self.replica, self._store, self._failure = replica, store, failure
+        self._secrets = Secrets({}, ())
+        self._variables: dict[str, str] = {}  # by name of the record
+        self._records: dict[str, tuple[int, KeyRecord]] = {}  # revision and record by name
+        self._values: dict[str, bytes] = {}  # their stored forms
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._write_lock = asyncio.Lock()
+
+    def set_secrets(self, secrets: Secrets) -> None:
+        """Use these values from now on."""
+        self._secrets = secrets
+        before = self._variables
+        self._variables = {record_name(variable, value): variable for variable, value in secrets.values().items()}
+        for name in before.keys() - self._variables.keys():
+            self._records.pop(name, None)
+            self._values.pop(name, None)
+            self._set_state(before[name], KeyRecord())
+        # `assemble` loads the first ones, after it has connected the store.
+        if before and self._variables.keys() - before.keys():
+            self._start(self.load())
+
+    async def load(self) -> None:
+        """Read the records of the keys that have none in memory."""
+        for name in sorted(self._variables.keys() - self._records.keys()):
+            stored = await self._store.read(name)
+            if stored.value is not None:
+                self._values[name] = stored.value
+                self._adopt(name, stored.revision, decode(stored.value, self.now()))
+
+    def get(self, variable: str) -> SecretStr | None:
+        """Return the value of a variable."""
+        return self._secrets.get(variable)
+
+    def error(self, variable: str) -> ToolError:
+        """Return the error of a call whose key is blocked; it says when the key is tried again."""
+        record = self.blocked[variable]
+        error = self._failure(record.status)
+        error.key_variable = variable
+        seconds = max(1, math.ceil(record.retry_at - self.now()))
+        error.message += f" The key is tried again in {seconds} s."
+        error.detail = {"retry_after_s": seconds}
+        return error
+
+    async def claim_trial(self, variable: str) -> bool:
+        """Return whether this call may try a blocked key: one call of all replicas may, once it is due."""
+        now, record = self.now(), self.blocked[variable]
+        if record.retry_at > now:
+            return False
+        change = partial(_claim_trial, now=now)
+        self.blocked[variable] = change(record)  # before any `await`, so that other calls of this process claim none
+        try:
+            # A key that another replica has unblocked meanwhile may be tried, too.
+            return await self._apply(self._name_of(variable), change) or variable not in self.blocked
+        except Unavailable:
+            return True  # without the store each replica tries
+
+    def record_refusal(self, variable: str, key: SecretStr, status: int, call_number: int) -> None:
+        """Record a refusal of the sent key with a status of `STATES`; `call_number` as `Need.call`."""
+        name = record_name(variable, key.get_secret_value())
+        if name not in self._variables:
+            return  # the key was rotated after the request was sent
+        if variable not in self.blocked or self.blocked[variable].state != STATES[status]:
+            call = f"{self.replica}/{call_number}"
+            self._start(self._apply(name, partial(_record_refusal, status=status, call=call, now=self.now())))
+
+    def record_success(self, variable: str, *, trial: bool) -> None:
+        """Unblock a key after a trial; else forget its first refusal: one project's calls may cause two (ADR 9)."""
+        if variable in self.blocked:
+            if trial:
+                self._start(self._apply(self._name_of(variable), _unblock))
+        elif variable in self._suspected:
+            self._suspected.discard(variable)
+            self._start(self._apply(self._name_of(variable), _forget_refusals))
+
+    def end_trial(self, variable: str) -> None:
+        """Let the next call try a blocked key: this one got no response that depends on the key."""
+        if variable in self.blocked:
+            self._start(self._apply(self._name_of(variable), partial(_end_trial, now=self.now())))
+
+    def on_change(self, name: str, stored: Stored) -> None:
+        """Adopt a record that another replica wrote."""
+        if name in self._variables and stored.revision > self._records.get(name, (0, None))[0]:
+            self._values[name] = stored.value or b""
+            self._adopt(name, stored.revision, decode(stored.value, self.now()))
+
+    def snapshot(self) -> list[dict[str, Any]]:
+        """Return the blocked keys."""
+        now = self.now() if self.blocked else 0.0  # the server's time may not be known yet
+        return [
+            {
+                "variable": variable,
+                "state": record.state,
+                "status": record.status,
+                "for_s": round(max(0.0, now - record.since), 1),
+                "tried_again_s": round(max(0.0, record.retry_at - now), 1),
+            }
+            for variable, record in sorted(self.blocked.items())
+        ]
+
+    async def aclose(self) -> None:
+        """Wait for pending writes, which end by the time limit of the store."""
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    def _name_of(self, variable: str) -> str:
+        return next(name for name, one in self._variables.items() if one == variable)
+
+    def _start(self, work: Coroutine[Any, Any, object]) -> None:
+        task = in_background(self._log_outage(work), "keys")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _log_outage(self, work: Coroutine[Any, Any, object]) -> None:
+        try:
+            await work
+        except Unavailable as outage:
+            log.warning(
+                "cannot share the state of keys: %s; this replica goes by its own calls",
+                outage,
+                extra={"action": "key.not_shared"},
+            )
+
+    async def _apply(self, name: str, change: Change) -> bool:
+        """Change the shared record; without the store change this replica's copy and raise Unavailable."""
+        async with self._write_lock:
+            try:
+                return await self._change(name, change)
+            except Unavailable:
+                revision, record = self._records.get(name, (0, KeyRecord()))
+                self._adopt(name, revision, change(record))
+                raise
+
+    async def _change(self, name: str, change: Change) -> bool:
+        """Change the shared record; return whether it differs."""
+        before = after = KeyRecord()
+
+        def changed(value: bytes | None) -> bytes | None:
+            nonlocal before, after
+            if value is None:  # never written, or expired
+                self._records.pop(name, None)
+                self._values.pop(name, None)
+            # Not decoded again: `decode` caps a forged `retry_at` relative to now, so it would never be reached.
+            is_known = value is not None and value == self._values.get(name)
+            before = self._records[name][1] if is_known else decode(value, self.now())
+            after = change(before)
+            return encode(after) if after != before else None
+
+        stored = await change_record(self._store, name, changed)
+        if stored.value is not None:
+            self._values[name] = stored.value
+        self._adopt(name, stored.revision, after)
+        return after != before
+
+    def _adopt(self, name: str, revision: int, record: KeyRecord) -> None:
+        if name in self._variables and revision >= self._records.get(name, (0, None))[0]:
+            self._records[name] = revision, record
+            self._set_state(self._variables[name], record)
+
+    def _set_state(self, variable: str, record: KeyRecord) -> None:
+        before = self.blocked.pop(variable, KeyRecord())
+        self._suspected.discard(variable)
+        if record.status:
+            self.blocked[variable] = record
+        elif record.refusals:
+            self._suspected.add(variable)
+        if record.state == before.state:
+            return
+        for state in set(STATES.values()):
+            metrics.KEY_UNUSABLE.labels(variable, state).set(state == record.state)
+        if record.state:
+            log.warning(
+                "the key of %s is %s (%s): its calls use another key of its pool or fail; it is tried again in %.0f s",
+                variable,
+                record.state,
+                record.status,
+                max(0.0, record.retry_at - self.now()),
+                extra={"action": "key.blocked", "variable": variable, "state": record.state, "status": record.status},
+            )
+        else:
+            log.info("the key of %s is used again", variable, extra={"action": "key.unblocked", "variable": variable})
+        self.on_state_change(variable)
+
+
+class RefusedKeys:
+    """Counts requests whose key the upstream refused; warns of each key and HTTP status once a minute."""
+
+    def __init__(self) -> None:
+        self._warned_at: dict[tuple[str, int], float] = {}
+
+    def record(self, variable: str, http_status: int | None) -> None:
+        """Record the HTTP status of a request with the key of `variable`."""
+        if http_status is None or http_status not in _REFUSED_KEY_ADVICE:
+            return
+        metrics.KEYS_REFUSED.labels(variable).inc()
+        now = time.monotonic()
+        if now - self._warned_at.get((variable, http_status), -_WARNING_INTERVAL_S) < _WARNING_INTERVAL_S:
+            return
+        self._warned_at[variable, http_status] = now
+        log.warning(
+            "the upstream refused the key of %s (HTTP %s): %s",
+            variable,
+            http_status,
+            _REFUSED_KEY_ADVICE[http_status],
+            extra={"action": "key.refused", "variable": variable, "http_status": http_status},
+        )

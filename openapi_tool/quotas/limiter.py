@@ -1,0 +1,198 @@
+"""Rate limiter of this process: permits of all keys and endpoints."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from openapi_tool.fair_queue import NO_WEIGHTS, FairQueue
+from openapi_tool.protocol.errors import ToolError
+from openapi_tool.quotas.key_limit import KeyGroup, KeyLimit, WaitingCall
+from openapi_tool.quotas.keys import PREFIX, Keys
+from openapi_tool.quotas.limit_record import Rates
+from openapi_tool.quotas.permits import LimitOptions, Need, Permit
+from openapi_tool.state.port import Records, Stored
+from openapi_tool.telemetry import metrics
+from openapi_tool.tools.catalogue import OPERATIONS
+
+_MAX_PROJECTS = 20
+_PAUSE_AFTER_S = 0.02  # of waiting: a permit that is free comes sooner, so the call keeps its slot
+
+
+class Limiter:
+    """Permits of all keys; the arguments are those of `Keys`, and the `weights` of projects, by default 1."""
+
+    def __init__(
+        self,
+        replica: str,
+        options: LimitOptions,
+        store: Records,
+        clock: Callable[[], float],
+        failure: Callable[[int], ToolError],
+        weights: Mapping[str, float] = NO_WEIGHTS,
+    ) -> None:
+        self._weights = weights
+        self.keys = Keys(replica, store, clock, failure)
+        self.keys.on_state_change = self._key_changed
+        self._options = options
+        self._pools = options.pool_of
+        self._store = store
+        self._groups: dict[tuple[str, str], KeyGroup] = {}  # by variable in definitions, and endpoint
+        self._limits: dict[tuple[str, str], KeyLimit] = {}
+        for operation in OPERATIONS:
+            metrics.RATE_LIMITED.labels(operation.name)  # 0 from the start, for alerts
+
+    async def acquire(self, need: Need) -> Permit:
+        """Wait for a permit (`Permits.acquire`)."""
+        group = self._groups.get((need.variable, need.endpoint)) or self._open(need.variable, need.endpoint)
+        if self.keys.blocked:
+            await self._check_blocked(group)
+        serving = group.usable() or group.limits
+        fresh = [limit for limit in serving if limit.variable not in need.refused_by] or serving
+        ready = [limit for limit in fresh if not limit.paused_s] or fresh
+        ordered = group.by_load(ready) if group.pooled else ready
+        for limit in ordered:
+            if not limit.limited:
+                group.count_request(limit)
+                return limit.send_unlimited(need)
+        return await self._wait(group, ordered, need)
+
+    async def _wait(self, group: KeyGroup, ordered: list[KeyLimit], need: Need) -> Permit:
+        """Wait for a permit of any key of the group. Raises RateLimited, and the error of a key blocked meanwhile."""
+        project, left_s = need.flow[0], need.deadline.remaining()
+        first = next((limit for limit in ordered if limit.seems_free()), ordered[0]) if group.pooled else ordered[0]
+        for limit in group.limits:
+            limit.asked(project)
+        number = 1 + sum(1 for _ in group.waiting.of(project))
+        wait_s = group.wait_s(first.place_of(project, number, newest=True))
+        if wait_s > left_s * self._options.max_wait_share and not first.dry_run:
+            raise first.rate_limited(wait_s)
+        now = first.now()
+        patience_s = max(left_s - first.min_request_s, left_s / 2)  # at least half: the shortest one may have been slow
+        future: asyncio.Future[Permit] = asyncio.get_running_loop().create_future()
+        waiter = WaitingCall(need, now, now + patience_s, future, first if group.pooled else None)
+        group.waiting.add(*need.flow, waiter)
+        first.wake()
+        received = False
+        try:
+            await asyncio.wait([future], timeout=min(_PAUSE_AFTER_S, patience_s))
+            permit = future.result() if future.done() else await self._paused(future, need, patience_s)
+            received = True
+        except TimeoutError:
+            place = 1 + sum(1 for _ in group.waiting.of(project))
+            raise first.rate_limited(group.wait_s(first.place_of(project, place))) from None
+        finally:
+            group.discard(waiter)
+            if not received and future.done() and not future.cancelled() and future.exception() is None:
+                future.result().unsent()  # granted in the moment in which the call was cancelled
+            future.cancel()
+        return permit
+
+    @staticmethod
+    async def _paused(future: asyncio.Future[Permit], need: Need, patience_s: float) -> Permit:
+        need.slot.pause()
+        try:
+            async with asyncio.timeout(patience_s):
+                return await future
+        finally:
+            need.slot.resume()
+
+    async def _check_blocked(self, group: KeyGroup) -> None:
+        """Let the call try a blocked key if that is due. Raises the error of a key if none is usable."""
+        blocked = [limit for limit in group.limits if limit.variable in self.keys.blocked]
+        for limit in blocked:
+            if await self.keys.claim_trial(limit.variable):
+                limit.trial = True
+        if blocked and not group.usable():
+            # `claim_trial` awaits, so some keys may no longer be blocked; one is, as none is usable.
+            raise self.keys.error(next(limit.variable for limit in blocked if limit.variable in self.keys.blocked))
+
+    def on_change(self, name: str, stored: Stored) -> None:
+        """Adopt a record that another replica wrote."""
+        if name.startswith(PREFIX):
+            self.keys.on_change(name, stored)
+            return
+        for limit in self._limits.values():
+            if limit.key == name and limit.on_change(stored) and limit.limited:
+                limit.wake()
+
+    def snapshot(self) -> list[dict[str, Any]]:
+        """Return the state of each key and endpoint with a limit."""
+        return [self._snapshot(limit) for limit in self._limits.values() if limit.limited]
+
+    def _snapshot(self, limit: KeyLimit) -> dict[str, Any]:
+        rates, record, waiting, now = limit.in_force, limit.record, limit.counted_queue, limit.now()
+        return {
+            "variable": limit.variable,
+            "endpoint": limit.endpoint,
+            "requests_per_minute": rates.requests,
+            "tokens_per_minute": rates.tokens,
+            "concurrent": rates.concurrent,
+            "found_by_429": limit.rates.requests is None and rates.requests is not None,
+            "dry_run": limit.dry_run,
+            "used": record.requests.total(now),
+            "used_tokens": record.tokens.total(now),
+            "paused_s": round(limit.paused_s, 1),
+            "sent": limit.sent_in_window(),
+            "running": limit.running,
+            "offline": bool(limit.outage),
+            "waiting": len(waiting),
+            "waiting_by_project": dict(Counter(waiting.counts()).most_common(_MAX_PROJECTS)),
+            "refused": limit.calls_refused,
+            "over_limit": limit.over_limit,
+            "pool": self._options.pool_name(limit.variable),
+            "not_set": limit.group.pooled and self.keys.get(limit.variable) is None,
+        }
+
+    async def aclose(self) -> None:
+        """Store what is known, and stop."""
+        await asyncio.gather(*(limit.aclose() for limit in self._limits.values()), self.keys.aclose())
+
+    def _key_changed(self, variable: str) -> None:
+        """Serve the calls that wait for a key, or fail them."""
+        for limit in self._limits.values():
+            if limit.variable == variable:
+                limit.trial = False
+                limit.group.wake()
+
+    def _open(self, variable: str, endpoint: str) -> KeyGroup:
+        members = self._pools.get(variable.upper(), (variable,))
+        existing = self._limits.get((members[0], endpoint))
+        group = existing.group if existing else KeyGroup(FairQueue(self._weights), pooled=len(members) > 1)
+        self._groups[variable, endpoint] = group
+        if existing is None:
+            [operation] = (operation for operation in OPERATIONS if operation.name == endpoint)
+            for member in members:
+                rates = _rates(self._options, member, operation.limits)
+                limit = KeyLimit(
+                    member,
+                    endpoint,
+                    rates,
+                    operation.min_tokens,
+                    self._store,
+                    self.keys,
+                    group,
+                    dry_run=self._options.dry_run,
+                )
+                self._limits[member, endpoint] = limit
+                limit.wake()  # reads the record, in which a 429 may have taught a limit
+            _weigh(group.limits)
+        return group
+
+
+def _weigh(limits: list[KeyLimit]) -> None:
+    """Weight the keys of a pool by their limits if all have one of the same kind."""
+    for name in ("requests", "tokens", "concurrent"):
+        found = [getattr(limit.rates, name) for limit in limits]
+        if all(found):
+            for limit, one in zip(limits, found, strict=True):
+                limit.weight = float(one)
+            return
+
+
+def _rates(options: LimitOptions, variable: str, prefix: str) -> Rates:
+    limits = options.of(variable)
+    names = ("requests_per_minute", "tokens_per_minute", "concurrent")
+    return Rates(*(getattr(limits, f"{prefix}_{name}") for name in names))

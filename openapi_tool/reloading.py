@@ -1,0 +1,121 @@
+"""Reload of policy and keys by a running process, and the watch of files."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from openapi_tool.bootstrap import Bootstrap, build_bootstrap
+from openapi_tool.executor.runner import ToolRunner
+from openapi_tool.settings import CONFIG_VARIABLE, Settings, SettingsError
+from openapi_tool.tools.policy import Policy
+from openapi_tool.tools.secret_variables import FILE_SUFFIX, Secrets
+
+log = logging.getLogger(__name__)
+
+POLL_S = 2.0
+
+
+@dataclass(slots=True)
+class Reloader:
+    """Reads the settings again; policy and keys take effect, other sections need a restart.
+
+    Invalid settings change nothing.
+    """
+
+    bootstrap: Bootstrap
+    read: Callable[[], Settings]
+    environment: Mapping[str, str]
+    runners: list[ToolRunner] = field(default_factory=list)
+    use_keys: Callable[[Secrets], None] = lambda _: None
+    _latest: Bootstrap | None = None
+
+    def add(self, runner: ToolRunner) -> None:
+        """Add the runner of a kernel, which may connect long after the last reload."""
+        self.runners.append(runner)
+        if self._latest is not None:
+            runner.reload(self._latest.authorizer, self._latest.secrets)
+
+    @property
+    def policy(self) -> Policy:
+        """Return the policy in use."""
+        return (self._latest or self.bootstrap).settings.policy
+
+    async def run(self, requested: asyncio.Event) -> None:
+        """Reload whenever `requested` is set or a file changed."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(_watch(self.files, requested), name="files")
+            while True:
+                await requested.wait()
+                requested.clear()
+                await self.reload()
+
+    @property
+    def files(self) -> list[Path]:
+        """Return the watched files."""
+        keys = (f"{variable}{FILE_SUFFIX}" for variable in sorted(self.bootstrap.secrets.allowed))
+        named = (self.environment.get(variable) for variable in (CONFIG_VARIABLE, *keys))
+        return [Path(name) for name in named if name]
+
+    async def reload(self) -> None:
+        """Reload once."""
+        try:
+            fresh = await asyncio.to_thread(lambda: build_bootstrap(self.read(), self.environment))
+        except SettingsError as error:
+            log.error(  # noqa: TRY400 - an operator's mistake, not a defect
+                "cannot reload the settings; the old ones stay in use: %s",
+                "; ".join(error.problems),
+                extra={"action": "reload.failed"},
+            )
+            return
+        self.bootstrap.redactor.add(fresh.redactor.known)  # before the first use of a new key
+        self._latest = fresh
+        self.use_keys(fresh.secrets)
+        for runner in self.runners:
+            runner.reload(fresh.authorizer, fresh.secrets)
+        before, after = self.bootstrap.settings, fresh.settings
+        names = sorted(set(Settings.model_fields) - {"policy"})
+        need_restart = [name for name in names if getattr(before, name) != getattr(after, name)]
+        log.info(
+            "reloaded policy and keys",
+            extra={"action": "reload.done", "missing": fresh.secrets.missing(), "need_restart": need_restart},
+        )
+
+
+async def _watch(files: Sequence[Path], changed: asyncio.Event) -> None:
+    watcher = FileWatcher(files)
+    while files:
+        if await asyncio.to_thread(watcher.changed):
+            changed.set()
+        await asyncio.sleep(POLL_S)
+
+
+class FileWatcher:
+    """Detects changes of files, also behind a link; `files` is iterated each time, so it may be a folder."""
+
+    def __init__(self, files: Iterable[Path]) -> None:
+        self._files = files
+        self._known = self._before = self._states()
+
+    def changed(self) -> bool:
+        """Return whether a file changed and is stable again: a writer may need several steps."""
+        now = self._states()
+        settled = now == self._before != self._known
+        if settled:
+            self._known = now
+        self._before = now
+        return settled
+
+    def _states(self) -> list[tuple[Path, tuple[int, int, int] | None]]:
+        return [(file, _state(file)) for file in self._files]
+
+
+def _state(file: Path) -> tuple[int, int, int] | None:
+    try:
+        status = file.stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_ino, status.st_size

@@ -1,0 +1,72 @@
+"""The port of shared state. No store is named here: `memory` and `nats_kv` implement it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from typing import NamedTuple, Protocol
+
+from openapi_tool.protocol.errors import Unavailable
+
+
+class AccessDenied(Unavailable):
+    """The store refuses the access to `subject`: its operator must grant it, and waiting does not help."""
+
+    def __init__(self, message: str, subject: str = "") -> None:
+        super().__init__(message)
+        self.subject = subject
+
+
+class Contended(Unavailable):
+    """Others changed a record each time between read and write."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__(f"others keep changing the shared record {key}; try again")
+
+
+class Stored(NamedTuple):
+    """Value of a record and its revision, which each write raises.
+
+    Value None: the record was never written (then the revision is 0), was deleted, or has expired.
+    """
+
+    value: bytes | None = None
+    revision: int = 0
+
+
+OnChange = Callable[[str, Stored], None]
+
+
+class Records(Protocol):
+    """Records by key, of at most 256 KiB. Every method raises Unavailable, and AccessDenied of it.
+
+    Keys consist of letters, digits and `-_=.`, and neither begin nor end with a dot.
+    """
+
+    async def read(self, key: str) -> Stored:
+        """Return a record; `Stored()` if it was never written."""
+
+    async def write(self, key: str, value: bytes, revision: int) -> int | None:
+        """Replace a record that still has this revision, 0 if it was never written.
+
+        Return the new revision, None if the record was changed meanwhile. After Unavailable it may have been written.
+        """
+
+    def watch(self, on_change: OnChange) -> AbstractAsyncContextManager[None]:
+        """Call `on_change` for records that any process changes while the context is open.
+
+        A hint that saves reads: changes may be missed, come late or in another order. So compare revisions.
+        """
+
+
+class Texts(Protocol):
+    """Texts by name that expire some time after they were stored; every method raises Unavailable."""
+
+    async def put(self, name: str, text: bytes) -> None:
+        """Store or replace a text."""
+
+    async def get(self, name: str) -> bytes | None:
+        """Return a text, None if there is none or it has expired."""
+
+    async def delete(self, name: str) -> None:
+        """Delete a text if there is one."""

@@ -1,0 +1,368 @@
+"""Shared state in one SQLite file (WAL), which several processes of a machine may use at the same time.
+
+A committed write survives kill -9 of any process at any moment; after a power failure the last ones may be missing,
+as only checkpoints wait for the disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+import stat
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, contextmanager, suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+from openapi_tool.concurrency.background import in_background
+from openapi_tool.protocol.errors import ExecutorError, Unavailable
+from openapi_tool.state.port import OnChange, Stored
+
+T = TypeVar("T")
+
+MEMORY = Path(":memory:")
+"""Path of a state that ends with its process, and that no other process shares."""
+
+MAX_TEXT_BYTES = 64 * 2**20
+MAX_TEXTS_BYTES = 512 * 2**20
+"""Size of all texts; beyond it those that expire first are deleted."""
+
+_APPLICATION_ID = 0x6F617469  # in the file's header, so that no other program's database is written to
+_VERSION = 1
+_BUSY_S = 5.0
+_POLL_S = 0.25
+_SCHEMA = """
+CREATE TABLE counter (revision INTEGER NOT NULL);
+INSERT INTO counter VALUES (0);
+CREATE TABLE records (
+    bucket TEXT NOT NULL, key TEXT NOT NULL, value BLOB NOT NULL, revision INTEGER NOT NULL, expires REAL NOT NULL,
+    PRIMARY KEY (bucket, key)
+) WITHOUT ROWID;
+CREATE INDEX records_by_revision ON records (revision);
+CREATE TABLE texts (
+    bucket TEXT NOT NULL, name TEXT NOT NULL, bytes INTEGER NOT NULL, expires REAL NOT NULL, text BLOB NOT NULL,
+    PRIMARY KEY (bucket, name)
+);
+CREATE INDEX texts_by_expiry ON texts (expires, bytes);
+CREATE TABLE calls (
+    at REAL NOT NULL, tool_call_id TEXT NOT NULL, project TEXT NOT NULL, agent TEXT NOT NULL, session TEXT,
+    tool TEXT NOT NULL, status TEXT NOT NULL, error TEXT, tokens INTEGER NOT NULL, requests INTEGER NOT NULL,
+    cached INTEGER NOT NULL, truncated INTEGER NOT NULL, retries INTEGER NOT NULL, latency_ms INTEGER NOT NULL,
+    details BLOB NOT NULL
+);
+CREATE INDEX calls_by_time ON calls (project, at);
+CREATE INDEX calls_by_id ON calls (project, tool_call_id);
+"""
+_CHECKED_PAGES = 8_192  # of 4 KiB: a larger file would delay the start; damage is then found by what reads it
+_FOREVER = 1e12
+
+
+class StateUnusable(ExecutorError):
+    """The state file cannot be used as it is; nothing was changed. The message says what to do."""
+
+
+class StateFile:
+    """Open state file. Its statements run one after the other in a thread of their own."""
+
+    def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
+        self.path = path
+        self._connection = connection
+        self._thread = ThreadPoolExecutor(1, "state")
+        self._watching: list[tuple[str, OnChange]] = []
+        self._polling: asyncio.Task[None] | None = None
+        self._seen = 0
+
+    @classmethod
+    def open(cls, path: Path, *, create: bool = True) -> StateFile:
+        """Open the file for its user alone, create it if it is missing. Raises StateUnusable."""
+        if path != MEMORY:
+            _prepare(path, create=create)
+        try:
+            return cls(path, _connect(path))
+        except sqlite3.Error as error:
+            raise StateUnusable(_unusable(path, error)) from error
+
+    def records(self, bucket: str, ttl_s: float = _FOREVER) -> SqliteRecords:
+        """Return the records of a bucket, which expire `ttl_s` seconds after their last change."""
+        return SqliteRecords(self, bucket, ttl_s)
+
+    def texts(self, bucket: str, ttl_s: float) -> SqliteTexts:
+        """Return the texts of a bucket, which expire `ttl_s` seconds after they were stored."""
+        return SqliteTexts(self, bucket, ttl_s)
+
+    async def run(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Return the result of `work`, which runs as one transaction. Raises Unavailable; then nothing was changed."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._transaction, work)
+
+    def _transaction(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        connection = self._connection
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                result = work(connection)
+            except BaseException:
+                with suppress(sqlite3.Error):  # a full disk may have ended the transaction already
+                    connection.execute("ROLLBACK")
+                raise
+            connection.execute("COMMIT")
+        except sqlite3.Error as error:
+            raise Unavailable(_unusable(self.path, error)) from error
+        return result
+
+    @asynccontextmanager
+    async def watch(self, bucket: str, on_change: OnChange) -> AsyncIterator[None]:
+        """Call `on_change` for changed records of a bucket while the context is open, within `_POLL_S`."""
+        watcher = bucket, on_change
+        self._watching.append(watcher)
+        if self._polling is None:
+            self._seen = (await self.read("SELECT revision FROM counter", ()))[0][0]
+            self._polling = in_background(self._poll(), "changes of the state file")
+        try:
+            yield
+        finally:
+            self._watching.remove(watcher)
+
+    async def _poll(self) -> None:
+        while True:
+            await asyncio.sleep(_POLL_S)
+            with suppress(Unavailable):  # the next read or write reports it
+                await self._notify()
+
+    async def _notify(self) -> None:
+        query = "SELECT bucket, key, value, revision FROM records WHERE revision > ? ORDER BY revision"
+        for bucket, key, value, revision in await self.read(query, (self._seen,)):
+            self._seen = max(self._seen, revision)
+            for watched, on_change in list(self._watching):
+                if watched == bucket:
+                    on_change(key, Stored(value, revision))
+
+    async def read(self, query: str, values: tuple[object, ...]) -> list[tuple[Any, ...]]:
+        """Return the rows of a query, which takes no write lock. Raises Unavailable."""
+
+        def work() -> list[tuple[Any, ...]]:
+            try:
+                return self._connection.execute(query, values).fetchall()
+            except sqlite3.Error as error:
+                raise Unavailable(_unusable(self.path, error)) from error
+
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+    async def aclose(self) -> None:
+        """Close the file, after the statements that wait."""
+        if self._polling is not None:
+            self._polling.cancel()
+            await asyncio.wait([self._polling])
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._connection.close)
+        self._thread.shutdown(wait=False)
+
+    async def purge(self) -> None:
+        """Delete everything, also from the free pages of the file. Raises Unavailable."""
+
+        def delete(connection: sqlite3.Connection) -> None:
+            for table in ("records", "texts", "calls"):
+                connection.execute(f"DELETE FROM {table}")  # noqa: S608 - a constant
+
+        await self.run(delete)
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._compact)
+
+    def _compact(self) -> None:
+        try:
+            self._connection.execute("VACUUM")
+            self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        except sqlite3.Error as error:
+            raise Unavailable(_unusable(self.path, error)) from error
+
+
+class SqliteRecords:
+    """Records of one bucket."""
+
+    def __init__(self, state: StateFile, bucket: str, ttl_s: float) -> None:
+        self._state, self._bucket, self._ttl_s = state, bucket, ttl_s
+
+    async def read(self, key: str) -> Stored:
+        """See `Records`."""
+        query = "SELECT value, revision FROM records WHERE bucket = ? AND key = ? AND expires > ?"
+        rows = await self._state.read(query, (self._bucket, key, time.time()))
+        return Stored(*rows[0]) if rows else Stored()
+
+    async def write(self, key: str, value: bytes, revision: int) -> int | None:
+        """See `Records`."""
+        now = time.time()
+        query = "SELECT revision FROM records WHERE bucket = ? AND key = ? AND expires > ?"
+
+        def work(connection: sqlite3.Connection) -> int | None:
+            row = connection.execute(query, (self._bucket, key, now)).fetchone()
+            return None if (row[0] if row else 0) != revision else self._store(connection, key, value, now)
+
+        return await self._state.run(work)
+
+    async def put(self, key: str, value: bytes) -> None:
+        """Store a record whatever its revision: one that only this process writes."""
+        now = time.time()
+        await self._state.run(lambda connection: self._store(connection, key, value, now))
+
+    async def all(self) -> dict[str, bytes]:
+        """Return all records by key."""
+        query = "SELECT key, value FROM records WHERE bucket = ? AND expires > ?"
+        return dict(await self._state.read(query, (self._bucket, time.time())))
+
+    def _store(self, connection: sqlite3.Connection, key: str, value: bytes, now: float) -> int:
+        connection.execute("UPDATE counter SET revision = revision + 1")
+        written = _one(connection, "SELECT revision FROM counter")
+        connection.execute(
+            "INSERT OR REPLACE INTO records VALUES (?, ?, ?, ?, ?)",
+            (self._bucket, key, value, written, now + self._ttl_s),
+        )
+        return written
+
+    @asynccontextmanager
+    async def watch(self, on_change: OnChange) -> AsyncIterator[None]:
+        """See `Records`."""
+        async with self._state.watch(self._bucket, on_change):
+            yield
+
+
+class SqliteTexts:
+    """Texts of one bucket, of at most 64 MiB; all buckets together have 512 MiB."""
+
+    def __init__(self, state: StateFile, bucket: str, ttl_s: float) -> None:
+        self._state, self._bucket, self._ttl_s = state, bucket, ttl_s
+
+    async def put(self, name: str, text: bytes) -> None:
+        """See `Texts`."""
+        if len(text) > MAX_TEXT_BYTES:
+            raise Unavailable(f"{self._state.path}: a text of {len(text):,} bytes is larger than {MAX_TEXT_BYTES:,}")
+        now = time.time()
+
+        def work(connection: sqlite3.Connection) -> None:
+            _drop_expired(connection, now)
+            row = (self._bucket, name, len(text), now + self._ttl_s, text)
+            connection.execute("INSERT OR REPLACE INTO texts VALUES (?, ?, ?, ?, ?)", row)
+            _drop_excess(connection)
+
+        await self._state.run(work)
+
+    async def get(self, name: str) -> bytes | None:
+        """See `Texts`."""
+        query = "SELECT text FROM texts WHERE bucket = ? AND name = ? AND expires > ?"
+        rows = await self._state.read(query, (self._bucket, name, time.time()))
+        return rows[0][0] if rows else None
+
+    async def delete(self, name: str) -> None:
+        """See `Texts`."""
+        statement = "DELETE FROM texts WHERE bucket = ? AND name = ?"
+        await self._state.run(lambda connection: connection.execute(statement, (self._bucket, name)))
+
+
+def _drop_expired(connection: sqlite3.Connection, now: float) -> None:
+    connection.execute("DELETE FROM texts WHERE expires <= ?", (now,))
+    connection.execute("DELETE FROM records WHERE expires <= ?", (now,))
+
+
+def _drop_excess(connection: sqlite3.Connection) -> None:
+    excess = _one(connection, "SELECT coalesce(sum(bytes), 0) FROM texts") - MAX_TEXTS_BYTES
+    if excess <= 0:
+        return
+    for rowid, size in connection.execute("SELECT rowid, bytes FROM texts ORDER BY expires").fetchall():
+        if excess <= 0:
+            return
+        connection.execute("DELETE FROM texts WHERE rowid = ?", (rowid,))
+        excess -= size
+
+
+def _one(connection: sqlite3.Connection, query: str) -> int:
+    return int(connection.execute(query).fetchone()[0])
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    """Connect, and create the tables in a new file. Raises StateUnusable, sqlite3.Error."""
+    connection = sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
+    try:
+        with _exclusively(connection):
+            _check_or_create(connection, path)
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = NORMAL")
+        connection.execute("PRAGMA secure_delete = ON")  # deleted texts are overwritten
+        connection.execute(f"PRAGMA journal_size_limit = {16 * 2**20}")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _check_or_create(connection: sqlite3.Connection, path: Path) -> None:
+    version, application = (_one(connection, f"PRAGMA {name}") for name in ("user_version", "application_id"))
+    tables = _one(connection, "SELECT count(*) FROM sqlite_master")
+    if not tables:
+        for statement in filter(str.strip, _SCHEMA.split(";")):
+            connection.execute(statement)
+        connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
+        connection.execute(f"PRAGMA user_version = {_VERSION}")
+    elif application != _APPLICATION_ID:
+        raise StateUnusable(f"{path} is a database of another program; name another file with --state")
+    elif version > _VERSION:
+        raise StateUnusable(
+            f"{path} was written by a newer version of openapi-tool (schema {version}, this one knows {_VERSION}): "
+            "update it, or name another file with --state"
+        )
+    elif _one(connection, "PRAGMA page_count") <= _CHECKED_PAGES:
+        damage = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+        if damage != "ok":
+            raise StateUnusable(_damaged(path, damage.splitlines()[-1]))
+
+
+@contextmanager
+def _exclusively(connection: sqlite3.Connection) -> Iterator[None]:
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+    except BaseException:
+        connection.execute("ROLLBACK")
+        raise
+    connection.execute("COMMIT")
+
+
+def _prepare(path: Path, *, create: bool) -> None:
+    """Create folder and file for this user alone; refuse what somebody else could have put there."""
+    try:
+        if create:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | (os.O_CREAT if create else 0)
+        descriptor = os.open(path, flags, 0o600)
+        try:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
+                raise StateUnusable(f"{path} is not a file of this user; name another one with --state")
+            os.fchmod(descriptor, 0o600)  # the files beside it get the same mode
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise StateUnusable(f"{path} cannot be opened: {error.strerror}; name another file with --state") from error
+
+
+def _unusable(path: Path, error: sqlite3.Error) -> str:
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    if code == sqlite3.SQLITE_BUSY:
+        return f"{path}: another process has written to it for {_BUSY_S:.0f} s; end it, or name another file"
+    if code == sqlite3.SQLITE_FULL:
+        return f"{path}: the disk is full; free some space"
+    if code in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
+        return _damaged(path, str(error))
+    return f"{path} cannot be used: {error}"
+
+
+def _damaged(path: Path, how: str) -> str:
+    return (
+        f"{path} is damaged ({how}), and was not changed: restore it, or move it and the files {path.name}-wal and "
+        f"{path.name}-shm away, then budgets and limits start anew"
+    )
+
+
+def default_path(environment: os._Environ[str] | dict[str, str]) -> Path:
+    """Return the state file in the user's state folder (XDG_STATE_HOME)."""
+    folder = environment.get("XDG_STATE_HOME", "")
+    base = Path(folder) if Path(folder).is_absolute() else Path.home() / ".local" / "state"
+    return base / "openapi-tool" / "gateway.sqlite3"

@@ -1,0 +1,126 @@
+"""The Jina double alone, and gateways in this process that send to it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Protocol
+
+import pytest
+from mcp import Client
+
+from openapi_tool.bootstrap import build_bootstrap, lint_limits
+from openapi_tool.cli.kernels import NO_DATABASE
+from openapi_tool.gateway.assembly import open_gateway
+from openapi_tool.gateway.calls import Caller, Gateway
+from openapi_tool.gateway.tools import ToolFolder, built_in_tools
+from openapi_tool.local.dev import FALLBACKS
+from openapi_tool.local.executor import LoopbackResolver
+from openapi_tool.local.guard import Guard
+from openapi_tool.local.recordings import RECORDED_HOSTS
+from openapi_tool.local.stack import UpstreamDouble, make_certificates
+from openapi_tool.mcp.server import McpServer
+from openapi_tool.reloading import Reloader
+from openapi_tool.settings import Settings
+from openapi_tool.state.sqlite import MEMORY, StateFile
+
+KEY = "JINA_API_KEY"
+ME = Caller("proj_me", "agent_me")
+PAGE = "http://site.fixture.test:8099/article"
+
+
+@pytest.fixture(scope="session")
+def double_process() -> Iterator[tuple[UpstreamDouble, Mapping[str, str]]]:
+    with TemporaryDirectory() as folder:
+        guard, certificates = Guard(()), make_certificates(Path(folder))
+        double = UpstreamDouble(Path(folder), certificates, guard, (KEY,))
+        double.start()
+        try:
+            yield (
+                double,
+                {
+                    KEY: double.keys[KEY],
+                    "SSL_CERT_FILE": str(certificates.ca),
+                    "OPENAPI_TOOL__URL_POLICY__ALLOW": RECORDED_HOSTS,
+                },
+            )
+        finally:
+            double.stop()
+            guard.close()
+
+
+@pytest.fixture
+def double(double_process: tuple[UpstreamDouble, Mapping[str, str]]) -> UpstreamDouble:
+    double, _ = double_process
+    double.rules()
+    double.fallbacks(*FALLBACKS)
+    double.clear_requests()
+    return double
+
+
+@pytest.fixture
+def environment(double: UpstreamDouble, double_process: tuple[UpstreamDouble, Mapping[str, str]]) -> dict[str, str]:
+    """Variables of a process that sends to the double."""
+    del double
+    return dict(double_process[1])
+
+
+class OpenGateway(Protocol):
+    def __call__(
+        self, state: Path = MEMORY, tools: Path | None = None, **settings: Any
+    ) -> AbstractAsyncContextManager[Gateway]: ...
+
+
+@pytest.fixture
+def opened(double: UpstreamDouble, environment: dict[str, str]) -> OpenGateway:
+    """Return a function that opens a gateway in this process."""
+
+    @asynccontextmanager
+    async def open_one(state: Path = MEMORY, tools: Path | None = None, **settings: Any) -> AsyncIterator[Gateway]:
+        values: dict[str, Any] = {"url_policy": {"allow": (RECORDED_HOSTS,)}} | settings | NO_DATABASE
+
+        def read() -> Settings:
+            return Settings(**values)
+
+        bootstrap = build_bootstrap(read(), environment)
+        folder = tools and ToolFolder(tools, lint_limits(bootstrap.settings), bootstrap.settings.url_policy)
+        async with (
+            aclosing(StateFile.open(state)) as opened_state,
+            open_gateway(
+                Reloader(bootstrap, read, environment),
+                opened_state,
+                folder.load() if folder else built_in_tools(),
+                LoopbackResolver(double.port),
+            ) as gateway,
+        ):
+            yield gateway
+
+    return open_one
+
+
+Connect = Callable[..., AbstractAsyncContextManager[Client]]
+
+
+@pytest.fixture
+def connect() -> Connect:
+    """Return a function that connects a client to a gateway, without a transport."""
+
+    @asynccontextmanager
+    async def connected(
+        gateway: Gateway, mode: Any = "auto", caller: Caller = ME, **options: Any
+    ) -> AsyncIterator[Client]:
+        server = McpServer(gateway, lambda _: caller, **options).server(caller)
+        async with Client(server, mode=mode) as client:
+            yield client
+
+    return connected
+
+
+async def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+    """Wait until something holds."""
+    async with asyncio.timeout(seconds):
+        while not condition():  # noqa: ASYNC110 - no event
+            await asyncio.sleep(0.01)

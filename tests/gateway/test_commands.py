@@ -1,0 +1,125 @@
+"""Commands of an operator on a gateway's state file, without any server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from openapi_tool.cli import app
+from openapi_tool.local.stack import UpstreamDouble
+from tests.gateway.conftest import ME, PAGE, OpenGateway
+from tests.requirements import requirement
+
+Run = Callable[..., Awaitable[Result]]
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    return tmp_path / "state.sqlite3"
+
+
+@pytest.fixture
+def run(state: Path) -> Run:
+    """Return a function that runs a command on the state file in a thread, beside the gateway."""
+
+    async def command(*arguments: str) -> Result:
+        return await asyncio.to_thread(lambda: CliRunner().invoke(app, [*arguments, "--state", str(state)]))
+
+    return command
+
+
+@requirement("gateway.commands")
+async def test_usage_sums_up_the_rows_of_calls(opened: OpenGateway, state: Path, run: Run) -> None:
+    async with opened(state) as gateway:
+        await gateway.call(ME, "jina_read", {"url": PAGE})
+        await gateway.call(ME, "jina_read", {"url": PAGE})
+        await gateway.call(ME, "jina_search", {"nothing": 1})
+    shown = json.loads((await run("usage", "--project", ME.project_id, "--json")).stdout)
+    assert shown["total"]["calls"] == 3
+    assert shown["total"]["cache_hits"] == 1
+    assert {row["key"]: (row["calls"], row["errors"], row["requests"]) for row in shown["rows"]} == {
+        "jina_read": (2, 0, 1),
+        "jina_search": (1, 1, 0),
+    }
+    errors = json.loads((await run("usage", "--project", ME.project_id, "--json", "--by", "error")).stdout)
+    assert {row["key"] for row in errors["rows"]} == {None, "bad_request"}
+    nobody = await run("usage", "--project", "nobody")
+    assert (nobody.exit_code, "no calls in this time" in nobody.stderr) == (0, True)
+
+
+@requirement("gateway.commands")
+async def test_inspect_shows_a_call_and_says_what_it_has_no_data_for(
+    opened: OpenGateway, state: Path, run: Run
+) -> None:
+    ids: list[str] = []
+    async with opened(state) as gateway:
+        await gateway.call(ME, "jina_read", {"url": PAGE}, lambda running: ids.append(running.id))
+    shown = await run("inspect", ids[0], "--project", ME.project_id)
+    assert "upstream request: 200" in shown.stdout
+    assert "success" in shown.stdout
+    assert "no data for arguments, texts, commands" in shown.stderr
+    foreign = await run("inspect", ids[0], "--project", "another")
+    assert foreign.exit_code == 2
+
+
+@requirement("gateway.commands")
+async def test_running_processes_answer_top_limits_and_budgets(opened: OpenGateway, state: Path, run: Run) -> None:
+    settings: dict[str, Any] = {
+        "budgets": {"project_day_tokens": 1_000_000},
+        "limits": {"reader_requests_per_minute": 100},
+    }
+    async with opened(state, **settings) as gateway:
+        await gateway.call(ME, "jina_read", {"url": PAGE})
+        top = json.loads((await run("top", "--json")).stdout)
+        limits = json.loads((await run("limits", "--json")).stdout)
+        budgets = json.loads((await run("budgets", "--json")).stdout)
+        shown = await run("top", "--once")
+    assert len(top["replicas"]) == 1
+    assert limits["limits"][0]["requests_per_minute"] == 100
+    assert budgets["budgets"][0]["project"] == ME.project_id
+    assert budgets["budgets"][0]["tokens_left"] < 1_000_000
+    assert "no data for commands and lag" in shown.stderr
+    gone = await run("top", "--json")
+    assert gone.exit_code == 1
+    assert "no process of this gateway runs" in gone.stderr
+
+
+@requirement("gateway.commands", "switches")
+async def test_a_disabled_tool_fails_with_the_reason_within_two_seconds_and_costs_nothing(
+    opened: OpenGateway, state: Path, run: Run, double: UpstreamDouble
+) -> None:
+    async with opened(state) as gateway:
+        await run("tools", "disable", "jina_read", "--all-projects", "--reason", "It costs too much.", "--by", "me")
+        await asyncio.sleep(2)
+        answer = await gateway.call(ME, "jina_read", {"url": PAGE})
+        assert answer.fields.error_code == "tool_not_available"
+        assert "It costs too much." in str(answer.fields.error)
+        assert "jina_read" in (await run("tools", "disabled")).stdout
+        await run("tools", "enable", "jina_read", "--all-projects", "--reason", "Cheap again.", "--by", "me")
+        await asyncio.sleep(2)
+        assert (await gateway.call(ME, "jina_read", {"url": PAGE})).fields.error_code is None
+    assert len(double.requests()) == 1
+
+
+@requirement("gateway.commands", "state.file")
+async def test_a_purge_needs_a_confirmation(opened: OpenGateway, state: Path, run: Run) -> None:
+    async with opened(state) as gateway:
+        await gateway.call(ME, "jina_read", {"url": PAGE})
+    refused = await run("state", "purge")
+    assert (refused.exit_code, "--yes" in refused.stderr) == (1, True)
+    assert (await run("state", "purge", "--yes")).exit_code == 0
+    shown = json.loads((await run("usage", "--project", ME.project_id, "--json")).stdout)
+    assert shown["total"]["calls"] == 0
+
+
+@requirement("gateway.commands")
+async def test_without_a_state_file_a_command_says_so(run: Run) -> None:
+    missing = await run("usage", "--project", "p")
+    assert missing.exit_code == 2
+    assert "cannot be opened: No such file" in missing.stderr

@@ -1,0 +1,212 @@
+"""The SQLite file: private, shared by processes, safe from kills; its errors."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sqlite3
+import stat
+import subprocess
+import sys
+import time
+from contextlib import aclosing
+from pathlib import Path
+
+import pytest
+
+from openapi_tool.protocol.errors import Unavailable
+from openapi_tool.state import sqlite
+from openapi_tool.state.change import change
+from openapi_tool.state.sqlite import MEMORY, StateFile, StateUnusable, default_path
+from tests.requirements import requirement
+
+_COUNT = """
+import asyncio, sys
+from pathlib import Path
+from openapi_tool.state.change import change
+from openapi_tool.state.sqlite import StateFile
+
+async def main():
+    records = StateFile.open(Path(sys.argv[1])).records("test")
+    for _ in range(int(sys.argv[2])):
+        stored = await change(records, "count", lambda value: b"%d" % (int(value or 0) + 1))
+        print(stored.value.decode(), flush=True)
+
+asyncio.run(main())
+"""
+
+
+def counting(path: Path, times: int) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-c", _COUNT, str(path), str(times)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE)  # noqa: S603 - the interpreter
+
+
+def lines_until_killed(path: Path, seconds: float) -> list[bytes]:
+    """Count in a process, kill it this long after its first write, and return its output."""
+    with counting(path, 100_000) as process:
+        assert process.stdout is not None
+        first = process.stdout.readline()
+        time.sleep(seconds)
+        process.send_signal(signal.SIGKILL)
+        return [first, *process.stdout.read().split()]
+
+
+@requirement("state.file")
+def test_file_and_folder_are_private(tmp_path: Path) -> None:
+    path = tmp_path / "state" / "gateway.sqlite3"
+    StateFile.open(path)
+    modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in path.parent.iterdir()}
+    assert set(modes.values()) == {0o600}
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+
+
+@requirement("state.file")
+def test_a_file_that_others_may_read_becomes_private(tmp_path: Path) -> None:
+    path = tmp_path / "gateway.sqlite3"
+    path.touch(0o644)
+    StateFile.open(path)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+@requirement("state.file")
+def test_a_link_in_its_place_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "target").touch()
+    (tmp_path / "link").symlink_to(tmp_path / "target")
+    with pytest.raises(StateUnusable, match="--state"):
+        StateFile.open(tmp_path / "link")
+    assert (tmp_path / "target").read_bytes() == b""
+
+
+def test_the_default_is_in_the_state_folder_of_the_user(tmp_path: Path) -> None:
+    assert default_path({"XDG_STATE_HOME": str(tmp_path)}) == tmp_path / "openapi-tool" / "gateway.sqlite3"
+    assert default_path({"XDG_STATE_HOME": "relative"}).is_relative_to(Path.home())
+
+
+@requirement("state.file", "gateway.quotas")
+async def test_no_acknowledged_write_is_lost_by_kills_at_any_moment(tmp_path: Path) -> None:
+    path = tmp_path / "gateway.sqlite3"
+    for number in range(6):
+        lines = await asyncio.to_thread(lines_until_killed, path, 0.02 * number)
+        acknowledged = int(lines[-1])
+        async with aclosing(StateFile.open(path)) as state:
+            stored = await state.records("test").read("count")
+        assert acknowledged <= int(stored.value or 0) <= acknowledged + 1
+
+
+@requirement("state.file")
+async def test_processes_that_write_at_the_same_time_lose_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "gateway.sqlite3"
+    processes = [counting(path, 50) for _ in range(2)]
+    await asyncio.gather(*(asyncio.to_thread(process.communicate) for process in processes))
+    assert [process.returncode for process in processes] == [0, 0]
+    async with aclosing(StateFile.open(path)) as state:
+        assert (await state.records("test").read("count")).value == b"100"
+
+
+@requirement("state.file")
+@pytest.mark.parametrize("damage", ["beginning", "middle"])
+async def test_a_damaged_file_is_refused_and_stays_as_it_is(tmp_path: Path, damage: str) -> None:
+    path = tmp_path / "gateway.sqlite3"
+    async with aclosing(StateFile.open(path)) as state:
+        for number in range(50):
+            await state.records("test").write(f"record.{number}", os.urandom(4_000), 0)
+    content = bytearray(path.read_bytes())
+    if damage == "beginning":
+        content[:100] = b"no database" * 9 + b"."
+    else:
+        content[8_000:80_000] = bytes(72_000)
+    path.write_bytes(content)
+    with pytest.raises(StateUnusable, match="is damaged"):
+        StateFile.open(path)
+    assert path.read_bytes() == bytes(content)
+
+
+@requirement("state.file")
+def test_a_file_of_a_newer_version_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "gateway.sqlite3"
+    StateFile.open(path)
+    with sqlite3.connect(path) as connection:
+        connection.execute("PRAGMA user_version = 2")
+    with pytest.raises(StateUnusable, match="newer version of openapi-tool"):
+        StateFile.open(path)
+
+
+@requirement("state.file")
+def test_a_database_of_another_program_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "other.sqlite3"
+    with sqlite3.connect(path) as connection:
+        connection.execute("CREATE TABLE bookmarks (url TEXT)")
+    with pytest.raises(StateUnusable, match="of another program"):
+        StateFile.open(path)
+
+
+@requirement("state.file")
+async def test_a_full_disk_is_named_and_loses_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "gateway.sqlite3"
+    async with aclosing(StateFile.open(path)) as state:
+        records = state.records("test")
+        revision = await records.write("kept", b"value", 0)
+        pages = (await state.read("PRAGMA page_count", ()))[0][0]
+        await state.read(f"PRAGMA max_page_count = {pages}", ())  # as if no further page fitted on the disk
+        with pytest.raises(Unavailable, match="the disk is full; free some space"):
+            await records.write("large", bytes(100_000), 0)
+        assert await records.read("kept") == (b"value", revision)
+        await state.read("PRAGMA max_page_count = 100000", ())
+        assert await records.write("large", bytes(100_000), 0)
+
+
+@requirement("state.file")
+async def test_a_process_that_holds_the_lock_is_named_as_the_cause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite, "_BUSY_S", 0.2)
+    path = tmp_path / "gateway.sqlite3"
+    async with aclosing(StateFile.open(path)) as state:
+        other = sqlite3.connect(path, isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(Unavailable, match="another process has written to it"):
+            await state.records("test").write("a", b"1", 0)
+        other.execute("ROLLBACK")
+        assert await state.records("test").write("a", b"1", 0)
+        other.close()
+
+
+@requirement("state.file")
+async def test_a_purge_leaves_no_byte_of_a_text(tmp_path: Path) -> None:
+    path = tmp_path / "gateway.sqlite3"
+    async with aclosing(StateFile.open(path)) as state:
+        await state.texts("test", 60).put("name", b"a-distinctive-text" * 1_000)
+        await change(state.records("test"), "record", lambda _: b"a-distinctive-record")
+        await state.purge()
+        contents = [file.read_bytes() for file in tmp_path.iterdir()]  # noqa: ASYNC240 - in memory
+        assert not any(b"distinctive" in content for content in contents)
+        assert (await state.records("test").read("record")).value is None
+
+
+async def test_texts_beyond_the_limit_leave_the_oldest_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sqlite, "MAX_TEXTS_BYTES", 2_500)
+    async with aclosing(StateFile.open(MEMORY)) as state:
+        texts = state.texts("test", 60)
+        for name in "abc":
+            await texts.put(name, bytes(1_000))
+        assert [await texts.get(name) is not None for name in "abc"] == [False, True, True]
+
+
+async def test_a_text_that_is_too_large_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sqlite, "MAX_TEXT_BYTES", 10)
+    async with aclosing(StateFile.open(MEMORY)) as state:
+        with pytest.raises(Unavailable, match="larger than"):
+            await state.texts("test", 60).put("name", bytes(11))
+
+
+@requirement("state.file", "gateway.untracked")
+async def test_an_expired_text_leaves_no_byte(tmp_path: Path) -> None:
+    path = tmp_path / "gateway.sqlite3"
+    async with aclosing(StateFile.open(path)) as state:
+        await state.texts("test", 0.05).put("name", b"a-distinctive-text" * 1_000)
+        await asyncio.sleep(0.1)
+        await state.texts("test", 60).put("another", b"text")
+        await state.read("PRAGMA wal_checkpoint(TRUNCATE)", ())
+        contents = [file.read_bytes() for file in tmp_path.iterdir()]  # noqa: ASYNC240 - in memory
+    assert not any(b"distinctive" in content for content in contents)
