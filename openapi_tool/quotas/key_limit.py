@@ -419,7 +419,8 @@ class KeyLimit(SharedRecord):
         if not self.limited:
             return None
         if len(self.group.waiting):
-            return max(_MIN_POLL_S, min(self.wait_s(1), _POLL_S))
+            # 0: others must go first, or end; they wake this task, unless their notice is lost.
+            return max(_MIN_POLL_S, min(self.wait_s(1) or SETTLE_S, _POLL_S))
         return _REPORT_S
 
     def _report_outage(self, now: float) -> bool:
