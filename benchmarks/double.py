@@ -31,6 +31,7 @@ _RESULTS = 5
 _RECORDINGS = {True: "s-q-content-json", False: "r-ok-json"}  # by whether the request is a search
 _SIZING_ROUNDS = 8  # escapes make JSON longer than its text; a few corrections reach the size
 _BACKLOG = 1024
+_LONE_REFUSAL_S = 2.0  # Retry-After of the one request that is refused
 
 COUNTERS = {"connections": 0, "requests": 0, "refused": 0, "most_in_60_s": 0}
 SERVED: Counter[int] = Counter()
@@ -103,8 +104,8 @@ def _sized(item: dict[str, Any], text: str, chars: int, *, search: bool) -> Any:
 class Upstream(asyncio.Protocol):
     """One connection; answers requests one after another, as clients do not pipeline."""
 
-    def __init__(self, per_minute: int | None = None) -> None:
-        self._per_minute = per_minute
+    def __init__(self, per_minute: int | None = None, refused_number: int | None = None) -> None:
+        self._per_minute, self._refused_number = per_minute, refused_number
         self._transport: asyncio.Transport | None = None
         self._buffer = b""
 
@@ -137,6 +138,10 @@ class Upstream(asyncio.Protocol):
         if self._per_minute and (seconds := refused_for_s(request, self._per_minute)) is not None:
             self._send(refusal(seconds))
             return
+        if COUNTERS["requests"] == self._refused_number:
+            COUNTERS["refused"] += 1
+            self._send(refusal(_LONE_REFUSAL_S))
+            return
         match = _WANTED.search(request)
         delay_ms, size = map(int, match.groups()) if match else (0, 0)
         response = answer(size, search=b"s.jina.ai" in request)
@@ -159,13 +164,15 @@ class Counters(asyncio.Protocol):
         transport.close()
 
 
-async def serve(certificate: Path, per_minute: int | None) -> None:
+async def serve(certificate: Path, per_minute: int | None, refused_number: int | None) -> None:
     """Serve until killed; print both ports as one JSON line."""
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     tls.load_cert_chain(certificate)
     loop = asyncio.get_running_loop()
     servers = [
-        await loop.create_server(lambda: Upstream(per_minute), "127.0.0.1", 0, ssl=tls, backlog=_BACKLOG),
+        await loop.create_server(
+            lambda: Upstream(per_minute, refused_number), "127.0.0.1", 0, ssl=tls, backlog=_BACKLOG
+        ),
         await loop.create_server(Counters, "127.0.0.1", 0),
     ]
     port, counters = (server.sockets[0].getsockname()[1] for server in servers)
@@ -179,8 +186,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="An upstream double for load.")
     parser.add_argument("--certificate", type=Path, required=True, help="PEM file with key and chain")
     parser.add_argument("--per-minute", type=int, help="answer 429 above this number of requests of a key in 60 s")
+    parser.add_argument("--refused-number", type=int, help="answer 429 to the request of this number, once")
     arguments = parser.parse_args()
-    uvloop.run(serve(arguments.certificate, arguments.per_minute))
+    uvloop.run(serve(arguments.certificate, arguments.per_minute, arguments.refused_number))
 
 
 if __name__ == "__main__":

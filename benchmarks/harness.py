@@ -360,7 +360,8 @@ class Harness:
 
     `without` names a part (`benchmarks.without.PARTS`) to remove from the executors; `settings` are their environment
     variables. `modules` maps a kind to a module to run instead, and to the variable that names the
-    replaced one. The double answers 429 above `per_minute` requests of a key.
+    replaced one. The double answers 429 above `per_minute` requests of a key, and to
+    the request of number `refused_number`.
     """
 
     def __init__(
@@ -369,8 +370,9 @@ class Harness:
         settings: Mapping[str, str] = MappingProxyType({}),
         modules: Mapping[str, tuple[str, str]] = MappingProxyType({}),
         per_minute: int | None = None,
+        refused_number: int | None = None,
     ) -> None:
-        self._per_minute = per_minute
+        self._per_minute, self._refused_number = per_minute, refused_number
         self._without = without
         self._modules = modules
         self._settings = settings
@@ -407,6 +409,7 @@ class Harness:
         command: list[str | Path] = [sys.executable, "-m", "benchmarks.double"]
         command += ["--certificate", self.stack.certificates.server]
         command += ["--per-minute", str(self._per_minute)] if self._per_minute else []
+        command += ["--refused-number", str(self._refused_number)] if self._refused_number else []
         double = ServerProcess("double", command, self._guard, log)
         double.start(lambda: log.read_text().endswith("\n"))
         ports: dict[str, int] = json.loads(log.read_text().splitlines()[0])

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
 import logging
 import math
@@ -102,8 +103,91 @@ async def plenty(world: World) -> Figures:
     }
 
 
+async def quiet(world: World) -> Figures:
+    """Five projects demand 20 : 20 : 20 : 200 : 400 for a limit of 300; return the waits of the three quiet ones."""
+    size = world.size
+    rates = [share * size.limit / 300 / MINUTE_S for share in _QUIET_DEMANDS]
+    demands = [Demand(max(1, int(rate * size.seconds)), rate, first=number) for number, rate in enumerate(rates)]
+    async with (
+        world.serving(size.sharing, _settings(world)),
+        Traffic.connect(world.harness.nats.url) as traffic,
+    ):
+        placed = [
+            (demand, await place(world.database, Ask(delay_ms=_LIMITED_DELAY_MS, first=number), demand.count, "jina"))
+            for number, demand in enumerate(demands)
+        ]
+        began = time.time()
+        outcomes = await traffic.run(placed, size.seconds, 0.0)
+        counted = await world.harness.upstream_counters()
+    waits = sorted(seconds for outcome in outcomes[:_QUIET] for seconds in outcome.latencies)
+    used = _used(counted, began, size)
+    return used | {f"quiet_{name}_s": round(waits[int(share * (len(waits) - 1))], 2) for name, share in _QUANTILES}
+
+
+async def free_key(world: World) -> Figures:
+    """Demand three times the limit of a key for which none is configured, on two replicas."""
+    size = world.size
+    demand = Demand(
+        int(_OVER_LIMIT * size.limit * size.seconds / MINUTE_S), _OVER_LIMIT * size.limit / MINUTE_S, _PROJECTS
+    )
+    settings = {f"{_PREFIX}TOOLS__MAX_TIMEOUT_S": str(_CALL_LIMIT_S)}
+    async with world.serving(2, settings), Traffic.connect(world.harness.nats.url) as traffic:
+        placed = await place(world.database, Ask(delay_ms=_LIMITED_DELAY_MS, projects=_PROJECTS), demand.count, "jina")
+        began = time.time()
+        running = asyncio.create_task(traffic.run([(demand, placed)], size.seconds, 0.0))
+        await asyncio.sleep(MINUTE_S)
+        first = await world.harness.upstream_counters()
+        await running
+        counted = await world.harness.upstream_counters()
+    later = {"answered_429_later": counted["refused"] - first["refused"]}
+    return _used(counted, began, size) | later | {"requests_later": counted["requests"] - first["requests"]}
+
+
+async def lone_429(world: World) -> Figures:
+    """The double refuses one of the first requests of a key without a limit, with Retry-After 2; two calls a second."""
+    demand = Demand(int(2 * world.size.seconds), 2.0, _PROJECTS)
+    async with world.serving(2, {}), Traffic.connect(world.harness.nats.url) as traffic:
+        placed = await place(world.database, Ask(delay_ms=_LIMITED_DELAY_MS, projects=_PROJECTS), demand.count, "jina")
+        [outcome] = await traffic.run([(demand, placed)], world.size.seconds, 0.0)
+        _, refused = await traffic.limits_by_replica()
+        counted = await world.harness.upstream_counters()
+    return {
+        "calls": demand.count,
+        "requests": counted["requests"],
+        "answered_429": counted["refused"],
+        "refused_early": sum(refused),
+        "p95_s": round(outcome.p95(), 2),
+        "max_s": round(max(outcome.latencies), 2),
+    }
+
+
+def _used(counted: Mapping[str, Any], began: float, size: Size) -> Figures:
+    """Return what was served of a limit, and the longest time in seconds in which nothing was."""
+    seconds = sorted(int(second) for second in counted["served"])
+    allowed = size.limit * size.seconds / MINUTE_S
+    return {
+        "used": round(_between(counted, began, began + size.seconds) / allowed, 3),
+        "answered_429": counted["refused"],
+        "most_in_60_s": counted["most_in_60_s"],
+        "longest_gap_s": max((second - first for first, second in itertools.pairwise(seconds)), default=None),
+    }
+
+
+_QUIET_DEMANDS, _QUIET = (20, 20, 20, 200, 400), 3
+_QUANTILES = ("p50", 0.5), ("p95", 0.95), ("max", 1.0)
+_LONE_NUMBER = 10
+
 LIMITED: Mapping[str, Callable[[World], Awaitable[Figures]]] = MappingProxyType(
-    {"limit": limit, "kill": kill, "start": start, "clocks": clocks, "plenty": plenty}
+    {
+        "limit": limit,
+        "kill": kill,
+        "start": start,
+        "clocks": clocks,
+        "plenty": plenty,
+        "quiet": quiet,
+        "free-key": free_key,
+        "lone-429": lone_429,
+    }
 )
 
 
@@ -360,7 +444,11 @@ async def run(names: Sequence[str], size: Size) -> Figures:
     if unlimited:
         await _run(Harness(), unlimited, size, results)
     for name in [name for name in LIMITED if name in names]:  # the double remembers the last minute
-        limited = Harness(modules={"executor": (shifted.__name__, shifted.MODULE_VARIABLE)}, per_minute=size.limit)
+        limited = Harness(
+            modules={"executor": (shifted.__name__, shifted.MODULE_VARIABLE)},
+            per_minute=None if name == "lone-429" else size.limit,
+            refused_number=_LONE_NUMBER if name == "lone-429" else None,
+        )
         await _run(limited, [name], size, results)
     return results
 

@@ -282,7 +282,6 @@ class Account(SharedRecord):
     def begin_outage(self) -> None:
         """See `SharedRecord`."""
         self._sharing.begin_outage(self.outage)
-        self.decode(self._readable)
         self._offline = True
 
     def decide_offline(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -193,7 +193,6 @@ class KeyLimit(SharedRecord):
         self._lost_at = 0.0  # begin of an outage that is not reported yet
         self._sent: deque[float] = deque(maxlen=_MAX_SENT)
         self._durations: deque[float] = deque(maxlen=_MAX_DURATIONS)
-        self._open_by_project: Counter[str] = Counter()
         self._asked: dict[str, float] = {}
         group.limits.append(self)
         labels = (variable, endpoint)
@@ -286,7 +285,6 @@ class KeyLimit(SharedRecord):
         if attempt.cost is not None:
             return
         attempt.cost = attempt.need if cost is None else cost
-        self._open_by_project[attempt.project] -= 1
         if cost is not None and cost != NOTHING:
             self._durations.append(self.now() - attempt.at)
             self._count_tokens(attempt, cost.tokens)
@@ -421,7 +419,8 @@ class KeyLimit(SharedRecord):
         if not self.limited:
             return None
         if len(self.group.waiting):
-            return max(_MIN_POLL_S, min(self.wait_s(1), _POLL_S))
+            # 0: others must go first, or end; they wake this task, unless their notice is lost.
+            return max(_MIN_POLL_S, min(self.wait_s(1) or SETTLE_S, _POLL_S))
         return _REPORT_S
 
     def _report_outage(self, now: float) -> bool:
@@ -515,7 +514,6 @@ class KeyLimit(SharedRecord):
 
     def _give(self, waiter: WaitingCall, attempt: Attempt) -> None:
         self.attempts[attempt.id] = attempt
-        self._open_by_project[attempt.project] += 1
         self._sent.append(attempt.at)
         if waiter.permit.done():  # cancelled meanwhile
             self.end(attempt, NOTHING)

@@ -129,11 +129,22 @@ class LimitRecord(BaseModel):
         """Return whether a request of `unit` tokens may be sent now, after `before` others."""
         if self.paused_s(now) or len(self.open) + before >= MAX_OPEN:
             return False
+        if rates.requests is None and self.is_observed(now) and not self._may_follow(before):
+            return False
         return (
             (rates.requests is None or self.requests.has_room(rates.requests, 1, before, now))
             and (rates.tokens is None or self.tokens.has_room(rates.tokens, unit, before, now))
             and (rates.concurrent is None or len(self.open) + before < rates.concurrent)
         )
+
+    def _may_follow(self, before: int) -> bool:
+        """Return whether one more request may follow those that were sent since a pause, without a known limit.
+
+        First one alone, then twice as many after each answer: all that waited would get 429s at once.
+        """
+        running = sum(one.at > self.paused_until for one in self.open.values())
+        sent = self.requests.since(self.paused_until)
+        return running + before < 1 + max(0, sent - running)
 
     def wait_s(self, rates: Rates, unit: int, place: int, request_s: float, now: float) -> float:
         """Return a lower bound of the seconds until `place` requests may be sent, the last of them included.

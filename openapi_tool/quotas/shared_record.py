@@ -166,6 +166,7 @@ class SharedRecord(ABC):
             if not self.outage:
                 self.outage = str(unavailable) or "unavailable"
                 self.begin_outage()
+            self.decode(self._readable)  # without what `apply` has added
             self.decide_offline()
             return _RETRY_S
         except Exception:  # a defect; if this task ended, every call would wait until its deadline

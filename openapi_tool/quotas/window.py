@@ -52,6 +52,10 @@ class Window(BaseModel):
         oldest = (now - COUNTS_S) / INTERVAL_S
         return sum([amount for number, amount in self.used.items() if number > oldest])
 
+    def since(self, at: float) -> int:
+        """Return what was used after a time."""
+        return sum(amount for number, amount in self.used.items() if number > interval(at))
+
     def add(self, at: float, amount: int, *, paced: bool = True) -> None:
         """Count a use; a negative amount is a correction. It takes no credit unless `paced`."""
         number = interval(at)

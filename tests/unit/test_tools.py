@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import Any
 
 import jsonschema_rs
 import pytest
@@ -567,10 +567,11 @@ def test_every_operation_has_one_endpoint_and_every_tool_an_operation() -> None:
 @requirement("catalogue")
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)
 def test_every_operation_has_settings_for_its_limits(operation: Operation) -> None:
-    values = {"requests_per_minute": 1, "tokens_per_minute": operation.min_tokens, "concurrent": 1}
-    KeyLimits(**cast("Any", {f"{operation.limits}_{name}": value for name, value in values.items()}))
+    values: dict[str, Any] = {"requests_per_minute": 1, "tokens_per_minute": operation.min_tokens, "concurrent": 1}
+    KeyLimits(**{f"{operation.limits}_{name}": value for name, value in values.items()})
+    below: dict[str, Any] = {f"{operation.limits}_tokens_per_minute": operation.min_tokens - 1}
     with pytest.raises(ValidationError, match="greater than or equal"):
-        KeyLimits(**cast("Any", {f"{operation.limits}_tokens_per_minute": operation.min_tokens - 1}))
+        KeyLimits(**below)
 
 
 @requirement("catalogue")
