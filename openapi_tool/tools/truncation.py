@@ -285,7 +285,7 @@ def later_part(
     parts: list[Part] = []
     space, at = limit.chars - NOTE_CHARS - CUT_CHARS, place.start
     tokens = limit.tokens - (NOTE_CHARS + CUT_CHARS) // FRAME_CHARS_PER_TOKEN
-    label = None  # of the part before
+    label, last = None, 0  # of the part before
     for number, item in enumerate(stored_items, start=1):
         # Each further item continues where the first result cut it.
         begin = place.start if item.start <= place.start else max(item.shown, place.start)
@@ -296,9 +296,9 @@ def later_part(
             opening = "" if opening_at is None else opening_lines(window[opening_at - place.start :][:OPENING_CHARS])
         text = window[begin - place.start : item.end - place.start]
         lines = opening if begin == item.start or not item.title else f"{item.title}\n{opening}"
-        # A whole item that follows others of its label needs no line that says where it is.
-        is_next = begin == item.start and item.label == label
-        label, count = item.label, len(stored_items)
+        # A whole item right behind another one of its label needs no line that says where it is.
+        is_next = begin == item.start and item.label == label and last == number - 1
+        label, last, count = item.label, number, len(stored_items)
         position = where_in(item, begin, number if count > 1 else None, count, lines.count("\n"))
         caption = "" if is_next else f"[Continued: {position}.]"
         notes = len(caption) + len(item.after)
