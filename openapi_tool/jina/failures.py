@@ -146,7 +146,7 @@ _BAD_SELECTOR = re.compile(
 _ADDRESS_OR_SELECTOR = re.compile(r"\b\w++://\S*| with target selector .*", re.DOTALL)
 _TIMED_OUT = re.compile(
     r"""timed\ out | TimeoutError | (?:navigation|connection)\ timeout | timeout\ (?:exceeded|was\ reached)
-    | ERR_\w*TIMED_OUT | ETIMEDOUT""",
+    | net::ERR_\w*TIMED_OUT | ETIMEDOUT""",
     re.IGNORECASE | re.VERBOSE,
 )
 
