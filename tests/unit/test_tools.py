@@ -485,6 +485,7 @@ def test_counted_uses_the_singular_for_one(number: int, expected: str) -> None:
 TOOLS = [pytest.param(tool, id=name) for name, tool in CATALOGUE.items()]
 EXECUTOR_ARGUMENTS = {
     "with_content",
+    "recency",
     "timeout",
     "cursor",
     "find",
