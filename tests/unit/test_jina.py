@@ -353,7 +353,7 @@ def test_links_are_read_in_every_shape(links: Any) -> None:
 @requirement("content.reader")
 def test_a_targets_error_is_a_warning_where_there_is_something_to_read() -> None:
     output = page_output(json.loads(load_recordings()["t-404-json"].body))
-    assert "Warning: Target URL returned error 404: Not Found" in output.content
+    assert "[Warning: Error 404. " in output.content
     with pytest.raises(UpstreamRejected, match="404"):
         page_output({"data": {"content": "", "warning": "Target URL returned error 404: Not Found"}})
 

@@ -786,7 +786,7 @@ LIMIT = """
 import logging
 import resource
 resource.setrlimit(resource.RLIMIT_NOFILE, (256, 300))
-from openapi_tool.service import raise_file_limit
+from openapi_tool.service.file_limit import raise_file_limit
 print(raise_file_limit(), *resource.getrlimit(resource.RLIMIT_NOFILE))
 """
 
