@@ -109,7 +109,7 @@ async def test_a_429_pauses_every_replica_until_retry_after(world_without_execut
     async with executors(world, 2):
         answers = await sent(world, 1)
         first = await upstream(world)
-        answers += await sent(world, 6)  # fewer than the minimum adaptive limit, 10, on either replica
+        answers += await sent(world, 6)  # fewer than the minimum learned limit, 10
         requests = await upstream(world)
     assert errors(answers) == []
     assert [request["status"] for request in requests].count(429) == 1
