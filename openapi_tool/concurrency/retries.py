@@ -25,7 +25,11 @@ async def retried(
     retrying = AsyncRetrying(
         retry=is_retryable, sleep=sleep, wait=wait, stop=stop, before_sleep=before_sleep, reraise=True
     )
+
+    async def once() -> T:  # tenacity would not await what a lambda returns
+        return await attempt()
+
     try:
-        return await retrying(attempt)
+        return await retrying(once)
     finally:
         retrying.iter_state.reset()  # a reference cycle, which only garbage collection would free
