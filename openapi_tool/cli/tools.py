@@ -14,7 +14,15 @@ import typer
 
 from openapi_tool.bootstrap import Bootstrap
 from openapi_tool.bus.client import BusClient, Denied
-from openapi_tool.bus.kv_stores import RESTRICT, STREAM, change_switches, load_switches
+from openapi_tool.bus.kv_stores import (
+    BUCKET,
+    RESTRICT,
+    STREAM,
+    SWITCHES_KEY,
+    SWITCHES_REMEDY,
+    change_switches,
+    load_switches,
+)
 from openapi_tool.bus.users import NatsUser
 from openapi_tool.cli.definition_files import LINT_FAILED, file_count, lint_files, load_definitions
 from openapi_tool.cli.kernels import with_nats
@@ -144,7 +152,7 @@ def _with_store(work: Callable[[BusClient], Awaitable[T]], protocol: ProtocolVer
     try:
         return with_nats(explained, protocol, user=NatsUser.SWITCHES)
     except SwitchRecordInvalid as invalid:
-        fail(f"key switches in bucket openapi_tool: {invalid}; delete it: nats kv del openapi_tool switches")
+        fail(f"key {SWITCHES_KEY} in bucket {BUCKET}: {invalid}; {SWITCHES_REMEDY}")
 
 
 _MAX_SHOWN = 1_000  # problems
