@@ -398,8 +398,7 @@ async def test_an_executor_runs_nothing_until_it_can_read_what_is_disabled(
             await world.outcome(call)
     [unready, *_] = logged(caplog, "health.changed")
     assert (
-        f"delete it, and disable again what must not run: nats kv del {BUCKET} {SWITCHES_KEY}"
-        in unready.getMessage()
+        f"delete it, and disable again what must not run: nats kv del {BUCKET} {SWITCHES_KEY}" in unready.getMessage()
     )
     await bucket.delete(SWITCHES_KEY)
     await run_ok(world, "disable", "--all-projects", *WHY)
