@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 
 _RESERVED_SHARE = 1 / 8  # of the permits, which a single project cannot take, so that others need not wait
@@ -13,12 +13,16 @@ _RESERVED_SHARE = 1 / 8  # of the permits, which a single project cannot take, s
 class FairSemaphore:
     """Semaphore whose next permit goes to the waiting project that holds the fewest; FIFO among equals.
 
+    Among projects that hold equally many the one with the least `cost`, if given, is first: what it has used recently.
     A project holds at most `max_per_project` permits, by default seven eighths of them. A task that holds a permit must
     not wait for another one, or tasks may deadlock.
     """
 
-    def __init__(self, permits: int, max_per_project: int | None = None) -> None:
+    def __init__(
+        self, permits: int, max_per_project: int | None = None, cost: Callable[[str], float] = lambda _: 0.0
+    ) -> None:
         self._free = permits
+        self._cost = cost
         self._max_per_project = max_per_project or permits - int(permits * _RESERVED_SHARE)
         self._held: Counter[str] = Counter()
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
@@ -79,7 +83,7 @@ class FairSemaphore:
 
     def _next(self) -> str | None:
         """Return the waiting project that is served next, None if each holds its maximum."""
-        project = min(self._waiting, key=self._held.__getitem__, default=None)
+        project = min(self._waiting, key=lambda each: (self._held[each], self._cost(each)), default=None)
         return project if project is not None and self._held[project] < self._max_per_project else None
 
     def _leave(self, project: str, waiter: asyncio.Future[None]) -> None:

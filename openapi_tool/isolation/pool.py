@@ -23,6 +23,8 @@ MAX_KILLS = 2
 """Kills of a subject's tasks, after which it is refused without a try."""
 
 _MAX_SUBJECTS = 4_096
+HALVED_EVERY_S = 30.0
+_NEGLIGIBLE_S = 0.001
 
 
 class TaskKilled(Exception):
@@ -49,19 +51,43 @@ def _measured(name: str) -> Iterator[None]:
         metrics.ISOLATION_SECONDS.labels(name).observe(time.monotonic() - began)
 
 
-class WorkerPool:
-    """Runs tasks in `size` worker processes, whose limits suit responses of `max_response_bytes`; projects take turns.
+class _RecentUse:
+    """Seconds of workers that each project has used; all are halved every HALVED_EVERY_S seconds."""
 
-    A project has at most one task fewer running than there are workers, so that one which sends only slow tasks leaves
-    a worker to the others; with two workers, one task. The queue has no limit of its own: it has at most one task for
-    each running call, or for each item of a batch.
+    def __init__(self) -> None:
+        self._seconds: dict[str, float] = {}
+        self._halved_at = time.monotonic()
+
+    def add(self, project: str, seconds: float) -> None:
+        """Count the time of a task."""
+        while time.monotonic() - self._halved_at >= HALVED_EVERY_S and self._seconds:
+            self._halved_at += HALVED_EVERY_S
+            self._seconds = {each: used / 2 for each, used in self._seconds.items() if used > _NEGLIGIBLE_S}
+        if not self._seconds:
+            self._halved_at = time.monotonic()
+        self._seconds[project] = self.of(project) + seconds
+
+    def of(self, project: str) -> float:
+        """Return the seconds of a project, to be compared with those of others."""
+        return self._seconds.get(project, 0.0)
+
+
+class WorkerPool:
+    """Runs tasks in `size` worker processes, whose limits suit responses of `max_response_bytes`.
+
+    Next is the project that runs the fewest tasks, among equals the one that has used the least time recently: however
+    many projects keep sending slow tasks, one that sends few waits only until a worker is free. A project has at most
+    one task fewer running than there are workers, so that one which sends only slow tasks leaves a worker to the
+    others; with two workers, one task. The queue has no limit of its own: it has at most one task for each running
+    call, or for each item of a batch.
     """
 
     def __init__(self, size: int, max_response_bytes: int) -> None:
         self._max_response_bytes = max_response_bytes
         self._workers = [WorkerProcess(max_response_bytes) for _ in range(size)]
         self._idle = list(self._workers)
-        self._turns = FairSemaphore(size, max(1, size - 1))
+        self._use = _RecentUse()
+        self._turns = FairSemaphore(size, max(1, size - 1), self._use.of)
         self._kills: LRUCache[tuple[str, bytes], int] = LRUCache(_MAX_SUBJECTS)
         metrics.ISOLATION_WAITING.set_function(lambda: self._turns.waiting)
 
@@ -103,9 +129,11 @@ class WorkerPool:
                 await self._turns.take(project)
         except TimeoutError:
             raise PoolBusy from None
+        began = time.monotonic()
         try:
             return await self._on_worker(name, argument, subject, give_up_at)
         finally:
+            self._use.add(project, time.monotonic() - began)
             self._turns.give(project)
 
     async def _on_worker(self, name: str, argument: Parts, subject: tuple[str, bytes], give_up_at: float) -> Payload:
