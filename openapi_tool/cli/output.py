@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from datetime import datetime
 from typing import Any, NoReturn
 
@@ -18,6 +19,11 @@ def print_status(text: str, *, quiet: bool = False, colour: str | None = None) -
     """Print a status text on standard error. Further lines are indented, so that none can look like another message."""
     if not quiet:
         typer.secho(printable_lines(text, "  "), err=True, fg=colour)
+
+
+def is_terminal() -> bool:
+    """Return whether a person reads standard output."""
+    return sys.stdout.isatty()
 
 
 def print_line(text: str) -> None:
