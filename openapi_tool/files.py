@@ -27,6 +27,8 @@ def read_regular_file(path: str | Path, max_bytes: int) -> bytes:
     with os.fdopen(descriptor, "rb") as file:
         _check(os.fstat(descriptor), max_bytes)
         content = file.read(max_bytes + 1)  # it may grow meanwhile
+    if content is None:  # such as /proc/kmsg, which claims to be a regular file, and waits for more
+        raise OSError(errno.EINVAL, "not a regular file")
     if len(content) > max_bytes:
         raise _too_large(max_bytes)
     return content

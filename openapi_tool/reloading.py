@@ -23,7 +23,8 @@ POLL_S = 2.0
 class Reloader:
     """Reads the settings again; policy and keys take effect, other sections need a restart.
 
-    Invalid settings change nothing.
+    Invalid settings change nothing, and neither does a file that has become empty: it is being written, or its disk is
+    full, and it would lift every denial of the policy.
     """
 
     bootstrap: Bootstrap
@@ -32,6 +33,10 @@ class Reloader:
     runners: list[ToolRunner] = field(default_factory=list)
     use_keys: Callable[[Secrets], None] = lambda _: None
     _latest: Bootstrap | None = None
+    _had_content: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._had_content = self._config_bytes() > 0
 
     def add(self, runner: ToolRunner) -> None:
         """Add the runner of a kernel, which may connect long after the last reload."""
@@ -62,7 +67,10 @@ class Reloader:
 
     async def reload(self) -> None:
         """Reload once."""
+        has_content = self._config_bytes() > 0
         try:
+            if self._had_content and not has_content:
+                raise _emptied()
             fresh = await asyncio.to_thread(lambda: build_bootstrap(self.read(), self.environment))
         except SettingsError as error:
             log.error(  # noqa: TRY400 - an operator's mistake, not a defect
@@ -71,6 +79,7 @@ class Reloader:
                 extra={"action": "reload.failed"},
             )
             return
+        self._had_content = has_content
         self.bootstrap.redactor.add(fresh.redactor.known)  # before the first use of a new key
         self._latest = fresh
         self.use_keys(fresh.secrets)
@@ -83,6 +92,15 @@ class Reloader:
             "reloaded policy and keys",
             extra={"action": "reload.done", "missing": fresh.secrets.missing(), "need_restart": need_restart},
         )
+
+    def _config_bytes(self) -> int:
+        name = self.environment.get(CONFIG_VARIABLE)
+        state = _state(Path(name)) if name else None
+        return 0 if state is None else state[2]
+
+
+def _emptied() -> SettingsError:
+    return SettingsError([f"{CONFIG_VARIABLE}: the file has become empty; to have no settings, restart"])
 
 
 async def _watch(files: Sequence[Path], changed: asyncio.Event) -> None:

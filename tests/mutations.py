@@ -273,8 +273,8 @@ IDENTITY = (
     ),
     Mutation(
         "bus/replica_statistics.py",
-        "if _is_reply_subject(message.reply):",
-        "if message.reply:",
+        "if _is_reply_subject(subject := _wanted_subject(message)):",
+        "if subject := _wanted_subject(message):",
         "tests/wire/test_inspect.py::test_a_replica_answers_only_below_its_own_subject",
     ),
 )

@@ -147,6 +147,7 @@ REQUIREMENTS = (
     Requirement("privilege.grants", "protocol 6", "The printed grants suffice for every call path; everything else is refused."),
     Requirement("privilege.subjects", "design", "The printed NATS permissions suffice for every call path; a denied subject is named."),
     Requirement("privilege.least", "design", "A printed NATS user can do only what its commands do, or what the documentation lists as wider: it reads no inbox of another user, no key but its own, and takes no command."),
+    Requirement("privilege.accounts", "design", "With the printed accounts no operator's login has an answer published on a subject that it chooses, and all operators' commands work; the lists for a shared account say what such a login may do."),
     Requirement("nats.login", "design", "The executor connects to NATS with user, nkey or credentials file, also from a leaf node; if TLS is required, over TLS or not at all."),
     Requirement("nats.rotation", "design", "CA, client certificate and login files of NATS are read for each connection attempt, so that they may be replaced while the executor runs; one that cannot be used is named."),
     Requirement("nats.watched", "design", "A silent NATS server, or a durable that was changed, paused or deleted, is detected within seconds, and restored or reported."),

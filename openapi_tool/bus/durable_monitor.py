@@ -148,7 +148,8 @@ class DurableMonitor:
         changed = previous is None or _settings(previous) != _settings(state)
         if changed:
             self._log_differences(state)
-        if changed or time.monotonic() - self._checked_settings_at >= _RESTORE_RETRY_S:
+        is_due = time.monotonic() - self._checked_settings_at >= _RESTORE_RETRY_S
+        if changed or is_due or "headers_only" in hindrances:  # with which no command can be read
             self._checked_settings_at = time.monotonic()
             if state.max_deliver != UNLIMITED or state.filters != self._filters or hindrances:
                 await self._restore(durable, state)

@@ -12,6 +12,7 @@ from typing import Annotated, Any, TypeVar
 
 import orjson
 from nats.aio.client import Client
+from nats.aio.msg import Msg
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from openapi_tool.bus.connection import OUTAGE
@@ -151,9 +152,9 @@ async def _answer_requests(client: Client, snapshot: Callable[[], Mapping[str, A
             subscription = await client.subscribe(STATS_SUBJECT)
             await subscription.unsubscribe(_MAX_PER_SECOND)
             async for message in subscription.messages:
-                if _is_reply_subject(message.reply):
+                if _is_reply_subject(subject := _wanted_subject(message)):
                     with suppress(*OUTAGE):  # a later reply may succeed
-                        await client.publish(message.reply, orjson.dumps(snapshot()))
+                        await client.publish(subject, orjson.dumps(snapshot()))
         except Exception as error:  # also a defect: if this task ended, nobody would get an answer again
             defect = None if isinstance(error, OUTAGE) else error
             log.warning(
@@ -161,6 +162,14 @@ async def _answer_requests(client: Client, snapshot: Callable[[], Mapping[str, A
             )
             began += _RESUBSCRIBE_AFTER_S  # prolongs the sleep below
         await asyncio.sleep(max(0.0, began + 1.0 - time.monotonic()))
+
+
+def _wanted_subject(message: Msg) -> str:
+    """Return the subject that the body names, else the reply subject.
+
+    Between accounts the server replaces reply subjects; the command line of an earlier version sends no body.
+    """
+    return message.data.decode("ascii", "replace") if message.data else message.reply
 
 
 def _is_reply_subject(subject: str) -> bool:
@@ -178,7 +187,7 @@ async def gather_stats(client: Client, within_s: float) -> list[dict[str, Any]]:
     replies = await client.subscribe(inbox)
     found: dict[str, dict[str, Any]] = {}
     try:
-        await client.publish(STATS_SUBJECT, b"", inbox)
+        await client.publish(STATS_SUBJECT, inbox.encode(), inbox)
         with suppress(TimeoutError):
             async with asyncio.timeout(within_s):
                 while len(found) < MAX_REPLICAS:

@@ -19,6 +19,7 @@ from openapi_tool.tools.switches import Switches, SwitchRecordInvalid
 log = logging.getLogger(__name__)
 
 SWITCHES_KEY = "switches"
+SWITCHES_REMEDY = f"delete it, and disable again what must not run: nats kv del {BUCKET} {SWITCHES_KEY} --force"
 SWITCHES_READ_INTERVAL_S = 1.0
 _SWITCHES_TIMEOUT_S = 2.0
 _CHANGE_TIMEOUT_S = 5.0
@@ -69,7 +70,10 @@ async def change_switches(client: Client, change: Callable[[Switches], Switches]
 
 
 class SwitchMonitor:
-    """Passes the switches to `use` when they changed; the last known ones stay in use if they cannot be read."""
+    """Passes the switches to `use` when they changed; the last known ones stay in use if they cannot be read.
+
+    At the start none are known, so nothing may run until they have been read.
+    """
 
     def __init__(self, client: Client, use: Callable[[Switches], None]) -> None:
         self._client = client
@@ -91,12 +95,13 @@ class SwitchMonitor:
             self._log_failure(str(outage))
 
     async def load(self) -> None:
-        """Read once. Raises Unavailable in an outage; only logs a missing permission or a wrong record."""
+        """Read once. Raises Unavailable if that is impossible: an outage, no permission or a wrong record."""
         try:
             stored = await load_switches(self._client)
-        except (AccessDenied, SwitchRecordInvalid) as error:
-            self._log_failure(str(error))
-            return
+        except AccessDenied as error:
+            raise Unavailable(f"NATS: {error}") from error
+        except SwitchRecordInvalid as error:
+            raise Unavailable(f"NATS: key {SWITCHES_KEY} in bucket {BUCKET}: {error}; {SWITCHES_REMEDY}") from error
         except Unavailable as outage:
             raise Unavailable(f"cannot read {SWITCHES_KEY} in bucket {BUCKET}: {outage}") from outage
         if stored.revision == 0 and self._known.revision > 0:

@@ -19,7 +19,7 @@ from openapi_tool.bootstrap import NAME, build_bootstrap
 from openapi_tool.bus.dead_letters import STREAM as DEAD_LETTERS
 from openapi_tool.bus.options import BusOptions, NatsOptions
 from openapi_tool.cli.kernels import connected_once
-from openapi_tool.cli.output import INTERRUPTED, fail, json_default, print_status
+from openapi_tool.cli.output import INTERRUPTED, fail, is_terminal, json_default, print_status
 from openapi_tool.concurrency.cancellation import interruptible
 from openapi_tool.environment import DEFAULT_AUTH_ENV, DEV_VARIABLE
 from openapi_tool.kernel.failures import located, translate_connection_errors
@@ -67,7 +67,9 @@ def call(
     if as_json:
         typer.echo(redactor.text(json.dumps(outcome.as_object(), default=json_default)))
     elif outcome.content:
-        typer.echo(printable_lines(redactor.text(as_model_reads(outcome.content))))
+        # In a terminal the text stands beside the status lines, so that none of its lines may begin like one.
+        indent = "  " if is_terminal() else ""
+        typer.echo(indent + printable_lines(redactor.text(as_model_reads(outcome.content)), indent))
     _print_outcome(outcome, redactor)
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from openapi_tool.bootstrap import lint_limits
 from openapi_tool.cli.kernels import NO_DATABASE
 from openapi_tool.cli.output import fail, print_status
 from openapi_tool.environment import variable_set
+from openapi_tool.files import read_regular_file
 from openapi_tool.jina.definition_checks import source_problems
 from openapi_tool.settings import CONFIG_VARIABLE, Settings, load_settings
 from openapi_tool.telemetry.redact import MASK
@@ -130,13 +132,21 @@ def _files(path: Path) -> list[Path]:
 
 def _read(file: Path) -> list[Source]:
     try:
-        with nullcontext(sys.stdin.buffer) if str(file) == _STANDARD_INPUT else file.open("rb") as stream:
-            content = stream.read(MAX_BYTES + 1)
+        content = _content(file)
     except OSError as error:
-        fail(f"{file}: cannot be read: {error.strerror}")
-    if len(content) > MAX_BYTES:
+        if error.errno != errno.EFBIG:
+            fail(f"{file}: cannot be read: {error.strerror}; for standard input name {_STANDARD_INPUT}")
         return [Source(None, [Problem((), f"is larger than {MAX_BYTES:,} bytes; split it, or shorten its texts")], {})]
     try:
         return read_sources(content.decode("utf-8-sig"))
     except UnicodeDecodeError:
         return [Source(None, [Problem((), "is not UTF-8 text; save it as UTF-8")], {})]
+
+
+def _content(file: Path) -> bytes:
+    if str(file) != _STANDARD_INPUT:
+        return read_regular_file(file, MAX_BYTES)
+    content = sys.stdin.buffer.read(MAX_BYTES + 1)
+    if len(content) > MAX_BYTES:
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+    return content

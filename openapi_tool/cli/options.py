@@ -32,6 +32,7 @@ class Format(StrEnum):
     TEXT = "text"
     JSON = "json"
     SERVER_CONFIG = "server-config"
+    ACCOUNTS = "accounts"
 
 
 class RoleUser(StrEnum):

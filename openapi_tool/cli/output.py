@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from datetime import datetime
 from typing import Any, NoReturn
 
@@ -24,6 +25,11 @@ def print_status(text: str, *, quiet: bool = False, colour: str | None = None) -
 def allowed_colour(colour: str | None) -> str | None:
     """Return the colour, or None if the user wants no colours (https://no-color.org)."""
     return None if os.environ.get("NO_COLOR") else colour
+
+
+def is_terminal() -> bool:
+    """Return whether a person reads standard output."""
+    return sys.stdout.isatty()
 
 
 def print_line(text: str) -> None:

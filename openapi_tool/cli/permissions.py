@@ -10,6 +10,7 @@ from dataclasses import asdict
 import typer
 
 from openapi_tool.bootstrap import durable_options
+from openapi_tool.bus.operator_accounts import OPERATOR_DOMAIN, accounts_config
 from openapi_tool.bus.permissions import (
     SWITCH_PERMISSIONS,
     TOP_PERMISSIONS,
@@ -22,7 +23,7 @@ from openapi_tool.bus.permissions import (
 from openapi_tool.bus.users import NatsUser
 from openapi_tool.cli.kernels import NO_DATABASE
 from openapi_tool.cli.options import Format, RoleUser
-from openapi_tool.cli.output import fail
+from openapi_tool.cli.output import fail, print_status
 from openapi_tool.kernel import privileges as inspection
 from openapi_tool.kernel.privileges import grant_statements, reader_grants
 from openapi_tool.protocol.dialect import ProtocolVersion
@@ -39,12 +40,46 @@ def permissions(*, user: NatsUser, form: Format, stream: str | None, protocol: P
     if stream is not None and not _STREAM.fullmatch(stream):
         fail(f"--stream: {stream!r} cannot be a stream's name")
     settings = load_settings(NO_DATABASE).of_version(protocol)
-    kernel, *others = _on_one_server(settings)
-    needed = _needed(user, kernel, stream)
-    for other in others:
-        needed = needed.union(_needed(user, other, None))
-    needed = needed.over(kernel.nats.jetstream_domain, user.inbox_prefix(kernel.nats.inbox_prefix))
+    kernels = _on_one_server(settings)
+    nats = kernels[0].nats
+    if form is Format.ACCOUNTS:
+        typer.echo(printable_lines(_accounts(user, kernels, stream)))
+        print_status(
+            f"openapi-tool: operators set nats.jetstream_domain = {OPERATOR_DOMAIN!r}; nats-server reads each password "
+            "from the variable that its line names"
+        )
+        return
+    needed = _of_all(user, kernels, stream).over(nats.jetstream_domain, user.inbox_prefix(nats.inbox_prefix))
     typer.echo(printable_lines(_shown(needed, form)))
+    if user is not NatsUser.TOP:
+        print_status(ADMINISTRATOR)
+
+
+ADMINISTRATOR = (
+    "openapi-tool: NATS does not check reply subjects. In one account with the streams, whoever has this login is as "
+    "powerful as an administrator of the account's JetStream: it can have answers published on $JS.API, $KV, commands "
+    "and dead letters. Give operators accounts of their own: --format accounts"
+)
+
+
+def _accounts(user: NatsUser, kernels: list[Settings], stream: str | None) -> str:
+    """Return the accounts of all users, or that of one operator and what it imports."""
+    inboxes = {each: each.inbox_prefix(kernels[0].nats.inbox_prefix) for each in NatsUser}
+    every = user is NatsUser.EXECUTOR
+    operators = [each for each in NatsUser if each is not NatsUser.EXECUTOR and (every or each is user)]
+    return accounts_config(
+        _of_all(user, kernels, stream) if every else None,
+        {each: _of_all(each, kernels, stream) for each in operators},
+        inboxes,
+    )
+
+
+def _of_all(user: NatsUser, kernels: list[Settings], stream: str | None) -> Permissions:
+    """Return the permissions in all kernels; `stream` is the command stream of the first, if not the default."""
+    needed = _needed(user, kernels[0], stream)
+    for other in kernels[1:]:
+        needed = needed.union(_needed(user, other, None))
+    return needed
 
 
 def _on_one_server(settings: Settings) -> list[Settings]:

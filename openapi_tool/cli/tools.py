@@ -15,8 +15,8 @@ from rich.text import Text
 
 from openapi_tool.bootstrap import Bootstrap
 from openapi_tool.bus.client import BusClient
-from openapi_tool.bus.shared_bucket import RESTRICT, STREAM
-from openapi_tool.bus.switches import change_switches, load_switches
+from openapi_tool.bus.shared_bucket import BUCKET, RESTRICT, STREAM
+from openapi_tool.bus.switches import SWITCHES_KEY, SWITCHES_REMEDY, change_switches, load_switches
 from openapi_tool.bus.users import NatsUser
 from openapi_tool.cli import gateway
 from openapi_tool.cli.definition_files import LINT_FAILED, LocatedProblem, file_count, lint_files, load_definitions
@@ -161,7 +161,7 @@ def _with_store(work: Callable[[BusClient], Awaitable[T]], protocol: ProtocolVer
     try:
         return with_nats(explained, protocol, user=NatsUser.SWITCHES)
     except SwitchRecordInvalid as invalid:
-        fail(f"key switches in bucket openapi_tool: {invalid}; delete it: nats kv del openapi_tool switches")
+        fail(f"key {SWITCHES_KEY} in bucket {BUCKET}: {invalid}; {SWITCHES_REMEDY}")
 
 
 _MAX_SHOWN = 1_000  # problems

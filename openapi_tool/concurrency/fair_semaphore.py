@@ -15,6 +15,7 @@ _RESERVED_SHARE = 1 / 8  # of the permits, which a single project cannot take, s
 class FairSemaphore:
     """Semaphore whose next permit goes to the waiting project that holds the fewest; equal projects take turns.
 
+    A turn is as long as its permit cost, so that a project which rarely needs one is next, however many others wait.
     A project holds at most `max_per_project` permits, by default seven eighths of them. A task that holds a permit must
     not wait for another one, or tasks may deadlock.
     """
@@ -55,20 +56,20 @@ class FairSemaphore:
             await waiter
         except asyncio.CancelledError:
             if waiter.done() and not waiter.cancelled():
-                self.give(project)  # granted in the iteration of the cancellation
+                self.give(project, cost=0.0)  # granted in the iteration of the cancellation
             else:
                 self._waiting.discard(project, "", waiter)
             raise
 
-    def give(self, project: str) -> None:
-        """Release a permit of a project."""
+    def give(self, project: str, cost: float = 1.0) -> None:
+        """Release a permit of a project; `cost` is what it was used for, compared with other permits."""
+        self._waiting.turns.charge(project, cost)
         self._free += 1
         self._held[project] -= 1
         if not self._held[project]:
             del self._held[project]
         while self._free and (following := self._waiting.next(self._may_hold, self._held.__getitem__)) is not None:
             waiter = self._waiting.pop(following)
-            self._waiting.turns.serve(following, 1.0)
             if not waiter.done():  # else its task was cancelled in this iteration
                 self._grant(following)
                 waiter.set_result(None)
@@ -77,5 +78,6 @@ class FairSemaphore:
         return self._held[project] < self._max_per_project
 
     def _grant(self, project: str) -> None:
+        self._waiting.turns.serve(project, 0.0)  # charged when it is given back
         self._free -= 1
         self._held[project] += 1

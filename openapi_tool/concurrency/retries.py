@@ -38,6 +38,7 @@ async def retried(
     retrying = AsyncRetrying(
         retry=is_retryable, sleep=sleep, wait=wait, stop=stop, before_sleep=before_sleep, reraise=True
     )
+
     try:
         return await retrying(again)
     finally:

@@ -57,6 +57,9 @@ _NOT_IN_ROSTER = (
 )
 _EXHAUSTED = "Every attempt at this call stopped the tool executor, so it is not run again; change the arguments."
 
+MAX_WITHOUT_BODY = 20
+"""Deliveries without a body until the command counts as one without a body: a publisher can forge the header."""
+
 
 @dataclass(frozen=True, slots=True)
 class PipelineOptions:
@@ -137,6 +140,9 @@ class Pipeline:
 
     async def _handle(self, delivery: Delivery) -> Settlement:
         received = time.monotonic()
+        if delivery.lacks_body and delivery.attempt < MAX_WITHOUT_BODY:
+            delay_s = delivery.attempt * self._options.executor.requeue_delay_s
+            return Requeue(delay_s, reason="delivered without its body: the durable has headers_only set")
         command = self._dialect.decode(delivery)
         call_id = command.identity.tool_call_id or command.card_id
         if call_id is None:  # no record can be found

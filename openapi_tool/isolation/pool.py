@@ -50,11 +50,13 @@ def _measured(name: str) -> Iterator[None]:
 
 
 class WorkerPool:
-    """Runs tasks in `size` worker processes, whose limits suit responses of `max_response_bytes`; projects take turns.
+    """Runs tasks in `size` worker processes, whose limits suit responses of `max_response_bytes`.
 
-    A project has at most one task fewer running than there are workers, so that one which sends only slow tasks leaves
-    a worker to the others; with two workers, one task. The queue has no limit of its own: it has at most one task for
-    each running call, or for each item of a batch.
+    Next is the project that runs the fewest tasks, among equals the one whose turn it is, by the time of their tasks:
+    however many projects keep sending slow ones, one that sends few waits only until a worker is free. A project has at
+    most one task fewer running than there are workers, so that one which sends only slow tasks leaves a worker to the
+    others; with two workers, one task. The queue has no limit of its own: it has at most one task for each running
+    call, or for each item of a batch.
     """
 
     def __init__(self, size: int, max_response_bytes: int) -> None:
@@ -103,10 +105,11 @@ class WorkerPool:
                 await self._turns.take(project)
         except TimeoutError:
             raise PoolBusy from None
+        began = time.monotonic()
         try:
             return await self._on_worker(name, argument, subject, give_up_at)
         finally:
-            self._turns.give(project)
+            self._turns.give(project, cost=time.monotonic() - began)
 
     async def _on_worker(self, name: str, argument: Parts, subject: tuple[str, bytes], give_up_at: float) -> Payload:
         worker = self._idle.pop()  # there is one: each permit stands for a worker

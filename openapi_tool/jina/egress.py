@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import certifi
 import httpx
 
-from openapi_tool.files import MAX_CERTIFICATES_BYTES, check_regular_file
+from openapi_tool.files import MAX_CERTIFICATES_BYTES, read_regular_file
 from openapi_tool.jina.parameters import OUTGOING_HEADERS
 from openapi_tool.tools.catalogue import OPERATIONS
 
@@ -79,6 +79,10 @@ def tls_context(extra_ca_file: str | None) -> ssl.SSLContext:
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.load_verify_locations(certifi.where())
     if extra_ca_file:
-        check_regular_file(extra_ca_file, MAX_CERTIFICATES_BYTES)
-        context.load_verify_locations(extra_ca_file)
+        # OpenSSL would wait for the end of a file such as /proc/kmsg.
+        found = read_regular_file(extra_ca_file, MAX_CERTIFICATES_BYTES)
+        try:
+            context.load_verify_locations(cadata=found.decode("ascii", "ignore"))  # comments may have any bytes
+        except ValueError as error:
+            raise ssl.SSLError(str(error)) from error  # it is empty
     return context

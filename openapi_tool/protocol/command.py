@@ -20,6 +20,7 @@ MAX_BODY_BYTES = 64 * 1024
 HEAD_BYTES = 8 * 1024  # length to which a larger body is truncated
 MAX_HEADER_BYTES = 64 * 1024
 MAX_HEADER_LINES = 256
+BODY_SIZE_HEADER = "Nats-Msg-Size"
 HEARTBEAT_NAMES = frozenset({"skills.task_watch", "skills.job_watch"})
 """Functions whose results a worker treats as heartbeats: no result may have these names (protocol section 3)."""
 
@@ -56,6 +57,14 @@ class Delivery:
     stream: str = ""
     truncated_body: BodyDigest | None = None
     headers_complete: bool = True
+
+    @property
+    def lacks_body(self) -> bool:
+        """Return whether the server left out the body, as it does while the durable has `headers_only` set.
+
+        A publisher can set the same header, so this is not certain.
+        """
+        return not self.data and self.headers.get(BODY_SIZE_HEADER, "0") != "0"
 
 
 @dataclass(frozen=True, slots=True)

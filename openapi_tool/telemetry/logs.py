@@ -23,16 +23,18 @@ from cachetools import LRUCache
 from openapi_tool.telemetry.redact import MASK, Redactor
 
 _UNSAFE = re.compile(
-    r"[\x00-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff\ufff9-\ufffb"
-    r"\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e007f]"
+    r"[\x00-\x1f\x7f-\x9f\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f"
+    r"\u2800\u3164\ud800-\udfff\ufe00-\ufe0d\ufeff\uffa0\ufff9-\ufffb"
+    r"\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
+    r"|(?:^|(?<=[\ufe0e\ufe0f]))[\ufe0e\ufe0f]"
 )
-"""Control characters, line separators, lone surrogates and invisible characters, but not the joiners U+200C and U+200D:
-languages and emoji need them."""
+"""Control characters, line separators, lone surrogates and invisible characters, but not the joiners U+200C and U+200D,
+and of the variation selectors U+FE0E and U+FE0F one after a character: languages and emoji need them."""
 
 
 def printable_line(text: str) -> str:
     r"""Return `text` as one line, each unsafe character as its escape, such as `\n`."""
-    if text.isprintable():
+    if text.isascii() and text.isprintable():
         return text
     return _UNSAFE.sub(lambda unsafe: unsafe[0].encode("unicode_escape").decode(), text)
 

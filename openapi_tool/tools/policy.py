@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import logging
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -17,7 +18,7 @@ from pydantic_settings import NoDecode
 from openapi_tool.options.section import Options, split
 from openapi_tool.protocol.errors import ToolNotAvailable
 from openapi_tool.protocol.identity import CallIdentity
-from openapi_tool.protocol.jsontext import JsonValue
+from openapi_tool.protocol.jsontext import JsonValue, storable_text
 from openapi_tool.tools.arguments import Arguments
 from openapi_tool.tools.catalogue import CATALOGUE, BuiltInTool
 from openapi_tool.tools.definition import ToolDefinition
@@ -27,7 +28,10 @@ from openapi_tool.tools.wording import short
 TAG = "tag:"
 HOOKS_GROUP = "openapi_tool.hooks"
 
+MAX_REASON_CHARS = 1_000
+
 _UNDECIDED = "it could not be checked"
+_LATE = f"{_UNDECIDED} in time"
 
 log = logging.getLogger(__name__)
 
@@ -120,7 +124,7 @@ class PlannedCall:
 
 @dataclass(frozen=True, slots=True)
 class Denial:
-    """Denial by a hook. The model reads `reason`."""
+    """Denial by a hook. The model reads the first MAX_REASON_CHARS of `reason`."""
 
     reason: str
 
@@ -146,22 +150,40 @@ class Authorizer:
             raise _denied(definition, identity, "policy", "it is switched off for this project")
 
     async def _run(self, name: str, hook: Hook, call: PlannedCall) -> str | None:
+        """Return why a hook denies a call, None if it allows it. Anything but a timely None denies."""
+        task, asked = asyncio.current_task(), time.monotonic()
         try:
             async with asyncio.timeout(self.policy.hook_timeout_s):
                 verdict = await hook(call)
         except TimeoutError:
-            return f"{_UNDECIDED} in time"
+            return _LATE
         except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
-                raise  # the call itself is cancelled; otherwise only a task that the hook awaited was
-            return _UNDECIDED
-        except Exception:
+            if _is_cancelled(task):
+                raise
+            return _UNDECIDED  # only a task that the hook awaited was cancelled
+        except KeyboardInterrupt:
+            raise
+        except BaseException:  # SystemExit, for example, must not end the executor
             log.exception("hook failed; call denied", extra={"action": "hook.failed", "hook": name})
             return _UNDECIDED
+        if _is_cancelled(task):
+            raise asyncio.CancelledError  # which the hook has suppressed
+        if time.monotonic() - asked > self.policy.hook_timeout_s:  # it blocked the loop, or suppressed the timeout
+            return _LATE
         if verdict is None:
             return None
-        return verdict.reason if isinstance(verdict, Denial) else _UNDECIDED
+        return _shown_reason(verdict.reason) if isinstance(verdict, Denial) else _UNDECIDED
+
+
+def _is_cancelled(task: asyncio.Task[object] | None) -> bool:
+    """Return whether the call itself is cancelled."""
+    return task is None or task.cancelling() > 0
+
+
+def _shown_reason(reason: object) -> str:
+    """Return the reason of a denial for the model: limited, and a text also if the hook passed something else."""
+    text = storable_text(reason).strip() if isinstance(reason, str) else ""
+    return short(text, MAX_REASON_CHARS) or "no reason was given"
 
 
 def _planned(definition: ToolDefinition, identity: CallIdentity, arguments: Arguments) -> PlannedCall:

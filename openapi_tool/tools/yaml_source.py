@@ -19,6 +19,8 @@ MAX_BYTES = 8_000_000
 _MERGE = "<<"
 _TEXT_TAG, _NUMBER_TAGS = "tag:yaml.org,2002:str", ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 _MAX_NUMBER_CHARS = 40
+_MAX_CHARS_OF_ANY_NUMBER = 400
+"""Below the 4,300 digits of which Python makes an integer, also if each part of a sexagesimal number has one digit."""
 _NOT_DECIMAL = re.compile(r"[-+]?0[0-9_]+|[^:]*:.*")
 """Octal and sexagesimal numbers of YAML 1.1: `010` is 8, `1:30` is 90."""
 
@@ -119,6 +121,8 @@ class _YamlReader:
         return values
 
     def _scalar(self, node: yaml.ScalarNode, path: Path) -> JsonValue:
+        if node.tag in _NUMBER_TAGS and len(node.value) > _MAX_CHARS_OF_ANY_NUMBER:
+            return self._problem(path, "is too long for a number; shorten it, or put it in quotes to mean the text")
         plain = node.value if node.style is None and len(node.value) <= _MAX_NUMBER_CHARS else ""
         try:
             value = yaml.constructor.SafeConstructor().construct_object(node)

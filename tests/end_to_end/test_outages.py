@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import signal
 import time
 import urllib.error
@@ -517,6 +518,28 @@ async def test_a_file_that_cannot_be_parsed_changes_nothing(
     await reloader.reload()
     assert [record.__dict__["action"] for record in caplog.records] == ["reload.failed"]
     assert "has too long a number, or is nested too deep; correct it there" in caplog.text
+
+
+@requirement("reload", "policy.tools")
+async def test_a_file_that_has_become_empty_lifts_no_denial(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A writer truncates it first, and perhaps fails then."""
+    caplog.set_level(logging.INFO)
+    file = tmp_path / "settings.toml"
+    file.write_text('[policy]\ndeny = ["jina.search"]\n')
+    monkeypatch.setenv("OPENAPI_TOOL_CONFIG", str(file))
+    monkeypatch.setenv("PG_DSN", "postgresql://127.0.0.1/x")
+    environment = {"OPENAPI_TOOL_CONFIG": str(file)}
+    reloader = Reloader(build_bootstrap(load_settings(), environment), load_settings, environment)
+    file.write_text("")
+    await reloader.reload()
+    await reloader.reload()
+    file.write_text("# nothing denied\n")
+    await reloader.reload()
+    actions = [record.__dict__["action"] for record in caplog.records]
+    assert actions == ["reload.failed", "reload.failed", "reload.done"]
+    assert "the file has become empty" in caplog.text
 
 
 @requirement("reload")

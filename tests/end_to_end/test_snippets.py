@@ -337,7 +337,6 @@ HANDLED: dict[tuple[str, str], Callable[[str], None] | str] = {
     ("docs/registering-tools.md", "12:00:01.250 →"): "lines that `dev` prints; test_dev.py checks such lines",
     ("docs/registering-tools.md", "import json"): _passes,
     ("docs/least-privilege.md", "grant usage"): _is_printed,
-    ("docs/least-privilege.md", "accounts {"): "test_only_an_account_of_its_own_keeps_a_user_from_choosing_… runs it",
     ("docs/least-privilege.md", "permissions: {"): "test_a_nats_server_accepts_the_permissions_of_other_users",
     ("docs/migrating.md", "[dialects.v1r3"): _adds_a_kernel,
     ("docs/registering-tools.md", "my-tools/search.yaml:9:7"): "what `lint` prints of a wrong definition",

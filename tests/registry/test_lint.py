@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from functools import partial
@@ -451,10 +454,21 @@ def test_no_value_of_a_wrong_type_makes_the_linter_fail(tool: str, wrong: Any) -
         ("2024: 1", "a key must be a text"),
         ("a: &x\n  b: *x", "refers to itself"),
         ("a: [" * 500, "is n"),
+        (f"a: {':'.join(['59'] * 50_000)}", "too long for a number"),
+        (f"a: {'9' * 5_000}", "too long for a number"),
     ],
 )
 def test_yaml_values_without_json_equivalent_are_reported(text: str, message: str) -> None:
     assert any(message in problem.message for problem in read_source(text).problems)
+
+
+@requirement("definition.lint")
+def test_lint_refuses_a_fifo_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "tool.yaml")
+    words = [sys.executable, "-m", "openapi_tool", "tools", "lint", str(tmp_path / "tool.yaml")]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=30, check=False)  # noqa: S603 - our command
+    assert done.returncode == 2
+    assert "tool.yaml: cannot be read: not a regular file; for standard input name -" in done.stderr
 
 
 @requirement("definition.lint")

@@ -63,11 +63,14 @@ from tests.support import delivery
 MARKUP = "[/bold][link=https://evil.example]here[/link] :smile:"
 HOSTILE = f"{MARKUP} \x1b[2J a\rb \u202eevil\u2066 \x9b31m \x00\x7f\u2028\u200b\U000e0041 \udcff\nopenapi-tool: forged"
 JOINERS = frozenset("\u200c\u200d")
+SELECTORS = frozenset("\ufe0e\ufe0f")  # of emoji; one after a character stays
 UNSAFE = (
     frozenset(map(chr, (*range(0x20), *range(0x7F, 0xA0), *range(0x2028, 0x202F), *range(0xD800, 0xE000))))
     | {char for char in map(chr, range(0x110000)) if unicodedata.bidirectional(char) == "BN"}  # no width, no direction
     | frozenset("\u061c\u200e\u200f\u2065\u2066\u2067\u2068\u2069\ufff9\ufffa\ufffb")
-    | frozenset(map(chr, range(0xE0000, 0xE0080)))
+    | frozenset(map(chr, range(0xE0000, 0xE1000)))
+    | frozenset("\u034f\u115f\u1160\u17b4\u17b5\u180b\u180c\u180d\u180f\u2800\u3164\uffa0")  # blank, or no width
+    | frozenset(map(chr, range(0xFE00, 0xFE0E)))
 ) - JOINERS
 
 
@@ -89,7 +92,7 @@ def test_any_text_is_one_line_of_safe_characters(text: str) -> None:
     line = printable_line(text)
     assert not UNSAFE & set(line)
     line.encode()  # raises UnicodeEncodeError if a lone surrogate is left
-    assert UNSAFE & set(text) or line == text
+    assert (UNSAFE | SELECTORS) & set(text) or line == text
 
 
 @given(text=st.text(st.characters(codec=None)))
@@ -308,6 +311,32 @@ def test_output_of_call_is_escaped(monkeypatch: pytest.MonkeyPatch, status: str)
     monkeypatch.setattr(call_command, "_call", answered)
     assert_text(printed("call", "x"))
     assert_text(printed("call", "x", "--json"))
+
+
+@requirement("terminal.text")
+def test_no_line_of_a_page_looks_like_a_status_line_of_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    content = {"status": "success", "result": "a page\nsuccess: placed", "error": None}
+    outcome = call_command._CallOutcome(  # noqa: SLF001
+        placed_call(), ResultRows({"content": content}, {}, {}, None, None), {"placed": 0}
+    )
+
+    async def answered(*_: Any) -> Any:
+        return outcome
+
+    monkeypatch.setattr(call_command, "_kernel", lambda *_: (None, None, Redactor()))
+    monkeypatch.setattr(call_command, "_call", answered)
+    assert "\nsuccess: placed" in CliRunner().invoke(app, ["call", "x"]).stdout  # a pipe gets the text as it is
+    monkeypatch.setattr(call_command, "is_terminal", lambda: True)
+    shown = CliRunner().invoke(app, ["call", "x"]).stdout
+    assert shown.startswith("  ")
+    assert "\n  success: placed" in shown
+
+
+@requirement("terminal.text")
+def test_variation_selectors_of_emoji_stay_but_not_hidden_text_of_them() -> None:
+    assert printable_line("\u2764\ufe0f") == "\u2764\ufe0f"
+    assert printable_line("\u2764\ufe0f\ufe0e\ufe0f") == "\u2764\ufe0f\\ufe0e\\ufe0f"
+    assert printable_line("\ufe0f") == "\\ufe0f"
 
 
 @pytest.mark.usefixtures("_wide")

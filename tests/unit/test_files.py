@@ -87,3 +87,21 @@ def test_a_regular_file_is_read_up_to_its_limit(tmp_path: Path) -> None:
         read_regular_file(tmp_path, 9)
     with pytest.raises(FileNotFoundError):
         read_regular_file(tmp_path / "nowhere", 9)
+
+
+@requirement("settings.errors")
+def test_a_file_that_claims_to_be_regular_and_has_nothing_to_read_yet_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As /proc/kmsg: a read that does not block returns nothing."""
+    file = tmp_path / "kmsg"
+    file.write_bytes(b"")
+    os.mkfifo(tmp_path / "fifo")
+    reader = os.open(tmp_path / "fifo", os.O_RDONLY | os.O_NONBLOCK)
+    writer = os.open(tmp_path / "fifo", os.O_WRONLY | os.O_NONBLOCK)
+    regular = file.stat()
+    monkeypatch.setattr("openapi_tool.files.os.open", lambda *_: reader)
+    monkeypatch.setattr("openapi_tool.files.os.fstat", lambda _: regular)
+    with pytest.raises(OSError, match="not a regular file"):
+        read_regular_file(file, 9)
+    os.close(writer)

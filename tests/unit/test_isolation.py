@@ -362,6 +362,25 @@ async def test_projects_take_turns_and_one_of_slow_tasks_has_one_worker(pool: Wo
 
 
 @requirement("isolation.fairness")
+async def test_a_project_of_few_short_tasks_waits_for_one_worker_however_many_send_slow_ones(pool: WorkerPool) -> None:
+    await run(pool, QUICK)
+    finished: list[str] = []
+
+    async def call(project: str, wanted: ArgumentCheck) -> None:
+        await run(pool, wanted, project)
+        finished.append(project)
+
+    attackers = [f"attacker {number}" for number in range(5)]
+    await asyncio.gather(*(run(pool, SLOW, attacker) for attacker in attackers))
+    async with asyncio.TaskGroup() as group:
+        for attacker in attackers:
+            group.create_task(call(attacker, SLOW))
+        await child_of(pool)
+        await call("victim", QUICK)
+    assert finished.index("victim") <= 2, "both workers may become free before"
+
+
+@requirement("isolation.fairness")
 async def test_wait_for_a_worker_ends_in_time(pool: WorkerPool) -> None:
     await run(pool, QUICK)
     first = asyncio.create_task(run(pool, SLOW))

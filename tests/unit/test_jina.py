@@ -589,8 +589,8 @@ FORMS = {
     "t-pdf-page2": ("URL: http://site.fixture.test:8099/doc.pdf#2", "Text on the second page."),
     "t-redirect-json": ("URL: http://site.fixture.test:8099/redirect", FIRST),
     "t-redirect-base-final": ("URL: http://site.fixture.test:8099/article", FIRST),
-    "t-404-json": ("\nWarning: Target URL returned error 404: Not Found\n", "## Nothing here"),
-    "t-500-json": ("\nWarning: Target URL returned error 500: Internal Server Error\n", "# Internal error page"),
+    "t-404-json": ("[Warning: Error 404. No such page. ", "## Nothing here"),
+    "t-500-json": ("[Warning: Error 500. The server failed. ", "# Internal error page"),
     "t-empty-json": ("Title: (none)", "The page has no text"),
     "t-datajson": ('{"a":1,"b":[1,2,3]}',),
     "t-image": ("Title: one.png", "A 1x1 image"),
@@ -603,7 +603,7 @@ FORMS = {
     "s-favicons": ("1. Result 1 for foo\nhttp://site.fixture.test:8099/article\nSnippet number 1.",),
     "s-num-0": ("\n10. Result 10 for foo\n",),
     "s-timeout3": ("No results for 'a query'.",),
-    "s-default-slow": ("Warning: Target URL returned error 404: Not Found", "\n[Warning about results 2, "),
+    "s-default-slow": (" (404)", "\n[Warning about results 2, "),
 }
 """Text shown for each form of an answer, by the name of a recording."""
 

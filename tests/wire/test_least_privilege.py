@@ -210,19 +210,21 @@ COMMANDS = {
 }
 
 
-async def run(scene: Scene, user: NatsUser, words: list[str]) -> None:
-    """Run a command with the login of its user, as from a shell."""
+async def run(scene: Scene, user: NatsUser, words: list[str], domain: str | None = None) -> str:
+    """Run a command with the login of its user, as from a shell; return what it prints."""
     of_call = {"CALL": scene.answered.tool_call_id, "PROJECT": scene.answered.project_id}
     environment = {
         "PG_DSN": scene.world.dsn,
         "NATS_SERVERS": scene.server.url,
         "OPENAPI_TOOL__NATS__USER": user,
         "OPENAPI_TOOL__NATS__PASSWORD": f"{user}-word",
+        **({"OPENAPI_TOOL__NATS__JETSTREAM_DOMAIN": domain} if domain else {}),
     }
     words = [of_call.get(word, word) for word in words]
     done = await asyncio.to_thread(CliRunner().invoke, app, words, env=environment)
     assert done.exit_code == 0, done.output
     assert "is denied" not in done.output
+    return done.stdout
 
 
 @requirement("privilege.subjects", "privilege.least")

@@ -385,6 +385,32 @@ async def test_an_executor_that_starts_knows_what_is_disabled(world_without_exec
 
 
 @requirement("switches")
+@pytest.mark.parametrize("stored", [b"[]", b"", b'{"type": "io.nats.jetstream.api.v1.stream_names_response"}'])
+async def test_an_executor_runs_nothing_until_it_can_read_what_is_disabled(
+    world_without_executor: World, stored: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Another NATS user may have overwritten the record of a disabled tool."""
+    world = world_without_executor
+    await run_ok(world, "disable", "--all-projects", *WHY)
+    bucket = await world.caller.client.jetstream().key_value(BUCKET)
+    await bucket.put(SWITCHES_KEY, stored)
+    call = await world.place()
+    await world.caller.publish(call)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(2), world.executor():
+            await world.outcome(call)
+    [unready, *_] = logged(caplog, "health.changed")
+    assert (
+        f"delete it, and disable again what must not run: nats kv del {BUCKET} {SWITCHES_KEY}" in unready.getMessage()
+    )
+    await bucket.delete(SWITCHES_KEY)
+    await run_ok(world, "disable", "--all-projects", *WHY)
+    async with world.executor():
+        outcome = await world.outcome(call)
+    assert outcome.content["error"]["code"] == "tool_not_available"
+
+
+@requirement("switches")
 @pytest.mark.parametrize("stored", ["deleted bucket", "another record"])
 async def test_the_last_known_switches_apply_while_the_record_cannot_be_read(
     world: World, caplog: pytest.LogCaptureFixture, stored: str

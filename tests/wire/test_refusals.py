@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
+import logging
 import secrets
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from openapi_tool.executor import pipeline
+from openapi_tool.local.caller import STREAM
 from openapi_tool.local.placed_call import PlacedCall
+from openapi_tool.protocol.command import BODY_SIZE_HEADER
 from openapi_tool.telemetry.logs import JsonFormatter
 from openapi_tool.telemetry.redact import Redactor
 from tests.conftest import AGENT, PROJECT, reader_tool, search_tool
 from tests.requirements import requirement
-from tests.wire.conftest import RECORDED_ARGUMENTS, Outcome, World
+from tests.wire.conftest import DURABLE, RECORDED_ARGUMENTS, Outcome, World
+from tests.wire.test_intake import until
 
 BODY_LIMIT = 65_536
 CONTROL_FIELDS = (  # protocol section 2, name by name
@@ -616,3 +621,34 @@ async def test_an_operator_may_allow_an_internal_host(world_without_executor: Wo
         )
     assert allowed.content["status"] == "success"
     assert refused.content["error"]["code"] == "target_refused"
+
+
+# Commands whose body the server leaves out.
+
+
+@requirement("nats.watched")
+async def test_a_command_that_arrives_without_its_body_is_answered_once_the_durable_delivers_bodies(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Another client has set `headers_only`; replicas restore it within a second."""
+    caplog.set_level(logging.INFO)
+    jetstream = world.caller.client.jetstream()
+    await until(lambda: world.components is not None and world.components.consumer.durable)
+    config = (await jetstream.consumer_info(STREAM, DURABLE)).config
+    await jetstream.add_consumer(STREAM, config.evolve(headers_only=True))
+    call = await world.place()
+    await world.caller.publish(call)
+    await until(lambda: "command.requeued" in [getattr(record, "action", "") for record in caplog.records])
+    await jetstream.add_consumer(STREAM, config.evolve(headers_only=None))
+    outcome = await world.outcome(call)
+    assert outcome.content["status"] == "success"
+
+
+@requirement("command.body")
+async def test_a_command_without_a_body_whose_header_claims_one_is_refused_after_some_deliveries(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pipeline, "MAX_WITHOUT_BODY", 3)
+    outcome = await world.send(await world.place(), headers={BODY_SIZE_HEADER: "5"}, data=b"")
+    assert outcome.content["error"]["code"] == "bad_request"
+    assert outcome.deliveries == 3
