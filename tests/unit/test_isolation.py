@@ -365,17 +365,19 @@ async def test_projects_take_turns_and_one_of_slow_tasks_has_one_worker(pool: Wo
 async def test_a_project_of_few_short_tasks_waits_for_one_worker_however_many_send_slow_ones(pool: WorkerPool) -> None:
     await run(pool, QUICK)
     finished: list[str] = []
+    half_done = asyncio.Event()
 
     async def call(project: str, wanted: ArgumentCheck) -> None:
         await run(pool, wanted, project)
         finished.append(project)
+        if len(finished) == 5:
+            half_done.set()
 
     async with asyncio.TaskGroup() as group:
         for _ in range(2):
             for number in range(5):
                 group.create_task(call(f"attacker {number}", SLOW))
-        while len(finished) < 5:
-            await asyncio.sleep(0.01)
+        await half_done.wait()
         before = len(finished)
         await call("victim", QUICK)
     assert finished.index("victim") <= before + 2, "both workers may become free before"

@@ -11,7 +11,6 @@ import nats
 import pytest
 from nats.aio.client import Client
 from nats.aio.msg import Msg
-from openapi_tool.bus.kv_stores import BUCKET
 from typer.testing import CliRunner
 
 from openapi_tool.bus import dead_letters, leases
@@ -19,6 +18,7 @@ from openapi_tool.bus.client import routed
 from openapi_tool.bus.operator_accounts import OPERATOR_DOMAIN, OTHER_USERS
 from openapi_tool.bus.options import INBOX
 from openapi_tool.bus.parked_results import PARKED_BUCKET
+from openapi_tool.bus.shared_bucket import BUCKET
 from openapi_tool.bus.storage import LIMITS
 from openapi_tool.bus.switches import SWITCHES_KEY
 from openapi_tool.bus.users import NatsUser
