@@ -47,7 +47,7 @@ REPLY_SUBJECTS = (
     *(f"$KV.{BUCKET}.{key}" for key in ("session_key", SWITCHES_KEY, f"floor.{DURABLE}")),
     f"$KV.{leases.BUCKET}.command.x.1",
     f"$KV.{PARKED_BUCKET}.result.x",
-    f"$KV.{LIMITS.bucket}.a.b.c",
+    f"$KV.{LIMITS.bucket.name}.a.b.c",
     "openapi_tool.dead_letter.p",
     "openapi_tool.limits.x",
     "openapi_tool.budgets.x",
@@ -94,7 +94,7 @@ async def scene_on(nats_server: NatsServer, stack: EmbeddedStack, database: str)
             await world.send(call)
             await world.send(await world.place(), headers=STALE)
         jetstream = kernel.client.jetstream()
-        for bucket in (leases.BUCKET, PARKED_BUCKET, LIMITS.bucket):
+        for bucket in (leases.BUCKET, PARKED_BUCKET, LIMITS.bucket.name):
             await jetstream.create_key_value(bucket=bucket)
         await jetstream.add_stream(name=VICTIM, subjects=["victim.>"])
         await jetstream.publish("victim.1", b"of another service")
