@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import ssl
 import sys
 import time
@@ -17,6 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from aiohttp import web
 
@@ -166,7 +168,7 @@ class Double:
             text = json.dumps(error_bodies().get(status, {"code": status}))
         else:
             recording = self._recording(content, rule)
-            status, text = recording.status, _padded(recording.body.decode(), rule.body_bytes)
+            status, text = recording.status, _padded(_on_site(recording, content), rule.body_bytes)
         text = text if rule.body is None else rule.body
         headers = {"Retry-After": rule.retry_after} if failed and rule.retry_after is not None else {}
         if rule.echo_headers:
@@ -221,6 +223,23 @@ async def _rules_in(request: web.Request) -> list[ResponseRule]:
     if unknown:
         raise web.HTTPBadRequest(text=f"no recording is named {unknown[0]!r}; one is 's-post-json'\n")
     return rules
+
+
+def _on_site(recording: Recording, content: RequestContent) -> str:
+    """Return the recorded body; results of a search within a site, as if they were of that site.
+
+    Few such searches are recorded, and results of other sites would not be shown.
+    """
+    text, [site, *_] = recording.body.decode(), [*(value for name, value in content.options if name == "site"), ""]
+    if not site or recording.request == content:
+        return text
+    (host, *_) = re.findall(r"[^\s\[\]\",/]+", site) or [site]
+    body = json.loads(text)
+    results = body.get("data")
+    for result in results if isinstance(results, list) else ():
+        if isinstance(result, dict) and isinstance(result.get("url"), str):
+            result["url"] = urlsplit(result["url"])._replace(netloc=host).geturl()
+    return json.dumps(body)
 
 
 def _padded(text: str, size: int) -> str:

@@ -7,6 +7,7 @@ import logging
 import math
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from contextvars import Context
 from dataclasses import dataclass, field
 from http import HTTPStatus
 
@@ -313,7 +314,7 @@ class KeyLimit(SharedRecord):
             pause_s = max(_PAUSE_S if error.retry_after is None else error.retry_after, _MIN_PAUSE_S)
             until = self.now() + min(pause_s, MAX_PAUSE_S)
             teaches = self.rates.requests is None and not error.is_concurrency
-            self._log_pause(until)
+            Context().run(self._log_pause, until)  # without the ids of this call: it concerns all that wait
             self._own_pause_until = max(self._own_pause_until, until)
             self._refusals.append((sent_at, until, teaches))
             if sent_at in self._sent:  # a limit is learned from accepted requests only

@@ -11,7 +11,7 @@ import os
 import sqlite3
 import stat
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
@@ -361,7 +361,7 @@ def _damaged(path: Path, how: str) -> str:
     )
 
 
-def default_path(environment: os._Environ[str] | dict[str, str]) -> Path:
+def default_path(environment: Mapping[str, str]) -> Path:
     """Return the state file in the user's state folder (XDG_STATE_HOME)."""
     folder = environment.get("XDG_STATE_HOME", "")
     base = Path(folder) if Path(folder).is_absolute() else Path.home() / ".local" / "state"

@@ -32,7 +32,7 @@ from openapi_tool.local.stack import EmbeddedStack
 from openapi_tool.protocol.cards import ToolCall
 from openapi_tool.protocol.dialect import ProtocolVersion
 from openapi_tool.protocol.identity import CallIdentity
-from openapi_tool.protocol.payload import Payload, unpack
+from openapi_tool.protocol.payload import Parts, Payload, unpack
 from openapi_tool.protocol.records import Artifact
 from openapi_tool.protocol.subjects import subject_in_version
 from openapi_tool.settings import Settings
@@ -109,10 +109,10 @@ class _Pool:
     def __init__(self) -> None:
         self.tasks: list[tuple[str, str]] = []
 
-    async def run(self, name: str, argument: bytes, *, project: str, wait_s: float, subject: bytes = b"") -> Payload:
+    async def run(self, name: str, argument: Parts, *, project: str, wait_s: float, subject: bytes = b"") -> Payload:
         del wait_s, subject
         self.tasks.append((name, project))
-        return unpack(TASKS[name](unpack(argument)))
+        return unpack(TASKS[name](unpack(b"".join(argument))))
 
 
 class _Page:

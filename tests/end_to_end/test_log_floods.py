@@ -75,7 +75,7 @@ FLOODS: Mapping[str, Flood] = {
         lambda number: {**_FOUND, "session_id": f"session {number}"},
     ),
     "retries": Flood(
-        {"upstream.retry": 2, "upstream.unreachable": 4},
+        {"upstream.retry": 2, "upstream.unreachable": 4, "upstream.cost_estimated": 4},
         lambda _: reader_tool(jina={"mode": "reader", "tool": "jina.read_many"}),
         lambda number: {"urls": [f"https://gone.example/{number}/{item}" for item in range(2)]},
     ),

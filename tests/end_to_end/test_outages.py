@@ -144,7 +144,9 @@ async def test_health_metrics_and_readiness(served: Served) -> None:
     async with Caller.connect(served.stack.postgres.dsn(served.executor.process.name), served.stack.nats.url) as caller:
         await caller.publish(call)
     assert (await _result_content(served, call))["status"] == "success"
-    metrics = served.scraped('openapi_tool_calls_total{status="success",tool="jina.search"} 1.0')
+    metrics = served.scraped(
+        'openapi_tool_calls_total{error_code="",project="",status="success",tool="jina.search"} 1.0'
+    )
     assert "openapi_tool_event_loop_lag_seconds_bucket" in metrics
     assert float(metrics.partition("\nopenapi_tool_event_loop_tasks ")[2].partition("\n")[0]) >= 1
     assert PROJECT not in metrics

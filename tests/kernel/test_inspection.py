@@ -233,7 +233,7 @@ async def test_a_connection_goes_to_the_next_project_before_the_rest_of_a_queue(
         await asyncio.sleep(0)
         await asyncio.sleep(0)
     await store.aclose()
-    assert order == ["large", "small", "large", "large"]
+    assert order == ["small", "large", "large", "large"]
 
 
 @requirement("fair.projects")

@@ -530,7 +530,7 @@ class _Asked:
 
     async def _messages(self) -> AsyncIterator[Any]:
         for _ in range(2):
-            yield SimpleNamespace(reply="openapi_tool.stats.x")
+            yield SimpleNamespace(reply="openapi_tool.stats.x", data=b"")
         await asyncio.Event().wait()
 
     async def publish(self, *_: object) -> None:
