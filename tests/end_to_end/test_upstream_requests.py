@@ -118,7 +118,7 @@ async def test_two_unequal_definitions_give_exactly_the_requests_that_they_imply
             "retainImages": "none",
             "tenant_token": "tenant-value",
             "maxTokens": 20_000,
-        "timeout": 12.875,  # two stages fit into the 30 s of the worker, less 3 s for the commit, 1 s and what has passed
+            "timeout": 12.875,  # two stages in the 30 s of the worker, less 3 s for the commit, 1 s and what has passed
         }
     )
 
