@@ -110,17 +110,14 @@ async def test_two_unequal_definitions_give_exactly_the_requests_that_they_imply
     assert (second["method"], second["host"], second["target"]) == ("POST", "r.jina.ai", "/")
     assert second["key"] == "JINA_API_KEY"
     assert headers_of(second) == {"accept": "application/json", "content-type": "application/json"}
-    assert (
-        json.loads(second["body"])
-        == {
-            "url": "https://a.example/?x=%20#f",
-            "targetSelector": f"#{AGENT}",
-            "retainImages": "none",
-            "tenant_token": "tenant-value",
-            "maxTokens": 20_000,
-            "timeout": 12.875,  # two stages in the 30 s of the worker, less 3 s for the commit, 1 s and what has passed
-        }
-    )
+    assert json.loads(second["body"]) == {
+        "url": "https://a.example/?x=%20#f",
+        "targetSelector": f"#{AGENT}",
+        "retainImages": "none",
+        "tenant_token": "tenant-value",
+        "maxTokens": 20_000,
+        "timeout": 12.875,  # two stages in the 30 s of the worker, less 3 s for the commit, 1 s and what has passed
+    }
 
 
 def headers_of(received: dict[str, Any]) -> dict[str, str]:
