@@ -179,7 +179,7 @@ MAX_QUEUED_BYTES = 4 * 2**20
 FLUSH_S = 1.0
 """Longest wait in seconds, at the end of the process, for the queued lines to be written."""
 
-PAUSE_S = 0.05
+PAUSE_S = 0.01
 """Seconds in which further lines collect once the queue is written: waking the thread costs more than a line."""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -182,7 +183,7 @@ def test_the_demo_says_that_a_double_answers_and_how_to_use_the_real_one(spaced:
     assert done.returncode == 0, done.stderr
     assert "--upstream real" in done.stdout
     assert "Stopped: the executor, PostgreSQL, NATS and the double. Their data is deleted" in done.stderr
-    assert f"  {sys.executable} -m openapi_tool dev" in done.stderr
+    assert f"  {shlex.quote(sys.executable)} -m openapi_tool dev" in done.stderr
     assert "double" in done.stdout
     assert "cg.v1r3.proj_demo.public.cmd.agent.worker_generic.wakeup" in done.stdout.replace("\n", "")
     assert '{"agent_id":"agent_demo"}' in done.stdout

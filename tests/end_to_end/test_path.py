@@ -110,7 +110,7 @@ async def test_the_definitions_after_execution_wins(caller: Caller, start_execut
     rows = await result_of_call(caller, RECORDED_ARGUMENTS)
     assert rows.card["content"]["after_execution"] == "terminate"
     assert rows.inbox_row["payload"]["after_execution"] == "terminate"
-    assert "after_execution.differs" in executor.log_text()
+    await _logged(executor, "after_execution.differs")
 
 
 @requirement("identity.unanswerable")

@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -840,7 +841,7 @@ def test_lint_marks_errors_by_colour_on_a_terminal_unless_no_color_is_set(
 ) -> None:
     file = tmp_path / "wrong.yaml"
     file.write_text("tool_name: a\n", encoding="utf-8")
-    command = f"{sys.executable} -m openapi_tool tools lint {file}"
+    command = shlex.join([sys.executable, "-m", "openapi_tool", "tools", "lint", str(file)])
     variables = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
     in_terminal = subprocess.run(  # noqa: S603 - our own program
         ["script", "--quiet", "--return", "--command", command, "/dev/null"],  # noqa: S607 - util-linux
