@@ -34,6 +34,7 @@ from openapi_tool.local.recordings import (
     UnknownRequest,
     error_classes,
     load_recordings,
+    on_site,
     parse_request,
     recording_of,
 )
@@ -208,10 +209,11 @@ class InProcessExecutor:
         return parse_definition(stored_record(complete(document, built_in)))
 
 
-def recorded(name: str) -> httpx.Response:
+def recorded(name: str, site: str = "") -> httpx.Response:
     """Return a recorded response by a name of `recordings()`, or an error by a name of `error_names()`.
 
-    Raises LookupError with the nearest name.
+    With `site`, such as `docs.example.org`, the results of a search are moved there: a tool restricted to a site
+    shows no others. Raises LookupError with the nearest name.
     """
     if name in error_classes():
         error = error_classes()[name]
@@ -220,7 +222,8 @@ def recorded(name: str) -> httpx.Response:
         near = difflib.get_close_matches(name, [*load_recordings(), *error_classes()], n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise LookupError(f"no recorded answer is named {name!r}{hint}")
-    return _response(load_recordings()[name])
+    found = load_recordings()[name]
+    return _response(replace(found, body=on_site(found.body.decode(), site).encode()) if site else found)
 
 
 def recordings() -> Sequence[str]:

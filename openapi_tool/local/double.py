@@ -18,7 +18,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from aiohttp import web
 
@@ -30,6 +29,7 @@ from openapi_tool.local.recordings import (
     UnknownRequest,
     error_bodies,
     load_recordings,
+    on_site,
     parse_request,
     recording_of,
 )
@@ -226,20 +226,11 @@ async def _rules_in(request: web.Request) -> list[ResponseRule]:
 
 
 def _on_site(recording: Recording, content: RequestContent) -> str:
-    """Return the recorded body; results of a search within a site, as if they were of that site.
-
-    Few such searches are recorded, and results of other sites would not be shown.
-    """
-    text, [site, *_] = recording.body.decode(), [*(value for name, value in content.options if name == "site"), ""]
-    if not site or recording.request == content:
+    """Return the recorded body; if another search was recorded, with its results on the site that this one asks for."""
+    text, sites = recording.body.decode(), [value for name, value in content.options if name == "site"]
+    if not sites or recording.request == content:
         return text
-    (host, *_) = re.findall(r"[^\s\[\]\",/]+", site) or [site]
-    body = json.loads(text)
-    results = body.get("data")
-    for result in results if isinstance(results, list) else ():
-        if isinstance(result, dict) and isinstance(result.get("url"), str):
-            result["url"] = urlsplit(result["url"])._replace(netloc=host).geturl()
-    return json.dumps(body)
+    return on_site(text, re.split(r"[\s,/\[\]\"]+", sites[0].strip('[" '))[0])
 
 
 def _padded(text: str, size: int) -> str:

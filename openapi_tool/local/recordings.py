@@ -17,7 +17,7 @@ from functools import cache
 from importlib.resources import files
 from operator import itemgetter
 from typing import Any, cast
-from urllib.parse import parse_qsl, unquote
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 SEARCH_HOST, READER_HOST = "s.jina.ai", "r.jina.ai"
 RECORDED_HOSTS = ".fixture.test"
@@ -160,6 +160,16 @@ def _text(value: Any) -> str:
         return str(value).lower()
     # A list in a header may have blanks.
     return ",".join(map(str, value)) if isinstance(value, list) else str(value).replace(", ", ",")
+
+
+def on_site(body: str, site: str) -> str:
+    """Return the body of a search with its results on another site: few searches of a site are recorded."""
+    response = json.loads(body)
+    results = response.get("data")
+    for result in results if isinstance(results, list) else ():
+        if isinstance(result, dict) and isinstance(result.get("url"), str):
+            result["url"] = urlsplit(result["url"])._replace(netloc=site).geturl()
+    return json.dumps(response)
 
 
 @cache

@@ -370,7 +370,7 @@ def _holds_what_is_locked_and_nothing_else(prefix: Path) -> None:
     assert not [
         name for name in ("local", "testing.py", "pytest_plugin.py") if (packages / "openapi_tool" / name).exists()
     ]
-    assert list((packages / "openapi_tool/__pycache__").glob("service.*.pyc")), (
+    assert list((packages / "openapi_tool/service/__pycache__").glob("process.*.pyc")), (
         "compiled, since the file system is read-only later"
     )
 

@@ -9,7 +9,7 @@ TOOL = Path(__file__).parent.parent / "tools" / "product_docs.yaml"
 
 
 def test_the_search_stays_on_our_site(jina, run_tool):
-    jina.post("https://s.jina.ai/").mock(recorded("s-post-json"))
+    jina.post("https://s.jina.ai/").mock(recorded("s-post-json", site="docs.example.org"))
     result = run_tool(TOOL, {"query": "install"})
     assert result.status == "success"
     [request] = result.requests
@@ -26,7 +26,7 @@ def test_the_model_reads_titles_and_addresses(jina, run_tool):
 
 
 def test_the_model_cannot_choose_another_site(jina, run_tool):
-    jina.post("https://s.jina.ai/").mock(recorded("s-post-json"))
+    jina.post("https://s.jina.ai/").mock(recorded("s-post-json", site="docs.example.org"))
     result = run_tool(TOOL, {"query": "install", "site": "elsewhere.example"})
     assert [json.loads(request.content)["site"] for request in result.requests] == ["docs.example.org"]
 
