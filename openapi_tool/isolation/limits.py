@@ -25,6 +25,8 @@ _BODY_BYTES_PER_CPU_S = 5_000_000
 """A third of the rate at which the costliest legitimate response found is read: 10 MB in 0.6 s."""
 
 _MIN_CPU_S = 2
+_FACTORS = {"search_text": 2}
+"""Of tasks that may take longer, by name: a question in a stored text of 10 MB takes 2 s."""
 
 _WALL_FACTOR = 5
 """So that a task exceeds its time, the start of a worker included, only if the worker is stopped or gets no CPU."""
@@ -33,9 +35,9 @@ OPEN_FILES = 16
 """Open files of a worker."""
 
 
-def cpu_s(max_response_bytes: int) -> int:
+def cpu_s(max_response_bytes: int, task: str = "") -> int:
     """Return the CPU seconds of one task (RLIMIT_CPU, whole seconds)."""
-    return max(_MIN_CPU_S, ceil(max_response_bytes / _BODY_BYTES_PER_CPU_S))
+    return _FACTORS.get(task, 1) * max(_MIN_CPU_S, ceil(max_response_bytes / _BODY_BYTES_PER_CPU_S))
 
 
 def wall_s(max_response_bytes: int) -> float:

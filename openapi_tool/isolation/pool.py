@@ -140,7 +140,7 @@ class WorkerPool:
             self._kills[subject] = self._kills.get(subject, 0) + 1
         log.warning(
             "a task was killed: it needed more than %s s of CPU or %s MB of memory",
-            cpu_s(self._max_response_bytes),
+            cpu_s(self._max_response_bytes, name),
             memory_bytes(self._max_response_bytes) // 2**20,
             extra={
                 "action": "isolation.task_killed",

@@ -102,7 +102,7 @@ class WorkerProcess:
 
     def __init__(self, max_response_bytes: int) -> None:
         self._memory_bytes, self._answer_bytes = memory_bytes(max_response_bytes), answer_bytes(max_response_bytes)
-        self._cpu_s = cpu_s(max_response_bytes)
+        self._max_response_bytes = max_response_bytes
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
         self._task_ended: asyncio.Future[bool] | None = None  # its result: whether the worker is alive
@@ -128,7 +128,10 @@ class WorkerProcess:
         """
         # An id that cannot be guessed, so that an answer prepared for another task is refused.
         task_id = secrets.randbits(64)
-        head = TASK.pack(task_id, self._cpu_s, len(name.encode()), sum(map(len, argument))) + name.encode()
+        head = (
+            TASK.pack(task_id, cpu_s(self._max_response_bytes, name), len(name.encode()), sum(map(len, argument)))
+            + name.encode()
+        )
         exchange = _Exchange((head, *argument), task_id, self._answer_bytes)
         try:
             async with asyncio.timeout(wall_s):

@@ -24,7 +24,7 @@ MAX_CPU_MS = 5.0
 SMALL = 64 * 1024
 """Bytes or characters that take a fraction of a millisecond, and no memory worth counting."""
 
-MAX_BODY_BYTES, MAX_BODY_VALUES = 32_000, 2_000
+MAX_BODY_BYTES, MAX_BODY_VALUES = 24_000, 2_000
 """Of a response that is read inline; commas within texts count as values, too."""
 
 MAX_DEFINITION_BYTES = 32_000
