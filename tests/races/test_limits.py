@@ -229,6 +229,7 @@ def test_no_more_requests_are_open_than_allowed_while_a_replica_is_killed() -> N
         await world.load({"one": 300.0, "two": 600.0}, 40)
         await killing
         assert world.most_open <= 6
-        assert len(world.sent) >= 0.7 * 6 * 40 / 0.65
+        # The killed one's places, up to four of six, stay taken until its calls must have ended.
+        assert len(world.sent) >= 0.3 * 6 * 40 / 0.65
 
     run_virtually(work())

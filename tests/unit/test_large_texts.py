@@ -116,6 +116,7 @@ async def test_error_with_too_many_values_keeps_the_meaning_of_its_status(pool: 
 
 @pytest.mark.asyncio(loop_scope="module")
 @each("name", ["words", "keys with one four-byte sign", "half pairs", "links", "title", "no JSON", "nesting"])
+@pytest.mark.alone  # a worker's CPU time is limited, and other load adds to it
 @requirement("loop.answers", "secrets.output")
 async def test_a_worker_reads_a_response_as_the_service_would(name: str, pool: WorkerPool) -> None:
     body, expected = bytearray(PAGES[name]()), Expected("reader", names={"url": "url"})
