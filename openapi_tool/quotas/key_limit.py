@@ -60,7 +60,9 @@ _KEY_STATUSES = (401, 402, 429)  # of the key, not of the request only
 class WaitingCall:
     """Call that needs a permit before `latest`, and has waited since `since` (server times).
 
-    `preferred`: the key of its pool that looks at it first.
+    `since` has no fractions of a millisecond, as replicas compare it: if each took the rounded time of another for
+    longer than its own exact one, each would leave the turn to the other. `preferred`: the key of its pool that looks
+    at it first.
     """
 
     need: Need
@@ -584,7 +586,7 @@ class KeyLimit(SharedRecord):
         names = sorted(counts, key=lambda name: turns.start(project_key(name)))
         most = max(1, min(_ANNOUNCED, MAX_REPLICAS // max(1, len(self.record.replicas))))
         for name in names[:most]:
-            yield project_key(name), WaitingCalls(counts[name], round(queue.first(name).since, 3))
+            yield project_key(name), WaitingCalls(counts[name], queue.first(name).since)
 
     # Calls that get no permit in time.
 

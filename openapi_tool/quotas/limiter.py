@@ -72,7 +72,7 @@ class Limiter:
         now = first.now()
         patience_s = max(left_s - first.min_request_s, left_s / 2)  # at least half: the shortest one may have been slow
         future: asyncio.Future[Permit] = asyncio.get_running_loop().create_future()
-        waiter = WaitingCall(need, now, now + patience_s, future, first if group.pooled else None)
+        waiter = WaitingCall(need, round(now, 3), now + patience_s, future, first if group.pooled else None)
         group.waiting.add(*need.flow, waiter)
         first.wake()
         received = False

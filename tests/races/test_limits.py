@@ -240,3 +240,19 @@ def test_no_more_requests_are_open_than_allowed_while_a_replica_is_killed() -> N
         assert len(world.sent) - before >= 0.85 * (6 - lost) * 20 / 0.65
 
     run_virtually(work())
+
+
+@requirement("limits.shared")
+def test_replicas_whose_calls_wait_since_the_same_millisecond_leave_the_turn_to_nobody_forever() -> None:
+    async def work() -> None:
+        world = World(LimitOptions(search_concurrent=1))
+        pods = [world.pod() for _ in range(3)]
+        async with world.store.watch(lambda key, stored: [pod.limiter.on_change(key, stored) for pod in pods]):
+            for number in range(6):
+                # Each later than the whole millisecond by another fraction of it.
+                pods[number % 3].start(world.call(pods[number % 3], "one", 60.0, 0.5))
+                await asyncio.sleep(0.0001)
+            await asyncio.sleep(6 * (0.5 + 0.3))
+        assert len(world.sent) == 6, world.sent
+
+    run_virtually(work())
