@@ -31,9 +31,11 @@ from tests.support import copy_clusters, delete_streams, dsn_of, make_role
 
 # A shell's background job ignores SIGINT, and its children inherit that; tests send it to them.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-# A forked child ignores variables of the interpreter, so tests/forking.py does not fork for them.
-for _variable in ("PYTHONDONTWRITEBYTECODE", "PYTHONUNBUFFERED"):
-    os.environ.pop(_variable, None)
+# A forked child ignores variables of the interpreter, so tests/forking.py does not fork for them. Without a locale the
+# interpreter uses UTF-8.
+for _variable in list(os.environ):
+    if _variable in ("PYTHONDONTWRITEBYTECODE", "PYTHONUNBUFFERED") or _variable.startswith(("LANG", "LC_")):
+        del os.environ[_variable]
 
 
 _BEGAN = time.monotonic()
