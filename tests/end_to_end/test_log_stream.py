@@ -30,7 +30,7 @@ from tests.conftest import AGENT, PROJECT, search_tool
 from tests.requirements import requirement
 from tests.support import dsn_of
 
-_TIMEOUT_S = 30.0
+_TIMEOUT_S = 90.0
 _PIPE_BYTES = 4_096  # the least that Linux allows
 _ROOT = Path(__file__).parents[2]
 # A fresh interpreter, whose exit is part of these tests; tests/forking.py does not fork for `-X`.
@@ -147,8 +147,8 @@ async def test_calls_are_answered_although_no_line_can_be_written(caller: Caller
         await executor.ready()
         await _calls_succeed(caller, 20)
         assert await executor.dropped_lines() > 20
-        [problem] = found_problems(await gather_stats(caller.client, 1.0)).now
-        assert re.search(r": since its start [0-9]{2,} log lines were dropped: nobody reads them", problem)
+        problems = found_problems(await gather_stats(caller.client, 1.0)).now  # a busy machine may cause others, too
+        assert any(re.search(r": since its start [0-9]{2,} log lines were dropped: nobody reads them", p) for p in problems)
         executor.process.send_signal(signal.SIGTERM)
         assert await executor.exit_code() == 0
 

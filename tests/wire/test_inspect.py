@@ -375,7 +375,8 @@ async def test_the_trace_of_a_call_continues_the_kernels_and_has_its_phases(worl
     (top,) = (span for span in spans if span.name == "execute_tool jina_search")
     assert (top.trace_id.hex(), top.parent_span_id.hex()) == (parent.trace_id, parent.span_id)
     assert (top.trace_id.hex(), top.span_id.hex()) == (wire.trace_id, wire.span_id), "the doorbell continues it"
-    children = [span for span in spans if span is not top]
+    # Only a wait of a millisecond or more has a span: on a busy machine also one for a permit that is free.
+    children = [span for span in spans if span is not top and span.name != "wait for permit"]
     assert [span.name for span in children] == ["queue", "load", "POST", "POST", "commit", "send wakeup"]
     assert {span.parent_span_id for span in children} == {top.span_id}
     assert {span.trace_id for span in children} == {top.trace_id}
