@@ -27,7 +27,7 @@ from openapi_tool.protocol.dialect import dialect_of
 from openapi_tool.protocol.subjects import command_filter
 from openapi_tool.quotas.budgets import Budgets
 from openapi_tool.quotas.permits import Permits
-from openapi_tool.settings import Settings, SettingsError
+from openapi_tool.settings import PREFIX, Settings, SettingsError
 from openapi_tool.settings.loading import secret_values, unmasked
 from openapi_tool.settings.sources import DriverOptions
 from openapi_tool.telemetry.health import Health
@@ -41,13 +41,15 @@ from openapi_tool.tools.secret_variables import Secrets
 from openapi_tool.tools.session_scope import SessionScope
 
 NAME = "openapi-tool"
+QUOTAS_SECTION = "quotas.nats"
 
 
 @dataclass(frozen=True, slots=True)
 class Bootstrap:
     """Settings of a kernel and the objects built from them; `unmasked` names secrets that cannot be masked.
 
-    Only `settings`, `bus`, `pool`, `durable` and `health` differ between kernels.
+    Only `settings`, `bus`, `pool`, `durable` and `health` differ between kernels. `quotas` is the NATS that holds the
+    records of quotas, None if that is the kernel's.
     """
 
     settings: Settings
@@ -60,6 +62,7 @@ class Bootstrap:
     durable: DurableOptions
     authorizer: Authorizer
     health: Health
+    quotas: BusOptions | None = None
     others: tuple[Bootstrap, ...] = ()
     main: bool = True
 
@@ -81,6 +84,7 @@ def build_bootstrap(settings: Settings, environment: Mapping[str, str]) -> Boots
         _connection(kernel, "" if kernel is settings else f"dialects.{kernel.protocol.version}.", environment, problems)
         for kernel in settings.kernels
     ]
+    quotas = _quotas(settings, problems)
     secrets = tool_secrets(settings, environment)
     problems += secrets.problems
     ca_file = settings.egress.ca_file or environment.get("SSL_CERT_FILE")
@@ -106,6 +110,7 @@ def build_bootstrap(settings: Settings, environment: Mapping[str, str]) -> Boots
             pool=pool_options(kernel, environment),
             durable=durable_options(kernel),
             authorizer=authorizer,
+            quotas=quotas and replace(quotas, on_login=redactor.add),
             health=health if kernel is settings else health.add_kernel(kernel.protocol.version),
             main=kernel is settings,
         )
@@ -125,6 +130,16 @@ def _connection(
     if mistakes or driver_options is None:
         return None
     return BusOptions(kernel.nats, NAME, setting=kernel.named("nats", "servers")), driver_options
+
+
+def _quotas(settings: Settings, problems: list[str]) -> BusOptions | None:
+    """Add mistakes in the files of the quotas' NATS to `problems`; return the connection, None without one."""
+    options, section = settings.quotas.nats, QUOTAS_SECTION
+    if options is None:
+        return None
+    problems += file_problems(options, section)
+    setting = f"{section}.servers ({PREFIX}{section.replace('.', '__').upper()}__SERVERS)"
+    return BusOptions(options, NAME, listed_by="openapi-tool nats permissions --for quotas", setting=setting)
 
 
 class Upstream:
@@ -157,7 +172,7 @@ def build_runner(bootstrap: Bootstrap, upstream: Upstream, artifacts: Artifacts,
     options = RunnerOptions(
         authorizer=bootstrap.authorizer,
         arguments=ArgumentSources(operator_envs(settings), bootstrap.secrets, SessionScope(session_key)),
-        kernel=bootstrap.scope,
+        scope=bootstrap.settings.quotas.kernel or bootstrap.scope,
         isolation=upstream.isolation,
     )
     continuation = Continuation(artifacts, Cursors(session_key), settings.tools, upstream.isolation)

@@ -129,7 +129,7 @@ IDENTITY = (
     ),
     Mutation(
         "executor/runner.py",
-        "project = scoped_project(self._options.kernel, identity.project_id)",
+        "project = scoped_project(self._options.scope, identity.project_id)",
         "project = identity.project_id",
         "tests/dialects/test_dialects.py::test_a_project_of_two_kernels_has_separate_shares_of_memory_and_permits",
     ),

@@ -61,6 +61,7 @@ REQUIREMENTS = (
     Requirement("state.texts", "design", "A shared text can be read until it is replaced or deleted, or expires."),
     Requirement("limits.window", "design", "All replicas together send at most the limit of a key in any 60 s, whatever crashes, is lost or interleaves."),
     Requirement("limits.shared", "design", "Permits go to projects in turn whichever replica their calls wait at; a 429 that one replica gets pauses all."),
+    Requirement("quotas.elsewhere", "design", "Processes of several kernels that name one NATS for quotas share the limits of a key, and no budget of equal project ids; an outage of that NATS stops no call."),
     Requirement("limits.learned", "design", "Without a configured limit the first 429 only pauses; another one within a minute teaches a limit: the requests that were accepted in the last 60 s. It is probed upwards, and ends after an hour. A 429 of concurrency teaches none."),
     Requirement("limits.plans", "jina-api 5", "A plan sets the public limits of its keys where no other is set; a dry run only counts what is above the limits."),
     Requirement("limits.waiting", "design", "A call waits for a permit without a slot, in fair order by project and agent; it fails as soon as no permit can come in time, at once if it would wait for more than a set share of its time, and says when to call again."),

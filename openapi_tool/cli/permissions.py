@@ -19,6 +19,7 @@ from openapi_tool.bus.permissions import (
     executor_permissions,
     handover_permissions,
     inspect_permissions,
+    quota_permissions,
 )
 from openapi_tool.bus.users import NatsUser
 from openapi_tool.cli.kernels import NO_DATABASE
@@ -41,8 +42,10 @@ def permissions(*, user: NatsUser, form: Format, stream: str | None, protocol: P
         fail(f"--stream: {stream!r} cannot be a stream's name")
     settings = load_settings(NO_DATABASE).of_version(protocol)
     kernels = _on_one_server(settings)
-    nats = kernels[0].nats
+    nats = (settings.quotas.nats if user is NatsUser.QUOTAS else None) or kernels[0].nats
     if form is Format.ACCOUNTS:
+        if user is NatsUser.QUOTAS:
+            fail("--format accounts: the login for quotas is one of serve, for which an account is no protection")
         typer.echo(printable_lines(_accounts(user, kernels, stream)))
         print_status(
             f"openapi-tool: operators set nats.jetstream_domain = {OPERATOR_DOMAIN!r}; nats-server reads each password "
@@ -66,7 +69,7 @@ def _accounts(user: NatsUser, kernels: list[Settings], stream: str | None) -> st
     """Return the accounts of all users, or that of one operator and what it imports."""
     inboxes = {each: each.inbox_prefix(kernels[0].nats.inbox_prefix) for each in NatsUser}
     every = user is NatsUser.EXECUTOR
-    operators = [each for each in NatsUser if each is not NatsUser.EXECUTOR and (every or each is user)]
+    operators = [each for each in NatsUser if each.is_operator and (every or each is user)]
     return accounts_config(
         _of_all(user, kernels, stream) if every else None,
         {each: _of_all(each, kernels, stream) for each in operators},
@@ -88,12 +91,16 @@ def _on_one_server(settings: Settings) -> list[Settings]:
     return [kernel for kernel in settings.kernels if but(kernel.nats, durable=None) == own]
 
 
-def _needed(user: NatsUser, settings: Settings, stream: str | None) -> Permissions:
+def _needed(user: NatsUser, settings: Settings, stream: str | None) -> Permissions:  # noqa: PLR0911 - one per user
     options = durable_options(settings)
     stream = stream or command_stream(options.version)[0]
     match user:
         case NatsUser.EXECUTOR:
-            return executor_permissions(options, stream, session_key=settings.session.key is not None)
+            return executor_permissions(
+                options, stream, session_key=settings.session.key is not None, quotas=settings.quotas.nats is None
+            )
+        case NatsUser.QUOTAS:
+            return quota_permissions()
         case NatsUser.DEADLETTERS:
             return dead_letter_permissions(options, stream)
         case NatsUser.INSPECT:

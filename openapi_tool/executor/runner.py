@@ -57,13 +57,13 @@ _WRITE_GRACE_S = 2.0  # until the cost of a cancelled call is stored
 class RunnerOptions:
     """Dependencies of every call.
 
-    `kernel` separates equal project ids of two kernels, and may be empty. `isolation` runs what a tenant can make
+    `scope` separates equal project ids of two kernels that share quotas, and may be empty. `isolation` runs what a tenant can make
     costly.
     """
 
     authorizer: Authorizer
     arguments: ArgumentSources
-    kernel: str = ""
+    scope: str = ""
     isolation: Isolation = field(default_factory=Isolation)
 
 
@@ -100,7 +100,7 @@ class ToolRunner:
 
     def new_call(self, identity: CallIdentity, slot: Slot = NO_SLOT) -> Call:
         """Return a new call, which gives up `slot` while it waits; run it within its memory."""
-        project = scoped_project(self._options.kernel, identity.project_id)
+        project = scoped_project(self._options.scope, identity.project_id)
         return Call(identity, project, self._backend.call_memory(project), slot)
 
     async def run(self, call: Call, request: ToolCallRequest) -> tuple[ResultFields, StoredText | None]:

@@ -20,7 +20,7 @@ from openapi_tool.bootstrap import Bootstrap, build_bootstrap
 from openapi_tool.jina.transport import Resolver
 from openapi_tool.reloading import Reloader
 from openapi_tool.service.file_limit import file_limit_problem, fit_to_file_limit, health_connections, raise_file_limit
-from openapi_tool.service.kernel_parts import Parts, assemble
+from openapi_tool.service.kernel_parts import Parts, assemble, run_quotas
 from openapi_tool.service.memory import collect_garbage_rarely, set_malloc_thresholds
 from openapi_tool.service.shared_parts import Shared, open_shared, snapshots
 from openapi_tool.settings import PREFIX, Settings, SettingsError
@@ -76,6 +76,9 @@ async def _serve(reloader: Reloader, resolver: Resolver | None) -> None:
             async with asyncio.TaskGroup() as group:
                 for kernel in (bootstrap, *bootstrap.others):  # an unavailable one does not delay the others
                     group.create_task(_serve_kernel(kernel, process), name=f"kernel {kernel.version}")
+                if bootstrap.quotas is not None:
+                    quotas = run_quotas(connections, bootstrap.quotas, bootstrap.health, shared)
+                    group.create_task(shutdown.unless_requested(quotas), name="quotas")
                 group.create_task(shutdown.unless_requested(reloader.run(reload)), name="reload")
                 group.create_task(shutdown.unless_requested(monitor_loop_lag(process.stalled)), name="loop lag")
         finally:

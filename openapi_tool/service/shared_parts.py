@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import secrets
 from collections.abc import Callable
@@ -46,8 +47,9 @@ _SHOWN_LIMITS = (
 class Shared:
     """Parts that all kernels share.
 
-    `limiter` and `budgets` store their records in the main kernel's NATS and use its `clock`. On each NATS only one
-    connection answers requests for the `statistics`: `answering` has the servers where one does.
+    `limiter` and `budgets` store their records in the NATS of the quotas, by default the main kernel's, and use its
+    `clock`; no call runs before `quotas_tried`: it is connected, or unavailable. On each NATS only one connection
+    answers requests for the `statistics`: `answering` has the servers where one does.
     """
 
     upstream: Upstream
@@ -58,6 +60,7 @@ class Shared:
     clock: ServerClock
     tracer: WireTracer | ExportingTracer
     statistics: Snapshots
+    quotas_tried: asyncio.Event = field(default_factory=asyncio.Event)
     answering: set[tuple[str, ...]] = field(default_factory=set)
 
 

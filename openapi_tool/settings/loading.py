@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from pydantic_settings import EnvSettingsSource
 from pydantic_settings import SettingsError as UnreadableVariable
 
-from openapi_tool.bus.options import NatsOptions
+from openapi_tool.bus.options import NatsConnection
 from openapi_tool.environment import CONFIG_VARIABLE, DEV_VARIABLE, PREFIX, SHORT_NAMES
 from openapi_tool.files import MAX_SECRET_BYTES, read_regular_file
 from openapi_tool.settings.model import Settings
@@ -215,7 +215,7 @@ def secret_values(
         *secrets.values().items(),
         *settings.secret_values(),
         *((option.where, option.value) for options in driver_options for option in options.passwords()),
-        *_of_nats_files(kernel.nats for kernel in settings.kernels),
+        *_of_nats_files(nats for _, nats in settings.nats_connections),
         *_collector_secrets(environment),
     ]
 
@@ -225,7 +225,7 @@ def unmasked(named: list[NamedSecret]) -> list[str]:
     return sorted({name for name, value in named if not is_maskable(value)})
 
 
-def _of_nats_files(sections: Iterable[NatsOptions]) -> Iterator[NamedSecret]:
+def _of_nats_files(sections: Iterable[NatsConnection]) -> Iterator[NamedSecret]:
     for nats in sections:
         for file in filter(None, (nats.credentials_file, nats.nkey_seed_file)):
             yield from ((str(file), line) for line in _LONG_LINE.findall(_text_of(file)))

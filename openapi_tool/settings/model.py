@@ -16,7 +16,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, field_
 from pydantic.dataclasses import dataclass as validated
 from pydantic_settings import BaseSettings, EnvSettingsSource, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
-from openapi_tool.bus.options import FairnessOptions, NatsOptions
+from openapi_tool.bus.options import FairnessOptions, NatsConnection, NatsOptions, QuotaOptions
 from openapi_tool.dsn import ESCAPE
 from openapi_tool.environment import DEFAULT_AUTH_ENV, PREFIX, SHORT_NAMES
 from openapi_tool.jina.options import CacheOptions, EgressOptions, RetryOptions
@@ -210,6 +210,7 @@ class Settings(BaseSettings):
     cache: CacheOptions = Field(default_factory=CacheOptions)
     limits: LimitOptions = Field(default_factory=LimitOptions)
     budgets: BudgetOptions = Field(default_factory=BudgetOptions)
+    quotas: QuotaOptions = Field(default_factory=QuotaOptions)
     health: HealthSettings = Field(default_factory=HealthSettings)
     telemetry: TelemetrySettings = Field(default_factory=TelemetrySettings)
     _remarks: list[str] = PrivateAttr(default_factory=list)
@@ -323,12 +324,18 @@ class Settings(BaseSettings):
         """Yield every secret in the settings, with the name of its setting."""
         secrets = [("session.key", self.session.key)]
         parts = [(f"{section}.{name}", url.credentials) for section, name, url in self._urls()]
-        for kernel in self.kernels:
-            secrets += [("nats.password", kernel.nats.password), ("nats.token", kernel.nats.token)]
-            parts += [("nats.servers", url.credentials) for url in kernel.nats.parsed]
-            parts.append(("postgres.dsn", kernel.postgres.parsed.credentials))
+        for section, nats in self.nats_connections:
+            secrets += [(f"{section}.password", nats.password), (f"{section}.token", nats.token)]
+            parts += [(f"{section}.servers", url.credentials) for url in nats.parsed]
+        parts += [("postgres.dsn", kernel.postgres.parsed.credentials) for kernel in self.kernels]
         yield from ((name, secret.get_secret_value()) for name, secret in secrets if secret is not None)
         yield from ((name, part) for name, credentials in parts for part in credentials)
+
+    @property
+    def nats_connections(self) -> list[tuple[str, NatsConnection]]:
+        """Return the connections to NATS, by the name of their section."""
+        own: list[tuple[str, NatsConnection]] = [("nats", kernel.nats) for kernel in self.kernels]
+        return [*own, *([("quotas.nats", self.quotas.nats)] if self.quotas.nats else [])]
 
     def _urls(self) -> Iterator[tuple[str, str, ServerUrl]]:
         if self.egress.proxy is not None:
@@ -345,6 +352,8 @@ class Settings(BaseSettings):
             other = shown["dialects"][kernel.protocol.version]
             other.setdefault("nats", {})
             _mask_connections(other, kernel)
+        if self.quotas.nats is not None:
+            shown["quotas"]["nats"]["servers"] = [url.shown for url in self.quotas.nats.parsed]
         for section, name, url in self._urls():
             shown[section][name] = url.shown
         return shown

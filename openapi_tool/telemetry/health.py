@@ -24,6 +24,8 @@ from openapi_tool.telemetry.redact import Redactor
 log = logging.getLogger(__name__)
 
 POSTGRES, NATS, CONSUMER, JETSTREAM = DEPENDENCIES = "postgres", "nats", "consumer", "jetstream"
+QUOTAS = "quotas"
+"""The NATS that holds the records of quotas, if that is not the kernel's."""
 
 _TICK_S = 0.25
 _LAG_WARNING_S = 0.5

@@ -521,7 +521,8 @@ def test_options_of_components_contain_sections_and_repeat_none_of_their_keys() 
                 repeated |= {f"{name}.{key}" for key in getattr(kind, "__dataclass_fields__", {}) if key in keys}
     versions = {"DurableOptions.version", "PoolOptions.version"}
     others = {"ConsumerOptions.durable", "ConsumerOptions.replicas", "PipelineOptions.actor_id"}
-    assert repeated == versions | others
+    connections = {"BusOptions.nats", "DurableOptions.nats"}  # the section `nats` itself, or that of quotas
+    assert repeated == versions | others | connections
 
 
 @requirement("settings.errors")
