@@ -55,7 +55,7 @@ long: $(READY)
 
 # Ten minutes of faults; for a shorter run: make chaos CHAOS="--calls 1000 --seed 4"; for partial failures:
 # make chaos CHAOS="--profile cluster" (or failover, failover-hosts, pgbouncer, clocks, admin, files, limits, shape); for
-# kernels of both protocol versions: make chaos CHAOS="--protocol both"
+# a kernel of the older protocol: make chaos CHAOS="--protocol v1r3"
 chaos: $(READY)
 	$(PY) -m tests.chaos.run $(CHAOS)
 

@@ -1,4 +1,4 @@
-"""Parts of the service for one kernel."""
+"""Parts of the service that need a connection to the kernel."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Parts of a kernel that the caller starts, monitors or stops."""
+    """Parts that the caller starts, monitors or stops."""
 
     consumer: CommandConsumer
     kernel: KernelStore
@@ -60,7 +60,7 @@ class Parts:
 
 
 async def assemble(stack: AsyncExitStack, bootstrap: Bootstrap, shared: Shared) -> Parts:
-    """Connect to a kernel and build its parts without starting the consumer; `stack` closes them."""
+    """Connect to the kernel and build the parts without starting the consumer; `stack` closes them."""
     settings, health = bootstrap.settings, bootstrap.health
     database = DatabaseMonitor(health, bootstrap.pool)
 
@@ -72,15 +72,15 @@ async def assemble(stack: AsyncExitStack, bootstrap: Bootstrap, shared: Shared) 
         connecting = group.create_task(_connect(stack, bootstrap.bus, nats_unavailable))
     kernel, client = opening.result(), connecting.result()
     health.record(NATS, ok=True)
-    shares_quotas = bootstrap.main and bootstrap.quotas is None
-    clock = shared.clock if shares_quotas else ServerClock()
+    with_quotas = bootstrap.quotas is None
+    clock = shared.clock if with_quotas else ServerClock()
     slots = Slots(settings.executor.concurrency, settings.executor.max_paused)
     replicas = await _until_available(lambda: replica_count(client, bootstrap.durable), nats_unavailable)
     shared_key = await _session_key(settings, client, replicas, nats_unavailable)
     session_key = scoped_key(shared_key, bootstrap.scope)
-    if shares_quotas:
+    if with_quotas:
         await _share_quotas(stack, client, shared, replicas)
-    elif bootstrap.main:
+    else:
         await shared.quotas_tried.wait()
     guarded, parked = GuardedStore(kernel, database.breaker), parked_results(client, replicas)
     runner = build_runner(bootstrap, shared.upstream, guarded, session_key)
@@ -104,10 +104,10 @@ async def assemble(stack: AsyncExitStack, bootstrap: Bootstrap, shared: Shared) 
         return FetchMode.NONE if doorbells.outage else database.fetch_mode()
 
     consumer = CommandConsumer(client, options, letters, pipeline.handle, fetch_mode, clock, slots)
-    shared.statistics.work.append(consumer.work)
+    shared.statistics.work = consumer.work
     database.wake = consumer.wake
     stored_key = None if settings.session.key else shared_key
-    storage = Storage(client, consumer.leases, parked, letters, doorbells, stored_key, replicas, health, shares_quotas)
+    storage = Storage(client, consumer.leases, parked, letters, doorbells, stored_key, replicas, health, with_quotas)
 
     def doorbells_changed() -> None:
         storage.wake()
@@ -116,9 +116,7 @@ async def assemble(stack: AsyncExitStack, bootstrap: Bootstrap, shared: Shared) 
     doorbells.changed = doorbells_changed
     doorbells.stream = lambda: consumer.durable.stream if consumer.durable is not None else ""
     monitor = DurableMonitor(client, bootstrap.durable, consumer, clock, health)
-    if (servers := tuple(bootstrap.bus.nats.servers)) not in shared.answering:
-        shared.answering.add(servers)
-        await stack.enter_async_context(answering_stats(client, shared.statistics.now))
+    await stack.enter_async_context(answering_stats(client, shared.statistics.now))
     switches = SwitchMonitor(client, runner.set_switches)
     await _until_available(switches.load, nats_unavailable)
     return Parts(consumer, kernel, monitor, storage, database, runner, switches, session_key)
@@ -167,7 +165,7 @@ async def _connect(
 
 
 def consumer_options(bootstrap: Bootstrap, replicas: int) -> ConsumerOptions:
-    """Return the options of the consumer of a kernel."""
+    """Return the options of the consumer."""
     settings = bootstrap.settings
     limits = TimeLimits(settings.executor, settings.tools)
     max_run_s = longest_call_s(limits, bootstrap.authorizer, settings.postgres.timeout_s)
