@@ -187,12 +187,12 @@ async def gather_stats(client: Client, within_s: float, protocol: str | None = N
             async with asyncio.timeout(within_s):
                 while len(found) < MAX_REPLICAS:
                     value = _decoded((await replies.next_msg(timeout=within_s)).data)
-                    if value:
+                    if value and (protocol is None or value.get("protocol", protocol) == protocol):
                         first = found.setdefault(value["instance"], value)
                         first["answers"] = first.get("answers", 0) + 1
     finally:
         await replies.unsubscribe()
-    return [found[name] for name in sorted(found) if not protocol or found[name].get("protocol", protocol) == protocol]
+    return [found[name] for name in sorted(found)]
 
 
 def _decoded(data: bytes) -> dict[str, Any]:

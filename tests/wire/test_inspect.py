@@ -505,7 +505,7 @@ async def test_gauges_show_held_commands_and_the_durables_backlog(world: World) 
     await _until_true(lambda: value("calls_running") == 1)
     assert world.components is not None
     await world.components.durable_monitor.check()
-    assert [value(f"durable_{name}", version="v1r4") for name in ("unacknowledged", "pending")] == [1, 0]
+    assert [value(f"durable_{name}") for name in ("unacknowledged", "pending")] == [1, 0]
     assert (value("commands_held"), value("slots")) == (1, 64)
     first = value("oldest_held_command_seconds")
     await _until_true(lambda: value("oldest_held_command_seconds") > first)
