@@ -428,7 +428,7 @@ def operations_page() -> str:
         "part of the public interface, the message is not. A line of a call also has `project_id`, `agent_id`,",
         "`agent_turn_id`, `tool_call_id`, `trace_id` and `protocol`, the protocol version of its kernel. Spans of",
         "calls have that version as `openapi_tool.protocol`. Lines about the connections, the durable and the commands",
-        "of a kernel have `protocol`, too.",
+        "have `protocol`, too.",
         "",
         "No project can flood the log. Of the lines with a `project_id` each project gets at most",
         f"{MAX_LINES} of each action within {WINDOW_S:.0f} s. Further ones are dropped and counted",

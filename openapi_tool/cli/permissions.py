@@ -42,7 +42,7 @@ def permissions(*, user: NatsUser, form: Format, stream: str | None) -> None:
     nats = (settings.quotas.nats if user is NatsUser.QUOTAS else None) or settings.nats
     if form is Format.ACCOUNTS:
         if user is NatsUser.QUOTAS:
-            fail("--format accounts: the login for quotas is one of serve, for which an account is no protection")
+            fail("--format accounts: is for operators, and the login for quotas is one of serve; choose another format")
         typer.echo(printable_lines(_accounts(user, settings, stream)))
         print_status(
             f"openapi-tool: operators set nats.jetstream_domain = {OPERATOR_DOMAIN!r}; nats-server reads each password "

@@ -331,6 +331,7 @@ HANDLED: dict[tuple[str, str], Callable[[str], None] | str] = {
     ("SECURITY.md", "delete from cards"): "tests/wire/test_secrets.py runs it",
     ("SECURITY.md", "nats stream purge"): "tests/wire/test_secrets.py purges the subject; the program nats is Go's",
     ("helm/openapi-tool/README.md", "image:"): "tests/unit/test_chart.py renders the chart with it",
+    ("helm/openapi-tool/README.md", "config:"): "tests/unit/test_chart.py renders the chart with it",
     ("helm/openapi-tool/README.md", "podSecurityContext:"): "tests/unit/test_chart.py renders the chart with it",
     ("helm/openapi-tool/README.md", "secrets:"): "tests/unit/test_chart.py renders the chart with it",
     ("helm/openapi-tool/README.md", "autoscaling:"): "tests/unit/test_chart.py renders the chart with it",
