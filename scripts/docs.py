@@ -741,7 +741,7 @@ DOCUMENTS: dict[Path, Callable[[], str]] = {
     **SHIPPED,
     DEPENDENCIES: dependencies_page,
     CHART / "values.schema.json": values_schema,
-    ROOT / "docs" / "protocol-conformance.md": conformance,
+    ROOT / "docs" / "internal" / "protocol-conformance.md": conformance,
     ROOT / "docs" / "settings.md": settings_reference,
     OPERATIONS_PAGE: operations_page,
     **{path: partial(with_parts, path) for path in PARTS},
