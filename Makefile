@@ -23,23 +23,32 @@ VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 # Write bytecode even if PYTHONDONTWRITEBYTECODE is set: each worker of the tests would otherwise compile all of them.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install demo test thorough compiled long chaos canary hostile fuzz bench bench-tenants mutations sizes answers pictures check lint types contracts figures docs audit sbom dist image images pinned-base lock clean
+.DEFAULT_GOAL := install
+.PHONY: help install demo dev test thorough compiled long chaos canary hostile fuzz bench bench-tenants mutations sizes answers pictures check lint types contracts figures docs audit sbom dist image images pinned-base lock clean
 
-# The virtual environment with everything in it.
-install: $(READY)
+# A target with `##` is in `make help`, in this order.
+help:
+	@sed -n -E 's/^([a-z-]+):.*## /\1\t/p' Makefile | expand -t 16
 
-demo: $(READY)
+install: $(READY) ## install everything into .venv (the default)
+
+demo: $(READY) ## run sample calls on embedded servers
 	$(PY) -m openapi_tool demo
+
+dev: $(READY) ## run embedded servers and an executor until Ctrl-C
+	$(PY) -m openapi_tool dev $(DEV)
 
 # Two workers more than cores, as many tests wait; each has servers of its own.
 # With GOGC, Helm, NATS and promtool look for garbage less often, for some MB; rendering the chart takes a quarter less.
 PARALLEL = GOGC=400 $(PY) -m pytest --numprocesses $(WORKERS) --dist worksteal
 
-test: $(READY)
+test: $(READY) ## the tests, on real PostgreSQL and NATS
 	$(PARALLEL) -m "not alone and not thorough and not long" $(TEST)
 
+check: lint types contracts figures ## lint, format, types, import contracts, size of the code
+
 # The tests that `make test` leaves out; CI runs both. What measures CPU time runs afterwards, alone.
-thorough: $(READY)
+thorough: $(READY) ## the tests that take longer
 	$(PARALLEL) -m "thorough and not long"
 	$(PY) -m pytest -m "alone and not long" tests/performance tests/hostile tests/unit/test_large_texts.py
 
@@ -49,54 +58,52 @@ compiled: $(READY)
 
 # CPU of a call beside the floor; staged incidents: real servers, alerts in promtool, and what the commands say of each;
 # the image's environment from a package index, whose packages `make test` copies from the virtual environment.
-long: $(READY)
+long: $(READY) ## CPU of a call, staged incidents, the image from a package index
 	$(PY) -m pytest -m long tests/end_to_end/test_incidents.py tests/end_to_end/test_deployment.py \
 	  tests/performance/test_guard.py
 
 # Ten minutes of faults; for a shorter run: make chaos CHAOS="--calls 1000 --seed 4"; for partial failures:
 # make chaos CHAOS="--profile cluster" (or failover, failover-hosts, pgbouncer, clocks, admin, files, limits, shape); for
-# kernels of both protocol versions: make chaos CHAOS="--protocol both"
-chaos: $(READY)
+# a kernel of the older protocol: make chaos CHAOS="--protocol v1r3"
+chaos: $(READY) ## ten minutes of faults on three replicas, then a check of every call
 	$(PY) -m tests.chaos.run $(CHAOS)
 
 # Distinctive secrets in every place, a hostile script, and a search of every output; under a minute.
-canary: $(READY)
+canary: $(READY) ## search every output for distinctive secrets
 	$(PY) -m tests.canary.run
 
 # Measure how each attack delays a quiet project; for less: make hostile HOSTILE="--only 13 --calls 20";
 # for a kernel of the older protocol: make hostile HOSTILE="--protocol v1r3"
-hostile: $(READY)
+hostile: $(READY) ## measure the effect of each attack on another project
 	$(PY) -m tests.hostile.run $(HOSTILE)
 
 # Measure the cost of a call, compared with a minimal program; for less: make bench BENCH="--profile quick"
-bench: $(READY)
+bench: $(READY) ## measure the cost of a call
 	$(PY) -m benchmarks.run $(BENCH)
 
 # Shares of projects that compete; for less: make bench-tenants BENCH="--only flood --seconds 15"
-bench-tenants: $(READY)
+bench-tenants: $(READY) ## measure the shares of projects that compete
 	$(PY) -m benchmarks.tenants $(BENCH)
 
 # Five minutes on each target; for less: make fuzz FUZZ="--seconds 60 --only address". Needs Python 3.11 to 3.13.
-fuzz: $(FUZZER)
+fuzz: $(FUZZER) ## libFuzzer on six targets
 	$(PY) -m tests.fuzz.run $(FUZZ)
 
 # Remove each check that guards money, identity, secrets or loss in turn; its test must fail.
-mutations: $(READY)
+mutations: $(READY) ## remove each check in turn; its test must fail
 	$(PY) -m scripts.mutate
 
 # Measure how much of each recorded response a model is shown.
-sizes: $(READY)
+sizes: $(READY) ## measure how much of the upstream's responses a model is shown
 	$(PY) -m scripts.answers sizes
 
 # Compare the text for the model with that of Jina's MCP server, in exact tokens.
-answers: $(COUNTER)
+answers: $(COUNTER) ## compare the text for the model with that of Jina's MCP server
 	$(PY) -m scripts.answers
 
 # The pictures in the documents, from a run of two minutes; needs Debian's prometheus and chromium.
-pictures: $(PAINTER)
+pictures: $(PAINTER) ## draw docs/pictures
 	$(PY) -m scripts.pictures
-
-check: lint types contracts figures
 
 lint: $(READY)
 	$(PY) -m ruff check .
@@ -109,7 +116,7 @@ contracts: $(READY)
 	$(PY) -c "from importlinter.cli import lint_imports_command; lint_imports_command()"
 
 # Size of the code; before and after a change: make figures FIGURES="--against REV"
-figures: $(READY)
+figures: $(READY) ## size of the code before and after a change
 	$(PY) -m scripts.figures --check $(FIGURES)
 
 # Without PYTHON the virtual environment stays what it is; with it, one of another version is made again.
@@ -150,14 +157,14 @@ $(PAINTER): $(READY)
 	$(PIP) --no-build-isolation --editable '.[plot]'
 	@touch $(PAINTER)
 
-docs: $(READY)
+docs: $(READY) ## write the documents that come from the code
 	$(PY) -m scripts.docs
 
 # Known vulnerabilities of what is locked; where the data cannot be reached it fails with its own code (3).
-audit: $(READY) $(TOOLS)/.ready
+audit: $(READY) $(TOOLS)/.ready ## look up known vulnerabilities of the locked packages
 	$(PY) -m scripts.packages audit $(TOOLS)/bin/pip-audit
 
-sbom: $(READY)
+sbom: $(READY) ## write dist/openapi-tool.cdx.json
 	$(PY) -m scripts.packages sbom
 
 $(TOOLS)/.ready:
@@ -166,17 +173,17 @@ $(TOOLS)/.ready:
 	@touch $@
 
 # The package: dist/*.whl and dist/*.tar.gz, built from what is locked; checked in an environment without anything else.
-dist: $(READY)
+dist: $(READY) ## build and check the package
 	rm -f dist/*.whl dist/*.tar.gz
 	$(PY) -m scripts.dist
 
 # The image, from a base that is pinned by its digest; needs an engine that builds (DOCKER=podman).
-image: pinned-base
+image: pinned-base ## build the container image
 	$(DOCKER) build $(BUILD_ARGS) --tag openapi-tool:$(VERSION) .
 
 # The same for several architectures, as one manifest, which only a registry can hold: IMAGE=registry.example.org/openapi-tool.
 # The digest of BASE must be that of its manifest list.
-images: pinned-base
+images: pinned-base ## build and push it for several architectures
 	@[ -n '$(IMAGE)' ] || { echo 'Name the image with its registry: make images IMAGE=registry.example.org/openapi-tool'; exit 1; }
 	$(DOCKER) buildx build --platform $(PLATFORMS) $(BUILD_ARGS) --provenance=true --sbom=true --push \
 	  --tag $(IMAGE):$(VERSION) .
@@ -186,11 +193,11 @@ pinned-base:
 	  echo 'Name the base by its digest: make image BASE=python:3.11-slim-bookworm@sha256:…'; exit 1; }
 
 # Needs uv (https://docs.astral.sh/uv/); nothing else does.
-lock:
+lock: ## write the lock files (needs uv)
 	$(COMPILE) pyproject.toml -o requirements.lock
 	$(COMPILE) requirements-build.in -o requirements-build.lock
 	$(COMPILE) --extra local --extra test -c requirements.lock -c requirements-build.lock \
 	  pyproject.toml requirements-build.in -o requirements-dev.lock
 
-clean:
+clean: ## remove .venv and what tools have written
 	rm -rf $(VENV) $(TOOLS) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

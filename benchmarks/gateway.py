@@ -20,7 +20,7 @@ import orjson
 import psutil
 
 from openapi_tool.bootstrap import Upstream, build_bootstrap, build_runner
-from openapi_tool.cli.kernels import NO_DATABASE
+from openapi_tool.cli.kernel import NO_DATABASE
 from openapi_tool.executor.runner import ToolCallRequest
 from openapi_tool.gateway.stored import StoredTexts
 from openapi_tool.gateway.tools import built_in_tools

@@ -1,4 +1,4 @@
-"""Unit costs in docs/scaling.md; each prints one JSON object.
+"""Unit costs in docs/performance.md; each prints one JSON object.
 
 `python -m benchmarks.unit_costs wal`: kilobytes of PostgreSQL's write-ahead log that the executor causes per call,
 which limits the calls per second of one primary. The rows that the kernel writes before the call do not count.

@@ -27,7 +27,7 @@ from openapi_tool.protocol.dialect import dialect_of
 from openapi_tool.protocol.subjects import command_filter
 from openapi_tool.quotas.budgets import Budgets
 from openapi_tool.quotas.permits import Permits
-from openapi_tool.settings import Settings, SettingsError
+from openapi_tool.settings import PREFIX, Settings, SettingsError
 from openapi_tool.settings.loading import secret_values, unmasked
 from openapi_tool.settings.sources import DriverOptions
 from openapi_tool.telemetry.health import Health
@@ -41,13 +41,14 @@ from openapi_tool.tools.secret_variables import Secrets
 from openapi_tool.tools.session_scope import SessionScope
 
 NAME = "openapi-tool"
+QUOTAS_SECTION = "quotas.nats"
 
 
 @dataclass(frozen=True, slots=True)
 class Bootstrap:
-    """Settings of a kernel and the objects built from them; `unmasked` names secrets that cannot be masked.
+    """Settings and the objects built from them; `unmasked` names secrets that cannot be masked.
 
-    Only `settings`, `bus`, `pool`, `durable` and `health` differ between kernels.
+    `quotas` is the NATS that holds the records of quotas, None if that is the kernel's.
     """
 
     settings: Settings
@@ -60,8 +61,7 @@ class Bootstrap:
     durable: DurableOptions
     authorizer: Authorizer
     health: Health
-    others: tuple[Bootstrap, ...] = ()
-    main: bool = True
+    quotas: BusOptions | None = None
 
     @property
     def version(self) -> str:
@@ -77,10 +77,9 @@ class Bootstrap:
 def build_bootstrap(settings: Settings, environment: Mapping[str, str]) -> Bootstrap:
     """Build the bootstrap. Raises SettingsError with every mistake in files, hooks and logins."""
     problems: list[str] = []
-    connections = [
-        _connection(kernel, "" if kernel is settings else f"dialects.{kernel.protocol.version}.", environment, problems)
-        for kernel in settings.kernels
-    ]
+    driver_options = _driver_options(settings, environment, problems)
+    problems += file_problems(settings.nats)
+    quotas = _quotas(settings, problems)
     secrets = tool_secrets(settings, environment)
     problems += secrets.problems
     ca_file = settings.egress.ca_file or environment.get("SSL_CERT_FILE")
@@ -88,47 +87,38 @@ def build_bootstrap(settings: Settings, environment: Mapping[str, str]) -> Boots
         lambda: tls_context(str(ca_file) if ca_file else None), "egress.ca_file or SSL_CERT_FILE", problems
     )
     hooks = _hooks(settings.policy.hooks, problems)
-    if problems or upstream_tls is None:
+    if problems or upstream_tls is None or driver_options is None:
         raise SettingsError(problems)
-    options = list(filter(None, connections))
-    named = secret_values(settings, secrets, environment, [driver_options for _, driver_options in options])
+    named = secret_values(settings, secrets, environment, driver_options)
     redactor = Redactor(value for _, value in named)
     authorizer = Authorizer(settings.policy, hooks)
-    health = Health(redact=redactor.with_label("health").text)
-    main, *others = [
-        Bootstrap(
-            settings=kernel,
-            secrets=secrets,
-            redactor=redactor,
-            unmasked=unmasked(named),
-            upstream_tls=upstream_tls,
-            bus=replace(bus, on_login=redactor.add),
-            pool=pool_options(kernel, environment),
-            durable=durable_options(kernel),
-            authorizer=authorizer,
-            health=health if kernel is settings else health.add_kernel(kernel.protocol.version),
-            main=kernel is settings,
-        )
-        for kernel, (bus, _) in zip(settings.kernels, options, strict=True)
-    ]
-    return replace(main, others=tuple(others))
+    return Bootstrap(
+        settings=settings,
+        secrets=secrets,
+        redactor=redactor,
+        unmasked=unmasked(named),
+        upstream_tls=upstream_tls,
+        bus=BusOptions(settings.nats, NAME, on_login=redactor.add),
+        pool=PoolOptions(settings.protocol.version, settings.postgres),
+        durable=durable_options(settings),
+        authorizer=authorizer,
+        health=Health(redact=redactor.with_label("health").text),
+        quotas=quotas and replace(quotas, on_login=redactor.add),
+    )
 
 
-def _connection(
-    kernel: Settings, prefix: str, environment: Mapping[str, str], problems: list[str]
-) -> tuple[BusOptions, DriverOptions] | None:
-    """Add mistakes to `problems`, or return the options; `prefix` precedes the names of settings."""
-    mistakes: list[str] = []
-    driver_options = _driver_options(kernel, environment, mistakes)
-    mistakes += file_problems(kernel.nats)
-    problems += [f"{prefix}{problem}" for problem in mistakes]
-    if mistakes or driver_options is None:
+def _quotas(settings: Settings, problems: list[str]) -> BusOptions | None:
+    """Add mistakes in the files of the quotas' NATS to `problems`; return the connection, None without one."""
+    options, section = settings.quotas.nats, QUOTAS_SECTION
+    if options is None:
         return None
-    return BusOptions(kernel.nats, NAME, setting=kernel.named("nats", "servers")), driver_options
+    problems += file_problems(options, section)
+    setting = f"{section}.servers ({PREFIX}{section.replace('.', '__').upper()}__SERVERS)"
+    return BusOptions(options, NAME, listed_by="openapi-tool nats permissions --for quotas", setting=setting)
 
 
 class Upstream:
-    """Upstream components that all kernels share, and the worker processes.
+    """Upstream components, and the worker processes.
 
     With None for `permits` or `budgets` nothing is limited, without `isolation` all runs in this process.
     """
@@ -152,12 +142,12 @@ class Upstream:
 
 
 def build_runner(bootstrap: Bootstrap, upstream: Upstream, artifacts: Artifacts, session_key: bytes) -> ToolRunner:
-    """Build the runner of one kernel; `session_key` derives session identities and signs cursors."""
+    """Build the runner; `session_key` derives session identities and signs cursors."""
     settings = bootstrap.settings
     options = RunnerOptions(
         authorizer=bootstrap.authorizer,
         arguments=ArgumentSources(operator_envs(settings), bootstrap.secrets, SessionScope(session_key)),
-        kernel=bootstrap.scope,
+        scope=bootstrap.settings.quotas.kernel or bootstrap.scope,
         isolation=upstream.isolation,
     )
     continuation = Continuation(artifacts, Cursors(session_key), settings.tools, upstream.isolation)
@@ -165,7 +155,7 @@ def build_runner(bootstrap: Bootstrap, upstream: Upstream, artifacts: Artifacts,
 
 
 def scoped_key(key: bytes, scope: str) -> bytes:
-    """Return a session key per version, so that two kernels share no session, cursor or parked result."""
+    """Return a session key per version: kernels of two versions may share a NATS, but no session or parked result."""
     return hmac.digest(key, scope.encode(), hashlib.sha256) if scope else key
 
 
@@ -204,12 +194,12 @@ def _try_tls(make: Callable[[], ssl.SSLContext], settings: str, problems: list[s
 
 
 def pool_options(settings: Settings, environment: Mapping[str, str]) -> PoolOptions:
-    """Return the options of a kernel's database. Raises SettingsError."""
+    """Return the options of the database. Raises SettingsError."""
     problems: list[str] = []
     _driver_options(settings, environment, problems)
     if problems:
         raise SettingsError(problems)
-    return PoolOptions(settings.protocol.version, settings.postgres, setting=settings.named("postgres", "dsn"))
+    return PoolOptions(settings.protocol.version, settings.postgres)
 
 
 def _driver_options(settings: Settings, environment: Mapping[str, str], problems: list[str]) -> DriverOptions | None:

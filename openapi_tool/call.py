@@ -12,6 +12,7 @@ from pydantic import SecretStr
 
 from openapi_tool.protocol.attempts import Attempt
 from openapi_tool.protocol.identity import CallIdentity
+from openapi_tool.protocol.projects import scoped_project
 from openapi_tool.quotas.budgets import Charge
 from openapi_tool.quotas.permits import NO_SLOT, Slot
 from openapi_tool.tools.output import NO_USAGE, Usage
@@ -39,7 +40,6 @@ class Call:
     """Who calls, and what the call has used so far.
 
     - `identity`: as the front end names them.
-    - `project`: the project among all kernels of the process (`scoped_project`); shares and queues are kept by it.
     - `memory`: leave it once the result is stored. A shared request may keep it longer.
     - `slot`: given up while a request waits for a permit.
     - `recheck`: raises ToolError once the call may send no more requests.
@@ -51,11 +51,11 @@ class Call:
       pool.
     - `left_out_logged`: whether the log names the definition's parameters that are not sent.
     - `repaired`: arguments that were repaired while the call ran, beside those of `Arguments.repaired`.
+    - `scope`: the kernel's name in the records of quotas.
     - `number`: identifies the call in this process.
     """
 
     identity: CallIdentity
-    project: str
     memory: CallMemory
     slot: Slot = NO_SLOT
     recheck: Callable[[], None] | None = None
@@ -66,9 +66,15 @@ class Call:
     secrets_sent: set[SecretStr] = field(default_factory=set)
     left_out_logged: bool = False
     repaired: set[str] = field(default_factory=set)
+    scope: str = ""
     number: int = field(default_factory=_NUMBERS.__next__)
 
     @property
+    def project(self) -> str:
+        """Id of the project."""
+        return self.identity.project_id
+
+    @property
     def flow(self) -> tuple[str, str]:
-        """Project and agent, by which waiting requests take turns."""
-        return self.project, self.identity.agent_id
+        """Project, as in the records of quotas, and agent, by which requests are charged and take turns."""
+        return scoped_project(self.scope, self.project), self.identity.agent_id

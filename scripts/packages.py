@@ -109,13 +109,13 @@ def acceptable(expression: str) -> bool:
     return any(all(part.strip() in _KNOWN for part in choice.split(" AND ")) for choice in plain.split(" OR "))
 
 
-PAGE = ROOT / "docs" / "dependencies.md"
+PAGE = ROOT / "docs" / "internal" / "dependencies.md"
 _TABLE = re.compile(r"(<!-- make docs: licences -->\n).*?(<!-- end -->)", re.DOTALL)
 _HEAD = "| package | version | licence |\n| --- | --- | --- |\n"
 
 
 def dependencies_page() -> str:
-    """Return docs/dependencies.md with its table of licences updated."""
+    """Return docs/internal/dependencies.md with its table of licences updated."""
     rows = (f"| `{package.name}` | {package.version} | {package.licence or 'unknown'} |" for package in packages())
     table = _HEAD + "\n".join(rows)
     return _TABLE.sub(lambda part: f"{part[1]}\n{table}\n\n{part[2]}", PAGE.read_text(encoding="utf-8"))

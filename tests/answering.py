@@ -49,7 +49,7 @@ def a_call(**changes: Any) -> Call:
 
 def call_within(memory: ResponseMemory) -> Call:
     """Return a call that holds its responses in this memory."""
-    return Call(OWNER, memory.project or "", memory)
+    return Call(replace(OWNER, project_id=memory.project or OWNER.project_id), memory)
 
 
 def for_request(memory: ResponseMemory) -> RequestContext:

@@ -129,9 +129,9 @@ IDENTITY = (
     ),
     Mutation(
         "executor/runner.py",
-        "project = scoped_project(self._options.kernel, identity.project_id)",
-        "project = identity.project_id",
-        "tests/dialects/test_dialects.py::test_a_project_of_two_kernels_has_separate_shares_of_memory_and_permits",
+        "return Call(identity, memory, slot, scope=self._options.scope)",
+        "return Call(identity, memory, slot)",
+        "tests/end_to_end/test_shared_quotas.py::test_projects_of_equal_ids_share_no_budget",
     ),
     Mutation(
         "bus/leases.py",
@@ -147,9 +147,9 @@ IDENTITY = (
     ),
     Mutation(
         "cli/dev_executor.py",
-        '_OF_KERNEL = ("protocol", "dialects")',
+        '_OF_KERNEL = ("protocol", "quotas")',
         '_OF_KERNEL = ("protocol",)',
-        "tests/dialects/test_dialects.py::test_the_executor_of_dev_never_serves_a_kernel_of_the_settings",
+        "tests/dialects/test_dialects.py::test_the_executor_of_dev_uses_nothing_of_the_settings_but_the_simulated_kernel",
     ),
     Mutation(
         "protocol/records.py",

@@ -438,7 +438,7 @@ async def fetched(
             request,
             SecretStr("a-key-of-the-test"),
             Deadline.after(5),
-            memory.for_request(Call(CallIdentity("proj", "agent"), "proj", memory)),
+            memory.for_request(Call(CallIdentity("proj", "agent"), memory)),
         )
     finally:
         await client.aclose()

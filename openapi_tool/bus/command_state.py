@@ -112,10 +112,10 @@ async def with_holder(client: Client, options: DurableOptions, state: CommandSta
         return state
     replicas = await gather_stats(client, _REPLY_TIMEOUT_S)
     for replica in replicas:
-        for work in replica.get("work") or ():
-            running = state.sequence in work["running"]
-            if work["durable"] == options.name and (running or state.sequence in work["waiting"]):
-                return replace(state, holder=replica["instance"], running=running, answering=True)
+        work = replica.get("work") or {}
+        running = state.sequence in work.get("running", ())
+        if replica.get("durable") == options.name and (running or state.sequence in work.get("waiting", ())):
+            return replace(state, holder=replica["instance"], running=running, answering=True)
     return replace(state, answering=bool(replicas))
 
 

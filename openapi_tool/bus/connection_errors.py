@@ -12,7 +12,7 @@ from cachetools import LRUCache
 from nats.js.errors import NoStreamResponseError, ServiceUnavailableError
 
 from openapi_tool.bus.login import FileUnusable
-from openapi_tool.bus.options import BusOptions, NatsOptions
+from openapi_tool.bus.options import BusOptions, NatsConnection
 from openapi_tool.open_files import OUT_OF_FILES, is_out_of_files
 
 _CLOSED = (ConnectionResetError, BrokenPipeError, asyncio.IncompleteReadError, nats.errors.UnexpectedEOF)
@@ -146,7 +146,7 @@ def _client_certificate(bus: BusOptions) -> str:
     return " and ".join(_named(bus.section, bus.nats, name) for name in ("cert_file", "key_file"))
 
 
-def _named(section: str, options: NatsOptions, name: str) -> str:
+def _named(section: str, options: NatsConnection, name: str) -> str:
     value = getattr(options, name)
     return f"{section}.{name} ({value})" if value else f"{section}.{name}"
 

@@ -92,7 +92,7 @@ class CommandConsumer:
         """Return the commands that run here and those that wait for a slot, by stream sequence."""
         running = {work.delivery.stream_sequence for work in self._running.values()}
         waiting = [sequence for sequence in self._intake.held if sequence not in running]
-        return {"durable": self._options.durable.name, "running": sorted(running), "waiting": waiting}
+        return {"running": sorted(running), "waiting": waiting}
 
     @property
     def _free(self) -> int:
@@ -112,12 +112,12 @@ class CommandConsumer:
 
     def start(self) -> None:
         """Start consuming in the background; retry after connection losses and while the durable is missing."""
-        version, intake = self._options.durable.version, self._intake
-        metrics.SLOTS.set_function(lambda: self._concurrency, part=version)
-        metrics.RUNNING.set_function(lambda: self.running, part=version)
-        metrics.HELD.set_function(lambda: len(intake.held), part=version)
-        metrics.WAITING.set_function(lambda: intake.waiting, part=version)
-        metrics.OLDEST_HELD.set_function(lambda: intake.oldest_s(self._clock.time()), part=version)
+        intake = self._intake
+        metrics.SLOTS.set_function(lambda: self._concurrency)
+        metrics.RUNNING.set_function(lambda: self.running)
+        metrics.HELD.set_function(lambda: len(intake.held))
+        metrics.WAITING.set_function(lambda: intake.waiting)
+        metrics.OLDEST_HELD.set_function(lambda: intake.oldest_s(self._clock.time()))
         self._background_tasks = [
             asyncio.create_task(self._keep_pulling(), name="pull"),
             asyncio.create_task(self._intake.hand_backs.run(), name="hand-backs"),

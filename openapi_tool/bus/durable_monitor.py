@@ -56,8 +56,6 @@ class DurableMonitor:
         self._saved_floor = 0
         self._saved_at = -math.inf
         self._valid_floor = 0  # ack floor when the filter was last right
-        for gauge in (metrics.PENDING, metrics.UNACKNOWLEDGED, metrics.MAX_UNACKNOWLEDGED):
-            gauge.labels(options.version)  # at 0 from the start
 
     async def run(self) -> None:
         """Check until cancelled, more often until the durable is found or created."""
@@ -83,7 +81,7 @@ class DurableMonitor:
             return
         try:
             state = await observe(self._client, durable, self._clock)
-            _export(state, self._options.version)
+            _export(state)
             self._unanswered = 0
             self._record(connection="", consumer=self._problem(state))
             await self._follow_up(durable, state)
@@ -227,10 +225,10 @@ class DurableMonitor:
             )
 
 
-def _export(state: DurableState, version: str) -> None:
-    metrics.PENDING.set_function(lambda: state.pending, version)
-    metrics.UNACKNOWLEDGED.set_function(lambda: state.ack_pending, version)
-    metrics.MAX_UNACKNOWLEDGED.set_function(lambda: state.max_ack_pending, version)
+def _export(state: DurableState) -> None:
+    metrics.PENDING.set(state.pending)
+    metrics.UNACKNOWLEDGED.set(state.ack_pending)
+    metrics.MAX_UNACKNOWLEDGED.set(state.max_ack_pending)
 
 
 def _settings(state: DurableState) -> tuple[object, ...]:

@@ -73,9 +73,9 @@ async def hand_to_kernel(client: Client, options: DurableOptions, has_result: Ha
     if before.num_waiting:
         raise StillPulled(f"the durable {options.name!r} still has open pull requests ({before.num_waiting})")
     # Without a free slot, or during an outage of the database, a replica has no open pull request. One that does not
-    # list its durables may consume from this one.
+    # name its durable may consume from this one.
     replicas = await gather_stats(client, _STATS_TIMEOUT_S)
-    running = [str(each["instance"]) for each in replicas if options.name in each.get("durables", [options.name])]
+    running = [str(each["instance"]) for each in replicas if each.get("durable", options.name) == options.name]
     if running:
         named = ", ".join(running[:_MAX_NAMED]) + (", …" if len(running) > _MAX_NAMED else "")
         raise StillPulled(

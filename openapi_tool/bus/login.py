@@ -17,7 +17,7 @@ from typing import NamedTuple, TypeVar
 import nats.errors
 import nkeys
 
-from openapi_tool.bus.options import NatsOptions
+from openapi_tool.bus.options import NatsConnection
 from openapi_tool.files import MAX_CERTIFICATES_BYTES, MAX_SECRET_BYTES, read_regular_file
 from openapi_tool.tools.secret_variables import Secret
 
@@ -50,7 +50,7 @@ class _Files:
             raise self.unusable(name, file, f"cannot be read: {error.strerror}") from error
 
 
-def tls_context(options: NatsOptions, section: str = "nats") -> ssl.SSLContext:
+def tls_context(options: NatsConnection, section: str = "nats") -> ssl.SSLContext:
     """Return the context for a connection. Raises FileUnusable.
 
     Without `ca_file` it takes 20 ms, to read the public CAs.
@@ -99,7 +99,7 @@ class Login(NamedTuple):
     secrets: Collection[str] = ()
 
 
-def login(options: NatsOptions, nonce: str | None, section: str = "nats") -> Login:
+def login(options: NatsConnection, nonce: str | None, section: str = "nats") -> Login:
     """Return the login, without fields if none is configured. Raises FileUnusable.
 
     `nonce`, from the server's greeting, is signed by the user's key; a server that uses no keys sends none.
@@ -121,11 +121,11 @@ def login(options: NatsOptions, nonce: str | None, section: str = "nats") -> Log
     return Login({})
 
 
-def file_problems(options: NatsOptions) -> Iterator[str]:
+def file_problems(options: NatsConnection, section: str = "nats") -> Iterator[str]:
     """Yield why files of the TLS context or the login cannot be used."""
-    checks: list[Callable[[], object]] = [lambda: login(options, None)]
+    checks: list[Callable[[], object]] = [lambda: login(options, None, section)]
     if options.requires_tls or options.cert_file is not None:
-        checks.append(lambda: tls_context(options))
+        checks.append(lambda: tls_context(options, section))
     for check in checks:
         try:
             check()

@@ -51,11 +51,8 @@ class FairnessOptions(Options):
 
 
 @validated(frozen=True)
-class NatsOptions(Options):
-    """NATS connection. Set at most one login: user and password, token, credentials file or nkey seed.
-
-    Files are read for each attempt to connect, so they may be replaced at any time.
-    """
+class NatsConnection(Options):
+    """NATS connection, with at most one login; files are read for each attempt to connect."""
 
     servers: Annotated[
         tuple[Annotated[str, AfterValidator(_check_server_url)], ...],
@@ -77,33 +74,11 @@ class NatsOptions(Options):
     token_file: Annotated[File | None, Field(description="File with the token.")] = None
     credentials_file: Annotated[File | None, Field(description="Credentials file of a NATS account (`.creds`).")] = None
     nkey_seed_file: Annotated[File | None, Field(description="File with an nkey seed.")] = None
-    durable: Annotated[
-        str | None,
-        Field(
-            pattern=_NAME,
-            description="Durable consumer that all replicas share; by default that of the kernel's own executor.",
-        ),
-    ] = None
-    ack_wait_s: Annotated[
-        Seconds, Field(description="Seconds without a heartbeat until NATS redelivers a command (AckWait).")
-    ] = 6
-    max_ack_pending: Annotated[
-        int,
-        Field(
-            ge=1,
-            le=MAX_ACK_PENDING,
-            description="Maximum unacknowledged commands of all replicas; raised to up to 1,000,000 in a backlog.",
-        ),
-    ] = 100_000
-    create_stream: Annotated[
-        bool,
-        Field(description="Create the command stream if no stream captures its subjects; false if only others may."),
-    ] = True
     jetstream_domain: Annotated[
         str | None,
         Field(
             pattern=_NAME,
-            description="JetStream domain of the kernel; needed if executors connect to a leaf node.",
+            description="JetStream domain of the streams; needed if executors connect to a leaf node.",
         ),
     ] = None
     inbox_prefix: Annotated[
@@ -120,7 +95,7 @@ class NatsOptions(Options):
             ge=1,
             le=5,
             description="Replicas of the streams and buckets that the executor creates; by default the command "
-            "stream's.",
+            "stream's, without a command stream 1.",
         ),
     ] = None
 
@@ -132,7 +107,7 @@ class NatsOptions(Options):
         return servers
 
     @model_validator(mode="after")
-    def _fits_together(self) -> NatsOptions:
+    def _fits_together(self) -> NatsConnection:
         ways = (self.user, self.token, self.token_file, self.credentials_file, self.nkey_seed_file)
         if sum(way is not None for way in ways) > 1:
             raise ValueError(
@@ -158,16 +133,81 @@ class NatsOptions(Options):
         return self.tls or self.ca_file is not None or any(url.scheme in ("tls", "wss") for url in self.parsed)
 
 
+@validated(frozen=True)
+class NatsOptions(NatsConnection):
+    """NATS of the kernel. Set at most one login: user and password, token, credentials file or nkey seed.
+
+    Files are read for each attempt to connect, so they may be replaced at any time.
+    """
+
+    durable: Annotated[
+        str | None,
+        Field(
+            pattern=_NAME,
+            description="Durable consumer that all replicas share; by default that of the kernel's own executor.",
+        ),
+    ] = None
+    ack_wait_s: Annotated[
+        Seconds, Field(description="Seconds without a heartbeat until NATS redelivers a command (AckWait).")
+    ] = 6
+    max_ack_pending: Annotated[
+        int,
+        Field(
+            ge=1,
+            le=MAX_ACK_PENDING,
+            description="Maximum unacknowledged commands of all replicas; raised to up to 1,000,000 in a backlog.",
+        ),
+    ] = 100_000
+    create_stream: Annotated[
+        bool,
+        Field(description="Create the command stream if no stream captures its subjects; false if only others may."),
+    ] = True
+
+
+_KERNEL_NAME_CHARS = 40
+
+
+@validated(frozen=True)
+class QuotaOptions(Options):
+    """Records of limits, refused keys and budgets, where executors of several kernels share them."""
+
+    nats: Annotated[
+        NatsConnection | None,
+        Field(
+            description="NATS that holds the records, with the keys of the connection in `nats`; by default the "
+            "kernel's own. Needs `kernel`.",
+        ),
+    ] = None
+    kernel: Annotated[
+        str | None,
+        Field(
+            pattern=_NAME,
+            max_length=_KERNEL_NAME_CHARS,
+            description="Name of this kernel in the records, which precedes the ids of its projects, so that equal ids "
+            "of two kernels share no budget; by default empty for v1r4, `v1r3` for v1r3.",
+        ),
+    ] = None
+
+    @model_validator(mode="after")
+    def _names_the_kernel(self) -> QuotaOptions:
+        if self.nats is not None and self.kernel is None:
+            raise ValueError(
+                "kernel must be set beside nats: a name that no other kernel has whose executors share these records, "
+                "or projects of equal ids would share their budgets"
+            )
+        return self
+
+
 @dataclass(frozen=True, slots=True)
 class BusOptions:
-    """Connection to a kernel's NATS.
+    """Connection to a NATS.
 
     `once` makes a single connection attempt, for CLI commands, and logs denials only. Errors contain `listed_by` (the
     command that prints the needed permissions) and `setting` (that lists the servers). `on_trouble` takes the reason of
     every failed attempt until the first connection, `on_login` the secrets of each login, which may be new ones.
     """
 
-    nats: NatsOptions = field(default_factory=NatsOptions)
+    nats: NatsConnection = field(default_factory=NatsOptions)
     name: str = ""
     once: bool = False
     listed_by: str = "openapi-tool nats permissions"

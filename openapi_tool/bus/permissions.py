@@ -61,10 +61,14 @@ class Permissions:
         return "\n".join([*lines, "}"])
 
 
-def executor_permissions(options: DurableOptions, stream: str, *, session_key: bool) -> Permissions:
-    """Return the permissions of `serve`; with `session_key` the settings contain the key, so NATS does not."""
+def executor_permissions(options: DurableOptions, stream: str, *, session_key: bool, quotas: bool) -> Permissions:
+    """Return the permissions of `serve`.
+
+    With `session_key` the settings contain the key, so NATS does not. With `quotas` the records of quotas are in the
+    kernel's NATS, too.
+    """
     returned = hand_back.notice_subject(stream, options.name)  # notices of commands that a replica handed back
-    return Permissions(
+    own = Permissions(
         (
             f"{_API}.STREAM.NAMES",
             f"{_API}.STREAM.INFO.{stream}",
@@ -83,22 +87,26 @@ def executor_permissions(options: DurableOptions, stream: str, *, session_key: b
             *_created_stream(dead_letters.STREAM),
             *_bucket(leases.BUCKET, leases.KEYS),
             *_bucket(parked_results.PARKED_BUCKET, parked_results.PARKED_KEYS),
-            *_bucket(LIMITS.bucket.name, LIMITS.keys),
-            f"{LIMITS.bucket.changes}.>",
-            *_bucket(BUDGETS.bucket.name, BUDGETS.keys),
-            f"{BUDGETS.bucket.changes}.>",
-            *(_read(BUDGETS.earlier.stream) if BUDGETS.earlier else ()),
             *_bucket(shared_bucket.BUCKET, f"{ack_floor.FLOOR_PREFIX}.{options.name}"),
             *(() if session_key else (f"$KV.{shared_bucket.BUCKET}.{stored_session_key.SESSION_KEY}",)),
             _direct_get(shared_bucket.BUCKET, switches.SWITCHES_KEY),
         ),
+        (_REPLIES, replica_statistics.STATS_SUBJECT, returned),
+    )
+    return own.union(quota_permissions()) if quotas else own
+
+
+def quota_permissions() -> Permissions:
+    """Return the permissions of `serve` for the records of quotas."""
+    changes = (f"{LIMITS.bucket.changes}.>", f"{BUDGETS.bucket.changes}.>")
+    return Permissions(
         (
-            _REPLIES,
-            replica_statistics.STATS_SUBJECT,
-            returned,
-            f"{LIMITS.bucket.changes}.>",
-            f"{BUDGETS.bucket.changes}.>",
+            *_bucket(LIMITS.bucket.name, LIMITS.keys),
+            *_bucket(BUDGETS.bucket.name, BUDGETS.keys),
+            *(_read(BUDGETS.earlier.stream) if BUDGETS.earlier else ()),
+            *changes,
         ),
+        (_REPLIES, *changes),
     )
 
 

@@ -53,15 +53,7 @@ class _HealthStats(_StrictModel):
     budgets_by_last_known_state: _Text = ""
 
 
-class _KernelStats(_StrictModel):
-    protocol: _Name
-    pending: int
-    unacknowledged: int
-    max_unacknowledged: int
-
-
 class _CallStats(_StrictModel):
-    protocol: _Name = ""
     project: _Name
     tool: _Name
     calls: int
@@ -105,7 +97,6 @@ class _AccountStats(_StrictModel):
 
 
 class _WorkStats(_StrictModel):
-    durable: _Name
     running: _Sequences = []
     waiting: _Sequences = []
 
@@ -114,11 +105,14 @@ class _ReplicaStats(_StrictModel):
     """Fields that the CLI evaluates; others are only displayed."""
 
     instance: Annotated[str, Field(max_length=256)]
-    work: _Rows[_WorkStats] = []
-    durables: _Rows[str] = []
+    protocol: _Name = ""
+    durable: _Name = ""
+    work: _WorkStats = _WorkStats()
     waiting: float | None = None
     slots: float | None = None
-    kernels: _Rows[_KernelStats] = []
+    pending: int = 0
+    unacknowledged: int = 0
+    max_unacknowledged: int = 0
     waiting_for_memory: float | None = None
     log_lines_dropped: int | None = None
     phases_p95_ms: dict[str, float | None] = {}
@@ -178,10 +172,11 @@ def _is_reply_subject(subject: str) -> bool:
     return prefix == STATS_SUBJECT and token.isascii() and token.isalnum()
 
 
-async def gather_stats(client: Client, within_s: float) -> list[dict[str, Any]]:
+async def gather_stats(client: Client, within_s: float, protocol: str | None = None) -> list[dict[str, Any]]:
     """Return the statistics of all replicas that answer within `within_s` seconds, sorted by instance.
 
-    Of several replies of one instance the first counts, whose `answers` is their number. Raises nats.errors.Error.
+    With `protocol` only of those that serve this version, or do not say which: two kernels may share a NATS. Of several
+    replies of one instance the first counts, whose `answers` is their number. Raises nats.errors.Error.
     """
     inbox = f"{STATS_SUBJECT}.{secrets.token_hex(8)}"
     replies = await client.subscribe(inbox)
@@ -192,7 +187,7 @@ async def gather_stats(client: Client, within_s: float) -> list[dict[str, Any]]:
             async with asyncio.timeout(within_s):
                 while len(found) < MAX_REPLICAS:
                     value = _decoded((await replies.next_msg(timeout=within_s)).data)
-                    if value:
+                    if value and (protocol is None or value.get("protocol", protocol) == protocol):
                         first = found.setdefault(value["instance"], value)
                         first["answers"] = first.get("answers", 0) + 1
     finally:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 
 import nats.errors
+import orjson
 from nats.aio.client import Client
 from nats.js.api import DiscardPolicy, StreamInfo
 from nats.js.errors import APIError, NoStreamResponseError, NotFoundError
@@ -17,6 +20,7 @@ from prometheus_client import Counter
 from openapi_tool.bus import dead_letters, leases, parked_results, shared_bucket
 from openapi_tool.bus.client import BusClient, Denied
 from openapi_tool.bus.doorbells import WakeupPublisher
+from openapi_tool.bus.server_clock import ServerClock
 from openapi_tool.bus.session_key import restore_session_key
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.quotas.account_record import from_version_1
@@ -25,11 +29,12 @@ from openapi_tool.quotas.limiter import Limiter
 from openapi_tool.state.nats_kv import MAX_VALUE_BYTES, Bucket, NatsKvRecords, NatsKvTexts
 from openapi_tool.state.port import AccessDenied, OnChange, Records, Stored
 from openapi_tool.telemetry import metrics
-from openapi_tool.telemetry.health import JETSTREAM, Health
+from openapi_tool.telemetry.health import JETSTREAM, QUOTAS, Health
 
 log = logging.getLogger(__name__)
 
 _TIMEOUT_S = 2.0
+_NOT_FOUND = 404
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,32 +135,43 @@ _WRITTEN_BYTES = {
     _LEASES: 4 * 1024,
     _BUCKET: 1024,
     _PARKED: 257 * 1024,
-    LIMITS.bucket.stream: MAX_VALUE_BYTES,
-    BUDGETS.bucket.stream: MAX_VALUE_BYTES,
     dead_letters.STREAM: 160 * 1024,
 }
 """Streams of the executor, and the size of the largest message that it writes to each."""
+
+_QUOTA_BYTES = {LIMITS.bucket.stream: MAX_VALUE_BYTES, BUDGETS.bucket.stream: MAX_VALUE_BYTES}
+"""The same for the records of quotas, which may be in another NATS."""
 
 _DOORBELL_BYTES = 2 * 1024  # with its headers
 _TEST_KEY = f"$KV.{parked_results.PARKED_BUCKET}.{parked_results.PARKED_KEYS.replace('*', 'test')}"
 
 
-async def unusable(client: BusClient, command_stream: str) -> list[str]:
+async def unusable(client: BusClient, command_stream: str, *, quotas: bool) -> list[str]:
     """Return which streams and buckets cannot be used, and why; `command_stream` is empty if it is missing.
+
+    With `quotas` also the records of quotas must be usable here.
 
     If all can, a test record is stored, which expires: nothing else shows that the disk is full. Missing streams are no
     problem, as they are created when they are needed. Raises nats.errors.Error.
     """
-    needed = {**_WRITTEN_BYTES, command_stream: _DOORBELL_BYTES}
-    found = await asyncio.gather(*(_unusable(client, name, size) for name, size in needed.items() if name))
+    needed = {**_WRITTEN_BYTES, **(_QUOTA_BYTES if quotas else {}), command_stream: _DOORBELL_BYTES}
+    found = await asyncio.gather(
+        *(_unusable(client, name, size, readable=name != command_stream) for name, size in needed.items() if name)
+    )
     return [problem for problem in found if problem] or await _not_stored(client)
 
 
-async def _unusable(client: BusClient, stream: str, written_bytes: int) -> str:
+async def unusable_quotas(client: BusClient) -> list[str]:
+    """Return which records of quotas cannot be used, and why. Raises nats.errors.Error."""
+    found = await asyncio.gather(*(_unusable(client, name, size, readable=True) for name, size in _QUOTA_BYTES.items()))
+    return [problem for problem in found if problem]
+
+
+async def _unusable(client: BusClient, stream: str, written_bytes: int, *, readable: bool) -> str:
     try:
         return _problem(await client.jetstream(timeout=_TIMEOUT_S).stream_info(stream), written_bytes)
     except Denied as refusal:
-        return str(refusal) if stream in _WRITTEN_BYTES else ""  # earlier versions did not read the command stream's
+        return str(refusal) if readable else ""  # earlier versions did not read the command stream's
     except NotFoundError:
         return ""
 
@@ -195,7 +211,8 @@ class Storage:
     """Creates missing streams and buckets, and records in `health` which cannot be written or do not answer.
 
     It also records if no doorbell can be stored.
-    `session_key` is None if it is not stored in NATS. Fewer than `replicas` replicas cause a warning.
+    `session_key` is None if it is not stored in NATS. Fewer than `replicas` replicas cause a warning. `quotas`: the
+    records of quotas are here, too.
     """
 
     client: BusClient
@@ -206,6 +223,7 @@ class Storage:
     session_key: bytes | None
     replicas: int
     health: Health
+    quotas: bool = True
     _warned: set[str] = field(default_factory=set)
     _warned_of_keys: bool = False
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
@@ -232,7 +250,7 @@ class Storage:
             _PARKED: self.parked.ensure,
             dead_letters.STREAM: self.dead_letter_stream.ensure,
         }
-        needed = {**_WRITTEN_BYTES, self.doorbells.stream(): _DOORBELL_BYTES}
+        needed = {**_WRITTEN_BYTES, **(_QUOTA_BYTES if self.quotas else {}), self.doorbells.stream(): _DOORBELL_BYTES}
         problems = await asyncio.gather(
             self.doorbells.problem(),
             *(self._problem(stream, size, creators.get(stream)) for stream, size in needed.items() if stream),
@@ -299,3 +317,59 @@ class Storage:
                 shared_bucket.RESTRICT,
                 extra={"action": "storage.unrestricted", "stream": _BUCKET},
             )
+
+
+@dataclass(slots=True)
+class QuotaMonitor:
+    """Creates the buckets of quotas in a NATS that is not the kernel's, and records in `health` if they cannot be used.
+
+    `clock` is set to the time of this NATS, by which all that share the records count.
+    """
+
+    client: BusClient
+    clock: ServerClock
+    health: Health
+    replicas: int
+
+    async def run(self) -> None:
+        """Check until cancelled."""
+        while True:
+            await self.check()
+            await asyncio.sleep(_CHECK_INTERVAL_S if self.health.ok(QUOTAS) else _RETRY_INTERVAL_S)
+
+    async def check(self) -> None:
+        """Check once."""
+        if self.client.is_connected:
+            reason = "; ".join(filter(None, [await self._problem(spec.bucket) for spec in (LIMITS, BUDGETS)]))
+        else:
+            reason = ": ".join(filter(None, ("no connection", self.client.outage)))
+        self.health.record(QUOTAS, ok=not reason, reason=reason)
+
+    async def _problem(self, bucket: Bucket) -> str:
+        """Return why a bucket cannot be used, empty if it can."""
+        try:
+            info = await self._info(bucket.stream)
+            if info is None:
+                await NatsKvRecords(self.client, replace(bucket, replicas=self.replicas), _TIMEOUT_S).ensure()
+                info = await self._info(bucket.stream)
+        except (Denied, AccessDenied) as denied:
+            return f"{bucket.stream}: {denied}"
+        except Unavailable as unavailable:
+            return str(unavailable)
+        except (nats.errors.Error, OSError) as error:
+            return f"{bucket.stream} does not answer: {type(error).__name__}"
+        return _problem(info, _QUOTA_BYTES[bucket.stream]) if info else f"{bucket.stream} is missing"
+
+    async def _info(self, stream: str) -> StreamInfo | None:
+        """Return a stream's state, and pass the server's time to `clock`; None if the stream is missing."""
+        requested_at = time.monotonic()
+        message = await self.client.request(f"$JS.API.STREAM.INFO.{stream}", b"", timeout=_TIMEOUT_S)
+        replied_at, reply = time.monotonic(), orjson.loads(message.data)
+        if error := reply.get("error"):
+            if error.get("code") == _NOT_FOUND:
+                return None
+            raise APIError.from_error(error)
+        if timestamp := reply.get("ts"):  # absent before nats-server 2.10
+            self.clock.observe(datetime.fromisoformat(timestamp).timestamp(), requested_at, replied_at)
+        info: StreamInfo = StreamInfo.from_response(reply)
+        return info

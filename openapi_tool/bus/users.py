@@ -6,9 +6,10 @@ from enum import StrEnum
 
 
 class NatsUser(StrEnum):
-    """User that logs in to NATS: the executor, or an operator with a command."""
+    """User that logs in to NATS: the executor, the executor at another NATS for quotas, or an operator's command."""
 
     EXECUTOR = "executor"
+    QUOTAS = "quotas"
     DEADLETTERS = "deadletters"
     INSPECT = "inspect"
     TOP = "top"
@@ -20,4 +21,9 @@ class NatsUser(StrEnum):
 
         Commands arrive on that of the executor, so it must not contain those of other users.
         """
-        return of_executor if self is NatsUser.EXECUTOR else f"{of_executor}_{self}"
+        return of_executor if self in (NatsUser.EXECUTOR, NatsUser.QUOTAS) else f"{of_executor}_{self}"
+
+    @property
+    def is_operator(self) -> bool:
+        """Return whether an operator's command logs in."""
+        return self not in (NatsUser.EXECUTOR, NatsUser.QUOTAS)

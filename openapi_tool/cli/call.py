@@ -18,7 +18,7 @@ import typer
 from openapi_tool.bootstrap import NAME, build_bootstrap
 from openapi_tool.bus.dead_letters import STREAM as DEAD_LETTERS
 from openapi_tool.bus.options import BusOptions, NatsOptions
-from openapi_tool.cli.kernels import connected_once
+from openapi_tool.cli.kernel import connected_once
 from openapi_tool.cli.output import INTERRUPTED, fail, is_terminal, json_default, print_status
 from openapi_tool.concurrency.cancellation import interruptible
 from openapi_tool.environment import DEFAULT_AUTH_ENV, DEV_VARIABLE
@@ -29,7 +29,6 @@ from openapi_tool.local.placed_call import PlacedCall
 from openapi_tool.local.requested_call import RequestedCall, save_call
 from openapi_tool.options.postgres import PoolOptions, PostgresOptions
 from openapi_tool.protocol.cards import as_model_reads
-from openapi_tool.protocol.dialect import ProtocolVersion
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.protocol.subjects import default_durable, parse_command_subject
 from openapi_tool.settings import load_settings
@@ -49,7 +48,6 @@ def call(
     project: str | None,
     agent: str | None,
     channel: str,
-    protocol: ProtocolVersion | None,
     timeout: float,
     yes: bool,
     as_json: bool,
@@ -58,7 +56,7 @@ def call(
     requested = RequestedCall(tool, project, agent, channel, anywhere=yes)
     redactor = Redactor()
     try:
-        pool, bus, redactor = _kernel(protocol)
+        pool, bus, redactor = _kernel()
         outcome = asyncio.run(_call(pool, bus, requested, _arguments(args), timeout))
     except DevError as error:
         fail(redactor.text(str(error)))
@@ -89,13 +87,13 @@ def _arguments(text: str) -> dict[str, Any]:
     return arguments
 
 
-def _kernel(protocol: ProtocolVersion | None) -> tuple[PoolOptions, BusOptions, Redactor]:
+def _kernel() -> tuple[PoolOptions, BusOptions, Redactor]:
     for problem in empty_servers(os.environ):
         raise DevError(problem)
     dsn, servers = (os.environ.get(name) for name in ("PG_DSN", "NATS_SERVERS"))
     if os.environ.get(DEV_VARIABLE) or (not dsn and not servers):
         try:
-            stack = running_dev(protocol)
+            stack = running_dev()
         except SeveralStacks:
             raise
         except DevError as error:
@@ -106,7 +104,7 @@ def _kernel(protocol: ProtocolVersion | None) -> tuple[PoolOptions, BusOptions, 
     if not dsn or not servers:
         raise DevError("set both PG_DSN and NATS_SERVERS, or neither for the dev stack")
     settings = load_settings({"postgres": {"dsn": dsn}, "nats": {"servers": servers}})
-    bootstrap = build_bootstrap(settings.of_version(protocol), os.environ)
+    bootstrap = build_bootstrap(settings, os.environ)
     return bootstrap.pool, bootstrap.bus, bootstrap.redactor
 
 

@@ -15,9 +15,9 @@ from openapi_tool.bootstrap import Bootstrap, build_bootstrap
 from openapi_tool.bus.client import BusClient
 from openapi_tool.bus.connection import connected, outage_as_unavailable
 from openapi_tool.bus.durable import DurableMissing, observe
-from openapi_tool.bus.options import DurableOptions
+from openapi_tool.bus.options import BusOptions, DurableOptions
 from openapi_tool.bus.server_clock import ServerClock
-from openapi_tool.bus.storage import unusable
+from openapi_tool.bus.storage import unusable, unusable_quotas
 from openapi_tool.bus.streams import UNLIMITED, Durable, command_stream_of
 from openapi_tool.cli.output import USAGE, print_json, print_line, print_status
 from openapi_tool.cli.tools_registry import judge, stored_check
@@ -26,11 +26,11 @@ from openapi_tool.jina.client import JinaClient
 from openapi_tool.kernel.failures import located
 from openapi_tool.kernel.store import KernelStore
 from openapi_tool.kernel.tool_rows import ToolRows
-from openapi_tool.protocol.dialect import ProtocolVersion
 from openapi_tool.protocol.errors import ToolError, Unavailable
 from openapi_tool.service.shared_parts import upstream_transport
 from openapi_tool.settings import CONFIG_VARIABLE, SettingsError, load_settings
 from openapi_tool.settings.loading import ignored_variables
+from openapi_tool.telemetry.health import QUOTAS
 from openapi_tool.tools.catalogue import OPERATIONS
 from openapi_tool.tools.registry import RegistryError
 from openapi_tool.tools.secret_variables import FILE_SUFFIX
@@ -57,16 +57,15 @@ def check(
     as_json: bool,
     project: list[str] | None,
     upstream: bool,
-    protocol: ProtocolVersion | None,
 ) -> None:
     """Print what `serve` could not use; change nothing but an empty record in NATS, which expires after an hour."""
     with variable_set(CONFIG_VARIABLE, None if config is None else str(config)):
-        _check(as_json=as_json, project=project, upstream=upstream, protocol=protocol)
+        _check(as_json=as_json, project=project, upstream=upstream)
 
 
-def _check(*, as_json: bool, project: list[str] | None, upstream: bool, protocol: ProtocolVersion | None) -> None:
+def _check(*, as_json: bool, project: list[str] | None, upstream: bool) -> None:
     try:
-        bootstrap = build_bootstrap(load_settings().of_version(protocol), os.environ)
+        bootstrap = build_bootstrap(load_settings(), os.environ)
     except SettingsError as error:
         if as_json:
             _print_json({"settings": CheckResult("\n".join(error.problems))}, [])
@@ -95,13 +94,11 @@ def _print_json(outcomes: Mapping[str, CheckResult], remarks: Sequence[str]) -> 
 
 
 async def _outcomes(bootstrap: Bootstrap, projects: Sequence[str], upstream: bool) -> dict[str, CheckResult]:  # noqa: FBT001
-    checks: dict[str, Awaitable[CheckResult]] = {}
-    for kernel in (bootstrap, *bootstrap.others):
-        of_kernel = {"postgres": _postgres(kernel), "nats": _nats(kernel)}
-        of_kernel |= {"upstream": _upstream(kernel)} if upstream and kernel.main else {}
-        of_kernel |= {f"definitions of {project}": _definitions(kernel, project) for project in projects}
-        checks |= {f"{kernel.health.prefix}{name}": _outcome(work, kernel) for name, work in of_kernel.items()}
-    outcomes = await asyncio.gather(*checks.values())
+    checks: dict[str, Awaitable[list[str]]] = {"postgres": _postgres(bootstrap), "nats": _nats(bootstrap)}
+    checks |= {QUOTAS: _quotas(bootstrap.quotas)} if bootstrap.quotas else {}
+    checks |= {"upstream": _upstream(bootstrap)} if upstream else {}
+    checks |= {f"definitions of {project}": _definitions(bootstrap, project) for project in projects}
+    outcomes = await asyncio.gather(*(_outcome(work, bootstrap) for work in checks.values()))
     missing = bootstrap.secrets.missing()
     keys = {
         variable: CheckResult(_key_missing(bootstrap, variable) if variable in missing else "")
@@ -142,11 +139,19 @@ async def _nats(bootstrap: Bootstrap) -> list[str]:
     with outage_as_unavailable(bootstrap.bus.where):
         async with connected(replace(bootstrap.bus, once=True)) as client:
             encryption, stream = _transport(encrypted=client.encrypted), await command_stream_of(client, durable)
-            if problems := await unusable(client, stream or ""):
+            if problems := await unusable(client, stream or "", quotas=bootstrap.quotas is None):
                 raise _CheckFailed("; ".join(problems))
             if stream is None:
                 return [encryption, "the command stream is created at the start"]
             return [encryption, f"stream {stream}", await _durable(client, Durable(stream, durable.name), durable)]
+
+
+async def _quotas(bus: BusOptions) -> list[str]:
+    with outage_as_unavailable(bus.where):
+        async with connected(replace(bus, once=True)) as client:
+            if problems := await unusable_quotas(client):
+                raise _CheckFailed("; ".join(problems))
+            return [_transport(encrypted=client.encrypted)]
 
 
 async def _durable(client: BusClient, durable: Durable, options: DurableOptions) -> str:

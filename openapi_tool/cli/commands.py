@@ -215,7 +215,6 @@ def inspect(
     tool_call_id: Annotated[str, typer.Argument(help="Id of the tool call.")],
     *,
     project: Annotated[str, typer.Option(help="Project of the call.")],
-    protocol: ProtocolOption = None,
     as_json: JsonOption = False,
     state: Annotated[Path | None, GATEWAY] = None,
 ) -> None:
@@ -225,7 +224,7 @@ def inspect(
     """
     from openapi_tool.cli import inspect as work
 
-    work.inspect(tool_call_id, project=project, protocol=protocol, as_json=as_json, state=state)
+    work.inspect(tool_call_id, project=project, as_json=as_json, state=state)
 
 
 @app.command(short_help="Show what all replicas do right now.")
@@ -285,7 +284,6 @@ def usage(
     since: Annotated[str, typer.Option(help="Start: 7d, 24h, 30m, or a date or time in ISO 8601 (UTC).")] = "7d",
     until: Annotated[str | None, typer.Option(help="End, in the same forms; by default now.")] = None,
     by: Annotated[By, typer.Option(help="What to sum up by.")] = By.TOOL,
-    protocol: ProtocolOption = None,
     as_json: OneObjectOption = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV only.")] = False,
     plot: Annotated[Path | None, typer.Option(help="Draw tokens and calls as PNG; needs the extra [plot].")] = None,
@@ -303,7 +301,6 @@ def usage(
         since=since,
         until=until,
         by=by,
-        protocol=protocol,
         as_json=as_json,
         as_csv=as_csv,
         plot=plot,
@@ -320,18 +317,17 @@ def check(
         list[str] | None, typer.Option(help="Check this project's definitions; repeatable.", show_default=False)
     ] = None,
     upstream: Annotated[bool, typer.Option("--upstream", help="Connect to the upstream, without a key.")] = False,
-    protocol: ProtocolOption = None,
 ) -> None:
     """Check settings, PostgreSQL, NATS and keys as `serve` would use them; change nothing.
 
     It stores an empty record in NATS, which expires after an hour, to see whether JetStream stores messages.
 
-    Without --protocol every kernel of the settings is checked. Exit codes: 0 all usable, 1 a dependency is unusable, a
-    key is missing or a definition would fail, 2 invalid settings.
+    Exit codes: 0 all usable, 1 a dependency is unusable, a key is missing or a definition would fail, 2 invalid
+    settings.
     """
     from openapi_tool.cli import check as work
 
-    work.check(config, as_json=as_json, project=project, upstream=upstream, protocol=protocol)
+    work.check(config, as_json=as_json, project=project, upstream=upstream)
 
 
 def demo(
@@ -413,7 +409,6 @@ def call(
         str | None, typer.Option(help="Calling agent; by default that of the dev stack.", show_default=False)
     ] = None,
     channel: Annotated[str, typer.Option(help="Channel.")] = "public",
-    protocol: ProtocolOption = None,
     timeout: Annotated[float, typer.Option(help="Seconds to wait for the result.", min=0.1)] = 60,
     yes: Annotated[
         bool, typer.Option("--yes", help="Allow a real kernel: its workers get doorbells and resume turns.")
@@ -434,7 +429,6 @@ def call(
         project=project,
         agent=agent,
         channel=channel,
-        protocol=protocol,
         timeout=timeout,
         yes=yes,
         as_json=as_json,
@@ -482,30 +476,27 @@ def list_dead_letters(
     project: Annotated[str | None, typer.Option(help="List this project only.", show_default=False)] = None,
     limit: Annotated[int | None, typer.Option(help="Newest N only [default: 100; with --json: all].", min=1)] = None,
     abandoned: AbandonedOption = False,
-    protocol: ProtocolOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """List dead letters, newest first; with --json and without --limit oldest first, as they are read.
 
-    --protocol lists those of one kernel, if several use the same NATS servers.
     Exit codes: 0, or 2 if NATS cannot be reached or the settings are invalid.
     """
     from openapi_tool.cli import deadletters as work
 
-    work.list_(project=project, limit=limit, abandoned=abandoned, protocol=protocol, as_json=as_json)
+    work.list_(project=project, limit=limit, abandoned=abandoned, as_json=as_json)
 
 
 @deadletters.command("show", short_help="Show a dead letter in full.")
 def show_dead_letter(
     letter: Annotated[str, typer.Argument(help="Id from `list`.")],
     *,
-    protocol: ProtocolOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show a dead letter in full. Exit codes: 0, 2 there is no such id."""
     from openapi_tool.cli import deadletters as work
 
-    work.show(letter, protocol=protocol, as_json=as_json)
+    work.show(letter, as_json=as_json)
 
 
 @deadletters.command(short_help="Publish commands again and delete their records.")
@@ -513,7 +504,6 @@ def replay(
     letters: Annotated[list[str], typer.Argument(help="Ids from `list`.")],
     *,
     yes: Annotated[bool, typer.Option("--yes", help="Publish; without it nothing is changed.")] = False,
-    protocol: ProtocolOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Publish commands again and delete their records.
@@ -524,7 +514,7 @@ def replay(
     """
     from openapi_tool.cli import deadletters as work
 
-    work.replay(letters, yes=yes, protocol=protocol, as_json=as_json)
+    work.replay(letters, yes=yes, as_json=as_json)
 
 
 _FOR = typer.Option("--for", help="`serve`, or the command that it is for.")
@@ -549,7 +539,6 @@ def grants(
         bool, typer.Option("--registration", help="Include the privileges to register tools.")
     ] = False,
     user: Annotated[RoleUser, _FOR] = RoleUser.EXECUTOR,
-    protocol: ProtocolOption = None,
     as_json: OneObjectOption = False,
 ) -> None:
     """Print the GRANT statements for a role: the least privileges for `serve` and `deadletters`.
@@ -559,7 +548,7 @@ def grants(
     """
     from openapi_tool.cli import permissions as work
 
-    work.grants(role=role, registration=registration, user=user, protocol=protocol, as_json=as_json)
+    work.grants(role=role, registration=registration, user=user, as_json=as_json)
 
 
 nats = typer.Typer(no_args_is_help=True, help="Print NATS permissions; show or restore the durable.")
@@ -575,16 +564,15 @@ def permissions(
     stream: Annotated[
         str | None, typer.Option(help="Name of the command stream if it is not the kernel's default.")
     ] = None,
-    protocol: ProtocolOption = None,
 ) -> None:
     """Print the subjects that a NATS user must be permitted, for the current settings.
 
-    Without --protocol they cover every kernel that `serve` reaches over the main NATS servers. Makes no connection, and
-    does not need PG_DSN. Exit codes: 0, 2 invalid settings.
+    With --for quotas those of the login in `quotas.nats`. Makes no connection, and does not need PG_DSN. Exit codes: 0,
+    2 invalid settings.
     """
     from openapi_tool.cli import permissions as work
 
-    work.permissions(user=user, form=Format.JSON if as_json else form, stream=stream, protocol=protocol)
+    work.permissions(user=user, form=Format.JSON if as_json else form, stream=stream)
 
 
 @nats.command(short_help="Show the durable, or restore it for the kernel.")
@@ -593,7 +581,6 @@ def durable(
     restore: Annotated[
         bool, typer.Option("--restore", help="Set what the kernel's own executor needs; stop every replica first.")
     ] = False,
-    protocol: ProtocolOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show the durable consumer, or restore it for the kernel's own executor.
@@ -604,7 +591,7 @@ def durable(
     """
     from openapi_tool.cli import durable as work
 
-    work.durable(restore=restore, protocol=protocol, as_json=as_json)
+    work.durable(restore=restore, as_json=as_json)
 
 
 tools = typer.Typer(no_args_is_help=True, help="Lint, apply, list, export, disable … tool definitions.")
@@ -684,7 +671,6 @@ def apply(
     ] = None,
     api: ApiOption = None,
     db: DatabaseOption = False,
-    protocol: ProtocolOption = None,
     yes: YesOption = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Compare and show; change nothing.")] = False,
     as_json: JsonOption = False,
@@ -703,7 +689,6 @@ def apply(
         projects_file=projects_file,
         api=api,
         db=db,
-        protocol=protocol,
         yes=yes,
         dry_run=dry_run,
         as_json=as_json,
@@ -716,7 +701,6 @@ def list_tools(
     project: ProjectOption,
     api: ApiOption = None,
     db: DatabaseOption = False,
-    protocol: ProtocolOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """List the definitions of a project, and their mistakes as an executor with these settings sees them.
@@ -725,7 +709,7 @@ def list_tools(
     """
     from openapi_tool.cli import tools_registry as work
 
-    work.list_(project=project, api=api, db=db, protocol=protocol, as_json=as_json)
+    work.list_(project=project, api=api, db=db, as_json=as_json)
 
 
 @tools.command("show", short_help="Print one definition as YAML.")
@@ -735,7 +719,6 @@ def show_tool(
     project: ProjectOption,
     api: ApiOption = None,
     db: DatabaseOption = False,
-    protocol: ProtocolOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Print one definition as YAML; keys pasted into it are masked.
@@ -744,7 +727,7 @@ def show_tool(
     """
     from openapi_tool.cli import tools_registry as work
 
-    work.show(tool, project=project, api=api, db=db, protocol=protocol, as_json=as_json)
+    work.show(tool, project=project, api=api, db=db, as_json=as_json)
 
 
 @tools.command("delete", short_help="Delete definitions; running calls finish.")
@@ -754,7 +737,6 @@ def delete_tools(
     project: ProjectOption,
     api: ApiOption = None,
     db: DatabaseOption = False,
-    protocol: ProtocolOption = None,
     yes: YesOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -765,7 +747,7 @@ def delete_tools(
     """
     from openapi_tool.cli import tools_registry as work
 
-    work.delete(tools, project=project, api=api, db=db, protocol=protocol, yes=yes, as_json=as_json)
+    work.delete(tools, project=project, api=api, db=db, yes=yes, as_json=as_json)
 
 
 @tools.command(short_help="Disable a tool, a project or all tools at once.")
@@ -776,7 +758,6 @@ def disable(
     all_projects: EverywhereOption = False,
     reason: ReasonOption,
     by: ByOption = None,
-    protocol: ProtocolOption = None,
     as_json: JsonOption = False,
     state: Annotated[Path | None, GATEWAY] = None,
 ) -> None:
@@ -793,7 +774,6 @@ def disable(
         all_projects=all_projects,
         reason=reason,
         by=by,
-        protocol=protocol,
         as_json=as_json,
         state=state,
     )
@@ -807,7 +787,6 @@ def enable(
     all_projects: EverywhereOption = False,
     reason: ReasonOption,
     by: ByOption = None,
-    protocol: ProtocolOption = None,
     as_json: JsonOption = False,
     state: Annotated[Path | None, GATEWAY] = None,
 ) -> None:
@@ -823,7 +802,6 @@ def enable(
         all_projects=all_projects,
         reason=reason,
         by=by,
-        protocol=protocol,
         as_json=as_json,
         state=state,
     )
@@ -832,14 +810,13 @@ def enable(
 @tools.command(short_help="List what is disabled, by whom and why.")
 def disabled(
     *,
-    protocol: ProtocolOption = None,
     as_json: JsonOption = False,
     state: Annotated[Path | None, GATEWAY] = None,
 ) -> None:
     """List what is disabled, since when, by whom and why. Exit codes: 0, 2 invalid settings, NATS cannot be reached."""
     from openapi_tool.cli import tools as work
 
-    work.disabled(protocol=protocol, as_json=as_json, state=state)
+    work.disabled(as_json=as_json, state=state)
 
 
 state_file = typer.Typer(no_args_is_help=True, help="Delete what a gateway has stored.")

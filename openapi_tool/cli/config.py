@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from openapi_tool.bootstrap import build_bootstrap
-from openapi_tool.cli.kernels import NO_DATABASE
+from openapi_tool.cli.kernel import NO_DATABASE
 from openapi_tool.cli.output import print_json, print_status
 from openapi_tool.cli.tables import Rows, output
 from openapi_tool.environment import variable_set

@@ -15,10 +15,9 @@ from openapi_tool.bus.client import BusClient
 from openapi_tool.bus.dead_letter_reader import NotReplayable
 from openapi_tool.bus.dead_letter_records import DeadLetter, without_secrets
 from openapi_tool.bus.users import NatsUser
-from openapi_tool.cli.kernels import result_lookup, with_nats
+from openapi_tool.cli.kernel import result_lookup, with_nats
 from openapi_tool.cli.output import USAGE, fail, print_json, print_line, print_status
 from openapi_tool.cli.tables import Rows, output
-from openapi_tool.protocol.dialect import ProtocolVersion
 from openapi_tool.tools.wording import counted
 
 _NOT_SENT = 1
@@ -32,17 +31,13 @@ _WITHOUT_NATS = (
 )
 
 
-def _with_nats(
-    work: Callable[[Bootstrap, BusClient], Awaitable[T]], protocol: ProtocolVersion | None, *, abandoned: bool
-) -> T:
+def _with_nats(work: Callable[[Bootstrap, BusClient], Awaitable[T]], *, abandoned: bool) -> T:
     # PostgreSQL is needed only for `abandoned`, and then the outage may be its own.
     advice = "" if abandoned else _WITHOUT_NATS
-    return with_nats(work, protocol, user=NatsUser.DEADLETTERS, database=abandoned, advice=advice)
+    return with_nats(work, user=NatsUser.DEADLETTERS, database=abandoned, advice=advice)
 
 
-def list_(
-    *, project: str | None, limit: int | None, abandoned: bool, protocol: ProtocolVersion | None, as_json: bool
-) -> None:
+def list_(*, project: str | None, limit: int | None, abandoned: bool, as_json: bool) -> None:
     """Print dead letters, newest first; as JSON without `limit` oldest first, as they are read."""
     newest: deque[DeadLetter] = deque(maxlen=limit or _DEFAULT_LIMIT)
     total = 0
@@ -53,15 +48,13 @@ def list_(
             clean = without_secrets(letter, bootstrap.redactor)
             if project is not None and clean.identity()["project_id"] != project:
                 continue
-            if protocol is not None and clean.version != protocol:
-                continue
             total += 1
             if as_json and limit is None:
                 print_json(_as_object(clean))
             else:
                 newest.append(clean)
 
-    _with_nats(gather, protocol, abandoned=abandoned)
+    _with_nats(gather, abandoned=abandoned)
     if as_json:
         for letter in reversed(newest):
             print_json(_as_object(letter))
@@ -82,7 +75,7 @@ def _show_table(letters: Iterable[DeadLetter]) -> None:
     output().print(table if len(table) else "no dead letters")
 
 
-def show(letter: str, *, protocol: ProtocolVersion | None, as_json: bool) -> None:
+def show(letter: str, *, as_json: bool) -> None:
     """Print a dead letter in full."""
     abandoned = _is_abandoned(letter)
 
@@ -90,11 +83,11 @@ def show(letter: str, *, protocol: ProtocolVersion | None, as_json: bool) -> Non
         letters = _letters(bootstrap, client, abandoned=abandoned)
         return [without_secrets(known, bootstrap.redactor) async for known in letters]
 
-    chosen = _chosen(_with_nats(read, protocol, abandoned=abandoned), letter)
+    chosen = _chosen(_with_nats(read, abandoned=abandoned), letter)
     print_json(_as_object(chosen), indent=None if as_json else 2)
 
 
-def replay(letters: list[str], *, yes: bool, protocol: ProtocolVersion | None, as_json: bool) -> None:
+def replay(letters: list[str], *, yes: bool, as_json: bool) -> None:
     """Publish commands again and delete their records; without `yes` print which."""
     abandoned = any(map(_is_abandoned, letters))
 
@@ -107,7 +100,7 @@ def replay(letters: list[str], *, yes: bool, protocol: ProtocolVersion | None, a
             all_sent = all_sent and not outcome["why"]
         return all_sent
 
-    all_sent = _with_nats(send, protocol, abandoned=abandoned)
+    all_sent = _with_nats(send, abandoned=abandoned)
     if not yes:
         print_status("nothing was changed; add --yes to send")
     if not all_sent:

@@ -13,7 +13,7 @@ from typing import Any
 import typer
 
 from openapi_tool.bootstrap import lint_limits
-from openapi_tool.cli.kernels import NO_DATABASE
+from openapi_tool.cli.kernel import NO_DATABASE
 from openapi_tool.cli.output import fail, print_status
 from openapi_tool.environment import variable_set
 from openapi_tool.files import read_regular_file

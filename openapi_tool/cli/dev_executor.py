@@ -13,7 +13,7 @@ from cachetools import FIFOCache
 
 from openapi_tool.bootstrap import build_bootstrap, tool_secrets
 from openapi_tool.cli.embedded import executor_settings
-from openapi_tool.cli.kernels import NO_DATABASE
+from openapi_tool.cli.kernel import NO_DATABASE
 from openapi_tool.cli.options import UpstreamChoice
 from openapi_tool.local.caller import ERRORS
 from openapi_tool.local.dev import KEY_NAMES
@@ -29,8 +29,8 @@ _CA = "SSL_CERT_FILE"
 _DURABLE_SETTINGS = ("nats.ack_wait_s", "nats.max_ack_pending")
 """Settings of section `nats` that do not concern the connection."""
 
-_OF_KERNEL = ("protocol", "dialects")
-"""Sections of the stack: the executor must serve the simulated kernel only."""
+_OF_KERNEL = ("protocol", "quotas")
+"""Sections of the stack: the executor must use nothing but the simulated kernel."""
 
 _STACK_SETTINGS = ("postgres.dsn", "telemetry.log_level", "telemetry.log_format")
 _UPSTREAM_CONNECTION = ("egress.ca_file", "egress.proxy", "egress.public_addresses_only")

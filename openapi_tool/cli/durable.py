@@ -10,16 +10,15 @@ from openapi_tool.bus.client import BusClient
 from openapi_tool.bus.durable import DurableMissing
 from openapi_tool.bus.handover import HandOver, StillPulled, durable_shown, hand_to_kernel
 from openapi_tool.bus.users import NatsUser
-from openapi_tool.cli.kernels import names_database, result_lookup, with_nats
+from openapi_tool.cli.kernel import names_database, result_lookup, with_nats
 from openapi_tool.cli.output import USAGE, fail, print_json, print_line, print_status
-from openapi_tool.protocol.dialect import ProtocolVersion
 
 _REFUSED = 1
 
 
-def durable(*, restore: bool, protocol: ProtocolVersion | None, as_json: bool) -> None:
+def durable(*, restore: bool, as_json: bool) -> None:
     """Print the durable consumer, or restore it for the kernel's own executor."""
-    done = with_nats(partial(_durable, restore=restore), protocol, user=NatsUser.DURABLE)
+    done = with_nats(partial(_durable, restore=restore), user=NatsUser.DURABLE)
     if done.acknowledged is None and restore and done.before.unacknowledged:
         print_status(
             f"openapi-tool: PG_DSN is not set, so none of {done.before.unacknowledged} unacknowledged commands was "

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import orjson
 from pydantic_settings import SettingsError as UnreadableVariable
 
-from openapi_tool.cli.kernels import find_dev
+from openapi_tool.cli.kernel import find_dev
 from openapi_tool.cli.output import fail, print_json, print_line, print_status
 from openapi_tool.cli.tables import output, redraw
 from openapi_tool.gateway.operator import ask_statistics
@@ -63,7 +63,7 @@ def selected_state(option: Path | None) -> Path | None:
         return None  # reported when the settings are loaded
     names_kernel = any(section in configured for section in ("postgres", "nats"))
     path = default_path(os.environ)
-    return path if path.exists() and not names_kernel and find_dev(None)[0] is None else None
+    return path if path.exists() and not names_kernel and find_dev()[0] is None else None
 
 
 def with_state(path: Path, work: Callable[[StateFile], Awaitable[T]]) -> T:

@@ -24,10 +24,9 @@ from openapi_tool.bus.command_state import (
 from openapi_tool.bus.dead_letter_records import without_secrets
 from openapi_tool.bus.users import NatsUser
 from openapi_tool.cli import gateway
-from openapi_tool.cli.kernels import with_nats
+from openapi_tool.cli.kernel import with_nats
 from openapi_tool.cli.output import fail, json_default, print_json, print_line
 from openapi_tool.kernel.queries import CallRows, call_rows
-from openapi_tool.protocol.dialect import ProtocolVersion
 from openapi_tool.protocol.jsontext import storable_text
 from openapi_tool.protocol.subjects import is_token
 from openapi_tool.tools.wording import counted, short
@@ -86,9 +85,7 @@ class CallHistory:
         return next((card for card in self.rows.cards if card["type"] == kind), None)
 
 
-def inspect(
-    tool_call_id: str, *, project: str, protocol: ProtocolVersion | None, as_json: bool, state: Path | None = None
-) -> None:
+def inspect(tool_call_id: str, *, project: str, as_json: bool, state: Path | None = None) -> None:
     """Print the timeline of one call, and why it has no result if it has none."""
     if not is_token(project):
         fail(f"--project: {short(project)!r} is no project id: it is empty or contains blanks or `.*>`")
@@ -117,7 +114,7 @@ def inspect(
         doorbells = await wakeups_of(client, durable, project, result_row["traceparent"], since)
         return replace(history, doorbells=doorbells)
 
-    history = with_nats(gather, protocol, user=NatsUser.INSPECT, database=True)
+    history = with_nats(gather, user=NatsUser.INSPECT, database=True)
     if not (history.commands or history.dead_letters or history.rows.inbox or history.rows.edges or history.rows.cards):
         fail(f"project {project!r} has no call {tool_call_id!r}, or its command and rows are gone")
     events, verdict = sorted(_events(history), key=lambda event: event.at), conclusion(history)

@@ -52,7 +52,7 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON only.")]
 OneObjectOption = Annotated[bool, typer.Option("--json", help="Print one JSON object only.")]
 ProtocolOption = Annotated[
     ProtocolVersion | None,
-    typer.Option("--protocol", help="Protocol version of the kernel; default: the main kernel's.", show_default=False),
+    typer.Option("--protocol", help="Protocol version of the simulated kernel.", show_default=False),
 ]
 UpstreamOption = Annotated[UpstreamChoice, typer.Option(help=f"Upstream to use; real needs {DEFAULT_AUTH_ENV}.")]
 Files = Annotated[list[Path], typer.Argument(help="YAML files with definitions, folders of them, or - for stdin.")]

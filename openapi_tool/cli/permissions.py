@@ -19,37 +19,37 @@ from openapi_tool.bus.permissions import (
     executor_permissions,
     handover_permissions,
     inspect_permissions,
+    quota_permissions,
 )
 from openapi_tool.bus.users import NatsUser
-from openapi_tool.cli.kernels import NO_DATABASE
+from openapi_tool.cli.kernel import NO_DATABASE
 from openapi_tool.cli.options import Format, RoleUser
 from openapi_tool.cli.output import fail, print_status
 from openapi_tool.kernel import privileges as inspection
 from openapi_tool.kernel.privileges import grant_statements, reader_grants
-from openapi_tool.protocol.dialect import ProtocolVersion
 from openapi_tool.protocol.subjects import command_stream
 from openapi_tool.settings import Settings, SettingsError, load_settings
-from openapi_tool.settings.model import but
 from openapi_tool.telemetry.logs import printable_lines
 
 _STREAM = re.compile(r"[^\s.*>/\\\x00-\x20\x7f]+")
 
 
-def permissions(*, user: NatsUser, form: Format, stream: str | None, protocol: ProtocolVersion | None) -> None:
+def permissions(*, user: NatsUser, form: Format, stream: str | None) -> None:
     """Print the subjects that a NATS user must be permitted, for the current settings."""
     if stream is not None and not _STREAM.fullmatch(stream):
         fail(f"--stream: {stream!r} cannot be a stream's name")
-    settings = load_settings(NO_DATABASE).of_version(protocol)
-    kernels = _on_one_server(settings)
-    nats = kernels[0].nats
+    settings = load_settings(NO_DATABASE)
+    nats = (settings.quotas.nats if user is NatsUser.QUOTAS else None) or settings.nats
     if form is Format.ACCOUNTS:
-        typer.echo(printable_lines(_accounts(user, kernels, stream)))
+        if user is NatsUser.QUOTAS:
+            fail("--format accounts: is for operators, and the login for quotas is one of serve; choose another format")
+        typer.echo(printable_lines(_accounts(user, settings, stream)))
         print_status(
             f"openapi-tool: operators set nats.jetstream_domain = {OPERATOR_DOMAIN!r}; nats-server reads each password "
             "from the variable that its line names"
         )
         return
-    needed = _of_all(user, kernels, stream).over(nats.jetstream_domain, user.inbox_prefix(nats.inbox_prefix))
+    needed = _needed(user, settings, stream).over(nats.jetstream_domain, user.inbox_prefix(nats.inbox_prefix))
     typer.echo(printable_lines(_shown(needed, form)))
     if user is not NatsUser.TOP:
         print_status(ADMINISTRATOR)
@@ -62,38 +62,28 @@ ADMINISTRATOR = (
 )
 
 
-def _accounts(user: NatsUser, kernels: list[Settings], stream: str | None) -> str:
+def _accounts(user: NatsUser, settings: Settings, stream: str | None) -> str:
     """Return the accounts of all users, or that of one operator and what it imports."""
-    inboxes = {each: each.inbox_prefix(kernels[0].nats.inbox_prefix) for each in NatsUser}
+    inboxes = {each: each.inbox_prefix(settings.nats.inbox_prefix) for each in NatsUser}
     every = user is NatsUser.EXECUTOR
-    operators = [each for each in NatsUser if each is not NatsUser.EXECUTOR and (every or each is user)]
+    operators = [each for each in NatsUser if each.is_operator and (every or each is user)]
     return accounts_config(
-        _of_all(user, kernels, stream) if every else None,
-        {each: _of_all(each, kernels, stream) for each in operators},
+        _needed(user, settings, stream) if every else None,
+        {each: _needed(each, settings, stream) for each in operators},
         inboxes,
     )
 
 
-def _of_all(user: NatsUser, kernels: list[Settings], stream: str | None) -> Permissions:
-    """Return the permissions in all kernels; `stream` is the command stream of the first, if not the default."""
-    needed = _needed(user, kernels[0], stream)
-    for other in kernels[1:]:
-        needed = needed.union(_needed(user, other, None))
-    return needed
-
-
-def _on_one_server(settings: Settings) -> list[Settings]:
-    """Return the settings of the kernels that share the login of section `nats`."""
-    own = but(settings.nats, durable=None)
-    return [kernel for kernel in settings.kernels if but(kernel.nats, durable=None) == own]
-
-
-def _needed(user: NatsUser, settings: Settings, stream: str | None) -> Permissions:
+def _needed(user: NatsUser, settings: Settings, stream: str | None) -> Permissions:  # noqa: PLR0911 - one per user
     options = durable_options(settings)
     stream = stream or command_stream(options.version)[0]
     match user:
         case NatsUser.EXECUTOR:
-            return executor_permissions(options, stream, session_key=settings.session.key is not None)
+            return executor_permissions(
+                options, stream, session_key=settings.session.key is not None, quotas=settings.quotas.nats is None
+            )
+        case NatsUser.QUOTAS:
+            return quota_permissions()
         case NatsUser.DEADLETTERS:
             return dead_letter_permissions(options, stream)
         case NatsUser.INSPECT:
@@ -117,16 +107,14 @@ def _shown(needed: Permissions, form: Format) -> str:
 _READS = {RoleUser.INSPECT: inspection.INSPECT, RoleUser.USAGE: inspection.USAGE}
 
 
-def grants(
-    *, role: str | None, registration: bool, user: RoleUser, protocol: ProtocolVersion | None, as_json: bool
-) -> None:
+def grants(*, role: str | None, registration: bool, user: RoleUser, as_json: bool) -> None:
     """Print the GRANT statements for a role."""
     reads = _READS.get(user)
     if registration and reads:
         fail(f"--registration: {user} registers no tools; leave out --registration or --for")
     if role is None:
         with suppress(SettingsError):
-            role = load_settings().of_version(protocol).postgres.parsed.user
+            role = load_settings().postgres.parsed.user
         role = role or fail("--role: name the database role; the settings have no user in PG_DSN")
     try:
         statements = reader_grants(role, reads) if reads else grant_statements(role, registration=registration)

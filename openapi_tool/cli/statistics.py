@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from openapi_tool.cli import gateway, kernels
+from openapi_tool.cli import gateway, kernel
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 def show_statistics_of(
     state: Path | None,
-    draw: Callable[[kernels.Replicas], RenderableType],
-    select: Callable[[kernels.Replicas], Any],
+    draw: Callable[[kernel.Replicas], RenderableType],
+    select: Callable[[kernel.Replicas], Any],
     *,
     as_json: bool,
     every_s: float | None = None,
@@ -24,4 +24,4 @@ def show_statistics_of(
     if (path := gateway.selected_state(state)) is not None:
         gateway.show_statistics(path, draw, select, as_json=as_json, every_s=every_s)
     else:
-        kernels.show_statistics(draw, select, as_json=as_json, every_s=every_s)
+        kernel.show_statistics(draw, select, as_json=as_json, every_s=every_s)

@@ -20,12 +20,11 @@ from openapi_tool.bus.switches import SWITCHES_KEY, SWITCHES_REMEDY, change_swit
 from openapi_tool.bus.users import NatsUser
 from openapi_tool.cli import gateway
 from openapi_tool.cli.definition_files import LINT_FAILED, LocatedProblem, file_count, lint_files, load_definitions
-from openapi_tool.cli.kernels import with_nats
+from openapi_tool.cli.kernel import with_nats
 from openapi_tool.cli.options import ExportFormat
 from openapi_tool.cli.output import USAGE, fail, print_json, print_line, print_status
 from openapi_tool.cli.tables import Rows, cell, output
 from openapi_tool.gateway import operator
-from openapi_tool.protocol.dialect import ProtocolVersion
 from openapi_tool.protocol.subjects import is_token
 from openapi_tool.state.port import AccessDenied
 from openapi_tool.tools import exports
@@ -44,7 +43,6 @@ def disable(
     all_projects: bool,
     reason: str,
     by: str | None,
-    protocol: ProtocolVersion | None,
     as_json: bool,
     state: Path | None = None,
 ) -> None:
@@ -57,7 +55,7 @@ def disable(
             fail(f"{MAX_SWITCHES:,} tools are disabled already; disable a whole project or all tools instead")
         return changed
 
-    _change_switches(change, protocol, state)
+    _change_switches(change, state)
     _show_change("disabled", switch, as_json=as_json)
 
 
@@ -68,24 +66,23 @@ def enable(
     all_projects: bool,
     reason: str,
     by: str | None,
-    protocol: ProtocolVersion | None,
     as_json: bool,
     state: Path | None = None,
 ) -> None:
     """Enable again exactly what was disabled, within two seconds on all replicas."""
     switch = _switch(name, project, reason, by, all_projects=all_projects)
-    before, after = _change_switches(lambda switches: switches.with_enabled(switch), protocol, state)
+    before, after = _change_switches(lambda switches: switches.with_enabled(switch), state)
     if len(before.all) == len(after.all):
         fail(f"{_named(switch)} is not disabled; openapi-tool tools disabled lists what is", _NOT_DISABLED)
     _show_change("enabled", switch, as_json=as_json)
 
 
-def disabled(*, protocol: ProtocolVersion | None, as_json: bool, state: Path | None = None) -> None:
+def disabled(*, as_json: bool, state: Path | None = None) -> None:
     """Print what is disabled, since when, by whom and why."""
     if (path := gateway.selected_state(state)) is not None:
         switches = gateway.with_state(path, operator.read_switches).all
     else:
-        switches = _with_store(load_switches, protocol).switches.all
+        switches = _with_store(load_switches).switches.all
     if as_json:
         print_json([asdict(switch) for switch in switches])
         return
@@ -139,16 +136,14 @@ _NOT_TO_GRANT = {
 """Endings of subjects that `nats permissions --for switches` does not list."""
 
 
-def _change_switches(
-    change: Callable[[Switches], Switches], protocol: ProtocolVersion | None, state: Path | None
-) -> tuple[Switches, Switches]:
+def _change_switches(change: Callable[[Switches], Switches], state: Path | None) -> tuple[Switches, Switches]:
     """Change the switches of a kernel's executors, or of a gateway; return those before and after."""
     if (path := gateway.selected_state(state)) is not None:
         return gateway.with_state(path, lambda opened: operator.change_switches(opened, change))
-    return _with_store(lambda client: change_switches(client, change), protocol)
+    return _with_store(lambda client: change_switches(client, change))
 
 
-def _with_store(work: Callable[[BusClient], Awaitable[T]], protocol: ProtocolVersion | None) -> T:
+def _with_store(work: Callable[[BusClient], Awaitable[T]]) -> T:
     async def explained(_: Bootstrap, client: BusClient) -> T:
         try:
             return await work(client)
@@ -159,7 +154,7 @@ def _with_store(work: Callable[[BusClient], Awaitable[T]], protocol: ProtocolVer
             raise
 
     try:
-        return with_nats(explained, protocol, user=NatsUser.SWITCHES)
+        return with_nats(explained, user=NatsUser.SWITCHES)
     except SwitchRecordInvalid as invalid:
         fail(f"key {SWITCHES_KEY} in bucket {BUCKET}: {invalid}; {SWITCHES_REMEDY}")
 

@@ -22,7 +22,6 @@ from openapi_tool.cli.tools_registry import (
     confirmed,
     run_with,
 )
-from openapi_tool.protocol.dialect import ProtocolVersion
 from openapi_tool.protocol.subjects import subject_in_version
 from openapi_tool.telemetry.logs import printable_line
 from openapi_tool.tools.exports import as_yaml
@@ -52,7 +51,6 @@ def apply(
     projects_file: Path | None,
     api: str | None,
     db: bool,
-    protocol: ProtocolVersion | None,
     yes: bool,
     dry_run: bool,
     as_json: bool,
@@ -68,7 +66,7 @@ def apply(
             rows = [{**row, "target_subject": subject_in_version(row["target_subject"], version)} for row in rows]
         return await _apply(registry, projects, rows, ask=not yes, dry_run=dry_run, quiet=as_json)
 
-    results = run_with(work, api, protocol, db=db)
+    results = run_with(work, api, db=db)
     if as_json:
         for result in results:
             print_json(asdict(result))

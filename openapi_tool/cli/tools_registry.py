@@ -14,7 +14,7 @@ from typing import Any, NoReturn, TypeVar
 import typer
 
 from openapi_tool.bootstrap import operator_envs, pool_options, tool_secrets
-from openapi_tool.cli.kernels import NO_DATABASE, find_dev
+from openapi_tool.cli.kernel import NO_DATABASE, find_dev
 from openapi_tool.cli.management_api import ManagementApi
 from openapi_tool.cli.output import INTERRUPTED, USAGE, fail, print_json, print_line, print_status
 from openapi_tool.cli.tables import Rows, cell, output
@@ -22,8 +22,7 @@ from openapi_tool.environment import likely_secrets
 from openapi_tool.jina.definition_checks import StoredCheck
 from openapi_tool.kernel.failures import located
 from openapi_tool.kernel.tool_rows import ToolRows
-from openapi_tool.protocol.dialect import ProtocolVersion
-from openapi_tool.settings import Settings, load_settings
+from openapi_tool.settings import Settings, given_values, load_settings
 from openapi_tool.telemetry.logs import printable_json, printable_line
 from openapi_tool.telemetry.redact import MASK, Redactor
 from openapi_tool.tools.bounds import MAX_ROW_BYTES
@@ -43,13 +42,13 @@ T = TypeVar("T")
 Registry = ToolRows | ManagementApi
 
 
-def list_(*, project: str, api: str | None, db: bool, protocol: ProtocolVersion | None, as_json: bool) -> None:
+def list_(*, project: str, api: str | None, db: bool, as_json: bool) -> None:
     """Print the definitions of a project, and their mistakes as an executor with these settings sees them."""
 
     async def read(registry: Registry, version: str | None) -> tuple[list[dict[str, Any]], str | None]:
         return await registry.rows(project), version
 
-    stored, version = run_with(read, api, protocol, db=db)
+    stored, version = run_with(read, api, db=db)
     masked, check = _masking(), stored_check(load_settings(NO_DATABASE))
     rows = [masked({**row, **judge(row, check, version)}) for row in stored]
     if as_json:
@@ -64,15 +63,13 @@ def list_(*, project: str, api: str | None, db: bool, protocol: ProtocolVersion 
     output().print(table if rows else cell(f"project {project} has no tools"))
 
 
-def show(
-    tool: str, *, project: str, api: str | None, db: bool, protocol: ProtocolVersion | None, as_json: bool
-) -> None:
+def show(tool: str, *, project: str, api: str | None, db: bool, as_json: bool) -> None:
     """Print one definition as YAML; keys pasted into it are masked."""
 
     async def read(registry: Registry, _: object) -> dict[str, Any]:
         return await registry.row(project, tool) or await _no_such_tool(registry, project, tool)
 
-    row = _masking()(run_with(read, api, protocol, db=db))
+    row = _masking()(run_with(read, api, db=db))
     sys.stdout.write(printable_json(row) + "\n" if as_json else as_yaml(row))
 
 
@@ -82,7 +79,6 @@ def delete(
     project: str,
     api: str | None,
     db: bool,
-    protocol: ProtocolVersion | None,
     yes: bool,
     as_json: bool,
 ) -> None:
@@ -96,7 +92,7 @@ def delete(
             fail("nothing was changed", FAILED)
         return [await _deleted(registry, project, tool) for tool in tools]
 
-    outcomes = run_with(delete_all, api, protocol, db=db)
+    outcomes = run_with(delete_all, api, db=db)
     for outcome in outcomes:
         line = f"{outcome['tool_name']}: {outcome['outcome']}" + (f", {outcome['reason']}" if outcome["reason"] else "")
         if as_json:
@@ -134,14 +130,13 @@ def confirmed(question: str) -> bool:
 def run_with(
     work: Callable[[Registry, str | None], Coroutine[Any, Any, T]],
     api: str | None,
-    protocol: ProtocolVersion | None,
     *,
     db: bool,
 ) -> T:
     """Run `work` with the registry and its kernel's protocol version, None if unknown; on a failure exit."""
 
     async def open_and_work() -> T:
-        async with _registry(api, protocol, db=db) as (registry, version):
+        async with _registry(api, db=db) as (registry, version):
             return await work(registry, version)
 
     if api is not None and db:
@@ -155,17 +150,15 @@ def run_with(
 
 
 @asynccontextmanager
-async def _registry(
-    api: str | None, protocol: ProtocolVersion | None, *, db: bool
-) -> AsyncIterator[tuple[Registry, str | None]]:
+async def _registry(api: str | None, *, db: bool) -> AsyncIterator[tuple[Registry, str | None]]:
     if api is not None:
         async with ManagementApi.open(api) as client:
-            yield client, protocol
+            yield client, _configured_version()
         return
     if db:
-        pool = pool_options(load_settings().of_version(protocol), os.environ)
+        pool = pool_options(load_settings(), os.environ)
     else:
-        stack, why = find_dev(protocol)
+        stack, why = find_dev()
         if stack is None:
             fail(_CHOOSE_REGISTRY + (f", or start `openapi-tool dev`: {why}" if why else ""), USAGE)
         pool = pool_options(load_settings({"postgres": {"dsn": stack.pg_dsn}}), os.environ)
@@ -175,6 +168,13 @@ async def _registry(
             yield rows, pool.version
     except RegistryUnreachable as error:
         raise RegistryUnreachable(located(str(error), pool)) from error
+
+
+def _configured_version() -> str | None:
+    """Return the protocol version that the settings name; the API does not say which one its kernel speaks."""
+    load_settings(NO_DATABASE)  # reports mistakes
+    version: str | None = given_values().get("protocol", {}).get("version")
+    return version
 
 
 def stored_check(settings: Settings) -> StoredCheck:

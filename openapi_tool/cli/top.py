@@ -18,14 +18,13 @@ from rich.text import Text
 from openapi_tool.bootstrap import Bootstrap
 from openapi_tool.cli.gateway import selected_state
 from openapi_tool.cli.gateway import usage as gateway_usage
-from openapi_tool.cli.kernels import kernel_bootstrap
+from openapi_tool.cli.kernel import kernel_bootstrap
 from openapi_tool.cli.output import fail, or_dash, print_json, print_status
 from openapi_tool.cli.statistics import show_statistics_of
 from openapi_tool.cli.tables import Rows, cell, output
 from openapi_tool.kernel.failures import located
 from openapi_tool.kernel.queries import MAX_ROWS, usage
 from openapi_tool.kernel.usage_keys import By
-from openapi_tool.protocol.dialect import ProtocolVersion
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.protocol.subjects import is_token
 from openapi_tool.telemetry.logs import printable_line
@@ -67,12 +66,11 @@ def _line(text: str, style: str) -> Text:
 
 
 def _lag(replicas: Sequence[Mapping[str, Any]]) -> Iterator[Text]:
-    # Replicas share the durable of each kernel, so they report nearly the same numbers.
-    kernels = [kernel for replica in replicas for kernel in replica.get("kernels") or ()]
-    for protocol in sorted({kernel["protocol"] for kernel in kernels}):
-        reported = [kernel for kernel in kernels if kernel["protocol"] == protocol]
-        pending, unsettled = (max(kernel[name] for kernel in reported) for name in ("pending", "unacknowledged"))
-        yield cell(f"durable of {protocol}: {counted(pending, 'command')} not delivered, {unsettled} not settled")
+    # Replicas share the durable, so they report nearly the same numbers.
+    reported = [replica for replica in replicas if "pending" in replica and "unacknowledged" in replica]
+    if reported:
+        pending, unsettled = (max(replica[name] for replica in reported) for name in ("pending", "unacknowledged"))
+        yield cell(f"durable: {counted(pending, 'command')} not delivered, {unsettled} not settled")
 
 
 def _tools(replicas: Sequence[Mapping[str, Any]]) -> Iterator[Rows]:
@@ -86,7 +84,7 @@ def _tools(replicas: Sequence[Mapping[str, Any]]) -> Iterator[Rows]:
             failed[_tool(row)][row["error_code"]] += row["calls"]
     if not calls:
         return
-    table = Rows("protocol", "project", "tool", "calls", "failed", "errors", title="calls by tool, the last minute")
+    table = Rows("project", "tool", "calls", "failed", "errors", title="calls by tool, the last minute")
     for key, count in calls.most_common(_MAX_ROWS):
         errors = failed[key]
         table.add(*key, count, errors.total(), ", ".join(f"{number} {code}" for code, number in errors.most_common()))
@@ -94,7 +92,7 @@ def _tools(replicas: Sequence[Mapping[str, Any]]) -> Iterator[Rows]:
 
 
 def _tool(row: Mapping[str, Any]) -> tuple[str, ...]:
-    return row.get("protocol", ""), row["project"], row["tool"]
+    return row["project"], row["tool"]
 
 
 _FIGURES = ("calls", "tokens", "requests", "cache_hits", "errors", "truncated", "retries", "p50_ms", "p95_ms")
@@ -110,7 +108,6 @@ def show_usage(
     since: str,
     until: str | None,
     by: By,
-    protocol: ProtocolVersion | None,
     as_json: bool,
     as_csv: bool,
     plot: Path | None,
@@ -128,7 +125,7 @@ def show_usage(
     if (path := selected_state(state)) is not None:
         total, rows = gateway_usage(path, project, start, end, by)
     else:
-        total, rows = _read(kernel_bootstrap(protocol), project, start, end, by)
+        total, rows = _read(kernel_bootstrap(), project, start, end, by)
     if plot is not None:
         _plot(plot, rows, f"{project} by {by}, {start:%Y-%m-%d %H:%M} to {end:%Y-%m-%d %H:%M} UTC")
     if as_json:

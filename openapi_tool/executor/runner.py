@@ -28,7 +28,6 @@ from openapi_tool.protocol.errors import (
     without_traceback,
 )
 from openapi_tool.protocol.identity import CallIdentity
-from openapi_tool.protocol.projects import scoped_project
 from openapi_tool.protocol.records import DefinitionRecord
 from openapi_tool.quotas.permits import NO_SLOT, Slot
 from openapi_tool.telemetry.redact import Redactor
@@ -57,13 +56,13 @@ _WRITE_GRACE_S = 2.0  # until the cost of a cancelled call is stored
 class RunnerOptions:
     """Dependencies of every call.
 
-    `kernel` separates equal project ids of two kernels, and may be empty. `isolation` runs what a tenant can make
-    costly.
+    `scope` separates equal project ids of kernels that share quotas, and may be empty. `isolation` runs what a tenant
+    can make costly.
     """
 
     authorizer: Authorizer
     arguments: ArgumentSources
-    kernel: str = ""
+    scope: str = ""
     isolation: Isolation = field(default_factory=Isolation)
 
 
@@ -100,8 +99,8 @@ class ToolRunner:
 
     def new_call(self, identity: CallIdentity, slot: Slot = NO_SLOT) -> Call:
         """Return a new call, which gives up `slot` while it waits; run it within its memory."""
-        project = scoped_project(self._options.kernel, identity.project_id)
-        return Call(identity, project, self._backend.call_memory(project), slot)
+        memory = self._backend.call_memory(identity.project_id)
+        return Call(identity, memory, slot, scope=self._options.scope)
 
     async def run(self, call: Call, request: ToolCallRequest) -> tuple[ResultFields, StoredText | None]:
         """Run a call within its memory; return its result, and the whole text if it was truncated.

@@ -1,1 +1,1 @@
-"""Computations whose cost a tenant decides, in disposable processes (ADR 12 in docs/decisions.md)."""
+"""Computations whose cost a tenant decides, in disposable processes (ADR 12 in docs/internal/decisions.md)."""

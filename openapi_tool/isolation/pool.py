@@ -14,7 +14,6 @@ from openapi_tool.concurrency.fair_semaphore import FairSemaphore
 from openapi_tool.isolation.limits import cpu_s, memory_bytes, task_bytes, wall_s
 from openapi_tool.isolation.process import Broken, Killed, Lost, Stuck, WorkerProcess
 from openapi_tool.protocol.payload import Parts, Payload, unpack
-from openapi_tool.protocol.projects import bare_project
 from openapi_tool.telemetry import metrics
 
 log = logging.getLogger(__name__)
@@ -126,7 +125,7 @@ class WorkerPool:
         except Stuck:
             log.warning(
                 "a worker process did not answer in time and was killed",
-                extra={"action": "isolation.worker_stuck", "task": name, "project_id": bare_project(subject[0])},
+                extra={"action": "isolation.worker_stuck", "task": name, "project_id": subject[0]},
             )
         except ValueError as error:
             raise Broken("the result is no payload") from error
@@ -145,7 +144,7 @@ class WorkerPool:
             extra={
                 "action": "isolation.task_killed",
                 "task": name,
-                "project_id": bare_project(project),
+                "project_id": project,
                 "kills": self._kills.get(subject, 1),
             },
         )

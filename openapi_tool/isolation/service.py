@@ -25,7 +25,7 @@ _MAX_SEARCHES = 4
 class Isolation:
     """Runs what a tenant can make costly. Without a pool all of it runs inline: the command line, tests of tools.
 
-    `searches` limits the searches of stored texts in this process, for all its kernels.
+    `searches` limits the searches of stored texts in this process.
     """
 
     def __init__(self, pool: WorkerPool | None = None) -> None:

@@ -192,8 +192,8 @@ class UpstreamConnection(ResponseHandler):
 
 
 def _measured(semaphore: FairSemaphore, name: str) -> FairSemaphore:
-    metrics.PERMITS_USED.set_function(lambda: semaphore.used, name)
-    metrics.PERMITS_WAITING.set_function(lambda: semaphore.waiting, name)
+    metrics.PERMITS_USED.labels(name).set_function(lambda: semaphore.used)
+    metrics.PERMITS_WAITING.labels(name).set_function(lambda: semaphore.waiting)
     return semaphore
 
 

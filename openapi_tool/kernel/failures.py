@@ -162,9 +162,7 @@ def describe_connection_error(error: Exception) -> str:
 
 
 def located(problem: str, pool: PoolOptions) -> str:
-    """Name server, database and the setting of their DSN in an error: there may be several kernels."""
-    section = pool.setting.partition(".dsn (")[0]
-    problem = problem.replace(DSN_SETTING, pool.setting).replace("set postgres.", f"set {section}.")
+    """Name server and database in an error."""
     return problem.replace("PostgreSQL:", f"PostgreSQL at {pool.where}:", 1)
 
 

@@ -167,10 +167,10 @@ def announce(descriptor: int, pg_dsn: str, nats_servers: str, version: str) -> N
     write(descriptor, json.dumps(asdict(StackAddress(os.getpid(), pg_dsn, nats_servers, version))))
 
 
-def running_dev(version: str | None = None) -> StackAddress:
+def running_dev() -> StackAddress:
     """Return the addresses of this user's dev stack that `DEV_VARIABLE` names, else of the only one that runs.
 
-    Raises DevError, also if it is of another `version`.
+    Raises DevError.
     """
     name = os.environ.get(DEV_VARIABLE)
     running, reasons = _running_stacks([state_path(name)] if name and _NAME.fullmatch(name) else _state_files())
@@ -178,17 +178,13 @@ def running_dev(version: str | None = None) -> StackAddress:
         raise DevError("; ".join([f"no dev stack named {name[:_NAME_CHARS]!r} is running", *reasons]))
     if not running:
         raise DevError("; ".join(reasons) or "no dev stack is running")
-    fitting = {known: stack for known, stack in running.items() if version in (None, stack.protocol)}
-    if not fitting:
-        [protocol, *_] = [stack.protocol for stack in running.values()]
-        raise DevError(f"the running dev stack is of protocol {protocol}, not of {version}")
-    [first, *others] = fitting
+    [first, *others] = running
     if others:
-        names = ", ".join(fitting)
+        names = ", ".join(running)
         raise SeveralStacks(
-            f"{len(fitting)} dev stacks are running: {names}; name one, such as: openapi-tool --dev {first} …"
+            f"{len(running)} dev stacks are running: {names}; name one, such as: openapi-tool --dev {first} …"
         )
-    return fitting[first]
+    return running[first]
 
 
 def _state_files() -> list[Path]:

@@ -45,12 +45,11 @@ class PostgresOptions(Options):
 
 @validated(frozen=True)
 class PoolOptions:
-    """Database of a kernel of this version; errors contain the name of the `setting` with the connection string."""
+    """Database of a kernel of this version."""
 
     version: str
     postgres: PostgresOptions
     inspect_on_connect: bool = True  # refuse a database in which calls cannot be committed; not for read-only commands
-    setting: str = DSN_SETTING
 
     @property
     def dsn(self) -> str:

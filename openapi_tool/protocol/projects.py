@@ -1,10 +1,10 @@
-"""Names of projects in a process that serves kernels of several versions."""
+"""Names of projects in the records of quotas, which several kernels may share."""
 
 from __future__ import annotations
 
 
 def scoped_project(scope: str, project_id: str) -> str:
-    """Return a project's name among kernels of several versions; no project id contains the blank."""
+    """Return a project's name among the kernels that share the records; no project id contains the blank."""
     return f"{scope} {project_id}".lstrip()
 
 

@@ -199,10 +199,10 @@ class KeyLimit(SharedRecord):
         self._asked: dict[str, float] = {}
         group.limits.append(self)
         labels = (variable, endpoint)
-        metrics.LIMIT_USED.set_function(lambda: self.record.requests.total(self.now()), *labels)
-        metrics.LIMIT_WAITING.set_function(lambda: len(self.counted_queue), *labels)
-        metrics.LIMIT_PAUSED.set_function(lambda: self.paused_s, *labels)
-        metrics.LIMIT_NOT_SHARED.set_function(lambda: bool(self.outage) and self.limited, *labels)
+        metrics.LIMIT_USED.labels(*labels).set_function(lambda: self.record.requests.total(self.now()))
+        metrics.LIMIT_WAITING.labels(*labels).set_function(lambda: len(self.counted_queue))
+        metrics.LIMIT_PAUSED.labels(*labels).set_function(lambda: self.paused_s)
+        metrics.LIMIT_NOT_SHARED.labels(*labels).set_function(lambda: bool(self.outage) and self.limited)
 
     # What others ask.
 

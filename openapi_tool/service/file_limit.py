@@ -29,7 +29,7 @@ def file_limit_problem(settings: Settings, limit: int) -> str | None:
     """Return a message if the settings may need more files than the limit."""
     parts = {
         f"egress.max_connections for each of {_HOSTS} hosts": _HOSTS * settings.egress.max_connections,
-        "postgres.pool_size": sum(kernel.postgres.pool_size for kernel in settings.kernels),
+        "postgres.pool_size": settings.postgres.pool_size,
         "health server": MAX_CONNECTIONS if settings.health.port else 0,
         "reserve": _OTHER_FILES,
     }
@@ -40,7 +40,7 @@ def file_limit_problem(settings: Settings, limit: int) -> str | None:
     fitted = fit_to_file_limit(settings, limit)
     return (
         f"this process may open {limit} files and its settings may need {needed} ({demand}), so it opens at most "
-        f"{fitted.egress.max_connections} connections to the upstream, {fitted.postgres.pool_size} to a database and "
+        f"{fitted.egress.max_connections} connections to the upstream, {fitted.postgres.pool_size} to the database and "
         f"{health_connections(limit)} to the health server: raise the limit (ulimit -Hn) or lower "
         "egress.max_connections"
     )
@@ -53,19 +53,13 @@ def fit_to_file_limit(settings: Settings, limit: int) -> Settings:
     """
     if limit == resource.RLIM_INFINITY:
         return settings
-    kernels = settings.kernels
-    largest_pool = max(1, limit // 8 // len(kernels))
-    pools = [but(kernel.postgres, pool_size=min(kernel.postgres.pool_size, largest_pool)) for kernel in kernels]
-    others = zip(settings.dialects.given.items(), pools[1:], strict=True)
-    kept = min(_OTHER_FILES, limit // 2) + health_connections(limit) + sum(pool.pool_size for pool in pools)
+    pool = min(settings.postgres.pool_size, max(1, limit // 8))
+    kept = min(_OTHER_FILES, limit // 2) + health_connections(limit) + pool
     connections = max(1, min(settings.egress.max_connections, (limit - kept) // _HOSTS))
     return settings.model_copy(
         update={
             "egress": but(settings.egress, max_connections=connections),
-            "postgres": pools[0],
-            "dialects": but(
-                settings.dialects, **{version: but(other, postgres=pool) for (version, other), pool in others}
-            ),
+            "postgres": but(settings.postgres, pool_size=pool),
         }
     )
 

@@ -1,4 +1,4 @@
-"""Parts of the service for one kernel."""
+"""Parts of the service that need a connection to the kernel."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from openapi_tool.bus.replica_statistics import answering_stats
 from openapi_tool.bus.server_clock import ServerClock
 from openapi_tool.bus.session_key import shared_session_key
 from openapi_tool.bus.slots import Slots
-from openapi_tool.bus.storage import Storage
+from openapi_tool.bus.storage import QuotaMonitor, Storage
 from openapi_tool.bus.streams import replica_count
 from openapi_tool.bus.switches import SwitchMonitor
 from openapi_tool.concurrency.retries import retried
@@ -39,7 +39,7 @@ from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.service.database_monitor import DatabaseMonitor
 from openapi_tool.service.shared_parts import Shared
 from openapi_tool.settings import Settings
-from openapi_tool.telemetry.health import NATS
+from openapi_tool.telemetry.health import NATS, QUOTAS, Dependency, Health
 from openapi_tool.tools.deadlines import TimeLimits, longest_call_s
 
 T = TypeVar("T")
@@ -47,7 +47,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Parts of a kernel that the caller starts, monitors or stops."""
+    """Parts that the caller starts, monitors or stops."""
 
     consumer: CommandConsumer
     kernel: KernelStore
@@ -60,7 +60,7 @@ class Parts:
 
 
 async def assemble(stack: AsyncExitStack, bootstrap: Bootstrap, shared: Shared) -> Parts:
-    """Connect to a kernel and build its parts without starting the consumer; `stack` closes them."""
+    """Connect to the kernel and build the parts without starting the consumer; `stack` closes them."""
     settings, health = bootstrap.settings, bootstrap.health
     database = DatabaseMonitor(health, bootstrap.pool)
 
@@ -72,16 +72,16 @@ async def assemble(stack: AsyncExitStack, bootstrap: Bootstrap, shared: Shared) 
         connecting = group.create_task(_connect(stack, bootstrap.bus, nats_unavailable))
     kernel, client = opening.result(), connecting.result()
     health.record(NATS, ok=True)
-    clock = shared.clock if bootstrap.main else ServerClock()
+    with_quotas = bootstrap.quotas is None
+    clock = shared.clock if with_quotas else ServerClock()
     slots = Slots(settings.executor.concurrency, settings.executor.max_paused)
     replicas = await _until_available(lambda: replica_count(client, bootstrap.durable), nats_unavailable)
     shared_key = await _session_key(settings, client, replicas, nats_unavailable)
     session_key = scoped_key(shared_key, bootstrap.scope)
-    if bootstrap.main:
-        await stack.enter_async_context(shared.limit_records.shared_by(shared.limiter, client, replicas))
-        with suppress(Unavailable):  # blocked keys are then detected by their next refusal
-            await shared.limiter.keys.load()
-        await stack.enter_async_context(shared.budget_records.shared_by(shared.budgets, client, replicas))
+    if with_quotas:
+        await _share_quotas(stack, client, shared, replicas)
+    else:
+        await shared.quotas_tried.wait()
     guarded, parked = GuardedStore(kernel, database.breaker), parked_results(client, replicas)
     runner = build_runner(bootstrap, shared.upstream, guarded, session_key)
     doorbells = WakeupPublisher(client)
@@ -104,10 +104,10 @@ async def assemble(stack: AsyncExitStack, bootstrap: Bootstrap, shared: Shared) 
         return FetchMode.NONE if doorbells.outage else database.fetch_mode()
 
     consumer = CommandConsumer(client, options, letters, pipeline.handle, fetch_mode, clock, slots)
-    shared.statistics.work.append(consumer.work)
+    shared.statistics.work = consumer.work
     database.wake = consumer.wake
     stored_key = None if settings.session.key else shared_key
-    storage = Storage(client, consumer.leases, parked, letters, doorbells, stored_key, replicas, health)
+    storage = Storage(client, consumer.leases, parked, letters, doorbells, stored_key, replicas, health, with_quotas)
 
     def doorbells_changed() -> None:
         storage.wake()
@@ -116,12 +116,38 @@ async def assemble(stack: AsyncExitStack, bootstrap: Bootstrap, shared: Shared) 
     doorbells.changed = doorbells_changed
     doorbells.stream = lambda: consumer.durable.stream if consumer.durable is not None else ""
     monitor = DurableMonitor(client, bootstrap.durable, consumer, clock, health)
-    if (servers := tuple(bootstrap.bus.nats.servers)) not in shared.answering:
-        shared.answering.add(servers)
-        await stack.enter_async_context(answering_stats(client, shared.statistics.now))
+    await stack.enter_async_context(answering_stats(client, shared.statistics.now))
     switches = SwitchMonitor(client, runner.set_switches)
     await _until_available(switches.load, nats_unavailable)
     return Parts(consumer, kernel, monitor, storage, database, runner, switches, session_key)
+
+
+async def _share_quotas(stack: AsyncExitStack, client: BusClient, shared: Shared, replicas: int) -> None:
+    """Store the records of quotas in this NATS."""
+    await stack.enter_async_context(shared.limit_records.shared_by(shared.limiter, client, replicas))
+    with suppress(Unavailable):  # blocked keys are then detected by their next refusal
+        await shared.limiter.keys.load()
+    await stack.enter_async_context(shared.budget_records.shared_by(shared.budgets, client, replicas))
+    shared.quotas_tried.set()
+
+
+async def run_quotas(stack: AsyncExitStack, bus: BusOptions, health: Health, shared: Shared) -> None:
+    """Share the records of quotas over a NATS that is not the kernel's, and monitor it until cancelled.
+
+    While it is unavailable, limits and budgets go on by the last known records, as in an outage of the kernel's NATS.
+    """
+    health.dependencies[QUOTAS] = Dependency()
+
+    def unavailable(error: Unavailable) -> None:
+        health.record(QUOTAS, ok=False, reason=str(error))
+        shared.quotas_tried.set()
+
+    client = await _connect(stack, bus, unavailable)
+    replicas = bus.nats.replicas or 1
+    monitor = QuotaMonitor(client, shared.clock, health, replicas)
+    await monitor.check()  # sets the clock
+    await _share_quotas(stack, client, shared, replicas)
+    await monitor.run()
 
 
 async def _open_kernel(stack: AsyncExitStack, pool: PoolOptions, database: DatabaseMonitor) -> KernelStore:
@@ -139,7 +165,7 @@ async def _connect(
 
 
 def consumer_options(bootstrap: Bootstrap, replicas: int) -> ConsumerOptions:
-    """Return the options of the consumer of a kernel."""
+    """Return the options of the consumer."""
     settings = bootstrap.settings
     limits = TimeLimits(settings.executor, settings.tools)
     max_run_s = longest_call_s(limits, bootstrap.authorizer, settings.postgres.timeout_s)

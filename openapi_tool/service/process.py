@@ -1,4 +1,4 @@
-"""The process of `serve`: runs its kernels until it is asked to end."""
+"""The process of `serve`: runs the calls of a kernel until it is asked to end."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ except ImportError:  # not built for this platform
     from asyncio import new_event_loop  # type: ignore[assignment]
 from openapi_tool import __version__
 from openapi_tool.bootstrap import Bootstrap, build_bootstrap
+from openapi_tool.bus.consumer import CommandConsumer
 from openapi_tool.jina.transport import Resolver
 from openapi_tool.reloading import Reloader
 from openapi_tool.service.file_limit import file_limit_problem, fit_to_file_limit, health_connections, raise_file_limit
-from openapi_tool.service.kernel_parts import Parts, assemble
+from openapi_tool.service.kernel_parts import Parts, assemble, run_quotas
 from openapi_tool.service.memory import collect_garbage_rarely, set_malloc_thresholds
 from openapi_tool.service.shared_parts import Shared, open_shared, snapshots
 from openapi_tool.settings import PREFIX, Settings, SettingsError
@@ -62,8 +63,8 @@ def run(read: Callable[[], Settings], environment: Mapping[str, str], resolver: 
 
 
 async def _serve(reloader: Reloader, resolver: Resolver | None) -> None:
-    bootstrap, reload, serving = reloader.bootstrap, asyncio.Event(), list[Parts]()
-    shutdown = Shutdown(bootstrap.settings.executor, lambda: sum(parts.consumer.running for parts in serving))
+    bootstrap, reload, kernel = reloader.bootstrap, asyncio.Event(), _Kernel()
+    shutdown = Shutdown(bootstrap.settings.executor, lambda: kernel.running)
     shutdown.handle_signals(reload)
     async with AsyncExitStack() as stack:
         await _serve_health(stack, bootstrap)
@@ -71,13 +72,15 @@ async def _serve(reloader: Reloader, resolver: Resolver | None) -> None:
         upstream, connections = AsyncExitStack(), AsyncExitStack()
         shared = open_shared(upstream, bootstrap, resolver, lambda: shutdown.left_s)
         reloader.use_keys = shared.limiter.keys.set_secrets
-        process = _Process(shutdown, connections, shared, reloader, serving)
+        process = _Process(shutdown, connections, shared, reloader, kernel)
         try:
             async with asyncio.TaskGroup() as group:
-                for kernel in (bootstrap, *bootstrap.others):  # an unavailable one does not delay the others
-                    group.create_task(_serve_kernel(kernel, process), name=f"kernel {kernel.version}")
+                group.create_task(_serve_kernel(bootstrap, process), name="kernel")
+                if bootstrap.quotas is not None:
+                    quotas = run_quotas(connections, bootstrap.quotas, bootstrap.health, shared)
+                    group.create_task(shutdown.unless_requested(quotas), name="quotas")
                 group.create_task(shutdown.unless_requested(reloader.run(reload)), name="reload")
-                group.create_task(shutdown.unless_requested(monitor_loop_lag(process.stalled)), name="loop lag")
+                group.create_task(shutdown.unless_requested(monitor_loop_lag(kernel.stalled)), name="loop lag")
         finally:
             shutdown.begin()  # after a failure
             # Before the connections: a server that does not answer would use up the time for the last spans.
@@ -88,32 +91,41 @@ async def _serve(reloader: Reloader, resolver: Resolver | None) -> None:
     log.info("stopped", extra={"action": "service.stopped"})
 
 
+@dataclass(slots=True)
+class _Kernel:
+    """The consumer of the kernel's commands; None until the servers are connected."""
+
+    consumer: CommandConsumer | None = None
+
+    @property
+    def running(self) -> int:
+        """Return the number of running calls."""
+        return self.consumer.running if self.consumer else 0
+
+    def stalled(self, seconds: float) -> None:
+        """Notify the consumer that the event loop stood still."""
+        if self.consumer:
+            self.consumer.stalled(seconds)
+
+
 @dataclass(frozen=True, slots=True)
 class _Process:
-    """State shared by the kernels; `serving` has the parts of the connected ones.
-
-    `connections` are closed after all have drained: their calls need permits from the main kernel's NATS.
-    """
+    """State of the process. `connections` are closed after the drain: running calls need permits from NATS."""
 
     shutdown: Shutdown
     connections: AsyncExitStack
     shared: Shared
     reloader: Reloader
-    serving: list[Parts]
-
-    def stalled(self, seconds: float) -> None:
-        """Notify the consumers that the event loop stood still."""
-        for parts in self.serving:
-            parts.consumer.stalled(seconds)
+    kernel: _Kernel
 
 
 async def _serve_kernel(bootstrap: Bootstrap, process: _Process) -> None:
-    CALL_FIELDS.set(lambda: {"protocol": bootstrap.version})  # every task of this kernel inherits it
+    CALL_FIELDS.set(lambda: {"protocol": bootstrap.version})  # every task of a call inherits it
     shutdown = process.shutdown
     parts = await shutdown.unless_requested(assemble(process.connections, bootstrap, process.shared))
     if parts is None:
         return
-    process.serving.append(parts)
+    process.kernel.consumer = parts.consumer
     process.reloader.add(parts.runner)
     collect_garbage_rarely()
     parts.consumer.start()
@@ -127,7 +139,7 @@ async def _serve_kernel(bootstrap: Bootstrap, process: _Process) -> None:
         bootstrap.health.draining = True
         shutdown.begin()
         background.cancel()  # awaited after the drain: a check of a server that hangs ends only seconds later
-        with shutdown.step(f"drain {bootstrap.version}"):
+        with shutdown.step("drain"):
             await parts.consumer.stop(shutdown.calls_left_s, bootstrap.settings.executor.hand_back_s * 2 / 3)
             await cancelled(background)
 
@@ -154,7 +166,7 @@ def _cannot_listen(host: str, port: int, error: OSError) -> str:
 
 
 async def _background_tasks(parts: Parts, bootstrap: Bootstrap) -> None:
-    """Run the background tasks of a kernel, which end only by a defect."""
+    """Run the background tasks, which end only by a defect."""
     async with asyncio.TaskGroup() as group:
         group.create_task(parts.consumer.failed(), name="consumer")
         group.create_task(parts.durable_monitor.run(), name="durable monitor")

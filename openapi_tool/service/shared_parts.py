@@ -1,7 +1,8 @@
-"""Parts of the service that all its kernels share."""
+"""Parts of the service that need no connection to the kernel."""
 
 from __future__ import annotations
 
+import asyncio
 import math
 import secrets
 from collections.abc import Callable
@@ -44,10 +45,10 @@ _SHOWN_LIMITS = (
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """Parts that all kernels share.
+    """Parts that need no connection to the kernel.
 
-    `limiter` and `budgets` store their records in the main kernel's NATS and use its `clock`. On each NATS only one
-    connection answers requests for the `statistics`: `answering` has the servers where one does.
+    `limiter` and `budgets` store their records in the NATS of the quotas, by default the kernel's, and use its `clock`;
+    no call runs before `quotas_tried`: it is connected, or unavailable.
     """
 
     upstream: Upstream
@@ -58,7 +59,7 @@ class Shared:
     clock: ServerClock
     tracer: WireTracer | ExportingTracer
     statistics: Snapshots
-    answering: set[tuple[str, ...]] = field(default_factory=set)
+    quotas_tried: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 def open_shared(
@@ -89,7 +90,7 @@ def open_shared(
     budget_replica = f"{INSTANCE}-{secrets.token_hex(3)}"  # a restarted process may have the same name
     budgets = Budgets(budget_replica, settings.budgets, budget_records, clock.time)
     for scope in SCOPES:
-        metrics.BUDGET_USED.set_function(partial(budgets.largest_used_fraction, scope), scope)
+        metrics.BUDGET_USED.labels(scope).set_function(partial(budgets.largest_used_fraction, scope))
     health = bootstrap.health
     health.limits, health.keys = limiter.snapshot, limiter.keys.snapshot
     health.budgets, health.budget_outage = budgets.snapshot, budgets.outage
@@ -104,8 +105,7 @@ def open_shared(
 def snapshots(bootstrap: Bootstrap) -> Snapshots:
     """Return the source of statistics for `top` and the page."""
     limits = {name: attrgetter(name)(bootstrap.settings) for name in _SHOWN_LIMITS}
-    durables = [kernel.durable.name for kernel in (bootstrap, *bootstrap.others)]
-    return Snapshots(INSTANCE, bootstrap.health, limits, durables)
+    return Snapshots(INSTANCE, bootstrap.health, limits, bootstrap.version, bootstrap.durable.name)
 
 
 def upstream_transport(bootstrap: Bootstrap, resolver: Resolver | None) -> EgressTransport:

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from pydantic_settings import EnvSettingsSource
 from pydantic_settings import SettingsError as UnreadableVariable
 
-from openapi_tool.bus.options import NatsOptions
+from openapi_tool.bus.options import NatsConnection
 from openapi_tool.environment import CONFIG_VARIABLE, DEV_VARIABLE, PREFIX, SHORT_NAMES
 from openapi_tool.files import MAX_SECRET_BYTES, read_regular_file
 from openapi_tool.settings.model import Settings
@@ -37,6 +37,11 @@ from openapi_tool.tools.wording import short
 
 _MAX_PROBLEMS = 1_000
 _ANY_PREFIX = "OPENAPI_TOOL_"
+_REMOVED = {
+    "dialects": "one process serves one kernel; run a second process for the other kernel, as docs/migrating.md shows"
+}
+"""Sections of earlier versions, and what replaces them."""
+
 _KUBERNETES_PREFIXES = ("OPENAPI_TOOL_SERVICE_", "OPENAPI_TOOL_PORT")  # of a Service of this name
 
 
@@ -91,6 +96,8 @@ def _variable_problems(environment: Mapping[str, str]) -> Iterator[str]:
             continue
         if meant:
             yield f"{variable}: is no setting; did you mean {meant}?"
+        elif section in _REMOVED and is_prefixed:
+            yield f"{variable}: {_REMOVED[section]}"
         elif is_prefixed:
             hint = _did_you_mean(section, Settings.model_fields) or f"; known are {', '.join(Settings.model_fields)}"
             yield f"{variable}: there is no section {section!r}{hint}"
@@ -179,6 +186,8 @@ def _problem(item: Mapping[str, Any], place: Callable[[Sequence[str]], str]) -> 
     path = [str(part) for part in item["loc"]]
     where = _where(path, place)
     if item["type"] in ("extra_forbidden", "unexpected_keyword_argument"):  # of a model, of a dataclass
+        if path[0] in _REMOVED:
+            return f"{where}: {_REMOVED[path[0]]}"
         return f"{where}: is not a setting{_did_you_mean(path[-1], fields_of(_type_of(path[:-1]))) or '; remove it'}"
     if item["type"] == "missing":
         variable = next((name for name, target in SHORT_NAMES.items() if target[: len(path)] == tuple(path)), None)
@@ -208,14 +217,14 @@ _LONG_LINE = re.compile(r"^[A-Za-z0-9._=-]{20,}$", re.MULTILINE)  # in a credent
 
 
 def secret_values(
-    settings: Settings, secrets: Secrets, environment: Mapping[str, str], driver_options: Iterable[DriverOptions]
+    settings: Settings, secrets: Secrets, environment: Mapping[str, str], driver_options: DriverOptions
 ) -> list[NamedSecret]:
     """Return the secrets of settings, of tools, and of files and variables that drivers read."""
     return [
         *secrets.values().items(),
         *settings.secret_values(),
-        *((option.where, option.value) for options in driver_options for option in options.passwords()),
-        *_of_nats_files(kernel.nats for kernel in settings.kernels),
+        *((option.where, option.value) for option in driver_options.passwords()),
+        *_of_nats_files(nats for _, nats in settings.nats_connections),
         *_collector_secrets(environment),
     ]
 
@@ -225,7 +234,7 @@ def unmasked(named: list[NamedSecret]) -> list[str]:
     return sorted({name for name, value in named if not is_maskable(value)})
 
 
-def _of_nats_files(sections: Iterable[NatsOptions]) -> Iterator[NamedSecret]:
+def _of_nats_files(sections: Iterable[NatsConnection]) -> Iterator[NamedSecret]:
     for nats in sections:
         for file in filter(None, (nats.credentials_file, nats.nkey_seed_file)):
             yield from ((str(file), line) for line in _LONG_LINE.findall(_text_of(file)))

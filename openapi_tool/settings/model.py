@@ -16,9 +16,9 @@ from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, field_
 from pydantic.dataclasses import dataclass as validated
 from pydantic_settings import BaseSettings, EnvSettingsSource, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
-from openapi_tool.bus.options import FairnessOptions, NatsOptions
+from openapi_tool.bus.options import FairnessOptions, NatsConnection, NatsOptions, QuotaOptions
 from openapi_tool.dsn import ESCAPE
-from openapi_tool.environment import DEFAULT_AUTH_ENV, PREFIX, SHORT_NAMES
+from openapi_tool.environment import DEFAULT_AUTH_ENV, PREFIX
 from openapi_tool.jina.options import CacheOptions, EgressOptions, RetryOptions
 from openapi_tool.jina.url_policy import UrlPolicy
 from openapi_tool.options.budgets import BudgetOptions
@@ -50,9 +50,7 @@ _TOKEN = r"^([A-Za-z0-9_-]+|\*)$"  # noqa: S105 - a subject's token
 class ProtocolSettings(Options):
     """Protocol version and identity."""
 
-    version: ProtocolVersion = Field(
-        default=DEFAULT_VERSION, description="Protocol version of the kernel in sections `nats` and `postgres`."
-    )
+    version: ProtocolVersion = Field(default=DEFAULT_VERSION, description="Protocol version of the kernel.")
     target: str = Field(
         default="jina", pattern=r"^[A-Za-z0-9_-]+$", description="Tool target, a subject's seventh token."
     )
@@ -63,37 +61,6 @@ class ProtocolSettings(Options):
     )
     project: str = Field(default="*", pattern=_TOKEN, description="Run only the commands of this project; `*` for all.")
     channel: str = Field(default="*", pattern=_TOKEN, description="Run only the commands of this channel; `*` for all.")
-
-
-@validated(frozen=True)
-class DialectSettings(Options):
-    """Kernel of another protocol version, which this process serves beside the main one."""
-
-    postgres: PostgresOptions = Field(description="Database of that kernel, with the keys of section `postgres`.")
-    nats: NatsOptions | None = Field(
-        default=None,
-        description="NATS of that kernel, with the keys of `nats`; by default the main one, with another durable.",
-    )
-    actor_id: ActorId = Field(
-        default="tool.openapi.{target}",
-        pattern=r"^tool\.\S+$",
-        description="Author of result cards; must start with `tool.`; `{target}` in it stands for the tool target.",
-    )
-
-
-@validated(frozen=True)
-class DialectsSettings(Options):
-    """Kernels of other protocol versions that the same process serves, one setting for each version."""
-
-    v1r3: DialectSettings | None = Field(
-        default=None,
-        description="Kernel of protocol v1r3: sections `dialects.v1r3.postgres` and `.nats`, and `actor_id`.",
-    )
-
-    @property
-    def given(self) -> dict[ProtocolVersion, DialectSettings]:
-        """Return the kernels that are configured."""
-        return {version: kernel for version in ProtocolVersion if (kernel := getattr(self, version, None))}
 
 
 @validated(frozen=True)
@@ -196,7 +163,6 @@ class Settings(BaseSettings):
     protocol: ProtocolSettings = Field(default_factory=ProtocolSettings)
     nats: NatsOptions = Field(default_factory=NatsOptions)
     postgres: PostgresOptions
-    dialects: DialectsSettings = Field(default_factory=DialectsSettings)
     executor: ExecutorOptions = Field(default_factory=ExecutorOptions)
     isolation: IsolationOptions = Field(default_factory=IsolationOptions)
     fairness: FairnessOptions = Field(default_factory=FairnessOptions)
@@ -210,36 +176,23 @@ class Settings(BaseSettings):
     cache: CacheOptions = Field(default_factory=CacheOptions)
     limits: LimitOptions = Field(default_factory=LimitOptions)
     budgets: BudgetOptions = Field(default_factory=BudgetOptions)
+    quotas: QuotaOptions = Field(default_factory=QuotaOptions)
     health: HealthSettings = Field(default_factory=HealthSettings)
     telemetry: TelemetrySettings = Field(default_factory=TelemetrySettings)
     _remarks: list[str] = PrivateAttr(default_factory=list)
-    _places: dict[str, tuple[str, ...]] = PrivateAttr(default_factory=dict)  # section to the path of its parents
 
     @model_validator(mode="after")
-    def _durables_differ(self) -> Settings:
+    def _narrowed_needs_a_durable(self) -> Settings:
         narrowed = self.protocol.project != "*" or self.protocol.channel != "*"
-        for kernel in self.kernels:
-            if narrowed and kernel.nats.durable is None:
-                place = "" if kernel is self else f"dialects.{kernel.protocol.version}."
-                raise ValueError(
-                    f"{place}nats.durable must be set where protocol.project or protocol.channel narrows the filter"
-                )
-        version = self.protocol.version
-        if version in self.dialects.given:
-            raise ValueError(
-                f"dialects.{version} cannot be set beside protocol.version = {version}; remove one of them"
-            )
-        durables = [kernel.durable for kernel in self.kernels]
-        for kernel in self.kernels[1:]:
-            if durables.count(kernel.durable) > 1:
-                raise ValueError(f"dialects.{kernel.protocol.version}.nats.durable must differ from nats.durable")
+        if narrowed and self.nats.durable is None:
+            raise ValueError("nats.durable must be set where protocol.project or protocol.channel narrows the filter")
         return self
 
     @model_validator(mode="after")
     def _lower_max_lost_runs(self) -> Settings:
         """Lower max_lost_runs so that these runs fit into a worker's wait: a later result would be refused."""
         wait_s = self.executor.worker_timeout_s - self.executor.commit_margin_s
-        ack_wait_s = max(kernel.nats.ack_wait_s for kernel in self.kernels)
+        ack_wait_s = self.nats.ack_wait_s
         fitting = max(1, math.ceil(wait_s / ack_wait_s) - 1)
         if fitting < self.executor.max_lost_runs:
             self._remarks.append(
@@ -285,50 +238,21 @@ class Settings(BaseSettings):
         """Return the author of result cards."""
         return self.protocol.actor_id.replace(TARGET, self.protocol.target)
 
-    @property
-    def kernels(self) -> tuple[Settings, ...]:
-        """Return the settings as each kernel's executor sees them, the main one's first."""
-        return self, *(self._kernel(version, other) for version, other in self.dialects.given.items())
-
-    def _kernel(self, version: ProtocolVersion, other: DialectSettings) -> Settings:
-        changed: dict[str, Any] = {
-            "protocol": but(self.protocol, version=version, actor_id=other.actor_id),
-            "nats": other.nats or but(self.nats, durable=None),
-            "postgres": other.postgres,
-            "dialects": DialectsSettings(),
-        }
-        kernel, place = self.model_copy(update=changed), ("dialects", version)
-        kernel._places = {"postgres": place, **({"nats": place} if other.nats else {})}  # noqa: SLF001 - of the same class
-        return kernel
-
-    def named(self, section: str, key: str) -> str:
-        """Return a setting's name, and its variable in brackets; `section` is this kernel's `nats` or `postgres`."""
-        path = (*self._places.get(section, ()), section, key)
-        short = (variable for variable, setting in SHORT_NAMES.items() if setting == path)
-        return f"{'.'.join(path)} ({next(short, PREFIX + '__'.join(path).upper())})"
-
-    def of_version(self, version: ProtocolVersion | None) -> Settings:
-        """Return the settings of the kernel of this version alone, by default at the main servers."""
-        if version is None:
-            return self
-        changed: dict[str, Any] = {"dialects": DialectsSettings()}
-        for kernel in self.kernels:
-            if kernel.protocol.version == version:
-                return kernel.model_copy(update=changed)
-        changed["protocol"] = but(self.protocol, version=version)
-        changed["nats"] = but(self.nats, durable=None)
-        return self.model_copy(update=changed)
-
     def secret_values(self) -> Iterator[tuple[str, str]]:
         """Yield every secret in the settings, with the name of its setting."""
         secrets = [("session.key", self.session.key)]
         parts = [(f"{section}.{name}", url.credentials) for section, name, url in self._urls()]
-        for kernel in self.kernels:
-            secrets += [("nats.password", kernel.nats.password), ("nats.token", kernel.nats.token)]
-            parts += [("nats.servers", url.credentials) for url in kernel.nats.parsed]
-            parts.append(("postgres.dsn", kernel.postgres.parsed.credentials))
+        for section, nats in self.nats_connections:
+            secrets += [(f"{section}.password", nats.password), (f"{section}.token", nats.token)]
+            parts += [(f"{section}.servers", url.credentials) for url in nats.parsed]
+        parts.append(("postgres.dsn", self.postgres.parsed.credentials))
         yield from ((name, secret.get_secret_value()) for name, secret in secrets if secret is not None)
         yield from ((name, part) for name, credentials in parts for part in credentials)
+
+    @property
+    def nats_connections(self) -> list[tuple[str, NatsConnection]]:
+        """Return the connections to NATS, by the name of their section."""
+        return [("nats", self.nats), *([("quotas.nats", self.quotas.nats)] if self.quotas.nats else [])]
 
     def _urls(self) -> Iterator[tuple[str, str, ServerUrl]]:
         if self.egress.proxy is not None:
@@ -340,11 +264,11 @@ class Settings(BaseSettings):
     def shown(self) -> dict[str, Any]:
         """Return the effective settings for display, with masked credentials."""
         shown = self.model_dump(mode="json", exclude_none=True)
-        _mask_connections(shown, self)
-        for kernel in self.kernels[1:]:
-            other = shown["dialects"][kernel.protocol.version]
-            other.setdefault("nats", {})
-            _mask_connections(other, kernel)
+        shown["postgres"]["dsn"] = self.postgres.parsed.shown
+        shown["nats"]["servers"] = [url.shown for url in self.nats.parsed]
+        shown["nats"]["durable"] = self.durable
+        if self.quotas.nats is not None:
+            shown["quotas"]["nats"]["servers"] = [url.shown for url in self.quotas.nats.parsed]
         for section, name, url in self._urls():
             shown[section][name] = url.shown
         return shown
@@ -364,9 +288,3 @@ class Settings(BaseSettings):
             own = (item for item in env_settings.env_vars.items() if item[0].startswith(PREFIX.lower()))
             env_settings.env_vars = dict(own)
         return init_settings, env_settings, *file_sources(settings_cls)
-
-
-def _mask_connections(shown: dict[str, Any], kernel: Settings) -> None:
-    shown["postgres"]["dsn"] = kernel.postgres.parsed.shown
-    shown["nats"]["servers"] = [url.shown for url in kernel.nats.parsed]
-    shown["nats"]["durable"] = kernel.durable

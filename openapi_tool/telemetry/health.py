@@ -24,6 +24,8 @@ from openapi_tool.telemetry.redact import Redactor
 log = logging.getLogger(__name__)
 
 POSTGRES, NATS, CONSUMER, JETSTREAM = DEPENDENCIES = "postgres", "nats", "consumer", "jetstream"
+QUOTAS = "quotas"
+"""The NATS that holds the records of quotas, if that is not the kernel's."""
 
 _TICK_S = 0.25
 _LAG_WARNING_S = 0.5
@@ -54,8 +56,7 @@ class Health:
     """Dependencies by name; ready while all are available and the process does not drain.
 
     `clock_offset_s` is the local clock's offset from the NATS server's. `keys` returns the state of blocked keys,
-    `budget_outage` why accounts cannot be shared. `kernels` are the records of further kernels, which
-    must be ready, too.
+    `budget_outage` why accounts cannot be shared.
     """
 
     dependencies: dict[str, Dependency] = field(default_factory=lambda: {name: Dependency() for name in DEPENDENCIES})
@@ -66,17 +67,9 @@ class Health:
     keys: Callable[[], Sequence[Mapping[str, Any]]] = list
     budgets: Callable[[], Sequence[Mapping[str, Any]]] = list
     budget_outage: Callable[[], str] = str
-    prefix: str = ""
-    kernels: list[Health] = field(default_factory=list)
     _logged_reasons: TTLCache[tuple[str, str], bool] = field(
         default_factory=lambda: TTLCache(_MAX_LOGGED_REASONS, _REPEAT_AFTER_S)
     )
-
-    def add_kernel(self, name: str) -> Health:
-        """Return the record of a further kernel."""
-        kernel = Health(redact=self.redact, prefix=f"{name}.")
-        self.kernels.append(kernel)
-        return kernel
 
     def record(self, name: str, *, ok: bool, reason: str = "") -> bool:
         """Record the state of a dependency; return whether `ok` changed.
@@ -90,7 +83,7 @@ class Health:
             dependency.last_ok_at = time.monotonic()
         if changed:
             dependency.since = datetime.now(UTC)
-        metrics.DEPENDENCY_UP.labels(self.prefix + name).set(ok)
+        metrics.DEPENDENCY_UP.labels(name).set(ok)
         if changed or not (ok or (name, dependency.reason) in self._logged_reasons):
             self._log(name, dependency)
         return changed
@@ -100,10 +93,10 @@ class Health:
         log.log(
             logging.INFO if dependency.ok else logging.WARNING,
             "%s is %s%s",
-            self.prefix + name,
+            name,
             "available" if dependency.ok else "unavailable",
             f": {dependency.reason}" if dependency.reason else "",
-            extra={"action": "health.changed", "dependency": self.prefix + name, "ok": dependency.ok},
+            extra={"action": "health.changed", "dependency": name, "ok": dependency.ok},
         )
 
     def ok(self, name: str) -> bool:
@@ -113,16 +106,11 @@ class Health:
     @property
     def ready(self) -> bool:
         """Return whether new calls can be committed."""
-        own = all(dependency.ok for dependency in self.dependencies.values())
-        return own and not self.draining and all(kernel.ready for kernel in self.kernels)
+        return not self.draining and all(dependency.ok for dependency in self.dependencies.values())
 
     def as_json(self) -> dict[str, Any]:
         """Return the body of /readyz."""
-        dependencies = {
-            kernel.prefix + name: dependency.as_json()
-            for kernel in (self, *self.kernels)
-            for name, dependency in kernel.dependencies.items()
-        }
+        dependencies = {name: dependency.as_json() for name, dependency in self.dependencies.items()}
         offset_s = None if self.clock_offset_s is None else round(self.clock_offset_s, 3)
         optional = {
             "limits": [
@@ -246,15 +234,16 @@ _DURABLE_GAUGES = {
 class Snapshots:
     """Makes snapshots, at most two a second, since any client may request them.
 
-    `limits` are settings, those of `health` rate limits. Each function of `work` returns the held commands of one of
-    the `durables`.
+    `limits` are settings, those of `health` rate limits. `work` returns the held commands. `protocol` and `durable` are
+    empty without a kernel.
     """
 
     instance: str
     health: Health
     limits: Mapping[str, Any]
-    durables: Sequence[str] = ()
-    work: list[Callable[[], Mapping[str, Any]]] = field(default_factory=list)
+    protocol: str = ""
+    durable: str = ""
+    work: Callable[[], Mapping[str, Any]] = dict
     _made_at: float = 0.0
     _last: Mapping[str, Any] = field(default_factory=dict)
 
@@ -273,12 +262,10 @@ class Snapshots:
         return {
             "instance": self.instance,
             "version": __version__,
-            "durables": list(self.durables),
-            "work": [held() for held in self.work],
+            **(self._of_kernel() if self.durable else {}),
             "window_s": round(window_s, 1),
             **_rates(recent, window_s),
             **{name: _number(gauge) for name, gauge in _GAUGES.items()},
-            "kernels": _kernels(),
             "phases_p95_ms": _phases(recent),
             "health": self.health.as_json(),
             "limits": dict(self.limits),
@@ -292,19 +279,14 @@ class Snapshots:
             "last": [_call(call, now) for call in islice(reversed(RECENT), _MAX_CALLS)],
         }
 
+    def _of_kernel(self) -> dict[str, Any]:
+        counts = {name: round(_number(gauge)) for name, gauge in _DURABLE_GAUGES.items()}
+        return {"protocol": self.protocol, "durable": self.durable, **counts, "work": self.work()}
+
 
 def _number(instrument: Instrument) -> float:
     (sample,) = samples(instrument)
     return round(sample.value, 1)
-
-
-def _kernels() -> list[dict[str, Any]]:
-    kernels: dict[str, dict[str, Any]] = {}
-    for name, gauge in _DURABLE_GAUGES.items():
-        for sample in samples(gauge):
-            version = sample.labels["version"]
-            kernels.setdefault(version, {"protocol": version})[name] = round(sample.value)
-    return list(kernels.values())
 
 
 def _rates(calls: Sequence[CallFacts], window_s: float) -> dict[str, Any]:
@@ -334,30 +316,24 @@ def _quantile_ms(seconds: Sequence[float], share: float) -> int | None:
 
 
 def _rows(calls: Sequence[CallFacts]) -> list[dict[str, Any]]:
-    groups: dict[tuple[str, str, str], list[CallFacts]] = defaultdict(list)
+    groups: dict[tuple[str, str], list[CallFacts]] = defaultdict(list)
     for call in calls:
-        groups[call.protocol, call.ids["project_id"], call.tool].append(call)
+        groups[call.ids["project_id"], call.tool].append(call)
     most = sorted(groups.items(), key=lambda group: -len(group[1]))[:_MAX_ROWS]
-    return [
-        {"protocol": protocol, "project": project, "tool": tool, **_rates(group, WINDOW_S)}
-        for (protocol, project, tool), group in most
-    ]
+    return [{"project": project, "tool": tool, **_rates(group, WINDOW_S)} for (project, tool), group in most]
 
 
 def _errors(calls: Sequence[CallFacts]) -> list[dict[str, Any]]:
-    failed = Counter(
-        (call.protocol, call.ids["project_id"], call.tool, call.error_code) for call in calls if call.error_code
-    )
+    failed = Counter((call.ids["project_id"], call.tool, call.error_code) for call in calls if call.error_code)
     return [
-        {"protocol": protocol, "project": project, "tool": tool, "error_code": code, "calls": count}
-        for (protocol, project, tool, code), count in failed.most_common(_MAX_ROWS)
+        {"project": project, "tool": tool, "error_code": code, "calls": count}
+        for (project, tool, code), count in failed.most_common(_MAX_ROWS)
     ]
 
 
 def _call(call: CallFacts, now: float) -> dict[str, Any]:
     return {
         "ago_s": round(now - call.ended, 1),
-        "protocol": call.protocol,
         "project": call.ids["project_id"],
         "tool_call_id": call.ids["tool_call_id"],
         "tool": call.tool,

@@ -6,38 +6,18 @@ Labels are bounded: never a URL or a call; a project only if the operator lists 
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
-import prometheus_client
-from prometheus_client import Counter, Histogram, disable_created_metrics
+from prometheus_client import Counter, Gauge, Histogram, disable_created_metrics
 from prometheus_client.metrics import MetricWrapperBase
 
 from openapi_tool import __version__
-from openapi_tool.protocol.projects import bare_project
 from openapi_tool.telemetry import logs, redact
 
 Kind = Literal["counter", "gauge", "histogram"]
 Labels = tuple[str, ...]
-
-
-class Gauge(prometheus_client.Gauge):
-    """Gauge that may be read from several sources, such as kernels, which `combine` combines."""
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self.combine: Callable[[Iterable[float]], float] = sum
-        self.sources: dict[Labels, dict[str, Callable[[], float]]] = {}
-
-    def set_function(self, f: Callable[[], float], *values: str, part: str = "") -> None:
-        """Read the gauge of these label values at each export. `part` names the source; a later one replaces it."""
-        sources = self.sources.setdefault(values, {})
-        sources[part] = f
-        child = self.labels(*values) if values else self
-        super(Gauge, child).set_function(lambda: self.combine(source() for source in sources.values()))
-
-
 Instrument = Counter | Gauge | Histogram
 InstrumentT = TypeVar("InstrumentT", Counter, Gauge, Histogram)
 
@@ -78,18 +58,9 @@ def _counter(name: str, text: str, labels: Labels = (), present: Iterable[Labels
     return _described("counter", Counter(name, text, labels), name, text, labels, present)
 
 
-def _gauge(
-    name: str,
-    text: str,
-    labels: Labels = (),
-    present: Iterable[Labels] = (),
-    *,
-    combine: Callable[[Iterable[float]], float] = sum,
-) -> Gauge:
+def _gauge(name: str, text: str, labels: Labels = (), present: Iterable[Labels] = ()) -> Gauge:
     name = f"openapi_tool_{name}"
-    made = Gauge(name, text, labels)
-    made.combine = combine
-    return _described("gauge", made, name, text, labels, present)
+    return _described("gauge", Gauge(name, text, labels), name, text, labels, present)
 
 
 def _histogram(
@@ -153,19 +124,11 @@ UPSTREAM_SECONDS = _histogram(
 RUNNING = _gauge("calls_running", "Commands being processed.")
 HELD = _gauge("commands_held", "Received commands that are not settled: running and waiting ones.")
 WAITING = _gauge("commands_waiting", "Received commands waiting for a slot.")
-OLDEST_HELD = _gauge(
-    "oldest_held_command_seconds", "Time since the arrival in the stream of the oldest held command.", combine=max
-)
-SLOTS = _gauge("slots", "executor.concurrency of each kernel: most concurrent calls of this process.")
-PENDING = _gauge(
-    "durable_pending",
-    "Commands in the stream that the durable has not delivered to any replica. `version` is the kernel's protocol.",
-    ("version",),
-)
-UNACKNOWLEDGED = _gauge("durable_unacknowledged", "Commands delivered to any replica and not settled.", ("version",))
-MAX_UNACKNOWLEDGED = _gauge(
-    "durable_max_unacknowledged", "The durable's max_ack_pending; delivery stops at it.", ("version",)
-)
+OLDEST_HELD = _gauge("oldest_held_command_seconds", "Time since the arrival in the stream of the oldest held command.")
+SLOTS = _gauge("slots", "executor.concurrency: most concurrent calls of this process.")
+PENDING = _gauge("durable_pending", "Commands in the stream that the durable has not delivered to any replica.")
+UNACKNOWLEDGED = _gauge("durable_unacknowledged", "Commands delivered to any replica and not settled.")
+MAX_UNACKNOWLEDGED = _gauge("durable_max_unacknowledged", "The durable's max_ack_pending; delivery stops at it.")
 EVICTED = _counter("commands_evicted", "Commands evicted: handed back unrun, as executor.max_held was reached.")
 DEDUPLICATED = _counter("calls_deduplicated", "Commands whose call already had a result.")
 REQUEUED = _counter("commands_requeued", "Commands requeued because a dependency was unavailable.")
@@ -200,15 +163,13 @@ KEY_UNUSABLE = _gauge(
 LIMIT_USED = _gauge(
     "limit_used",
     "Requests that count against a limit of `limits`, including permits that replicas hold and have not used.",
-    ("variable", "endpoint"), combine=max,
+    ("variable", "endpoint"),
 )  # fmt: skip
 LIMIT_WAITING = _gauge("limit_waiting", "Calls that wait for a permit of `limits`.", ("variable", "endpoint"))
-LIMIT_PAUSED = _gauge(
-    "limit_paused_seconds", "Seconds until a pause after a 429 ends.", ("variable", "endpoint"), combine=max
-)
+LIMIT_PAUSED = _gauge("limit_paused_seconds", "Seconds until a pause after a 429 ends.", ("variable", "endpoint"))
 LIMIT_NOT_SHARED = _gauge(
     "limit_not_shared", "1 while a limit cannot be shared and this replica uses its part of it, else 0.",
-    ("variable", "endpoint"), combine=max,
+    ("variable", "endpoint"),
 )  # fmt: skip
 LIMIT_OPERATIONS = _counter(
     "limit_operations", "Operations on the shared records of `limits` in NATS.", ("operation",), _OPERATIONS
@@ -278,7 +239,6 @@ def list_projects(project_ids: Iterable[str]) -> None:
     _listed.update(project_ids)
 
 
-def project_label(project_id: str | None) -> str:
+def project_label(project_id: str) -> str:
     """Return the id of a listed project, else an empty label."""
-    name = bare_project(project_id or "")
-    return name if name in _listed else ""
+    return project_id if project_id in _listed else ""

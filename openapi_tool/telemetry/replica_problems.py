@@ -138,10 +138,9 @@ def _load_states(name: str, replica: Replica) -> Iterator[_Report]:
     if replica.get("waiting_for_memory"):
         responses = f"{replica['waiting_for_memory']:g} responses wait for memory"
         yield _state(name, f"{responses}: raise egress.body_budget_bytes")
-    for kernel in replica.get("kernels") or ():
-        if _is_full(kernel):
-            about = f"the durable of {kernel['protocol']} has {kernel['unacknowledged']} unsettled commands"
-            yield _state("", f"{about}, its maximum: see durable.full in the log")
+    if _is_full(replica):
+        about = f"the durable has {replica['unacknowledged']} unsettled commands"
+        yield _state("", f"{about}, its maximum: see durable.full in the log")
     phases = replica.get("phases_p95_ms") or {}
     for phase in ("load", "commit"):
         if (phases.get(phase) or 0) >= _SLOW_DATABASE_MS:
@@ -153,14 +152,14 @@ def _percentile(about: str) -> Callable[[float], str]:
     return lambda ms: f"{about} {ms:g} ms (95th percentile)"
 
 
-def _is_full(kernel: Mapping[str, Any]) -> bool:
-    return 0 < int(kernel["max_unacknowledged"]) <= int(kernel["unacknowledged"])
+def _is_full(replica: Replica) -> bool:
+    return 0 < int(replica.get("max_unacknowledged", 0)) <= int(replica.get("unacknowledged", 0))
 
 
 def _is_down(dependency: str) -> Callable[[Replica, Warned], bool]:
     def is_down(replica: Replica, _: Warned) -> bool:
         dependencies = (replica.get("health") or {}).get("dependencies") or {}
-        return any(name.endswith(dependency) and not state.get("ok") for name, state in dependencies.items())
+        return dependency in dependencies and not dependencies[dependency].get("ok")
 
     return is_down
 
@@ -177,7 +176,7 @@ _LASTING: Mapping[str, Callable[[Replica, Warned], bool]] = {
     "budgets.not_shared": lambda replica, _: bool((replica.get("health") or {}).get("budgets_by_last_known_state")),
     "clock.offset": lambda replica, _: abs((replica.get("health") or {}).get("clock_offset_s") or 0) >= _CLOCK_OFFSET_S,
     "consumer.lost": _is_down("consumer"),
-    "durable.full": lambda replica, _: any(map(_is_full, replica.get("kernels") or ())),
+    "durable.full": lambda replica, _: _is_full(replica),
     "key.blocked": lambda replica, warning: any(
         key.get("variable") == warning.get("variable") for key in replica.get("upstream_keys") or ()
     ),
@@ -206,8 +205,8 @@ def _lasts(replica: Replica, warning: Warned) -> bool | None:
 def _was_before_recovery(replica: Replica, warning: Warned) -> bool:
     """Return whether NATS became available after a warning, and is so since."""
     dependencies = (replica.get("health") or {}).get("dependencies") or {}
-    nats = [state for name, state in dependencies.items() if name.endswith("nats")]
-    return bool(nats) and all(state.get("ok") and (state.get("for_s") or 0) < _ago_s(warning) for state in nats)
+    nats = dependencies.get("nats") or {}
+    return bool(nats.get("ok")) and (nats.get("for_s") or 0) < _ago_s(warning)
 
 
 def _ago_s(warning: Warned) -> float:

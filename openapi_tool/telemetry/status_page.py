@@ -64,7 +64,7 @@ function show(found) {
   table("now", pairs(Object.fromEntries(Object.entries(rest).filter(([, value]) => typeof value != "object"))));
   table("errors", found.errors, () => true);
   table("last", found.last, call => call.error_code);
-  ["kernels", "tools", "warnings"].forEach(name => table(name, found[name]));
+  ["tools", "warnings"].forEach(name => table(name, found[name]));
   table("keys", found.upstream_keys, () => true); table("settings", pairs(found.limits));
   table("limits", found.upstream_limits.map(({waiting_by_project: _, ...limit}) => limit),
     limit => limit.paused_s || limit.offline);
@@ -84,7 +84,6 @@ _TABLES = {
     "tools": "Calls by project and tool, the last minute",
     "last": "Last calls",
     "now": "Load now, and rates of the last minute",
-    "kernels": "Commands at the durable of each kernel",
     "settings": "Settings",
 }
 

@@ -43,6 +43,8 @@ from nats.js.api import AckPolicy, ConsumerConfig
 from nats.js.errors import ServiceUnavailableError
 from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixed
 
+from openapi_tool.protocol.dialect import DEFAULT_VERSION
+
 DEADLINE_S = 30.0
 """Seconds for which the kernel's worker waits for a turn's results; then its watchdog reports a timeout."""
 
@@ -190,10 +192,7 @@ def _described(reaction: Reaction) -> str:
     return f"{reaction.outage}: replica {reaction.replica} unready after {reaction.unready_after_s} s, {ready}"
 
 
-MAIN, OLDER = "v1r4", "v1r3"
-"""Protocol versions of the kernels of a run."""
-
-COMMANDS, DEAD_LETTERS = f"cg_cmd_{MAIN}", "openapi_tool_dead_letters"
+COMMANDS, DEAD_LETTERS = f"cg_cmd_{DEFAULT_VERSION}", "openapi_tool_dead_letters"
 _BATCH, _MINUTE_S = 500, 60.0
 _READ_AGAIN_S, _READ_WITHIN_S = 0.5, 20.0
 _OK = 200
@@ -249,7 +248,7 @@ async def check(
     path: Path,
     requests: Iterable[Mapping[str, Any]],
     deadline_s: float = math.inf,
-    version: str = MAIN,
+    version: str = DEFAULT_VERSION,
     per_minute: float = math.inf,
 ) -> dict[str, Any]:
     """Return the findings about one kernel of a run; lists contain ids of calls."""
@@ -298,7 +297,7 @@ async def check(
 
 def _doorbell_key(doorbell: Message, version: str) -> str | None:
     """Return the turn of a doorbell; in v1r3, whose doorbells name none, its trace."""
-    if version == MAIN:
+    if version == DEFAULT_VERSION:
         return doorbell.headers.get("CG-Turn-Id")
     return doorbell.headers.get("traceparent", "--").split("-")[1]
 

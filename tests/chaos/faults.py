@@ -126,15 +126,13 @@ def upstream_fault(seconds: float, **rule: Any) -> Callable[[Run], Awaitable[int
 
 
 async def duplicate(run: Run) -> int:
-    for load in run.loads:
-        await load.duplicate(run.random.getrandbits(32))
+    await run.load.duplicate(run.random.getrandbits(32))
     return 1
 
 
 async def poison(run: Run) -> int:
-    for load in run.loads:
-        await load.publish_malformed()
-        await load.publish_poison(run.random.getrandbits(32))
+    await run.load.publish_malformed()
+    await run.load.publish_poison(run.random.getrandbits(32))
     return 1
 
 

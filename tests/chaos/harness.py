@@ -93,10 +93,7 @@ class Addresses:
 
 @dataclass(slots=True)
 class Run:
-    """The servers, replicas and load of a run; `outage_s` is the duration of an outage.
-
-    `older` is the load of a second kernel, of protocol v1r3, which the same replicas serve.
-    """
+    """The servers, replicas and load of a run; `outage_s` is the duration of an outage."""
 
     stack: EmbeddedStack
     addresses: Addresses
@@ -108,16 +105,10 @@ class Run:
     random: random.Random
     faults: dict[str, dict[str, int]] = field(default_factory=dict)
     background: set[asyncio.Task[Any]] = field(default_factory=set)
-    older: Load | None = None
-
-    @property
-    def loads(self) -> list[Load]:
-        """Return the load of each kernel."""
-        return [self.load, *([self.older] if self.older else [])]
 
     async def place(self, calls: int, per_second: float) -> None:
-        """Place `calls` calls in each kernel."""
-        await asyncio.gather(*(load.run(calls, per_second) for load in self.loads))
+        """Place `calls` calls."""
+        await self.load.run(calls, per_second)
 
     def normal_rules(self) -> list[dict[str, Any]]:
         """Return the rules of the double outside of faults: every request succeeds."""

@@ -20,7 +20,7 @@ from nats.js import JetStreamContext
 
 from openapi_tool.local.caller import Caller
 from openapi_tool.local.placed_call import PlacedCall, wakeup_key
-from tests.chaos.checker import MAIN
+from openapi_tool.protocol.dialect import DEFAULT_VERSION
 from tests.chaos.fail_points import KILLER
 
 PROJECT, AGENT = "proj_chaos", "agent_chaos"
@@ -41,8 +41,6 @@ _CONSUME = (
     "where message_type = 'tool_result' and status = 'pending' and {} = any($1)"
 )
 _WORKER, _WAKEUPS_AT_ONCE = "chaos_worker", 100
-_NUMBER_OFFSET = 1_000_000
-"""Added to the numbers of the second kernel's calls, so that no two kernels have the same query."""
 
 _CONNECT_OPTIONS = {"max_reconnect_attempts": -1, "reconnect_time_wait": 0.25, "ping_interval": 1, "connect_timeout": 1}
 """Detect a frozen server within seconds: otherwise hardly any call would be placed while it is frozen."""
@@ -86,7 +84,12 @@ class Load:
     """The kernel of one protocol version: places calls, and continues after every outage."""
 
     def __init__(
-        self, dsn: str, nats_urls: Sequence[str], journal: Journal, random_: random.Random, version: str = MAIN
+        self,
+        dsn: str,
+        nats_urls: Sequence[str],
+        journal: Journal,
+        random_: random.Random,
+        version: str = DEFAULT_VERSION,
     ) -> None:
         self.version = version
         self._dsn = dsn
@@ -96,7 +99,7 @@ class Load:
         self._stack = AsyncExitStack()
         self._caller: Caller | None = None
         self._connecting = asyncio.Lock()
-        self._numbers = count(0 if version == MAIN else _NUMBER_OFFSET)
+        self._numbers = count()
         self.sent = 0
 
     async def prepare(self, replicas: int = 1) -> None:
@@ -136,7 +139,7 @@ class Load:
 
     async def publish_malformed(self) -> None:
         """Publish an unanswerable command, and in v1r4 one whose body is no JSON (in v1r3 unanswerable, too)."""
-        if self.version == MAIN:
+        if self.version == DEFAULT_VERSION:
             await self.send("never asked", "malformed", 0.0, data=b"{broken")
         await self.publish_unanswerable()
 
@@ -208,7 +211,7 @@ class Load:
 async def _consume_woken(
     connection: asyncpg.Connection, worker: JetStreamContext.PullSubscription, version: str
 ) -> None:
-    column = "agent_turn_id" if version == MAIN else "trace_id"
+    column = "agent_turn_id" if version == DEFAULT_VERSION else "trace_id"
     with contextlib.suppress(nats.errors.TimeoutError):  # no doorbell
         wakeups = await worker.fetch(_WAKEUPS_AT_ONCE, timeout=_CONSUME_S)
         woken = [wakeup_key(wakeup) for wakeup in wakeups]

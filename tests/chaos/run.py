@@ -26,8 +26,9 @@ import nats
 from openapi_tool.local.caller import prepare_database
 from openapi_tool.local.servers import free_port
 from openapi_tool.local.stack import EmbeddedStack, kernel_schema
+from openapi_tool.protocol.dialect import DEFAULT_VERSION, ProtocolVersion
 from openapi_tool.protocol.subjects import default_durable
-from tests.chaos.checker import OLDER, REACTION_S, check
+from tests.chaos.checker import REACTION_S, check
 from tests.chaos.fail_points import FOLDER_VARIABLE
 from tests.chaos.faults import Standard, record_discarded, record_kills, schedule
 from tests.chaos.files import Files
@@ -61,8 +62,8 @@ class Options:
     `calls`: at least this many are placed. The load continues until every fault of `kinds` was injected; in an endless
     profile until each has hit a running call, for at most `hit_all_within_s`. `outage_s`: duration of an outage.
     `rest_s`: pause between faults, by default the profile's; `every_s`: its range in an endless profile. `settle_s`:
-    maximum time for the remaining commands after the load. `keep`: folder for copies of journal and logs. `both`: the
-    replicas serve a second kernel, of protocol v1r3, with a load of its own.
+    maximum time for the remaining commands after the load. `keep`: folder for copies of journal and logs. `version`: of
+    the kernel's protocol.
     """
 
     calls: int = 1000
@@ -78,13 +79,13 @@ class Options:
     rest_s: float | None = None
     settle_s: float = 90.0
     keep: Path | None = None
-    both: bool = False
+    version: ProtocolVersion = DEFAULT_VERSION
 
 
 async def chaos(stack: EmbeddedStack, options: Options) -> dict[str, Any]:
     """Run, check, and return the findings and faults. Raises NotInstalled, ValueError for an unknown fault."""
-    if options.both and options.profile != "standard":
-        raise ValueError("only the standard profile has a second kernel")
+    if options.version != DEFAULT_VERSION and options.profile != "standard":
+        raise ValueError(f"only the standard profile has a kernel of {options.version}")
     profile = PROFILES[options.profile](stack)
     if unknown := set(options.kinds) - set(profile.faults()):
         raise ValueError(f"{options.profile} has no {sorted(unknown)}, only {sorted(profile.faults())}")
@@ -95,17 +96,14 @@ async def chaos(stack: EmbeddedStack, options: Options) -> dict[str, Any]:
         if options.keep is not None:
             _save_logs(run, options.keep)
         found = await findings(run, profile.deadline_s, profile.per_minute)
-        older = await _older_findings(run) if run.older else None
     seconds = round(time.monotonic() - began)
-    failed = [f"{OLDER}.{name}" for name in failures(older, profile)] if older else []
     return {
         "profile": options.profile,
         **found,
-        **({OLDER: older} if older else {}),
         "faults": run.faults,
         "seed": options.seed,
         "seconds": seconds,
-        "failed": [*failures(found, profile), *failed],
+        "failed": failures(found, profile),
     }
 
 
@@ -127,31 +125,19 @@ async def prepare(profile: Profile, options: Options, exits: AsyncExitStack) -> 
     folder = stack.folder / f"chaos-{options.seed}-{time.monotonic_ns()}"
     folder.mkdir()
     addresses = await profile.open(exits)
-    await prepare_database(stack.postgres.dsn(), DATABASE, kernel_schema())
+    await prepare_database(stack.postgres.dsn(), DATABASE, kernel_schema(options.version))
     await make_role(stack.postgres.dsn(DATABASE))
     journal = Journal(folder / "journal")
-    load = Load(addresses.dsn, addresses.nats_urls, journal, _random(options))
+    load = Load(addresses.dsn, addresses.nats_urls, journal, _random(options), options.version)
     run = Run(stack, addresses, options.outage_s, folder, [], load, journal, _random(options))
-    more = await _add_older_kernel(run, options) if options.both else {}
     run.replicas = [
-        _replica(run, number, {**profile.settings(number), **more}, options.executor or profile.executor)
+        _replica(run, number, profile.settings(number), options.executor or profile.executor)
         for number in range(options.replicas or profile.replicas)
     ]
     stack.upstream.clear_requests()
     await run.rules()
-    for one in run.loads:
-        await one.prepare(addresses.stream_replicas)
+    await load.prepare(addresses.stream_replicas)
     return run
-
-
-async def _add_older_kernel(run: Run, options: Options) -> Mapping[str, str]:
-    """Add a second kernel on the same servers; return the settings by which the replicas serve it, too."""
-    postgres, name = run.stack.postgres, f"{DATABASE}_{OLDER}"
-    await prepare_database(postgres.dsn(), name, kernel_schema(OLDER))
-    await make_role(postgres.dsn(name))
-    journal = Journal(run.folder / f"journal-{OLDER}")
-    run.older = Load(postgres.dsn(name), run.addresses.nats_urls, journal, _random(options), OLDER)
-    return {"OPENAPI_TOOL__DIALECTS__V1R3__POSTGRES__DSN": dsn_of(run.stack, name)}
 
 
 async def findings(run: Run, deadline_s: float, per_minute: float = math.inf) -> dict[str, Any]:
@@ -160,19 +146,14 @@ async def findings(run: Run, deadline_s: float, per_minute: float = math.inf) ->
     record_discarded([replica.process.log_text() for replica in run.replicas], run.journal)
     requests = await asyncio.to_thread(run.stack.upstream.requests)
     return await check(
-        run.addresses.dsn, run.addresses.nats_urls, run.journal.path, requests, deadline_s, per_minute=per_minute
+        run.addresses.dsn,
+        run.addresses.nats_urls,
+        run.journal.path,
+        requests,
+        deadline_s,
+        per_minute=per_minute,
+        version=run.load.version,
     )
-
-
-async def _older_findings(run: Run) -> dict[str, Any]:
-    """Return the findings of the checker for the second kernel; copy the faults, which hit both, to its journal."""
-    path = run.folder / f"journal-{OLDER}"
-    lines = run.journal.path.read_text().splitlines(keepends=True)
-    with path.open("a") as journal:
-        journal.writelines(line for line in lines if not line.startswith(('{"call"', '{"discarded"')))
-    requests = await asyncio.to_thread(run.stack.upstream.requests)
-    dsn = run.stack.postgres.dsn(f"{DATABASE}_{OLDER}")
-    return await check(dsn, run.addresses.nats_urls, path, requests, version=OLDER)
 
 
 def _random(options: Options) -> random.Random:
@@ -185,6 +166,7 @@ def _replica(run: Run, number: int, own: Mapping[str, str], executor: str) -> Re
         FOLDER_VARIABLE: str(run.folder),
         "OPENAPI_TOOL__HEALTH__PORT": str(port),
         "OPENAPI_TOOL__SECRETS__ALLOWED_ENV": "SEARCH_API_KEY",
+        "OPENAPI_TOOL__PROTOCOL__VERSION": run.load.version,
         "PG_DSN": dsn_of(run.stack, DATABASE),
         **run.addresses.settings,
         **own,
@@ -200,7 +182,7 @@ async def _with_faults(run: Run, profile: Profile, options: Options) -> None:
     helpers = [
         asyncio.create_task(run.keep_replicas_alive()),
         asyncio.create_task(probe(run.replicas, run.journal)),
-        *(asyncio.create_task(load.consume()) for load in run.loads),
+        asyncio.create_task(run.load.consume()),
     ]
     try:
         await profile.place(run, options.calls, options.per_second)
@@ -250,8 +232,7 @@ async def start(run: Run) -> None:
 async def stop(run: Run) -> None:
     """Stop all replicas and the load."""
     await asyncio.gather(*(asyncio.to_thread(replica.process.stop) for replica in run.replicas))
-    for load in run.loads:
-        await load.close()
+    await run.load.close()
 
 
 async def settled(run: Run, settle_s: float = 90.0) -> None:
@@ -259,13 +240,12 @@ async def settled(run: Run, settle_s: float = 90.0) -> None:
     client = await nats.connect(list(run.addresses.nats_urls))
     give_up = time.monotonic() + settle_s
     try:
-        for load in run.loads:
-            stream, durable = f"cg_cmd_{load.version}", default_durable(load.version, "jina")
-            while time.monotonic() < give_up:
-                info = await client.jetstream().consumer_info(stream, durable)
-                if not info.num_pending and not info.num_ack_pending:
-                    break
-                await asyncio.sleep(0.1)
+        stream, durable = f"cg_cmd_{run.load.version}", default_durable(run.load.version, "jina")
+        while time.monotonic() < give_up:
+            info = await client.jetstream().consumer_info(stream, durable)
+            if not info.num_pending and not info.num_ack_pending:
+                break
+            await asyncio.sleep(0.1)
         await asyncio.sleep(_QUIET_S)
     finally:
         await client.close()
@@ -281,8 +261,7 @@ def main() -> None:
     except NotInstalled as missing:
         sys.stdout.write(json.dumps({"profile": options.profile, "skipped": str(missing)}) + "\n")
         return
-    counted = _counted(found) | ({OLDER: _counted(found[OLDER])} if OLDER in found else {})
-    sys.stdout.write(json.dumps(counted) + "\n")
+    sys.stdout.write(json.dumps(_counted(found)) + "\n")
     sys.exit(bool(found["failed"]))
 
 
@@ -296,7 +275,9 @@ def _counted(found: Mapping[str, Any]) -> dict[str, Any]:
 def _options() -> Options:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--profile", default="standard", choices=sorted(PROFILES), help="what fails, and which servers")
-    parser.add_argument("--protocol", default="v1r4", choices=("v1r4", "both"), help="both adds a kernel of v1r3")
+    parser.add_argument(
+        "--protocol", type=ProtocolVersion, default=DEFAULT_VERSION, choices=list(ProtocolVersion), help="of the kernel"
+    )
     parser.add_argument("--calls", type=int, help="calls to place (standard: 10000, else 2000)")
     parser.add_argument("--per-second", type=float, default=17.0, help="calls placed a second")
     parser.add_argument("--seed", type=int, default=1, help="a schedule of faults")
@@ -312,7 +293,7 @@ def _options() -> Options:
         profile=arguments.profile,
         outage_s=arguments.outage,
         keep=arguments.keep,
-        both=arguments.protocol == "both",
+        version=arguments.protocol,
     )
 
 

@@ -145,24 +145,6 @@ async def test_a_database_of_the_other_version(
 
 
 @requirement("start.reasons")
-async def test_the_older_kernel_that_cannot_be_reached_is_named_by_its_own_settings(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    older = {
-        "postgres": {"dsn": f"postgresql://user@{UNREACHABLE}/older"},
-        "nats": {"servers": f"nats://{UNREACHABLE}"},
-    }
-    settings = Settings(postgres={"dsn": "postgresql://unused"}, dialects={"v1r3": older})
-    [kernel] = build_bootstrap(settings, {"JINA_API_KEY": "a-key-of-the-test"}).others
-    await begun_of(kernel, 6)  # so that both servers are tried
-    prefix = "OPENAPI_TOOL__DIALECTS__V1R3__"
-    assert [line.partition("; ")[2] for line in sorted(warnings(caplog))] == [
-        f"check dialects.v1r3.nats.servers ({prefix}NATS__SERVERS)",
-        f"check dialects.v1r3.postgres.dsn ({prefix}POSTGRES__DSN)",
-    ]
-
-
-@requirement("start.reasons")
 async def test_a_nats_server_at_the_address_of_postgresql(
     stack: EmbeddedStack, caplog: pytest.LogCaptureFixture
 ) -> None:

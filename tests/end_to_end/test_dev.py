@@ -232,8 +232,6 @@ async def test_a_kernel_of_the_older_protocol_is_simulated_and_found(
     assert called.returncode == 0, called.stderr
     assert "1. Result 1 for hello world" in called.stdout
     await dev.line("← jina_search success")
-    refused = await asyncio.to_thread(call, environment, "jina_search", "--protocol", "v1r4")
-    assert (refused.returncode, "is of protocol v1r3, not of v1r4" in refused.stderr) == (2, True)
     (tmp_path / "mine.yaml").write_text(json.dumps({**reader_tool(), "after_execution": "suspend"}))
     words = ["tools", "apply", str(tmp_path / "mine.yaml"), "--project", PROJECT, "--yes"]
     applied = await asyncio.to_thread(lambda: CliRunner().invoke(app, words, env=environment))
@@ -658,7 +656,6 @@ def test_of_several_running_dev_stacks_one_must_be_named(state: Path, monkeypatc
         assert "NATS at 127.0.0.1:2: connection refused" in exported.stderr
         unknown = CliRunner().invoke(app, ["--dev", "three", "top", "--once"])
         assert (unknown.exit_code, unknown.stderr) == (2, "openapi-tool: no dev stack named 'three' is running\n")
-        assert running_dev("v1r3").nats_servers == "nats://127.0.0.1:2", "the only one of this protocol"
 
 
 @pytest.mark.parametrize(

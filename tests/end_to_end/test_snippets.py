@@ -29,7 +29,7 @@ from nats.aio.client import Client
 from typer.testing import CliRunner
 
 from openapi_tool.cli import app
-from openapi_tool.cli.kernels import NO_DATABASE
+from openapi_tool.cli.kernel import NO_DATABASE
 from openapi_tool.local.caller import Caller
 from openapi_tool.local.dev import FALLBACKS
 from openapi_tool.local.stack import EmbeddedStack
@@ -256,9 +256,10 @@ def _is_a_policy(text: str) -> None:
     assert policy.projects
 
 
-def _adds_a_kernel(text: str) -> None:
-    settings = Settings.model_validate({"postgres": {"dsn": "postgresql://h/db"}, **tomllib.loads(text)})
-    assert settings.dialects.v1r3 is not None
+def _is_of_the_older_kernel(text: str) -> None:
+    settings = Settings.model_validate(tomllib.loads(text))
+    assert settings.protocol.version == settings.quotas.kernel == "v1r3"
+    assert settings.quotas.nats is not None
 
 
 def _limits_a_project(text: str) -> None:
@@ -330,6 +331,7 @@ HANDLED: dict[tuple[str, str], Callable[[str], None] | str] = {
     ("SECURITY.md", "delete from cards"): "tests/wire/test_secrets.py runs it",
     ("SECURITY.md", "nats stream purge"): "tests/wire/test_secrets.py purges the subject; the program nats is Go's",
     ("helm/openapi-tool/README.md", "image:"): "tests/unit/test_chart.py renders the chart with it",
+    ("helm/openapi-tool/README.md", "config:"): "tests/unit/test_chart.py renders the chart with it",
     ("helm/openapi-tool/README.md", "podSecurityContext:"): "tests/unit/test_chart.py renders the chart with it",
     ("helm/openapi-tool/README.md", "secrets:"): "tests/unit/test_chart.py renders the chart with it",
     ("helm/openapi-tool/README.md", "autoscaling:"): "tests/unit/test_chart.py renders the chart with it",
@@ -338,7 +340,7 @@ HANDLED: dict[tuple[str, str], Callable[[str], None] | str] = {
     ("docs/registering-tools.md", "import json"): _passes,
     ("docs/least-privilege.md", "grant usage"): _is_printed,
     ("docs/least-privilege.md", "permissions: {"): "test_a_nats_server_accepts_the_permissions_of_other_users",
-    ("docs/migrating.md", "[dialects.v1r3"): _adds_a_kernel,
+    ("docs/migrating.md", "[protocol]"): _is_of_the_older_kernel,
     ("docs/registering-tools.md", "my-tools/search.yaml:9:7"): "what `lint` prints of a wrong definition",
     ("docs/registering-tools.md", "[policy]"): _is_a_policy,
     ("docs/registering-tools.md", "[project.entry-points"): _is_an_entry_point,

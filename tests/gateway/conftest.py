@@ -13,7 +13,7 @@ import pytest
 from mcp import Client
 
 from openapi_tool.bootstrap import build_bootstrap, lint_limits
-from openapi_tool.cli.kernels import NO_DATABASE
+from openapi_tool.cli.kernel import NO_DATABASE
 from openapi_tool.gateway.assembly import open_gateway
 from openapi_tool.gateway.calls import Caller, Gateway
 from openapi_tool.gateway.tools import ToolFolder, built_in_tools

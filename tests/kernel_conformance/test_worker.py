@@ -337,7 +337,7 @@ def test_a_silent_server_is_reported_in_one_line(
     command: list[str], lines: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second line of `deadletters` says where to look meanwhile."""
-    monkeypatch.setattr("openapi_tool.cli.kernels.CONNECT_S", 0.2)
+    monkeypatch.setattr("openapi_tool.cli.kernel.CONNECT_S", 0.2)
     with silent() as url:
         found = CliRunner().invoke(app, command, env={"NATS_SERVERS": url, "PG_DSN": "postgresql://nobody/x"})
     assert (found.exit_code, found.stderr.count("\n")) == (2, lines)

@@ -247,7 +247,12 @@ def test_replicas_whose_calls_wait_since_the_same_millisecond_leave_the_turn_to_
     async def work() -> None:
         world = World(LimitOptions(search_concurrent=1))
         pods = [world.pod() for _ in range(3)]
-        async with world.store.watch(lambda key, stored: [pod.limiter.on_change(key, stored) for pod in pods]):
+
+        def on_change(key: str, stored: Stored) -> None:
+            for pod in pods:
+                pod.limiter.on_change(key, stored)
+
+        async with world.store.watch(on_change):
             for number in range(6):
                 # Each later than the whole millisecond by another fraction of it.
                 pods[number % 3].start(world.call(pods[number % 3], "one", 60.0, 0.5))

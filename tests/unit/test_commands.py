@@ -663,23 +663,20 @@ def test_top_folds_no_number_and_no_short_name(width: int) -> None:
     assert {"vm-19346", "126", "12.5", "running"} <= set(words)
 
 
-def of_kernel(protocol: str, unacknowledged: int) -> dict[str, Any]:
-    return {"protocol": protocol, "pending": 7, "unacknowledged": unacknowledged, "max_unacknowledged": 100}
+FULL = {"pending": 7, "unacknowledged": 100, "max_unacknowledged": 100}
 
 
-@requirement("cli.top", "dialects.isolated")
-def test_top_shows_each_kernel_of_a_process() -> None:
-    calls = [{"protocol": protocol, "project": "p", "tool": "t", "calls": 3} for protocol in ("v1r3", "v1r4")]
-    replica = {**REPLICA, "tools": calls, "kernels": [of_kernel("v1r3", 100), of_kernel("v1r4", 2)]}
+@requirement("cli.top")
+def test_top_shows_the_durable_once_for_all_replicas() -> None:
+    replica = {**REPLICA, "tools": [{"project": "p", "tool": "t", "calls": 3}], **FULL}
     written = io.StringIO()
     Console(file=written, width=120).print(top.shown([replica, {**replica, "instance": "vm-2"}]))
     shown = written.getvalue()
     rows = [line.split() for line in shown.replace("│", " ").splitlines() if " p " in line]
-    assert rows == [["v1r3", "p", "t", "6", "0"], ["v1r4", "p", "t", "6", "0"]]
-    assert "durable of v1r3: 7 commands not delivered, 100 not settled" in shown
-    assert "durable of v1r4: 7 commands not delivered, 2 not settled" in shown
+    assert rows == [["p", "t", "6", "0"]]
+    assert shown.count("durable: 7 commands not delivered, 100 not settled") == 1
     assert found_problems([replica]).now == [
-        "the durable of v1r3 has 100 unsettled commands, its maximum: see durable.full in the log"
+        "the durable has 100 unsettled commands, its maximum: see durable.full in the log"
     ]
 
 
@@ -729,8 +726,8 @@ _OVER: dict[str, dict[str, Any]] = {
     "key.blocked": {"upstream_keys": [{"variable": "KEY", "state": "exhausted", "status": 402, "tried_again_s": 90.0}]},
     "budgets.not_shared": {"health": {"budgets_by_last_known_state": "bucket is full"}},
     "clock.offset": {"health": {"clock_offset_s": -28.0}},
-    "durable.full": {"kernels": [{"protocol": "v1r4", "pending": 1, "unacknowledged": 100, "max_unacknowledged": 100}]},
-    "nats.silent": {"health": {"dependencies": {"v1r3.nats": {"ok": False, "reason": "silent"}}}},
+    "durable.full": FULL,
+    "nats.silent": {"health": {"dependencies": {"nats": {"ok": False, "reason": "silent"}}}},
     "consumer.lost": {"health": {"dependencies": {"consumer": {"ok": False, "reason": "paused"}}}},
 }
 
@@ -773,7 +770,7 @@ def test_warnings_are_listed_newest_first_and_those_before_the_last_minute_apart
 
 @requirement("cli.top")
 def test_top_begins_with_the_problems_and_names_the_errors_of_each_tool() -> None:
-    row = {"protocol": "v1r4", "project": "p", "tool": "t"}
+    row = {"project": "p", "tool": "t"}
     errors = [{**row, "error_code": code, "calls": calls} for code, calls in (("rate_limited", 3), ("bad_request", 1))]
     replica = {**paused("vm-1", 3.5, 2.0), "tools": [{**row, "calls": 7}], "errors": errors}
     written = io.StringIO()
@@ -782,7 +779,7 @@ def test_top_begins_with_the_problems_and_names_the_errors_of_each_tool() -> Non
     assert lines[0] == "! vm-1: the upstream answered 429: search requests with KEY pause for 3.5 s"
     [line] = [line for line in lines if "rate_limited" in line]
     assert [cell.strip() for cell in line.strip("│").split("│")] == [
-        "v1r4", "p", "t", "7", "4", "3 rate_limited, 1 bad_request",
+        "p", "t", "7", "4", "3 rate_limited, 1 bad_request",
     ]  # fmt: skip
     quiet = io.StringIO()
     Console(file=quiet, width=120).print(top.shown([REPLICA]))

@@ -121,7 +121,7 @@ m.main()
 
 
 def test_every_dependency_is_explained() -> None:
-    explained = (ROOT / "docs" / "dependencies.md").read_text(encoding="utf-8")
+    explained = (ROOT / "docs" / "internal" / "dependencies.md").read_text(encoding="utf-8")
     groups = [PROJECT["dependencies"], *PROJECT["optional-dependencies"].values()]
     names = [re.split(r"[<>=;\[ ]", requirement, maxsplit=1)[0] for group in groups for requirement in group]
     assert [name for name in names if f"`{name}`" not in explained] == []
@@ -163,6 +163,13 @@ def test_make_replaces_an_environment_of_another_python_if_one_is_named(
         command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
     )
     assert ("venv --clear .venv" in done.stdout) == made_again
+
+
+def test_make_help_begins_with_what_is_needed_every_day() -> None:
+    done = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True)  # noqa: S607
+    names = [line.split()[0] for line in done.stdout.splitlines()]
+    assert names[:5] == ["install", "demo", "dev", "test", "check"]
+    assert {"thorough", "chaos", "bench", "image"} <= set(names[5:])
 
 
 def test_make_figures_passes_its_arguments() -> None:

@@ -429,7 +429,7 @@ def test_every_value_in_use_is_known(tmp_path: Path) -> None:
     settings = Settings.model_validate(sections)
     bootstrap = build_bootstrap(settings, environment)
     libpq = DriverOptions(settings.postgres.parsed, environment, None)
-    known = [value for _, value in secret_values(settings, bootstrap.secrets, environment, [libpq])]
+    known = [value for _, value in secret_values(settings, bootstrap.secrets, environment, libpq)]
     hidden = {
         *("key-of-jina", "key-of-the-service", "password-of-libpq", "token-of-collector", "key-of-collector"),
         *("p%40ss-word", "p@ss-word", "password-of-query", "password-of-nats", token, seed),

@@ -26,8 +26,8 @@ from openapi_tool import __version__, bootstrap
 from openapi_tool.bootstrap import build_bootstrap
 from openapi_tool.cli import app
 from openapi_tool.options.section import Options
-from openapi_tool.protocol.dialect import ProtocolVersion
 from openapi_tool.service import process
+from openapi_tool.service.file_limit import fit_to_file_limit
 from openapi_tool.settings import (
     CONFIG_VARIABLE,
     KERNEL_CONFIG_VARIABLE,
@@ -115,17 +115,33 @@ def test_all_mistakes_are_named_at_once_without_their_values(monkeypatch: pytest
     assert "password-pasted-here" not in str(wrong.value)
 
 
+REMOVED = "one process serves one kernel; run a second process for the other kernel, as docs/migrating.md shows"
+
+
+@requirement("settings.errors")
+def test_settings_of_a_second_kernel_name_the_document_about_two_processes(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config.write_text('[dialects.v1r3.postgres]\ndsn = "postgresql://older@db/older"\n')
+    with pytest.raises(SettingsError) as wrong:
+        load_settings()
+    assert [problem.partition(": ")[2] for problem in wrong.value.problems] == [REMOVED]
+    config.write_text("")
+    variable = f"{PREFIX}DIALECTS__V1R3__POSTGRES__DSN"
+    monkeypatch.setenv(variable, "postgresql://older@db/older")
+    with pytest.raises(SettingsError) as wrong:
+        load_settings()
+    assert wrong.value.problems == [f"{variable}: {REMOVED}"]
+
+
 @pytest.mark.parametrize("actor_id", ["tool.openapi.{tenant}", "tool.{target}.{target", "tool.}", "tool.{}"])
 @requirement("settings.errors")
 def test_an_author_with_an_unknown_placeholder_is_refused(actor_id: str) -> None:
-    dialects = {"v1r3": {"postgres": {"dsn": "postgresql://older@db/older"}, "actor_id": actor_id}}
     with pytest.raises(SettingsError) as wrong:
-        load_settings({"protocol": {"actor_id": actor_id}, "dialects": dialects})
-    assert {problem.partition(": ")[0] for problem in wrong.value.problems} == {
-        "protocol.actor_id",
-        "dialects.v1r3.actor_id",
-    }
-    assert all(problem.endswith("the only placeholder is {target}") for problem in wrong.value.problems)
+        load_settings({"protocol": {"actor_id": actor_id}})
+    [problem] = wrong.value.problems
+    assert problem.startswith("protocol.actor_id: ")
+    assert problem.endswith("the only placeholder is {target}")
     known = load_settings({"protocol": {"actor_id": "tool.{target}.{target}"}})
     assert known.actor_id == "tool.jina.jina"
 
@@ -462,15 +478,13 @@ def _paths() -> list[tuple[str, str]]:
 def test_a_file_that_vanishes_after_the_load_does_not_spoil_the_settings(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The kernels' settings are derived at each reload, while another process may replace the file."""
+    """The settings are derived again at each reload, while another process may replace the file."""
     file = tmp_path / "seed"
     file.write_text("x")
     monkeypatch.setenv(f"{PREFIX}NATS__NKEY_SEED_FILE", str(file))
-    monkeypatch.setenv(f"{PREFIX}DIALECTS__V1R3__POSTGRES__DSN", "postgresql://db/older")
     settings = load_settings()
     file.unlink()
-    assert [kernel.protocol.version for kernel in settings.kernels] == ["v1r4", "v1r3"]
-    assert settings.of_version(ProtocolVersion.V1R3).nats.nkey_seed_file == file
+    assert fit_to_file_limit(settings, 64).nats.nkey_seed_file == file
     with pytest.raises(SettingsError):
         build_bootstrap(settings, os.environ)
 
@@ -521,7 +535,8 @@ def test_options_of_components_contain_sections_and_repeat_none_of_their_keys() 
                 repeated |= {f"{name}.{key}" for key in getattr(kind, "__dataclass_fields__", {}) if key in keys}
     versions = {"DurableOptions.version", "PoolOptions.version"}
     others = {"ConsumerOptions.durable", "ConsumerOptions.replicas", "PipelineOptions.actor_id"}
-    assert repeated == versions | others
+    connections = {"BusOptions.nats", "DurableOptions.nats"}  # the section `nats` itself, or that of quotas
+    assert repeated == versions | others | connections
 
 
 @requirement("settings.errors")
@@ -565,7 +580,7 @@ def test_help_works_for_every_command_and_version_for_the_program(words: tuple[s
     [
         (("tools", "export", "--format", "bogus"), "Invalid value for '--format': 'bogus' is not one of 'openai', "),
         (("usage", "--project", "p", "--by", "colour"), "Invalid value for '--by': 'colour' is not one of 'tool', "),
-        (("check", "--protocol", "v9"), "Invalid value for '--protocol': 'v9' is not one of 'v1r4', 'v1r3'."),
+        (("demo", "--protocol", "v9"), "Invalid value for '--protocol': 'v9' is not one of 'v1r4', 'v1r3'."),
         (("call", "x", "--timeout", "abc"), "Invalid value for '--timeout': must be a valid number\n"),
         (("call", "--version"), "put --version before the command: openapi-tool --version\n"),
         (("tools", "lint", "--version"), "put --version before the command: openapi-tool --version\n"),

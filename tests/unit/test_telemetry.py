@@ -840,14 +840,6 @@ def test_connections_are_limited_so_that_all_purposes_have_files(
 
 
 @requirement("open_files")
-def test_two_kernels_share_the_files_for_their_databases() -> None:
-    older = {"postgres": {"dsn": "postgresql://h/older"}, "nats": {"servers": "nats://h"}}
-    settings = Settings.model_validate({"postgres": {"dsn": "postgresql://h/db"}, "dialects": {"v1r3": older}})
-    fitted = fit_to_file_limit(settings, 64)
-    assert [kernel.postgres.pool_size for kernel in fitted.kernels] == [4, 4]
-
-
-@requirement("open_files")
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE])
 def test_a_shortage_of_files_is_named_for_every_dependency(number: int) -> None:
     shortage = OSError(number, os.strerror(number))
@@ -934,7 +926,7 @@ async def test_the_page_has_a_strict_policy_and_its_numbers_no_payload(page_port
     stats = json.loads(answer.partition(b"\r\n\r\n")[2])
     assert (stats["instance"], stats["limits"]) == ("replica-1", {"a.limit": 7})
     assert stats["last"][0].keys() == {
-        "ago_s", "protocol", "project", "tool_call_id", "tool", "status", "error_code", "ms", "tokens", "cached",
+        "ago_s", "project", "tool_call_id", "tool", "status", "error_code", "ms", "tokens", "cached",
     }  # fmt: skip
 
 

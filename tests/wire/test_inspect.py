@@ -235,9 +235,7 @@ async def test_top_shows_calls_errors_and_problems(world: World) -> None:
     await world.send(await world.place())
     (replica,) = (found := await top_output(world))["replicas"]
     assert (replica["calls"], replica["failed"], replica["running"], replica["slots"]) == (1, 1, 0, 64)
-    assert replica["errors"] == [
-        {"protocol": "v1r4", "project": PROJECT, "tool": "jina.search", "error_code": "auth_failed", "calls": 1}
-    ]
+    assert replica["errors"] == [{"project": PROJECT, "tool": "jina.search", "error_code": "auth_failed", "calls": 1}]
     assert replica["limits"]["executor.concurrency"] == 64
     assert "consumer is unavailable" in " ".join(found["problems"]), "no monitor runs in this test"
     text = await run(world, "top", "--once")
@@ -250,15 +248,15 @@ async def test_top_shows_calls_errors_and_problems(world: World) -> None:
 _ROW = {"project": "p", "tool": "t", "calls": 1}
 FORGED: tuple[dict[str, Any], ...] = (
     *(
-        {"kernels": [{"protocol": "v1r4", "pending": "x"}]},
-        {"kernels": {}},
+        {"pending": "x"},
+        {"work": {"running": "x"}},
         {"waiting": "many"},
         {"tools": [{"project": "a"}]},
         {"tools": 7},
         {"warnings": [1]},
     ),
     *({"tools": [{**_ROW, "project": [1]}]}, {"errors": [{**_ROW, "calls": "9"}]}, {"health": "no"}),
-    *({"health": {"dependencies": {"x": 1}}}, {"phases_p95_ms": {"load": "slow"}}, {"durables": 3}),
+    *({"health": {"dependencies": {"x": 1}}}, {"phases_p95_ms": {"load": "slow"}}, {"durable": 3}),
     *({"tools": [_ROW] * 300}, {"warnings": [{"action": "a", "count": 1, "message": "x" * 5_000}]}),
     *({"upstream_limits": [{"used": "x"}]}, {"upstream_limits": 5}, {"upstream_keys": [7]}, {"budgets": [[]]}),
 )
@@ -508,7 +506,7 @@ async def test_gauges_show_held_commands_and_the_durables_backlog(world: World) 
     await _until_true(lambda: value("calls_running") == 1)
     assert world.components is not None
     await world.components.durable_monitor.check()
-    assert [value(f"durable_{name}", version="v1r4") for name in ("unacknowledged", "pending")] == [1, 0]
+    assert [value(f"durable_{name}") for name in ("unacknowledged", "pending")] == [1, 0]
     assert (value("commands_held"), value("slots")) == (1, 64)
     first = value("oldest_held_command_seconds")
     await _until_true(lambda: value("oldest_held_command_seconds") > first)

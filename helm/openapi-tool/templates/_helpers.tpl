@@ -64,13 +64,12 @@ app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end -}}
 
 {{/* 128 MiB for the process, its memory budgets plus a quarter for memory that the allocator cannot return, 1 MiB per
-call of each kernel, and per worker process 80 MiB and 20 bytes per byte of a response (`isolation/limits.py`). */}}
+call, and per worker process 80 MiB and 20 bytes per byte of a response (`isolation/limits.py`). */}}
 {{- define "openapi-tool.memoryLimit" -}}
 {{- $config := .Values.config | default dict -}}
 {{- $responses := dig "egress" "body_budget_bytes" 256000000 $config | int64 -}}
 {{- $cache := dig "cache" "max_bytes" 4000000 $config | int64 -}}
-{{- $kernels := ternary 1 2 (empty .Values.v1r3.postgres.name) -}}
-{{- $calls := mul $kernels (dig "executor" "concurrency" 64 $config | int64) -}}
+{{- $calls := dig "executor" "concurrency" 64 $config | int64 -}}
 {{- $workers := dig "isolation" "workers" 2 $config | int64 -}}
 {{- $worker := add 83886080 (mul 20 (dig "egress" "max_response_bytes" 10000000 $config | int64)) -}}
 {{- $bytes := add (div (mul (add $responses $cache) 5) 4) (mul $calls 1048576) (mul $workers $worker) 134217728 -}}
@@ -324,14 +323,11 @@ envFrom:
 {{- end }}
 {{- include "openapi-tool.postgresEnv" . }}
 {{- include "openapi-tool.natsEnv" (dict "prefix" "OPENAPI_TOOL__NATS__" "volume" "nats" "login" .Values.secrets.nats "tls" .Values.secrets.natsTls) }}
-{{- with .Values.v1r3 }}
-{{- if .postgres.name }}
-{{- include "openapi-tool.secretEnv" (dict "variable" "OPENAPI_TOOL__DIALECTS__V1R3__POSTGRES__DSN" "secret" .postgres.name "key" .postgres.dsnKey) }}
+{{- with .Values.quotas }}
 {{- if .nats.servers }}
-- name: OPENAPI_TOOL__DIALECTS__V1R3__NATS__SERVERS
+- name: OPENAPI_TOOL__QUOTAS__NATS__SERVERS
   value: {{ join "," .nats.servers | quote }}
-{{- include "openapi-tool.natsEnv" (dict "prefix" "OPENAPI_TOOL__DIALECTS__V1R3__NATS__" "volume" "v1r3-nats" "login" .nats "tls" .natsTls) }}
-{{- end }}
+{{- include "openapi-tool.natsEnv" (dict "prefix" "OPENAPI_TOOL__QUOTAS__NATS__" "volume" "quotas-nats" "login" .nats "tls" .natsTls) }}
 {{- end }}
 {{- end }}
 {{- with .Values.secrets }}
@@ -367,13 +363,13 @@ envFrom:
 {{/* Mounted Secrets by the name of their volume; only the keys that are read. */}}
 {{- define "openapi-tool.mounted" -}}
 {{- $secrets := .Values.secrets -}}
-{{- $older := .Values.v1r3 -}}
+{{- $quotas := .Values.quotas -}}
 {{- $mounted := dict
   "postgres" (dict "name" $secrets.postgres.name "keys" (list $secrets.postgres.caKey $secrets.postgres.certKey $secrets.postgres.keyKey))
   "nats" (dict "name" $secrets.nats.name "keys" (list $secrets.nats.passwordKey $secrets.nats.tokenKey $secrets.nats.credentialsKey $secrets.nats.nkeySeedKey))
   "nats-tls" (dict "name" $secrets.natsTls.name "keys" (list $secrets.natsTls.caKey $secrets.natsTls.certKey $secrets.natsTls.keyKey))
-  "v1r3-nats" (dict "name" $older.nats.name "keys" (list $older.nats.passwordKey $older.nats.tokenKey $older.nats.credentialsKey $older.nats.nkeySeedKey))
-  "v1r3-nats-tls" (dict "name" $older.natsTls.name "keys" (list $older.natsTls.caKey $older.natsTls.certKey $older.natsTls.keyKey))
+  "quotas-nats" (dict "name" $quotas.nats.name "keys" (list $quotas.nats.passwordKey $quotas.nats.tokenKey $quotas.nats.credentialsKey $quotas.nats.nkeySeedKey))
+  "quotas-nats-tls" (dict "name" $quotas.natsTls.name "keys" (list $quotas.natsTls.caKey $quotas.natsTls.certKey $quotas.natsTls.keyKey))
   "upstream-ca" (dict "name" $secrets.upstreamCa.name "keys" (list $secrets.upstreamCa.key))
   "keys" (dict "name" (ternary $secrets.keys.name "" $secrets.keys.asFiles) "keys" (include "openapi-tool.keys" . | fromJsonArray)) -}}
 {{- $found := dict -}}
@@ -443,7 +439,7 @@ render runs them. */}}
 {{- define "openapi-tool.check" -}}
 {{- include "openapi-tool.checkNames" . -}}
 {{- include "openapi-tool.checkServers" . -}}
-{{- include "openapi-tool.checkOlder" . -}}
+{{- include "openapi-tool.checkQuotas" . -}}
 {{- include "openapi-tool.checkVolumes" . -}}
 {{- include "openapi-tool.checkTools" . -}}
 {{- include "openapi-tool.checkConfig" . -}}
@@ -521,8 +517,7 @@ render runs them. */}}
 {{- end -}}
 {{- range $setting, $instead := dict
     "postgres.dsn" "secrets.postgres" "nats.password" "secrets.nats" "nats.token" "secrets.nats"
-    "dialects.v1r3.postgres.dsn" "v1r3.postgres" "dialects.v1r3.nats.password" "v1r3.nats"
-    "dialects.v1r3.nats.token" "v1r3.nats" "session.key" "secrets.session" "egress.proxy" "secrets.proxy" -}}
+    "quotas.nats.password" "quotas.nats" "quotas.nats.token" "quotas.nats" "session.key" "secrets.session" "egress.proxy" "secrets.proxy" -}}
 {{- $path := splitList "." $setting -}}
 {{- $section := $.Values.config | default dict -}}
 {{- range initial $path -}}{{- $section = get $section . | default dict -}}{{- end -}}
@@ -535,11 +530,11 @@ render runs them. */}}
     "nats.ca_file" "secrets.natsTls" "nats.cert_file" "secrets.natsTls" "nats.key_file" "secrets.natsTls"
     "nats.credentials_file" "secrets.nats.credentialsKey" "nats.nkey_seed_file" "secrets.nats.nkeySeedKey"
     "nats.password_file" "secrets.nats.passwordKey" "nats.token_file" "secrets.nats.tokenKey"
-    "dialects.v1r3.nats.servers" "v1r3.nats.servers" "dialects.v1r3.nats.user" "v1r3.nats.userKey"
-    "dialects.v1r3.nats.ca_file" "v1r3.natsTls" "dialects.v1r3.nats.cert_file" "v1r3.natsTls"
-    "dialects.v1r3.nats.key_file" "v1r3.natsTls" "dialects.v1r3.nats.credentials_file" "v1r3.nats.credentialsKey"
-    "dialects.v1r3.nats.password_file" "v1r3.nats.passwordKey" "dialects.v1r3.nats.token_file" "v1r3.nats.tokenKey"
-    "dialects.v1r3.nats.nkey_seed_file" "v1r3.nats.nkeySeedKey" "egress.ca_file" "secrets.upstreamCa" -}}
+    "quotas.nats.servers" "quotas.nats.servers" "quotas.nats.user" "quotas.nats.userKey"
+    "quotas.nats.ca_file" "quotas.natsTls" "quotas.nats.cert_file" "quotas.natsTls"
+    "quotas.nats.key_file" "quotas.natsTls" "quotas.nats.credentials_file" "quotas.nats.credentialsKey"
+    "quotas.nats.password_file" "quotas.nats.passwordKey" "quotas.nats.token_file" "quotas.nats.tokenKey"
+    "quotas.nats.nkey_seed_file" "quotas.nats.nkeySeedKey" "egress.ca_file" "secrets.upstreamCa" -}}
 {{- $path := splitList "." $setting -}}
 {{- $section := $.Values.config | default dict -}}
 {{- range initial $path -}}{{- $section = get $section . | default dict -}}{{- end -}}
@@ -613,11 +608,11 @@ render runs them. */}}
 {{- end -}}
 
 {{- define "openapi-tool.checkServers" -}}
-{{- range $where, $servers := dict "nats.servers" .Values.nats.servers "v1r3.nats.servers" .Values.v1r3.nats.servers -}}
+{{- range $where, $servers := dict "nats.servers" .Values.nats.servers "quotas.nats.servers" .Values.quotas.nats.servers -}}
 {{- $sockets := list -}}
 {{- range $at, $url := $servers -}}
 {{- if contains "@" $url -}}
-{{- fail (printf "%s: a URL contains user information, which everybody who may read the Deployment would see. Put user and password into a Secret, and name it in %s." $where (ternary "v1r3.nats" "secrets.nats" (hasPrefix "v1r3" $where))) -}}
+{{- fail (printf "%s: a URL contains user information, which everybody who may read the Deployment would see. Put user and password into a Secret, and name it in %s." $where (ternary "quotas.nats" "secrets.nats" (hasPrefix "quotas" $where))) -}}
 {{- end -}}
 {{- if not (regexMatch `^[a-z]+://(\[[0-9A-Fa-f:.]+\]|[^\s,/?#:%\[\]\\]+)(:[1-9][0-9]{0,4})?$` $url) -}}
 {{- fail (printf "%s: entry %d is not one URL such as nats://host:4222. Give each server its own entry, its port without leading zeros, and nothing after it." $where (add1 $at)) -}}
@@ -633,24 +628,21 @@ render runs them. */}}
 {{- end -}}
 {{- end -}}
 
-{{/* Values for the kernel of protocol v1r3 are refused if no such kernel is served. */}}
-{{- define "openapi-tool.checkOlder" -}}
-{{- $config := dig "dialects" "v1r3" (dict) (.Values.config | default dict) -}}
-{{- with .Values.v1r3 -}}
-{{- if and (not .postgres.name) (or $config .nats.servers .nats.name .natsTls.name) -}}
-{{- fail "v1r3.postgres.name is empty: a kernel of protocol v1r3 needs the Secret of its database." -}}
-{{- end -}}
+{{/* Values for the NATS of the quotas are refused without its servers, or without a name of this kernel there. */}}
+{{- define "openapi-tool.checkQuotas" -}}
+{{- $config := dig "quotas" (dict) (.Values.config | default dict) -}}
+{{- with .Values.quotas -}}
 {{- if and (not .nats.servers) (or .nats.name .natsTls.name (hasKey $config "nats")) -}}
-{{- fail "v1r3.nats.servers is empty: without its own servers, this kernel uses the login of secrets.nats." -}}
+{{- fail "quotas.nats.servers is empty: without servers of their own, the records of quotas are in nats.servers." -}}
 {{- end -}}
-{{- if and .postgres.name (eq (dig "protocol" "version" "v1r4" ($.Values.config | default dict)) "v1r3") -}}
-{{- fail "v1r3.postgres: config.protocol.version is v1r3 already. Remove one of them." -}}
+{{- if and .nats.servers (not (get $config "kernel")) -}}
+{{- fail "config.quotas.kernel is empty: a name of this kernel must tell its projects from those of other kernels in quotas.nats.servers." -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
 
 {{- define "openapi-tool.checkVolumes" -}}
-{{- $own := list "config" "postgres" "nats" "nats-tls" "v1r3-nats" "v1r3-nats-tls" "upstream-ca" "keys" "tools" -}}
+{{- $own := list "config" "postgres" "nats" "nats-tls" "quotas-nats" "quotas-nats-tls" "upstream-ca" "keys" "tools" -}}
 {{- $names := list -}}
 {{- range .Values.extraVolumes -}}
 {{- if or (has .name $own) (has .name $names) -}}
@@ -758,12 +750,12 @@ render runs them. */}}
 
 {{- define "openapi-tool.checkLogin" -}}
 {{- $secrets := .Values.secrets -}}
-{{- range $where, $tls := dict "secrets.natsTls" $secrets.natsTls "v1r3.natsTls" .Values.v1r3.natsTls -}}
+{{- range $where, $tls := dict "secrets.natsTls" $secrets.natsTls "quotas.natsTls" .Values.quotas.natsTls -}}
 {{- if and (not $tls.name) (or $tls.certKey $tls.keyKey) -}}
 {{- fail (printf "%s: certKey and keyKey are keys of a Secret. Give its name." $where) -}}
 {{- end -}}
 {{- end -}}
-{{- range $where, $login := dict "secrets.nats" $secrets.nats "v1r3.nats" .Values.v1r3.nats -}}
+{{- range $where, $login := dict "secrets.nats" $secrets.nats "quotas.nats" .Values.quotas.nats -}}
 {{- $ways := compact (list $login.userKey $login.tokenKey $login.credentialsKey $login.nkeySeedKey) -}}
 {{- if gt (len $ways) 1 -}}
 {{- fail (printf "%s: only one of userKey, tokenKey, credentialsKey and nkeySeedKey may be set." $where) -}}
@@ -775,7 +767,7 @@ render runs them. */}}
 {{- fail (printf "%s: name and one way to log in (userKey and passwordKey, tokenKey, credentialsKey or nkeySeedKey) must be set together." $where) -}}
 {{- end -}}
 {{- end -}}
-{{- range $where, $secret := dict "secrets.natsTls" $secrets.natsTls "secrets.postgres" $secrets.postgres "v1r3.natsTls" .Values.v1r3.natsTls -}}
+{{- range $where, $secret := dict "secrets.natsTls" $secrets.natsTls "secrets.postgres" $secrets.postgres "quotas.natsTls" .Values.quotas.natsTls -}}
 {{- if ne (empty $secret.certKey) (empty $secret.keyKey) -}}
 {{- fail (printf "%s: set both certKey and keyKey, or neither." $where) -}}
 {{- end -}}

@@ -1,4 +1,4 @@
-"""The kernel that `--protocol` selects, and connections to its servers."""
+"""The kernel of the settings, or of the running `dev`, and connections to its servers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from openapi_tool.environment import DEV_VARIABLE
 from openapi_tool.kernel.failures import located
 from openapi_tool.kernel.store import KernelStore
 from openapi_tool.protocol.command import Delivery
-from openapi_tool.protocol.dialect import ProtocolVersion, claimed_identity
+from openapi_tool.protocol.dialect import claimed_identity
 from openapi_tool.protocol.errors import Unanswerable, Unavailable
 from openapi_tool.protocol.subjects import parse_command_subject
 from openapi_tool.settings import given_values, load_settings
@@ -53,16 +53,15 @@ Replicas = Sequence[Mapping[str, Any]]
 T = TypeVar("T")
 
 
-def kernel_bootstrap(protocol: ProtocolVersion | None, *, database: bool = True) -> Bootstrap:
-    """Return the bootstrap of a kernel from the settings, else from this user's running `dev`.
+def kernel_bootstrap(*, database: bool = True) -> Bootstrap:
+    """Return the bootstrap from the settings, else from this user's running `dev`.
 
     Without `database` the settings need not name one. Raises SettingsError.
     """
-    flags = _servers(protocol, database=database)
-    return build_bootstrap(load_settings(flags).of_version(protocol), os.environ)
+    return build_bootstrap(load_settings(_servers(database=database)), os.environ)
 
 
-def _servers(protocol: ProtocolVersion | None, *, database: bool) -> Mapping[str, Any]:
+def _servers(*, database: bool) -> Mapping[str, Any]:
     try:
         configured = given_values()
     except (SourceUnreadable, UnreadableVariable):
@@ -72,7 +71,7 @@ def _servers(protocol: ProtocolVersion | None, *, database: bool) -> Mapping[str
             return {}
         if _is_given(configured, "nats", "servers"):
             return {} if database else NO_DATABASE
-    if stack := find_dev(protocol)[0]:
+    if stack := find_dev()[0]:
         return {
             "postgres": {"dsn": stack.pg_dsn},
             "nats": {"servers": stack.nats_servers},
@@ -86,7 +85,7 @@ def _is_given(configured: Mapping[str, Any], section: str, key: str) -> bool:
     return not isinstance(values, Mapping) or key in values  # `load_settings` reports another type
 
 
-def find_dev(protocol: ProtocolVersion | None) -> tuple[StackAddress | None, str]:
+def find_dev() -> tuple[StackAddress | None, str]:
     """Return this user's running `dev`, else None and the reason, empty if this installation has no `dev`.
 
     Exits if several run and none was named, or if the named one does not run.
@@ -96,7 +95,7 @@ def find_dev(protocol: ProtocolVersion | None) -> tuple[StackAddress | None, str
     from openapi_tool.local.dev_state import DevError, SeveralStacks, running_dev  # noqa: PLC0415 - see above
 
     try:
-        return running_dev(protocol), ""
+        return running_dev(), ""
     except DevError as error:
         if isinstance(error, SeveralStacks) or os.environ.get(DEV_VARIABLE):
             fail(str(error))
@@ -105,18 +104,17 @@ def find_dev(protocol: ProtocolVersion | None) -> tuple[StackAddress | None, str
 
 def with_nats(
     work: Callable[[Bootstrap, BusClient], Awaitable[T]],
-    protocol: ProtocolVersion | None = None,
     *,
     user: NatsUser,
     database: bool = False,
     advice: str = "",
 ) -> T:
-    """Return the result of `work` with a connection to a kernel's NATS, or print why there is none and exit with 2.
+    """Return the result of `work` with a connection to the kernel's NATS, or print why there is none and exit with 2.
 
     Replies arrive on the inbox of `user`, and messages name the command that prints its permissions. `database` is True
     if `work` connects to PostgreSQL, too. `advice` says where else to look during an outage of NATS.
     """
-    bootstrap = kernel_bootstrap(protocol, database=database)
+    bootstrap = kernel_bootstrap(database=database)
     try:
         return asyncio.run(_connected(bootstrap, work, user))
     except Unavailable as error:  # `located` adds the address to an error of PostgreSQL; one of NATS has its own
@@ -171,8 +169,7 @@ def show_statistics(
     """Draw the statistics of all replicas, once or every `every_s` seconds, or print what `select` returns as JSON."""
 
     async def work(bootstrap: Bootstrap, client: BusClient) -> None:
-        del bootstrap
-        ask = partial(gather_stats, client, _REPLIES_S)
+        ask = partial(gather_stats, client, _REPLIES_S, bootstrap.version)
 
         async def redrawn() -> RenderableType:
             return draw(await ask())
