@@ -21,6 +21,7 @@ from openapi_tool.protocol.cards import ToolCall
 from openapi_tool.protocol.command import AFTER_EXECUTION
 from openapi_tool.protocol.errors import BadRequest, TargetRefused, ToolError, ToolMisconfigured
 from openapi_tool.protocol.identity import CallIdentity
+from openapi_tool.protocol.jsontext import object_at
 from openapi_tool.protocol.records import DefinitionRecord
 from openapi_tool.tools.argument_names import fold
 from openapi_tool.tools.arguments import (
@@ -40,9 +41,9 @@ from openapi_tool.tools.arguments import (
     takes_cursor,
 )
 from openapi_tool.tools.catalogue import CATALOGUE
-from openapi_tool.tools.definition import ToolDefinition, parse_definition, suspend_timeout, upstream_section
+from openapi_tool.tools.declaration import suspend_timeout
+from openapi_tool.tools.definition import ToolDefinition, parse_definition, upstream_section
 from openapi_tool.tools.lint import ARGS, PROPERTIES, SIZES, LintLimits, fits, general_problems, samples
-from openapi_tool.tools.meta_schema import object_at
 from openapi_tool.tools.placeholders import is_template, placeholder_values, render
 from openapi_tool.tools.problems import Path, Problem
 from openapi_tool.tools.schema import visible_schema

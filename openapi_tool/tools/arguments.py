@@ -14,8 +14,8 @@ from openapi_tool.protocol.jsontext import JsonValue, as_object, storable_text, 
 from openapi_tool.tools import argument_check
 from openapi_tool.tools.argument_check import ArgumentCheck, CheckedArguments, check_arguments
 from openapi_tool.tools.argument_names import fold
+from openapi_tool.tools.declaration import MIN_RESULT_TOKENS
 from openapi_tool.tools.definition import ToolDefinition, unusable
-from openapi_tool.tools.meta_schema import MIN_RESULT_TOKENS
 from openapi_tool.tools.placeholders import placeholder_values, render, render_fixed
 from openapi_tool.tools.problems import listed
 from openapi_tool.tools.schema import visible_schema

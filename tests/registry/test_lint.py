@@ -39,10 +39,10 @@ from openapi_tool.protocol.records import DefinitionRecord
 from openapi_tool.testing import InProcessExecutor
 from openapi_tool.tools.arguments import OperatorEnvs
 from openapi_tool.tools.catalogue import CATALOGUE
+from openapi_tool.tools.declaration import json_schema
 from openapi_tool.tools.definition import parse_definition, stored_record
 from openapi_tool.tools.exports import registration
 from openapi_tool.tools.lint import LintLimits
-from openapi_tool.tools.meta_schema import META_SCHEMA
 from openapi_tool.tools.problems import Problem
 from openapi_tool.tools.registry import COLUMNS, RegistryError
 from openapi_tool.tools.yaml_source import MAX_BYTES, read_source, read_sources
@@ -565,8 +565,8 @@ def test_no_mistake_hides_another(wrong: str) -> None:
 
 
 @requirement("definition.lint")
-def test_the_meta_schema_is_a_json_schema() -> None:
-    jsonschema_rs.meta.validate(META_SCHEMA)
+def test_the_published_schema_is_a_json_schema() -> None:
+    jsonschema_rs.meta.validate(json_schema())
 
 
 def written(folder: Path, **documents: Any) -> list[str]:

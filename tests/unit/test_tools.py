@@ -19,7 +19,8 @@ from openapi_tool.quotas.permits import KeyLimits
 from openapi_tool.tools.argument_names import fold
 from openapi_tool.tools.arguments import Arguments, ArgumentSources, OperatorEnvs
 from openapi_tool.tools.catalogue import CATALOGUE, OPERATIONS, READER, BuiltInTool, DuplicateTool, Operation, catalogue
-from openapi_tool.tools.definition import parse_definition, suspend_timeout
+from openapi_tool.tools.declaration import suspend_timeout
+from openapi_tool.tools.definition import parse_definition
 from openapi_tool.tools.output import Item, ToolOutput, Usage
 from openapi_tool.tools.placeholders import PLACEHOLDERS, render
 from openapi_tool.tools.result import RenderedResult, failure, success
