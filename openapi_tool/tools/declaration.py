@@ -510,13 +510,13 @@ class Upstream(Section):
 
     ignored_beside: ClassVar[Mapping[str, str]] = {"timeout_s": "timeout", "endpoint_template": "path"}
 
-    mode: Annotated[str | None, BeforeValidator(_mode), WithJsonSchema({"enum": [*MODES]})] = Field(
+    mode: Annotated[str | None, BeforeValidator(_mode), WithJsonSchema({"enum": [*MODES, None]})] = Field(
         None, description="`search` or `reader`; without it the host of `base_url` decides, else `tool`."
     )
     tool: Annotated[TextOrNull, Field(json_schema_extra={"examples": [*CATALOGUE]}), _AS_TEXT] = Field(
         None, description=f"Built-in tool: {', '.join(f'`{name}`' for name in CATALOGUE)}. For lists it must be named."
     )
-    base_url: Annotated[str | None, BeforeValidator(_base_url), WithJsonSchema({"enum": [*BASE_URLS]})] = Field(
+    base_url: Annotated[str | None, BeforeValidator(_base_url), WithJsonSchema({"enum": [*BASE_URLS, None]})] = Field(
         None, description="Only `https://s.jina.ai` (search) or `https://r.jina.ai` (reader)."
     )
     method: Annotated[
@@ -551,7 +551,9 @@ class Upstream(Section):
 class Auth(Section):
     """Legacy form of `auth_env`."""
 
-    env: Variable = Field(description="Variable of the API key.")
+    env: Annotated[str, Field(min_length=1), Says("must be the name of an environment variable")] = Field(
+        description="Variable of the API key."
+    )
 
 
 class LegacyUpstream(Upstream):
