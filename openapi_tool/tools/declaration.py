@@ -54,7 +54,10 @@ _ROW = {"row": True}
 """Validation context of a stored row."""
 
 _WRONG, _WARNING = "wrong", "warning"
-"""Types of all errors that leave this module."""
+"""Types of our own errors; their messages are final."""
+
+_OF_PYDANTIC = {"model_type": "must be an object", "recursion_loop": "is nested too deeply; flatten it"}
+"""Messages for errors that pydantic itself raises."""
 
 
 def _is_row(info: ValidationInfo) -> bool:
@@ -211,7 +214,9 @@ class Section(BaseModel):
     @classmethod
     def _explain(cls, value: Any, handler: ModelWrapValidatorHandler[Self], info: ValidationInfo) -> Self:  # noqa: ANN401
         """Replace pydantic's messages, and add what depends on several keys of a file."""
-        conflicts = [] if _is_row(info) or not isinstance(value, dict) else list(cls.conflicts(value))
+        if _is_row(info):
+            return handler(value)
+        conflicts = list(cls.conflicts(value)) if isinstance(value, dict) else []
         try:
             read = handler(value)
         except ValidationError as error:
@@ -230,11 +235,7 @@ class Section(BaseModel):
             return _error(f"is missing{cls.hints.get(str(loc[-1]), '')}", *loc)
         if kind == "extra_forbidden":
             return _error(unknown_key(str(loc[-1]), cls), *loc)
-        if kind == "model_type":
-            return _error("must be an object", *loc)
-        if kind == "recursion_loop":
-            return _error("is nested too deeply, or not JSON", *loc)
-        return _error(f"is not valid: {message}", *loc)
+        return _error(_OF_PYDANTIC.get(kind, f"is not valid: {message}"), *loc)
 
     @classmethod
     def conflicts(cls, value: Mapping[str, Any]) -> Iterator[InitErrorDetails]:
@@ -738,7 +739,7 @@ def _row(columns: JsonObject) -> StoredRow:
 
 def _problems(error: ValidationError) -> Iterator[Problem]:
     for kind, loc, message, _ in _passed_on(error):
-        yield Problem(loc, message, warning=kind == _WARNING)
+        yield Problem(loc, _OF_PYDANTIC.get(kind, message), warning=kind == _WARNING)
 
 
 def without(value: Mapping[str, JsonValue], paths: Iterable[Path]) -> JsonObject:
