@@ -526,7 +526,7 @@ class Upstream(Section):
         None,
         description="`POST` (default) or `GET`. A call with a secret in its body is always a POST.",
     )
-    path: Annotated[str | None, Says("must be a text"), _IF_SET] = Field(
+    path: Annotated[str | None, Says("must be a text"), _AS_TEXT, _IF_SET] = Field(
         None, description="Path of the request: `/`, for a search also `/search`, for a reader also `/{url}`."
     )
     endpoint_template: TextOrNull = Field(
@@ -631,14 +631,6 @@ class Options(Section):
         None, description="For the kernel; the executor ignores it."
     )
 
-    @model_validator(mode="before")
-    @classmethod
-    def _one_upstream(cls, value: Any, info: ValidationInfo) -> Any:  # noqa: ANN401
-        """Ignore `openapi` of a row beside a `jina` that is not empty."""
-        if _is_row(info) and isinstance(value, dict) and value.get("jina") and isinstance(value.get("openapi"), dict):
-            return {**value, "openapi": None}
-        return value
-
     @property
     def upstream(self) -> Upstream:
         """Return `jina`, or its legacy form."""
@@ -723,6 +715,8 @@ def file_problems(document: Mapping[str, JsonValue]) -> list[Problem]:
 
 def read_row(parameters: JsonValue, options: JsonValue) -> tuple[StoredRow, list[Problem]]:
     """Return the columns of a row, read as if wrong values were missing, and the problems of these."""
+    if isinstance(options, dict) and options.get("jina") and isinstance(options.get("openapi"), dict):
+        options = {name: value for name, value in options.items() if name != "openapi"}  # never read beside jina
     columns: JsonObject = {"parameters": parameters, "options": options}
     try:
         return _row(columns), []
