@@ -378,7 +378,7 @@ class _SampleCalls:
         if self.endpoint.find(name) is None or not {"enum", "const", "pattern"}.isdisjoint(rule):
             return False
         takes_a_number = any(not self._refusals(name, number, unfit=True) for number in ("1", "500"))
-        return takes_a_number and bool(self._refusals(name, "a", unfit=True))
+        return takes_a_number and all(self._refusals(name, word, unfit=True) for word in ("a", "true"))
 
     def _refusals(self, name: str, value: Any, *, unfit: bool = False) -> list[Problem]:
         """Return the executor's problems with an argument; with one that its schema refuses only if `unfit`."""

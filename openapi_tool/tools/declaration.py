@@ -65,12 +65,16 @@ def _is_row(info: ValidationInfo) -> bool:
 
 
 def _error(message: str, *loc: str | int, kind: Literal["wrong", "warning"] = "wrong") -> InitErrorDetails:
-    return InitErrorDetails(type=PydanticCustomError(kind, "{message}", {"message": message}), loc=loc, input=None)
+    return InitErrorDetails(type=_of_kind(kind, message), loc=loc, input=None)
 
 
 def wrong(message: str) -> PydanticCustomError:
     """Return the error of a value."""
-    return PydanticCustomError(_WRONG, "{message}", {"message": message})
+    return _of_kind("wrong", message)
+
+
+def _of_kind(kind: Literal["wrong", "warning"], message: str) -> PydanticCustomError:
+    return PydanticCustomError(kind, "{message}", {"message": message})
 
 
 def _refusal(errors: list[InitErrorDetails]) -> ValidationError:
@@ -280,10 +284,22 @@ def _one_type(value: object) -> object:
     return value
 
 
-def _each_once(values: list[Any]) -> list[Any]:
-    if len({json.dumps(value, sort_keys=True) for value in values}) < len(values):
+def _whole(value: object) -> object:
+    """Return `5.0` as 5, which JSON Schema does not tell apart."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _each_once(values: object) -> object:
+    if isinstance(values, list) and len({json.dumps(_whole(one), sort_keys=True) for one in values}) < len(values):
         raise ValueError("a value is given twice")
     return values
+
+
+def _only_false(value: object) -> object:
+    """Refuse 0, which a Literal takes for False."""
+    if value is not False:
+        raise ValueError("is not false")
+    return value
 
 
 def _arguments(value: object, handler: ValidatorFunctionWrapHandler) -> object:
@@ -316,11 +332,11 @@ _MAX_NAME_CHARS = 64
 Type = Annotated[SchemaType, OneOf(), BeforeValidator(_one_type)]
 Prose = Annotated[str, Field(pattern=r"\S"), _IS_TEXT]
 Number = Annotated[float, Says("must be a number")]
-Size = Annotated[int, Field(ge=0), Says("must be a whole number from 0")]
+Size = Annotated[int, Field(ge=0), BeforeValidator(_whole), Says("must be a whole number from 0")]
 Choices = Annotated[
     list[Any],
     Field(min_length=1, json_schema_extra={"uniqueItems": True}),
-    BeforeValidator(lambda values: _each_once(values) if isinstance(values, list) else values),
+    BeforeValidator(_each_once),
     Says("must be a list of at least one value, each once"),
 ]
 
@@ -360,7 +376,7 @@ class Schema(Section):
     required: Annotated[list[Any], Says("must be a list")] = _omitted(
         description="Names of members that must be given."
     )
-    additionalProperties: Annotated[Literal[False], Says("may only be false")] = _omitted(  # noqa: N815
+    additionalProperties: Annotated[Literal[False], BeforeValidator(_only_false), Says("may only be false")] = _omitted(  # noqa: N815
         description="false: no other members."
     )
     minLength: Size = _omitted(description="Least characters of a text.")  # noqa: N815
@@ -485,12 +501,12 @@ def _base_url(value: object) -> str | None:
     return value
 
 
-def _ignored_accept(value: object, info: ValidationInfo) -> None:
-    if not _is_row(info):
-        message = "is ignored: JSON is always asked for; take it out" if value is None or isinstance(value, str) else ""
-        raise PydanticCustomError(
-            _WARNING if message else _WRONG, "{message}", {"message": message or "must be a text"}
-        )
+def _accept(value: object, info: ValidationInfo) -> None:
+    if _is_row(info):
+        return
+    if value is not None and not isinstance(value, str):
+        raise wrong("must be a text")
+    raise _of_kind("warning", "is ignored: JSON is always asked for; take it out")
 
 
 Variable = Annotated[str | None, Field(min_length=1), Says("must be the name of an environment variable"), _IF_SET]
@@ -535,7 +551,7 @@ class Upstream(Section):
     auth_env: Variable = Field(
         None, description="Variable of the API key, used if `envs` has no `api_key`, or its variable is not set."
     )
-    accept: Annotated[str | None, BeforeValidator(_ignored_accept)] = Field(
+    accept: Annotated[str | None, BeforeValidator(_accept)] = Field(
         None, description="Ignored: JSON is always asked for."
     )
     params: Values = Field(

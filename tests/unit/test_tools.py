@@ -788,9 +788,9 @@ def test_every_row_gives_a_definition_or_its_problems(options: dict[str, Any]) -
         {"jina": None, "openapi": {"base_url": "https://s.jina.ai", "auth": "JINA_API_KEY"}},
     ],
 )
-def test_a_row_may_hold_what_a_file_may_not(options: dict[str, Any]) -> None:
+def test_a_row_may_hold_what_a_file_may_not(options: JsonObject) -> None:
     assert parse_definition(DefinitionRecord("tool", "whatever", None, options)).built_in.name in CATALOGUE
-    document = {
+    document: JsonObject = {
         "tool_name": "tool",
         "target_subject": "cg.v1r4.{project_id}.{channel_id}.cmd.tool.jina.search",
         "after_execution": "suspend",
