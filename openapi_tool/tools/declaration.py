@@ -165,6 +165,7 @@ _IF_SET = in_rows(lambda value: None if _is_unset(value) else value)
 _OR_NULL = in_rows(lambda value: {} if value is None else value)
 _IGNORED = in_rows(lambda _: None)
 _AS_TEXT = in_rows(lambda value: value if value is None else str(value))
+"""The parser names what would fit, or does not read the value beside another one."""
 
 _IS_TEXT = Says("must be a text that is not empty")
 _IS_OBJECT = Says("must be an object")
@@ -557,12 +558,12 @@ class Upstream(Section):
     params: Values = Field(
         default_factory=dict, description="Parameters of the upstream that the model cannot set (docs/tools.md)."
     )
-    defaults: Values = Field(default_factory=dict, description="Legacy name of `params`, which wins.")
+    defaults: Values = Field(default_factory=dict, description="Legacy name of `params`; what `params` sets, wins.")
     headers: Names = Field(default_factory=dict, description="Such parameters as headers.")
     timeout_s: Seconds = Field(
         None, description="Time limit of the whole call in seconds; must be less than the worker waits."
     )
-    timeout: Seconds = Field(None, description="Legacy name of `timeout_s`, which wins.")
+    timeout: Seconds = Field(None, description="Legacy name of `timeout_s`; that one wins.")
 
 
 class Auth(Section):
@@ -574,7 +575,7 @@ class Auth(Section):
 
 
 class LegacyUpstream(Upstream):
-    """Legacy form of `jina`, which wins."""
+    """Legacy form of `jina`; beside it, it is ignored."""
 
     ignored_beside: ClassVar[Mapping[str, str]] = {**Upstream.ignored_beside, "auth": "auth_env"}
 
@@ -626,8 +627,8 @@ class Options(Section):
         description="Seconds that a worker waits for the result; 60 (search) and 90 (read) in the shipped definitions, "
         "because the upstream may take over a minute for a page.",
     )
-    timeout_s: Seconds = Field(None, description="Legacy place of `jina.timeout_s`, which wins.")
-    timeout: Seconds = Field(None, description="Legacy place of `jina.timeout`, which wins.")
+    timeout_s: Seconds = Field(None, description="Legacy place of `jina.timeout_s`; that one wins.")
+    timeout: Seconds = Field(None, description="Legacy place of `jina.timeout`; that one wins.")
     result_format: Annotated[Literal["text", "object"] | None, OneOf(), _IF_SET] = Field(
         None,
         description="Form of the card's `result`: `text` (default), or `object` with the text and further fields.",
