@@ -38,6 +38,7 @@ from openapi_tool.telemetry.logs import (
 )
 from openapi_tool.telemetry.metrics import ALL, Described
 from openapi_tool.tools.catalogue import CATALOGUE, BuiltInTool
+from openapi_tool.tools.declaration import Args, Definition, Options, Schema, Section, Upstream, json_schema
 from openapi_tool.tools.exports import as_yaml, registration
 from scripts.packages import PAGE as DEPENDENCIES
 from scripts.packages import dependencies_page
@@ -616,7 +617,36 @@ def _warnings() -> str:
     return "\n".join(["| type | text for the model |", "| --- | --- |", *rows])
 
 
+REGISTERING_PAGE = ROOT / "docs" / "registering-tools.md"
+_SECTIONS: tuple[tuple[str, type[Section]], ...] = (
+    ("", Definition),
+    ("options.", Options),
+    ("options.args.", Args),
+    ("options.jina.", Upstream),
+)
+
+
+def _keys() -> str:
+    rows = [
+        f"| `{place}{name}` | {'yes' if field.is_required() else ''} | {field.description} |"
+        for place, section in _SECTIONS
+        for name, field in section.model_fields.items()
+    ]
+    return "\n".join(["| key | required | meaning |", "| --- | --- | --- |", *rows])
+
+
+def _keywords() -> str:
+    rows = [f"| `{name}` | {field.description} |" for name, field in Schema.model_fields.items()]
+    return "\n".join(["| keyword | meaning |", "| --- | --- |", *rows])
+
+
+def tool_schema() -> str:
+    """Return the JSON Schema of a definition's file."""
+    return json.dumps(json_schema(), indent=2, ensure_ascii=False) + "\n"
+
+
 PARTS: Mapping[Path, Mapping[str, Callable[[], str]]] = {
+    REGISTERING_PAGE: {"keys": _keys, "keywords": _keywords},
     CHART_README: {"values": _chart_values},
     TOOLS_PAGE: {
         "tools": _tools,
@@ -730,7 +760,10 @@ def _default(field: Any) -> str:
 
 def shipped_definition(tool: BuiltInTool) -> str:
     """Return the definition of a built-in tool for `config/tools`."""
-    return f"# Written by `make docs` from openapi_tool/tools/catalogue.py.\n{as_yaml(registration(tool))}"
+    return (
+        "# yaml-language-server: $schema=../tool.schema.json\n"
+        f"# Written by `make docs` from openapi_tool/tools/catalogue.py.\n{as_yaml(registration(tool))}"
+    )
 
 
 SHIPPED = {
@@ -741,6 +774,7 @@ DOCUMENTS: dict[Path, Callable[[], str]] = {
     **SHIPPED,
     DEPENDENCIES: dependencies_page,
     CHART / "values.schema.json": values_schema,
+    ROOT / "config" / "tool.schema.json": tool_schema,
     ROOT / "docs" / "internal" / "protocol-conformance.md": conformance,
     ROOT / "docs" / "settings.md": settings_reference,
     OPERATIONS_PAGE: operations_page,

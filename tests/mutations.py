@@ -300,9 +300,9 @@ SECRETS = (
         "tests/unit/test_secrets.py::test_a_variable_of_the_executor_itself_is_never_handed_out",
     ),
     Mutation(
-        "tools/definition.py",
-        "_BY_BASE_URL.get(base_url)",
-        "next((known for url, known in _BY_BASE_URL.items() if base_url.startswith(url)), None)",
+        "tools/declaration.py",
+        "isinstance(value, str) and value in BASE_URLS",
+        "isinstance(value, str) and value.startswith(tuple(BASE_URLS))",
         "tests/unit/test_tools.py::test_unusable_definition_names_the_place",
     ),
     Mutation(

@@ -22,6 +22,7 @@ from openapi_tool.environment import likely_secrets
 from openapi_tool.jina.definition_checks import StoredCheck
 from openapi_tool.kernel.failures import located
 from openapi_tool.kernel.tool_rows import ToolRows
+from openapi_tool.protocol.jsontext import object_at
 from openapi_tool.settings import Settings, given_values, load_settings
 from openapi_tool.telemetry.logs import printable_json, printable_line
 from openapi_tool.telemetry.redact import MASK, Redactor
@@ -29,7 +30,6 @@ from openapi_tool.tools.bounds import MAX_ROW_BYTES
 from openapi_tool.tools.definition import stored_record
 from openapi_tool.tools.exports import as_yaml
 from openapi_tool.tools.key_shapes import without_keys
-from openapi_tool.tools.meta_schema import object_at
 from openapi_tool.tools.registry import TOO_LARGE, NoSuchProject, RegistryError, RegistryUnreachable
 from openapi_tool.tools.wording import did_you_mean, short
 

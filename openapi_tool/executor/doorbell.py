@@ -13,7 +13,7 @@ from openapi_tool.protocol.records import CallRecords
 from openapi_tool.protocol.report import Wakeup
 from openapi_tool.telemetry import metrics
 from openapi_tool.tools.deadlines import TimeLimits
-from openapi_tool.tools.definition import suspend_timeout
+from openapi_tool.tools.declaration import suspend_timeout
 from openapi_tool.tools.log_ids import log_ids
 
 log = logging.getLogger(__name__)

@@ -21,6 +21,7 @@ from openapi_tool.protocol.cards import ToolCall
 from openapi_tool.protocol.command import AFTER_EXECUTION
 from openapi_tool.protocol.errors import BadRequest, TargetRefused, ToolError, ToolMisconfigured
 from openapi_tool.protocol.identity import CallIdentity
+from openapi_tool.protocol.jsontext import object_at
 from openapi_tool.protocol.records import DefinitionRecord
 from openapi_tool.tools.argument_names import fold
 from openapi_tool.tools.arguments import (
@@ -36,17 +37,19 @@ from openapi_tool.tools.arguments import (
     api_key,
     default_problems,
     is_identity,
+    requested_cursor,
     requested_tokens,
     takes_cursor,
+    tokens_problems,
 )
 from openapi_tool.tools.catalogue import CATALOGUE
-from openapi_tool.tools.definition import ToolDefinition, parse_definition, suspend_timeout, upstream_section
+from openapi_tool.tools.declaration import suspend_timeout
+from openapi_tool.tools.definition import ToolDefinition, parse_definition, upstream_section
 from openapi_tool.tools.lint import ARGS, PROPERTIES, SIZES, LintLimits, fits, general_problems, samples
-from openapi_tool.tools.meta_schema import object_at
-from openapi_tool.tools.placeholders import is_template, placeholder_values, render
+from openapi_tool.tools.placeholders import is_template, placeholder_values, render, texts_in
 from openapi_tool.tools.problems import Path, Problem
 from openapi_tool.tools.schema import visible_schema
-from openapi_tool.tools.search_request import requested
+from openapi_tool.tools.search_request import request_problems
 from openapi_tool.tools.secret_variables import MissingVariable
 from openapi_tool.tools.session_scope import MIN_KEY_BYTES, SessionScope
 from openapi_tool.tools.wording import any_of, did_you_mean, short
@@ -173,10 +176,13 @@ def _problems_of_step(step: Callable[[], object]) -> list[str]:
 
 def _set_tokens_problems(definition: ToolDefinition, call: Arguments) -> list[str]:
     """Return the problem of `max_result_tokens` in `options.args`, except for a template."""
-    values = {**definition.defaults, **definition.fixed}
-    if is_template(values.get(MAX_RESULT_TOKENS)):
+    if _is_template_of_tokens(definition):
         return []
     return _problems_of_step(lambda: requested_tokens(definition, call))
+
+
+def _is_template_of_tokens(definition: ToolDefinition) -> bool:
+    return is_template({**definition.defaults, **definition.fixed}.get(MAX_RESULT_TOKENS))
 
 
 def _smallest(value: Any) -> Any:
@@ -236,10 +242,15 @@ class _SampleCalls:
     def problems(self) -> Iterator[Problem]:
         yield from self._operator_problems()
         for group in ("defaults", "fixed"):
-            for name in getattr(self.definition, group):
+            for name, value in getattr(self.definition, group).items():
                 yield from self._address_problems(name, (*ARGS, group, name), self.call.values.get(name))
+                yield from self._doubts(name, (*ARGS, group, name), value)
+        for name, value in self.definition.headers.items():
+            yield from self._doubts(name, (*self.section, "headers", name), value)
         for name, value in self.definition.upstream_params.items():
-            yield from self._address_problems(name, self._path_in_file(("options", "jina", "params", name)), value)
+            path = self._path_in_file(("options", "jina", "params", name))
+            yield from self._address_problems(name, path, value)
+            yield from self._doubts(name, path, value)
         for name, rule in self.shown.items():
             if not is_identity(name):
                 yield from self._argument_problems(name, rule if isinstance(rule, dict) else {}, (*PROPERTIES, name))
@@ -267,10 +278,8 @@ class _SampleCalls:
         """Check values of `args` that are no parameters of the upstream."""
         name = self.built_in.list_argument
         wrong = item_problems(self.definition, self.call, self.limits.tools.max_batch_items) if name else []
-        wrong += [
-            Problem((MAX_RESULT_TOKENS,), problem.partition(": ")[2])
-            for problem in _set_tokens_problems(self.definition, self.call)
-        ]
+        if not _is_template_of_tokens(self.definition):
+            wrong += tokens_problems(self.call)
         for problem in wrong:
             for group in ("fixed", "defaults"):
                 if problem.path[0] in getattr(self.definition, group):
@@ -289,6 +298,19 @@ class _SampleCalls:
                 self.endpoint.check_url(value, self.rules)
             except (BadRequest, TargetRefused) as refusal:
                 yield Problem(path, refusal.message.removeprefix("url: "))
+
+    def _doubts(self, name: str, path: Path, value: Any) -> Iterator[Problem]:
+        """Check texts that the upstream would not understand; a text with a placeholder is not known yet."""
+        parameter = self.endpoint.find(name)
+        if parameter is None or parameter.doubt is None:
+            return
+        try:
+            parameter.convert(value)
+        except ValueError:  # which the executor reports
+            return
+        for where, text in texts_in(value, path):
+            if not is_template(text) and (doubt := parameter.doubt(text)):
+                yield Problem(where, doubt)
 
     def _path_in_file(self, path: Path) -> Path:
         """Return an option's path in the file, which may use the legacy names `openapi` and `defaults`."""
@@ -314,8 +336,7 @@ class _SampleCalls:
         others = (f"a {other} tool" for other, endpoint in ENDPOINTS.items() if endpoint.find(name))
         home = any_of(homes) if homes else next(others, None)
         hint = f"; it is one of {home}" if home else did_you_mean(name, known) or "; take it out"
-        # Replace the executor's hint: it suggests only names that a model may give.
-        return replace(problem, message=problem.message.partition("; did you mean ")[0] + hint)
+        return replace(problem, message=problem.message + hint)
 
     def _upstream_time(self, parameters: Mapping[str, Any]) -> Iterator[Problem]:
         """Check the upstream's `timeout`, which applies to each of its stages."""
@@ -346,6 +367,18 @@ class _SampleCalls:
                     return
             if where[0] in ("default", "const", "enum"):
                 yield from self._address_problems(name, (*path, *where), values[0])
+                yield from self._doubts(name, (*path, *where), values[0])
+        if rule.get("type") == "string" and self._takes_numbers_only(name):
+            message = "lets a model give words, and only a number fits; write `integer`"
+            yield Problem((*path, "type"), message, warning=True)
+
+    def _takes_numbers_only(self, name: str) -> bool:
+        """Return whether a parameter of the upstream takes a number, also as a text, and no other text."""
+        rule = object_at(self.shown, name)
+        if self.endpoint.find(name) is None or not {"enum", "const", "pattern"}.isdisjoint(rule):
+            return False
+        takes_a_number = any(not self._refusals(name, number, unfit=True) for number in ("1", "500"))
+        return takes_a_number and all(self._refusals(name, word, unfit=True) for word in ("a", "true"))
 
     def _refusals(self, name: str, value: Any, *, unfit: bool = False) -> list[Problem]:
         """Return the executor's problems with an argument; with one that its schema refuses only if `unfit`."""
@@ -354,18 +387,17 @@ class _SampleCalls:
         if self.paginates and name in (FIND, QUESTION):
             given[CURSOR] = "a"
         call = _sample_call(replace(self.definition, defaults={}, fixed={}), given | {name: value})
-        try:
-            if requested(self.definition, call)[0] is not None:
-                return []
-        except BadRequest as refusal:
+        if problems := request_problems(self.definition, call):
             fit = unfit or fits(dict(object_at(self.shown, name)), value)
-            return [Problem((name,), problem.partition(": ")[2]) for problem in _problems(refusal) if fit]
+            return [replace(problem, path=(name,)) for problem in problems if fit]
+        if requested_cursor(self.definition, call) is not None:
+            return []
         if items:
             found = item_problems(self.definition, call, self.limits.tools.max_batch_items)
             if found or name == items:
                 return found
             call = item_arguments(self.definition, call, "a")
-        return examine_parameters(self.definition, call).model
+        return examine_parameters(self.definition, call, suggest=False).model
 
     def _shown_and_fixed(self) -> Iterator[Problem]:
         """Check fixed values whose parameter a model is shown under another name."""
@@ -382,7 +414,12 @@ class _SampleCalls:
     def _open_schema(self) -> Iterator[Problem]:
         """Check that the schema is closed, and declares `cursor` for pagination then."""
         schema = object_at(self.document, "parameters")
-        if schema.get("type") != "object" or "additionalProperties" in schema:
+        if schema.get("type") != "object":
+            return
+        if schema.get("additionalProperties") is False and self.paginates and CURSOR not in self.shown:
+            message = f"lacks `{CURSOR}`, so a model sees only the beginning of a long page; declare it, as a text"
+            yield Problem(PROPERTIES, message, warning=True)
+        if "additionalProperties" in schema:
             return
         message = "lacks `additionalProperties: false`, so a model may give what is not declared; add it"
         if self.paginates and CURSOR not in self.shown:

@@ -34,6 +34,8 @@ class Parameter:
     - A model may set it if `model`; with `declared` only if the definition's `parameters` declare it, as it costs more.
     - With a `separator` the upstream has no such parameter: the value is appended to the query or page address.
     - With `merge` the model may set it by two arguments, whose values this combines.
+    - `doubt` returns why the upstream would not understand a text of a definition, else an empty text. Only the linter
+      asks: to a call the upstream itself says so.
     - With `lenient` an operator's invalid value is left out, as earlier versions sent it; else the call is refused.
     """
 
@@ -47,6 +49,7 @@ class Parameter:
     separator: str = ""
     merge: Callable[[Any, Any], Any] | None = None
     lenient: bool = False
+    doubt: Callable[[str], str] | None = None
 
 
 def _text(limit: int = MAX_TEXT_CHARS) -> Convert:
@@ -165,6 +168,22 @@ def _language(value: Any) -> str:
     code: str = _text(20)(value).lower().replace("_", "-")
     code = _SCRIPTS.get(code, code)
     return code if code in _REGIONAL else code.partition("-")[0] or code
+
+
+_COUNTRY = re.compile(r"[A-Za-z]{2}")
+_LANGUAGE = re.compile(r"[A-Za-z]{2,3}(?:[-_][A-Za-z0-9]{2,8})*")
+
+
+def _no_country(text: str) -> str:
+    return "" if _COUNTRY.fullmatch(text.strip()) else "must be the code of a country, of two letters, such as de"
+
+
+def _no_language(text: str) -> str:
+    return "" if _LANGUAGE.fullmatch(text.strip()) else "must be the code of a language, such as en or zh-cn"
+
+
+def _no_whole_site(text: str) -> str:
+    return "must be a site without a path, such as example.com" if "/" in _site(text) else ""
 
 
 def _robots(value: Any) -> str | bool:
@@ -296,14 +315,14 @@ SEARCH_PARAMETERS: tuple[Parameter, ...] = (
     Parameter("q", _text(), aliases=("query",), model=True),
     Parameter("num", _integer(1, 20), aliases=("count",), model=True),
     Parameter("page", _integer(1, 1000), model=True),
-    Parameter("gl", _country, aliases=("country",), model=True),
-    Parameter("hl", _language, aliases=("language",), model=True),
+    Parameter("gl", _country, aliases=("country",), model=True, doubt=_no_country),
+    Parameter("hl", _language, aliases=("language",), model=True, doubt=_no_language),
     Parameter("location", _text(200), model=True),
-    Parameter("site", _sites, aliases=("X-Site",), model=True),
+    Parameter("site", _sites, aliases=("X-Site",), model=True, doubt=_no_whole_site),
     Parameter("ext", _texts, aliases=("X-Ext",), model=True),
     Parameter("filetype", _each(lambda text: text.lstrip(".") or text), aliases=("X-Filetype",), model=True),
     Parameter("intitle", _each(_phrase), aliases=("X-Intitle", "title_words"), model=True),
-    Parameter("exclude_sites", _excluded_sites, model=True, separator=" "),
+    Parameter("exclude_sites", _excluded_sites, model=True, separator=" ", doubt=_no_whole_site),
     Parameter("after", _after, model=True, separator=" ", merge=max),
     Parameter("loc", _texts, aliases=("X-Loc",), model=True),
     Parameter("type", _choice("web", "images", "news"), model=True, declared=True),

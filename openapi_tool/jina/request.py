@@ -102,9 +102,9 @@ def without_unknown(definition: ToolDefinition, arguments: Arguments) -> Argumen
     return replace(arguments, values=values, by_model=arguments.by_model - unknown, repaired=repaired)
 
 
-def examine_parameters(definition: ToolDefinition, arguments: Arguments) -> ParameterResolver:
-    """Resolve a call's parameters without raising mistakes."""
-    resolver = ParameterResolver(definition)
+def examine_parameters(definition: ToolDefinition, arguments: Arguments, *, suggest: bool = True) -> ParameterResolver:
+    """Resolve a call's parameters without raising mistakes; with `suggest` these name similar arguments."""
+    resolver = ParameterResolver(definition, suggest=suggest)
     for name, header in definition.headers.items():
         resolver.take_header(name, header)
     for name, option in definition.upstream_params.items():
@@ -164,13 +164,14 @@ class ParameterResolver:
     The latter are those that the upstream does not know (`unknown`), and `invalid` ones that earlier versions sent.
     """
 
-    def __init__(self, definition: ToolDefinition) -> None:
+    def __init__(self, definition: ToolDefinition, *, suggest: bool = True) -> None:
         self.model: list[Problem] = []
         self.operator: list[Problem] = []
         self.unknown: list[Path] = []
         self.invalid: list[Problem] = []
         self.parameters: dict[str, Any] = {}
         self._definition = definition
+        self._suggest = suggest
         self._endpoint = endpoint_of(definition)
         self._first_names: dict[str, str] = {}  # by parameter, as the model gave it
         self._names: dict[str, str] = {}
@@ -252,7 +253,7 @@ class ParameterResolver:
         ):
             is_listed = len(problems) < MAX_PROBLEMS  # else skip the search for similar names: 0.1 ms for each
             known = sorted(self._definition.model_arguments - {name}) if is_listed else ()
-            problems.append(Problem(path, not_taken(name, known)))
+            problems.append(Problem(path, not_taken(name, known, suggest=self._suggest)))
         elif parameter.name == "respondWith" and value is not None and value not in self._endpoint.formats:
             problems.append(Problem(path, f"must be one of {', '.join(self._endpoint.formats)}"))
         elif (other := self._first_names.setdefault(parameter.name, name)) != name:

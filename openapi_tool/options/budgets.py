@@ -11,7 +11,13 @@ from pydantic import Field, field_validator
 from pydantic.dataclasses import dataclass as validated
 
 from openapi_tool.options.section import TERABYTE, Options
-from openapi_tool.tools.meta_schema import BUDGETS
+
+BUDGETS = tuple(
+    f"{scope}_{unit}"
+    for scope in ("session", "agent_day", "project_day", "project_month")
+    for unit in ("requests", "tokens")
+)
+"""Names of all budgets, narrowest first."""
 
 BudgetRequests = Annotated[int | None, Field(ge=0, le=1_000_000_000, description="Maximum upstream requests.")]
 BudgetTokens = Annotated[

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import NoReturn, TypeAlias, TypeVar, cast
 
@@ -57,6 +57,18 @@ def whole_number(value: object) -> int | None:
 def as_object(value: object) -> JsonObject:
     """Return an object as it is, an empty one for any other value."""
     return value if isinstance(value, dict) else {}
+
+
+def object_at(value: object, *path: str | int) -> Mapping[str, JsonValue]:
+    """Return the object at a path, empty if there is none."""
+    for part in path:
+        if isinstance(value, dict):
+            value = value.get(str(part))
+        elif isinstance(value, list) and isinstance(part, int) and part < len(value):
+            value = value[part]
+        else:
+            return {}
+    return as_object(value)
 
 
 def levels(root: object) -> Iterator[list[object]]:

@@ -50,10 +50,10 @@ def probably_meant(name: str, known: Iterable[str]) -> str | None:
     return by_folded[found] if found else None
 
 
-def not_taken(name: str, known: Iterable[str]) -> str:
-    """Return the problem of an argument that a tool does not take."""
+def not_taken(name: str, known: Iterable[str], *, suggest: bool = True) -> str:
+    """Return the problem of an argument that a tool does not take; with `suggest` also a similar name."""
     known = list(known)
     if instead := hint(fold(name), {fold(other) for other in known[:_MAX_COMPARED]}):
         return f"is not an argument that this tool takes; {instead}"
-    other = probably_meant(name, known)
+    other = probably_meant(name, known) if suggest else None
     return f"is not an argument that this tool takes{f'; did you mean {other}?' if other else ''}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pydantic import SecretStr
 
@@ -14,10 +14,10 @@ from openapi_tool.protocol.jsontext import JsonValue, as_object, storable_text, 
 from openapi_tool.tools import argument_check
 from openapi_tool.tools.argument_check import ArgumentCheck, CheckedArguments, check_arguments
 from openapi_tool.tools.argument_names import fold
+from openapi_tool.tools.declaration import MIN_RESULT_TOKENS
 from openapi_tool.tools.definition import ToolDefinition, unusable
-from openapi_tool.tools.meta_schema import MIN_RESULT_TOKENS
 from openapi_tool.tools.placeholders import placeholder_values, render, render_fixed
-from openapi_tool.tools.problems import listed
+from openapi_tool.tools.problems import Problem, listed
 from openapi_tool.tools.schema import visible_schema
 from openapi_tool.tools.secret_variables import MissingVariable, VariableNotAllowed
 from openapi_tool.tools.session_scope import SessionScope
@@ -250,17 +250,22 @@ def requested_cursor(definition: ToolDefinition, arguments: Arguments) -> str | 
     cursor = arguments.values.get(CURSOR)
     if cursor in (None, "") or not takes_cursor(definition):
         return None
+    if problems := cursor_problems(definition, arguments):
+        raise correction_error(listed(list(map(str, problems))))
+    return str(cursor)
+
+
+def cursor_problems(definition: ToolDefinition, arguments: Arguments) -> list[Problem]:
+    """Return why a call with a cursor cannot be answered."""
     required = definition.schema.get("required")
     needed = required if isinstance(required, list) else []
-    problems = [] if isinstance(cursor, str) else [f"{CURSOR}: must be the text that an earlier result named"]
-    problems += [
-        f"{short(name)}: cannot be given together with {CURSOR}; give one of them"
+    is_text = isinstance(arguments.values[CURSOR], str)
+    problems = [] if is_text else [Problem((CURSOR,), "must be the text that an earlier result named")]
+    return problems + [
+        Problem((name,), f"cannot be given together with {CURSOR}; give one of them")
         for name in sorted(arguments.by_model)
         if names_main_parameter(definition, name) and arguments.values[name] is not None and name not in needed
     ]
-    if problems:
-        raise correction_error(listed(problems))
-    return str(cursor)
 
 
 def requested_tokens(definition: ToolDefinition, arguments: Arguments) -> int | None:
@@ -268,17 +273,21 @@ def requested_tokens(definition: ToolDefinition, arguments: Arguments) -> int | 
 
     Raises BadRequest, or ToolMisconfigured if the definition sets it.
     """
+    for problem in tokens_problems(arguments):
+        if MAX_RESULT_TOKENS in arguments.by_model:
+            raise correction_error([str(problem)])
+        group = "fixed" if MAX_RESULT_TOKENS in definition.fixed else "defaults"
+        raise unusable(definition.tool_name, [str(replace(problem, path=("options", "args", group, *problem.path)))])
+    return whole_number(arguments.values.get(MAX_RESULT_TOKENS))
+
+
+def tokens_problems(arguments: Arguments) -> list[Problem]:
+    """Return the problem of a call's own limit of the tokens to show."""
     value = arguments.values.get(MAX_RESULT_TOKENS)
-    if value in (None, ""):
-        return None
-    tokens = whole_number(value)
+    tokens = MIN_RESULT_TOKENS if value in (None, "") else whole_number(value)
     if tokens is not None and tokens >= MIN_RESULT_TOKENS:
-        return tokens
-    problem = f"{MAX_RESULT_TOKENS}: must be an integer of at least {MIN_RESULT_TOKENS}"
-    if MAX_RESULT_TOKENS in arguments.by_model:
-        raise correction_error([problem])
-    group = "fixed" if MAX_RESULT_TOKENS in definition.fixed else "defaults"
-    raise unusable(definition.tool_name, [f"options.args.{group}.{problem}"])
+        return []
+    return [Problem((MAX_RESULT_TOKENS,), f"must be an integer of at least {MIN_RESULT_TOKENS}")]
 
 
 def correction_error(problems: list[str], why: str = "") -> BadRequest:

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from itertools import chain
 
 from openapi_tool.protocol.jsontext import MAX_INTEGER, MIN_INTEGER, JsonValue, as_object, levels
-from openapi_tool.tools.meta_schema import violations
 from openapi_tool.tools.problems import MAX_PROBLEMS, Path, Problem
 
 MAX_ROW_BYTES = 256 * 1024
@@ -26,6 +25,12 @@ A compiled validator takes about 1 kB for each value, and its errors may copy th
 
 MAX_DEPTH = 32
 """Levels of objects and lists. The linter allows 12 levels of schemas, which take 26 of these."""
+
+MAX_PROPERTIES = 200
+"""Names in one `properties`; model providers accept at most 128."""
+
+MAX_ENUM_VALUES = 500
+"""Values of one `enum`; the validator compares each item of a list with all of them."""
 
 MAX_PATTERNS = 20
 """Regular expressions, the keys of `patternProperties` included."""
@@ -43,6 +48,20 @@ MAX_MULTIPLES = 20
 
 MAX_NAMES = 100
 """Members of each of `params`, `headers`, `defaults`, `fixed` and `envs`; the upstream has some 60 parameters."""
+
+REFUSED_KEYWORDS = {
+    **dict.fromkeys(("$ref", "$dynamicRef", "$recursiveRef"), "references are not read; write the schema out"),
+    **dict.fromkeys(
+        ("unevaluatedProperties", "unevaluatedItems", "propertyNames"),
+        "is not read: what it costs grows with the product of branches and values",
+    ),
+}
+"""Why no stored row may use a keyword."""
+
+# Below the root, these could select another draft of JSON Schema, with other keywords and formats.
+_REFUSED_BELOW = REFUSED_KEYWORDS | dict.fromkeys(
+    ("$schema", "$id"), "is read only at the root of parameters; take it out"
+)
 
 _GC_HEADER_BYTES = 16  # before each object, not included in sys.getsizeof
 
@@ -99,7 +118,19 @@ def _schema_problems(schema: object) -> Iterator[Problem]:
     ):
         if number > limit:
             yield Problem(("parameters",), f"{excess}; take some out")
-    yield from problems or violations("row", schema, ("parameters",))
+    yield from problems or _keyword_problems(schema)
+
+
+def _keyword_problems(schema: object) -> Iterator[Problem]:
+    for path, value in _objects(schema, ("parameters",), []):
+        refused = _REFUSED_BELOW if len(path) > 1 else REFUSED_KEYWORDS
+        yield from (Problem((*path, name), refused[name]) for name in value if name in refused)
+        names, values = value.get("properties"), value.get("enum")
+        if isinstance(names, dict) and len(names) > MAX_PROPERTIES:
+            yield Problem((*path, "properties"), f"has more than {MAX_PROPERTIES} names; take some out")
+        if isinstance(values, list) and len(values) > MAX_ENUM_VALUES:
+            excess = f"has more than {MAX_ENUM_VALUES} values; take some out, or use a pattern"
+            yield Problem((*path, "enum"), excess)
 
 
 def _patterns(value: dict[str, JsonValue]) -> list[str]:

@@ -12,40 +12,29 @@ from typing import Literal, cast
 
 import orjson
 from cachetools import LRUCache
-from pydantic import ValidationError
 
 from openapi_tool.environment import DEFAULT_AUTH_ENV
 from openapi_tool.options.budgets import BudgetLimits
 from openapi_tool.protocol.command import AFTER_EXECUTION, AfterExecution
 from openapi_tool.protocol.errors import ToolMisconfigured
-from openapi_tool.protocol.jsontext import JsonObject, JsonValue
+from openapi_tool.protocol.jsontext import JsonValue, object_at
 from openapi_tool.protocol.records import DefinitionRecord
 from openapi_tool.tools.argument_names import fold
 from openapi_tool.tools.bounds import MAX_ROW_BYTES, memory_bytes, row_problems
 from openapi_tool.tools.catalogue import CATALOGUE, OPERATIONS, BuiltInTool, Operation
+from openapi_tool.tools.declaration import BASE_URLS, MODES, OPERATION_NAMES, read_row
 from openapi_tool.tools.definition_check import CheckedDefinition, check_definition
 from openapi_tool.tools.inline_bounds import SchemaSize, schema_size
-from openapi_tool.tools.meta_schema import BUDGETS, MIN_RESULT_TOKENS, object_at, violations
-from openapi_tool.tools.problems import Path, Problem, listed
+from openapi_tool.tools.problems import Problem, listed
 from openapi_tool.tools.wording import any_of, close_to, did_you_mean, short
 
 Method = Literal["GET", "POST"]
 ResultFormat = Literal["text", "object"]
 
-TIMEOUTS = ("timeout_s", "timeout")
-"""Names of the time limit in seconds; the first one given is used."""
-
-
 MAX_CACHE_BYTES = 16_000_000
 """Cache size in bytes for parsed definitions, usable or not."""
 
 _MIN_MEMORY_BYTES = 8_000  # of the definition object, its cache entry and its problems
-
-_BY_MODE = {name: operation for operation in OPERATIONS for name in (operation.name, *operation.aliases)}
-_BY_BASE_URL = {
-    url: operation for operation in reversed(OPERATIONS) for path in ("", "/") for url in operation.urls(path)
-}
-"""Operation by each accepted `base_url`; the first one of a host, if `mode` names none."""
 
 _UNKNOWN_OPERATION = OPERATIONS[0]
 """Assumed for a definition that names none, to find further problems; it is refused."""
@@ -114,11 +103,6 @@ def stored_after_execution(record: DefinitionRecord | None) -> AfterExecution | 
     return cast("AfterExecution", value) if value in AFTER_EXECUTION else None
 
 
-def suspend_timeout(options: object) -> float | None:
-    """Return the seconds that the worker waits for this tool."""
-    return _seconds(object_at(options).get("suspend_timeout_seconds"))
-
-
 def stored_record(row: Mapping[str, JsonValue]) -> DefinitionRecord:
     """Return a row, or the document of a file, as the record that the executor would load."""
     name = row.get("tool_name", row.get("name"))  # a file may call it `name`, as the kernel's management API allows
@@ -127,7 +111,7 @@ def stored_record(row: Mapping[str, JsonValue]) -> DefinitionRecord:
 
 def upstream_section(options: Mapping[str, JsonValue]) -> tuple[str, str]:
     """Return the path of the options for the upstream, which old definitions name `openapi`."""
-    return ("options", "openapi" if options.get("jina") is None and options.get("openapi") else "jina")
+    return ("options", "openapi" if not options.get("jina") and options.get("openapi") else "jina")
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,167 +211,95 @@ def read_as_far_as_possible(record: DefinitionRecord) -> tuple[ToolDefinition | 
 
 
 class _DefinitionParser:
-    """Parser that collects all problems, and reads as if wrong values were missing.
-
-    Integers are checked here: for the meta-schema `5.0` and `1e300` are some, too.
-    """
+    """Parser that collects all problems: those of the declaration, and those of options that must fit together."""
 
     def __init__(self, record: DefinitionRecord) -> None:
         self.record = record
-        self.problems: list[Problem] = []
+        row, self.problems = read_row(record.parameters, record.options)
+        self.parameters, self.options, self.jina = row.parameters, row.options, row.options.upstream
+        self.section = upstream_section(object_at(record.options))
+        self.given = object_at(record.options, *self.section[1:])
         self.names_upstream = False
-        self.row = self._valid("stored", {"parameters": record.parameters, "options": record.options}, ())
-        self.options = object_at(self.row, "options")
-        self.section = upstream_section(self.options)
-        # Old definitions have `options.openapi` instead; it is used only if `options.jina` is missing or empty.
-        jina = object_at(self.options, "jina") or _jina_from_legacy(object_at(self.options, "openapi"))
-        self.jina = self._valid("section", jina, self.section)
-
-    def _valid(self, part: str, value: Mapping[str, JsonValue], path: Path) -> Mapping[str, JsonValue]:
-        found = list(dict.fromkeys(violations(part, value, path)))
-        self.problems += found
-        for problem in found:
-            value = _without(value, problem.path[len(path) :])
-        return value
 
     def outcome(self) -> tuple[ToolDefinition, list[Problem]]:
         """Return the definition and its problems, without those of `check_definition`."""
         return self._definition(), self.problems
 
     def _definition(self) -> ToolDefinition:
-        if not self.jina:
-            modes = " or ".join(f"mode: {operation.name}" for operation in OPERATIONS)
+        if not self.given and not any(problem.path == self.section for problem in self.problems):
+            modes = " or ".join(f"mode: {name}" for name in OPERATION_NAMES)
             self._problem(f"is missing; give it {modes}", "options", "jina")
-        operation = self._operation()
+        operation, options, jina = self._operation(), self.options, self.jina
         return ToolDefinition(
             tool_name=self.record.tool_name,
             built_in=self._built_in(operation),
             method=self._method(),
             path=self._path(operation),
-            auth_env=str(self.jina.get("auth_env") or DEFAULT_AUTH_ENV),
+            auth_env=options.key_variable or DEFAULT_AUTH_ENV,
             after_execution=stored_after_execution(self.record),
-            schema=object_at(self.row, "parameters"),
-            defaults=object_at(self.options, "args", "defaults"),
-            fixed=object_at(self.options, "args", "fixed"),
-            envs=cast("Mapping[str, str]", object_at(self.options, "envs")),
+            schema=self.parameters,
+            defaults=options.args.defaults,
+            fixed=options.args.fixed,
+            envs=options.envs,
             # `defaults` is the legacy name of `params`; a parameter that both set has the value of `params`
-            upstream_params={**object_at(self.jina, "defaults"), **object_at(self.jina, "params")},
-            headers=cast("Mapping[str, str]", object_at(self.jina, "headers")),
-            timeout_s=self._timeout_s(),
-            suspend_timeout_s=suspend_timeout(self.options),
-            result_format=cast("ResultFormat", self.options.get("result_format") or "text"),
-            max_result_tokens=self._max_result_tokens(),
-            budget=self._budget(),
+            upstream_params={**jina.defaults, **jina.params},
+            headers=jina.headers,
+            timeout_s=options.call_seconds,
+            suspend_timeout_s=options.suspend_timeout_seconds,
+            result_format=options.result_format or "text",
+            max_result_tokens=options.max_result_tokens,
+            budget=options.budget,
         )
 
     def _operation(self) -> Operation:
-        of_host = self._operation_of_base_url()
-        named = self.jina.get("mode")
-        if named is None:
-            tool = CATALOGUE.get(str(self.jina.get("tool")))
-            operation = of_host or (tool.operation if tool else None)
-            # `_definition` reports a missing section, `_operation_of_base_url` a wrong URL.
-            if operation is None and self.jina and self.jina.get("base_url") is None:
-                self._problem("names neither mode nor base_url nor a built-in tool", *self.section)
-        else:
-            operation = _BY_MODE.get(str(named).strip().lower())
-            if operation is None:
-                mode, names = short(str(named)), [known.name for known in OPERATIONS]
-                self._problem(f"must be {any_of(names)}{did_you_mean(mode, names)}", *self.section, "mode")
-                operation = of_host or next((_BY_MODE[name] for name in close_to(mode, names)), None)
-            elif of_host is not None and of_host.host != operation.host:
-                message = f"{operation.name!r} does not go with the host of base_url; leave one of them out"
+        """Return the operation that `mode`, `base_url` or `tool` names; with a misspelt mode the most similar one."""
+        of_host, mode = BASE_URLS.get(self.jina.base_url or ""), self.jina.mode
+        if mode is not None:
+            operation: Operation | None = MODES[mode]
+            if of_host is not None and of_host.host != MODES[mode].host:
+                message = f"{mode!r} does not go with the host of base_url; leave one of them out"
                 self._problem(message, *self.section, "mode")
+        elif (misspelt := self.given.get("mode")) is not None:
+            close = close_to(short(str(misspelt)), OPERATION_NAMES)
+            operation = of_host or next((MODES[name] for name in close), None)
+        else:
+            tool = CATALOGUE.get(self.jina.tool or "")
+            operation = of_host or (tool.operation if tool else None)
+            # `_definition` reports a missing section, the declaration a wrong URL.
+            if operation is None and self.given and self.given.get("base_url") is None:
+                self._problem("names neither mode nor base_url nor a built-in tool", *self.section)
         self.names_upstream = operation is not None
         return operation or _UNKNOWN_OPERATION
 
-    def _operation_of_base_url(self) -> Operation | None:
-        base_url = self.jina.get("base_url")
-        operation = _BY_BASE_URL.get(base_url) if isinstance(base_url, str) else None
-        if base_url is not None and operation is None:
-            allowed = " or ".join(f"https://{known.host}" for known in OPERATIONS)
-            self._problem(f"may only be {allowed}", *self.section, "base_url")
-        return operation
-
     def _built_in(self, operation: Operation) -> BuiltInTool:
         fitting = {tool.name: tool for tool in CATALOGUE.values() if tool.operation is operation}
-        named = self.jina.get("tool")
-        tool = fitting.get(named) if isinstance(named, str) else None
+        named = self.jina.tool
+        tool = fitting.get(named or "")
         if tool is None and named is not None:
-            hint = did_you_mean(short(str(named)), CATALOGUE)
+            other = CATALOGUE.get(named)
+            hint = f"; {named!r} needs mode: {other.operation.name}" if other else did_you_mean(short(named), fitting)
             self._problem(f"must be {any_of(fitting)} for a {operation.name} tool{hint}", *self.section, "tool")
         # The default is the first in the catalogue, which is the single form, not the batch form.
         return tool or next(iter(fitting.values()))
 
     def _method(self) -> Method:
-        url_in_path = self.jina.get("endpoint_template") is not None or self.jina.get("path") in _TEMPLATES
-        return cast("Method", str(self.jina.get("method") or ("GET" if url_in_path else "POST")).upper())
+        url_in_path = self.jina.endpoint_template is not None or self.jina.path in _TEMPLATES
+        return "GET" if (self.jina.method or ("GET" if url_in_path else "POST")).upper() == "GET" else "POST"
 
     def _path(self, operation: Operation) -> str:
-        template, expected = self.jina.get("endpoint_template"), operation.template
+        template, expected = self.jina.endpoint_template, operation.template
         if template is not None:
             if expected is None or template not in (expected, *operation.urls(expected)):
                 allowed = " or ".join(f"https://{known.host}{known.template}" for known in OPERATIONS if known.template)
                 self._problem(f"may only be {allowed}", *self.section, "endpoint_template")
             return expected or "/"
-        path = self.jina.get("path") or "/"
-        path = f"/{path}" if isinstance(path, str) and not path.startswith("/") else path
-        if not isinstance(path, str) or path not in operation.paths:
+        path = self.jina.path or "/"
+        path = path if path.startswith("/") else f"/{path}"
+        if path not in operation.paths:
             fitting = any_of(dict.fromkeys(operation.paths.values()))
             self._problem(f"must be {fitting} for a {operation.name} tool", *self.section, "path")
             return "/"
         return operation.paths[path]
 
-    def _timeout_s(self) -> float | None:
-        """Return the time limit of options.jina, else of options itself, as the kernel's own executor reads it.
-
-        A value that is no positive number counts as none; the linter refuses it.
-        """
-        values = (section.get(name) for section in (self.jina, self.options) for name in TIMEOUTS)
-        return next((seconds for value in values if (seconds := _seconds(value)) is not None), None)
-
-    def _max_result_tokens(self) -> int | None:
-        value = self.options.get("max_result_tokens")
-        if value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= MIN_RESULT_TOKENS):
-            return value
-        self._problem(f"must be an integer of at least {MIN_RESULT_TOKENS}", "options", "max_result_tokens")
-        return None
-
-    def _budget(self) -> BudgetLimits | None:
-        given = object_at(self.options, "budget")
-        for name, value in given.items():
-            if name not in BUDGETS:
-                self._problem(f"is no budget{did_you_mean(short(name), BUDGETS)}", "options", "budget", name)
-            elif isinstance(value, bool) or not isinstance(value, int) or value < 0:
-                self._problem("must be an integer of at least 0", "options", "budget", name)
-            else:
-                continue
-            return None  # one problem is enough: there may be 2,000 names
-        try:
-            return BudgetLimits(**given) if given else None  # type: ignore[arg-type]
-        except ValidationError as refused:  # an upper bound, which differs for requests and tokens
-            for error in refused.errors():
-                self._problem(f"must be at most {error['ctx']['le']:,}", "options", "budget", str(error["loc"][-1]))
-            return None
-
     def _problem(self, message: str, *path: str) -> None:
         self.problems.append(Problem(path, message))
-
-
-def _without(value: Mapping[str, JsonValue], path: Path) -> JsonObject:
-    if not path:
-        return {}
-    name, *below = path
-    others = {key: item for key, item in value.items() if key != name}
-    return {**others, str(name): _without(object_at(value, name), tuple(below))} if below else others
-
-
-def _jina_from_legacy(openapi: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
-    env = object_at(openapi, "auth").get("env")
-    return {key: value for key, value in openapi.items() if key != "auth"} | ({"auth_env": env} if env else {})
-
-
-def _seconds(value: JsonValue) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
-        return None
-    return float(value)

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import cast
 
-from openapi_tool.protocol.jsontext import JsonObject, JsonValue, as_object
+from openapi_tool.protocol.jsontext import JsonObject, JsonValue, as_object, object_at
 from openapi_tool.tools.bounds import row_problems
-from openapi_tool.tools.meta_schema import object_at
 from openapi_tool.tools.problems import Path, Problem
 from openapi_tool.tools.schema import schema_defect, visible_schema
 

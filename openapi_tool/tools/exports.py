@@ -8,10 +8,9 @@ from dataclasses import dataclass
 import yaml
 
 from openapi_tool.environment import DEFAULT_AUTH_ENV
-from openapi_tool.protocol.jsontext import JsonObject, JsonValue
+from openapi_tool.protocol.jsontext import JsonObject, JsonValue, object_at
 from openapi_tool.tools.catalogue import CATALOGUE, DEFAULT_MAX_TOKENS, OPERATIONS, READER, SEARCH, BuiltInTool
 from openapi_tool.tools.definition import ToolDefinition
-from openapi_tool.tools.meta_schema import object_at
 from openapi_tool.tools.placeholders import is_template
 from openapi_tool.tools.schema import visible_schema
 from openapi_tool.tools.tool_names import camel_case, in_words, mangled

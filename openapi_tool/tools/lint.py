@@ -15,19 +15,18 @@ from openapi_tool.options.executor import ExecutorOptions
 from openapi_tool.options.tools import ToolOptions
 from openapi_tool.protocol.dialect import ProtocolVersion
 from openapi_tool.protocol.errors import ToolMisconfigured, Unanswerable
-from openapi_tool.protocol.jsontext import JsonObject, JsonValue
+from openapi_tool.protocol.jsontext import JsonObject, JsonValue, object_at
 from openapi_tool.protocol.subjects import parse_command_subject
 from openapi_tool.tools.argument_names import fold
 from openapi_tool.tools.arguments import is_identity
+from openapi_tool.tools.declaration import MAX_SCHEMA_LEVELS, MAX_SUSPEND_S, TIMEOUTS, file_problems
 from openapi_tool.tools.definition import (
-    TIMEOUTS,
     ToolDefinition,
     read_as_far_as_possible,
     stored_record,
     upstream_section,
 )
 from openapi_tool.tools.key_shapes import PREFIXED_KEY, looks_like_a_key, names_a_variable
-from openapi_tool.tools.meta_schema import MAX_SUSPEND_S, object_at, violations
 from openapi_tool.tools.placeholders import PLACEHOLDER, PLACEHOLDERS, is_template, texts_in
 from openapi_tool.tools.problems import Path, Problem
 from openapi_tool.tools.schema import schema_problems
@@ -45,9 +44,6 @@ PROPERTIES = ("parameters", "properties")
 _SUSPEND = ("options", "suspend_timeout_seconds")
 _OFTEN_EMPTY = "context_box_id"  # not in commands of v1r4; a worker may have put the value into the call's card
 _MAX_SUBJECT_CHARS = 255
-_MAX_DEPTH = 12
-"""Levels of schemas below the root; each (`properties` and the schema) takes two of the 32 levels of `bounds`."""
-
 _BOUNDS = (("minimum", "maximum"), ("minLength", "maxLength"), ("minItems", "maxItems"))
 _MAX_DESCRIPTION_CHARS, _LONG_DESCRIPTION_CHARS = 10_000, 1_024
 
@@ -79,7 +75,7 @@ def general_problems(
 ) -> tuple[ToolDefinition | None, list[Problem]]:
     """Return the definition, None if it cannot be parsed, and its problems."""
     found = [
-        *violations("definition", document, ()),
+        *file_problems(document),
         *_schema_conflicts(document.get("parameters"), ("parameters",)),
         *_name_problems(document),
         *_length_problems(document),
@@ -261,10 +257,7 @@ def _number(document: Mapping[str, JsonValue], path: tuple[str, ...]) -> float |
 
 
 def _schema_conflicts(schema: JsonValue, path: Path, depth: int = 0) -> Iterator[Problem]:
-    if not isinstance(schema, dict):
-        return
-    if depth > _MAX_DEPTH:
-        yield Problem(path, f"is nested more than {_MAX_DEPTH} levels deep; flatten it")
+    if not isinstance(schema, dict) or depth > MAX_SCHEMA_LEVELS:  # which the declaration reports
         return
     named = object_at(schema, "properties")
     for low, high in _BOUNDS:

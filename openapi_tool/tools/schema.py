@@ -12,11 +12,10 @@ import orjson
 from cachetools import LRUCache
 
 from openapi_tool.protocol.errors import ToolMisconfigured
-from openapi_tool.protocol.jsontext import JsonObject, JsonValue
+from openapi_tool.protocol.jsontext import JsonObject, JsonValue, object_at
 from openapi_tool.tools.argument_hints import MAIN_NAMES, one_of_several
 from openapi_tool.tools.argument_names import fold, not_taken, probably_meant
 from openapi_tool.tools.bounds import count_values, patterns
-from openapi_tool.tools.meta_schema import object_at
 from openapi_tool.tools.problems import MAX_PROBLEMS, Problem, argument_path, listed
 from openapi_tool.tools.wording import short
 

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from openapi_tool.protocol.jsontext import JsonValue
 from openapi_tool.tools.arguments import (
     CURSOR,
     FIND,
     QUESTION,
     Arguments,
     correction_error,
+    cursor_problems,
     requested_cursor,
     requested_tokens,
     takes_cursor,
+    tokens_problems,
 )
 from openapi_tool.tools.definition import ToolDefinition
+from openapi_tool.tools.problems import Problem
 from openapi_tool.tools.text_search import SearchRequest, terms
 
 _MAX_CHARS = {FIND: 200, QUESTION: 500}
@@ -26,24 +30,37 @@ def requested(definition: ToolDefinition, arguments: Arguments) -> tuple[str | N
     Raises BadRequest, and ToolMisconfigured for a value that the definition sets.
     """
     cursor, tokens = requested_cursor(definition, arguments), requested_tokens(definition, arguments)
-    names = [name for name in _MAX_CHARS if name in arguments.by_model and takes_cursor(definition)]
-    given = {name: value for name in names if (value := arguments.values[name]) not in (None, "")}
-    if problems := list(_problems(given, cursor)):
-        raise correction_error(problems)
+    given = _search_arguments(definition, arguments)
+    if problems := list(_search_problems(given, cursor)):
+        raise correction_error(list(map(str, problems)))
     return cursor, tokens, next((SearchRequest(name, str(text)) for name, text in given.items()), None)
 
 
-def _problems(given: Mapping[str, object], cursor: str | None) -> Iterator[str]:
+def request_problems(definition: ToolDefinition, arguments: Arguments) -> list[Problem]:
+    """Return the problems for which `requested` would raise."""
+    cursor = arguments.values.get(CURSOR)
+    has_cursor = cursor not in (None, "") and takes_cursor(definition)
+    return [
+        *(cursor_problems(definition, arguments) if has_cursor else ()),
+        *tokens_problems(arguments),
+        *_search_problems(_search_arguments(definition, arguments), cursor if has_cursor else None),
+    ]
+
+
+def _search_arguments(definition: ToolDefinition, arguments: Arguments) -> dict[str, JsonValue]:
+    names = [name for name in _MAX_CHARS if name in arguments.by_model and takes_cursor(definition)]
+    return {name: value for name in names if (value := arguments.values[name]) not in (None, "")}
+
+
+def _search_problems(given: Mapping[str, JsonValue], cursor: JsonValue) -> Iterator[Problem]:
     for name, text in given.items():
         if cursor is None:
-            yield (
-                f"{name}: searches an earlier truncated result, and needs the {CURSOR} that it named; call without "
-                f"{name} first"
-            )
+            needed = f"needs the {CURSOR} that it named; call without {name} first"
+            yield Problem((name,), f"searches an earlier truncated result, and {needed}")
             return
         if not isinstance(text, str) or not text.strip() or len(text) > _MAX_CHARS[name]:
-            yield f"{name}: must be a text of 1 to {_MAX_CHARS[name]} characters"
+            yield Problem((name,), f"must be a text of 1 to {_MAX_CHARS[name]} characters")
         elif name == QUESTION and not next(terms(text), None):
-            yield f"{name}: has no word to look for"
+            yield Problem((name,), "has no word to look for")
     if len(given) > 1:
-        yield f"{FIND}: cannot be given together with {QUESTION}; give one of them"
+        yield Problem((FIND,), f"cannot be given together with {QUESTION}; give one of them")

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import yaml
 
 from openapi_tool.protocol.jsontext import JsonValue, storable
+from openapi_tool.tools.placeholders import PLACEHOLDERS
 from openapi_tool.tools.problems import Path, Problem
 
 MAX_NODES = 20_000
@@ -17,6 +18,7 @@ MAX_BYTES = 8_000_000
 """Bytes of a file: more than a definition may have, so that a larger one is parsed and its error gets a line."""
 
 _MERGE = "<<"
+_NULL_TAG = "tag:yaml.org,2002:null"
 _TEXT_TAG, _NUMBER_TAGS = "tag:yaml.org,2002:str", ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 _MAX_NUMBER_CHARS = 40
 _MAX_CHARS_OF_ANY_NUMBER = 400
@@ -70,16 +72,37 @@ def read_sources(text: str) -> list[Source]:
     except yaml.YAMLError as error:
         parts = (getattr(error, name, None) for name in ("context", "problem", "reason"))
         reason = ", ".join(str(part) for part in parts if part) or "it cannot be read"
-        problem = Problem((), f"is no YAML: {reason}; check indentation, brackets and quotes there")
         mark = getattr(error, "problem_mark", None)
+        remedy = _placeholder_remedy(text, mark) or "check indentation, brackets and quotes there"
+        problem = Problem((), f"is no YAML: {reason}; {remedy}")
         sources.append(Source(None, [problem], {(): _position(mark)} if mark else {}))
     except RecursionError:
         sources.append(Source(None, [Problem((), "is nested too deeply; flatten it")], {}))
     return sources or [Source(None, [], {})]
 
 
+_AT_THE_START = re.compile(rf"(?:^|[\s,\[:-])\{{({'|'.join(PLACEHOLDERS)})\}}")
+"""Placeholder at the start of a text without quotes, which YAML reads as the start of an object."""
+
+
+def _placeholder_remedy(text: str, mark: yaml.Mark | None) -> str:
+    """Return the remedy for `{project_id}.example` in the line of an error, empty if there is none."""
+    line = "".join(text.splitlines()[mark.line : mark.line + 1]) if mark else ""
+    found = _AT_THE_START.search(line)
+    return f'quote the braces: "{{{found[1]}}}…"' if found else ""
+
+
 def _position(mark: yaml.Mark) -> LineColumn:
     return mark.line + 1, mark.column + 1
+
+
+def _unquoted_placeholder(node: yaml.MappingNode) -> str | None:
+    """Return the placeholder of `{project_id}` without quotes, an object with one key and no value."""
+    if not node.flow_style or len(node.value) != 1:
+        return None
+    key, value = node.value[0]
+    is_empty = isinstance(value, yaml.ScalarNode) and value.tag == _NULL_TAG and not value.value
+    return key.value if is_empty and isinstance(key, yaml.ScalarNode) and key.value in PLACEHOLDERS else None
 
 
 @dataclass(slots=True)
@@ -104,7 +127,9 @@ class _YamlReader:
         finally:
             self.ancestors.discard(id(node))
 
-    def _mapping(self, node: yaml.MappingNode, path: Path) -> dict[str, JsonValue]:
+    def _mapping(self, node: yaml.MappingNode, path: Path) -> JsonValue:
+        if placeholder := _unquoted_placeholder(node):
+            return self._problem(path, f'YAML reads this as an object; quote the braces: "{{{placeholder}}}"')
         values: dict[str, JsonValue] = {}
         for key_node, value_node in node.value:
             key = key_node.value if isinstance(key_node, yaml.ScalarNode) else "?"

@@ -15,9 +15,10 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
 from openapi_tool.jina.response import Expected, Received, read_response
-from openapi_tool.protocol.errors import ToolError
+from openapi_tool.protocol.errors import ToolError, ToolMisconfigured
+from openapi_tool.protocol.records import DefinitionRecord
+from openapi_tool.tools import definition, schema
 from openapi_tool.tools import inline_bounds as bounds
-from openapi_tool.tools import schema
 from openapi_tool.tools.argument_check import ArgumentCheck, check_arguments
 from openapi_tool.tools.catalogue import CATALOGUE
 from openapi_tool.tools.definition_check import check_definition
@@ -178,6 +179,44 @@ def test_the_largest_of_each_factor_takes_at_most_five_milliseconds(factor: str)
     costs = costs_ms(rule, arguments)
     assert len(costs) == 3, "beyond the bounds: nothing was measured"
     assert max(costs) <= bounds.MAX_CPU_MS
+
+
+_100 = [f"name_{number:02}" for number in range(100)]
+LARGEST_OPTIONS: dict[str, dict[str, Any]] = {
+    "unknown names": {"jina": {"mode": "search", **{f"unknown_{number}": 1 for number in range(1_500)}}},
+    "values": {
+        "jina": {"mode": "search", **dict.fromkeys(("params", "defaults", "headers"), dict.fromkeys(_100, "x"))},
+        "envs": dict.fromkeys(_100, "X"),
+        "args": dict.fromkeys(("defaults", "fixed"), dict.fromkeys(_100, "x")),
+    },
+    "wrong values": {
+        "jina": {
+            "headers": dict.fromkeys(_100, ""),
+            "mode": "searching" * 200,
+            **dict.fromkeys(("tool", "base_url", "method", "auth_env", "params", "path", "endpoint_template"), 5),
+        },
+        "envs": dict.fromkeys(_100, ""),
+        "args": {"defaults": 1, "fixed": 2},
+        "budget": {f"session_token_{number}": 1 for number in range(900)},
+        "result_format": "objects" * 500,
+        "max_result_tokens": 3,
+    },
+}
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize("name", LARGEST_OPTIONS)
+@requirement("loop.bounds")
+def test_the_largest_options_are_parsed_in_five_milliseconds(name: str) -> None:
+    options = LARGEST_OPTIONS[name]
+    assert len(orjson.dumps([{}, options])) <= bounds.MAX_DEFINITION_BYTES
+
+    def parse() -> None:
+        definition._parse_cache.clear()  # noqa: SLF001 - the first call of a definition is the costly one
+        with suppress(ToolMisconfigured):
+            definition.parse_definition(DefinitionRecord("tool", "suspend", {}, options))
+
+    assert cpu_ms(parse) <= bounds.MAX_CPU_MS
 
 
 @requirement("loop.bounds")

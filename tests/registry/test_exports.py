@@ -165,9 +165,12 @@ def test_the_manifest_has_one_api_for_each_tool() -> None:
 
 
 @requirement("definition.exports")
-def test_the_system_role_mentions_only_exported_tools() -> None:
-    manifest = json.loads(exported("lobehub", str(EXAMPLE)))
-    (row,) = [yaml.safe_load(EXAMPLE.read_text(encoding="utf-8"))]
+def test_the_system_role_mentions_only_exported_tools(tmp_path: Path) -> None:
+    row = yaml.safe_load(EXAMPLE.read_text(encoding="utf-8"))
+    assert "cursor" in json.loads(exported("lobehub", str(EXAMPLE)))["systemRole"]
+    del row["parameters"]["properties"]["cursor"]
+    (tmp_path / "tool.yaml").write_text(yaml.safe_dump(row), encoding="utf-8")
+    manifest = json.loads(exported("lobehub", str(tmp_path / "tool.yaml")))
     assert manifest["names"] == {camel_case(row["tool_name"]): row["tool_name"]}
     role = manifest["systemRole"]
     assert role.startswith(f"You can read pages.\n\n- **{camel_case(row['tool_name'])}**: Reads a page of our docume")
@@ -319,7 +322,7 @@ def declared(name: str) -> tuple[ToolDefinition, st.SearchStrategy[Any]]:
 def test_a_call_made_from_the_exported_schema_alone_is_accepted(name: str, data: st.DataObject) -> None:
     definition, strategy = declared(name)
     arguments = data.draw(strategy)
-    if name == "jina.read" and ("cursor" in arguments) == (
+    if name in ("jina.read", "example") and ("cursor" in arguments) == (
         "url" in arguments
     ):  # exactly one of both, as their descriptions require
         arguments.pop("cursor", None)

@@ -39,10 +39,10 @@ from openapi_tool.protocol.records import DefinitionRecord
 from openapi_tool.testing import InProcessExecutor
 from openapi_tool.tools.arguments import OperatorEnvs
 from openapi_tool.tools.catalogue import CATALOGUE
+from openapi_tool.tools.declaration import json_schema
 from openapi_tool.tools.definition import parse_definition, stored_record
 from openapi_tool.tools.exports import registration
 from openapi_tool.tools.lint import LintLimits
-from openapi_tool.tools.meta_schema import META_SCHEMA
 from openapi_tool.tools.problems import Problem
 from openapi_tool.tools.registry import COLUMNS, RegistryError
 from openapi_tool.tools.yaml_source import MAX_BYTES, read_source, read_sources
@@ -57,7 +57,8 @@ BROKEN_FILE = ROOT / "tests" / "data" / "broken_tools.yaml"
 _PARTS = re.split(r"(?m)^--- # (\w+)\n", BROKEN_FILE.read_text(encoding="utf-8"))[1:]
 BROKEN = dict(zip(_PARTS[::2], _PARTS[1::2], strict=True))
 SHIPPED = sorted((ROOT / "config" / "tools").glob("*.yaml"))
-DEMO = sorted((ROOT / "openapi_tool" / "local" / "data" / "tools").glob("*.yaml"))
+EXAMPLES = sorted((ROOT / "examples").rglob("tools/*.yaml"))
+PUBLISHED = ROOT / "config" / "tool.schema.json"
 KEY = "jina_000000000000example111111111111"
 SEARCH: dict[str, Any] = {
     "tool_name": "web_search",
@@ -121,7 +122,7 @@ def test_the_command_prints_position_and_remedy_of_each_mistake(name: str) -> No
 
 
 @requirement("definition.lint")
-@pytest.mark.parametrize("file", [*SHIPPED, *DEMO], ids=lambda file: file.stem)
+@pytest.mark.parametrize("file", [*SHIPPED, *EXAMPLES], ids=lambda file: file.stem)
 def test_the_shipped_definitions_have_no_problems(file: Path) -> None:
     assert problems_of(file.read_text(encoding="utf-8")) == []
 
@@ -565,8 +566,60 @@ def test_no_mistake_hides_another(wrong: str) -> None:
 
 
 @requirement("definition.lint")
-def test_the_meta_schema_is_a_json_schema() -> None:
-    jsonschema_rs.meta.validate(META_SCHEMA)
+def test_the_published_schema_is_a_json_schema() -> None:
+    jsonschema_rs.meta.validate(json_schema())
+
+
+SCHEMA_LINE = re.compile(r"# yaml-language-server: \$schema=(\S+)\n")
+DEFINITION_FILES = [*SHIPPED, *EXAMPLES]
+
+
+def published() -> jsonschema_rs.Draft202012Validator:
+    return jsonschema_rs.Draft202012Validator(json.loads(PUBLISHED.read_text(encoding="utf-8")))
+
+
+@requirement("definition.lint")
+@pytest.mark.parametrize("file", DEFINITION_FILES, ids=lambda file: file.stem)
+def test_a_shipped_definition_names_the_published_schema_and_fits_it(file: Path) -> None:
+    text = file.read_text(encoding="utf-8")
+    line = SCHEMA_LINE.match(text)
+    assert line is not None
+    assert (file.parent / line[1]).resolve() == PUBLISHED
+    published().validate(yaml.safe_load(text))
+
+
+@requirement("definition.lint")
+@each("name", BROKEN)
+def test_what_the_published_schema_refuses_is_an_error_of_the_linter(name: str) -> None:
+    """Else an editor would refuse what the linter accepts."""
+    (source,) = read_sources(BROKEN[name])
+    if published().is_valid(source.document):
+        return
+    assert not expectation(BROKEN[name])[1]
+
+
+@requirement("definition.lint")
+@pytest.mark.parametrize(
+    ("above", "name"),
+    [
+        ((), "optoins"),
+        (("options",), "arg"),
+        (("options", "args"), "fixd"),
+        (("options", "jina"), "param"),
+        (("options", "budget"), "session_token"),
+        (("parameters",), "requird"),
+        (("parameters", "properties", "query"), "maxlength"),
+    ],
+)
+def test_the_published_schema_refuses_unknown_keys_at_each_level(above: tuple[str, ...], name: str) -> None:
+    row: Any = registration(CATALOGUE["jina.search"])
+    row["options"] |= {"args": {}, "budget": {}}
+    assert published().is_valid(row)
+    part = row
+    for key in above:
+        part = part[key]
+    part[name] = 1
+    assert not published().is_valid(row)
 
 
 def written(folder: Path, **documents: Any) -> list[str]:

@@ -30,6 +30,7 @@ from openapi_tool.jina.parameters import READER_PARAMETERS, REFUSED, SEARCH_PARA
 from openapi_tool.jina.request import UpstreamRequest, build_request, resolve_parameters
 from openapi_tool.jina.url_policy import UrlPolicy, checked_url
 from openapi_tool.protocol.errors import BadRequest, TargetRefused, ToolMisconfigured
+from openapi_tool.protocol.jsontext import object_at
 from openapi_tool.protocol.records import DefinitionRecord
 from openapi_tool.telemetry.redact import MASK, Redactor
 from openapi_tool.testing import ToolResult
@@ -37,11 +38,20 @@ from openapi_tool.tools import bounds, schema
 from openapi_tool.tools import definition as definition_bounds
 from openapi_tool.tools.argument_names import fold, probably_meant
 from openapi_tool.tools.arguments import IDENTITY_ARGUMENTS, Arguments, ArgumentSources, OperatorEnvs
-from openapi_tool.tools.bounds import MAX_ROW_BYTES, MAX_VALUES, count_values, memory_bytes, row_bytes, row_problems
+from openapi_tool.tools.bounds import (
+    MAX_ENUM_VALUES,
+    MAX_PROPERTIES,
+    MAX_ROW_BYTES,
+    MAX_VALUES,
+    REFUSED_KEYWORDS,
+    count_values,
+    memory_bytes,
+    row_bytes,
+    row_problems,
+)
 from openapi_tool.tools.catalogue import CATALOGUE
 from openapi_tool.tools.definition import ToolDefinition, parse_definition
 from openapi_tool.tools.exports import registration
-from openapi_tool.tools.meta_schema import MAX_ENUM_VALUES, MAX_PROPERTIES, REFUSED_KEYWORDS, object_at
 from openapi_tool.tools.problems import MAX_PROBLEMS
 from openapi_tool.tools.schema import schema_problems
 from openapi_tool.tools.session_scope import SessionScope

@@ -27,13 +27,12 @@ from openapi_tool.isolation.pool import MAX_KILLS, PoolBusy, TaskKilled, WorkerP
 from openapi_tool.isolation.process import Killed, Lost, WorkerProcess, _Exchange
 from openapi_tool.isolation.service import CHECK_ARGUMENTS, Isolation
 from openapi_tool.jina.response import READ_RESPONSE, Expected, Received, response_outcome, response_task
-from openapi_tool.options.budgets import BudgetLimits
+from openapi_tool.options.budgets import BUDGETS, BudgetLimits
 from openapi_tool.protocol.errors import ToolMisconfigured, ToolTimeout
 from openapi_tool.protocol.payload import pack, unpack
 from openapi_tool.protocol.records import DefinitionRecord
 from openapi_tool.tools.argument_check import ArgumentCheck, CheckedArguments, check_arguments
 from openapi_tool.tools.definition import ToolDefinition
-from openapi_tool.tools.meta_schema import BUDGETS
 from openapi_tool.tools.output import ToolOutput
 from tests.answering import MAX_BYTES
 from tests.hostile.schemas import PRODUCTS

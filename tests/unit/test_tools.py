@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from openapi_tool.jina.endpoints import ENDPOINTS
+from openapi_tool.options.budgets import BUDGETS
 from openapi_tool.protocol.errors import BadRequest, ToolError, ToolMisconfigured, ToolNotAvailable
 from openapi_tool.protocol.jsontext import JsonObject, JsonValue
 from openapi_tool.protocol.records import DefinitionRecord
@@ -19,7 +20,16 @@ from openapi_tool.quotas.permits import KeyLimits
 from openapi_tool.tools.argument_names import fold
 from openapi_tool.tools.arguments import Arguments, ArgumentSources, OperatorEnvs
 from openapi_tool.tools.catalogue import CATALOGUE, OPERATIONS, READER, BuiltInTool, DuplicateTool, Operation, catalogue
-from openapi_tool.tools.definition import parse_definition, suspend_timeout
+from openapi_tool.tools.declaration import (
+    Args,
+    LegacyUpstream,
+    Options,
+    Section,
+    Upstream,
+    file_problems,
+    suspend_timeout,
+)
+from openapi_tool.tools.definition import parse_definition, read_as_far_as_possible
 from openapi_tool.tools.output import Item, ToolOutput, Usage
 from openapi_tool.tools.placeholders import PLACEHOLDERS, render
 from openapi_tool.tools.result import RenderedResult, failure, success
@@ -732,3 +742,58 @@ def test_only_the_last_enablings_are_stored() -> None:
     for number in range(50):
         switches = switches.with_disabled(switch(str(number))).with_enabled(switch(str(number)))
     assert [each.project_id for each in switches.enablings] == [str(number) for number in range(30, 50)]
+
+
+_VALUES = st.one_of(
+    st.sampled_from([None, False, True, 0, 1, 0.5, -1, 500, 10**13, "", "x", "search", "GET", "/{url}", "jina.read"]),
+    st.sampled_from(["https://s.jina.ai", [], [1], {}, {"a": 1}, {"a": "b"}, {"a": ""}, {"env": "KEY"}, {"env": 5}]),
+)
+
+
+def _sections(section: type[Section]) -> st.SearchStrategy[dict[str, Any]]:
+    return st.dictionaries(st.sampled_from([*section.model_fields, "unknown"]), _VALUES, max_size=5)
+
+
+@requirement("definition.bounds")
+@given(
+    options=st.builds(
+        lambda own, parts: own | parts,
+        _sections(Options),
+        st.fixed_dictionaries(
+            {},
+            optional={
+                "jina": _sections(Upstream),
+                "openapi": _sections(LegacyUpstream),
+                "args": _sections(Args),
+                "budget": st.dictionaries(st.sampled_from([*BUDGETS, "unknown"]), _VALUES, max_size=3),
+            },
+        ),
+    )
+)
+def test_every_row_gives_a_definition_or_its_problems(options: dict[str, Any]) -> None:
+    """A wrong value may uncover others, such as `openapi` when nothing of `jina` is left."""
+    definition, problems = read_as_far_as_possible(DefinitionRecord("tool", "suspend", {}, options))
+    assert definition is not None or problems
+
+
+@requirement("definition.bounds")
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"unknown": 1, "jina": {"mode": "search", "unknown": {}}, "args": {"unknown": 2}},
+        {"jina": {"mode": "Search ", "method": "", "path": 0, "auth_env": False}, "result_format": []},
+        {"jina": {"mode": "search", "accept": 5, "timeout_s": "x"}, "ui_allowed": 5, "suspend_timeout_seconds": 9_999},
+        {"jina": {"mode": "search"}, "openapi": {"mode": 5, "headers": 6}, "envs": None, "args": None, "budget": None},
+        {"jina": {"endpoint_template": "/{url}", "path": 7, "mode": "reader"}},
+        {"jina": None, "openapi": {"base_url": "https://s.jina.ai", "auth": "JINA_API_KEY"}},
+    ],
+)
+def test_a_row_may_hold_what_a_file_may_not(options: JsonObject) -> None:
+    assert parse_definition(DefinitionRecord("tool", "whatever", None, options)).built_in.name in CATALOGUE
+    document: JsonObject = {
+        "tool_name": "tool",
+        "target_subject": "cg.v1r4.{project_id}.{channel_id}.cmd.tool.jina.search",
+        "after_execution": "suspend",
+        "options": options,
+    }
+    assert file_problems(document) != []
