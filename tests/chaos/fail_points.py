@@ -2,7 +2,7 @@
 
 The request is a file in the folder that `FOLDER_VARIABLE` names; its name is the point. The first process that reaches
 the point deletes the file and kills itself by SIGKILL. A call whose arguments contain `KILLER` kills every executor
-that runs it. `BUDGET_MARGIN_VARIABLE` sets the seconds from the deadline of a call until its reservation counts as used.
+that runs it. `BUDGET_MARGIN_VARIABLE` sets the seconds after a call's deadline until its reservation counts as used.
 """
 
 from __future__ import annotations
