@@ -60,9 +60,9 @@ def no_gc_settings() -> None:
 
 def no_aiohttp() -> None:
     """Use httpx's connection pool."""
-    from openapi_tool.service import shared_parts  # noqa: PLC0415 - as above
+    from openapi_tool.service import process_parts  # noqa: PLC0415 - as above
 
-    vars(shared_parts)["AiohttpTransport"] = _pool_of_httpx
+    vars(process_parts)["AiohttpTransport"] = _pool_of_httpx
 
 
 class _Resolved(httpcore.AsyncNetworkBackend):

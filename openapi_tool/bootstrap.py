@@ -14,6 +14,7 @@ from pathlib import Path
 
 from openapi_tool.bus.login import file_problems
 from openapi_tool.bus.options import BusOptions, DurableOptions
+from openapi_tool.bus.users import NatsUser
 from openapi_tool.executor.continuation import Continuation
 from openapi_tool.executor.ports import Artifacts
 from openapi_tool.executor.runner import RunnerOptions, ToolRunner
@@ -29,6 +30,7 @@ from openapi_tool.quotas.budgets import Budgets
 from openapi_tool.quotas.permits import Permits
 from openapi_tool.settings import PREFIX, Settings, SettingsError
 from openapi_tool.settings.loading import secret_values, unmasked
+from openapi_tool.settings.model import but
 from openapi_tool.settings.sources import DriverOptions
 from openapi_tool.telemetry.health import Health
 from openapi_tool.telemetry.redact import Redactor
@@ -114,6 +116,7 @@ def _quotas(settings: Settings, problems: list[str]) -> BusOptions | None:
         return None
     problems += file_problems(options, section)
     setting = f"{section}.servers ({PREFIX}{section.replace('.', '__').upper()}__SERVERS)"
+    options = but(options, inbox_prefix=NatsUser.QUOTAS.inbox_prefix(options.inbox_prefix))
     return BusOptions(options, NAME, listed_by="openapi-tool nats permissions --for quotas", setting=setting)
 
 

@@ -85,8 +85,8 @@ class NatsConnection(Options):
         str,
         Field(
             pattern=r"^[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*$",
-            description="Prefix of the subjects on which the executor receives replies and commands; commands for "
-            "operators append their name, as `_INBOX.openapi_tool_inspect`.",
+            description="Prefix of the subjects on which the executor receives replies and commands; `quotas.nats` "
+            "and commands for operators append their name, as `_INBOX.openapi_tool_inspect`.",
         ),
     ] = INBOX
     replicas: Annotated[

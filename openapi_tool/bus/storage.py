@@ -356,7 +356,7 @@ class QuotaMonitor:
             return f"{bucket.stream}: {denied}"
         except Unavailable as unavailable:
             return str(unavailable)
-        except (nats.errors.Error, OSError) as error:
+        except (nats.errors.Error, OSError, ValueError) as error:
             return f"{bucket.stream} does not answer: {type(error).__name__}"
         return _problem(info, _QUOTA_BYTES[bucket.stream]) if info else f"{bucket.stream} is missing"
 

@@ -21,7 +21,7 @@ class NatsUser(StrEnum):
 
         Commands arrive on that of the executor, so it must not contain those of other users.
         """
-        return of_executor if self in (NatsUser.EXECUTOR, NatsUser.QUOTAS) else f"{of_executor}_{self}"
+        return of_executor if self is NatsUser.EXECUTOR else f"{of_executor}_{self}"
 
     @property
     def is_operator(self) -> bool:

@@ -27,7 +27,7 @@ from openapi_tool.kernel.failures import located
 from openapi_tool.kernel.store import KernelStore
 from openapi_tool.kernel.tool_rows import ToolRows
 from openapi_tool.protocol.errors import ToolError, Unavailable
-from openapi_tool.service.shared_parts import upstream_transport
+from openapi_tool.service.process_parts import upstream_transport
 from openapi_tool.settings import CONFIG_VARIABLE, SettingsError, load_settings
 from openapi_tool.settings.loading import ignored_variables
 from openapi_tool.telemetry.health import QUOTAS

@@ -37,7 +37,7 @@ from openapi_tool.options.postgres import PoolOptions
 from openapi_tool.protocol.dialect import dialect_of
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.service.database_monitor import DatabaseMonitor
-from openapi_tool.service.shared_parts import Shared
+from openapi_tool.service.process_parts import ProcessParts
 from openapi_tool.settings import Settings
 from openapi_tool.telemetry.health import NATS, QUOTAS, Dependency, Health
 from openapi_tool.tools.deadlines import TimeLimits, longest_call_s
@@ -59,7 +59,7 @@ class Parts:
     session_key: bytes = field(repr=False)
 
 
-async def assemble(stack: AsyncExitStack, bootstrap: Bootstrap, shared: Shared) -> Parts:
+async def assemble(stack: AsyncExitStack, bootstrap: Bootstrap, process_parts: ProcessParts) -> Parts:
     """Connect to the kernel and build the parts without starting the consumer; `stack` closes them."""
     settings, health = bootstrap.settings, bootstrap.health
     database = DatabaseMonitor(health, bootstrap.pool)
@@ -73,17 +73,17 @@ async def assemble(stack: AsyncExitStack, bootstrap: Bootstrap, shared: Shared) 
     kernel, client = opening.result(), connecting.result()
     health.record(NATS, ok=True)
     with_quotas = bootstrap.quotas is None
-    clock = shared.clock if with_quotas else ServerClock()
+    clock = process_parts.clock if with_quotas else ServerClock()
     slots = Slots(settings.executor.concurrency, settings.executor.max_paused)
     replicas = await _until_available(lambda: replica_count(client, bootstrap.durable), nats_unavailable)
     shared_key = await _session_key(settings, client, replicas, nats_unavailable)
     session_key = scoped_key(shared_key, bootstrap.scope)
     if with_quotas:
-        await _share_quotas(stack, client, shared, replicas)
+        await _share_quotas(stack, client, process_parts, replicas)
     else:
-        await shared.quotas_tried.wait()
+        await process_parts.quotas_tried.wait()
     guarded, parked = GuardedStore(kernel, database.breaker), parked_results(client, replicas)
-    runner = build_runner(bootstrap, shared.upstream, guarded, session_key)
+    runner = build_runner(bootstrap, process_parts.upstream, guarded, session_key)
     doorbells = WakeupPublisher(client)
     pipeline = Pipeline(
         PipelineOptions(settings.actor_id, settings.executor, settings.tools),
@@ -91,7 +91,7 @@ async def assemble(stack: AsyncExitStack, bootstrap: Bootstrap, shared: Shared) 
         guarded,
         runner,
         doorbells,
-        shared.tracer,
+        process_parts.tracer,
         clock.time,
         ParkedResults(parked, session_key),
         slots.of,
@@ -104,7 +104,7 @@ async def assemble(stack: AsyncExitStack, bootstrap: Bootstrap, shared: Shared) 
         return FetchMode.NONE if doorbells.outage else database.fetch_mode()
 
     consumer = CommandConsumer(client, options, letters, pipeline.handle, fetch_mode, clock, slots)
-    shared.statistics.work = consumer.work
+    process_parts.statistics.work = consumer.work
     database.wake = consumer.wake
     stored_key = None if settings.session.key else shared_key
     storage = Storage(client, consumer.leases, parked, letters, doorbells, stored_key, replicas, health, with_quotas)
@@ -116,22 +116,22 @@ async def assemble(stack: AsyncExitStack, bootstrap: Bootstrap, shared: Shared) 
     doorbells.changed = doorbells_changed
     doorbells.stream = lambda: consumer.durable.stream if consumer.durable is not None else ""
     monitor = DurableMonitor(client, bootstrap.durable, consumer, clock, health)
-    await stack.enter_async_context(answering_stats(client, shared.statistics.now))
+    await stack.enter_async_context(answering_stats(client, process_parts.statistics.now))
     switches = SwitchMonitor(client, runner.set_switches)
     await _until_available(switches.load, nats_unavailable)
     return Parts(consumer, kernel, monitor, storage, database, runner, switches, session_key)
 
 
-async def _share_quotas(stack: AsyncExitStack, client: BusClient, shared: Shared, replicas: int) -> None:
+async def _share_quotas(stack: AsyncExitStack, client: BusClient, process_parts: ProcessParts, replicas: int) -> None:
     """Store the records of quotas in this NATS."""
-    await stack.enter_async_context(shared.limit_records.shared_by(shared.limiter, client, replicas))
+    await stack.enter_async_context(process_parts.limit_records.shared_by(process_parts.limiter, client, replicas))
     with suppress(Unavailable):  # blocked keys are then detected by their next refusal
-        await shared.limiter.keys.load()
-    await stack.enter_async_context(shared.budget_records.shared_by(shared.budgets, client, replicas))
-    shared.quotas_tried.set()
+        await process_parts.limiter.keys.load()
+    await stack.enter_async_context(process_parts.budget_records.shared_by(process_parts.budgets, client, replicas))
+    process_parts.quotas_tried.set()
 
 
-async def run_quotas(stack: AsyncExitStack, bus: BusOptions, health: Health, shared: Shared) -> None:
+async def run_quotas(stack: AsyncExitStack, bus: BusOptions, health: Health, process_parts: ProcessParts) -> None:
     """Share the records of quotas over a NATS that is not the kernel's, and monitor it until cancelled.
 
     While it is unavailable, limits and budgets go on by the last known records, as in an outage of the kernel's NATS.
@@ -140,13 +140,13 @@ async def run_quotas(stack: AsyncExitStack, bus: BusOptions, health: Health, sha
 
     def unavailable(error: Unavailable) -> None:
         health.record(QUOTAS, ok=False, reason=str(error))
-        shared.quotas_tried.set()
+        process_parts.quotas_tried.set()
 
     client = await _connect(stack, bus, unavailable)
     replicas = bus.nats.replicas or 1
-    monitor = QuotaMonitor(client, shared.clock, health, replicas)
+    monitor = QuotaMonitor(client, process_parts.clock, health, replicas)
     await monitor.check()  # sets the clock
-    await _share_quotas(stack, client, shared, replicas)
+    await _share_quotas(stack, client, process_parts, replicas)
     await monitor.run()
 
 

@@ -23,7 +23,7 @@ from openapi_tool.reloading import Reloader
 from openapi_tool.service.file_limit import file_limit_problem, fit_to_file_limit, health_connections, raise_file_limit
 from openapi_tool.service.kernel_parts import Parts, assemble, run_quotas
 from openapi_tool.service.memory import collect_garbage_rarely, set_malloc_thresholds
-from openapi_tool.service.shared_parts import Shared, open_shared, snapshots
+from openapi_tool.service.process_parts import ProcessParts, open_process_parts, snapshots
 from openapi_tool.settings import PREFIX, Settings, SettingsError
 from openapi_tool.settings.loading import ignored_variables
 from openapi_tool.shutdown import Shutdown, cancelled, end_process
@@ -70,14 +70,14 @@ async def _serve(reloader: Reloader, resolver: Resolver | None) -> None:
         await _serve_health(stack, bootstrap)
         set_malloc_thresholds()
         upstream, connections = AsyncExitStack(), AsyncExitStack()
-        shared = open_shared(upstream, bootstrap, resolver, lambda: shutdown.left_s)
-        reloader.use_keys = shared.limiter.keys.set_secrets
-        process = _Process(shutdown, connections, shared, reloader, kernel)
+        parts = open_process_parts(upstream, bootstrap, resolver, lambda: shutdown.left_s)
+        reloader.use_keys = parts.limiter.keys.set_secrets
+        process = _Process(shutdown, connections, parts, reloader, kernel)
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(_serve_kernel(bootstrap, process), name="kernel")
                 if bootstrap.quotas is not None:
-                    quotas = run_quotas(connections, bootstrap.quotas, bootstrap.health, shared)
+                    quotas = run_quotas(connections, bootstrap.quotas, bootstrap.health, parts)
                     group.create_task(shutdown.unless_requested(quotas), name="quotas")
                 group.create_task(shutdown.unless_requested(reloader.run(reload)), name="reload")
                 group.create_task(shutdown.unless_requested(monitor_loop_lag(kernel.stalled)), name="loop lag")
@@ -114,7 +114,7 @@ class _Process:
 
     shutdown: Shutdown
     connections: AsyncExitStack
-    shared: Shared
+    parts: ProcessParts
     reloader: Reloader
     kernel: _Kernel
 
@@ -122,7 +122,7 @@ class _Process:
 async def _serve_kernel(bootstrap: Bootstrap, process: _Process) -> None:
     CALL_FIELDS.set(lambda: {"protocol": bootstrap.version})  # every task of a call inherits it
     shutdown = process.shutdown
-    parts = await shutdown.unless_requested(assemble(process.connections, bootstrap, process.shared))
+    parts = await shutdown.unless_requested(assemble(process.connections, bootstrap, process.parts))
     if parts is None:
         return
     process.kernel.consumer = parts.consumer

@@ -11,7 +11,7 @@ from openapi_tool.options.executor import ExecutorOptions
 from openapi_tool.options.tools import ToolOptions
 from openapi_tool.tools.policy import Authorizer
 
-_OTHER_STEPS_S = 30.0  # lease, rendering, doorbell, …; their limits are a few seconds each
+_OTHER_PHASES_S = 30.0  # lease, rendering, doorbell, …; their limits are a few seconds each
 
 
 class TurnLimit:
@@ -108,4 +108,4 @@ def longest_call_s(limits: TimeLimits, authorizer: Authorizer, statement_s: floa
     """
     hooks_s = len(authorizer.hooks) * authorizer.policy.hook_timeout_s
     commit_s = limits.executor.commit_retry_timeout_s
-    return hooks_s + limits.tools.max_timeout_s + commit_s + 8 * statement_s + _OTHER_STEPS_S
+    return hooks_s + limits.tools.max_timeout_s + commit_s + 8 * statement_s + _OTHER_PHASES_S

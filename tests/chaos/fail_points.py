@@ -2,7 +2,7 @@
 
 The request is a file in the folder that `FOLDER_VARIABLE` names; its name is the point. The first process that reaches
 the point deletes the file and kills itself by SIGKILL. A call whose arguments contain `KILLER` kills every executor
-that runs it. `BUDGET_LEASE_VARIABLE` sets the seconds from the deadline of a call until its reservation counts as used.
+that runs it. `BUDGET_MARGIN_VARIABLE` sets the seconds after a call's deadline until its reservation counts as used.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from openapi_tool.local.executor import main as serve
 from openapi_tool.quotas import account
 
 FOLDER_VARIABLE = "CHAOS_FAIL_POINTS"
-BUDGET_LEASE_VARIABLE = "CHAOS_BUDGET_LEASE_S"
+BUDGET_MARGIN_VARIABLE = "CHAOS_BUDGET_MARGIN_S"
 KILLER = "kills its executor"
 DEATHS = "deaths"
 POINTS = ("before_upstream", "after_upstream", "after_commit", "after_doorbell")
@@ -31,8 +31,8 @@ POINTS = ("before_upstream", "after_upstream", "after_commit", "after_doorbell")
 def main() -> None:
     """Serve against the double, with fail points in the folder that the environment names."""
     install(Path(os.environ[FOLDER_VARIABLE]))
-    if lease_s := float(os.environ.get(BUDGET_LEASE_VARIABLE, "0")):
-        account.END_MARGIN_S = lease_s
+    if margin_s := float(os.environ.get(BUDGET_MARGIN_VARIABLE, "0")):
+        account.END_MARGIN_S = margin_s
     serve()
 
 

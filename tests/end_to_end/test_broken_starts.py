@@ -23,7 +23,7 @@ from openapi_tool.local.caller import prepare_database
 from openapi_tool.local.servers import accepts
 from openapi_tool.local.stack import EmbeddedStack
 from openapi_tool.service.kernel_parts import assemble
-from openapi_tool.service.shared_parts import open_shared
+from openapi_tool.service.process_parts import open_process_parts
 from openapi_tool.settings import Settings
 from openapi_tool.telemetry import health
 from openapi_tool.telemetry.health import NATS, POSTGRES, Health
@@ -45,7 +45,7 @@ class CountingHealth(Health):
 
 
 async def _assembled(stack: AsyncExitStack, bootstrap: Bootstrap) -> None:
-    await assemble(stack, bootstrap, open_shared(stack, bootstrap, None))
+    await assemble(stack, bootstrap, open_process_parts(stack, bootstrap, None))
 
 
 async def begun(dsn: str, servers: str, attempts: int, **login: Any) -> CountingHealth:

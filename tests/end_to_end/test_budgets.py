@@ -29,13 +29,13 @@ from openapi_tool.local.placed_call import PlacedCall
 from openapi_tool.local.stack import EmbeddedStack
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.quotas.account_record import AccountRecord, parse
-from tests.chaos.fail_points import BUDGET_LEASE_VARIABLE, DEATHS, FOLDER_VARIABLE, POINTS
+from tests.chaos.fail_points import BUDGET_MARGIN_VARIABLE, DEATHS, FOLDER_VARIABLE, POINTS
 from tests.conftest import PROJECT, reader_tool, search_tool
 from tests.requirements import requirement
 from tests.support import dsn_of, pool_of
 from tests.wire.conftest import World
 
-LIMIT, REPLICAS, RUNNING, LEASE_S = 100, 3, 8, 2.0
+LIMIT, REPLICAS, RUNNING, MARGIN_S = 100, 3, 8, 2.0
 """Budget in requests, executors, concurrent calls of one, and seconds after which a silent executor counts as dead."""
 
 SEARCH_TOKENS, PAGE_TOKENS, TOKENS = 10_000, 500, 20_000
@@ -68,7 +68,7 @@ SETTINGS = {
 
 @dataclass
 class Fleet:
-    """Three executors with fail points, whose replicas count as dead after `LEASE_S`."""
+    """Three executors with fail points, whose replicas count as dead after `MARGIN_S`."""
 
     world: World
     executors: list[ExecutorProcess]
@@ -113,7 +113,7 @@ async def fleet(
         "OPENAPI_TOOL__EXECUTOR__CONCURRENCY": str(running),
         "PG_DSN": dsn_of(stack, world.database),
         FOLDER_VARIABLE: str(points),
-        BUDGET_LEASE_VARIABLE: str(LEASE_S),
+        BUDGET_MARGIN_VARIABLE: str(MARGIN_S),
         **{f"OPENAPI_TOOL__BUDGETS__{name.upper()}": str(value) for name, value in budgets.items()},
     }
     for tool in (search_tool(), reader_tool(), PAGES):
@@ -209,7 +209,7 @@ async def test_usage_and_budgets_equal_the_doubles_count_while_executors_are_kil
             await asyncio.sleep(1 / RATE)
         await kills
         await world.settled(30)
-        await asyncio.sleep(max(0.0, three.deaths()[-1] + LEASE_S + 0.1 - time.time()))
+        await asyncio.sleep(max(0.0, three.deaths()[-1] + MARGIN_S + 0.1 - time.time()))
         placed += [await mixed(world, CALLS + number, random_) for number in range(2 * REPLICAS)]
         await published(world, placed[CALLS:])
         await world.settled(30)

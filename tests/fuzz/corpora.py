@@ -36,7 +36,7 @@ from openapi_tool.protocol.command import Command, Delivery
 from openapi_tool.protocol.records import Artifact, CallRecords, CardRecord, DefinitionRecord, RequestEdgeRecord
 from openapi_tool.protocol.report import Report, TurnCondition
 from openapi_tool.protocol.settlement import Acknowledge, Settlement
-from openapi_tool.service import kernel_parts, shared_parts
+from openapi_tool.service import kernel_parts, process_parts
 from openapi_tool.settings import Settings
 from openapi_tool.tools import definition, schema
 from openapi_tool.tools.catalogue import CATALOGUE
@@ -297,9 +297,9 @@ class _Kernel:
             }.items():
                 patches.enter_context(mock.patch.object(kernel_parts, name, value))
             transport = httpx.MockTransport(lambda _: self._response())
-            patches.enter_context(mock.patch.object(shared_parts, "upstream_transport", return_value=transport))
+            patches.enter_context(mock.patch.object(process_parts, "upstream_transport", return_value=transport))
             stack, bootstrap = AsyncExitStack(), build_bootstrap(_SETTINGS, _ENVIRONMENT)
-            await kernel_parts.assemble(stack, bootstrap, shared_parts.open_shared(stack, bootstrap, None))
+            await kernel_parts.assemble(stack, bootstrap, process_parts.open_process_parts(stack, bootstrap, None))
         return handlers[0]
 
     async def _open(self, _: object) -> _Kernel:

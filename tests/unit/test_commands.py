@@ -53,7 +53,7 @@ from openapi_tool.local.executor import LoopbackResolver
 from openapi_tool.local.placed_call import PlacedCall
 from openapi_tool.local.sample_calls import CompletedCall
 from openapi_tool.local.stack import EmbeddedStack
-from openapi_tool.service.shared_parts import upstream_transport
+from openapi_tool.service.process_parts import upstream_transport
 from openapi_tool.telemetry.logs import ConsoleFormatter, printable_json, printable_line, printable_lines
 from openapi_tool.telemetry.redact import Redactor
 from openapi_tool.telemetry.replica_problems import found_problems

@@ -26,7 +26,7 @@ from openapi_tool.local.recordings import RECORDED_HOSTS
 from openapi_tool.local.stack import EmbeddedStack
 from openapi_tool.protocol.subjects import default_durable
 from openapi_tool.service.kernel_parts import Parts, assemble
-from openapi_tool.service.shared_parts import open_shared
+from openapi_tool.service.process_parts import open_process_parts
 from openapi_tool.settings import Settings
 from tests.conftest import AGENT, PROJECT, search_tool
 from tests.support import dead_letters, dsn_of
@@ -160,7 +160,9 @@ class World:
         resolver = LoopbackResolver(self.stack.upstream.port)
         async with AsyncExitStack() as stack:
             bootstrap = build_bootstrap(settings, environment)
-            components = self.components = await assemble(stack, bootstrap, open_shared(stack, bootstrap, resolver))
+            components = self.components = await assemble(
+                stack, bootstrap, open_process_parts(stack, bootstrap, resolver)
+            )
             components.consumer.start()
             yield components.consumer
             await components.consumer.stop(self.grace_s)

@@ -42,7 +42,7 @@ from tests.wire.test_intake import until
 from tests.wire.test_permissions import covers, kernel_of, printed
 
 FILTER = "cg.v1r4.*.*.cmd.tool.jina.>"
-OPERATORS = [user for user in NatsUser if user is not NatsUser.EXECUTOR]
+OPERATORS = [user for user in NatsUser if user.is_operator]
 DOCUMENT = Path(__file__).parents[2] / "docs" / "least-privilege.md"
 STALE = {"CG-Turn-Id": "an-old-turn"}
 VICTIMS = 20

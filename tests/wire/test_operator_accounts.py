@@ -33,7 +33,9 @@ from tests.wire.test_intake import until
 from tests.wire.test_least_privilege import COMMANDS, MAY_CHANGE, OPERATORS, STALE, Scene, permissions, run
 from tests.wire.test_permissions import kernel_of, printed
 
-PASSWORDS = "".join(f'OPENAPI_TOOL_{user.upper()}_PASSWORD: "{user}-word"\n' for user in NatsUser)
+PASSWORDS = "".join(
+    f'OPENAPI_TOOL_{user.upper()}_PASSWORD: "{user}-word"\n' for user in (NatsUser.EXECUTOR, *OPERATORS)
+)
 KERNEL_USER = "{ user: kernel, password: kernel-word }"
 VICTIM = "VICTIM"
 

@@ -44,7 +44,7 @@ _SHOWN_LIMITS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Shared:
+class ProcessParts:
     """Parts that need no connection to the kernel.
 
     `limiter` and `budgets` store their records in the NATS of the quotas, by default the kernel's, and use its `clock`;
@@ -62,13 +62,13 @@ class Shared:
     quotas_tried: asyncio.Event = field(default_factory=asyncio.Event)
 
 
-def open_shared(
+def open_process_parts(
     stack: AsyncExitStack,
     bootstrap: Bootstrap,
     resolver: Resolver | None,
     left_s: Callable[[], float] = lambda: math.inf,
-) -> Shared:
-    """Build the shared parts; `stack` closes them, within the seconds that `left_s` returns then."""
+) -> ProcessParts:
+    """Build the parts; `stack` closes them, within the seconds that `left_s` returns then."""
     transport = upstream_transport(bootstrap, resolver)
     stack.push_async_callback(transport.aclose)
     settings, tracer = bootstrap.settings, _tracer(bootstrap)
@@ -99,7 +99,7 @@ def open_shared(
     stack.push_async_callback(pool.aclose)
     pool.start()
     upstream = Upstream(bootstrap, transport, limiter, budgets, isolation=Isolation(pool))
-    return Shared(upstream, limiter, limit_records, budgets, budget_records, clock, tracer, snapshots(bootstrap))
+    return ProcessParts(upstream, limiter, limit_records, budgets, budget_records, clock, tracer, snapshots(bootstrap))
 
 
 def snapshots(bootstrap: Bootstrap) -> Snapshots:
