@@ -174,6 +174,9 @@ def purge(option: Path | None, *, yes: bool) -> None:
     """Delete everything from the state file."""
     path = option or default_path(os.environ)
     if not yes:
-        fail(f"this deletes all budgets, limits, switches, stored texts and calls from {path}: add --yes", _NOT_SURE)
+        fail(
+            f"this deletes budgets, limits, switches, tokens, stored texts and calls from {path}: add --yes",
+            _NOT_SURE,
+        )
     with_state(path, lambda state: state.purge())
-    print_status(f"deleted all budgets, limits, stored texts and calls from {path}")
+    print_status(f"deleted budgets, limits, switches, tokens, stored texts and calls from {path}")
