@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, replace
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Any, Protocol
 
@@ -75,10 +74,6 @@ class Token:
     def usable(self, now: float) -> bool:
         """Return whether the token is neither revoked nor expired."""
         return self.revoked is None and (self.expires is None or now < self.expires)
-
-    def permits(self, tool: str) -> bool:
-        """Return whether a tool of this name may be called."""
-        return any(fnmatchcase(tool, pattern) for pattern in self.tools)
 
 
 _RECORD = TypeAdapter(Token)

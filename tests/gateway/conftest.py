@@ -112,7 +112,7 @@ def connect() -> Connect:
     async def connected(
         gateway: Gateway, mode: Any = "auto", caller: Caller = ME, **options: Any
     ) -> AsyncIterator[Client]:
-        server = McpServer(gateway, lambda _: caller, **options).server(caller)
+        server = McpServer(gateway, lambda _: caller, **options).server(gateway.tools_of(caller))
         async with Client(server, mode=mode) as client:
             yield client
 
