@@ -210,6 +210,45 @@ def mcp(
     work.serve(work.McpFlags(config, tools, state, project, agent, structured))
 
 
+@app.command(short_help="Run tool calls of many clients (HTTP, MCP).")
+def gateway(
+    *,
+    host: Annotated[
+        str | None, _flag("Address to listen on; any but loopback needs tokens.", "gateway", "host")
+    ] = None,
+    port: Annotated[
+        int | None,
+        typer.Option(
+            min=0, max=65535, help=f"Port; 0 chooses a free one. [env: {PREFIX}GATEWAY__PORT]", show_default=False
+        ),
+    ] = None,
+    tools: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder with definitions (YAML) instead of the built-in tools; watched.",
+            show_default=False,
+            file_okay=False,
+            exists=True,
+        ),
+    ] = None,
+    state: Annotated[Path | None, STATE] = None,
+    structured: Annotated[
+        bool, typer.Option("--structured", help="Add output schemas and structured content to MCP tools and results.")
+    ] = False,
+    config: Annotated[
+        Path | None, typer.Option(envvar=CONFIG_VARIABLE, help="TOML file with settings.", show_default=False)
+    ] = None,
+) -> None:
+    """Run tool calls of many clients over HTTP until SIGTERM: plain HTTP, MCP at /mcp, and open-webui.
+
+    Set the API key in JINA_API_KEY. Each client has a token of its own (`tokens create`); without tokens only this
+    machine is served. Exit codes: 0 stopped cleanly, 2 invalid settings, tools, tokens or state file.
+    """
+    from openapi_tool.cli import gateway_serve as work
+
+    work.serve(work.GatewayFlags(config, host, port, tools, state, structured))
+
+
 @app.command(short_help="Show the timeline of one call.")
 def inspect(
     tool_call_id: Annotated[str, typer.Argument(help="Id of the tool call.")],

@@ -124,12 +124,14 @@ class RunningCall:
 class Answer:
     """Result of a call, with the id by which `inspect` finds it.
 
-    `key` is the name under which it may be stored if nobody takes it, None if it may not.
+    `key` is the name under which it may be stored if nobody takes it, None if it may not. `may_store`: nothing in the
+    call says "do not track".
     """
 
     fields: ResultFields
     call_id: str | None = None
     key: str | None = None
+    may_store: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,7 +280,8 @@ class Gateway:
                     )
         finally:
             await self._record(running, identity, call, fields)
-        return Answer(fields, running.id, key if call.spent.tokens and fields.status == "success" else None)
+        untaken_as = key if call.spent.tokens and fields.status == "success" else None
+        return Answer(fields, running.id, untaken_as, may_store=key is not None)
 
     async def _run_in_slot(
         self, running: RunningCall, identity: CallIdentity, call: Call, arguments: Mapping[str, Any]
