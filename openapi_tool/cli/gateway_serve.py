@@ -213,7 +213,7 @@ def _listen(options: GatewayOptions, *, has_tokens: bool) -> socket.socket:
     try:
         found = socket.getaddrinfo(options.host, options.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, *_, address = found[0]
-        return socket.create_server(address[:2], family=family, backlog=1_024)  # type: ignore[arg-type]
+        return socket.create_server(address[:2], family=family, backlog=1_024)
     except OSError as error:
         why = f"gateway.host, gateway.port: cannot listen on {options.host}:{options.port}: {error.strerror or error}"
         raise SettingsError([f"{why}; set another one (--host, --port)"]) from error

@@ -17,7 +17,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from openapi_tool.gateway.calls import Answer, Caller, Gateway
-from openapi_tool.gateway.results import text_of
+from openapi_tool.gateway.results import structure, text_of
 from openapi_tool.http.calls import ClientGone, caller_of, json_object, while_connected
 from openapi_tool.http.problems import Problem, failed_call
 from openapi_tool.http.tools import json_response
@@ -96,14 +96,18 @@ class OpenWebuiRoutes:
             text = await self._gateway.whole_text(caller, answer, MAX_PAGE_CHARS)
         if text is None:
             text = "\n\n".join(contents(text_of(answer)))[:MAX_PAGE_CHARS]
-        state = (answer.fields.tool_output or {}).get("state") or {}
+        state = _state(answer)
         metadata = {"source": url} | {name: state[name] for name in ("title",) if name in state}
         return {"page_content": text, "metadata": metadata}
 
 
+def _state(answer: Answer) -> dict[str, Any]:
+    return structure(answer).get("state") or {}
+
+
 def _results(answer: Answer, count: int) -> list[dict[str, str]]:
     """Return the results, each with the lines of its text that are neither its title nor its address."""
-    found = (answer.fields.tool_output or {}).get("state", {}).get("results", [])
+    found: Any = _state(answer).get("results", [])
     shown = contents(text_of(answer))
     results = []
     for at, facts in enumerate(found[:count]):

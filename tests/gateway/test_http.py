@@ -17,7 +17,6 @@ from openapi_tool.http.problems import STATUS_OF_CODE
 from openapi_tool.local.stack import UpstreamDouble
 from openapi_tool.protocol import errors
 from tests.gateway.conftest import PAGE, Serve, Served, until
-from tests.gateway.test_mcp import page_of
 from tests.requirements import requirement
 
 READ = "/v1/tools/jina_read"
@@ -67,7 +66,7 @@ async def test_a_tool_is_called_with_its_arguments_as_json(serve: Serve, double:
         (READ, {"link": PAGE}, 400, "bad_request", "Correct these and call again: link"),
         (READ, {"url": "http://127.0.0.1/"}, 422, "target_refused", "127.0.0.1"),
         ("/v1/tools/nothing", {}, 404, "not_found", "There is no tool named 'nothing'"),
-        (READ, {"cursor": "AAAA"}, 400, "bad_request", "cursor"),
+        (READ, {"cursor": "AAAA"}, 404, "not_found", "cursor: is unknown here"),
         (READ, [], 400, "bad_request", "must be a JSON object"),
         ("/v1/nothing", {}, 404, "not_found", "/openapi.json"),
         ("/mcp/", {}, 404, "not_found", "/openapi.json"),
@@ -246,7 +245,7 @@ async def test_a_request_that_is_repeated_with_its_key_is_charged_once(serve: Se
 
 @requirement("gateway.http")
 async def test_requests_with_the_same_key_at_the_same_time_run_once(serve: Serve, double: UpstreamDouble) -> None:
-    double.rules({"seconds": 1.0, "body": page_of("slow")})
+    double.rules({"match": "article", "delay_s": 1.0})
     async with serve() as served, served.client(**{"Idempotency-Key": "k"}) as client:
         answers = await asyncio.gather(*(client.post(READ, json={"url": PAGE}) for _ in range(3)))
     assert sorted(answer.status_code for answer in answers) == [200, 409, 409]
@@ -257,7 +256,7 @@ async def test_requests_with_the_same_key_at_the_same_time_run_once(serve: Serve
 async def test_a_client_that_is_gone_stops_its_upstream_request_and_its_cost_is_settled(
     serve: Serve, double: UpstreamDouble
 ) -> None:
-    double.rules({"seconds": 20.0, "body": page_of("slow")})
+    double.rules({"match": "article", "hang": True})
     async with serve(budgets={"project_day_tokens": 1_000_000}) as served:
         body = json.dumps({"url": PAGE}).encode()
         async with raw(served) as (_, writer):
