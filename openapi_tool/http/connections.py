@@ -67,6 +67,7 @@ class Connection(asyncio.Protocol):
         self._deadline: asyncio.TimerHandle | None = None
         self._in_head = False
         self._aborted = False
+        self._is_read = True  # the client reads what it is sent
         self.in_request = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -104,10 +105,12 @@ class Connection(asyncio.Protocol):
     def pause_writing(self) -> None:
         """See `asyncio.Protocol`."""
         self._within(WRITE_S)
+        self._is_read = False
         self._inner.pause_writing()
 
     def resume_writing(self) -> None:
         """See `asyncio.Protocol`."""
+        self._is_read = True
         self._within(None if self.in_request else IDLE_S)
         self._inner.resume_writing()
 
@@ -117,6 +120,7 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """See `asyncio.Protocol`."""
+        self._is_read = True
         self._within(None)
         self._connections.discard(self._address)
         self._inner.connection_lost(exc)
@@ -128,6 +132,9 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
     def _within(self, seconds: float | None) -> None:
+        """Move the deadline; while the client reads nothing it stays."""
+        if not self._is_read:
+            return
         if self._deadline is not None:
             self._deadline.cancel()
         later: Callable[..., asyncio.TimerHandle] = asyncio.get_running_loop().call_later

@@ -29,7 +29,7 @@ async def raw(served: Served) -> AsyncIterator[tuple[asyncio.StreamReader, async
     try:
         yield reader, writer
     finally:
-        writer.close()
+        writer.transport.abort()
         with suppress(OSError):
             await writer.wait_closed()
 
