@@ -20,28 +20,28 @@ PREFLIGHT = {"Access-Control-Request-Method": "POST", "Access-Control-Request-He
 
 @requirement("gateway.access")
 @pytest.mark.parametrize(
-    ("host", "served_there"),
+    ("host", "status"),
     [
-        ("localhost:80", True),
-        ("127.0.0.1", True),
-        ("[::1]:8090", True),
-        ("192.168.1.7", True),
-        ("gateway", True),
-        ("gateway.tools.svc", True),
-        ("tools.example.org", True),
-        ("TOOLS.example.org:443", True),
-        ("attacker.example", False),
-        ("127.0.0.1.attacker.example", False),
-        ("tools.example.org.attacker.example", False),
-        ("localhost@attacker.example", False),
-        ("attacker.example#localhost", False),
-        ("", False),
+        ("localhost:80", 200),
+        ("127.0.0.1", 200),
+        ("[::1]:8090", 200),
+        ("192.168.1.7", 200),
+        ("gateway", 200),
+        ("gateway.tools.svc", 200),
+        ("tools.example.org", 200),
+        ("TOOLS.example.org:443", 200),
+        ("attacker.example", 421),
+        ("127.0.0.1.attacker.example", 421),
+        ("tools.example.org.attacker.example", 421),
+        ("localhost@attacker.example", 421),
+        ("attacker.example#localhost", 421),
+        ("", 421),
     ],
 )
-async def test_a_foreign_host_name_is_refused(serve: Serve, host: str, served_there: bool) -> None:
+async def test_a_foreign_host_name_is_refused(serve: Serve, host: str, status: int) -> None:
     async with serve(gateway={"allowed_hosts": ("tools.example.org",)}) as served:
         answer = await sent(served, f"GET /v1/tools HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
-    assert answer.startswith(b"HTTP/1.1 200" if served_there else b"HTTP/1.1 421"), answer[:300]
+    assert answer.startswith(b"HTTP/1.1 %d" % status), answer[:300]
 
 
 @requirement("gateway.access")
@@ -74,12 +74,11 @@ async def test_a_web_page_of_a_foreign_origin_may_not_call(
 @requirement("gateway.access")
 async def test_a_web_page_of_an_allowed_origin_may_call(serve: Serve) -> None:
     origin = "https://chat.example.org"
-    async with serve(gateway={"allowed_origins": (origin,)}) as served:
-        async with served.client(Origin=origin) as client:
-            allowed = await client.options(READ, headers=PREFLIGHT)
-            assert allowed.headers["access-control-allow-origin"] == origin
-            answer = await client.post(READ, json={"url": PAGE})
-            assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (200, origin)
+    async with serve(gateway={"allowed_origins": (origin,)}) as served, served.client(Origin=origin) as client:
+        allowed = await client.options(READ, headers=PREFLIGHT)
+        assert allowed.headers["access-control-allow-origin"] == origin
+        answer = await client.post(READ, json={"url": PAGE})
+        assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (200, origin)
     async with serve() as served, served.client(Origin=served.url) as client:
         assert (await client.options(READ, headers=PREFLIGHT)).status_code == 403
 
@@ -156,11 +155,11 @@ async def test_a_client_that_reads_nothing_is_cut_off(serve: Serve, monkeypatch:
     monkeypatch.setattr(connections, "WRITE_S", 1.0)
     request = b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n"
     async with serve() as served, raw(served) as (_, writer):
+        async with asyncio.timeout(30):
+            while not writer.is_closing():
+                writer.write(request * 100)
+                await asyncio.sleep(0.05)
         with pytest.raises(ConnectionError):
-            async with asyncio.timeout(30):
-                while not writer.is_closing():
-                    writer.write(request * 100)
-                    await asyncio.sleep(0.05)
             await writer.drain()
 
 

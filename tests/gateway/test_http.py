@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from openapi_tool.http.access import FAILED_TRIES, MAX_BODY_BYTES
+from openapi_tool.http.access import FAILED_TRIES
 from openapi_tool.http.problems import STATUS_OF_CODE
 from openapi_tool.local.stack import UpstreamDouble
 from openapi_tool.protocol import errors
