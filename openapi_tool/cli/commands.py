@@ -214,7 +214,7 @@ def mcp(
 def gateway(
     *,
     host: Annotated[
-        str | None, _flag("Address to listen on; any but loopback needs tokens.", "gateway", "host")
+        str | None, _flag("Address to listen on; any that other machines reach needs tokens.", "gateway", "host")
     ] = None,
     port: Annotated[
         int | None,

@@ -34,7 +34,7 @@ class GatewayOptions(Options):
     """HTTP server of `openapi-tool gateway`: tools over plain HTTP, and MCP over streamable HTTP."""
 
     host: Annotated[str, AfterValidator(checked_address)] = Field(
-        default="127.0.0.1", description="Address to listen on; any but loopback needs tokens."
+        default="127.0.0.1", description="Address to listen on; any that other machines reach needs tokens."
     )
     port: int = Field(default=8090, ge=0, le=65535, description="Port to listen on; 0 chooses a free one.")
     allowed_hosts: Annotated[tuple[str, ...], NoDecode, BeforeValidator(split), AfterValidator(_check_hosts)] = Field(

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import httpx2
 import pytest
 from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
@@ -28,7 +29,8 @@ async def connected(
     served: Served, token: str | None = None, era: Any = "auto", **options: Any
 ) -> AsyncIterator[Client]:
     """Yield a client of `mcp` over HTTP."""
-    async with served.client(token) as http:
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    async with httpx2.AsyncClient(headers=headers, timeout=30, trust_env=False) as http:
         transport = streamable_http_client(f"{served.url}/mcp", http_client=http)
         async with Client(transport, mode=era, read_timeout_seconds=30, **options) as client:
             yield client
