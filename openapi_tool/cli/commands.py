@@ -375,21 +375,24 @@ def check(
 
 def demo(
     *,
-    door: Annotated[DoorChoice, typer.Option(help="Who calls: a kernel, or an MCP client.")] = DoorChoice.KERNEL,
+    door: Annotated[
+        DoorChoice, typer.Option(help="Who calls: a kernel, an MCP client, or a client over HTTP.")
+    ] = DoorChoice.KERNEL,
     upstream: UpstreamOption = UpstreamChoice.DOUBLE,
     protocol: ProtocolOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per call only.")] = False,
 ) -> None:
     """Start the embedded stack and an executor, run a few calls, and show every step of each.
 
-    With --door mcp no server is needed: an MCP client starts `openapi-tool mcp` and shows what a model reads.
+    With --door mcp or http no server is needed: a client of `openapi-tool mcp` or `openapi-tool gateway` shows what a
+    model reads.
 
     Exit codes: 0 every call succeeded, 1 one did not, 2 a server cannot start or a key is missing.
     """
-    if door is DoorChoice.MCP:
-        from openapi_tool.cli import mcp_demo
+    if door is not DoorChoice.KERNEL:
+        from openapi_tool.cli import door_demo
 
-        mcp_demo.mcp_demo(upstream=upstream, as_json=as_json)
+        door_demo.door_demo(door, upstream=upstream, as_json=as_json)
     else:
         from openapi_tool.cli import demo as work
 
