@@ -139,7 +139,8 @@ class Access:
 
     def _check_origin(self, headers: Headers) -> None:
         given = headers.getlist("origin")
-        if given and (len(given) > 1 or given[0].lower() not in self._options.allowed_origins):
+        own = (f"{scheme}://{headers.get('host', '')}".lower() for scheme in ("http", "https"))  # it has no pages
+        if given and (len(given) > 1 or given[0].lower() not in (*own, *self._options.allowed_origins)):
             raise Problem(
                 HTTPStatus.FORBIDDEN,
                 "forbidden",
