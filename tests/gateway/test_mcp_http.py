@@ -148,6 +148,14 @@ async def test_a_subscribed_client_hears_of_changed_tools_and_its_stream_ends_wi
 
 
 @requirement("gateway.mcp")
+async def test_changed_tools_disturb_no_client_with_a_handshake(serve: Serve) -> None:
+    async with serve() as served, connected(served, era="legacy") as client:
+        await client.list_tools()
+        await served.door.mcp.server.tools_changed()
+        assert len((await client.list_tools()).tools) == 4
+
+
+@requirement("gateway.mcp")
 @pytest.mark.parametrize("method", ["GET", "DELETE", "PUT"])
 async def test_there_are_no_sessions_to_open_or_end(serve: Serve, method: str) -> None:
     async with serve() as served, served.client() as client:
