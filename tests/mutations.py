@@ -741,8 +741,14 @@ GATEWAY = (
     ),
     Mutation(
         "gateway/calls.py",
-        "permit(running.caller.project_id, running.caller.agent_id)",
-        "permit(running.caller.project_id)",
+        "self._slots.waiting_of(project) >= parts.executor.max_held - self._slots.waiting",
+        "self._slots.waiting >= parts.executor.max_held",
+        "tests/gateway/test_mcp_http.py::test_floods_of_several_projects_leave_places_for_another",
+    ),
+    Mutation(
+        "gateway/calls.py",
+        "permit(project, running.caller.agent_id)",
+        "permit(project)",
         "tests/gateway/test_mcp_http.py::test_agents_of_one_project_take_turns_for_the_slots_of_calls",
     ),
 )

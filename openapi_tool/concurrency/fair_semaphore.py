@@ -36,6 +36,10 @@ class FairSemaphore:
         """Number of waiting tasks."""
         return len(self._waiting)
 
+    def waiting_of(self, project: str) -> int:
+        """Return the number of waiting tasks of a project."""
+        return self._waiting.count(project)
+
     @asynccontextmanager
     async def permit(self, project: str, agent: str = "") -> AsyncIterator[None]:
         """Hold a permit."""

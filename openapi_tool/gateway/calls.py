@@ -288,10 +288,12 @@ class Gateway:
     ) -> ResultFields:
         """Run the call once there is a slot. Raises ToolError."""
         definition, parts = running.tool.definition, self._parts
-        if self._slots.waiting >= parts.executor.max_held:
+        project = running.caller.project_id
+        if self._slots.waiting_of(project) >= parts.executor.max_held - self._slots.waiting:
+            # As many as places are free: some always are, for projects that have none.
             raise RateLimited("Too many calls wait in this gateway; call again in a few seconds, with fewer at a time.")
         deadline = parts.limits.deadline(0, definition.suspend_timeout_s, definition.timeout_s)
-        async with self._slots.permit(running.caller.project_id, running.caller.agent_id):
+        async with self._slots.permit(project, running.caller.agent_id):
             try:
                 fields, text = await parts.runner.run(call, ToolCallRequest(definition, ToolCall(arguments), deadline))
             except Unavailable as outage:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
@@ -70,7 +70,12 @@ class McpServer:
             on_list_tools=self._list_tools,
             on_call_tool=self._call_tool,
             on_subscriptions_listen=self._listeners,
+            get_tool_input_schema=self._schema_of,
         )
+
+    def _schema_of(self, name: str) -> Mapping[str, Any] | None:
+        """Return a tool's schema, for the SDK's check of headers; else it would list all tools for each call."""
+        return next((tool.shown.parameters for tool in self._gateway.tools if tool.name == name), None)
 
     async def tools_changed(self) -> None:
         """Notify the clients that want to hear of it; those of 2026-07-28 subscribe."""

@@ -232,6 +232,23 @@ async def test_a_flood_of_one_token_leaves_the_other_its_turns(serve: Serve, dou
 
 
 @requirement("gateway.shared")
+async def test_floods_of_several_projects_leave_places_for_another(serve: Serve, double: UpstreamDouble) -> None:
+    double.rules({"match": "article", "delay_s": 2.0})
+    executor = {"concurrency": 2, "max_held": 12}
+    async with serve(executor=executor, cache={"ttl_s": 0}) as served:
+        clients = [served.client(await served.token(f"flood{number}")) for number in range(3)]
+        calls = [asyncio.create_task(client.post(READ, json={"url": PAGE})) for client in clients for _ in range(12)]
+        await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.sleep(0.2)
+        async with served.client(await served.token("quiet")) as client:
+            assert (await client.post(READ, json={"url": PAGE})).status_code == 200
+        answers = await asyncio.gather(*calls)
+        assert {answer.status_code for answer in answers} == {200, 429}
+        for client in clients:
+            await client.aclose()
+
+
+@requirement("gateway.shared")
 async def test_agents_of_one_project_take_turns_for_the_slots_of_calls(serve: Serve, double: UpstreamDouble) -> None:
     double.rules({"match": "article", "delay_s": 0.3})
     async with serve(executor={"concurrency": 4}, cache={"ttl_s": 0}) as served:
