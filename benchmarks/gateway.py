@@ -43,7 +43,8 @@ _WARM_UP = 20
 
 
 @contextmanager
-def _double(folder: Path) -> Iterator[tuple[UpstreamDouble, Mapping[str, str]]]:
+def double_of(folder: Path) -> Iterator[tuple[UpstreamDouble, Mapping[str, str]]]:
+    """Yield the double, and the variables of a process that sends to it."""
     guard, certificates = Guard(()), make_certificates(folder)
     double = UpstreamDouble(folder, certificates, guard, (_KEY,))
     double.start()
@@ -144,7 +145,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--calls", type=int, default=300)
     calls = parser.parse_args().calls
-    with TemporaryDirectory() as folder, _double(Path(folder)) as (double, environment):
+    with TemporaryDirectory() as folder, double_of(Path(folder)) as (double, environment):
         _door(double, environment, Path(folder) / "state.sqlite3", calls)
         asyncio.run(_engine(double, environment, calls))
 

@@ -37,7 +37,7 @@ def open_closed_streams() -> None:
 
 def main() -> None:
     """Run the command line; Ctrl-C ends it without a traceback, also during the import, and so does SIGTERM."""
-    if sys.argv[1:2] == ["serve"]:
+    if sys.argv[1:2] in (["serve"], ["gateway"]):
         guard_service()
         _check_file_limit()
     else:

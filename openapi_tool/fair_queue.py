@@ -86,6 +86,10 @@ class FairQueue(Generic[Item]):
         """Return the number of items by project."""
         return {name: sum(map(len, agents.values())) for name, agents in self._projects.items()}
 
+    def count(self, project: str) -> int:
+        """Return the number of items of a project."""
+        return sum(map(len, self._projects.get(project, {}).values()))
+
     def weight(self, project: str) -> float:
         """Return the weight of a project."""
         return self._weights.get(bare_project(project), 1.0)

@@ -304,6 +304,7 @@ MEANINGS = {
     "drain.finished": "All calls of a kernel ended or were handed back; with the number of those that were cancelled.",
     "drain.started": "Nothing is fetched any more; running calls get `grace_s` seconds.",
     "egress.address_refused": "A host of the upstream resolves to an address that is not public; nothing was sent.",
+    "gateway.serving": "The HTTP door listens; with its address and the number of tokens.",
     "health.changed": "A dependency became available, or is unavailable; the message says why, again every minute.",
     "health.serving": "The health server listens.",
     "key.blocked": "A key is invalid or exhausted: its calls use another key of its pool or fail. It is retried later.",

@@ -633,8 +633,8 @@ GATEWAY = (
     ),
     Mutation(
         "gateway/calls.py",
-        "if permitted(caller.project_id, tool.definition.built_in)",
-        "if permitted",
+        "if caller.may_call(tool.name) and permitted(caller.project_id, tool.definition.built_in)",
+        "if caller.may_call(tool.name)",
         "tests/gateway/test_mcp.py::test_a_caller_sees_and_calls_what_its_project_may_use",
     ),
     Mutation(
@@ -660,6 +660,96 @@ GATEWAY = (
         'connection.execute("PRAGMA secure_delete = ON")',
         'connection.execute("PRAGMA secure_delete = OFF")',
         "tests/gateway/test_state_file.py::test_an_expired_text_leaves_no_byte",
+    ),
+    Mutation(
+        "gateway/tokens.py",
+        "usable = token is not None and token.usable(self._clock())",
+        "usable = token is not None",
+        "tests/gateway/test_tokens.py::test_an_expired_token_is_refused",
+    ),
+    Mutation(
+        "gateway/tokens.py",
+        "right = hmac.compare_digest(_hash(secret), token.hash if token else _NO_HASH)",
+        "right = hmac.compare_digest(_NO_HASH, _NO_HASH)",
+        "tests/gateway/test_tokens.py::test_only_the_whole_right_token_is_accepted",
+    ),
+    Mutation(
+        "http/access.py",
+        "        self._check_host(headers)\n",
+        "",
+        "tests/gateway/test_access.py::test_a_foreign_host_name_is_refused",
+    ),
+    Mutation(
+        "http/access.py",
+        "        self._check_origin(headers)\n",
+        "",
+        "tests/gateway/test_access.py::test_a_web_page_of_a_foreign_origin_may_not_call",
+    ),
+    Mutation(
+        "http/access.py",
+        "if agent != token.agent and not token.any_agent:",
+        "if not agent:",
+        "tests/gateway/test_http.py::test_a_token_names_agents_only_if_it_may",
+    ),
+    Mutation(
+        "http/access.py",
+        "if tried and self._failed.add(address):",
+        "if not address:",
+        "tests/gateway/test_http.py::test_failed_tries_are_limited_and_a_right_token_is_still_taken",
+    ),
+    Mutation(
+        "http/access.py",
+        "self._open_to_all = self._open_to_all and not len(self._tokens)",
+        "self._open_to_all = self._open_to_all",
+        "tests/gateway/test_http.py::test_with_a_token_nobody_is_served_without_one",
+    ),
+    Mutation(
+        "http/access.py",
+        "if self._running[entry.counted_as] >= self._options.max_requests_per_token:",
+        "if not entry.caller:",
+        "tests/gateway/test_access.py::test_one_token_has_a_bounded_number_of_requests",
+    ),
+    Mutation(
+        "http/connections.py",
+        "        if not self._is_read:\n            return\n",
+        "",
+        "tests/gateway/test_access.py::test_a_client_that_reads_nothing_is_cut_off",
+    ),
+    Mutation(
+        "http/connections.py",
+        "if not self.in_request and not self._in_head:",
+        "if not self.in_request:",
+        "tests/gateway/test_access.py::test_a_slow_client_is_cut_off_and_others_are_served",
+    ),
+    Mutation(
+        "http/calls.py",
+        "return_when=asyncio.FIRST_COMPLETED",
+        "timeout=15",
+        "tests/gateway/test_http.py::test_a_client_that_is_gone_stops_its_upstream_request_and_its_cost_is_settled",
+    ),
+    Mutation(
+        "http/idempotency.py",
+        "if what.decode() != self._what:",
+        "if not what:",
+        "tests/gateway/test_http.py::test_a_request_that_is_repeated_with_its_key_is_charged_once",
+    ),
+    Mutation(
+        "cli/gateway_serve.py",
+        "if not has_tokens and not _is_loopback(options.host):",
+        "if not options.host:",
+        "tests/gateway/test_gateway_process.py::test_without_tokens_it_refuses_to_listen_elsewhere_and_says_why",
+    ),
+    Mutation(
+        "gateway/calls.py",
+        "self._slots.waiting_of(project) >= parts.executor.max_held - self._slots.waiting",
+        "self._slots.waiting >= parts.executor.max_held",
+        "tests/gateway/test_mcp_http.py::test_floods_of_several_projects_leave_places_for_another",
+    ),
+    Mutation(
+        "gateway/calls.py",
+        "permit(project, running.caller.agent_id)",
+        "permit(project)",
+        "tests/gateway/test_mcp_http.py::test_agents_of_one_project_take_turns_for_the_slots_of_calls",
     ),
 )
 """A gateway's results belong to their callers, its file to its user; no client takes unbounded memory."""

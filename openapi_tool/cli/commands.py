@@ -210,6 +210,45 @@ def mcp(
     work.serve(work.McpFlags(config, tools, state, project, agent, structured))
 
 
+@app.command(short_help="Run tool calls of many clients (HTTP, MCP).")
+def gateway(
+    *,
+    host: Annotated[
+        str | None, _flag("Address to listen on; any that other machines reach needs tokens.", "gateway", "host")
+    ] = None,
+    port: Annotated[
+        int | None,
+        typer.Option(
+            min=0, max=65535, help=f"Port; 0 chooses a free one. [env: {PREFIX}GATEWAY__PORT]", show_default=False
+        ),
+    ] = None,
+    tools: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder with definitions (YAML) instead of the built-in tools; watched.",
+            show_default=False,
+            file_okay=False,
+            exists=True,
+        ),
+    ] = None,
+    state: Annotated[Path | None, STATE] = None,
+    structured: Annotated[
+        bool, typer.Option("--structured", help="Add output schemas and structured content to MCP tools and results.")
+    ] = False,
+    config: Annotated[
+        Path | None, typer.Option(envvar=CONFIG_VARIABLE, help="TOML file with settings.", show_default=False)
+    ] = None,
+) -> None:
+    """Run tool calls of many clients over HTTP until SIGTERM: plain HTTP, MCP at /mcp, and open-webui.
+
+    Set the API key in JINA_API_KEY. Each client has a token of its own (`tokens create`); without tokens only this
+    machine is served. Exit codes: 0 stopped cleanly, 2 invalid settings, tools, tokens or state file.
+    """
+    from openapi_tool.cli import gateway_serve as work
+
+    work.serve(work.GatewayFlags(config, host, port, tools, state, structured))
+
+
 @app.command(short_help="Show the timeline of one call.")
 def inspect(
     tool_call_id: Annotated[str, typer.Argument(help="Id of the tool call.")],
@@ -332,21 +371,24 @@ def check(
 
 def demo(
     *,
-    door: Annotated[DoorChoice, typer.Option(help="Who calls: a kernel, or an MCP client.")] = DoorChoice.KERNEL,
+    door: Annotated[
+        DoorChoice, typer.Option(help="Who calls: a kernel, an MCP client, or a client over HTTP.")
+    ] = DoorChoice.KERNEL,
     upstream: UpstreamOption = UpstreamChoice.DOUBLE,
     protocol: ProtocolOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per call only.")] = False,
 ) -> None:
     """Start the embedded stack and an executor, run a few calls, and show every step of each.
 
-    With --door mcp no server is needed: an MCP client starts `openapi-tool mcp` and shows what a model reads.
+    With --door mcp or http no server is needed: a client of `openapi-tool mcp` or `openapi-tool gateway` shows what a
+    model reads.
 
     Exit codes: 0 every call succeeded, 1 one did not, 2 a server cannot start or a key is missing.
     """
-    if door is DoorChoice.MCP:
-        from openapi_tool.cli import mcp_demo
+    if door is not DoorChoice.KERNEL:
+        from openapi_tool.cli import door_demo
 
-        mcp_demo.mcp_demo(upstream=upstream, as_json=as_json)
+        door_demo.door_demo(door, upstream=upstream, as_json=as_json)
     else:
         from openapi_tool.cli import demo as work
 
@@ -834,10 +876,82 @@ def purge(
     state: Annotated[Path | None, STATE] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Delete; without it nothing is changed.")] = False,
 ) -> None:
-    """Delete budgets, limits, switches, stored texts and calls from a gateway's state file, also from its free pages.
+    """Delete everything from a gateway's state file, also its tokens, and from its free pages.
 
     Running processes of the gateway go on with empty budgets. Exit codes: 0, 1 not confirmed, 2 the file is unusable.
     """
     from openapi_tool.cli import gateway as work
 
     work.purge(state, yes=yes)
+
+
+TOKENS_FILE = typer.Option("--file", help="File of tokens (JSON) instead of the state file.", show_default=False)
+
+tokens = typer.Typer(no_args_is_help=True, help="Create, list and revoke the tokens of a gateway.")
+app.add_typer(tokens, name="tokens", short_help="Create, list and revoke the tokens of a gateway.")
+
+
+@tokens.command("create", short_help="Create a token and print it, once.")
+def create_token(
+    *,
+    project: Annotated[str, typer.Option(help="Project whose budgets and policy apply.", show_default=False)],
+    agent: Annotated[str, typer.Option(help="Agent in the project, with budgets and cursors of its own.")] = "default",
+    tool: Annotated[
+        list[str] | None,
+        typer.Option("--tools", help="Names of tools, or patterns such as jina_*; repeatable.", show_default=False),
+    ] = None,
+    any_agent: Annotated[
+        bool, typer.Option("--any-agent", help="Let the caller name another agent of the project in X-Agent-Id.")
+    ] = False,
+    expires: Annotated[
+        str | None, typer.Option(help="30d, 12h, or a date or time in ISO 8601 (UTC).", show_default="never")
+    ] = None,
+    state: Annotated[Path | None, STATE] = None,
+    file: Annotated[Path | None, TOKENS_FILE] = None,
+    as_json: OneObjectOption = False,
+) -> None:
+    """Create a token and print it, once: only a hash is stored.
+
+    Exit codes: 0, 2 invalid options, or an unusable file.
+    """
+    from openapi_tool.cli import tokens as work
+
+    work.create(
+        project=project,
+        agent=agent,
+        tools=tool or [],
+        any_agent=any_agent,
+        expires=expires,
+        state=state,
+        file=file,
+        as_json=as_json,
+    )
+
+
+@tokens.command("list", short_help="List tokens, without their secrets.")
+def list_tokens(
+    *,
+    state: Annotated[Path | None, STATE] = None,
+    file: Annotated[Path | None, TOKENS_FILE] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List tokens, without their secrets, the oldest first. Exit codes: 0, 2 an unusable file."""
+    from openapi_tool.cli import tokens as work
+
+    work.list_(state=state, file=file, as_json=as_json)
+
+
+@tokens.command("revoke", short_help="Revoke a token, within two seconds.")
+def revoke_token(
+    token: Annotated[str, typer.Argument(help="Id from `list`, or the token itself.", show_default=False)],
+    *,
+    state: Annotated[Path | None, STATE] = None,
+    file: Annotated[Path | None, TOKENS_FILE] = None,
+) -> None:
+    """Revoke a token; all running processes refuse it within two seconds.
+
+    Exit codes: 0, 1 there is no such token, 2 an unusable file.
+    """
+    from openapi_tool.cli import tokens as work
+
+    work.revoke(token, state=state, file=file)

@@ -19,6 +19,7 @@ from openapi_tool.cli.kernel import find_dev
 from openapi_tool.cli.output import fail, print_json, print_line, print_status
 from openapi_tool.cli.tables import output, redraw
 from openapi_tool.gateway.operator import ask_statistics
+from openapi_tool.gateway.usage import COLUMNS
 from openapi_tool.kernel.usage_keys import By
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.settings import given_values
@@ -39,15 +40,6 @@ _KEYS: Mapping[By, str] = {
     By.SESSION: "session",
     By.ERROR: "error",
 }
-_FIGURES = (
-    "count(*) AS calls",
-    "sum(tokens) AS tokens",
-    "sum(requests) AS requests",
-    "sum(cached) AS cache_hits",
-    "sum(error IS NOT NULL OR status = 'cancelled') AS errors",
-    "sum(truncated) AS truncated",
-    "sum(retries) AS retries",
-)
 
 
 def selected_state(option: Path | None) -> Path | None:
@@ -117,12 +109,11 @@ def usage(
         connection.row_factory = sqlite3.Row
         where = "FROM calls WHERE project = :project AND at >= :since AND at < :until"
         values = {"project": project, "since": start.timestamp(), "until": end.timestamp()}
-        columns = ", ".join(_FIGURES)
         key = _KEYS[by]
         order = "key" if by is By.DAY else "tokens DESC, key"
         # Constants only.
-        [total] = connection.execute(f"SELECT {columns} {where}", values)
-        rows = connection.execute(f"SELECT {key} AS key, {columns} {where} GROUP BY key ORDER BY {order}", values)
+        [total] = connection.execute(f"SELECT {COLUMNS} {where}", values)
+        rows = connection.execute(f"SELECT {key} AS key, {COLUMNS} {where} GROUP BY key ORDER BY {order}", values)
         times = connection.execute(f"SELECT {key} AS key, latency_ms {where} ORDER BY latency_ms", values)
         latencies = defaultdict[object, list[int]](list)
         everything = []
@@ -174,6 +165,9 @@ def purge(option: Path | None, *, yes: bool) -> None:
     """Delete everything from the state file."""
     path = option or default_path(os.environ)
     if not yes:
-        fail(f"this deletes all budgets, limits, switches, stored texts and calls from {path}: add --yes", _NOT_SURE)
+        fail(
+            f"this deletes budgets, limits, switches, tokens, stored texts and calls from {path}: add --yes",
+            _NOT_SURE,
+        )
     with_state(path, lambda state: state.purge())
-    print_status(f"deleted all budgets, limits, stored texts and calls from {path}")
+    print_status(f"deleted budgets, limits, switches, tokens, stored texts and calls from {path}")

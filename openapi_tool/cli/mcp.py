@@ -134,7 +134,7 @@ async def _serve(
         gateway: Gateway = await stack.enter_async_context(open_gateway(reloader, state, tools, resolver))
         transport = StdioTransport(*claim_standard_streams(), gateway.keep_soon)
         door = McpServer(gateway, lambda _: caller, structured=options.structured, on_answer=transport.on_answer)
-        server = door.server(caller)
+        server = door.server(gateway.tools_of(caller))
         background = [asyncio.create_task(reloader.run(reload), name="reload")]
 
         async def use(changed: Tools) -> None:

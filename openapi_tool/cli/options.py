@@ -24,6 +24,7 @@ class DoorChoice(StrEnum):
 
     KERNEL = "kernel"
     MCP = "mcp"
+    HTTP = "http"
 
 
 class Format(StrEnum):

@@ -140,6 +140,20 @@ def show_usage(
 def _moment(text: str, now: datetime, option: str) -> datetime:
     if span := _SPAN.fullmatch(text):
         return now - timedelta(**{_UNITS[span[2]]: int(span[1])})
+    return _absolute(text, option)
+
+
+def moment_after(text: str, now: datetime, option: str) -> datetime:
+    """Return the time that a span from now, or a date or time, names; exit with 2 if it is neither."""
+    try:
+        if span := _SPAN.fullmatch(text):
+            return now + timedelta(**{_UNITS[span[2]]: int(span[1])})
+    except OverflowError:
+        fail(f"{option} {text!r} is too far away")
+    return _absolute(text, option)
+
+
+def _absolute(text: str, option: str) -> datetime:
     try:
         moment = datetime.fromisoformat(text)
         return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).astimezone(UTC)

@@ -1,4 +1,4 @@
-"""Semaphore with fair shares for projects."""
+"""Semaphore with fair shares for projects, and for the agents of each."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class FairSemaphore:
     """Semaphore whose next permit goes to the waiting project that holds the fewest; equal projects take turns.
 
     A turn is as long as its permit cost, so that a project which rarely needs one is next, however many others wait.
-    A project holds at most `max_per_project` permits, by default seven eighths of them. A task that holds a permit must
-    not wait for another one, or tasks may deadlock.
+    Waiting agents of a project take turns. A project holds at most `max_per_project` permits, by default seven eighths
+    of them. A task that holds a permit must not wait for another one, or tasks may deadlock.
     """
 
     def __init__(self, permits: int, max_per_project: int | None = None) -> None:
@@ -36,29 +36,33 @@ class FairSemaphore:
         """Number of waiting tasks."""
         return len(self._waiting)
 
+    def waiting_of(self, project: str) -> int:
+        """Return the number of waiting tasks of a project."""
+        return self._waiting.count(project)
+
     @asynccontextmanager
-    async def permit(self, project: str) -> AsyncIterator[None]:
+    async def permit(self, project: str, agent: str = "") -> AsyncIterator[None]:
         """Hold a permit."""
-        await self.take(project)
+        await self.take(project, agent)
         try:
             yield
         finally:
             self.give(project)
 
-    async def take(self, project: str) -> None:
+    async def take(self, project: str, agent: str = "") -> None:
         """Acquire a permit, to be released by `give`; a cancelled wait acquires none."""
         if self._free and self._may_hold(project):
             self._grant(project)
             return
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.add(project, "", waiter)
+        self._waiting.add(project, agent, waiter)
         try:
             await waiter
         except asyncio.CancelledError:
             if waiter.done() and not waiter.cancelled():
                 self.give(project, cost=0.0)  # granted in the iteration of the cancellation
             else:
-                self._waiting.discard(project, "", waiter)
+                self._waiting.discard(project, agent, waiter)
             raise
 
     def give(self, project: str, cost: float = 1.0) -> None:

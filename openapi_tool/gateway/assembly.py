@@ -48,7 +48,7 @@ async def open_gateway(
         runner = build_runner(bootstrap, upstream, texts, scope_key)
         untaken = UntakenResults(state.texts("untaken", UNTAKEN_S))
         limits = TimeLimits(settings.executor, settings.tools)
-        parts = GatewayParts(runner, limits, settings.executor, state, texts, untaken)
+        parts = GatewayParts(runner, limits, settings.executor, state, texts, untaken, quotas.budgets)
         gateway = Gateway(parts, tools, lambda: reloader.policy)
         reloader.use_keys = quotas.limiter.keys.set_secrets
         reloader.add(runner)

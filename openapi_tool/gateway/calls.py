@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from http import HTTPStatus
 from typing import Any
 
@@ -20,6 +21,7 @@ from openapi_tool.concurrency.fair_semaphore import FairSemaphore
 from openapi_tool.executor.runner import ToolCallRequest, ToolRunner
 from openapi_tool.gateway.stored import CallRow, StoredTexts, UntakenResults, call_key, may_store, store_call
 from openapi_tool.gateway.tools import GatewayTool, Tools
+from openapi_tool.gateway.usage import usage_by_tool
 from openapi_tool.options.executor import ExecutorOptions
 from openapi_tool.protocol.attempts import attempt_objects
 from openapi_tool.protocol.cards import MAX_CONTENT_BYTES, ToolCall, checked_arguments, new_id
@@ -32,6 +34,7 @@ from openapi_tool.protocol.errors import (
     Unavailable,
 )
 from openapi_tool.protocol.identity import CallIdentity
+from openapi_tool.quotas.budgets import Budgets
 from openapi_tool.state.sqlite import StateFile
 from openapi_tool.telemetry.calls import CallFacts, record_finished
 from openapi_tool.telemetry.logs import CALL_FIELDS
@@ -49,10 +52,18 @@ _ABANDONED_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who calls: budgets, cursors and stored texts belong to a project and its agent."""
+    """Who calls: budgets, cursors and stored texts belong to a project and its agent.
+
+    `tools` are patterns of the names that it may call, within the policy of its project.
+    """
 
     project_id: str
     agent_id: str
+    tools: tuple[str, ...] = ("*",)
+
+    def may_call(self, name: str) -> bool:
+        """Return whether a tool of this name may be called."""
+        return any(fnmatchcase(name, pattern) for pattern in self.tools)
 
 
 @dataclass(slots=True)
@@ -113,12 +124,14 @@ class RunningCall:
 class Answer:
     """Result of a call, with the id by which `inspect` finds it.
 
-    `key` is the name under which it may be stored if nobody takes it, None if it may not.
+    `key` is the name under which it may be stored if nobody takes it, None if it may not. `may_store`: nothing in the
+    call says "do not track".
     """
 
     fields: ResultFields
     call_id: str | None = None
     key: str | None = None
+    may_store: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +144,7 @@ class GatewayParts:
     state: StateFile
     texts: StoredTexts
     untaken: UntakenResults
+    budgets: Budgets
 
 
 class Gateway:
@@ -156,7 +170,39 @@ class Gateway:
     def tools_of(self, caller: Caller) -> list[GatewayTool]:
         """Return the tools that a caller may use."""
         permitted = self._policy().permits_in
-        return [tool for tool in self._tools.values() if permitted(caller.project_id, tool.definition.built_in)]
+        return [
+            tool
+            for tool in self._tools.values()
+            if caller.may_call(tool.name) and permitted(caller.project_id, tool.definition.built_in)
+        ]
+
+    @property
+    def tools(self) -> list[GatewayTool]:
+        """All tools, of which a caller may see some."""
+        return list(self._tools.values())
+
+    @property
+    def running(self) -> int:
+        """Number of calls that run or are being stopped."""
+        return len(self._tasks)
+
+    async def budget_of(self, caller: Caller) -> list[dict[str, Any]]:
+        """Return what is left of each budget of a caller and of its project."""
+        project = self._parts.runner.new_call(CallIdentity(caller.project_id, caller.agent_id)).project
+        return await self._parts.budgets.left(project, caller.agent_id)
+
+    async def usage_of(self, caller: Caller, since: float) -> list[dict[str, Any]]:
+        """Return what a caller's calls since a time have cost, by tool. Raises Unavailable."""
+        return await usage_by_tool(self._parts.state, caller.project_id, caller.agent_id, since)
+
+    async def whole_text(self, caller: Caller, answer: Answer, max_chars: int) -> str | None:
+        """Return the whole text of a truncated result without frames; None if it is not stored. Raises Unavailable."""
+        reference = (answer.fields.tool_output or {}).get("artifact_ref")
+        if reference is None:
+            return None
+        texts, card_id = self._parts.texts, str(reference["card_id"])
+        found = await texts.artifact(caller.project_id, caller.agent_id, card_id, 0, max_chars)
+        return found.text if found else None
 
     async def call(
         self,
@@ -234,17 +280,20 @@ class Gateway:
                     )
         finally:
             await self._record(running, identity, call, fields)
-        return Answer(fields, running.id, key if call.spent.tokens and fields.status == "success" else None)
+        untaken_as = key if call.spent.tokens and fields.status == "success" else None
+        return Answer(fields, running.id, untaken_as, may_store=key is not None)
 
     async def _run_in_slot(
         self, running: RunningCall, identity: CallIdentity, call: Call, arguments: Mapping[str, Any]
     ) -> ResultFields:
         """Run the call once there is a slot. Raises ToolError."""
         definition, parts = running.tool.definition, self._parts
-        if self._slots.waiting >= parts.executor.max_held:
+        project = running.caller.project_id
+        if self._slots.waiting_of(project) >= parts.executor.max_held - self._slots.waiting:
+            # As many as places are free: some always are, for projects that have none.
             raise RateLimited("Too many calls wait in this gateway; call again in a few seconds, with fewer at a time.")
         deadline = parts.limits.deadline(0, definition.suspend_timeout_s, definition.timeout_s)
-        async with self._slots.permit(running.caller.project_id):
+        async with self._slots.permit(project, running.caller.agent_id):
             try:
                 fields, text = await parts.runner.run(call, ToolCallRequest(definition, ToolCall(arguments), deadline))
             except Unavailable as outage:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
@@ -24,6 +24,7 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from openapi_tool import __version__
 from openapi_tool.gateway.calls import Answer, Caller, CallProgress, Gateway, RunningCall
+from openapi_tool.gateway.tools import GatewayTool
 from openapi_tool.mcp.results import as_mcp_result, as_mcp_tool
 from openapi_tool.tools.exports import system_role
 
@@ -54,11 +55,12 @@ class McpServer:
         self._structured = structured
         self._on_answer = on_answer
         self._events = InMemorySubscriptionBus()
+        self._listeners = ListenHandler(self._events)
         self._handshaken: ServerSession | None = None  # of the last client with a handshake that has listed the tools
 
-    def server(self, instructions_for: Caller) -> Server[Any]:
-        """Return the low-level server, with instructions for the models of a caller."""
-        shown = [tool.shown for tool in self._gateway.tools_of(instructions_for)]
+    def server(self, described: Sequence[GatewayTool]) -> Server[Any]:
+        """Return the low-level server, whose instructions for models describe these tools."""
+        shown = [tool.shown for tool in described]
         return Server(
             NAME,
             version=__version__,
@@ -67,8 +69,13 @@ class McpServer:
             instructions=system_role(shown) if shown else None,
             on_list_tools=self._list_tools,
             on_call_tool=self._call_tool,
-            on_subscriptions_listen=ListenHandler(self._events),
+            on_subscriptions_listen=self._listeners,
+            get_tool_input_schema=self._schema_of,
         )
+
+    def _schema_of(self, name: str) -> Mapping[str, Any] | None:
+        """Return a tool's schema, for the SDK's check of headers; else it would list all tools for each call."""
+        return next((tool.shown.parameters for tool in self._gateway.tools if tool.name == name), None)
 
     async def tools_changed(self) -> None:
         """Notify the clients that want to hear of it; those of 2026-07-28 subscribe."""
@@ -76,6 +83,10 @@ class McpServer:
         if self._handshaken is not None:
             with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
                 await self._handshaken.send_tool_list_changed()
+
+    def end_subscriptions(self) -> None:
+        """End the open streams of clients that subscribed, as the server is about to stop."""
+        self._listeners.close()
 
     async def _list_tools(self, context: Context, params: PaginatedRequestParams | None) -> ListToolsResult:
         del params  # all tools are one page

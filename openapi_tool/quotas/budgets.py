@@ -167,6 +167,13 @@ class Budgets:
         accounts = sorted(ranked, key=lambda each: (each.id.owner != "", -each.used_fraction))
         return [account.snapshot() for account in accounts[:_MAX_RANKED]]
 
+    async def left(self, project: str, agent: str) -> list[dict[str, Any]]:
+        """Return what is left of the budgets of an agent and its project, as all replicas know it; none of sessions."""
+        spender, limits = Spender(project, agent, "", ""), self._by_project.get(bare_project(project), self._options)
+        accounts = self._open(spender, limits, "", self.clock(), [scope for scope in SCOPES if scope != "session"])
+        await asyncio.gather(*(account.refresh() for account in accounts))
+        return [{"budget": account.id.scope, **account.left()} for account in accounts]
+
     def outage(self) -> str:
         """Return why the store is unavailable; empty if it is not."""
         return self._sharing.outage
@@ -182,9 +189,11 @@ class Budgets:
             await asyncio.wait([self._task])
         await asyncio.gather(*(account.aclose() for account in self.active.values()))
 
-    def _open(self, spender: Spender, limits: BudgetLimits, tool: str, now: float) -> list[Account]:
+    def _open(
+        self, spender: Spender, limits: BudgetLimits, tool: str, now: float, scopes: Sequence[str] = SCOPES
+    ) -> list[Account]:
         found = []
-        for scope in SCOPES:
+        for scope in scopes:
             limit = AccountLimit(*limits.of(scope))
             if limit != (None, None):
                 owner = spender.session if scope == "session" else spender.agent if scope == "agent_day" else ""

@@ -118,10 +118,18 @@ class SharedRecord(ABC):
         """Wait until the costs that are known now are stored, or the store has failed."""
         ended = [attempt.id for attempt in self.attempts.values() if attempt.cost is not None]
         while not self.outage and any(name in self.attempts for name in ended):
-            written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._flushing.append(written)
-            self.wake()
-            await written
+            await self._stepped()
+
+    async def refresh(self) -> None:
+        """Read the record now; in an outage the last known one stays."""
+        self.must_read()
+        await self._stepped()
+
+    async def _stepped(self) -> None:
+        stepped: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._flushing.append(stepped)
+        self.wake()
+        await stepped
 
     async def aclose(self) -> None:
         """Store all known costs, and stop."""

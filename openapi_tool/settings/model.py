@@ -23,6 +23,7 @@ from openapi_tool.jina.options import CacheOptions, EgressOptions, RetryOptions
 from openapi_tool.jina.url_policy import UrlPolicy
 from openapi_tool.options.budgets import BudgetOptions
 from openapi_tool.options.executor import ExecutorOptions
+from openapi_tool.options.gateway import GatewayOptions
 from openapi_tool.options.isolation import IsolationOptions
 from openapi_tool.options.postgres import PostgresOptions
 from openapi_tool.options.section import Options, Seconds, split
@@ -177,6 +178,7 @@ class Settings(BaseSettings):
     limits: LimitOptions = Field(default_factory=LimitOptions)
     budgets: BudgetOptions = Field(default_factory=BudgetOptions)
     quotas: QuotaOptions = Field(default_factory=QuotaOptions)
+    gateway: GatewayOptions = Field(default_factory=GatewayOptions)
     health: HealthSettings = Field(default_factory=HealthSettings)
     telemetry: TelemetrySettings = Field(default_factory=TelemetrySettings)
     _remarks: list[str] = PrivateAttr(default_factory=list)

@@ -10,15 +10,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from ipaddress import ip_address
 from typing import Any, Protocol, cast
-from urllib.parse import urlsplit
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
 from cachetools import TTLCache, cached
 from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, generate_latest
 
+from openapi_tool.host_names import host_of_header, is_internal
 from openapi_tool.telemetry.health import Health
 from openapi_tool.telemetry.status_page import HEADERS, page, with_problems
 
@@ -28,7 +27,6 @@ LIFE_S = 5.0
 MAX_REQUEST_BYTES = 128 * 1024
 """Of one connection; the other limits allow a request of at most 70 kB."""
 METRICS_CACHE_S = 1.0
-_INTERNAL = (".localhost", ".local", ".internal", ".svc")
 _LIMITS: dict[str, Any] = {"max_line_size": 2_048, "max_field_size": 2_048, "max_headers": 32, "lingering_time": 0}
 
 
@@ -150,17 +148,9 @@ def _probes(health: Health) -> Routes:
 
 
 def _refuse_public_name(request: web.Request) -> None:
-    """Refuse DNS rebinding: a web page whose host name resolves to this server reads it.
-
-    No attacker can own an IP address, a name without a dot or one of these suffixes.
-    """
-    try:
-        host = urlsplit(f"//{request.host}").hostname or ""
-        if "." in host and not host.endswith(_INTERNAL):
-            ip_address(host)
-    except ValueError:
-        why = "open this page under an address or an internal name, not a public one"
-        raise web.HTTPMisdirectedRequest(text=why) from None
+    """Refuse DNS rebinding: a web page whose host name resolves to this server reads it."""
+    if not is_internal(host_of_header(request.host)):
+        raise web.HTTPMisdirectedRequest(text="open this page under an address or an internal name, not a public one")
 
 
 def _page(snapshots: Statistics) -> Routes:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Protocol
 
+import httpx
 import pytest
 from mcp import Client
 
@@ -16,13 +19,16 @@ from openapi_tool.bootstrap import build_bootstrap, lint_limits
 from openapi_tool.cli.kernel import NO_DATABASE
 from openapi_tool.gateway.assembly import open_gateway
 from openapi_tool.gateway.calls import Caller, Gateway
+from openapi_tool.gateway.tokens import StoredTokens, Tokens, new_token
 from openapi_tool.gateway.tools import ToolFolder, built_in_tools
+from openapi_tool.http.server import HttpDoor, serve_http
 from openapi_tool.local.dev import FALLBACKS
 from openapi_tool.local.executor import LoopbackResolver
 from openapi_tool.local.guard import Guard
 from openapi_tool.local.recordings import RECORDED_HOSTS
 from openapi_tool.local.stack import UpstreamDouble, make_certificates
 from openapi_tool.mcp.server import McpServer
+from openapi_tool.options.gateway import GatewayOptions
 from openapi_tool.reloading import Reloader
 from openapi_tool.settings import Settings
 from openapi_tool.state.sqlite import MEMORY, StateFile
@@ -101,6 +107,59 @@ def opened(double: UpstreamDouble, environment: dict[str, str]) -> OpenGateway:
     return open_one
 
 
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A gateway that serves HTTP on loopback in this process."""
+
+    gateway: Gateway
+    state: StateFile
+    tokens: Tokens
+    door: HttpDoor
+    port: int
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    async def token(self, project: str = "p", agent: str = "a", *tools: str, any_agent: bool = False) -> str:
+        """Create a token, which is in use at once."""
+        text, token_id, token = new_token(project, agent, tools or ("*",), any_agent=any_agent, expires=None)
+        await StoredTokens(self.state).add(token_id, token)
+        await self.tokens.load()
+        return text
+
+    def client(self, token: str | None = None, **headers: str) -> httpx.AsyncClient:
+        given = {"Authorization": f"Bearer {token}"} if token else {}
+        return httpx.AsyncClient(base_url=self.url, headers=given | headers, timeout=30, trust_env=False)
+
+
+class Serve(Protocol):
+    def __call__(
+        self, state: Path = MEMORY, tools: Path | None = None, **settings: Any
+    ) -> AbstractAsyncContextManager[Served]: ...
+
+
+@pytest.fixture
+def serve(opened: OpenGateway) -> Serve:
+    """Return a function that serves a gateway over HTTP; `gateway` are options of that section."""
+
+    @asynccontextmanager
+    async def serve_one(state: Path = MEMORY, tools: Path | None = None, **settings: Any) -> AsyncIterator[Served]:
+        options = GatewayOptions(**settings.pop("gateway", {}))
+        async with opened(state, tools, **settings) as gateway:
+            opened_state = gateway._parts.state  # noqa: SLF001 - a second one would wait for the first's lock
+            tokens = Tokens([StoredTokens(opened_state)])
+            await tokens.load()
+            listening = socket.create_server(("127.0.0.1", 0))
+            door = serve_http(
+                gateway, opened_state, tokens, options, listening, open_to_all=True, structured=False, drain_s=5
+            )
+            async with door as running:
+                yield Served(gateway, opened_state, tokens, running, listening.getsockname()[1])
+
+    return serve_one
+
+
 Connect = Callable[..., AbstractAsyncContextManager[Client]]
 
 
@@ -112,7 +171,7 @@ def connect() -> Connect:
     async def connected(
         gateway: Gateway, mode: Any = "auto", caller: Caller = ME, **options: Any
     ) -> AsyncIterator[Client]:
-        server = McpServer(gateway, lambda _: caller, **options).server(caller)
+        server = McpServer(gateway, lambda _: caller, **options).server(gateway.tools_of(caller))
         async with Client(server, mode=mode) as client:
             yield client
 

@@ -1,4 +1,4 @@
-"""The demo of the MCP door."""
+"""The demos of the doors without a kernel."""
 
 from __future__ import annotations
 
@@ -7,16 +7,19 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from tests.requirements import requirement
 
 
-@requirement("mcp.eras")
-def test_the_demo_shows_a_search_a_batch_and_a_long_page_in_two_parts_without_a_key() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "openapi_tool", "demo", "--door", "mcp", "--json"],
+@requirement("mcp.eras", "gateway.http")
+@pytest.mark.parametrize("door", ["mcp", "http"])
+def test_the_demo_shows_a_search_a_batch_and_a_long_page_in_two_parts_without_a_key(door: str) -> None:
+    done = subprocess.run(  # noqa: S603 - the interpreter
+        [sys.executable, "-m", "openapi_tool", "demo", "--door", door, "--json"],
         env={"PATH": os.environ["PATH"], "HOME": "/nonexistent"},
         capture_output=True,
-        timeout=60,
+        timeout=120,
         check=False,
     )
     assert done.returncode == 0, done.stderr.decode()

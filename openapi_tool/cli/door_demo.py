@@ -1,4 +1,4 @@
-"""The command `demo --door mcp`: a few calls of an MCP client."""
+"""The commands `demo --door mcp` and `demo --door http`: a few calls of a client."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rich.panel import Panel
 from rich.text import Text
 
 from openapi_tool.cli.embedded import extra_needed
-from openapi_tool.cli.options import UpstreamChoice
+from openapi_tool.cli.options import DoorChoice, UpstreamChoice
 from openapi_tool.cli.output import INTERRUPTED, fail
 from openapi_tool.cli.tables import cell
 from openapi_tool.environment import DEFAULT_AUTH_ENV
@@ -23,21 +23,21 @@ from openapi_tool.telemetry.logs import printable_lines
 
 _DOUBLE_NOTE = (
     "The upstream is a double on loopback that answers with recorded real responses. For the real one: "
-    "JINA_API_KEY=… openapi-tool demo --upstream real"
+    "JINA_API_KEY=… openapi-tool demo --door {door} --upstream real"
 )
 
 
-def mcp_demo(*, upstream: UpstreamChoice, as_json: bool) -> None:
-    """Run a few calls of an MCP client, and show what a model reads."""
+def door_demo(door: DoorChoice, *, upstream: UpstreamChoice, as_json: bool) -> None:
+    """Run a few calls of a client of this door, and show what a model reads."""
     if not find_spec("mcp"):
         fail("the demo of this door needs two extras: pip install 'openapi-tool[local,gateway]'")
     with extra_needed("the demo"):
-        from openapi_tool.local import mcp_demo as local  # noqa: PLC0415 - needs the extras [local] and [gateway]
+        from openapi_tool.local import http_demo, mcp_demo  # noqa: PLC0415 - need the extras [local] and [gateway]
         from openapi_tool.local.servers import ServerFailed  # noqa: PLC0415 - the same
     if upstream is UpstreamChoice.REAL and DEFAULT_AUTH_ENV not in os.environ:
         fail(f"{DEFAULT_AUTH_ENV} is not set; --upstream real needs a key")
     try:
-        played = asyncio.run(local.play(upstream.value))
+        played = asyncio.run((http_demo if door is DoorChoice.HTTP else mcp_demo).play(upstream.value))
     except ServerFailed as failure:
         fail(str(failure))
     except KeyboardInterrupt:
@@ -47,11 +47,11 @@ def mcp_demo(*, upstream: UpstreamChoice, as_json: bool) -> None:
             sys.stdout.write(json.dumps(asdict(call)) + "\n")
     else:
         console = Console(highlight=False)
-        console.print(cell(f"MCP {played.protocol} over stdio; tools: {', '.join(played.tools)}"))
+        console.print(cell(f"{played.door}; tools: {', '.join(played.tools)}"))
         for call in played.calls:
             title = cell(f"{call.tool} {json.dumps(dict(call.arguments))}{': an error' if call.failed else ''}")
             console.print(Panel(Text(printable_lines(call.text)), title=title, title_align="left"))
         if upstream is UpstreamChoice.DOUBLE:
-            console.print(_DOUBLE_NOTE)
+            console.print(_DOUBLE_NOTE.format(door=door.value))
     if any(call.failed for call in played.calls):
         raise typer.Exit(1)

@@ -1,0 +1,226 @@
+"""`openapi-tool gateway`: tool calls of many clients over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from importlib.util import find_spec
+from ipaddress import ip_address
+from pathlib import Path
+from typing import NoReturn
+
+try:
+    from uvloop import new_event_loop
+except ImportError:  # not built for this platform
+    from asyncio import new_event_loop  # type: ignore[assignment]
+from openapi_tool import __version__
+from openapi_tool.bootstrap import build_bootstrap, lint_limits
+from openapi_tool.cli.kernels import NO_DATABASE
+from openapi_tool.cli.output import fail
+from openapi_tool.gateway.assembly import INSTANCE, open_gateway
+from openapi_tool.gateway.tokens import StoredTokens, TokenFile, Tokens, TokensInvalid, TokenStore
+from openapi_tool.gateway.tools import ToolFolder, Tools, ToolsInvalid, built_in_tools, watch
+from openapi_tool.jina.transport import Resolver
+from openapi_tool.options.gateway import GatewayOptions
+from openapi_tool.protocol.errors import Unavailable
+from openapi_tool.reloading import Reloader
+from openapi_tool.service.file_limit import raise_file_limit
+from openapi_tool.settings import CONFIG_VARIABLE, Settings, SettingsError, load_settings
+from openapi_tool.settings.model import but
+from openapi_tool.shutdown import Shutdown, cancelled, end_process
+from openapi_tool.state.sqlite import StateFile, StateUnusable, default_path
+from openapi_tool.telemetry.health import RECENT_WARNINGS, Dependency, Health, Snapshots, monitor_loop_lag
+from openapi_tool.telemetry.health_server import health_server
+from openapi_tool.telemetry.logs import configure_logging, log_crash
+from openapi_tool.telemetry.metrics import list_projects
+
+log = logging.getLogger(__name__)
+
+_REFRESH_S = 1.0
+_STATE = "state"
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayFlags:
+    """Flags of the command; None for those that were not given."""
+
+    config: Path | None = None
+    host: str | None = None
+    port: int | None = None
+    tools: Path | None = None
+    state: Path | None = None
+    structured: bool = False
+
+
+def serve(flags: GatewayFlags, resolver: Resolver | None = None) -> NoReturn:
+    """Serve until SIGTERM, SIGINT or SIGQUIT; then end the process.
+
+    `resolver` replaces DNS for the upstream's hosts in tests and demos. Raises SettingsError.
+    """
+    if not find_spec("mcp"):
+        fail("`gateway` needs packages that are not installed; run: pip install 'openapi-tool[gateway]'")
+    if flags.config is not None:
+        os.environ[CONFIG_VARIABLE] = str(flags.config)
+    given = {name: value for name in ("host", "port") if (value := getattr(flags, name)) is not None}
+    limit = raise_file_limit()
+
+    def read() -> Settings:
+        return load_settings(NO_DATABASE | ({"gateway": given} if given else {}))
+
+    bootstrap = build_bootstrap(read(), os.environ)
+    settings = bootstrap.settings
+    configure_logging(settings.telemetry.log_level, settings.telemetry.log_format, bootstrap.redactor, background=True)
+    RECENT_WARNINGS.install(bootstrap.redactor)
+    list_projects(settings.telemetry.projects)
+    folder = ToolFolder(flags.tools, lint_limits(settings), settings.url_policy) if flags.tools is not None else None
+    try:
+        tools = folder.load() if folder else built_in_tools()
+        state = StateFile.open(flags.state or default_path(os.environ))
+    except (ToolsInvalid, StateUnusable) as error:
+        fail(str(error))
+    stores: list[TokenStore] = [StoredTokens(state)]
+    if settings.gateway.tokens_file is not None:
+        stores.append(TokenFile(settings.gateway.tokens_file))
+    options = but(settings.gateway, max_connections=max(1, min(settings.gateway.max_connections, limit // 2)))
+    bootstrap.health.dependencies = {_STATE: Dependency()}
+    parts = _Parts(Reloader(bootstrap, read, os.environ), state, Tokens(stores), options, tools, folder, resolver)
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        try:
+            runner.run(_serve(parts, structured=flags.structured))
+        except SettingsError:
+            raise
+        except (Unavailable, TokensInvalid) as error:
+            fail(str(error))
+        except Exception as error:  # noqa: BLE001 - a normal end of the process might take minutes
+            defect = error
+            end_process(1, lambda: log_crash(defect))
+        end_process(0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    reloader: Reloader
+    state: StateFile
+    tokens: Tokens
+    options: GatewayOptions
+    tools: Tools
+    folder: ToolFolder | None
+    resolver: Resolver | None
+
+
+async def _serve(parts: _Parts, *, structured: bool) -> None:
+    from openapi_tool.http.server import serve_http  # noqa: PLC0415 - an extra
+
+    options, tokens = parts.options, parts.tokens
+    bootstrap = parts.reloader.bootstrap
+    settings, health, reload = bootstrap.settings, bootstrap.health, asyncio.Event()
+    await tokens.load()
+    listening = _listen(options, has_tokens=len(tokens) > 0)
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(parts.state.aclose)
+        gateway = await stack.enter_async_context(
+            open_gateway(parts.reloader, parts.state, parts.tools, parts.resolver)
+        )
+        shutdown = Shutdown(settings.executor, lambda: gateway.running)
+        shutdown.handle_signals(reload)
+        await _serve_health(stack, settings, health)
+        door = await stack.enter_async_context(
+            serve_http(
+                gateway,
+                parts.state,
+                tokens,
+                options,
+                listening,
+                open_to_all=not len(tokens),
+                structured=structured,
+                drain_s=settings.executor.drain_timeout_s - settings.executor.hand_back_s,
+            )
+        )
+
+        async def use(changed: Tools) -> None:
+            gateway.use_tools(changed)
+            await door.mcp.server.tools_changed()
+
+        async def follow() -> None:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(parts.reloader.run(reload), name="reload")
+                group.create_task(_refresh(tokens, health), name="tokens")
+                group.create_task(monitor_loop_lag(lambda _: None), name="loop lag")
+                group.create_task(_until_it_ends(door.serving), name="end of the server")
+                if parts.folder is not None:
+                    group.create_task(watch(parts.folder, use), name="tools")
+
+        health.record(_STATE, ok=True)
+        where = listening.getsockname()
+        host = f"[{where[0]}]" if ":" in where[0] else where[0]
+        log.info(
+            "openapi-tool %s serves http://%s:%s, MCP at /mcp%s",
+            __version__,
+            host,
+            where[1],
+            "" if len(tokens) else "; without tokens, for this machine only",
+            extra={"action": "gateway.serving", "host": where[0], "port": where[1], "tokens": len(tokens)},
+        )
+        following = asyncio.create_task(follow(), name="background tasks")
+        try:
+            await shutdown.requested_or_done(following)
+            if following.done():
+                following.result()  # raises the defect
+        finally:
+            health.draining = True
+            shutdown.begin()
+            await cancelled(following)
+            with shutdown.step("drain"):
+                await door.drain()
+    log.info("stopped", extra={"action": "service.stopped"})
+
+
+async def _until_it_ends(serving: asyncio.Task[None]) -> None:
+    await asyncio.shield(serving)
+    raise RuntimeError("the HTTP server has ended by itself")
+
+
+async def _refresh(tokens: Tokens, health: Health) -> None:
+    while True:
+        problem = await tokens.refresh()
+        health.record(_STATE, ok=not problem, reason=problem)
+        await asyncio.sleep(_REFRESH_S)
+
+
+async def _serve_health(stack: AsyncExitStack, settings: Settings, health: Health) -> None:
+    options = settings.health
+    if not options.port:
+        return
+    page = (
+        Snapshots(INSTANCE, health, {"executor.concurrency": settings.executor.concurrency}) if options.page else None
+    )
+    try:
+        await stack.enter_async_context(health_server(options.host, options.port, health, page))
+    except OSError as error:
+        raise SettingsError([f"health.host, health.port: cannot listen: {error.strerror or error}"]) from error
+
+
+def _listen(options: GatewayOptions, *, has_tokens: bool) -> socket.socket:
+    """Return the listening socket. Raises SettingsError."""
+    if not has_tokens and not _is_loopback(options.host):
+        why = f"gateway.host: without tokens anyone who reaches {options.host} could spend the key"
+        remedy = "create a token (openapi-tool tokens create), name gateway.tokens_file, or listen on 127.0.0.1"
+        raise SettingsError([f"{why}: {remedy}"])
+    try:
+        found = socket.getaddrinfo(options.host, options.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, *_, address = found[0]
+        return socket.create_server(address[:2], family=family, backlog=1_024)
+    except OSError as error:
+        why = f"gateway.host, gateway.port: cannot listen on {options.host}:{options.port}: {error.strerror or error}"
+        raise SettingsError([f"{why}; set another one (--host, --port)"]) from error
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,118 @@
+"""`tokens`: create, list and revoke the tokens of a gateway."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack, aclosing
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+from rich.table import Table
+
+from openapi_tool.cli.output import fail, print_json, print_line, print_status
+from openapi_tool.cli.tables import cell, output
+from openapi_tool.cli.top import moment_after
+from openapi_tool.gateway.tokens import StoredTokens, TokenFile, TokensInvalid, TokenStore, id_of, new_token, shown
+from openapi_tool.protocol.errors import Unavailable
+from openapi_tool.state.sqlite import StateFile, StateUnusable, default_path
+
+T = TypeVar("T")
+_NONE = 1
+
+
+def create(
+    *,
+    project: str,
+    agent: str,
+    tools: list[str],
+    any_agent: bool,
+    expires: str | None,
+    state: Path | None,
+    file: Path | None,
+    as_json: bool,
+) -> None:
+    """Create a token and print it, once."""
+    now = datetime.now(UTC)
+    until = moment_after(expires, now, "--expires").timestamp() if expires else None
+    if until is not None and until <= now.timestamp():
+        fail("--expires must be in the future")
+    patterns = tuple(part for each in tools for part in each.split(",") if part) or ("*",)
+    try:
+        text, token_id, token = new_token(project, agent, patterns, any_agent=any_agent, expires=until)
+    except TokensInvalid as error:
+        fail(f"--{error}")
+    _with_store(state, file, lambda store: store.add(token_id, token), create=True)
+    if as_json:
+        print_json({"token": text, **_with_times(shown(token_id, token, time.time()))})
+        return
+    print_line(text)
+    print_status(
+        f"token {token_id} of project {project}, agent {agent}, is shown only now; running gateways take it within 2 s"
+    )
+
+
+def list_(*, state: Path | None, file: Path | None, as_json: bool) -> None:
+    """Print all tokens, without their secrets."""
+    found = _with_store(state, file, lambda store: store.all())
+    now = time.time()
+    rows = [_with_times(shown(*each, now)) for each in sorted(found.items(), key=lambda each: each[1].created)]
+    if as_json:
+        for row in rows:
+            print_json(row)
+        return
+    if not rows:
+        print_status("no tokens")
+        return
+    table = Table(*("id", "project", "agent", "tools", "state", "created", "expires"), box=None, pad_edge=False)
+    for row in rows:
+        agent = f"{row['agent']} or X-Agent-Id" if row["any_agent"] else row["agent"]
+        times = (str(row[name] or "never")[:16] for name in ("created", "expires"))
+        table.add_row(*map(cell, (row["id"], row["project"], agent, ", ".join(row["tools"]), row["state"], *times)))
+    output().print(table)
+
+
+def revoke(token: str, *, state: Path | None, file: Path | None) -> None:
+    """Revoke a token."""
+    try:
+        token_id = id_of(token)
+    except TokensInvalid as error:
+        fail(str(error))
+    if not _with_store(state, file, lambda store: store.revoke(token_id)):
+        fail(f"there is no token {token_id}; `tokens list` shows them", _NONE)
+    print_status(f"revoked token {token_id}; running gateways refuse it within 2 s")
+
+
+def _with_store(
+    state: Path | None, file: Path | None, work: Callable[[TokenStore], Awaitable[T]], *, create: bool = False
+) -> T:
+    """Return the result of `work` with the tokens of a file, or of the state file; exit with 2 if it is unusable."""
+    if state is not None and file is not None:
+        fail("give --state or --file, not both")
+
+    async def opened() -> T:
+        async with AsyncExitStack() as stack:
+            store: TokenStore
+            if file is not None:
+                store = TokenFile(file)
+            else:
+                path = state or default_path(os.environ)
+                store = StoredTokens(await stack.enter_async_context(aclosing(StateFile.open(path, create=create))))
+            return await work(store)
+
+    try:
+        return asyncio.run(opened())
+    except (StateUnusable, Unavailable, TokensInvalid) as error:
+        fail(str(error))
+
+
+def _with_times(row: dict[str, Any]) -> dict[str, Any]:
+    times = {
+        name: datetime.fromtimestamp(row[name], UTC).isoformat(timespec="seconds")
+        for name in ("created", "expires", "revoked")
+        if row[name] is not None
+    }
+    return row | times

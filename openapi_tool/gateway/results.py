@@ -1,0 +1,52 @@
+"""Results as clients read them, whatever the protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from openapi_tool.gateway.calls import Answer
+from openapi_tool.protocol.cards import as_model_reads
+
+STRUCTURE: Mapping[str, Any] = {
+    "type": "object",
+    "properties": {
+        "content": {"type": "string", "description": "The text that a model reads, in its frames."},
+        "state": {"type": "object", "description": "Addresses, titles and counts of the result."},
+        "usage": {
+            "type": "object",
+            "properties": {"tokens": {"type": "integer"}, "requests": {"type": "integer"}},
+            "description": "Tokens charged and requests sent.",
+        },
+        "truncated": {"type": "boolean"},
+        "next_cursor": {"type": ["string", "null"], "description": "Argument `cursor` of the call for the next part."},
+        "cached": {"type": "boolean"},
+        "error": {"type": "object", "description": "Code and message of a failed call."},
+    },
+    "required": ["content"],
+}
+"""JSON schema of `structure`."""
+
+_IN_STRUCTURE = ("state", "usage", "truncated", "next_cursor", "cached", "budget")
+
+
+def text_of(answer: Answer) -> str:
+    """Return what a model reads; of a failed call its code and what to do."""
+    fields = answer.fields
+    if fields.error is not None:
+        return f"{fields.error['code']}: {fields.error['message']}"
+    result = fields.result
+    if isinstance(result, dict) and isinstance(result.get("content"), str):  # of `result_format: object`
+        return str(result["content"])
+    return as_model_reads({"status": fields.status, "result": result, "error": None})
+
+
+def structure(answer: Answer) -> dict[str, Any]:
+    """Return the result as an object: the text, and what is known of it."""
+    fields = answer.fields
+    found = fields.result if isinstance(fields.result, dict) and not fields.error else {}
+    found = {**(fields.tool_output or {}), **found}
+    result = {"content": text_of(answer)} | {name: found[name] for name in _IN_STRUCTURE if name in found}
+    if fields.error is not None:
+        result["error"] = dict(fields.error)
+    return result

@@ -1,0 +1,233 @@
+"""Who may call, and how much: checks of each request before anything is done for it."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections import Counter
+from dataclasses import dataclass
+from http import HTTPStatus
+from ipaddress import IPv6Address, ip_address, ip_network
+
+from cachetools import TTLCache
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from openapi_tool.gateway.calls import Caller
+from openapi_tool.gateway.tokens import MAX_AGENT_CHARS, Tokens
+from openapi_tool.host_names import host_of_header, is_internal
+from openapi_tool.http.connections import Connection, Connections
+from openapi_tool.http.problems import Problem
+from openapi_tool.options.gateway import GatewayOptions
+from openapi_tool.protocol.subjects import is_token
+
+log = logging.getLogger(__name__)
+
+MAX_BODY_BYTES = 2**20
+"""Four times the largest arguments."""
+
+FAILED_TRIES, FAILED_TRIES_S = 20, 60.0
+"""Wrong tokens of one address in this time, after which further ones are not answered as such."""
+
+_DISCARDED_BYTES = 16 * 2**20
+"""What is read and dropped of a body that is too large: most clients send all of it before they read an answer."""
+
+_MAX_ADDRESSES = 10_000
+NOBODY = Caller("local", "local")
+"""Caller of a gateway without tokens, on loopback; its records are those of `openapi-tool mcp`."""
+
+
+class FailedTries:
+    """Wrong tokens by address: of IPv4 one, of IPv6 a network of 64 bits."""
+
+    def __init__(self) -> None:
+        self._tries: TTLCache[str, int] = TTLCache(_MAX_ADDRESSES, FAILED_TRIES_S, time.monotonic)
+
+    def add(self, address: str) -> bool:
+        """Count a try; return whether the address has more than it may."""
+        try:
+            parsed = ip_address(address.partition("%")[0])
+        except ValueError:
+            pass
+        else:
+            if isinstance(parsed, IPv6Address):
+                address = str(ip_network((parsed, 64), strict=False))
+        self._tries[address] = tries = self._tries.get(address, 0) + 1
+        return tries > FAILED_TRIES
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """A caller, and the name by which its requests are counted."""
+
+    caller: Caller
+    counted_as: str
+
+
+class Access:
+    """ASGI middleware: checks host, origin, token and size of a request, and gives the app its caller and its body.
+
+    `open_to_all`: nobody needs a token, until there is one.
+    """
+
+    def __init__(
+        self, app: ASGIApp, options: GatewayOptions, tokens: Tokens, connections: Connections, *, open_to_all: bool
+    ) -> None:
+        self._app = app
+        self._options = options
+        self._tokens = tokens
+        self._connections = connections
+        self._open_to_all = open_to_all
+        self._failed = FailedTries()
+        self._running: Counter[str] = Counter()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        connection = self._connections.of(scope.get("client"))
+        if connection is None:
+            return  # gone already
+        connection.began()
+        try:
+            await self._answer(scope, receive, send, connection)
+        except Problem as problem:
+            await problem.response(scope, receive, send)
+        finally:
+            connection.ended()
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send, connection: Connection) -> None:
+        headers = Headers(scope=scope)
+        self._check_host(headers)
+        self._check_origin(headers)
+        if headers.get("content-encoding", "identity").lower() != "identity":
+            raise Problem(
+                HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "bad_request", "The body must not be compressed.", close=True
+            )
+        entry = self._entry(scope, headers)
+        if self._running[entry.counted_as] >= self._options.max_requests_per_token:
+            raise Problem(
+                HTTPStatus.TOO_MANY_REQUESTS,
+                "rate_limited",
+                f"This token has {self._options.max_requests_per_token} requests that are not answered yet; "
+                "call again in a few seconds, with fewer at a time.",
+                headers={"Retry-After": "2"},
+                close=True,
+            )
+        self._running[entry.counted_as] += 1
+        try:
+            body = await read_body(headers, receive)
+            if body is None:
+                return  # the client is gone
+            connection.received()
+            scope.setdefault("state", {})["caller"] = entry.caller
+            await self._app(scope, _with_body(body, receive), send)
+        finally:
+            self._running[entry.counted_as] -= 1
+            if not self._running[entry.counted_as]:
+                del self._running[entry.counted_as]
+
+    def _check_host(self, headers: Headers) -> None:
+        given = headers.getlist("host")
+        host = host_of_header(given[0]) if len(given) == 1 else None
+        if not is_internal(host) and host not in self._options.allowed_hosts:
+            raise Problem(
+                HTTPStatus.MISDIRECTED_REQUEST,
+                "bad_request",
+                "This gateway is not known by the name in Host: add it to gateway.allowed_hosts.",
+                close=True,
+            )
+
+    def _check_origin(self, headers: Headers) -> None:
+        given = headers.getlist("origin")
+        own = (f"{scheme}://{headers.get('host', '')}".lower() for scheme in ("http", "https"))  # it has no pages
+        if given and (len(given) > 1 or given[0].lower() not in (*own, *self._options.allowed_origins)):
+            raise Problem(
+                HTTPStatus.FORBIDDEN,
+                "forbidden",
+                "Web pages of this origin may not call the gateway: add it to gateway.allowed_origins.",
+                close=True,
+            )
+
+    def _entry(self, scope: Scope, headers: Headers) -> _Entry:
+        """Return the caller. Raises Problem."""
+        self._open_to_all = self._open_to_all and not len(self._tokens)
+        if self._open_to_all:
+            return _Entry(NOBODY, "")
+        given = headers.getlist("authorization")
+        scheme, _, text = given[0].partition(" ") if len(given) == 1 else ("", "", "")
+        found = self._tokens.find(text.strip()) if scheme.lower() == "bearer" else None
+        if found is None:
+            raise self._refusal(str(scope["client"][0]), tried=bool(given))
+        token_id, token = found
+        agents = headers.getlist("x-agent-id")
+        agent = agents[0] if agents else token.agent
+        if len(agents) > 1 or (agents and not (is_token(agent) and len(agent) <= MAX_AGENT_CHARS)):
+            raise Problem(
+                HTTPStatus.BAD_REQUEST,
+                "bad_request",
+                f"X-Agent-Id must be one id of at most {MAX_AGENT_CHARS} characters, without blanks and `.*>`.",
+                close=True,
+            )
+        if agent != token.agent and not token.any_agent:
+            raise Problem(
+                HTTPStatus.FORBIDDEN,
+                "forbidden",
+                "This token may not name an agent: leave X-Agent-Id out, or create a token with --any-agent.",
+                close=True,
+            )
+        return _Entry(Caller(token.project, agent, token.tools), token_id)
+
+    def _refusal(self, address: str, *, tried: bool) -> Problem:
+        """Return the problem of a request without a right token; the reason is not told, as it would help to guess."""
+        if tried and self._failed.add(address):
+            return Problem(
+                HTTPStatus.TOO_MANY_REQUESTS,
+                "rate_limited",
+                "Too many wrong tokens came from this address; wait a minute.",
+                headers={"Retry-After": str(math.ceil(FAILED_TRIES_S))},
+                close=True,
+            )
+        if tried:
+            log.warning("refused a wrong token", extra={"action": "token.refused", "address": address})
+        return Problem(
+            HTTPStatus.UNAUTHORIZED,
+            "unauthorized",
+            "Send a token that is neither expired nor revoked as `Authorization: Bearer …`; "
+            "`openapi-tool tokens create` makes one.",
+            headers={"WWW-Authenticate": "Bearer"},
+            close=True,
+        )
+
+
+async def read_body(headers: Headers, receive: Receive) -> bytes | None:
+    """Return the body of a request, None if its client is gone. Raises Problem if it is too large."""
+    declared = headers.get("content-length", "0")
+    body, received, too_large = bytearray(), 0, declared.isdigit() and int(declared) > MAX_BODY_BYTES
+    while True:
+        message = await receive()
+        if message["type"] != "http.request":
+            return None
+        received += len(message.get("body", b""))
+        too_large = too_large or received > MAX_BODY_BYTES
+        if not too_large:
+            body += message.get("body", b"")
+        if not message.get("more_body", False) or received > _DISCARDED_BYTES:
+            break
+    if too_large:
+        raise Problem(
+            HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+            "bad_request",
+            f"The body is larger than {MAX_BODY_BYTES:,} bytes; send less.",
+            close=True,
+        )
+    return bytes(body)
+
+
+def _with_body(body: bytes, receive: Receive) -> Receive:
+    """Return what an app receives: the body, and then the end of the connection."""
+    pending: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def next_message() -> Message:
+        return pending.pop() if pending else await receive()
+
+    return next_message

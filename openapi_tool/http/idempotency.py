@@ -1,0 +1,91 @@
+"""`Idempotency-Key`: a repeated request gets the result of the first one, for which nothing is charged again."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Mapping
+from contextlib import suppress
+from http import HTTPStatus
+from typing import Any, Self
+
+import orjson
+
+from openapi_tool.gateway.calls import Caller
+from openapi_tool.http.problems import Problem
+from openapi_tool.protocol.errors import Unavailable
+from openapi_tool.state.port import Texts
+
+log = logging.getLogger(__name__)
+
+KEPT_S = 3_600
+MAX_KEY_CHARS = 255
+
+
+class Idempotency:
+    """Results of the last hour by caller and key, as bodies; shared by all processes of a gateway."""
+
+    def __init__(self, texts: Texts) -> None:
+        self._texts = texts
+        self._running: set[str] = set()
+
+    def request(self, caller: Caller, key: str, tool: str, arguments: Mapping[str, Any]) -> IdempotentRequest:
+        """Return a request with a key. Raises Problem."""
+        if not 0 < len(key) <= MAX_KEY_CHARS or not key.isascii() or not key.isprintable():
+            raise Problem(
+                HTTPStatus.BAD_REQUEST,
+                "bad_request",
+                f"Idempotency-Key must have 1 to {MAX_KEY_CHARS} printable ASCII characters.",
+            )
+        try:
+            what = _digest(tool, dict(arguments))
+        except TypeError:
+            what = ""  # not JSON within its limits: the call refuses it
+        return IdempotentRequest(self._texts, self._running, _digest(caller.project_id, caller.agent_id, key), what)
+
+
+class IdempotentRequest:
+    """Request with a key; as a context it is the only one with this key in this process."""
+
+    def __init__(self, texts: Texts, running: set[str], name: str, what: str) -> None:
+        self._texts, self._running, self._name, self._what = texts, running, name, what
+
+    def __enter__(self) -> Self:
+        if self._name in self._running:
+            raise Problem(
+                HTTPStatus.CONFLICT, "bad_request", "A request with this Idempotency-Key runs; wait for its end."
+            )
+        self._running.add(self._name)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._running.discard(self._name)
+
+    async def result(self) -> bytes | None:
+        """Return the stored result. Raises Problem if the key was used for another call."""
+        record = None
+        with suppress(Unavailable):
+            record = await self._texts.get(self._name)
+        if record is None:
+            return None
+        what, _, body = record.partition(b"\n")
+        if what.decode() != self._what:
+            raise Problem(
+                HTTPStatus.UNPROCESSABLE_ENTITY,
+                "bad_request",
+                "This Idempotency-Key was used with other arguments; give each call a key of its own.",
+            )
+        return body
+
+    async def store(self, body: bytes) -> None:
+        """Store the result."""
+        try:
+            await self._texts.put(self._name, self._what.encode() + b"\n" + body)
+        except Unavailable as outage:
+            log.error(  # noqa: TRY400 - no defect
+                "cannot store a result by its key: %s", outage, extra={"action": "state.not_stored"}
+            )
+
+
+def _digest(*parts: object) -> str:
+    return hashlib.blake2b(orjson.dumps(parts, option=orjson.OPT_SORT_KEYS), digest_size=20).hexdigest()

@@ -1,0 +1,35 @@
+"""MCP over streamable HTTP: no sessions, so that any replica may answer any request."""
+
+from __future__ import annotations
+
+from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
+from starlette.requests import Request
+from starlette.types import Receive, Scope, Send
+
+from openapi_tool.gateway.calls import Caller, Gateway
+from openapi_tool.http.access import MAX_BODY_BYTES
+from openapi_tool.http.calls import caller_of
+from openapi_tool.mcp.server import Context, McpServer
+
+PATH = "/mcp"
+
+
+class McpDoor:
+    """The end point `/mcp`; `run` is entered while it is served."""
+
+    def __init__(self, gateway: Gateway, *, structured: bool) -> None:
+        self.server = McpServer(gateway, _caller, structured=structured)
+        # Host, Origin and size are checked by `Access`.
+        self.manager = StreamableHTTPSessionManager(
+            self.server.server(gateway.tools), stateless=True, max_request_body_size=MAX_BODY_BYTES
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        await self.manager.handle_request(scope, receive, send)
+
+
+def _caller(context: Context) -> Caller:
+    request = context.request
+    assert isinstance(request, Request)  # noqa: S101 - what this transport gives
+    return caller_of(request)

@@ -1,0 +1,118 @@
+"""End points in the form of open-webui's external web search and external web loader.
+
+As its source sends and expects them (`retrieval/web/external.py`, `retrieval/loaders/external_web.py`): a search with
+`query` and `count` gets a list of `link`, `title` and `snippet`; `urls`, up to 20, get a list of `page_content` and
+`metadata`, of which it reads `source`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from http import HTTPStatus
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from openapi_tool.gateway.calls import Answer, Caller, Gateway
+from openapi_tool.gateway.results import structure, text_of
+from openapi_tool.http.calls import ClientGone, caller_of, json_object, while_connected
+from openapi_tool.http.problems import Problem, failed_call
+from openapi_tool.http.tools import json_response
+from openapi_tool.protocol.errors import Unavailable
+from openapi_tool.protocol.jsontext import whole_number
+from openapi_tool.tools.frames import contents
+
+MAX_URLS = 20
+MAX_PAGE_CHARS = 1_000_000
+_MAX_RESULTS = 20
+
+
+class OpenWebuiRoutes:
+    """End points of open-webui."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    @property
+    def routes(self) -> list[Route]:
+        """The routes."""
+        return [
+            Route("/integrations/open-webui/search", self.search, methods=["POST"]),
+            Route("/integrations/open-webui/load", self.load, methods=["POST"]),
+        ]
+
+    async def search(self, request: Request) -> Response:
+        """Search the web."""
+        given = await json_object(request)
+        query, count = given.get("query"), whole_number(given.get("count", 10))
+        if not isinstance(query, str) or count is None or count < 1:
+            raise Problem(
+                HTTPStatus.BAD_REQUEST, "bad_request", "Give query, a text, and count, a whole number from 1."
+            )
+        arguments = {"query": query, "count": min(count, _MAX_RESULTS)}
+        try:
+            answer, there = await while_connected(request, self._call(caller_of(request), "jina.search", arguments))
+        except ClientGone:
+            return Response(status_code=HTTPStatus.REQUEST_TIMEOUT)
+        if not there:
+            self._gateway.keep_soon(answer)
+        return failed_call(answer) if answer.fields.error is not None else json_response(_results(answer, count))
+
+    async def load(self, request: Request) -> Response:
+        """Read pages. Those that cannot be read are left out; if none can be, the first one's error is the answer."""
+        urls = (await json_object(request)).get("urls")
+        if (
+            not isinstance(urls, list)
+            or not 1 <= len(urls) <= MAX_URLS
+            or not all(isinstance(url, str) for url in urls)
+        ):
+            raise Problem(HTTPStatus.BAD_REQUEST, "bad_request", f"Give urls, a list of 1 to {MAX_URLS} addresses.")
+        caller = caller_of(request)
+        try:
+            answers, _ = await while_connected(request, self._read_all(caller, urls))
+        except ClientGone:
+            return Response(status_code=HTTPStatus.REQUEST_TIMEOUT)
+        read = [(url, answer) for url, answer in zip(urls, answers, strict=True) if answer.fields.error is None]
+        if not read:
+            return failed_call(answers[0])
+        return json_response([await self._page(caller, url, answer) for url, answer in read])
+
+    async def _read_all(self, caller: Caller, urls: list[str]) -> list[Answer]:
+        async with asyncio.TaskGroup() as group:
+            reading = [group.create_task(self._call(caller, "jina.read", {"url": url})) for url in urls]
+        return [task.result() for task in reading]
+
+    async def _call(self, caller: Caller, built_in: str, arguments: dict[str, Any]) -> Answer:
+        """Call the caller's first tool that does what a built-in one does."""
+        offered = (tool.name for tool in self._gateway.tools_of(caller) if tool.definition.built_in.name == built_in)
+        return await self._gateway.call(caller, next(offered, built_in.replace(".", "_")), arguments)
+
+    async def _page(self, caller: Caller, url: str, answer: Answer) -> dict[str, Any]:
+        text = None
+        with suppress(Unavailable):  # its first part is there
+            text = await self._gateway.whole_text(caller, answer, MAX_PAGE_CHARS)
+        if text is None:
+            text = "\n\n".join(contents(text_of(answer)))[:MAX_PAGE_CHARS]
+        state = _state(answer)
+        metadata = {"source": url} | {name: state[name] for name in ("title",) if name in state}
+        return {"page_content": text, "metadata": metadata}
+
+
+def _state(answer: Answer) -> dict[str, Any]:
+    return structure(answer).get("state") or {}
+
+
+def _results(answer: Answer, count: int) -> list[dict[str, str]]:
+    """Return the results, each with the lines of its text that are neither its title nor its address."""
+    found: Any = _state(answer).get("results", [])
+    shown = contents(text_of(answer))
+    results = []
+    for at, facts in enumerate(found[:count]):
+        link = str(facts.get("url", ""))
+        lines = shown[at].splitlines()[1:] if at < len(shown) else []
+        snippet = "\n".join(line for line in lines if line.strip() and line.strip() != link)
+        results.append({"link": link, "title": str(facts.get("title", "")), "snippet": snippet})
+    return results

@@ -1,0 +1,63 @@
+"""The OpenAPI 3.1 document of the tools that a caller may use: one operation per tool."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from openapi_tool import __version__
+from openapi_tool.gateway.results import STRUCTURE
+from openapi_tool.gateway.tools import GatewayTool
+from openapi_tool.http.problems import PROBLEM_TYPE, STATUS_OF_CODE
+
+_JSON_TYPE = "application/json"
+_PROBLEM: Mapping[str, Any] = {
+    "type": "object",
+    "properties": {
+        "type": {"type": "string"},
+        "title": {"type": "string"},
+        "status": {"type": "integer"},
+        "detail": {"type": "string", "description": "What happened, and what to do instead."},
+        "code": {"type": "string", "enum": sorted({*STATUS_OF_CODE, "unauthorized", "forbidden"})},
+        "retryable": {"type": "boolean", "description": "Whether the same call may work later."},
+        "tool_call_id": {"type": "string"},
+    },
+    "required": ["type", "title", "status", "detail", "code"],
+}
+
+
+def document(tools: Sequence[GatewayTool], server_url: str) -> dict[str, Any]:
+    """Return the document."""
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "openapi-tool",
+            "version": __version__,
+            "description": "Search the web and read pages through Jina.",
+        },
+        "servers": [{"url": server_url}],
+        "security": [{}, {"token": []}],
+        "paths": {f"/v1/tools/{tool.name}": {"post": _operation(tool)} for tool in tools},
+        "components": {
+            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+            "schemas": {"Result": dict(STRUCTURE), "Problem": dict(_PROBLEM)},
+        },
+    }
+
+
+def _operation(tool: GatewayTool) -> dict[str, Any]:
+    return {
+        "operationId": tool.name,
+        "summary": tool.shown.title,
+        "description": tool.shown.description,
+        "requestBody": {"required": True, "content": {_JSON_TYPE: {"schema": dict(tool.shown.parameters)}}},
+        "responses": {
+            "200": _response("The result: a text for a model, and what is known of it.", _JSON_TYPE, "Result"),
+            "default": _response("Why there is no result.", PROBLEM_TYPE, "Problem"),
+        },
+    }
+
+
+def _response(description: str, media_type: str, schema: str) -> dict[str, Any]:
+    content = {media_type: {"schema": {"$ref": f"#/components/schemas/{schema}"}}}
+    return {"description": description, "content": content}

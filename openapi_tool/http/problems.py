@@ -1,0 +1,92 @@
+"""Errors of the HTTP door as problem details (RFC 9457)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any
+
+import orjson
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from openapi_tool.gateway.calls import Answer
+
+PROBLEM_TYPE = "application/problem+json"
+
+STATUS_OF_CODE: Mapping[str, HTTPStatus] = {
+    "bad_request": HTTPStatus.BAD_REQUEST,
+    "not_found": HTTPStatus.NOT_FOUND,
+    "tool_misconfigured": HTTPStatus.INTERNAL_SERVER_ERROR,
+    "tool_not_available": HTTPStatus.FORBIDDEN,
+    "auth_failed": HTTPStatus.BAD_GATEWAY,
+    "rate_limited": HTTPStatus.TOO_MANY_REQUESTS,
+    "budget_exceeded": HTTPStatus.PAYMENT_REQUIRED,
+    "target_refused": HTTPStatus.UNPROCESSABLE_ENTITY,
+    "upstream_rejected": HTTPStatus.UNPROCESSABLE_ENTITY,
+    "upstream_unavailable": HTTPStatus.BAD_GATEWAY,
+    "response_too_large": HTTPStatus.BAD_GATEWAY,
+    "tool_timeout": HTTPStatus.GATEWAY_TIMEOUT,
+    "internal_error": HTTPStatus.INTERNAL_SERVER_ERROR,
+}
+"""HTTP status of each error code of a call."""
+
+
+class Problem(Exception):
+    """Request that is refused before any call. `close` ends its connection: the rest of the request is not read."""
+
+    def __init__(
+        self,
+        status: HTTPStatus,
+        code: str,
+        detail: str,
+        *,
+        headers: Mapping[str, str] | None = None,
+        close: bool = False,
+    ) -> None:
+        super().__init__(detail)
+        self.status, self.code, self.detail = status, code, detail
+        self.headers = {**(headers or {}), **({"Connection": "close"} if close else {})}
+
+    @property
+    def response(self) -> Response:
+        """The response."""
+        return _response(self.status, self.code, self.detail, {}, self.headers)
+
+
+def _response(
+    status: HTTPStatus, code: str, detail: str, more: Mapping[str, Any], headers: Mapping[str, str] | None = None
+) -> Response:
+    body = {
+        "type": f"urn:openapi-tool:problem:{code}",
+        "title": code.replace("_", " ").capitalize(),
+        "status": int(status),
+        "detail": detail,
+        "code": code,
+        **more,
+    }
+    return Response(orjson.dumps(body), status, headers, PROBLEM_TYPE)
+
+
+def failed_call(answer: Answer) -> Response:
+    """Return the response of a failed call, with the members of its error."""
+    error = dict(answer.fields.error or {})
+    code, message = str(error.pop("code")), str(error.pop("message"))
+    more = {**error, "usage": (answer.fields.tool_output or {}).get("usage")}
+    if answer.call_id is not None:
+        more["tool_call_id"] = answer.call_id
+    return _response(STATUS_OF_CODE.get(code, HTTPStatus.INTERNAL_SERVER_ERROR), code, message, more)
+
+
+async def on_problem(request: Request, error: Exception) -> Response:
+    """Return the response of a refused request (a handler of Starlette)."""
+    del request
+    if isinstance(error, Problem):
+        return error.response
+    status = HTTPStatus(error.status_code) if isinstance(error, HTTPException) else HTTPStatus.INTERNAL_SERVER_ERROR
+    if status is HTTPStatus.NOT_FOUND:
+        missing = Problem(status, "not_found", "There is nothing at this path; /openapi.json lists the operations.")
+        return missing.response
+    headers = dict(error.headers or {}) if isinstance(error, HTTPException) else {}
+    return Problem(status, "bad_request", f"{status.phrase}: see /openapi.json.", headers=headers).response

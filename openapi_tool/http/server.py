@@ -1,0 +1,120 @@
+"""The HTTP server of a gateway, and the end of it."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from typing import Any, cast
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from openapi_tool.gateway.calls import Gateway
+from openapi_tool.gateway.tokens import Tokens
+from openapi_tool.http.access import Access
+from openapi_tool.http.connections import IDLE_S, Connections
+from openapi_tool.http.idempotency import KEPT_S, Idempotency
+from openapi_tool.http.mcp import PATH, McpDoor
+from openapi_tool.http.open_webui import OpenWebuiRoutes
+from openapi_tool.http.problems import Problem, on_problem
+from openapi_tool.http.tools import ToolRoutes
+from openapi_tool.options.gateway import GatewayOptions
+from openapi_tool.state.sqlite import StateFile
+
+_MAX_HEAD_BYTES = 16_384
+_BACKLOG = 1_024
+_CORS_HEADERS = ("authorization", "content-type", "idempotency-key", "x-agent-id", "last-event-id")
+_MCP_HEADERS = ("mcp-protocol-version", "mcp-session-id", "mcp-method", "mcp-name")
+_EXPOSED = ("retry-after", "www-authenticate", "idempotent-replayed")
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's server without its handlers of signals: `shutdown.py` has its own."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+@dataclass(frozen=True, slots=True)
+class HttpDoor:
+    """A running HTTP door; `mcp` is its MCP end point."""
+
+    mcp: McpDoor
+    server: uvicorn.Server
+    serving: asyncio.Task[None]
+
+    async def drain(self) -> None:
+        """Take no new request; return once those that run are answered, or their time is over."""
+        self.mcp.server.end_subscriptions()
+        self.server.should_exit = True
+        await asyncio.wait([self.serving])
+
+
+@asynccontextmanager
+async def serve_http(
+    gateway: Gateway,
+    state: StateFile,
+    tokens: Tokens,
+    options: GatewayOptions,
+    listening: socket.socket,
+    *,
+    open_to_all: bool,
+    structured: bool,
+    drain_s: float,
+) -> AsyncIterator[HttpDoor]:
+    """Serve requests on a listening socket until the context ends. A drain takes at most `drain_s` seconds."""
+    connections = Connections(options.max_connections)
+    mcp = McpDoor(gateway, structured=structured)
+    routes = [
+        *ToolRoutes(gateway, Idempotency(state.texts("idempotent", KEPT_S))).routes,
+        *OpenWebuiRoutes(gateway).routes,
+        Route(PATH, mcp, methods=["POST"]),
+    ]
+    handlers: dict[Any, Any] = dict.fromkeys((Problem, HTTPException), on_problem)
+    inner = Starlette(routes=routes, exception_handlers=handlers)
+    inner.router.redirect_slashes = False
+    app = _with_cors(Access(inner, options, tokens, connections, open_to_all=open_to_all), options.allowed_origins)
+    config = uvicorn.Config(
+        app,
+        http=cast("Any", connections.protocol),
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        backlog=_BACKLOG,
+        timeout_keep_alive=math.ceil(2 * IDLE_S),  # `Connection` has the shorter one
+        timeout_graceful_shutdown=max(1, math.floor(drain_s)),
+        h11_max_incomplete_event_size=_MAX_HEAD_BYTES,
+    )
+    server = _Server(config)
+    async with mcp.manager.run():
+        serving = asyncio.create_task(server.serve([listening]), name="http")
+        door = HttpDoor(mcp, server, serving)
+        try:
+            yield door
+        finally:
+            await door.drain()
+
+
+def _with_cors(app: ASGIApp, origins: tuple[str, ...]) -> ASGIApp:
+    """Return the app, which answers the browsers of these origins; without any it knows nothing of CORS."""
+    if not origins:
+        return app
+    return CORSMiddleware(
+        app,
+        allow_origins=origins,
+        allow_methods=("GET", "POST"),
+        allow_headers=(*_CORS_HEADERS, *_MCP_HEADERS),
+        expose_headers=_EXPOSED,
+    )

@@ -1,0 +1,65 @@
+"""`demo --door http`: a client of the gateway on loopback, against the double or the real Jina."""
+
+from __future__ import annotations
+
+import subprocess
+from http.client import HTTPConnection
+from typing import IO, Any
+
+import orjson
+
+from openapi_tool.local.door_demo import CALL_TIMEOUT_S, DoorDemo, ShownCall, cursor_in, door_process
+from openapi_tool.local.servers import ServerFailed
+from openapi_tool.local.stack import CALLS
+
+_STARTED = "gateway.serving"
+_END_S = 30.0
+
+
+async def play(upstream: str) -> DoorDemo:
+    """List the tools, run the calls of the demo, and read the second part of the last result. Raises ServerFailed."""
+    with door_process(upstream, "gateway", "--port", "0") as (command, environment):
+        process = subprocess.Popen(  # noqa: ASYNC220 - nothing else runs in this loop
+            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
+        try:
+            assert process.stdout is not None  # noqa: S101 - it is a pipe
+            return _calls(_port(process.stdout), upstream)
+        finally:
+            process.terminate()
+            process.communicate(timeout=_END_S)
+
+
+def _port(log: IO[bytes]) -> int:
+    """Return the port that the gateway listens on, which its log names."""
+    last = b""
+    for line in log:
+        last = line
+        if _STARTED.encode() in line:
+            return int(orjson.loads(line)["port"])
+    raise ServerFailed(f"the gateway has ended: {last.decode(errors='replace').strip()}")
+
+
+def _calls(port: int, upstream: str) -> DoorDemo:
+    connection = HTTPConnection("127.0.0.1", port, timeout=CALL_TIMEOUT_S)
+    try:
+        listed = _answer(connection, "GET", "/v1/tools")
+        tools = [str(tool["name"]) for tool in listed["tools"]]
+        calls = [_call(connection, name, given) for name, given in CALLS[upstream]]
+        if cursor := cursor_in(calls[-1].text):
+            calls.append(_call(connection, "jina_read", {"cursor": cursor}))
+    finally:
+        connection.close()
+    return DoorDemo(f"HTTP at http://127.0.0.1:{port}, POST /v1/tools/NAME", tools, calls)
+
+
+def _call(connection: HTTPConnection, name: str, arguments: dict[str, Any]) -> ShownCall:
+    answer = _answer(connection, "POST", f"/v1/tools/{name}", orjson.dumps(arguments))
+    failed = "code" in answer
+    return ShownCall(name, arguments, failed, str(answer["detail" if failed else "content"]))
+
+
+def _answer(connection: HTTPConnection, method: str, path: str, body: bytes | None = None) -> dict[str, Any]:
+    connection.request(method, path, body, {"Content-Type": "application/json"})
+    answer: dict[str, Any] = orjson.loads(connection.getresponse().read())
+    return answer

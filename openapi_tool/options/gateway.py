@@ -1,0 +1,62 @@
+"""Section `gateway` of the settings: the HTTP door."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic.dataclasses import dataclass as validated
+from pydantic_settings import NoDecode
+
+from openapi_tool.options.section import Options, split
+from openapi_tool.urls import checked_address
+
+_HOST = re.compile(r"[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]")
+_ORIGIN = re.compile(r"https?://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?")
+
+
+def _check_hosts(hosts: tuple[str, ...]) -> tuple[str, ...]:
+    if not all(map(_HOST.fullmatch, hosts)):
+        raise ValueError("must be host names without scheme, port and path, such as tools.example.org")
+    return tuple(host.lower() for host in hosts)
+
+
+def _check_origins(origins: tuple[str, ...]) -> tuple[str, ...]:
+    if not all(map(_ORIGIN.fullmatch, origins)):
+        raise ValueError("must be origins of web pages, such as https://chat.example.org, without a path")
+    return tuple(origin.lower() for origin in origins)
+
+
+@validated(frozen=True)
+class GatewayOptions(Options):
+    """HTTP server of `openapi-tool gateway`: tools over plain HTTP, and MCP over streamable HTTP."""
+
+    host: Annotated[str, AfterValidator(checked_address)] = Field(
+        default="127.0.0.1", description="Address to listen on; any that other machines reach needs tokens."
+    )
+    port: int = Field(default=8090, ge=0, le=65535, description="Port to listen on; 0 chooses a free one.")
+    allowed_hosts: Annotated[tuple[str, ...], NoDecode, BeforeValidator(split), AfterValidator(_check_hosts)] = Field(
+        default=(),
+        max_length=100,
+        description="Public names under which clients reach the gateway, beside addresses and internal names; "
+        "comma-separated in the environment.",
+    )
+    allowed_origins: Annotated[tuple[str, ...], NoDecode, BeforeValidator(split), AfterValidator(_check_origins)] = (
+        Field(
+            default=(),
+            max_length=100,
+            description="Origins of web pages whose scripts may call the gateway (CORS); comma-separated in the "
+            "environment.",
+        )
+    )
+    tokens_file: Path | None = Field(
+        default=None, description="File of tokens beside those in the state file, as `tokens create --file` writes it."
+    )
+    max_connections: int = Field(
+        default=1_024, ge=16, le=100_000, description="Most open connections; beyond that the longest idle is closed."
+    )
+    max_requests_per_token: int = Field(
+        default=256, ge=1, le=10_000, description="Most requests of one token at the same time, in each process."
+    )

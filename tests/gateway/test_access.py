@@ -1,0 +1,284 @@
+"""Hostile clients on real sockets: foreign hosts and origins, slow and huge requests, floods."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import suppress
+
+import pytest
+
+from openapi_tool.http import connections
+from openapi_tool.http.access import MAX_BODY_BYTES
+from openapi_tool.local.stack import UpstreamDouble
+from tests.gateway.conftest import PAGE, Serve, until
+from tests.gateway.test_http import READ, raw, sent
+from tests.requirements import requirement
+
+PREFLIGHT = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization,content-type"}
+
+
+@requirement("gateway.access")
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("localhost:80", 200),
+        ("127.0.0.1", 200),
+        ("[::1]:8090", 200),
+        ("192.168.1.7", 200),
+        ("gateway", 200),
+        ("gateway.tools.svc", 200),
+        ("tools.example.org", 200),
+        ("TOOLS.example.org:443", 200),
+        ("attacker.example", 421),
+        ("127.0.0.1.attacker.example", 421),
+        ("tools.example.org.attacker.example", 421),
+        ("localhost@attacker.example", 421),
+        ("attacker.example#localhost", 421),
+        ("", 421),
+    ],
+)
+async def test_a_foreign_host_name_is_refused(serve: Serve, host: str, status: int) -> None:
+    async with serve(gateway={"allowed_hosts": ("tools.example.org",)}) as served:
+        answer = await sent(served, f"GET /v1/tools HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
+    assert answer.startswith(b"HTTP/1.1 %d" % status), answer[:300]
+
+
+@requirement("gateway.access")
+@pytest.mark.parametrize("headers", ["Host: a\r\nHost: localhost", "X-Nothing: 1"])
+async def test_several_host_names_or_none_are_refused(serve: Serve, headers: str) -> None:
+    async with serve() as served:
+        answer = await sent(served, f"GET /v1/tools HTTP/1.1\r\n{headers}\r\nConnection: close\r\n\r\n".encode())
+    assert answer.startswith((b"HTTP/1.1 421", b"HTTP/1.1 400")), answer[:300]
+
+
+@requirement("gateway.access")
+@pytest.mark.parametrize("path", [READ, "/mcp", "/integrations/open-webui/search"])
+@pytest.mark.parametrize(
+    "origin", ["https://attacker.example", "null", "http://localhost:3000", "https://chat.example.org.evil.example"]
+)
+async def test_a_web_page_of_a_foreign_origin_may_not_call(
+    serve: Serve, double: UpstreamDouble, path: str, origin: str
+) -> None:
+    async with serve(gateway={"allowed_origins": ("https://chat.example.org",)}) as served, served.client() as client:
+        for content_type in ("text/plain", "application/json"):
+            headers = {"Origin": origin, "Content-Type": content_type}
+            refused = await client.post(path, content=b'{"query": "x"}', headers=headers)
+            assert (refused.status_code, refused.json()["code"]) == (403, "forbidden")
+            assert "access-control-allow-origin" not in refused.headers
+        refused = await client.options(path, headers={"Origin": origin, **PREFLIGHT})
+        assert "access-control-allow-origin" not in refused.headers
+    assert double.requests() == []
+
+
+@requirement("gateway.access")
+async def test_a_web_page_of_an_allowed_origin_may_call(serve: Serve) -> None:
+    origin = "https://chat.example.org"
+    async with serve(gateway={"allowed_origins": (origin,)}) as served, served.client(Origin=origin) as client:
+        allowed = await client.options(READ, headers=PREFLIGHT)
+        assert allowed.headers["access-control-allow-origin"] == origin
+        answer = await client.post(READ, json={"url": PAGE})
+        assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (200, origin)
+    async with serve() as served, served.client(Origin=served.url) as client:
+        assert (await client.get("/v1/tools")).status_code == 200  # its own
+        assert (await client.get("/v1/tools", headers={"Origin": "http://127.0.0.1:1"})).status_code == 403
+
+
+@requirement("gateway.access")
+@pytest.mark.parametrize("path", [READ, "/mcp", "/integrations/open-webui/load"])
+async def test_a_body_of_ten_megabytes_is_refused_and_its_client_reads_why(
+    serve: Serve, double: UpstreamDouble, path: str
+) -> None:
+    body = b'{"url": "' + b"x" * 10_000_000 + b'"}'
+
+    async def parts() -> object:
+        for at in range(0, len(body), 65_536):
+            yield body[at : at + 65_536]
+
+    async with serve() as served, served.client() as client:
+        for content in (body, parts()):
+            refused = await client.post(path, content=content, headers={"Content-Type": "application/json"})  # type: ignore[arg-type]
+            assert (refused.status_code, refused.json()["code"]) == (413, "bad_request")
+            assert f"{MAX_BODY_BYTES:,}" in refused.json()["detail"]
+        assert (await client.get("/v1/tools")).status_code == 200
+    assert double.requests() == []
+
+
+@requirement("gateway.access", "gateway.tokens")
+async def test_no_body_is_read_without_a_token(serve: Serve) -> None:
+    async with serve() as served:
+        await served.token()
+        head = f"POST {READ} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 900000\r\n\r\n"
+        answer = await sent(served, head.encode())
+    assert answer.startswith(b"HTTP/1.1 401")
+    assert b"connection: close" in answer.lower()
+
+
+@requirement("gateway.access")
+@pytest.mark.parametrize(
+    "beginning",
+    [
+        b"",
+        b"POST",
+        b"POST /mcp HTTP/1.1\r\nHost: localhost\r\nX-Slow: ",
+        b"POST /mcp HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n",
+        b"POST /mcp HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n1\r\n",
+    ],
+)
+async def test_a_slow_client_is_cut_off_and_others_are_served(
+    serve: Serve, beginning: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for limit in ("HEAD_S", "BODY_S", "WRITE_S", "IDLE_S"):
+        monkeypatch.setattr(connections, limit, 0.7)
+    async with serve() as served:
+
+        async def slow() -> None:
+            async with raw(served) as (reader, writer):
+                writer.write(beginning)
+                reading = asyncio.create_task(reader.read())
+                with suppress(ConnectionError):
+                    while not reading.done():
+                        writer.write(b"x")
+                        await writer.drain()
+                        await asyncio.sleep(0.1)
+                with suppress(ConnectionError):
+                    await reading
+
+        attackers = [asyncio.create_task(slow()) for _ in range(20)]
+        async with served.client() as client:
+            assert (await client.get("/v1/tools")).status_code == 200
+        async with asyncio.timeout(20):
+            await asyncio.gather(*attackers)
+
+
+@requirement("gateway.access")
+async def test_a_client_that_reads_nothing_is_cut_off(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "WRITE_S", 1.0)
+    request = b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    async with serve() as served, raw(served) as (_, writer):
+        async with asyncio.timeout(30):
+            while not writer.is_closing():
+                writer.write(request * 100)
+                await asyncio.sleep(0.05)
+        with pytest.raises(ConnectionError):
+            await writer.drain()
+
+
+@requirement("gateway.access")
+async def test_idle_connections_make_room_for_new_ones(serve: Serve) -> None:
+    async with serve(gateway={"max_connections": 16}) as served:
+        idle = [await asyncio.open_connection("127.0.0.1", served.port) for _ in range(40)]
+        async with served.client() as client:
+            assert (await client.get("/v1/tools")).status_code == 200
+        closed = [reader.at_eof() or reader.exception() is not None for reader, _ in idle]
+        assert closed[0]
+        assert not closed[-1]
+        for _, writer in idle:
+            writer.close()
+
+
+@requirement("gateway.access")
+async def test_one_token_has_a_bounded_number_of_requests(serve: Serve, double: UpstreamDouble) -> None:
+    double.rules({"match": "article", "delay_s": 1.0})
+    async with serve(gateway={"max_requests_per_token": 4}) as served:
+        flooding, quiet = await served.token("p", "a"), await served.token("p", "b")
+        async with served.client(flooding) as flood, served.client(quiet) as client:
+            calls = [asyncio.create_task(flood.post(READ, json={"url": PAGE})) for _ in range(8)]
+            await until(lambda: served.gateway.running >= 4)
+            assert (await client.get("/v1/tools")).status_code == 200
+            answers = await asyncio.gather(*calls)
+        assert sorted(answer.status_code for answer in answers) == [200] * 4 + [429] * 4
+        assert {answer.headers["retry-after"] for answer in answers if answer.status_code == 429} == {"2"}
+
+
+@requirement("gateway.access")
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/tools/../../etc/passwd",
+        "/v1/tools/..%2f..%2fetc%2fpasswd",
+        "/v1/tools/%2e%2e/%2e%2e/openapi.json",
+        "/v1/tools/jina_read%00",
+        "/v1/tools/jina_read%0d%0aX-Injected:%201",
+        "/v1/tools/jina_read;x",
+        "/v1/tools/JINA_READ",
+        "//v1/tools/jina_read",
+        "/v1/tools/" + "a" * 10_000,
+        "/v1/tools/%ff%fe",
+        "http://attacker.example/v1/tools/jina_read",
+    ],
+)
+async def test_no_path_leads_elsewhere(serve: Serve, double: UpstreamDouble, path: str) -> None:
+    body = b'{"url": "' + PAGE.encode() + b'"}'
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nConnection: close\r\n"
+    async with serve() as served:
+        answer = await sent(served, f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+    assert answer.startswith(b"HTTP/1.1 4"), answer[:300]
+    assert b"\r\nX-Injected" not in answer
+    assert double.requests() == []
+
+
+@requirement("gateway.access")
+@pytest.mark.parametrize(
+    "head",
+    [
+        "GET /v1/tools HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1\r\nTransfer-Encoding: chunked",
+        "GET /v1/tools HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1",
+        "GET /v1/tools HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1, 2",
+        "GET /v1/tools HTTP/1.1\r\nHost : localhost",
+        "GET /v1/tools HTTP/1.1\r\nHost: localhost\r\nX-Agent-Id: a\x00b",
+        "\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+    ],
+    ids=range(6),
+)
+async def test_a_malformed_head_is_refused_and_others_are_served(serve: Serve, head: str) -> None:
+    async with serve() as served:
+        answer = await sent(served, head.encode("latin-1") + b"\r\n\r\nGET /v1/budget HTTP/1.1\r\n\r\n")
+        assert answer.startswith(b"HTTP/1.1 400"), answer[:300]
+        assert answer.count(b"HTTP/1.1 ") == 1
+        async with served.client() as client:
+            assert (await client.get("/v1/tools")).status_code == 200
+
+
+@requirement("gateway.access")
+async def test_the_head_of_a_request_is_bounded(serve: Serve) -> None:
+    async with serve() as served, raw(served) as (reader, writer):
+        writer.write(b"GET /v1/tools HTTP/1.1\r\nHost: localhost\r\n")
+        with suppress(ConnectionError):
+            for number in range(10_000):
+                writer.write(b"X-%d: %s\r\n" % (number, b"a" * 1_000))
+                await writer.drain()
+            assert (await reader.read(12)) in (b"HTTP/1.1 400", b"")
+
+
+@requirement("gateway.access")
+async def test_a_compressed_body_is_refused(serve: Serve) -> None:
+    async with serve() as served, served.client() as client:
+        refused = await client.post(READ, content=b"x", headers={"Content-Encoding": "gzip"})
+        assert refused.status_code == 415
+
+
+@requirement("gateway.access")
+async def test_pipelined_requests_are_answered_in_their_order(serve: Serve) -> None:
+    request = b"GET /v1/budget HTTP/1.1\r\nHost: localhost\r\n"
+    async with serve() as served:
+        answer = await sent(served, (request + b"\r\n") * 5 + request + b"Connection: close\r\n\r\n")
+    assert answer.count(b"HTTP/1.1 200") == 6
+
+
+@requirement("gateway.access", "mcp.cancellation")
+async def test_a_storm_of_cancellations_leaves_nothing_behind(serve: Serve, double: UpstreamDouble) -> None:
+    double.rules({"match": "article", "hang": True})
+    body = b'{"url": "' + PAGE.encode() + b'"}'
+    head = f"POST {READ} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+    async with serve(cache={"ttl_s": 0}) as served:
+        began = time.monotonic()
+        for _ in range(100):
+            async with raw(served) as (_, writer):
+                writer.write(head.encode() + b"\r\n\r\n" + body)
+                await writer.drain()
+        await until(lambda: not served.gateway.running, 30)
+        assert time.monotonic() - began < 60
+        double.rules()
+        async with served.client() as client:
+            assert (await client.post(READ, json={"url": PAGE})).status_code == 200

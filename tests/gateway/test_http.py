@@ -1,0 +1,273 @@
+"""Plain HTTP over real sockets: tools, problems, tokens, usage and budgets of a caller."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import httpx
+import pytest
+
+from openapi_tool.http.access import FAILED_TRIES
+from openapi_tool.http.problems import STATUS_OF_CODE
+from openapi_tool.local.stack import UpstreamDouble
+from openapi_tool.protocol import errors
+from tests.gateway.conftest import PAGE, Serve, Served, until
+from tests.requirements import requirement
+
+READ = "/v1/tools/jina_read"
+
+
+@asynccontextmanager
+async def raw(served: Served) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """Yield a connection."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+    try:
+        yield reader, writer
+    finally:
+        writer.transport.abort()
+        with suppress(OSError):
+            await writer.wait_closed()
+
+
+async def sent(served: Served, request: bytes) -> bytes:
+    """Return everything that the server answers to a request until it closes the connection."""
+    async with asyncio.timeout(30), raw(served) as (reader, writer):
+        writer.write(request)
+        with suppress(ConnectionError):
+            await writer.drain()
+        return await reader.read()
+
+
+@requirement("gateway.http")
+async def test_a_tool_is_called_with_its_arguments_as_json(serve: Serve, double: UpstreamDouble) -> None:
+    async with serve() as served, served.client() as client:
+        answer = await client.post(READ, json={"url": PAGE})
+        assert answer.status_code == 200
+        result = answer.json()
+        assert result["content"].startswith("[Untrusted web content between marks")
+        assert "A Fixture Article" in result["content"]
+        assert result["usage"]["requests"] == 1
+        assert result["tool_call_id"].startswith("tc_")
+        listed = (await client.get("/v1/tools")).json()["tools"]
+        assert [tool["name"] for tool in listed] == ["jina_search", "jina_search_many", "jina_read", "jina_read_many"]
+        assert "properties" in listed[0]["parameters"]
+    assert len(double.requests()) == 1
+
+
+@requirement("gateway.http")
+@pytest.mark.parametrize(
+    ("path", "body", "status", "code", "words"),
+    [
+        (READ, {"link": PAGE}, 400, "bad_request", "Correct these and call again: link"),
+        (READ, {"url": "http://127.0.0.1/"}, 422, "target_refused", "127.0.0.1"),
+        ("/v1/tools/nothing", {}, 404, "not_found", "There is no tool named 'nothing'"),
+        (READ, {"cursor": "AAAA"}, 404, "not_found", "cursor: is unknown here"),
+        (READ, [], 400, "bad_request", "must be a JSON object"),
+        ("/v1/nothing", {}, 404, "not_found", "/openapi.json"),
+        ("/mcp/", {}, 404, "not_found", "/openapi.json"),
+        ("/v1/tools", {}, 405, "bad_request", "Method Not Allowed"),
+    ],
+)
+async def test_a_failure_is_a_problem_with_the_code_of_the_engine(
+    serve: Serve, path: str, body: Any, status: int, code: str, words: str
+) -> None:
+    async with serve() as served, served.client() as client:
+        answer = await client.post(path, json=body)
+    problem = answer.json()
+    assert (answer.status_code, problem["status"], problem["code"]) == (status, status, code), problem
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert words in problem["detail"]
+    assert problem["type"] == f"urn:openapi-tool:problem:{code}"
+
+
+@requirement("gateway.http")
+def test_each_code_of_an_error_has_a_status() -> None:
+    codes = {
+        each.code for each in vars(errors).values() if isinstance(each, type) and issubclass(each, errors.ToolError)
+    }
+    assert codes == set(STATUS_OF_CODE)
+
+
+@requirement("gateway.http")
+@pytest.mark.parametrize(
+    ("body", "content_type", "status"),
+    [
+        (b"{", "application/json", 400),
+        (b"\xff", "application/json", 400),
+        (b'{"url": 1e999}', "application/json", 400),
+        (b"[" * 1_000_000, "application/json", 400),
+        (b'{"a":' * 100_000 + b"1" + b"}" * 100_000, "application/json", 400),
+        (b'{"url": "' + b"\\u0000" * 1_000 + b'"}', "application/json", 400),
+        (b'{"url": [' + b"0," * 500_000 + b"0]}", "application/json", 400),
+        (b'{"url": ' + b"9" * 900_000 + b"}", "application/json", 400),
+        (b"{}", "text/plain", 415),
+        (b"a=1", "application/x-www-form-urlencoded", 415),
+    ],
+)
+async def test_a_body_that_is_no_usable_object_is_refused(
+    serve: Serve, double: UpstreamDouble, body: bytes, content_type: str, status: int
+) -> None:
+    async with serve() as served, served.client() as client:
+        answer = await client.post(READ, content=body, headers={"Content-Type": content_type})
+        assert (answer.status_code, answer.json()["code"]) == (status, "bad_request")
+        assert (await client.get("/v1/tools")).status_code == 200
+    assert double.requests() == []
+
+
+@requirement("gateway.http")
+async def test_the_document_describes_each_tool_as_one_operation(serve: Serve) -> None:
+    validator = pytest.importorskip("openapi_spec_validator", reason="openapi-spec-validator is not installed")
+    async with serve() as served, served.client() as client:
+        document = (await client.get("/openapi.json")).json()
+    validator.validate(document)
+    assert document["servers"] == [{"url": served.url}]
+
+
+@requirement("gateway.http")
+async def test_the_document_names_operations_and_their_schemas(serve: Serve) -> None:
+    async with serve() as served, served.client() as client:
+        document = (await client.get("/openapi.json")).json()
+        tools = {tool["name"]: tool for tool in (await client.get("/v1/tools")).json()["tools"]}
+    assert document["openapi"] == "3.1.0"
+    operations = {path: item["post"] for path, item in document["paths"].items()}
+    assert {operation["operationId"]: path for path, operation in operations.items()} == {
+        name: f"/v1/tools/{name}" for name in tools
+    }
+    for operation in operations.values():
+        schema = operation["requestBody"]["content"]["application/json"]["schema"]
+        assert schema == tools[operation["operationId"]]["parameters"]
+
+
+@requirement("gateway.tokens")
+async def test_with_a_token_nobody_is_served_without_one(serve: Serve) -> None:
+    async with serve() as served:
+        token = await served.token("p", "a", "jina_read")
+        for wrong in (None, "x", token[:-1], token.upper(), "oat_000000000000_0"):
+            async with served.client(wrong) as client:
+                refused = await client.get("/v1/tools")
+                assert (refused.status_code, refused.json()["code"]) == (401, "unauthorized")
+                assert refused.headers["www-authenticate"] == "Bearer"
+                assert (await client.post("/mcp", json={})).status_code == 401
+        async with served.client(token) as client:
+            tools = (await client.get("/v1/tools")).json()["tools"]
+            assert [tool["name"] for tool in tools] == ["jina_read"]
+            assert list((await client.get("/openapi.json")).json()["paths"]) == ["/v1/tools/jina_read"]
+            hidden = await client.post("/v1/tools/jina_search", json={"query": "x"})
+            assert (hidden.status_code, hidden.json()["code"]) == (404, "not_found")
+
+
+@requirement("gateway.tokens")
+async def test_a_token_names_agents_only_if_it_may(serve: Serve) -> None:
+    async with serve() as served:
+        fixed, free = await served.token("p", "a"), await served.token("p", "a", any_agent=True)
+        async with served.client() as client:
+
+            async def usage(token: str, **headers: str) -> httpx.Response:
+                given = {"Authorization": f"Bearer {token}", **headers}
+                return await client.get("/v1/usage", headers=given)
+
+            assert (await usage(fixed)).json()["agent"] == "a"
+            assert (await usage(fixed, **{"X-Agent-Id": "a"})).json()["agent"] == "a"
+            assert (await usage(fixed, **{"X-Agent-Id": "b"})).json()["code"] == "forbidden"
+            assert (await usage(free, **{"X-Agent-Id": "b"})).json()["agent"] == "b"
+            for wrong in ("", "b c", "b.c", "*", "x" * 129):
+                assert (await usage(free, **{"X-Agent-Id": wrong})).status_code == 400
+
+
+@requirement("gateway.tokens")
+async def test_failed_tries_are_limited_and_a_right_token_is_still_taken(
+    serve: Serve, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with serve() as served:
+        token = await served.token()
+        async with served.client() as client:
+            statuses = []
+            for number in range(FAILED_TRIES + 5):
+                guess = {"Authorization": f"Bearer oat_{number:012x}_{'f' * 64}"}
+                statuses.append((await client.get("/v1/tools", headers=guess)).status_code)
+            assert statuses == [401] * FAILED_TRIES + [429] * 5
+        async with served.client(token) as client:
+            assert (await client.get("/v1/tools")).status_code == 200
+            await client.post(READ, json={"url": PAGE})
+    secret = token.rpartition("_")[2]
+    assert secret not in caplog.text
+    assert "f" * 64 not in caplog.text
+    assert caplog.text.count("refused a wrong token") == FAILED_TRIES
+
+
+@requirement("gateway.http")
+async def test_a_caller_sees_its_own_usage_and_budget(serve: Serve) -> None:
+    budgets = {"project_day_tokens": 1_000_000, "agent_day_tokens": 200_000}
+    async with serve(budgets=budgets) as served:
+        mine, other = await served.token("p", "a"), await served.token("p", "b")
+        async with served.client(mine) as client, served.client(other) as another:
+            used = (await client.post(READ, json={"url": PAGE})).json()["usage"]["tokens"]
+            usage = (await client.get("/v1/usage?days=7")).json()
+            [row] = usage["by_tool"]
+            assert (row["tool"], row["calls"], row["tokens"]) == ("jina_read", 1, used)
+            assert (await another.get("/v1/usage")).json()["by_tool"] == []
+            left = {each["budget"]: each for each in (await client.get("/v1/budget")).json()["budgets"]}
+            assert left["agent_day"]["tokens_left"] == 200_000 - used
+            assert left["project_day"]["tokens_left"] == 1_000_000 - used
+            left = {each["budget"]: each for each in (await another.get("/v1/budget")).json()["budgets"]}
+            assert left["agent_day"]["tokens_left"] == 200_000
+            assert left["project_day"]["tokens_left"] == 1_000_000 - used
+            for days in ("0", "91", "x", "-1", "٣"):
+                assert (await client.get("/v1/usage", params={"days": days})).status_code == 400
+
+
+@requirement("gateway.http")
+async def test_a_request_that_is_repeated_with_its_key_is_charged_once(serve: Serve, double: UpstreamDouble) -> None:
+    async with serve(cache={"ttl_s": 0}) as served:
+        mine, other = await served.token("p", "a"), await served.token("p", "b")
+        key = {"Idempotency-Key": "4b0f"}
+        async with served.client(mine) as client, served.client(other) as another:
+            first = await client.post(READ, json={"url": PAGE}, headers=key)
+            again = await client.post(READ, json={"url": PAGE}, headers=key)
+            assert again.content == first.content
+            assert again.headers["idempotent-replayed"] == "true"
+            assert len(double.requests()) == 1
+            changed = await client.post(READ, json={"url": PAGE, "format": "text"}, headers=key)
+            assert (changed.status_code, changed.json()["code"]) == (422, "bad_request")
+            assert (await another.post(READ, json={"url": PAGE}, headers=key)).headers.get(
+                "idempotent-replayed"
+            ) is None
+            assert len(double.requests()) == 2
+            for wrong in ("", "x" * 256):
+                refused = await client.post(READ, json={"url": PAGE}, headers={"Idempotency-Key": wrong})
+                assert refused.status_code == 400
+
+
+@requirement("gateway.http")
+async def test_requests_with_the_same_key_at_the_same_time_run_once(serve: Serve, double: UpstreamDouble) -> None:
+    double.rules({"match": "article", "delay_s": 1.0})
+    async with serve() as served, served.client(**{"Idempotency-Key": "k"}) as client:
+        answers = await asyncio.gather(*(client.post(READ, json={"url": PAGE}) for _ in range(3)))
+    assert sorted(answer.status_code for answer in answers) == [200, 409, 409]
+    assert len(double.requests()) == 1
+
+
+@requirement("mcp.cancellation", "gateway.http")
+async def test_a_client_that_is_gone_stops_its_upstream_request_and_its_cost_is_settled(
+    serve: Serve, double: UpstreamDouble
+) -> None:
+    double.rules({"match": "article", "hang": True})
+    async with serve(budgets={"project_day_tokens": 1_000_000}) as served:
+        body = json.dumps({"url": PAGE}).encode()
+        async with raw(served) as (_, writer):
+            head = f"POST {READ} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+            await until(lambda: len(double.requests()) == 1)
+        began = time.monotonic()
+        await until(lambda: not served.gateway.running)
+        assert time.monotonic() - began < 10
+        async with served.client() as client:
+            [row] = (await client.get("/v1/usage")).json()["by_tool"]
+            assert (row["calls"], row["errors"], row["requests"]) == (1, 1, 1)
+            [budget] = (await client.get("/v1/budget")).json()["budgets"]
+            assert budget["tokens_left"] < 1_000_000
