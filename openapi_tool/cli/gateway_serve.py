@@ -76,6 +76,10 @@ def serve(flags: GatewayFlags, resolver: Resolver | None = None) -> NoReturn:
     configure_logging(settings.telemetry.log_level, settings.telemetry.log_format, bootstrap.redactor, background=True)
     RECENT_WARNINGS.install(bootstrap.redactor)
     list_projects(settings.telemetry.projects)
+    for variable in bootstrap.secrets.missing():
+        log.warning(
+            "%s is not set: calls of tools that need it will fail", variable, extra={"action": "secret.missing"}
+        )
     folder = ToolFolder(flags.tools, lint_limits(settings), settings.url_policy) if flags.tools is not None else None
     try:
         tools = folder.load() if folder else built_in_tools()

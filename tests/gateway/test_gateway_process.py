@@ -101,6 +101,16 @@ def test_without_tokens_it_refuses_to_listen_elsewhere_and_says_why(
     assert b"openapi-tool tokens create" in refused.stderr
 
 
+@requirement("gateway.http")
+async def test_a_start_without_a_key_says_so_and_serves(
+    double: UpstreamDouble, environment: dict[str, str], tmp_path: Path
+) -> None:
+    del environment["JINA_API_KEY"]
+    async with replica(double, environment, tmp_path / "state") as running, running.client() as client:
+        assert "JINA_API_KEY is not set: calls of tools that need it will fail" in running.log.read_text()
+        assert "JINA_API_KEY" in (await client.post(READ, json={"url": PAGE})).json()["detail"]
+
+
 @requirement("gateway.access")
 async def test_a_port_in_use_is_named(double: UpstreamDouble, environment: dict[str, str], tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:

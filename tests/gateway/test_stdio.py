@@ -154,12 +154,12 @@ def test_nothing_but_messages_is_written_to_the_client(
 _NOISY = """
 import os, runpy
 from openapi_tool.mcp import results
-text_of = results._text
+text_of = results.text_of
 def noisy(answer):
     print("stray", flush=True)
     os.write(1, b"stray\\n")
     return text_of(answer)
-results._text = noisy
+results.text_of = noisy
 runpy.run_module("openapi_tool.local.mcp_server", run_name="__main__", alter_sys=True)
 """
 
