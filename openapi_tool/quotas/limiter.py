@@ -67,10 +67,13 @@ class Limiter:
             limit.asked(project)
         number = 1 + sum(1 for _ in group.waiting.of(project))
         wait_s = group.wait_s(first.place_of(project, number, newest=True))
-        if wait_s > left_s * self._options.max_wait_share and not first.dry_run:
+        patience_s = min(
+            left_s * self._options.max_wait_share,
+            max(left_s - first.min_request_s, left_s / 2),  # at least half: the shortest one may have been slow
+        )
+        if wait_s > patience_s and not first.dry_run:
             raise first.rate_limited(wait_s)
         now = first.now()
-        patience_s = max(left_s - first.min_request_s, left_s / 2)  # at least half: the shortest one may have been slow
         future: asyncio.Future[Permit] = asyncio.get_running_loop().create_future()
         waiter = WaitingCall(need, round(now, 3), now + patience_s, future, first if group.pooled else None)
         group.waiting.add(*need.flow, waiter)
