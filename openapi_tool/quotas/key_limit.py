@@ -138,11 +138,16 @@ class _Rivals:
         permits that others get before.
         """
         while has_room(self.left):
-            turn = min([*mine, *self._waiting], key=self.order.start, default=None)
+            turn = min([*mine, *self._waiting], key=lambda name: self._precedence(name, mine), default=None)
             if turn is None or (turn in mine and not self._has_waited_longer(turn, mine[turn])):
                 return turn
             self._take(turn)
         return None
+
+    def _precedence(self, project: str, mine: Mapping[str, float]) -> tuple[float, float, str]:
+        """Return what orders projects in the same way at all replicas: else each may leave the turn to another one."""
+        since = [calls.since for calls in self._waiting.get(project, ())]
+        return self.order.start(project), min([*since, mine.get(project, math.inf)]), project
 
     def _has_waited_longer(self, project: str, since: float) -> bool:
         return project in self._waiting and self._waiting[project][-1].since < since

@@ -18,6 +18,7 @@ from openapi_tool.telemetry import metrics
 from openapi_tool.tools.catalogue import OPERATIONS
 
 _MAX_PROJECTS = 20
+_PATIENCE = 1.5  # times the longest expected wait, for which a call really waits: the expectation is a lower bound
 _PAUSE_AFTER_S = 0.02  # of waiting: a permit that is free comes sooner, so the call keeps its slot
 
 
@@ -67,13 +68,14 @@ class Limiter:
             limit.asked(project)
         number = 1 + sum(1 for _ in group.waiting.of(project))
         wait_s = group.wait_s(first.place_of(project, number, newest=True))
-        patience_s = min(
-            left_s * self._options.max_wait_share,
-            max(left_s - first.min_request_s, left_s / 2),  # at least half: the shortest one may have been slow
-        )
-        if wait_s > patience_s and not first.dry_run:
+        max_wait_s = left_s * self._options.max_wait_share
+        if wait_s > max_wait_s and not first.dry_run:
             raise first.rate_limited(wait_s)
         now = first.now()
+        patience_s = min(
+            max_wait_s * _PATIENCE,
+            max(left_s - first.min_request_s, left_s / 2),  # at least half: the shortest one may have been slow
+        )
         future: asyncio.Future[Permit] = asyncio.get_running_loop().create_future()
         waiter = WaitingCall(need, round(now, 3), now + patience_s, future, first if group.pooled else None)
         group.waiting.add(*need.flow, waiter)

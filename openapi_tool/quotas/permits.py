@@ -102,8 +102,8 @@ class LimitOptions(KeyLimits):
         Field(
             gt=0,
             le=1,
-            description="A call waits for a permit for at most this part of its remaining time. One that would wait "
-            "longer is refused at once, with the time.",
+            description="A call that would wait for a permit for longer than this part of its remaining time is refused "
+            "at once, with the time. One that waits is refused once its wait is certain to be half as long again.",
         ),
     ] = 1 / 3
     dry_run: Annotated[

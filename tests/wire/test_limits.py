@@ -93,7 +93,7 @@ async def test_calls_over_the_rate_limit_are_answered_early_and_not_sent(
     assert len(refused) == 3 * LIMIT - len(requests)
     assert {error["code"] for error in refused} == {"rate_limited"}
     assert all(error["retryable"] and error["detail"]["retry_after_s"] >= 1 for error in refused)
-    assert took_s < 15, "no call waits for more than a third of its 27 s"
+    assert took_s < 20, "no call waits for more than half of its 27 s"
     lines = [record for record in caplog.records if getattr(record, "action", "") == "call.finished"]
     waits_ms = [record.permit_ms for record in lines if record.permit_ms is not None]  # type: ignore[attr-defined]
     assert len(refused) <= len(waits_ms) <= len(lines) == 3 * LIMIT
