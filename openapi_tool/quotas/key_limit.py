@@ -186,7 +186,7 @@ class KeyLimit(SharedRecord):
         self.weight, self.load, self.trial, self.dry_run = 1.0, 0.0, False, dry_run
         self.calls_refused = self.over_limit = 0
         self._min_tokens = min_tokens
-        self.tokens_each = 1 if rates.tokens is None else min(max(min_tokens, _USUAL_TOKENS), rates.tokens)
+        self.tokens_each = self._usual_tokens
         self._log_fields = {"variable": variable, "endpoint": endpoint}
         self._granted: list[tuple[WaitingCall, Attempt]] = []  # by `apply`
         self._settled: list[Attempt] = []  # by `apply`
@@ -200,6 +200,7 @@ class KeyLimit(SharedRecord):
         self._offline_window = Window()
         self._lost_at = 0.0  # begin of an outage that is not reported yet
         self._sent: deque[float] = deque(maxlen=_MAX_SENT)
+        self._uncounted: list[float] = []  # sent without a limit before `use` set one
         self._durations: deque[float] = deque(maxlen=_MAX_DURATIONS)
         self._asked: dict[str, float] = {}
         group.limits.append(self)
@@ -208,6 +209,20 @@ class KeyLimit(SharedRecord):
         metrics.LIMIT_WAITING.set_function(lambda: len(self.counted_queue), *labels)
         metrics.LIMIT_PAUSED.set_function(lambda: self.paused_s, *labels)
         metrics.LIMIT_NOT_SHARED.set_function(lambda: bool(self.outage) and self.limited, *labels)
+
+    def use(self, rates: Rates, *, dry_run: bool) -> None:
+        """Use other limits from now on. What was sent without one counts, but not as running or as tokens."""
+        now = self.now()
+        if rates.limited and not self.limited:
+            self._uncounted = [at for at in self._sent if at > now - COUNTS_S]
+        tokens_before, self.rates, self.dry_run = self.rates.tokens, rates, dry_run
+        if rates.tokens != tokens_before:
+            self.tokens_each = self._usual_tokens
+
+    @property
+    def _usual_tokens(self) -> int:
+        limit = self.rates.tokens
+        return 1 if limit is None else min(max(self._min_tokens, _USUAL_TOKENS), limit)
 
     # What others ask.
 
@@ -405,6 +420,7 @@ class KeyLimit(SharedRecord):
             del self._moved[name]
         del self._refusals[: self._applied_refusals], self._charges[: self._applied_charges]
         self._applied_refusals = self._applied_charges = 0
+        self._uncounted = []
         if self._offline is not None:
             self._offline, self._lost_at = None, 0.0
             log.info("limits are shared again", extra={"action": "limits.shared", **self._log_fields})
@@ -441,8 +457,12 @@ class KeyLimit(SharedRecord):
         return is_missing or self._lost_at > 0
 
     def _count_earlier(self, now: float) -> bool:
-        """Count what was sent before the requests of a key without a limit were observed."""
+        """Count what was sent before a limit was set, or before the requests of a key without one were observed."""
         record = self.record
+        for at in self._uncounted:
+            record.requests.add(at, 1, paced=False)
+        if self._uncounted:
+            return True
         mine = record.replicas.get(self.replica) or Replica()
         if not record.observed or mine.counted == record.observed or self.rates.requests is not None:
             return False

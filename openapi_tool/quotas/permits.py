@@ -102,7 +102,7 @@ class LimitOptions(KeyLimits):
         Field(
             gt=0,
             le=1,
-            description="A call that would wait for a permit for longer than this part of its remaining time is refused "
+            description="A call that would wait longer than this part of its remaining time for a permit is refused "
             "at once, with the time. One that waits is refused once its wait is certain to be half as long again.",
         ),
     ] = 1 / 3

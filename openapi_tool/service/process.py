@@ -70,7 +70,7 @@ async def _serve(reloader: Reloader, resolver: Resolver | None) -> None:
         set_malloc_thresholds()
         upstream, connections = AsyncExitStack(), AsyncExitStack()
         shared = open_shared(upstream, bootstrap, resolver, lambda: shutdown.left_s)
-        reloader.use_keys = shared.limiter.keys.set_secrets
+        reloader.use_keys, reloader.use_limits = shared.limiter.keys.set_secrets, shared.limiter.use
         process = _Process(shutdown, connections, shared, reloader, serving)
         try:
             async with asyncio.TaskGroup() as group:
