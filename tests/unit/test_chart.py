@@ -384,7 +384,7 @@ def test_alerts_are_of_this_release_and_say_what_to_do() -> None:
 
 @requirement("chart.runs")
 def test_pods_are_replaced_one_by_one_unless_the_values_ask_for_a_gap() -> None:
-    """`Recreate` is for versions that would not share limits; Kubernetes allows no limits of a rolling update beside it."""
+    """`Recreate` is for versions that would not share limits."""
     [deployment] = objects_of()["Deployment"]
     rolling = {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}}
     assert deployment["spec"]["strategy"] == rolling
