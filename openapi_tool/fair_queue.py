@@ -18,6 +18,7 @@ Item = TypeVar("Item")
 
 NO_WEIGHTS: Mapping[str, float] = MappingProxyType({})
 _MAX_ENDS = 500
+_CREDIT = 2.0  # requests that a project which waited little may send ahead of its turn
 Tag = Annotated[float, Field(ge=0, le=1e15)]
 
 
@@ -30,9 +31,10 @@ def project_key(project: str) -> str:
 class Turns(BaseModel):
     """Whose turn it is: that of the waiting project with the least `start`.
 
-    To be served moves a project's next turn by cost / weight in virtual time. `time` is the start of the turn that was
-    served last: a project that did not wait for a while begins there, so it gets no credit. `ends` are those of
-    projects ahead of it.
+    To be served moves a project's next turn by cost / weight in virtual time. `time` is the latest start of a turn that
+    was served. A project that did not wait for a while begins `_CREDIT` before it, not earlier: if it asks for less
+    than its share, two or three of its requests that come together do not wait for those of busy projects. `ends` are
+    those of projects without the whole credit.
     """
 
     time: Tag = 0.0
@@ -40,23 +42,28 @@ class Turns(BaseModel):
 
     def start(self, project: str) -> float:
         """Return when a project's next turn begins."""
-        return max(self.time, self.ends.get(project, 0.0))
+        return max(self._earliest, self.ends.get(project, 0.0))
 
     def serve(self, project: str, cost: float) -> None:
         """Serve a project; `cost` is that of its request divided by its weight."""
-        self.time = start = self.start(project)
+        start = self.start(project)
+        self.time = max(self.time, start)
         self.ends[project] = start + cost
         if len(self.ends) > _MAX_ENDS:
-            ahead = nlargest(_MAX_ENDS // 2, ((end, name) for name, end in self.ends.items() if end > start))
+            ahead = nlargest(_MAX_ENDS // 2, ((end, name) for name, end in self.ends.items() if end > self._earliest))
             self.ends = {name: end for end, name in ahead}
 
     def charge(self, project: str, cost: float) -> None:
-        """Correct the cost of a request that was served; a negative one is a refund, but no credit."""
-        self.ends[project] = max(self.time, self.start(project) + cost)
+        """Correct the cost of a request that was served; a negative one is a refund, up to the credit."""
+        self.ends[project] = max(self._earliest, self.start(project) + cost)
 
     def limit_ahead(self, most: float) -> None:
         """Correct turns that are further ahead than `most`: those were forged, or are of another limit."""
-        self.ends = {name: min(end, self.time + most) for name, end in self.ends.items() if end > self.time}
+        self.ends = {name: min(end, self.time + most) for name, end in self.ends.items() if end > self._earliest}
+
+    @property
+    def _earliest(self) -> float:
+        return max(0.0, self.time - _CREDIT)
 
 
 class FairQueue(Generic[Item]):

@@ -1,4 +1,4 @@
-"""Reload of policy and keys by a running process, and the watch of files."""
+"""Reload of policy, keys and limits by a running process, and the watch of files."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 
 from openapi_tool.bootstrap import Bootstrap, build_bootstrap
 from openapi_tool.executor.runner import ToolRunner
+from openapi_tool.quotas.permits import LimitOptions
 from openapi_tool.settings import CONFIG_VARIABLE, Settings, SettingsError
 from openapi_tool.tools.policy import Policy
 from openapi_tool.tools.secret_variables import FILE_SUFFIX, Secrets
@@ -21,7 +22,7 @@ POLL_S = 2.0
 
 @dataclass(slots=True)
 class Reloader:
-    """Reads the settings again; policy and keys take effect, other sections need a restart.
+    """Reads the settings again; policy, keys and limits but for pools take effect, other sections need a restart.
 
     Invalid settings change nothing, and neither does a file that has become empty: it is being written, or its disk is
     full, and it would lift every denial of the policy.
@@ -32,6 +33,7 @@ class Reloader:
     environment: Mapping[str, str]
     runners: list[ToolRunner] = field(default_factory=list)
     use_keys: Callable[[Secrets], None] = lambda _: None
+    use_limits: Callable[[LimitOptions], None] = lambda _: None
     _latest: Bootstrap | None = None
     _had_content: bool = field(init=False)
 
@@ -83,14 +85,17 @@ class Reloader:
         self.bootstrap.redactor.add(fresh.redactor.known)  # before the first use of a new key
         self._latest = fresh
         self.use_keys(fresh.secrets)
+        self.use_limits(fresh.settings.limits)
         for runner in self.runners:
             runner.reload(fresh.authorizer, fresh.secrets)
         before, after = self.bootstrap.settings, fresh.settings
-        names = sorted(set(Settings.model_fields) - {"policy"})
+        names = set(Settings.model_fields) - {"policy", "limits"}
         need_restart = [name for name in names if getattr(before, name) != getattr(after, name)]
+        if before.limits.pools != after.limits.pools:
+            need_restart.append("limits.pools")
         log.info(
-            "reloaded policy and keys",
-            extra={"action": "reload.done", "missing": fresh.secrets.missing(), "need_restart": need_restart},
+            "reloaded policy, keys and limits",
+            extra={"action": "reload.done", "missing": fresh.secrets.missing(), "need_restart": sorted(need_restart)},
         )
 
     def _config_bytes(self) -> int:

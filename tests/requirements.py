@@ -163,7 +163,7 @@ REQUIREMENTS = (
     Requirement("deadletters", "design", "A dead letter contains its command, does not prevent others from being stored, and can be listed, shown and replayed."),
     Requirement("handover", "protocol 10", "The executor takes over another executor's durable; commands that the latter gave up are listed and can be replayed."),
     Requirement("health", "design", "/livez, /readyz and /metrics report the latest state of every dependency, under any number of other requests."),
-    Requirement("reload", "design", "SIGHUP reloads the policy and mounted keys; invalid values change nothing."),
+    Requirement("reload", "design", "SIGHUP reloads policy, limits and mounted keys; invalid values change nothing."),
     Requirement("settings.sources", "design", "Defaults, the kernel's `config.toml`, the executor's file, environment and flags override each other in this order."),
     Requirement("settings.errors", "design", "For an invalid or ambiguous setting a command names the setting, not its value, and exits with code 2."),
     Requirement("settings.reference", "design", "Sample, reference, help and model of the settings agree."),

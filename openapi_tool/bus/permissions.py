@@ -90,6 +90,8 @@ def executor_permissions(options: DurableOptions, stream: str, *, session_key: b
             *_bucket(shared_bucket.BUCKET, f"{ack_floor.FLOOR_PREFIX}.{options.name}"),
             *(() if session_key else (f"$KV.{shared_bucket.BUCKET}.{stored_session_key.SESSION_KEY}",)),
             _direct_get(shared_bucket.BUCKET, switches.SWITCHES_KEY),
+            # To write the record again if its bucket was deleted: else the next replica starts with every tool enabled.
+            f"$KV.{shared_bucket.BUCKET}.{switches.SWITCHES_KEY}",
         ),
         (_REPLIES, replica_statistics.STATS_SUBJECT, returned),
     )

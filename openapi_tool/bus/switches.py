@@ -105,15 +105,31 @@ class SwitchMonitor:
         except Unavailable as outage:
             raise Unavailable(f"cannot read {SWITCHES_KEY} in bucket {BUCKET}: {outage}") from outage
         if stored.revision == 0 and self._known.revision > 0:
-            self._log_failure(
-                f"the record {SWITCHES_KEY} in bucket {BUCKET} is gone; disable them again, or restart to enable them"
-            )
+            await self._write_again()
             return
         self._failure = ""
         if stored.revision != self._known.revision:
             self._use(stored.switches)
             _log_changes(self._known.switches, stored.switches)
             self._known = stored
+
+    async def _write_again(self) -> None:
+        """Store the known switches, whose record was lost with its bucket; another replica may do so first."""
+        try:
+            written = await _records(self._client, _SWITCHES_TIMEOUT_S).write(
+                SWITCHES_KEY, self._known.switches.encode(), 0
+            )
+        except Unavailable as outage:
+            self._log_failure(
+                f"the record {SWITCHES_KEY} in bucket {BUCKET} is gone and cannot be written again: {outage}; "
+                "disable them again, or restart to enable them"
+            )
+            return
+        if written is not None:
+            log.warning(
+                "the record of disabled tools was gone and is written again",
+                extra={"action": "switches.written_again"},
+            )
 
     def _log_failure(self, failure: str) -> None:
         if failure != self._failure:

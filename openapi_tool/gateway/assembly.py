@@ -50,7 +50,7 @@ async def open_gateway(
         limits = TimeLimits(settings.executor, settings.tools)
         parts = GatewayParts(runner, limits, settings.executor, state, texts, untaken, quotas.budgets)
         gateway = Gateway(parts, tools, lambda: reloader.policy)
-        reloader.use_keys = quotas.limiter.keys.set_secrets
+        reloader.use_keys, reloader.use_limits = quotas.limiter.keys.set_secrets, quotas.limiter.use
         reloader.add(runner)
         health = bootstrap.health
         health.limits, health.keys = quotas.limiter.snapshot, quotas.limiter.keys.snapshot

@@ -138,11 +138,16 @@ class _Rivals:
         permits that others get before.
         """
         while has_room(self.left):
-            turn = min([*mine, *self._waiting], key=self.order.start, default=None)
+            turn = min([*mine, *self._waiting], key=lambda name: self._precedence(name, mine), default=None)
             if turn is None or (turn in mine and not self._has_waited_longer(turn, mine[turn])):
                 return turn
             self._take(turn)
         return None
+
+    def _precedence(self, project: str, mine: Mapping[str, float]) -> tuple[float, float, str]:
+        """Return what orders projects in the same way at all replicas: else each may leave the turn to another one."""
+        since = [calls.since for calls in self._waiting.get(project, ())]
+        return self.order.start(project), min([*since, mine.get(project, math.inf)]), project
 
     def _has_waited_longer(self, project: str, since: float) -> bool:
         return project in self._waiting and self._waiting[project][-1].since < since
@@ -181,7 +186,7 @@ class KeyLimit(SharedRecord):
         self.weight, self.load, self.trial, self.dry_run = 1.0, 0.0, False, dry_run
         self.calls_refused = self.over_limit = 0
         self._min_tokens = min_tokens
-        self.tokens_each = 1 if rates.tokens is None else min(max(min_tokens, _USUAL_TOKENS), rates.tokens)
+        self.tokens_each = self._usual_tokens
         self._log_fields = {"variable": variable, "endpoint": endpoint}
         self._granted: list[tuple[WaitingCall, Attempt]] = []  # by `apply`
         self._settled: list[Attempt] = []  # by `apply`
@@ -195,6 +200,7 @@ class KeyLimit(SharedRecord):
         self._offline_window = Window()
         self._lost_at = 0.0  # begin of an outage that is not reported yet
         self._sent: deque[float] = deque(maxlen=_MAX_SENT)
+        self._uncounted: list[float] = []  # sent without a limit before `use` set one
         self._durations: deque[float] = deque(maxlen=_MAX_DURATIONS)
         self._asked: dict[str, float] = {}
         group.limits.append(self)
@@ -203,6 +209,20 @@ class KeyLimit(SharedRecord):
         metrics.LIMIT_WAITING.labels(*labels).set_function(lambda: len(self.counted_queue))
         metrics.LIMIT_PAUSED.labels(*labels).set_function(lambda: self.paused_s)
         metrics.LIMIT_NOT_SHARED.labels(*labels).set_function(lambda: bool(self.outage) and self.limited)
+
+    def use(self, rates: Rates, *, dry_run: bool) -> None:
+        """Use other limits from now on. What was sent without one counts, but not as running or as tokens."""
+        now = self.now()
+        if rates.limited and not self.limited:
+            self._uncounted = [at for at in self._sent if at > now - COUNTS_S]
+        tokens_before, self.rates, self.dry_run = self.rates.tokens, rates, dry_run
+        if rates.tokens != tokens_before:
+            self.tokens_each = self._usual_tokens
+
+    @property
+    def _usual_tokens(self) -> int:
+        limit = self.rates.tokens
+        return 1 if limit is None else min(max(self._min_tokens, _USUAL_TOKENS), limit)
 
     # What others ask.
 
@@ -400,6 +420,7 @@ class KeyLimit(SharedRecord):
             del self._moved[name]
         del self._refusals[: self._applied_refusals], self._charges[: self._applied_charges]
         self._applied_refusals = self._applied_charges = 0
+        self._uncounted = []
         if self._offline is not None:
             self._offline, self._lost_at = None, 0.0
             log.info("limits are shared again", extra={"action": "limits.shared", **self._log_fields})
@@ -436,8 +457,12 @@ class KeyLimit(SharedRecord):
         return is_missing or self._lost_at > 0
 
     def _count_earlier(self, now: float) -> bool:
-        """Count what was sent before the requests of a key without a limit were observed."""
+        """Count what was sent before a limit was set, or before the requests of a key without one were observed."""
         record = self.record
+        for at in self._uncounted:
+            record.requests.add(at, 1, paced=False)
+        if self._uncounted:
+            return True
         mine = record.replicas.get(self.replica) or Replica()
         if not record.observed or mine.counted == record.observed or self.rates.requests is not None:
             return False

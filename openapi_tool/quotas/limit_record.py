@@ -24,7 +24,8 @@ MAX_PAUSE_S = 120.0
 RECOVERY_S = 5.0  # after an outage, until the part of a silent replica counts as used
 OBSERVED_S = 60.0  # after a pause, in which another 429 teaches a limit
 LEARNED_S = 3600.0
-PROBE_S = 180.0
+PROBE_S, MAX_FAILURES = 180.0, 3
+_ALONE = 3  # requests after a pause that are sent one after another
 MIN_LEARNED, MAX_LEARNED = 10, 1_000_000
 """Without the lower bound, 429s that other users of the key cause would stop a service that hardly uses it."""
 
@@ -70,13 +71,17 @@ class Replica(BaseModel):
 
 
 class Learned(BaseModel):
-    """Limit of requests that 429s have taught. It is probed upwards by `step`; `probing`: since `changed`."""
+    """Limit of requests that 429s have taught. It is probed upwards by `step`; `probing`: since `changed`.
+
+    `failures` of probes in succession: each doubles the time until the next one.
+    """
 
     limit: Number
     until: Time
     changed: Time
     step: Annotated[int, Field(ge=1, le=MAX_LEARNED)] = 1
     probing: bool = False
+    failures: Annotated[int, Field(ge=0, le=MAX_FAILURES)] = 0
 
 
 class Recovery(BaseModel):
@@ -140,11 +145,12 @@ class LimitRecord(BaseModel):
     def _may_follow(self, before: int) -> bool:
         """Return whether one more request may follow those that were sent since a pause, without a known limit.
 
-        First one alone, then twice as many after each answer: all that waited would get 429s at once.
+        First one at a time, after `_ALONE` answers twice as many after each: all that waited would get 429s at once.
         """
-        running = sum(one.at > self.paused_until for one in self.open.values())
+        # Those sent in the moment of its end have a rounded time.
+        running = sum(one.at > self.paused_until - MARGIN_S for one in self.open.values())
         sent = self.requests.since(self.paused_until)
-        return running + before < 1 + max(0, sent - running)
+        return running + before < 1 + max(0, sent - running - _ALONE)
 
     def wait_s(self, rates: Rates, unit: int, place: int, request_s: float, now: float) -> float:
         """Return a lower bound of the seconds until `place` requests may be sent, the last of them included.
@@ -210,7 +216,8 @@ class LimitRecord(BaseModel):
         self.paused_until = max(self.paused_until, pause_until)
         if not teaches or sent_at <= self.refused_at:
             return
-        accepted = self.requests.total(now)
+        # Of those that still run, the upstream has counted the ones that came before the refused one.
+        accepted = self.requests.total(now) - sum(one.at >= sent_at for one in self.open.values())
         if self.learned is not None:
             self._lower(self.learned, accepted, now)
         elif self.observed and now <= ended + OBSERVED_S:
@@ -222,14 +229,16 @@ class LimitRecord(BaseModel):
     def _lower(self, learned: Learned, accepted: int, now: float) -> None:
         limit = learned.limit - learned.step if learned.probing else min(learned.limit - 1, accepted)
         learned.limit = max(MIN_LEARNED, limit)
+        learned.failures = min(MAX_FAILURES, learned.failures + 1) if learned.probing else 0
         learned.step, learned.probing, learned.changed, learned.until = 1, False, now, now + LEARNED_S
 
     def probe(self, now: float) -> bool:
         """Raise a learned limit by a step if that is due; return whether it did."""
         learned = self.learned
-        if learned is None or now - learned.changed < PROBE_S:
+        if learned is None or now - learned.changed < PROBE_S * 2**learned.failures:
             return False
-        learned.step = min(MAX_LEARNED, 2 * learned.step) if learned.probing else learned.step
+        if learned.probing:
+            learned.step, learned.failures = min(MAX_LEARNED, 2 * learned.step), 0
         learned.limit = min(MAX_LEARNED, learned.limit + learned.step)
         learned.probing, learned.changed = True, now
         return True

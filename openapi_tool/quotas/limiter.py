@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from openapi_tool.fair_queue import NO_WEIGHTS, FairQueue
@@ -15,9 +16,10 @@ from openapi_tool.quotas.limit_record import Rates
 from openapi_tool.quotas.permits import LimitOptions, Need, Permit
 from openapi_tool.state.port import Records, Stored
 from openapi_tool.telemetry import metrics
-from openapi_tool.tools.catalogue import OPERATIONS
+from openapi_tool.tools.catalogue import OPERATIONS, Operation
 
 _MAX_PROJECTS = 20
+_PATIENCE = 1.5  # times the longest expected wait, for which a call really waits: the expectation is a lower bound
 _PAUSE_AFTER_S = 0.02  # of waiting: a permit that is free comes sooner, so the call keeps its slot
 
 
@@ -44,6 +46,15 @@ class Limiter:
         for operation in OPERATIONS:
             metrics.RATE_LIMITED.labels(operation.name)  # 0 from the start, for alerts
 
+    def use(self, options: LimitOptions) -> None:
+        """Use other limits from now on; `pools` stay as they are until a restart."""
+        self._options = replace(options, pools=self._options.pools)
+        for limit in self._limits.values():
+            limit.use(self._rates(limit.variable, limit.endpoint), dry_run=options.dry_run)
+        for group in self._groups.values():
+            _weigh(group.limits)
+            group.wake()
+
     async def acquire(self, need: Need) -> Permit:
         """Wait for a permit (`Permits.acquire`)."""
         group = self._groups.get((need.variable, need.endpoint)) or self._open(need.variable, need.endpoint)
@@ -67,10 +78,14 @@ class Limiter:
             limit.asked(project)
         number = 1 + sum(1 for _ in group.waiting.of(project))
         wait_s = group.wait_s(first.place_of(project, number, newest=True))
-        if wait_s > left_s * self._options.max_wait_share and not first.dry_run:
+        max_wait_s = left_s * self._options.max_wait_share
+        if wait_s > max_wait_s and not first.dry_run:
             raise first.rate_limited(wait_s)
         now = first.now()
-        patience_s = max(left_s - first.min_request_s, left_s / 2)  # at least half: the shortest one may have been slow
+        patience_s = min(
+            max_wait_s * _PATIENCE,
+            max(left_s - first.min_request_s, left_s / 2),  # at least half: the shortest one may have been slow
+        )
         future: asyncio.Future[Permit] = asyncio.get_running_loop().create_future()
         waiter = WaitingCall(need, round(now, 3), now + patience_s, future, first if group.pooled else None)
         group.waiting.add(*need.flow, waiter)
@@ -157,20 +172,23 @@ class Limiter:
                 limit.trial = False
                 limit.group.wake()
 
+    def _rates(self, variable: str, endpoint: str) -> Rates:
+        limits, prefix = self._options.of(variable), _operation(endpoint).limits
+        names = ("requests_per_minute", "tokens_per_minute", "concurrent")
+        return Rates(*(getattr(limits, f"{prefix}_{name}") for name in names))
+
     def _open(self, variable: str, endpoint: str) -> KeyGroup:
         members = self._pools.get(variable.upper(), (variable,))
         existing = self._limits.get((members[0], endpoint))
         group = existing.group if existing else KeyGroup(FairQueue(self._weights), pooled=len(members) > 1)
         self._groups[variable, endpoint] = group
         if existing is None:
-            [operation] = (operation for operation in OPERATIONS if operation.name == endpoint)
             for member in members:
-                rates = _rates(self._options, member, operation.limits)
                 limit = KeyLimit(
                     member,
                     endpoint,
-                    rates,
-                    operation.min_tokens,
+                    self._rates(member, endpoint),
+                    _operation(endpoint).min_tokens,
                     self._store,
                     self.keys,
                     group,
@@ -192,7 +210,5 @@ def _weigh(limits: list[KeyLimit]) -> None:
             return
 
 
-def _rates(options: LimitOptions, variable: str, prefix: str) -> Rates:
-    limits = options.of(variable)
-    names = ("requests_per_minute", "tokens_per_minute", "concurrent")
-    return Rates(*(getattr(limits, f"{prefix}_{name}") for name in names))
+def _operation(endpoint: str) -> Operation:
+    return next(operation for operation in OPERATIONS if operation.name == endpoint)

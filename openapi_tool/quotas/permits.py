@@ -102,8 +102,8 @@ class LimitOptions(KeyLimits):
         Field(
             gt=0,
             le=1,
-            description="A call that would wait for longer than this part of its remaining time is refused at once, "
-            "with the seconds after which it would not.",
+            description="A call that would wait longer than this part of its remaining time for a permit is refused "
+            "at once, with the time. One that waits is refused once its wait is certain to be half as long again.",
         ),
     ] = 1 / 3
     dry_run: Annotated[

@@ -552,6 +552,27 @@ async def test_sections_that_need_a_restart_are_logged(reloaded: Reloaded) -> No
 
 
 @requirement("reload")
+async def test_a_change_of_limits_is_used_at_once_but_for_pools(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    file = tmp_path / "settings.toml"
+    file.write_text("[limits]\nsearch_concurrent = 3\n")
+    monkeypatch.setenv("OPENAPI_TOOL_CONFIG", str(file))
+    monkeypatch.setenv("PG_DSN", "postgresql://127.0.0.1/x")
+    environment = {"OPENAPI_TOOL_CONFIG": str(file)}
+    used: list[int | None] = []
+    reloader = Reloader(build_bootstrap(load_settings(), environment), load_settings, environment)
+    reloader.use_limits = lambda limits: used.append(limits.search_concurrent)
+    file.write_text("[limits]\nsearch_concurrent = 4\n")
+    await reloader.reload()
+    file.write_text("[limits.pools.JINA_API_KEY]\nkeys = ['JINA_API_KEY']\n")
+    await reloader.reload()
+    assert used == [4, None]
+    assert [record.__dict__["need_restart"] for record in caplog.records] == [[], ["limits.pools"]]
+
+
+@requirement("reload")
 def test_new_secrets_reach_every_redactor_and_old_ones_stay_masked() -> None:
     redactor = Redactor(["the-old-secret"])
     elsewhere = redactor.with_label("error")

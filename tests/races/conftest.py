@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import selectors
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from types import SimpleNamespace
-from typing import Any, Self, cast
+from typing import Any, Self, TypeVar, TypeVarTuple, Unpack, cast
 
 import orjson
 import pytest
@@ -59,6 +60,8 @@ LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
 LIMIT_S = 20.0
 
 Run = Callable[[Coroutine[Any, Any, None]], None]
+Given = TypeVarTuple("Given")
+Result = TypeVar("Result")
 
 
 def run_on(loop: str) -> Run:
@@ -401,7 +404,11 @@ class _JumpingSelector(selectors.DefaultSelector):
 
 
 class VirtualTime(asyncio.SelectorEventLoop):
-    """Event loop whose clock starts at 0 and moves only while nothing is ready."""
+    """Event loop whose clock starts at 0 and moves only while nothing is ready.
+
+    What would run in a thread runs at once: while a thread works nothing is ready, which would move the clock, or seem
+    to be a deadlock.
+    """
 
     def __init__(self) -> None:
         self._selector = _JumpingSelector()
@@ -409,6 +416,17 @@ class VirtualTime(asyncio.SelectorEventLoop):
 
     def time(self) -> float:
         return self._selector.now
+
+    def run_in_executor(
+        self, executor: Executor | None, func: Callable[[Unpack[Given]], Result], *args: *Given
+    ) -> asyncio.Future[Result]:
+        del executor
+        future: asyncio.Future[Result] = self.create_future()
+        try:
+            future.set_result(func(*args))
+        except Exception as error:  # noqa: BLE001 - raised where the future is awaited
+            future.set_exception(error)
+        return future
 
 
 @contextmanager

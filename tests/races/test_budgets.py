@@ -559,6 +559,18 @@ call_mixes = st.lists(
 @requirement("usage.exact", "memory.limit")
 @given(calls=call_mixes, answers=answer_mixes, cache_ttl_s=st.sampled_from([0, 60]))
 @example([Call(0, (0,), limit_ms=30)], [Answer("hang")], 60)
+@example(
+    [
+        Call(0, (2, 1, 0, 1), limit_ms=31, batch=True),
+        Call(0, (2, 1, 0, 1), limit_ms=60),
+        Call(1, (1, 2, 2), limit_ms=31, batch=True),
+        Call(1, (0, 2, 0, 2), batch=True),
+        Call(5, (2, 1, 0, 1), limit_ms=31, batch=True),
+        Call(0, (2, 1), fresh=True),
+    ],
+    [Answer("large"), Answer("defect", 5), Answer("large", 30), Answer("refused", 100), Answer("dropped", 100)],
+    60,
+)
 def test_every_request_is_in_exactly_one_result(calls: list[Call], answers: list[Answer], cache_ttl_s: float) -> None:
     run_virtually(play(calls, answers, cache_ttl_s))
 

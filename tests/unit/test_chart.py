@@ -382,6 +382,18 @@ def test_alerts_are_of_this_release_and_say_what_to_do() -> None:
         assert len(alert["annotations"]["description"]) > 20
 
 
+@requirement("chart.runs")
+def test_pods_are_replaced_one_by_one_unless_the_values_ask_for_a_gap() -> None:
+    """`Recreate` is for versions that would not share limits."""
+    [deployment] = objects_of()["Deployment"]
+    rolling = {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}}
+    assert deployment["spec"]["strategy"] == rolling
+    [deployment] = objects_of({"strategy": {"type": "Recreate"}})["Deployment"]
+    assert deployment["spec"]["strategy"] == {"type": "Recreate"}
+    assert "--set strategy.type=Recreate" in CHART_README.read_text(encoding="utf-8")
+    assert "`strategy.type: Recreate`" in " ".join((ROOT / "CHANGELOG.md").read_text(encoding="utf-8").split())
+
+
 def test_the_readme_alone_is_enough_to_render_a_release() -> None:
     """The example has a NATS with password and TLS, PostgreSQL and keys, in under 20 lines."""
     example = re.findall(r"```yaml\n(.*?)```", CHART_README.read_text(encoding="utf-8"), re.DOTALL)[0]

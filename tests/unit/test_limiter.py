@@ -526,3 +526,25 @@ async def test_a_learned_limit_is_probed_upwards_by_single_requests() -> None:
         for call in calls:
             call.cancel()
         await asyncio.wait(calls)
+
+
+@requirement("reload", "limits.window")
+async def test_limits_that_are_set_or_removed_later_apply_to_all_that_is_sent_from_then_on() -> None:
+    async with replicas(2, LimitOptions()) as world:
+        for limiter in (*world.limiters, *world.limiters):
+            (await world.permit(limiter)).done(1)
+        for limiter in world.limiters:
+            limiter.use(LimitOptions(search_requests_per_minute=10))
+        await asyncio.sleep(0.1)
+        assert [shown["used"] for limiter in world.limiters for shown in limiter.snapshot()] == [4, 4]
+        refused = 0
+        for number in range(10):
+            try:
+                (await world.permit(world.limiters[number % 2], wait_s=2)).done(1)
+            except RateLimited:
+                refused += 1
+        assert 4 <= refused <= 6
+        for limiter in world.limiters:
+            limiter.use(LimitOptions())
+        for limiter in world.limiters * 5:
+            (await world.permit(limiter)).done(1)

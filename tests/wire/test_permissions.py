@@ -30,6 +30,7 @@ from openapi_tool.bus.session_key import shared_session_key
 from openapi_tool.bus.shared_bucket import BUCKET, shared_bucket
 from openapi_tool.bus.storage import BUDGETS, LIMITS
 from openapi_tool.bus.streams import Durable, ensure_durable, replica_count
+from openapi_tool.bus.switches import SWITCHES_KEY, SwitchMonitor, change_switches, load_switches
 from openapi_tool.cli import app
 from openapi_tool.kernel.store import KernelStore
 from openapi_tool.local.caller import STREAM, Caller
@@ -38,6 +39,8 @@ from openapi_tool.local.stack import EmbeddedStack
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.settings import Settings
 from openapi_tool.telemetry.redact import Redactor
+from openapi_tool.tools.switches import Switch
+from tests.conftest import PROJECT
 from tests.requirements import requirement
 from tests.support import delete_streams, delivery
 from tests.wire.conftest import DURABLE, SETTLED_S, World, open_world
@@ -195,10 +198,23 @@ async def test_every_call_path_needs_exactly_the_printed_permissions(
         await until(lambda: consumer.durable)
         assert consumer.durable is not None
         await _save_floor(strict, consumer.durable)
+    await _write_switches_again(strict, world)
     assert "nats.denied" not in [getattr(record, "action", "") for record in caplog.records]
     unused = {pattern for pattern in needed() if not any(covers(pattern, subject) for subject in published)}
     expected = {pattern for pattern in needed() for start in UNUSED[direct] if pattern.startswith(start)}
     assert unused == expected | FOR_OLD_STREAMS
+
+
+async def _write_switches_again(strict: NatsServer, world: World) -> None:
+    """Lose the record of disabled tools, as if its bucket had been deleted."""
+    switch = Switch(PROJECT, "jina_search", "a reason", "an operator", "2030-01-01T00:00:00Z")
+    async with connected(build_bootstrap(Settings(postgres=DSN, nats=bus(strict)), {}).bus) as client:
+        monitor = SwitchMonitor(client, lambda _: None)
+        await change_switches(world.caller.client, lambda switches: switches.with_disabled(switch))
+        await monitor.load()
+        await world.caller.client.jetstream().purge_stream(f"KV_{BUCKET}", subject=f"$KV.{BUCKET}.{SWITCHES_KEY}")
+        await monitor.load()
+        assert (await load_switches(client)).switches.all == [switch]
 
 
 async def _save_floor(strict: NatsServer, durable: Durable) -> None:
