@@ -57,10 +57,11 @@ compiled: $(READY)
 	$(PY) -m pytest --collect-only > /dev/null
 
 # CPU of a call beside the floor; staged incidents: real servers, alerts in promtool, and what the commands say of each;
-# the image's environment from a package index, whose packages `make test` copies from the virtual environment.
-long: $(READY) ## CPU of a call, staged incidents, the image from a package index
+# the image's environment from a package index, whose packages `make test` copies from the virtual environment; all
+# attacks with an eighth of their size.
+long: $(READY) ## CPU of a call, staged incidents, all attacks, the image from a package index
 	$(PY) -m pytest -m long tests/end_to_end/test_incidents.py tests/end_to_end/test_deployment.py \
-	  tests/performance/test_guard.py
+	  tests/performance/test_guard.py tests/hostile/test_hostile.py
 
 # Ten minutes of faults; for a shorter run: make chaos CHAOS="--calls 1000 --seed 4"; for partial failures:
 # make chaos CHAOS="--profile cluster" (or failover, failover-hosts, pgbouncer, clocks, admin, files, limits, shape); for

@@ -31,7 +31,7 @@ _FIRST = {CASES[name].item: name for name in reversed(_NAMES) if name not in ALO
 def _marks(name: str) -> list[pytest.MarkDecorator]:
     if name in ALONE:
         return [pytest.mark.alone]
-    return [] if name in _FIRST.values() else [pytest.mark.thorough]
+    return [] if name in _FIRST.values() else [pytest.mark.long]
 
 
 _PARAMETERS = [pytest.param(name, marks=_marks(name)) for name in _NAMES]
