@@ -479,6 +479,56 @@ def test_a_bot_check_with_an_error_status_has_one_advice(jina: respx.Router, run
     assert (state(result)["warnings"], state(result)["target_status"]) == (["captcha"], 403)
 
 
+_MAYBE_LOADING = "This page maybe not yet fully loaded, consider explicitly specify a timeout."
+_MAYBE_CAPTCHA = "This page maybe requiring CAPTCHA, please make sure you are authorized to access this page."
+_FRAMES = "This page contains iframe that are currently hidden, consider enabling iframe processing."
+
+
+@each(
+    ("title", "text", "lines", "due"),
+    [
+        (
+            "",
+            "环境异常\n\n完成验证后即可继续访问\n\n去验证",
+            [_MAYBE_LOADING, _MAYBE_CAPTCHA],
+            ["captcha"],
+        ),
+        ("Just a moment...", "", [_MAYBE_LOADING, _MAYBE_CAPTCHA, _FRAMES], ["captcha"]),
+        ("", "Checking your browser before", ["Target URL returned error 503: Service Unavailable"], ["captcha"]),
+        ("Sign Up | LinkedIn", "Join LinkedIn", ["Target URL returned error 999", _MAYBE_LOADING], ["login"]),
+        ("Before you continue to YouTube", "Accept all", [_MAYBE_LOADING, _FRAMES], ["consent"]),
+        ("", "You must be logged in.", ["Target URL returned error 404: Not Found"], ["not_found"]),
+        (
+            "React App",
+            "You need to enable JavaScript to run this app.",
+            [_MAYBE_LOADING, _MAYBE_CAPTCHA],
+            ["javascript"],
+        ),
+        ("App", "Loading...", [_MAYBE_LOADING, _MAYBE_CAPTCHA], ["loading"]),
+        ("Gamma", "# Gamma", [_MAYBE_LOADING, _FRAMES], ["empty", "frames"]),
+        (
+            "a",
+            "A page with text.",
+            [_MAYBE_LOADING, _MAYBE_CAPTCHA, _FRAMES],
+            ["not_loaded", "may_be_captcha", "frames"],
+        ),
+    ],
+)
+@requirement("content.reader", "content.search")
+def test_a_page_has_the_one_advice_of_its_most_certain_barrier(
+    title: str, text: str, lines: list[str], due: list[str], jina: respx.Router, run_tool: RunTool
+) -> None:
+    page = {"title": title, "url": "https://a.example/", "content": text, "warning": "\n".join(lines)}
+    jina.post(SEARCH_URL).respond(json={"code": 200, "data": [page]})
+    [found] = state(run_tool(definition(SEARCH), {"query": title + text, "with_content": True}))["results"]
+    assert found["warnings"] == due
+    if text:
+        jina.post(READER_URL).respond(json={"code": 200, "data": page})
+        result = run_tool(definition(READER), {"url": f"https://a.example/{due[0]}/{len(title + text)}"})
+        assert state(result)["warnings"] == due
+        assert result.text.partition("[Untrusted web content")[0].count("[Warning: ") == len(due)
+
+
 @requirement("content.reader")
 def test_an_empty_page_with_an_error_says_which(jina: respx.Router, run_tool: RunTool) -> None:
     page = {"content": "", "warning": "Target URL returned error 404: Not Found"}
