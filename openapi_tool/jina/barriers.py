@@ -160,8 +160,8 @@ _WALLS = (
     ),
 )
 _WALL_STEMS = (_XIAOHONGSHU, "on linkedin?", "first to know", "en enterarse", "premiers à savoir")
-_IMAGE = re.compile(r"!\[[^\]\n]{0,300}\]\([^)\s]{0,1000}\)")
-_LINK = re.compile(r"\[([^\]\n]{0,300})\]\([^)\s]{0,1000}\)")
+_IMAGE, _LINK = (re.compile(mark + r"\[([^\[\]\n]*+)\]\([^()\n]*+\)") for mark in ("!", ""))
+"""In linear time: neither text nor address may contain its own opening bracket."""
 
 
 def barrier_type(title: str, text: str) -> str | None:
@@ -214,7 +214,7 @@ def _short_type(title: str, text: str) -> str | None:
 
 
 def _folded(text: str) -> str:
-    return text.strip().lower().replace(_APOSTROPHE, "'")
+    return text[:_MAX_WALL_CHARS].strip().lower().replace(_APOSTROPHE, "'")
 
 
 def _lines(text: str) -> list[str]:
