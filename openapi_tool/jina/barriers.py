@@ -82,11 +82,11 @@ _HOME_TITLES = """
 """
 """Titles of start pages that are also those of the login in place of a page."""
 _CONSENT_REQUEST = re.compile(
-    r"""(?: before\ you\ continue(?:\ to\ SERVICE)?
-    | bevor\ (?:sie|du)\ (?:(?:zu|mit)\ SERVICE\ )?(?:weitergehen|weitergehst|fortfahren|fortfährst)
-    | avant\ d'accéder\ à\ SERVICE | avant\ de\ (?:continuer(?:\ (?:sur|vers)\ SERVICE)?|passer\ à\ SERVICE)
-    | antes\ de\ (?:continuar(?:\ (?:a|en|para\ o)\ SERVICE)?|ir\ a\ SERVICE)
-    | prima\ di\ continuare(?:\ su\ SERVICE)?
+    r"""(?: before\ you\ continue\ to\ SERVICE
+    | bevor\ (?:sie|du)\ (?:zu|mit)\ SERVICE\ (?:weitergehen|weitergehst|fortfahren|fortfährst)
+    | avant\ (?:d'accéder\ à|de\ passer\ à|de\ continuer\ (?:sur|vers))\ SERVICE
+    | antes\ de\ (?:ir\ a|continuar\ (?:a|en|para\ o))\ SERVICE
+    | prima\ di\ continuare\ su\ SERVICE
     )""".replace("SERVICE", r"(?:youtube|google(?:[\ -]\w{1,20})?)"),
     re.VERBOSE,
 )
