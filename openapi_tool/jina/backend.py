@@ -177,6 +177,8 @@ class JinaBackend:
             failed = copy.copy(error)  # calls that share a request get the same error object
             failed.tokens, failed.requests = spent.usage.tokens, spent.usage.requests
             without_traceback(error)
+            if failed.timed_out:
+                failed.message += _quicker(definition, arguments)
             if failed.timed_out and is_limited:
                 failed.message += f" A longer {_TIMEOUT} may help."
         else:
@@ -405,6 +407,13 @@ def _limits_itself(definition: ToolDefinition, arguments: Arguments, deadline: D
     """Return whether the call would have more time without the model's own `timeout`."""
     given = arguments.values.get(_TIMEOUT) if _TIMEOUT in arguments.by_model else None
     return isinstance(given, int | float) and given < deadline.shortened(definition.timeout_s).remaining()
+
+
+def _quicker(definition: ToolDefinition, arguments: Arguments) -> str:
+    """Return advice on how to get an answer in time."""
+    resolved, offers = resolve_parameters(definition, arguments), _offered(definition, arguments).__contains__
+    ways = endpoint_of(definition).quicker(resolved.parameters, resolved.names, offers)
+    return f" Ask for less: {', '.join(ways)}." if ways else ""
 
 
 def _offered(definition: ToolDefinition, arguments: Arguments) -> frozenset[str]:

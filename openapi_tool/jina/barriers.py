@@ -1,11 +1,14 @@
-"""Recognition of pages with a barrier in place of content: bot check, login, request for JavaScript, loading text."""
+"""Recognition of pages with a barrier in place of content: bot check, login, consent, JavaScript, loading text."""
 
 from __future__ import annotations
+
+import re
+from dataclasses import dataclass
 
 MAX_CHARS = 1_000
 """Maximum length of the text of a barrier."""
 # Lower maxima for single kinds of barriers: a longer text with such words has content of its own.
-_MAX_LOGIN_CHARS, _MAX_NOTICE_CHARS, _MAX_FORM_CHARS, _MAX_LOADING_CHARS = 600, 400, 300, 60
+_MAX_LOGIN_CHARS, _MAX_NOTICE_CHARS, _MAX_FORM_CHARS, _MAX_BANNER_CHARS, _MAX_LOADING_CHARS = 600, 400, 300, 130, 60
 
 _CAPTCHA = """
 verify you are human|verify you are a human|verify that you are human|verifying you are human|confirm you are human
@@ -68,11 +71,37 @@ _LOADING = """
 loading|please wait|one moment|redirecting|laden|wird geladen|bitte warten|chargement|cargando|carregando|caricamento
 ładowanie|загрузка|завантаження|yükleniyor|加载中|正在加载|載入中|読み込み中|로딩|đang tải|memuat
 """
+_LOGIN_TITLES = """
+sign up | linkedin;linkedin login, sign in | linkedin;registrieren | linkedin;mitglied werden | linkedin
+s'inscrire | linkedin;s'identifier | linkedin;registrarse | linkedin;iniciar sesión | linkedin
+x. it's what's happening / x;log in to x / x;sign up for x / x;log into facebook;login • instagram
+sign up • instagram;log in | tiktok;sina visitor system
+"""
+_HOME_TITLES = """
+小红书 - 你的生活兴趣社区;小红书 - 你的生活指南
+"""
+"""Titles of start pages that are also those of the login in place of a page."""
+_CONSENT_REQUEST = re.compile(
+    r"""(?: before\ you\ continue\ to\ SERVICE
+    | bevor\ (?:sie|du)\ (?:zu|mit)\ SERVICE\ (?:weitergehen|weitergehst|fortfahren|fortfährst)
+    | avant\ (?:d'accéder\ à|de\ passer\ à|de\ continuer\ (?:sur|vers))\ SERVICE
+    | antes\ de\ (?:ir\ a|continuar\ (?:a|en|para\ o))\ SERVICE
+    | prima\ di\ continuare\ su\ SERVICE
+    )""".replace("SERVICE", r"(?:youtube|google(?:[\ -]\w{1,20})?)"),
+    re.VERBOSE,
+)
+"""Whole title or line of Google's request for consent to cookies."""
+_HEADING = re.compile(r"#|[^\n]*\n(?:=+|-+)\s*$", re.MULTILINE)
+_MAX_CONSENT_LINES = 6  # from the top, among which this line is
 _APOSTROPHE = "\N{RIGHT SINGLE QUOTATION MARK}"
 
 
 def _phrases(lines: str) -> tuple[str, ...]:
     return tuple(lines.strip().replace("\n", "|").split("|"))
+
+
+def _split_titles(lines: str) -> frozenset[str]:
+    return frozenset(lines.strip().replace("\n", ";").split(";"))
 
 
 STEMS = _phrases("""
@@ -94,35 +123,121 @@ BARRIERS = (
     ("login", _MAX_FORM_CHARS, _phrases(_LOGIN_FORM)),
     ("javascript", _MAX_NOTICE_CHARS, _phrases(_JAVASCRIPT)),
 )
-_TITLES = frozenset(_CAPTCHA_TITLES.strip().replace("\n", ";").split(";"))
+_TITLES, _LOGINS, _HOMES = map(_split_titles, (_CAPTCHA_TITLES, _LOGIN_TITLES, _HOME_TITLES))
+_TITLE_SEPARATORS = (" | ", " - ", " \N{EN DASH} ", " \N{EM DASH} ", " · ")
 _LOADING_WORDS = _phrases(_LOADING)
 
 
+@dataclass(frozen=True, slots=True)
+class _Wall:
+    """A login of one service: its text has at most `max_chars` without the addresses of links and images.
+
+    `titles` and `phrases` are those of which it has one, if there are any.
+    """
+
+    max_chars: int
+    titles: frozenset[str] = frozenset()
+    phrases: tuple[str, ...] = ()
+
+
+_MAX_WALL_CHARS = 8_000
+"""Maximum length of a barrier with the addresses of its links."""
+_XIAOHONGSHU = "登录后推荐更懂你的笔记"
+_WALLS = (
+    _Wall(MAX_CHARS, _HOMES, (_XIAOHONGSHU,)),
+    _Wall(_MAX_NOTICE_CHARS, _HOMES),
+    _Wall(_MAX_LOGIN_CHARS, phrases=("already on linkedin? sign in",)),
+    # Pages of these services begin with the same words; then the page itself follows.
+    _Wall(
+        _MAX_BANNER_CHARS,
+        phrases=(
+            _XIAOHONGSHU,
+            "people on x are the first to know",
+            "people on twitter are the first to know",
+            "usuarios de x son los primeros en enterarse",
+            "utilisateurs de x sont les premiers à savoir",
+        ),
+    ),
+)
+_WALL_STEMS = (_XIAOHONGSHU, "on linkedin?", "first to know", "en enterarse", "premiers à savoir")
+_IMAGE, _LINK = (re.compile(mark + r"\[([^\[\]\n]*+)\]\([^()\n]*+\)") for mark in ("!", ""))
+"""In linear time: neither text nor address may contain its own opening bracket."""
+
+
 def barrier_type(title: str, text: str) -> str | None:
-    """Return the warning type of a page that shows a barrier or a loading text instead of content."""
-    if len(text) > MAX_CHARS:
+    """Return the warning type of a page that shows a barrier, a loading text or only its title instead of content."""
+    if len(text) > _MAX_WALL_CHARS:
         return None
-    text = text.strip().lower().replace(_APOSTROPHE, "'")
+    title, text = _folded(title), _folded(text)
+    if kind := _wall_type(title, text):
+        return kind
+    return _short_type(title, text) if len(text) <= MAX_CHARS else None
+
+
+def title_type(title: str) -> str | None:
+    """Return the warning type of a page by its title alone."""
+    title = _folded(title).strip(" .…")
+    if title in _TITLES:
+        return "captcha"
+    if title in _LOGINS:
+        return "login"
+    return "consent" if _CONSENT_REQUEST.fullmatch(title) else None
+
+
+def _wall_type(title: str, text: str) -> str | None:
+    """Return the type of a login or a request for consent, which may have long lists of links."""
+    if (kind := title_type(title)) in ("login", "consent"):
+        return kind
+    if "cookies" in text and any(map(_CONSENT_REQUEST.fullmatch, _lines(text)[:_MAX_CONSENT_LINES])):
+        return "consent"
+    if title not in _HOMES and not _has_one(text, _WALL_STEMS):
+        return None
+    shown = _LINK.sub(r"\1", _IMAGE.sub("", text))
+    is_login = any(
+        len(shown) <= wall.max_chars
+        and (not wall.titles or title in wall.titles)
+        and (not wall.phrases or _has_one(shown, wall.phrases))
+        for wall in _WALLS
+    )
+    return "login" if is_login else None
+
+
+def _short_type(title: str, text: str) -> str | None:
     kind = None
     if any(map(text.__contains__, STEMS)):
         kind = next((kind for kind, chars, phrases in BARRIERS if len(text) <= chars and _has_one(text, phrases)), None)
-    if kind in (None, "javascript") and len(text) <= _MAX_NOTICE_CHARS and is_captcha_title(title):
+    if kind in (None, "javascript") and len(text) <= _MAX_NOTICE_CHARS and title_type(title) == "captcha":
         return "captcha"  # such a page mostly asks for JavaScript, too
-    return kind or ("loading" if _is_loading(title, text) else None)
+    if kind is None and _is_loading(title, text):
+        return "loading"
+    return kind or ("empty" if _is_only_title(title, text) else None)
+
+
+def _folded(text: str) -> str:
+    return text[:_MAX_WALL_CHARS].strip().lower().replace(_APOSTROPHE, "'")
+
+
+def _lines(text: str) -> list[str]:
+    """Return the lines with words, without the marks of a heading."""
+    return [line for line in (line.strip("#*= \t") for line in text.splitlines()) if line.strip("-")]
 
 
 def _has_one(text: str, phrases: tuple[str, ...]) -> bool:
     return any(map(text.__contains__, phrases))
 
 
-def is_captcha_title(title: str) -> bool:
-    """Return whether a title is one of a bot check."""
-    return len(title) <= _MAX_NOTICE_CHARS and title.strip(" .…").lower() in _TITLES
+def _is_only_title(title: str, text: str) -> bool:
+    """Return whether a text is a heading and each line of it is the title, or its part before the name of the site.
+
+    A bare line may be the content of a file.
+    """
+    own = {title, *(title.partition(separator)[0] for separator in _TITLE_SEPARATORS)}
+    return bool(title and _HEADING.match(text)) and own.issuperset(_lines(text))
 
 
 def _is_loading(title: str, text: str) -> bool:
     """Return whether a text, without the title that may be above it, is only a loading text."""
     heading, _, below = text.partition("\n")
     heading = heading.strip("#* \t")
-    texts = (text, below.lstrip("=- \n")) if heading and title.strip().lower().startswith(heading) else (text,)
+    texts = (text, below.lstrip("=- \n")) if heading and title.startswith(heading) else (text,)
     return any(len(one) <= _MAX_LOADING_CHARS and one.lstrip("#*![ ").startswith(_LOADING_WORDS) for one in texts)

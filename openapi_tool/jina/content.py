@@ -13,7 +13,7 @@ from itertools import islice
 from typing import Any
 
 from openapi_tool.jina import remarks
-from openapi_tool.jina.barriers import barrier_type, is_captcha_title
+from openapi_tool.jina.barriers import barrier_type, title_type
 from openapi_tool.jina.failures import quoted
 from openapi_tool.jina.hosts import denied_target, host_of
 from openapi_tool.jina.inline_data import is_inline, without_inline_data, without_inline_images
@@ -39,6 +39,8 @@ _RESULT_PARTS = (
 )
 _STATE_FACTS = ("title", "url", "date", "source")
 _NON_TEXT_BODIES = ("html", "chunks", "screenshotUrl", "pageshotUrl")  # without text, any of these still shows a page
+_WALLS = ("captcha", "login", "consent")
+_UNCERTAIN = ("not_loaded", "may_be_captcha")  # types of "maybe", which a known barrier replaces
 _SCREENSHOT_LABELS = {"screenshotUrl": "Screenshot", "pageshotUrl": "Page shot"}
 _JOINED_PAIR = re.compile(r"(.*?),([a-z][a-z0-9+.-]*:.*)", re.DOTALL)
 _MAX_TOKENS = 10**9  # of a charge
@@ -258,13 +260,11 @@ class _FieldReader:
         elif not with_text or any(map(item.get, _NON_TEXT_BODIES)):
             kind = None
         else:
-            kind = "captcha" if is_captcha_title(title) else "empty"
+            kind = title_type(title) or "empty"
         found = dict.fromkeys(filter(None, (kind, *map(_warning_type, _warning_lines(item)))))
-        if kind in ("empty", "loading"):
-            found.pop("not_loaded", None)  # implied
-        elif kind in ("captcha", "login"):
-            found.pop("refused", None)  # this says why
-        return tuple(found)
+        if kind in _WALLS:  # this is why anything else is missing, unless the server says that there is no page
+            return ("not_found",) if "not_found" in found else (kind,)
+        return tuple(other for other in found if kind is None or other not in _UNCERTAIN)
 
     @staticmethod
     def target_status(item: Mapping[str, Any]) -> int | None:

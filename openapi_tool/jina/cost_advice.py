@@ -1,4 +1,4 @@
-"""Advice for the model on how to lower a high cost."""
+"""Advice for the model on how to lower a high cost, or to get an answer in time."""
 
 from __future__ import annotations
 
@@ -34,3 +34,11 @@ def cheaper_search(parameters: Mapping[str, Any], tokens: int, items: int, offer
         elif has_pages:
             ways.append("a lower count")
     return ways + cheaper_page(parameters, tokens, 1, offers) if has_pages else ways
+
+
+def quicker_search(parameters: Mapping[str, Any], names: Mapping[str, str], offers: Offers) -> list[str]:
+    """Return what would make a search answer in time (`Endpoint.quicker`): only the pages of its results take long."""
+    if parameters.get("respondWith") == "no-content":
+        return []
+    ways = ["fewer results"] if offers("count") and parameters.get("num", _DEFAULT_COUNT) > 1 else []
+    return [*ways, "no page content"] if "respondWith" in names else ways

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from openapi_tool.jina import parameters as tables
-from openapi_tool.jina.cost_advice import cheaper_page, cheaper_search
+from openapi_tool.jina.cost_advice import cheaper_page, cheaper_search, quicker_search
 from openapi_tool.jina.parameters import MODEL_FORMATS, RECENCY, WITH_CONTENT, Parameter, by_name
 from openapi_tool.jina.remarks import Offers
 from openapi_tool.jina.url_policy import UrlPolicy, checked_url
@@ -103,6 +103,7 @@ class Endpoint:
     - `check_url`: checks and repairs the main parameter, if that is an address.
     - `price`: minimum charge for a successful request if above the operation's (jina-api section 5).
     - `cheaper`: ways to lower the cost of a call, by the parameters of one item, the charge for all, and their number.
+    - `quicker`: ways to get an answer in time, by the parameters of one item and the model's names for them.
     """
 
     operation: Operation
@@ -110,6 +111,7 @@ class Endpoint:
     timeouts: Timeouts
     price: Callable[[Parameters], int] = lambda _: 0
     cheaper: Callable[[Parameters, int, int, Offers], Sequence[str]] = lambda *_: ()
+    quicker: Callable[[Parameters, Mapping[str, str], Offers], Sequence[str]] = lambda *_: ()
     formats: tuple[str, ...] = MODEL_FORMATS
     own: Mapping[str, Parameter] = field(default_factory=dict)
     defaults: Mapping[str, Any] = field(default_factory=dict)
@@ -159,6 +161,7 @@ ENDPOINTS: Mapping[str, Endpoint] = {
             Timeouts(default_stage_s=25, needs_timeout=_has_pages),
             _min_search_tokens,
             cheaper_search,
+            quicker_search,
             formats=(*MODEL_FORMATS, "no-content"),
             own={fold("with_content"): WITH_CONTENT, fold("recency"): RECENCY},
             defaults={"respondWith": "no-content"},

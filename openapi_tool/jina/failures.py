@@ -11,6 +11,7 @@ from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from typing import Any
 
+from openapi_tool.jina.remarks import Offers
 from openapi_tool.protocol import errors
 from openapi_tool.protocol.errors import ToolError, ToolTimeout
 from openapi_tool.protocol.jsontext import whole_number
@@ -41,7 +42,8 @@ class Rule:
 
     `message` is for the model; with `reason` the upstream's own text follows it, unless the response is a 5xx.
     `max_retries` limits the retries within the call. `retryable` without retries says that a later or smaller call may
-    succeed. `timed_out` says that more time might have helped.
+    succeed. `timed_out` says that more time might have helped. `remedy` is an argument, and a further sentence for
+    calls that may be given it.
     """
 
     error: type[ToolError]
@@ -50,6 +52,7 @@ class Rule:
     retryable: bool = False
     reason: bool = True
     timed_out: bool = False
+    remedy: tuple[str, str] = ("", "")
 
 
 _BUSY = "The service is overloaded or restarting; try again in a moment."
@@ -91,13 +94,14 @@ RULES: Mapping[int, Rule] = {
     ),
     409: _SERVER,
     412: Rule(errors.BadRequest, "The request holds too many items; ask for fewer."),
-    413: Rule(errors.BadRequest, "The request is too large; shorten it."),
+    413: Rule(errors.UpstreamRejected, "The request is too large; shorten it."),
     422: _OTHER,
     429: Rule(errors.RateLimited, "The rate limit is reached; wait, then call again.", max_retries=SOME, reason=False),
     431: Rule(errors.BadRequest, "The request is too large; shorten it."),
     451: Rule(errors.TargetRefused, "This target is blocked for legal reasons; use another source."),
     500: Rule(errors.UpstreamUnavailable, _BUSY, max_retries=ONCE),
     501: Rule(errors.UpstreamRejected, "The service cannot do this; use another source."),
+    504: replace(_SERVER, timed_out=True),
     524: Rule(errors.UpstreamUnavailable, "The service took too long; ask for less.", retryable=True),
 }
 """Rules of all operations, by the five-digit `status` of an error body, else by HTTP status."""
@@ -198,13 +202,14 @@ def upstream_failure(
     names: Mapping[str, str] | None = None,
     failures: Failures = Failures(),
     filters: Sequence[str] = (),
+    offers: Offers = lambda _: False,
 ) -> ToolError:
     """Return the typed error of an unsuccessful response.
 
     `body` is the decoded JSON envelope, None without one; `retry_after` the unparsed header; `names` maps upstream
     parameters to the model's names for them. `filters` are the model's names of what restricts a search, which may
-    succeed without them if the upstream failed. The model never sees texts of 5xx responses, texts outside of Jina's
-    envelope, or secrets of `redactor`.
+    succeed without them if the upstream failed; `offers` tells which arguments a remedy may name. The model never sees
+    texts of 5xx responses, texts outside of Jina's envelope, or secrets of `redactor`.
     """
     envelope, names = body if isinstance(body, dict) else {}, names or {}
     rule, wait_s = _rule(http_status, envelope, failures), _retry_after(envelope, retry_after)
@@ -216,6 +221,9 @@ def upstream_failure(
         rule, wait_s = _blocked(blocked_s), blocked_s
     if http_status >= HTTPStatus.INTERNAL_SERVER_ERROR and filters:
         rule = replace(rule, message=f"{rule.message.removesuffix('.')}, or search without {' or '.join(filters)}.")
+    argument, remedy = rule.remedy
+    if argument and offers(argument):
+        rule = replace(rule, message=f"{rule.message} {remedy}")
     reason = (
         _reason(envelope, redactor, names) if rule.reason and http_status < HTTPStatus.INTERNAL_SERVER_ERROR else ""
     )

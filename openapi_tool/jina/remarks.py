@@ -22,6 +22,7 @@ _TOLERANCE_DIVISOR = 50  # the upstream charges a cut text at up to 1/50 above t
 WARNINGS: Mapping[str, str] = {
     "captcha": "This is probably a bot check, not the page. Use another source.",
     "login": "This is probably a login, not the page. Use another source.",
+    "consent": "This is probably a request for consent to cookies, not the page. Use another source.",
     "javascript": "The page asks for JavaScript. Read it with wait_for_selector, or use another source.",
     "loading": "Still loading. Read it with wait_for_selector.",
     "not_found": "No such page. Check the address, or use another source.",

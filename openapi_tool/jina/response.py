@@ -17,7 +17,7 @@ import orjson
 
 from openapi_tool.jina import remarks
 from openapi_tool.jina.content import RenderContext, page_output, search_output, usage_of
-from openapi_tool.jina.failures import ONCE, Failures, status_inside, upstream_failure, worded
+from openapi_tool.jina.failures import ONCE, Failures, Rule, status_inside, upstream_failure, worded
 from openapi_tool.protocol import errors
 from openapi_tool.protocol.errors import ToolError, UpstreamUnavailable
 from openapi_tool.protocol.jsontext import JsonObject, as_object, loads, storable_text
@@ -50,17 +50,26 @@ SEARCH_RESPONSES = Responses(
         },
     ),
 )
+_PAGE_TOO_LARGE = Rule(
+    errors.UpstreamRejected,
+    "The page or file is too large for the service; use another source.",
+    remedy=("pdf_page", "If it is a PDF, a single page of it, chosen with pdf_page, may be readable."),
+)
 READER_RESPONSES = Responses(
     page_output,
     Failures(
-        worded(
-            {
-                408: "The page did not answer in time; try again later or use another source.",
-                422: "The page could not be read; check the address or use another source.",
-                431: "The address is too long; use a shorter one.",
-                500: "The service failed at this page; try again in a moment, or use another source.",
-            }
-        ),
+        {
+            413: _PAGE_TOO_LARGE,
+            41302: _PAGE_TOO_LARGE,
+            **worded(
+                {
+                    408: "The page did not answer in time; try again later or use another source.",
+                    422: "The page could not be read; check the address or use another source.",
+                    431: "The address is too long; use a shorter one.",
+                    500: "The service failed at this page; try again in a moment, or use another source.",
+                }
+            ),
+        }
     ),
 )
 RESPONSES: Mapping[str, Responses] = {"search": SEARCH_RESPONSES, "reader": READER_RESPONSES}
@@ -109,8 +118,8 @@ def unread_failure(expected: Expected, received: Received) -> ToolError | None:
     """Return the error of a response whose body cannot be read, None for a success."""
     if received.http_status == HTTPStatus.OK:
         return None
-    failures = RESPONSES[expected.operation].failures
-    return upstream_failure(received.http_status, None, received.retry_after, failures=failures)
+    failures, offers = RESPONSES[expected.operation].failures, expected.offered.__contains__
+    return upstream_failure(received.http_status, None, received.retry_after, failures=failures, offers=offers)
 
 
 def _envelope(value: object, expected: Expected, received: Received, redactor: Redactor) -> dict[str, Any]:
@@ -132,7 +141,8 @@ def _envelope(value: object, expected: Expected, received: Received, redactor: R
         if isinstance(message, str) and message.startswith(failures.nothing_found):
             return {"code": HTTPStatus.OK, "data": []}
     filters = remarks.filters(expected.parameters, expected.names)
-    raise upstream_failure(status, value, received.retry_after, redactor, expected.names, failures, filters)
+    offers = expected.offered.__contains__
+    raise upstream_failure(status, value, received.retry_after, redactor, expected.names, failures, filters, offers)
 
 
 def _masked(output: ToolOutput, redactor: Redactor) -> ToolOutput:

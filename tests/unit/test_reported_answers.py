@@ -306,6 +306,67 @@ def test_a_refused_search_does_not_blame_its_filters(jina: respx.Router, run_too
     assert "without" not in message(run_tool(definition(SEARCH), QUERY | {"site": ["a.example"]}))
 
 
+# Pages that are too large, and searches that take too long.
+
+
+@each(
+    "body",
+    [
+        "<html>413 Request Entity Too Large</html>",
+        {"data": None, "code": 413, "status": 41301, "readableMessage": "RequestPayloadTooLargeError: too large"},
+        {"data": None, "code": 413, "status": 41302, "readableMessage": "TargetFileTooLargeError: over the limit"},
+    ],
+)
+@requirement("upstream.errors")
+def test_a_page_that_is_too_large_is_not_blamed_on_the_request(
+    body: Any, jina: respx.Router, run_tool: RunTool
+) -> None:
+    answer = {"text": body} if isinstance(body, str) else {"json": body}
+    jina.post(READER_URL).respond(413, **answer)
+    result = run_tool(definition(READER), PAGE)
+    assert result.error_code == "upstream_rejected"
+    assert message(result).startswith(
+        "The page or file is too large for the service; use another source. If it is a PDF, a single page of it, "
+        "chosen with pdf_page, may be readable."
+    )
+    assert "pdf_page" not in message(run_tool(definition(READER), PAGE | {"pdf_page": 2}))
+    assert "pdf_page" not in message(run_tool(definition(READER, args={"fixed": {"pdf_page": 1}}), PAGE))
+
+
+@requirement("upstream.errors")
+def test_a_search_that_is_too_large_is_to_be_shortened(jina: respx.Router, run_tool: RunTool) -> None:
+    jina.post(SEARCH_URL).respond(413, text="<html>413 Request Entity Too Large</html>")
+    result = run_tool(definition(SEARCH), QUERY)
+    assert (result.error_code, message(result)) == ("upstream_rejected", "The request is too large; shorten it.")
+
+
+@each(
+    ("answer", "code"),
+    [
+        ({"status_code": 408, "json": {"data": None, "code": 408, "status": 40801}}, "upstream_unavailable"),
+        ({"status_code": 422, "json": failed_page("Search timed out")}, "upstream_unavailable"),
+        ({"status_code": 504, "text": "<html>"}, "upstream_unavailable"),
+        (None, "tool_timeout"),
+    ],
+)
+@requirement("answer.errors")
+def test_a_search_with_pages_that_times_out_advises_to_ask_for_less(
+    answer: dict[str, Any] | None, code: str, jina: respx.Router, run_tool: RunTool
+) -> None:
+    if answer is None:
+        jina.post(SEARCH_URL).mock(side_effect=TimeoutError)
+    else:
+        jina.post(SEARCH_URL).respond(**answer)
+    result = run_tool(definition(SEARCH), QUERY | {"with_content": True})
+    assert result.error_code == code
+    assert " Ask for less: fewer results, no page content." in message(result)
+    one = run_tool(definition(SEARCH), QUERY | {"format": "markdown", "count": 1})
+    assert " Ask for less: no page content." in message(one)
+    fixed = definition(SEARCH, args={"fixed": {"with_content": True}})
+    assert " Ask for less: fewer results." in message(run_tool(fixed, QUERY))
+    assert "Ask for less:" not in message(run_tool(definition(SEARCH), QUERY))
+
+
 # Addresses that are blocked until a time.
 
 
@@ -416,6 +477,56 @@ def test_a_bot_check_with_an_error_status_has_one_advice(jina: respx.Router, run
     jina.post(READER_URL).respond(json={"code": 200, "data": page})
     result = run_tool(definition(READER), PAGE)
     assert (state(result)["warnings"], state(result)["target_status"]) == (["captcha"], 403)
+
+
+_MAYBE_LOADING = "This page maybe not yet fully loaded, consider explicitly specify a timeout."
+_MAYBE_CAPTCHA = "This page maybe requiring CAPTCHA, please make sure you are authorized to access this page."
+_FRAMES = "This page contains iframe that are currently hidden, consider enabling iframe processing."
+
+
+@each(
+    ("title", "text", "lines", "due"),
+    [
+        (
+            "",
+            "环境异常\n\n完成验证后即可继续访问\n\n去验证",
+            [_MAYBE_LOADING, _MAYBE_CAPTCHA],
+            ["captcha"],
+        ),
+        ("Just a moment...", "", [_MAYBE_LOADING, _MAYBE_CAPTCHA, _FRAMES], ["captcha"]),
+        ("", "Checking your browser before", ["Target URL returned error 503: Service Unavailable"], ["captcha"]),
+        ("Sign Up | LinkedIn", "Join LinkedIn", ["Target URL returned error 999", _MAYBE_LOADING], ["login"]),
+        ("Before you continue to YouTube", "Accept all", [_MAYBE_LOADING, _FRAMES], ["consent"]),
+        ("", "You must be logged in.", ["Target URL returned error 404: Not Found"], ["not_found"]),
+        (
+            "React App",
+            "You need to enable JavaScript to run this app.",
+            [_MAYBE_LOADING, _MAYBE_CAPTCHA],
+            ["javascript"],
+        ),
+        ("App", "Loading...", [_MAYBE_LOADING, _MAYBE_CAPTCHA], ["loading"]),
+        ("Gamma", "# Gamma", [_MAYBE_LOADING, _FRAMES], ["empty", "frames"]),
+        (
+            "a",
+            "A page with text.",
+            [_MAYBE_LOADING, _MAYBE_CAPTCHA, _FRAMES],
+            ["not_loaded", "may_be_captcha", "frames"],
+        ),
+    ],
+)
+@requirement("content.reader", "content.search")
+def test_a_page_has_the_one_advice_of_its_most_certain_barrier(
+    title: str, text: str, lines: list[str], due: list[str], jina: respx.Router, run_tool: RunTool
+) -> None:
+    page = {"title": title, "url": "https://a.example/", "content": text, "warning": "\n".join(lines)}
+    jina.post(SEARCH_URL).respond(json={"code": 200, "data": [page]})
+    [found] = state(run_tool(definition(SEARCH), {"query": title + text, "with_content": True}))["results"]
+    assert found["warnings"] == due
+    if text:
+        jina.post(READER_URL).respond(json={"code": 200, "data": page})
+        result = run_tool(definition(READER), {"url": f"https://a.example/{due[0]}/{len(title + text)}"})
+        assert state(result)["warnings"] == due
+        assert result.text.partition("[Untrusted web content")[0].count("[Warning: ") == len(due)
 
 
 @requirement("content.reader")
