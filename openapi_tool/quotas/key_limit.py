@@ -199,7 +199,7 @@ class KeyLimit(SharedRecord):
         self._offline: LimitRecord | None = None
         self._offline_window = Window()
         self._lost_at = 0.0  # begin of an outage that is not reported yet
-        self._sent: deque[float] = deque(maxlen=_MAX_SENT)
+        self._sent: deque[float] = deque(maxlen=_MAX_SENT)  # of the last COUNTS_S
         self._uncounted: list[float] = []  # sent without a limit before `use` set one
         self._durations: deque[float] = deque(maxlen=_MAX_DURATIONS)
         self._asked: dict[str, float] = {}
@@ -292,8 +292,13 @@ class KeyLimit(SharedRecord):
     def send_unlimited(self, need: Need) -> Permit:
         """Return a permit of a key without a limit."""
         permit = KeyPermit(self, None, need)
-        self._sent.append(permit.sent_at)
+        self._count_sent(permit.sent_at)
         return permit
+
+    def _count_sent(self, at: float) -> None:
+        while self._sent and self._sent[0] <= at - COUNTS_S:
+            self._sent.popleft()
+        self._sent.append(at)
 
     def sent_late(self, attempt: Attempt) -> None:
         """Count an attempt from now on if it was sent INTERVAL_S or more after its permit."""
@@ -542,7 +547,7 @@ class KeyLimit(SharedRecord):
 
     def _give(self, waiter: WaitingCall, attempt: Attempt) -> None:
         self.attempts[attempt.id] = attempt
-        self._sent.append(attempt.at)
+        self._count_sent(attempt.at)
         if waiter.permit.done():  # cancelled meanwhile
             self.end(attempt, NOTHING)
             return
