@@ -28,6 +28,7 @@ from openapi_tool.quotas.limiter import Limiter
 from openapi_tool.telemetry import metrics
 from openapi_tool.telemetry.health import Snapshots
 from openapi_tool.telemetry.spans import WireTracer, shut_down
+from openapi_tool.tools.catalogue import OPERATIONS
 
 if TYPE_CHECKING:
     from openapi_tool.telemetry.otlp import ExportingTracer
@@ -81,7 +82,8 @@ def open_process_parts(
         )
         stack.push_async_callback(shut_down, exporter.shutdown, left_s)
     for variable in bootstrap.secrets.allowed:
-        metrics.KEYS_REFUSED.labels(variable)  # so that an alert sees the first refusal
+        for operation in OPERATIONS:
+            metrics.KEYS_REFUSED.labels(variable, operation.name)  # so that an alert sees the first refusal
     clock = ServerClock()
     limit_records, budget_records = RecordStore(LIMITS), RecordStore(BUDGETS)
     limit_replica = secrets.token_hex(5)  # short: a record of limits contains up to 1,000 names
