@@ -46,6 +46,10 @@ class Limiter:
         for operation in OPERATIONS:
             metrics.RATE_LIMITED.labels(operation.name)  # 0 from the start, for alerts
 
+    def max_wait_share(self) -> float:
+        """Return the part of its remaining time for which a call may wait."""
+        return self._options.max_wait_share
+
     def use(self, options: LimitOptions) -> None:
         """Use other limits from now on; `pools` stay as they are until a restart."""
         self._options = replace(options, pools=self._options.pools)

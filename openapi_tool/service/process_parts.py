@@ -90,7 +90,7 @@ def open_process_parts(
     limiter = Limiter(limit_replica, settings.limits, limit_records, clock.time, key_failure, settings.fairness.weights)
     limiter.keys.set_secrets(bootstrap.secrets)
     budget_replica = f"{INSTANCE}-{secrets.token_hex(3)}"  # a restarted process may have the same name
-    budgets = Budgets(budget_replica, settings.budgets, budget_records, clock.time)
+    budgets = Budgets(budget_replica, settings.budgets, budget_records, clock.time, limiter.max_wait_share)
     for scope in SCOPES:
         metrics.BUDGET_USED.labels(scope).set_function(partial(budgets.largest_used_fraction, scope))
     health = bootstrap.health
