@@ -246,8 +246,8 @@ def test_a_call_waits_for_reservations_of_a_killed_replica_for_a_part_of_its_tim
         assert 90 - 30 * share <= left_s <= 91 - 30 * share
         assert refusal.message == (
             f"The budget {owner} is held by requests that have not ended, so nothing was sent: 1 of 3 requests "
-            f"are used, 2 are reserved for them, and this call needs 1. Call again in {left_s:.0f} s: what has not ended by then "
-            "counts as used."
+            f"are used, 2 are reserved for them, and this call needs 1. Call again in {left_s:.0f} s: what has "
+            "not ended by then counts as used."
         )
         assert refusal.retryable
         assert refusal.detail == {
