@@ -307,7 +307,7 @@ MEANINGS = {
     "gateway.serving": "The HTTP door listens; with its address and the number of tokens.",
     "health.changed": "A dependency became available, or is unavailable; the message says why, again every minute.",
     "health.serving": "The health server listens.",
-    "key.blocked": "A key is invalid or exhausted: its calls use another key of its pool or fail. It is retried later.",
+    "key.blocked": "An endpoint refuses a key: its requests use another key of the pool or fail. Tried later.",
     "key.not_shared": "Cannot share which keys are blocked; this replica uses the outcomes of its own calls.",
     "limits.not_followed": "Cannot subscribe to changes of the shared records of limits or budgets.",
     "limits.not_shared": "Cannot share a limit of a key with other replicas; this replica uses its part of the limit.",

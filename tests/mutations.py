@@ -391,7 +391,7 @@ SECRETS = (
     ),
     Mutation(
         "quotas/keys.py",
-        "        elif variable in self._suspected:",
+        "        elif use in self._suspected:",
         "        elif False:",
         "tests/unit/test_limits.py::test_a_key_that_serves_other_calls_between_two_refusals_is_not_blocked",
     ),

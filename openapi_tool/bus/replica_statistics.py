@@ -88,6 +88,7 @@ class _LimitStats(_StrictModel):
 
 class _KeyStats(_StrictModel):
     variable: _Name | None = None
+    endpoint: _Name | None = None
     state: _Name | None = None
     tried_again_s: float | None = None
 

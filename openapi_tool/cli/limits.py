@@ -17,7 +17,7 @@ from openapi_tool.cli.tables import Rows
 
 _UPDATE_S = 2.0
 _LIMITS = ("pool", "not_set", "requests_per_minute", "tokens_per_minute", "concurrent", "found_by_429", "dry_run")
-_KEY_FIELDS = ("variable", "state", "status", "for_s", "tried_again_s")
+_KEY_FIELDS = ("variable", "endpoint", "state", "status", "for_s", "tried_again_s")
 _LIMIT_HEADS = (
     "key",
     "endpoint",
@@ -87,11 +87,14 @@ def _entry(key: tuple[str, str], parts: Sequence[tuple[str, Mapping[str, Any]]])
 
 
 def blocked(replicas: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the keys that the upstream refuses, each as reported by the replica that will retry it last."""
+    """Return the keys that an endpoint refuses, each as reported by the replica that will retry it last."""
     entries = [entry for replica in replicas for entry in replica.get("upstream_keys") or ()]
     entries.sort(key=lambda entry: entry.get("tried_again_s") or 0)
-    keys = {str(entry.get("variable")): {name: entry.get(name) for name in _KEY_FIELDS} for entry in entries}
-    return [keys[variable] for variable in sorted(keys)]
+    keys = {
+        (str(entry.get("variable")), str(entry.get("endpoint"))): {name: entry.get(name) for name in _KEY_FIELDS}
+        for entry in entries
+    }
+    return [keys[use] for use in sorted(keys)]
 
 
 def shown(replicas: Sequence[Mapping[str, Any]]) -> Group:
@@ -112,7 +115,7 @@ def shown(replicas: Sequence[Mapping[str, Any]]) -> Group:
             shares.add(*names, name, part["sent_per_minute"], offline)
         for project, calls in entry["waiting_by_project"].items():
             waiting.add(*names, project, calls)
-    refused = Rows("key", "state", "status", "for s", "tried again in s", title="refused keys")
+    refused = Rows("key", "endpoint", "state", "status", "for s", "tried again in s", title="refused keys")
     for entry in keys:
         refused.add(*(entry[name] for name in _KEY_FIELDS))
     if not entries:

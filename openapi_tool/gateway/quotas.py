@@ -35,7 +35,7 @@ async def shared_quotas(bootstrap: Bootstrap, state: StateFile) -> AsyncIterator
     limits, accounts = state.records("limits", _LIMITS_TTL_S), state.records("budgets", _BUDGETS_TTL_S)
     limiter = Limiter(name, settings.limits, limits, time.time, key_failure, settings.fairness.weights)
     limiter.keys.set_secrets(bootstrap.secrets)
-    budgets = Budgets(name, settings.budgets, accounts, time.time)
+    budgets = Budgets(name, settings.budgets, accounts, time.time, limiter.max_wait_share)
     await limiter.keys.load()
     async with (
         limits.watch(limiter.on_change),

@@ -39,7 +39,7 @@ from openapi_tool.options.tools import ToolOptions
 from openapi_tool.protocol.attempts import Attempt
 from openapi_tool.protocol.errors import ToolError, without_traceback
 from openapi_tool.quotas.budgets import Budgets, Spender
-from openapi_tool.quotas.keys import RefusedKeys
+from openapi_tool.quotas.keys import KeyUse, RefusedKeys
 from openapi_tool.quotas.permits import Need, Permit, Permits, Slot, Unlimited
 from openapi_tool.telemetry import metrics
 from openapi_tool.telemetry.metrics import project_label
@@ -276,7 +276,7 @@ class JinaBackend:
             tokens = cost(outcome).tokens
         except ToolError as error:
             permit.failed(error)
-            self._refused_keys.record(error.key_variable or need.variable, error.http_status)
+            self._refused_keys.record(KeyUse(error.key_variable or need.variable, need.endpoint), error.http_status)
             tokens = error.tokens
             if budget is not None:
                 budget.record_cost(tokens)

@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import json
 import logging
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -59,9 +60,10 @@ class AccountId(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _Request:
-    """Request that waits for its reservation."""
+    """Request that waits for its reservation: until `latest` for reservations of others to end."""
 
     attempt: Attempt
+    latest: float
     reserved: asyncio.Future[None]
 
 
@@ -115,11 +117,14 @@ class Account(SharedRecord):
         self._wrote = self._warns = self._offline = False
         self._refusal_logged = self._unreadable_logged = False
 
-    async def reserve(self, name: str, need: Amount, deadline: Deadline) -> Attempt:
-        """Reserve an amount for an attempt. Raises BudgetExceeded, ToolTimeout."""
+    async def reserve(self, name: str, need: Amount, deadline: Deadline, latest: float) -> Attempt:
+        """Reserve an amount for an attempt; wait until `latest` (server time) for what others have reserved.
+
+        Raises BudgetExceeded, and ToolTimeout if the account could not be checked before the deadline.
+        """
         now = self.now()
         attempt = Attempt(name, now, need, now + max(0.0, deadline.remaining()) + END_MARGIN_S)
-        request = _Request(attempt, asyncio.get_running_loop().create_future())
+        request = _Request(attempt, latest, asyncio.get_running_loop().create_future())
         self._waiting.append(request)
         self.wake()
         reserved = False
@@ -128,6 +133,8 @@ class Account(SharedRecord):
                 await request.reserved
             reserved = True
         except TimeoutError:
+            if not self.limit.covers(self.taken.plus(need)):
+                raise self._held(need) from None
             raise ToolTimeout("The call's time ended before its budget could be checked; call again.") from None
         finally:
             if request in self._waiting:
@@ -178,7 +185,7 @@ class Account(SharedRecord):
         """See `SharedRecord`."""
         changed = self.record.expire(now)
         changed |= self._store_attempts(now)
-        changed |= self._reserve()
+        changed |= self._reserve(now)
         self._wrote = changed
         if changed:
             self.record.report(self.replica, now)
@@ -197,7 +204,9 @@ class Account(SharedRecord):
             request.attempt.stored = True
             self._grant(request)
         for request in self._refused:
-            self._end(request, self._refusal(request.attempt.need))
+            need = request.attempt.need
+            is_held = self.limit.covers(self.record.charged.plus(need))
+            self._end(request, self._held(need) if is_held else self._refusal(need))
         self._granted, self._refused, self._settled = [], [], []
         if self._wrote:
             self._on_write(self)
@@ -215,7 +224,7 @@ class Account(SharedRecord):
             return SETTLE_S
         if self._waiting:
             self.must_read()
-            return _WAIT_S
+            return max(0.0, min(_WAIT_S, min(request.latest for request in self._waiting) - self.now()))
         return None
 
     def _store_attempts(self, now: float) -> bool:
@@ -245,8 +254,11 @@ class Account(SharedRecord):
             changed = True
         return changed
 
-    def _reserve(self) -> bool:
-        """Reserve for waiting requests in their order; refuse those for which nothing that may be freed would do."""
+    def _reserve(self, now: float) -> bool:
+        """Reserve for waiting requests in their order.
+
+        Refuse those for which nothing that may be freed would do, or that have waited for it until their latest time.
+        """
         record = self.record
         self._granted, self._refused = [], []
         taken, charged = record.charged.plus(record.reserved), record.charged
@@ -258,7 +270,7 @@ class Account(SharedRecord):
                 record.reserve(request.attempt)
                 taken = taken.plus(need)
                 self._granted.append(request)
-            elif not self.limit.covers(charged.plus(need)):
+            elif now >= request.latest or not self.limit.covers(charged.plus(need)):
                 self._refused.append(request)
         return bool(self._granted)
 
@@ -314,12 +326,40 @@ class Account(SharedRecord):
                 taken = taken.plus(attempt.cost).minus(attempt.need)
         return taken
 
-    def _refusal(self, need: Amount) -> BudgetExceeded:
-        metrics.BUDGET_REFUSALS.labels(self.id.scope).inc()
+    def _lacking(self, need: Amount) -> str:
+        """Return the resource of which too little is left."""
         limit, taken = self.limit, self.taken
         exceeds_requests = limit.requests is not None and taken.requests + need.requests > limit.requests
-        kind = "requests" if exceeds_requests or limit.tokens is None else "tokens"
-        maximum, used, needed = (getattr(amount, kind) for amount in (limit, taken, need))
+        return "requests" if exceeds_requests or limit.tokens is None else "tokens"
+
+    def _held(self, need: Amount) -> BudgetExceeded:
+        """Return the error of a request for which requests that have not ended leave too little."""
+        metrics.BUDGET_REFUSALS.labels(self.id.scope).inc()
+        kind, record = self._lacking(need), self.record
+        maximum, taken, used, needed = (
+            getattr(amount, kind) for amount in (self.limit, self.taken, record.charged, need)
+        )
+        seconds = max(1, math.ceil(record.held_until(self.limit, need) - self.now()))
+        return BudgetExceeded(
+            f"The budget {self._owner_text} is held by requests that have not ended, so nothing was sent: {used:,} of "
+            f"{maximum:,} {kind} are used, {taken - used:,} are reserved for them, and this call needs {needed:,}. "
+            f"Call again in {seconds} s: what has not ended by then counts as used.",
+            detail={
+                "budget": f"{self.id.scope}_{kind}",
+                "limit": maximum,
+                "used": used,
+                "reserved": taken - used,
+                "needed": needed,
+                "retry_after_s": seconds,
+            },
+            retryable=True,
+            retry_after=float(seconds),
+        )
+
+    def _refusal(self, need: Amount) -> BudgetExceeded:
+        metrics.BUDGET_REFUSALS.labels(self.id.scope).inc()
+        kind = self._lacking(need)
+        maximum, used, needed = (getattr(amount, kind) for amount in (self.limit, self.taken, need))
         renews = f"It renews at {self.period.renews}." if self.period.renews else "It does not renew."
         until = "before that" if self.period.renews else "in this session"
         detail = {

@@ -108,6 +108,15 @@ class AccountRecord(BaseModel):
             self.lost = Uses(*Amount(*self.lost).plus(self.open.pop(name).need))
         return bool(lost)
 
+    def held_until(self, limit: AccountLimit, need: Amount) -> float:
+        """Return when too little is left for `need` for good if nobody settles an attempt before."""
+        charged, until = self.charged, 0.0
+        for one in sorted(self.open.values(), key=lambda one: one.until):
+            charged, until = charged.plus(one.need), one.until
+            if not limit.covers(charged.plus(need)):
+                break
+        return until
+
     def report(self, replica: str, now: float) -> None:
         """Record that a replica uses the account."""
         self.replicas[replica] = round(now, 1)

@@ -54,13 +54,14 @@ class Charge:
     async def reserve(self, min_tokens: int, deadline: Deadline) -> Reservation:
         """Reserve the expected cost of a request, at least `min_tokens`. Raises BudgetExceeded, ToolTimeout."""
         budgets, self._has_reserved = self._budgets, True
+        latest = budgets.clock() + deadline.remaining() * budgets.max_wait_share()
         need = Amount(1, max(min_tokens, round(budgets.means.get(self._tool, 0.0))))
         reservation = Reservation(need, [])
         name = budgets.new_attempt()
         try:
             for account in self._accounts:
                 budgets.active[account.key] = account
-                reservation.attempts.append((account, await account.reserve(name, need, deadline)))
+                reservation.attempts.append((account, await account.reserve(name, need, deadline, latest)))
         except BaseException:
             reservation.unsent()
             raise
@@ -116,11 +117,20 @@ class Reservation:
 class Budgets:
     """Budgets of this process, named `replica`. `clock` returns the NATS server's time in seconds since the epoch.
 
+    A request waits for what others have reserved for `max_wait_share()` of its remaining time.
     `limited`: the settings have a budget. `active`: accounts by key in which requests have reserved. `means`:
     moving averages of a request's tokens by project and tool.
     """
 
-    def __init__(self, replica: str, options: BudgetOptions, store: Records, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        replica: str,
+        options: BudgetOptions,
+        store: Records,
+        clock: Callable[[], float],
+        max_wait_share: Callable[[], float],
+    ) -> None:
+        self.max_wait_share = max_wait_share
         self._replica, self._options, self._store, self.clock = replica, options, store, clock
         self._numbers = count()
         self._sharing = Sharing()

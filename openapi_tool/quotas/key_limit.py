@@ -16,7 +16,7 @@ from pydantic import SecretStr
 from openapi_tool.fair_queue import FairQueue, Turns, project_key
 from openapi_tool.protocol.errors import RateLimited, ToolError
 from openapi_tool.quotas.amounts import NOTHING, Amount, Attempt
-from openapi_tool.quotas.keys import STATES, Keys
+from openapi_tool.quotas.keys import STATES, Keys, KeyUse
 from openapi_tool.quotas.limit_record import (
     MAX_PAUSE_S,
     MAX_REPLICAS,
@@ -182,6 +182,7 @@ class KeyLimit(SharedRecord):
     ) -> None:
         super().__init__(f"limit.{variable.upper()}.{endpoint}", keys.replica, store, keys.now)
         self.variable, self.endpoint, self.rates, self.keys, self.group = variable, endpoint, rates, keys, group
+        self.use_of_key = KeyUse(variable, endpoint)
         self.record = LimitRecord()
         self.weight, self.load, self.trial, self.dry_run = 1.0, 0.0, False, dry_run
         self.calls_refused = self.over_limit = 0
@@ -199,7 +200,7 @@ class KeyLimit(SharedRecord):
         self._offline: LimitRecord | None = None
         self._offline_window = Window()
         self._lost_at = 0.0  # begin of an outage that is not reported yet
-        self._sent: deque[float] = deque(maxlen=_MAX_SENT)
+        self._sent: deque[float] = deque(maxlen=_MAX_SENT)  # of the last COUNTS_S
         self._uncounted: list[float] = []  # sent without a limit before `use` set one
         self._durations: deque[float] = deque(maxlen=_MAX_DURATIONS)
         self._asked: dict[str, float] = {}
@@ -229,7 +230,7 @@ class KeyLimit(SharedRecord):
     @property
     def usable(self) -> bool:
         """Return whether calls may use the key."""
-        if self.variable in self.keys.blocked:
+        if self.use_of_key in self.keys.blocked:
             return self.trial
         return not self.group.pooled or self.keys.get(self.variable) is not None
 
@@ -292,8 +293,13 @@ class KeyLimit(SharedRecord):
     def send_unlimited(self, need: Need) -> Permit:
         """Return a permit of a key without a limit."""
         permit = KeyPermit(self, None, need)
-        self._sent.append(permit.sent_at)
+        self._count_sent(permit.sent_at)
         return permit
+
+    def _count_sent(self, at: float) -> None:
+        while self._sent and self._sent[0] <= at - COUNTS_S:
+            self._sent.popleft()
+        self._sent.append(at)
 
     def sent_late(self, attempt: Attempt) -> None:
         """Count an attempt from now on if it was sent INTERVAL_S or more after its permit."""
@@ -343,7 +349,7 @@ class KeyLimit(SharedRecord):
                 self._sent.remove(sent_at)
             self.wake()
         elif error.upstream_status is not None and error.upstream_status in STATES:
-            self.keys.record_refusal(self.variable, key, error.upstream_status, need.call)
+            self.keys.record_refusal(self.use_of_key, key, error.upstream_status, need.call)
         else:
             return
         need.refused_by |= {self.variable}
@@ -511,7 +517,7 @@ class KeyLimit(SharedRecord):
         record, waiting, changed = self.record, self.group.waiting, False
         rivals = _Rivals(record.waiting_elsewhere(self.replica, now), record.turns)
         while self.usable and not (
-            self._granted and self.variable in self.keys.blocked
+            self._granted and self.use_of_key in self.keys.blocked
         ):  # one call tries a blocked key
             mine = {project_key(name): name for name in waiting.projects() if self._may_send(name)}
             since = {key: waiting.first(name).since for key, name in mine.items()}
@@ -542,7 +548,7 @@ class KeyLimit(SharedRecord):
 
     def _give(self, waiter: WaitingCall, attempt: Attempt) -> None:
         self.attempts[attempt.id] = attempt
-        self._sent.append(attempt.at)
+        self._count_sent(attempt.at)
         if waiter.permit.done():  # cancelled meanwhile
             self.end(attempt, NOTHING)
             return
@@ -647,9 +653,9 @@ class KeyLimit(SharedRecord):
     def _review(self) -> None:
         """End the wait of calls that certainly get no permit in time, and of all if the key is blocked."""
         queue, now = self.group.waiting, self.now()
-        if self.variable in self.keys.blocked and not self.group.usable():
+        if self.use_of_key in self.keys.blocked and not self.group.usable():
             for waiter in list(queue):
-                self.group.fail(waiter, self.keys.error(self.variable))
+                self.group.fail(waiter, self.keys.error(self.use_of_key))
             return
         self._open_to_others()
         if now - self._reviewed_at < _REVIEW_S:
@@ -745,7 +751,7 @@ class KeyPermit(Permit):
     def done(self, tokens: int) -> None:
         """Settle the request."""
         self._end(Amount(1, tokens))
-        self._limit.keys.record_success(self._limit.variable, trial=self._trial)
+        self._limit.keys.record_success(self._limit.use_of_key, trial=self._trial)
 
     def failed(self, error: ToolError) -> None:
         """Settle the request; a refusal pauses or blocks its key."""
@@ -756,19 +762,19 @@ class KeyPermit(Permit):
         if error.http_status in _KEY_STATUSES:
             limit.record_upstream_refusal(error, self._need, self.key, self.sent_at)
         if self._trial and error.upstream_status not in STATES:
-            limit.keys.end_trial(limit.variable)
+            limit.keys.end_trial(limit.use_of_key)
 
     def cancelled(self) -> None:
         """Settle the request."""
         self._end(None)
         if self._trial:
-            self._limit.keys.end_trial(self._limit.variable)
+            self._limit.keys.end_trial(self._limit.use_of_key)
 
     def unsent(self) -> None:
         """Give the permit back: the request is not sent."""
         self._end(NOTHING)
         if self._trial:
-            self._limit.keys.end_trial(self._limit.variable)
+            self._limit.keys.end_trial(self._limit.use_of_key)
 
     def _end(self, cost: Amount | None) -> None:
         if not self._ended:

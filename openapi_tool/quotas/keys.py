@@ -1,4 +1,4 @@
-"""Keys that the upstream refuses: blocked for all replicas by a shared record, and tried again (ADR 9)."""
+"""Keys that an endpoint refuses: blocked there for all replicas by a shared record, and tried again (ADR 9)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import orjson
 from pydantic import Field, SecretStr, TypeAdapter, ValidationError
@@ -22,12 +22,20 @@ from openapi_tool.quotas.amounts import Time
 from openapi_tool.state.change import change as change_record
 from openapi_tool.state.port import Records, Stored
 from openapi_tool.telemetry import metrics
+from openapi_tool.tools.catalogue import OPERATIONS
 from openapi_tool.tools.secret_variables import Secrets
 
 log = logging.getLogger(__name__)
 
 STATES: Mapping[int, str] = MappingProxyType({40102: "invalid", 40201: "exhausted", 40203: "exhausted"})
 """State of a blocked key by the upstream's status. 40103, 40104 and 40202 are caused by the call, not by the key."""
+
+_REMEDIES: Mapping[str, str] = MappingProxyType(
+    {
+        "invalid": "is not valid, so an operator must set another one",
+        "exhausted": "has no balance left, so an operator must top it up or set another one",
+    }
+)
 
 RETRIES_S = 10.0, 30.0, 60.0, 180.0
 """Seconds until one call may try a blocked key again: after the refusal, the first trial, … A balance is often
@@ -46,9 +54,9 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class KeyRecord:
-    """State of one key: with a `status` of `STATES` blocked since `since`; it may be tried again at `retry_at`.
+    """State of one key at one endpoint: with a `status` of `STATES` blocked since `since`.
 
-    `trials` is how often it was tried since then.
+    It may be tried again at `retry_at`. `trials` is how often it was tried since then.
     """
 
     version: Literal[3] = 3
@@ -124,30 +132,40 @@ _WARNING_INTERVAL_S = 60.0
 Change = Callable[[KeyRecord], KeyRecord]
 
 
-def record_name(variable: str, value: str) -> str:
-    """Return the name of a key's record; the hash of its value gives a rotated key another record."""
+class KeyUse(NamedTuple):
+    """Use of the key in a variable for an endpoint, the name of an operation."""
+
+    variable: str
+    endpoint: str
+
+
+def record_name(use: KeyUse, value: str) -> str:
+    """Return the name of a key's record; the hash of its value gives a rotated key another record.
+
+    Records of an earlier version had names without the endpoint; they expire unread.
+    """
     digest = hashlib.blake2b(value.encode(), digest_size=_HASH_BYTES, person=b"openapi_tool_key")
-    return f"{PREFIX}{variable}.{digest.hexdigest()}"
+    return f"{PREFIX}{use.variable}.{use.endpoint}-{digest.hexdigest()}"
 
 
 class Keys:
-    """State of the keys of this process. `blocked` has the records of the blocked ones by variable.
+    """State of the keys of this process. `blocked` has the records of the blocked ones by variable and endpoint.
 
     `replica` is its name. `clock` returns the NATS server's time in seconds since the epoch. `failure` returns the
-    error of a call whose key is refused with a five-digit status. `on_state_change` is called with the variable of a
-    key that was blocked or unblocked.
+    error of a call whose key is refused with a five-digit status. `on_state_change` is called with the variable and
+    endpoint of a key that was blocked or unblocked.
     """
 
     def __init__(
         self, replica: str, store: Records, clock: Callable[[], float], failure: Callable[[int], ToolError]
     ) -> None:
-        self.blocked: dict[str, KeyRecord] = {}
-        self._suspected: set[str] = set()  # refused once, not blocked
-        self.on_state_change: Callable[[str], None] = lambda _: None
+        self.blocked: dict[KeyUse, KeyRecord] = {}
+        self._suspected: set[KeyUse] = set()  # refused once, not blocked
+        self.on_state_change: Callable[[KeyUse], None] = lambda _: None
         self.now = clock
         self.replica, self._store, self._failure = replica, store, failure
         self._secrets = Secrets({}, ())
-        self._variables: dict[str, str] = {}  # by name of the record
+        self._uses: dict[str, KeyUse] = {}  # by name of the record
         self._records: dict[str, tuple[int, KeyRecord]] = {}  # revision and record by name
         self._values: dict[str, bytes] = {}  # their stored forms
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -156,19 +174,21 @@ class Keys:
     def set_secrets(self, secrets: Secrets) -> None:
         """Use these values from now on."""
         self._secrets = secrets
-        before = self._variables
-        self._variables = {record_name(variable, value): variable for variable, value in secrets.values().items()}
-        for name in before.keys() - self._variables.keys():
+        before = self._uses
+        values = secrets.values().items()
+        uses = [(KeyUse(name, operation.name), value) for name, value in values for operation in OPERATIONS]
+        self._uses = {record_name(use, value): use for use, value in uses}
+        for name in before.keys() - self._uses.keys():
             self._records.pop(name, None)
             self._values.pop(name, None)
             self._set_state(before[name], KeyRecord())
         # `assemble` loads the first ones, after it has connected the store.
-        if before and self._variables.keys() - before.keys():
+        if before and self._uses.keys() - before.keys():
             self._start(self.load())
 
     async def load(self) -> None:
         """Read the records of the keys that have none in memory."""
-        for name in sorted(self._variables.keys() - self._records.keys()):
+        for name in sorted(self._uses.keys() - self._records.keys()):
             stored = await self._store.read(name)
             if stored.value is not None:
                 self._values[name] = stored.value
@@ -178,55 +198,59 @@ class Keys:
         """Return the value of a variable."""
         return self._secrets.get(variable)
 
-    def error(self, variable: str) -> ToolError:
+    def error(self, use: KeyUse) -> ToolError:
         """Return the error of a call whose key is blocked; it says when the key is tried again."""
-        record = self.blocked[variable]
+        record = self.blocked[use]
         error = self._failure(record.status)
-        error.key_variable = variable
+        error.key_variable = use.variable
         seconds = max(1, math.ceil(record.retry_at - self.now()))
-        error.message += f" The key is tried again in {seconds} s."
+        why = _REMEDIES[STATES[record.status]]
+        error.message = (
+            f"The service refuses {use.endpoint} requests with this tool's key, which {why}; "
+            f"the next call after {seconds} s tries it again."
+        )
         error.detail = {"retry_after_s": seconds}
         return error
 
-    async def claim_trial(self, variable: str) -> bool:
+    async def claim_trial(self, use: KeyUse) -> bool:
         """Return whether this call may try a blocked key: one call of all replicas may, once it is due."""
-        now, record = self.now(), self.blocked[variable]
+        now, record = self.now(), self.blocked[use]
         if record.retry_at > now:
             return False
         change = partial(_claim_trial, now=now)
-        self.blocked[variable] = change(record)  # before any `await`, so that other calls of this process claim none
+        self.blocked[use] = change(record)  # before any `await`, so that other calls of this process claim none
         try:
             # A key that another replica has unblocked meanwhile may be tried, too.
-            return await self._apply(self._name_of(variable), change) or variable not in self.blocked
+            return await self._apply(self._name_of(use), change) or use not in self.blocked
         except Unavailable:
             return True  # without the store each replica tries
 
-    def record_refusal(self, variable: str, key: SecretStr, status: int, call_number: int) -> None:
+    def record_refusal(self, use: KeyUse, key: SecretStr, status: int, call_number: int) -> None:
         """Record a refusal of the sent key with a status of `STATES`; `call_number` as `Need.call`."""
-        name = record_name(variable, key.get_secret_value())
-        if name not in self._variables:
+        name = record_name(use, key.get_secret_value())
+        if name not in self._uses:
             return  # the key was rotated after the request was sent
-        if variable not in self.blocked or self.blocked[variable].state != STATES[status]:
+        if use not in self.blocked or self.blocked[use].state != STATES[status]:
             call = f"{self.replica}/{call_number}"
             self._start(self._apply(name, partial(_record_refusal, status=status, call=call, now=self.now())))
 
-    def record_success(self, variable: str, *, trial: bool) -> None:
+    def record_success(self, use: KeyUse, *, trial: bool) -> None:
         """Unblock a key after a trial; else forget its first refusal: one project's calls may cause two (ADR 9)."""
-        if variable in self.blocked:
+        if use in self.blocked:
             if trial:
-                self._start(self._apply(self._name_of(variable), _unblock))
-        elif variable in self._suspected:
-            self._suspected.discard(variable)
-            self._start(self._apply(self._name_of(variable), _forget_refusals))
+                self._start(self._apply(self._name_of(use), _unblock))
+        elif use in self._suspected:
+            self._suspected.discard(use)
+            self._start(self._apply(self._name_of(use), _forget_refusals))
 
-    def end_trial(self, variable: str) -> None:
+    def end_trial(self, use: KeyUse) -> None:
         """Let the next call try a blocked key: this one got no response that depends on the key."""
-        if variable in self.blocked:
-            self._start(self._apply(self._name_of(variable), partial(_end_trial, now=self.now())))
+        if use in self.blocked:
+            self._start(self._apply(self._name_of(use), partial(_end_trial, now=self.now())))
 
     def on_change(self, name: str, stored: Stored) -> None:
         """Adopt a record that another replica wrote."""
-        if name in self._variables and stored.revision > self._records.get(name, (0, None))[0]:
+        if name in self._uses and stored.revision > self._records.get(name, (0, None))[0]:
             self._values[name] = stored.value or b""
             self._adopt(name, stored.revision, decode(stored.value, self.now()))
 
@@ -235,13 +259,14 @@ class Keys:
         now = self.now() if self.blocked else 0.0  # the server's time may not be known yet
         return [
             {
-                "variable": variable,
+                "variable": use.variable,
+                "endpoint": use.endpoint,
                 "state": record.state,
                 "status": record.status,
                 "for_s": round(max(0.0, now - record.since), 1),
                 "tried_again_s": round(max(0.0, record.retry_at - now), 1),
             }
-            for variable, record in sorted(self.blocked.items())
+            for use, record in sorted(self.blocked.items())
         ]
 
     async def aclose(self) -> None:
@@ -249,8 +274,8 @@ class Keys:
         if self._tasks:
             await asyncio.wait(self._tasks)
 
-    def _name_of(self, variable: str) -> str:
-        return next(name for name, one in self._variables.items() if one == variable)
+    def _name_of(self, use: KeyUse) -> str:
+        return next(name for name, one in self._uses.items() if one == use)
 
     def _start(self, work: Coroutine[Any, Any, object]) -> None:
         task = in_background(self._log_outage(work), "keys")
@@ -299,54 +324,63 @@ class Keys:
         return after != before
 
     def _adopt(self, name: str, revision: int, record: KeyRecord) -> None:
-        if name in self._variables and revision >= self._records.get(name, (0, None))[0]:
+        if name in self._uses and revision >= self._records.get(name, (0, None))[0]:
             self._records[name] = revision, record
-            self._set_state(self._variables[name], record)
+            self._set_state(self._uses[name], record)
 
-    def _set_state(self, variable: str, record: KeyRecord) -> None:
-        before = self.blocked.pop(variable, KeyRecord())
-        self._suspected.discard(variable)
+    def _set_state(self, use: KeyUse, record: KeyRecord) -> None:
+        before = self.blocked.pop(use, KeyRecord())
+        self._suspected.discard(use)
         if record.status:
-            self.blocked[variable] = record
+            self.blocked[use] = record
         elif record.refusals:
-            self._suspected.add(variable)
+            self._suspected.add(use)
         if record.state == before.state:
             return
         for state in set(STATES.values()):
-            metrics.KEY_UNUSABLE.labels(variable, state).set(state == record.state)
+            metrics.KEY_UNUSABLE.labels(*use, state).set(state == record.state)
         if record.state:
             log.warning(
-                "the key of %s is %s (%s): its calls use another key of its pool or fail; it is tried again in %.0f s",
-                variable,
+                "the key of %s is %s (%s) for %s requests: they use another key of its pool or fail; "
+                "it is tried again in %.0f s",
+                use.variable,
                 record.state,
                 record.status,
+                use.endpoint,
                 max(0.0, record.retry_at - self.now()),
-                extra={"action": "key.blocked", "variable": variable, "state": record.state, "status": record.status},
+                extra={
+                    "action": "key.blocked",
+                    **use._asdict(),
+                    "state": record.state,
+                    "status": record.status,
+                },
             )
         else:
-            log.info("the key of %s is used again", variable, extra={"action": "key.unblocked", "variable": variable})
-        self.on_state_change(variable)
+            log.info(
+                "the key of %s is used for %s requests again", *use, extra={"action": "key.unblocked", **use._asdict()}
+            )
+        self.on_state_change(use)
 
 
 class RefusedKeys:
-    """Counts requests whose key the upstream refused; warns of each key and HTTP status once a minute."""
+    """Counts requests whose key the upstream refused; warns of each key, endpoint and status once a minute."""
 
     def __init__(self) -> None:
-        self._warned_at: dict[tuple[str, int], float] = {}
+        self._warned_at: dict[tuple[KeyUse, int], float] = {}
 
-    def record(self, variable: str, http_status: int | None) -> None:
-        """Record the HTTP status of a request with the key of `variable`."""
+    def record(self, use: KeyUse, http_status: int | None) -> None:
+        """Record the HTTP status of a failed request with a key."""
         if http_status is None or http_status not in _REFUSED_KEY_ADVICE:
             return
-        metrics.KEYS_REFUSED.labels(variable).inc()
+        metrics.KEYS_REFUSED.labels(*use).inc()
         now = time.monotonic()
-        if now - self._warned_at.get((variable, http_status), -_WARNING_INTERVAL_S) < _WARNING_INTERVAL_S:
+        if now - self._warned_at.get((use, http_status), -_WARNING_INTERVAL_S) < _WARNING_INTERVAL_S:
             return
-        self._warned_at[variable, http_status] = now
+        self._warned_at[use, http_status] = now
         log.warning(
-            "the upstream refused the key of %s (HTTP %s): %s",
-            variable,
+            "the upstream refused the key of %s for a %s request (HTTP %s): %s",
+            *use,
             http_status,
             _REFUSED_KEY_ADVICE[http_status],
-            extra={"action": "key.refused", "variable": variable, "http_status": http_status},
+            extra={"action": "key.refused", **use._asdict(), "http_status": http_status},
         )

@@ -11,7 +11,7 @@ from typing import Any
 from openapi_tool.fair_queue import NO_WEIGHTS, FairQueue
 from openapi_tool.protocol.errors import ToolError
 from openapi_tool.quotas.key_limit import KeyGroup, KeyLimit, WaitingCall
-from openapi_tool.quotas.keys import PREFIX, Keys
+from openapi_tool.quotas.keys import PREFIX, Keys, KeyUse
 from openapi_tool.quotas.limit_record import Rates
 from openapi_tool.quotas.permits import LimitOptions, Need, Permit
 from openapi_tool.state.port import Records, Stored
@@ -45,6 +45,10 @@ class Limiter:
         self._limits: dict[tuple[str, str], KeyLimit] = {}
         for operation in OPERATIONS:
             metrics.RATE_LIMITED.labels(operation.name)  # 0 from the start, for alerts
+
+    def max_wait_share(self) -> float:
+        """Return the part of its remaining time for which a call may wait."""
+        return self._options.max_wait_share
 
     def use(self, options: LimitOptions) -> None:
         """Use other limits from now on; `pools` stay as they are until a restart."""
@@ -116,13 +120,13 @@ class Limiter:
 
     async def _check_blocked(self, group: KeyGroup) -> None:
         """Let the call try a blocked key if that is due. Raises the error of a key if none is usable."""
-        blocked = [limit for limit in group.limits if limit.variable in self.keys.blocked]
+        blocked = [limit for limit in group.limits if limit.use_of_key in self.keys.blocked]
         for limit in blocked:
-            if await self.keys.claim_trial(limit.variable):
+            if await self.keys.claim_trial(limit.use_of_key):
                 limit.trial = True
         if blocked and not group.usable():
             # `claim_trial` awaits, so some keys may no longer be blocked; one is, as none is usable.
-            raise self.keys.error(next(limit.variable for limit in blocked if limit.variable in self.keys.blocked))
+            raise self.keys.error(next(limit.use_of_key for limit in blocked if limit.use_of_key in self.keys.blocked))
 
     def on_change(self, name: str, stored: Stored) -> None:
         """Adopt a record that another replica wrote."""
@@ -165,12 +169,11 @@ class Limiter:
         """Store what is known, and stop."""
         await asyncio.gather(*(limit.aclose() for limit in self._limits.values()), self.keys.aclose())
 
-    def _key_changed(self, variable: str) -> None:
+    def _key_changed(self, use: KeyUse) -> None:
         """Serve the calls that wait for a key, or fail them."""
-        for limit in self._limits.values():
-            if limit.variable == variable:
-                limit.trial = False
-                limit.group.wake()
+        if (limit := self._limits.get(use)) is not None:
+            limit.trial = False
+            limit.group.wake()
 
     def _rates(self, variable: str, endpoint: str) -> Rates:
         limits, prefix = self._options.of(variable), _operation(endpoint).limits

@@ -103,7 +103,8 @@ class LimitOptions(KeyLimits):
             gt=0,
             le=1,
             description="A call that would wait longer than this part of its remaining time for a permit is refused "
-            "at once, with the time. One that waits is refused once its wait is certain to be half as long again.",
+            "at once, with the time. One that waits is refused once its wait is certain to be half as long again. It "
+            "also waits no longer than this part for a budget that requests which have not ended hold.",
         ),
     ] = 1 / 3
     dry_run: Annotated[

@@ -28,6 +28,7 @@ from openapi_tool.quotas.limiter import Limiter
 from openapi_tool.telemetry import metrics
 from openapi_tool.telemetry.health import Snapshots
 from openapi_tool.telemetry.spans import WireTracer, shut_down
+from openapi_tool.tools.catalogue import OPERATIONS
 
 if TYPE_CHECKING:
     from openapi_tool.telemetry.otlp import ExportingTracer
@@ -81,14 +82,15 @@ def open_process_parts(
         )
         stack.push_async_callback(shut_down, exporter.shutdown, left_s)
     for variable in bootstrap.secrets.allowed:
-        metrics.KEYS_REFUSED.labels(variable)  # so that an alert sees the first refusal
+        for operation in OPERATIONS:
+            metrics.KEYS_REFUSED.labels(variable, operation.name)  # so that an alert sees the first refusal
     clock = ServerClock()
     limit_records, budget_records = RecordStore(LIMITS), RecordStore(BUDGETS)
     limit_replica = secrets.token_hex(5)  # short: a record of limits contains up to 1,000 names
     limiter = Limiter(limit_replica, settings.limits, limit_records, clock.time, key_failure, settings.fairness.weights)
     limiter.keys.set_secrets(bootstrap.secrets)
     budget_replica = f"{INSTANCE}-{secrets.token_hex(3)}"  # a restarted process may have the same name
-    budgets = Budgets(budget_replica, settings.budgets, budget_records, clock.time)
+    budgets = Budgets(budget_replica, settings.budgets, budget_records, clock.time, limiter.max_wait_share)
     for scope in SCOPES:
         metrics.BUDGET_USED.labels(scope).set_function(partial(budgets.largest_used_fraction, scope))
     health = bootstrap.health

@@ -154,11 +154,11 @@ RESPONSE_BYTES = _gauge(
     "response_memory_free_bytes", "Free part of the memory for responses, egress.body_budget_bytes."
 )
 RESPONSE_WAITING = _gauge("response_memory_waiting", "Responses that wait for memory of egress.body_budget_bytes.")
-KEYS_REFUSED = _counter("keys_refused", "Requests whose key the upstream refused (401, 402).", ("variable",))
+KEYS_REFUSED = _counter("keys_refused", "Requests whose key the upstream refused (401, 402).", ("variable", "endpoint"))
 KEY_UNUSABLE = _gauge(
     "key_unusable",
-    "1 while a key is blocked as `invalid` or `exhausted`: its calls use another key of its pool, or fail at once.",
-    ("variable", "state"),
+    "1 while a key is blocked at an endpoint as `invalid` or `exhausted`: calls use another key of its pool, or fail.",
+    ("variable", "endpoint", "state"),
 )  # fmt: skip
 LIMIT_USED = _gauge(
     "limit_used",

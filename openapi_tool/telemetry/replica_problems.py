@@ -105,8 +105,8 @@ def _suspicious_replies(name: str, replica: Replica) -> Iterator[_Report]:
 
 def _key_states(name: str, replica: Replica) -> Iterator[_Report]:
     for key in replica.get("upstream_keys") or ():
-        text = f"the upstream refuses the key of {key.get('variable')} ({key.get('state')}): see openapi-tool limits"
-        yield _state(name, text)
+        about = f"{key.get('endpoint')} requests with the key of {key.get('variable')} ({key.get('state')})"
+        yield _state(name, f"the upstream refuses {about}: see openapi-tool limits")
 
 
 def _limit_states(name: str, replica: Replica) -> Iterator[_Report]:

@@ -15,10 +15,13 @@ from pathlib import Path
 
 import pytest
 
-from openapi_tool.protocol.errors import Unavailable
+from openapi_tool.options.budgets import BudgetOptions
+from openapi_tool.protocol.errors import BudgetExceeded, Unavailable
+from openapi_tool.quotas.budgets import Budgets, Spender
 from openapi_tool.state import sqlite
 from openapi_tool.state.change import change
 from openapi_tool.state.sqlite import MEMORY, StateFile, StateUnusable, default_path
+from openapi_tool.tools.deadlines import Deadline
 from tests.requirements import requirement
 
 _COUNT = """
@@ -32,6 +35,24 @@ async def main():
     for _ in range(int(sys.argv[2])):
         stored = await change(records, "count", lambda value: b"%d" % (int(value or 0) + 1))
         print(stored.value.decode(), flush=True)
+
+asyncio.run(main())
+"""
+
+_RESERVE = """
+import asyncio, sys, time
+from pathlib import Path
+from openapi_tool.options.budgets import BudgetOptions
+from openapi_tool.quotas.budgets import Budgets, Spender
+from openapi_tool.state.sqlite import StateFile
+from openapi_tool.tools.deadlines import Deadline
+
+async def main():
+    accounts = StateFile.open(Path(sys.argv[1])).records("budgets")
+    budgets = Budgets("killed", BudgetOptions(session_requests=1), accounts, time.time, lambda: 1)
+    await budgets.charge(Spender("proj", "agent", "session", "tool")).reserve(1, Deadline.after(30))
+    print("reserved", flush=True)
+    await asyncio.Event().wait()
 
 asyncio.run(main())
 """
@@ -50,6 +71,15 @@ def lines_until_killed(path: Path, seconds: float) -> list[bytes]:
         time.sleep(seconds)
         process.send_signal(signal.SIGKILL)
         return [first, *process.stdout.read().split()]
+
+
+def reserve_and_die(path: Path) -> None:
+    """Reserve the whole budget of a session in a process, and kill it."""
+    command = [sys.executable, "-c", _RESERVE, str(path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:  # noqa: S603 - the interpreter
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"reserved\n"
+        process.send_signal(signal.SIGKILL)
 
 
 @requirement("state.file")
@@ -92,6 +122,22 @@ async def test_no_acknowledged_write_is_lost_by_kills_at_any_moment(tmp_path: Pa
         async with aclosing(StateFile.open(path)) as state:
             stored = await state.records("test").read("count")
         assert acknowledged <= int(stored.value or 0) <= acknowledged + 1
+
+
+@requirement("state.file", "budgets.reservations")
+async def test_a_budget_that_a_killed_process_holds_is_named_as_the_cause(tmp_path: Path) -> None:
+    path = tmp_path / "gateway.sqlite3"
+    await asyncio.to_thread(reserve_and_die, path)
+    async with aclosing(StateFile.open(path)) as state:
+        accounts = state.records("budgets")
+        budgets = Budgets("next", BudgetOptions(session_requests=1), accounts, time.time, lambda: 0.01)
+        async with aclosing(budgets):
+            charge = budgets.charge(Spender("proj", "agent", "session", "tool"))
+            assert charge is not None
+            with pytest.raises(BudgetExceeded, match="is held by requests that have not ended") as refused:
+                await charge.reserve(1, Deadline.after(60))
+    assert refused.value.retry_after is not None
+    assert 1 <= refused.value.retry_after <= 90
 
 
 @requirement("state.file")

@@ -52,7 +52,9 @@ class Pod:
     killed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
-        self.budgets = Budgets(f"pod-{self.number}", self.world.options, self, self.world.clock)
+        self.budgets = Budgets(
+            f"pod-{self.number}", self.world.options, self, self.world.clock, lambda: self.world.max_wait_share
+        )
 
     async def step(self) -> None:
         self.steps += 1
@@ -121,6 +123,7 @@ class World:
     committed: int = 0
     refusals: list[tuple[int, BudgetExceeded]] = field(default_factory=list)
     skipped_s: float = 0.0
+    max_wait_share: float = 1 / 3
 
     def clock(self) -> float:
         # A real loop's time may be the machine's uptime: stay within 12 days of START.
@@ -212,6 +215,74 @@ def test_what_a_killed_replica_has_sent_stays_charged(killed_at: int) -> None:
         assert record.used.requests + record.lost.requests == LIMIT
         assert record.used.requests >= done.count(True) + committed
         assert record.lost.requests >= sent - record.used.requests + done.count(True)
+
+    run_virtually(work())
+
+
+@pytest.mark.parametrize("share", [1 / 3, 1.0])
+@pytest.mark.parametrize("options", [BudgetOptions(session_requests=3), BudgetOptions(project_day_requests=3)])
+@requirement("budgets.reservations", "budgets.exact")
+def test_a_call_waits_for_reservations_of_a_killed_replica_for_a_part_of_its_time(
+    options: BudgetOptions, share: float
+) -> None:
+    async def work() -> None:
+        world = World(options, max_wait_share=share)
+        first, second = world.pod(), world.pod()
+        assert await first.call()
+        charge: Any = first.budgets.charge(CALLER)
+        for _ in range(2):
+            await charge.reserve(1, Deadline.after(30))
+        first.killed.set()
+        first.stop()
+        began = world.clock()
+        assert not await second.call()
+        [(_, refusal)] = world.refusals
+        assert round(world.clock() - began) == round(30 * share)
+        owner, left_s = (
+            "of this session" if options.session_requests else "of this project for today",
+            refusal.retry_after,
+        )
+        assert left_s is not None
+        assert 90 - 30 * share <= left_s <= 91 - 30 * share
+        assert refusal.message == (
+            f"The budget {owner} is held by requests that have not ended, so nothing was sent: 1 of 3 requests "
+            f"are used, 2 are reserved for them, and this call needs 1. Call again in {left_s:.0f} s: what has "
+            "not ended by then counts as used."
+        )
+        assert refusal.retryable
+        assert refusal.detail == {
+            "budget": "session_requests" if options.session_requests else "project_day_requests",
+            "limit": 3,
+            "used": 1,
+            "reserved": 2,
+            "needed": 1,
+            "retry_after_s": left_s,
+        }
+        await asyncio.sleep(left_s)
+        began = world.clock()
+        assert not await second.call()
+        assert world.clock() - began < 1
+        assert "3 of 3 requests are used or reserved" in world.refusals[-1][1].message
+        for record in await world.close():
+            assert (record.used.requests, record.lost.requests, record.open) == (1, 2, {})
+        assert world.sent == 1
+
+    run_virtually(work())
+
+
+@pytest.mark.parametrize("running_s", [1, 9])
+@requirement("budgets.exact")
+def test_a_call_gets_what_a_request_of_another_replica_frees_while_it_waits(running_s: int) -> None:
+    async def work() -> None:
+        world = World(BudgetOptions(session_requests=1))
+        first, second = world.pod(), world.pod()
+        charge: Any = first.budgets.charge(CALLER)
+        reservation = await charge.reserve(1, Deadline.after(30))
+        call = asyncio.create_task(second.call())
+        await asyncio.sleep(running_s)
+        reservation.unsent()
+        assert await call
+        await world.close()
 
     run_virtually(work())
 

@@ -723,7 +723,7 @@ def test_what_has_recovered_is_listed_apart_as_recovered() -> None:
 
 _OVER: dict[str, dict[str, Any]] = {
     "limits.not_shared": {"upstream_limits": [{"variable": "KEY", "endpoint": "search", "offline": True}]},
-    "key.blocked": {"upstream_keys": [{"variable": "KEY", "state": "exhausted", "status": 402, "tried_again_s": 90.0}]},
+    "key.blocked": {"upstream_keys": [{"variable": "KEY", "endpoint": "search", "state": "exhausted", "status": 402}]},
     "budgets.not_shared": {"health": {"budgets_by_last_known_state": "bucket is full"}},
     "clock.offset": {"health": {"clock_offset_s": -28.0}},
     "durable.full": FULL,

@@ -548,3 +548,16 @@ async def test_limits_that_are_set_or_removed_later_apply_to_all_that_is_sent_fr
             limiter.use(LimitOptions())
         for limiter in world.limiters * 5:
             (await world.permit(limiter)).done(1)
+
+
+@pytest.mark.parametrize("options", [LimitOptions(), LimitOptions(search_requests_per_minute=1_000_000)])
+@requirement("limits.shared")
+async def test_the_times_of_requests_are_kept_for_a_minute_only(options: LimitOptions) -> None:
+    async with replicas(1, options) as world:
+        [limiter] = world.limiters
+        for _ in range(300):
+            (await world.permit(limiter)).done(1)
+            world.now += 1
+        [limit] = limiter._limits.values()  # noqa: SLF001 - what it keeps is not shown
+        assert limit.sent_in_window() == 60
+        assert len(limit._sent) <= 61  # noqa: SLF001

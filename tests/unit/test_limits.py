@@ -12,11 +12,11 @@ from itertools import count
 import orjson
 import pytest
 
-from openapi_tool.cli.limits import combined
+from openapi_tool.cli.limits import blocked, combined
 from openapi_tool.jina.failures import key_failure, upstream_failure
 from openapi_tool.protocol.errors import AuthFailed, BudgetExceeded, ToolError, Unavailable
 from openapi_tool.quotas import keys
-from openapi_tool.quotas.keys import RETRIES_S, KeyRecord
+from openapi_tool.quotas.keys import RETRIES_S, STATES, KeyRecord
 from openapi_tool.quotas.limiter import Limiter
 from openapi_tool.quotas.permits import KeyLimits, KeyPool, LimitOptions, Need, Permit
 from openapi_tool.state.port import OnChange, Stored
@@ -98,10 +98,17 @@ class Replicas:
         for limiter in self.limiters:
             await limiter.keys.aclose()
 
-    async def permit(self, limiter: Limiter, variable: str = "A", call: int | None = None, wait_s: float = 5) -> Permit:
+    async def permit(
+        self,
+        limiter: Limiter,
+        variable: str = "A",
+        call: int | None = None,
+        wait_s: float = 5,
+        endpoint: str = "search",
+    ) -> Permit:
         number = next(NUMBERS) if call is None else call
         key = self.secrets(variable)
-        permit = await limiter.acquire(Need(variable, "search", ("p", "a"), Deadline.after(wait_s), key, call=number))
+        permit = await limiter.acquire(Need(variable, endpoint, ("p", "a"), Deadline.after(wait_s), key, call=number))
         self.sent[permit.key.get_secret_value()] += 1
         return permit
 
@@ -120,6 +127,11 @@ class Replicas:
         await self.settled()
         return error
 
+    async def fails_as_blocked(self, limiter: Limiter, endpoint: str) -> None:
+        with pytest.raises(ToolError) as refused:
+            await self.permit(limiter, endpoint=endpoint)
+        assert f"refuses {endpoint} requests with this tool's key" in refused.value.message
+
 
 def refusal(status: int) -> ToolError:
     return upstream_failure(status // 100, {"status": status}, None)
@@ -137,6 +149,16 @@ async def replicas(number: int = 2, options: LimitOptions = NO_LIMITS) -> AsyncI
             await limiter.aclose()
 
 
+_BEGINS = "The service refuses search requests with this tool's key, which"
+_ENDS = "; the next call after 10 s tries it again."
+_EXHAUSTED = f"{_BEGINS} has no balance left, so an operator must top it up or set another one{_ENDS}"
+MESSAGES = {
+    40102: f"{_BEGINS} is not valid, so an operator must set another one{_ENDS}",
+    40201: _EXHAUSTED,
+    40203: _EXHAUSTED,
+}
+
+
 @pytest.mark.parametrize(("status", "error"), [(40102, AuthFailed), (40201, BudgetExceeded), (40203, BudgetExceeded)])
 @requirement("keys.blocked")
 async def test_a_key_that_two_calls_find_refused_is_blocked_for_all_replicas(
@@ -149,9 +171,10 @@ async def test_a_key_that_two_calls_find_refused_is_blocked_for_all_replicas(
         for limiter in (one, two):
             with pytest.raises(error) as refused:
                 await world.permit(limiter)
-            assert refused.value.message == f"{refusal(status).message} The key is tried again in 10 s."
+            assert refused.value.message == MESSAGES[status]
             assert refused.value.key_variable == "A"
-            assert [(key["variable"], key["status"]) for key in limiter.keys.snapshot()] == [("A", status)]
+            [key] = limiter.keys.snapshot()
+            assert (key["variable"], key["endpoint"], key["status"]) == ("A", "search", status)
         assert await world.done(one, "B") == ENVIRONMENT["B"]
         late = world.start()
         await late.keys.load()
@@ -178,10 +201,50 @@ async def test_a_key_that_serves_other_calls_between_two_refusals_is_not_blocked
         running = await world.permit(two)
         await world.refused(one, 40201)
         await world.refused(one, 40201)
-        assert "A" in one.keys.blocked
+        assert ("A", "search") in one.keys.blocked
         running.done(1)
         await world.settled()
-        assert "A" in two.keys.blocked, "the request was sent before the refusals"
+        assert ("A", "search") in two.keys.blocked, "the request was sent before the refusals"
+
+
+@pytest.mark.parametrize("status", STATES)
+@pytest.mark.parametrize(("refusing", "other"), [("search", "reader"), ("reader", "search")])
+@requirement("keys.blocked")
+async def test_a_key_that_one_endpoint_refuses_serves_the_other(refusing: str, other: str, status: int) -> None:
+    async with replicas() as world:
+        for limiter in world.limiters:
+            permit = await world.permit(limiter, endpoint=refusing)
+            (await world.permit(limiter, endpoint=other)).done(1)  # no success of the refusing endpoint
+            permit.failed(refusal(status))
+            await world.settled()
+        for limiter in world.limiters:
+            await world.fails_as_blocked(limiter, refusing)
+            (await world.permit(limiter, endpoint=other)).done(1)
+            assert [key["endpoint"] for key in limiter.keys.snapshot()] == [refusing]
+            assert [key["endpoint"] for key in blocked([{"upstream_keys": limiter.keys.snapshot()}])] == [refusing]
+        late = world.start()
+        await late.keys.load()
+        (await world.permit(late, endpoint=other)).failed(refusal(status))
+        (await world.permit(late, endpoint=other)).failed(refusal(status))
+        await world.settled()
+        for endpoint in (refusing, other):
+            await world.fails_as_blocked(late, endpoint)
+        assert [key["endpoint"] for key in late.keys.snapshot()] == ["reader", "search"]
+
+
+@requirement("keys.blocked")
+async def test_a_record_of_an_earlier_version_for_both_endpoints_blocks_neither() -> None:
+    async with replicas(1) as world:
+        [limiter] = world.limiters
+        for _ in range(2):
+            await world.refused(limiter, 40102)
+        [(name, (_, value))] = [entry for entry in world.records.items() if entry[0].startswith("key.")]
+        world.records.clear()
+        world.put(name.replace("search-", ""), value)
+        late = world.start()
+        await late.keys.load()
+        for endpoint in ("search", "reader"):
+            (await world.permit(late, endpoint=endpoint)).done(1)
 
 
 @requirement("keys.blocked", "keys.pools")

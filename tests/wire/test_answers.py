@@ -534,7 +534,7 @@ async def test_a_model_may_bypass_the_cache(world_without_executor: World) -> No
 async def test_an_invalid_and_an_exhausted_key_each_log_one_warning_with_the_variable(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
-    name, labels = "openapi_tool_keys_refused_total", {"variable": "JINA_API_KEY"}
+    name, labels = "openapi_tool_keys_refused_total", {"variable": "JINA_API_KEY", "endpoint": "search"}
     before = REGISTRY.get_sample_value(name, labels) or 0
     world.stack.upstream.rules({"statuses": [401, 402, 401]})
     for _ in range(4):  # the second 401 blocks the key, so that the last call sends no request
@@ -543,5 +543,7 @@ async def test_an_invalid_and_an_exhausted_key_each_log_one_warning_with_the_var
     assert [record.levelname for record in refused] == ["WARNING"] * 2
     says = ("(HTTP 401): it is not valid", "(HTTP 402): its balance is used up")
     for record, beginning in zip(refused, says, strict=True):
-        assert record.getMessage().startswith(f"the upstream refused the key of JINA_API_KEY {beginning}")
+        assert record.getMessage().startswith(
+            f"the upstream refused the key of JINA_API_KEY for a search request {beginning}"
+        )
     assert REGISTRY.get_sample_value(name, labels) == before + 3

@@ -184,7 +184,7 @@ async def test_every_replica_skips_a_refused_key_and_uses_the_other_key_of_its_p
     world_without_executor: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     world, name = world_without_executor, "openapi_tool_keys_refused_total"
-    labels = [{"variable": variable} for variable in ("SEARCH_API_KEY", "JINA_API_KEY")]
+    labels = [{"variable": variable, "endpoint": "search"} for variable in ("SEARCH_API_KEY", "JINA_API_KEY")]
     before = [REGISTRY.get_sample_value(name, label) or 0 for label in labels]
     world.stack.upstream.rules({"key": "SEARCH_API_KEY", "statuses": [401] * 9})
     pools = {"JINA_API_KEY": {"keys": ["JINA_API_KEY", "SEARCH_API_KEY"]}}
@@ -256,7 +256,12 @@ async def test_the_command_shows_limits_waiting_calls_and_refused_keys(world_wit
     [replica] = limit["replicas"].values()
     assert (limit["used"], limit["running"], limit["waiting"]) == (3, 0, 0)
     assert replica["sent_per_minute"] == 3
-    assert (key["variable"], key["state"], key["status"]) == ("JINA_API_KEY", "invalid", 40102)
+    assert (key["variable"], key["endpoint"], key["state"], key["status"]) == (
+        "JINA_API_KEY",
+        "search",
+        "invalid",
+        40102,
+    )
     assert all(text in drawn for text in ("refused keys", "JINA_API_KEY", "invalid", "40102"))
 
 
