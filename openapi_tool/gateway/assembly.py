@@ -52,6 +52,7 @@ async def open_gateway(
         reloader.use_keys, reloader.use_limits = quotas.limiter.keys.set_secrets, quotas.limiter.use
         reloader.add(runner)
         health = bootstrap.health
+        health.dependencies = {}  # those of a kernel; a door adds its own
         health.limits, health.keys = quotas.limiter.snapshot, quotas.limiter.keys.snapshot
         health.budgets, health.budget_outage = quotas.budgets.snapshot, quotas.budgets.outage
         statistics = Snapshots(INSTANCE, health, {"executor.concurrency": settings.executor.concurrency})

@@ -137,8 +137,9 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class GatewayParts:
-    """What a gateway works with. A call ends after `call_timeout_s`, or its definition's time limit if that is longer,
-    but after at most `max_timeout_s`.
+    """What a gateway works with.
+
+    A call ends after `call_timeout_s`, or its definition's time limit if that is longer; at most `max_timeout_s`.
     """
 
     runner: ToolRunner

@@ -31,9 +31,7 @@ def _check_origins(origins: tuple[str, ...]) -> tuple[str, ...]:
 
 @validated(frozen=True)
 class GatewayOptions(Options):
-    """`openapi-tool gateway`: tools over plain HTTP, and MCP over streamable HTTP; `openapi-tool mcp` uses
-    `call_timeout_s` alone.
-    """
+    """HTTP server of `openapi-tool gateway`; `openapi-tool mcp` uses `call_timeout_s` alone."""
 
     host: Annotated[str, AfterValidator(checked_address)] = Field(
         default="127.0.0.1", description="Address to listen on; any that other machines reach needs tokens."

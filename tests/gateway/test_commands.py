@@ -81,6 +81,8 @@ async def test_running_processes_answer_top_limits_and_budgets(opened: OpenGatew
         budgets = json.loads((await run("budgets", "--json")).stdout)
         shown = await run("top", "--once")
     assert len(top["replicas"]) == 1
+    assert top["problems"] == []
+    assert "no problem is known now" in shown.stdout
     assert limits["limits"][0]["requests_per_minute"] == 100
     assert budgets["budgets"][0]["project"] == ME.project_id
     assert budgets["budgets"][0]["tokens_left"] < 1_000_000
