@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _NO_PROCESS = _NOT_SURE = 1
+_PURGED = "budgets, limits, switches of tools, tokens, stored texts and results, and the rows of calls"
 _KEYS: Mapping[By, str] = {
     By.TOOL: "tool",
     By.AGENT: "agent",
@@ -166,8 +167,8 @@ def purge(option: Path | None, *, yes: bool) -> None:
     path = option or default_path(os.environ)
     if not yes:
         fail(
-            f"this deletes budgets, limits, switches, tokens, stored texts and calls from {path}: add --yes",
+            f"this deletes {_PURGED} from {path}: add --yes",
             _NOT_SURE,
         )
     with_state(path, lambda state: state.purge())
-    print_status(f"deleted budgets, limits, switches, tokens, stored texts and calls from {path}")
+    print_status(f"deleted {_PURGED} from {path}")

@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from openapi_tool.cli import app
+from openapi_tool.gateway.calls import Gateway
 from openapi_tool.local.stack import UpstreamDouble
 from tests.gateway.conftest import ME, PAGE, OpenGateway
 from tests.requirements import requirement
@@ -115,9 +116,40 @@ async def test_a_purge_needs_a_confirmation(opened: OpenGateway, state: Path, ru
         await gateway.call(ME, "jina_read", {"url": PAGE})
     refused = await run("state", "purge")
     assert (refused.exit_code, "--yes" in refused.stderr) == (1, True)
-    assert (await run("state", "purge", "--yes")).exit_code == 0
+    purged = await run("state", "purge", "--yes")
+    assert purged.exit_code == 0
+    deleted = "budgets, limits, switches of tools, tokens, stored texts and results, and the rows of calls"
+    assert f"this deletes {deleted} from" in refused.stderr
+    assert f"deleted {deleted} from" in purged.stderr
     shown = json.loads((await run("usage", "--project", ME.project_id, "--json")).stdout)
     assert shown["total"]["calls"] == 0
+
+
+@requirement("gateway.commands", "gateway.quotas")
+async def test_after_a_purge_running_processes_go_on_with_empty_budgets(
+    opened: OpenGateway, state: Path, run: Run, double: UpstreamDouble
+) -> None:
+    double.rules({"match": "slow", "delay_s": 3})
+    settings: dict[str, Any] = {"budgets": {"project_day_requests": 2}, "cache": {"ttl_s": 0}}
+    async with opened(state, **settings) as gateway, opened(state, **settings) as other:
+
+        async def read(where: Gateway, page: str) -> str | None:
+            return (
+                await where.call(ME, "jina_read", {"url": f"http://site.fixture.test:8099/{page}"})
+            ).fields.error_code
+
+        assert await read(gateway, "article") is None
+        running = asyncio.create_task(read(gateway, "slow"))
+        await asyncio.to_thread(double.requests, 2)
+        for each in (gateway, other):
+            assert await read(each, "article") == "budget_exceeded"
+        assert (await run("state", "purge", "--yes")).exit_code == 0
+        await running  # it settles its own cost, and brings nothing back
+        await asyncio.sleep(1)
+        assert await read(other, "article") is None
+        assert await read(gateway, "article") is None
+        left = json.loads((await run("budgets", "--json")).stdout)["budgets"]
+    assert left[0]["requests_used"] == 2
 
 
 @requirement("gateway.commands")
