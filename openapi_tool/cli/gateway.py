@@ -157,7 +157,11 @@ def inspect(path: Path, tool_call_id: str, *, project: str, as_json: bool) -> No
     for attempt in attempts:
         status = attempt.get("http_status") or attempt.get("error_code") or "not answered"
         print_line(f"  +{attempt['at_ms']} ms  upstream request: {status} after {attempt.get('ms', '?')} ms")
-    end = row["error"] or ("truncated" if row["truncated"] else "from the cache" if row["cached"] else "")
+    end = (
+        ""
+        if row["error"] == row["status"]
+        else row["error"] or ("truncated" if row["truncated"] else "from the cache" if row["cached"] else "")
+    )
     print_line(f"  +{row['latency_ms']} ms  {row['status']}{f' ({end})' if end else ''}, {row['tokens']:,} tokens")
     print_status("no data for arguments, texts, commands, cards and doorbells: a gateway stores none of a call")
 

@@ -19,7 +19,7 @@ from openapi_tool.call import Call
 from openapi_tool.concurrency.background import in_background
 from openapi_tool.concurrency.fair_semaphore import FairSemaphore
 from openapi_tool.executor.runner import ToolCallRequest, ToolRunner
-from openapi_tool.gateway.stored import CallRow, StoredTexts, UntakenResults, call_key, may_store, store_call
+from openapi_tool.gateway.stored import CANCELLED, CallRow, StoredTexts, UntakenResults, call_key, may_store, store_call
 from openapi_tool.gateway.tools import GatewayTool, Tools
 from openapi_tool.gateway.usage import usage_by_tool
 from openapi_tool.options.executor import ExecutorOptions
@@ -362,7 +362,7 @@ class Gateway:
             agent=identity.agent_id,
             session=tool_output.get("session"),
             tool=running.tool.definition.tool_name,
-            status=fields.status if fields else "cancelled",
+            status=fields.status if fields else CANCELLED,
             error=fields.error if fields else None,
             tokens=call.spent.tokens,
             requests=max(call.spent.requests, len(call.attempts)),
@@ -424,7 +424,7 @@ def _facts(
         loaded=running.began,
         tool=running.tool.definition.built_in.name,
         status=row.status,
-        error_code=fields.error_code if fields else "cancelled",
+        error_code=fields.error_code if fields else CANCELLED,
         tokens=row.tokens,
         attempts=call.attempts,
         permit_waits=call.permit_waits,

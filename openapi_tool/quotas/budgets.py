@@ -101,11 +101,10 @@ class Reservation:
     need: Amount
     attempts: list[tuple[Account, Attempt]]
 
-    def sent(self, tokens: int | None) -> None:
-        """Charge the cost of the request, the estimate if it is unknown (None)."""
-        cost = self.need if tokens is None else Amount(1, tokens)
+    def sent(self, tokens: int) -> None:
+        """Charge the cost of the request."""
         for account, attempt in self.attempts:
-            account.settle(attempt, cost)
+            account.settle(attempt, Amount(1, tokens))
 
     def unsent(self) -> None:
         """Free the amount: the request was not sent."""

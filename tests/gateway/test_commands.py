@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 from openapi_tool.cli import app
 from openapi_tool.gateway.calls import Gateway
 from openapi_tool.local.stack import UpstreamDouble
-from tests.gateway.conftest import ME, PAGE, OpenGateway
+from tests.gateway.conftest import ME, PAGE, OpenGateway, until
 from tests.requirements import requirement
 
 Run = Callable[..., Awaitable[Result]]
@@ -52,6 +52,26 @@ async def test_usage_sums_up_the_rows_of_calls(opened: OpenGateway, state: Path,
     assert {row["key"] for row in errors["rows"]} == {None, "bad_request"}
     nobody = await run("usage", "--project", "nobody")
     assert (nobody.exit_code, "no calls in this time" in nobody.stderr) == (0, True)
+
+
+@requirement("gateway.commands", "mcp.cancellation")
+@pytest.mark.parametrize("settings", [{}, {"cache": {"ttl_s": 0}}], ids=["shared", "not cached"])
+@pytest.mark.parametrize("tool", ["jina_search", "jina_read", "jina_read_many"])
+async def test_usage_counts_of_a_cancelled_call_what_the_budget_counts(
+    opened: OpenGateway, state: Path, run: Run, double: UpstreamDouble, tool: str, settings: dict[str, Any]
+) -> None:
+    double.rules({"match": "", "hang": True})
+    pages = [PAGE, "http://site.fixture.test:8099/short"]
+    given = {"jina_search": {"query": "hello"}, "jina_read": {"url": PAGE}, "jina_read_many": {"urls": pages}}[tool]
+    async with opened(state, budgets={"project_day_tokens": 1_000_000}, **settings) as gateway:
+        call = asyncio.create_task(gateway.call(ME, tool, given))
+        await asyncio.to_thread(double.requests, 2 if tool == "jina_read_many" else 1)
+        call.cancel()
+        await until(lambda: not gateway.running)
+        [budget] = await gateway.budget_of(ME)
+        used = json.loads((await run("usage", "--project", ME.project_id, "--by", "error", "--json")).stdout)
+    assert used["total"]["tokens"] == 1_000_000 - budget["tokens_left"] > 0
+    assert [(row["key"], row["errors"]) for row in used["rows"]] == [("cancelled", 1)]
 
 
 @requirement("gateway.commands")
