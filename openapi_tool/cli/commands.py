@@ -376,16 +376,34 @@ def demo(
     ] = DoorChoice.KERNEL,
     upstream: UpstreamOption = UpstreamChoice.DOUBLE,
     protocol: ProtocolOption = None,
+    serve: Annotated[
+        bool, typer.Option("--serve", help="Serve a client of yours through --door mcp or http instead.")
+    ] = False,
+    tools: Annotated[
+        Path | None,
+        typer.Option(
+            help="With --serve: folder with definitions (YAML) instead of the built-in tools.",
+            show_default=False,
+            file_okay=False,
+            exists=True,
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per call only.")] = False,
 ) -> None:
     """Start the embedded stack and an executor, run a few calls, and show every step of each.
 
     With --door mcp or http no server is needed: a client of `openapi-tool mcp` or `openapi-tool gateway` shows what a
-    model reads.
+    model reads. With --serve a client of yours calls: over standard input and output, or http://127.0.0.1:8090.
 
     Exit codes: 0 every call succeeded, 1 one did not, 2 a server cannot start or a key is missing.
     """
-    if door is not DoorChoice.KERNEL:
+    if tools is not None and not serve:
+        raise typer.BadParameter("--tools needs --serve")
+    if serve:
+        from openapi_tool.cli import door_demo
+
+        door_demo.serve_door(door, upstream=upstream, tools=tools)
+    elif door is not DoorChoice.KERNEL:
         from openapi_tool.cli import door_demo
 
         door_demo.door_demo(door, upstream=upstream, as_json=as_json)

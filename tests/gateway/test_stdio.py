@@ -7,11 +7,12 @@ import json
 import os
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import AsyncExitStack, contextmanager, suppress
+from contextlib import AsyncExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -227,6 +228,9 @@ def test_a_client_that_is_gone_stops_the_upstream_request_and_the_process(
             client.stdin.close()
         assert client.process.wait(10) == 0
         assert time.monotonic() - began < 5
+    with closing(sqlite3.connect(tmp_path / "s")) as stored:
+        rows = stored.execute("SELECT error, requests, tokens > 0 FROM calls").fetchall()
+    assert rows == [("cancelled", 1, 1)]
     with raw_client(double, environment, tmp_path / "s", **budget) as client:
         refused = client.answer(client.call("jina_read", {"url": PAGE + "?2"}))
         assert refused["result"]["content"][0]["text"].startswith("budget_exceeded")
