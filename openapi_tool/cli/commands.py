@@ -135,6 +135,7 @@ def _flag(text: str, section: str, key: str) -> Any:
     return typer.Option(help=f"{text} [env: {PREFIX}{section.upper()}__{key.upper()}]", show_default=False)
 
 
+PROJECT_HELP = "Project of the {}; on a gateway's state file `local` by default."
 GATEWAY = typer.Option(
     "--state",
     help="State file of a gateway instead of a kernel; its default file is used if no kernel is configured.",
@@ -253,7 +254,7 @@ def gateway(
 def inspect(
     tool_call_id: Annotated[str, typer.Argument(help="Id of the tool call.")],
     *,
-    project: Annotated[str, typer.Option(help="Project of the call.")],
+    project: Annotated[str | None, typer.Option(help=PROJECT_HELP.format("call"), show_default=False)] = None,
     as_json: JsonOption = False,
     state: Annotated[Path | None, GATEWAY] = None,
 ) -> None:
@@ -319,7 +320,7 @@ def budgets(
 @app.command(short_help="Show what the calls of a project cost.")
 def usage(
     *,
-    project: Annotated[str, typer.Option(help="Project of the calls.")],
+    project: Annotated[str | None, typer.Option(help=PROJECT_HELP.format("calls"), show_default=False)] = None,
     since: Annotated[str, typer.Option(help="Start: 7d, 24h, 30m, or a date or time in ISO 8601 (UTC).")] = "7d",
     until: Annotated[str | None, typer.Option(help="End, in the same forms; by default now.")] = None,
     by: Annotated[By, typer.Option(help="What to sum up by.")] = By.TOOL,

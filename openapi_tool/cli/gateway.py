@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _NO_PROCESS = _NOT_SURE = 1
+_LOCAL = "local"  # project of `mcp` without --project, and of `gateway` without tokens
 _PURGED = "budgets, limits, switches of tools, tokens, stored texts and results, and the rows of calls"
 _KEYS: Mapping[By, str] = {
     By.TOOL: "tool",
@@ -55,8 +56,18 @@ def selected_state(option: Path | None) -> Path | None:
     except (SourceUnreadable, UnreadableVariable):
         return None  # reported when the settings are loaded
     names_kernel = any(section in configured for section in ("postgres", "nats"))
-    path = default_path(os.environ)
+    try:
+        path = default_path(os.environ)
+    except StateUnusable:
+        return None
     return path if path.exists() and not names_kernel and find_dev()[0] is None else None
+
+
+def project_or_default(project: str | None, path: Path | None) -> str:
+    """Return the project that a command is about: without the option the default one of the gateway's doors."""
+    if project is None and path is None:
+        fail("--project is missing; name the project")
+    return _LOCAL if project is None else project
 
 
 def with_state(path: Path, work: Callable[[StateFile], Awaitable[T]]) -> T:
@@ -168,7 +179,10 @@ def inspect(path: Path, tool_call_id: str, *, project: str, as_json: bool) -> No
 
 def purge(option: Path | None, *, yes: bool) -> None:
     """Delete everything from the state file."""
-    path = option or default_path(os.environ)
+    try:
+        path = option or default_path(os.environ)
+    except StateUnusable as error:
+        fail(str(error))
     if not yes:
         fail(
             f"this deletes {_PURGED} from {path}: add --yes",

@@ -373,7 +373,9 @@ def _damaged(path: Path, how: str) -> str:
 
 
 def default_path(environment: Mapping[str, str]) -> Path:
-    """Return the state file in the user's state folder (XDG_STATE_HOME)."""
+    """Return the state file in the user's state folder (XDG_STATE_HOME). Raises StateUnusable if there is none."""
     folder = environment.get("XDG_STATE_HOME", "")
     base = Path(folder) if Path(folder).is_absolute() else Path.home() / ".local" / "state"
+    if not base.is_absolute():
+        raise StateUnusable("HOME is no absolute path, so there is no place for the state file; name one with --state")
     return base / "openapi-tool" / "gateway.sqlite3"

@@ -50,6 +50,8 @@ async def test_usage_sums_up_the_rows_of_calls(opened: OpenGateway, state: Path,
     }
     errors = json.loads((await run("usage", "--project", ME.project_id, "--json", "--by", "error")).stdout)
     assert {row["key"] for row in errors["rows"]} == {None, "bad_request"}
+    local = json.loads((await run("usage", "--json")).stdout)
+    assert (local["project_id"], local["total"]["calls"]) == ("local", 0)
     nobody = await run("usage", "--project", "nobody")
     assert (nobody.exit_code, "no calls in this time" in nobody.stderr) == (0, True)
 
@@ -62,9 +64,13 @@ async def test_usage_counts_of_a_cancelled_call_what_the_budget_counts(
 ) -> None:
     double.rules({"match": "", "hang": True})
     pages = [PAGE, "http://site.fixture.test:8099/short"]
-    given = {"jina_search": {"query": "hello"}, "jina_read": {"url": PAGE}, "jina_read_many": {"urls": pages}}[tool]
+    arguments: dict[str, dict[str, Any]] = {
+        "jina_search": {"query": "hello"},
+        "jina_read": {"url": PAGE},
+        "jina_read_many": {"urls": pages},
+    }
     async with opened(state, budgets={"project_day_tokens": 1_000_000}, **settings) as gateway:
-        call = asyncio.create_task(gateway.call(ME, tool, given))
+        call = asyncio.create_task(gateway.call(ME, tool, arguments[tool]))
         await asyncio.to_thread(double.requests, 2 if tool == "jina_read_many" else 1)
         call.cancel()
         await until(lambda: not gateway.running)
@@ -85,6 +91,8 @@ async def test_inspect_shows_a_call_and_says_what_it_has_no_data_for(
     assert "upstream request: 200" in shown.stdout
     assert "success" in shown.stdout
     assert "no data for arguments, texts, commands" in shown.stderr
+    local = await run("inspect", ids[0])
+    assert (local.exit_code, "project 'local' has no call" in local.stderr) == (2, True)
     foreign = await run("inspect", ids[0], "--project", "another")
     assert foreign.exit_code == 2
 
@@ -101,6 +109,8 @@ async def test_running_processes_answer_top_limits_and_budgets(opened: OpenGatew
         limits = json.loads((await run("limits", "--json")).stdout)
         budgets = json.loads((await run("budgets", "--json")).stdout)
         shown = await run("top", "--once")
+        table = await run("limits")
+    assert "not shared" in table.stdout
     assert len(top["replicas"]) == 1
     assert top["problems"] == []
     assert "no problem is known now" in shown.stdout
