@@ -197,7 +197,10 @@ def mcp(
         bool, typer.Option("--structured", help="Add output schemas and structured content to tools and results.")
     ] = False,
     config: Annotated[
-        Path | None, typer.Option(envvar=CONFIG_VARIABLE, help="TOML file with settings.", show_default=False)
+        Path | None,
+        typer.Option(
+            envvar=CONFIG_VARIABLE, help="TOML file with settings.", show_default=False, exists=True, dir_okay=False
+        ),
     ] = None,
 ) -> None:
     """Run the tool calls of one MCP client over standard input and output, until the client closes its end.
@@ -237,7 +240,10 @@ def gateway(
         bool, typer.Option("--structured", help="Add output schemas and structured content to MCP tools and results.")
     ] = False,
     config: Annotated[
-        Path | None, typer.Option(envvar=CONFIG_VARIABLE, help="TOML file with settings.", show_default=False)
+        Path | None,
+        typer.Option(
+            envvar=CONFIG_VARIABLE, help="TOML file with settings.", show_default=False, exists=True, dir_okay=False
+        ),
     ] = None,
 ) -> None:
     """Run tool calls of many clients over HTTP until SIGTERM: plain HTTP, MCP at /mcp, and open-webui.

