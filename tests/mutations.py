@@ -747,8 +747,8 @@ GATEWAY = (
     ),
     Mutation(
         "gateway/calls.py",
-        "permit(project, running.caller.agent_id)",
-        "permit(project)",
+        "take(caller.project_id, caller.agent_id)",
+        "take(caller.project_id)",
         "tests/gateway/test_mcp_http.py::test_agents_of_one_project_take_turns_for_the_slots_of_calls",
     ),
 )

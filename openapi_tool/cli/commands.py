@@ -135,6 +135,7 @@ def _flag(text: str, section: str, key: str) -> Any:
     return typer.Option(help=f"{text} [env: {PREFIX}{section.upper()}__{key.upper()}]", show_default=False)
 
 
+PROJECT_HELP = "Project of the {}; on a gateway's state file `local` by default."
 GATEWAY = typer.Option(
     "--state",
     help="State file of a gateway instead of a kernel; its default file is used if no kernel is configured.",
@@ -196,7 +197,10 @@ def mcp(
         bool, typer.Option("--structured", help="Add output schemas and structured content to tools and results.")
     ] = False,
     config: Annotated[
-        Path | None, typer.Option(envvar=CONFIG_VARIABLE, help="TOML file with settings.", show_default=False)
+        Path | None,
+        typer.Option(
+            envvar=CONFIG_VARIABLE, help="TOML file with settings.", show_default=False, exists=True, dir_okay=False
+        ),
     ] = None,
 ) -> None:
     """Run the tool calls of one MCP client over standard input and output, until the client closes its end.
@@ -236,7 +240,10 @@ def gateway(
         bool, typer.Option("--structured", help="Add output schemas and structured content to MCP tools and results.")
     ] = False,
     config: Annotated[
-        Path | None, typer.Option(envvar=CONFIG_VARIABLE, help="TOML file with settings.", show_default=False)
+        Path | None,
+        typer.Option(
+            envvar=CONFIG_VARIABLE, help="TOML file with settings.", show_default=False, exists=True, dir_okay=False
+        ),
     ] = None,
 ) -> None:
     """Run tool calls of many clients over HTTP until SIGTERM: plain HTTP, MCP at /mcp, and open-webui.
@@ -253,7 +260,7 @@ def gateway(
 def inspect(
     tool_call_id: Annotated[str, typer.Argument(help="Id of the tool call.")],
     *,
-    project: Annotated[str, typer.Option(help="Project of the call.")],
+    project: Annotated[str | None, typer.Option(help=PROJECT_HELP.format("call"), show_default=False)] = None,
     as_json: JsonOption = False,
     state: Annotated[Path | None, GATEWAY] = None,
 ) -> None:
@@ -319,7 +326,7 @@ def budgets(
 @app.command(short_help="Show what the calls of a project cost.")
 def usage(
     *,
-    project: Annotated[str, typer.Option(help="Project of the calls.")],
+    project: Annotated[str | None, typer.Option(help=PROJECT_HELP.format("calls"), show_default=False)] = None,
     since: Annotated[str, typer.Option(help="Start: 7d, 24h, 30m, or a date or time in ISO 8601 (UTC).")] = "7d",
     until: Annotated[str | None, typer.Option(help="End, in the same forms; by default now.")] = None,
     by: Annotated[By, typer.Option(help="What to sum up by.")] = By.TOOL,
@@ -376,16 +383,34 @@ def demo(
     ] = DoorChoice.KERNEL,
     upstream: UpstreamOption = UpstreamChoice.DOUBLE,
     protocol: ProtocolOption = None,
+    serve: Annotated[
+        bool, typer.Option("--serve", help="Serve a client of yours through --door mcp or http instead.")
+    ] = False,
+    tools: Annotated[
+        Path | None,
+        typer.Option(
+            help="With --serve: folder with definitions (YAML) instead of the built-in tools.",
+            show_default=False,
+            file_okay=False,
+            exists=True,
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per call only.")] = False,
 ) -> None:
     """Start the embedded stack and an executor, run a few calls, and show every step of each.
 
     With --door mcp or http no server is needed: a client of `openapi-tool mcp` or `openapi-tool gateway` shows what a
-    model reads.
+    model reads. With --serve a client of yours calls: over standard input and output, or http://127.0.0.1:8090.
 
     Exit codes: 0 every call succeeded, 1 one did not, 2 a server cannot start or a key is missing.
     """
-    if door is not DoorChoice.KERNEL:
+    if tools is not None and not serve:
+        raise typer.BadParameter("--tools needs --serve")
+    if serve:
+        from openapi_tool.cli import door_demo
+
+        door_demo.serve_door(door, upstream=upstream, tools=tools)
+    elif door is not DoorChoice.KERNEL:
         from openapi_tool.cli import door_demo
 
         door_demo.door_demo(door, upstream=upstream, as_json=as_json)

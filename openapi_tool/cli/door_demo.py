@@ -8,6 +8,8 @@ import os
 import sys
 from dataclasses import asdict
 from importlib.util import find_spec
+from pathlib import Path
+from typing import NoReturn
 
 import typer
 from rich.console import Console
@@ -27,15 +29,41 @@ _DOUBLE_NOTE = (
 )
 
 
-def door_demo(door: DoorChoice, *, upstream: UpstreamChoice, as_json: bool) -> None:
-    """Run a few calls of a client of this door, and show what a model reads."""
+_COMMANDS = {DoorChoice.MCP: "mcp", DoorChoice.HTTP: "gateway"}
+
+
+def serve_door(door: DoorChoice, *, upstream: UpstreamChoice, tools: Path | None) -> NoReturn:
+    """Serve a client of the user's own through this door until it ends."""
+    if door not in _COMMANDS:
+        fail("--serve needs --door mcp or --door http; for a kernel use: openapi-tool dev")
+    _check(upstream)
+    from openapi_tool.local import door_demo  # noqa: PLC0415 - checked
+    from openapi_tool.local.servers import ServerFailed  # noqa: PLC0415 - the same
+
+    options = [] if tools is None else ["--tools", str(tools)]
+    try:
+        code = door_demo.serve(upstream.value, _COMMANDS[door], *options)
+    except ServerFailed as failure:
+        fail(str(failure))
+    raise typer.Exit(code)
+
+
+def _check(upstream: UpstreamChoice) -> None:
+    """Exit with 2 if a package or the key is missing."""
     if not find_spec("mcp"):
         fail("the demo of this door needs two extras: pip install 'openapi-tool[local,gateway]'")
     with extra_needed("the demo"):
-        from openapi_tool.local import http_demo, mcp_demo  # noqa: PLC0415 - need the extras [local] and [gateway]
-        from openapi_tool.local.servers import ServerFailed  # noqa: PLC0415 - the same
+        from openapi_tool.local import http_demo, mcp_demo  # noqa: F401, PLC0415 - need the extras [local] and [gateway]
     if upstream is UpstreamChoice.REAL and DEFAULT_AUTH_ENV not in os.environ:
         fail(f"{DEFAULT_AUTH_ENV} is not set; --upstream real needs a key")
+
+
+def door_demo(door: DoorChoice, *, upstream: UpstreamChoice, as_json: bool) -> None:
+    """Run a few calls of a client of this door, and show what a model reads."""
+    _check(upstream)
+    from openapi_tool.local import http_demo, mcp_demo  # noqa: PLC0415 - checked
+    from openapi_tool.local.servers import ServerFailed  # noqa: PLC0415 - the same
+
     try:
         played = asyncio.run((http_demo if door is DoorChoice.HTTP else mcp_demo).play(upstream.value))
     except ServerFailed as failure:

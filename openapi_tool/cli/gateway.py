@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _NO_PROCESS = _NOT_SURE = 1
+_LOCAL = "local"  # project of `mcp` without --project, and of `gateway` without tokens
+_PURGED = "budgets, limits, switches of tools, tokens, stored texts and results, and the rows of calls"
 _KEYS: Mapping[By, str] = {
     By.TOOL: "tool",
     By.AGENT: "agent",
@@ -54,8 +56,18 @@ def selected_state(option: Path | None) -> Path | None:
     except (SourceUnreadable, UnreadableVariable):
         return None  # reported when the settings are loaded
     names_kernel = any(section in configured for section in ("postgres", "nats"))
-    path = default_path(os.environ)
+    try:
+        path = default_path(os.environ)
+    except StateUnusable:
+        return None
     return path if path.exists() and not names_kernel and find_dev()[0] is None else None
+
+
+def project_or_default(project: str | None, path: Path | None) -> str:
+    """Return the project that a command is about: without the option the default one of the gateway's doors."""
+    if project is None and path is None:
+        fail("--project is missing; name the project")
+    return _LOCAL if project is None else project
 
 
 def with_state(path: Path, work: Callable[[StateFile], Awaitable[T]]) -> T:
@@ -156,18 +168,25 @@ def inspect(path: Path, tool_call_id: str, *, project: str, as_json: bool) -> No
     for attempt in attempts:
         status = attempt.get("http_status") or attempt.get("error_code") or "not answered"
         print_line(f"  +{attempt['at_ms']} ms  upstream request: {status} after {attempt.get('ms', '?')} ms")
-    end = row["error"] or ("truncated" if row["truncated"] else "from the cache" if row["cached"] else "")
+    end = (
+        ""
+        if row["error"] == row["status"]
+        else row["error"] or ("truncated" if row["truncated"] else "from the cache" if row["cached"] else "")
+    )
     print_line(f"  +{row['latency_ms']} ms  {row['status']}{f' ({end})' if end else ''}, {row['tokens']:,} tokens")
     print_status("no data for arguments, texts, commands, cards and doorbells: a gateway stores none of a call")
 
 
 def purge(option: Path | None, *, yes: bool) -> None:
     """Delete everything from the state file."""
-    path = option or default_path(os.environ)
+    try:
+        path = option or default_path(os.environ)
+    except StateUnusable as error:
+        fail(str(error))
     if not yes:
         fail(
-            f"this deletes budgets, limits, switches, tokens, stored texts and calls from {path}: add --yes",
+            f"this deletes {_PURGED} from {path}: add --yes",
             _NOT_SURE,
         )
     with_state(path, lambda state: state.purge())
-    print_status(f"deleted budgets, limits, switches, tokens, stored texts and calls from {path}")
+    print_status(f"deleted {_PURGED} from {path}")

@@ -90,7 +90,6 @@ def serve(flags: GatewayFlags, resolver: Resolver | None = None) -> NoReturn:
     if settings.gateway.tokens_file is not None:
         stores.append(TokenFile(settings.gateway.tokens_file))
     options = but(settings.gateway, max_connections=max(1, min(settings.gateway.max_connections, limit // 2)))
-    bootstrap.health.dependencies = {_STATE: Dependency()}
     parts = _Parts(Reloader(bootstrap, read, os.environ), state, Tokens(stores), options, tools, folder, resolver)
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         try:
@@ -129,6 +128,7 @@ async def _serve(parts: _Parts, *, structured: bool) -> None:
         gateway = await stack.enter_async_context(
             open_gateway(parts.reloader, parts.state, parts.tools, parts.resolver)
         )
+        health.dependencies = {_STATE: Dependency()}
         shutdown = Shutdown(settings.executor, lambda: gateway.running)
         shutdown.handle_signals(reload)
         await _serve_health(stack, settings, health)

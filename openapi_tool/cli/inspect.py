@@ -85,14 +85,19 @@ class CallHistory:
         return next((card for card in self.rows.cards if card["type"] == kind), None)
 
 
-def inspect(tool_call_id: str, *, project: str, as_json: bool, state: Path | None = None) -> None:
+def inspect(tool_call_id: str, *, project: str | None, as_json: bool, state: Path | None = None) -> None:
     """Print the timeline of one call, and why it has no result if it has none."""
+    path = gateway.selected_state(state)
+    _inspect(tool_call_id, gateway.project_or_default(project, path), path, as_json=as_json)
+
+
+def _inspect(tool_call_id: str, project: str, path: Path | None, *, as_json: bool) -> None:
     if not is_token(project):
         fail(f"--project: {short(project)!r} is no project id: it is empty or contains blanks or `.*>`")
     if not tool_call_id or storable_text(tool_call_id) != tool_call_id:  # PostgreSQL takes no NUL or lone surrogate
         fail(f"TOOL_CALL_ID: {short(tool_call_id)!r} is no tool call id: it contains NUL or is not UTF-8")
 
-    if (path := gateway.selected_state(state)) is not None:
+    if path is not None:
         gateway.inspect(path, tool_call_id, project=project, as_json=as_json)
         return
 

@@ -33,13 +33,13 @@ _LIMIT_HEADS = (
 
 _NO_LIMIT = """\
 no limit is set, and the upstream has answered no request with 429: requests are sent at once
-Set those of your plan in the settings, then restart all replicas (docs/tools.md#rate-limits):
+Set those of your plan in the settings, and restart or reload all processes (docs/tools.md#rate-limits):
 [limits]
 search_requests_per_minute = 100
 """
 _NO_BUDGET = """\
-no account was used since the replicas started: no budget is set, or no call came under one
-Set one in the settings, then restart all replicas (docs/tools.md#budgets):
+no account was used since the processes started: no budget is set, or no call came under one
+Set one in the settings, and restart all processes (docs/tools.md#budgets):
 [budgets]
 project_day_requests = 2_000"""
 
@@ -101,7 +101,7 @@ def shown(replicas: Sequence[Mapping[str, Any]]) -> Group:
     """Return tables of refused keys, limits, replicas, and waiting calls by project."""
     keys, entries = blocked(replicas), combined(replicas)
     table = Rows(*_LIMIT_HEADS, title="limits")
-    shares = Rows("key", "endpoint", "replica", "requests/min", "without NATS")
+    shares = Rows("key", "endpoint", "replica", "requests/min", "not shared")
     waiting = Rows("key", "endpoint", "project", "waiting")
     for entry in entries:
         names = _key(entry), entry["endpoint"]

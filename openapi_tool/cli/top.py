@@ -16,7 +16,7 @@ from rich.console import Group
 from rich.text import Text
 
 from openapi_tool.bootstrap import Bootstrap
-from openapi_tool.cli.gateway import selected_state
+from openapi_tool.cli.gateway import project_or_default, selected_state
 from openapi_tool.cli.gateway import usage as gateway_usage
 from openapi_tool.cli.kernel import kernel_bootstrap
 from openapi_tool.cli.output import fail, or_dash, print_json, print_status
@@ -104,7 +104,7 @@ _MAX_BARS = 20
 
 def show_usage(
     *,
-    project: str,
+    project: str | None,
     since: str,
     until: str | None,
     by: By,
@@ -116,13 +116,15 @@ def show_usage(
     """Print what the calls of a project cost, from the result cards, or the rows of a gateway."""
     if as_json and as_csv:
         fail("--json and --csv exclude each other; name one")
+    path = selected_state(state)
+    project = project_or_default(project, path)
     if not is_token(project):
         fail(f"--project: {short(project)!r} is no project id: it is empty or contains blanks or `.*>`")
     now = datetime.now(UTC)
     start, end = _moment(since, now, "--since"), _moment(until, now, "--until") if until else now
     if start >= end:
         fail("--since must be before --until")
-    if (path := selected_state(state)) is not None:
+    if path is not None:
         total, rows = gateway_usage(path, project, start, end, by)
     else:
         total, rows = _read(kernel_bootstrap(), project, start, end, by)

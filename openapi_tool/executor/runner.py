@@ -194,7 +194,7 @@ class ToolRunner:
 
 def _refuse_if_late(deadline: Deadline) -> None:
     if not deadline.remaining():
-        raise ToolTimeout("The tool executor received this call too late to run it; call again.")
+        raise ToolTimeout("This service received this call too late to run it; call again.")
 
 
 @asynccontextmanager
@@ -220,7 +220,7 @@ def _defect(call: Call, cause: Exception) -> InternalError:
     # An exception in a `finally` block can replace the CancelledError.
     raise_if_cancelled(cause)
     log.error("internal error in a call", exc_info=cause, extra={"action": "call.broken"} | log_ids(call.identity))
-    return InternalError("The tool executor failed on this call; its operator finds the cause in its log.")
+    return InternalError("This service failed on the call; its operator finds the cause in its log.")
 
 
 def _ms_since(started: float) -> int:

@@ -22,7 +22,6 @@ from openapi_tool.jina.transport import AiohttpTransport, Resolver
 from openapi_tool.reloading import Reloader
 from openapi_tool.state.sqlite import StateFile
 from openapi_tool.telemetry.health import Snapshots
-from openapi_tool.tools.deadlines import TimeLimits
 
 INSTANCE = f"{socket.gethostname()}-{os.getpid()}"
 
@@ -47,12 +46,13 @@ async def open_gateway(
         texts = StoredTexts(state.texts("whole", settings.tools.artifact_ttl_s))
         runner = build_runner(bootstrap, upstream, texts, scope_key)
         untaken = UntakenResults(state.texts("untaken", UNTAKEN_S))
-        limits = TimeLimits(settings.executor, settings.tools)
-        parts = GatewayParts(runner, limits, settings.executor, state, texts, untaken, quotas.budgets)
+        seconds = settings.gateway.call_timeout_s, settings.tools.max_timeout_s
+        parts = GatewayParts(runner, *seconds, settings.executor, state, texts, untaken, quotas.budgets)
         gateway = Gateway(parts, tools, lambda: reloader.policy)
         reloader.use_keys, reloader.use_limits = quotas.limiter.keys.set_secrets, quotas.limiter.use
         reloader.add(runner)
         health = bootstrap.health
+        health.dependencies = {}  # those of a kernel; a door adds its own
         health.limits, health.keys = quotas.limiter.snapshot, quotas.limiter.keys.snapshot
         health.budgets, health.budget_outage = quotas.budgets.snapshot, quotas.budgets.outage
         statistics = Snapshots(INSTANCE, health, {"executor.concurrency": settings.executor.concurrency})

@@ -6,8 +6,8 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Callable, Coroutine, Mapping
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from http import HTTPStatus
@@ -19,7 +19,7 @@ from openapi_tool.call import Call
 from openapi_tool.concurrency.background import in_background
 from openapi_tool.concurrency.fair_semaphore import FairSemaphore
 from openapi_tool.executor.runner import ToolCallRequest, ToolRunner
-from openapi_tool.gateway.stored import CallRow, StoredTexts, UntakenResults, call_key, may_store, store_call
+from openapi_tool.gateway.stored import CANCELLED, CallRow, StoredTexts, UntakenResults, call_key, may_store, store_call
 from openapi_tool.gateway.tools import GatewayTool, Tools
 from openapi_tool.gateway.usage import usage_by_tool
 from openapi_tool.options.executor import ExecutorOptions
@@ -38,7 +38,8 @@ from openapi_tool.quotas.budgets import Budgets
 from openapi_tool.state.sqlite import StateFile
 from openapi_tool.telemetry.calls import CallFacts, record_finished
 from openapi_tool.telemetry.logs import CALL_FIELDS
-from openapi_tool.tools.deadlines import TimeLimits
+from openapi_tool.tools.deadlines import Deadline
+from openapi_tool.tools.definition import ToolDefinition
 from openapi_tool.tools.policy import Policy
 from openapi_tool.tools.result import ResultFields
 from openapi_tool.tools.switches import Switches
@@ -136,10 +137,14 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class GatewayParts:
-    """What a gateway works with; `limits` are those of a call's time."""
+    """What a gateway works with.
+
+    A call ends after `call_timeout_s`, or its definition's time limit if that is longer; at most `max_timeout_s`.
+    """
 
     runner: ToolRunner
-    limits: TimeLimits
+    call_timeout_s: float
+    max_timeout_s: float
     executor: ExecutorOptions
     state: StateFile
     texts: StoredTexts
@@ -292,8 +297,8 @@ class Gateway:
         if self._slots.waiting_of(project) >= parts.executor.max_held - self._slots.waiting:
             # As many as places are free: some always are, for projects that have none.
             raise RateLimited("Too many calls wait in this gateway; call again in a few seconds, with fewer at a time.")
-        deadline = parts.limits.deadline(0, definition.suspend_timeout_s, definition.timeout_s)
-        async with self._slots.permit(project, running.caller.agent_id):
+        deadline = self._deadline(definition)
+        async with self._slot(running.caller, deadline):
             try:
                 fields, text = await parts.runner.run(call, ToolCallRequest(definition, ToolCall(arguments), deadline))
             except Unavailable as outage:
@@ -307,6 +312,24 @@ class Gateway:
             except Unavailable as outage:
                 _log_not_stored("the whole text of a truncated result", outage)
         return fields
+
+    def _deadline(self, definition: ToolDefinition) -> Deadline:
+        """Return when a call that begins now must end. `suspend_timeout_seconds` is about a kernel's worker."""
+        parts = self._parts
+        return Deadline.after(min(max(parts.call_timeout_s, definition.timeout_s or 0.0), parts.max_timeout_s))
+
+    @asynccontextmanager
+    async def _slot(self, caller: Caller, deadline: Deadline) -> AsyncIterator[None]:
+        """Hold one of the slots of calls. Raises RateLimited if none is free in time."""
+        try:
+            async with deadline.limit():
+                await self._slots.take(caller.project_id, caller.agent_id)
+        except TimeoutError:
+            raise RateLimited("Too many calls run in this gateway; call again later, with fewer at a time.") from None
+        try:
+            yield
+        finally:
+            self._slots.give(caller.project_id)
 
     async def _untaken(self, identity: CallIdentity, tool: GatewayTool, key: str | None) -> ResultFields | None:
         """Return the result of an identical call that nobody took, if the tool may still be called."""
@@ -339,7 +362,7 @@ class Gateway:
             agent=identity.agent_id,
             session=tool_output.get("session"),
             tool=running.tool.definition.tool_name,
-            status=fields.status if fields else "cancelled",
+            status=fields.status if fields else CANCELLED,
             error=fields.error if fields else None,
             tokens=call.spent.tokens,
             requests=max(call.spent.requests, len(call.attempts)),
@@ -401,7 +424,7 @@ def _facts(
         loaded=running.began,
         tool=running.tool.definition.built_in.name,
         status=row.status,
-        error_code=fields.error_code if fields else "cancelled",
+        error_code=fields.error_code if fields else CANCELLED,
         tokens=row.tokens,
         attempts=call.attempts,
         permit_waits=call.permit_waits,

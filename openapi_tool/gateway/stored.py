@@ -23,6 +23,9 @@ from openapi_tool.tools.result import ResultFields
 UNTAKEN_S = 300
 """Seconds for which an identical call of the same caller finds a paid result that nobody took."""
 
+CANCELLED = "cancelled"
+"""Status, and error, of a call that was stopped, as its client was gone or had cancelled it."""
+
 _CALLS_DAYS = 90
 _UNTRACKED = frozenset({"donottrack", "dnt", "xdonottrack"})
 
@@ -121,7 +124,7 @@ class CallRow:
     @property
     def values(self) -> tuple[object, ...]:
         """Values of the columns, in their order."""
-        error = self.error["code"] if self.error else None
+        error = self.error["code"] if self.error else CANCELLED if self.status == CANCELLED else None
         facts = (self.tokens, self.requests, self.cached, self.truncated, self.retries, self.latency_ms)
         ids = (self.at, self.tool_call_id, self.project, self.agent, self.session, self.tool)
         return (*ids, self.status, error, *facts, orjson.dumps({"attempts": self.attempts}))

@@ -11,7 +11,7 @@ FIGURES = {
     "tokens": "sum(tokens)",
     "requests": "sum(requests)",
     "cache_hits": "sum(cached)",
-    "errors": "sum(error IS NOT NULL OR status = 'cancelled')",
+    "errors": "sum(error IS NOT NULL)",
     "truncated": "sum(truncated)",
     "retries": "sum(retries)",
 }

@@ -270,9 +270,9 @@ class JinaBackend:
         need.key = permit.key
         sending = _Sending(permit)
         on_connected.set(WeakMethod(sending.connected))  # called by the transport
-        tokens = None
+        tokens = estimate = min_tokens if reservation is None else reservation.need.tokens
         try:
-            outcome = await self._send(item, sending, min_tokens if reservation is None else reservation.need.tokens)
+            outcome = await self._send(item, sending, estimate)
             tokens = cost(outcome).tokens
         except ToolError as error:
             permit.failed(error)
@@ -289,7 +289,7 @@ class JinaBackend:
         finally:
             if reservation is not None:
                 reservation.sent(tokens)
-            self._count_tokens(item, tokens or 0)
+            self._count_tokens(item, tokens)
         if budget is not None:
             budget.record_cost(tokens)
         return outcome

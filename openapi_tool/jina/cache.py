@@ -12,6 +12,7 @@ from typing import Any
 
 from cachetools import TTLCache
 
+from openapi_tool.concurrency.cancellation import shielded
 from openapi_tool.jina.byte_semaphore import RequestContext, memory_of
 from openapi_tool.jina.failures import too_late
 from openapi_tool.jina.options import CacheOptions
@@ -28,6 +29,7 @@ from openapi_tool.tools.output import NO_USAGE, Meter, ToolOutput, items_chars, 
 
 _ENTRY_OVERHEAD_BYTES = 480  # of an entry beside its response: key, links, dictionary slots
 _COMMIT_COPIES = 5  # of a text until it is committed: JSON, jsonb encoding, buffers of driver and transport
+_END_S = 1.0  # of a cancelled request, if its call is cancelled again
 _HASH_KEY = secrets.token_bytes(32)
 
 Fetch = Callable[[Meter], Coroutine[Any, Any, ToolOutput]]
@@ -145,11 +147,12 @@ class ResponseCache:
         except TimeoutError:
             raise too_late() from None
         finally:
-            spent.add(pending.meter.take())
             pending.waiting -= 1
             if not pending.waiting:
                 self._remove(pending)  # first, so that no call joins a cancelled request
-                pending.task.cancel()
+                if pending.task.cancel():
+                    await shielded(asyncio.wait([pending.task]), _END_S)  # then its cost is known
+            spent.add(pending.meter.take())
 
 
 async def _hold(context: RequestContext, size: int, deadline: Deadline) -> None:

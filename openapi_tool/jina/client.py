@@ -136,7 +136,7 @@ class JinaClient:
             ) from None
         except PoolBusy:
             raise ToolTimeout(
-                "The executor was too busy to read the response within the time of this call; call again."
+                "This service was too busy to read the response within the time of this call; call again."
             ) from None
 
     async def _read(self, response: httpx.Response, context: RequestContext) -> bytearray:
@@ -241,7 +241,7 @@ def _log_request(request: UpstreamRequest) -> None:
 def _no_free_file() -> ToolTimeout:
     """Return the error for a request that was not sent, because the process could open no connection in time."""
     return ToolTimeout(
-        "Nothing was sent within the time of this call, because the executor has too many connections open; try again "
+        "Nothing was sent within the time of this call, because this service has too many connections open; try again "
         "later, or ask an operator to raise its limit.",
         detail={"cause": OUT_OF_FILES},
     )

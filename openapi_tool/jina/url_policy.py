@@ -418,6 +418,10 @@ def _compiled(rules: UrlPolicy) -> _FoldedPolicy:
 
 
 def _no_host(text: str) -> BadRequest:
+    if not text:
+        return BadRequest(
+            "url: has no host name; a local file cannot be read. Give an address such as https://example.com/page."
+        )
     return BadRequest(f"url: {_shown(text)} is no host name. Give an address such as https://example.com/page.")
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -12,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from openapi_tool.environment import DEFAULT_AUTH_ENV, PREFIX
+from openapi_tool.local.dev import FALLBACKS
 from openapi_tool.local.guard import Guard
 from openapi_tool.local.recordings import RECORDED_HOSTS
 from openapi_tool.local.stack import MAX_RESULT_CHARS, UpstreamDouble, make_certificates
@@ -44,6 +47,18 @@ def cursor_in(text: str) -> str:
     return text.rpartition(_CURSOR)[2].partition('"')[0] if _CURSOR in text else ""
 
 
+def serve(upstream: str, command: str, *options: str) -> int:
+    """Run a door for a client of the user's own, with this process's standard streams; return its exit code.
+
+    Raises ServerFailed.
+    """
+    with door_process(upstream, command, *options) as (arguments, environment):
+        door = subprocess.Popen(arguments, env=os.environ | environment)
+        signal.signal(signal.SIGTERM, lambda number, _: door.send_signal(number))
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the door, too
+        return door.wait()
+
+
 @contextmanager
 def door_process(upstream: str, command: str, *options: str) -> Iterator[tuple[list[str], dict[str, str]]]:
     """Yield command line and environment of a door, with nothing stored; the double, if one is needed, runs meanwhile.
@@ -63,6 +78,7 @@ def door_process(upstream: str, command: str, *options: str) -> Iterator[tuple[l
     double = UpstreamDouble(folder, certificates, guard, (DEFAULT_AUTH_ENV,))
     try:
         double.start()
+        double.fallbacks(*FALLBACKS)  # for what a client of one's own asks
         settings |= {**double.keys, "SSL_CERT_FILE": str(certificates.ca)}
         settings[f"{PREFIX}URL_POLICY__ALLOW"] = RECORDED_HOSTS
         module = ["-m", f"openapi_tool.local.{command}_server", "--upstream-port", str(double.port)]

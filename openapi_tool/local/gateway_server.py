@@ -6,6 +6,8 @@ import argparse
 import sys
 from pathlib import Path
 
+import typer
+
 from openapi_tool.cli.gateway_serve import GatewayFlags, serve
 from openapi_tool.local.executor import LoopbackResolver
 from openapi_tool.settings import SettingsError
@@ -30,6 +32,8 @@ def main() -> None:
         serve(GatewayFlags(**given), LoopbackResolver(upstream_port))
     except SettingsError as error:
         sys.exit(str(error))
+    except typer.Exit as end:  # the reason is printed
+        sys.exit(end.exit_code)
 
 
 if __name__ == "__main__":

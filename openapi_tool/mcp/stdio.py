@@ -114,21 +114,22 @@ class StdioTransport:
         if not line.strip():
             return None
         if len(line) > MAX_LINE_BYTES:
-            await self._refuse(line, INVALID_REQUEST, f"the message is larger than {MAX_LINE_BYTES:,} bytes")
+            await self._refuse(line, INVALID_REQUEST, f"the message is larger than {MAX_LINE_BYTES:,} bytes; send less")
             return None
         try:
             return jsonrpc_message_adapter.validate_json(line, by_name=False)
         except ValidationError as error:
             is_json = error.errors(include_url=False, include_input=False)[0]["type"] != "json_invalid"
             code = INVALID_REQUEST if is_json else PARSE_ERROR
-            await self._refuse(line, code, "the line is no JSON-RPC message" if is_json else "the line is no JSON")
+            problem = "the line is no JSON-RPC message" if is_json else "the line is no JSON"
+            await self._refuse(line, code, f"{problem}; send one JSON object per line")
             return None
 
     async def _refuse(self, line: bytes, code: int, problem: str) -> None:
         found = _ID.search(line[:_BEGINNING_BYTES])
         request_id = orjson.loads(found[1]) if found else None
         log.warning("refused a message of the client: %s", problem, extra={"action": "mcp.message_refused"})
-        error = ErrorData(code=code, message=f"{problem}; send less, as one JSON object per line")
+        error = ErrorData(code=code, message=problem)
         await self.write(JSONRPCError(jsonrpc="2.0", id=request_id, error=error))
 
     async def _on_unanswered(self, request_id: RequestId) -> None:

@@ -1,4 +1,4 @@
-"""Section `gateway` of the settings: the HTTP door."""
+"""Section `gateway` of the settings: the doors without a kernel."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic.dataclasses import dataclass as validated
 from pydantic_settings import NoDecode
 
-from openapi_tool.options.section import Options, split
+from openapi_tool.options.section import CallSeconds, Options, split
 from openapi_tool.urls import checked_address
 
 _HOST = re.compile(r"[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]")
@@ -31,7 +31,7 @@ def _check_origins(origins: tuple[str, ...]) -> tuple[str, ...]:
 
 @validated(frozen=True)
 class GatewayOptions(Options):
-    """HTTP server of `openapi-tool gateway`: tools over plain HTTP, and MCP over streamable HTTP."""
+    """HTTP server of `openapi-tool gateway`; `openapi-tool mcp` uses `call_timeout_s` alone."""
 
     host: Annotated[str, AfterValidator(checked_address)] = Field(
         default="127.0.0.1", description="Address to listen on; any that other machines reach needs tokens."
@@ -59,4 +59,9 @@ class GatewayOptions(Options):
     )
     max_requests_per_token: int = Field(
         default=256, ge=1, le=10_000, description="Most requests of one token at the same time, in each process."
+    )
+    call_timeout_s: CallSeconds = Field(
+        default=50,
+        description="Seconds after which a call ends, unless its definition's `options.jina.timeout_s` gives it more "
+        "or less; at most `tools.max_timeout_s`. Common MCP clients give up after 60 s.",
     )

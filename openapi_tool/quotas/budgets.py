@@ -17,7 +17,7 @@ from openapi_tool.quotas.account import SCOPES, Account, AccountId, Sharing
 from openapi_tool.quotas.account_record import AccountLimit
 from openapi_tool.quotas.amounts import NOTHING, Amount, Attempt
 from openapi_tool.quotas.periods import ALWAYS, Period, Periods
-from openapi_tool.state.port import Records, Stored
+from openapi_tool.state.port import ALL_RECORDS, Records, Stored
 from openapi_tool.tools.deadlines import Deadline
 
 _TICK_S = 1.0
@@ -102,11 +102,10 @@ class Reservation:
     need: Amount
     attempts: list[tuple[Account, Attempt]]
 
-    def sent(self, tokens: int | None) -> None:
-        """Charge the cost of the request, the estimate if it is unknown (None)."""
-        cost = self.need if tokens is None else Amount(1, tokens)
+    def sent(self, tokens: int) -> None:
+        """Charge the cost of the request."""
         for account, attempt in self.attempts:
-            account.settle(attempt, cost)
+            account.settle(attempt, Amount(1, tokens))
 
     def unsent(self) -> None:
         """Free the amount: the request was not sent."""
@@ -167,8 +166,11 @@ class Budgets:
         return f"{self._replica}.{next(self._numbers):x}"
 
     def on_change(self, name: str, stored: Stored) -> None:
-        """Adopt a record that another replica wrote."""
-        if (account := self._by_key.get(name)) is not None:
+        """Adopt a record that another replica wrote, or that all were deleted."""
+        if name == ALL_RECORDS:
+            for each in self._accounts.values():
+                each.forget()
+        elif (account := self._by_key.get(name)) is not None:
             account.on_change(stored)
 
     def snapshot(self) -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ from openapi_tool.quotas.key_limit import KeyGroup, KeyLimit, WaitingCall
 from openapi_tool.quotas.keys import PREFIX, Keys, KeyUse
 from openapi_tool.quotas.limit_record import Rates
 from openapi_tool.quotas.permits import LimitOptions, Need, Permit
-from openapi_tool.state.port import Records, Stored
+from openapi_tool.state.port import ALL_RECORDS, Records, Stored
 from openapi_tool.telemetry import metrics
 from openapi_tool.tools.catalogue import OPERATIONS, Operation
 
@@ -129,11 +129,13 @@ class Limiter:
             raise self.keys.error(next(limit.use_of_key for limit in blocked if limit.use_of_key in self.keys.blocked))
 
     def on_change(self, name: str, stored: Stored) -> None:
-        """Adopt a record that another replica wrote."""
+        """Adopt a record that another replica wrote, or that all were deleted."""
         if name.startswith(PREFIX):
             self.keys.on_change(name, stored)
             return
         for limit in self._limits.values():
+            if name == ALL_RECORDS:
+                limit.forget()
             if limit.key == name and limit.on_change(stored) and limit.limited:
                 limit.wake()
 

@@ -114,6 +114,11 @@ class SharedRecord(ABC):
         """Read the record before the next change: a notice of another replica may have been lost."""
         self._known = None
 
+    def forget(self) -> None:
+        """Start anew: an operator has deleted the record on purpose."""
+        self._known = self._readable = None
+        self.decode(None)
+
     async def flush(self) -> None:
         """Wait until the costs that are known now are stored, or the store has failed."""
         ended = [attempt.id for attempt in self.attempts.values() if attempt.cost is not None]

@@ -34,6 +34,9 @@ class Stored(NamedTuple):
     revision: int = 0
 
 
+ALL_RECORDS = ""
+"""Name with which `OnChange` is called once an operator has deleted all records: nothing known of them counts."""
+
 OnChange = Callable[[str, Stored], None]
 
 

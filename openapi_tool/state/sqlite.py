@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from openapi_tool.concurrency.background import in_background
 from openapi_tool.protocol.errors import ExecutorError, Unavailable
-from openapi_tool.state.port import OnChange, Stored
+from openapi_tool.state.port import ALL_RECORDS, OnChange, Stored
 
 T = TypeVar("T")
 
@@ -58,6 +58,8 @@ CREATE INDEX calls_by_id ON calls (project, tool_call_id);
 """
 _CHECKED_PAGES = 8_192  # of 4 KiB: a larger file would delay the start; damage is then found by what reads it
 _FOREVER = 1e12
+_PURGES = "purges"  # bucket of one record without a value, whose revision is that of the last purge
+_LAST_PURGE = f"SELECT coalesce(max(revision), 0) FROM records WHERE bucket = '{_PURGES}'"  # noqa: S608
 
 
 class StateUnusable(ExecutorError):
@@ -74,6 +76,7 @@ class StateFile:
         self._watching: list[tuple[str, OnChange]] = []
         self._polling: asyncio.Task[None] | None = None
         self._seen = 0
+        self.purged = _one(connection, _LAST_PURGE)
 
     @classmethod
     def open(cls, path: Path, *, create: bool = True) -> StateFile:
@@ -135,6 +138,10 @@ class StateFile:
         query = "SELECT bucket, key, value, revision FROM records WHERE revision > ? ORDER BY revision"
         for bucket, key, value, revision in await self.read(query, (self._seen,)):
             self._seen = max(self._seen, revision)
+            if bucket == _PURGES:
+                self.purged = revision
+                for _, on_change in list(self._watching):
+                    on_change(ALL_RECORDS, Stored(None, revision))
             for watched, on_change in list(self._watching):
                 if watched == bucket:
                     on_change(key, Stored(value, revision))
@@ -159,11 +166,12 @@ class StateFile:
         self._thread.shutdown(wait=False)
 
     async def purge(self) -> None:
-        """Delete everything, also from the free pages of the file. Raises Unavailable."""
+        """Delete everything, also from the free pages of the file; running processes hear of it. Raises Unavailable."""
 
         def delete(connection: sqlite3.Connection) -> None:
             for table in ("records", "texts", "calls"):
                 connection.execute(f"DELETE FROM {table}")  # noqa: S608 - a constant
+            self.records(_PURGES).store(connection, "last", b"", time.time())
 
         await self.run(delete)
         await asyncio.get_running_loop().run_in_executor(self._thread, self._compact)
@@ -189,27 +197,30 @@ class SqliteRecords:
         return Stored(*rows[0]) if rows else Stored()
 
     async def write(self, key: str, value: bytes, revision: int) -> int | None:
-        """See `Records`."""
-        now = time.time()
+        """See `Records`. Until this process has heard of a purge it writes nothing, as it may know what was deleted."""
+        now, purged = time.time(), self._state.purged
         query = "SELECT revision FROM records WHERE bucket = ? AND key = ? AND expires > ?"
 
         def work(connection: sqlite3.Connection) -> int | None:
             row = connection.execute(query, (self._bucket, key, now)).fetchone()
-            return None if (row[0] if row else 0) != revision else self._store(connection, key, value, now)
+            if (row[0] if row else 0) != revision or _one(connection, _LAST_PURGE) != purged:
+                return None
+            return self.store(connection, key, value, now)
 
         return await self._state.run(work)
 
     async def put(self, key: str, value: bytes) -> None:
         """Store a record whatever its revision: one that only this process writes."""
         now = time.time()
-        await self._state.run(lambda connection: self._store(connection, key, value, now))
+        await self._state.run(lambda connection: self.store(connection, key, value, now))
 
     async def all(self) -> dict[str, bytes]:
         """Return all records by key."""
         query = "SELECT key, value FROM records WHERE bucket = ? AND expires > ?"
         return dict(await self._state.read(query, (self._bucket, time.time())))
 
-    def _store(self, connection: sqlite3.Connection, key: str, value: bytes, now: float) -> int:
+    def store(self, connection: sqlite3.Connection, key: str, value: bytes, now: float) -> int:
+        """Store a record within a transaction; return its revision."""
         connection.execute("UPDATE counter SET revision = revision + 1")
         written = _one(connection, "SELECT revision FROM counter")
         connection.execute(
@@ -362,7 +373,9 @@ def _damaged(path: Path, how: str) -> str:
 
 
 def default_path(environment: Mapping[str, str]) -> Path:
-    """Return the state file in the user's state folder (XDG_STATE_HOME)."""
+    """Return the state file in the user's state folder (XDG_STATE_HOME). Raises StateUnusable if there is none."""
     folder = environment.get("XDG_STATE_HOME", "")
     base = Path(folder) if Path(folder).is_absolute() else Path.home() / ".local" / "state"
+    if not base.is_absolute():
+        raise StateUnusable("HOME is no absolute path, so there is no place for the state file; name one with --state")
     return base / "openapi-tool" / "gateway.sqlite3"

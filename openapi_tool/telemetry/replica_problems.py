@@ -77,7 +77,7 @@ def _states(replica: Replica) -> Iterator[_Report]:
     yield from _suspicious_replies(name, replica)
     for dependency, state in (health.get("dependencies") or {}).items():
         if not state.get("ok"):
-            yield _state(name, f"{dependency} is unavailable: {state.get('reason', '')}")
+            yield _state(name, ": ".join(filter(None, (f"{dependency} is unavailable", state.get("reason")))))
     yield from _key_states(name, replica)
     yield from _limit_states(name, replica)
     if why := health.get("budgets_by_last_known_state"):

@@ -101,7 +101,7 @@ class Secrets:
         value = self._values.get(variable) or self._first_of_pool(variable)
         if value is None:
             raise MissingVariable(
-                f"The environment variable {variable!r} that holds this tool's key is not set in the executor; "
+                f"The environment variable {variable!r} that holds this tool's key is not set for this service; "
                 "an operator must set it."
             )
         return value

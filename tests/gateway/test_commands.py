@@ -12,8 +12,9 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from openapi_tool.cli import app
+from openapi_tool.gateway.calls import Gateway
 from openapi_tool.local.stack import UpstreamDouble
-from tests.gateway.conftest import ME, PAGE, OpenGateway
+from tests.gateway.conftest import ME, PAGE, OpenGateway, until
 from tests.requirements import requirement
 
 Run = Callable[..., Awaitable[Result]]
@@ -49,8 +50,34 @@ async def test_usage_sums_up_the_rows_of_calls(opened: OpenGateway, state: Path,
     }
     errors = json.loads((await run("usage", "--project", ME.project_id, "--json", "--by", "error")).stdout)
     assert {row["key"] for row in errors["rows"]} == {None, "bad_request"}
+    local = json.loads((await run("usage", "--json")).stdout)
+    assert (local["project_id"], local["total"]["calls"]) == ("local", 0)
     nobody = await run("usage", "--project", "nobody")
     assert (nobody.exit_code, "no calls in this time" in nobody.stderr) == (0, True)
+
+
+@requirement("gateway.commands", "mcp.cancellation")
+@pytest.mark.parametrize("settings", [{}, {"cache": {"ttl_s": 0}}], ids=["shared", "not cached"])
+@pytest.mark.parametrize("tool", ["jina_search", "jina_read", "jina_read_many"])
+async def test_usage_counts_of_a_cancelled_call_what_the_budget_counts(
+    opened: OpenGateway, state: Path, run: Run, double: UpstreamDouble, tool: str, settings: dict[str, Any]
+) -> None:
+    double.rules({"match": "", "hang": True})
+    pages = [PAGE, "http://site.fixture.test:8099/short"]
+    arguments: dict[str, dict[str, Any]] = {
+        "jina_search": {"query": "hello"},
+        "jina_read": {"url": PAGE},
+        "jina_read_many": {"urls": pages},
+    }
+    async with opened(state, budgets={"project_day_tokens": 1_000_000}, **settings) as gateway:
+        call = asyncio.create_task(gateway.call(ME, tool, arguments[tool]))
+        await asyncio.to_thread(double.requests, 2 if tool == "jina_read_many" else 1)
+        call.cancel()
+        await until(lambda: not gateway.running)
+        [budget] = await gateway.budget_of(ME)
+        used = json.loads((await run("usage", "--project", ME.project_id, "--by", "error", "--json")).stdout)
+    assert used["total"]["tokens"] == 1_000_000 - budget["tokens_left"] > 0
+    assert [(row["key"], row["errors"]) for row in used["rows"]] == [("cancelled", 1)]
 
 
 @requirement("gateway.commands")
@@ -64,6 +91,8 @@ async def test_inspect_shows_a_call_and_says_what_it_has_no_data_for(
     assert "upstream request: 200" in shown.stdout
     assert "success" in shown.stdout
     assert "no data for arguments, texts, commands" in shown.stderr
+    local = await run("inspect", ids[0])
+    assert (local.exit_code, "project 'local' has no call" in local.stderr) == (2, True)
     foreign = await run("inspect", ids[0], "--project", "another")
     assert foreign.exit_code == 2
 
@@ -80,7 +109,11 @@ async def test_running_processes_answer_top_limits_and_budgets(opened: OpenGatew
         limits = json.loads((await run("limits", "--json")).stdout)
         budgets = json.loads((await run("budgets", "--json")).stdout)
         shown = await run("top", "--once")
+        table = await run("limits")
+    assert "not shared" in table.stdout
     assert len(top["replicas"]) == 1
+    assert top["problems"] == []
+    assert "no problem is known now" in shown.stdout
     assert limits["limits"][0]["requests_per_minute"] == 100
     assert budgets["budgets"][0]["project"] == ME.project_id
     assert budgets["budgets"][0]["tokens_left"] < 1_000_000
@@ -113,9 +146,40 @@ async def test_a_purge_needs_a_confirmation(opened: OpenGateway, state: Path, ru
         await gateway.call(ME, "jina_read", {"url": PAGE})
     refused = await run("state", "purge")
     assert (refused.exit_code, "--yes" in refused.stderr) == (1, True)
-    assert (await run("state", "purge", "--yes")).exit_code == 0
+    purged = await run("state", "purge", "--yes")
+    assert purged.exit_code == 0
+    deleted = "budgets, limits, switches of tools, tokens, stored texts and results, and the rows of calls"
+    assert f"this deletes {deleted} from" in refused.stderr
+    assert f"deleted {deleted} from" in purged.stderr
     shown = json.loads((await run("usage", "--project", ME.project_id, "--json")).stdout)
     assert shown["total"]["calls"] == 0
+
+
+@requirement("gateway.commands", "gateway.quotas")
+async def test_after_a_purge_running_processes_go_on_with_empty_budgets(
+    opened: OpenGateway, state: Path, run: Run, double: UpstreamDouble
+) -> None:
+    double.rules({"match": "slow", "delay_s": 3})
+    settings: dict[str, Any] = {"budgets": {"project_day_requests": 2}, "cache": {"ttl_s": 0}}
+    async with opened(state, **settings) as gateway, opened(state, **settings) as other:
+
+        async def read(where: Gateway, page: str) -> str | None:
+            return (
+                await where.call(ME, "jina_read", {"url": f"http://site.fixture.test:8099/{page}"})
+            ).fields.error_code
+
+        assert await read(gateway, "article") is None
+        running = asyncio.create_task(read(gateway, "slow"))
+        await asyncio.to_thread(double.requests, 2)
+        for each in (gateway, other):
+            assert await read(each, "article") == "budget_exceeded"
+        assert (await run("state", "purge", "--yes")).exit_code == 0
+        await running  # it settles its own cost, and brings nothing back
+        await asyncio.sleep(1)
+        assert await read(other, "article") is None
+        assert await read(gateway, "article") is None
+        left = json.loads((await run("budgets", "--json")).stdout)["budgets"]
+    assert left[0]["requests_used"] == 2
 
 
 @requirement("gateway.commands")

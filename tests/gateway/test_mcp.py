@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from openapi_tool.executor.runner import ToolCallRequest
 from openapi_tool.gateway.calls import Answer, Caller
 from openapi_tool.local.stack import UpstreamDouble
 from openapi_tool.mcp.results import CALL_ID
+from openapi_tool.protocol.errors import ToolTimeout
 from openapi_tool.state.sqlite import StateFile
 from tests.gateway.conftest import ME, PAGE, Connect, OpenGateway, until
 from tests.requirements import requirement
@@ -194,6 +197,62 @@ async def test_a_caller_sees_and_calls_what_its_project_may_use(opened: OpenGate
     async with opened(policy=policy) as gateway, connect(gateway) as client:
         assert [tool.name for tool in (await client.list_tools()).tools] == ["jina_read", "jina_read_many"]
         assert text_of(await client.call_tool("jina_search", {"query": "hello"})).startswith("not_found")
+
+
+@requirement("mcp.results")
+async def test_a_batch_returns_what_it_has_when_its_time_ends(
+    opened: OpenGateway, connect: Connect, double: UpstreamDouble
+) -> None:
+    double.rules({"match": "/slow", "hang": True})
+    urls = [PAGE, "http://site.fixture.test:8099/slow"]
+    async with opened(gateway={"call_timeout_s": 6}) as gateway, connect(gateway) as client, asyncio.timeout(20):
+        result = await client.call_tool("jina_read_many", {"urls": urls})
+        assert not result.is_error
+        assert "A Fixture Article" in text_of(result)
+        assert "tool_timeout" in text_of(result)
+        alone = await client.call_tool("jina_read", {"url": urls[1]})
+        assert text_of(alone).startswith("tool_timeout")
+
+
+@requirement("mcp.results")
+async def test_a_call_ends_before_common_clients_give_up_unless_its_definition_asks_for_more(
+    opened: OpenGateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "docs.yaml").write_text(CUSTOM)
+    longer = CUSTOM.replace("docs.search", "docs.longer").replace("auth_env", "timeout_s: 56, auth_env")
+    (tmp_path / "longer.yaml").write_text(longer)
+    left: dict[str, int] = {}
+
+    async def run(_: Any, request: ToolCallRequest) -> Any:
+        left[request.definition.tool_name] = math.ceil(request.deadline.remaining())
+        raise ToolTimeout("late")
+
+    async def time_left(name: str, **settings: Any) -> int:
+        async with opened(tools=tmp_path, **settings) as gateway:
+            monkeypatch.setattr(gateway._parts.runner, "run", run)  # noqa: SLF001 - waiting would take a minute
+            await gateway.call(ME, name, {"query": "hello"})
+        return left.popitem()[1]
+
+    assert await time_left("docs__search") == 50
+    assert await time_left("docs__search", gateway={"call_timeout_s": 100}) == 100
+    assert await time_left("docs__longer") == 56
+
+
+@requirement("mcp.results")
+async def test_a_call_does_not_wait_longer_for_a_slot_than_it_may_take(
+    opened: OpenGateway, double: UpstreamDouble, tmp_path: Path
+) -> None:
+    double.rules({"match": "", "hang": True})
+    (tmp_path / "docs.yaml").write_text(CUSTOM)
+    longer = CUSTOM.replace("docs.search", "docs.longer").replace("auth_env", "timeout_s: 56, auth_env")
+    (tmp_path / "longer.yaml").write_text(longer)
+    settings: dict[str, Any] = {"executor": {"concurrency": 1}, "gateway": {"call_timeout_s": 1}}
+    async with opened(tools=tmp_path, **settings) as gateway, asyncio.timeout(20):
+        first = asyncio.create_task(gateway.call(ME, "docs__longer", {"query": "hello"}))
+        await asyncio.to_thread(double.requests, 1)
+        answer = await gateway.call(ME, "docs__search", {"query": "hello"})
+        assert answer.fields.error_code == "rate_limited"
+        first.cancel()
 
 
 @requirement("mcp.progress")

@@ -20,8 +20,10 @@ from openapi_tool.protocol.errors import BudgetExceeded, Unavailable
 from openapi_tool.quotas.budgets import Budgets, Spender
 from openapi_tool.state import sqlite
 from openapi_tool.state.change import change
+from openapi_tool.state.port import ALL_RECORDS
 from openapi_tool.state.sqlite import MEMORY, StateFile, StateUnusable, default_path
 from openapi_tool.tools.deadlines import Deadline
+from tests.gateway.conftest import until
 from tests.requirements import requirement
 
 _COUNT = """
@@ -111,6 +113,27 @@ def test_a_link_in_its_place_is_refused(tmp_path: Path) -> None:
 def test_the_default_is_in_the_state_folder_of_the_user(tmp_path: Path) -> None:
     assert default_path({"XDG_STATE_HOME": str(tmp_path)}) == tmp_path / "openapi-tool" / "gateway.sqlite3"
     assert default_path({"XDG_STATE_HOME": "relative"}).is_relative_to(Path.home())
+
+
+def test_a_relative_home_is_no_place_for_it() -> None:
+    code = "import os; from openapi_tool.state.sqlite import default_path; print(default_path(os.environ))"
+    done = subprocess.run(  # noqa: S603 - the interpreter
+        [sys.executable, "-c", code], env={"HOME": "relative"}, capture_output=True, text=True, check=False
+    )
+    assert "HOME is no absolute path" in done.stderr
+
+
+@requirement("state.file")
+async def test_a_process_writes_nothing_that_it_knew_before_a_purge(tmp_path: Path) -> None:
+    heard: list[str] = []
+    async with aclosing(StateFile.open(tmp_path / "s")) as state, aclosing(StateFile.open(tmp_path / "s")) as other:
+        records = state.records("budgets")
+        async with records.watch(lambda name, _: heard.append(name)):
+            await records.write("a", b"used", 0)
+            await other.purge()
+            assert await records.write("a", b"used more", 0) is None
+            await until(lambda: ALL_RECORDS in heard)
+            assert await records.write("a", b"anew", 0)
 
 
 @requirement("state.file", "gateway.quotas")

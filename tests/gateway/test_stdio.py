@@ -7,11 +7,12 @@ import json
 import os
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import AsyncExitStack, contextmanager, suppress
+from contextlib import AsyncExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -26,6 +27,7 @@ from tests.gateway.test_mcp import CUSTOM, ERAS, text_of
 from tests.requirements import requirement
 
 _WAIT_S = 30.0
+_ONE = "; send one JSON object per line"
 
 
 def command(double: UpstreamDouble, state: Path | str, *options: str) -> list[str]:
@@ -194,6 +196,21 @@ def test_a_start_without_a_key_says_so_and_serves(double: UpstreamDouble, enviro
         assert b"JINA_API_KEY is not set" in client.process.stderr.read()
 
 
+@requirement("mcp.eras")
+def test_a_missing_configuration_file_is_named_with_its_option(tmp_path: Path) -> None:
+    done = subprocess.run(  # noqa: S603 - the interpreter
+        [sys.executable, "-m", "openapi_tool", "mcp", "--config", str(tmp_path / "none.toml")],
+        env={"PATH": os.environ["PATH"]},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "--config" in done.stderr
+    assert "does not exist" in done.stderr
+
+
 @requirement("state.file")
 def test_an_unusable_state_file_ends_the_start_with_its_reason(tmp_path: Path) -> None:
     (tmp_path / "s").write_bytes(b"no database" * 1_000)
@@ -227,6 +244,9 @@ def test_a_client_that_is_gone_stops_the_upstream_request_and_the_process(
             client.stdin.close()
         assert client.process.wait(10) == 0
         assert time.monotonic() - began < 5
+    with closing(sqlite3.connect(tmp_path / "s")) as stored:
+        rows = stored.execute("SELECT error, requests, tokens > 0 FROM calls").fetchall()
+    assert rows == [("cancelled", 1, 1)]
     with raw_client(double, environment, tmp_path / "s", **budget) as client:
         refused = client.answer(client.call("jina_read", {"url": PAGE + "?2"}))
         assert refused["result"]["content"][0]["text"].startswith("budget_exceeded")
@@ -263,25 +283,38 @@ def test_a_kill_after_an_answer_loses_nothing_of_its_cost(
 
 @requirement("mcp.hostile")
 @pytest.mark.parametrize(
-    ("line", "code"),
+    ("line", "code", "remedy"),
     [
-        (b'{"jsonrpc":"2.0","id":77,"method":"tools/call","params":{"name":"' + b"x" * 10_000_000 + b'"}}', -32600),
-        (b'{"jsonrpc":"2.0","id":77,"method":"tools/call","params":' + b"[" * 500_000 + b"]" * 500_000 + b"}", -32700),
-        (b'{"jsonrpc":"2.0","id":77,"method":"x","params":' + b'{"a":' * 50_000 + b"1" + b"}" * 50_000 + b"}", -32700),
-        (b'{"jsonrpc":"2.0","id":77,', -32700),
-        (b"\xff\xfe\x00", -32700),
-        (b'[{"jsonrpc":"2.0","id":77,"method":"ping"}]', -32600),
+        (
+            b'{"jsonrpc":"2.0","id":77,"method":"tools/call","params":{"name":"' + b"x" * 10_000_000 + b'"}}',
+            -32600,
+            "send less",
+        ),
+        (
+            b'{"jsonrpc":"2.0","id":77,"method":"tools/call","params":' + b"[" * 500_000 + b"]" * 500_000 + b"}",
+            -32700,
+            _ONE,
+        ),
+        (
+            b'{"jsonrpc":"2.0","id":77,"method":"x","params":' + b'{"a":' * 50_000 + b"1" + b"}" * 50_000 + b"}",
+            -32700,
+            _ONE,
+        ),
+        (b'{"jsonrpc":"2.0","id":77,', -32700, _ONE),
+        (b"\xff\xfe\x00", -32700, _ONE),
+        (b'[{"jsonrpc":"2.0","id":77,"method":"ping"}]', -32600, _ONE),
     ],
     ids=["10 MB", "1 MB of lists", "nested", "cut off", "no text", "batch"],
 )
 def test_a_hostile_line_is_refused_and_the_next_one_is_answered(
-    double: UpstreamDouble, environment: dict[str, str], line: bytes, code: int
+    double: UpstreamDouble, environment: dict[str, str], line: bytes, code: int, remedy: str
 ) -> None:
     with raw_client(double, environment, ":memory:") as client:
         client.stdin.write(line + b"\n")
         client.stdin.flush()
         refused = client.receive()
         assert refused["error"]["code"] == code
+        assert refused["error"]["message"].endswith(remedy)
         assert refused["id"] in (77, None)
         assert client.answer(client.call("jina_read", {"url": PAGE}))["result"]["isError"] is False
         assert psutil.Process(client.process.pid).memory_info().rss < 300_000_000

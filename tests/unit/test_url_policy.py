@@ -139,6 +139,7 @@ MALFORMED = {
         "https://example.com: 80/", "https://example.com\t@127.0.0.1/", "https://example.com\r\n.evil/",
         "https%3A%2F%2Fexample.com%0A%2Fa", "[a](https://example.com/a) and [b](https://example.com/b)",
     ],
+    "a local file cannot be read": ["/home/me/a.pdf"],
     "backslash": [
         "https:\\\\example.com\\a", "https://example.com\\@127.0.0.1/",
         "https://127.0.0.1\\@example.com/", "https://127.0.0.1:80\\.example.com/",
