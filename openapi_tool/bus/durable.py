@@ -30,9 +30,12 @@ class ErrorReply(nats.errors.Error):
     """JetStream replied with an error, such as no leader, or with an invalid message."""
 
 
-HINDRANCES = ("headers_only", "max_batch", "max_expires", "max_bytes", "backoff", "priority_groups")
-"""Settings of a durable with which the server refuses our pull requests, sends commands without their body, or does not
-redeliver them after AckWait."""
+HINDRANCES = (
+    *("headers_only", "max_batch", "max_expires", "max_bytes"),
+    *("backoff", "priority_groups", "inactive_threshold"),
+)
+"""Settings of a durable with which the server refuses our pull requests, sends commands without their body, does not
+redeliver them after AckWait, or deletes the durable while no replica runs."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,7 @@ _FAILURES_BEFORE_RECONNECT = 3
 
 _MAX_SILENCE_S = 15.0  # after 12.5 s PullConsumer has sent another request
 _MIN_ACK_WAIT_S = 1.0  # a shorter AckWait redelivers most commands while they run, and heartbeats use up the CPU
+_MAX_ACK_WAIT_S = 60.0  # with a longer AckWait the commands of a replica that died wait for longer
 _RESTORE_RETRY_S = 60.0  # until the next attempt to restore settings that are still wrong
 _SAVE_FLOOR_INTERVAL_S = 10.0
 
@@ -105,14 +106,15 @@ class DurableMonitor:
         if state.filters != self._filters:
             return f"the durable has the wrong filter: {', '.join(state.filters)}"
         if hindrances := self._hindrances(state):
-            return f"the durable has settings that stop deliveries or repeat them: {', '.join(hindrances)}"
+            return f"the durable has settings that stop, delay or repeat deliveries: {', '.join(hindrances)}"
         if self._consumer.silence_s > _MAX_SILENCE_S:
             return "the server does not answer the pull request"
         return ""
 
     def _hindrances(self, state: DurableState) -> tuple[str, ...]:
-        too_short = 0 < state.ack_wait_s < min(_MIN_ACK_WAIT_S, self._options.nats.ack_wait_s)
-        return (*state.hindrances, "ack_wait") if too_short else state.hindrances
+        own = self._options.nats.ack_wait_s
+        is_usable = min(_MIN_ACK_WAIT_S, own) <= state.ack_wait_s <= max(_MAX_ACK_WAIT_S, own)
+        return state.hindrances if is_usable or not state.ack_wait_s else (*state.hindrances, "ack_wait")
 
     def _record(self, connection: str, consumer: str) -> None:
         """Record the problems of connection and consumer, empty if there is none."""
@@ -205,6 +207,7 @@ class DurableMonitor:
                 filter_subjects=None,
                 ack_wait=self._options.nats.ack_wait_s if {"ack_wait", "backoff"} & {*hindrances} else state.ack_wait_s,
                 backoff=None,
+                inactive_threshold=None,
                 headers_only=None,  # nats-py leaves out the other hindrances, which resets them
             )
             if state.filters != self._filters:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 from cachetools import LRUCache
@@ -24,6 +25,7 @@ from openapi_tool.tools.frames import framed, without_frames
 from openapi_tool.tools.inline_bounds import SMALL
 from openapi_tool.tools.output import Item, ToolOutput
 from openapi_tool.tools.result import RenderedResult
+from openapi_tool.tools.shown_state import shown_state, without_state
 from openapi_tool.tools.stored_text import stored_text
 from openapi_tool.tools.text_search import SearchRequest
 from openapi_tool.tools.truncation import (
@@ -65,6 +67,15 @@ class Continuation:
         self._options = options
         self._search = StoredSearch(artifacts, cursors, self._isolation)
 
+    async def with_shown_state(
+        self, definition: ToolDefinition, output: ToolOutput, max_result_tokens: int | None = None
+    ) -> ToolOutput:
+        """Return the output with the state as a model may read it; with `result_format` `text` none reads it."""
+        if definition.result_format == "text":
+            return output
+        limit = self._limit(definition, max_result_tokens)
+        return replace(output, state=await asyncio.to_thread(shown_state, output.state, limit))
+
     async def render(
         self, call: Call, definition: ToolDefinition, output: ToolOutput, max_result_tokens: int | None = None
     ) -> tuple[RenderedResult, StoredText | None]:
@@ -76,12 +87,13 @@ class Continuation:
         items = output.items
         cost = _cost_note(output, self._options.cost_note_tokens) + (call.budget.note if call.budget else "")
         total = self._limit(definition, max_result_tokens)
-        limit = total.minus(len(cost))
+        limit = self._for_text(definition, output, total.minus(len(cost)))
         parts = uncut_parts(items, limit)
         cannot_continue = parts is None and rejects
         if cannot_continue:
             max_chars = self._options.max_uncontinued_chars or _UNCONTINUED_FACTOR * self._options.max_result_chars
             limit = ResultLimit(max_chars, _UNCONTINUED_FACTOR * total.tokens).minus(len(cost))
+            limit = self._for_text(definition, output, limit)
             parts = uncut_parts(items, limit)
         if parts is not None:
             return RenderedResult(framed(parts) + cost), None
@@ -148,6 +160,10 @@ class Continuation:
         """Return the limit of a call: the definition's, else that of the settings; the call may only lower it."""
         tokens = definition.max_result_tokens or self._options.max_result_tokens
         return ResultLimit(self._options.max_result_chars, min(tokens, max_result_tokens or tokens))
+
+    @staticmethod
+    def _for_text(definition: ToolDefinition, output: ToolOutput, limit: ResultLimit) -> ResultLimit:
+        return limit if definition.result_format == "text" else without_state(limit, output.state)
 
     def _with_cursor(
         self, call: Call, definition: ToolDefinition, text: str, missing: str, artifact: Artifact, place: Place | None

@@ -120,6 +120,7 @@ class ToolRunner:
             if cursor is None:
                 call.recheck = partial(self._check_switch, call, definition)  # after each wait for a permit, too
                 output = await self._backend.run(definition, arguments, deadline, call)
+                output = await self._continuation.with_shown_state(definition, output, max_tokens)
                 shown, full_text = await self._continuation.render(call, definition, output, max_tokens)
             elif search is None:
                 output, shown = await self._continuation.resume(call, definition, cursor, max_tokens)

@@ -134,6 +134,12 @@ class Answer:
     key: str | None = None
     may_store: bool = False
 
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """What is known of the result beside its text, wherever its `result_format` has it."""
+        result = self.fields.result if isinstance(self.fields.result, dict) and not self.fields.error else {}
+        return {**(self.fields.tool_output or {}), **result}
+
 
 @dataclass(frozen=True, slots=True)
 class GatewayParts:
@@ -202,7 +208,7 @@ class Gateway:
 
     async def whole_text(self, caller: Caller, answer: Answer, max_chars: int) -> str | None:
         """Return the whole text of a truncated result without frames; None if it is not stored. Raises Unavailable."""
-        reference = (answer.fields.tool_output or {}).get("artifact_ref")
+        reference = answer.facts.get("artifact_ref")
         if reference is None:
             return None
         texts, card_id = self._parts.texts, str(reference["card_id"])

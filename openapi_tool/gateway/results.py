@@ -12,7 +12,7 @@ STRUCTURE: Mapping[str, Any] = {
     "type": "object",
     "properties": {
         "content": {"type": "string", "description": "The text that a model reads, in its frames."},
-        "state": {"type": "object", "description": "Addresses, titles and counts of the result."},
+        "state": {"type": "object", "description": "Addresses, titles and counts of the result; web content."},
         "usage": {
             "type": "object",
             "properties": {"tokens": {"type": "integer"}, "requests": {"type": "integer"}},
@@ -44,8 +44,7 @@ def text_of(answer: Answer) -> str:
 def structure(answer: Answer) -> dict[str, Any]:
     """Return the result as an object: the text, and what is known of it."""
     fields = answer.fields
-    found = fields.result if isinstance(fields.result, dict) and not fields.error else {}
-    found = {**(fields.tool_output or {}), **found}
+    found = answer.facts
     result = {"content": text_of(answer)} | {name: found[name] for name in _IN_STRUCTURE if name in found}
     if fields.error is not None:
         result["error"] = dict(fields.error)

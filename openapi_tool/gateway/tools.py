@@ -95,7 +95,8 @@ class ToolFolder:
 def _tool(document: Mapping[str, JsonValue]) -> GatewayTool:
     built_in = parse_definition(stored_record(document)).built_in
     row = complete(document, built_in)
-    definition = parse_definition(stored_record(row))
+    # A client may show a model the whole structure of a result: with `object` its state is bounded, too.
+    definition = replace(parse_definition(stored_record(row)), result_format="object")
     shown = defined(row, definition)
     name = mangled(shown.name)
     return GatewayTool(replace(shown, name=name, api_name=name), definition)

@@ -34,10 +34,13 @@ from openapi_tool.telemetry import metrics
 
 _PIECE_BYTES, _MAX_INFORMATIONAL = 8 * 1024, 8
 _MAX_NON_BODY_BYTES = 32 * 1024
-_FRAMING_SHARE = 1 / 4
-"""Limit of chunk framing as a fraction of the body. Parsing a chunk costs as much as parsing a kilobyte of body."""
+_FRAMING_SHARE = 1 / 100
+"""Limit of chunk framing as a fraction of the body: a chunk of any size, which has at least 5 bytes of it, needs 500
+bytes of body. Parsing a chunk costs as much as parsing a kilobyte of body."""
 
-_MAX_FRAMING_BYTES = 20 * 1024  # two pieces with the ends of head and body, and some small chunks
+_MAX_FRAMING_BYTES = 20 * 1024
+"""Framing beyond that share: two pieces with the ends of head and body, and some small chunks, 4,000 at most."""
+
 _MAX_HEADER_BYTES, _MAX_HEADERS = 8_190, 100
 
 HANDSHAKES = 16
@@ -69,7 +72,7 @@ class UpstreamConnection(ResponseHandler):
     - the ninth informational response. Data is parsed in pieces of 8 kB, since a single TLS read can contain 14,000
       of them, which take a second to parse;
     - 32 kB without a body byte: a head or trailers, which the parser buffers;
-    - some 4,000 chunks that are mostly framing, wherever they are: 500,000 of one byte take a second.
+    - some 4,000 chunks, and one more per 500 bytes of body: 400,000 chunks take a second, whatever their size.
 
     A pending request then fails with (First)ResponseAborted; a response that is already complete stays readable.
     """

@@ -98,8 +98,8 @@ class SecretsSettings(Options):
 
     allowed_env: Annotated[tuple[VariableName, ...], NoDecode, BeforeValidator(split)] = Field(
         default=(),
-        description="Variables that definitions may name, beside JINA_API_KEY and those in `tools.jina`; "
-        "comma-separated in the environment.",
+        description="Variables that definitions may name, beside JINA_API_KEY and those in `tools.jina`. Any "
+        "definition of any project may name each of them, also in `auth_env`; comma-separated in the environment.",
     )
     env_parameters: Annotated[tuple[EnvParameter, ...], NoDecode, BeforeValidator(split)] = Field(
         default=(),

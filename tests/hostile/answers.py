@@ -12,6 +12,7 @@ from tests.hostile.scene import ANSWER_S, Scene, assert_failed, assert_succeeded
 from tests.hostile.upstream import LATE, response
 
 CASES = Cases()
+_CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 Make = Callable[[], bytes]
 MAX_BYTES = 9_900_000
 """Just below the size limit of a response."""
@@ -54,6 +55,12 @@ def _items(item: bytes) -> bytes:
 def _numbered(item: str) -> bytes:
     count = MAX_BYTES // (len(item.replace("%d", "1234567")) + 1)
     return ",".join(item.replace("%d", str(number)) for number in range(count)).encode()
+
+
+def small_chunks() -> bytes:
+    """Return a page behind 8.9 MB of blanks in chunks, the framing of each of which is a quarter of its 24 bytes."""
+    _, _, body = page(content="x").partition(b"\r\n\r\n")
+    return _CHUNKED + b"18\r\n%b\r\n" % (b" " * 24) * 370_000 + b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
 
 
 READERS: Mapping[str, Make] = {
@@ -228,6 +235,14 @@ async def pages_without_a_length_at_once(scene: Scene) -> None:
         assert_bounded(answer)
 
 
+@CASES.case("13", lambda: {"small_chunks": small_chunks()})
+async def pages_in_small_chunks_at_once(scene: Scene) -> None:
+    tool = await scene.define({"jina": {"mode": "reader"}})
+    arguments = {"url": "https://example.com/attack-small_chunks/{n}"}
+    for answer in await scene.calls(8, tool, arguments):
+        assert_failed(answer, *_FAILED)
+
+
 @CASES.case("own", lambda: {"busy": response(b'{"code":503,"status":50300}', 503)})
 async def failing_batches_at_once(scene: Scene) -> None:
     """Each of their pages is requested several times."""
@@ -237,7 +252,6 @@ async def failing_batches_at_once(scene: Scene) -> None:
         assert_failed(answer, *_FAILED)
 
 
-_CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 TOKENS = (b"-5", b"1" + b"0" * 400, b"1e308", b"true", b'"7"', b"[]", b"1.5", b"9223372036854775808", b"-1e400")
 
 

@@ -17,6 +17,7 @@ PACE = Pace(every_s=0.05, calls=5)
 ALONE = {
     "pages_of_ten_megabytes_at_once",
     "pages_of_many_values_at_once",
+    "pages_in_small_chunks_at_once",
     "pages_without_a_length_at_once",
     "response_headers_that_fill_the_memory",
     "slow_calls_in_every_slot",

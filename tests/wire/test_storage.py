@@ -788,24 +788,29 @@ async def test_settings_that_are_changed_repeatedly_are_restored_once_a_minute(
     assert len(tried) == 2
 
 
+_YEAR_NS = 365 * 86_400 * 10**9
 HINDERING = {
-    "headers_only": True,
-    "max_batch": 1,
-    "max_expires": 10**9,
-    "max_bytes": 1024,
-    "ack_wait": 10**6,  # the server would redeliver each command a thousand times a second
-    "backoff": [10**6, 10**9],  # replaces AckWait
-    "priority_groups": ["a"],  # refuses requests that name none
+    "headers_only": ("headers_only", True),
+    "max_batch": ("max_batch", 1),
+    "max_expires": ("max_expires", 10**9),
+    "max_bytes": ("max_bytes", 1024),
+    "short ack_wait": ("ack_wait", 10**6),  # the server would redeliver each command a thousand times a second
+    "long ack_wait": ("ack_wait", _YEAR_NS),  # the commands of a replica that died would wait as long
+    "inactive_threshold": ("inactive_threshold", 10**9),  # a second without a replica would delete the durable
+    "backoff": ("backoff", [10**6, 10**9]),  # replaces AckWait
+    "priority_groups": ("priority_groups", ["a"]),  # refuses requests that name none
 }
 
 
-@pytest.mark.parametrize("setting", HINDERING)
+@pytest.mark.parametrize(("setting", "value"), HINDERING.values(), ids=HINDERING)
 @requirement("nats.watched")
-async def test_settings_that_stop_deliveries_are_named_and_restored(watched: Watched, setting: str) -> None:
+async def test_settings_that_stop_deliveries_are_named_and_restored(
+    watched: Watched, setting: str, value: object
+) -> None:
     name = watched.durable.name
     subject = f"$JS.API.CONSUMER.INFO.{watched.durable.stream}.{name}"
     config = json.loads((await watched.client.request(subject)).data)["config"]
-    config |= {setting: HINDERING[setting], "max_deliver": 5}
+    config |= {setting: value, "max_deliver": 5}
     if setting == "priority_groups":
         config["priority_policy"] = "prioritized"
     request = {"stream_name": watched.durable.stream, "config": config, "action": "update"}
@@ -815,7 +820,7 @@ async def test_settings_that_stop_deliveries_are_named_and_restored(watched: Wat
     assert json.loads(reply.data)["config"][setting]
     await watched.monitor.check()
     assert setting in watched.reason()
-    assert watched.consumer.ack_wait_s != 0.001, "heartbeats would use up the CPU"
+    assert watched.consumer.ack_wait_s == watched.options.nats.ack_wait_s, "heartbeats would use up the CPU, or cease"
     await watched.monitor.check()
     assert watched.reason() == ""
     restored = json.loads((await watched.client.request(subject)).data)["config"]
