@@ -118,7 +118,7 @@ class StateFile:
                     connection.execute("ROLLBACK")
                 raise
             connection.execute("COMMIT")
-            self._set_locked(False)
+            self._set_locked(locked=False)
         return result
 
     @contextmanager
@@ -128,14 +128,14 @@ class StateFile:
             yield
         except sqlite3.Error as error:
             if _code(error) == sqlite3.SQLITE_BUSY:
-                self._set_locked(True)
+                self._set_locked(locked=True)
             raise Unavailable(_unusable(self.path, error)) from error
 
-    def _set_locked(self, is_locked: bool) -> None:
+    def _set_locked(self, *, locked: bool) -> None:
         """After one has waited in vain no statement waits for the lock, until one gets it."""
-        if is_locked != self._is_locked:
-            self._is_locked = is_locked
-            _wait_for_lock(self._connection, 0 if is_locked else _BUSY_S)
+        if locked != self._is_locked:
+            self._is_locked = locked
+            _wait_for_lock(self._connection, 0 if locked else _BUSY_S)
 
     @asynccontextmanager
     async def watch(self, bucket: str, on_change: OnChange) -> AsyncIterator[None]:
@@ -157,7 +157,7 @@ class StateFile:
                 await self._notify()
 
     async def _notify(self) -> None:
-        query = "SELECT bucket, key, value, revision FROM records WHERE revision > ? ORDER BY revision"
+        query = "SELECT bucket, key, CAST(value AS BLOB), revision FROM records WHERE revision > ? ORDER BY revision"
         for bucket, key, value, revision in await self.read(query, (self._seen,)):
             self._seen = max(self._seen, revision)
             for watched, on_change in list(self._watching):
@@ -205,7 +205,7 @@ class SqliteRecords:
 
     async def read(self, key: str) -> Stored:
         """See `Records`."""
-        query = "SELECT value, revision FROM records WHERE bucket = ? AND key = ? AND expires > ?"
+        query = "SELECT CAST(value AS BLOB), revision FROM records WHERE bucket = ? AND key = ? AND expires > ?"
         rows = await self._state.read(query, (self._bucket, key, time.time()))
         return Stored(*rows[0]) if rows else Stored()
 
@@ -227,7 +227,7 @@ class SqliteRecords:
 
     async def all(self) -> dict[str, bytes]:
         """Return all records by key."""
-        query = "SELECT key, value FROM records WHERE bucket = ? AND expires > ?"
+        query = "SELECT key, CAST(value AS BLOB) FROM records WHERE bucket = ? AND expires > ?"
         return dict(await self._state.read(query, (self._bucket, time.time())))
 
     def _store(self, connection: sqlite3.Connection, key: str, value: bytes, now: float) -> int:
@@ -268,7 +268,7 @@ class SqliteTexts:
 
     async def get(self, name: str) -> bytes | None:
         """See `Texts`."""
-        query = "SELECT text FROM texts WHERE bucket = ? AND name = ? AND expires > ?"
+        query = "SELECT CAST(text AS BLOB) FROM texts WHERE bucket = ? AND name = ? AND expires > ?"
         rows = await self._state.read(query, (self._bucket, name, time.time()))
         return rows[0][0] if rows else None
 

@@ -81,11 +81,11 @@ def test_a_link_in_its_place_is_refused(tmp_path: Path) -> None:
 @requirement("state.file")
 @pytest.mark.parametrize("mode", [0o770, 0o777, 0o1777])
 @pytest.mark.parametrize("create", [True, False])
-def test_a_folder_that_others_can_write_to_is_refused(tmp_path: Path, mode: int, create: bool) -> None:
+def test_a_folder_that_others_can_write_to_is_refused(tmp_path: Path, mode: int, *, create: bool) -> None:
     path = tmp_path / "shared" / "gateway.sqlite3"
     StateFile.open(path)
     path.parent.chmod(mode)
-    with pytest.raises(StateUnusable, match="other users can write to.*chmod go-w.*--state"):
+    with pytest.raises(StateUnusable, match=r"other users can write to.*chmod go-w.*--state"):
         StateFile.open(path, create=create)
     with pytest.raises(StateUnusable, match="shared"):
         StateFile.open(path.parent / "new")
@@ -106,7 +106,7 @@ def test_a_file_beside_it_that_is_not_the_users_is_refused(tmp_path: Path, end: 
 @requirement("state.file")
 @pytest.mark.parametrize("create", [True, False])
 @pytest.mark.parametrize("kind", ["another program", "a text", "a short text"])
-def test_what_is_no_state_file_is_refused_and_left_as_it_is(tmp_path: Path, kind: str, create: bool) -> None:
+def test_what_is_no_state_file_is_refused_and_left_as_it_is(tmp_path: Path, kind: str, *, create: bool) -> None:
     path = tmp_path / "file"
     if kind == "another program":
         with sqlite3.connect(path) as connection:
