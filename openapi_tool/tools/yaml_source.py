@@ -100,10 +100,10 @@ class _Loader(yaml.SafeLoader):
 
     nodes = 0
 
-    def compose_node(self, parent: yaml.Node | None, index: object) -> yaml.Node | None:
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         self.nodes += 1
         if self.nodes > MAX_FILE_NODES:
-            raise _TooManyNodes(self.peek_event().start_mark)
+            raise _TooManyNodes(self.get_mark())
         return super().compose_node(parent, index)
 
 

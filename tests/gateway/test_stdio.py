@@ -269,10 +269,11 @@ def test_a_kill_after_an_answer_loses_nothing_of_its_cost(
         (b'{"jsonrpc":"2.0","id":77,"method":"tools/call","params":' + b"[" * 500_000 + b"]" * 500_000 + b"}", -32700),
         (b'{"jsonrpc":"2.0","id":77,"method":"x","params":' + b'{"a":' * 50_000 + b"1" + b"}" * 50_000 + b"}", -32700),
         (b'{"jsonrpc":"2.0","id":77,', -32700),
+        (b'{"jsonrpc":"2.0","id":1.5,"method":"x"}', -32600),
         (b"\xff\xfe\x00", -32700),
         (b'[{"jsonrpc":"2.0","id":77,"method":"ping"}]', -32600),
     ],
-    ids=["10 MB", "1 MB of lists", "nested", "cut off", "no text", "batch"],
+    ids=["10 MB", "1 MB of lists", "nested", "cut off", "id 1.5", "no text", "batch"],
 )
 def test_a_hostile_line_is_refused_and_the_next_one_is_answered(
     double: UpstreamDouble, environment: dict[str, str], line: bytes, code: int
@@ -282,7 +283,7 @@ def test_a_hostile_line_is_refused_and_the_next_one_is_answered(
         client.stdin.flush()
         refused = client.receive()
         assert refused["error"]["code"] == code
-        assert refused["id"] in (77, None)
+        assert refused["id"] is None  # an id in a line that is no message may be that of another request
         assert client.answer(client.call("jina_read", {"url": PAGE}))["result"]["isError"] is False
         assert psutil.Process(client.process.pid).memory_info().rss < 300_000_000
 
@@ -297,7 +298,7 @@ def test_a_line_that_never_ends_takes_bounded_memory(double: UpstreamDouble, env
         assert psutil.Process(client.process.pid).memory_info().rss < 250_000_000
         client.stdin.write(b'"}\n')
         client.stdin.flush()
-        assert client.receive()["id"] == 77
+        assert client.receive()["error"]["code"] == -32600
 
 
 @requirement("mcp.hostile")
