@@ -254,14 +254,19 @@ class SqliteTexts:
 
     async def put(self, name: str, text: bytes) -> None:
         """See `Texts`."""
-        if len(text) > MAX_TEXT_BYTES:
-            raise Unavailable(f"{self._state.path}: a text of {len(text):,} bytes is larger than {MAX_TEXT_BYTES:,}")
+        await self.put_all({name: text})
+
+    async def put_all(self, texts: Mapping[str, bytes]) -> None:
+        """Store all of these texts, or none."""
+        size = sum(map(len, texts.values()))
+        if size > MAX_TEXT_BYTES:
+            raise Unavailable(f"{self._state.path}: a text of {size:,} bytes is larger than {MAX_TEXT_BYTES:,}")
         now = time.time()
 
         def work(connection: sqlite3.Connection) -> None:
             _drop_expired(connection, now)
-            row = (self._bucket, name, len(text), now + self._ttl_s, text)
-            connection.execute("INSERT OR REPLACE INTO texts VALUES (?, ?, ?, ?, ?)", row)
+            rows = ((self._bucket, name, len(text), now + self._ttl_s, text) for name, text in texts.items())
+            connection.executemany("INSERT OR REPLACE INTO texts VALUES (?, ?, ?, ?, ?)", rows)
             _drop_excess(connection)
 
         await self._state.run(work)
