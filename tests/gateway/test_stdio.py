@@ -7,11 +7,12 @@ import json
 import os
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import AsyncExitStack, contextmanager, suppress
+from contextlib import AsyncExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -208,6 +209,25 @@ def test_an_unusable_state_file_ends_the_start_with_its_reason(tmp_path: Path) -
     assert done.returncode == 2
     assert b"is damaged" in done.stderr
     assert done.stdout == b""
+
+
+@requirement("state.file", "gateway.quotas")
+def test_calls_go_on_and_the_process_ends_while_another_process_holds_the_lock(
+    double: UpstreamDouble, environment: dict[str, str], tmp_path: Path
+) -> None:
+    quotas = {
+        "OPENAPI_TOOL__BUDGETS__PROJECT_DAY_REQUESTS": "1000",
+        "OPENAPI_TOOL__LIMITS__READER_REQUESTS_PER_MINUTE": "500",
+    }
+    with raw_client(double, environment, tmp_path / "s", **quotas) as client:
+        client.answer(client.call("jina_read", {"url": PAGE}))
+        with closing(sqlite3.connect(tmp_path / "s", isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            for number in range(4):
+                answer = client.answer(client.call("jina_read", {"url": f"{PAGE}?{number}"}))
+                assert answer["result"]["isError"] is False
+            client.stdin.close()
+            assert client.process.wait(12) == 0
 
 
 @requirement("mcp.cancellation")
