@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 
 from openapi_tool.bootstrap import Upstream, build_runner
 from openapi_tool.gateway.calls import Gateway, GatewayParts
-from openapi_tool.gateway.operator import follow, session_key, shared_records
+from openapi_tool.gateway.operator import SwitchMonitor, follow, session_key
 from openapi_tool.gateway.quotas import shared_quotas
 from openapi_tool.gateway.stored import UNTAKEN_S, StoredTexts, UntakenResults
 from openapi_tool.gateway.tools import Tools
@@ -37,7 +37,7 @@ async def open_gateway(
     bootstrap = reloader.bootstrap
     settings = bootstrap.settings
     key = settings.session.key
-    scope_key = key.get_secret_value().encode() if key else await session_key(shared_records(state))
+    scope_key = key.get_secret_value().encode() if key else await session_key(state)
     transport = EgressTransport(AiohttpTransport(bootstrap.upstream_tls, settings.egress, resolver))
     hide_memory()  # from the workers
     pool = WorkerPool(settings.isolation.workers, settings.egress.max_response_bytes)  # started by its first task
@@ -56,8 +56,9 @@ async def open_gateway(
         health.limits, health.keys = quotas.limiter.snapshot, quotas.limiter.keys.snapshot
         health.budgets, health.budget_outage = quotas.budgets.snapshot, quotas.budgets.outage
         statistics = Snapshots(INSTANCE, health, {"executor.concurrency": settings.executor.concurrency})
-        work = follow(state, INSTANCE, gateway.use_switches, statistics.now)
-        following = asyncio.create_task(work, name="operator")
+        switches = SwitchMonitor(state, gateway.use_switches)
+        await switches.check()
+        following = asyncio.create_task(follow(state, INSTANCE, switches, statistics.now), name="operator")
         try:
             yield gateway
         finally:

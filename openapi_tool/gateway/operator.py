@@ -6,16 +6,15 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from typing import Any
 
 import orjson
 
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.state.change import change
-from openapi_tool.state.port import Records
+from openapi_tool.state.port import Records, Stored
 from openapi_tool.state.sqlite import StateFile
-from openapi_tool.tools.switches import Switches, SwitchRecordInvalid
+from openapi_tool.tools.switches import Switches, SwitchRecordInvalid, UnreadSwitches
 
 log = logging.getLogger(__name__)
 
@@ -24,46 +23,105 @@ _SWITCHES, _ASKED = "switches", "statistics_asked"
 _READ_S = 1.0
 _STATISTICS_TTL_S = 30.0
 _ANSWERS_S = _READ_S + 0.3
+_SESSION_KEY_BYTES = 32
+_BUCKET = "gateway"
 
 
 def shared_records(state: StateFile) -> Records:
     """Return the records that all processes of a gateway read: session key, switches, requests of an operator."""
-    return state.records("gateway")
+    return state.records(_BUCKET)
 
 
-async def session_key(records: Records) -> bytes:
-    """Return the key of session identities and cursors, which the first process creates. Raises Unavailable."""
-    fresh = secrets.token_bytes(32)
-    stored = await change(records, SESSION_KEY, lambda found: None if found else fresh)
-    return stored.value or fresh
+async def session_key(state: StateFile) -> bytes:
+    """Return the key of session identities and cursors, which the first process creates.
+
+    Raises Unavailable, also for a damaged key.
+    """
+    fresh = secrets.token_bytes(_SESSION_KEY_BYTES)
+    stored = await change(shared_records(state), SESSION_KEY, lambda found: fresh if found is None else None)
+    key = stored.value or b""
+    if len(key) != _SESSION_KEY_BYTES:
+        problem = f"it has {len(key)} bytes instead of {_SESSION_KEY_BYTES}"
+        raise Unavailable(_damaged(state, SESSION_KEY, problem, "delete it, then sessions and cursors start anew"))
+    return key
+
+
+def _damaged(state: StateFile, key: str, problem: str, remedy: str) -> str:
+    delete = f"DELETE FROM records WHERE bucket = '{_BUCKET}' AND key = '{key}'"  # noqa: S608 - for the operator
+    return f'{state.path}: the record {key} is damaged: {problem}; {remedy}: sqlite3 {state.path} "{delete}"'
+
+
+class SwitchMonitor:
+    """Passes the switches to `use` when they changed; the last known ones stay in use if they cannot be read.
+
+    Before they have been read no tool may run.
+    """
+
+    def __init__(self, state: StateFile, use: Callable[[Switches], None]) -> None:
+        self._state, self._use = state, use
+        self._known = -1
+        self._failure = ""
+        use(UnreadSwitches())
+
+    async def check(self) -> None:
+        """Read them once; log why that fails."""
+        try:
+            stored = await shared_records(self._state).read(_SWITCHES)
+            switches = _decoded(self._state, stored)
+        except (Unavailable, SwitchRecordInvalid) as error:
+            self._log(str(error))
+            return
+        self._failure = ""
+        if stored.revision != self._known:
+            self._use(switches)
+            if self._known >= 0 or switches.all:
+                log.warning("an operator has disabled or enabled tools", extra={"action": "tool.switched"})
+            self._known = stored.revision
+
+    def _log(self, failure: str) -> None:
+        if failure != self._failure:
+            self._failure = failure
+            effect = "no tool may run" if self._known < 0 else "the last known ones stay disabled"
+            log.error(
+                "cannot read which tools are disabled, so %s: %s",
+                effect,
+                failure,
+                extra={"action": "switches.not_read"},
+            )
+
+
+def _decoded(state: StateFile, stored: Stored) -> Switches:
+    """Return the switches of a record. Raises SwitchRecordInvalid with the remedy."""
+    try:
+        return Switches() if stored.value is None else Switches.decode(stored.value)
+    except SwitchRecordInvalid as error:
+        remedy = "delete it, and disable again what must not run"
+        raise SwitchRecordInvalid(_damaged(state, _SWITCHES, str(error), remedy)) from error
 
 
 async def follow(
-    state: StateFile, name: str, use_switches: Callable[[Switches], None], snapshot: Callable[[], Mapping[str, Any]]
+    state: StateFile, name: str, switches: SwitchMonitor, snapshot: Callable[[], Mapping[str, Any]]
 ) -> None:
-    """Every second adopt changed switches, and answer a request for statistics, as the process `name`.
-
-    While the file cannot be read, the last known switches stay in use.
-    """
+    """Every second adopt changed switches, and answer a request for statistics, as the process `name`."""
     records, statistics = shared_records(state), state.records("statistics", _STATISTICS_TTL_S)
-    known, answered = 0, (await records.read(_ASKED)).revision
+    answered = 0
     while True:
-        with suppress(Unavailable, SwitchRecordInvalid):
-            stored = await records.read(_SWITCHES)
-            if stored.revision != known:
-                use_switches(Switches.decode(stored.value or b""))
-                known = stored.revision
-                log.warning("an operator has disabled or enabled tools", extra={"action": "tool.switched"})
+        try:
+            await switches.check()
             asked = await records.read(_ASKED)
             if asked.revision != answered:
                 await statistics.put(name, orjson.dumps({"asked": asked.revision, **snapshot()}, default=str))
                 answered = asked.revision
+        except Unavailable:
+            pass  # who asked gets no answer
+        except Exception:  # if this ended, no switch would take effect
+            log.exception("internal error in the answers to an operator", extra={"action": "operator.broken"})
         await asyncio.sleep(_READ_S)
 
 
 async def ask_statistics(state: StateFile) -> list[dict[str, Any]]:
     """Return the statistics of all processes that answer within 1.3 s. Raises Unavailable."""
-    asked = await change(shared_records(state), _ASKED, lambda value: b"%d" % (int(value or 0) + 1))
+    asked = await change(shared_records(state), _ASKED, lambda _: secrets.token_bytes(8))
     await asyncio.sleep(_ANSWERS_S)
     found = (orjson.loads(value) for value in (await state.records("statistics").all()).values())
     return sorted((each for each in found if each.pop("asked") == asked.revision), key=lambda each: each["instance"])
@@ -71,8 +129,7 @@ async def ask_statistics(state: StateFile) -> list[dict[str, Any]]:
 
 async def read_switches(state: StateFile) -> Switches:
     """Return which tools are disabled. Raises Unavailable, SwitchRecordInvalid."""
-    stored = await shared_records(state).read(_SWITCHES)
-    return Switches() if stored.value is None else Switches.decode(stored.value)
+    return _decoded(state, await shared_records(state).read(_SWITCHES))
 
 
 async def change_switches(state: StateFile, apply: Callable[[Switches], Switches]) -> tuple[Switches, Switches]:
@@ -81,7 +138,7 @@ async def change_switches(state: StateFile, apply: Callable[[Switches], Switches
 
     def changed(stored: bytes | None) -> bytes | None:
         nonlocal before, after
-        before = Switches() if stored is None else Switches.decode(stored)
+        before = _decoded(state, Stored(stored))
         after = apply(before)
         return None if after is before else after.encode()
 

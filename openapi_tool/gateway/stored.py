@@ -26,32 +26,50 @@ UNTAKEN_S = 300
 CANCELLED = "cancelled"
 """Status, and error, of a call that was stopped, as its client was gone or had cancelled it."""
 
+WINDOW_CHARS = 512 * 1024
+"""Characters that are stored, and read, at once; the search in a text reads as many."""
+
 _CALLS_DAYS = 90
 _UNTRACKED = frozenset({"donottrack", "dnt", "xdonottrack"})
 
 
 class StoredTexts:
-    """Whole texts of truncated results, each found only by its owner (`executor.ports.Artifacts`)."""
+    """Whole texts of truncated results, each found only by its owner (`executor.ports.Artifacts`).
+
+    A text is stored in windows, so that a part of it is read without the rest.
+    """
 
     def __init__(self, texts: SqliteTexts) -> None:
         self._texts = texts
 
     async def put(self, identity: CallIdentity, stored: StoredText) -> None:
         """Store a text. Raises Unavailable."""
+        owner = identity.project_id, identity.agent_id, stored.card_id
         head = {"chars": stored.chars, "sha256": stored.sha256, "items": [list(item) for item in stored.items]}
-        record = orjson.dumps(head) + b"\n" + stored.content
-        await self._texts.put(_name(identity.project_id, identity.agent_id, stored.card_id), record)
+        text: str = orjson.loads(stored.content)["text"]
+        windows = {
+            _name(*owner, start // WINDOW_CHARS): text[start : start + WINDOW_CHARS].encode()
+            for start in range(0, len(text), WINDOW_CHARS)
+        }
+        await self._texts.put_all({_name(*owner): orjson.dumps(head), **windows})
 
     async def artifact(self, project_id: str, agent_id: str, card_id: str, start: int, chars: int) -> Artifact | None:
         """Return at most `chars` characters from `start`; None if the text is missing or expired."""
-        record = await self._texts.get(_name(project_id, agent_id, card_id))
+        owner = project_id, agent_id, card_id
+        record = await self._texts.get(_name(*owner))
         if record is None:
             return None
-        head, _, content = record.partition(b"\n")
-        found = orjson.loads(head)
-        text = orjson.loads(content)["text"][start : start + chars]
-        items = tuple(map(tuple, found["items"]))
-        return Artifact(card_id, found["chars"], found["sha256"], text, items)
+        head = orjson.loads(record)
+        first, end = start // WINDOW_CHARS, min(start + chars, head["chars"])
+        text = ""
+        for number in range(first, -(-end // WINDOW_CHARS)):
+            window = await self._texts.get(_name(*owner, number))
+            if window is None:
+                return None
+            text += window.decode()
+        begin = start - first * WINDOW_CHARS
+        items = tuple(map(tuple, head["items"]))
+        return Artifact(card_id, head["chars"], head["sha256"], text[begin : begin + chars], items)
 
 
 class UntakenResults:

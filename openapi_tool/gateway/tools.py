@@ -63,7 +63,11 @@ class ToolFolder:
     url_policy: UrlPolicy
 
     def __iter__(self) -> Iterator[Path]:
-        return iter(sorted(file for file in self.path.rglob("*") if file.suffix in _SUFFIXES and file.is_file()))
+        """Iterate over its files. Raises ToolsInvalid if they cannot be listed, as while a folder is deleted."""
+        try:
+            return iter(sorted(file for file in self.path.rglob("*") if file.suffix in _SUFFIXES and file.is_file()))
+        except OSError as error:
+            raise ToolsInvalid(f"{error.filename or self.path}: cannot be listed: {error.strerror or error}") from error
 
     def load(self) -> Tools:
         """Return the tools. Raises ToolsInvalid with every mistake."""
@@ -111,20 +115,26 @@ def _by_name(tools: list[GatewayTool]) -> Tools:
 
 
 async def watch(folder: ToolFolder, use: Callable[[Tools], Awaitable[None]]) -> None:
-    """Pass the tools to `use` whenever they changed and are valid; invalid ones change nothing."""
-    watcher = FileWatcher(folder)
+    """Pass the tools to `use` whenever they changed and are valid; invalid ones change nothing. No error ends it."""
+    watcher = None
     while True:
-        await asyncio.sleep(POLL_S)
-        if not await asyncio.to_thread(watcher.changed):
-            continue
         try:
-            tools = await asyncio.to_thread(folder.load)
+            if watcher is None:
+                watcher = await asyncio.to_thread(FileWatcher, folder)
+            elif await asyncio.to_thread(watcher.changed):
+                await _reload(folder, use)
         except ToolsInvalid as invalid:
             log.error(  # noqa: TRY400 - an operator's mistake, not a defect
                 "cannot reload the tools; the old ones stay in use: %s",
                 invalid,
                 extra={"action": "tools.reload_failed"},
             )
-        else:
-            await use(tools)
-            log.info("reloaded the tools", extra={"action": "tools.reloaded", "tools": sorted(tools)})
+        except Exception:  # a defect; without this task no change would take effect
+            log.exception("internal error in the reload of the tools", extra={"action": "tools.reload_failed"})
+        await asyncio.sleep(POLL_S)
+
+
+async def _reload(folder: ToolFolder, use: Callable[[Tools], Awaitable[None]]) -> None:
+    tools = await asyncio.to_thread(folder.load)
+    await use(tools)
+    log.info("reloaded the tools", extra={"action": "tools.reloaded", "tools": sorted(tools)})

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import re
 import sys
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +18,6 @@ from types import TracebackType
 from typing import Any, Self
 
 import anyio
-import orjson
 from mcp.shared.message import ServerMessageMetadata, SessionMessage
 from mcp_types import (
     INVALID_REQUEST,
@@ -42,9 +40,6 @@ MAX_LINE_BYTES = 2**20
 
 MAX_UNANSWERED = 256
 """Requests without an answer, beyond which nothing is read: a client that does not read its answers waits."""
-
-_BEGINNING_BYTES = 1024
-_ID = re.compile(rb'"id"\s*:\s*(\d{1,18}|"[^"\\]{1,256}")')
 
 
 class StdioTransport:
@@ -114,7 +109,7 @@ class StdioTransport:
         if not line.strip():
             return None
         if len(line) > MAX_LINE_BYTES:
-            await self._refuse(line, INVALID_REQUEST, f"the message is larger than {MAX_LINE_BYTES:,} bytes; send less")
+            await self._refuse(INVALID_REQUEST, f"the message is larger than {MAX_LINE_BYTES:,} bytes; send less")
             return None
         try:
             return jsonrpc_message_adapter.validate_json(line, by_name=False)
@@ -122,15 +117,14 @@ class StdioTransport:
             is_json = error.errors(include_url=False, include_input=False)[0]["type"] != "json_invalid"
             code = INVALID_REQUEST if is_json else PARSE_ERROR
             problem = "the line is no JSON-RPC message" if is_json else "the line is no JSON"
-            await self._refuse(line, code, f"{problem}; send one JSON object per line")
+            await self._refuse(code, f"{problem}; send one JSON object per line")
             return None
 
-    async def _refuse(self, line: bytes, code: int, problem: str) -> None:
-        found = _ID.search(line[:_BEGINNING_BYTES])
-        request_id = orjson.loads(found[1]) if found else None
+    async def _refuse(self, code: int, problem: str) -> None:
+        """Answer a line that is no message: without an id, as one that is found in it may be of another request."""
         log.warning("refused a message of the client: %s", problem, extra={"action": "mcp.message_refused"})
         error = ErrorData(code=code, message=problem)
-        await self.write(JSONRPCError(jsonrpc="2.0", id=request_id, error=error))
+        await self.write(JSONRPCError(jsonrpc="2.0", id=None, error=error))
 
     async def _on_unanswered(self, request_id: RequestId) -> None:
         self._unanswered.release()

@@ -31,6 +31,7 @@ MAX_TEXTS_BYTES = 512 * 2**20
 """Size of all texts; beyond it those that expire first are deleted."""
 
 _APPLICATION_ID = 0x6F617469  # in the file's header, so that no other program's database is written to
+_HEADER_BYTES, _APPLICATION_ID_AT = 100, 68
 _VERSION = 1
 _BUSY_S = 5.0
 _POLL_S = 0.25
@@ -73,6 +74,7 @@ class StateFile:
         self.path = path
         self._connection = connection
         self._thread = ThreadPoolExecutor(1, "state")
+        self._is_locked = False
         self._watching: list[tuple[str, OnChange]] = []
         self._polling: asyncio.Task[None] | None = None
         self._seen = 0
@@ -80,13 +82,21 @@ class StateFile:
 
     @classmethod
     def open(cls, path: Path, *, create: bool = True) -> StateFile:
-        """Open the file for its user alone, create it if it is missing. Raises StateUnusable."""
-        if path != MEMORY:
-            _prepare(path, create=create)
-        try:
+        """Open the file for its user alone; create it if it is missing or empty. Raises StateUnusable.
+
+        A folder that somebody else can write to is refused: the files that SQLite makes beside it could be theirs.
+        """
+        if path == MEMORY:
             return cls(path, _connect(path))
+        try:
+            _check(path, create=create)
+            connection = _connect(path)
+            _make_private(path)
+        except OSError as error:
+            raise StateUnusable(f"{path} cannot be opened: {error.strerror}; name another file with --state") from error
         except sqlite3.Error as error:
             raise StateUnusable(_unusable(path, error)) from error
+        return cls(path, connection)
 
     def records(self, bucket: str, ttl_s: float = _FOREVER) -> SqliteRecords:
         """Return the records of a bucket, which expire `ttl_s` seconds after their last change."""
@@ -102,7 +112,7 @@ class StateFile:
 
     def _transaction(self, work: Callable[[sqlite3.Connection], T]) -> T:
         connection = self._connection
-        try:
+        with self._errors():
             connection.execute("BEGIN IMMEDIATE")
             try:
                 result = work(connection)
@@ -111,9 +121,24 @@ class StateFile:
                     connection.execute("ROLLBACK")
                 raise
             connection.execute("COMMIT")
-        except sqlite3.Error as error:
-            raise Unavailable(_unusable(self.path, error)) from error
+            self._set_locked(locked=False)
         return result
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        """Raise Unavailable instead of SQLite's errors."""
+        try:
+            yield
+        except sqlite3.Error as error:
+            if _code(error) == sqlite3.SQLITE_BUSY:
+                self._set_locked(locked=True)
+            raise Unavailable(_unusable(self.path, error)) from error
+
+    def _set_locked(self, *, locked: bool) -> None:
+        """After one has waited in vain no statement waits for the lock, until one gets it."""
+        if locked != self._is_locked:
+            self._is_locked = locked
+            _wait_for_lock(self._connection, 0 if locked else _BUSY_S)
 
     @asynccontextmanager
     async def watch(self, bucket: str, on_change: OnChange) -> AsyncIterator[None]:
@@ -135,7 +160,7 @@ class StateFile:
                 await self._notify()
 
     async def _notify(self) -> None:
-        query = "SELECT bucket, key, value, revision FROM records WHERE revision > ? ORDER BY revision"
+        query = "SELECT bucket, key, CAST(value AS BLOB), revision FROM records WHERE revision > ? ORDER BY revision"
         for bucket, key, value, revision in await self.read(query, (self._seen,)):
             self._seen = max(self._seen, revision)
             if bucket == _PURGES:
@@ -150,10 +175,8 @@ class StateFile:
         """Return the rows of a query, which takes no write lock. Raises Unavailable."""
 
         def work() -> list[tuple[Any, ...]]:
-            try:
+            with self._errors():
                 return self._connection.execute(query, values).fetchall()
-            except sqlite3.Error as error:
-                raise Unavailable(_unusable(self.path, error)) from error
 
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
@@ -177,11 +200,9 @@ class StateFile:
         await asyncio.get_running_loop().run_in_executor(self._thread, self._compact)
 
     def _compact(self) -> None:
-        try:
+        with self._errors():
             self._connection.execute("VACUUM")
             self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-        except sqlite3.Error as error:
-            raise Unavailable(_unusable(self.path, error)) from error
 
 
 class SqliteRecords:
@@ -192,7 +213,7 @@ class SqliteRecords:
 
     async def read(self, key: str) -> Stored:
         """See `Records`."""
-        query = "SELECT value, revision FROM records WHERE bucket = ? AND key = ? AND expires > ?"
+        query = "SELECT CAST(value AS BLOB), revision FROM records WHERE bucket = ? AND key = ? AND expires > ?"
         rows = await self._state.read(query, (self._bucket, key, time.time()))
         return Stored(*rows[0]) if rows else Stored()
 
@@ -216,7 +237,7 @@ class SqliteRecords:
 
     async def all(self) -> dict[str, bytes]:
         """Return all records by key."""
-        query = "SELECT key, value FROM records WHERE bucket = ? AND expires > ?"
+        query = "SELECT key, CAST(value AS BLOB) FROM records WHERE bucket = ? AND expires > ?"
         return dict(await self._state.read(query, (self._bucket, time.time())))
 
     def store(self, connection: sqlite3.Connection, key: str, value: bytes, now: float) -> int:
@@ -244,21 +265,26 @@ class SqliteTexts:
 
     async def put(self, name: str, text: bytes) -> None:
         """See `Texts`."""
-        if len(text) > MAX_TEXT_BYTES:
-            raise Unavailable(f"{self._state.path}: a text of {len(text):,} bytes is larger than {MAX_TEXT_BYTES:,}")
+        await self.put_all({name: text})
+
+    async def put_all(self, texts: Mapping[str, bytes]) -> None:
+        """Store all of these texts, or none."""
+        size = sum(map(len, texts.values()))
+        if size > MAX_TEXT_BYTES:
+            raise Unavailable(f"{self._state.path}: a text of {size:,} bytes is larger than {MAX_TEXT_BYTES:,}")
         now = time.time()
 
         def work(connection: sqlite3.Connection) -> None:
             _drop_expired(connection, now)
-            row = (self._bucket, name, len(text), now + self._ttl_s, text)
-            connection.execute("INSERT OR REPLACE INTO texts VALUES (?, ?, ?, ?, ?)", row)
+            rows = ((self._bucket, name, len(text), now + self._ttl_s, text) for name, text in texts.items())
+            connection.executemany("INSERT OR REPLACE INTO texts VALUES (?, ?, ?, ?, ?)", rows)
             _drop_excess(connection)
 
         await self._state.run(work)
 
     async def get(self, name: str) -> bytes | None:
         """See `Texts`."""
-        query = "SELECT text FROM texts WHERE bucket = ? AND name = ? AND expires > ?"
+        query = "SELECT CAST(text AS BLOB) FROM texts WHERE bucket = ? AND name = ? AND expires > ?"
         rows = await self._state.read(query, (self._bucket, name, time.time()))
         return rows[0][0] if rows else None
 
@@ -288,6 +314,10 @@ def _one(connection: sqlite3.Connection, query: str) -> int:
     return int(connection.execute(query).fetchone()[0])
 
 
+def _wait_for_lock(connection: sqlite3.Connection, seconds: float) -> None:
+    connection.execute(f"PRAGMA busy_timeout = {round(seconds * 1000)}")
+
+
 def _connect(path: Path) -> sqlite3.Connection:
     """Connect, and create the tables in a new file. Raises StateUnusable, sqlite3.Error."""
     connection = sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
@@ -305,15 +335,13 @@ def _connect(path: Path) -> sqlite3.Connection:
 
 
 def _check_or_create(connection: sqlite3.Connection, path: Path) -> None:
-    version, application = (_one(connection, f"PRAGMA {name}") for name in ("user_version", "application_id"))
+    version = _one(connection, "PRAGMA user_version")
     tables = _one(connection, "SELECT count(*) FROM sqlite_master")
     if not tables:
         for statement in filter(str.strip, _SCHEMA.split(";")):
             connection.execute(statement)
         connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
         connection.execute(f"PRAGMA user_version = {_VERSION}")
-    elif application != _APPLICATION_ID:
-        raise StateUnusable(f"{path} is a database of another program; name another file with --state")
     elif version > _VERSION:
         raise StateUnusable(
             f"{path} was written by a newer version of openapi-tool (schema {version}, this one knows {_VERSION}): "
@@ -336,26 +364,60 @@ def _exclusively(connection: sqlite3.Connection) -> Iterator[None]:
     connection.execute("COMMIT")
 
 
-def _prepare(path: Path, *, create: bool) -> None:
-    """Create folder and file for this user alone; refuse what somebody else could have put there."""
-    try:
+def _check(path: Path, *, create: bool) -> None:
+    """Refuse what is no state file of this user alone, and change nothing then. Raises StateUnusable, OSError."""
+    if create:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _check_folder(path.parent)
+    for beside in _files_beside(path):
+        if beside.is_symlink() or (beside.exists() and beside.stat().st_uid != os.geteuid()):
+            raise StateUnusable(f"{beside} is not a file of this user; delete it, or name another file with --state")
+    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | (os.O_CREAT if create else 0)
+    with os.fdopen(os.open(path, flags, 0o600), "rb") as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
+            raise StateUnusable(f"{path} is not a file of this user; name another one with --state")
+        _check_header(path, file.read(_HEADER_BYTES), create=create)
+
+
+def _check_folder(folder: Path) -> None:
+    status = folder.stat()
+    if status.st_uid not in (0, os.geteuid()) or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise StateUnusable(
+            f"{folder.resolve()} is a folder that other users can write to, so they could read or block a state file "
+            "in it: run chmod go-w on it if it is yours, or name a file in a folder of your own with --state"
+        )
+
+
+def _check_header(path: Path, header: bytes, *, create: bool) -> None:
+    if not header:
         if create:
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | (os.O_CREAT if create else 0)
-        descriptor = os.open(path, flags, 0o600)
-        try:
-            status = os.fstat(descriptor)
-            if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
-                raise StateUnusable(f"{path} is not a file of this user; name another one with --state")
-            os.fchmod(descriptor, 0o600)  # the files beside it get the same mode
-        finally:
-            os.close(descriptor)
-    except OSError as error:
-        raise StateUnusable(f"{path} cannot be opened: {error.strerror}; name another file with --state") from error
+            return
+        raise StateUnusable(f"{path} is empty, so it is no state file; name another one with --state")
+    if len(header) < _HEADER_BYTES or not header.startswith(b"SQLite format 3\0"):
+        raise StateUnusable(_damaged(path, "its beginning is not that of a database"))
+    if int.from_bytes(header[_APPLICATION_ID_AT:][:4]) != _APPLICATION_ID:
+        raise StateUnusable(f"{path} is a database of another program; name another file with --state")
+
+
+def _files_beside(path: Path) -> list[Path]:
+    return [path.with_name(path.name + end) for end in ("-wal", "-shm", "-journal")]
+
+
+def _make_private(path: Path) -> None:
+    """Files that SQLite makes beside it later get its mode."""
+    path.chmod(0o600)
+    for beside in _files_beside(path):
+        with suppress(FileNotFoundError):
+            beside.chmod(0o600)
+
+
+def _code(error: sqlite3.Error) -> int:
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF
 
 
 def _unusable(path: Path, error: sqlite3.Error) -> str:
-    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    code = _code(error)
     if code == sqlite3.SQLITE_BUSY:
         return f"{path}: another process has written to it for {_BUSY_S:.0f} s; end it, or name another file"
     if code == sqlite3.SQLITE_FULL:

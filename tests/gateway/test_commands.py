@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from typer.testing import CliRunner, Result
 from openapi_tool.cli import app
 from openapi_tool.gateway.calls import Gateway
 from openapi_tool.local.stack import UpstreamDouble
+from openapi_tool.protocol.errors import Unavailable
+from openapi_tool.state.sqlite import StateFile
 from tests.gateway.conftest import ME, PAGE, OpenGateway, until
 from tests.requirements import requirement
 
@@ -138,6 +141,75 @@ async def test_a_disabled_tool_fails_with_the_reason_within_two_seconds_and_cost
         await asyncio.sleep(2)
         assert (await gateway.call(ME, "jina_read", {"url": PAGE})).fields.error_code is None
     assert len(double.requests()) == 1
+
+
+async def store(state: Path, value: bytes | str, key: str) -> None:
+    """Write a shared record as only a defect, or somebody with the file, could."""
+    async with aclosing(StateFile.open(state)) as opened_state:
+        statement = "INSERT OR REPLACE INTO records VALUES ('gateway', ?, ?, 1000000, 1e12)"
+        await opened_state.run(lambda connection: connection.execute(statement, (key, value)))
+
+
+@requirement("gateway.commands", "switches")
+@pytest.mark.parametrize("value", [b"{", b"[]", b'{"disabled":[]}', "a text"])
+async def test_a_damaged_record_of_switches_lets_no_tool_run_after_a_restart(
+    opened: OpenGateway,
+    state: Path,
+    run: Run,
+    double: UpstreamDouble,
+    value: bytes | str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    await store(state, value, "switches")
+    async with opened(state) as gateway:
+        answer = await gateway.call(ME, "jina_read", {"url": PAGE})
+        assert answer.fields.error_code == "tool_not_available"
+        [logged] = [record for record in caplog.records if record.__dict__.get("action") == "switches.not_read"]
+        assert f"{state}: the record switches is damaged" in logged.getMessage()
+        shown = await run("tools", "disabled")
+        assert (shown.exit_code, "disable again what must not run: sqlite3" in shown.stderr) == (2, True)
+        async with aclosing(StateFile.open(state)) as opened_state:
+            await opened_state.run(lambda connection: connection.execute("DELETE FROM records WHERE key = 'switches'"))
+        await asyncio.sleep(2)
+        assert double.requests() == []
+        assert (await gateway.call(ME, "jina_read", {"url": PAGE})).fields.error_code is None
+
+
+@requirement("gateway.commands", "switches")
+async def test_while_the_record_is_damaged_the_last_known_switches_stay(
+    opened: OpenGateway, state: Path, run: Run
+) -> None:
+    async with opened(state) as gateway:
+        await run("tools", "disable", "jina_read", "--all-projects", "--reason", "It costs too much.", "--by", "me")
+        await asyncio.sleep(2)
+        await store(state, b"{", "switches")
+        await asyncio.sleep(2)
+        assert "It costs too much." in str((await gateway.call(ME, "jina_read", {"url": PAGE})).fields.error)
+        assert (await gateway.call(ME, "jina_search", {"query": "x"})).fields.error_code is None
+
+
+@requirement("gateway.commands", "switches")
+async def test_the_first_call_of_a_process_finds_its_tool_disabled(
+    opened: OpenGateway, state: Path, run: Run, double: UpstreamDouble
+) -> None:
+    async with opened(state):
+        pass
+    await run("tools", "disable", "jina_read", "--all-projects", "--reason", "It costs too much.", "--by", "me")
+    async with opened(state) as gateway:
+        answer = await gateway.call(ME, "jina_read", {"url": PAGE})
+    assert "It costs too much." in str(answer.fields.error)
+    assert double.requests() == []
+
+
+@requirement("state.file")
+@pytest.mark.parametrize("value", [b"", b"\0", "text"])
+async def test_a_damaged_session_key_is_named_with_its_remedy(
+    opened: OpenGateway, state: Path, value: bytes | str
+) -> None:
+    await store(state, value, "session_key")
+    with pytest.raises(Unavailable, match=r"the record session_key is damaged.*: sqlite3"):
+        async with opened(state):
+            pass
 
 
 @requirement("gateway.commands", "state.file")

@@ -110,6 +110,58 @@ def test_a_link_in_its_place_is_refused(tmp_path: Path) -> None:
     assert (tmp_path / "target").read_bytes() == b""
 
 
+@requirement("state.file")
+@pytest.mark.parametrize("mode", [0o770, 0o777, 0o1777])
+@pytest.mark.parametrize("create", [True, False])
+def test_a_folder_that_others_can_write_to_is_refused(tmp_path: Path, mode: int, *, create: bool) -> None:
+    path = tmp_path / "shared" / "gateway.sqlite3"
+    StateFile.open(path)
+    path.parent.chmod(mode)
+    with pytest.raises(StateUnusable, match=r"other users can write to.*chmod go-w.*--state"):
+        StateFile.open(path, create=create)
+    with pytest.raises(StateUnusable, match="shared"):
+        StateFile.open(path.parent / "new")
+    assert not (path.parent / "new").exists()
+
+
+@requirement("state.file")
+@pytest.mark.parametrize("end", ["-wal", "-shm", "-journal"])
+def test_a_file_beside_it_that_is_not_the_users_is_refused(tmp_path: Path, end: str) -> None:
+    (tmp_path / "target").touch()
+    path = tmp_path / "gateway.sqlite3"
+    path.with_name(path.name + end).symlink_to(tmp_path / "target")
+    with pytest.raises(StateUnusable, match=f"{end} is not a file of this user; delete it"):
+        StateFile.open(path)
+    assert not path.exists()
+
+
+@requirement("state.file")
+@pytest.mark.parametrize("create", [True, False])
+@pytest.mark.parametrize("kind", ["another program", "a text", "a short text"])
+def test_what_is_no_state_file_is_refused_and_left_as_it_is(tmp_path: Path, kind: str, *, create: bool) -> None:
+    path = tmp_path / "file"
+    if kind == "another program":
+        with sqlite3.connect(path) as connection:
+            connection.execute("CREATE TABLE bookmarks (url TEXT)")
+    else:
+        path.write_text("my notes" * (1 if kind == "a short text" else 100))
+    path.chmod(0o664)
+    content = path.read_bytes()
+    with pytest.raises(StateUnusable, match="of another program" if kind == "another program" else "is damaged"):
+        StateFile.open(path, create=create)
+    assert (stat.S_IMODE(path.stat().st_mode), path.read_bytes()) == (0o664, content)
+    assert [file.name for file in tmp_path.iterdir()] == ["file"]
+
+
+@requirement("state.file")
+def test_only_what_serves_makes_a_state_file_of_an_empty_one(tmp_path: Path) -> None:
+    path = tmp_path / "empty"
+    path.touch(0o644)
+    with pytest.raises(StateUnusable, match="is empty, so it is no state file"):
+        StateFile.open(path, create=False)
+    assert (stat.S_IMODE(path.stat().st_mode), path.read_bytes()) == (0o644, b"")
+
+
 def test_the_default_is_in_the_state_folder_of_the_user(tmp_path: Path) -> None:
     assert default_path({"XDG_STATE_HOME": str(tmp_path)}) == tmp_path / "openapi-tool" / "gateway.sqlite3"
     assert default_path({"XDG_STATE_HOME": "relative"}).is_relative_to(Path.home())
@@ -197,17 +249,10 @@ def test_a_file_of_a_newer_version_is_refused(tmp_path: Path) -> None:
     StateFile.open(path)
     with sqlite3.connect(path) as connection:
         connection.execute("PRAGMA user_version = 2")
+    path.chmod(0o644)
     with pytest.raises(StateUnusable, match="newer version of openapi-tool"):
         StateFile.open(path)
-
-
-@requirement("state.file")
-def test_a_database_of_another_program_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "other.sqlite3"
-    with sqlite3.connect(path) as connection:
-        connection.execute("CREATE TABLE bookmarks (url TEXT)")
-    with pytest.raises(StateUnusable, match="of another program"):
-        StateFile.open(path)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o644
 
 
 @requirement("state.file")
@@ -234,10 +279,15 @@ async def test_a_process_that_holds_the_lock_is_named_as_the_cause(
     async with aclosing(StateFile.open(path)) as state:
         other = sqlite3.connect(path, isolation_level=None)
         other.execute("BEGIN IMMEDIATE")
-        with pytest.raises(Unavailable, match="another process has written to it"):
-            await state.records("test").write("a", b"1", 0)
+        waits_ms = []
+        for _ in range(3):
+            waits_ms += await state.read("PRAGMA busy_timeout", ())
+            with pytest.raises(Unavailable, match="another process has written to it"):
+                await state.records("test").write("a", b"1", 0)
+        assert waits_ms == [(200,), (0,), (0,)]
         other.execute("ROLLBACK")
         assert await state.records("test").write("a", b"1", 0)
+        assert await state.read("PRAGMA busy_timeout", ()) == [(200,)]
         other.close()
 
 

@@ -464,6 +464,16 @@ def test_yaml_values_without_json_equivalent_are_reported(text: str, message: st
 
 
 @requirement("definition.lint")
+@pytest.mark.parametrize("separator", ["\n", "\n---\n"])
+def test_a_file_of_very_many_values_is_not_parsed_to_its_end(separator: str) -> None:
+    *_, last = read_sources(separator.join(f"key{number}: 1" for number in range(30_000)))
+    assert [problem.message for problem in last.problems] == [
+        "the file has more than 50,000 keys and values; split it, or shorten it"
+    ]
+    assert last.position(())[0] < 59_000
+
+
+@requirement("definition.lint")
 def test_lint_refuses_a_fifo_at_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "tool.yaml")
     words = [sys.executable, "-m", "openapi_tool", "tools", "lint", str(tmp_path / "tool.yaml")]
