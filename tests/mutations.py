@@ -651,8 +651,8 @@ GATEWAY = (
     ),
     Mutation(
         "state/sqlite.py",
-        "os.fchmod(descriptor, 0o600)",
-        "os.fchmod(descriptor, 0o644)",
+        "path.chmod(0o600)",
+        "path.chmod(0o644)",
         "tests/gateway/test_state_file.py::test_a_file_that_others_may_read_becomes_private",
     ),
     Mutation(
