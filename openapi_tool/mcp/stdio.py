@@ -24,12 +24,14 @@ from mcp_types import (
     PARSE_ERROR,
     ErrorData,
     JSONRPCError,
+    JSONRPCNotification,
     JSONRPCRequest,
     JSONRPCResponse,
     RequestId,
     jsonrpc_message_adapter,
 )
 from pydantic import ValidationError
+from pydantic_core import from_json
 
 from openapi_tool.gateway.calls import Answer
 
@@ -112,13 +114,17 @@ class StdioTransport:
             await self._refuse(INVALID_REQUEST, f"the message is larger than {MAX_LINE_BYTES:,} bytes; send less")
             return None
         try:
-            return jsonrpc_message_adapter.validate_json(line, by_name=False)
+            message = jsonrpc_message_adapter.validate_json(line, by_name=False)
         except ValidationError as error:
             is_json = error.errors(include_url=False, include_input=False)[0]["type"] != "json_invalid"
             code = INVALID_REQUEST if is_json else PARSE_ERROR
             problem = "the line is no JSON-RPC message" if is_json else "the line is no JSON"
             await self._refuse(code, f"{problem}; send one JSON object per line")
             return None
+        if isinstance(message, JSONRPCNotification) and "id" in from_json(line):  # of an invalid type
+            await self._refuse(INVALID_REQUEST, "the id of a request must be a text or a whole number")
+            return None
+        return message
 
     async def _refuse(self, code: int, problem: str) -> None:
         """Answer a line that is no message: without an id, as one that is found in it may be of another request."""

@@ -320,7 +320,7 @@ def test_a_kill_after_an_answer_loses_nothing_of_its_cost(
             _ONE,
         ),
         (b'{"jsonrpc":"2.0","id":77,', -32700, _ONE),
-        (b'{"jsonrpc":"2.0","id":1.5,"method":"x"}', -32600, _ONE),
+        (b'{"jsonrpc":"2.0","id":1.5,"method":"x"}', -32600, "a whole number"),
         (b"\xff\xfe\x00", -32700, _ONE),
         (b'[{"jsonrpc":"2.0","id":77,"method":"ping"}]', -32600, _ONE),
     ],
