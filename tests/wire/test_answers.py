@@ -40,7 +40,7 @@ ATTEMPTS = 4  # the first request and three retries, for any status that is retr
                 408: "upstream_unavailable",
                 409: "budget_exceeded",
                 412: "bad_request",
-                413: "bad_request",
+                413: "upstream_rejected",
                 418: "upstream_rejected",
                 422: "upstream_rejected",
                 429: "rate_limited",
