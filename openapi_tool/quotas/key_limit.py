@@ -745,6 +745,7 @@ class KeyPermit(Permit):
 
     def connected(self) -> None:
         """Record that the request is sent only now, so that the window of the limit counts it from now on."""
+        super().connected()
         if self._attempt is not None and not self._ended:
             self._limit.sent_late(self._attempt)
 

@@ -203,15 +203,20 @@ class Need:
 
 
 class Permit:
-    """Right to send one request with `key`, which may be another than that of the `Need`. This one is unlimited."""
+    """Right to send one request with `key`, which may be another than that of the `Need`. This one is unlimited.
 
-    __slots__ = ("__weakref__", "key")
+    `is_sent`: the request got its connection, so the upstream may charge for it.
+    """
+
+    __slots__ = ("__weakref__", "is_sent", "key")
 
     def __init__(self, key: SecretStr) -> None:
         self.key = key
+        self.is_sent = False
 
     def connected(self) -> None:
         """Record that the request is sent only now, after a wait for its connection."""
+        self.is_sent = True
 
     def done(self, tokens: int) -> None:
         """End the request; `tokens` is its cost."""
