@@ -126,7 +126,7 @@ async def _engine(double: UpstreamDouble, environment: Mapping[str, str], calls:
             url = f"http://site.fixture.test:8099/article?{number}"
             with call.memory:
                 request = ToolCallRequest(definition, ToolCall({"url": url}), Deadline.after(30))
-                fields, _ = await runner.run(call, request)
+                fields = (await runner.run(call, request)).fields
             if fields.error is not None:
                 raise SystemExit(str(fields.error))
 

@@ -184,13 +184,14 @@ class InProcessExecutor:
             call = self._runner.new_call(identity)
             with call.memory:
                 request = ToolCallRequest(parsed, ToolCall(arguments), deadline)
-                fields, stored_text = await self._runner.run(call, request)
+                result = await self._runner.run(call, request)
         finally:
             _traffic.reset(token)
         if traffic.unanswered is not None:
             raise traffic.unanswered
-        if stored_text is not None:
-            self._artifacts.put(identity, stored_text)
+        fields = result.fields
+        if result.full_text is not None:
+            self._artifacts.put(identity, result.full_text)
         text = as_model_reads({"status": fields.status, "result": fields.result, "error": fields.error})
         return ToolResult(text, fields, tuple(traffic.requests), tuple(traffic.waits_s))
 

@@ -58,7 +58,7 @@ MONEY = (
     ),
     Mutation(
         "executor/commit.py",
-        "result.parked or await self.parked.park(ready.identity, result)",
+        "result.parked or await self.parked.park(wait.identity, result)",
         "result.parked",
         "tests/wire/test_continuation.py::test_a_paid_result_is_not_requested_again",
     ),

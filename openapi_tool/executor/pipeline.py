@@ -22,7 +22,7 @@ from openapi_tool.executor.runner import ToolCallRequest, ToolRunner
 from openapi_tool.executor.turn_deadline import turn_deadline
 from openapi_tool.options.executor import ExecutorOptions
 from openapi_tool.options.tools import ToolOptions
-from openapi_tool.protocol.cards import Card, StoredText, artifact_card, read_tool_call, result_card
+from openapi_tool.protocol.cards import Card, artifact_card, read_tool_call, result_card
 from openapi_tool.protocol.command import AfterExecution, Command, Delivery
 from openapi_tool.protocol.dialect import Dialect
 from openapi_tool.protocol.errors import (
@@ -44,7 +44,7 @@ from openapi_tool.telemetry.logs import CALL_FIELDS
 from openapi_tool.tools.deadlines import Deadline, TimeLimits
 from openapi_tool.tools.definition import stored_after_execution
 from openapi_tool.tools.log_ids import log_ids
-from openapi_tool.tools.result import ResultFields
+from openapi_tool.tools.result import ResultFields, RunResult
 from openapi_tool.tools.wording import short
 
 log = logging.getLogger(__name__)
@@ -192,11 +192,13 @@ class Pipeline:
         except Exception as cause:  # noqa: BLE001 - logged by `failure_result`
             name, started = delivered.command.function_name, delivered.facts.loaded
             return CallResult(self._runner.failure_result(delivered.call, name, cause, started))
-        fields, text = await self._run(delivered, request)
-        if text is None:
-            return CallResult(fields)
+        result = await self._run(delivered, request)
+        if (text := result.full_text) is None:
+            return CallResult(result.fields)
         actor_id, ttl_s = self._options.actor_id, self._options.tools.artifact_ttl_s
-        return CallResult(fields, artifact_card(actor_id, delivered.identity, delivered.records.card, text, ttl_s))
+        return CallResult(
+            result.fields, artifact_card(actor_id, delivered.identity, delivered.records.card, text, ttl_s)
+        )
 
     async def _request(self, delivered: _Delivered) -> ToolCallRequest:
         """Build the request. Raises ToolError if the call must not run, or its card or definition is invalid."""
@@ -218,7 +220,7 @@ class Pipeline:
         )
         return ToolCallRequest(definition, tool_call, deadline)
 
-    async def _run(self, delivered: _Delivered, request: ToolCallRequest) -> tuple[ResultFields, StoredText | None]:
+    async def _run(self, delivered: _Delivered, request: ToolCallRequest) -> RunResult:
         """Run the call. Once it outlasts `worker_timeout_s`, check for an earlier deadline of its turn."""
         call, check_after_s = delivered.call, self._limits.worker_timeout_left_s(self._age_s(delivered.delivery))
         outlasts = self._limits.may_outlast_worker_timeout(request.definition.suspend_timeout_s)
@@ -245,12 +247,12 @@ class Pipeline:
     async def _finish(self, delivered: _Delivered, result: CallResult, card: Card, report: Report) -> Settlement:
         """Commit once the worker is ready for the result, and publish the doorbell. Shielded as a whole."""
         facts, began = delivered.facts, time.monotonic()
-        ready = self._order.ready(
+        wait = self._order.begin(
             delivered.delivery, delivered.identity, delivered.acceptance.waiting_turn, delivered.slot
         )
-        await self._order.wait_for_suspension(ready)
-        written = await self._committer.commit(ready, result, card, report)
-        facts.turn_s, facts.commit = ready.waited_s, (began + ready.waited_s, time.monotonic())
+        await self._order.wait_for_suspension(wait)
+        written = await self._committer.commit(wait, result, card, report)
+        facts.turn_s, facts.commit = wait.waited_s, (began + wait.waited_s, time.monotonic())
         if not written:
             return await self._settle_refused_commit(delivered, result)
         if result.parked or delivered.delivery.exhausted:
@@ -313,9 +315,9 @@ class Pipeline:
                     acceptance, span.context, span.tracestate, earlier.card_id, earlier.content
                 )
                 slot = self._slot_of(delivery.stream_sequence)
-                ready = self._order.ready(delivery, identity, acceptance.waiting_turn, slot)
+                wait = self._order.begin(delivery, identity, acceptance.waiting_turn, slot)
                 write = partial(self._kernel.report, earlier.card_id, report)
-                await self._order.write(ready, write, partial(self._kernel.is_turn_busy, report))
+                await self._order.write(wait, write, partial(self._kernel.is_turn_busy, report))
             await self._wakeup.send(delivery, identity, records, report.wakeup)
         log.info(
             "the call already has a result",

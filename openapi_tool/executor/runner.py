@@ -15,10 +15,10 @@ from typing import Any
 
 from openapi_tool.call import Call
 from openapi_tool.concurrency.cancellation import raise_if_cancelled, shielded
-from openapi_tool.executor.continuation import Continuation
+from openapi_tool.executor.pagination import Pagination
 from openapi_tool.executor.ports import ToolBackend
 from openapi_tool.isolation.service import Isolation
-from openapi_tool.protocol.cards import StoredText, ToolCall
+from openapi_tool.protocol.cards import ToolCall
 from openapi_tool.protocol.errors import (
     InternalError,
     ToolError,
@@ -36,7 +36,7 @@ from openapi_tool.tools.deadlines import Deadline
 from openapi_tool.tools.definition import ToolDefinition
 from openapi_tool.tools.log_ids import log_ids
 from openapi_tool.tools.policy import Authorizer
-from openapi_tool.tools.result import ResultFields, failure, success
+from openapi_tool.tools.result import ResultFields, RunResult, failure, success
 from openapi_tool.tools.search_request import requested
 from openapi_tool.tools.switches import Switches
 from openapi_tool.tools.wording import short
@@ -78,10 +78,10 @@ class ToolCallRequest:
 class ToolRunner:
     """Runs tool calls; every failure becomes a result."""
 
-    def __init__(self, options: RunnerOptions, backend: ToolBackend, continuation: Continuation) -> None:
+    def __init__(self, options: RunnerOptions, backend: ToolBackend, pagination: Pagination) -> None:
         self._options = options
         self._backend = backend
-        self._continuation = continuation
+        self._pagination = pagination
         self._switches = Switches()
 
     def reload(self, authorizer: Authorizer, read_secret: SecretSource) -> None:
@@ -102,14 +102,11 @@ class ToolRunner:
         memory = self._backend.call_memory(identity.project_id)
         return Call(identity, memory, slot, scope=self._options.scope)
 
-    async def run(self, call: Call, request: ToolCallRequest) -> tuple[ResultFields, StoredText | None]:
-        """Run a call within its memory; return its result, and the whole text if it was truncated.
-
-        Raises Unavailable and CancelledError.
-        """
+    async def run(self, call: Call, request: ToolCallRequest) -> RunResult:
+        """Run a call within its memory; every failure but Unavailable and CancelledError becomes its result."""
         started = time.monotonic()
         definition, deadline = request.definition, request.deadline
-        tool, session, full_text = definition.built_in.name, None, None
+        tool, session = definition.built_in.name, None
         try:
             arguments = await self._arguments(call, request)
             session = arguments.session_id
@@ -120,16 +117,15 @@ class ToolRunner:
             if cursor is None:
                 call.recheck = partial(self._check_switch, call, definition)  # after each wait for a permit, too
                 output = await self._backend.run(definition, arguments, deadline, call)
-                output = await self._continuation.with_shown_state(definition, output, max_tokens)
-                shown, full_text = await self._continuation.render(call, definition, output, max_tokens)
+                shown = await self._pagination.show(call, definition, output, max_tokens)
             elif search is None:
-                output, shown = await self._continuation.resume(call, definition, cursor, max_tokens)
+                shown = await self._pagination.resume(call, definition, cursor, max_tokens)
             else:  # reads the whole text and may take seconds, so only this is limited
                 async with _search_limit(deadline):
-                    output, shown = await self._continuation.find(call, definition, search, cursor, max_tokens)
-            result = success(
-                output,
-                shown,
+                    shown = await self._pagination.find(call, definition, search, cursor, max_tokens)
+            fields = success(
+                shown.output,
+                shown.rendered,
                 definition.result_format,
                 latency_ms=_ms_since(started),
                 attempts=call.attempts,
@@ -138,11 +134,12 @@ class ToolRunner:
                 budget=_remaining_budget(call),
                 repaired=tuple(sorted({*arguments.repaired, *call.repaired})),
             )
+            full_text = shown.full_text
         except Exception as cause:  # noqa: BLE001 - failure_result logs defects
-            result, full_text = self.failure_result(call, definition.tool_name, cause, started, tool, session), None
+            fields, full_text = self.failure_result(call, definition.tool_name, cause, started, tool, session), None
         if call.budget is not None:  # before any front end stores the result, so that no crash loses its cost
             await shielded(call.budget.wait_until_written(), _WRITE_GRACE_S)
-        return result, full_text
+        return RunResult(fields, full_text)
 
     async def _arguments(self, call: Call, request: ToolCallRequest) -> Arguments:
         definition, isolation = request.definition, self._options.isolation

@@ -30,7 +30,7 @@ from openapi_tool.jina.request import (
     with_max_tokens,
     without_unknown,
 )
-from openapi_tool.jina.response import Outcome
+from openapi_tool.jina.response import UpstreamResult
 from openapi_tool.jina.retries import Sleep, retry_wait_s
 from openapi_tool.jina.url_policy import UrlPolicy
 from openapi_tool.options.tools import ToolOptions
@@ -284,7 +284,7 @@ class JinaBackend:
 
     async def _send(
         self, item: _Item, permit: Permit, meter: Meter, context: RequestContext, number: int, estimate: int
-    ) -> Outcome:
+    ) -> UpstreamResult:
         """Send the request now, with the remaining time as `timeout`, and record the attempt. Raises ToolError.
 
         It is the attempt of this `number`, and expected to cost `estimate` tokens.
@@ -319,7 +319,7 @@ def _settle(item: _Item, reservation: Reservation | None, meter: Meter, estimate
     metrics.UPSTREAM_TOKENS.labels(item.definition.built_in.name, project_label(item.call.project)).inc(counted)
 
 
-def _output(result: Outcome, parameters: Mapping[str, Any], context: RequestContext) -> ToolOutput:
+def _output(result: UpstreamResult, parameters: Mapping[str, Any], context: RequestContext) -> ToolOutput:
     """Return the output of a successful request. Raises its ToolError if there is nothing to show."""
     if isinstance(result, ToolError):
         context.clear()

@@ -20,10 +20,10 @@ from openapi_tool.jina.failures import ONCE, SOME, too_late
 from openapi_tool.jina.request import UpstreamRequest
 from openapi_tool.jina.response import (
     READ_RESPONSE,
-    Outcome,
     Received,
+    UpstreamResult,
     read_response,
-    response_outcome,
+    response_result,
     response_task,
     unread_failure,
 )
@@ -71,7 +71,7 @@ class JinaClient:
         deadline: Deadline,
         context: RequestContext,
         on_connected: Callable[[], None] | None = None,
-    ) -> Outcome:
+    ) -> UpstreamResult:
         """Send a request, read its response and return the outcome. Raises ToolError if the request failed.
 
         The bound method `on_connected` is called once the request has a connection, so that it is sent. Afterwards
@@ -102,7 +102,7 @@ class JinaClient:
         deadline: Deadline,
         context: RequestContext,
         on_connected: Callable[[], None] | None,
-    ) -> Outcome:
+    ) -> UpstreamResult:
         context.call.secrets_sent.update((api_key, *request.secrets))  # first, so that no response goes unmasked
         extensions = {PROJECT: context.call.project, ON_CONNECTED: on_connected}
         response = await self._transport.handle_async_request(_outgoing(request, api_key, extensions))
@@ -127,7 +127,7 @@ class JinaClient:
             # given up may still refer to them.
             with suppress(BufferError):
                 body.clear()
-        return response_outcome(answer)
+        return response_result(answer)
 
     async def _read_in_worker(
         self,

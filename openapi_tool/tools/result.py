@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from openapi_tool.protocol.attempts import Attempt, attempt_objects
+from openapi_tool.protocol.cards import StoredText
 from openapi_tool.protocol.errors import Status, ToolError
 from openapi_tool.protocol.jsontext import storable, storable_text
 from openapi_tool.protocol.result_objects import ArtifactObject, BudgetObject, ErrorObject, ToolOutputObject
@@ -24,6 +25,15 @@ class RenderedResult:
 
 
 @dataclass(frozen=True, slots=True)
+class ShownOutput:
+    """Output of a tool, and what the model is shown of it; `full_text` if that is truncated, and may be stored."""
+
+    output: ToolOutput
+    rendered: RenderedResult
+    full_text: StoredText | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ResultFields:
     """Fields of a tool.result card that depend on the outcome, storable in jsonb; the last three are for telemetry."""
 
@@ -39,6 +49,14 @@ class ResultFields:
     def error_code(self) -> str | None:
         """Code of the error, None for a success."""
         return str(self.error["code"]) if self.error else None
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """Result of a call, and the whole text if the model is shown a part of it that it can continue."""
+
+    fields: ResultFields
+    full_text: StoredText | None = None
 
 
 def success(

@@ -28,7 +28,7 @@ from openapi_tool.jina.egress import ALLOWED_HOSTS, EgressRefused, EgressTranspo
 from openapi_tool.jina.failures import ONCE
 from openapi_tool.jina.options import EgressOptions
 from openapi_tool.jina.request import UpstreamRequest
-from openapi_tool.jina.response import Expected, Outcome
+from openapi_tool.jina.response import Expected, UpstreamResult
 from openapi_tool.jina.transport import ERRORS, AiohttpTransport, translate
 from openapi_tool.local.executor import LoopbackResolver
 from openapi_tool.protocol.errors import (
@@ -497,7 +497,7 @@ def body_of(content: str) -> bytes:
     return json.dumps({"code": 200, "data": [{"content": content}]}).encode()
 
 
-def content_of(outcome: Outcome) -> str:
+def content_of(outcome: UpstreamResult) -> str:
     """Return the content in the outcome of a response with such a body."""
     assert isinstance(outcome, ToolOutput)
     return outcome.items[0].body
