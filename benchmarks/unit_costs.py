@@ -23,6 +23,7 @@ from benchmarks.harness import CPU, TARGETS, Ask, Harness, place, start_all, sto
 from benchmarks.measure import Load
 from benchmarks.run import Rounds, settings_of
 from openapi_tool.jina.failures import key_failure
+from openapi_tool.protocol.projects import AgentKey
 from openapi_tool.quotas.limiter import Limiter
 from openapi_tool.quotas.permits import KeyPool, LimitOptions, Need, Permits, Unlimited
 from openapi_tool.state.memory import MemoryRecords
@@ -78,7 +79,7 @@ _KINDS: dict[str, LimitOptions] = {
 
 
 async def _cost_us(permits: Permits, secrets: Secrets) -> float:
-    need = Need("A", "search", ("project", "agent"), Deadline.after(600), secrets("A"))
+    need = Need("A", "search", AgentKey("project", "agent"), Deadline.after(600), secrets("A"))
 
     async def one_round() -> float:
         began = time.process_time()

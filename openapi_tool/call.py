@@ -12,7 +12,7 @@ from pydantic import SecretStr
 
 from openapi_tool.protocol.attempts import Attempt
 from openapi_tool.protocol.identity import CallIdentity
-from openapi_tool.protocol.projects import scoped_project
+from openapi_tool.protocol.projects import AgentKey, scoped_project
 from openapi_tool.quotas.budgets import Charge
 from openapi_tool.quotas.permits import NO_SLOT, Slot
 from openapi_tool.tools.output import NO_USAGE, Usage
@@ -75,6 +75,6 @@ class Call:
         return self.identity.project_id
 
     @property
-    def flow(self) -> tuple[str, str]:
-        """Project, as in the records of quotas, and agent, by which requests are charged and take turns."""
-        return scoped_project(self.scope, self.project), self.identity.agent_id
+    def charged_agent(self) -> AgentKey:
+        """Agent and project, named as in the records of quotas, by which requests are charged and take turns."""
+        return AgentKey(scoped_project(self.scope, self.project), self.identity.agent_id)

@@ -66,15 +66,6 @@ class RunnerOptions:
     isolation: Isolation = field(default_factory=Isolation)
 
 
-@dataclass(frozen=True, slots=True)
-class ToolCallRequest:
-    """What a call asks for: `given` holds the model's arguments."""
-
-    definition: ToolDefinition
-    given: ToolCall
-    deadline: Deadline
-
-
 class ToolRunner:
     """Runs tool calls; every failure becomes a result."""
 
@@ -102,13 +93,15 @@ class ToolRunner:
         memory = self._backend.call_memory(identity.project_id)
         return Call(identity, memory, slot, scope=self._options.scope)
 
-    async def run(self, call: Call, request: ToolCallRequest) -> RunResult:
-        """Run a call within its memory; every failure but Unavailable and CancelledError becomes its result."""
+    async def run(self, call: Call, definition: ToolDefinition, given: ToolCall, deadline: Deadline) -> RunResult:
+        """Run a call within its memory; every failure but Unavailable and CancelledError becomes its result.
+
+        `given` has the model's arguments.
+        """
         started = time.monotonic()
-        definition, deadline = request.definition, request.deadline
         tool, session = definition.built_in.name, None
         try:
-            arguments = await self._arguments(call, request)
+            arguments = await self._arguments(call, definition, given, deadline)
             session = arguments.session_id
             self._check_switch(call, definition)
             await self._options.authorizer.authorize(definition, call.identity, arguments)
@@ -141,11 +134,11 @@ class ToolRunner:
             await shielded(call.budget.wait_until_written(), _WRITE_GRACE_S)
         return RunResult(fields, full_text)
 
-    async def _arguments(self, call: Call, request: ToolCallRequest) -> Arguments:
-        definition, isolation = request.definition, self._options.isolation
-        prepared = self._options.arguments.prepare(definition, request.given, call.identity)
-        wait_s = request.deadline.remaining()
-        checked = await isolation.check_arguments(definition, prepared.check, call.project, wait_s)
+    async def _arguments(
+        self, call: Call, definition: ToolDefinition, given: ToolCall, deadline: Deadline
+    ) -> Arguments:
+        prepared, wait_s = self._options.arguments.prepare(definition, given, call.identity), deadline.remaining()
+        checked = await self._options.isolation.check_arguments(definition, prepared.check, call.project, wait_s)
         arguments = self._backend.without_unknown(definition, prepared.finish(checked))
         if arguments.key_fallback_reason is not None:
             log.warning(

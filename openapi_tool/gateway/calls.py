@@ -18,7 +18,7 @@ import orjson
 from openapi_tool.call import Call
 from openapi_tool.concurrency.background import in_background
 from openapi_tool.concurrency.fair_semaphore import FairSemaphore
-from openapi_tool.executor.runner import ToolCallRequest, ToolRunner
+from openapi_tool.executor.runner import ToolRunner
 from openapi_tool.gateway.stored import CANCELLED, CallRow, StoredTexts, UntakenResults, call_key, may_store, store_call
 from openapi_tool.gateway.tools import GatewayTool, Tools
 from openapi_tool.gateway.usage import usage_by_tool
@@ -306,7 +306,7 @@ class Gateway:
         deadline = self._deadline(definition)
         async with self._slot(running.caller, deadline):
             try:
-                result = await parts.runner.run(call, ToolCallRequest(definition, ToolCall(arguments), deadline))
+                result = await parts.runner.run(call, definition, ToolCall(arguments), deadline)
             except Unavailable as outage:
                 log.error("the state cannot be read: %s", outage, extra={"action": "state.unavailable"})  # noqa: TRY400
                 raise InternalError(

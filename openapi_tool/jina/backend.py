@@ -140,7 +140,7 @@ class JinaBackend:
     async def run(self, definition: ToolDefinition, arguments: Arguments, deadline: Deadline, call: Call) -> ToolOutput:
         """Send the upstream requests and read the responses, within the memory of the call. Raises ToolError."""
         if self._budgets is not None and (self._budgets.limited or definition.budget is not None):
-            names = (*call.flow, arguments.session, definition.tool_name)
+            names = (*call.charged_agent, arguments.session, definition.tool_name)
             call.budget = self._budgets.charge(Spender(*names, definition.budget))
         items = batch_items(definition, arguments, self._options.tools.max_batch_items)
         if items is None:
@@ -227,7 +227,7 @@ class JinaBackend:
         call, deadline, parameters = item.call, item.deadline, item.resolved.parameters
         endpoint, key_variable = item.endpoint, item.arguments.key_variable
         name, api_key = endpoint.operation.name, item.arguments.api_key
-        need = Need(key_variable, name, call.flow, deadline, api_key, slot=call.slot, call=call.number)
+        need = Need(key_variable, name, call.charged_agent, deadline, api_key, slot=call.slot, call=call.number)
         min_tokens, min_retry_s = endpoint.min_tokens(parameters), endpoint.timeouts.min_s(parameters)
         with item.memory:  # keep the call's memory if the call ends while another one waits for this shared request
             context, attempt = item.memory.for_request(call), 0

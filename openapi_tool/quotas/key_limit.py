@@ -111,7 +111,7 @@ class KeyGroup:
 
     def discard(self, waiter: WaitingCall) -> bool:
         """Remove a call; return whether it still waited."""
-        return self.waiting.discard(*waiter.need.flow, waiter)
+        return self.waiting.discard(*waiter.need.agent, waiter)
 
     def fail(self, waiter: WaitingCall, error: ToolError) -> None:
         """End the wait of a call with an error."""
@@ -438,7 +438,7 @@ class KeyLimit(SharedRecord):
     def abort(self) -> None:
         """See `SharedRecord`."""
         for waiter, _ in reversed(self._granted):
-            self.group.waiting.put_back(*waiter.need.flow, waiter)
+            self.group.waiting.put_back(*waiter.need.agent, waiter)
         self._granted, self._settled = [], []
         self._applied_refusals = self._applied_charges = 0
 
@@ -544,7 +544,7 @@ class KeyLimit(SharedRecord):
     def _attempt(self, waiter: WaitingCall, now: float) -> Attempt:
         until = now + max(0.0, waiter.need.deadline.remaining()) + _END_MARGIN_S
         tokens = 0 if self.rates.tokens is None else self.tokens_each
-        return Attempt(self.new_id(), now, Amount(1, tokens), until, waiter.need.flow[0])
+        return Attempt(self.new_id(), now, Amount(1, tokens), until, waiter.need.agent.project)
 
     def _give(self, waiter: WaitingCall, attempt: Attempt) -> None:
         self.attempts[attempt.id] = attempt

@@ -76,7 +76,7 @@ class Limiter:
 
     async def _wait(self, group: KeyGroup, ordered: list[KeyLimit], need: Need) -> Permit:
         """Wait for a permit of any key of the group. Raises RateLimited, and the error of a key blocked meanwhile."""
-        project, left_s = need.flow[0], need.deadline.remaining()
+        project, left_s = need.agent.project, need.deadline.remaining()
         first = next((limit for limit in ordered if limit.seems_free()), ordered[0]) if group.pooled else ordered[0]
         for limit in group.limits:
             limit.asked(project)
@@ -92,7 +92,7 @@ class Limiter:
         )
         future: asyncio.Future[Permit] = asyncio.get_running_loop().create_future()
         waiter = WaitingCall(need, round(now, 3), now + patience_s, future, first if group.pooled else None)
-        group.waiting.add(*need.flow, waiter)
+        group.waiting.add(*need.agent, waiter)
         first.wake()
         received = False
         try:

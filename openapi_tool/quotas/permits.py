@@ -12,6 +12,7 @@ from pydantic.dataclasses import dataclass as validated
 
 from openapi_tool.options.section import TERABYTE, VARIABLE, Options
 from openapi_tool.protocol.errors import ToolError
+from openapi_tool.protocol.projects import AgentKey
 from openapi_tool.tools.deadlines import Deadline
 
 RequestsPerMinute = Annotated[
@@ -187,14 +188,14 @@ NO_SLOT = NoSlot()
 class Need:
     """A request to `endpoint`, the name of an operation.
 
-    `flow` is (project, agent). `slot` is given up while the request waits. `key` is the value of `variable`; a pool may
-    send another one. `call` is the number of the call in this process. `refused_by` are the variables of the keys with
-    which the upstream has refused the request.
+    `agent`: whose turn it is to send. `slot` is given up while the request waits. `key` is the value of `variable`; a
+    pool may send another one. `call` is the number of the call in this process. `refused_by` are the variables of the
+    keys with which the upstream has refused the request.
     """
 
     variable: str
     endpoint: str
-    flow: tuple[str, str]
+    agent: AgentKey
     deadline: Deadline
     key: SecretStr
     slot: Slot = NO_SLOT

@@ -11,6 +11,8 @@ from openapi_tool.protocol.errors import ToolError
 from openapi_tool.protocol.result_objects import UsageObject
 
 BLOCK_GAP = "\n\n"
+COPIES_OF_COMMIT = 5
+"""Copies of a text in memory until it is committed: JSON, jsonb encoding, buffers of driver and transport."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from pydantic import SecretStr
 
 from openapi_tool.jina.failures import key_failure, upstream_failure
 from openapi_tool.protocol.errors import RateLimited, Unavailable
+from openapi_tool.protocol.projects import AgentKey
 from openapi_tool.quotas.limiter import Limiter
 from openapi_tool.quotas.permits import LimitOptions, Need
 from openapi_tool.state.memory import MemoryRecords
@@ -131,7 +132,7 @@ class World:
 
     async def call(self, pod: Pod, project: str, deadline_s: float, request_s: float) -> None:
         began = self.clock()
-        need = Need("A", "search", (project, "agent"), Deadline.after(deadline_s), SecretStr("value"))
+        need = Need("A", "search", AgentKey(project, "agent"), Deadline.after(deadline_s), SecretStr("value"))
         try:
             permit = await pod.limiter.acquire(need)
         except RateLimited as refusal:

@@ -23,7 +23,7 @@ from openapi_tool.executor.call_result import CallResult
 from openapi_tool.executor.parked_results import MAX_BYTES, MAX_PROJECT_BYTES, ParkedResults
 from openapi_tool.executor.ports import Kernel
 from openapi_tool.executor.result_order import ResultOrder
-from openapi_tool.executor.runner import ToolCallRequest, ToolRunner
+from openapi_tool.executor.runner import ToolRunner
 from openapi_tool.jina.byte_semaphore import ByteSemaphore
 from openapi_tool.jina.endpoints import ENDPOINTS, RESERVE_S
 from openapi_tool.options.executor import ExecutorOptions
@@ -36,6 +36,7 @@ from openapi_tool.protocol.records import Artifact, WaitingTurnRecord
 from openapi_tool.protocol.report import TurnCondition
 from openapi_tool.quotas.permits import NoSlot
 from openapi_tool.tools.deadlines import Deadline, TimeLimits
+from openapi_tool.tools.definition import ToolDefinition
 from openapi_tool.tools.output import Item, ToolOutput, Usage
 from openapi_tool.tools.policy import Authorizer, Policy
 from openapi_tool.tools.result import ResultFields, RunResult
@@ -105,14 +106,17 @@ class FakeArtifactStore:
         return Artifact(card_id, len(text), "sha", text[start : start + chars])
 
 
-def request(left_s: float = 60, **arguments: Any) -> ToolCallRequest:
+Request = tuple[ToolDefinition, ToolCall, Deadline]
+
+
+def request(left_s: float = 60, **arguments: Any) -> Request:
     given = arguments or {"url": "https://site.example/"}
-    return ToolCallRequest(definition(READ, parameters=PARAMETERS), ToolCall(given), Deadline.after(left_s))
+    return definition(READ, parameters=PARAMETERS), ToolCall(given), Deadline.after(left_s)
 
 
-async def run(backend: Tools, wanted: ToolCallRequest, owner: CallIdentity = OWNER, **options: Any) -> RunResult:
+async def run(backend: Tools, wanted: Request, owner: CallIdentity = OWNER, **options: Any) -> RunResult:
     one = runner(FakeArtifactStore(), backend, **options)
-    return await one.run(spent_call(one, owner), wanted)
+    return await one.run(spent_call(one, owner), *wanted)
 
 
 @requirement("runner.alone")
@@ -128,7 +132,7 @@ async def test_requests_are_counted_for_the_agent_of_the_call() -> None:
 @pytest.mark.parametrize("outcome", [ToolOutput((Item("the page"),)), RuntimeError("defect")])
 async def test_a_front_end_gets_no_result_before_its_cost_is_written(outcome: ToolOutput | Exception) -> None:
     one, journal = runner(FakeArtifactStore(), Tools(outcome)), SlowJournal()
-    running = asyncio.create_task(one.run(spent_call(one, budget=journal), request()))
+    running = asyncio.create_task(one.run(spent_call(one, budget=journal), *request()))
     await journal.waits.wait()
     await asyncio.sleep(0)
     assert not running.done()
@@ -142,7 +146,7 @@ async def test_a_call_cancelled_while_its_cost_is_written_keeps_its_paid_result(
     results: list[ResultFields] = []
 
     async def front_end() -> None:
-        results.append((await one.run(spent_call(one, budget=journal), request())).fields)
+        results.append((await one.run(spent_call(one, budget=journal), *request())).fields)
         await asyncio.sleep(0)  # raises the cancellation
 
     running = asyncio.create_task(front_end())

@@ -723,7 +723,7 @@ async def test_case_11_a_search_ends_with_the_time_of_its_call() -> None:
     stored = StoredResult(Item("Title: x", FILLER * 200))
     one = runner(Slow(), Tools(AssertionError()))
     call = request(0.05, cursor=await stored.first(), find="x")
-    fields = (await one.run(one.new_call(OWNER), call)).fields
+    fields = (await one.run(one.new_call(OWNER), *call)).fields
     assert fields.error_code == "tool_timeout"
 
 
@@ -752,7 +752,7 @@ async def test_case_11_a_search_ends_with_the_time_of_its_call() -> None:
 async def test_case_11_invalid_arguments_are_refused_with_the_remedy(values: dict[str, Any], says: str) -> None:
     tools = Tools(AssertionError())
     one = runner(StoredText(), tools)
-    fields = (await one.run(one.new_call(OWNER), request(**values))).fields
+    fields = (await one.run(one.new_call(OWNER), *request(**values))).fields
     assert fields.error is not None
     assert fields.error["message"].count(says) == 1
     assert fields.error["message"].count("looks through") <= 1
@@ -766,7 +766,7 @@ async def test_case_11_an_empty_query_is_ignored(nothing: Any) -> None:
     stored = StoredResult(Item("Title: x", FILLER * 200))
     cursor = await stored.first()
     one = runner(stored.kernel, Tools(ToolOutput((Item("a page"),))))
-    fields = (await one.run(one.new_call(OWNER), request(cursor=cursor, find=nothing, question=nothing))).fields
+    fields = (await one.run(one.new_call(OWNER), *request(cursor=cursor, find=nothing, question=nothing))).fields
     assert str(fields.result).startswith("[Continued: ")
-    fields = (await one.run(one.new_call(OWNER), request(url="https://a.example/", find=nothing))).fields
+    fields = (await one.run(one.new_call(OWNER), *request(url="https://a.example/", find=nothing))).fields
     assert framed_items(str(fields.result)) == ["a page"]

@@ -17,6 +17,7 @@ from openapi_tool.jina.endpoints import ENDPOINTS
 from openapi_tool.jina.failures import key_failure, upstream_failure
 from openapi_tool.options.budgets import BudgetLimits, BudgetOptions, time_zone
 from openapi_tool.protocol.errors import RateLimited
+from openapi_tool.protocol.projects import AgentKey
 from openapi_tool.quotas.limit_record import LEARNED_S, LimitRecord, parse
 from openapi_tool.quotas.limiter import Limiter
 from openapi_tool.quotas.periods import Periods
@@ -277,7 +278,7 @@ async def test_permits_of_a_key_go_to_projects_by_their_weights() -> None:
     served: Counter[str] = Counter()
 
     async def call(project: str) -> None:
-        need = Need("A", "search", (project, "a"), Deadline.after(30), world.secrets("A"))
+        need = Need("A", "search", AgentKey(project, "a"), Deadline.after(30), world.secrets("A"))
         (await limiter.acquire(need)).done(1)
         served[project] += 1
 
@@ -302,7 +303,7 @@ async def test_slow_requests_of_one_project_leave_a_request_to_others() -> None:
         [limiter] = world.limiters
 
         def acquire(project: str) -> asyncio.Task[Permit]:
-            need = Need("A", "search", (project, "a"), Deadline.after(30), world.secrets("A"))
+            need = Need("A", "search", AgentKey(project, "a"), Deadline.after(30), world.secrets("A"))
             return asyncio.create_task(limiter.acquire(need))
 
         quiet = await acquire("quiet")
@@ -399,7 +400,7 @@ async def test_large_requests_of_one_project_leave_tokens_to_another(tokens: int
         served: Counter[str] = Counter()
 
         async def call(project: str, cost: int) -> None:
-            need = Need("A", "reader", (project, "a"), Deadline.after(28), world.secrets("A"))
+            need = Need("A", "reader", AgentKey(project, "a"), Deadline.after(28), world.secrets("A"))
             with suppress(RateLimited):
                 permit = await limiter.acquire(need)
                 await asyncio.sleep(0)

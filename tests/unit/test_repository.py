@@ -541,6 +541,7 @@ catalogue.CATALOGUE = {**catalogue.CATALOGUE, tool.name: tool}
 
 from openapi_tool.jina import endpoints, failures, parameters, response
 from openapi_tool.jina.content import usage_of
+from openapi_tool.protocol.projects import AgentKey
 from openapi_tool.quotas.limiter import Limiter
 from openapi_tool.quotas.permits import Need
 from openapi_tool.quotas.permits import LimitOptions
@@ -576,7 +577,7 @@ async def limits():
     limiter = Limiter("replica", options, Store(), lambda: 1e6, None)
     counted = [(found.labels, found.value) for found in metrics.samples(metrics.RATE_LIMITED)]
     assert ({"endpoint": "segment"}, 0) in counted
-    permit = await limiter.acquire(Need("KEY", "segment", ("p", "a"), Deadline.after(5), SecretStr("key")))
+    permit = await limiter.acquire(Need("KEY", "segment", AgentKey("p", "a"), Deadline.after(5), SecretStr("key")))
     permit.done(1)
     limit = limiter._limits["KEY", "segment"]
     print(limit.rates.tokens, limit.tokens_each, endpoints.ENDPOINTS["segment"].min_tokens({}))
