@@ -449,8 +449,8 @@ LOSS = (
     ),
     Mutation(
         "kernel/commit.py",
-        "coalesce(current_setting('{_LOCKED}', true), '') = 'true'",
-        "pg_try_advisory_xact_lock($16)",
+        "coalesce(current_setting('openapi_tool.turn_locked', true), '') = 'true'",
+        "pg_try_advisory_xact_lock(:lock)",
         "tests/kernel/test_result_order.py::"
         "test_a_result_is_not_written_if_the_lock_became_free_only_after_it_was_tried",
     ),
