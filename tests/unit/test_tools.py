@@ -337,6 +337,18 @@ def test_each_form_of_a_definition_is_understood(jina: dict[str, Any], expected:
 
 
 @requirement("options.jina")
+def test_jina_is_read_before_its_legacy_form_unless_it_is_empty() -> None:
+    legacy: JsonObject = {"mode": "reader", "auth": {"env": "OLD_KEY"}}
+    cases: list[tuple[JsonObject, tuple[str, str]]] = [
+        ({"mode": "search"}, ("search", "JINA_API_KEY")),
+        ({}, ("reader", "OLD_KEY")),
+    ]
+    for jina, expected in cases:
+        parsed = parse_definition(DefinitionRecord("t", None, {}, {"jina": jina, "openapi": legacy}))
+        assert (parsed.operation.name, parsed.auth_env) == expected
+
+
+@requirement("options.jina")
 def test_the_legacy_section_is_understood() -> None:
     options: JsonObject = {
         "openapi": {"base_url": "https://r.jina.ai", "method": "GET", "auth": {"env": "OLD_KEY"}, "timeout": 9}
