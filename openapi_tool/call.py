@@ -10,7 +10,7 @@ from typing import Protocol, Self
 
 from pydantic import SecretStr
 
-from openapi_tool.protocol.attempts import Attempt
+from openapi_tool.protocol.attempts import UpstreamAttempt
 from openapi_tool.protocol.identity import CallIdentity
 from openapi_tool.protocol.projects import AgentKey, scoped_project
 from openapi_tool.quotas.budgets import Charge
@@ -61,7 +61,7 @@ class Call:
     recheck: Callable[[], None] | None = None
     budget: Charge | None = None
     spent: Usage = NO_USAGE
-    attempts: list[Attempt] = field(default_factory=list)
+    attempts: list[UpstreamAttempt] = field(default_factory=list)
     permit_waits: list[tuple[float, float]] = field(default_factory=list)
     secrets_sent: set[SecretStr] = field(default_factory=set)
     left_out_logged: bool = False

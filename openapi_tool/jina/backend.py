@@ -34,11 +34,11 @@ from openapi_tool.jina.response import UpstreamResult
 from openapi_tool.jina.retries import Sleep, retry_wait_s
 from openapi_tool.jina.url_policy import UrlPolicy
 from openapi_tool.options.tools import ToolOptions
-from openapi_tool.protocol.attempts import Attempt
+from openapi_tool.protocol.attempts import UpstreamAttempt
 from openapi_tool.protocol.errors import ToolError, without_traceback
 from openapi_tool.quotas.budgets import Budgets, Reservation, Spender
 from openapi_tool.quotas.keys import KeyUse, RefusedKeys
-from openapi_tool.quotas.permits import Need, Permit, Permits, Unlimited
+from openapi_tool.quotas.permits import Permit, PermitRequest, Permits, Unlimited
 from openapi_tool.telemetry import metrics
 from openapi_tool.telemetry.metrics import project_label
 from openapi_tool.tools.arguments import Arguments
@@ -227,15 +227,17 @@ class JinaBackend:
         call, deadline, parameters = item.call, item.deadline, item.resolved.parameters
         endpoint, key_variable = item.endpoint, item.arguments.key_variable
         name, api_key = endpoint.operation.name, item.arguments.api_key
-        need = Need(key_variable, name, call.charged_agent, deadline, api_key, slot=call.slot, call=call.number)
+        wanted = PermitRequest(
+            key_variable, name, call.charged_agent, deadline, api_key, slot=call.slot, call=call.number
+        )
         min_tokens, min_retry_s = endpoint.min_tokens(parameters), endpoint.timeouts.min_s(parameters)
         with item.memory:  # keep the call's memory if the call ends while another one waits for this shared request
             context, attempt = item.memory.for_request(call), 0
             while True:
                 attempt += 1
                 reservation = None if call.budget is None else await call.budget.reserve(min_tokens, deadline)
-                permit = await self._acquire(need, reservation, context)
-                estimate, tokens = (min_tokens if reservation is None else reservation.need.tokens), None
+                permit = await self._acquire(wanted, reservation, context)
+                estimate, tokens = (min_tokens if reservation is None else reservation.amount.tokens), None
                 try:
                     result = await self._send(item, permit, meter, context, attempt, estimate)
                 except ToolError as error:
@@ -259,7 +261,7 @@ class JinaBackend:
                 finally:
                     call.slot.resume()
 
-    async def _acquire(self, need: Need, reservation: Reservation | None, context: RequestContext) -> Permit:
+    async def _acquire(self, wanted: PermitRequest, reservation: Reservation | None, context: RequestContext) -> Permit:
         """Wait for a permit; then check again that the tool was not disabled meanwhile. Raises ToolError.
 
         If this fails, the reservation is ended.
@@ -267,14 +269,14 @@ class JinaBackend:
         begin = time.monotonic()
         permit = None
         try:
-            permit = await self._permits.acquire(need)
+            permit = await self._permits.acquire(wanted)
             if context.call.recheck is not None:
                 context.call.recheck()
         except BaseException:
             if permit is not None:
                 permit.unsent()
             if reservation is not None:
-                reservation.unsent()
+                reservation.release()
             raise
         finally:
             # Even a short wait of a refused call: its record then shows that it waited for a permit.
@@ -290,7 +292,7 @@ class JinaBackend:
         It is the attempt of this `number`, and expected to cost `estimate` tokens.
         """
         request = item.timed_request()
-        attempt = Attempt(time.monotonic(), request.method, request.host, number - 1)
+        attempt = UpstreamAttempt(time.monotonic(), request.method, request.host, number - 1)
         context.record_attempt(attempt)
         item.call.slot.sending()
         meter.add(_ONE_REQUEST)
@@ -314,7 +316,7 @@ def _settle(item: _Item, reservation: Reservation | None, meter: Meter, estimate
         item.call.budget.record_cost(tokens)
     counted = estimate if tokens is None else tokens
     if reservation is not None:
-        reservation.sent(counted)
+        reservation.charge(counted)
     meter.add(Usage(tokens=counted))
     metrics.UPSTREAM_TOKENS.labels(item.definition.built_in.name, project_label(item.call.project)).inc(counted)
 
@@ -347,7 +349,7 @@ async def _wait_for_all(tasks: Sequence[asyncio.Task[Any]]) -> None:
         raise defects[0]
 
 
-def _record_end(attempt: Attempt, context: RequestContext, error_code: str | None = None) -> None:
+def _record_end(attempt: UpstreamAttempt, context: RequestContext, error_code: str | None = None) -> None:
     attempt.http_status = context.http_status
     attempt.end(time.monotonic(), error_code)
     metrics.UPSTREAM_SECONDS.labels(attempt.host, error_code or "").observe(attempt.seconds or 0.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from openapi_tool.protocol.attempts import Attempt, attempt_objects
+from openapi_tool.protocol.attempts import UpstreamAttempt, attempt_objects
 from openapi_tool.protocol.cards import StoredText
 from openapi_tool.protocol.errors import Status, ToolError
 from openapi_tool.protocol.jsontext import storable, storable_text
@@ -64,7 +64,7 @@ def success(
     shown: RenderedResult,
     result_format: ResultFormat,
     latency_ms: int,
-    attempts: Sequence[Attempt] = (),
+    attempts: Sequence[UpstreamAttempt] = (),
     tool: str = "",
     session: str | None = None,
     budget: BudgetObject | None = None,
@@ -99,7 +99,7 @@ def success(
 def failure(
     error: ToolError,
     latency_ms: int,
-    attempts: Sequence[Attempt] = (),
+    attempts: Sequence[UpstreamAttempt] = (),
     tool: str = "",
     session: str | None = None,
     budget: BudgetObject | None = None,
@@ -115,7 +115,7 @@ def failure(
     return ResultFields(error.status, result, described, tool_output, tool)
 
 
-def _extras(attempts: Sequence[Attempt], session: str | None, budget: BudgetObject | None) -> ToolOutputObject:
+def _extras(attempts: Sequence[UpstreamAttempt], session: str | None, budget: BudgetObject | None) -> ToolOutputObject:
     extras = ToolOutputObject(retries=sum(attempt.resends > 0 for attempt in attempts))
     if session is not None:
         extras["session"] = session

@@ -97,7 +97,7 @@ class Pod:
         await self.step()
         self.world.sent += 1
         await asyncio.sleep(0)
-        reservation.sent(tokens)
+        reservation.charge(tokens)
         if commits:
             await charge.wait_until_written()
             self.world.committed += 1
@@ -280,7 +280,7 @@ def test_a_call_gets_what_a_request_of_another_replica_frees_while_it_waits(runn
         reservation = await charge.reserve(1, Deadline.after(30))
         call = asyncio.create_task(second.call())
         await asyncio.sleep(running_s)
-        reservation.unsent()
+        reservation.release()
         assert await call
         await world.close()
 
@@ -405,7 +405,7 @@ def test_limits_that_change_during_a_call_leave_nothing_reserved() -> None:
             assert charge is not None
             reservation = await charge.reserve(10_000, Deadline.after(5))
             budgets.charge(CALLER._replace(tool_limits=after))
-            reservation.sent(10_000)
+            reservation.charge(10_000)
 
         for before, after in ((requests, both), (both, requests), (requests, both)):
             await call(before, after)
@@ -428,7 +428,7 @@ def test_an_estimate_is_the_mean_of_the_tool_and_a_nearly_used_budget_is_reporte
         assert charge.note == ""
         for tokens in (400, 500):
             reservation = await charge.reserve(1, Deadline.after(1))
-            reservation.sent(tokens)
+            reservation.charge(tokens)
             charge.record_cost(tokens)
         assert charge.left() == {
             "session": {"requests": 50, "requests_left": 48},
@@ -441,7 +441,7 @@ def test_an_estimate_is_the_mean_of_the_tool_and_a_nearly_used_budget_is_reporte
         with pytest.raises(BudgetExceeded, match="900 of 1,000 tokens are used or reserved, and it needs 420"):
             await charge.reserve(1, Deadline.after(1))
         other: Any = pod.budgets.charge(Spender("proj", "agent", "session", "cheap"))
-        (await other.reserve(1, Deadline.after(1))).unsent()
+        (await other.reserve(1, Deadline.after(1))).release()
         assert charge.left()["session"]["requests_left"] == 48
         await world.close()
 
@@ -504,7 +504,7 @@ def test_an_account_that_is_dropped_before_its_call_reserves_is_charged(monkeypa
         charge: Any = pod.budgets.charge(CALLER)
         await asyncio.sleep(3)
         assert not pod.budgets._accounts  # noqa: SLF001
-        (await charge.reserve(1, Deadline.after(1))).sent(0)
+        (await charge.reserve(1, Deadline.after(1))).charge(0)
         [record] = await world.close()
         assert record.used.requests == 1
 
