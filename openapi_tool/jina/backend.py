@@ -44,12 +44,11 @@ from openapi_tool.telemetry.metrics import project_label
 from openapi_tool.tools.arguments import Arguments
 from openapi_tool.tools.deadlines import Deadline
 from openapi_tool.tools.definition import ToolDefinition
-from openapi_tool.tools.output import Meter, ToolOutput, Usage, cost
+from openapi_tool.tools.output import Meter, ToolOutput, cost
 from openapi_tool.tools.wording import short
 
 log = logging.getLogger(__name__)
 
-_ONE_REQUEST = Usage(requests=1)
 _ADJUSTABLE = frozenset({"count", "max_tokens", "target_selector"})  # a remedy may suggest another value of these
 _TIMEOUT = "timeout"
 
@@ -185,16 +184,16 @@ class JinaBackend:
                 output = await self._request(item, spent)
         except ToolError as error:
             failed = copy.copy(error)  # calls that share a request get the same error object
-            failed.tokens, failed.requests = spent.usage.tokens, spent.usage.requests
+            failed.tokens, failed.requests = spent.tokens, spent.requests
             without_traceback(error)
             if failed.timed_out:
                 failed.message += _quicker(definition, arguments)
             if failed.timed_out and is_limited:
                 failed.message += f" A longer {_TIMEOUT} may help."
         else:
-            cached = output.cached and not spent.usage.requests
-            unchanged = (output.usage, output.cached) == (spent.usage, cached)
-            return output if unchanged else replace(output, usage=spent.usage, cached=cached)
+            usage, cached = spent.usage, output.cached and not spent.requests
+            unchanged = (output.usage, output.cached) == (usage, cached)
+            return output if unchanged else replace(output, usage=usage, cached=cached)
         finally:
             call.spent += spent.usage
         try:
@@ -295,7 +294,7 @@ class JinaBackend:
         attempt = UpstreamAttempt(time.monotonic(), request.method, request.host, number - 1)
         context.record_attempt(attempt)
         item.call.slot.sending()
-        meter.add(_ONE_REQUEST)
+        meter.requests += 1
         metrics.UPSTREAM_REQUESTS.labels(item.definition.built_in.name).inc()
         try:
             result = await self._client.fetch(request, permit.key, item.deadline, context, permit.connected)
@@ -317,7 +316,7 @@ def _settle(item: _Item, reservation: Reservation | None, meter: Meter, estimate
     counted = estimate if tokens is None else tokens
     if reservation is not None:
         reservation.charge(counted)
-    meter.add(Usage(tokens=counted))
+    meter.tokens += counted
     metrics.UPSTREAM_TOKENS.labels(item.definition.built_in.name, project_label(item.call.project)).inc(counted)
 
 

@@ -36,16 +36,25 @@ NO_USAGE = Usage()
 class Meter:
     """Counter of usage, so that each request is reported in exactly one result."""
 
+    __slots__ = ("requests", "tokens")
+
     def __init__(self) -> None:
-        self.usage = NO_USAGE
+        self.tokens = self.requests = 0
+
+    @property
+    def usage(self) -> Usage:
+        """Return the count."""
+        return Usage(self.tokens, self.requests)
 
     def add(self, usage: Usage) -> None:
         """Count more."""
-        self.usage += usage
+        self.tokens += usage.tokens
+        self.requests += usage.requests
 
     def take(self) -> Usage:
         """Return the count and reset it."""
-        taken, self.usage = self.usage, NO_USAGE
+        taken = self.usage
+        self.tokens = self.requests = 0
         return taken
 
 
