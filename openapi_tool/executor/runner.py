@@ -160,7 +160,7 @@ class ToolRunner:
         tool_name: str,
         cause: Exception,
         started: float,
-        built_in: str = "",
+        built_in_name: str = "",
         session: str | None = None,
     ) -> ResultFields:
         """Return the result of a failed call; `started` is its start on the monotonic clock, in seconds.
@@ -178,7 +178,7 @@ class ToolRunner:
                 error.message,
                 extra={"action": "tool.misconfigured"} | _log_fields(call, tool_name),
             )
-        fields = failure(error, _ms_since(started), call.attempts, built_in, session, _remaining_budget(call))
+        fields = failure(error, _ms_since(started), call.attempts, built_in_name, session, _remaining_budget(call))
         masked = _KEY_SHAPES.value
         return replace(fields, result=masked(fields.result), error=masked(fields.error))
 
