@@ -57,6 +57,12 @@ MONEY = (
         "tests/races/test_budgets.py::test_every_request_is_in_exactly_one_result_on_each_loop",
     ),
     Mutation(
+        "jina/backend.py",
+        "                reservation.release()\n",
+        "                pass\n",
+        "tests/races/test_budgets.py::test_a_request_that_gets_no_permit_takes_nothing_of_the_budget",
+    ),
+    Mutation(
         "executor/commit.py",
         "result.parked or await self.parked.park(wait.identity, result)",
         "result.parked",
