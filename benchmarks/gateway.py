@@ -21,7 +21,6 @@ import psutil
 
 from openapi_tool.bootstrap import Upstream, build_bootstrap, build_runner
 from openapi_tool.cli.kernel import NO_DATABASE
-from openapi_tool.executor.runner import ToolCallRequest
 from openapi_tool.gateway.stored import StoredTexts
 from openapi_tool.gateway.tools import built_in_tools
 from openapi_tool.jina.egress import EgressTransport
@@ -125,8 +124,8 @@ async def _engine(double: UpstreamDouble, environment: Mapping[str, str], calls:
             call = runner.new_call(CallIdentity("p", "a"))
             url = f"http://site.fixture.test:8099/article?{number}"
             with call.memory:
-                request = ToolCallRequest(definition, ToolCall({"url": url}), Deadline.after(30))
-                fields, _ = await runner.run(call, request)
+                given, deadline = ToolCall({"url": url}), Deadline.after(30)
+                fields = (await runner.run(call, definition, given, deadline)).fields
             if fields.error is not None:
                 raise SystemExit(str(fields.error))
 

@@ -23,6 +23,7 @@ from openapi_tool.bus.held import Held
 from openapi_tool.bus.intake import MIN_LOOK_AHEAD
 from openapi_tool.bus.pull_consumer import JITTER, PAUSE_S
 from openapi_tool.bus.scheduler import FairScheduler
+from openapi_tool.protocol.projects import AgentKey
 
 _CALL_S = 1.0
 _EXPIRED_S = 0.01
@@ -80,12 +81,12 @@ class Command:
 
     project: int
     published_at: float
-    flow: tuple[str, str] = field(init=False)
+    claimed_agent: AgentKey = field(init=False)
     memory_bytes: int = _BYTES
 
     def __post_init__(self) -> None:
         """Name the flow."""
-        self.flow = str(self.project), "agent"
+        self.claimed_agent = AgentKey(str(self.project), "agent")
 
 
 class Replica:
@@ -104,7 +105,7 @@ class Replica:
     def hold(self, command: Command) -> Command | None:
         """Hold a command, as `Intake` does; return the command that is evicted: another one, or itself."""
         full = len(self.scheduler) >= self._max_held
-        if full and self.scheduler.would_evict(command.flow[0]):
+        if full and self.scheduler.would_evict(command.claimed_agent.project):
             return command
         self.scheduler.offer(cast("Held", command))
         return cast("Command", self.scheduler.evict()) if full else None
@@ -171,7 +172,7 @@ class Simulation:
 
     def _end(self, replica: Replica, command: Command, duration_s: float) -> None:
         replica.free += 1
-        replica.delays.finished(command.flow[0], duration_s)
+        replica.delays.finished(command.claimed_agent.project, duration_s)
         replica.scheduler.finished(cast("Held", command), int(duration_s == _CALL_S))
         held = replica.scheduler.next()
         if held is not None:
@@ -187,8 +188,8 @@ class Simulation:
         while received < requested and (command := self._next_delivery()):
             received += 1
             if (evicted := replica.hold(command)) is not None:
-                ahead = replica.scheduler.ahead_of(evicted.flow[0])
-                self._at(replica.delays.next(evicted.flow[0], ahead), self._redeliver, evicted)
+                ahead = replica.scheduler.ahead_of(evicted.claimed_agent.project)
+                self._at(replica.delays.next(evicted.claimed_agent.project, ahead), self._redeliver, evicted)
         self._at(
             0.0 if requested and received == requested else PAUSE_S * self._random.uniform(*JITTER), self._look, replica
         )

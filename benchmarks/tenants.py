@@ -33,7 +33,7 @@ from benchmarks.harness import Ask, Demand, Harness, Outcome, Traffic, place, pr
 from benchmarks.measure import exact_cpu_seconds
 from benchmarks.shifted import SHIFT_VARIABLE
 from openapi_tool.bus.leases import BUCKET
-from openapi_tool.bus.storage import LIMITS
+from openapi_tool.bus.record_store import LIMITS
 from openapi_tool.local.executor import ExecutorProcess
 
 Figures = dict[str, Any]

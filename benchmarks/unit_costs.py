@@ -23,8 +23,10 @@ from benchmarks.harness import CPU, TARGETS, Ask, Harness, place, start_all, sto
 from benchmarks.measure import Load
 from benchmarks.run import Rounds, settings_of
 from openapi_tool.jina.failures import key_failure
+from openapi_tool.protocol.projects import AgentKey
 from openapi_tool.quotas.limiter import Limiter
-from openapi_tool.quotas.permits import KeyPool, LimitOptions, Need, Permits, Unlimited
+from openapi_tool.quotas.options import KeyPool, LimitOptions
+from openapi_tool.quotas.permits import PermitRequest, Permits, Unlimited
 from openapi_tool.state.memory import MemoryRecords
 from openapi_tool.tools.deadlines import Deadline
 from openapi_tool.tools.secret_variables import Secrets
@@ -78,12 +80,12 @@ _KINDS: dict[str, LimitOptions] = {
 
 
 async def _cost_us(permits: Permits, secrets: Secrets) -> float:
-    need = Need("A", "search", ("project", "agent"), Deadline.after(600), secrets("A"))
+    wanted = PermitRequest("A", "search", AgentKey("project", "agent"), Deadline.after(600), secrets("A"))
 
     async def one_round() -> float:
         began = time.process_time()
         for _ in range(_PERMITS_PER_ROUND):
-            (await permits.acquire(need)).done(1)
+            (await permits.acquire(wanted)).done(1)
         return time.process_time() - began
 
     spent_s = []

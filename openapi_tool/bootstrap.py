@@ -15,7 +15,7 @@ from pathlib import Path
 from openapi_tool.bus.login import file_problems
 from openapi_tool.bus.options import BusOptions, DurableOptions
 from openapi_tool.bus.users import NatsUser
-from openapi_tool.executor.continuation import Continuation
+from openapi_tool.executor.pagination import Pagination
 from openapi_tool.executor.ports import Artifacts
 from openapi_tool.executor.runner import RunnerOptions, ToolRunner
 from openapi_tool.isolation.service import Isolation
@@ -153,8 +153,8 @@ def build_runner(bootstrap: Bootstrap, upstream: Upstream, artifacts: Artifacts,
         scope=bootstrap.settings.quotas.kernel or bootstrap.scope,
         isolation=upstream.isolation,
     )
-    continuation = Continuation(artifacts, Cursors(session_key), settings.tools, upstream.isolation)
-    return ToolRunner(options, upstream.backend, continuation)
+    pagination = Pagination(artifacts, Cursors(session_key), settings.tools, upstream.isolation)
+    return ToolRunner(options, upstream.backend, pagination)
 
 
 def scoped_key(key: bytes, scope: str) -> bytes:

@@ -10,9 +10,9 @@ from typing import Protocol, Self
 
 from pydantic import SecretStr
 
-from openapi_tool.protocol.attempts import Attempt
+from openapi_tool.protocol.attempts import UpstreamAttempt
 from openapi_tool.protocol.identity import CallIdentity
-from openapi_tool.protocol.projects import scoped_project
+from openapi_tool.protocol.projects import AgentKey, scoped_project
 from openapi_tool.quotas.budgets import Charge
 from openapi_tool.quotas.permits import NO_SLOT, Slot
 from openapi_tool.tools.output import NO_USAGE, Usage
@@ -61,7 +61,7 @@ class Call:
     recheck: Callable[[], None] | None = None
     budget: Charge | None = None
     spent: Usage = NO_USAGE
-    attempts: list[Attempt] = field(default_factory=list)
+    attempts: list[UpstreamAttempt] = field(default_factory=list)
     permit_waits: list[tuple[float, float]] = field(default_factory=list)
     secrets_sent: set[SecretStr] = field(default_factory=set)
     left_out_logged: bool = False
@@ -75,6 +75,6 @@ class Call:
         return self.identity.project_id
 
     @property
-    def flow(self) -> tuple[str, str]:
-        """Project, as in the records of quotas, and agent, by which requests are charged and take turns."""
-        return scoped_project(self.scope, self.project), self.identity.agent_id
+    def charged_agent(self) -> AgentKey:
+        """Agent and project, named as in the records of quotas, by which requests are charged and take turns."""
+        return AgentKey(scoped_project(self.scope, self.project), self.identity.agent_id)

@@ -25,7 +25,6 @@ from respx.models import AllMockedAssertionError
 
 from openapi_tool.bootstrap import Upstream, build_bootstrap, build_runner, lint_limits
 from openapi_tool.environment import DEFAULT_AUTH_ENV
-from openapi_tool.executor.runner import ToolCallRequest
 from openapi_tool.jina.definition_checks import source_problems
 from openapi_tool.jina.egress import EgressTransport
 from openapi_tool.local.recordings import (
@@ -183,14 +182,14 @@ class InProcessExecutor:
         try:
             call = self._runner.new_call(identity)
             with call.memory:
-                request = ToolCallRequest(parsed, ToolCall(arguments), deadline)
-                fields, stored_text = await self._runner.run(call, request)
+                result = await self._runner.run(call, parsed, ToolCall(arguments), deadline)
         finally:
             _traffic.reset(token)
         if traffic.unanswered is not None:
             raise traffic.unanswered
-        if stored_text is not None:
-            self._artifacts.put(identity, stored_text)
+        fields = result.fields
+        if result.full_text is not None:
+            self._artifacts.put(identity, result.full_text)
         text = as_model_reads({"status": fields.status, "result": fields.result, "error": fields.error})
         return ToolResult(text, fields, tuple(traffic.requests), tuple(traffic.waits_s))
 

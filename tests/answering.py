@@ -15,7 +15,7 @@ import httpx
 from pydantic import SecretStr
 
 from openapi_tool.call import Call
-from openapi_tool.executor.continuation import Continuation
+from openapi_tool.executor.pagination import Pagination
 from openapi_tool.executor.ports import Kernel
 from openapi_tool.isolation.pool import WorkerPool
 from openapi_tool.isolation.service import Isolation
@@ -121,7 +121,7 @@ class ToolsOverTransport:
             **self.options,
         }
         self.tools = JinaBackend(client, JinaBackendOptions(**values), permits=self.permits)
-        self.continuation = Continuation(
+        self.pagination = Pagination(
             cast("Kernel", None), Cursors(b"k" * 32), ToolOptions(max_result_chars=self.max_chars), Isolation(self.pool)
         )
 
@@ -154,8 +154,8 @@ class ToolsOverTransport:
         with self.tools.call_memory("proj") as memory:
             output = await self.output(mode, key, sent, memory, **values)
             definition = parse_definition(DefinitionRecord("a_tool", None, {}, {"jina": {"mode": mode}}))
-            rendered, artifact = await self.continuation.render(a_call(), definition, output)
-            return success(output, rendered, "text", 1), rendered, artifact
+            shown = await self.pagination.show(a_call(), definition, output)
+            return success(shown.output, shown.rendered, "text", 1), shown.rendered, shown.full_text
 
 
 def serving(body: bytes, status: int = 200) -> Answer:

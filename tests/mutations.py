@@ -57,8 +57,14 @@ MONEY = (
         "tests/races/test_budgets.py::test_every_request_is_in_exactly_one_result_on_each_loop",
     ),
     Mutation(
+        "jina/backend.py",
+        "                reservation.release()\n",
+        "                pass\n",
+        "tests/races/test_budgets.py::test_a_request_that_gets_no_permit_takes_nothing_of_the_budget",
+    ),
+    Mutation(
         "executor/commit.py",
-        "result.parked or await self.parked.park(ready.identity, result)",
+        "result.parked or await self.parked.park(wait.identity, result)",
         "result.parked",
         "tests/wire/test_continuation.py::test_a_paid_result_is_not_requested_again",
     ),
@@ -443,14 +449,14 @@ LOSS = (
     ),
     Mutation(
         "executor/pipeline.py",
-        "await self._order.write(ready, write, partial(self._kernel.is_turn_busy, report))",
+        "await self._order.write(wait, write, partial(self._kernel.is_turn_busy, report))",
         "pass",
         "tests/wire/test_answers.py::test_our_earlier_unreported_result_is_reported_with_a_doorbell",
     ),
     Mutation(
         "kernel/commit.py",
-        "coalesce(current_setting('{_LOCKED}', true), '') = 'true'",
-        "pg_try_advisory_xact_lock($16)",
+        "coalesce(current_setting('openapi_tool.turn_locked', true), '') = 'true'",
+        "pg_try_advisory_xact_lock(:lock)",
         "tests/kernel/test_result_order.py::"
         "test_a_result_is_not_written_if_the_lock_became_free_only_after_it_was_tried",
     ),
@@ -476,7 +482,7 @@ LOSS = (
     ),
     Mutation(
         "executor/result_order.py",
-        "min(result.wait_until, progress_at + MAX_STALL_S)",
+        "min(wait.wait_until, progress_at + MAX_STALL_S)",
         "min(result.wait_until, progress_at + 60)",
         "tests/unit/test_executor.py::test_a_row_that_is_never_read_delays_all_results_of_its_turn_by_a_second",
     ),

@@ -35,7 +35,7 @@ from openapi_tool.jina.content import RenderContext
 from openapi_tool.jina.egress import EgressTransport
 from openapi_tool.jina.failures import NO_SECRETS, ONCE, SOME
 from openapi_tool.jina.request import UpstreamRequest
-from openapi_tool.jina.response import Expected, Outcome
+from openapi_tool.jina.response import Expected, UpstreamResult
 from openapi_tool.kernel.privileges import grant_statements, quoted_role
 from openapi_tool.local.caller import Caller
 from openapi_tool.local.recordings import error_classes
@@ -423,7 +423,7 @@ async def fetched(
     body: bytes,
     operation: str = "reader",
     parameters: Mapping[str, Any] = MappingProxyType({}),
-) -> Outcome:
+) -> UpstreamResult:
     """Return what the client makes of a response with these values. Raises ToolError."""
     expected = Expected(operation, parameters, offered=_OFFERED)
     request = UpstreamRequest("POST", "r.jina.ai", "/", {"Accept": "application/json"}, b"{}", expected)

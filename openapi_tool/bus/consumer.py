@@ -296,8 +296,7 @@ class CommandConsumer:
 
     def _run(self, work: Held) -> None:
         work.started_at = time.monotonic()
-        project, _ = work.flow
-        self._slots.begin(work.delivery.stream_sequence, project)
+        self._slots.begin(work.delivery.stream_sequence, work.claimed_agent.project)
         task = asyncio.create_task(self._worker.run(work))
         self._running[task] = work
         task.add_done_callback(self._finished)

@@ -12,6 +12,7 @@ from openapi_tool.bus.leases import Lease
 from openapi_tool.protocol.command import Delivery
 from openapi_tool.protocol.headers import AGENT
 from openapi_tool.protocol.ids import MAX_ID_BYTES
+from openapi_tool.protocol.projects import AgentKey
 
 _OVERHEAD_BYTES = 1_024
 """Memory of a held command besides subject, headers and body: objects, reply subject, queue entries."""
@@ -21,8 +22,8 @@ _OVERHEAD_BYTES = 1_024
 class Held:
     """Received command; times are on the monotonic clock, in seconds.
 
-    `started_at` (of its run) and `last_progress_ack` (last heartbeat) begin as the time of its delivery. `flow` is
-    (project, agent).
+    `started_at` (of its run) and `last_progress_ack` (last heartbeat) begin as the time of its delivery.
+    `claimed_agent` is unverified: of subject and header.
     """
 
     message: Msg
@@ -34,12 +35,12 @@ class Held:
     settling: bool = False  # its settlement is decided
     probe: bool = False  # it tests whether calls can be committed again
     lease: Lease | None = None
-    flow: tuple[str, str] = field(init=False)
+    claimed_agent: AgentKey = field(init=False)
     memory_bytes: int = field(init=False)
 
     def __post_init__(self) -> None:
         subject, headers = self.delivery.subject, self.delivery.headers
-        self.flow = project_of(subject), headers.get(AGENT, "")[:MAX_ID_BYTES]
+        self.claimed_agent = AgentKey(project_of(subject), headers.get(AGENT, "")[:MAX_ID_BYTES])
         # getsizeof, not len: one wide character makes CPython store the whole header in four bytes per character.
         texts = len(subject) + sum(map(getsizeof, headers)) + sum(map(getsizeof, headers.values()))
         self.memory_bytes = _OVERHEAD_BYTES + len(self.delivery.data) + texts

@@ -102,12 +102,11 @@ class Intake:
         self._scheduler.offer(work)
         if full:
             surplus = self._scheduler.evict()
-            project, _ = surplus.flow
-            self._hand_back_surplus(surplus.message, project, surplus)
+            self._hand_back_surplus(surplus.message, surplus.claimed_agent.project, surplus)
 
     def finished(self, work: Held, duration_s: float, requests: int) -> None:
         """Release a command that has run, and charge its project with its upstream requests."""
-        project, _ = work.flow
+        project = work.claimed_agent.project
         self.release(work)
         self._delays.finished(project, duration_s)
         self._scheduler.finished(work, cost=requests)

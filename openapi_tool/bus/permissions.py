@@ -24,7 +24,7 @@ from openapi_tool.bus import (
 )
 from openapi_tool.bus.client import routed
 from openapi_tool.bus.options import INBOX, DurableOptions
-from openapi_tool.bus.storage import BUDGETS, LIMITS
+from openapi_tool.bus.record_store import BUDGETS, LIMITS
 from openapi_tool.protocol.subjects import wakeup_filter
 
 _API = "$JS.API"

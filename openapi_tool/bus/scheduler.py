@@ -82,7 +82,7 @@ class FairScheduler:
 
     def offer(self, work: Held) -> None:
         """Enqueue a command."""
-        self._projects.push(work.flow, work)
+        self._projects.push(work.claimed_agent, work)
         self._length += 1
         self.memory_bytes += work.memory_bytes
 
@@ -98,7 +98,7 @@ class FairScheduler:
         share; at no cost, a flood of invalid calls would occupy all slots.
         """
         if cost != 1:
-            self._projects.charge(work.flow, max(cost, _MIN_COST) - 1)
+            self._projects.charge(work.claimed_agent, max(cost, _MIN_COST) - 1)
 
     def evict(self) -> Held:
         """Remove and return the newest command of the largest agent in the largest project, by memory and weight."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import nats.errors
@@ -36,6 +36,13 @@ _SUSPECTS_SHARE = 1 / 4
 smaller share would delay commands whose executors died for another reason."""
 
 _SUSPECT_RETRY_S = 0.5  # if no slot for suspects is free
+
+
+@dataclass(frozen=True, slots=True)
+class _RunLater:
+    """The command is not run here now: another executor runs it, or no slot for suspects is free."""
+
+    retry_in_s: float
 
 
 class Worker:
@@ -72,19 +79,19 @@ class Worker:
         except (nats.errors.Error, OSError, Unavailable) as error:
             _log_unsettled(work, error)
 
-    async def _own_and_handle(self, work: Held) -> Settlement | LeaseTaken:
+    async def _own_and_handle(self, work: Held) -> Settlement | _RunLater:
         if work.never_run:
             return await self._handle(work.delivery)
         work.forgive_on_hand_back = False  # until `_begin` counts this run, there is nothing to take off
         lease = await self._leases.take(work.delivery)
         _log_redelivery(work.delivery, lease)
         if isinstance(lease, LeaseTaken):
-            return lease
+            return _RunLater(lease.retry_in_s)
         if lease.lost < _SUSPECT_RUNS:
             return await self._begin_and_handle(work, lease)
         if self._suspect_slots.locked():
             await self._leases.release(lease)
-            return LeaseTaken(_SUSPECT_RETRY_S)  # redelivers the command; to wait here would block a slot
+            return _RunLater(_SUSPECT_RETRY_S)  # to wait here would block a slot
         async with self._suspect_slots:
             return await self._begin_and_handle(work, lease)
 
@@ -98,7 +105,7 @@ class Worker:
         await self._leases.begin(lease)
         work.forgive_on_hand_back = True
 
-    async def _settle(self, work: Held, settlement: Settlement | LeaseTaken) -> None:
+    async def _settle(self, work: Held, settlement: Settlement | _RunLater) -> None:
         work.settling = True
         message = work.message
         match settlement:
@@ -108,9 +115,9 @@ class Worker:
                 log.info("command requeued: %s", reason, extra={"action": "command.requeued"} | ids_of(work.delivery))
                 await self._leases.hand_back(work.delivery, forgive=work.forgive_on_hand_back and not defect)
                 await message.nak(delay=delay_s)
-            case LeaseTaken(retry_in_s) if not work.stale:
+            case _RunLater(retry_in_s) if not work.stale:
                 await message.nak(delay=retry_in_s)
-            case LeaseTaken():
+            case _RunLater():
                 # Stale: while this process was stopped the server redelivered the command to the executor that holds
                 # the lease. That one settles it; a settlement from here would end or repeat its delivery (ADR 4).
                 pass
@@ -149,7 +156,7 @@ def _log_redelivery(delivery: Delivery, lease: Lease | LeaseTaken) -> None:
             "action": "call.redelivered",
             "attempt": delivery.attempt,
             "lost": lease.lost if isinstance(lease, Lease) else None,
-            "busy_s": round(lease.retry_in_s, 3) if isinstance(lease, LeaseTaken) else None,
+            "retry_in_s": round(lease.retry_in_s, 3) if isinstance(lease, LeaseTaken) else None,
         }
         | ids_of(delivery),
     )

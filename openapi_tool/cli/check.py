@@ -17,7 +17,7 @@ from openapi_tool.bus.connection import connected, outage_as_unavailable
 from openapi_tool.bus.durable import DurableMissing, observe
 from openapi_tool.bus.options import BusOptions, DurableOptions
 from openapi_tool.bus.server_clock import ServerClock
-from openapi_tool.bus.storage import unusable, unusable_quotas
+from openapi_tool.bus.storage_check import unusable, unusable_quotas
 from openapi_tool.bus.streams import UNLIMITED, Durable, command_stream_of
 from openapi_tool.cli.output import USAGE, print_json, print_line, print_status
 from openapi_tool.cli.tools_registry import judge, stored_check

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
@@ -17,7 +16,6 @@ async def retried(
     wait: Callable[[RetryCallState], float],
     stop: Callable[[RetryCallState], bool] = stop_never,
     before_sleep: Callable[[RetryCallState], Any] | None = None,
-    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> T:
     """Return the result of `attempt`, repeated after each exception of a type in `on`; raise the last one.
 
@@ -35,9 +33,7 @@ async def retried(
 
     # retry_if_exception_type would make a reference cycle.
     is_retryable = retry_if_exception(lambda error: isinstance(error, on))
-    retrying = AsyncRetrying(
-        retry=is_retryable, sleep=sleep, wait=wait, stop=stop, before_sleep=before_sleep, reraise=True
-    )
+    retrying = AsyncRetrying(retry=is_retryable, wait=wait, stop=stop, before_sleep=before_sleep, reraise=True)
 
     try:
         return await retrying(again)

@@ -14,7 +14,7 @@ from openapi_tool.concurrency.retries import retried
 from openapi_tool.executor.call_result import CallResult
 from openapi_tool.executor.parked_results import ParkedResults
 from openapi_tool.executor.ports import Kernel
-from openapi_tool.executor.result_order import ReadyResult, ResultOrder
+from openapi_tool.executor.result_order import CommitWait, ResultOrder
 from openapi_tool.protocol.cards import Card
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.protocol.report import Report
@@ -36,7 +36,7 @@ class ResultCommitter:
     order: ResultOrder
     retry_timeout_s: float
 
-    async def commit(self, ready: ReadyResult, result: CallResult, card: Card, report: Report) -> bool:
+    async def commit(self, wait: CommitWait, result: CallResult, card: Card, report: Report) -> bool:
         """Commit the result; return whether it was written. If that fails, park it and raise the failure.
 
         It is parked after `_PARK_AFTER_S`, for an executor that reaches the database; if it is too large, retry here
@@ -45,20 +45,20 @@ class ResultCommitter:
         commit = partial(self.kernel.commit, card, report, result.artifact), partial(self.kernel.is_turn_busy, report)
         park_after_s = min(_PARK_AFTER_S, self.retry_timeout_s)
         try:
-            return await self._commit(ready, *commit, park_after_s)
+            return await self._commit(wait, *commit, park_after_s)
         except (Exception, asyncio.CancelledError) as failure:
-            parked = result.parked or await self.parked.park(ready.identity, result)
+            parked = result.parked or await self.parked.park(wait.identity, result)
             if parked or not isinstance(failure, Unavailable) or self.retry_timeout_s <= park_after_s:
                 raise
         try:
-            return await self._commit(ready, *commit, self.retry_timeout_s - park_after_s, retry=True)
+            return await self._commit(wait, *commit, self.retry_timeout_s - park_after_s, retry=True)
         except (Exception, asyncio.CancelledError):
-            await self.parked.park(ready.identity, result)  # NATS may have been unavailable at the first attempt
+            await self.parked.park(wait.identity, result)  # NATS may have been unavailable at the first attempt
             raise
 
     async def _commit(
         self,
-        ready: ReadyResult,
+        wait: CommitWait,
         commit: Callable[..., Awaitable[bool]],
         is_busy: Callable[[float], Awaitable[bool]],
         for_s: float,
@@ -70,7 +70,7 @@ class ResultCommitter:
         async def attempt() -> bool:
             nonlocal retry
             failed_before, retry = retry, True
-            return await self.order.write(ready, partial(commit, retry=failed_before), is_busy)
+            return await self.order.write(wait, partial(commit, retry=failed_before), is_busy)
 
         return await retried(
             attempt, on=Unavailable, wait=_BACKOFF, stop=stop_after_delay(for_s), before_sleep=_log_retry

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 from openapi_tool.call import Call
@@ -18,11 +18,11 @@ from openapi_tool.executor.doorbell import WakeupSender
 from openapi_tool.executor.parked_results import ParkedResults
 from openapi_tool.executor.ports import CallSlot, Clock, Kernel, Publisher, Tracer
 from openapi_tool.executor.result_order import ResultOrder
-from openapi_tool.executor.runner import ToolCallRequest, ToolRunner
+from openapi_tool.executor.runner import ToolRunner
 from openapi_tool.executor.turn_deadline import turn_deadline
 from openapi_tool.options.executor import ExecutorOptions
 from openapi_tool.options.tools import ToolOptions
-from openapi_tool.protocol.cards import Card, StoredText, artifact_card, read_tool_call, result_card
+from openapi_tool.protocol.cards import artifact_card, read_tool_call, result_card
 from openapi_tool.protocol.command import AfterExecution, Command, Delivery
 from openapi_tool.protocol.dialect import Dialect
 from openapi_tool.protocol.errors import (
@@ -34,23 +34,23 @@ from openapi_tool.protocol.errors import (
     Unavailable,
 )
 from openapi_tool.protocol.identity import CallIdentity, identify, unidentified
-from openapi_tool.protocol.records import CallRecords, EarlierResult
-from openapi_tool.protocol.report import Acceptance, Report, reportable_content, trace_link
+from openapi_tool.protocol.records import CallRecords, DefinitionRecord, EarlierResult
+from openapi_tool.protocol.report import Acceptance, reportable_content, trace_link
 from openapi_tool.protocol.settlement import Acknowledge, Requeue, Settlement, StoreDeadLetter
 from openapi_tool.protocol.tracing import TraceLink
 from openapi_tool.telemetry import metrics
 from openapi_tool.telemetry.calls import CallFacts, record_finished
 from openapi_tool.telemetry.logs import CALL_FIELDS
+from openapi_tool.telemetry.spans import CallSpan
 from openapi_tool.tools.deadlines import Deadline, TimeLimits
 from openapi_tool.tools.definition import stored_after_execution
 from openapi_tool.tools.log_ids import log_ids
-from openapi_tool.tools.result import ResultFields
+from openapi_tool.tools.output import COPIES_OF_COMMIT
 from openapi_tool.tools.wording import short
 
 log = logging.getLogger(__name__)
 
 _UNCLAIMED_STATUSES = ("pending", "deferred")  # of an inbox row that may still need a doorbell
-_COPIES_OF_COMMIT = 5  # of an artifact's text in memory: JSON, jsonb encoding, buffers of driver and transport
 _NOT_IN_ROSTER = (
     "The calling agent is not in the project's roster, so no worker can be woken; an operator must add it to "
     "resource.project_agents."
@@ -70,23 +70,19 @@ class PipelineOptions:
     tools: ToolOptions
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class _Delivered:
     """Delivered command that gets a result; `earlier_run` means that an earlier run may have parked its result."""
 
     delivery: Delivery
     command: Command
+    identity: CallIdentity
     records: CallRecords
     acceptance: Acceptance
     call: Call
     slot: CallSlot
     facts: CallFacts
     earlier_run: bool
-
-    @property
-    def identity(self) -> CallIdentity:
-        """Return who calls."""
-        return self.call.identity
 
 
 class Pipeline:
@@ -123,7 +119,7 @@ class Pipeline:
     async def handle(self, delivery: Delivery) -> Settlement:
         """Handle one delivery and return its settlement; raises only CancelledError."""
         try:
-            return await self._handle(delivery)
+            return await self._answer(delivery)
         except Unanswerable as refusal:
             return StoreDeadLetter(refusal.reason, refusal.message, refusal.terminate)
         except Unavailable as outage:
@@ -138,7 +134,8 @@ class Pipeline:
                 return StoreDeadLetter("defect", "an internal error of the executor prevented a result", terminate=True)
             return Requeue(self._options.executor.requeue_delay_s, defect=True, reason="internal error")
 
-    async def _handle(self, delivery: Delivery) -> Settlement:
+    async def _answer(self, delivery: Delivery) -> Settlement:
+        """Load the rows of a command, run its call, commit the result. Raises Unanswerable, Unavailable, a defect."""
         received = time.monotonic()
         if delivery.lacks_body and delivery.attempt < MAX_WITHOUT_BODY:
             delay_s = delivery.attempt * self._options.executor.requeue_delay_s
@@ -156,19 +153,18 @@ class Pipeline:
             if records.earlier is not None:
                 await self._delete_parked(identity, earlier_run=earlier_run)
                 return await self._settle_existing_result(delivery, identity, records, records.earlier)
-
             try:
                 acceptance = self._dialect.accept(identity, records)
             except Unanswerable:
                 await self._delete_parked(identity, earlier_run=earlier_run)
                 raise
-            link = trace_link(identity, acceptance.waiting_turn)
-            facts = self._facts(delivery, command, identity, link, received)
-            CALL_FIELDS.set(facts.fields)
+
             slot = self._slot_of(delivery.stream_sequence)
             call = self._runner.new_call(identity, slot)
-            facts.attempts, facts.permit_waits = call.attempts, call.permit_waits  # which grow while the call runs
-            delivered = _Delivered(delivery, command, records, acceptance, call, slot, facts, earlier_run)
+            link = trace_link(identity, acceptance.waiting_turn)
+            facts = self._facts(delivery, command, call, link, received)
+            CALL_FIELDS.set(facts.fields)
+            delivered = _Delivered(delivery, command, identity, records, acceptance, call, slot, facts, earlier_run)
             # The call begins with the arrival of its command in the stream.
             arrived, name = facts.began - facts.age_s, f"execute_tool {facts.function_name}"
             with self._tracer.span(name, link, facts.ids, arrived) as span, call.memory:
@@ -176,64 +172,51 @@ class Pipeline:
                 # After `max_lost_runs` lost runs a parked result is ignored: if the database refuses it each time, the
                 # call would get none.
                 parked = await self._parked.find(identity) if earlier_run and not delivery.exhausted else None
-                result = parked or await self._run_to_result(delivered)
-                _record_outcome(delivered, result)
+                result = parked or await self._run(delivered)
+                # The larger of two counts that can each be too small: `attempts` ends at MAX_ATTEMPTS, and a request
+                # that identical calls share is in the `spent` of only one of them.
+                slot.requests = max(call.spent.requests, len(call.attempts))
+                _record_result(facts, call, result)
                 # Release the memory of responses, except what the commit needs.
-                call.memory.release_all_but(_COPIES_OF_COMMIT * len(result.artifact.content) if result.artifact else 0)
-                card = self._card(delivered, result.fields)
-                report = self._dialect.report(acceptance, span.context, span.tracestate, card.card_id, card.content)
+                call.memory.release_all_but(COPIES_OF_COMMIT * len(result.artifact.content) if result.artifact else 0)
                 # After a cancellation commit and doorbell get a third of a drain's last seconds (`shutdown.py`).
                 grace_s = self._options.executor.hand_back_s / 3
-                return await shielded(self._finish(delivered, result, card, report), grace_s)
+                return await shielded(self._commit(delivered, result, span), grace_s)
 
-    async def _run_to_result(self, delivered: _Delivered) -> CallResult:
+    async def _run(self, delivered: _Delivered) -> CallResult:
+        """Run the call; every failure but Unavailable and CancelledError becomes its result."""
+        delivery, call, records, limits = delivered.delivery, delivered.call, delivered.records, self._limits
         try:
-            request = await self._request(delivered)
+            record = _runnable(delivered)
+            latest = limits.deadline(self._age_s(delivery), None)
+            definition = await self._runner.parse_definition(call, record, latest)
+            given = read_tool_call(records.card, call.identity.tool_call_id)
         except Exception as cause:  # noqa: BLE001 - logged by `failure_result`
             name, started = delivered.command.function_name, delivered.facts.loaded
-            return CallResult(self._runner.failure_result(delivered.call, name, cause, started))
-        fields, text = await self._run(delivered, request)
-        if text is None:
-            return CallResult(fields)
+            return CallResult(self._runner.failure_result(call, name, cause, started))
+        deadline = limits.deadline(self._age_s(delivery), definition.suspend_timeout_s, definition.timeout_s)
+        # Once a call outlasts `worker_timeout_s`, its turn may end before the call's deadline. Without a step id the
+        # results of other calls of the step, which decide that, cannot be found.
+        check_after_s = limits.worker_timeout_left_s(self._age_s(delivery))
+        outlasts = limits.may_outlast_worker_timeout(definition.suspend_timeout_s)
+        if outlasts and call.identity.step_id is not None and check_after_s < deadline.remaining():
+            async with turn_deadline(self._kernel, limits, call.identity, check_after_s) as turn:
+                result = await self._runner.run(call, definition, given, Deadline(deadline.at, turn))
+        else:
+            result = await self._runner.run(call, definition, given, deadline)
+        if result.full_text is None:
+            return CallResult(result.fields)
         actor_id, ttl_s = self._options.actor_id, self._options.tools.artifact_ttl_s
-        return CallResult(fields, artifact_card(actor_id, delivered.identity, delivered.records.card, text, ttl_s))
+        return CallResult(result.fields, artifact_card(actor_id, call.identity, records.card, result.full_text, ttl_s))
 
-    async def _request(self, delivered: _Delivered) -> ToolCallRequest:
-        """Build the request. Raises ToolError if the call must not run, or its card or definition is invalid."""
-        if delivered.delivery.exhausted:
-            raise InternalError(_EXHAUSTED)
-        if delivered.command.violation is not None:
-            raise delivered.command.violation
-        # A turn that is not suspended needs no doorbell, and so no worker.
-        if delivered.records.worker_target is None and delivered.acceptance.waiting_turn.suspends:
-            raise ToolMisconfigured(_NOT_IN_ROSTER)
-        if delivered.records.definition is None:
-            named = short(delivered.command.function_name)
-            raise NotFound(f"This project has no tool named {named!r}; use one of the tools offered.")
-        latest = self._limits.deadline(self._age_s(delivered.delivery), None)
-        definition = await self._runner.parse_definition(delivered.call, delivered.records.definition, latest)
-        tool_call = read_tool_call(delivered.records.card, delivered.identity.tool_call_id)
-        deadline = self._limits.deadline(
-            self._age_s(delivered.delivery), definition.suspend_timeout_s, definition.timeout_s
-        )
-        return ToolCallRequest(definition, tool_call, deadline)
-
-    async def _run(self, delivered: _Delivered, request: ToolCallRequest) -> tuple[ResultFields, StoredText | None]:
-        """Run the call. Once it outlasts `worker_timeout_s`, check for an earlier deadline of its turn."""
-        call, check_after_s = delivered.call, self._limits.worker_timeout_left_s(self._age_s(delivered.delivery))
-        outlasts = self._limits.may_outlast_worker_timeout(request.definition.suspend_timeout_s)
-        # Without a step id the results of other calls of the step, which move the deadline, cannot be found.
-        if not outlasts or call.identity.step_id is None or check_after_s >= request.deadline.remaining():
-            return await self._runner.run(call, request)
-        async with turn_deadline(self._kernel, self._limits, call.identity, check_after_s) as limit:
-            request = replace(request, deadline=Deadline(request.deadline.at, limit))
-            return await self._runner.run(call, request)
-
-    def _card(self, delivered: _Delivered, fields: ResultFields) -> Card:
-        return result_card(
+    async def _commit(self, delivered: _Delivered, result: CallResult, span: CallSpan) -> Settlement:
+        """Commit once the worker is ready for the result, and publish the doorbell. Shielded as a whole."""
+        delivery, identity, acceptance = delivered.delivery, delivered.identity, delivered.acceptance
+        facts, fields = delivered.facts, result.fields
+        card = result_card(
             actor_id=self._options.actor_id,
             function_name=delivered.command.function_name,
-            identity=delivered.identity,
+            identity=identity,
             call_card=delivered.records.card,
             status=fields.status,
             after_execution=_after_execution(delivered),
@@ -241,26 +224,22 @@ class Pipeline:
             error=fields.error,
             tool_output=fields.tool_output,
         )
-
-    async def _finish(self, delivered: _Delivered, result: CallResult, card: Card, report: Report) -> Settlement:
-        """Commit once the worker is ready for the result, and publish the doorbell. Shielded as a whole."""
-        facts, began = delivered.facts, time.monotonic()
-        ready = self._order.ready(
-            delivered.delivery, delivered.identity, delivered.acceptance.waiting_turn, delivered.slot
-        )
-        await self._order.wait_for_suspension(ready)
-        written = await self._committer.commit(ready, result, card, report)
-        facts.turn_s, facts.commit = ready.waited_s, (began + ready.waited_s, time.monotonic())
+        report = self._dialect.report(acceptance, span.context, span.tracestate, card.card_id, card.content)
+        began = time.monotonic()
+        wait = self._order.begin(delivery, identity, acceptance.waiting_turn, delivered.slot)
+        await self._order.wait_for_suspension(wait)
+        written = await self._committer.commit(wait, result, card, report)
+        facts.turn_s, facts.commit = wait.waited_s, (began + wait.waited_s, time.monotonic())
         if not written:
             return await self._settle_refused_commit(delivered, result)
-        if result.parked or delivered.delivery.exhausted:
-            await self._parked.delete(delivered.identity)
+        if result.parked or delivery.exhausted:
+            await self._parked.delete(identity)
         began = time.monotonic()
-        await self._wakeup.send(delivered.delivery, delivered.identity, delivered.records, report.wakeup)
+        await self._wakeup.send(delivery, identity, delivered.records, report.wakeup)
         if report.wakeup is not None:
             facts.wakeup, facts.wakeup_subject = (began, time.monotonic()), report.wakeup.subject
         record_finished(facts)
-        if delivered.delivery.exhausted:
+        if delivery.exhausted:
             # The turn has its failed result; the dead letter lets an operator find the command that ended executors.
             return StoreDeadLetter("attempts_exhausted", _EXHAUSTED, terminate=False)
         return Acknowledge()
@@ -270,11 +249,10 @@ class Pipeline:
         if earlier_run and await self._parked.find(identity):
             await self._parked.delete(identity)
 
-    def _facts(
-        self, delivery: Delivery, command: Command, identity: CallIdentity, link: TraceLink, received: float
-    ) -> CallFacts:
+    def _facts(self, delivery: Delivery, command: Command, call: Call, link: TraceLink, received: float) -> CallFacts:
+        """Return what is known before the call runs; the lists of the call grow meanwhile."""
         return CallFacts(
-            ids=log_ids(identity),
+            ids=log_ids(call.identity),
             trace_id=link.parent.trace_id,
             protocol=self._dialect.version,
             function_name=short(command.function_name),
@@ -282,6 +260,8 @@ class Pipeline:
             age_s=max(0.0, self._age_s(delivery)),
             began=received,
             loaded=time.monotonic(),
+            attempts=call.attempts,
+            permit_waits=call.permit_waits,
         )
 
     def _age_s(self, delivery: Delivery) -> float:
@@ -313,9 +293,9 @@ class Pipeline:
                     acceptance, span.context, span.tracestate, earlier.card_id, earlier.content
                 )
                 slot = self._slot_of(delivery.stream_sequence)
-                ready = self._order.ready(delivery, identity, acceptance.waiting_turn, slot)
+                wait = self._order.begin(delivery, identity, acceptance.waiting_turn, slot)
                 write = partial(self._kernel.report, earlier.card_id, report)
-                await self._order.write(ready, write, partial(self._kernel.is_turn_busy, report))
+                await self._order.write(wait, write, partial(self._kernel.is_turn_busy, report))
             await self._wakeup.send(delivery, identity, records, report.wakeup)
         log.info(
             "the call already has a result",
@@ -346,11 +326,23 @@ class Pipeline:
         raise InternalError("the result was not written, and neither another result nor a stale turn explains it")
 
 
-def _record_outcome(delivered: _Delivered, result: CallResult) -> None:
-    call, facts, fields = delivered.call, delivered.facts, result.fields
-    # The larger of two counts that can each be too small: `attempts` ends at MAX_ATTEMPTS, and a request that
-    # identical calls share is in the `spent` of only one of them.
-    delivered.slot.requests = max(call.spent.requests, len(call.attempts))
+def _runnable(delivered: _Delivered) -> DefinitionRecord:
+    """Return the definition of a call that may run. Raises ToolError if it must not."""
+    if delivered.delivery.exhausted:
+        raise InternalError(_EXHAUSTED)
+    if delivered.command.violation is not None:
+        raise delivered.command.violation
+    # A turn that is not suspended needs no doorbell, and so no worker.
+    if delivered.records.worker_target is None and delivered.acceptance.waiting_turn.suspends:
+        raise ToolMisconfigured(_NOT_IN_ROSTER)
+    if delivered.records.definition is None:
+        named = short(delivered.command.function_name)
+        raise NotFound(f"This project has no tool named {named!r}; use one of the tools offered.")
+    return delivered.records.definition
+
+
+def _record_result(facts: CallFacts, call: Call, result: CallResult) -> None:
+    fields = result.fields
     # The run that parked a result has paid for it; this one logs its tokens.
     usage = (fields.tool_output or {}).get("usage") if result.parked else None
     facts.tool, facts.status, facts.error_code = fields.tool, fields.status, fields.error_code

@@ -31,10 +31,10 @@ _Turn = tuple[str, str, str]  # project, agent, turn
 
 
 @dataclass(slots=True)
-class ReadyResult:
-    """Result that is ready to be committed since `ready_at`, and the seconds that it has waited since.
+class CommitWait:
+    """Wait of a result, ready since `ready_at`, for its commit, and the seconds that it has waited so far.
 
-    All its waits end at `wait_until`. Times are in seconds on the event loop's clock.
+    It ends at `wait_until`. Times are in seconds on the event loop's clock.
     """
 
     delivery: Delivery
@@ -76,24 +76,24 @@ class ResultOrder:
         self._turns = KeyedLock()
         self._progress_at: LRUCache[_Turn, float] = LRUCache(_MAX_TURNS)
 
-    def ready(
+    def begin(
         self, delivery: Delivery, identity: CallIdentity, waiting_turn: WaitingTurnRecord, slot: CallSlot
-    ) -> ReadyResult:
-        """Return a result that is ready now."""
+    ) -> CommitWait:
+        """Return the wait of a result that is ready now."""
         now = asyncio.get_running_loop().time()
-        return ReadyResult(delivery, identity, waiting_turn, slot, now, now + self._max_wait_s)
+        return CommitWait(delivery, identity, waiting_turn, slot, now, now + self._max_wait_s)
 
-    async def wait_for_suspension(self, result: ReadyResult) -> None:
+    async def wait_for_suspension(self, wait: CommitWait) -> None:
         """Wait until the worker should have suspended the turn, if the call's command is its step's only one."""
-        if result.waiting_turn.suspends:
-            age_s = self._clock() - result.delivery.published_at.timestamp()
+        if wait.waiting_turn.suspends:
+            age_s = self._clock() - wait.delivery.published_at.timestamp()
             if (delay_s := self._min_result_delay_s - age_s) > 0:
-                with result.waiting():
-                    await asyncio.sleep(min(delay_s, self._remaining_s(result)))
+                with wait.waiting():
+                    await asyncio.sleep(min(delay_s, self._remaining_s(wait)))
 
     async def write(
         self,
-        result: ReadyResult,
+        wait: CommitWait,
         write: Callable[[TurnCondition | None], Awaitable[bool]],
         is_busy: Callable[[float], Awaitable[bool]],
     ) -> bool:
@@ -102,33 +102,33 @@ class ResultOrder:
         Results of one turn wait in line here, so that only the next one asks whether the turn `is_busy`: that concerns
         results of other replicas and of other tools.
         """
-        if result.waiting_turn.suspends and self._remaining_s(result) > 0:
+        if wait.waiting_turn.suspends and self._remaining_s(wait) > 0:
             with suppress(TurnBusy):
                 return await write(TurnCondition(quiet_s=None))
             async with AsyncExitStack() as line:
-                await self._reach_the_front(result, line)
+                await self._reach_the_front(wait, line)
                 pause_s = _RETRY_S
-                while (remaining_s := self._remaining_s(result)) > 0:
+                while (remaining_s := self._remaining_s(wait)) > 0:
                     if not await is_busy(self._min_result_delay_s):
                         with suppress(TurnBusy):
                             written = await write(TurnCondition(self._min_result_delay_s))
-                            self._progress_at[result.turn] = asyncio.get_running_loop().time()
+                            self._progress_at[wait.turn] = asyncio.get_running_loop().time()
                             return written
                         pause_s *= 2  # another replica was faster, or holds the lock: send a large result less often
-                    with result.waiting():
+                    with wait.waiting():
                         await asyncio.sleep(min(pause_s, remaining_s))
         return await write(None)
 
-    async def _reach_the_front(self, result: ReadyResult, line: AsyncExitStack) -> None:
+    async def _reach_the_front(self, wait: CommitWait, line: AsyncExitStack) -> None:
         """Wait until the result is next, as long as it may wait; the time may grow meanwhile."""
-        with result.waiting():
-            while (remaining_s := self._remaining_s(result)) > 0:
+        with wait.waiting():
+            while (remaining_s := self._remaining_s(wait)) > 0:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(remaining_s):
-                        await line.enter_async_context(self._turns.hold(result.turn))
+                        await line.enter_async_context(self._turns.hold(wait.turn))
                     return
 
-    def _remaining_s(self, result: ReadyResult) -> float:
+    def _remaining_s(self, wait: CommitWait) -> float:
         """Return the seconds for which a result may still wait."""
-        progress_at = max(result.ready_at, self._progress_at.get(result.turn, 0.0))
-        return min(result.wait_until, progress_at + MAX_STALL_S) - asyncio.get_running_loop().time()
+        progress_at = max(wait.ready_at, self._progress_at.get(wait.turn, 0.0))
+        return min(wait.wait_until, progress_at + MAX_STALL_S) - asyncio.get_running_loop().time()

@@ -15,10 +15,10 @@ from typing import Any
 
 from openapi_tool.call import Call
 from openapi_tool.concurrency.cancellation import raise_if_cancelled, shielded
-from openapi_tool.executor.continuation import Continuation
+from openapi_tool.executor.pagination import Pagination
 from openapi_tool.executor.ports import ToolBackend
 from openapi_tool.isolation.service import Isolation
-from openapi_tool.protocol.cards import StoredText, ToolCall
+from openapi_tool.protocol.cards import ToolCall
 from openapi_tool.protocol.errors import (
     InternalError,
     ToolError,
@@ -36,7 +36,7 @@ from openapi_tool.tools.deadlines import Deadline
 from openapi_tool.tools.definition import ToolDefinition
 from openapi_tool.tools.log_ids import log_ids
 from openapi_tool.tools.policy import Authorizer
-from openapi_tool.tools.result import ResultFields, failure, success
+from openapi_tool.tools.result import ResultFields, RunResult, failure, success
 from openapi_tool.tools.search_request import requested
 from openapi_tool.tools.switches import Switches
 from openapi_tool.tools.wording import short
@@ -66,22 +66,13 @@ class RunnerOptions:
     isolation: Isolation = field(default_factory=Isolation)
 
 
-@dataclass(frozen=True, slots=True)
-class ToolCallRequest:
-    """What a call asks for: `given` holds the model's arguments."""
-
-    definition: ToolDefinition
-    given: ToolCall
-    deadline: Deadline
-
-
 class ToolRunner:
     """Runs tool calls; every failure becomes a result."""
 
-    def __init__(self, options: RunnerOptions, backend: ToolBackend, continuation: Continuation) -> None:
+    def __init__(self, options: RunnerOptions, backend: ToolBackend, pagination: Pagination) -> None:
         self._options = options
         self._backend = backend
-        self._continuation = continuation
+        self._pagination = pagination
         self._switches = Switches()
 
     def reload(self, authorizer: Authorizer, read_secret: SecretSource) -> None:
@@ -102,16 +93,15 @@ class ToolRunner:
         memory = self._backend.call_memory(identity.project_id)
         return Call(identity, memory, slot, scope=self._options.scope)
 
-    async def run(self, call: Call, request: ToolCallRequest) -> tuple[ResultFields, StoredText | None]:
-        """Run a call within its memory; return its result, and the whole text if it was truncated.
+    async def run(self, call: Call, definition: ToolDefinition, given: ToolCall, deadline: Deadline) -> RunResult:
+        """Run a call within its memory; every failure but Unavailable and CancelledError becomes its result.
 
-        Raises Unavailable and CancelledError.
+        `given` has the model's arguments.
         """
         started = time.monotonic()
-        definition, deadline = request.definition, request.deadline
-        tool, session, full_text = definition.built_in.name, None, None
+        tool, session = definition.built_in.name, None
         try:
-            arguments = await self._arguments(call, request)
+            arguments = await self._arguments(call, definition, given, deadline)
             session = arguments.session_id
             self._check_switch(call, definition)
             await self._options.authorizer.authorize(definition, call.identity, arguments)
@@ -120,16 +110,15 @@ class ToolRunner:
             if cursor is None:
                 call.recheck = partial(self._check_switch, call, definition)  # after each wait for a permit, too
                 output = await self._backend.run(definition, arguments, deadline, call)
-                output = await self._continuation.with_shown_state(definition, output, max_tokens)
-                shown, full_text = await self._continuation.render(call, definition, output, max_tokens)
+                shown = await self._pagination.show(call, definition, output, max_tokens)
             elif search is None:
-                output, shown = await self._continuation.resume(call, definition, cursor, max_tokens)
+                shown = await self._pagination.resume(call, definition, cursor, max_tokens)
             else:  # reads the whole text and may take seconds, so only this is limited
                 async with _search_limit(deadline):
-                    output, shown = await self._continuation.find(call, definition, search, cursor, max_tokens)
-            result = success(
-                output,
-                shown,
+                    shown = await self._pagination.find(call, definition, search, cursor, max_tokens)
+            fields = success(
+                shown.output,
+                shown.rendered,
                 definition.result_format,
                 latency_ms=_ms_since(started),
                 attempts=call.attempts,
@@ -138,17 +127,18 @@ class ToolRunner:
                 budget=_remaining_budget(call),
                 repaired=tuple(sorted({*arguments.repaired, *call.repaired})),
             )
+            full_text = shown.full_text
         except Exception as cause:  # noqa: BLE001 - failure_result logs defects
-            result, full_text = self.failure_result(call, definition.tool_name, cause, started, tool, session), None
+            fields, full_text = self.failure_result(call, definition.tool_name, cause, started, tool, session), None
         if call.budget is not None:  # before any front end stores the result, so that no crash loses its cost
             await shielded(call.budget.wait_until_written(), _WRITE_GRACE_S)
-        return result, full_text
+        return RunResult(fields, full_text)
 
-    async def _arguments(self, call: Call, request: ToolCallRequest) -> Arguments:
-        definition, isolation = request.definition, self._options.isolation
-        prepared = self._options.arguments.prepare(definition, request.given, call.identity)
-        wait_s = request.deadline.remaining()
-        checked = await isolation.check_arguments(definition, prepared.check, call.project, wait_s)
+    async def _arguments(
+        self, call: Call, definition: ToolDefinition, given: ToolCall, deadline: Deadline
+    ) -> Arguments:
+        prepared, wait_s = self._options.arguments.prepare(definition, given, call.identity), deadline.remaining()
+        checked = await self._options.isolation.check_arguments(definition, prepared.check, call.project, wait_s)
         arguments = self._backend.without_unknown(definition, prepared.finish(checked))
         if arguments.key_fallback_reason is not None:
             log.warning(
@@ -170,7 +160,7 @@ class ToolRunner:
         tool_name: str,
         cause: Exception,
         started: float,
-        built_in: str = "",
+        built_in_name: str = "",
         session: str | None = None,
     ) -> ResultFields:
         """Return the result of a failed call; `started` is its start on the monotonic clock, in seconds.
@@ -188,7 +178,7 @@ class ToolRunner:
                 error.message,
                 extra={"action": "tool.misconfigured"} | _log_fields(call, tool_name),
             )
-        fields = failure(error, _ms_since(started), call.attempts, built_in, session, _remaining_budget(call))
+        fields = failure(error, _ms_since(started), call.attempts, built_in_name, session, _remaining_budget(call))
         masked = _KEY_SHAPES.value
         return replace(fields, result=masked(fields.result), error=masked(fields.error))
 

@@ -17,7 +17,7 @@ from openapi_tool.tools.arguments import FIND, QUESTION
 from openapi_tool.tools.cursors import Cursors, Position, unknown_cursor
 from openapi_tool.tools.frames import INTRO_CHARS, Part, framed, without_frames
 from openapi_tool.tools.output import Item, ToolOutput
-from openapi_tool.tools.result import RenderedResult
+from openapi_tool.tools.result import RenderedResult, ShownOutput
 from openapi_tool.tools.stored_search import SEARCH_TEXT, Found, found_passages, search_task, search_text
 from openapi_tool.tools.text_search import MAX_SHOWN, SearchRequest
 from openapi_tool.tools.tokens import estimate_tokens, fitting_chars
@@ -47,9 +47,7 @@ class StoredSearch:
         self._cursors = cursors
         self._isolation = isolation
 
-    async def run(
-        self, call: Call, request: SearchRequest, cursor: str, limit: ResultLimit
-    ) -> tuple[ToolOutput, RenderedResult]:
+    async def run(self, call: Call, request: SearchRequest, cursor: str, limit: ResultLimit) -> ShownOutput:
         """Search the text of a cursor; return what the model is shown. Raises NotFound, Unavailable, ToolTimeout."""
         position = self._cursors.read(call.identity, cursor)
         phrase_from = position.start if request.name == FIND else None
@@ -108,7 +106,7 @@ class _SearchResult:
     found: Found
     limit: ResultLimit
 
-    def of_phrase(self, cursor: str) -> tuple[ToolOutput, RenderedResult]:
+    def of_phrase(self, cursor: str) -> ShownOutput:
         """Return the matches of a phrase: those after the cursor or, if there are none, those before it."""
         phrase = self.found
         total = phrase.before + phrase.after
@@ -127,7 +125,7 @@ class _SearchResult:
         last = f'[{counted(left, "more place")}: call again with the same {FIND} and cursor "{following}".]'
         return self._shown(f"{first}]", parts, last if left else "", following, total)
 
-    def of_question(self, cursor: str) -> tuple[ToolOutput, RenderedResult]:
+    def of_question(self, cursor: str) -> ShownOutput:
         """Return the passages that match a question best."""
         if not self.found.passages:
             return self._no_match(
@@ -141,7 +139,7 @@ class _SearchResult:
     def _searched(self) -> str:
         return f"the {self.chars:,} characters stored of this result"
 
-    def _no_match(self, why: str, cursor: str) -> tuple[ToolOutput, RenderedResult]:
+    def _no_match(self, why: str, cursor: str) -> ShownOutput:
         return self._shown(f'[{why}; or read on with only cursor "{cursor.strip()}".]', [])
 
     def _parts(self, reserved_chars: int) -> list[Part]:
@@ -164,7 +162,7 @@ class _SearchResult:
 
     def _shown(
         self, first: str, parts: list[Part], last: str = "", following: str | None = None, total: int | None = None
-    ) -> tuple[ToolOutput, RenderedResult]:
+    ) -> ShownOutput:
         if self.artifact.items is None:  # a text of an earlier version, which contains frames
             parts = [without_frames(part) for part in parts]
         shown = "\n\n".join(filter(None, (first, framed(parts), last)))
@@ -175,4 +173,4 @@ class _SearchResult:
             **({} if total is None else {"places": total}),
         }
         rendered = RenderedResult(shown, following is not None, self.artifact.reference, following)
-        return ToolOutput((Item(caption=shown),), state), rendered
+        return ShownOutput(ToolOutput((Item(caption=shown),), state), rendered)

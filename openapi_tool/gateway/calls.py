@@ -18,7 +18,7 @@ import orjson
 from openapi_tool.call import Call
 from openapi_tool.concurrency.background import in_background
 from openapi_tool.concurrency.fair_semaphore import FairSemaphore
-from openapi_tool.executor.runner import ToolCallRequest, ToolRunner
+from openapi_tool.executor.runner import ToolRunner
 from openapi_tool.gateway.stored import CANCELLED, CallRow, StoredTexts, UntakenResults, call_key, may_store, store_call
 from openapi_tool.gateway.tools import GatewayTool, Tools
 from openapi_tool.gateway.usage import usage_by_tool
@@ -69,7 +69,7 @@ class Caller:
 
 @dataclass(slots=True)
 class _Slot:
-    """Knows whether a call waits for a permit or a retry (`limits.permits.Slot`)."""
+    """Knows whether a call waits for a permit or a retry (`quotas.permits.Slot`)."""
 
     waits: bool = False
 
@@ -306,18 +306,18 @@ class Gateway:
         deadline = self._deadline(definition)
         async with self._slot(running.caller, deadline):
             try:
-                fields, text = await parts.runner.run(call, ToolCallRequest(definition, ToolCall(arguments), deadline))
+                result = await parts.runner.run(call, definition, ToolCall(arguments), deadline)
             except Unavailable as outage:
                 log.error("the state cannot be read: %s", outage, extra={"action": "state.unavailable"})  # noqa: TRY400
                 raise InternalError(
                     "The stored text cannot be read now; ask for the page itself again, by its url.", retryable=True
                 ) from None
-        if text is not None:
+        if result.full_text is not None:
             try:
-                await parts.texts.put(identity, text)  # before the model is shown a cursor into it
+                await parts.texts.put(identity, result.full_text)  # before the model is shown a cursor into it
             except Unavailable as outage:
                 _log_not_stored("the whole text of a truncated result", outage)
-        return fields
+        return result.fields
 
     def _deadline(self, definition: ToolDefinition) -> Deadline:
         """Return when a call that begins now must end. `suspend_timeout_seconds` is about a kernel's worker."""

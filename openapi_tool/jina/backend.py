@@ -6,11 +6,10 @@ import asyncio
 import copy
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
-from weakref import WeakMethod
 
 from openapi_tool.call import Call
 from openapi_tool.concurrency.cancellation import shielded
@@ -18,7 +17,6 @@ from openapi_tool.jina.batches import batch_items, batch_output, item_arguments
 from openapi_tool.jina.byte_semaphore import ByteSemaphore, RequestContext, ResponseMemory, max_call_memory
 from openapi_tool.jina.cache import ResponseCache, cache_key
 from openapi_tool.jina.client import JinaClient
-from openapi_tool.jina.connections import on_connected
 from openapi_tool.jina.costs import UnreadCosts
 from openapi_tool.jina.endpoints import Endpoint, endpoint_of
 from openapi_tool.jina.options import CacheOptions, EgressOptions, RetryOptions
@@ -32,26 +30,25 @@ from openapi_tool.jina.request import (
     with_max_tokens,
     without_unknown,
 )
-from openapi_tool.jina.response import Outcome
-from openapi_tool.jina.retries import Sleep, with_retries
+from openapi_tool.jina.response import UpstreamResult
+from openapi_tool.jina.retries import Sleep, retry_wait_s
 from openapi_tool.jina.url_policy import UrlPolicy
 from openapi_tool.options.tools import ToolOptions
-from openapi_tool.protocol.attempts import Attempt
+from openapi_tool.protocol.attempts import UpstreamAttempt
 from openapi_tool.protocol.errors import ToolError, without_traceback
-from openapi_tool.quotas.budgets import Budgets, Spender
+from openapi_tool.quotas.budgets import Budgets, Reservation, Spender
 from openapi_tool.quotas.keys import KeyUse, RefusedKeys
-from openapi_tool.quotas.permits import Need, Permit, Permits, Slot, Unlimited
+from openapi_tool.quotas.permits import Permit, PermitRequest, Permits, Unlimited
 from openapi_tool.telemetry import metrics
 from openapi_tool.telemetry.metrics import project_label
 from openapi_tool.tools.arguments import Arguments
 from openapi_tool.tools.deadlines import Deadline
 from openapi_tool.tools.definition import ToolDefinition
-from openapi_tool.tools.output import Meter, ToolOutput, Usage, cost
+from openapi_tool.tools.output import Meter, ToolOutput, cost
 from openapi_tool.tools.wording import short
 
 log = logging.getLogger(__name__)
 
-_ONE_REQUEST = Usage(requests=1)
 _ADJUSTABLE = frozenset({"count", "max_tokens", "target_selector"})  # a remedy may suggest another value of these
 _TIMEOUT = "timeout"
 
@@ -71,24 +68,31 @@ class JinaBackendOptions:
     egress: EgressOptions
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class _Item:
-    """One item of a call, with all that its attempts need; `meter` counts each of them, also failed ones."""
+    """One item of a call, with all that the attempts to request it need. `deadline` is that of its requests."""
 
     definition: ToolDefinition
+    arguments: Arguments
     endpoint: Endpoint
     resolved: ResolvedParameters
     request: UpstreamRequest
-    need: Need
-    context: RequestContext
-    meter: Meter
+    deadline: Deadline
+    call: Call
+    memory: ResponseMemory
+
+    @property
+    def may_cache(self) -> bool:
+        """Return whether others may get the response, and this call that of another request."""
+        parameters = self.resolved.parameters
+        return not (parameters.get("noCache") or parameters.get("doNotTrack"))
 
     def timed_request(self) -> UpstreamRequest:
         """Return the request with a `timeout` that makes the upstream answer within the remaining time."""
         resolved, definition = self.resolved, self.definition
         timed = self.endpoint.timeouts.within(
             resolved.parameters,
-            self.need.deadline.remaining(),
+            self.deadline.remaining(),
             has_own_limit=resolved.timeout_s is not None or definition.timeout_s is not None,
         )
         if timed is resolved.parameters:
@@ -135,7 +139,7 @@ class JinaBackend:
     async def run(self, definition: ToolDefinition, arguments: Arguments, deadline: Deadline, call: Call) -> ToolOutput:
         """Send the upstream requests and read the responses, within the memory of the call. Raises ToolError."""
         if self._budgets is not None and (self._budgets.limited or definition.budget is not None):
-            names = (*call.flow, arguments.session, definition.tool_name)
+            names = (*call.charged_agent, arguments.session, definition.tool_name)
             call.budget = self._budgets.charge(Spender(*names, definition.budget))
         items = batch_items(definition, arguments, self._options.tools.max_batch_items)
         if items is None:
@@ -172,19 +176,24 @@ class JinaBackend:
         """Run one item; report its cost in output or error, and to the call, also if it is cancelled."""
         spent, is_limited = Meter(), _limits_itself(definition, arguments, deadline)
         try:
-            output = await self._cached_or_requested(definition, arguments, deadline, call, spent)
+            item = self._item(definition, arguments, deadline, call)
+            if item.may_cache:
+                key, context = cache_key(definition, arguments, item.request), item.memory.for_request(call)
+                output = await self._cache.get(key, item.deadline, partial(self._request, item), context, spent)
+            else:
+                output = await self._request(item, spent)
         except ToolError as error:
             failed = copy.copy(error)  # calls that share a request get the same error object
-            failed.tokens, failed.requests = spent.usage.tokens, spent.usage.requests
+            failed.tokens, failed.requests = spent.tokens, spent.requests
             without_traceback(error)
             if failed.timed_out:
                 failed.message += _quicker(definition, arguments)
             if failed.timed_out and is_limited:
                 failed.message += f" A longer {_TIMEOUT} may help."
         else:
-            cached = output.cached and not spent.usage.requests
-            unchanged = (output.usage, output.cached) == (spent.usage, cached)
-            return output if unchanged else replace(output, usage=spent.usage, cached=cached)
+            usage, cached = spent.usage, output.cached and not spent.requests
+            unchanged = (output.usage, output.cached) == (usage, cached)
+            return output if unchanged else replace(output, usage=usage, cached=cached)
         finally:
             call.spent += spent.usage
         try:
@@ -192,170 +201,133 @@ class JinaBackend:
         finally:
             del failed  # its traceback refers to this frame
 
-    async def _cached_or_requested(
-        self,
-        definition: ToolDefinition,
-        arguments: Arguments,
-        deadline: Deadline,
-        call: Call,
-        spent: Meter,
-    ) -> ToolOutput:
-        resolved = resolve_parameters(definition, arguments)
-        if resolved.left_out and not call.left_out_logged:
+    def _item(self, definition: ToolDefinition, arguments: Arguments, deadline: Deadline, call: Call) -> _Item:
+        """Turn arguments into a request. Raises ToolError."""
+        given = resolve_parameters(definition, arguments)
+        if given.left_out and not call.left_out_logged:
             call.left_out_logged = True  # the items of a batch leave out the same
-            _log_left_out(definition, resolved.left_out)
-        given = resolved
+            _log_left_out(definition, given.left_out)
         resolved = under_url_policy(given, definition, self._options.url_policy)
         call.repaired |= changed_arguments(definition, given, resolved)
         if (endpoint := endpoint_of(definition)).limits_tokens:
             resolved = with_max_tokens(resolved, self._options.tools.default_max_tokens)
         deadline = deadline.shortened(definition.timeout_s).shortened(resolved.timeout_s)
         deadline = deadline.shortened(endpoint.timeouts.longest_s(resolved.parameters))
-
         request = build_request(definition, resolved, _offered(definition, arguments))
         memory = cast("ResponseMemory", call.memory)  # of `call_memory`
+        return _Item(definition, arguments, endpoint, resolved, request, deadline, call, memory)
 
-        async def request_output(meter: Meter) -> ToolOutput:
-            with memory:  # keep the call's memory if the call ends while another one waits for this shared request
-                need = Need(
-                    arguments.key_variable,
-                    endpoint.operation.name,
-                    call.flow,
-                    deadline,
-                    arguments.api_key,
-                    slot=call.slot,
-                    call=call.number,
-                )
-                return await self._request(
-                    _Item(definition, endpoint, resolved, request, need, memory.for_request(call), meter)
-                )
+    async def _request(self, item: _Item, meter: Meter) -> ToolOutput:
+        """Send the request of an item, and again after each failure that a retry may mend. Raises ToolError.
 
-        if resolved.parameters.get("noCache") or resolved.parameters.get("doNotTrack"):
-            return await request_output(spent)
-        return await self._cache.get(
-            cache_key(definition, arguments, request), deadline, request_output, memory.for_request(call), spent
+        An attempt reserves its estimated cost in the budgets, waits for a permit and sends the request. Then permit,
+        budgets and `meter` get its real cost, also that of a failure; if it was cancelled, the estimate.
+        """
+        call, deadline, parameters = item.call, item.deadline, item.resolved.parameters
+        endpoint, key_variable = item.endpoint, item.arguments.key_variable
+        name, api_key = endpoint.operation.name, item.arguments.api_key
+        wanted = PermitRequest(
+            key_variable, name, call.charged_agent, deadline, api_key, slot=call.slot, call=call.number
         )
+        min_tokens, min_retry_s = endpoint.min_tokens(parameters), endpoint.timeouts.min_s(parameters)
+        with item.memory:  # keep the call's memory if the call ends while another one waits for this shared request
+            context, attempt = item.memory.for_request(call), 0
+            while True:
+                attempt += 1
+                reservation = None if call.budget is None else await call.budget.reserve(min_tokens, deadline)
+                permit = await self._acquire(wanted, reservation, context)
+                estimate, tokens = (min_tokens if reservation is None else reservation.amount.tokens), None
+                try:
+                    result = await self._send(item, permit, meter, context, attempt, estimate)
+                except ToolError as error:
+                    tokens = error.tokens
+                    permit.failed(error)
+                    self._refused_keys.record(KeyUse(error.key_variable or key_variable, name), error.http_status)
+                    wait_s = retry_wait_s(error, attempt, self._options.retry, deadline.remaining() - min_retry_s)
+                    if wait_s is None:
+                        raise without_traceback(error) from None
+                else:
+                    tokens = cost(result).tokens
+                    permit.done(tokens)
+                    return _output(result, parameters, context)
+                finally:
+                    if tokens is None:
+                        permit.cancelled()
+                    _settle(item, reservation, meter, estimate, tokens)
+                call.slot.pause()
+                try:
+                    await self._sleep(wait_s)
+                finally:
+                    call.slot.resume()
 
-    async def _request(self, item: _Item) -> ToolOutput:
-        """Send the request of an item, repeatedly after temporary failures. Raises ToolError."""
-        parameters = item.resolved.parameters
-        try:
-            output = await with_retries(
-                partial(self._attempt, item),
-                self._options.retry,
-                item.need.deadline,
-                item.endpoint.timeouts.min_s(parameters),
-                _without_slot(self._sleep, item.need.slot),
-            )
-            if isinstance(output, ToolError):
-                raise output
-        except ToolError as error:
-            item.context.clear()
-            raise without_traceback(error) from None
-        if parameters.get("respondWith") == "markdown":
-            output = replace(output, state={**output.state, "format": "markdown"})
-        return replace(output, may_store=False) if parameters.get("doNotTrack") else output
+    async def _acquire(self, wanted: PermitRequest, reservation: Reservation | None, context: RequestContext) -> Permit:
+        """Wait for a permit; then check again that the tool was not disabled meanwhile. Raises ToolError.
 
-    async def _attempt(self, item: _Item) -> Outcome:
-        """Charge the budget with an estimate, wait for a permit, send the request, account for it. Raises ToolError."""
-        need, budget = item.need, item.context.call.budget
-        min_tokens = item.endpoint.min_tokens(item.resolved.parameters)
-        reservation = None if budget is None else await budget.reserve(min_tokens, need.deadline)
+        If this fails, the reservation is ended.
+        """
+        begin = time.monotonic()
+        permit = None
         try:
-            permit = await self._acquire(item.context, need)
+            permit = await self._permits.acquire(wanted)
+            if context.call.recheck is not None:
+                context.call.recheck()
         except BaseException:
+            if permit is not None:
+                permit.unsent()
             if reservation is not None:
-                reservation.unsent()
+                reservation.release()
             raise
-        need.key = permit.key
-        sending = _Sending(permit)
-        on_connected.set(WeakMethod(sending.connected))  # called by the transport
-        tokens = estimate = min_tokens if reservation is None else reservation.need.tokens
-        try:
-            outcome = await self._send(item, sending, estimate)
-            tokens = cost(outcome).tokens
-        except ToolError as error:
-            permit.failed(error)
-            self._refused_keys.record(KeyUse(error.key_variable or need.variable, need.endpoint), error.http_status)
-            tokens = error.tokens
-            if budget is not None:
-                budget.record_cost(tokens)
-            raise
-        except BaseException:
-            permit.cancelled()
-            raise
-        else:
-            permit.done(tokens)
         finally:
-            if reservation is not None:
-                reservation.sent(tokens)
-            self._count_tokens(item, tokens)
-        if budget is not None:
-            budget.record_cost(tokens)
-        return outcome
+            # Even a short wait of a refused call: its record then shows that it waited for a permit.
+            if (end := time.monotonic()) - begin >= _MIN_WAIT_S or permit is None:
+                context.record_permit_wait(begin, end)
+        return permit
 
-    @staticmethod
-    def _count_tokens(item: _Item, tokens: int) -> None:
-        item.meter.add(Usage(tokens=tokens))
-        project = project_label(item.context.call.project)
-        metrics.UPSTREAM_TOKENS.labels(item.definition.built_in.name, project).inc(tokens)
-
-    async def _send(self, item: _Item, sending: _Sending, estimate: int) -> Outcome:
+    async def _send(
+        self, item: _Item, permit: Permit, meter: Meter, context: RequestContext, number: int, estimate: int
+    ) -> UpstreamResult:
         """Send the request now, with the remaining time as `timeout`, and record the attempt. Raises ToolError.
 
-        `estimate` are the tokens that it is expected to cost.
+        It is the attempt of this `number`, and expected to cost `estimate` tokens.
         """
-        request, context = item.timed_request(), item.context
-        attempt = Attempt(time.monotonic(), request.method, request.host, item.meter.usage.requests)
+        request = item.timed_request()
+        attempt = UpstreamAttempt(time.monotonic(), request.method, request.host, number - 1)
         context.record_attempt(attempt)
-        item.need.slot.sending()
-        item.meter.add(_ONE_REQUEST)
+        item.call.slot.sending()
+        meter.requests += 1
         metrics.UPSTREAM_REQUESTS.labels(item.definition.built_in.name).inc()
         try:
-            outcome = await self._client.fetch(request, item.need.key, item.need.deadline, context)
+            result = await self._client.fetch(request, permit.key, item.deadline, context, permit.connected)
         except ToolError as error:
             _record_end(attempt, context, error.code)
-            if sending.is_sent or context.http_status is not None:
+            if permit.is_sent or context.http_status is not None:
                 self._costs.charge(error, item.endpoint, estimate, context.body_bytes)
             context.clear()  # hold no memory while waiting for a retry
             raise without_traceback(error) from None
         _record_end(attempt, context)
-        self._costs.learn(item.endpoint, cost(outcome).tokens, context.body_bytes)
-        return outcome
-
-    async def _acquire(self, context: RequestContext, need: Need) -> Permit:
-        """Wait for a permit; then check again that the tool was not disabled meanwhile."""
-        begin = time.monotonic()
-        try:
-            permit = await self._permits.acquire(need)
-        except BaseException:
-            # Even a short one: the record of each refused call then shows that it waited for a permit.
-            context.record_permit_wait(begin, time.monotonic())
-            raise
-        if (end := time.monotonic()) - begin >= _MIN_WAIT_S:
-            context.record_permit_wait(begin, end)
-        try:
-            if context.call.recheck is not None:
-                context.call.recheck()
-        except BaseException:
-            permit.unsent()
-            raise
-        return permit
+        self._costs.learn(item.endpoint, cost(result).tokens, context.body_bytes)
+        return result
 
 
-class _Sending:
-    """A request on its way; `is_sent`: it got its connection, so the upstream may charge for it."""
+def _settle(item: _Item, reservation: Reservation | None, meter: Meter, estimate: int, tokens: int | None) -> None:
+    """Count the cost of a request that was sent; None is unknown, and counts as the estimate."""
+    if item.call.budget is not None and tokens is not None:
+        item.call.budget.record_cost(tokens)
+    counted = estimate if tokens is None else tokens
+    if reservation is not None:
+        reservation.charge(counted)
+    meter.tokens += counted
+    metrics.UPSTREAM_TOKENS.labels(item.definition.built_in.name, project_label(item.call.project)).inc(counted)
 
-    __slots__ = ("__weakref__", "_permit", "is_sent")
 
-    def __init__(self, permit: Permit) -> None:
-        self._permit = permit
-        self.is_sent = False
-
-    def connected(self) -> None:
-        """Record that the request is sent now."""
-        self.is_sent = True
-        self._permit.connected()
+def _output(result: UpstreamResult, parameters: Mapping[str, Any], context: RequestContext) -> ToolOutput:
+    """Return the output of a successful request. Raises its ToolError if there is nothing to show."""
+    if isinstance(result, ToolError):
+        context.clear()
+        raise result
+    if parameters.get("respondWith") == "markdown":
+        result = replace(result, state={**result.state, "format": "markdown"})
+    return replace(result, may_store=False) if parameters.get("doNotTrack") else result
 
 
 async def _wait_for_all(tasks: Sequence[asyncio.Task[Any]]) -> None:
@@ -376,20 +348,7 @@ async def _wait_for_all(tasks: Sequence[asyncio.Task[Any]]) -> None:
         raise defects[0]
 
 
-def _without_slot(sleep: Sleep, slot: Slot) -> Sleep:
-    """Return `sleep`, with the slot given up meanwhile."""
-
-    async def wait(seconds: float) -> None:
-        slot.pause()
-        try:
-            await sleep(seconds)
-        finally:
-            slot.resume()
-
-    return wait
-
-
-def _record_end(attempt: Attempt, context: RequestContext, error_code: str | None = None) -> None:
+def _record_end(attempt: UpstreamAttempt, context: RequestContext, error_code: str | None = None) -> None:
     attempt.http_status = context.http_status
     attempt.end(time.monotonic(), error_code)
     metrics.UPSTREAM_SECONDS.labels(attempt.host, error_code or "").observe(attempt.seconds or 0.0)

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from openapi_tool.call import Call
-from openapi_tool.protocol.attempts import MAX_ATTEMPTS, Attempt
+from openapi_tool.protocol.attempts import MAX_ATTEMPTS, UpstreamAttempt
 
 _ASCII_FACTOR, _TWO_BYTE_FACTOR, _FOUR_BYTE_FACTOR = 6, 8, 14
 """Bytes of memory per byte of a body until the result is committed: parsed, rendered, as JSON, in the driver.
@@ -223,7 +223,7 @@ class RequestContext:
         self.body_bytes = 0
         self.http_status: int | None = None
 
-    def record_attempt(self, attempt: Attempt) -> None:
+    def record_attempt(self, attempt: UpstreamAttempt) -> None:
         """Record a request that is sent now."""
         self.http_status = None
         if len(self.call.attempts) < MAX_ATTEMPTS:

@@ -25,10 +25,9 @@ from openapi_tool.tools.arguments import Arguments
 from openapi_tool.tools.deadlines import Deadline
 from openapi_tool.tools.definition import ToolDefinition
 from openapi_tool.tools.inline_bounds import SMALL
-from openapi_tool.tools.output import NO_USAGE, Meter, ToolOutput, items_chars, texts
+from openapi_tool.tools.output import COPIES_OF_COMMIT, NO_USAGE, Meter, ToolOutput, items_chars, texts
 
 _ENTRY_OVERHEAD_BYTES = 480  # of an entry beside its response: key, links, dictionary slots
-_COMMIT_COPIES = 5  # of a text until it is committed: JSON, jsonb encoding, buffers of driver and transport
 _END_S = 1.0  # of a cancelled request, if its call is cancelled again
 _HASH_KEY = secrets.token_bytes(32)
 
@@ -166,7 +165,7 @@ async def _hold(context: RequestContext, size: int, deadline: Deadline) -> None:
 def _commit_memory(output: ToolOutput) -> int:
     """Return the bytes that a call needs to commit a shared response."""
     size = sum(map(sys.getsizeof, texts(output.items)))
-    return _COMMIT_COPIES * size if size > SMALL else 0
+    return COPIES_OF_COMMIT * size if size > SMALL else 0
 
 
 def _size(packed: bytes) -> int:

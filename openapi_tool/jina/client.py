@@ -6,10 +6,10 @@ import asyncio
 import logging
 import socket
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from functools import lru_cache
-from typing import cast
+from typing import Any, cast
 
 import httpx
 from pydantic import SecretStr
@@ -20,14 +20,14 @@ from openapi_tool.jina.failures import ONCE, SOME, too_late
 from openapi_tool.jina.request import UpstreamRequest
 from openapi_tool.jina.response import (
     READ_RESPONSE,
-    Outcome,
     Received,
+    UpstreamResult,
     read_response,
-    response_outcome,
+    response_result,
     response_task,
     unread_failure,
 )
-from openapi_tool.jina.transport import PROJECT, CertificateRefused, OwnResponseRefused, ResponseRefused
+from openapi_tool.jina.transport import ON_CONNECTED, PROJECT, CertificateRefused, OwnResponseRefused, ResponseRefused
 from openapi_tool.open_files import OUT_OF_FILES, is_out_of_files
 from openapi_tool.protocol.errors import ResponseTooLarge, ToolError, ToolTimeout, UpstreamUnavailable
 from openapi_tool.protocol.payload import Payload
@@ -65,17 +65,23 @@ class JinaClient:
         self._large_reads = asyncio.Semaphore(_LARGE_READS)
 
     async def fetch(
-        self, request: UpstreamRequest, api_key: SecretStr, deadline: Deadline, context: RequestContext
-    ) -> Outcome:
+        self,
+        request: UpstreamRequest,
+        api_key: SecretStr,
+        deadline: Deadline,
+        context: RequestContext,
+        on_connected: Callable[[], None] | None = None,
+    ) -> UpstreamResult:
         """Send a request, read its response and return the outcome. Raises ToolError if the request failed.
 
-        Afterwards `context` holds the memory that the response needs until its commit.
+        The bound method `on_connected` is called once the request has a connection, so that it is sent. Afterwards
+        `context` holds the memory that the response needs until its commit.
         """
         if log.isEnabledFor(logging.DEBUG):
             _log_request(request)
         try:
             async with deadline.limit():
-                return await self._exchange(request, api_key, deadline, context)
+                return await self._exchange(request, api_key, deadline, context, on_connected)
         except TimeoutError as error:
             raise (_no_free_file() if is_out_of_files(error) else too_late()) from None
         except httpx.TransportError as error:
@@ -90,10 +96,16 @@ class JinaClient:
         await response.aclose()
 
     async def _exchange(
-        self, request: UpstreamRequest, api_key: SecretStr, deadline: Deadline, context: RequestContext
-    ) -> Outcome:
+        self,
+        request: UpstreamRequest,
+        api_key: SecretStr,
+        deadline: Deadline,
+        context: RequestContext,
+        on_connected: Callable[[], None] | None,
+    ) -> UpstreamResult:
         context.call.secrets_sent.update((api_key, *request.secrets))  # first, so that no response goes unmasked
-        response = await self._transport.handle_async_request(_outgoing(request, api_key, context.call.project or ""))
+        extensions = {PROJECT: context.call.project, ON_CONNECTED: on_connected}
+        response = await self._transport.handle_async_request(_outgoing(request, api_key, extensions))
         context.http_status = status = response.status_code
         try:
             body = await self._read(response, context)
@@ -115,7 +127,7 @@ class JinaClient:
             # given up may still refer to them.
             with suppress(BufferError):
                 body.clear()
-        return response_outcome(answer)
+        return response_result(answer)
 
     async def _read_in_worker(
         self,
@@ -205,7 +217,7 @@ class JinaClient:
         await self._transport.aclose()
 
 
-def _outgoing(request: UpstreamRequest, api_key: SecretStr, project: str) -> httpx.Request:
+def _outgoing(request: UpstreamRequest, api_key: SecretStr, extensions: dict[str, Any]) -> httpx.Request:
     """Return the request with every header: with `content` httpx would build, copy and search them several times."""
     url, body = _url(request.host, request.target), request.body or b""
     headers = [(b"Host", url.netloc)]
@@ -213,7 +225,6 @@ def _outgoing(request: UpstreamRequest, api_key: SecretStr, project: str) -> htt
     headers.append((b"Authorization", f"Bearer {api_key.get_secret_value()}".encode("ascii")))
     if request.body is not None:
         headers.append((b"Content-Length", b"%d" % len(body)))
-    extensions = {PROJECT: project}
     outgoing = httpx.Request(request.method, url, headers=headers, stream=httpx.ByteStream(body), extensions=extensions)
     outgoing.read()  # sets `content`, which the transport sends
     return outgoing

@@ -17,6 +17,7 @@ from contextvars import ContextVar
 from functools import partial
 from http import HTTPStatus
 from typing import Any, cast
+from weakref import WeakMethod
 
 import aiohttp
 from aiohttp import ClientConnectionError
@@ -49,10 +50,11 @@ HANDSHAKES = 16
 current_project: ContextVar[str] = ContextVar("project", default="")
 """Project of the request that the current task sends."""
 
-on_connected: ContextVar[Callable[[], Callable[[], None] | None]] = ContextVar("on_connected", default=lambda: None)
-"""Weak reference to the function to call once the current task's request has a connection.
+on_connected: ContextVar[WeakMethod[Callable[[], None]] | None] = ContextVar("on_connected", default=None)
+"""What to call once the current task's request has a connection.
 
-A connection keeps the context of the task that opened it, and must not keep that task's call in memory.
+The reference is weak, because a connection keeps the context of the task that opened it, and must not keep that task's
+call in memory.
 """
 
 
@@ -237,8 +239,8 @@ class _Connector(aiohttp.TCPConnector):
             self._in_use.give(project)
             raise
         connection.add_callback(partial(self._in_use.give, project))
-        if connected := on_connected.get()():
-            connected()
+        if (reference := on_connected.get()) is not None and (callback := reference()) is not None:
+            callback()
         return connection
 
 

@@ -1,7 +1,7 @@
 """An upstream response, from the bytes of its body to the output of the tool. Imports pure code only.
 
-`read_response` is all that touches a body. Its cost depends on what a page's author wrote, so `response_reader.py`
-runs it in a worker process, except for bodies that are known to be cheap.
+`read_response` is all that touches a body. Its cost depends on what a page's author wrote, so `client.py` has a worker
+process run it, except for bodies that are known to be cheap.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from openapi_tool.telemetry.redact import Redactor, of_call
 from openapi_tool.tools.output import Item, ToolOutput, Usage
 
 Render = Callable[[Mapping[str, Any], Mapping[str, Any], RenderContext], ToolOutput]
-Outcome = ToolOutput | ToolError
+UpstreamResult = ToolOutput | ToolError
 """Of a request that succeeded: what a model gets, or an error because there is nothing to show."""
 
 
@@ -100,7 +100,7 @@ class Received:
     secrets: frozenset[str] = frozenset()
 
 
-def read_response(body: bytes | bytearray | memoryview, expected: Expected, received: Received) -> Outcome:
+def read_response(body: bytes | bytearray | memoryview, expected: Expected, received: Received) -> UpstreamResult:
     """Return the outcome of a successful request. Raises ToolError if the upstream failed."""
     redactor, responses = of_call(received.secrets), RESPONSES[expected.operation]
     envelope = _envelope(_parsed(body), expected, received, redactor)
@@ -232,7 +232,7 @@ def run_response_task(task: Payload) -> bytes:
     return pack({kind: _as_json(outcome), "masked": masked})
 
 
-def response_outcome(answer: Payload) -> Outcome:
+def response_result(answer: Payload) -> UpstreamResult:
     """Return the outcome in an answer of READ_RESPONSE, or raise its ToolError. Raises ValueError if it has none."""
     masked = answer.value.get("masked")
     redact.on_masked("answer", masked if isinstance(masked, int) else 0)

@@ -2,71 +2,43 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import random
 from collections.abc import Awaitable, Callable
-from typing import TypeVar, cast
 
-from tenacity import RetryCallState, wait_exponential_jitter
-
-from openapi_tool.concurrency.retries import retried
 from openapi_tool.jina.options import RetryOptions
 from openapi_tool.protocol.errors import ToolError
 from openapi_tool.telemetry import metrics
-from openapi_tool.tools.deadlines import Deadline
 
 log = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 Sleep = Callable[[float], Awaitable[None]]
 
 
-async def with_retries(
-    attempt: Callable[[], Awaitable[T]],
-    options: RetryOptions,
-    deadline: Deadline,
-    min_s: float = 0.0,
-    sleep: Sleep = asyncio.sleep,
-) -> T:
-    """Return the result of `attempt`, retried as its ToolErrors and the deadline allow.
+def retry_wait_s(error: ToolError, attempt: int, options: RetryOptions, left_s: float) -> float | None:
+    """Return the seconds to wait before the next attempt, and log it; None if there is none.
 
-    Retries wait for Retry-After, else by exponential back-off, both with jitter; there is none if less than `min_s`
-    seconds would be left for it.
+    `error` ended the attempt of this number, from 1 on. The wait is Retry-After, else exponential back-off, both with
+    jitter, and must be shorter than `left_s`.
     """
-
-    def should_stop(state: RetryCallState) -> bool:
-        error = _error(state)
-        return (
-            state.attempt_number > min(error.max_retries, options.max_retries)
-            or (state.upcoming_sleep or 0.0) + min_s >= deadline.remaining()
-        )
-
-    def wait(state: RetryCallState) -> float:
-        asked_for, backoff_s = _error(state).retry_after, options.initial_backoff_s
-        if asked_for is not None:
-            return asked_for + random.uniform(0, backoff_s)  # noqa: S311 - no secret
-        return wait_exponential_jitter(multiplier=backoff_s, max=options.max_backoff_s, jitter=backoff_s)(state)
-
-    return await retried(attempt, on=ToolError, wait=wait, stop=should_stop, before_sleep=_log_retry, sleep=sleep)
-
-
-def _error(state: RetryCallState) -> ToolError:
-    """Only ToolErrors are retried."""
-    return cast("ToolError", state.outcome and state.outcome.exception())
-
-
-def _log_retry(state: RetryCallState) -> None:
-    error = _error(state)
+    if attempt > min(error.max_retries, options.max_retries):
+        return None
+    jitter_s = random.uniform(0, options.initial_backoff_s)  # noqa: S311 - no secret
+    if error.retry_after is not None:
+        wait_s = error.retry_after + jitter_s
+    else:
+        wait_s = min(options.initial_backoff_s * 2 ** (attempt - 1) + jitter_s, options.max_backoff_s)
+    if wait_s >= left_s:
+        return None
     metrics.UPSTREAM_RETRIES.labels(error.code).inc()
     log.info(
         "retrying an upstream request",
         extra={
             "action": "upstream.retry",
-            "attempt": state.attempt_number,
+            "attempt": attempt,
             "error_code": error.code,
             "http_status": error.http_status,
-            "wait_s": round(state.upcoming_sleep or 0.0, 3),
+            "wait_s": round(wait_s, 3),
         },
     )
+    return wait_s

@@ -11,6 +11,7 @@ import ssl
 from functools import lru_cache, partial
 from ipaddress import ip_address
 from typing import Self
+from weakref import WeakMethod
 
 import aiohttp
 import httpx
@@ -18,7 +19,13 @@ import yarl
 from aiohttp.abc import AbstractResolver, ResolveResult
 from aiohttp.resolver import DefaultResolver
 
-from openapi_tool.jina.connections import FirstResponseAborted, ResponseAborted, current_project, open_session
+from openapi_tool.jina.connections import (
+    FirstResponseAborted,
+    ResponseAborted,
+    current_project,
+    on_connected,
+    open_session,
+)
 from openapi_tool.jina.options import EgressOptions
 from openapi_tool.jina.url_policy import is_public
 
@@ -28,6 +35,9 @@ Resolver = AbstractResolver
 
 PROJECT = "project"
 """Request extension with the project id, for fair shares of connections."""
+
+ON_CONNECTED = "on_connected"
+"""Request extension with a bound method that is called once the request has a connection; None: with nothing."""
 
 _CHUNK_BYTES = 64 * 1024
 _RESPONSE_HEADERS = (b"content-encoding", b"content-length", b"retry-after")
@@ -142,6 +152,8 @@ class AiohttpTransport(httpx.AsyncBaseTransport):
                 resolver = PublicResolver(resolver or DefaultResolver())
             self._session = open_session(self._tls, self._options, resolver)
         current_project.set(request.extensions.get(PROJECT, ""))
+        callback = request.extensions.get(ON_CONNECTED)
+        on_connected.set(None if callback is None else WeakMethod(callback))
         try:
             response = await self._session.request(
                 request.method,

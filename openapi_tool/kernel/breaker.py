@@ -4,9 +4,10 @@ It is open while the latest load or the latest commit failed. Meanwhile, retried
 a command may be fetched as a probe, with back-off. The attempt that began last counts: one that hung through an outage
 does not show the state after it.
 
-A statement that failed at a lock or its timeout (Contended) may have failed because of its project's rows only. So such
-calls open the breaker only if those of two projects fail in a row. While only contention keeps it open, retried commits
-neither count as failures nor delay the next probe: a project that locks its own rows must not stop all fetching.
+A statement that failed at a lock or its timeout (StatementContended) may have failed because of its project's rows
+only. So such calls open the breaker only if those of two projects fail in a row. While only contention keeps it open,
+retried commits neither count as failures nor delay the next probe: a project that locks its own rows must not stop all
+fetching.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-from openapi_tool.kernel.failures import Contended, PoolShareUsed
+from openapi_tool.kernel.failures import PoolShareUsed, StatementContended
 from openapi_tool.kernel.store import KernelStore
 from openapi_tool.protocol.cards import ArtifactCard, Card
 from openapi_tool.protocol.command import Command
@@ -94,7 +95,7 @@ class CircuitBreaker:
             yield partial(self._record, operation, _Outcome(number))
         except PoolShareUsed:
             raise
-        except Contended as failure:
+        except StatementContended as failure:
             if not retry:
                 self._record_contention(operation, _Outcome(number, str(failure), "contention", project_id))
             raise

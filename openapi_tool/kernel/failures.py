@@ -69,7 +69,7 @@ class PoolShareUsed(Unavailable):
     """The other calls of a project use its share of the connections."""
 
 
-class Contended(Unavailable):
+class StatementContended(Unavailable):
     """A statement failed at a lock, a conflict or its timeout: its rows are locked, or the whole database is slow."""
 
 
@@ -122,7 +122,7 @@ def _statement_error(error: Exception) -> Unavailable | None:
         return None
     if isinstance(error, TimeoutError) or state.startswith(_CONTENTION):
         why = str(error) or "no answer in the statement's time: the server is overloaded, or a lock blocks it"
-        return Contended(f"PostgreSQL: {type(error).__name__}: {why}")
+        return StatementContended(f"PostgreSQL: {type(error).__name__}: {why}")
     return _as_unavailable(error)
 
 

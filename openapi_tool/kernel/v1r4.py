@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from openapi_tool.kernel import commit, load
-from openapi_tool.kernel.commit import SENT_LATELY, UNREAD, Mode, writes
+from openapi_tool.kernel.commit import SENT_LATELY, UNREAD, Mode, commit_and_report
 from openapi_tool.kernel.load import CALL, COLUMNS
 from openapi_tool.kernel.newest_rows import NEWEST_ROWS, TURN_ROWS
 from openapi_tool.kernel.sizes import MAX_HEADER_BYTES, MAX_NAME_CHARS, fits
@@ -73,15 +73,17 @@ inbox as (
         inbox_id, project_id, agent_id, channel_id, message_type, enqueue_mode, correlation_id,
         agent_turn_id, turn_epoch, context_headers, payload, status, retry_count
     )
-    select $3, $1, $4, $5, 'tool_result', null, $6, $7, $19, $20, $8, 'pending', 0 from card
+    select :inbox_id, :project_id, :agent_id, :channel_id, 'tool_result', null, :tool_call_id, :agent_turn_id,
+        :turn_epoch, :context_headers, :payload, 'pending', 0
+    from card
     returning inbox_id
 )
 """
 
 # Turn or request edge may have been deleted since the load.
 _ACCEPTED = """
-    exists (select from state.agent_inbox where inbox_id = $21 and project_id = $1)
-    and exists (select from state.execution_edges where edge_id = $15 and project_id = $1)
+    exists (select from state.agent_inbox where inbox_id = :waiting_inbox_id and project_id = :project_id)
+    and exists (select from state.execution_edges where edge_id = :request_edge_id and project_id = :project_id)
 """
 
 # The kernel writes an anchor row right before it sends a command. Those of a step have its epoch, and are at most
@@ -90,18 +92,22 @@ _BUSY = f"""exists (
             select from (
                 select message_type, correlation_id, agent_turn_id, turn_epoch, status, next_retry_at, created_at
                 from state.agent_inbox
-                where project_id = $1 and agent_id = $4
-                    and created_at > (select created_at - interval '60 s' from state.agent_inbox where inbox_id = $21)
+                where project_id = :project_id and agent_id = :agent_id
+                    and created_at > (
+                        select created_at - interval '60 s' from state.agent_inbox where inbox_id = :waiting_inbox_id
+                    )
                 order by created_at desc limit {TURN_ROWS}
             ) as newest
-            where agent_turn_id = $7 and turn_epoch = $19 and correlation_id <> $6 and (
+            where agent_turn_id = :agent_turn_id and turn_epoch = :turn_epoch and correlation_id <> :tool_call_id and (
                 message_type in ('tool_result', 'timeout') and {UNREAD}
                 and (status in ('pending', 'processing') or status = 'deferred' and next_retry_at <= now())
                 or message_type = 'command_anchor' and {SENT_LATELY}
             )
         )"""  # noqa: S608 - constants only
 
-COMMIT, REPORT = writes(_INBOX, _ACCEPTED, edge_turn="$7", busy=_BUSY, first=22)
+COMMIT, REPORT = commit_and_report(
+    _INBOX, _ACCEPTED, ":agent_turn_id", _BUSY, own_parameters=("turn_epoch", "context_headers", "waiting_inbox_id")
+)
 SAMPLE_COMMIT = commit.sample_commit(0, {}, "x")
 
 

@@ -1,1 +1,1 @@
-"""Settings sections that components take as their options, beside those in `bus`, `jina`, `limits` and `tools`."""
+"""Settings sections that components take as their options, beside those in `bus`, `jina` and `quotas`."""

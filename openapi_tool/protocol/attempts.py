@@ -12,7 +12,7 @@ MAX_ATTEMPTS = 64
 
 
 @dataclass(slots=True)
-class Attempt:
+class UpstreamAttempt:
     """One upstream request; `began` is on the monotonic clock, `resends` counts earlier attempts to send the same.
 
     `seconds`, `http_status` and `error_code` are None until the attempt ends; then `http_status` is None without a
@@ -33,7 +33,7 @@ class Attempt:
         self.error_code = error_code
 
 
-def attempt_objects(attempts: Sequence[Attempt]) -> list[AttemptObject]:
+def attempt_objects(attempts: Sequence[UpstreamAttempt]) -> list[AttemptObject]:
     """Return the attempts for a result card."""
     objects = []
     for attempt in attempts:
@@ -47,7 +47,7 @@ def attempt_objects(attempts: Sequence[Attempt]) -> list[AttemptObject]:
     return objects
 
 
-def upstream_seconds(attempts: Sequence[Attempt], now: float) -> float:
+def upstream_seconds(attempts: Sequence[UpstreamAttempt], now: float) -> float:
     """Return the seconds from the first request to the last response, to `now` if one has not ended."""
     ends = [now if attempt.seconds is None else attempt.began + attempt.seconds for attempt in attempts]
     return max(ends) - min(attempt.began for attempt in attempts)

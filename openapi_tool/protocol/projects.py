@@ -1,6 +1,15 @@
-"""Names of projects in the records of quotas, which several kernels may share."""
+"""Projects and their agents, by which calls are charged and take turns; names of projects in the records of quotas."""
 
 from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class AgentKey(NamedTuple):
+    """Agent of a project: calls of projects, and of agents in a project, take turns."""
+
+    project: str
+    agent: str
 
 
 def scoped_project(scope: str, project_id: str) -> str:

@@ -55,15 +55,15 @@ class Charge:
         """Reserve the expected cost of a request, at least `min_tokens`. Raises BudgetExceeded, ToolTimeout."""
         budgets, self._has_reserved = self._budgets, True
         latest = budgets.clock() + deadline.remaining() * budgets.max_wait_share()
-        need = Amount(1, max(min_tokens, round(budgets.means.get(self._tool, 0.0))))
-        reservation = Reservation(need, [])
+        amount = Amount(1, max(min_tokens, round(budgets.means.get(self._tool, 0.0))))
+        reservation = Reservation(amount, [])
         name = budgets.new_attempt()
         try:
             for account in self._accounts:
                 budgets.active[account.key] = account
-                reservation.attempts.append((account, await account.reserve(name, need, deadline, latest)))
+                reservation.attempts.append((account, await account.reserve(name, amount, deadline, latest)))
         except BaseException:
-            reservation.unsent()
+            reservation.release()
             raise
         return reservation
 
@@ -97,17 +97,17 @@ class Charge:
 
 @dataclass(slots=True)
 class Reservation:
-    """Reserved amount of one attempt in each account, to be ended once, by `sent` or `unsent`."""
+    """Reserved amount of one attempt in each account, to be ended once, by `charge` or `release`."""
 
-    need: Amount
+    amount: Amount
     attempts: list[tuple[Account, Attempt]]
 
-    def sent(self, tokens: int) -> None:
-        """Charge the cost of the request."""
+    def charge(self, tokens: int) -> None:
+        """Charge the cost of the request, which was sent."""
         for account, attempt in self.attempts:
             account.settle(attempt, Amount(1, tokens))
 
-    def unsent(self) -> None:
+    def release(self) -> None:
         """Free the amount: the request was not sent."""
         for account, attempt in self.attempts:
             account.settle(attempt, NOTHING)

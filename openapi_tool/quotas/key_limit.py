@@ -27,7 +27,7 @@ from openapi_tool.quotas.limit_record import (
     encode,
     parse,
 )
-from openapi_tool.quotas.permits import Need, Permit
+from openapi_tool.quotas.permits import Permit, PermitRequest
 from openapi_tool.quotas.shared_record import SETTLE_S, SharedRecord
 from openapi_tool.quotas.window import COUNTS_S, INTERVAL_S, Window
 from openapi_tool.state.port import Records
@@ -65,7 +65,7 @@ class WaitingCall:
     at it first.
     """
 
-    need: Need
+    wanted: PermitRequest
     since: float
     latest: float
     permit: asyncio.Future[Permit]
@@ -111,7 +111,7 @@ class KeyGroup:
 
     def discard(self, waiter: WaitingCall) -> bool:
         """Remove a call; return whether it still waited."""
-        return self.waiting.discard(*waiter.need.flow, waiter)
+        return self.waiting.discard(*waiter.wanted.agent, waiter)
 
     def fail(self, waiter: WaitingCall, error: ToolError) -> None:
         """End the wait of a call with an error."""
@@ -290,9 +290,9 @@ class KeyLimit(SharedRecord):
 
     # Requests.
 
-    def send_unlimited(self, need: Need) -> Permit:
+    def send_unlimited(self, wanted: PermitRequest) -> Permit:
         """Return a permit of a key without a limit."""
-        permit = KeyPermit(self, None, need)
+        permit = KeyPermit(self, None, wanted)
         self._count_sent(permit.sent_at)
         return permit
 
@@ -335,7 +335,7 @@ class KeyLimit(SharedRecord):
         paid = max(least, attempt.need.tokens / limit)
         self._charges.append((attempt.project, max(least, min(tokens, limit) / limit) / paid - 1))
 
-    def record_upstream_refusal(self, error: ToolError, need: Need, key: SecretStr, sent_at: float) -> None:
+    def record_upstream_refusal(self, error: ToolError, wanted: PermitRequest, key: SecretStr, sent_at: float) -> None:
         """Pause the key after a 429, or count its refusal; other replicas get it by the next write."""
         error.key_variable = self.variable
         if error.http_status == HTTPStatus.TOO_MANY_REQUESTS:
@@ -349,11 +349,11 @@ class KeyLimit(SharedRecord):
                 self._sent.remove(sent_at)
             self.wake()
         elif error.upstream_status is not None and error.upstream_status in STATES:
-            self.keys.record_refusal(self.use_of_key, key, error.upstream_status, need.call)
+            self.keys.record_refusal(self.use_of_key, key, error.upstream_status, wanted.call)
         else:
             return
-        need.refused_by |= {self.variable}
-        if any(limit.variable not in need.refused_by and not limit.paused_s for limit in self.group.usable()):
+        wanted.refused_by |= {self.variable}
+        if any(limit.variable not in wanted.refused_by and not limit.paused_s for limit in self.group.usable()):
             others = len(self.group.limits) - 1  # a retry with each: the next one may be refused, too
             error.max_retries, error.retry_after = max(others, error.max_retries), 0.0
 
@@ -438,7 +438,7 @@ class KeyLimit(SharedRecord):
     def abort(self) -> None:
         """See `SharedRecord`."""
         for waiter, _ in reversed(self._granted):
-            self.group.waiting.put_back(*waiter.need.flow, waiter)
+            self.group.waiting.put_back(*waiter.wanted.agent, waiter)
         self._granted, self._settled = [], []
         self._applied_refusals = self._applied_charges = 0
 
@@ -542,9 +542,9 @@ class KeyLimit(SharedRecord):
         return changed or bool(self._granted)
 
     def _attempt(self, waiter: WaitingCall, now: float) -> Attempt:
-        until = now + max(0.0, waiter.need.deadline.remaining()) + _END_MARGIN_S
+        until = now + max(0.0, waiter.wanted.deadline.remaining()) + _END_MARGIN_S
         tokens = 0 if self.rates.tokens is None else self.tokens_each
-        return Attempt(self.new_id(), now, Amount(1, tokens), until, waiter.need.flow[0])
+        return Attempt(self.new_id(), now, Amount(1, tokens), until, waiter.wanted.agent.project)
 
     def _give(self, waiter: WaitingCall, attempt: Attempt) -> None:
         self.attempts[attempt.id] = attempt
@@ -554,7 +554,7 @@ class KeyLimit(SharedRecord):
             return
         if self.group.pooled:
             self.group.count_request(self)
-        waiter.permit.set_result(KeyPermit(self, attempt, waiter.need))
+        waiter.permit.set_result(KeyPermit(self, attempt, waiter.wanted))
 
     def asked(self, project: str) -> None:
         """Record that a project has asked for a permit."""
@@ -570,7 +570,7 @@ class KeyLimit(SharedRecord):
         one, to the others: otherwise the slow requests of one project can hold all of them.
         """
         waiter = self.group.waiting.first(project)
-        if waiter.preferred not in (None, self) or not self._is_fresh(waiter.need):
+        if waiter.preferred not in (None, self) or not self._is_fresh(waiter.wanted):
             return False
         limit = self.rates.concurrent
         if limit is None or limit <= 1:
@@ -581,11 +581,11 @@ class KeyLimit(SharedRecord):
         held = sum(one.project == key for one in self.record.open.values())
         return held < limit - max(1, limit // 8)
 
-    def _is_fresh(self, need: Need) -> bool:
+    def _is_fresh(self, wanted: PermitRequest) -> bool:
         """Return whether the key has not refused the request, or no other one is left."""
-        if self.variable not in need.refused_by:
+        if self.variable not in wanted.refused_by:
             return True
-        return all(limit.variable in need.refused_by for limit in self.group.usable())
+        return all(limit.variable in wanted.refused_by for limit in self.group.usable())
 
     def _report(self, now: float, *, written: bool) -> bool:
         """Report what waits here, if others do not know it or the report is old; return whether to write."""
@@ -735,16 +735,17 @@ class KeyLimit(SharedRecord):
 class KeyPermit(Permit):
     """Permit of a limited key, or the trial of a blocked one."""
 
-    __slots__ = ("_attempt", "_ended", "_limit", "_need", "_trial", "sent_at")
+    __slots__ = ("_attempt", "_ended", "_limit", "_trial", "_wanted", "sent_at")
 
-    def __init__(self, limit: KeyLimit, attempt: Attempt | None, need: Need) -> None:
-        super().__init__(limit.keys.get(limit.variable) or need.key)
-        self._limit, self._attempt, self._need, self._ended = limit, attempt, need, False
+    def __init__(self, limit: KeyLimit, attempt: Attempt | None, wanted: PermitRequest) -> None:
+        super().__init__(limit.keys.get(limit.variable) or wanted.key)
+        self._limit, self._attempt, self._wanted, self._ended = limit, attempt, wanted, False
         self.sent_at = limit.now()
         self._trial, limit.trial = limit.trial, False
 
     def connected(self) -> None:
         """Record that the request is sent only now, so that the window of the limit counts it from now on."""
+        super().connected()
         if self._attempt is not None and not self._ended:
             self._limit.sent_late(self._attempt)
 
@@ -760,7 +761,7 @@ class KeyPermit(Permit):
         was_refused = error.http_status == HTTPStatus.TOO_MANY_REQUESTS and limit.rates.requests is None
         self._end(Amount(0 if was_refused else 1, error.tokens))
         if error.http_status in _KEY_STATUSES:
-            limit.record_upstream_refusal(error, self._need, self.key, self.sent_at)
+            limit.record_upstream_refusal(error, self._wanted, self.key, self.sent_at)
         if self._trial and error.upstream_status not in STATES:
             limit.keys.end_trial(limit.use_of_key)
 

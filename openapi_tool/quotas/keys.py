@@ -226,7 +226,7 @@ class Keys:
             return True  # without the store each replica tries
 
     def record_refusal(self, use: KeyUse, key: SecretStr, status: int, call_number: int) -> None:
-        """Record a refusal of the sent key with a status of `STATES`; `call_number` as `Need.call`."""
+        """Record a refusal of the sent key with a status of `STATES`; `call_number` as `PermitRequest.call`."""
         name = record_name(use, key.get_secret_value())
         if name not in self._uses:
             return  # the key was rotated after the request was sent

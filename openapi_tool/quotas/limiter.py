@@ -13,7 +13,8 @@ from openapi_tool.protocol.errors import ToolError
 from openapi_tool.quotas.key_limit import KeyGroup, KeyLimit, WaitingCall
 from openapi_tool.quotas.keys import PREFIX, Keys, KeyUse
 from openapi_tool.quotas.limit_record import Rates
-from openapi_tool.quotas.permits import LimitOptions, Need, Permit
+from openapi_tool.quotas.options import LimitOptions
+from openapi_tool.quotas.permits import Permit, PermitRequest
 from openapi_tool.state.port import ALL_RECORDS, Records, Stored
 from openapi_tool.telemetry import metrics
 from openapi_tool.tools.catalogue import OPERATIONS, Operation
@@ -59,24 +60,24 @@ class Limiter:
             _weigh(group.limits)
             group.wake()
 
-    async def acquire(self, need: Need) -> Permit:
+    async def acquire(self, wanted: PermitRequest) -> Permit:
         """Wait for a permit (`Permits.acquire`)."""
-        group = self._groups.get((need.variable, need.endpoint)) or self._open(need.variable, need.endpoint)
+        group = self._groups.get((wanted.variable, wanted.endpoint)) or self._open(wanted.variable, wanted.endpoint)
         if self.keys.blocked:
             await self._check_blocked(group)
-        serving = group.usable() or group.limits
-        fresh = [limit for limit in serving if limit.variable not in need.refused_by] or serving
-        ready = [limit for limit in fresh if not limit.paused_s] or fresh
-        ordered = group.by_load(ready) if group.pooled else ready
+        usable = group.usable() or group.limits
+        unrefused = [limit for limit in usable if limit.variable not in wanted.refused_by] or usable
+        unpaused = [limit for limit in unrefused if not limit.paused_s] or unrefused
+        ordered = group.by_load(unpaused) if group.pooled else unpaused
         for limit in ordered:
             if not limit.limited:
                 group.count_request(limit)
-                return limit.send_unlimited(need)
-        return await self._wait(group, ordered, need)
+                return limit.send_unlimited(wanted)
+        return await self._wait(group, ordered, wanted)
 
-    async def _wait(self, group: KeyGroup, ordered: list[KeyLimit], need: Need) -> Permit:
+    async def _wait(self, group: KeyGroup, ordered: list[KeyLimit], wanted: PermitRequest) -> Permit:
         """Wait for a permit of any key of the group. Raises RateLimited, and the error of a key blocked meanwhile."""
-        project, left_s = need.flow[0], need.deadline.remaining()
+        project, left_s = wanted.agent.project, wanted.deadline.remaining()
         first = next((limit for limit in ordered if limit.seems_free()), ordered[0]) if group.pooled else ordered[0]
         for limit in group.limits:
             limit.asked(project)
@@ -91,13 +92,13 @@ class Limiter:
             max(left_s - first.min_request_s, left_s / 2),  # at least half: the shortest one may have been slow
         )
         future: asyncio.Future[Permit] = asyncio.get_running_loop().create_future()
-        waiter = WaitingCall(need, round(now, 3), now + patience_s, future, first if group.pooled else None)
-        group.waiting.add(*need.flow, waiter)
+        waiter = WaitingCall(wanted, round(now, 3), now + patience_s, future, first if group.pooled else None)
+        group.waiting.add(*wanted.agent, waiter)
         first.wake()
         received = False
         try:
             await asyncio.wait([future], timeout=min(_PAUSE_AFTER_S, patience_s))
-            permit = future.result() if future.done() else await self._paused(future, need, patience_s)
+            permit = future.result() if future.done() else await self._paused(future, wanted, patience_s)
             received = True
         except TimeoutError:
             place = 1 + sum(1 for _ in group.waiting.of(project))
@@ -110,13 +111,13 @@ class Limiter:
         return permit
 
     @staticmethod
-    async def _paused(future: asyncio.Future[Permit], need: Need, patience_s: float) -> Permit:
-        need.slot.pause()
+    async def _paused(future: asyncio.Future[Permit], wanted: PermitRequest, patience_s: float) -> Permit:
+        wanted.slot.pause()
         try:
             async with asyncio.timeout(patience_s):
                 return await future
         finally:
-            need.slot.resume()
+            wanted.slot.resume()
 
     async def _check_blocked(self, group: KeyGroup) -> None:
         """Let the call try a blocked key if that is due. Raises the error of a key if none is usable."""

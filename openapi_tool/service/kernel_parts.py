@@ -20,11 +20,12 @@ from openapi_tool.bus.durable_monitor import DurableMonitor
 from openapi_tool.bus.fetch_mode import FetchMode
 from openapi_tool.bus.options import BusOptions, ConsumerOptions
 from openapi_tool.bus.parked_results import parked_results
+from openapi_tool.bus.quota_monitor import QuotaMonitor
 from openapi_tool.bus.replica_statistics import answering_stats
 from openapi_tool.bus.server_clock import ServerClock
 from openapi_tool.bus.session_key import shared_session_key
 from openapi_tool.bus.slots import Slots
-from openapi_tool.bus.storage import QuotaMonitor, Storage
+from openapi_tool.bus.storage_check import StorageMonitor
 from openapi_tool.bus.streams import replica_count
 from openapi_tool.bus.switches import SwitchMonitor
 from openapi_tool.concurrency.retries import retried
@@ -52,7 +53,7 @@ class Parts:
     consumer: CommandConsumer
     kernel: KernelStore
     durable_monitor: DurableMonitor
-    storage: Storage
+    storage: StorageMonitor
     database: DatabaseMonitor
     runner: ToolRunner
     switches: SwitchMonitor
@@ -107,7 +108,9 @@ async def assemble(stack: AsyncExitStack, bootstrap: Bootstrap, process_parts: P
     process_parts.statistics.work = consumer.work
     database.wake = consumer.wake
     stored_key = None if settings.session.key else shared_key
-    storage = Storage(client, consumer.leases, parked, letters, doorbells, stored_key, replicas, health, with_quotas)
+    storage = StorageMonitor(
+        client, consumer.leases, parked, letters, doorbells, stored_key, replicas, health, with_quotas
+    )
 
     def doorbells_changed() -> None:
         storage.wake()
@@ -124,10 +127,10 @@ async def assemble(stack: AsyncExitStack, bootstrap: Bootstrap, process_parts: P
 
 async def _share_quotas(stack: AsyncExitStack, client: BusClient, process_parts: ProcessParts, replicas: int) -> None:
     """Store the records of quotas in this NATS."""
-    await stack.enter_async_context(process_parts.limit_records.shared_by(process_parts.limiter, client, replicas))
+    await stack.enter_async_context(process_parts.limit_records.connected(process_parts.limiter, client, replicas))
     with suppress(Unavailable):  # blocked keys are then detected by their next refusal
         await process_parts.limiter.keys.load()
-    await stack.enter_async_context(process_parts.budget_records.shared_by(process_parts.budgets, client, replicas))
+    await stack.enter_async_context(process_parts.budget_records.connected(process_parts.budgets, client, replicas))
     process_parts.quotas_tried.set()
 
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from openapi_tool.bootstrap import Bootstrap, Upstream
 from openapi_tool.bus.instance import INSTANCE
+from openapi_tool.bus.record_store import BUDGETS, LIMITS, RecordStore
 from openapi_tool.bus.server_clock import ServerClock
-from openapi_tool.bus.storage import BUDGETS, LIMITS, RecordStore
 from openapi_tool.isolation.pool import WorkerPool
 from openapi_tool.isolation.privacy import hide_memory
 from openapi_tool.isolation.service import Isolation

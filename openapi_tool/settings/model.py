@@ -30,7 +30,7 @@ from openapi_tool.options.section import Options, Seconds, split
 from openapi_tool.options.tools import ToolOptions
 from openapi_tool.protocol.dialect import DEFAULT_VERSION, ProtocolVersion
 from openapi_tool.protocol.subjects import default_durable
-from openapi_tool.quotas.permits import LimitOptions
+from openapi_tool.quotas.options import LimitOptions
 from openapi_tool.settings.sections import (
     TARGET,
     ActorId,

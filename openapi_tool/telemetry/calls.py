@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from openapi_tool.protocol.attempts import Attempt, upstream_seconds
+from openapi_tool.protocol.attempts import UpstreamAttempt, upstream_seconds
 from openapi_tool.telemetry import metrics
 from openapi_tool.telemetry.metrics import project_label
 
@@ -39,7 +39,7 @@ class CallFacts:
     status: str = ""
     error_code: str | None = None
     tokens: int = 0
-    attempts: Sequence[Attempt] = ()
+    attempts: Sequence[UpstreamAttempt] = ()
     permit_waits: Sequence[tuple[float, float]] = ()
     cached: bool = False
     truncated: bool = False

@@ -39,7 +39,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanKind, StatusCode, TraceState
 
 from openapi_tool import __version__
-from openapi_tool.protocol.attempts import Attempt
+from openapi_tool.protocol.attempts import UpstreamAttempt
 from openapi_tool.protocol.tracing import SpanContext, TraceLink
 from openapi_tool.telemetry import metrics
 from openapi_tool.telemetry.calls import CallFacts
@@ -250,7 +250,7 @@ def _messaging(operation: str) -> Attributes:
     }
 
 
-def _attempt(attempt: Attempt) -> _Child:
+def _attempt(attempt: UpstreamAttempt) -> _Child:
     attributes = {
         "http.request.method": attempt.method,
         "server.address": attempt.host,

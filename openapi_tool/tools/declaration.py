@@ -31,12 +31,23 @@ from pydantic import (
     model_validator,
 )
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
-from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError, core_schema
+from pydantic_core import CoreSchema, InitErrorDetails, core_schema
 
 from openapi_tool.options.budgets import BUDGETS, BudgetLimits
 from openapi_tool.protocol.jsontext import JsonObject, JsonValue, as_object
 from openapi_tool.tools.bounds import REFUSED_KEYWORDS
 from openapi_tool.tools.catalogue import CATALOGUE, OPERATIONS
+from openapi_tool.tools.declaration_errors import (
+    PYDANTIC_MESSAGES,
+    WARNING,
+    WRONG,
+    details_of,
+    error_at,
+    own_error,
+    raise_any,
+    validation_error,
+    wrong_value,
+)
 from openapi_tool.tools.problems import MAX_PROBLEMS, Path, Problem
 from openapi_tool.tools.wording import any_of, did_you_mean, short
 
@@ -53,44 +64,9 @@ TIMEOUTS = ("timeout_s", "timeout")
 _ROW = {"row": True}
 """Validation context of a stored row."""
 
-_WRONG, _WARNING = "wrong", "warning"
-"""Types of our own errors; their messages are final."""
-
-_OF_PYDANTIC = {"model_type": "must be an object", "recursion_loop": "is nested too deeply; flatten it"}
-"""Messages for errors that pydantic itself raises."""
-
 
 def _is_row(info: ValidationInfo) -> bool:
     return info.context is _ROW
-
-
-def _error(message: str, *loc: str | int, kind: Literal["wrong", "warning"] = "wrong") -> InitErrorDetails:
-    return InitErrorDetails(type=_of_kind(kind, message), loc=loc, input=None)
-
-
-def wrong(message: str) -> PydanticCustomError:
-    """Return the error of a value."""
-    return _of_kind("wrong", message)
-
-
-def _of_kind(kind: Literal["wrong", "warning"], message: str) -> PydanticCustomError:
-    return PydanticCustomError(kind, "{message}", {"message": message})
-
-
-def _refusal(errors: list[InitErrorDetails]) -> ValidationError:
-    return ValidationError.from_exception_data("definition", errors)
-
-
-def _refuse(errors: Iterable[InitErrorDetails]) -> None:
-    """Raise errors, if there are some."""
-    if found := list(errors):
-        raise _refusal(found)
-
-
-def _passed_on(error: ValidationError) -> Iterator[tuple[str, Path, str, Mapping[str, Any]]]:
-    """Yield type, path, message and context of each error."""
-    for one in error.errors(include_url=False, include_input=False):
-        yield one["type"], one["loc"], one["msg"], one.get("ctx", {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,9 +87,9 @@ class Says:
         try:
             return handler(value)
         except ValidationError as error:
-            if all(loc for _, loc, _, _ in _passed_on(error)):
+            if all(loc for _, loc, _, _ in details_of(error)):
                 raise
-        raise wrong(self.message)
+        raise wrong_value(self.message)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +107,7 @@ class OneOf:
                 return inner(value)
             except ValidationError:
                 message = f"must be {any_of(choices)}{did_you_mean(short(str(value)), choices)}"
-            raise wrong(message)
+            raise wrong_value(message)
 
         return core_schema.no_info_wrap_validator_function(validate, handler(source))
 
@@ -161,11 +137,11 @@ def _is_unset(value: object) -> bool:
 
 
 _IF_SET = in_rows(lambda value: None if _is_unset(value) else value)
-"""Old rows stand `false`, `0`, an empty text, list or object for the default."""
+"""In old rows `false`, `0`, and an empty text, list or object stand for the default."""
 _OR_NULL = in_rows(lambda value: {} if value is None else value)
 _IGNORED = in_rows(lambda _: None)
 _AS_TEXT = in_rows(lambda value: value if value is None else str(value))
-"""The parser names what would fit, or does not read the value beside another one."""
+"""A number is no error yet: the parser of the tool names what would fit, or reads another key instead."""
 
 _IS_TEXT = Says("must be a text that is not empty")
 _IS_OBJECT = Says("must be an object")
@@ -185,7 +161,7 @@ Seconds = Annotated[
 def _only_texts(value: object, handler: ValidatorFunctionWrapHandler) -> object:
     """Refuse members that are no text; pydantic takes ten times as long for an error, and there may be 100."""
     if isinstance(value, dict):
-        _refuse(_error(_IS_TEXT.message, name) for name, one in value.items() if not (isinstance(one, str) and one))
+        raise_any(error_at(_IS_TEXT.message, name) for name, one in value.items() if not (isinstance(one, str) and one))
     return handler(value)
 
 
@@ -194,7 +170,9 @@ Names = Annotated[dict[str, Annotated[str, Field(min_length=1)]], _IS_OBJECT, Wr
 
 def _no_nulls(value: object, handler: ValidatorFunctionWrapHandler, info: ValidationInfo) -> object:
     if not _is_row(info) and isinstance(value, dict):
-        _refuse(_error("is empty; give it a value or take it out", name) for name, one in value.items() if one is None)
+        raise_any(
+            error_at("is empty; give it a value or take it out", name) for name, one in value.items() if one is None
+        )
     return handler(value)
 
 
@@ -225,29 +203,29 @@ class Section(BaseModel):
         try:
             read = handler(value)
         except ValidationError as error:
-            found = list(_passed_on(error))
-            if not conflicts and all(kind in (_WRONG, _WARNING) for kind, *_ in found):
+            found = list(details_of(error))
+            if not conflicts and all(kind in (WRONG, WARNING) for kind, *_ in found):
                 raise
-            raise _refusal([*conflicts, *(cls._explained(*one) for one in found)]) from None
-        _refuse(conflicts)
+            raise validation_error([*conflicts, *(cls._explained(*one) for one in found)]) from None
+        raise_any(conflicts)
         return read
 
     @classmethod
     def _explained(cls, kind: str, loc: Path, message: str, _: Mapping[str, Any]) -> InitErrorDetails:
-        if kind in (_WRONG, _WARNING):
-            return _error(message, *loc, kind="warning" if kind == _WARNING else "wrong")
+        if kind in (WRONG, WARNING):
+            return error_at(message, *loc, kind=WARNING if kind == WARNING else WRONG)
         if kind == "missing":
-            return _error(f"is missing{cls.hints.get(str(loc[-1]), '')}", *loc)
+            return error_at(f"is missing{cls.hints.get(str(loc[-1]), '')}", *loc)
         if kind == "extra_forbidden":
-            return _error(unknown_key(str(loc[-1]), cls), *loc)
-        return _error(_OF_PYDANTIC.get(kind, f"is not valid: {message}"), *loc)
+            return error_at(unknown_key(str(loc[-1]), cls), *loc)
+        return error_at(PYDANTIC_MESSAGES.get(kind, f"is not valid: {message}"), *loc)
 
     @classmethod
     def conflicts(cls, value: Mapping[str, Any]) -> Iterator[InitErrorDetails]:
         """Yield the errors of a file that depend on several keys."""
         for winner, name in cls.ignored_beside.items():
             if winner in value and name in value:
-                yield _error(f"is ignored beside {cls.place}{winner}; take it out", name, kind="warning")
+                yield error_at(f"is ignored beside {cls.place}{winner}; take it out", name, kind=WARNING)
 
 
 def unknown_key(name: str, section: type[Section | BudgetLimits]) -> str:
@@ -281,7 +259,7 @@ Format = Literal["date", "date-time", "email", "hostname", "ipv4", "ipv6", "rege
 
 def _one_type(value: object) -> object:
     if isinstance(value, list):
-        raise wrong("must be one type; an optional field is left out of `required`, never null")
+        raise wrong_value("must be one type; an optional field is left out of `required`, never null")
     return value
 
 
@@ -311,15 +289,15 @@ def _arguments(value: object, handler: ValidatorFunctionWrapHandler) -> object:
         read = handler(value)
     except ValidationError as error:
         errors = [
-            _error(message, *loc, kind="warning" if kind == _WARNING else "wrong")
-            for kind, loc, message, _ in _passed_on(error)
+            error_at(message, *loc, kind=WARNING if kind == WARNING else WRONG)
+            for kind, loc, message, _ in details_of(error)
         ]
     for name, rule in as_object(value).items():
         if not is_argument_name(name):
-            errors.append(_error("must be 1 to 64 letters, digits, '_', '-' or '.'", name))
+            errors.append(error_at("must be 1 to 64 letters, digits, '_', '-' or '.'", name))
         if isinstance(rule, dict) and "description" not in rule:
-            errors.append(_error("has no description for the model to read; add one", name, kind="warning"))
-    _refuse(errors)
+            errors.append(error_at("has no description for the model to read; add one", name, kind=WARNING))
+    raise_any(errors)
     return read
 
 
@@ -397,19 +375,19 @@ class Schema(Section):
         """Yield a missing `type` or `items`, keywords of other types, and choices of another type."""
         # With `enum` or `const` it needs no `type`; a refused keyword already has its own problem.
         if not {"type", "enum", "const", *cls.refused}.intersection(value):
-            yield _error(f"is missing; it is one of {any_of(_TYPE_NAMES)}", "type")
+            yield error_at(f"is missing; it is one of {any_of(_TYPE_NAMES)}", "type")
         kind = value.get("type")
         if not isinstance(kind, str) or kind not in _KEYWORDS:
             return
         if kind == "array" and "items" not in value:
-            yield _error("is missing; the kernel refuses an array without it", "items")
+            yield error_at("is missing; the kernel refuses an array without it", "items")
         for name in value:
             if name in _KEYWORDS_OF_A_TYPE and name not in _KEYWORDS[kind]:
-                yield _error(f"says nothing about type {kind!r}; take it out", name)
+                yield error_at(f"says nothing about type {kind!r}; take it out", name)
         choices = value.get("enum")
         for place, choice in enumerate(choices if isinstance(choices, list) else ()):
             if not has_type(choice, kind):
-                yield _error(f"is not of type {kind!r}", "enum", place)
+                yield error_at(f"is not of type {kind!r}", "enum", place)
 
 
 Argument = Annotated[Schema, Says("must be a schema, which is an object with a `type`")]
@@ -451,14 +429,14 @@ class Parameters(Schema):
     def check(cls, value: object, handler: ValidatorFunctionWrapHandler) -> object:
         """Validate the schema of a file: its depth and its type come first."""
         if value is not None and not (isinstance(value, dict) and value):
-            raise wrong(
+            raise wrong_value(
                 "must be an object with the schema of each argument; leave it out to take the built-in tool's own"
             )
         schema = as_object(value)
         if schema.get("type", "object") != "object":
-            _refuse([_error("must be 'object': arguments are named", "type")])
+            raise_any([error_at("must be 'object': arguments are named", "type")])
         if deepest := _beyond_depth(schema, ()):
-            _refuse([_error(f"is nested more than {MAX_SCHEMA_LEVELS} levels deep; flatten it", *deepest)])
+            raise_any([error_at(f"is nested more than {MAX_SCHEMA_LEVELS} levels deep; flatten it", *deepest)])
         return handler(value)
 
 
@@ -492,13 +470,13 @@ def _mode(value: object) -> str | None:
         return None
     operation = MODES.get(str(value).strip().lower())
     if operation is None:
-        raise wrong(f"must be {any_of(OPERATION_NAMES)}{did_you_mean(short(str(value)), OPERATION_NAMES)}")
+        raise wrong_value(f"must be {any_of(OPERATION_NAMES)}{did_you_mean(short(str(value)), OPERATION_NAMES)}")
     return operation.name
 
 
 def _base_url(value: object) -> str | None:
     if value is not None and not (isinstance(value, str) and value in BASE_URLS):
-        raise wrong(f"may only be {' or '.join(f'https://{operation.host}' for operation in OPERATIONS)}")
+        raise wrong_value(f"may only be {' or '.join(f'https://{operation.host}' for operation in OPERATIONS)}")
     return value
 
 
@@ -506,8 +484,8 @@ def _accept(value: object, info: ValidationInfo) -> None:
     if _is_row(info):
         return
     if value is not None and not isinstance(value, str):
-        raise wrong("must be a text")
-    raise _of_kind("warning", "is ignored: JSON is always asked for; take it out")
+        raise wrong_value("must be a text")
+    raise own_error(WARNING, "is ignored: JSON is always asked for; take it out")
 
 
 Variable = Annotated[str | None, Field(min_length=1), Says("must be the name of an environment variable"), _IF_SET]
@@ -588,19 +566,19 @@ def _budget(value: object, handler: ValidatorFunctionWrapHandler, info: Validati
     if not isinstance(value, dict):
         if value is None and _is_row(info):
             return None
-        raise wrong("must be an object")
+        raise wrong_value("must be an object")
     most = 1 if _is_row(info) else MAX_PROBLEMS  # there may be 2,000 names, and a call waits for the search of each
     unknown = list(islice((name for name in value if name not in BUDGETS), most))
-    _refuse(_error(unknown_key(name, BudgetLimits), name) for name in unknown)
-    _refuse(
-        _error("must be an integer of at least 0", name)
+    raise_any(error_at(unknown_key(name, BudgetLimits), name) for name in unknown)
+    raise_any(
+        error_at("must be an integer of at least 0", name)
         for name, one in value.items()
         if isinstance(one, bool) or not isinstance(one, int) or one < 0
     )
     try:
         return handler(value) if value else None
     except ValidationError as error:  # an upper bound, which differs for requests and tokens
-        _refuse(_error(f"must be at most {context['le']:,}", *loc) for _, loc, _, context in _passed_on(error))
+        raise_any(error_at(f"must be at most {context['le']:,}", *loc) for _, loc, _, context in details_of(error))
         raise
 
 
@@ -651,14 +629,16 @@ class Options(Section):
 
     @property
     def upstream(self) -> Upstream:
-        """Return `jina`, or its legacy form."""
-        return self.openapi or self.jina or Upstream()
+        """Return `jina`, or its legacy form if that is missing or empty."""
+        given = (section for section in (self.jina, self.openapi) if section is not None and section.model_fields_set)
+        return next(given, Upstream())
 
     @property
     def key_variable(self) -> str | None:
         """Return the variable of the API key."""
-        legacy = self.openapi.auth if self.openapi else None
-        return legacy.env if legacy else self.upstream.auth_env
+        upstream = self.upstream
+        legacy = upstream.auth if isinstance(upstream, LegacyUpstream) else None
+        return legacy.env if legacy else upstream.auth_env
 
     @property
     def call_seconds(self) -> float | None:
@@ -699,9 +679,9 @@ class Definition(Section):
     def conflicts(cls, value: Mapping[str, Any]) -> Iterator[InitErrorDetails]:
         """Yield a missing or doubled name."""
         if "name" not in value and "tool_name" not in value:
-            yield _error(f"is missing{cls.hints['tool_name']}", "tool_name")
+            yield error_at(f"is missing{cls.hints['tool_name']}", "tool_name")
         if "name" in value and "tool_name" in value:
-            yield _error("says the same as tool_name; give only one", "name")
+            yield error_at("says the same as tool_name; give only one", "name")
 
 
 class StoredRow(Section):
@@ -750,12 +730,12 @@ def _row(columns: JsonObject) -> StoredRow:
 
 
 def _problems(error: ValidationError) -> Iterator[Problem]:
-    for kind, loc, message, _ in _passed_on(error):
-        yield Problem(loc, _OF_PYDANTIC.get(kind, message), warning=kind == _WARNING)
+    for kind, loc, message, _ in details_of(error):
+        yield Problem(loc, PYDANTIC_MESSAGES.get(kind, message), warning=kind == WARNING)
 
 
 def without(value: Mapping[str, JsonValue], paths: Iterable[Path]) -> JsonObject:
-    """Return an object without the members at some paths, each through objects only."""
+    """Return an object without the members at some paths, each of at least one name, and through objects only."""
     below: dict[str, list[Path]] = {}
     for name, *rest in paths:
         below.setdefault(str(name), []).append(tuple(rest))

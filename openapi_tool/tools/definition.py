@@ -89,7 +89,7 @@ class ToolDefinition:
         if self.takes_other_arguments:
             names |= self.built_in.arguments.model_fields.keys()
         hidden = set(map(fold, self.hidden))
-        return frozenset(name for name in names if fold(name) not in hidden)
+        return frozenset(name for name in names if fold(name) not in hidden) if hidden else frozenset(names)
 
     @property
     def operation(self) -> Operation:

@@ -11,6 +11,8 @@ from openapi_tool.protocol.errors import ToolError
 from openapi_tool.protocol.result_objects import UsageObject
 
 BLOCK_GAP = "\n\n"
+COPIES_OF_COMMIT = 5
+"""Copies of a text in memory until it is committed: JSON, jsonb encoding, buffers of driver and transport."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,16 +36,25 @@ NO_USAGE = Usage()
 class Meter:
     """Counter of usage, so that each request is reported in exactly one result."""
 
+    __slots__ = ("requests", "tokens")
+
     def __init__(self) -> None:
-        self.usage = NO_USAGE
+        self.tokens = self.requests = 0
+
+    @property
+    def usage(self) -> Usage:
+        """Return the count."""
+        return Usage(self.tokens, self.requests)
 
     def add(self, usage: Usage) -> None:
         """Count more."""
-        self.usage += usage
+        self.tokens += usage.tokens
+        self.requests += usage.requests
 
     def take(self) -> Usage:
         """Return the count and reset it."""
-        taken, self.usage = self.usage, NO_USAGE
+        taken = self.usage
+        self.tokens = self.requests = 0
         return taken
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from openapi_tool.protocol.attempts import Attempt, attempt_objects
+from openapi_tool.protocol.attempts import UpstreamAttempt, attempt_objects
+from openapi_tool.protocol.cards import StoredText
 from openapi_tool.protocol.errors import Status, ToolError
 from openapi_tool.protocol.jsontext import storable, storable_text
 from openapi_tool.protocol.result_objects import ArtifactObject, BudgetObject, ErrorObject, ToolOutputObject
@@ -21,6 +22,15 @@ class RenderedResult:
     truncated: bool = False
     artifact_ref: ArtifactObject | None = None
     next_cursor: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ShownOutput:
+    """Output of a tool, and what the model is shown of it; `full_text` if that is truncated, and may be stored."""
+
+    output: ToolOutput
+    rendered: RenderedResult
+    full_text: StoredText | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +51,20 @@ class ResultFields:
         return str(self.error["code"]) if self.error else None
 
 
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """Result of a call, and the whole text if the model is shown a part of it that it can continue."""
+
+    fields: ResultFields
+    full_text: StoredText | None = None
+
+
 def success(
     output: ToolOutput,
     shown: RenderedResult,
     result_format: ResultFormat,
     latency_ms: int,
-    attempts: Sequence[Attempt] = (),
+    attempts: Sequence[UpstreamAttempt] = (),
     tool: str = "",
     session: str | None = None,
     budget: BudgetObject | None = None,
@@ -81,7 +99,7 @@ def success(
 def failure(
     error: ToolError,
     latency_ms: int,
-    attempts: Sequence[Attempt] = (),
+    attempts: Sequence[UpstreamAttempt] = (),
     tool: str = "",
     session: str | None = None,
     budget: BudgetObject | None = None,
@@ -97,7 +115,7 @@ def failure(
     return ResultFields(error.status, result, described, tool_output, tool)
 
 
-def _extras(attempts: Sequence[Attempt], session: str | None, budget: BudgetObject | None) -> ToolOutputObject:
+def _extras(attempts: Sequence[UpstreamAttempt], session: str | None, budget: BudgetObject | None) -> ToolOutputObject:
     extras = ToolOutputObject(retries=sum(attempt.resends > 0 for attempt in attempts))
     if session is not None:
         extras["session"] = session

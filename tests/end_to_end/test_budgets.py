@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from openapi_tool.bus.record_store import BUDGETS
 from openapi_tool.bus.shared_bucket import BUCKET as SWITCHES
-from openapi_tool.bus.storage import BUDGETS
 from openapi_tool.cli import app
 from openapi_tool.kernel.queries import usage
 from openapi_tool.kernel.usage_keys import By

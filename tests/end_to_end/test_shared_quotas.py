@@ -15,7 +15,7 @@ import pytest
 from nats.js.errors import NotFoundError
 from typer.testing import CliRunner
 
-from openapi_tool.bus.storage import BUDGETS, LIMITS
+from openapi_tool.bus.record_store import BUDGETS, LIMITS
 from openapi_tool.cli import app
 from openapi_tool.local.caller import Caller
 from openapi_tool.local.executor import ExecutorProcess

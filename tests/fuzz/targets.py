@@ -40,7 +40,7 @@ from openapi_tool.bus.deliveries import ForeignMessage, delivery_of
 from openapi_tool.jina.byte_semaphore import ByteSemaphore
 from openapi_tool.jina.client import JinaClient
 from openapi_tool.jina.request import UpstreamRequest
-from openapi_tool.jina.response import Expected, Outcome
+from openapi_tool.jina.response import Expected, UpstreamResult
 from openapi_tool.jina.url_policy import INTERNAL_SUFFIXES, UrlPolicy, checked_url
 from openapi_tool.protocol.cards import ToolCall, read_tool_call
 from openapi_tool.protocol.command import HEARTBEAT_NAMES, Command, Delivery
@@ -451,7 +451,7 @@ def _envelope(source: Source) -> Any:
     return envelope
 
 
-def _fetched(expected: Expected, status: int, headers: Mapping[str, str], body: bytes) -> Outcome:
+def _fetched(expected: Expected, status: int, headers: Mapping[str, str], body: bytes) -> UpstreamResult:
     request = UpstreamRequest("POST", "r.jina.ai", "/", {"Accept": "application/json"}, b"{}", expected)
     answer = httpx.Response(status, headers=httpx.Headers(dict(headers), encoding="utf-8"), stream=_Body(body))
     client = JinaClient(httpx.MockTransport(lambda _: answer), _MAX_BYTES)

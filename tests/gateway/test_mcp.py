@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
-from openapi_tool.executor.runner import ToolCallRequest
 from openapi_tool.gateway.calls import Answer, Caller
 from openapi_tool.local.stack import UpstreamDouble
 from openapi_tool.mcp.results import CALL_ID
 from openapi_tool.protocol.errors import ToolTimeout
 from openapi_tool.state.sqlite import StateFile
+from openapi_tool.tools.deadlines import Deadline
+from openapi_tool.tools.definition import ToolDefinition
 from openapi_tool.tools.shown_state import UNTRUSTED
 from tests.gateway.conftest import ME, PAGE, Connect, OpenGateway, until
 from tests.requirements import requirement
@@ -224,8 +225,8 @@ async def test_a_call_ends_before_common_clients_give_up_unless_its_definition_a
     (tmp_path / "longer.yaml").write_text(longer)
     left: dict[str, int] = {}
 
-    async def run(_: Any, request: ToolCallRequest) -> Any:
-        left[request.definition.tool_name] = math.ceil(request.deadline.remaining())
+    async def run(_: Any, definition: ToolDefinition, __: Any, deadline: Deadline) -> Any:
+        left[definition.tool_name] = math.ceil(deadline.remaining())
         raise ToolTimeout("late")
 
     async def time_left(name: str, **settings: Any) -> int:

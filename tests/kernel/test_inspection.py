@@ -35,7 +35,7 @@ from openapi_tool.local.caller import Caller, prepare_database
 from openapi_tool.local.servers import free_port
 from openapi_tool.local.stack import EmbeddedStack
 from openapi_tool.options.postgres import PoolOptions, PostgresOptions
-from openapi_tool.protocol.attempts import Attempt
+from openapi_tool.protocol.attempts import UpstreamAttempt
 from openapi_tool.protocol.cards import Card, new_id, result_card
 from openapi_tool.protocol.errors import NeedsOperator, RateLimited, Unavailable
 from openapi_tool.tools.output import Item, ToolOutput, Usage
@@ -870,7 +870,12 @@ def fields_of(cost: Usage, ms: int, *, cached: bool = False, truncated: bool = F
 def limited(cost: Usage, ms: int) -> ResultFields:
     error = RateLimited("Wait.")
     error.tokens, error.requests = cost.tokens, cost.requests
-    return failure(error, ms, [Attempt(0.0, "GET", "s.jina.ai", 0), Attempt(1.0, "GET", "s.jina.ai", 1)], session="s2")
+    return failure(
+        error,
+        ms,
+        [UpstreamAttempt(0.0, "GET", "s.jina.ai", 0), UpstreamAttempt(1.0, "GET", "s.jina.ai", 1)],
+        session="s2",
+    )
 
 
 def card_of(fields: ResultFields, number: int, tool: str = "jina_search", actor_id: str = ACTOR) -> Card:

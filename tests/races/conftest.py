@@ -31,7 +31,7 @@ from openapi_tool.bus.server_clock import ServerClock
 from openapi_tool.bus.slots import Slots
 from openapi_tool.bus.streams import Durable
 from openapi_tool.call import Call, CallMemory
-from openapi_tool.executor.continuation import Continuation
+from openapi_tool.executor.pagination import Pagination
 from openapi_tool.executor.parked_results import ParkedResults
 from openapi_tool.executor.pipeline import Pipeline, PipelineOptions
 from openapi_tool.executor.ports import Kernel
@@ -331,8 +331,8 @@ def runner(kernel: Any, tools: Any, **changes: Any) -> ToolRunner:
         authorizer=Authorizer(),
         arguments=ArgumentSources(OperatorEnvs(), lambda _: SecretStr("a-key-of-the-test"), SessionScope(b"k" * 32)),
     )
-    continuation = Continuation(cast("Kernel", kernel), Cursors(b"k" * 32), ToolOptions())
-    return ToolRunner(replace(options, **changes), tools, continuation)
+    pagination = Pagination(cast("Kernel", kernel), Cursors(b"k" * 32), ToolOptions())
+    return ToolRunner(replace(options, **changes), tools, pagination)
 
 
 @dataclass

@@ -17,6 +17,7 @@ import httpx
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from pydantic import SecretStr
 
 from openapi_tool.jina.backend import JinaBackend, JinaBackendOptions
 from openapi_tool.jina.byte_semaphore import max_call_memory
@@ -25,16 +26,21 @@ from openapi_tool.jina.options import CacheOptions, EgressOptions, RetryOptions
 from openapi_tool.jina.url_policy import UrlPolicy
 from openapi_tool.options.budgets import BudgetLimits, BudgetOptions
 from openapi_tool.options.tools import ToolOptions
-from openapi_tool.protocol.errors import BudgetExceeded, Unavailable
+from openapi_tool.protocol.errors import BudgetExceeded, RateLimited, Unavailable
 from openapi_tool.protocol.records import DefinitionRecord
 from openapi_tool.quotas import budgets as budgets_module
 from openapi_tool.quotas.account import Account
 from openapi_tool.quotas.account_record import AccountRecord, parse
 from openapi_tool.quotas.budgets import Budgets, Spender
+from openapi_tool.quotas.permits import Permit, PermitRequest, Unlimited
 from openapi_tool.state.port import OnChange, Stored
+from openapi_tool.tools.arguments import Arguments
 from openapi_tool.tools.deadlines import Deadline
+from openapi_tool.tools.output import ToolOutput
+from tests.answering import call_within
 from tests.races.conftest import Run, Scene, iterate_loop, run_virtually
 from tests.requirements import requirement
+from tests.support import definition
 
 START = 1_900_000_000.0
 LIMIT = 100
@@ -97,7 +103,7 @@ class Pod:
         await self.step()
         self.world.sent += 1
         await asyncio.sleep(0)
-        reservation.sent(tokens)
+        reservation.charge(tokens)
         if commits:
             await charge.wait_until_written()
             self.world.committed += 1
@@ -280,8 +286,43 @@ def test_a_call_gets_what_a_request_of_another_replica_frees_while_it_waits(runn
         reservation = await charge.reserve(1, Deadline.after(30))
         call = asyncio.create_task(second.call())
         await asyncio.sleep(running_s)
-        reservation.unsent()
+        reservation.release()
         assert await call
+        await world.close()
+
+    run_virtually(work())
+
+
+class _NoPermitAtFirst(Unlimited):
+    def __init__(self) -> None:
+        self.refused = 0
+
+    async def acquire(self, wanted: PermitRequest) -> Permit:
+        if not self.refused:
+            self.refused += 1
+            raise RateLimited("no permit in time")
+        return await super().acquire(wanted)
+
+
+@requirement("budgets.exact")
+def test_a_request_that_gets_no_permit_takes_nothing_of_the_budget() -> None:
+    async def work() -> None:
+        world = World(BudgetOptions(session_requests=1))
+        client = JinaClient(httpx.MockTransport(lambda _: httpx.Response(200, json={"code": 200, "data": []})), 100_000)
+        options = JinaBackendOptions(RetryOptions(0), CacheOptions(), ToolOptions(), UrlPolicy(), EgressOptions())
+        tools = JinaBackend(client, options, permits=_NoPermitAtFirst(), budgets=world.pod().budgets)
+        found = definition({"mode": "search"})
+
+        async def run(query: str = "x") -> ToolOutput:
+            given = {"query": query}
+            arguments = Arguments(given, frozenset(given), {}, SecretStr("a-key-of-the-test"), "session")
+            return await tools.run(found, arguments, Deadline.after(30), call_within(tools.call_memory("proj")))
+
+        with pytest.raises(RateLimited):
+            await run()
+        assert (await run()).usage.requests == 1
+        with pytest.raises(BudgetExceeded):
+            await run("y")
         await world.close()
 
     run_virtually(work())
@@ -405,7 +446,7 @@ def test_limits_that_change_during_a_call_leave_nothing_reserved() -> None:
             assert charge is not None
             reservation = await charge.reserve(10_000, Deadline.after(5))
             budgets.charge(CALLER._replace(tool_limits=after))
-            reservation.sent(10_000)
+            reservation.charge(10_000)
 
         for before, after in ((requests, both), (both, requests), (requests, both)):
             await call(before, after)
@@ -428,7 +469,7 @@ def test_an_estimate_is_the_mean_of_the_tool_and_a_nearly_used_budget_is_reporte
         assert charge.note == ""
         for tokens in (400, 500):
             reservation = await charge.reserve(1, Deadline.after(1))
-            reservation.sent(tokens)
+            reservation.charge(tokens)
             charge.record_cost(tokens)
         assert charge.left() == {
             "session": {"requests": 50, "requests_left": 48},
@@ -441,7 +482,7 @@ def test_an_estimate_is_the_mean_of_the_tool_and_a_nearly_used_budget_is_reporte
         with pytest.raises(BudgetExceeded, match="900 of 1,000 tokens are used or reserved, and it needs 420"):
             await charge.reserve(1, Deadline.after(1))
         other: Any = pod.budgets.charge(Spender("proj", "agent", "session", "cheap"))
-        (await other.reserve(1, Deadline.after(1))).unsent()
+        (await other.reserve(1, Deadline.after(1))).release()
         assert charge.left()["session"]["requests_left"] == 48
         await world.close()
 
@@ -504,7 +545,7 @@ def test_an_account_that_is_dropped_before_its_call_reserves_is_charged(monkeypa
         charge: Any = pod.budgets.charge(CALLER)
         await asyncio.sleep(3)
         assert not pod.budgets._accounts  # noqa: SLF001
-        (await charge.reserve(1, Deadline.after(1))).sent(0)
+        (await charge.reserve(1, Deadline.after(1))).charge(0)
         [record] = await world.close()
         assert record.used.requests == 1
 

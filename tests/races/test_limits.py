@@ -16,8 +16,10 @@ from pydantic import SecretStr
 
 from openapi_tool.jina.failures import key_failure, upstream_failure
 from openapi_tool.protocol.errors import RateLimited, Unavailable
+from openapi_tool.protocol.projects import AgentKey
 from openapi_tool.quotas.limiter import Limiter
-from openapi_tool.quotas.permits import LimitOptions, Need
+from openapi_tool.quotas.options import LimitOptions
+from openapi_tool.quotas.permits import PermitRequest
 from openapi_tool.state.memory import MemoryRecords
 from openapi_tool.state.port import OnChange, Stored
 from openapi_tool.tools.deadlines import Deadline
@@ -131,9 +133,11 @@ class World:
 
     async def call(self, pod: Pod, project: str, deadline_s: float, request_s: float) -> None:
         began = self.clock()
-        need = Need("A", "search", (project, "agent"), Deadline.after(deadline_s), SecretStr("value"))
+        wanted = PermitRequest(
+            "A", "search", AgentKey(project, "agent"), Deadline.after(deadline_s), SecretStr("value")
+        )
         try:
-            permit = await pod.limiter.acquire(need)
+            permit = await pod.limiter.acquire(wanted)
         except RateLimited as refusal:
             self.refused[project] += 1
             self.refused_after.append(self.clock() - began)

@@ -41,7 +41,7 @@ from openapi_tool.bus.durable_monitor import DurableMonitor
 from openapi_tool.bus.leases import Lease, Leases, LeaseTaken
 from openapi_tool.bus.options import DurableOptions, NatsOptions
 from openapi_tool.bus.server_clock import ServerClock
-from openapi_tool.bus.storage import Storage
+from openapi_tool.bus.storage_check import StorageMonitor
 from openapi_tool.bus.streams import Durable
 from openapi_tool.bus.switches import change_switches
 from openapi_tool.protocol.command import Delivery
@@ -577,7 +577,7 @@ def test_a_bucket_that_does_not_answer_does_not_prevent_creating_others(run: Run
         server, health = Server(Schedule()), Health()
         server.make()
         server.silent = {"KV_openapi_tool_leases"}
-        storage = Storage(
+        storage = StorageMonitor(
             cast("BusClient", server),
             cast("Leases", SimpleNamespace(records=FakeBucket())),
             cast("NatsKvTexts", FakeBucket()),

@@ -30,7 +30,7 @@ from openapi_tool.jina.request import UpstreamRequest
 from openapi_tool.jina.response import Expected
 from openapi_tool.jina.transport import PROJECT, AiohttpTransport
 from openapi_tool.kernel.breaker import MAX_PROBE_INTERVAL_S, CircuitBreaker, GuardedStore, StoreOperation
-from openapi_tool.kernel.failures import Contended, located
+from openapi_tool.kernel.failures import StatementContended, located
 from openapi_tool.local.executor import LoopbackResolver
 from openapi_tool.options.postgres import PoolOptions, PostgresOptions
 from openapi_tool.protocol.errors import NeedsOperator, ToolError, Unavailable
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 OUTAGE = Unavailable("unavailable")
 POOL = PoolOptions("v1r4", PostgresOptions(Secret("postgresql://db.example/kernel")))
 DENIED = NeedsOperator("denied", "grant it")
-SLOW = Contended("statement timeout")
+SLOW = StatementContended("statement timeout")
 both_loops = pytest.mark.parametrize(
     "new_loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"]
 )
@@ -371,7 +371,7 @@ def test_calls_of_two_projects_in_a_row_whose_commits_are_slow_open_it_and_anoth
         await asyncio.sleep(0)
         assert harness.breaker.may_probe  # the retry of a waiting result probes only its own rows
         waiting.set()
-        with pytest.raises(Contended):
+        with pytest.raises(StatementContended):
             await retried
         assert harness.breaker.may_probe
         await harness.attempt()

@@ -163,7 +163,7 @@ def held(project: str, agent: str = "agent", size: int = 0, more: Mapping[str, s
 
 def run(scheduler: FairScheduler, calls: int) -> list[str]:
     """Run the next calls; return their projects."""
-    return [work.flow[0] for work in islice(iter(scheduler.next, None), calls)]
+    return [work.claimed_agent.project for work in islice(iter(scheduler.next, None), calls)]
 
 
 def offer(scheduler: FairScheduler, project: str, calls: int, agent: str = "agent") -> None:
@@ -186,7 +186,7 @@ def test_slots_go_round_by_project_and_within_a_project_by_agent() -> None:
     offer(scheduler, "one", 90, "first")
     offer(scheduler, "one", 90, "second")
     offer(scheduler, "other", 90)
-    flows = Counter(work.flow for work in islice(iter(scheduler.next, None), 60))
+    flows = Counter(work.claimed_agent for work in islice(iter(scheduler.next, None), 60))
     assert flows == {("one", "first"): 15, ("one", "second"): 15, ("other", "agent"): 30}
 
 
@@ -196,7 +196,7 @@ def test_a_project_that_may_not_begin_a_command_is_passed_over_and_keeps_its_tur
     offer(scheduler, "first", 3)
     offer(scheduler, "second", 2)
     others = [scheduler.next(lambda project: project != "first") for _ in range(3)]
-    assert [work and work.flow[0] for work in others] == ["second", "second", None]
+    assert [work and work.claimed_agent.project for work in others] == ["second", "second", None]
     assert len(scheduler) == 3
     assert run(scheduler, 3) == ["first"] * 3
 
@@ -268,7 +268,7 @@ def test_the_only_project_of_a_process_gets_all_slots() -> None:
 @requirement("hostile.neighbour")
 def test_a_held_command_is_counted_with_all_of_its_headers_and_keeps_no_long_name() -> None:
     """The sender chooses names of headers, too, and one wide character quadruples the memory of a text."""
-    assert held("one", "a" * 60_000).flow == ("one", "a" * 512)
+    assert held("one", "a" * 60_000).claimed_agent == ("one", "a" * 512)
     plain = held("one").memory_bytes
     assert held("one", more={"X" * 60_000: "", "Y": "\U0001f600" + "y" * 10_000}).memory_bytes - plain > 60_000 + 40_000
 
@@ -292,8 +292,8 @@ def test_what_a_call_cost_beyond_one_request_is_charged_to_its_project() -> None
     for _ in range(44):
         work = scheduler.next()
         assert work is not None
-        served[work.flow[0]] += 1
-        scheduler.finished(work, 10 if work.flow[0] == "batches" else 1)
+        served[work.claimed_agent.project] += 1
+        scheduler.finished(work, 10 if work.claimed_agent.project == "batches" else 1)
     assert served == {"batches": 4, "single": 40}
 
 
@@ -306,8 +306,8 @@ def test_slots_are_shared_by_weight_and_cost_and_an_idle_share_goes_to_the_other
     for _ in range(140):
         work = scheduler.next()
         assert work is not None
-        served[work.flow[0]] += 1
-        scheduler.finished(work, 2 if work.flow[0] == "double" else 1)
+        served[work.claimed_agent.project] += 1
+        scheduler.finished(work, 2 if work.claimed_agent.project == "double" else 1)
     assert served == {"double": 56, "plain": 56, "half": 28}  # requests: 112, 56, 28
 
 
@@ -320,8 +320,8 @@ def test_calls_without_an_upstream_request_are_not_free() -> None:
     for _ in range(44):
         work = scheduler.next()
         assert work is not None
-        served[work.flow[0]] += 1
-        scheduler.finished(work, 0 if work.flow[0] == "invalid" else 1)
+        served[work.claimed_agent.project] += 1
+        scheduler.finished(work, 0 if work.claimed_agent.project == "invalid" else 1)
     assert served == {"invalid": 40, "paying": 4}
 
 
@@ -343,7 +343,7 @@ def test_the_project_that_is_largest_for_its_weight_gives_way() -> None:
     offer(scheduler, "heavy", 30)
     offer(scheduler, "plain", 10)
     assert [scheduler.would_evict(project) for project in ("heavy", "plain")] == [False, True]
-    left = Counter(scheduler.evict().flow[0] for _ in range(20))
+    left = Counter(scheduler.evict().claimed_agent.project for _ in range(20))
     assert left == {"heavy": 14, "plain": 6}
 
 
@@ -357,7 +357,7 @@ def test_the_newest_command_of_the_largest_agent_in_the_largest_project_gives_wa
     scheduler.offer(newest)
     assert scheduler.evict() is newest
     scheduler.offer(held("fat", size=100_000))
-    assert scheduler.evict().flow[0] == "fat"
+    assert scheduler.evict().claimed_agent.project == "fat"
 
 
 @requirement("intake")
@@ -378,14 +378,14 @@ def test_every_command_leaves_once_and_those_of_an_agent_in_order(steps: list[An
             if step == "next":
                 left.append(work)
         assert (len(scheduler), scheduler.memory_bytes) == (len(inside), sum(work.memory_bytes for work in inside))
-        for project in {work.flow[0] for work in inside + left}:
-            own = sum(work.flow[0] == project for work in inside)
+        for project in {work.claimed_agent.project for work in inside + left}:
+            own = sum(work.claimed_agent.project == project for work in inside)
             assert own <= scheduler.ahead_of(project) <= (len(inside) if own else 0)
     rest = scheduler.withdraw()
     assert sorted(rest, key=id) == sorted(inside, key=id)
     assert scheduler.next() is None
-    for flow in {work.flow for work in left}:
-        numbers = [work.delivery.stream_sequence for work in left if work.flow == flow]
+    for flow in {work.claimed_agent for work in left}:
+        numbers = [work.delivery.stream_sequence for work in left if work.claimed_agent == flow]
         assert numbers == sorted(numbers)
 
 

@@ -23,12 +23,12 @@ from openapi_tool.executor.call_result import CallResult
 from openapi_tool.executor.parked_results import MAX_BYTES, MAX_PROJECT_BYTES, ParkedResults
 from openapi_tool.executor.ports import Kernel
 from openapi_tool.executor.result_order import ResultOrder
-from openapi_tool.executor.runner import ToolCallRequest, ToolRunner
+from openapi_tool.executor.runner import ToolRunner
 from openapi_tool.jina.byte_semaphore import ByteSemaphore
 from openapi_tool.jina.endpoints import ENDPOINTS, RESERVE_S
 from openapi_tool.options.executor import ExecutorOptions
 from openapi_tool.options.tools import ToolOptions
-from openapi_tool.protocol.cards import StoredText, ToolCall, artifact_card
+from openapi_tool.protocol.cards import ToolCall, artifact_card
 from openapi_tool.protocol.command import Delivery
 from openapi_tool.protocol.errors import ToolMisconfigured, TurnBusy, Unavailable
 from openapi_tool.protocol.identity import CallIdentity
@@ -36,9 +36,10 @@ from openapi_tool.protocol.records import Artifact, WaitingTurnRecord
 from openapi_tool.protocol.report import TurnCondition
 from openapi_tool.quotas.permits import NoSlot
 from openapi_tool.tools.deadlines import Deadline, TimeLimits
+from openapi_tool.tools.definition import ToolDefinition
 from openapi_tool.tools.output import Item, ToolOutput, Usage
 from openapi_tool.tools.policy import Authorizer, Policy
-from openapi_tool.tools.result import ResultFields
+from openapi_tool.tools.result import ResultFields, RunResult
 from openapi_tool.tools.stored_text import stored_text
 from tests.races.conftest import FakeResultStore, run_virtually, runner
 from tests.requirements import requirement
@@ -105,16 +106,17 @@ class FakeArtifactStore:
         return Artifact(card_id, len(text), "sha", text[start : start + chars])
 
 
-def request(left_s: float = 60, **arguments: Any) -> ToolCallRequest:
+Request = tuple[ToolDefinition, ToolCall, Deadline]
+
+
+def request(left_s: float = 60, **arguments: Any) -> Request:
     given = arguments or {"url": "https://site.example/"}
-    return ToolCallRequest(definition(READ, parameters=PARAMETERS), ToolCall(given), Deadline.after(left_s))
+    return definition(READ, parameters=PARAMETERS), ToolCall(given), Deadline.after(left_s)
 
 
-async def run(
-    backend: Tools, wanted: ToolCallRequest, owner: CallIdentity = OWNER, **options: Any
-) -> tuple[ResultFields, StoredText | None]:
+async def run(backend: Tools, wanted: Request, owner: CallIdentity = OWNER, **options: Any) -> RunResult:
     one = runner(FakeArtifactStore(), backend, **options)
-    return await one.run(spent_call(one, owner), wanted)
+    return await one.run(spent_call(one, owner), *wanted)
 
 
 @requirement("runner.alone")
@@ -130,12 +132,12 @@ async def test_requests_are_counted_for_the_agent_of_the_call() -> None:
 @pytest.mark.parametrize("outcome", [ToolOutput((Item("the page"),)), RuntimeError("defect")])
 async def test_a_front_end_gets_no_result_before_its_cost_is_written(outcome: ToolOutput | Exception) -> None:
     one, journal = runner(FakeArtifactStore(), Tools(outcome)), SlowJournal()
-    running = asyncio.create_task(one.run(spent_call(one, budget=journal), request()))
+    running = asyncio.create_task(one.run(spent_call(one, budget=journal), *request()))
     await journal.waits.wait()
     await asyncio.sleep(0)
     assert not running.done()
     journal.written.set()
-    assert (await running)[0].status == ("success" if isinstance(outcome, ToolOutput) else "failed")
+    assert (await running).fields.status == ("success" if isinstance(outcome, ToolOutput) else "failed")
 
 
 @requirement("runner.alone")
@@ -144,7 +146,7 @@ async def test_a_call_cancelled_while_its_cost_is_written_keeps_its_paid_result(
     results: list[ResultFields] = []
 
     async def front_end() -> None:
-        results.append((await one.run(spent_call(one, budget=journal), request()))[0])
+        results.append((await one.run(spent_call(one, budget=journal), *request())).fields)
         await asyncio.sleep(0)  # raises the cancellation
 
     running = asyncio.create_task(front_end())
@@ -160,7 +162,8 @@ async def test_a_call_cancelled_while_its_cost_is_written_keeps_its_paid_result(
 @requirement("runner.alone")
 async def test_a_call_needs_no_turn_no_card_and_no_inbox() -> None:
     backend = Tools(ToolOutput((Item("the page"),), {"url": "x"}, Usage(3, 1)))
-    fields, stored = await run(backend, request())
+    result = await run(backend, request())
+    fields, stored = result.fields, result.full_text
     assert (fields.status, framed_items(str(fields.result)), stored) == ("success", ["the page"], None)
     assert backend.calls == [{"url": "https://site.example/"}]
 
@@ -168,13 +171,14 @@ async def test_a_call_needs_no_turn_no_card_and_no_inbox() -> None:
 @requirement("runner.alone")
 async def test_truncated_result_returns_the_whole_text_and_continues_for_its_owner() -> None:
     backend = Tools(ToolOutput((Item("x" * 60_000),)))
-    fields, stored = await run(backend, request())
+    result = await run(backend, request())
+    fields, stored = result.fields, result.full_text
     assert stored is not None
     assert fields.tool_output is not None
     about = fields.tool_output
     assert about["artifact_ref"] is not None
     assert about["artifact_ref"]["card_id"] == stored.card_id
-    again, _ = await run(backend, request(cursor=about["next_cursor"]))
+    again = (await run(backend, request(cursor=about["next_cursor"]))).fields
     assert again.status == "success"
     assert len(backend.calls) == 1
 
@@ -204,7 +208,7 @@ async def test_a_hook_of_a_call_without_turn_sees_empty_ids() -> None:
 @requirement("runner.alone")
 async def test_refused_call_reaches_no_tool(arguments: dict[str, Any], options: dict[str, Any], code: str) -> None:
     backend = Tools(ToolOutput((Item("x"),)))
-    fields, _ = await run(backend, request(**arguments), **options)
+    fields = (await run(backend, request(**arguments), **options)).fields
     assert (fields.error_code, backend.calls) == (code, [])
 
 
@@ -212,7 +216,7 @@ async def test_refused_call_reaches_no_tool(arguments: dict[str, Any], options: 
 async def test_defect_becomes_a_failure_with_its_cost_and_without_its_text(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    fields, _ = await run(Tools(ValueError("of the page")), request())
+    fields = (await run(Tools(ValueError("of the page")), request())).fields
     assert fields.error_code == "internal_error"
     assert "of the page" not in str(fields)
     assert fields.tool_output is not None
@@ -396,7 +400,7 @@ class Scene:
 
     async def answered(self, command: Delivery, waiting: WaitingTurnRecord | None = None, **ids: Any) -> int:
         """Return when the delay of a command's result has ended."""
-        result = self.order.ready(command, identity(**ids), waiting or waiting_turn(), self.slot)
+        result = self.order.begin(command, identity(**ids), waiting or waiting_turn(), self.slot)
         await self.order.wait_for_suspension(result)
         return round(asyncio.get_running_loop().time() * 1000)
 
@@ -416,7 +420,7 @@ class Scene:
             self.looks[call] += 1
             return now() < self.read_at
 
-        result = self.order.ready(sent(), identity(tool_call_id=call, **ids), waiting or waiting_turn(), slot)
+        result = self.order.begin(sent(), identity(tool_call_id=call, **ids), waiting or waiting_turn(), slot)
         assert await self.order.write(result, write, is_busy)
         return slot
 
@@ -534,7 +538,7 @@ def test_a_worker_that_reads_on_is_waited_for_up_to_the_limit_of_all_waits() -> 
 def test_the_delay_until_the_turn_is_suspended_and_the_wait_for_a_dead_worker_last_a_second_together() -> None:
     async def check() -> None:
         scene = Scene(min_result_delay_s=0.76)
-        result = scene.order.ready(sent(), identity(), waiting_turn(), scene.slot)
+        result = scene.order.begin(sent(), identity(), waiting_turn(), scene.slot)
         await scene.order.wait_for_suspension(result)
         assert round(asyncio.get_running_loop().time() * 1000) == 760
 
@@ -569,7 +573,7 @@ def test_a_commit_that_hangs_delays_the_other_results_of_its_turn_by_a_second() 
         async def is_free(_: float) -> bool:
             return False
 
-        first = scene.order.ready(sent(), identity(), waiting_turn(), FakeSlot())
+        first = scene.order.begin(sent(), identity(), waiting_turn(), FakeSlot())
         hanging = asyncio.create_task(scene.order.write(first, hang, is_free))
         await asyncio.sleep(0.01)
         await asyncio.gather(*(scene.written_in_order(str(number)) for number in range(3)))
@@ -584,7 +588,7 @@ def test_a_result_whose_waits_are_over_is_written_at_once_also_when_its_commit_i
     async def check() -> None:
         scene = Scene(reads_s=3_600)
         await scene.written_in_order("a")
-        result = scene.order.ready(sent(), identity(), waiting_turn(), FakeSlot())
+        result = scene.order.begin(sent(), identity(), waiting_turn(), FakeSlot())
         await asyncio.sleep(1.1)
         conditions: list[TurnCondition | None] = []
 

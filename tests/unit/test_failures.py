@@ -29,8 +29,8 @@ from openapi_tool.jina.options import CacheOptions, RetryOptions
 from openapi_tool.jina.response import RESPONSES
 from openapi_tool.kernel.failures import (
     KINDS,
-    Contended,
     ReadOnly,
+    StatementContended,
     kind_of,
     translate_connection_errors,
     translate_statement_errors,
@@ -167,14 +167,14 @@ def test_a_database_without_writes_is_named_with_the_setting_that_finds_the_prim
 def test_contention_is_distinguished_from_an_outage(error: Exception, contended: bool) -> None:  # noqa: FBT001
     with pytest.raises(Unavailable) as caught, translate_statement_errors():
         raise error
-    assert isinstance(caught.value, Contended) == contended
+    assert isinstance(caught.value, StatementContended) == contended
 
 
 @requirement("breaker")
 def test_a_connection_that_does_not_come_in_time_is_an_outage() -> None:
     with pytest.raises(Unavailable) as caught, translate_connection_errors():
         raise TimeoutError
-    assert not isinstance(caught.value, Contended)
+    assert not isinstance(caught.value, StatementContended)
 
 
 # The error table of jina-api section 4, row by row, through the client: kind, retry, and what the model reads.

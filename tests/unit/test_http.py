@@ -24,12 +24,11 @@ from pydantic import SecretStr
 
 from openapi_tool.jina.byte_semaphore import ByteSemaphore
 from openapi_tool.jina.client import JinaClient
-from openapi_tool.jina.connections import on_connected
 from openapi_tool.jina.egress import ALLOWED_HOSTS, EgressRefused, EgressTransport, tls_context
 from openapi_tool.jina.failures import ONCE
 from openapi_tool.jina.options import EgressOptions
 from openapi_tool.jina.request import UpstreamRequest
-from openapi_tool.jina.response import Expected, Outcome
+from openapi_tool.jina.response import Expected, UpstreamResult
 from openapi_tool.jina.transport import ERRORS, AiohttpTransport, translate
 from openapi_tool.local.executor import LoopbackResolver
 from openapi_tool.protocol.errors import (
@@ -58,8 +57,14 @@ async def client(jina: respx.Router) -> AsyncIterator[JinaClient]:
     await client.aclose()
 
 
-async def fetch(client: JinaClient, request: UpstreamRequest = SEARCH, seconds: float = 5) -> Any:
-    return await client.fetch(request, KEY, Deadline.after(seconds), for_request(ByteSemaphore(20_000_000).for_call()))
+async def fetch(
+    client: JinaClient,
+    request: UpstreamRequest = SEARCH,
+    seconds: float = 5,
+    on_connected: Callable[[], None] | None = None,
+) -> Any:
+    context = for_request(ByteSemaphore(20_000_000).for_call())
+    return await client.fetch(request, KEY, Deadline.after(seconds), context, on_connected)
 
 
 async def test_a_request_leaves_as_it_was_built_with_the_key_as_bearer(jina: respx.Router, client: JinaClient) -> None:
@@ -492,7 +497,7 @@ def body_of(content: str) -> bytes:
     return json.dumps({"code": 200, "data": [{"content": content}]}).encode()
 
 
-def content_of(outcome: Outcome) -> str:
+def content_of(outcome: UpstreamResult) -> str:
     """Return the content in the outcome of a response with such a body."""
     assert isinstance(outcome, ToolOutput)
     return outcome.items[0].body
@@ -565,9 +570,9 @@ class Upstream:
         peer.gone.set()
         writer.transport.abort()
 
-    async def request(self) -> Any:
+    async def request(self, on_connected: Callable[[], None] | None = None) -> Any:
         """Send one more request; return the content of its response."""
-        return content_of(await fetch(self.client, seconds=TIMEOUT_S))
+        return content_of(await fetch(self.client, seconds=TIMEOUT_S, on_connected=on_connected))
 
 
 @pytest.fixture(params=LOOPS)
@@ -595,14 +600,22 @@ def test_a_request_counts_from_when_it_has_a_connection(run: Run, tmp_path: Path
             await peer.request()
 
     async def send(upstream: Upstream, number: int) -> Any:
-        on_connected.set(lambda: lambda: events.append(f"{number} sent"))  # stands for a weak reference to a callback
-        return await upstream.request()
+        permit = _Recorded(f"{number} sent")
+        return await upstream.request(permit.connected)
 
     async def check() -> None:
         async with Upstream(tmp_path, script, connections=1) as upstream:
             assert list(await asyncio.gather(send(upstream, 1), send(upstream, 2))) == ["first", "second"]
 
     events: list[str] = []
+
+    class _Recorded:
+        def __init__(self, event: str) -> None:
+            self._event = event
+
+        def connected(self) -> None:
+            events.append(self._event)
+
     run(check())
     assert events == ["1 sent", "received", "2 sent", "received"]
 

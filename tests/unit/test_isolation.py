@@ -26,7 +26,7 @@ from openapi_tool.isolation.frames import ANSWER, DONE
 from openapi_tool.isolation.pool import MAX_KILLS, PoolBusy, TaskKilled, WorkerPool
 from openapi_tool.isolation.process import Killed, Lost, WorkerProcess, _Exchange
 from openapi_tool.isolation.service import CHECK_ARGUMENTS, Isolation
-from openapi_tool.jina.response import READ_RESPONSE, Expected, Received, response_outcome, response_task
+from openapi_tool.jina.response import READ_RESPONSE, Expected, Received, response_result, response_task
 from openapi_tool.options.budgets import BUDGETS, BudgetLimits
 from openapi_tool.protocol.errors import ToolMisconfigured, ToolTimeout
 from openapi_tool.protocol.payload import pack, unpack
@@ -292,7 +292,7 @@ def test_answer_of_too_many_parts_is_no_payload() -> None:
 
 def test_answer_with_a_negative_cost_is_refused() -> None:
     with pytest.raises(ValueError, match="usage"):
-        response_outcome(unpack(pack({"state": {}, "usage": [-1_000_000, 0]})))
+        response_result(unpack(pack({"state": {}, "usage": [-1_000_000, 0]})))
 
 
 @requirement("isolation.limits")
@@ -303,7 +303,7 @@ async def test_task_of_a_larger_response_gets_more_cpu_time() -> None:
     try:
         task = response_task(body, Expected("reader"), Received(200))
         answer = await pool.run(READ_RESPONSE, task, project="a", wait_s=60)
-        assert isinstance(response_outcome(answer), ToolOutput)
+        assert isinstance(response_result(answer), ToolOutput)
     finally:
         await pool.aclose()
 

@@ -20,16 +20,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from openapi_tool.executor import stored_search
-from openapi_tool.executor.continuation import Continuation
+from openapi_tool.executor.pagination import Pagination
 from openapi_tool.isolation.pool import WorkerPool
 from openapi_tool.isolation.service import Isolation
 from openapi_tool.jina.response import (
     READ_RESPONSE,
     Expected,
-    Outcome,
     Received,
+    UpstreamResult,
     read_response,
-    response_outcome,
+    response_result,
     response_task,
 )
 from openapi_tool.options.tools import ToolOptions
@@ -122,17 +122,17 @@ async def test_a_worker_reads_a_response_as_the_service_would(name: str, pool: W
     body, expected = bytearray(PAGES[name]()), Expected("reader", names={"url": "url"})
     received = Received(200, None, frozenset({"jina_0123456789"}))
 
-    async def by_worker() -> Outcome:
+    async def by_worker() -> UpstreamResult:
         task = response_task(body, expected, received)
-        return response_outcome(await pool.run(READ_RESPONSE, task, project="proj", wait_s=60))
+        return response_result(await pool.run(READ_RESPONSE, task, project="proj", wait_s=60))
 
-    async def inline() -> Outcome:
+    async def inline() -> UpstreamResult:
         return read_response(body, expected, received)
 
     assert await _described(by_worker) == await _described(inline)
 
 
-async def _described(read: Callable[[], Awaitable[Outcome]]) -> Any:
+async def _described(read: Callable[[], Awaitable[UpstreamResult]]) -> Any:
     try:
         outcome = await read()
     except ToolError as error:
@@ -255,11 +255,12 @@ class StoredResult:
     def limited_to(self, max_chars: int) -> None:
         """Show at most this number of characters from now on."""
         options = ToolOptions(max_result_chars=max_chars)
-        self.continuation = Continuation(self.kernel, Cursors(b"k" * 32), options, self.isolation)
+        self.pagination = Pagination(self.kernel, Cursors(b"k" * 32), options, self.isolation)
 
     async def first(self) -> str:
         """Truncate the result; return the cursor for the model."""
-        shown, stored = await self.continuation.render(a_call(), READER, ToolOutput(self.items))
+        result = await self.pagination.show(a_call(), READER, ToolOutput(self.items))
+        shown, stored = result.rendered, result.full_text
         assert stored is not None
         self.kernel.text, self.kernel.items = json.loads(stored.content)["text"], stored.items
         assert shown.next_cursor is not None
@@ -270,12 +271,12 @@ class StoredResult:
     ) -> tuple[ToolOutput, RenderedResult, list[tuple[str, ...]]]:
         """Search; return the output, what is shown, and number, item, character and cursor of each passage."""
         ((name, text),) = wanted.items()
-        output, shown = await self.continuation.find(a_call(), READER, SearchRequest(name, text), cursor, tokens)
-        return output, shown, HEADING.findall(shown.content)
+        found = await self.pagination.find(a_call(), READER, SearchRequest(name, text), cursor, tokens)
+        return found.output, found.rendered, HEADING.findall(found.rendered.content)
 
     async def read_on(self, cursor: str) -> str:
         """Return the part at a cursor, without repeated lines."""
-        _, shown = await self.continuation.resume(a_call(), READER, cursor)
+        shown = (await self.pagination.resume(a_call(), READER, cursor)).rendered
         return framed_items(shown.content)[0].split("\n", repeated_lines(shown.content)[0])[-1]
 
 
@@ -292,14 +293,14 @@ def scanned(search: Search, items: Sequence[str]) -> Search:
 async def test_a_note_counts_once_if_the_rest_of_a_result_cannot_be_read() -> None:
     """Such a result may have twice the limit of tokens; the note at its end (100 tokens) counts once."""
     closed = definition({"tool": "jina.read"}, parameters={"type": "object", "additionalProperties": False})
-    continuation = Continuation(StoredText(), Cursors(b"k" * 32), ToolOptions(max_result_tokens=1_000))
+    pagination = Pagination(StoredText(), Cursors(b"k" * 32), ToolOptions(max_result_tokens=1_000))
     text = "page " * 1_500
     assert 2_000 - 3 * 100 < estimate_tokens(text) < 2_000 - 100
     note = " and" * 100
-    shown, stored = await continuation.render(
+    result = await pagination.show(
         a_call(budget=cast("Any", SimpleNamespace(note=note))), closed, ToolOutput((Item(text),))
     )
-    assert (shown.content.endswith(note), stored) == (True, None)
+    assert (result.rendered.content.endswith(note), result.full_text) == (True, None)
 
 
 # A phrase.
@@ -477,7 +478,7 @@ def test_case_11_a_place_in_a_code_block_or_table_opens_it_again(
         ((*_, cursor),) = places
         (text,) = framed_items(shown.content)
         assert text.startswith(f"{repeated}{wanted}{row}")
-        _, part = await stored.continuation.resume(a_call(), READER, cursor)
+        part = (await stored.pagination.resume(a_call(), READER, cursor)).rendered
         assert framed_items(part.content)[0].startswith(f"Title: x\n{repeated}{wanted}{row}")
 
     asyncio.run(check())
@@ -722,7 +723,7 @@ async def test_case_11_a_search_ends_with_the_time_of_its_call() -> None:
     stored = StoredResult(Item("Title: x", FILLER * 200))
     one = runner(Slow(), Tools(AssertionError()))
     call = request(0.05, cursor=await stored.first(), find="x")
-    fields, _ = await one.run(one.new_call(OWNER), call)
+    fields = (await one.run(one.new_call(OWNER), *call)).fields
     assert fields.error_code == "tool_timeout"
 
 
@@ -751,7 +752,7 @@ async def test_case_11_a_search_ends_with_the_time_of_its_call() -> None:
 async def test_case_11_invalid_arguments_are_refused_with_the_remedy(values: dict[str, Any], says: str) -> None:
     tools = Tools(AssertionError())
     one = runner(StoredText(), tools)
-    fields, _ = await one.run(one.new_call(OWNER), request(**values))
+    fields = (await one.run(one.new_call(OWNER), *request(**values))).fields
     assert fields.error is not None
     assert fields.error["message"].count(says) == 1
     assert fields.error["message"].count("looks through") <= 1
@@ -765,7 +766,7 @@ async def test_case_11_an_empty_query_is_ignored(nothing: Any) -> None:
     stored = StoredResult(Item("Title: x", FILLER * 200))
     cursor = await stored.first()
     one = runner(stored.kernel, Tools(ToolOutput((Item("a page"),))))
-    fields, _ = await one.run(one.new_call(OWNER), request(cursor=cursor, find=nothing, question=nothing))
+    fields = (await one.run(one.new_call(OWNER), *request(cursor=cursor, find=nothing, question=nothing))).fields
     assert str(fields.result).startswith("[Continued: ")
-    fields, _ = await one.run(one.new_call(OWNER), request(url="https://a.example/", find=nothing))
+    fields = (await one.run(one.new_call(OWNER), *request(url="https://a.example/", find=nothing))).fields
     assert framed_items(str(fields.result)) == ["a page"]

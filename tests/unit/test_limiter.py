@@ -17,10 +17,12 @@ from openapi_tool.jina.endpoints import ENDPOINTS
 from openapi_tool.jina.failures import key_failure, upstream_failure
 from openapi_tool.options.budgets import BudgetLimits, BudgetOptions, time_zone
 from openapi_tool.protocol.errors import RateLimited
+from openapi_tool.protocol.projects import AgentKey
 from openapi_tool.quotas.limit_record import LEARNED_S, LimitRecord, parse
 from openapi_tool.quotas.limiter import Limiter
+from openapi_tool.quotas.options import KeyLimits, LimitOptions
 from openapi_tool.quotas.periods import Periods
-from openapi_tool.quotas.permits import KeyLimits, LimitOptions, Need, Permit
+from openapi_tool.quotas.permits import Permit, PermitRequest
 from openapi_tool.state.port import Stored
 from openapi_tool.tools.deadlines import Deadline
 from tests.requirements import requirement
@@ -277,8 +279,8 @@ async def test_permits_of_a_key_go_to_projects_by_their_weights() -> None:
     served: Counter[str] = Counter()
 
     async def call(project: str) -> None:
-        need = Need("A", "search", (project, "a"), Deadline.after(30), world.secrets("A"))
-        (await limiter.acquire(need)).done(1)
+        wanted = PermitRequest("A", "search", AgentKey(project, "a"), Deadline.after(30), world.secrets("A"))
+        (await limiter.acquire(wanted)).done(1)
         served[project] += 1
 
     try:
@@ -302,8 +304,8 @@ async def test_slow_requests_of_one_project_leave_a_request_to_others() -> None:
         [limiter] = world.limiters
 
         def acquire(project: str) -> asyncio.Task[Permit]:
-            need = Need("A", "search", (project, "a"), Deadline.after(30), world.secrets("A"))
-            return asyncio.create_task(limiter.acquire(need))
+            wanted = PermitRequest("A", "search", AgentKey(project, "a"), Deadline.after(30), world.secrets("A"))
+            return asyncio.create_task(limiter.acquire(wanted))
 
         quiet = await acquire("quiet")
         quiet.done(1)
@@ -399,9 +401,9 @@ async def test_large_requests_of_one_project_leave_tokens_to_another(tokens: int
         served: Counter[str] = Counter()
 
         async def call(project: str, cost: int) -> None:
-            need = Need("A", "reader", (project, "a"), Deadline.after(28), world.secrets("A"))
+            wanted = PermitRequest("A", "reader", AgentKey(project, "a"), Deadline.after(28), world.secrets("A"))
             with suppress(RateLimited):
-                permit = await limiter.acquire(need)
+                permit = await limiter.acquire(wanted)
                 await asyncio.sleep(0)
                 permit.done(cost)
                 served[project] += cost

@@ -15,10 +15,12 @@ import pytest
 from openapi_tool.cli.limits import blocked, combined
 from openapi_tool.jina.failures import key_failure, upstream_failure
 from openapi_tool.protocol.errors import AuthFailed, BudgetExceeded, ToolError, Unavailable
+from openapi_tool.protocol.projects import AgentKey
 from openapi_tool.quotas import keys
 from openapi_tool.quotas.keys import RETRIES_S, STATES, KeyRecord
 from openapi_tool.quotas.limiter import Limiter
-from openapi_tool.quotas.permits import KeyLimits, KeyPool, LimitOptions, Need, Permit
+from openapi_tool.quotas.options import KeyLimits, KeyPool, LimitOptions
+from openapi_tool.quotas.permits import Permit, PermitRequest
 from openapi_tool.state.port import OnChange, Stored
 from openapi_tool.tools.deadlines import Deadline
 from openapi_tool.tools.secret_variables import Secrets
@@ -108,7 +110,9 @@ class Replicas:
     ) -> Permit:
         number = next(NUMBERS) if call is None else call
         key = self.secrets(variable)
-        permit = await limiter.acquire(Need(variable, endpoint, ("p", "a"), Deadline.after(wait_s), key, call=number))
+        permit = await limiter.acquire(
+            PermitRequest(variable, endpoint, AgentKey("p", "a"), Deadline.after(wait_s), key, call=number)
+        )
         self.sent[permit.key.get_secret_value()] += 1
         return permit
 
@@ -256,9 +260,9 @@ async def test_a_refused_request_may_be_sent_with_each_key_of_its_pool() -> None
     [limiter] = world.limiters
     limiter.keys.set_secrets(world.secrets)
     try:
-        need = Need("P", "search", ("p", "a"), Deadline.after(5), world.secrets("P"))
+        wanted = PermitRequest("P", "search", AgentKey("p", "a"), Deadline.after(5), world.secrets("P"))
         for left in (2, 1, 0):
-            permit = await limiter.acquire(need)
+            permit = await limiter.acquire(wanted)
             error = refusal(40102)
             permit.failed(error)
             assert error.max_retries >= 2 if left else error.max_retries == 0

@@ -138,10 +138,10 @@ def test_case_2_the_note_advises_only_what_the_definition_takes(
 @requirement("usage.exact")
 @pytest.mark.parametrize("chars", [100, 60_000])
 async def test_case_2_a_result_that_cost_much_says_what_it_cost(chars: int) -> None:
-    continuation = ToolsOverTransport(serving(b"")).continuation
+    pagination = ToolsOverTransport(serving(b"")).pagination
     for tokens in (10_000, 86_126):
         output = ToolOutput((Item("x" * chars),), usage=Usage(tokens, 1))
-        shown, _ = await continuation.render(a_call(), definition(READER), output)
+        shown = (await pagination.show(a_call(), definition(READER), output)).rendered
         assert len(shown.content) <= 40_000
         assert ("[This result cost 86,126 tokens." in shown.content) == (tokens == 86_126)
 
@@ -192,10 +192,10 @@ async def test_case_3_the_first_part_says_that_a_page_was_cut_and_the_last_part_
     page = {"title": "x", "url": "https://a.example/", "content": "word " * 2_000, "usage": {"tokens": 900}}
     stored = StoredResult(*page_output({"data": page}, 900).items)
     cursor: str | None = await stored.first()
-    first, _ = await stored.continuation.render(a_call(), definition(READER), ToolOutput(stored.items))
+    first = (await stored.pagination.show(a_call(), definition(READER), ToolOutput(stored.items))).rendered
     shown = [first.content]
     while cursor:
-        _, part = await stored.continuation.resume(a_call(), definition(READER), cursor)
+        part = (await stored.pagination.resume(a_call(), definition(READER), cursor)).rendered
         shown.append(part.content)
         cursor = part.next_cursor
     assert len(shown) > 2
@@ -209,7 +209,7 @@ async def test_case_3_the_first_part_says_that_a_page_was_cut_and_the_last_part_
 async def test_case_3_the_first_part_names_the_results_whose_pages_were_cut() -> None:
     data = [{"title": str(n), "content": "word " * 2_000, "usage": {"tokens": 900}} for n in range(8)]
     output = search_output({"data": data}, "q", with_pages=True, max_tokens=900)
-    first, _ = await ToolsOverTransport(serving(b"")).continuation.render(a_call(), definition(SEARCH), output)
+    first = (await ToolsOverTransport(serving(b"")).pagination.show(a_call(), definition(SEARCH), output)).rendered
     assert first.truncated
     assert "[The pages of results 1, 2, 3, 4, 5, 6, 7, 8 are longer: cut at max_tokens = 900." in first.content
 
@@ -220,7 +220,7 @@ async def test_case_3_the_first_part_names_the_results_whose_pages_were_cut() ->
 @requirement("content.retained")
 @pytest.mark.parametrize("tokens", [500, 600, 1_000])
 async def test_case_1_small_limit_is_observed_and_shows_some_items_with_heads(tokens: int) -> None:
-    continuation = ToolsOverTransport(serving(b"")).continuation
+    pagination = ToolsOverTransport(serving(b"")).pagination
     data = [
         {"title": f"Result {n}", "url": f"https://{n}.example/", "description": "A short text. " * 8} for n in range(20)
     ]
@@ -229,7 +229,7 @@ async def test_case_1_small_limit_is_observed_and_shows_some_items_with_heads(to
     good = ToolOutput((Item("Title: 日本語\nURL: https://a.example/", "本页的内容。" * 900),))
     several = batch_output([*failed, "日" * 150], {**failed, "日" * 150: good})
     for output, tool in ((found, SEARCH), (several, {"tool": "jina.read_many"})):
-        shown, _ = await continuation.render(a_call(), definition(tool), output, tokens)
+        shown = (await pagination.show(a_call(), definition(tool), output, tokens)).rendered
         assert estimate_tokens(shown.content) <= tokens
         heads = [item.head for item in output.items if item.head]
         whole = [text for text in framed_items(shown.content) if text in heads or text.startswith("Title: 日本語\nURL")]
@@ -257,7 +257,7 @@ async def test_case_5_an_item_keeps_its_number_and_address_in_later_parts() -> N
     gone = UpstreamRejected("It is gone.")
     items = batch_output(["https://1.example/", *pages], {"https://1.example/": gone, **pages}).items
     stored = StoredResult(*items)
-    _, part = await stored.continuation.resume(a_call(), definition(READER), await stored.first())
+    part = (await stored.pagination.resume(a_call(), definition(READER), await stored.first())).rendered
     assert part.content.startswith("[Continued: 2 of 3, from character ")
     assert "; its first 2 lines are repeated.]" in part.content
     assert framed_items(part.content)[0].startswith("Title: 2\nURL: https://2.example/\n2 2 ")
@@ -323,7 +323,7 @@ async def test_case_4_a_result_observes_its_limit_of_tokens_in_every_script(kind
         (None, 20_000, 10_000),
     ):
         tool = definition(READER, max_result_tokens=own)
-        shown, _ = await answering.continuation.render(a_call(), tool, output, call_limit)
+        shown = (await answering.pagination.show(a_call(), tool, output, call_limit)).rendered
         assert estimate_tokens(shown.content) <= most
         assert shown.truncated == (40 * tokens_of_one > most)
         # A truncated text uses most of its limit; up to 300 tokens are for frame and notes.

@@ -541,9 +541,10 @@ catalogue.CATALOGUE = {**catalogue.CATALOGUE, tool.name: tool}
 
 from openapi_tool.jina import endpoints, failures, parameters, response
 from openapi_tool.jina.content import usage_of
+from openapi_tool.protocol.projects import AgentKey
 from openapi_tool.quotas.limiter import Limiter
-from openapi_tool.quotas.permits import Need
-from openapi_tool.quotas.permits import LimitOptions
+from openapi_tool.quotas.permits import PermitRequest
+from openapi_tool.quotas.options import LimitOptions
 from openapi_tool.state.port import Stored
 from openapi_tool.protocol.errors import BadRequest
 from openapi_tool.telemetry import metrics
@@ -576,7 +577,8 @@ async def limits():
     limiter = Limiter("replica", options, Store(), lambda: 1e6, None)
     counted = [(found.labels, found.value) for found in metrics.samples(metrics.RATE_LIMITED)]
     assert ({"endpoint": "segment"}, 0) in counted
-    permit = await limiter.acquire(Need("KEY", "segment", ("p", "a"), Deadline.after(5), SecretStr("key")))
+    wanted = PermitRequest("KEY", "segment", AgentKey("p", "a"), Deadline.after(5), SecretStr("key"))
+    permit = await limiter.acquire(wanted)
     permit.done(1)
     limit = limiter._limits["KEY", "segment"]
     print(limit.rates.tokens, limit.tokens_each, endpoints.ENDPOINTS["segment"].min_tokens({}))

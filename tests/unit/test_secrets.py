@@ -43,7 +43,7 @@ from openapi_tool.jina.request import UpstreamRequest
 from openapi_tool.jina.response import Expected
 from openapi_tool.local.caller import ResultRows
 from openapi_tool.protocol.errors import ToolError, ToolMisconfigured
-from openapi_tool.quotas.permits import Need, Permit, Unlimited
+from openapi_tool.quotas.permits import Permit, PermitRequest, Unlimited
 from openapi_tool.service import process as service
 from openapi_tool.settings import Settings, SettingsError, load_settings
 from openapi_tool.settings.loading import secret_values
@@ -166,9 +166,9 @@ class _PoolPermits(Unlimited):
     def __init__(self, *keys: str) -> None:
         self._keys = cycle(keys)
 
-    async def acquire(self, need: Need) -> Permit:
-        need.key = SecretStr(next(self._keys))
-        return await super().acquire(need)
+    async def acquire(self, wanted: PermitRequest) -> Permit:
+        wanted.key = SecretStr(next(self._keys))
+        return await super().acquire(wanted)
 
 
 @pytest.mark.parametrize(

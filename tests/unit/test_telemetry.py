@@ -38,7 +38,7 @@ from openapi_tool.bus.connection_errors import describe_connection_error
 from openapi_tool.bus.options import BusOptions, NatsOptions
 from openapi_tool.kernel.failures import describe_connection_error as describe_database_error
 from openapi_tool.open_files import OUT_OF_FILES
-from openapi_tool.protocol.attempts import Attempt
+from openapi_tool.protocol.attempts import UpstreamAttempt
 from openapi_tool.protocol.tracing import SpanContext, TraceLink, parse_traceparent
 from openapi_tool.service.file_limit import file_limit_problem, fit_to_file_limit, health_connections
 from openapi_tool.settings import Settings
@@ -316,9 +316,9 @@ def collector(answer: bytes, *, endless: bool = False) -> Iterator[int]:
 
 
 ATTEMPTS = [
-    Attempt(1.0, "POST", "s.jina.ai", 0, 0.5, 503, "upstream_unavailable"),
-    Attempt(1.6, "POST", "s.jina.ai", 1, 0.4, 200),
-    Attempt(1.7, "POST", "s.jina.ai", 0),
+    UpstreamAttempt(1.0, "POST", "s.jina.ai", 0, 0.5, 503, "upstream_unavailable"),
+    UpstreamAttempt(1.6, "POST", "s.jina.ai", 1, 0.4, 200),
+    UpstreamAttempt(1.7, "POST", "s.jina.ai", 0),
 ]
 
 

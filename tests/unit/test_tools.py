@@ -16,7 +16,7 @@ from openapi_tool.options.budgets import BUDGETS
 from openapi_tool.protocol.errors import BadRequest, ToolError, ToolMisconfigured, ToolNotAvailable
 from openapi_tool.protocol.jsontext import JsonObject, JsonValue
 from openapi_tool.protocol.records import DefinitionRecord
-from openapi_tool.quotas.permits import KeyLimits
+from openapi_tool.quotas.options import KeyLimits
 from openapi_tool.tools.argument_names import fold
 from openapi_tool.tools.arguments import Arguments, ArgumentSources, OperatorEnvs
 from openapi_tool.tools.catalogue import CATALOGUE, OPERATIONS, READER, BuiltInTool, DuplicateTool, Operation, catalogue
@@ -334,6 +334,18 @@ def test_fixed_argument_that_the_definition_no_longer_has_is_removed() -> None:
 def test_each_form_of_a_definition_is_understood(jina: dict[str, Any], expected: tuple[str, str, str]) -> None:
     parsed = definition(jina)
     assert (parsed.operation.host, parsed.method, parsed.path) == expected
+
+
+@requirement("options.jina")
+def test_jina_is_read_before_its_legacy_form_unless_it_is_empty() -> None:
+    legacy: JsonObject = {"mode": "reader", "auth": {"env": "OLD_KEY"}}
+    cases: list[tuple[JsonObject, tuple[str, str]]] = [
+        ({"mode": "search"}, ("search", "JINA_API_KEY")),
+        ({}, ("reader", "OLD_KEY")),
+    ]
+    for jina, expected in cases:
+        parsed = parse_definition(DefinitionRecord("t", None, {}, {"jina": jina, "openapi": legacy}))
+        assert (parsed.operation.name, parsed.auth_env) == expected
 
 
 @requirement("options.jina")

@@ -23,11 +23,11 @@ from openapi_tool.bus import dead_letters, leases
 from openapi_tool.bus.client import routed
 from openapi_tool.bus.options import INBOX
 from openapi_tool.bus.parked_results import PARKED_BUCKET
+from openapi_tool.bus.record_store import LIMITS
 from openapi_tool.bus.replica_statistics import gather_stats
 from openapi_tool.bus.session_key import SESSION_KEY
 from openapi_tool.bus.shared_bucket import BUCKET, RESTRICT
 from openapi_tool.bus.shared_bucket import STREAM as SHARED
-from openapi_tool.bus.storage import LIMITS
 from openapi_tool.bus.switches import SWITCHES_KEY
 from openapi_tool.bus.users import NatsUser
 from openapi_tool.cli import app

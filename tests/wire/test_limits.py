@@ -19,9 +19,9 @@ from nats.js.errors import NotFoundError
 from prometheus_client import REGISTRY
 from typer.testing import CliRunner
 
+from openapi_tool.bus.record_store import BUDGETS, LIMITS, RecordStore
 from openapi_tool.bus.replica_statistics import gather_stats
 from openapi_tool.bus.shared_bucket import BUCKET
-from openapi_tool.bus.storage import BUDGETS, LIMITS, RecordStore
 from openapi_tool.bus.switches import SWITCHES_KEY, change_switches, load_switches
 from openapi_tool.cli import app
 from openapi_tool.cli.output import INTERRUPTED
@@ -166,7 +166,7 @@ async def test_a_drain_hands_back_calls_that_wait_for_permits(
 
 async def stored(world: World) -> LimitRecord:
     records = RecordStore(LIMITS)
-    async with records.shared_by(mock.Mock(aclose=mock.AsyncMock()), world.caller.client, 1):
+    async with records.connected(mock.Mock(aclose=mock.AsyncMock()), world.caller.client, 1):
         found = limit_record.parse((await records.read(RECORD)).value)
     assert found is not None
     return found

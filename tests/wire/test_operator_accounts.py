@@ -18,8 +18,8 @@ from openapi_tool.bus.client import routed
 from openapi_tool.bus.operator_accounts import OPERATOR_DOMAIN, OTHER_USERS
 from openapi_tool.bus.options import INBOX
 from openapi_tool.bus.parked_results import PARKED_BUCKET
+from openapi_tool.bus.record_store import LIMITS
 from openapi_tool.bus.shared_bucket import BUCKET
-from openapi_tool.bus.storage import LIMITS
 from openapi_tool.bus.switches import SWITCHES_KEY
 from openapi_tool.bus.users import NatsUser
 from openapi_tool.cli import app

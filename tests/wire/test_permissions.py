@@ -25,10 +25,10 @@ from openapi_tool.bus.connection import connected
 from openapi_tool.bus.dead_letters import DeadLetters
 from openapi_tool.bus.leases import Leases
 from openapi_tool.bus.parked_results import PARKED_BUCKET
+from openapi_tool.bus.record_store import BUDGETS, LIMITS
 from openapi_tool.bus.replica_statistics import gather_stats
 from openapi_tool.bus.session_key import shared_session_key
 from openapi_tool.bus.shared_bucket import BUCKET, shared_bucket
-from openapi_tool.bus.storage import BUDGETS, LIMITS
 from openapi_tool.bus.streams import Durable, ensure_durable, replica_count
 from openapi_tool.bus.switches import SWITCHES_KEY, SwitchMonitor, change_switches, load_switches
 from openapi_tool.cli import app

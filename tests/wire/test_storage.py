@@ -43,9 +43,10 @@ from openapi_tool.bus.durable import _has_quorum
 from openapi_tool.bus.durable_monitor import DurableMonitor
 from openapi_tool.bus.leases import Lease, Leases
 from openapi_tool.bus.options import DurableOptions
+from openapi_tool.bus.record_store import BUDGETS, LIMITS
 from openapi_tool.bus.server_clock import ServerClock
 from openapi_tool.bus.session_key import shared_session_key
-from openapi_tool.bus.storage import BUDGETS, LIMITS, Storage
+from openapi_tool.bus.storage_check import StorageMonitor
 from openapi_tool.bus.streams import Durable, StreamMissing, ensure_durable, replica_count
 from openapi_tool.cli import app
 from openapi_tool.concurrency.retries import retried
@@ -77,7 +78,7 @@ class Stored:
     client: BusClient
     leases: Leases
     parked: NatsKvTexts
-    storage: Storage
+    storage: StorageMonitor
     health: Health
 
     @property
@@ -103,7 +104,7 @@ async def stored_on(client: BusClient, replicas: int = 1) -> Stored:
     key = await retried(
         lambda: shared_session_key(client, replicas), on=Unavailable, wait=wait_fixed(0.1), stop=stop_after_delay(20)
     )  # as at the start: a new cluster may lose the first replies
-    storage = Storage(
+    storage = StorageMonitor(
         client,
         leases_,
         results,

@@ -24,7 +24,7 @@ from openapi_tool.tools.definition import ToolDefinition
 from openapi_tool.tools.frames import framed, without_frames
 from openapi_tool.tools.inline_bounds import SMALL
 from openapi_tool.tools.output import Item, ToolOutput
-from openapi_tool.tools.result import RenderedResult
+from openapi_tool.tools.result import RenderedResult, ShownOutput
 from openapi_tool.tools.shown_state import shown_state, without_state
 from openapi_tool.tools.stored_text import stored_text
 from openapi_tool.tools.text_search import SearchRequest
@@ -50,7 +50,7 @@ _UNCONTINUED_FACTOR = 2
 """Factor of the limits if the definition's schema rejects `cursor`: its model can never read the rest."""
 
 
-class Continuation:
+class Pagination:
     """Truncates long results, and returns the next part to the agent that owns the result."""
 
     def __init__(
@@ -67,22 +67,22 @@ class Continuation:
         self._options = options
         self._search = StoredSearch(artifacts, cursors, self._isolation)
 
-    async def with_shown_state(
-        self, definition: ToolDefinition, output: ToolOutput, max_result_tokens: int | None = None
-    ) -> ToolOutput:
-        """Return the output with the state as a model may read it; with `result_format` `text` none reads it."""
-        if definition.result_format == "text":
-            return output
-        limit = self._limit(definition, max_result_tokens)
-        return replace(output, state=await asyncio.to_thread(shown_state, output.state, limit))
-
-    async def render(
+    async def show(
         self, call: Call, definition: ToolDefinition, output: ToolOutput, max_result_tokens: int | None = None
-    ) -> tuple[RenderedResult, StoredText | None]:
-        """Return what the model is shown, with notes on the cost, and the whole text if it is truncated and storable.
+    ) -> ShownOutput:
+        """Return what the model is shown of an output, with notes on the cost.
 
         `max_result_tokens` is the call's own limit.
         """
+        if definition.result_format != "text":  # with `text` no model reads the state
+            limit = self._limit(definition, max_result_tokens)
+            output = replace(output, state=await asyncio.to_thread(shown_state, output.state, limit))
+        rendered, stored = await self._rendered(call, definition, output, max_result_tokens)
+        return ShownOutput(output, rendered, stored)
+
+    async def _rendered(
+        self, call: Call, definition: ToolDefinition, output: ToolOutput, max_result_tokens: int | None
+    ) -> tuple[RenderedResult, StoredText | None]:
         rejects = takes_cursor(definition) and await self._schema_rejects_cursor(call, definition)
         items = output.items
         cost = _cost_note(output, self._options.cost_note_tokens) + (call.budget.note if call.budget else "")
@@ -113,8 +113,8 @@ class Continuation:
 
     async def resume(
         self, call: Call, definition: ToolDefinition, cursor: str, max_result_tokens: int | None = None
-    ) -> tuple[ToolOutput, RenderedResult]:
-        """Return the part at `cursor` as output and as shown to the model. Raises NotFound, Unavailable."""
+    ) -> ShownOutput:
+        """Return the part at `cursor`. Raises NotFound, Unavailable."""
         position = self._cursors.read(call.identity, cursor)
         # Twice the limit: the beginnings of later items, which were shown before, are skipped.
         load = partial(load_part, self._artifacts, call.identity, position.card_id)
@@ -131,7 +131,7 @@ class Continuation:
         missing = f"{counted(_unseen_chars(stored_items, part.next), 'character', 'left')}."
         state = {"card_id": artifact.card_id, "from": position.start, "to": part.end, "chars": artifact.chars}
         output = ToolOutput((Item(caption=shown),), state)
-        return output, self._with_cursor(call, definition, shown, missing, artifact, part.next)
+        return ShownOutput(output, self._with_cursor(call, definition, shown, missing, artifact, part.next))
 
     async def find(
         self,
@@ -140,8 +140,8 @@ class Continuation:
         search: SearchRequest,
         cursor: str,
         max_result_tokens: int | None = None,
-    ) -> tuple[ToolOutput, RenderedResult]:
-        """Search the text of `cursor`; return output and what the model is shown. Raises NotFound, Unavailable."""
+    ) -> ShownOutput:
+        """Search the text of `cursor`, and return the passages found. Raises NotFound, Unavailable, ToolTimeout."""
         return await self._search.run(call, search, cursor, self._limit(definition, max_result_tokens))
 
     async def _schema_rejects_cursor(self, call: Call, definition: ToolDefinition) -> bool:

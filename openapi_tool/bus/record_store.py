@@ -1,0 +1,126 @@
+"""Records of limits, refused keys and budgets, shared by all replicas in NATS (ADR 9)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from dataclasses import dataclass, replace
+
+from nats.aio.client import Client
+from prometheus_client import Counter
+
+from openapi_tool.protocol.errors import Unavailable
+from openapi_tool.quotas.account_record import from_version_1
+from openapi_tool.quotas.budgets import Budgets
+from openapi_tool.quotas.limiter import Limiter
+from openapi_tool.state.nats_kv import MAX_VALUE_BYTES, Bucket, NatsKvRecords
+from openapi_tool.state.port import AccessDenied, OnChange, Records, Stored
+from openapi_tool.telemetry import metrics
+
+log = logging.getLogger(__name__)
+
+_TIMEOUT_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class BucketSpec:
+    """Bucket of shared records whose keys match `keys`; `operations` counts reads, writes and conflicts.
+
+    `earlier` is the bucket of an earlier version; `convert` turns its records into those of this one.
+    """
+
+    bucket: Bucket
+    keys: str
+    operations: Counter
+    earlier: Bucket | None = None
+    convert: Callable[[bytes], bytes | None] = lambda _: None
+
+
+LIMITS = BucketSpec(
+    Bucket(
+        "openapi_tool_key_limits",
+        ttl_s=2 * 3600,
+        max_bytes=64 * 2**20,
+        max_value_bytes=MAX_VALUE_BYTES,
+        changes="openapi_tool.key_limits",
+    ),
+    "*.*.*",
+    metrics.LIMIT_OPERATIONS,
+)
+BUDGETS = BucketSpec(
+    Bucket(
+        "openapi_tool_accounts",
+        ttl_s=40 * 86_400,
+        max_bytes=256 * 2**20,
+        max_value_bytes=MAX_VALUE_BYTES,
+        changes="openapi_tool.accounts",
+    ),
+    "budget.*",
+    metrics.BUDGET_OPERATIONS,
+    Bucket("openapi_tool_budgets"),
+    from_version_1,
+)
+"""Its TTL is longer than the month of a budget."""
+
+
+class RecordStore:
+    """Records of a bucket, counted; all methods raise Unavailable, also before `connected`."""
+
+    def __init__(self, spec: BucketSpec) -> None:
+        self._spec = spec
+        self._records: Records | None = None
+        self._earlier: Records | None = None
+
+    @asynccontextmanager
+    async def connected(self, user: Limiter | Budgets, client: Client, replicas: int) -> AsyncIterator[None]:
+        """Share the records over this connection: pass those of all replicas to `user`, and close `user` in the end.
+
+        The first write creates a missing bucket with `replicas` replicas.
+        """
+        self._records = NatsKvRecords(client, replace(self._spec.bucket, replicas=replicas), _TIMEOUT_S)
+        self._earlier = NatsKvRecords(client, self._spec.earlier, _TIMEOUT_S) if self._spec.earlier else None
+        async with AsyncExitStack() as stack:
+            try:
+                await stack.enter_async_context(self.watch(user.on_change))
+            except Unavailable as error:  # then a change is detected by the conflict of a write
+                log.warning(
+                    "cannot subscribe to changes of %s: %s",
+                    self._spec.bucket.name,
+                    error,
+                    extra={"action": "limits.not_followed"},
+                )
+            async with aclosing(user):
+                yield
+
+    async def read(self, key: str) -> Stored:
+        """See `Records`; a record that was never written is taken over from an earlier version."""
+        stored = await self._counted("read").read(key)
+        if self._earlier is None or stored != Stored():
+            return stored
+        try:
+            earlier = (await self._earlier.read(key)).value
+        except AccessDenied:  # the user of NATS has only the permissions of this version
+            self._earlier = None
+            return stored
+        return Stored(self._spec.convert(earlier), 0) if earlier is not None else stored
+
+    async def write(self, key: str, value: bytes, revision: int) -> int | None:
+        """See `Records`."""
+        written = await self._counted("write").write(key, value, revision)
+        if written is None:
+            self._spec.operations.labels("conflict").inc()
+        return written
+
+    @asynccontextmanager
+    async def watch(self, on_change: OnChange) -> AsyncIterator[None]:
+        """See `Records`."""
+        async with self._counted("watch").watch(on_change):
+            yield
+
+    def _counted(self, operation: str) -> Records:
+        """Return the records, and count an operation on them."""
+        if self._records is None:
+            raise Unavailable("NATS: not connected yet")
+        self._spec.operations.labels(operation).inc()
+        return self._records
