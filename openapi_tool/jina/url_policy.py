@@ -24,8 +24,11 @@ from openapi_tool.jina.hosts import (
     MAX_ENCODED_NAME_CHARS,
     MAX_LABEL_CHARS,
     belongs_to,
+    compared_address,
     denied_target,
+    ends_in_number,
     folded_host,
+    ipv4_of,
     suffixes,
 )
 from openapi_tool.options.section import Options, split
@@ -90,14 +93,11 @@ _OTHER_SCHEME = re.compile(r"(?!localhost:)[a-z][a-z0-9+-]*:", re.IGNORECASE)  #
 _URL = re.compile(r"https?://([^/?#]*)(.*)", re.IGNORECASE | re.DOTALL)
 _FORBIDDEN = re.compile(r"[\s\x00-\x1f\x7f-\x9f\ud800-\udfff]")  # white space, Cc, Cs
 _HOST_AND_PORT = re.compile(r"(\[[^\[\]]*\]|[^:\[\]]+)(?::([0-9]{0,5}))?")
-_MAX_PORT, _MAX_BYTE = 65_535, 255
+_MAX_PORT = 65_535
 _PORTS = range(1, _MAX_PORT + 1)
 
 _MAX_NAME_CHARS = 253
 _ASCII_OF_LABEL = re.compile(r"[a-z0-9_-]")
-_LAST_IS_NUMBER = re.compile(r"(?:.*\.)?(?:[0-9]+|0x[0-9a-f]*)", re.DOTALL)
-_NUMBER = re.compile(r"0x[0-9a-f]*|0[0-7]*|[1-9][0-9]*")
-_V4_PARTS = 4
 _SHOWN_CHARS, _MAX_SHOWN_CHARS = 80, 160
 
 # The IANA special-purpose registries, multicast, and the one metadata address that looks public (Azure's).
@@ -205,7 +205,7 @@ def checked_url(text: str, rules: UrlPolicy) -> str:
     if _SEARCH.fullmatch(url.host):
         raise BadRequest(f"url: {_shown(url.host)} is a search service, no page. Give the address of a page.")
     host = _checked_host(url.host, rules)
-    if belongs_to(host, _compiled(rules).denied):
+    if belongs_to(compared_address(host), _compiled(rules).denied):
         raise denied_target(host)
     return _bounded(url.text)
 
@@ -349,8 +349,13 @@ def _checked_host(host: str, rules: UrlPolicy) -> str:
         except ValueError:
             raise BadRequest(f"url: {_shown(text)} is no IPv6 address. Use the page's host name.") from None
         problem = f"{_shown(text)} names a network interface. Use the page's host name." if zone else ""
-    elif _LAST_IS_NUMBER.fullmatch(host):
-        address, problem = _v4(host), ""
+    elif ends_in_number(host):
+        number = ipv4_of(host)
+        if number is None:
+            raise BadRequest(
+                f"url: {_shown(host)} is neither a host name nor an IPv4 address. Use the page's host name."
+            )
+        address, problem = number, ""
         if str(address) != host:
             problem = f"{_shown(host)} is an unusual spelling. Write {address}, or the page's host name."
     else:
@@ -361,21 +366,6 @@ def _checked_host(host: str, rules: UrlPolicy) -> str:
     if problem:
         raise BadRequest(f"url: {problem}")
     return str(address)
-
-
-def _v4(host: str) -> IPv4Address:
-    """Parse one to four parts, each decimal, octal (0…) or hexadecimal (0x…); the last fills the remaining bytes."""
-    parts = host.split(".")
-    if len(host) <= _MAX_NAME_CHARS and len(parts) <= _V4_PARTS and all(map(_NUMBER.fullmatch, parts)):
-        *front, last = map(_number, parts)
-        if max(front, default=0) <= _MAX_BYTE and last < 256 ** (_V4_PARTS - len(front)):
-            return IPv4Address(last + sum(byte << 8 * (_V4_PARTS - 1 - place) for place, byte in enumerate(front)))
-    raise BadRequest(f"url: {_shown(host)} is neither a host name nor an IPv4 address. Use the page's host name.")
-
-
-def _number(part: str) -> int:
-    base = 16 if part.startswith("0x") else 8 if part.startswith("0") else 10
-    return int(part.removeprefix("0x") or "0", base)
 
 
 def _check_name(host: str, rules: UrlPolicy) -> None:
