@@ -231,13 +231,22 @@ def _is_only_title(title: str, text: str) -> bool:
 
     A bare line may be the content of a file.
     """
-    own = {title, *(title.partition(separator)[0] for separator in _TITLE_SEPARATORS)}
-    return bool(title and _HEADING.match(text)) and own.issuperset(_lines(text))
+    return bool(title and _HEADING.match(text)) and _own_titles(title).issuperset(_lines(text))
+
+
+def _own_titles(title: str) -> set[str]:
+    """Return a title, also without the name of its site."""
+    return {title, *(title.partition(separator)[0] for separator in _TITLE_SEPARATORS)}
 
 
 def _is_loading(title: str, text: str) -> bool:
-    """Return whether a text, without the title that may be above it, is only a loading text."""
-    heading, _, below = text.partition("\n")
-    heading = heading.strip("#* \t")
-    texts = (text, below.lstrip("=- \n")) if heading and title.startswith(heading) else (text,)
-    return any(len(one) <= _MAX_LOADING_CHARS and one.lstrip("#*![ ").startswith(_LOADING_WORDS) for one in texts)
+    """Return whether a text, without images and the title that may be above it, is only a loading text."""
+    lines = _lines(_IMAGE.sub("", text))
+    own = _own_titles(title)
+    if lines and title.startswith(lines[0]):
+        own.add(lines[0])
+    below = [line for line in lines if line not in own]
+    return any(
+        len(one) <= _MAX_LOADING_CHARS and one.lstrip("![ ").startswith(_LOADING_WORDS)
+        for one in map("\n".join, (lines, below))
+    )

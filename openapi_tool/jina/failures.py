@@ -166,7 +166,8 @@ _TRANSIENT: Sequence[tuple[re.Pattern[str], Rule]] = tuple(
             r"""\bproxy\ (?:handshake|connect|error|fail|tunnel) | (?:resolve|from)\ proxy | connect\ tunnel\ failed
             | net::ERR_(?:PROXY|TUNNEL|SOCKS)_CONNECTION_FAILED | net::ERR_(?:NETWORK_CHANGED|INTERNET_DISCONNECTED)
             | (?:target|session|page)\ (?:closed|crashed) | detached\ frame | frame\ was\ detached
-            | context\ was\ destroyed | browser\ has\ disconnected | no\ provider\ can\ do""",
+            | context\ was\ destroyed | browser\ has\ disconnected | no\ provider\ can\ do
+            | requesting\ main\ frame\ too\ early | EAI_AGAIN""",
             "A part of the service failed",
         ),
         (
@@ -178,7 +179,7 @@ _TRANSIENT: Sequence[tuple[re.Pattern[str], Rule]] = tuple(
             r"""connection\ (?:was\ )?(?:reset|closed|aborted) | ECONNRESET | EPIPE | broken\ pipe | socket\ hang\ up
             | empty\ reply\ from\ server | (?:send|recv)\ failure | failure\ when\ receiving | transfer\ closed\ with
             | partial\ file | not\ closed\ cleanly | did\ not\ return\ a\ body
-            | net::ERR_(?:\w*CONNECTION|EMPTY_RESPONSE|INCOMPLETE_CHUNKED|CONTENT_LENGTH_MISMATCH)""",
+            | net::ERR_(?:\w*CONNECTION|EMPTY_RESPONSE|INCOMPLETE_CHUNKED|CONTENT_LENGTH_MISMATCH|(?:HTTP2|QUIC)_)""",
             "The server broke the connection",
         ),
     )
@@ -219,7 +220,7 @@ def upstream_failure(
         rule = replace(rule, message=advice, reason=False)
     if rule.error is errors.TargetRefused and (blocked_s := _blocked_s(envelope)) is not None:
         rule, wait_s = _blocked(blocked_s), blocked_s
-    if http_status >= HTTPStatus.INTERNAL_SERVER_ERROR and filters:
+    if filters and rule.error is errors.UpstreamUnavailable:
         rule = replace(rule, message=f"{rule.message.removesuffix('.')}, or search without {' or '.join(filters)}.")
     argument, remedy = rule.remedy
     if argument and offers(argument):
@@ -229,6 +230,7 @@ def upstream_failure(
     )
     error = rule.error(
         f"{rule.message} The service says: {quoted(reason)}" if reason else rule.message,
+        detail=None if wait_s is None else {"retry_after_s": max(1, math.ceil(wait_s))},
         retryable=rule.retryable or rule.max_retries > 0,
         max_retries=rule.max_retries,
         retry_after=wait_s,

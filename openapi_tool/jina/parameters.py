@@ -106,8 +106,7 @@ _SITE = re.compile(
 def _site(text: str) -> str:
     """Return the site of `a.com`, `https://a.com:443/`, `*.a.com` or `-site:a.com`; empty if there is none."""
     site = _SITE.fullmatch(text)
-    rest = " ".join((site["rest"] or "").rstrip("/").split()) if site else ""
-    return f"{site['host']}{rest}" if site and site["host"] else ""
+    return " ".join(f"{site['host']}{(site['rest'] or '').rstrip('/')}".split()) if site and site["host"] else ""
 
 
 def _after(value: Any) -> str:

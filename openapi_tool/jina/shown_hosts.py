@@ -19,7 +19,7 @@ _ADDRESS = re.compile(
     [^\s<>()\[\]"'`|\\]*""",
     re.IGNORECASE | re.VERBOSE,
 )
-"""Address, from its slashes on if the scheme is another one, or missing as in `//example.com`. Slashes may be those of JSON: `\\/`."""
+"""Address, from its slashes on if it has another scheme or none (`//example.com`); JSON writes them as `\\/`."""
 _IN_PLACE = "denied:"
 """In place of an address in a text."""
 

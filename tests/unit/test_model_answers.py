@@ -788,6 +788,10 @@ _BASE64 = "iVBORw0KGgo" * 500
         ("[doc](data:application/pdf;base64,{})", "[doc](data:application/pdf,…)"),
         ("before data:;base64,{} after", "before data:,… after"),
         ("url(data:image/svg+xml;utf8,%3Csvg{})", "url(data:image/svg+xml,…)"),
+        ("before DATA:image/PNG;BASE64,{} after", "before data:image/PNG,… after"),
+        ('{{"x": "data:image\\/png;base64,{}"}}', '{{"x": "data:image\\/png,…"}}'),
+        ("url(data:image/png;base64, {})", "url(data:image/png,…)"),
+        ("<img alt='data:image/png;name=\"a b.png\";base64,{}'>", "<img alt='data:image/png,…'>"),
     ],
 )
 def test_case_16_long_inline_data_is_dropped_wherever_it_is(text: str, expected: str) -> None:

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import respx
@@ -225,6 +225,8 @@ def failed_page(text: str) -> dict[str, Any]:
         ("Failed to goto https://a.example/: Error: Navigating frame was detached", "A part of the service failed;"),
         ("Protocol error (Page.navigate): Target closed", "A part of the service failed;"),
         ("No provider can do web search atm.", "A part of the service failed;"),
+        ("Requesting main frame too early!", "A part of the service failed;"),
+        ("getaddrinfo EAI_AGAIN a.example", "A part of the service failed;"),
         ("Failed to goto https://a.example/: Error: net::ERR_CONNECTION_REFUSED", "The server refused the connection"),
         ("Failed to connect to a.example port 443: Could not connect to server", "The server refused the connection"),
         ("connect ECONNREFUSED 192.0.2.7:443", "The server refused the connection"),
@@ -233,6 +235,8 @@ def failed_page(text: str) -> dict[str, Any]:
         ("Send failure: Broken pipe", "The server broke the connection;"),
         ("transfer closed with 12 bytes remaining to read", "The server broke the connection;"),
         ("socket hang up", "The server broke the connection;"),
+        ("Failed to goto https://a.example/: Error: net::ERR_HTTP2_PROTOCOL_ERROR", "The server broke the connection;"),
+        ("Failed to goto https://a.example/: Error: net::ERR_QUIC_PROTOCOL_ERROR", "The server broke the connection;"),
         ("Remote server did not return a body: https://a.example/", "The server broke the connection;"),
         ("Failed to connect to a.example port 443 after 6002 ms: Timeout was reached", "The page did not answer in"),
         ("connect ETIMEDOUT 192.0.2.7:443", "The page did not answer in time;"),
@@ -271,6 +275,17 @@ def test_a_failing_search_advises_to_drop_its_filters(status: int, jina: respx.R
     assert "without" not in message(run_tool(definition(SEARCH), QUERY))
     fixed = definition(SEARCH, args={"fixed": {"site": ["a.example"]}})
     assert "without" not in message(run_tool(fixed, QUERY))
+
+
+@requirement("upstream.errors")
+@pytest.mark.parametrize("status", [42204, 42205])
+def test_a_search_behind_which_a_service_fails_advises_the_same(
+    status: int, jina: respx.Router, run_tool: RunTool
+) -> None:
+    body = {"data": None, "code": 422, "status": status, "readableMessage": "SomeError: the provider failed"}
+    jina.post(SEARCH_URL).respond(422, json=body)
+    result = run_tool(definition(SEARCH), QUERY | {"site": ["a.example"]})
+    assert message(result).startswith("A service behind the search failed; try again, or search without site.")
 
 
 @requirement("upstream.errors")
@@ -405,9 +420,21 @@ def test_an_address_that_is_blocked_for_a_while_is_retryable_with_the_time(
         result = run_tool(definition(READER), PAGE)
         assert result.error is not None
         assert (result.error["code"], result.error["retryable"], len(result.requests)) == ("target_refused", True, 1)
+        named = cast("dict[str, int]", result.error["detail"])["retry_after_s"]
         waits = re.search(r"use another source, or try again in ([\d,]+) s\.", message(result))
         assert waits is not None
-        assert int(waits[1].replace(",", "")) == pytest.approx(max(seconds, 1), abs=1)
+        assert int(waits[1].replace(",", "")) == named == pytest.approx(max(seconds, 1), abs=1)
+
+
+@requirement("upstream.errors")
+@pytest.mark.parametrize(("http_status", "code"), [(429, "rate_limited"), (503, "upstream_unavailable")])
+def test_a_failure_names_the_time_after_which_to_call_again(
+    http_status: int, code: str, jina: respx.Router, run_tool: RunTool
+) -> None:
+    jina.post(READER_URL).respond(http_status, headers={"Retry-After": "3600"}, json={"code": http_status})
+    result = run_tool(definition(READER), PAGE)
+    assert result.error is not None
+    assert (result.error["code"], result.error["detail"]) == (code, {"retry_after_s": 3_600})
 
 
 @requirement("upstream.errors")
