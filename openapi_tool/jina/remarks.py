@@ -22,7 +22,7 @@ _TOLERANCE_DIVISOR = 50  # the upstream charges a cut text at up to 1/50 above t
 WARNINGS: Mapping[str, str] = {
     "captcha": "This is probably a bot check, not the page. Use another source.",
     "login": "This is probably a login, not the page. Use another source.",
-    "consent": "This is probably a request for consent to cookies, not the page. Use another source.",
+    "consent": "This is probably a request for cookie consent, not the page. Try format markdown, or another source.",
     "javascript": "The page asks for JavaScript. Read it with wait_for_selector, or use another source.",
     "loading": "Still loading. Read it with wait_for_selector.",
     "not_found": "No such page. Check the address, or use another source.",
@@ -37,7 +37,13 @@ WARNINGS: Mapping[str, str] = {
 }
 """Texts for the model, by the type of a warning in the result's `state`."""
 
+NOT_THE_PAGE = frozenset(
+    {"captcha", "login", "consent", "javascript", "loading", "not_found", "refused", "server_error", "empty"}
+)
+"""Types of a text that the server sent in place of the page."""
+
 _IF_NOT_OFFERED: Mapping[str, tuple[str, str]] = {
+    "consent": ("format", "This is probably a request for cookie consent, not the page. Use another source."),
     "javascript": ("wait_for_selector", "The page asks for JavaScript. Use another source."),
     "loading": ("wait_for_selector", "Still loading. Use another source."),
     "empty": ("wait_for_selector", "The page has no text, or loads it late. Use another source."),
