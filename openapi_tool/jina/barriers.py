@@ -46,8 +46,8 @@ nie jesteś botem|güvenlik doğrulama|insan olduğunuzu|проверка без
 що ви людина|xác minh bảo mật|bạn là con người|verifikasi keamanan|anda adalah manusia|bahwa anda manusia
 التحقق من الأمان|التحقق الأمني|أنك إنسان
 完成下方验证|访问异常|bezpečnostní ověření|bezpečnostního ověření|že jste člověk|säkerhetsverifiering
-att du är en människa|du er et menneske|että olet ihminen|biztonsági ellenőrzés|hogy ön ember|verificarea de securitate|că sunteți om
-ότι είστε άνθρωπος|שאתה אנושי|אימות אבטחה|คุณเป็นมนุษย์|आप मानव हैं
+att du är en människa|du er et menneske|että olet ihminen|biztonsági ellenőrzés|hogy ön ember|verificarea de securitate
+că sunteți om|ότι είστε άνθρωπος|שאתה אנושי|אימות אבטחה|คุณเป็นมนุษย์|आप मानव हैं
 """
 """Less specific phrases and other languages, which count only in a shorter text."""
 _LOGIN = """

@@ -69,6 +69,7 @@ _LABELS = re.compile(r"\.?[^\s.:/?#@*%\[\]\\]+(?:\.[^\s.:/?#@*%\[\]\\]+)*\.?")
 
 _BLANKS = " \t\r\n\f\v\u00a0\u200b\u2060\u3000\ufeff"
 _WRAPPERS = {'"': '"', "'": "'", "`": "`", "<": ">", "\u201c": "\u201d", "\u2018": "\u2019", "«": "»", "*": "*"}
+_WRAPPERS |= {"(": ")", "\uff08": "\uff09", "\u300a": "\u300b", "\u300c": "\u300d", "\u3010": "\u3011"}
 _LINK = re.compile(r"""!?\[.*\]\(\s*(\S+)(?:\s+(?:"[^"]*"|'[^']*'))?\s*\)""", re.DOTALL)
 # ASCII, because with IGNORECASE `s` also matches U+017F, which would pass an unknown scheme.
 _DOI = re.compile(r"\A(?:doi:\s*)?(10\.[0-9]{4,9}/[^\s#?%]+)\Z", re.IGNORECASE)
@@ -82,6 +83,8 @@ _WITH_BLANKS = re.compile(
 )
 """Address with blanks behind its host, as of a title that was put into it."""
 _ANOTHER = re.compile(r"[\s,;]https?://", re.IGNORECASE | re.ASCII)
+_IS_FIRST = re.compile(r"[^:]*[^\s:]\.[^\s/:]+/", re.IGNORECASE)
+"""Address without a scheme before another one."""
 _AMONG_WORDS = re.compile(
     r"""(?:[^/?#.@\\]*\s|-{0,2}url\s*[:=]\s*)["'`<(]*(https?://[^\s"'`<>]+)[^:]*""", re.IGNORECASE | re.ASCII
 )
@@ -223,7 +226,7 @@ def _repaired(text: str) -> str:
     if among_words := _AMONG_WORDS.fullmatch(text):
         text = _unwrapped(among_words[1])
     if _ANOTHER.search(text) and " " in text:
-        raise _several()
+        raise _several() if _IS_FIRST.match(text) or text.count("://") > 1 else _words_beside()
     text = _ARXIV.sub(r"https://arxiv.org/abs/\1", _DOI.sub(r"https://doi.org/\1", text))
     text = text.replace("&amp;", "&")  # copied from HTML
     if _WITH_BLANKS.fullmatch(text):
@@ -241,6 +244,8 @@ def _in_json(text: str) -> str:
         return text
     if isinstance(value, list) and len(value) > 1:
         raise _several()
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+        value = value[0]
     if isinstance(value, dict):
         value = [value[name] for name in _JSON_NAMES if isinstance(value.get(name), str)][:1]
     if isinstance(value, list) and value and isinstance(value[0], str):
@@ -252,6 +257,10 @@ def _several() -> BadRequest:
     return BadRequest(
         "url: holds several addresses. Give one; call the tool for each, or use the tool that takes several."
     )
+
+
+def _words_beside() -> BadRequest:
+    return BadRequest("url: holds words beside the address. Give the address alone.")
 
 
 def _unwrapped(text: str) -> str:
@@ -269,7 +278,7 @@ def _without_wrapper(text: str) -> str:
     Removes a run of the same wrapper (`**…**`) at once; one by one would take quadratic time. Also removes a comma or
     semicolon at the inner end, but no dot, since addresses may end in one (`/Acme_Inc.`).
     """
-    wrapped = text.rstrip(".,;:!?")
+    wrapped = text.rstrip(".,;:!?\u3002\uff0c")
     link = _LINK.fullmatch(wrapped) if wrapped.count("](") == 1 else None
     if link:
         return link[1].rstrip(",;")
