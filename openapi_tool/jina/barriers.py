@@ -26,7 +26,7 @@ verifica que eres humano|verifica di essere umano|подтвердите, что
 私はロボットではありません|solve the challenge below|solve this challenge|blocked by network security
 please enable js and disable any ad blocker|making sure you're not a bot|confirm you're not a bot
 click the button below to continue shopping|blocked due to a network policy|checking your browser...
-a required part of this site couldn't load
+a required part of this site couldn't load|why have i been blocked|may have set restrictions that prevent you
 """
 _CAPTCHA_NOTICE = """
 ray id:|you are not a bot|you're not a bot|verifying your browser|slide to verify|drag the slider
@@ -59,7 +59,8 @@ inicia sesión para|请登录|ログインしてください|войдите, ч�
 """
 _LOGIN_FORM = """
 forgot password?|forgot your password?|forgotten password?|passwort vergessen?|mot de passe oublié
-olvidaste tu contraseña|忘记密码
+olvidaste tu contraseña|忘记密码|forgot email?|e-mail-adresse vergessen?|adresse e-mail oubliée
+olvidado tu correo
 """
 _JAVASCRIPT = """
 enable javascript|javascript is disabled|javascript is not enabled|javascript is required|requires javascript
@@ -119,7 +120,8 @@ ray id:| bot|slide to|slider|异常|频繁|真人|滑块|流量|驗證|人類|�
 セキュリティ|人間|ボット|続行する|보안|사람|로봇|sicherheits|robô|écurité|segur|sicurezza|beveilig|een mens
 bezpiecze|człowiek|güvenlik|insan|безопасн|человек|не бот|безпек|людина
 xác minh|con người|keamanan|manusia|الأمان|الأمني|إنسان
-network policy|site couldn't|bezpečnost|že jste|säkerhets|människa|menneske|ihminen|biztonsági|hogy ön|securitate
+network policy|site couldn't|i been blocked|set restrictions|forgot email|adresse vergessen|e-mail oubliée|tu correo
+bezpečnost|že jste|säkerhets|människa|menneske|ihminen|biztonsági|hogy ön|securitate
 sunteți om|άνθρωπος|אנושי|אבטחה|มนุษย์|मानव
 """)
 """Each phrase of `BARRIERS` contains one of these. Nearly no page does, so testing them first saves 3/4 of the time."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
+from itertools import chain
 from typing import Any
 
 from openapi_tool.jina.remarks import Offers
@@ -118,12 +119,13 @@ class Failures:
 
     `rules` precede RULES; that of 408 is also used for a 422 about a page that timed out. A 422 that begins with
     `nothing_found` is no error, but has no results (jina-api 2.2). `texts` are messages for a 422 that begins with the
-    key.
+    key, `causes` for one that has it outside of addresses.
     """
 
     rules: Mapping[int, Rule] = field(default_factory=dict)
     nothing_found: str | None = None
     texts: Mapping[str, str] = field(default_factory=dict)
+    causes: Mapping[str, str] = field(default_factory=dict)
 
 
 _REDIRECT = Rule(
@@ -303,7 +305,10 @@ def _rule(http_status: int, envelope: Mapping[str, Any], failures: Failures) -> 
         if rule := _transient_rule(envelope, rules[HTTPStatus.REQUEST_TIMEOUT]):
             return rule
         words = _ERROR_NAME.sub("", _text(envelope)[:_MAX_READ_CHARS], count=1)
-        if message := next((text for start, text in failures.texts.items() if words.startswith(start)), None):
+        own = _own_words(envelope)
+        of_start = (text for start, text in failures.texts.items() if words.startswith(start))
+        of_cause = (text for cause, text in failures.causes.items() if cause in own)
+        if message := next(chain(of_start, of_cause), None):
             return replace(rules[HTTPStatus.UNPROCESSABLE_ENTITY], message=message)
     return rules.get(http_status, _SERVER if http_status >= HTTPStatus.INTERNAL_SERVER_ERROR else _OTHER)
 

@@ -261,6 +261,19 @@ def test_a_permanent_error_with_similar_words_is_final(text: str, jina: respx.Ro
     assert (result.error_code, len(result.requests)) == ("upstream_rejected", 1)
 
 
+@requirement("upstream.errors")
+def test_a_file_that_is_offered_for_download_does_not_blame_the_address(jina: respx.Router, run_tool: RunTool) -> None:
+    page = "https://a.example/paper.pdf?sequence=1&isAllowed=y"
+    jina.post(READER_URL).respond(422, json=failed_page(f"Failed to goto {page}: Error: net::ERR_ABORTED at {page}"))
+    result = run_tool(definition(READER), {"url": page})
+    assert (result.error_code, len(result.requests)) == ("upstream_rejected", 1)
+    assert message(result).startswith("The service could not open this, which is probably only offered for download;")
+    assert "check the address" not in message(result)
+    other = f"Failed to goto https://a.example/net::ERR_ABORTED: Error: net::ERR_NAME_NOT_RESOLVED at {page}"
+    jina.post(READER_URL).respond(422, json=failed_page(other))
+    assert "check the address" in message(run_tool(definition(READER), PAGE))
+
+
 # Searches with filters that the upstream fails at.
 
 
