@@ -30,6 +30,14 @@ _HOST = re.compile(
     re.IGNORECASE,
 )
 
+_DELIMITER, _END_OF_HOST = re.compile(r"[/?#\\@:]"), re.compile(r"[/?#\\]")
+_FORBIDDEN = re.compile(r"[\x00-\x20\x7f%<>^|]")
+_ALPHABETS = frozenset({"LATIN", "CYRILLIC", "GREEK", "ARMENIAN", "CHEROKEE", "COPTIC", "GEORGIAN", "LISU"})
+"""First words of the names of letters, in alphabets with letters that look alike."""
+_CYRILLIC_LIKE_LATIN = (
+    "\u0430\u0441\u0501\u0435\u04bb\u0456\u0458\u04cf\u043e\u0440\u051b\u0455\u051d\u0445\u0443\u0475"
+)
+_LOOKS_LATIN = re.compile(f"[0-9-]*[{_CYRILLIC_LIKE_LATIN}][{_CYRILLIC_LIKE_LATIN}0-9-]+")
 _REMOVED_BY_BROWSERS = re.compile(r"[\t\r\n]+")  # also within a host (WHATWG URL)
 _LAST_IS_NUMBER = re.compile(r"(?:.*\.)?(?:[0-9]+|0x[0-9a-f]*)", re.DOTALL)
 _NUMBER = re.compile(r"0x[0-9a-f]*|0[0-7]*|[1-9][0-9]*")
@@ -94,7 +102,26 @@ def compared_address(host: str) -> str:
 
 @lru_cache(maxsize=1_024)  # the links of a page name few hosts
 def _folded_part(host: str) -> str:
-    return compared_address(folded_host(unquote(host)))
+    folded = folded_host(unquote(host))
+    if not folded.startswith("[") and _DELIMITER.search(folded):
+        # A program that maps first reads another host: `a.c℀.b.example` becomes `a.ca/c.b.example`.
+        folded = _END_OF_HOST.split(folded, maxsplit=1)[0].rpartition("@")[2].partition(":")[0]
+    return "" if _FORBIDDEN.search(folded) else compared_address(folded)
+
+
+def is_lookalike(host: str) -> bool:
+    """Return whether a host of `host_of` has a label of several alphabets, or one that only looks Latin."""
+    if host.isascii():
+        return False
+    *_, last = labels = host.split(".")
+    return any(
+        len(_alphabets(label)) > 1 or (last.isascii() and _LOOKS_LATIN.fullmatch(label) is not None) for label in labels
+    )
+
+
+def _alphabets(label: str) -> frozenset[str]:
+    names = (unicodedata.name(char, "").partition(" ")[0] for char in label if char.isalpha())
+    return _ALPHABETS.intersection(names)
 
 
 def host_of(address: str) -> str:

@@ -33,6 +33,7 @@ WARNINGS: Mapping[str, str] = {
     "frames": "Embedded frames are left out. Read them by their own address.",
     "shadow_dom": "Parts of the page may be missing. If so, use another source.",
     "may_be_captcha": "The page has a captcha. If content is missing, use another source.",
+    "lookalike": "The host mixes alphabets to look like another one. Use another source.",
     "stored_copy": "This is a stored copy. For the current page, read it with no_cache.",
 }
 """Texts for the model, by the type of a warning in the result's `state`."""

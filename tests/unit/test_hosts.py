@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import respx
 
+from openapi_tool.jina.remarks import WARNINGS
 from openapi_tool.testing import InProcessExecutor, ToolResult
 from tests.requirements import requirement
 from tests.support import definition, each
@@ -104,6 +105,19 @@ def test_a_site_without_a_name_is_refused_as_it_would_restrict_nothing(
         "https://l\u0456lium.com/",
         "https://evil.example/https://lilium.com/",
         "javascript://lilium.com/%0ax",
+        "https://evil.example%2f.lilium.com/",
+        "https://evil.example%23.lilium.com/",
+        "https://evil.example%00.lilium.com/",
+        "https://evil.example%20.lilium.com/",
+        "https://evil.example\uff0f.lilium.com/",
+        "https://evil.example\uff1f.lilium.com/",
+        "https://evil.c\u2100.lilium.com/",
+        "https://lilium.com\uff20evil.example/",
+        "https://lilium.com%40evil.example/",
+        "https://lilium.com\u2215evil.example/",
+        "https://evil.example:80:.lilium.com/",
+        "https://[::1].lilium.com/",
+        "https:///evil.example/.lilium.com",
         "lilium.com.",
     ],
 )
@@ -159,6 +173,44 @@ def test_a_search_whose_results_are_all_of_other_sites_says_so(
     assert "All 2 results are from other sites than those asked for, and are left out." in result.text
     assert "drop site" in result.text
     assert urls_of(result) == []
+
+
+# Hosts that look like others.
+
+
+@each(
+    ("host", "alike"),
+    [
+        ("www.p\u0430ypal.com", True),
+        ("www.xn--pypal-4ve.com", True),
+        ("\u0430\u0440\u0440\u04cf\u0435.com", True),
+        ("xn--80ak6aa92e.com", True),
+        ("g\u03bfogle.com", True),
+        ("login.\u0455hop.example", True),
+        ("www.paypal.com", False),
+        ("b\u00fccher.example", False),
+        ("caf\u00e9.\u0444\u0456\u0440\u043c\u0430.example", False),
+        ("\u043f\u0440\u0438\u043c\u0435\u0440.\u0440\u0444", False),
+        ("\u0430\u0440\u0440\u0435.\u0440\u0444", False),
+        ("\u03b5\u03bb\u03bb\u03ac\u03b4\u03b1.gr", False),
+        ("abc\u30cb\u30e5\u30fc\u30b9\u65b0\u805e.example", False),
+        ("\u4e2d\u6587abc.example", False),
+    ],
+)
+@requirement("content.search", "content.reader")
+def test_a_host_that_looks_like_another_one_has_a_warning(
+    host: str, jina: respx.Router, run_tool: Callable[..., ToolResult], *, alike: bool
+) -> None:
+    url = f"https://{host}/login"
+    jina.post("https://s.jina.ai/").respond(json=results("https://ok.example/", url))
+    found = run_tool(SEARCH, {"query": host})
+    assert (f"[Warning about result 2: {WARNINGS['lookalike']}]" in found.text) == alike
+    assert isinstance(found.fields.tool_output, dict)
+    state: Any = found.fields.tool_output["state"]
+    assert [one.get("warnings") for one in state["results"]] == [None, ["lookalike"] if alike else None]
+    jina.post("https://r.jina.ai/").respond(json={"code": 200, "data": {"url": url, "content": "A page."}})
+    read = run_tool(READ, {"url": "https://ok.example/", "no_cache": True})
+    assert read.text.startswith(f"[Warning: {WARNINGS['lookalike']}]") == alike
 
 
 # Hosts that the operator denies.
@@ -302,6 +354,9 @@ async def test_links_of_a_page_to_denied_hosts_are_left_out_and_counted(jina: re
         "https://bad\u3002example/w",
         "https://\uff42\uff41\uff44.example/w",
         "https://ba\u200bd.example/w",
+        "https://bad.example\uff0fw",
+        "https://bad.example%2fw",
+        "https://ok.example\uff20bad.example/w",
     ],
 )
 @requirement("url.checked", "content.reader")
