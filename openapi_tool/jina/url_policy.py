@@ -83,8 +83,6 @@ _WITH_BLANKS = re.compile(
 )
 """Address with blanks behind its host, as of a title that was put into it."""
 _ANOTHER = re.compile(r"[\s,;]https?://", re.IGNORECASE | re.ASCII)
-_IS_FIRST = re.compile(r"[^:]*[^\s:]\.[^\s/:]+/", re.IGNORECASE)
-"""Address without a scheme before another one."""
 _AMONG_WORDS = re.compile(
     r"""(?:[^/?#.@\\]*\s|-{0,2}url\s*[:=]\s*)["'`<(]*(https?://[^\s"'`<>]+)[^:]*""", re.IGNORECASE | re.ASCII
 )
@@ -226,7 +224,9 @@ def _repaired(text: str) -> str:
     if among_words := _AMONG_WORDS.fullmatch(text):
         text = _unwrapped(among_words[1])
     if _ANOTHER.search(text) and " " in text:
-        raise _several() if _IS_FIRST.match(text) or text.count("://") > 1 else _words_beside()
+        first, *others = text.split("://")
+        is_another = len(others) > 1 or any("." in word and "/" in word for word in first.split())
+        raise _several() if is_another else _words_beside()
     text = _ARXIV.sub(r"https://arxiv.org/abs/\1", _DOI.sub(r"https://doi.org/\1", text))
     text = text.replace("&amp;", "&")  # copied from HTML
     if _WITH_BLANKS.fullmatch(text):
