@@ -18,6 +18,7 @@ from openapi_tool.jina.request import build_request, resolve_parameters
 from openapi_tool.local.recordings import parse_request
 from openapi_tool.testing import ToolResult, recorded
 from openapi_tool.tools.arguments import Arguments
+from openapi_tool.tools.frames import contents
 from tests.requirements import requirement
 from tests.support import definition, each
 
@@ -584,6 +585,69 @@ def test_a_loading_text_below_the_title_is_no_page(jina: respx.Router, run_tool:
     assert result.text.startswith("[Warning: Still loading. Read it with wait_for_selector.]")
     waited = run_tool(definition(READER), PAGE | {"wait_for_selector": "#late"})
     assert waited.text.startswith("[Warning: Still loading. Use another source.]")
+
+
+# Long pages: inline data, parts, and search in them.
+
+
+@requirement("content.retained")
+def test_no_inline_data_fills_a_page_or_a_result(jina: respx.Router, run_tool: RunTool) -> None:
+    data = f"data:image/png;base64,{'iVBORw0KGgo' * 9_000}"
+    texts = (f'<img srcset="{data} 2x">', f"url({data})", f"![x](<{data}>)", f"[x]: {data}", f"{data} {data.upper()}")
+    whole = "\n\n".join(texts)
+    page = {"title": data, "description": data, "url": "https://a.example/", "content": f"{whole}\n\nThe end."}
+    jina.post(READER_URL).respond(json={"code": 200, "data": page})
+    jina.post(SEARCH_URL).respond(json={"code": 200, "data": [page]})
+    for result in (run_tool(definition(READER), PAGE), run_tool(definition(SEARCH), QUERY | {"with_content": True})):
+        assert "The end." in result.text
+        assert len(result.text) < 1_000
+        assert "iVBORw0KGgo" not in result.text + str(state(result))
+
+
+@requirement("content.cursor")
+def test_short_results_of_a_batch_continue_in_one_frame_for_each_search(jina: respx.Router, run_tool: RunTool) -> None:
+    found = [
+        {"title": f"Title {n}", "url": f"https://a.example/{n}", "description": f"Snippet {n} of some words."}
+        for n in range(20)
+    ]
+    jina.post(SEARCH_URL).respond(json={"code": 200, "data": found})
+    queries = {"queries": [f"query {n}" for n in range(8)], "count": 20}
+    result = run_tool(definition({"tool": "jina.search_many"}, max_result_tokens=1_000), queries)
+    later = run_tool(definition(READER), {"cursor": result.cursor})
+    shown = contents(later.text)
+    assert len(shown) > 80
+    assert len(later.text) < sum(map(len, shown)) + 12 * len(shown) + 800
+    assert later.text.count("[Continued: ") <= 8
+
+
+_NAMES = "naïve plans; Straße; crème brûlée; O\u0308sterreich; ガイド; non\u2011breaking; pandas.read\\_csv; Łódź; май"
+_FILLER = (
+    "Die Ware ist nicht bei dem Händler und wird mit der Post an die Kunden geschickt, die das bestellt haben.\n\n"
+)
+
+
+@each(
+    ("argument", "text", "found"),
+    [
+        *(
+            ("find", text, True)
+            for text in ("naive", "STRASSE", "creme brulee", "Österreich", "ｶﾞｲﾄﾞ", "non-breaking", "read_csv", "lodz")
+        ),
+        *(("find", text, False) for text in ("カイト", "маи")),
+        *(("question", text, True) for text in ("Welches Haus?", "Vertrag kündigen")),
+        ("question", "unbekannt", False),
+    ],
+)
+@requirement("content.find")
+def test_a_search_in_a_page_finds_words_however_they_are_written(
+    argument: str, text: str, jina: respx.Router, run_tool: RunTool, *, found: bool
+) -> None:
+    said = f"{_NAMES}\n\nAlte Häuser und gekündigte Verträge."
+    content = f"{_FILLER * 100}{said}\n\n{_FILLER * 500}"
+    jina.post(READER_URL).respond(json={"code": 200, "data": {"title": "x", "content": content}})
+    cursor = run_tool(definition(READER), PAGE).cursor
+    result = run_tool(definition(READER), {"cursor": cursor, argument: text})
+    assert any("Alte Häuser" in shown or "naïve plans" in shown for shown in contents(result.text)) == found
 
 
 # The double, whose responses `dev` and `call` show, takes every parameter that only an operator sets.
