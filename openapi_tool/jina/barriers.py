@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from openapi_tool.jina.cookie_banners import COOKIE_WORDS, is_cookie_banner
+
 MAX_CHARS = 1_000
 """Maximum length of the text of a barrier."""
 # Lower maxima for single kinds of barriers: a longer text with such words has content of its own.
@@ -23,7 +25,8 @@ type the characters you see|ddos protection by|bestätigen sie, dass sie ein men
 verifica que eres humano|verifica di essere umano|подтвердите, что вы не робот|请完成安全验证|请输入验证码
 私はロボットではありません|solve the challenge below|solve this challenge|blocked by network security
 please enable js and disable any ad blocker|making sure you're not a bot|confirm you're not a bot
-click the button below to continue shopping
+click the button below to continue shopping|blocked due to a network policy|checking your browser...
+a required part of this site couldn't load|why have i been blocked|may have set restrictions that prevent you
 """
 _CAPTCHA_NOTICE = """
 ray id:|you are not a bot|you're not a bot|verifying your browser|slide to verify|drag the slider
@@ -42,6 +45,9 @@ nie jesteś botem|güvenlik doğrulama|insan olduğunuzu|проверка без
 проверку безопасности|что вы человек|вы не бот|файлы cookie, чтобы|перевірка безпеки|перевірку безпеки
 що ви людина|xác minh bảo mật|bạn là con người|verifikasi keamanan|anda adalah manusia|bahwa anda manusia
 التحقق من الأمان|التحقق الأمني|أنك إنسان
+完成下方验证|访问异常|bezpečnostní ověření|bezpečnostního ověření|že jste člověk|säkerhetsverifiering
+att du är en människa|du er et menneske|että olet ihminen|biztonsági ellenőrzés|hogy ön ember|verificarea de securitate
+că sunteți om|ότι είστε άνθρωπος|שאתה אנושי|אימות אבטחה|คุณเป็นมนุษย์|आप मानव हैं
 """
 """Less specific phrases and other languages, which count only in a shorter text."""
 _LOGIN = """
@@ -53,7 +59,8 @@ inicia sesión para|请登录|ログインしてください|войдите, ч�
 """
 _LOGIN_FORM = """
 forgot password?|forgot your password?|forgotten password?|passwort vergessen?|mot de passe oublié
-olvidaste tu contraseña|忘记密码
+olvidaste tu contraseña|忘记密码|forgot email?|e-mail-adresse vergessen?|adresse e-mail oubliée
+olvidado tu correo
 """
 _JAVASCRIPT = """
 enable javascript|javascript is disabled|javascript is not enabled|javascript is required|requires javascript
@@ -113,6 +120,9 @@ ray id:| bot|slide to|slider|异常|频繁|真人|滑块|流量|驗證|人類|�
 セキュリティ|人間|ボット|続行する|보안|사람|로봇|sicherheits|robô|écurité|segur|sicurezza|beveilig|een mens
 bezpiecze|człowiek|güvenlik|insan|безопасн|человек|не бот|безпек|людина
 xác minh|con người|keamanan|manusia|الأمان|الأمني|إنسان
+network policy|site couldn't|i been blocked|set restrictions|forgot email|adresse vergessen|e-mail oubliée|tu correo
+bezpečnost|že jste|säkerhets|människa|menneske|ihminen|biztonsági|hogy ön|securitate
+sunteți om|άνθρωπος|אנושי|אבטחה|มนุษย์|मानव
 """)
 """Each phrase of `BARRIERS` contains one of these. Nearly no page does, so testing them first saves 3/4 of the time."""
 
@@ -185,14 +195,17 @@ def title_type(title: str) -> str | None:
 
 
 def _wall_type(title: str, text: str) -> str | None:
-    """Return the type of a login or a request for consent, which may have long lists of links."""
+    """Return the type of a login, request for consent or cookie banner, which may have long lists of links."""
     if (kind := title_type(title)) in ("login", "consent"):
         return kind
     if "cookies" in text and any(map(_CONSENT_REQUEST.fullmatch, _lines(text)[:_MAX_CONSENT_LINES])):
         return "consent"
-    if title not in _HOMES and not _has_one(text, _WALL_STEMS):
+    has_cookies = _has_one(text, COOKIE_WORDS)
+    if title not in _HOMES and not has_cookies and not _has_one(text, _WALL_STEMS):
         return None
     shown = _LINK.sub(r"\1", _IMAGE.sub("", text))
+    if has_cookies and is_cookie_banner(title, _lines(shown)):
+        return "consent"
     is_login = any(
         len(shown) <= wall.max_chars
         and (not wall.titles or title in wall.titles)
@@ -231,13 +244,22 @@ def _is_only_title(title: str, text: str) -> bool:
 
     A bare line may be the content of a file.
     """
-    own = {title, *(title.partition(separator)[0] for separator in _TITLE_SEPARATORS)}
-    return bool(title and _HEADING.match(text)) and own.issuperset(_lines(text))
+    return bool(title and _HEADING.match(text)) and _own_titles(title).issuperset(_lines(text))
+
+
+def _own_titles(title: str) -> set[str]:
+    """Return a title, also without the name of its site."""
+    return {title, *(title.partition(separator)[0] for separator in _TITLE_SEPARATORS)}
 
 
 def _is_loading(title: str, text: str) -> bool:
-    """Return whether a text, without the title that may be above it, is only a loading text."""
-    heading, _, below = text.partition("\n")
-    heading = heading.strip("#* \t")
-    texts = (text, below.lstrip("=- \n")) if heading and title.startswith(heading) else (text,)
-    return any(len(one) <= _MAX_LOADING_CHARS and one.lstrip("#*![ ").startswith(_LOADING_WORDS) for one in texts)
+    """Return whether a text, without images and the title that may be above it, is only a loading text."""
+    lines = _lines(_IMAGE.sub("", text))
+    own = _own_titles(title)
+    if lines and title.startswith(lines[0]):
+        own.add(lines[0])
+    below = [line for line in lines if line not in own]
+    return any(
+        len(one) <= _MAX_LOADING_CHARS and one.lstrip("![ ").startswith(_LOADING_WORDS)
+        for one in map("\n".join, (lines, below))
+    )

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
+from openapi_tool.jina.remarks import NOT_THE_PAGE
 from openapi_tool.protocol.errors import ToolError
 from openapi_tool.tools.argument_names import fold
 from openapi_tool.tools.arguments import Arguments, correction_error
@@ -68,9 +69,9 @@ def batch_output(items: Sequence[str], outcomes: Mapping[str, ToolOutput | ToolE
     if not outputs:
         raise _all_failed(items, errors)
     succeeded = sum(item in outputs for item in items)
-    shown = (
-        [Item(caption=f"{succeeded} of {len(items)} succeeded; the errors of the others are below.")] if errors else []
-    )
+    without_page = sum(item in outputs and _is_not_the_page(outputs[item]) for item in items)
+    head = _head(succeeded, without_page, len(items))
+    shown = [Item(caption=head)] if head else []
     for item, outcome in outcomes.items():
         label = f"{_positions(items, item)} of {len(items)}"
         caption = f"## {label}: {one_line(item)[:_SHOWN_CHARS]}"
@@ -84,11 +85,33 @@ def batch_output(items: Sequence[str], outcomes: Mapping[str, ToolOutput | ToolE
     results = [{"item": item, **_state(outcomes[item])} for item in items]
     return ToolOutput(
         tuple(shown),
-        {"succeeded": succeeded, "failed": len(items) - succeeded, "results": results},
+        {
+            "succeeded": succeeded,
+            "failed": len(items) - succeeded,
+            **({"without_page": without_page} if without_page else {}),
+            "results": results,
+        },
         sum(map(cost, outcomes.values()), Usage()),
         cached=not errors and all(output.cached for output in outputs.values()),
         may_store=all(output.may_store for output in outputs.values()),
     )
+
+
+def _is_not_the_page(output: ToolOutput) -> bool:
+    """Return whether a warning says that the text is not the page that was asked for."""
+    warnings = output.state.get("warnings")
+    return isinstance(warnings, list) and not NOT_THE_PAGE.isdisjoint(warnings)
+
+
+def _head(succeeded: int, without_page: int, count: int) -> str:
+    """Return what a reader of a batch must know first: how many items are what was asked for."""
+    if without_page:
+        failed = f" Failed: {count - succeeded}, see the error below." if succeeded < count else ""
+        own = (
+            f"{succeeded - without_page} of {count} succeeded. Without the page: {without_page}, see the warning below."
+        )
+        return own + failed
+    return f"{succeeded} of {count} succeeded; the errors of the others are below." if succeeded < count else ""
 
 
 def _positions(items: Sequence[str], item: str) -> str:

@@ -116,7 +116,7 @@ def _result_items(
     items, state = [], []
     warned: dict[str, list[int]] = {}
     for number, item in enumerate(results, start=1):
-        facts = reader.facts(item, _RESULT_FACTS)
+        facts = reader.facts(item, _RESULT_FACTS, are_shown=True)
         ui_facts = {field: facts[field] for field in _STATE_FACTS if field in facts}
         title = one_line(str(facts.pop("title", "")))
         if favicon := _favicon(item):
@@ -179,7 +179,7 @@ def page_output(envelope: Mapping[str, Any], parameters: Mapping[str, Any], cont
         *(f"Warning: {warning}" for warning in warnings),
         *([f"Description: {text}"] if (text := reader.description(item, parts)) else []),
     ]
-    state = reader.facts(item, ("title", "url", "publishedTime", "warning", "numPages"))
+    state = reader.facts(item, ("title", "url", "publishedTime", "warning", "numPages"), are_shown=False)
     body = BLOCK_GAP.join([*parts, *lists])
     captions = [f"[Warning: {remarks.page_warning(kind, context.offers, status)}]" for kind in warning_types]
     captions += filter(None, [reader.denied.remark()])
@@ -224,16 +224,21 @@ class _FieldReader:
             return text
         return f"{self._redactor.head(text, chars)} … ({counted(len(text) - chars, 'character')} more)"
 
-    def facts(self, item: Mapping[str, Any], fields: tuple[str, ...]) -> dict[str, Any]:
-        """Only texts and numbers, since deeply nested values cannot be stored."""
+    def facts(self, item: Mapping[str, Any], fields: tuple[str, ...], *, are_shown: bool) -> dict[str, Any]:
+        """Only texts and numbers, since deeply nested values cannot be stored.
+
+        With `are_shown` no other method returns them, so the links in them are counted.
+        """
         facts: dict[str, Any] = {}
+        clean = self.denied.without if are_shown else self.denied.uncounted
         for field in fields:
             value = item.get(field)
             if value is None:
                 continue
             if isinstance(value, str):
                 if value:
-                    facts[field] = self._short(value, _MAX_URL_CHARS if field in _URLS else _MAX_CHARS)
+                    text = self._short(value, _MAX_URL_CHARS if field in _URLS else _MAX_CHARS)
+                    facts[field] = text if field in _URLS else clean(text)
             elif isinstance(value, _PLAIN):
                 facts[field] = value
         return facts

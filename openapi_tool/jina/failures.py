@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
+from itertools import chain
 from typing import Any
 
 from openapi_tool.jina.remarks import Offers
@@ -118,12 +119,13 @@ class Failures:
 
     `rules` precede RULES; that of 408 is also used for a 422 about a page that timed out. A 422 that begins with
     `nothing_found` is no error, but has no results (jina-api 2.2). `texts` are messages for a 422 that begins with the
-    key.
+    key, `causes` for one that has it outside of addresses.
     """
 
     rules: Mapping[int, Rule] = field(default_factory=dict)
     nothing_found: str | None = None
     texts: Mapping[str, str] = field(default_factory=dict)
+    causes: Mapping[str, str] = field(default_factory=dict)
 
 
 _REDIRECT = Rule(
@@ -166,7 +168,8 @@ _TRANSIENT: Sequence[tuple[re.Pattern[str], Rule]] = tuple(
             r"""\bproxy\ (?:handshake|connect|error|fail|tunnel) | (?:resolve|from)\ proxy | connect\ tunnel\ failed
             | net::ERR_(?:PROXY|TUNNEL|SOCKS)_CONNECTION_FAILED | net::ERR_(?:NETWORK_CHANGED|INTERNET_DISCONNECTED)
             | (?:target|session|page)\ (?:closed|crashed) | detached\ frame | frame\ was\ detached
-            | context\ was\ destroyed | browser\ has\ disconnected | no\ provider\ can\ do""",
+            | context\ was\ destroyed | browser\ has\ disconnected | no\ provider\ can\ do
+            | requesting\ main\ frame\ too\ early | EAI_AGAIN""",
             "A part of the service failed",
         ),
         (
@@ -178,7 +181,7 @@ _TRANSIENT: Sequence[tuple[re.Pattern[str], Rule]] = tuple(
             r"""connection\ (?:was\ )?(?:reset|closed|aborted) | ECONNRESET | EPIPE | broken\ pipe | socket\ hang\ up
             | empty\ reply\ from\ server | (?:send|recv)\ failure | failure\ when\ receiving | transfer\ closed\ with
             | partial\ file | not\ closed\ cleanly | did\ not\ return\ a\ body
-            | net::ERR_(?:\w*CONNECTION|EMPTY_RESPONSE|INCOMPLETE_CHUNKED|CONTENT_LENGTH_MISMATCH)""",
+            | net::ERR_(?:\w*CONNECTION|EMPTY_RESPONSE|INCOMPLETE_CHUNKED|CONTENT_LENGTH_MISMATCH|(?:HTTP2|QUIC)_)""",
             "The server broke the connection",
         ),
     )
@@ -219,7 +222,7 @@ def upstream_failure(
         rule = replace(rule, message=advice, reason=False)
     if rule.error is errors.TargetRefused and (blocked_s := _blocked_s(envelope)) is not None:
         rule, wait_s = _blocked(blocked_s), blocked_s
-    if http_status >= HTTPStatus.INTERNAL_SERVER_ERROR and filters:
+    if filters and rule.error is errors.UpstreamUnavailable:
         rule = replace(rule, message=f"{rule.message.removesuffix('.')}, or search without {' or '.join(filters)}.")
     argument, remedy = rule.remedy
     if argument and offers(argument):
@@ -229,6 +232,7 @@ def upstream_failure(
     )
     error = rule.error(
         f"{rule.message} The service says: {quoted(reason)}" if reason else rule.message,
+        detail=None if wait_s is None else {"retry_after_s": max(1, math.ceil(wait_s))},
         retryable=rule.retryable or rule.max_retries > 0,
         max_retries=rule.max_retries,
         retry_after=wait_s,
@@ -301,7 +305,10 @@ def _rule(http_status: int, envelope: Mapping[str, Any], failures: Failures) -> 
         if rule := _transient_rule(envelope, rules[HTTPStatus.REQUEST_TIMEOUT]):
             return rule
         words = _ERROR_NAME.sub("", _text(envelope)[:_MAX_READ_CHARS], count=1)
-        if message := next((text for start, text in failures.texts.items() if words.startswith(start)), None):
+        own = _own_words(envelope)
+        of_start = (text for start, text in failures.texts.items() if words.startswith(start))
+        of_cause = (text for cause, text in failures.causes.items() if cause in own)
+        if message := next(chain(of_start, of_cause), None):
             return replace(rules[HTTPStatus.UNPROCESSABLE_ENTITY], message=message)
     return rules.get(http_status, _SERVER if http_status >= HTTPStatus.INTERNAL_SERVER_ERROR else _OTHER)
 

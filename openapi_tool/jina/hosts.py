@@ -6,6 +6,7 @@ import re
 import unicodedata
 from collections.abc import Iterable
 from functools import lru_cache
+from ipaddress import IPv4Address, IPv6Address
 from urllib.parse import unquote
 
 from openapi_tool.protocol.errors import TargetRefused
@@ -28,6 +29,20 @@ _HOST = re.compile(
     rf"\s*(?:https?:[/\\]*|[/\\]{{2}})?(?:[^/?#\\\s]*@)?(\[[^\]\s]*\]|[^{_END}]*)",
     re.IGNORECASE,
 )
+
+_DELIMITER, _END_OF_HOST = re.compile(r"[/?#\\@:]"), re.compile(r"[/?#\\]")
+_FORBIDDEN = re.compile(r"[\x00-\x20\x7f%<>^|]")
+_ALPHABETS = frozenset({"LATIN", "CYRILLIC", "GREEK", "ARMENIAN", "CHEROKEE", "COPTIC", "GEORGIAN", "LISU"})
+"""First words of the names of letters, in alphabets with letters that look alike."""
+_CYRILLIC_LIKE_LATIN = (
+    "\u0430\u0441\u0501\u0435\u04bb\u0456\u0458\u04cf\u043e\u0440\u051b\u0455\u051d\u0445\u0443\u0475"
+)
+_LOOKS_LATIN = re.compile(f"[0-9-]*[{_CYRILLIC_LIKE_LATIN}][{_CYRILLIC_LIKE_LATIN}0-9-]+")
+_REMOVED_BY_BROWSERS = re.compile(r"[\t\r\n]+")  # also within a host (WHATWG URL)
+_LAST_IS_NUMBER = re.compile(r"(?:.*\.)?(?:[0-9]+|0x[0-9a-f]*)", re.DOTALL)
+_NUMBER = re.compile(r"0x[0-9a-f]*|0[0-7]*|[1-9][0-9]*")
+_V4_PARTS, _MAX_BYTE = 4, 255
+_MAX_NAME_CHARS = 253
 
 
 def folded_host(host: str) -> str:
@@ -54,26 +69,77 @@ def _decode_label(label: str) -> str:
     return label if decoded.isascii() else _mapped(decoded)
 
 
+def ends_in_number(host: str) -> bool:
+    """Return whether a folded host can only be an IPv4 address, in any notation."""
+    return _LAST_IS_NUMBER.fullmatch(host) is not None
+
+
+def ipv4_of(host: str) -> IPv4Address | None:
+    """Parse one to four parts, each decimal, octal (0…) or hexadecimal (0x…); the last fills the remaining bytes."""
+    parts = host.split(".")
+    if len(host) <= _MAX_NAME_CHARS and len(parts) <= _V4_PARTS and all(map(_NUMBER.fullmatch, parts)):
+        *front, last = map(_number, parts)
+        if max(front, default=0) <= _MAX_BYTE and last < 256 ** (_V4_PARTS - len(front)):
+            return IPv4Address(last + sum(byte << 8 * (_V4_PARTS - 1 - place) for place, byte in enumerate(front)))
+    return None
+
+
+def _number(part: str) -> int:
+    base = 16 if part.startswith("0x") else 8 if part.startswith("0") else 10
+    return int(part.removeprefix("0x") or "0", base)
+
+
+def compared_address(host: str) -> str:
+    """Return an IP address in the one form in which it is compared (IPv6 without brackets); another host unchanged."""
+    if ends_in_number(host):
+        return str(ipv4_of(host) or host)
+    try:
+        address = IPv6Address(host.removeprefix("[").removesuffix("]"))
+    except ValueError:
+        return host
+    return str(address.ipv4_mapped or address)
+
+
 @lru_cache(maxsize=1_024)  # the links of a page name few hosts
 def _folded_part(host: str) -> str:
-    return folded_host(unquote(host))
+    folded = folded_host(unquote(host))
+    if not folded.startswith("[") and _DELIMITER.search(folded):
+        # A program that maps first reads another host: `a.c℀.b.example` becomes `a.ca/c.b.example`.
+        folded = _END_OF_HOST.split(folded, maxsplit=1)[0].rpartition("@")[2].partition(":")[0]
+    return "" if _FORBIDDEN.search(folded) else compared_address(folded)
+
+
+def is_lookalike(host: str) -> bool:
+    """Return whether a host of `host_of` has a label of several alphabets, or one that only looks Latin."""
+    if host.isascii():
+        return False
+    *_, last = labels = host.split(".")
+    return any(
+        len(_alphabets(label)) > 1 or (last.isascii() and _LOOKS_LATIN.fullmatch(label) is not None) for label in labels
+    )
+
+
+def _alphabets(label: str) -> frozenset[str]:
+    names = (unicodedata.name(char, "").partition(" ")[0] for char in label if char.isalpha())
+    return _ALPHABETS.intersection(names)
 
 
 def host_of(address: str) -> str:
     """Return the host of a web address or of what follows its scheme, folded; empty if there is none."""
-    found = _HOST.match(address)
+    found = _HOST.match(_REMOVED_BY_BROWSERS.sub("", address))
     host = found[1] if found else ""
     return "" if len(host) > MAX_ENCODED_NAME_CHARS else _folded_part(host)
 
 
 def suffixes(sites: Iterable[str]) -> tuple[str, ...]:
-    """Return sites as `belongs_to` takes them: folded, with a leading dot, without `*.` and path."""
-    hosts = (host_of(site.removeprefix("*")).strip(".") for site in sites)
-    return tuple(f".{host}" for host in hosts if host)
+    """Return sites or IP addresses as `belongs_to` takes them: folded, with a leading dot, without `*.` and path."""
+    # Without brackets an IPv6 address would be cut at its first colon.
+    hosts = (compared_address(site) if site.count(":") > 1 else host_of(site.removeprefix("*")) for site in sites)
+    return tuple(f".{host}" for host in (host.strip(".") for host in hosts) if host)
 
 
 def belongs_to(host: str, sites: tuple[str, ...]) -> bool:
-    """Return whether a folded host is one of the sites, or a subdomain of one."""
+    """Return whether a host of `host_of` is one of the sites, or a subdomain of one."""
     return f".{host}".endswith(sites)
 
 

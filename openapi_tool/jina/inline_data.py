@@ -6,11 +6,11 @@ import re
 
 _MARKS = (("](blob:", ")"), ("](data:image/", ")"), ('src="data:image/', '"'), ("src='data:image/", "'"))
 _MAX_DROPPED = 10_000
-_PARAMETER = r""";[^\s,;"'()<>]{0,100}"""
+_PARAMETER = r""";(?:[^\s,;"'()<>]{0,100}|[\w-]{1,40}="[^"\n]{0,60}")"""
 _BASE64_LINES = r"(?:\s{1,4}[A-Za-z0-9+/=]{40,})*(?:\s{1,4}[A-Za-z0-9+/]{1,60}={1,2})?"
 _LONG_DATA = re.compile(
-    rf"data:(?:([a-z0-9.+-]{{1,60}}/[a-z0-9.+-]{{1,80}})(?:{_PARAMETER}){{0,5}}|(?:{_PARAMETER}){{0,4}};base64),"
-    rf"""[^\s"'()<>]{{64,}}{_BASE64_LINES}""",
+    rf"data:(?:([a-z0-9.+-]{{1,60}}\\?/[a-z0-9.+-]{{1,80}})(?:{_PARAMETER}){{0,5}}|(?:{_PARAMETER}){{0,4}};base64),"
+    rf"""[ ]?[^\s"'()<>]{{64,}}{_BASE64_LINES}""",
     re.IGNORECASE,
 )
 """From 64 characters on: shorter ones are examples in a text."""
@@ -28,7 +28,7 @@ def without_inline_images(texts: list[str]) -> list[str]:
     linear time; drops at most 10,000 addresses of each kind in each text.
     """
     for text in texts:
-        if "blob:" in text or "data:" in text:
+        if "blob:" in text or _has_data(text):
             break
     else:
         return texts
@@ -45,7 +45,11 @@ def without_inline_data(text: str) -> str:
 
     Takes linear time.
     """
-    return _LONG_DATA.sub(_shortened, text) if "data:" in text else text
+    return _LONG_DATA.sub(_shortened, text) if _has_data(text) else text
+
+
+def _has_data(text: str) -> bool:
+    return "data:" in text or "DATA:" in text  # in mixed case nobody writes it, and a search for it would take longer
 
 
 def _shortened(address: re.Match[str]) -> str:

@@ -84,9 +84,9 @@ def _phrase(text: str) -> str:
 
 
 def _sites(value: Any) -> str | list[str]:
-    """Refuse several names in one text, which would be searched as one site."""
+    """Refuse several names in one text, which would be searched as one site, and a text that names none."""
     sites: str | list[str] = _each(_site)(value)
-    if any(map(_NO_SITE.search, [sites] if isinstance(sites, str) else sites)):
+    if not all(site and not _NO_SITE.search(site) for site in ([sites] if isinstance(sites, str) else sites)):
         raise ValueError('must be names of sites, such as ["example.com"]')
     return sites
 
@@ -96,10 +96,17 @@ def _excluded_sites(value: Any) -> str:
     return " ".join(f"{EXCLUDED}{site}" for site in ([sites] if isinstance(sites, str) else sites))
 
 
+_SITE = re.compile(
+    r"""-?\s*(?:site:\s*)?(?:https?:|[a-z][a-z0-9+.-]*:(?=//))?[/\\]*(?:[^/?#\\\s]*@)?[*.]*
+    (?P<host>[^/?#\\\s]*?)\.?(?::[0-9]*)?(?P<rest>[/?#\\\s].*)?""",
+    re.IGNORECASE | re.VERBOSE | re.DOTALL,
+)
+
+
 def _site(text: str) -> str:
-    """Return the site of `a.com`, `https://a.com/` or `-site:a.com`; the text itself if nothing is left."""
-    site = " ".join(text.removeprefix("-").removeprefix("site:").rpartition("://")[2].rstrip("/").split())
-    return site or text
+    """Return the site of `a.com`, `https://a.com:443/`, `*.a.com` or `-site:a.com`; empty if there is none."""
+    site = _SITE.fullmatch(text)
+    return " ".join(f"{site['host']}{(site['rest'] or '').rstrip('/')}".split()) if site and site["host"] else ""
 
 
 def _after(value: Any) -> str:

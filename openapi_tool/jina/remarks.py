@@ -22,7 +22,7 @@ _TOLERANCE_DIVISOR = 50  # the upstream charges a cut text at up to 1/50 above t
 WARNINGS: Mapping[str, str] = {
     "captcha": "This is probably a bot check, not the page. Use another source.",
     "login": "This is probably a login, not the page. Use another source.",
-    "consent": "This is probably a request for consent to cookies, not the page. Use another source.",
+    "consent": "This is probably a request for cookie consent, not the page. Try format markdown, or another source.",
     "javascript": "The page asks for JavaScript. Read it with wait_for_selector, or use another source.",
     "loading": "Still loading. Read it with wait_for_selector.",
     "not_found": "No such page. Check the address, or use another source.",
@@ -33,11 +33,18 @@ WARNINGS: Mapping[str, str] = {
     "frames": "Embedded frames are left out. Read them by their own address.",
     "shadow_dom": "Parts of the page may be missing. If so, use another source.",
     "may_be_captcha": "The page has a captcha. If content is missing, use another source.",
+    "lookalike": "The host mixes alphabets to look like another one. Use another source.",
     "stored_copy": "This is a stored copy. For the current page, read it with no_cache.",
 }
 """Texts for the model, by the type of a warning in the result's `state`."""
 
+NOT_THE_PAGE = frozenset(
+    {"captcha", "login", "consent", "javascript", "loading", "not_found", "refused", "server_error", "empty"}
+)
+"""Types of a text that the server sent in place of the page."""
+
 _IF_NOT_OFFERED: Mapping[str, tuple[str, str]] = {
+    "consent": ("format", "This is probably a request for cookie consent, not the page. Use another source."),
     "javascript": ("wait_for_selector", "The page asks for JavaScript. Use another source."),
     "loading": ("wait_for_selector", "Still loading. Use another source."),
     "empty": ("wait_for_selector", "The page has no text, or loads it late. Use another source."),

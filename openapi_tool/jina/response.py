@@ -69,7 +69,11 @@ READER_RESPONSES = Responses(
                     500: "The service failed at this page; try again in a moment, or use another source.",
                 }
             ),
-        }
+        },
+        causes={
+            "net::ERR_ABORTED": "The service could not open this, which is probably only offered for download; use "
+            "another source."
+        },
     ),
 )
 RESPONSES: Mapping[str, Responses] = {"search": SEARCH_RESPONSES, "reader": READER_RESPONSES}

@@ -12,7 +12,14 @@ from typing import Any
 from openapi_tool.jina.hosts import EXCLUDED, belongs_to, host_of, suffixes
 from openapi_tool.tools.wording import counted
 
-_ADDRESS = re.compile(r"""https?://[^\s<>()\[\]"'`|\\]+""", re.IGNORECASE)
+_OTHER_SCHEME = re.compile(r"\A\s*(?!https?:)[a-z][a-z0-9+.-]{0,20}:(?=[/\\]{2})", re.IGNORECASE)
+_ADDRESS = re.compile(
+    r"""(?:\bhttps?:[/\\]*|(?<=:)[/\\]{2}|(?<![\w:/\\])[/\\]{2})
+    (?:(?:[^\s<>()\[\]"'`|/\\]*@)?\[[0-9a-f:.]{2,45}\])?  # an IPv6 address
+    [^\s<>()\[\]"'`|\\]*""",
+    re.IGNORECASE | re.VERBOSE,
+)
+"""Address, from its slashes on if it has another scheme or none (`//example.com`); JSON writes them as `\\/`."""
 _IN_PLACE = "denied:"
 """In place of an address in a text."""
 
@@ -26,7 +33,7 @@ class DeniedHosts:
 
     def has(self, address: str) -> bool:
         """Return whether an address is on a denied host."""
-        return bool(self._denied) and belongs_to(host_of(address), self._denied)
+        return bool(self._denied) and belongs_to(host_of(_OTHER_SCHEME.sub("", address)), self._denied)
 
     def has_link(self, address: str) -> bool:
         """Return the same, and count the address."""
@@ -37,6 +44,13 @@ class DeniedHosts:
     def without(self, text: str) -> str:
         """Return a text without addresses on denied hosts, which are counted. Takes linear time."""
         return _ADDRESS.sub(self._replaced, text) if self._denied else text
+
+    def uncounted(self, text: str) -> str:
+        """Return the same for a text that is also shown elsewhere."""
+        links = self.links
+        text = self.without(text)
+        self.links = links
+        return text
 
     def _replaced(self, address: re.Match[str]) -> str:
         return _IN_PLACE if self.has_link(address[0]) else address[0]

@@ -24,8 +24,11 @@ from openapi_tool.jina.hosts import (
     MAX_ENCODED_NAME_CHARS,
     MAX_LABEL_CHARS,
     belongs_to,
+    compared_address,
     denied_target,
+    ends_in_number,
     folded_host,
+    ipv4_of,
     suffixes,
 )
 from openapi_tool.options.section import Options, split
@@ -66,6 +69,7 @@ _LABELS = re.compile(r"\.?[^\s.:/?#@*%\[\]\\]+(?:\.[^\s.:/?#@*%\[\]\\]+)*\.?")
 
 _BLANKS = " \t\r\n\f\v\u00a0\u200b\u2060\u3000\ufeff"
 _WRAPPERS = {'"': '"', "'": "'", "`": "`", "<": ">", "\u201c": "\u201d", "\u2018": "\u2019", "«": "»", "*": "*"}
+_WRAPPERS |= {"(": ")", "\uff08": "\uff09", "\u300a": "\u300b", "\u300c": "\u300d", "\u3010": "\u3011"}
 _LINK = re.compile(r"""!?\[.*\]\(\s*(\S+)(?:\s+(?:"[^"]*"|'[^']*'))?\s*\)""", re.DOTALL)
 # ASCII, because with IGNORECASE `s` also matches U+017F, which would pass an unknown scheme.
 _DOI = re.compile(r"\A(?:doi:\s*)?(10\.[0-9]{4,9}/[^\s#?%]+)\Z", re.IGNORECASE)
@@ -90,14 +94,11 @@ _OTHER_SCHEME = re.compile(r"(?!localhost:)[a-z][a-z0-9+-]*:", re.IGNORECASE)  #
 _URL = re.compile(r"https?://([^/?#]*)(.*)", re.IGNORECASE | re.DOTALL)
 _FORBIDDEN = re.compile(r"[\s\x00-\x1f\x7f-\x9f\ud800-\udfff]")  # white space, Cc, Cs
 _HOST_AND_PORT = re.compile(r"(\[[^\[\]]*\]|[^:\[\]]+)(?::([0-9]{0,5}))?")
-_MAX_PORT, _MAX_BYTE = 65_535, 255
+_MAX_PORT = 65_535
 _PORTS = range(1, _MAX_PORT + 1)
 
 _MAX_NAME_CHARS = 253
 _ASCII_OF_LABEL = re.compile(r"[a-z0-9_-]")
-_LAST_IS_NUMBER = re.compile(r"(?:.*\.)?(?:[0-9]+|0x[0-9a-f]*)", re.DOTALL)
-_NUMBER = re.compile(r"0x[0-9a-f]*|0[0-7]*|[1-9][0-9]*")
-_V4_PARTS = 4
 _SHOWN_CHARS, _MAX_SHOWN_CHARS = 80, 160
 
 # The IANA special-purpose registries, multicast, and the one metadata address that looks public (Azure's).
@@ -205,7 +206,7 @@ def checked_url(text: str, rules: UrlPolicy) -> str:
     if _SEARCH.fullmatch(url.host):
         raise BadRequest(f"url: {_shown(url.host)} is a search service, no page. Give the address of a page.")
     host = _checked_host(url.host, rules)
-    if belongs_to(host, _compiled(rules).denied):
+    if belongs_to(compared_address(host), _compiled(rules).denied):
         raise denied_target(host)
     return _bounded(url.text)
 
@@ -223,7 +224,9 @@ def _repaired(text: str) -> str:
     if among_words := _AMONG_WORDS.fullmatch(text):
         text = _unwrapped(among_words[1])
     if _ANOTHER.search(text) and " " in text:
-        raise _several()
+        first, *others = text.split("://")
+        is_another = len(others) > 1 or any("." in word and "/" in word for word in first.split())
+        raise _several() if is_another else _words_beside()
     text = _ARXIV.sub(r"https://arxiv.org/abs/\1", _DOI.sub(r"https://doi.org/\1", text))
     text = text.replace("&amp;", "&")  # copied from HTML
     if _WITH_BLANKS.fullmatch(text):
@@ -241,6 +244,8 @@ def _in_json(text: str) -> str:
         return text
     if isinstance(value, list) and len(value) > 1:
         raise _several()
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+        value = value[0]
     if isinstance(value, dict):
         value = [value[name] for name in _JSON_NAMES if isinstance(value.get(name), str)][:1]
     if isinstance(value, list) and value and isinstance(value[0], str):
@@ -252,6 +257,10 @@ def _several() -> BadRequest:
     return BadRequest(
         "url: holds several addresses. Give one; call the tool for each, or use the tool that takes several."
     )
+
+
+def _words_beside() -> BadRequest:
+    return BadRequest("url: holds words beside the address. Give the address alone.")
 
 
 def _unwrapped(text: str) -> str:
@@ -269,7 +278,7 @@ def _without_wrapper(text: str) -> str:
     Removes a run of the same wrapper (`**…**`) at once; one by one would take quadratic time. Also removes a comma or
     semicolon at the inner end, but no dot, since addresses may end in one (`/Acme_Inc.`).
     """
-    wrapped = text.rstrip(".,;:!?")
+    wrapped = text.rstrip(".,;:!?\u3002\uff0c")
     link = _LINK.fullmatch(wrapped) if wrapped.count("](") == 1 else None
     if link:
         return link[1].rstrip(",;")
@@ -349,8 +358,13 @@ def _checked_host(host: str, rules: UrlPolicy) -> str:
         except ValueError:
             raise BadRequest(f"url: {_shown(text)} is no IPv6 address. Use the page's host name.") from None
         problem = f"{_shown(text)} names a network interface. Use the page's host name." if zone else ""
-    elif _LAST_IS_NUMBER.fullmatch(host):
-        address, problem = _v4(host), ""
+    elif ends_in_number(host):
+        number = ipv4_of(host)
+        if number is None:
+            raise BadRequest(
+                f"url: {_shown(host)} is neither a host name nor an IPv4 address. Use the page's host name."
+            )
+        address, problem = number, ""
         if str(address) != host:
             problem = f"{_shown(host)} is an unusual spelling. Write {address}, or the page's host name."
     else:
@@ -361,21 +375,6 @@ def _checked_host(host: str, rules: UrlPolicy) -> str:
     if problem:
         raise BadRequest(f"url: {problem}")
     return str(address)
-
-
-def _v4(host: str) -> IPv4Address:
-    """Parse one to four parts, each decimal, octal (0…) or hexadecimal (0x…); the last fills the remaining bytes."""
-    parts = host.split(".")
-    if len(host) <= _MAX_NAME_CHARS and len(parts) <= _V4_PARTS and all(map(_NUMBER.fullmatch, parts)):
-        *front, last = map(_number, parts)
-        if max(front, default=0) <= _MAX_BYTE and last < 256 ** (_V4_PARTS - len(front)):
-            return IPv4Address(last + sum(byte << 8 * (_V4_PARTS - 1 - place) for place, byte in enumerate(front)))
-    raise BadRequest(f"url: {_shown(host)} is neither a host name nor an IPv4 address. Use the page's host name.")
-
-
-def _number(part: str) -> int:
-    base = 16 if part.startswith("0x") else 8 if part.startswith("0") else 10
-    return int(part.removeprefix("0x") or "0", base)
 
 
 def _check_name(host: str, rules: UrlPolicy) -> None:

@@ -17,7 +17,7 @@ Stem = Callable[[str], str]
 SAMPLE_CHARS = 20_000
 """Characters of a text that tell its language."""
 _MIN_WORDS, _LEAD = 3, 1.5
-"""Least number of known words, and by how much the language must lead the next one."""
+"""Least number of different known words, and by how much the language must lead the next one."""
 _MIN_PLURAL_CHARS = 4
 _WORD = re.compile(r"[^\W\d_]+")
 
@@ -77,9 +77,13 @@ def language_of(sample: str) -> str | None:
     for language, script, others in _SCRIPTS:
         if letters and len(script.findall(text)) >= _SCRIPT_SHARE * letters:
             return None if others is not None and others.search(text) else language
-    counts = Counter(language for word in _WORD.findall(text) for language in _BY_WORD.get(word, ()))
+    known = Counter(word for word in _WORD.findall(text) if word in _BY_WORD)
+    counts = Counter[str]()
+    for word, count in known.items():
+        counts.update(dict.fromkeys(_BY_WORD[word], count))
     (first, count), (_, following) = [*counts.most_common(2), ("", 0), ("", 0)][:2]
-    return first if count >= max(_MIN_WORDS, _LEAD * following) else None
+    is_clear = count >= _LEAD * following and sum(first in _BY_WORD[word] for word in known) >= _MIN_WORDS
+    return first if is_clear else None
 
 
 def _without_s(word: str) -> str:

@@ -1,7 +1,8 @@
 """Texts in the form in which they are searched, with the positions of the original.
 
-Without differences of case, of width and form of characters (NFKC), of hyphens, of blanks and of quotes. In Latin and
-Greek also without marks: é is e. In other scripts a mark makes another letter: ガ is not カ, й is not и.
+Without differences of case, of width and form of characters (NFKC), of hyphens, of blanks and of quotes, and without
+the backslashes of markdown. In Latin and Greek also without marks: é is e, ø is o. In other scripts a mark makes
+another letter: ガ is not カ, й is not и.
 
 Lengths and positions are in characters. Imports pure code only.
 """
@@ -20,8 +21,13 @@ MAX_FOLDED_FROM = 16
 _ASCII_BLANKS = "\n\r\t\x0b\x0c"
 _SAME = {
     **dict.fromkeys("\u2010\u2011\u2012\u2013\u2014\u2015\u2212", "-"),
-    **dict.fromkeys("\u2018\u2019", "'"),
-    **dict.fromkeys("\u201c\u201d", '"'),
+    **dict.fromkeys("\u2018\u2019\u201a\u201b\u2039\u203a", "'"),
+    **dict.fromkeys("\u201c\u201d\u201e\u201f\u00ab\u00bb", '"'),
+    "\u2044": "/",  # of fractions
+    # Letters with a stroke and ligatures, which Unicode does not decompose.
+    **dict(zip("\u00f8\u0111\u0142\u0127\u0167\u0131", "odlhti", strict=True)),
+    "\u00e6": "ae",
+    "\u0153": "oe",
 }
 _IGNORED = re.compile("[\u00ad\u034f\u061c\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufe00-\ufe0f\ufeff]")
 
@@ -31,6 +37,8 @@ _JOINING = (
     "\u0300-\u036f\u0483-\u0487\u0653-\u0655\u093c\u1160-\u11ff\u1ab0-\u1aff\u1dc0-\u1dff\u20d0-\u20ff\u3099\u309a"
     "\ufe20-\ufe2f\uff9e\uff9f"
 )
+_ESCAPE = r"\\(?=[*_`~#=+.!<>|(){}\[\]-])"
+"""Backslash of markdown before a character; in a path one stands before a letter."""
 _JOINS = re.compile(f"[{_JOINING}]")
 _HAS_PLAIN_MARKS = re.compile(
     "[a-z\u00aa\u00ba\u00df-\u02af\u0370-\u03ff\u1d00-\u1dbf\u1e00-\u1fff\u2c60-\u2c7f\ua722-\ua7ff\uab30-\uab6f]"
@@ -40,9 +48,9 @@ _HAS_PLAIN_MARKS = re.compile(
 
 @lru_cache(maxsize=256)
 def _letters(several: str) -> re.Pattern[str]:
-    """Return a pattern of runs of blanks, of marks, and of the characters that become several or none."""
+    """Return a pattern of runs of blanks, of marks, of escapes, and of the characters that become several or none."""
     others = f"|[{re.escape(several)}]" if several else ""
-    return re.compile(rf" {{2,{MAX_FOLDED_FROM}}}|[{_JOINING}]{{1,8}}{others}")
+    return re.compile(rf" {{2,{MAX_FOLDED_FROM}}}|[{_JOINING}]{{1,8}}|{_ESCAPE}{others}")
 
 
 class _Change(NamedTuple):
@@ -67,7 +75,7 @@ class Folded:
         several = [letter for letter, found in zip(letters, folded_letters, strict=True) if len(found) != 1]
         if len(several) < sum(map(str.__ne__, letters, folded_letters)):  # else it takes time for nothing
             text = text.translate(_SINGLE)
-        changes = bool(several) or "  " in text or _JOINS.search(letters) is not None
+        changes = bool(several) or "  " in text or "\\" in text or _JOINS.search(letters) is not None
         self.text = self._changed(text, _letters("".join(several))) if changes else text
 
     def _changed(self, text: str, pattern: re.Pattern[str]) -> str:
@@ -78,7 +86,7 @@ class Folded:
             start, end = found.span()
             if start > copied and _JOINS.match(found[0]):
                 start -= 1  # the letter that the mark belongs to
-            folded = _folded_letter(text[start:end])
+            folded = "" if found[0] == "\\" else _folded_letter(text[start:end])
             length += start - copied
             if len(folded) != end - start:
                 self._starts.append(length)

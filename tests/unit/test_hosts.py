@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import respx
 
+from openapi_tool.jina.remarks import WARNINGS
 from openapi_tool.testing import InProcessExecutor, ToolResult
 from tests.requirements import requirement
 from tests.support import definition, each
@@ -64,6 +65,11 @@ def test_results_of_other_sites_are_left_out_and_counted(
         (["site:example.com", "http://a.example/b/"], ["example.com", "a.example/b"]),
         ("site:example.com", "example.com"),
         (["-site:example.com"], ["example.com"]),
+        (["SITE: example.com"], ["example.com"]),
+        (["//example.com"], ["example.com"]),
+        (["https:example.com:443/"], ["example.com"]),
+        (["https://name:word@example.com:8080/docs"], ["example.com/docs"]),
+        (["*.example.com", ".example.com", "example.com."], ["example.com"] * 3),
     ],
 )
 @requirement("upstream.request")
@@ -72,6 +78,56 @@ def test_a_site_is_sent_without_scheme_and_operator(
 ) -> None:
     jina.post("https://s.jina.ai/").respond(json=results())
     assert json.loads(run_tool(SEARCH, {"query": f"for {given}", "site": given}).requests[0].content)["site"] == sent
+
+
+@each("site", [".", "https://", "site:", "*", ["example.com", "/"]])
+@requirement("arguments.checked")
+def test_a_site_without_a_name_is_refused_as_it_would_restrict_nothing(
+    site: Any, jina: respx.Router, run_tool: Callable[..., ToolResult]
+) -> None:
+    jina.post("https://s.jina.ai/").respond(json=results(*SITES))
+    for name in ("site", "exclude_sites"):
+        refused = run_tool(SEARCH, {"query": "x", name: site})
+        assert (refused.error_code, refused.requests) == ("bad_request", ())
+        assert f"{name}: must be names of sites" in refused.text
+    fixed = run_tool(definition({"tool": "jina.search"}, args={"fixed": {"site": site}}), {"query": "x"})
+    assert (fixed.error_code, fixed.requests) == ("tool_misconfigured", ())
+
+
+@each(
+    "url",
+    [
+        "https://lilium.com@evil.example/",
+        "https://evil.example\\@lilium.com/",
+        "https://evil.example#@lilium.com/",
+        "https://lilium.com.evil.example/",
+        "https://lilium\u2024com.evil.example/",
+        "https://l\u0456lium.com/",
+        "https://evil.example/https://lilium.com/",
+        "javascript://lilium.com/%0ax",
+        "https://evil.example%2f.lilium.com/",
+        "https://evil.example%23.lilium.com/",
+        "https://evil.example%00.lilium.com/",
+        "https://evil.example%20.lilium.com/",
+        "https://evil.example\uff0f.lilium.com/",
+        "https://evil.example\uff1f.lilium.com/",
+        "https://evil.c\u2100.lilium.com/",
+        "https://lilium.com\uff20evil.example/",
+        "https://lilium.com%40evil.example/",
+        "https://lilium.com\u2215evil.example/",
+        "https://evil.example:80:.lilium.com/",
+        "https://[::1].lilium.com/",
+        "https:///evil.example/.lilium.com",
+        "lilium.com.",
+    ],
+)
+@requirement("content.search")
+def test_an_address_that_looks_like_a_site_is_of_it_only_if_its_host_is(
+    url: str, jina: respx.Router, run_tool: Callable[..., ToolResult]
+) -> None:
+    jina.post("https://s.jina.ai/").respond(json=results("https://lilium.com/", url))
+    shown = urls_of(run_tool(SEARCH, {"query": url, "site": ["lilium.com"]}))
+    assert shown == ["https://lilium.com/", *([url] if url == "lilium.com." else [])]
 
 
 @requirement("content.search")
@@ -119,6 +175,44 @@ def test_a_search_whose_results_are_all_of_other_sites_says_so(
     assert urls_of(result) == []
 
 
+# Hosts that look like others.
+
+
+@each(
+    ("host", "alike"),
+    [
+        ("www.p\u0430ypal.com", True),
+        ("www.xn--pypal-4ve.com", True),
+        ("\u0430\u0440\u0440\u04cf\u0435.com", True),
+        ("xn--80ak6aa92e.com", True),
+        ("g\u03bfogle.com", True),
+        ("login.\u0455hop.example", True),
+        ("www.paypal.com", False),
+        ("b\u00fccher.example", False),
+        ("caf\u00e9.\u0444\u0456\u0440\u043c\u0430.example", False),
+        ("\u043f\u0440\u0438\u043c\u0435\u0440.\u0440\u0444", False),
+        ("\u0430\u0440\u0440\u0435.\u0440\u0444", False),
+        ("\u03b5\u03bb\u03bb\u03ac\u03b4\u03b1.gr", False),
+        ("abc\u30cb\u30e5\u30fc\u30b9\u65b0\u805e.example", False),
+        ("\u4e2d\u6587abc.example", False),
+    ],
+)
+@requirement("content.search", "content.reader")
+def test_a_host_that_looks_like_another_one_has_a_warning(
+    host: str, jina: respx.Router, run_tool: Callable[..., ToolResult], *, alike: bool
+) -> None:
+    url = f"https://{host}/login"
+    jina.post("https://s.jina.ai/").respond(json=results("https://ok.example/", url))
+    found = run_tool(SEARCH, {"query": host})
+    assert (f"[Warning about result 2: {WARNINGS['lookalike']}]" in found.text) == alike
+    assert isinstance(found.fields.tool_output, dict)
+    state: Any = found.fields.tool_output["state"]
+    assert [one.get("warnings") for one in state["results"]] == [None, ["lookalike"] if alike else None]
+    jina.post("https://r.jina.ai/").respond(json={"code": 200, "data": {"url": url, "content": "A page."}})
+    read = run_tool(READ, {"url": "https://ok.example/", "no_cache": True})
+    assert read.text.startswith(f"[Warning: {WARNINGS['lookalike']}]") == alike
+
+
 # Hosts that the operator denies.
 
 
@@ -145,6 +239,43 @@ async def test_a_page_of_a_denied_host_is_not_read(url: str, jina: respx.Router)
     result = await run(jina, READ, {"url": url})
     assert (result.error_code, result.requests) == ("target_refused", ())
     assert "Use another source" in result.text
+
+
+NUMBERS = ("192.0.2.7", "2606:4700::1111")
+SPELLINGS = (
+    "http://192.0.2.7/x",
+    "http://192.0.2.7.:80/",
+    "http://0xC0000207/",
+    "http://3221225991/",
+    "http://0300.0.2.7/",
+    "http://192.0.519/",
+    "http://[::ffff:192.0.2.7]/",
+    "http://[2606:4700::1111]/",
+    "http://[2606:4700:0::0:1111]:8080/x",
+    "http://[2606:4700:0:0:0:0:0:1111]",
+)
+
+
+@each("url", SPELLINGS)
+@requirement("url.checked", "content.search", "content.reader")
+async def test_a_denied_address_is_denied_in_every_spelling(url: str, jina: respx.Router) -> None:
+    settings = {"url_policy": {"deny": NUMBERS, "allow": ("192.0.2.7", "::ffff:192.0.2.7")}}
+    jina.post("https://s.jina.ai/").respond(json=results(url, "https://ok.example/"))
+    page = {"url": "https://ok.example/", "content": f"see {url} or <{url}>", "links": {"x": url}}
+    jina.post("https://r.jina.ai/").respond(json={"code": 200, "data": page})
+    found = await run(jina, SEARCH, {"query": "x"}, **settings)
+    assert urls_of(found) == ["https://ok.example/"]
+    read = (await run(jina, READ, {"url": "https://ok.example/", "with_links": True}, **settings)).text
+    assert "[3 links to hosts that the operator denies are left out.]" in read
+    assert "see denied: or <denied:>" in read
+    assert (await run(jina, READ, {"url": url}, **settings)).error_code in ("target_refused", "bad_request")
+
+
+@requirement("url.checked")
+async def test_another_address_than_the_denied_one_is_read(jina: respx.Router) -> None:
+    jina.post("https://r.jina.ai/").respond(json={"code": 200, "data": {"content": "http://[2606:4700::1112]/x"}})
+    read = await run(jina, READ, {"url": "http://[2606:4700::1112]/"}, url_policy={"deny": NUMBERS})
+    assert "http://[2606:4700::1112]/x" in read.text
 
 
 @requirement("url.checked")
@@ -207,6 +338,67 @@ async def test_links_of_a_page_to_denied_hosts_are_left_out_and_counted(jina: re
         assert "[worse](" in text
         assert "[fine](https://ok.example/2)" in text
         assert "- fine: https://ok.example/3" in text
+
+
+@each(
+    "text",
+    [
+        "[x](//bad.example/w)",
+        "<script src='//cdn.bad.example/w.js'>",
+        "https:bad.example/w",
+        '{"u":"https:\\/\\/bad.example\\/w"}',
+        "https:\\\\bad.example",
+        "ftp://bad.example/w",
+        "&#104;ttps://bad.example/w",
+        "https://u:p@bad.example:8443/w",
+        "https://bad\u3002example/w",
+        "https://\uff42\uff41\uff44.example/w",
+        "https://ba\u200bd.example/w",
+        "https://bad.example\uff0fw",
+        "https://bad.example%2fw",
+        "https://ok.example\uff20bad.example/w",
+    ],
+)
+@requirement("url.checked", "content.reader")
+async def test_a_link_in_a_text_is_left_out_in_every_spelling(text: str, jina: respx.Router) -> None:
+    page = {"url": "https://ok.example/", "title": text, "description": f"about {text}", "content": f"See {text} here"}
+    jina.post("https://r.jina.ai/").respond(json={"code": 200, "data": page})
+    result = await run(jina, READ, {"url": "https://ok.example/"})
+    assert "denied:" in result.text
+    assert "[3 links to hosts that the operator denies are left out.]" in result.text
+    for hidden in ("bad.example", "bad\u3002", "\uff42\uff41\uff44", "ba\u200bd"):
+        assert hidden not in result.text
+        assert hidden not in json.dumps(result.fields.tool_output, ensure_ascii=False)
+
+
+@each(
+    "text",
+    [
+        "// comment",
+        "a //b.example/c",
+        "https://ok.example/?u=https://bad.example/",
+        "notbad.example",
+        "C:\\bad.example",
+        "bad.example//x",
+    ],
+)
+@requirement("content.reader")
+async def test_other_text_stays(text: str, jina: respx.Router) -> None:
+    jina.post("https://r.jina.ai/").respond(json={"code": 200, "data": {"title": "t", "content": f"See {text} here"}})
+    assert f"See {text} here" in (await run(jina, READ, {"url": "https://ok.example/"})).text
+
+
+@requirement("content.search")
+async def test_texts_of_a_result_name_no_denied_host(jina: respx.Router) -> None:
+    answer = results("https://ok.example/")
+    texts = {"title": "see https://bad.example/1", "date": "https://bad.example/2", "source": "//bad.example"}
+    answer["data"][0] |= texts
+    answer["data"].append({"title": "tab", "url": "https://b\tad.example/\n"})
+    jina.post("https://s.jina.ai/").respond(json=answer)
+    result = await run(jina, SEARCH, {"query": "x"})
+    assert "[3 links to hosts that the operator denies are left out.]" in result.text
+    assert "[1 result from a host that the operator denies is left out.]" in result.text
+    assert "bad.example" not in result.text + json.dumps(result.fields.tool_output)
 
 
 @requirement("url.checked")

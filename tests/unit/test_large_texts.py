@@ -406,6 +406,12 @@ def test_case_11_a_place_across_the_ends_of_slices_is_found(monkeypatch: pytest.
 
 
 @requirement("content.find")
+def test_case_11_one_frequent_word_does_not_tell_the_language() -> None:
+    text = f"Refunds are made. {'Item in stock. ' * 900}"
+    assert [span.at for span in scanned(Question("refund", text), [text]).spans()] == [0]
+
+
+@requirement("content.find")
 def test_case_11_a_folded_text_has_the_positions_of_the_text() -> None:
     everything = [chr(code) for code in (*range(0x21, 0xD800), *range(0xE000, 0x110000)) if chr(code).isprintable()]
     text = "|".join(everything)
@@ -447,6 +453,11 @@ def test_case_11_characters_that_are_not_looked_up_stay_as_they_are() -> None:
         ("in\u00adter\u00adest\u00ading", ["interesting"], []),
         ("\u1112\u1161\u11ab국", ["한국"], ["하국"]),
         ("zero\u200bwidth, and\u202fnarrow", ["zerowidth", "and narrow"], []),
+        ("smørrebrød in Łódź, Đà Nẵng, Ærø, cœur", ["smorrebrod", "lodz", "da nang", "aero", "coeur", "Ærø"], []),
+        ("\u201eZitat\u201c, «citation», \u2039x\u203a", ['"zitat"', '"citation"', "'x'"], []),
+        ("\u00bd cup, 3\u20444", ["1/2 cup", "3/4"], []),
+        ("call pandas.read\\_csv\\(x\\), 1\\. or \\*all\\*", ["read_csv(x)", "read\\_csv", "1. or *all*"], []),
+        ("see C:\\Temp\\new", ["c:\\temp\\new"], ["c:tempnew"]),
     ],
 )
 def test_case_11_a_phrase_is_found_however_it_is_written(text: str, found: list[str], missed: list[str]) -> None:

@@ -51,6 +51,11 @@ def repaired(result: ToolResult) -> list[str]:
         ('{"url": "https://a.example/x"}', "https://a.example/x"),
         ('{"target_url": "a.example/y", "format": "text"}', "https://a.example/y"),
         ('["https://a.example/z"]', "https://a.example/z"),
+        ('[{"url": "https://a.example/w"}]', "https://a.example/w"),
+        ("(https://a.example/v)", "https://a.example/v"),
+        ("(https://a.example/A_(b))", "https://a.example/A_(b)"),
+        ("\u300ahttps://a.example/u\u300b", "https://a.example/u"),
+        ("\uff08https://a.example/t\uff09\u3002", "https://a.example/t"),
     ],
 )
 @requirement("url.checked")
@@ -81,7 +86,10 @@ def test_a_valid_address_is_not_listed_as_repaired(jina: respx.Router, run_tool:
             "holds several addresses. Give one; call the tool for each",
         ),
         ('["https://a.example/", "https://b.example/"]', "holds several addresses. Give one"),
+        ("Who won? See https://a.example/x", "holds words beside the address. Give the address alone."),
+        ("v1.2 of a.example/y https://a.example/x", "holds several addresses. Give one"),
         ('{"query": "hello"}', "is JSON without an address"),
+        ('[{"query": "hello"}]', "is JSON without an address"),
         ("https://a.example/x\ny", "holds blanks, line breaks or control characters"),
         ("https://a b.example/", "holds blanks"),
     ],

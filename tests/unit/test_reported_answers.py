@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import respx
@@ -18,6 +18,7 @@ from openapi_tool.jina.request import build_request, resolve_parameters
 from openapi_tool.local.recordings import parse_request
 from openapi_tool.testing import ToolResult, recorded
 from openapi_tool.tools.arguments import Arguments
+from openapi_tool.tools.frames import contents
 from tests.requirements import requirement
 from tests.support import definition, each
 
@@ -225,6 +226,8 @@ def failed_page(text: str) -> dict[str, Any]:
         ("Failed to goto https://a.example/: Error: Navigating frame was detached", "A part of the service failed;"),
         ("Protocol error (Page.navigate): Target closed", "A part of the service failed;"),
         ("No provider can do web search atm.", "A part of the service failed;"),
+        ("Requesting main frame too early!", "A part of the service failed;"),
+        ("getaddrinfo EAI_AGAIN a.example", "A part of the service failed;"),
         ("Failed to goto https://a.example/: Error: net::ERR_CONNECTION_REFUSED", "The server refused the connection"),
         ("Failed to connect to a.example port 443: Could not connect to server", "The server refused the connection"),
         ("connect ECONNREFUSED 192.0.2.7:443", "The server refused the connection"),
@@ -233,6 +236,8 @@ def failed_page(text: str) -> dict[str, Any]:
         ("Send failure: Broken pipe", "The server broke the connection;"),
         ("transfer closed with 12 bytes remaining to read", "The server broke the connection;"),
         ("socket hang up", "The server broke the connection;"),
+        ("Failed to goto https://a.example/: Error: net::ERR_HTTP2_PROTOCOL_ERROR", "The server broke the connection;"),
+        ("Failed to goto https://a.example/: Error: net::ERR_QUIC_PROTOCOL_ERROR", "The server broke the connection;"),
         ("Remote server did not return a body: https://a.example/", "The server broke the connection;"),
         ("Failed to connect to a.example port 443 after 6002 ms: Timeout was reached", "The page did not answer in"),
         ("connect ETIMEDOUT 192.0.2.7:443", "The page did not answer in time;"),
@@ -257,6 +262,19 @@ def test_a_permanent_error_with_similar_words_is_final(text: str, jina: respx.Ro
     assert (result.error_code, len(result.requests)) == ("upstream_rejected", 1)
 
 
+@requirement("upstream.errors")
+def test_a_file_that_is_offered_for_download_does_not_blame_the_address(jina: respx.Router, run_tool: RunTool) -> None:
+    page = "https://a.example/paper.pdf?sequence=1&isAllowed=y"
+    jina.post(READER_URL).respond(422, json=failed_page(f"Failed to goto {page}: Error: net::ERR_ABORTED at {page}"))
+    result = run_tool(definition(READER), {"url": page})
+    assert (result.error_code, len(result.requests)) == ("upstream_rejected", 1)
+    assert message(result).startswith("The service could not open this, which is probably only offered for download;")
+    assert "check the address" not in message(result)
+    other = f"Failed to goto https://a.example/net::ERR_ABORTED: Error: net::ERR_NAME_NOT_RESOLVED at {page}"
+    jina.post(READER_URL).respond(422, json=failed_page(other))
+    assert "check the address" in message(run_tool(definition(READER), PAGE))
+
+
 # Searches with filters that the upstream fails at.
 
 
@@ -271,6 +289,17 @@ def test_a_failing_search_advises_to_drop_its_filters(status: int, jina: respx.R
     assert "without" not in message(run_tool(definition(SEARCH), QUERY))
     fixed = definition(SEARCH, args={"fixed": {"site": ["a.example"]}})
     assert "without" not in message(run_tool(fixed, QUERY))
+
+
+@requirement("upstream.errors")
+@pytest.mark.parametrize("status", [42204, 42205])
+def test_a_search_behind_which_a_service_fails_advises_the_same(
+    status: int, jina: respx.Router, run_tool: RunTool
+) -> None:
+    body = {"data": None, "code": 422, "status": status, "readableMessage": "SomeError: the provider failed"}
+    jina.post(SEARCH_URL).respond(422, json=body)
+    result = run_tool(definition(SEARCH), QUERY | {"site": ["a.example"]})
+    assert message(result).startswith("A service behind the search failed; try again, or search without site.")
 
 
 @requirement("upstream.errors")
@@ -405,9 +434,21 @@ def test_an_address_that_is_blocked_for_a_while_is_retryable_with_the_time(
         result = run_tool(definition(READER), PAGE)
         assert result.error is not None
         assert (result.error["code"], result.error["retryable"], len(result.requests)) == ("target_refused", True, 1)
+        named = cast("dict[str, int]", result.error["detail"])["retry_after_s"]
         waits = re.search(r"use another source, or try again in ([\d,]+) s\.", message(result))
         assert waits is not None
-        assert int(waits[1].replace(",", "")) == pytest.approx(max(seconds, 1), abs=1)
+        assert int(waits[1].replace(",", "")) == named == pytest.approx(max(seconds, 1), abs=1)
+
+
+@requirement("upstream.errors")
+@pytest.mark.parametrize(("http_status", "code"), [(429, "rate_limited"), (503, "upstream_unavailable")])
+def test_a_failure_names_the_time_after_which_to_call_again(
+    http_status: int, code: str, jina: respx.Router, run_tool: RunTool
+) -> None:
+    jina.post(READER_URL).respond(http_status, headers={"Retry-After": "3600"}, json={"code": http_status})
+    result = run_tool(definition(READER), PAGE)
+    assert result.error is not None
+    assert (result.error["code"], result.error["detail"]) == (code, {"retry_after_s": 3_600})
 
 
 @requirement("upstream.errors")
@@ -544,6 +585,69 @@ def test_a_loading_text_below_the_title_is_no_page(jina: respx.Router, run_tool:
     assert result.text.startswith("[Warning: Still loading. Read it with wait_for_selector.]")
     waited = run_tool(definition(READER), PAGE | {"wait_for_selector": "#late"})
     assert waited.text.startswith("[Warning: Still loading. Use another source.]")
+
+
+# Long pages: inline data, parts, and search in them.
+
+
+@requirement("content.retained")
+def test_no_inline_data_fills_a_page_or_a_result(jina: respx.Router, run_tool: RunTool) -> None:
+    data = f"data:image/png;base64,{'iVBORw0KGgo' * 9_000}"
+    texts = (f'<img srcset="{data} 2x">', f"url({data})", f"![x](<{data}>)", f"[x]: {data}", f"{data} {data.upper()}")
+    whole = "\n\n".join(texts)
+    page = {"title": data, "description": data, "url": "https://a.example/", "content": f"{whole}\n\nThe end."}
+    jina.post(READER_URL).respond(json={"code": 200, "data": page})
+    jina.post(SEARCH_URL).respond(json={"code": 200, "data": [page]})
+    for result in (run_tool(definition(READER), PAGE), run_tool(definition(SEARCH), QUERY | {"with_content": True})):
+        assert "The end." in result.text
+        assert len(result.text) < 1_000
+        assert "iVBORw0KGgo" not in result.text + str(state(result))
+
+
+@requirement("content.cursor")
+def test_short_results_of_a_batch_continue_in_one_frame_for_each_search(jina: respx.Router, run_tool: RunTool) -> None:
+    found = [
+        {"title": f"Title {n}", "url": f"https://a.example/{n}", "description": f"Snippet {n} of some words."}
+        for n in range(20)
+    ]
+    jina.post(SEARCH_URL).respond(json={"code": 200, "data": found})
+    queries = {"queries": [f"query {n}" for n in range(8)], "count": 20}
+    result = run_tool(definition({"tool": "jina.search_many"}, max_result_tokens=1_000), queries)
+    later = run_tool(definition(READER), {"cursor": result.cursor})
+    shown = contents(later.text)
+    assert len(shown) > 80
+    assert len(later.text) < sum(map(len, shown)) + 12 * len(shown) + 800
+    assert later.text.count("[Continued: ") <= 8
+
+
+_NAMES = "naïve plans; Straße; crème brûlée; O\u0308sterreich; ガイド; non\u2011breaking; pandas.read\\_csv; Łódź; май"
+_FILLER = (
+    "Die Ware ist nicht bei dem Händler und wird mit der Post an die Kunden geschickt, die das bestellt haben.\n\n"
+)
+
+
+@each(
+    ("argument", "text", "found"),
+    [
+        *(
+            ("find", text, True)
+            for text in ("naive", "STRASSE", "creme brulee", "Österreich", "ｶﾞｲﾄﾞ", "non-breaking", "read_csv", "lodz")
+        ),
+        *(("find", text, False) for text in ("カイト", "маи")),
+        *(("question", text, True) for text in ("Welches Haus?", "Vertrag kündigen")),
+        ("question", "unbekannt", False),
+    ],
+)
+@requirement("content.find")
+def test_a_search_in_a_page_finds_words_however_they_are_written(
+    argument: str, text: str, jina: respx.Router, run_tool: RunTool, *, found: bool
+) -> None:
+    said = f"{_NAMES}\n\nAlte Häuser und gekündigte Verträge."
+    content = f"{_FILLER * 100}{said}\n\n{_FILLER * 500}"
+    jina.post(READER_URL).respond(json={"code": 200, "data": {"title": "x", "content": content}})
+    cursor = run_tool(definition(READER), PAGE).cursor
+    result = run_tool(definition(READER), {"cursor": cursor, argument: text})
+    assert any("Alte Häuser" in shown or "naïve plans" in shown for shown in contents(result.text)) == found
 
 
 # The double, whose responses `dev` and `call` show, takes every parameter that only an operator sets.
