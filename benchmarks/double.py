@@ -38,6 +38,9 @@ _TOO_MANY_S = 1.0  # Retry-After above the concurrent requests
 COUNTERS = {"connections": 0, "requests": 0, "refused": 0, "most_in_60_s": 0, "most_at_once": 0, "tokens": 0}
 """`tokens`: charged for the requests that were not refused, also if nobody reads the response."""
 
+REFUSED: deque[float] = deque(maxlen=100)
+"""Times of the last requests that were refused, in seconds since the epoch."""
+
 SERVED: Counter[int] = Counter()
 """Requests that were not refused, by the second of the epoch."""
 
@@ -48,7 +51,7 @@ _RECENT: defaultdict[bytes, deque[float]] = defaultdict(deque)
 
 def counters() -> dict[str, Any]:
     """Return the counters, among them the most requests of one key in 60 s, and the served requests by second."""
-    return {**COUNTERS, "served": dict(SERVED)}
+    return {**COUNTERS, "served": dict(SERVED), "refused_at": list(REFUSED)}
 
 
 def refused_for_s(request: bytes, per_minute: int) -> float | None:
@@ -58,7 +61,6 @@ def refused_for_s(request: bytes, per_minute: int) -> float | None:
     while recent and recent[0] <= now - MINUTE_S:
         recent.popleft()
     if len(recent) >= per_minute:
-        COUNTERS["refused"] += 1
         return recent[0] + MINUTE_S - now
     recent.append(now)
     SERVED[int(now)] += 1
@@ -67,7 +69,9 @@ def refused_for_s(request: bytes, per_minute: int) -> float | None:
 
 
 def refusal(seconds: float, text: str = "limit") -> bytes:
-    """Return a response with status 429."""
+    """Return a response with status 429, and count it."""
+    COUNTERS["refused"] += 1
+    REFUSED.append(time.time())
     envelope = {"data": None, "code": 429, "name": "RateLimitTriggeredError", "status": 42903, "message": text}
     body = orjson.dumps({**envelope, "readableMessage": text})
     head = f"HTTP/1.1 429 Too Many Requests\r\nRetry-After: {math.ceil(seconds)}\r\nContent-Length: {len(body)}\r\n\r\n"
@@ -176,14 +180,12 @@ class Upstream(asyncio.Protocol):
         COUNTERS["requests"] += 1
         behaviour = self._behaviour
         if behaviour.concurrent and behaviour.concurrent <= _OPEN:
-            COUNTERS["refused"] += 1
             self._send(refusal(_TOO_MANY_S, "Too many concurrent requests"))
             return
         if behaviour.per_minute and (seconds := refused_for_s(request, behaviour.per_minute)) is not None:
             self._send(refusal(seconds))
             return
         if COUNTERS["requests"] == behaviour.refused_number:
-            COUNTERS["refused"] += 1
             self._send(refusal(_LONE_REFUSAL_S))
             return
         if not behaviour.per_minute:

@@ -66,12 +66,14 @@ async def concurrency_429(world: World) -> Figures:
 async def _concurrent(world: World, settings: Mapping[str, str], act: Act | None) -> Figures:
     seconds, per_second = world.size.seconds, 2 * _CONCURRENT * 1_000 / _REQUEST_MS
     demand = Demand(int(per_second * seconds), per_second, 10)
+    settings = {**settings, f"{PREFIX}TOOLS__MAX_TIMEOUT_S": str(CALL_LIMIT_S)}
     run = await _served(world, demand, Ask(delay_ms=_REQUEST_MS, projects=10), settings, act)
     allowed = _CONCURRENT * seconds * 1_000 / _REQUEST_MS
     return {
         "used": round(between(run.counted, run.began, run.began + seconds) / allowed, 3),
         "most_at_once": run.counted["most_at_once"],
         "answered_429": run.counted["refused"],
+        "at_s": [round(at - run.began, 1) for at in run.counted["refused_at"][:20]],
         "requests": run.counted["requests"],
         "learned": max((limit["requests_per_minute"] or 0 for limit in run.limits), default=0),
         "results": dict(run.results),
