@@ -197,6 +197,7 @@ class KeyLimit(SharedRecord):
         self._charges: list[tuple[str, float]] = []  # cost of requests beyond what their projects paid for
         self._applied_charges = 0
         self._own_pause_until = self._reviewed_at = 0.0
+        self._unreadable_logged = False
         self._offline: LimitRecord | None = None
         self._offline_window = Window()
         self._lost_at = 0.0  # begin of an outage that is not reported yet
@@ -384,6 +385,15 @@ class KeyLimit(SharedRecord):
     def decode(self, value: bytes | None) -> bool:
         """See `SharedRecord`."""
         record = parse(value)
+        if record is None and value is not None and not self._unreadable_logged:
+            self._unreadable_logged = True
+            log.warning(
+                "the record of the limit of %s requests with the key of %s cannot be read: it is damaged or of another "
+                "version, whose replicas must be stopped; the last known record replaces it",
+                self.endpoint,
+                self.variable,
+                extra={"action": "limits.unreadable", "key": self.key, **self._log_fields},
+            )
         self.record = record or LimitRecord()
         now = self.now()
         self.record.correct(now)

@@ -38,9 +38,13 @@ async def test_a_request_of_millions_of_tokens_does_not_stop_all_later_ones() ->
             (await world.permit(limiter)).done(tokens)
 
 
-@pytest.mark.parametrize("torn", [{"replicas": {"x": ["a"]}}, {"requests": {"used": {"9": 1e308}, "paced": 0}}])
+@pytest.mark.parametrize(
+    "torn", [{"replicas": {"x": ["a"]}}, {"requests": {"used": {"9": 1e308}, "paced": 0}}, {"version": 2}]
+)
 @requirement("limits.window")
-async def test_a_damaged_record_stops_no_call(torn: dict[str, object]) -> None:
+async def test_a_record_that_is_damaged_or_of_another_version_stops_no_call(
+    torn: dict[str, object], caplog: pytest.LogCaptureFixture
+) -> None:
     async with replicas(2, LimitOptions(search_requests_per_minute=60)) as world:
         for limiter in world.limiters:
             (await world.permit(limiter)).done(1)
@@ -48,6 +52,7 @@ async def test_a_damaged_record_stops_no_call(torn: dict[str, object]) -> None:
         world.now += 10
         for limiter in world.limiters:
             (await world.permit(limiter)).done(1)
+    assert "limits.unreadable" in [getattr(record, "action", None) for record in caplog.records]
 
 
 @requirement("limits.window")
