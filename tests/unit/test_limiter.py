@@ -325,6 +325,27 @@ async def test_slow_requests_of_one_project_leave_a_request_to_others() -> None:
             task.cancel()
 
 
+@requirement("limits.shared", "hostile.neighbour")
+async def test_a_project_that_has_its_share_elsewhere_delays_no_request_of_another() -> None:
+    """Its turn is next, as the other one has sent more, but it may hold no more concurrent requests."""
+    async with replicas(2, LimitOptions(search_concurrent=8)) as world:
+        here, elsewhere = world.limiters
+
+        def acquire(limiter: Limiter, project: str) -> asyncio.Task[Permit]:
+            need = Need("A", "search", (project, "a"), Deadline.after(30), world.secrets("A"))
+            return asyncio.create_task(limiter.acquire(need))
+
+        for _ in range(20):
+            (await acquire(elsewhere, "quick")).done(1)
+        slow = [acquire(elsewhere, "slow") for _ in range(10)]
+        await asyncio.sleep(0.3)
+        for _ in range(5):
+            (await asyncio.wait_for(acquire(here, "quick"), 0.2)).done(1)
+        assert sum(task.done() for task in slow) == 7
+        for task in slow:
+            task.cancel()
+
+
 @requirement("limits.shared")
 async def test_one_project_alone_uses_all_concurrent_requests() -> None:
     async with replicas(1, LimitOptions(search_concurrent=8)) as world:
