@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
 import signal
+import sys
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
@@ -17,7 +20,7 @@ from nats.aio.client import Client
 from nats.js.errors import NoKeysError, NotFoundError
 
 from benchmarks.double import MINUTE_S, Behaviour
-from benchmarks.harness import Ask, Command, Demand, Outcome, Traffic, place
+from benchmarks.harness import DATABASE, Ask, Command, Demand, Outcome, Traffic, place, project_id
 from benchmarks.world import CALL_LIMIT_S, OVERLOAD, PREFIX, Figures, Size, World, between
 from openapi_tool.bus.replica_statistics import gather_stats
 from openapi_tool.bus.storage import BUDGETS
@@ -170,6 +173,7 @@ async def kills(world: World) -> Figures:
         "requests": run.counted["requests"],
         "accounts": list(run.accounts),
         "cards": run.requests_of_cards,
+        "usage": await _usage(world),
         "results": dict(run.results),
         "unanswered": run.outcome.unanswered(),
     }
@@ -239,6 +243,19 @@ async def _served(
         seconds_of.setdefault(codes.get(command.turn_id, "unanswered"), []).append(latency)
     results = Counter({code: len(found) for code, found in seconds_of.items()})
     return _Run(began, counted, outcome, results, seconds_of, errors, requests, limits, accounts)
+
+
+async def _usage(world: World) -> dict[str, Any]:
+    """Return requests and tokens of the first project as `openapi-tool usage` shows them."""
+    servers = world.harness.stack.postgres.dsn(DATABASE), world.harness.nats.url
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "openapi_tool", "usage", "--project", project_id(0), "--json"),
+        stdout=asyncio.subprocess.PIPE,
+        env={**os.environ, **dict(zip(("PG_DSN", "NATS_SERVERS"), servers, strict=True))},
+    )
+    printed, _ = await process.communicate()
+    total = json.loads(printed)["total"]
+    return {name: total[name] for name in ("requests", "tokens", "no_result", "no_result_tokens")}
 
 
 @asynccontextmanager
