@@ -15,6 +15,7 @@ import ssl
 import sys
 import time
 from collections import Counter, defaultdict, deque
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -32,8 +33,14 @@ _RECORDINGS = {True: "s-q-content-json", False: "r-ok-json"}  # by whether the r
 _SIZING_ROUNDS = 8  # escapes make JSON longer than its text; a few corrections reach the size
 _BACKLOG = 1024
 _LONE_REFUSAL_S = 2.0  # Retry-After of the one request that is refused
+_TOO_MANY_S = 1.0  # Retry-After above the concurrent requests
 
-COUNTERS = {"connections": 0, "requests": 0, "refused": 0, "most_in_60_s": 0}
+COUNTERS = {"connections": 0, "requests": 0, "refused": 0, "most_in_60_s": 0, "most_at_once": 0, "tokens": 0}
+"""`tokens`: charged for the requests that were not refused, also if nobody reads the response."""
+
+REFUSED: deque[float] = deque(maxlen=100)
+"""Times of the last requests that were refused, in seconds since the epoch."""
+
 SERVED: Counter[int] = Counter()
 """Requests that were not refused, by the second of the epoch."""
 
@@ -44,7 +51,7 @@ _RECENT: defaultdict[bytes, deque[float]] = defaultdict(deque)
 
 def counters() -> dict[str, Any]:
     """Return the counters, among them the most requests of one key in 60 s, and the served requests by second."""
-    return {**COUNTERS, "served": dict(SERVED)}
+    return {**COUNTERS, "served": dict(SERVED), "refused_at": list(REFUSED)}
 
 
 def refused_for_s(request: bytes, per_minute: int) -> float | None:
@@ -54,7 +61,6 @@ def refused_for_s(request: bytes, per_minute: int) -> float | None:
     while recent and recent[0] <= now - MINUTE_S:
         recent.popleft()
     if len(recent) >= per_minute:
-        COUNTERS["refused"] += 1
         return recent[0] + MINUTE_S - now
     recent.append(now)
     SERVED[int(now)] += 1
@@ -62,9 +68,12 @@ def refused_for_s(request: bytes, per_minute: int) -> float | None:
     return None
 
 
-def refusal(seconds: float) -> bytes:
-    """Return a response with status 429."""
-    body = b'{"data":null,"code":429,"name":"RateLimitTriggeredError","status":42903,"message":"limit"}'
+def refusal(seconds: float, text: str = "limit") -> bytes:
+    """Return a response with status 429, and count it."""
+    COUNTERS["refused"] += 1
+    REFUSED.append(time.time())
+    envelope = {"data": None, "code": 429, "name": "RateLimitTriggeredError", "status": 42903, "message": text}
+    body = orjson.dumps({**envelope, "readableMessage": text})
     head = f"HTTP/1.1 429 Too Many Requests\r\nRetry-After: {math.ceil(seconds)}\r\nContent-Length: {len(body)}\r\n\r\n"
     return head.encode() + body
 
@@ -75,15 +84,31 @@ def unique_query(delay_ms: int, size: int, number: int) -> str:
 
 
 @cache
-def answer(size: int, *, search: bool) -> bytes:
-    """Return a whole response whose body is a recorded one, truncated or repeated to `size` bytes."""
-    body = _body(size, search=search)
+def answer(size: int, *, search: bool, tokens: int | None = None) -> bytes:
+    """Return a whole response whose body is a recorded one, truncated or repeated to `size` bytes.
+
+    `tokens` replaces the cost of a page.
+    """
+    body = _body(size, search=search, tokens=tokens)
     head = f"HTTP/1.1 200 OK\r\nContent-Type: application/json; charset=utf-8\r\nContent-Length: {len(body)}\r\n\r\n"
     return head.encode() + body
 
 
-def _body(size: int, *, search: bool) -> bytes:
-    envelope = orjson.loads(load_recordings()[_RECORDINGS[search]].body)
+def _envelope(tokens: int | None, *, search: bool) -> dict[str, Any]:
+    envelope: dict[str, Any] = orjson.loads(load_recordings()[_RECORDINGS[search]].body)
+    if tokens is not None and not search:
+        envelope["data"]["usage"]["tokens"] = envelope["meta"]["usage"]["tokens"] = tokens
+    return envelope
+
+
+@cache
+def charged(tokens: int | None, *, search: bool) -> int:
+    """Return the tokens that a response charges."""
+    return int(_envelope(tokens, search=search)["meta"]["usage"]["tokens"])
+
+
+def _body(size: int, *, search: bool, tokens: int | None) -> bytes:
+    envelope = _envelope(tokens, search=search)
     item = envelope["data"][0] if search else envelope["data"]
     text, chars, body = item["content"], size, b""
     for _ in range(_SIZING_ROUNDS):
@@ -101,11 +126,28 @@ def _sized(item: dict[str, Any], text: str, chars: int, *, search: bool) -> Any:
     return [sized | {"url": f"{item['url']}/{number}"} for number in range(_RESULTS)] if search else sized
 
 
+@dataclass(frozen=True, slots=True)
+class Behaviour:
+    """Limits of a key in requests in 60 s and of all keys in concurrent requests; number of one request to refuse.
+
+    `bytes_per_token` is the size of a page per token that it costs; without it each costs what the recorded one did.
+    """
+
+    per_minute: int | None = None
+    concurrent: int | None = None
+    refused_number: int | None = None
+    bytes_per_token: int | None = None
+
+
+USUAL = Behaviour()
+_OPEN = 0  # requests whose response was not sent
+
+
 class Upstream(asyncio.Protocol):
     """One connection; answers requests one after another, as clients do not pipeline."""
 
-    def __init__(self, per_minute: int | None = None, refused_number: int | None = None) -> None:
-        self._per_minute, self._refused_number = per_minute, refused_number
+    def __init__(self, behaviour: Behaviour = USUAL) -> None:
+        self._behaviour = behaviour
         self._transport: asyncio.Transport | None = None
         self._buffer = b""
 
@@ -134,21 +176,37 @@ class Upstream(asyncio.Protocol):
         return head + len(_END) + (int(length[1]) if length else 0)
 
     def _answer(self, request: bytes) -> None:
+        global _OPEN  # noqa: PLW0603 - of this process, as the counters are
         COUNTERS["requests"] += 1
-        if self._per_minute and (seconds := refused_for_s(request, self._per_minute)) is not None:
+        behaviour = self._behaviour
+        if behaviour.concurrent and behaviour.concurrent <= _OPEN:
+            self._send(refusal(_TOO_MANY_S, "Too many concurrent requests"))
+            return
+        if behaviour.per_minute and (seconds := refused_for_s(request, behaviour.per_minute)) is not None:
             self._send(refusal(seconds))
             return
-        if COUNTERS["requests"] == self._refused_number:
-            COUNTERS["refused"] += 1
+        if COUNTERS["requests"] == behaviour.refused_number:
             self._send(refusal(_LONE_REFUSAL_S))
             return
+        if not behaviour.per_minute:
+            SERVED[int(time.time())] += 1
         match = _WANTED.search(request)
         delay_ms, size = map(int, match.groups()) if match else (0, 0)
-        response = answer(size, search=b"s.jina.ai" in request)
+        search = b"s.jina.ai" in request
+        tokens = size // behaviour.bytes_per_token if behaviour.bytes_per_token else None
+        COUNTERS["tokens"] += charged(tokens, search=search)
+        response = answer(size, search=search, tokens=tokens)
         if delay_ms:
-            asyncio.get_running_loop().call_later(delay_ms / 1000, self._send, response)
+            _OPEN += 1
+            COUNTERS["most_at_once"] = max(COUNTERS["most_at_once"], _OPEN)
+            asyncio.get_running_loop().call_later(delay_ms / 1000, self._send_late, response)
         else:
             self._send(response)
+
+    def _send_late(self, response: bytes) -> None:
+        global _OPEN  # noqa: PLW0603 - of this process, as the counters are
+        _OPEN -= 1
+        self._send(response)
 
     def _send(self, response: bytes) -> None:
         if self._transport is not None:
@@ -164,15 +222,13 @@ class Counters(asyncio.Protocol):
         transport.close()
 
 
-async def serve(certificate: Path, per_minute: int | None, refused_number: int | None) -> None:
+async def serve(certificate: Path, behaviour: Behaviour) -> None:
     """Serve until killed; print both ports as one JSON line."""
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     tls.load_cert_chain(certificate)
     loop = asyncio.get_running_loop()
     servers = [
-        await loop.create_server(
-            lambda: Upstream(per_minute, refused_number), "127.0.0.1", 0, ssl=tls, backlog=_BACKLOG
-        ),
+        await loop.create_server(lambda: Upstream(behaviour), "127.0.0.1", 0, ssl=tls, backlog=_BACKLOG),
         await loop.create_server(Counters, "127.0.0.1", 0),
     ]
     port, counters = (server.sockets[0].getsockname()[1] for server in servers)
@@ -186,9 +242,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="An upstream double for load.")
     parser.add_argument("--certificate", type=Path, required=True, help="PEM file with key and chain")
     parser.add_argument("--per-minute", type=int, help="answer 429 above this number of requests of a key in 60 s")
+    parser.add_argument("--concurrent", type=int, help="answer 429 above this number of concurrent requests")
     parser.add_argument("--refused-number", type=int, help="answer 429 to the request of this number, once")
-    arguments = parser.parse_args()
-    uvloop.run(serve(arguments.certificate, arguments.per_minute, arguments.refused_number))
+    parser.add_argument("--bytes-per-token", type=int, help="charge a token for this many bytes of a page")
+    arguments = vars(parser.parse_args())
+    uvloop.run(serve(arguments.pop("certificate"), Behaviour(**arguments)))
 
 
 if __name__ == "__main__":

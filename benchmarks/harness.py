@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, Self
@@ -29,7 +29,7 @@ from nats.aio.msg import Msg
 from nats.js.errors import NotFoundError
 
 from benchmarks import floor
-from benchmarks.double import unique_query
+from benchmarks.double import USUAL, Behaviour, unique_query
 from benchmarks.without import PART_VARIABLE
 from openapi_tool.bootstrap import NAME as EXECUTOR
 from openapi_tool.bus.replica_statistics import gather_stats
@@ -360,8 +360,7 @@ class Harness:
 
     `without` names a part (`benchmarks.without.PARTS`) to remove from the executors; `settings` are their environment
     variables. `modules` maps a kind to a module to run instead, and to the variable that names the
-    replaced one. The double answers 429 above `per_minute` requests of a key, and to
-    the request of number `refused_number`.
+    replaced one. `behaviour` is that of the double.
     """
 
     def __init__(
@@ -369,10 +368,9 @@ class Harness:
         without: str | None = None,
         settings: Mapping[str, str] = MappingProxyType({}),
         modules: Mapping[str, tuple[str, str]] = MappingProxyType({}),
-        per_minute: int | None = None,
-        refused_number: int | None = None,
+        behaviour: Behaviour = USUAL,
     ) -> None:
-        self._per_minute, self._refused_number = per_minute, refused_number
+        self._behaviour = behaviour
         self._without = without
         self._modules = modules
         self._settings = settings
@@ -408,8 +406,8 @@ class Harness:
         log = self.stack.folder / "bench-double.log"
         command: list[str | Path] = [sys.executable, "-m", "benchmarks.double"]
         command += ["--certificate", self.stack.certificates.server]
-        command += ["--per-minute", str(self._per_minute)] if self._per_minute else []
-        command += ["--refused-number", str(self._refused_number)] if self._refused_number else []
+        for name, value in asdict(self._behaviour).items():
+            command += [f"--{name.replace('_', '-')}", str(value)] if value else []
         double = ServerProcess("double", command, self._guard, log)
         double.start(lambda: log.read_text().endswith("\n"))
         ports: dict[str, int] = json.loads(log.read_text().splitlines()[0])

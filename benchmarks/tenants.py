@@ -1,7 +1,7 @@
 """`make bench-tenants`: shares of projects and replicas that compete; one JSON object on the last line.
 
 Each scenario runs real processes: NATS, PostgreSQL, the double, and replicas of the executor. Slots, not CPU, limit a
-replica: it runs `_SLOTS` calls at once, each of which takes `_DELAY_MS`.
+replica: it runs `SLOTS` calls at once, each of which takes `DELAY_MS`.
 
 The double counts the requests of each key in a sliding window of 60 s, and answers those above the limit with 429.
 """
@@ -17,34 +17,41 @@ import math
 import statistics
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import datetime
 from types import MappingProxyType
 from typing import Any
 
-import asyncpg
 import uvloop
 
 from benchmarks import shifted
-from benchmarks.double import MINUTE_S
-from benchmarks.harness import Ask, Demand, Harness, Outcome, Traffic, place, project_id, set_up_projects, start_all
+from benchmarks.double import MINUTE_S, Behaviour
+from benchmarks.faults import FAULTS
+from benchmarks.harness import Ask, Demand, Harness, Outcome, Traffic, place, project_id
 from benchmarks.measure import exact_cpu_seconds
 from benchmarks.shifted import SHIFT_VARIABLE
+from benchmarks.world import (
+    CALL_LIMIT_S,
+    DELAY_MS,
+    NO_SETTINGS,
+    OVERLOAD,
+    PREFIX,
+    WARM_S,
+    Figures,
+    Size,
+    World,
+    between,
+)
 from openapi_tool.bus.leases import BUCKET
 from openapi_tool.bus.record_store import LIMITS
 from openapi_tool.local.executor import ExecutorProcess
 
-Figures = dict[str, Any]
 Act = Callable[["World", list[ExecutorProcess]], Awaitable[None]]
 """Function that changes the replicas in the middle of a run."""
 
 _OVER_LIMIT, _PROJECTS, _LIMITED_DELAY_MS = 3, 10, 200
 """Of the scenarios with a limit: demand as a multiple of it, projects, milliseconds of an upstream response."""
 
-_CALL_LIMIT_S = 20
-_PREFIX = "OPENAPI_TOOL__"
 _STEADY_PER_S, _HEADROOM = 50, 2  # of `plenty`: calls per second, and the limit as a multiple of them
 _WINDOW_BEGINS_S, _WINDOW_S = 5, 10
 """Start of the window in which the rate after a change is measured, and its length, in seconds."""
@@ -89,7 +96,7 @@ async def plenty(world: World) -> Figures:
     size = world.size
     demand = Demand(int(_STEADY_PER_S * size.seconds), _STEADY_PER_S, _PROJECTS, wait=True)
     settings = _settings(world) | {
-        f"{_PREFIX}LIMITS__SEARCH_REQUESTS_PER_MINUTE": str(int(_HEADROOM * _STEADY_PER_S * MINUTE_S))
+        f"{PREFIX}LIMITS__SEARCH_REQUESTS_PER_MINUTE": str(int(_HEADROOM * _STEADY_PER_S * MINUTE_S))
     }
     async with world.serving(size.sharing, settings), Traffic.connect(world.harness.nats.url) as traffic:
         placed = await place(world.database, Ask(delay_ms=_LIMITED_DELAY_MS, projects=_PROJECTS), demand.count, "jina")
@@ -130,7 +137,7 @@ async def free_key(world: World) -> Figures:
     demand = Demand(
         int(_OVER_LIMIT * size.limit * size.seconds / MINUTE_S), _OVER_LIMIT * size.limit / MINUTE_S, _PROJECTS
     )
-    settings = {f"{_PREFIX}TOOLS__MAX_TIMEOUT_S": str(_CALL_LIMIT_S)}
+    settings = {f"{PREFIX}TOOLS__MAX_TIMEOUT_S": str(CALL_LIMIT_S)}
     async with world.serving(2, settings), Traffic.connect(world.harness.nats.url) as traffic:
         placed = await place(world.database, Ask(delay_ms=_LIMITED_DELAY_MS, projects=_PROJECTS), demand.count, "jina")
         began = time.time()
@@ -166,7 +173,7 @@ def _used(counted: Mapping[str, Any], began: float, size: Size) -> Figures:
     seconds = sorted(int(second) for second in counted["served"])
     allowed = size.limit * size.seconds / MINUTE_S
     return {
-        "used": round(_between(counted, began, began + size.seconds) / allowed, 3),
+        "used": round(between(counted, began, began + size.seconds) / allowed, 3),
         "answered_429": counted["refused"],
         "most_in_60_s": counted["most_in_60_s"],
         "longest_gap_s": max((second - first for first, second in itertools.pairwise(seconds)), default=None),
@@ -193,8 +200,8 @@ LIMITED: Mapping[str, Callable[[World], Awaitable[Figures]]] = MappingProxyType(
 
 def _settings(world: World) -> dict[str, str]:
     return {
-        f"{_PREFIX}LIMITS__SEARCH_REQUESTS_PER_MINUTE": str(world.size.limit),
-        f"{_PREFIX}TOOLS__MAX_TIMEOUT_S": str(_CALL_LIMIT_S),
+        f"{PREFIX}LIMITS__SEARCH_REQUESTS_PER_MINUTE": str(world.size.limit),
+        f"{PREFIX}TOOLS__MAX_TIMEOUT_S": str(CALL_LIMIT_S),
     }
 
 
@@ -224,7 +231,7 @@ async def _run_limited(world: World, act: Act | None = None, per_replica: Sequen
     mean = sum(shares) / max(1, len(shares))
     result = {
         "allowed": round(size.limit * size.seconds / MINUTE_S),
-        "served": _between(counted, began, began + size.seconds),
+        "served": between(counted, began, began + size.seconds),
         "answered_429": counted["refused"],
         "most_in_60_s": counted["most_in_60_s"],
         "least_of_share": round(min(shares, default=0) / max(1, mean), 3),
@@ -237,94 +244,14 @@ async def _run_limited(world: World, act: Act | None = None, per_replica: Sequen
     if act:
         since = int(changed_at) + _WINDOW_BEGINS_S
         until = min(since + _WINDOW_S, int(began + size.seconds))
-        rate = _between(counted, since, until) / (until - since) if until > since else None
+        rate = between(counted, since, until) / (until - since) if until > since else None
         result["after_5_s"] = rate and round(rate * MINUTE_S / size.limit, 3)
     return result
 
 
-def _between(counted: Mapping[str, Any], since: float, until: float) -> int:
-    """Return the number of requests served from `since` to `until`, in whole seconds."""
-    return sum(number for second, number in counted["served"].items() if int(since) <= int(second) < int(until))
-
-
-_SLOTS, _DELAY_MS = 32, 500
-_OVERLOAD = 3
-_WARM_S = 5.0
 _MAX_HELD = 512  # the default of the setting
 _BLOCKED_MS = 120_000  # longer than the scenario
 _WEIGHTS = (1, 2, 4)
-_NO_SETTINGS: Mapping[str, str] = MappingProxyType({})
-
-
-@dataclass(frozen=True, slots=True)
-class Size:
-    """Extent of the scenarios: seconds of a measurement, replicas, queued commands, projects, the durable's limit.
-
-    `limit` is that of the upstream in requests a minute, which `sharing` replicas share.
-    """
-
-    seconds: float = 30.0
-    replicas: int = 2
-    backlog: int = 5_000
-    projects: int = 50
-    max_ack_pending: int = 5_000
-    limit: int = 600
-    sharing: int = 4
-
-    @property
-    def per_second(self) -> float:
-        """Return the calls per second that all replicas can run."""
-        return self.replicas * _SLOTS * 1_000 / _DELAY_MS
-
-
-class World:
-    """Harness on which each measurement begins with empty tables, an empty stream and new replicas."""
-
-    def __init__(self, harness: Harness, database: asyncpg.Connection, size: Size) -> None:
-        self.harness = harness
-        self.database = database
-        self.size = size
-
-    @property
-    def common(self) -> dict[str, str]:
-        """Return the settings of all replicas."""
-        return {f"{_PREFIX}EXECUTOR__CONCURRENCY": str(_SLOTS), f"{_PREFIX}TOOLS__MAX_TIMEOUT_S": "600"}
-
-    @asynccontextmanager
-    async def serving(
-        self, replicas: int, settings: Mapping[str, str], per_replica: Sequence[Mapping[str, str]] = ()
-    ) -> AsyncIterator[list[ExecutorProcess]]:
-        """Start replicas on empty servers; kill those in the list at the end. `per_replica` adds settings for each."""
-        await self.harness.clean(self.database)
-        await set_up_projects(self.database, self.size.projects)
-        own = [{**self.common, **settings, **own_settings} for own_settings in per_replica or [{}] * replicas]
-        started = [self.harness.process("executor", own_settings) for own_settings in own]
-        try:
-            await start_all(started)
-            yield started
-        finally:
-            for replica in started:
-                if replica.process.alive:
-                    await asyncio.to_thread(replica.process.kill)
-
-    async def measure(self, *demands: Demand, settings: Mapping[str, str] = _NO_SETTINGS) -> list[Outcome]:
-        """Return the outcome of each demand on new replicas."""
-        async with self.serving(self.size.replicas, settings), Traffic.connect(self.harness.nats.url) as traffic:
-            asks = [Ask(delay_ms=_DELAY_MS, projects=demand.projects, first=demand.first) for demand in demands]
-            placed = [
-                (demand, await place(self.database, ask, demand.count, "jina"))
-                for demand, ask in zip(demands, asks, strict=True)
-            ]
-            return await traffic.run(placed, self.size.seconds, _WARM_S)
-
-    def one_a_second(self) -> Demand:
-        """Return the demand of a quiet project, number 1: one call a second."""
-        return Demand(int(self.size.seconds), 1.0, first=1, wait=True)
-
-    def too_much(self, projects: int) -> Demand:
-        """Return three times the demand that can be served, of `projects` projects in turn, until the window ends."""
-        per_second = _OVERLOAD * self.size.per_second
-        return Demand(int(per_second * (self.size.seconds + _WARM_S)), per_second, projects)
 
 
 async def backlog(world: World) -> Figures:
@@ -339,8 +266,8 @@ async def backlog(world: World) -> Figures:
 
 async def flood(world: World) -> Figures:
     """Like `backlog`, with three times as many queued commands as the durable delivers unacknowledged."""
-    queued, quiet = Demand(_OVERLOAD * world.size.max_ack_pending), world.one_a_second()
-    settings = {f"{_PREFIX}NATS__MAX_ACK_PENDING": str(world.size.max_ack_pending)}
+    queued, quiet = Demand(OVERLOAD * world.size.max_ack_pending), world.one_a_second()
+    settings = {f"{PREFIX}NATS__MAX_ACK_PENDING": str(world.size.max_ack_pending)}
     [alone] = await world.measure(quiet, settings=settings)
     _, behind = await world.measure(queued, quiet, settings=settings)
     return _quiet(alone, behind) | {"queued": queued.count}
@@ -358,13 +285,13 @@ def _quiet(alone: Outcome, behind: Outcome) -> Figures:
 
 async def equal(world: World) -> Figures:
     """Projects of equal weight demand three times the calls that can be run."""
-    return await _shares(world, [1.0] * world.size.projects, _NO_SETTINGS)
+    return await _shares(world, [1.0] * world.size.projects, NO_SETTINGS)
 
 
 async def weighted(world: World) -> Figures:
     """Three projects of weights 1, 2 and 4 demand three times the calls that can be run."""
     weights = {project_id(number): weight for number, weight in enumerate(_WEIGHTS)}
-    return await _shares(world, _WEIGHTS, {f"{_PREFIX}FAIRNESS__WEIGHTS": json.dumps(weights)})
+    return await _shares(world, _WEIGHTS, {f"{PREFIX}FAIRNESS__WEIGHTS": json.dumps(weights)})
 
 
 async def _shares(world: World, weights: Sequence[float], settings: Mapping[str, str]) -> Figures:
@@ -387,17 +314,17 @@ async def held(world: World) -> Figures:
     `heartbeats_share` is the CPU that holding them takes, as a share of one core; `lease_writes` are the changes of the
     lease bucket until all are answered.
     """
-    settings = {f"{_PREFIX}EXECUTOR__CONCURRENCY": "1", f"{_PREFIX}EXECUTOR__DRAIN_TIMEOUT_S": "1"}
+    settings = {f"{PREFIX}EXECUTOR__CONCURRENCY": "1", f"{PREFIX}EXECUTOR__DRAIN_TIMEOUT_S": "1"}
     async with world.serving(1, settings) as [first], Traffic.connect(world.harness.nats.url) as traffic:
         blocker = await place(world.database, Ask(delay_ms=_BLOCKED_MS), 1, "jina")
-        waiting = await place(world.database, Ask(delay_ms=_DELAY_MS), _MAX_HELD, "jina")
+        waiting = await place(world.database, Ask(delay_ms=DELAY_MS), _MAX_HELD, "jina")
         await traffic.queue(blocker)
-        await asyncio.sleep(_WARM_S)
+        await asyncio.sleep(WARM_S)
         idle = await _cpu_share(first, world.size.seconds / 2)
         await traffic.queue(waiting)
-        await asyncio.sleep(_WARM_S)
+        await asyncio.sleep(WARM_S)
         holding = await _cpu_share(first, world.size.seconds / 2)
-        second = world.harness.process("executor", {f"{_PREFIX}TOOLS__MAX_TIMEOUT_S": "600"})
+        second = world.harness.process("executor", {f"{PREFIX}TOOLS__MAX_TIMEOUT_S": "600"})
         await asyncio.to_thread(second.start)  # before the first stops, as in a rolling update
         try:
             await asyncio.to_thread(first.stop)
@@ -434,23 +361,26 @@ SCENARIOS: Mapping[str, Callable[[World], Awaitable[Figures]]] = {
     "weighted": weighted,
     "held": held,
     **LIMITED,
+    **{name: fault.run for name, fault in FAULTS.items()},
 }
 
 
 async def run(names: Sequence[str], size: Size) -> Figures:
     """Run scenarios one after the other; return the figures of each by its name."""
     results: Figures = {}
-    unlimited = [name for name in names if name not in LIMITED]
+    unlimited = [name for name in names if name not in LIMITED and name not in FAULTS]
     if unlimited:
         await _run(Harness(), unlimited, size, results)
     for name in [name for name in LIMITED if name in names]:  # the double remembers the last minute
-        limited = Harness(
-            modules={"executor": (shifted.__name__, shifted.MODULE_VARIABLE)},
-            per_minute=None if name == "lone-429" else size.limit,
-            refused_number=_LONE_NUMBER if name == "lone-429" else None,
-        )
-        await _run(limited, [name], size, results)
+        behaviour = Behaviour(refused_number=_LONE_NUMBER) if name == "lone-429" else Behaviour(size.limit)
+        await _run(_shifted(behaviour), [name], size, results)
+    for name in [name for name in FAULTS if name in names]:
+        await _run(_shifted(FAULTS[name].behaviour(size)), [name], size, results)
     return results
+
+
+def _shifted(behaviour: Behaviour) -> Harness:
+    return Harness(modules={"executor": (shifted.__name__, shifted.MODULE_VARIABLE)}, behaviour=behaviour)
 
 
 async def _run(harness: Harness, names: Sequence[str], size: Size, results: Figures) -> None:

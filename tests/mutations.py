@@ -21,6 +21,12 @@ class Mutation:
 
 MONEY = (
     Mutation(
+        "quotas/charged.py",
+        "record.charged.plus(record.reserved)",
+        "record.charged",
+        "tests/gateway/test_commands.py::test_usage_shows_requests_of_a_process_that_died_in_a_column_of_their_own",
+    ),
+    Mutation(
         "jina/request.py",
         "endpoint.check_url(parameters[name], rules)",
         "parameters[name]",

@@ -103,6 +103,7 @@ REQUIREMENTS = (
     Requirement("content.cursor", "tool-design 3", "A long text is truncated at a sensible place, such as a paragraph's end; a cursor, valid for its project and agent only, continues it at no cost."),
     Requirement("content.find", "tool-design 3", "The stored text of a long result can be searched at no cost, by a phrase or a question; each match has a cursor to read on from there."),
     Requirement("usage.exact", "design", "Results report their cost; each upstream request is counted in exactly one result."),
+    Requirement("usage.lost", "design", "`usage` shows requests that the accounts of a project hold and no result counts, those of runs that died, in a column of their own."),
     Requirement("upstream.request", "jina-api 0-2", "Requests have the documented form, and timeouts that fit the call's remaining time."),
     Requirement("upstream.errors", "jina-api 4", "Every error status, unexpected shape or excessive size of the upstream gives a typed error."),
     Requirement("upstream.recordings", "jina-api 0-4", "Every recorded exchange gives a result or a typed error."),

@@ -127,7 +127,10 @@ def dead_letter_permissions(options: DurableOptions, stream: str) -> Permissions
 
 
 def inspect_permissions(options: DurableOptions, stream: str) -> Permissions:
-    """Return the permissions of `inspect`: it reads the command stream, the dead letters and the leases."""
+    """Return the permissions of `inspect`, which reads the command stream, the dead letters and the leases.
+
+    `usage` reads the accounts of budgets.
+    """
     return Permissions(
         (
             f"{_API}.STREAM.NAMES",
@@ -137,6 +140,8 @@ def inspect_permissions(options: DurableOptions, stream: str) -> Permissions:
             f"{_API}.STREAM.INFO.KV_{leases.BUCKET}",
             _direct_get(leases.BUCKET, leases.KEYS),
             f"{_API}.STREAM.MSG.GET.KV_{leases.BUCKET}",
+            *_read(BUDGETS.bucket.stream),
+            _direct_get(BUDGETS.bucket.name, BUDGETS.keys),
             replica_statistics.STATS_SUBJECT,
         ),
         (_REPLIES, replica_statistics.STATS_REPLIES),

@@ -337,7 +337,8 @@ def usage(
 ) -> None:
     """Sum up calls, tokens, requests, cache hits, errors, truncations, retries and latency from the result cards.
 
-    Days are in UTC. A dash means that no card records the value. Exit codes: 0, 2 invalid settings or options,
+    no_result are requests that the project's accounts hold, and no card: their runs died, or have not ended. Days are
+    in UTC. A dash means that no card or account records the value. Exit codes: 0, 2 invalid settings or options,
     or PostgreSQL cannot be reached.
     """
     from openapi_tool.cli import top as work

@@ -15,14 +15,20 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import orjson
 from pydantic_settings import SettingsError as UnreadableVariable
 
-from openapi_tool.cli.kernel import find_dev
+from openapi_tool.cli.kernel import NO_DATABASE, find_dev
 from openapi_tool.cli.output import fail, print_json, print_line, print_status
 from openapi_tool.cli.tables import output, redraw
 from openapi_tool.gateway.operator import ask_statistics
+from openapi_tool.gateway.quotas import budget_records
 from openapi_tool.gateway.usage import COLUMNS
 from openapi_tool.kernel.usage_keys import By
+from openapi_tool.options.budgets import time_zone
+from openapi_tool.protocol.dialect import dialect_of
 from openapi_tool.protocol.errors import Unavailable
-from openapi_tool.settings import given_values
+from openapi_tool.protocol.projects import scoped_project
+from openapi_tool.quotas.amounts import Amount
+from openapi_tool.quotas.charged import WithoutResult, charged, without_result
+from openapi_tool.settings import given_values, load_settings
 from openapi_tool.settings.sources import SourceUnreadable
 from openapi_tool.state.sqlite import StateFile, StateUnusable, default_path
 from openapi_tool.tools.switches import SwitchRecordInvalid
@@ -114,8 +120,11 @@ def show_statistics(
 
 def usage(
     path: Path, project: str, start: datetime, end: datetime, by: By
-) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Return the sum over all calls of a project, and the rows by `by`: days ascending, others by tokens."""
+) -> tuple[dict[str, Any], list[dict[str, Any]], WithoutResult]:
+    """Return the sum over all calls of a project, the rows by `by`, and what has no row.
+
+    Days are ascending, other rows are ordered by tokens.
+    """
 
     def read(connection: sqlite3.Connection) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         connection.row_factory = sqlite3.Row
@@ -136,7 +145,22 @@ def usage(
         zero = {name: value or 0 for name, value in dict(total).items()}
         return {**zero, **_quantiles(everything)}, found
 
-    return with_state(path, lambda state: state.run(read))
+    settings = load_settings(NO_DATABASE)
+    zone = time_zone(settings.budgets.time_zone)
+    scoped = scoped_project(settings.quotas.kernel or dialect_of(settings.protocol.version, "").scope, project)
+
+    async def work(state: StateFile) -> tuple[dict[str, Any], list[dict[str, Any]], WithoutResult]:
+        total, rows = await state.run(read)
+        held = await charged(budget_records(state), scoped, start, end, zone)
+        sums = "SELECT coalesce(sum(requests), 0), coalesce(sum(tokens), 0) FROM calls"
+        stored = []
+        for period in held:
+            where = "WHERE project = ? AND at >= ? AND at < ?"
+            [(requests, tokens)] = await state.read(f"{sums} {where}", (project, period.start, period.end))
+            stored.append(Amount(requests, tokens))
+        return total, rows, without_result(held, stored)
+
+    return with_state(path, work)
 
 
 def _quantiles(ordered: Sequence[int]) -> dict[str, int | None]:

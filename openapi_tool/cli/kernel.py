@@ -7,6 +7,7 @@ import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from datetime import datetime
 from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -18,19 +19,26 @@ from openapi_tool.bus.client import BusClient
 from openapi_tool.bus.connection import connected, outage_as_unavailable
 from openapi_tool.bus.options import BusOptions
 from openapi_tool.bus.replica_statistics import gather_stats
+from openapi_tool.bus.storage import BUDGETS
 from openapi_tool.bus.users import NatsUser
 from openapi_tool.cli.output import fail, print_json
 from openapi_tool.cli.tables import output, redraw
 from openapi_tool.environment import DEV_VARIABLE
 from openapi_tool.kernel.failures import located
 from openapi_tool.kernel.store import KernelStore
+from openapi_tool.options.budgets import time_zone
 from openapi_tool.protocol.command import Delivery
 from openapi_tool.protocol.dialect import claimed_identity
 from openapi_tool.protocol.errors import Unanswerable, Unavailable
+from openapi_tool.protocol.projects import scoped_project
 from openapi_tool.protocol.subjects import parse_command_subject
+from openapi_tool.quotas.amounts import Amount
+from openapi_tool.quotas.charged import charged
+from openapi_tool.quotas.periods import Period
 from openapi_tool.settings import given_values, load_settings
 from openapi_tool.settings.model import but
 from openapi_tool.settings.sources import SourceUnreadable
+from openapi_tool.state.nats_kv import NatsKvRecords
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -120,6 +128,19 @@ def with_nats(
     except Unavailable as error:  # `located` adds the address to an error of PostgreSQL; one of NATS has its own
         problem = bootstrap.redactor.text(located(str(error), bootstrap.pool))
         fail(f"{problem}\n{advice}" if advice else problem)
+
+
+async def charged_in_kernel(
+    bootstrap: Bootstrap, project: str, start: datetime, end: datetime
+) -> Mapping[Period, Amount]:
+    """Return what the accounts of a project hold (`charged`). Raises Unavailable."""
+    settings = bootstrap.settings
+    scoped, zone = scoped_project(settings.quotas.kernel or bootstrap.scope, project), settings.budgets.time_zone
+
+    async def work(_: Bootstrap, client: BusClient) -> Mapping[Period, Amount]:
+        return await charged(NatsKvRecords(client, BUDGETS.bucket), scoped, start, end, time_zone(zone))
+
+    return await _connected(replace(bootstrap, bus=bootstrap.quotas or bootstrap.bus), work, NatsUser.INSPECT)
 
 
 async def _connected(bootstrap: Bootstrap, work: Callable[[Bootstrap, BusClient], Awaitable[T]], user: NatsUser) -> T:

@@ -18,15 +18,17 @@ from rich.text import Text
 from openapi_tool.bootstrap import Bootstrap
 from openapi_tool.cli.gateway import project_or_default, selected_state
 from openapi_tool.cli.gateway import usage as gateway_usage
-from openapi_tool.cli.kernel import kernel_bootstrap
+from openapi_tool.cli.kernel import charged_in_kernel, kernel_bootstrap
 from openapi_tool.cli.output import fail, or_dash, print_json, print_status
 from openapi_tool.cli.statistics import show_statistics_of
 from openapi_tool.cli.tables import Rows, cell, output
 from openapi_tool.kernel.failures import located
-from openapi_tool.kernel.queries import MAX_ROWS, usage
+from openapi_tool.kernel.queries import MAX_ROWS, reported, usage
 from openapi_tool.kernel.usage_keys import By
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.protocol.subjects import is_token
+from openapi_tool.quotas.amounts import Amount
+from openapi_tool.quotas.charged import WithoutResult, without_result
 from openapi_tool.telemetry.logs import printable_line
 from openapi_tool.telemetry.replica_problems import found_problems
 from openapi_tool.tools.wording import counted, short
@@ -95,7 +97,11 @@ def _tool(row: Mapping[str, Any]) -> tuple[str, ...]:
     return row["project"], row["tool"]
 
 
-_FIGURES = ("calls", "tokens", "requests", "cache_hits", "errors", "truncated", "retries", "p50_ms", "p95_ms")
+_OF_RESULTS = ("calls", "tokens", "requests", "cache_hits", "errors", "truncated", "retries", "p50_ms", "p95_ms")
+_WITHOUT_RESULT = ("no_result", "no_result_tokens")
+"""Requests and tokens that the accounts of the project hold, and no result counts."""
+
+_FIGURES = (*_OF_RESULTS, *_WITHOUT_RESULT)
 _SPAN = re.compile(r"([0-9]{1,4}+)([dhm])")
 _UNITS = {"d": "days", "h": "hours", "m": "minutes"}
 _UNKNOWN = "\N{EN DASH}"
@@ -125,9 +131,12 @@ def show_usage(
     if start >= end:
         fail("--since must be before --until")
     if path is not None:
-        total, rows = gateway_usage(path, project, start, end, by)
+        total, rows, beyond = gateway_usage(path, project, start, end, by)
     else:
-        total, rows = _read(kernel_bootstrap(), project, start, end, by)
+        total, rows, beyond = _read(kernel_bootstrap(), project, start, end, by)
+    total |= _beyond(list(beyond.values()))
+    for row in rows:
+        row.update(_beyond([beyond[row["key"]]] if by is By.DAY and row["key"] in beyond else []))
     if plot is not None:
         _plot(plot, rows, f"{project} by {by}, {start:%Y-%m-%d %H:%M} to {end:%Y-%m-%d %H:%M} UTC")
     if as_json:
@@ -137,6 +146,12 @@ def show_usage(
         _print_csv(by, rows)
     else:
         _print_table(by, rows, total)
+
+
+def _beyond(amounts: Sequence[Amount]) -> dict[str, int | None]:
+    """Return the columns of what accounts hold and no result counts; None if no account is known."""
+    sums = [max(0, sum(amounts)) if amounts else None for amounts in zip(*amounts, strict=True)] or [None, None]
+    return dict(zip(_WITHOUT_RESULT, sums, strict=True))
 
 
 def _moment(text: str, now: datetime, option: str) -> datetime:
@@ -165,18 +180,33 @@ def _absolute(text: str, option: str) -> datetime:
 
 def _read(
     bootstrap: Bootstrap, project: str, start: datetime, end: datetime, by: By
-) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Return the sum over all calls, and the rows by `by`; exits if the database is unavailable."""
-    pool = bootstrap.pool
+) -> tuple[dict[str, Any], list[dict[str, Any]], WithoutResult]:
+    """Return the sum over all calls, the rows by `by`, and what has no card; exits if the database is unavailable."""
     try:
-        rows = asyncio.run(usage(pool, project, start, end, bootstrap.settings.actor_id, by))
+        rows, beyond = asyncio.run(_read_both(bootstrap, project, start, end, by))
     except Unavailable as error:
-        fail(bootstrap.redactor.text(located(str(error), pool)))
-    figures = [{"key": row["key"], **{name: row[name] for name in _FIGURES}} for row in rows]
+        fail(bootstrap.redactor.text(located(str(error), bootstrap.pool)))
+    figures = [{"key": row["key"], **{name: row[name] for name in _OF_RESULTS}} for row in rows]
     if len(figures) > MAX_ROWS:
         print_status(f"only the first {MAX_ROWS:,} rows are shown; name a shorter time with --since and --until")
-    total = {name: figures[0][name] for name in _FIGURES}
-    return total, figures[1 : MAX_ROWS + 1]
+    total = {name: figures[0][name] for name in _OF_RESULTS}
+    return total, figures[1 : MAX_ROWS + 1], beyond
+
+
+async def _read_both(
+    bootstrap: Bootstrap, project: str, start: datetime, end: datetime, by: By
+) -> tuple[list[dict[str, Any]], WithoutResult]:
+    pool, actor_id = bootstrap.pool, bootstrap.settings.actor_id
+    rows = await usage(pool, project, start, end, actor_id, by)
+    try:
+        held = await charged_in_kernel(bootstrap, project, start, end)
+    except Unavailable as error:
+        reason = bootstrap.redactor.text(str(error))
+        print_status(f"no data for requests without a card, which are in the accounts of budgets: {reason}")
+        return rows, {}
+    spans = [(datetime.fromtimestamp(one.start, UTC), datetime.fromtimestamp(one.end, UTC)) for one in held]
+    stored = [Amount(*cards) for cards in await reported(pool, project, spans, actor_id)] if spans else []
+    return rows, without_result(held, stored)
 
 
 def _print_table(by: By, rows: Sequence[Mapping[str, Any]], total: Mapping[str, Any]) -> None:

@@ -197,6 +197,7 @@ class KeyLimit(SharedRecord):
         self._charges: list[tuple[str, float]] = []  # cost of requests beyond what their projects paid for
         self._applied_charges = 0
         self._own_pause_until = self._reviewed_at = 0.0
+        self._unreadable_logged = False
         self._offline: LimitRecord | None = None
         self._offline_window = Window()
         self._lost_at = 0.0  # begin of an outage that is not reported yet
@@ -384,6 +385,15 @@ class KeyLimit(SharedRecord):
     def decode(self, value: bytes | None) -> bool:
         """See `SharedRecord`."""
         record = parse(value)
+        if record is None and value is not None and not self._unreadable_logged:
+            self._unreadable_logged = True
+            log.warning(
+                "the record of the limit of %s requests with the key of %s cannot be read: it is damaged or of another "
+                "version, whose replicas must be stopped; the last known record replaces it",
+                self.endpoint,
+                self.variable,
+                extra={"action": "limits.unreadable", "key": self.key, **self._log_fields},
+            )
         self.record = record or LimitRecord()
         now = self.now()
         self.record.correct(now)
@@ -515,7 +525,9 @@ class KeyLimit(SharedRecord):
         """Give permits to the calls whose turn it is among those of all replicas."""
         self._granted = []
         record, waiting, changed = self.record, self.group.waiting, False
-        rivals = _Rivals(record.waiting_elsewhere(self.replica, now), record.turns)
+        elsewhere = record.waiting_elsewhere(self.replica, now).items()
+        able = {key: calls for key, calls in elsewhere if self._may_hold_more(key, now)}
+        rivals = _Rivals(able, record.turns)
         while self.usable and not (
             self._granted and self.use_of_key in self.keys.blocked
         ):  # one call tries a blocked key
@@ -564,22 +576,27 @@ class KeyLimit(SharedRecord):
             del self._asked[next(iter(self._asked))]
 
     def _may_send(self, project: str) -> bool:
-        """Return whether a project may send its next call with this key.
-
-        If several projects have asked within `_ACTIVE_S`, each leaves an eighth of the concurrent requests, at least
-        one, to the others: otherwise the slow requests of one project can hold all of them.
-        """
+        """Return whether a project may send its next call with this key."""
         waiter = self.group.waiting.first(project)
         if waiter.preferred not in (None, self) or not self._is_fresh(waiter.wanted):
             return False
-        limit = self.rates.concurrent
+        return self._may_hold_more(project_key(project), self.now())
+
+    def _may_hold_more(self, key: str, now: float) -> bool:
+        """Return whether a project may have one more concurrent request.
+
+        If others have asked here within `_ACTIVE_S`, or run or wait anywhere, each leaves an eighth, at least one, to
+        them: otherwise the slow requests of one project can hold all.
+        """
+        limit, record = self.rates.concurrent, self.record
         if limit is None or limit <= 1:
             return True
-        now, key = self.now(), project_key(project)
-        if not any(name != project and now - at < _ACTIVE_S for name, at in self._asked.items()):
+        held = sum(one.project == key for one in record.open.values())
+        if held < limit - max(1, limit // 8):
             return True
-        held = sum(one.project == key for one in self.record.open.values())
-        return held < limit - max(1, limit // 8)
+        known = {project_key(name) for name, at in self._asked.items() if now - at < _ACTIVE_S}
+        known |= {one.project for one in record.open.values()} | record.waiting_elsewhere(self.replica, now).keys()
+        return known <= {key, ""}
 
     def _is_fresh(self, wanted: PermitRequest) -> bool:
         """Return whether the key has not refused the request, or no other one is left."""

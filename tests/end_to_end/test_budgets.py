@@ -192,7 +192,7 @@ async def mixed(world: World, number: int, random_: random.Random) -> PlacedCall
 
 
 @pytest.mark.thorough
-@requirement("usage.exact", "budgets.exact", "budgets.reservations")
+@requirement("usage.exact", "usage.lost", "budgets.exact", "budgets.reservations")
 @pytest.mark.parametrize("seed", MIXES)
 async def test_usage_and_budgets_equal_the_doubles_count_while_executors_are_killed(
     stack: EmbeddedStack, world: World, tmp_path: Path, seed: int
@@ -224,13 +224,15 @@ async def test_usage_and_budgets_equal_the_doubles_count_while_executors_are_kil
     total, *_ = await usage(pool_of(world.dsn), PROJECT, now - timedelta(hours=1), now, "tool.openapi", By.TOOL)
     counted = len(log) - len(missing), tokens(log) - tokens(missing)
     assert (total["calls"], total["requests"], total["tokens"]) == (len(placed), *counted)
+    words = ["usage", "--project", PROJECT, "--json"]
+    environment = {"PG_DSN": world.dsn, "NATS_SERVERS": world.stack.nats.url}
+    shown = await asyncio.to_thread(CliRunner().invoke, app, words, env=environment)
+    beyond = json.loads(shown.stdout)["total"]["no_result"]
+    held = account.used.requests + account.lost.requests + len(account.open)
+    assert (total["requests"] + beyond, shown.stderr) == (held, ""), "each request is in a card or in the column"
     assert total["tokens"] <= account.used.tokens <= tokens(log)
     assert total["requests"] <= account.used.requests
-    assert (
-        len(log)
-        <= account.used.requests + account.lost.requests + len(account.open)
-        <= len(log) + RUNNING * len(deaths)
-    ), "requests in flight at a kill stay charged"
+    assert len(log) <= held <= len(log) + RUNNING * len(deaths), "requests in flight at a kill stay charged"
 
 
 async def kill_at_each_point(three: Fleet, random_: random.Random) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from pathlib import Path
@@ -14,9 +15,13 @@ from typer.testing import CliRunner, Result
 
 from openapi_tool.cli import app
 from openapi_tool.gateway.calls import Gateway
+from openapi_tool.gateway.quotas import budget_records
 from openapi_tool.local.stack import UpstreamDouble
+from openapi_tool.options.budgets import BudgetOptions
 from openapi_tool.protocol.errors import Unavailable
+from openapi_tool.quotas.budgets import Budgets, Spender
 from openapi_tool.state.sqlite import StateFile
+from openapi_tool.tools.deadlines import Deadline
 from tests.gateway.conftest import ME, PAGE, OpenGateway, until
 from tests.requirements import requirement
 
@@ -81,6 +86,27 @@ async def test_usage_counts_of_a_cancelled_call_what_the_budget_counts(
         used = json.loads((await run("usage", "--project", ME.project_id, "--by", "error", "--json")).stdout)
     assert used["total"]["tokens"] == 1_000_000 - budget["tokens_left"] > 0
     assert [(row["key"], row["errors"]) for row in used["rows"]] == [("cancelled", 1)]
+
+
+@requirement("usage.lost", "gateway.commands")
+async def test_usage_shows_requests_of_a_process_that_died_in_a_column_of_their_own(
+    opened: OpenGateway, state: Path, run: Run
+) -> None:
+    async with opened(state, budgets={"project_day_tokens": 1_000_000}) as gateway:
+        await gateway.call(ME, "jina_read", {"url": PAGE})
+    options = BudgetOptions(project_day_tokens=1_000_000)
+    async with aclosing(StateFile.open(state)) as file:
+        died = Budgets("died", options, budget_records(file), time.time, lambda: 1.0)
+        charge = died.charge(Spender(ME.project_id, ME.agent_id, "s", "jina_read"))
+        assert charge is not None
+        await charge.reserve(3_000, Deadline.after(5))  # and is killed
+    shown = json.loads((await run("usage", "--project", ME.project_id, "--json", "--by", "day")).stdout)
+    for row in (shown["total"], *shown["rows"]):
+        assert (row["calls"], row["requests"], row["no_result"], row["no_result_tokens"]) == (1, 1, 1, 3_000)
+    by_tool = json.loads((await run("usage", "--project", ME.project_id, "--json")).stdout)
+    assert (by_tool["total"]["no_result"], by_tool["rows"][0]["no_result"]) == (1, None)
+    without = json.loads((await run("usage", "--json")).stdout)
+    assert without["total"]["no_result"] is None
 
 
 @requirement("gateway.commands")

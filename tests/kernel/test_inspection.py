@@ -17,12 +17,14 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
+from zoneinfo import ZoneInfo
 
 import asyncpg
 import pytest
 from aiohttp import ClientSession
 from typer.testing import CliRunner
 
+from openapi_tool.bus.storage import BUDGETS
 from openapi_tool.cli import app
 from openapi_tool.kernel.breaker import CircuitBreaker
 from openapi_tool.kernel.failures import PoolShareUsed
@@ -38,6 +40,10 @@ from openapi_tool.options.postgres import PoolOptions, PostgresOptions
 from openapi_tool.protocol.attempts import UpstreamAttempt
 from openapi_tool.protocol.cards import Card, new_id, result_card
 from openapi_tool.protocol.errors import NeedsOperator, RateLimited, Unavailable
+from openapi_tool.quotas.account import AccountId
+from openapi_tool.quotas.account_record import OpenAttempt, Uses, encode, unused
+from openapi_tool.quotas.periods import Periods
+from openapi_tool.state.nats_kv import NatsKvRecords
 from openapi_tool.tools.output import Item, ToolOutput, Usage
 from openapi_tool.tools.result import RenderedResult, ResultFields, failure, success
 from openapi_tool.tools.secret_variables import Secret
@@ -1094,6 +1100,52 @@ async def test_the_command_prints_a_table_json_and_csv(caller: Caller, run: Run)
     head, *rows = csv.reader((await run("--by", "session", "--csv")).stdout.splitlines())
     assert head[:3] == ["session", "calls", "tokens"]
     assert "'=1+1\\x1b[31m[bold]" in {row[0] for row in rows}
+
+
+@requirement("usage.lost")
+async def test_requests_without_a_card_have_a_column_of_their_own(
+    caller: Caller, run: Run, monkeypatch: pytest.MonkeyPatch, stack: EmbeddedStack
+) -> None:
+    """The account also holds what a killed executor sent, settled or not; months count if there is no day."""
+    monkeypatch.setenv("NATS_SERVERS", stack.nats.url)
+    monkeypatch.setenv("OPENAPI_TOOL__BUDGETS__TIME_ZONE", "Asia/Tokyo")
+    await store_calls(caller)
+
+    async def shown(*arguments: str) -> dict[str, Any]:
+        found = await run("--json", *arguments)
+        assert (found.exit_code, found.stderr) == (0, "")
+        total: dict[str, Any] = json.loads(found.stdout)["total"]
+        return total
+
+    assert (await shown())["no_result"] is None, "there is no budget"
+    periods, now = Periods(ZoneInfo("Asia/Tokyo")), datetime.now(UTC).timestamp()
+    record = unused({}).model_copy(update={"used": Uses(7, 1_105), "lost": Uses(2, 20)})
+    record.open["x.1"] = OpenAttempt(1, 3, now + 60)
+    records = NatsKvRecords(caller.client, BUDGETS.bucket)
+    try:
+        for scope, period in (("project_month", periods.month(now)), ("project_day", periods.day(now))):
+            key = AccountId(scope, PROJECT).key(period)
+            stored = encode(record) if scope == "project_month" else encode(unused({}))
+            await records.write(key, stored, (await records.read(key)).revision)
+            total = await shown("--since", "1h", "--by", "tool")
+            expected = (4, 123) if scope == "project_month" else (0, 0)
+            assert (total["no_result"], total["no_result_tokens"]) == expected
+            assert (total["requests"], total["tokens"]) == (6, 1_005)
+    finally:
+        await caller.client.jetstream().delete_key_value(BUDGETS.bucket.name)
+
+
+@requirement("usage.lost")
+async def test_usage_without_nats_says_what_it_does_not_show(
+    caller: Caller, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NATS_SERVERS", f"nats://127.0.0.1:{free_port()}")
+    await store_calls(caller)
+    found = await run("--json")
+    assert found.exit_code == 0
+    assert json.loads(found.stdout)["total"]["no_result"] is None
+    assert "no data for requests without a card" in found.stderr
+    assert "cannot connect to NATS" in found.stderr
 
 
 @requirement("usage")

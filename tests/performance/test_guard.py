@@ -15,7 +15,8 @@ from benchmarks.measure import Figures, Load, median_interval
 from benchmarks.otlp import KINDS, Measured, black_hole, hanging, holds, measure, summary
 from benchmarks.pods import simulate
 from benchmarks.run import Rounds, ScenarioResult, bench
-from benchmarks.tenants import Size, run
+from benchmarks.tenants import run
+from benchmarks.world import Size
 from tests.requirements import requirement
 
 MAX_CPU, RUNS = 3.0, 5

@@ -40,9 +40,13 @@ async def test_a_request_of_millions_of_tokens_does_not_stop_all_later_ones() ->
             (await world.permit(limiter)).done(tokens)
 
 
-@pytest.mark.parametrize("torn", [{"replicas": {"x": ["a"]}}, {"requests": {"used": {"9": 1e308}, "paced": 0}}])
+@pytest.mark.parametrize(
+    "torn", [{"replicas": {"x": ["a"]}}, {"requests": {"used": {"9": 1e308}, "paced": 0}}, {"version": 2}]
+)
 @requirement("limits.window")
-async def test_a_damaged_record_stops_no_call(torn: dict[str, object]) -> None:
+async def test_a_record_that_is_damaged_or_of_another_version_stops_no_call(
+    torn: dict[str, object], caplog: pytest.LogCaptureFixture
+) -> None:
     async with replicas(2, LimitOptions(search_requests_per_minute=60)) as world:
         for limiter in world.limiters:
             (await world.permit(limiter)).done(1)
@@ -50,6 +54,7 @@ async def test_a_damaged_record_stops_no_call(torn: dict[str, object]) -> None:
         world.now += 10
         for limiter in world.limiters:
             (await world.permit(limiter)).done(1)
+    assert "limits.unreadable" in [getattr(record, "action", None) for record in caplog.records]
 
 
 @requirement("limits.window")
@@ -318,6 +323,27 @@ async def test_slow_requests_of_one_project_leave_a_request_to_others() -> None:
         granted[0].result().done(1)
         await asyncio.sleep(0.5)
         assert sum(task.done() for task in slow) == 8, "one ended, one began"
+        for task in slow:
+            task.cancel()
+
+
+@requirement("limits.shared", "hostile.neighbour")
+async def test_a_project_that_has_its_share_elsewhere_delays_no_request_of_another() -> None:
+    """Its turn is next, as the other one has sent more, but it may hold no more concurrent requests."""
+    async with replicas(2, LimitOptions(search_concurrent=8)) as world:
+        here, elsewhere = world.limiters
+
+        def acquire(limiter: Limiter, project: str) -> asyncio.Task[Permit]:
+            need = Need("A", "search", (project, "a"), Deadline.after(30), world.secrets("A"))
+            return asyncio.create_task(limiter.acquire(need))
+
+        for _ in range(20):
+            (await acquire(elsewhere, "quick")).done(1)
+        slow = [acquire(elsewhere, "slow") for _ in range(10)]
+        await asyncio.sleep(0.3)
+        for _ in range(5):
+            (await asyncio.wait_for(acquire(here, "quick"), 0.2)).done(1)
+        assert sum(task.done() for task in slow) == 7
         for task in slow:
             task.cancel()
 

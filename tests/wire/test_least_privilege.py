@@ -199,7 +199,7 @@ def documented(user: NatsUser) -> list[str]:
 
 COMMANDS = {
     NatsUser.DEADLETTERS: [["deadletters", "list", "--abandoned"], ["deadletters", "replay", "1", "--yes"]],
-    NatsUser.INSPECT: [["inspect", "CALL", "--project", "PROJECT"]],
+    NatsUser.INSPECT: [["inspect", "CALL", "--project", "PROJECT"], ["usage", "--project", "PROJECT"]],
     NatsUser.TOP: [["top", "--json"], ["limits"], ["budgets"]],
     NatsUser.SWITCHES: [
         ["tools", "disable", "--project", "PROJECT", "--reason", "x"],
