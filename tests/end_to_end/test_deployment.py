@@ -249,6 +249,7 @@ async def test_the_job_registers_tools(stack: EmbeddedStack, database: str, clus
 
 DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8")
 MAX_BYTES = 250_000_000
+STATE_HOME = "/var/lib/openapi-tool"
 BASE = "python:3.11-slim-bookworm@sha256:" + "0" * 64
 
 
@@ -354,6 +355,8 @@ def test_the_steps_make_an_entry_point_for_another_user_on_a_read_only_root(
         _holds_what_is_locked_and_nothing_else(made / "opt/openapi-tool")
         assert run(made, "--version").stdout.strip() == __version__
         assert "Run tool calls until SIGTERM." in run(made, "serve", "--help").stdout
+        refused = run(made, "gateway", "--host", "0.0.0.0", "--state", ":memory:")  # noqa: S104 - what must be refused
+        assert "gateway.host: without tokens" in refused.stderr, "the packages of the extra are there"
         checked = run(made, "check")
         assert (checked.returncode, checked.stdout) == (2, "")
         assert "postgres: is missing; set PG_DSN" in checked.stderr
@@ -378,13 +381,15 @@ def _holds_what_is_locked_and_nothing_else(prefix: Path) -> None:
 @requirement("image.steps")
 def test_the_final_stage_has_no_installer_and_a_numeric_user() -> None:
     _, final = stages()
-    _, removal = instructions(final, "RUN")
+    _, removal, state = instructions(final, "RUN")
     assert "pip uninstall" in removal
     assert "ensurepip" in removal
     assert instructions(final, "USER") == [f"{USER}:{USER}"]
     assert [value.default["runAsUser"] for value in values() if value.path == "podSecurityContext"] == [USER]
     assert instructions(final, "COPY") == ["--from=build /opt/openapi-tool /opt/openapi-tool"]
     assert instructions(final, "CMD") == ['["serve"]']
+    assert f"--owner={USER} --group={USER} --mode=0700 {STATE_HOME}" in state
+    assert f"XDG_STATE_HOME={STATE_HOME}" in " ".join(instructions(final, "ENV"))
     (labels,) = instructions(final, "LABEL")
     for label in ("title", "description", "licenses", "version", "revision"):
         assert f"org.opencontainers.image.{label}=" in labels
@@ -394,7 +399,7 @@ def test_the_final_stage_has_no_installer_and_a_numeric_user() -> None:
 def test_the_image_runs_under_an_init_of_debian() -> None:
     """What that is for is shown in test_signals.py."""
     _, final = stages()
-    init, _ = instructions(final, "RUN")
+    init, *_ = instructions(final, "RUN")
     assert "apt-get install --yes --no-install-recommends tini=" in init
     assert instructions(final, "ENTRYPOINT") == ['["tini", "--", "openapi-tool"]']
 
