@@ -19,10 +19,13 @@ from importlib.metadata import distribution
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import trustme
+from typer.testing import CliRunner
 
 from openapi_tool import __version__
+from openapi_tool.cli import app
 from openapi_tool.local.caller import Caller
 from openapi_tool.local.placed_call import PlacedCall
 from openapi_tool.local.servers import NatsServer
@@ -228,6 +231,40 @@ async def test_helm_test_says_what_is_missing(stack: EmbeddedStack, database: st
         code, output = await asyncio.to_thread(cluster.pod("Pod").run)
         assert code == 2
         assert "egress.proxy" in output
+
+
+@requirement("chart.runs", "gateway.tokens")
+async def test_a_gateway_alone_serves_whoever_has_a_token_of_its_secret(stack: EmbeddedStack, tmp_path: Path) -> None:
+    """Without NATS and PostgreSQL, as a user without a name; it may write its state file and nothing else."""
+    file = tmp_path / "tokens.json"
+    arguments = ["tokens", "create", "--project", PROJECT, "--file", str(file)]
+    token = (await asyncio.to_thread(CliRunner().invoke, app, arguments)).stdout.strip()
+    search = (ROOT / "config" / "tools" / "jina_search.yaml").read_text(encoding="utf-8")
+    async with Proxy(stack.upstream.port) as proxy:
+        values = {
+            "serve": {"enabled": False},
+            "gateway": {"enabled": True, "tokens": {"name": "tokens"}, "tools": {"search.yaml": search}},
+            "secrets": {"proxy": {"name": "proxy"}, "upstreamCa": {"name": "proxy"}},
+            "preStopSleepSeconds": 0,
+        }
+        secrets = {
+            "openapi-tool-keys": {"JINA_API_KEY": stack.upstream.keys["JINA_API_KEY"]},
+            "proxy": {"proxy": f"http://127.0.0.1:{proxy.port}", "ca.crt": stack.certificates.ca.read_text()},
+            "tokens": {"tokens.json": file.read_text()},
+        }
+        cluster = Cluster(stack, values, secrets)
+        pod = await cluster.create()
+        headers = {"Authorization": f"Bearer {token}"}
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{pod.client_port}", trust_env=False) as client:
+            assert (await client.get("/v1/tools")).status_code == 401
+            tools = await client.get("/v1/tools", headers=headers)
+            assert [tool["name"] for tool in tools.json()["tools"]] == ["jina_search"]
+            found = await client.post("/v1/tools/jina_search", json=RECORDED_ARGUMENTS, headers=headers)
+            assert found.status_code == 200, found.text
+            used = await client.get("/v1/usage", headers=headers)
+            assert [row["tool"] for row in used.json()["by_tool"]] == ["jina_search"], "the state file was written"
+        await cluster.delete(pod)
+        assert token not in pod.process.log.read_text()
 
 
 @requirement("chart.runs")
