@@ -37,7 +37,8 @@ RUN python -m pip uninstall --yes --root-user-action=ignore wheel setuptools pip
 # A named volume gets owner and mode of the folder that it covers. Below it the gateway makes a folder of its own.
 RUN install --directory --owner=10001 --group=10001 --mode=0700 /var/lib/openapi-tool
 COPY --from=build /opt/openapi-tool /opt/openapi-tool
-ENV PATH=/opt/openapi-tool/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 XDG_STATE_HOME=/var/lib/openapi-tool \
+ENV PATH=/opt/openapi-tool/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 \
+    XDG_STATE_HOME=/var/lib/openapi-tool SQLITE_TMPDIR=/var/lib/openapi-tool \
     OPENAPI_TOOL__HEALTH__HOST=0.0.0.0 OPENAPI_TOOL__HEALTH__PORT=8080
 # No HEALTHCHECK: Kubernetes ignores it, images in the OCI format do not have one, and each run would start an interpreter.
 # docs/releasing.md has the command for an engine that needs one.
