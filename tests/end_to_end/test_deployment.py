@@ -400,13 +400,19 @@ def test_the_steps_make_an_entry_point_for_another_user_on_a_read_only_root(
         assert "No such command 'demo'" in run(made, "demo").stderr
 
 
+def bytes_in(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file() and not file.is_symlink())
+
+
 def _holds_what_is_locked_and_nothing_else(prefix: Path) -> None:
-    size = sum(file.stat().st_size for file in prefix.rglob("*") if file.is_file() and not file.is_symlink())
-    sys.stdout.write(f"installed: {size / 1e6:.0f} MB\n")
+    size = bytes_in(prefix)
     assert size < MAX_BYTES
     (packages,) = prefix.glob("lib/python3.*/site-packages")
     names = {path.name.partition("-")[0].replace("_", "-").lower() for path in packages.glob("*.dist-info")}
     assert names - {package.name for package in locked()} == {"openapi-tool"}
+    largest = sorted(((bytes_in(path), path.name) for path in packages.iterdir()), reverse=True)[:10]
+    sys.stdout.write(f"installed: {size / 1e6:.0f} MB, {len(names)} packages\n")
+    sys.stdout.write(f"largest: {', '.join(f'{name} {part / 1e6:.1f}' for part, name in largest)}\n")
     assert not [
         name for name in ("local", "testing.py", "pytest_plugin.py") if (packages / "openapi_tool" / name).exists()
     ]
