@@ -22,7 +22,7 @@ FROM ${BASE}
 ARG VERSION=unreleased
 ARG REVISION=unknown
 LABEL org.opencontainers.image.title="openapi-tool" \
-      org.opencontainers.image.description="Answers Jina search and reader tool calls of CommonGround agent kernels" \
+      org.opencontainers.image.description="Answers Jina search and reader tool calls of MCP and HTTP clients, and of CommonGround agent kernels" \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.revision="${REVISION}"
@@ -34,12 +34,15 @@ RUN apt-get update \
 # Nothing can install packages in a running container.
 RUN python -m pip uninstall --yes --root-user-action=ignore wheel setuptools pip \
     && rm -rf /usr/local/lib/python3.*/ensurepip
+# A named volume gets owner and mode of the folder that it covers. Below it the gateway makes a folder of its own.
+RUN install --directory --owner=10001 --group=10001 --mode=0700 /var/lib/openapi-tool
 COPY --from=build /opt/openapi-tool /opt/openapi-tool
 ENV PATH=/opt/openapi-tool/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 \
+    XDG_STATE_HOME=/var/lib/openapi-tool SQLITE_TMPDIR=/var/lib/openapi-tool \
     OPENAPI_TOOL__HEALTH__HOST=0.0.0.0 OPENAPI_TOOL__HEALTH__PORT=8080
 # No HEALTHCHECK: Kubernetes ignores it, images in the OCI format do not have one, and each run would start an interpreter.
 # docs/releasing.md has the command for an engine that needs one.
-EXPOSE 8080
+EXPOSE 8080 8090
 USER 10001:10001
 STOPSIGNAL SIGTERM
 ENTRYPOINT ["tini", "--", "openapi-tool"]

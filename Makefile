@@ -193,11 +193,11 @@ pinned-base:
 	@echo '$(BASE)' | grep -Eqx '[A-Za-z0-9][A-Za-z0-9._/:-]*@sha256:[0-9a-f]{64}' || { \
 	  echo 'Name the base by its digest: make image BASE=python:3.11-slim-bookworm@sha256:…'; exit 1; }
 
-# Needs uv (https://docs.astral.sh/uv/); nothing else does.
+# Needs uv (https://docs.astral.sh/uv/); nothing else does. The image serves every door, so it has the extra gateway.
 lock: ## write the lock files (needs uv)
-	$(COMPILE) pyproject.toml -o requirements.lock
+	$(COMPILE) --extra gateway pyproject.toml -o requirements.lock
 	$(COMPILE) requirements-build.in -o requirements-build.lock
-	$(COMPILE) --extra local --extra test -c requirements.lock -c requirements-build.lock \
+	$(COMPILE) --extra gateway --extra local --extra test -c requirements.lock -c requirements-build.lock \
 	  pyproject.toml requirements-build.in -o requirements-dev.lock
 
 clean: ## remove .venv and what tools have written

@@ -44,6 +44,7 @@ def check(wheel: Path, sdist: Path) -> None:
             raise SystemExit(f"the installed program says {version}, not {openapi_tool.__version__}")
         definitions = sorted((ROOT / "config" / "tools").glob("jina_*.yaml"))
         _run([program, "tools", "lint", *map(str, definitions)], Path(folder))
+        _run([python, "-c", "import openapi_tool.http.server, openapi_tool.mcp.stdio"], Path(folder))  # every door
 
 
 def _content(wheel: Path) -> dict[str, bytes]:

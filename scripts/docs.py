@@ -127,6 +127,7 @@ _NAMED: Mapping[str, dict[str, Any]] = {
             "options": {"type": "array", "items": _closed(("name",), name=_STRING, value=_STRING)},
         },
     },
+    "tls": {"items": _closed((), secretName=_STRING, hosts={"type": "array", "items": _STRING})},
     "hosts": {
         "items": _closed(("ip", "hostnames"), ip=_STRING, hostnames={"type": "array", "minItems": 1, "items": _STRING})
     },

@@ -25,7 +25,7 @@ import openapi_tool
 ROOT = Path(__file__).parent.parent
 LOCK = ROOT / "requirements.lock"
 
-ELSEWHERE = {"colorama": "BSD-3-Clause"}
+ELSEWHERE = {"colorama": "BSD-3-Clause", "httpx2-jsfetch": "BSD-3-Clause", "pywin32": "PSF-2.0"}
 """Packages of the lock that only other platforms install, with the licence from their metadata."""
 
 _PINNED = re.compile(

@@ -189,6 +189,7 @@ REQUIREMENTS = (
     Requirement("chart.metrics", "design", "Alerts and dashboard use metrics that exist, and say what to do."),
     Requirement("chart.runs", "design", "The rendered Deployment runs with least privilege; calls get results throughout a rolling update."),
     Requirement("image.steps", "design", "The build steps of the image give an entry point that runs as any user on a read-only root, without installers and the embedded stack."),
+    Requirement("compose.runs", "design", "The compose file is valid, its commands and variables exist, and its ports are open to one machine only."),
     Requirement("supply.locked", "design", "Packages in the image are pinned with hashes, under known licences, and listed in an SBOM."),
     Requirement("result.delay", "protocol 12", "A result is committed after the worker has suspended the turn, without occupying a slot meanwhile."),
     Requirement("result.order", "protocol 7", "Results of one turn are committed one after the other, over all replicas, each once the worker has read the one before; a row that is never read holds the others for at most a second."),

@@ -46,8 +46,9 @@ if TYPE_CHECKING:
     from openapi_tool.local.dev_state import StackAddress
 
 CONNECT_S = 1.5  # together with the start of the program, a failure is printed within 3 s
-NO_DATABASE = {"postgres": {"dsn": "postgresql://unused"}}
-"""Settings of commands that use no database, because `postgres.dsn` is required."""
+NO_DATABASE = {"postgres": {"dsn": "postgresql://unused@unused"}}
+"""Settings of commands that use no database, because `postgres.dsn` is required; with a user, as that of a container
+may have no name."""
 
 _NO_REPLICA = 1
 _REPLIES_S = 1.0

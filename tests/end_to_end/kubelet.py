@@ -27,6 +27,7 @@ from openapi_tool.local.stack import EmbeddedStack
 USER = 10_001
 """User id of the image."""
 ROOT = "/etc/openapi-tool"
+STATE = "/var/lib/openapi-tool"
 _SCRIPT = Path(sys.executable).parent / "openapi-tool"
 _ENTRY_POINT = (
     [sys.executable, "-m", "openapi_tool"] if _SCRIPT.read_bytes().startswith(b"#!/bin/sh") else [str(_SCRIPT)]
@@ -41,7 +42,8 @@ _ISOLATED = """
 mount --make-rprivate /
 while read -r _ mount _; do mount -o remount,bind,ro "$mount" || true; done < /proc/self/mounts
 ! touch "$1/writable" 2> /dev/null || exit 99
-user=$2; shift 2
+user=$2 writable=$3; shift 3
+if [ "$writable" ]; then mount -t tmpfs -o "mode=2777,gid=$user" tmpfs "$writable"; fi
 exec setpriv --reuid "$user" --regid "$user" --clear-groups --no-new-privs --bounding-set=-all "$@"
 """
 
@@ -50,7 +52,7 @@ Objects = Mapping[str, Mapping[str, str]]
 
 
 class Pod:
-    """Pod of a rendered Deployment or Job, with its own port instead of its own network."""
+    """Pod of a rendered Deployment or Job, with its own ports instead of its own network."""
 
     def __init__(
         self, stack: EmbeddedStack, name: str, template: Mapping[str, Any], secrets: Objects, config_maps: Objects
@@ -58,13 +60,16 @@ class Pod:
         self.spec: dict[str, Any] = template["spec"]
         (self.container,) = self.spec["containers"]
         self.port = free_port()
+        self.client_port = free_port()
         self._objects = {"secret": secrets, "configMap": config_maps}
         self._user = self.spec["securityContext"]["runAsUser"]
         self._folder = stack.folder / name
         assert self.container["securityContext"]["readOnlyRootFilesystem"]
         self._write_volumes()
-        environment = {**self.environment(), "PATH": os.environ["PATH"], "OPENAPI_TOOL__HEALTH__PORT": str(self.port)}
-        command = [*isolated(self._folder, self._user), *_ENTRY_POINT, *map(self._relocated, self.container["args"])]
+        ports = {"OPENAPI_TOOL__HEALTH__PORT": str(self.port), "OPENAPI_TOOL__GATEWAY__PORT": str(self.client_port)}
+        environment = {**self.environment(), "PATH": os.environ["PATH"], **ports}
+        prefix = isolated(self._folder, self._user, self._writable)
+        command = [*prefix, *_ENTRY_POINT, *map(self._relocated, self.container["args"])]
         self.process = ServerProcess(name, command, stack.guard, stack.folder / f"{name}.log", environment=environment)
 
     def environment(self) -> dict[str, str]:
@@ -75,7 +80,7 @@ class Pod:
 
     def _relocated(self, text: str) -> str:
         """Return `text` with paths below the mounts replaced by this pod's folder."""
-        return text.replace(ROOT, str(self._folder))
+        return text.replace(ROOT, str(self._folder)).replace(STATE, str(self._folder / "state"))
 
     def _secret(self, entry: Mapping[str, Any]) -> str:
         reference = entry["valueFrom"]["secretKeyRef"]
@@ -83,11 +88,20 @@ class Pod:
 
     def _write_volumes(self) -> None:
         volumes = {volume["name"]: volume for volume in self.spec["volumes"]}
+        self._writable: Path | None = None
         for mount in self.container["volumeMounts"]:
-            assert mount["readOnly"]
             folder = Path(self._relocated(mount["mountPath"]))
-            folder.mkdir(parents=True)
+            if "subPath" in mount:
+                folder = folder.parent
+            folder.mkdir(parents=True, exist_ok="subPath" in mount)
+            if "emptyDir" in volumes[mount["name"]]:
+                folder.chmod(0o777)  # as the kubelet does
+                self._writable = folder
+                continue
+            assert mount["readOnly"]
             for path, text, mode in self._files(volumes[mount["name"]]):
+                if path != mount.get("subPath", path):
+                    continue
                 (folder / path).write_text(text, encoding="utf-8")
                 (folder / path).chmod(mode)
                 if _is_root():
@@ -149,15 +163,16 @@ class Pod:
         return code, time.monotonic() - began
 
 
-def isolated(folder: Path, user: int) -> list[str]:
+def isolated(folder: Path, user: int, writable: Path | None = None) -> list[str]:
     """Return the prefix of a command that runs as `user` on a read-only file system; it fails if `folder` is writable.
 
-    Return an empty list where that is impossible: as another user than root, in a container without CAP_SYS_ADMIN, or
-    with an interpreter in a folder that is closed to other users.
+    `writable` is a folder that it finds empty and may write to. Return an empty list where that is impossible: as
+    another user than root, in a container without CAP_SYS_ADMIN, or with an interpreter in a folder that is closed to
+    other users.
     """
     if not _can_isolate():
         return []
-    return ["unshare", "--mount", "--", "sh", "-c", _ISOLATED, "sh", str(folder), str(user)]
+    return ["unshare", "--mount", "--", "sh", "-c", _ISOLATED, "sh", str(folder), str(user), str(writable or "")]
 
 
 @cache

@@ -19,10 +19,13 @@ from importlib.metadata import distribution
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import trustme
+from typer.testing import CliRunner
 
 from openapi_tool import __version__
+from openapi_tool.cli import app
 from openapi_tool.local.caller import Caller
 from openapi_tool.local.placed_call import PlacedCall
 from openapi_tool.local.servers import NatsServer
@@ -230,6 +233,40 @@ async def test_helm_test_says_what_is_missing(stack: EmbeddedStack, database: st
         assert "egress.proxy" in output
 
 
+@requirement("chart.runs", "gateway.tokens")
+async def test_a_gateway_alone_serves_whoever_has_a_token_of_its_secret(stack: EmbeddedStack, tmp_path: Path) -> None:
+    """Without NATS and PostgreSQL, as a user without a name; it may write its state file and nothing else."""
+    file = tmp_path / "tokens.json"
+    arguments = ["tokens", "create", "--project", PROJECT, "--file", str(file)]
+    token = (await asyncio.to_thread(CliRunner().invoke, app, arguments)).stdout.strip()
+    search = (ROOT / "config" / "tools" / "jina_search.yaml").read_text(encoding="utf-8")
+    async with Proxy(stack.upstream.port) as proxy:
+        values = {
+            "serve": {"enabled": False},
+            "gateway": {"enabled": True, "tokens": {"name": "tokens"}, "tools": {"search.yaml": search}},
+            "secrets": {"proxy": {"name": "proxy"}, "upstreamCa": {"name": "proxy"}},
+            "preStopSleepSeconds": 0,
+        }
+        secrets = {
+            "openapi-tool-keys": {"JINA_API_KEY": stack.upstream.keys["JINA_API_KEY"]},
+            "proxy": {"proxy": f"http://127.0.0.1:{proxy.port}", "ca.crt": stack.certificates.ca.read_text()},
+            "tokens": {"tokens.json": file.read_text()},
+        }
+        cluster = Cluster(stack, values, secrets)
+        pod = await cluster.create()
+        headers = {"Authorization": f"Bearer {token}"}
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{pod.client_port}", trust_env=False) as client:
+            assert (await client.get("/v1/tools")).status_code == 401
+            tools = await client.get("/v1/tools", headers=headers)
+            assert [tool["name"] for tool in tools.json()["tools"]] == ["jina_search"]
+            found = await client.post("/v1/tools/jina_search", json=RECORDED_ARGUMENTS, headers=headers)
+            assert found.status_code == 200, found.text
+            used = await client.get("/v1/usage", headers=headers)
+            assert [row["tool"] for row in used.json()["by_tool"]] == ["jina_search"], "the state file was written"
+        await cluster.delete(pod)
+        assert token not in pod.process.log.read_text()
+
+
 @requirement("chart.runs")
 async def test_the_job_registers_tools(stack: EmbeddedStack, database: str, cluster: Cluster, tls: Tls) -> None:
     async with kernel_of(tls, stack.postgres.dsn(database)) as kernel:
@@ -249,6 +286,7 @@ async def test_the_job_registers_tools(stack: EmbeddedStack, database: str, clus
 
 DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8")
 MAX_BYTES = 250_000_000
+STATE_HOME = "/var/lib/openapi-tool"
 BASE = "python:3.11-slim-bookworm@sha256:" + "0" * 64
 
 
@@ -354,19 +392,27 @@ def test_the_steps_make_an_entry_point_for_another_user_on_a_read_only_root(
         _holds_what_is_locked_and_nothing_else(made / "opt/openapi-tool")
         assert run(made, "--version").stdout.strip() == __version__
         assert "Run tool calls until SIGTERM." in run(made, "serve", "--help").stdout
+        refused = run(made, "gateway", "--host", "0.0.0.0", "--state", ":memory:")  # noqa: S104 - what must be refused
+        assert "gateway.host: without tokens" in refused.stderr, "the packages of the extra are there"
         checked = run(made, "check")
         assert (checked.returncode, checked.stdout) == (2, "")
         assert "postgres: is missing; set PG_DSN" in checked.stderr
         assert "No such command 'demo'" in run(made, "demo").stderr
 
 
+def bytes_in(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file() and not file.is_symlink())
+
+
 def _holds_what_is_locked_and_nothing_else(prefix: Path) -> None:
-    size = sum(file.stat().st_size for file in prefix.rglob("*") if file.is_file() and not file.is_symlink())
-    sys.stdout.write(f"installed: {size / 1e6:.0f} MB\n")
+    size = bytes_in(prefix)
     assert size < MAX_BYTES
     (packages,) = prefix.glob("lib/python3.*/site-packages")
     names = {path.name.partition("-")[0].replace("_", "-").lower() for path in packages.glob("*.dist-info")}
     assert names - {package.name for package in locked()} == {"openapi-tool"}
+    largest = sorted(((bytes_in(path), path.name) for path in packages.iterdir()), reverse=True)[:10]
+    sys.stdout.write(f"installed: {size / 1e6:.0f} MB, {len(names)} packages\n")
+    sys.stdout.write(f"largest: {', '.join(f'{name} {part / 1e6:.1f}' for part, name in largest)}\n")
     assert not [
         name for name in ("local", "testing.py", "pytest_plugin.py") if (packages / "openapi_tool" / name).exists()
     ]
@@ -378,13 +424,15 @@ def _holds_what_is_locked_and_nothing_else(prefix: Path) -> None:
 @requirement("image.steps")
 def test_the_final_stage_has_no_installer_and_a_numeric_user() -> None:
     _, final = stages()
-    _, removal = instructions(final, "RUN")
+    _, removal, state = instructions(final, "RUN")
     assert "pip uninstall" in removal
     assert "ensurepip" in removal
     assert instructions(final, "USER") == [f"{USER}:{USER}"]
     assert [value.default["runAsUser"] for value in values() if value.path == "podSecurityContext"] == [USER]
     assert instructions(final, "COPY") == ["--from=build /opt/openapi-tool /opt/openapi-tool"]
     assert instructions(final, "CMD") == ['["serve"]']
+    assert f"--owner={USER} --group={USER} --mode=0700 {STATE_HOME}" in state
+    assert f"XDG_STATE_HOME={STATE_HOME}" in " ".join(instructions(final, "ENV"))
     (labels,) = instructions(final, "LABEL")
     for label in ("title", "description", "licenses", "version", "revision"):
         assert f"org.opencontainers.image.{label}=" in labels
@@ -394,7 +442,7 @@ def test_the_final_stage_has_no_installer_and_a_numeric_user() -> None:
 def test_the_image_runs_under_an_init_of_debian() -> None:
     """What that is for is shown in test_signals.py."""
     _, final = stages()
-    init, _ = instructions(final, "RUN")
+    init, *_ = instructions(final, "RUN")
     assert "apt-get install --yes --no-install-recommends tini=" in init
     assert instructions(final, "ENTRYPOINT") == ['["tini", "--", "openapi-tool"]']
 

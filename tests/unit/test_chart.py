@@ -39,24 +39,37 @@ CUSTOM = ("ServiceMonitor", "PodMonitor", "PrometheusRule", "ScaledObject")
 
 NO_NAMES = {"fullnameOverride": "", "serviceAccount": {}}
 FIRST_SELECTOR = {"app.kubernetes.io/name": "openapi-tool", "app.kubernetes.io/instance": "r"}
+GATEWAY_SELECTOR = {"app.kubernetes.io/name": "openapi-tool-gateway", "app.kubernetes.io/instance": "r"}
 FIRST_NAMES = {
     ("ConfigMap", "r-openapi-tool"),
     ("ConfigMap", "r-openapi-tool-dashboard"),
+    ("ConfigMap", "r-openapi-tool-gateway-tools"),
     ("ConfigMap", "r-openapi-tool-tools"),
     ("Deployment", "r-openapi-tool"),
+    ("Deployment", "r-openapi-tool-gateway"),
     ("HorizontalPodAutoscaler", "r-openapi-tool"),
+    ("HorizontalPodAutoscaler", "r-openapi-tool-gateway"),
+    ("Ingress", "r-openapi-tool-gateway"),
     ("Job", "r-openapi-tool-tools"),
     ("NetworkPolicy", "r-openapi-tool"),
+    ("NetworkPolicy", "r-openapi-tool-gateway"),
     ("Pod", "r-openapi-tool-check"),
     ("PodDisruptionBudget", "r-openapi-tool"),
+    ("PodDisruptionBudget", "r-openapi-tool-gateway"),
     ("PodMonitor", "r-openapi-tool"),
     ("PrometheusRule", "r-openapi-tool"),
     ("ScaledObject", "r-openapi-tool"),
     ("Service", "r-openapi-tool"),
+    ("Service", "r-openapi-tool-gateway"),
+    ("Service", "r-openapi-tool-gateway-metrics"),
     ("ServiceAccount", "r-openapi-tool"),
+    ("ServiceAccount", "r-openapi-tool-gateway"),
     ("ServiceMonitor", "r-openapi-tool"),
+    ("ServiceMonitor", "r-openapi-tool-gateway"),
 }
 """Output of the first version for the release `r`; entries may be added, none may change."""
+
+WITH_GATEWAY = {"gateway": {"enabled": True, "tokens": {"name": "gateway-tokens"}}}
 
 features = pytest.mark.parametrize("feature", FEATURES, ids=[document["feature"] for document in FEATURES])
 
@@ -131,7 +144,8 @@ def test_every_pod_satisfies_the_restricted_profile(feature: dict[str, Any]) -> 
         assert pod["runAsNonRoot"] is True
         assert pod.get("runAsUser", 1) > 0, "without it the platform chooses one"
         assert pod["seccompProfile"] == {"type": "RuntimeDefault"}
-        assert all(volume.keys() - {"name"} <= {"configMap", "secret", "emptyDir"} for volume in spec["volumes"])
+        allowed = {"configMap", "secret", "emptyDir", "persistentVolumeClaim"}
+        assert all(volume.keys() - {"name"} <= allowed for volume in spec["volumes"])
         for container in [*spec["containers"], *spec.get("initContainers", [])]:
             assert container["securityContext"] == {
                 "allowPrivilegeEscalation": False,
@@ -151,8 +165,9 @@ def test_every_path_is_in_a_mount(feature: dict[str, Any]) -> None:
         for mount in container["volumeMounts"]:
             items = volumes[mount["name"]].get("secret", {}).get("items", [])
             files |= {f"{mount['mountPath']}/{item['path']}" for item in items}
+        writable = {mount["mountPath"] for mount in container["volumeMounts"] if not mount.get("readOnly")}
         named = {entry["value"] for entry in container["env"] if entry.get("value", "").startswith("/")}
-        assert named <= files
+        assert named <= files | writable
 
 
 @requirement("chart.names")
@@ -161,15 +176,16 @@ def test_names_and_selectors_are_those_of_the_first_version() -> None:
     documents = [document for feature in FEATURES for document in rendered({**feature["values"], **NO_NAMES})]
     assert {(document["kind"], document["metadata"]["name"]) for document in documents} == FIRST_NAMES
     selectors = [
-        document["spec"]["selector"].get("matchLabels", document["spec"]["selector"])
+        (document["metadata"]["name"], document["spec"]["selector"].get("matchLabels", document["spec"]["selector"]))
         for document in documents
         if document["kind"] in ("Deployment", "Service", "PodDisruptionBudget", "ServiceMonitor", "PodMonitor")
     ]
-    assert [selector for selector in selectors if selector != FIRST_SELECTOR] == []
+    for name, selector in selectors:
+        assert selector == (GATEWAY_SELECTOR if "-gateway" in name else FIRST_SELECTOR), name
     for document in documents:
         if document["kind"] == "Deployment":
-            executor = document["spec"]["template"]["spec"]["containers"][0]
-            assert executor["name"] == "executor"
+            container = document["spec"]["template"]["spec"]["containers"][0]
+            assert container["name"] == ("gateway" if "-gateway" in document["metadata"]["name"] else "executor")
 
 
 @requirement("chart.names")
@@ -199,9 +215,74 @@ def test_further_objects_are_rendered_as_templates() -> None:
 
 @requirement("chart.values")
 def test_security_contexts_can_be_left_out() -> None:
-    for spec in pod_specs(rendered({"podSecurityContext": None, "securityContext": None})):
+    specs = list(pod_specs(rendered({"podSecurityContext": None, "securityContext": None, **WITH_GATEWAY})))
+    assert len(specs) == 3
+    for spec in specs:
         assert "securityContext" not in spec
         assert all("securityContext" not in made for made in spec["containers"])
+
+
+@requirement("chart.values")
+def test_what_clusters_ask_of_charts_is_there_for_both_deployments() -> None:
+    """Values of the charts of cert-manager and KEDA for the pods of any Deployment, under the names that we have."""
+    of_pods: dict[str, Any] = {
+        "affinity": {"nodeAffinity": {}},
+        "dnsConfig": {"nameservers": ["192.0.2.53"]},
+        "dnsPolicy": "None",
+        "hostAliases": [{"ip": "192.0.2.1", "hostnames": ["proxy.example.org"]}],
+        "imagePullSecrets": [{"name": "registry"}],
+        "initContainers": [{"name": "waits", "image": "mesh"}],
+        "nodeSelector": {"kubernetes.io/os": "linux"},
+        "priorityClassName": "high",
+        "runtimeClassName": "gvisor",
+        "tolerations": [{"operator": "Exists"}],
+        "topologySpreadConstraints": [{"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule"}],
+    }
+    others: dict[str, Any] = {
+        "extraContainers": [{"name": "shipper", "image": "logs"}],
+        "extraEnv": [{"name": "TZ", "value": "UTC"}],
+        "envFrom": [{"secretRef": {"name": "more"}}],
+        "extraVolumes": [{"name": "ca", "configMap": {"name": "ca"}}],
+        "extraVolumeMounts": [{"name": "ca", "mountPath": "/ca"}],
+        "podAnnotations": {"scraped": "yes"},
+        "podLabels": {"tier": "back"},
+        "commonLabels": {"team": "search"},
+        "commonAnnotations": {"owner": "search"},
+        "revisionHistoryLimit": 3,
+        "podSecurityContext": {"runAsUser": None, "runAsGroup": None, "fsGroup": None},
+        "securityContext": {"readOnlyRootFilesystem": False},
+        "nameOverride": "search",
+    }
+    deployments = objects_of({**of_pods, **others, **WITH_GATEWAY})["Deployment"]
+    assert [made["metadata"]["name"] for made in deployments] == ["r-search", "r-search-gateway"]
+    for made in deployments:
+        spec = made["spec"]["template"]["spec"]
+        assert {name: spec[name] for name in of_pods} == of_pods
+        assert made["spec"]["revisionHistoryLimit"] == 3
+        assert spec["securityContext"].keys() == {"runAsNonRoot", "seccompProfile"}
+        container, shipper = spec["containers"]
+        assert shipper == others["extraContainers"][0]
+        assert container["securityContext"]["readOnlyRootFilesystem"] is False
+        assert container["envFrom"] == others["envFrom"]
+        assert others["extraEnv"][0] in container["env"]
+        assert others["extraVolumeMounts"][0] in container["volumeMounts"]
+        assert others["extraVolumes"][0] in spec["volumes"]
+        metadata = made["spec"]["template"]["metadata"]
+        assert metadata["annotations"].items() >= {"scraped": "yes"}.items()
+        assert metadata["labels"].items() >= {"tier": "back", "team": "search"}.items()
+        assert made["metadata"]["annotations"] == {"owner": "search"}
+        assert made["spec"]["selector"]["matchLabels"].items() <= metadata["labels"].items()
+    overridden = objects_of({"fullnameOverride": "tools", **WITH_GATEWAY})["Deployment"]
+    assert [made["metadata"]["name"] for made in overridden] == ["tools", "tools-gateway"]
+
+
+@requirement("chart.names")
+def test_no_selector_of_one_deployment_matches_pods_of_the_other() -> None:
+    executor, gateway = objects_of(WITH_GATEWAY)["Deployment"]
+    for one, other in ((executor, gateway), (gateway, executor)):
+        selector = one["spec"]["selector"]["matchLabels"].items()
+        assert selector <= one["spec"]["template"]["metadata"]["labels"].items()
+        assert not selector <= other["spec"]["template"]["metadata"]["labels"].items()
 
 
 @requirement("chart.metrics")
@@ -307,6 +388,7 @@ def test_the_schema_of_config_is_that_of_the_settings() -> None:
     assert "$ref" not in json.dumps(schema)
     defaults = Settings.model_validate(POSTGRES).model_dump(mode="json", exclude_none=True)
     del defaults["postgres"], defaults["nats"]["servers"], defaults["secrets"]["allowed_env"], defaults["health"]
+    del defaults["gateway"]["host"], defaults["gateway"]["port"]
     assert configured(defaults) == Settings.model_validate(POSTGRES)
 
 
@@ -347,6 +429,17 @@ def test_the_memory_limit_of_the_pod_follows_from_the_settings(config: dict[str,
     assert resources == {"limits": {"memory": limit_of(**config)}, "requests": {"cpu": "250m", "memory": "128Mi"}}
 
 
+@requirement("memory.limit")
+@pytest.mark.parametrize(("config", "more_mib"), [({}, 64 + 1024), ({"gateway": {"max_connections": 100}}, 64 + 100)])
+def test_the_memory_limit_of_the_gateway_adds_its_server_and_a_body_per_connection(
+    config: dict[str, Any], more_mib: int
+) -> None:
+    *_, made = objects_of({**WITH_GATEWAY, "config": config})["Deployment"]
+    (container,) = made["spec"]["template"]["spec"]["containers"]
+    limit = int(limit_of(**config).removesuffix("Mi")) + more_mib
+    assert container["resources"]["limits"] == {"memory": f"{limit}Mi"}
+
+
 def test_an_explicit_memory_limit_is_used() -> None:
     assert container({"resources": {"limits": {"memory": "1Gi"}}})["resources"]["limits"] == {"memory": "1Gi"}
 
@@ -375,11 +468,18 @@ def test_alerts_and_dashboard_name_metrics_that_exist() -> None:
 
 @requirement("chart.metrics")
 def test_alerts_are_of_this_release_and_say_what_to_do() -> None:
-    (rule,) = objects_of({"monitoring": {"rules": True}})["PrometheusRule"]
-    for alert in rule["spec"]["groups"][0]["rules"]:
-        assert '{namespace="n",pod=~"r-openapi-tool-[a-z0-9]+-[a-z0-9]+"' in alert["expr"]
-        assert alert["labels"]["severity"] in ("critical", "warning")
-        assert len(alert["annotations"]["description"]) > 20
+    (rule,) = objects_of({"monitoring": {"rules": True}, **WITH_GATEWAY})["PrometheusRule"]
+    groups = rule["spec"]["groups"]
+    assert [group["name"] for group in groups] == ["r-openapi-tool", "r-openapi-tool-gateway"]
+    for group in groups:
+        for alert in group["rules"]:
+            assert f'{{namespace="n",pod=~"{group["name"]}-[a-z0-9]+-[a-z0-9]+"' in alert["expr"]
+            assert alert["labels"]["severity"] in ("critical", "warning")
+            assert len(alert["annotations"]["description"]) > 20
+    assert [group["rules"][0]["annotations"]["summary"] for group in groups] == [
+        "No executor reports metrics",
+        "No gateway reports metrics",
+    ]
 
 
 @requirement("chart.runs")
@@ -401,6 +501,18 @@ def test_the_readme_alone_is_enough_to_render_a_release() -> None:
     environment = {entry["name"] for entry in container(yaml.safe_load(example))["env"]}
     assert {"PG_DSN", "JINA_API_KEY", "OPENAPI_TOOL__NATS__PASSWORD_FILE", "OPENAPI_TOOL__NATS__CA_FILE"} <= environment
     assert "helm/openapi-tool/README.md" in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_notes_of_a_gateway_say_how_clients_reach_it() -> None:
+    text = notes({"serve": {"enabled": False}, **WITH_GATEWAY})
+    assert "kubectl --namespace n rollout status deployment/r-openapi-tool-gateway\n" in text
+    assert "http://r-openapi-tool-gateway.n.svc:8090/mcp" in text
+    assert "helm test" not in text
+    assert "tools apply" not in text
+    hosts = {"ingress": {"enabled": True, "hosts": ["tools.example.org"]}}
+    assert "tools.example.org" in notes({"gateway": {**WITH_GATEWAY["gateway"], **hosts}})
+    in_nats = {"gateway": {"enabled": True, "nats": {"servers": ["nats://nats"]}}}
+    assert "tokens create" in notes(in_nats), "its pods do not start before there is one"
 
 
 def test_the_notes_give_the_next_commands() -> None:
@@ -473,6 +585,15 @@ EVERYTHING = {
     "monitoring": {"monitor": "service", "rules": True, "dashboard": True},
     "networkPolicy": {"enabled": True},
     "secrets": {"nats": {"name": "nats", "credentialsKey": "creds"}, "natsTls": {"name": "tls"}, "proxy": {"name": ""}},
+    "gateway": {
+        "enabled": True,
+        "nats": {"servers": ["nats://nats"], "name": "nats", "credentialsKey": "creds"},
+        "natsTls": {"name": "tls"},
+        "tokens": {"name": "tokens"},
+        "tools": {"b.yaml": "tool_name: b"},
+        "ingress": {"enabled": True, "hosts": ["tools.example.org"]},
+        "autoscaling": {"enabled": True},
+    },
     "toolsJob": {"enabled": True, "projects": ["p"], "definitions": {"a.yaml": "tool_name: a"}},
 }
 ODD: tuple[Any, ...] = ("a b", "x\n  y: z", "1234", -1, 1e18, [{}], {"a": 1})

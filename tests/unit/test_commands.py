@@ -183,6 +183,38 @@ def test_version_and_help_of_every_command_import_none_of_what_does_the_work() -
     assert HEAVY & set(imported) == set()
 
 
+WITHOUT_EXTRA = """
+import contextlib, io, pkgutil, sys
+
+sys.modules.update(dict.fromkeys(["mcp", "mcp_types", "starlette", "uvicorn"]))  # an import of one of them fails
+import openapi_tool.cli.serve
+from openapi_tool import service
+
+for module in pkgutil.iter_modules(service.__path__, "openapi_tool.service."):
+    __import__(module.name)
+names = ("gateway", "http", "mcp", "local", "state.sqlite", "cli.gateway_serve")
+print("imported:", *[name for name in names if f"openapi_tool.{name}" in sys.modules], flush=True)
+from openapi_tool.cli import main
+
+for command in ("gateway", "mcp"):
+    sys.argv = ["openapi-tool", command]
+    with contextlib.suppress(SystemExit), contextlib.redirect_stderr(io.StringIO()) as said:
+        main()
+    print(said.getvalue().strip())
+"""
+
+
+@requirement("gateway.http")
+def test_a_kernel_is_served_without_the_gateway_and_without_its_packages() -> None:
+    """Of installed packages the import contracts say the same; this runs where they are missing."""
+    done = subprocess.run([sys.executable, "-c", WITHOUT_EXTRA], capture_output=True, text=True, check=False)  # noqa: S603
+    assert done.returncode == 0, done.stderr
+    imported, *said = done.stdout.splitlines()
+    assert imported == "imported:"
+    assert len(said) == 2
+    assert all("pip install 'openapi-tool[gateway]'" in line for line in said)
+
+
 @pytest.fixture
 def _wide(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "4000")

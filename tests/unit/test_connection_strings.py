@@ -328,6 +328,14 @@ def test_passwords_that_the_driver_reads_from_files_and_variables_are_known(tmp_
         assert driver("postgresql://u@h/db")[1].password in passwords("postgresql://u@h/db", Path("/nowhere"))
 
 
+@requirement("settings.errors")
+def test_files_in_a_folder_that_cannot_be_read_are_none() -> None:
+    """As in a container whose user is not the owner of its HOME; root may read any, so here the name is too long."""
+    with environment():
+        options = DriverOptions(parse_dsn("postgresql://u@h/db?sslmode=require"), os.environ, Path("/", "x" * 300))
+        assert list(options.problems()) == []
+
+
 @pytest.mark.parametrize(
     "content", [b"[mine\n", b"password=x\n[mine]", b"[mine]\npassword=\xff\xfe", b"[mine]\npassword=100%"]
 )

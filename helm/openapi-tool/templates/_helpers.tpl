@@ -42,8 +42,34 @@ annotations:
 {{- end -}}
 
 {{- define "openapi-tool.selector" -}}
-app.kubernetes.io/name: {{ include "openapi-tool.chart" . | quote }}
-app.kubernetes.io/instance: {{ .Release.Name | quote }}
+{{- include "openapi-tool.selectorOf" (dict "root" . "app" (include "openapi-tool.chart" .)) -}}
+{{- end -}}
+
+{{/* The same of another app; arguments "root" and "app". */}}
+{{- define "openapi-tool.selectorOf" -}}
+app.kubernetes.io/name: {{ .app | quote }}
+app.kubernetes.io/instance: {{ .root.Release.Name | quote }}
+{{- end -}}
+
+{{/* Label app.kubernetes.io/name of the gateway's pods, and the name of its objects. */}}
+{{- define "openapi-tool.gatewayApp" -}}
+{{ include "openapi-tool.chart" . }}-gateway
+{{- end -}}
+
+{{- define "openapi-tool.gatewayName" -}}
+{{- include "openapi-tool.nameOf" (merge (dict "suffix" "gateway") .) -}}
+{{- end -}}
+
+{{/* The Deployments that are rendered, as JSON: name, app, program. */}}
+{{- define "openapi-tool.deployments" -}}
+{{- $found := list -}}
+{{- if .Values.serve.enabled -}}
+{{- $found = append $found (dict "name" (include "openapi-tool.name" .) "app" (include "openapi-tool.chart" .) "program" "executor") -}}
+{{- end -}}
+{{- if .Values.gateway.enabled -}}
+{{- $found = append $found (dict "name" (include "openapi-tool.gatewayName" .) "app" (include "openapi-tool.gatewayApp" .) "program" "gateway") -}}
+{{- end -}}
+{{- toJson $found -}}
 {{- end -}}
 
 {{/* Label app.kubernetes.io/name of pods that are not executors: the selectors must not match them. */}}
@@ -57,6 +83,12 @@ app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end -}}
 {{- end -}}
 
+{{- define "openapi-tool.gatewayServiceAccount" -}}
+{{- with .Values.gateway.serviceAccount -}}
+{{- .name | default (ternary (include "openapi-tool.gatewayName" $) "default" .create) -}}
+{{- end -}}
+{{- end -}}
+
 {{- define "openapi-tool.image" -}}
 {{- with .Values.image -}}
 {{- if .digest -}}{{ .repository }}@{{ .digest }}{{- else -}}{{ .repository }}:{{ .tag | default $.Chart.AppVersion }}{{- end -}}
@@ -65,15 +97,20 @@ app.kubernetes.io/instance: {{ .Release.Name | quote }}
 
 {{/* 128 MiB for the process, its memory budgets plus a quarter for memory that the allocator cannot return, 1 MiB per
 call, and per worker process 80 MiB and 20 bytes per byte of a response (`isolation/limits.py`). */}}
-{{- define "openapi-tool.memoryLimit" -}}
+{{- define "openapi-tool.memoryBytes" -}}
 {{- $config := .Values.config | default dict -}}
 {{- $responses := dig "egress" "body_budget_bytes" 256000000 $config | int64 -}}
 {{- $cache := dig "cache" "max_bytes" 4000000 $config | int64 -}}
 {{- $calls := dig "executor" "concurrency" 64 $config | int64 -}}
 {{- $workers := dig "isolation" "workers" 2 $config | int64 -}}
 {{- $worker := add 83886080 (mul 20 (dig "egress" "max_response_bytes" 10000000 $config | int64)) -}}
-{{- $bytes := add (div (mul (add $responses $cache) 5) 4) (mul $calls 1048576) (mul $workers $worker) 134217728 -}}
-{{- printf "%dMi" (div (add $bytes 1048575) 1048576) -}}
+{{- add (div (mul (add $responses $cache) 5) 4) (mul $calls 1048576) (mul $workers $worker) 134217728 -}}
+{{- end -}}
+
+{{/* For the gateway: also 64 MiB for its server, and a request's body of 1 MiB per connection. */}}
+{{- define "openapi-tool.gatewayMemoryBytes" -}}
+{{- $connections := dig "gateway" "max_connections" 1024 (.Values.config | default dict) | int64 -}}
+{{- add (include "openapi-tool.memoryBytes" . | int64) 67108864 (mul $connections 1048576) -}}
 {{- end -}}
 
 {{/* Seconds that a pod needs to stop: it continues to fetch, then drains. */}}
@@ -91,17 +128,22 @@ call, and per worker process 80 MiB and 20 bytes per byte of a response (`isolat
 {{- $grace -}}
 {{- end -}}
 
-{{/* PromQL matchers of this Deployment's pods, which are called NAME-HASH-SUFFIX with a hash of up to 10 characters;
-Kubernetes truncates everything before the suffix to 58. */}}
+{{/* PromQL matchers of the pods of Deployments, which are called NAME-HASH-SUFFIX with a hash of up to 10 characters;
+Kubernetes truncates everything before the suffix to 58. Arguments: "root", "names". */}}
 {{- define "openapi-tool.matchers" -}}
-{{- $name := include "openapi-tool.name" . -}}
+{{- $patterns := list -}}
+{{- range $name := .names -}}
 {{- $pods := ternary "%s-[a-z0-9]+-[a-z0-9]+" "%s[a-z0-9-]+" (le (len $name) 46) -}}
-namespace="{{ .Release.Namespace }}",pod=~"{{ printf $pods (gt (len $name) 46 | ternary (printf "%s-" $name | trunc 58) $name) }}"
+{{- $patterns = append $patterns (printf $pods (gt (len $name) 46 | ternary (printf "%s-" $name | trunc 58) $name)) -}}
+{{- end -}}
+namespace="{{ .root.Release.Namespace }}",pod=~"{{ join "|" $patterns }}"
 {{- end -}}
 
 {{/* Dashboard that shows only this release, with its own uid and title. */}}
 {{- define "openapi-tool.dashboard" -}}
-{{- $matchers := include "openapi-tool.matchers" . | replace `"` `\"` -}}
+{{- $names := list -}}
+{{- range include "openapi-tool.deployments" . | fromJsonArray -}}{{- $names = append $names .name -}}{{- end -}}
+{{- $matchers := include "openapi-tool.matchers" (dict "root" . "names" $names) | replace `"` `\"` -}}
 {{- $dashboard := .Files.Get "files/dashboard.json" | replace `namespace=\"$namespace\"` $matchers | replace `,pod=~\".*openapi-tool.*\"` "" | fromJson -}}
 {{- $release := printf "%s/%s" .Release.Namespace (include "openapi-tool.name" .) -}}
 {{- $_ := set $dashboard "uid" (printf "openapi-tool-%s" (sha256sum $release | trunc 20)) -}}
@@ -131,23 +173,25 @@ namespace="{{ .Release.Namespace }}",pod=~"{{ printf $pods (gt (len $name) 46 | 
 {{- dig "nats" "durable" (printf "tool_%s_openapi_cmd_%s" $target $version) $config -}}
 {{- end -}}
 
-{{/* Requests and limits that are set; the memory limit is computed if it is not. */}}
+{{/* Requests and limits that are set; the memory limit is computed if it is not. Arguments: "where" (the path of the
+values), "resources", "memoryBytes". */}}
 {{- define "openapi-tool.resources" -}}
 {{- $found := dict -}}
 {{- range $kind := list "requests" "limits" -}}
 {{- $set := dict -}}
-{{- range $name, $quantity := get $.Values.resources $kind -}}
+{{- range $name, $quantity := get $.resources $kind -}}
 {{- if ne (toString ($quantity | default "")) "" -}}
 {{- $_ := set $set $name (include "openapi-tool.quantity" $quantity) -}}
 {{- end -}}
 {{- end -}}
 {{- $_ := set $found $kind $set -}}
 {{- end -}}
-{{- $_ := set $found "limits" (merge $found.limits (dict "memory" (include "openapi-tool.memoryLimit" .))) -}}
+{{- $memory := printf "%dMi" (div (add (int64 .memoryBytes) 1048575) 1048576) -}}
+{{- $_ := set $found "limits" (merge $found.limits (dict "memory" $memory)) -}}
 {{- range $name, $request := $found.requests -}}
 {{- $limit := get $found.limits $name -}}
 {{- if and $limit (gt (include "openapi-tool.amount" $request | float64) (include "openapi-tool.amount" $limit | float64)) -}}
-{{- fail (printf "resources: requests.%s (%s) is more than limits.%s (%s)." $name $request $name $limit) -}}
+{{- fail (printf "%s: requests.%s (%s) is more than limits.%s (%s)." $.where $name $request $name $limit) -}}
 {{- end -}}
 {{- end -}}
 {{- toYaml $found -}}
@@ -178,6 +222,20 @@ rollingUpdate:
 {{- end -}}
 {{- end -}}
 
+{{/* Metrics of a HorizontalPodAutoscaler; the argument has "metrics" and "targetCPUUtilizationPercentage". */}}
+{{- define "openapi-tool.hpaMetrics" -}}
+{{- if .metrics -}}
+{{- toYaml .metrics -}}
+{{- else -}}
+- type: Resource
+  resource:
+    name: cpu
+    target:
+      type: Utilization
+      averageUtilization: {{ int .targetCPUUtilizationPercentage }}
+{{- end -}}
+{{- end -}}
+
 {{/* TOML of an object at "path": plain keys first, then tables, since a key after a table's header would be the table's. */}}
 {{- define "openapi-tool.toml" -}}
 {{- $path := .path -}}
@@ -201,11 +259,10 @@ rollingUpdate:
 {{- if regexMatch "^[A-Za-z0-9_-]+$" . -}}{{ . }}{{- else -}}{{ toRawJson . }}{{- end -}}
 {{- end -}}
 
-{{/* Common parts of the pods of the executor, its Job and its test. */}}
+{{/* Common parts of all pods. */}}
 {{- define "openapi-tool.podSpec" -}}
 automountServiceAccountToken: false
 enableServiceLinks: false
-serviceAccountName: {{ include "openapi-tool.serviceAccount" . | quote }}
 {{- with .Values.imagePullSecrets }}
 imagePullSecrets:
   {{- toYaml . | nindent 2 }}
@@ -239,6 +296,47 @@ priorityClassName: {{ . | quote }}
 {{- with .Values.runtimeClassName }}
 runtimeClassName: {{ . | quote }}
 {{- end }}
+{{- end -}}
+
+{{/* Common parts of the pods of both Deployments; arguments "root" and "selector". */}}
+{{- define "openapi-tool.places" -}}
+{{- with .root.Values.affinity -}}
+affinity:
+  {{- toYaml . | nindent 2 }}
+{{ end -}}
+topologySpreadConstraints:
+  {{- if .root.Values.topologySpreadConstraints }}
+  {{- toYaml .root.Values.topologySpreadConstraints | nindent 2 }}
+  {{- else }}
+  - maxSkew: 1
+    topologyKey: kubernetes.io/hostname
+    whenUnsatisfiable: ScheduleAnyway
+    labelSelector:
+      matchLabels:
+        {{- .selector | nindent 8 }}
+  {{- end }}
+terminationGracePeriodSeconds: {{ include "openapi-tool.grace" .root }}
+{{- with .root.Values.initContainers }}
+initContainers:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
+{{/* Start and end of the containers of both Deployments. */}}
+{{- define "openapi-tool.life" -}}
+{{- if .Values.preStopSleepSeconds -}}
+lifecycle:
+  preStop:
+    exec:
+      command: ["sleep", {{ .Values.preStopSleepSeconds | toString | quote }}]
+{{ end -}}
+{{- range $probe, $path := dict "startup" "/livez" "liveness" "/livez" "readiness" "/readyz" -}}
+{{ $probe }}Probe:
+  httpGet:
+    path: {{ $path }}
+    port: health
+  {{- toYaml (get $.Values.probes $probe) | nindent 2 }}
+{{ end -}}
 {{- end -}}
 
 {{- define "openapi-tool.container" -}}
@@ -308,9 +406,7 @@ envFrom:
 {{- end }}
 {{- end -}}
 
-{{- define "openapi-tool.env" -}}
-- name: NATS_SERVERS
-  value: {{ join "," .Values.nats.servers | quote }}
+{{- define "openapi-tool.settingsEnv" }}
 - name: OPENAPI_TOOL_CONFIG
   value: /etc/openapi-tool/config/openapi-tool.toml
 - name: OPENAPI_TOOL__HEALTH__HOST
@@ -321,8 +417,47 @@ envFrom:
 - name: OPENAPI_TOOL__SECRETS__ALLOWED_ENV
   value: {{ join "," . | quote }}
 {{- end }}
+{{- end -}}
+
+{{- define "openapi-tool.env" -}}
+- name: NATS_SERVERS
+  value: {{ join "," .Values.nats.servers | quote }}
+{{- include "openapi-tool.settingsEnv" . }}
 {{- include "openapi-tool.postgresEnv" . }}
 {{- include "openapi-tool.natsEnv" (dict "prefix" "OPENAPI_TOOL__NATS__" "volume" "nats" "login" .Values.secrets.nats "tls" .Values.secrets.natsTls) }}
+{{- include "openapi-tool.quotasEnv" . }}
+{{- include "openapi-tool.secretsEnv" . }}
+{{- end -}}
+
+{{- define "openapi-tool.gatewayEnv" -}}
+- name: OPENAPI_TOOL__GATEWAY__HOST
+  value: 0.0.0.0
+- name: OPENAPI_TOOL__GATEWAY__PORT
+  value: "8090"
+{{- include "openapi-tool.settingsEnv" . }}
+{{- with .Values.gateway }}
+{{- if .tokens.name }}
+- name: OPENAPI_TOOL__GATEWAY__TOKENS_FILE
+  value: /etc/openapi-tool/gateway-tokens/{{ .tokens.key }}
+{{- end }}
+{{- if .ingress.enabled }}
+- name: OPENAPI_TOOL__GATEWAY__ALLOWED_HOSTS
+  value: {{ concat .ingress.hosts (dig "gateway" "allowed_hosts" (list) ($.Values.config | default dict)) | uniq | join "," | quote }}
+{{- end }}
+{{- if .nats.servers }}
+- name: NATS_SERVERS
+  value: {{ join "," .nats.servers | quote }}
+{{- include "openapi-tool.natsEnv" (dict "prefix" "OPENAPI_TOOL__NATS__" "volume" "gateway-nats" "login" .nats "tls" .natsTls) }}
+{{- include "openapi-tool.quotasEnv" $ }}
+{{- else }}
+- name: XDG_STATE_HOME
+  value: /var/lib/openapi-tool
+{{- end }}
+{{- end }}
+{{- include "openapi-tool.secretsEnv" . }}
+{{- end -}}
+
+{{- define "openapi-tool.quotasEnv" -}}
 {{- with .Values.quotas }}
 {{- if .nats.servers }}
 - name: OPENAPI_TOOL__QUOTAS__NATS__SERVERS
@@ -330,6 +465,9 @@ envFrom:
 {{- include "openapi-tool.natsEnv" (dict "prefix" "OPENAPI_TOOL__QUOTAS__NATS__" "volume" "quotas-nats" "login" .nats "tls" .natsTls) }}
 {{- end }}
 {{- end }}
+{{- end -}}
+
+{{- define "openapi-tool.secretsEnv" -}}
 {{- with .Values.secrets }}
 {{- if .session.name }}
 {{- include "openapi-tool.secretEnv" (dict "variable" "OPENAPI_TOOL__SESSION__KEY" "secret" .session.name "key" .session.key) }}
@@ -360,16 +498,32 @@ envFrom:
 {{- concat (list "JINA_API_KEY") (.Values.allowedEnv | default list) | uniq | toJson -}}
 {{- end -}}
 
-{{/* Mounted Secrets by the name of their volume; only the keys that are read. */}}
+{{/* Secrets that the executor mounts. */}}
 {{- define "openapi-tool.mounted" -}}
+{{- omit (include "openapi-tool.allMounted" . | fromYaml) "gateway-nats" "gateway-nats-tls" "gateway-tokens" | toYaml -}}
+{{- end -}}
+
+{{/* Secrets that the gateway mounts. */}}
+{{- define "openapi-tool.gatewayMounted" -}}
+{{- $found := omit (include "openapi-tool.allMounted" . | fromYaml) "postgres" "nats" "nats-tls" -}}
+{{- if not .Values.gateway.nats.servers -}}{{- $found = omit $found "quotas-nats" "quotas-nats-tls" -}}{{- end -}}
+{{- toYaml $found -}}
+{{- end -}}
+
+{{/* Mounted Secrets by the name of their volume; only the keys that are read. */}}
+{{- define "openapi-tool.allMounted" -}}
 {{- $secrets := .Values.secrets -}}
 {{- $quotas := .Values.quotas -}}
+{{- $gateway := .Values.gateway -}}
 {{- $mounted := dict
   "postgres" (dict "name" $secrets.postgres.name "keys" (list $secrets.postgres.caKey $secrets.postgres.certKey $secrets.postgres.keyKey))
   "nats" (dict "name" $secrets.nats.name "keys" (list $secrets.nats.passwordKey $secrets.nats.tokenKey $secrets.nats.credentialsKey $secrets.nats.nkeySeedKey))
   "nats-tls" (dict "name" $secrets.natsTls.name "keys" (list $secrets.natsTls.caKey $secrets.natsTls.certKey $secrets.natsTls.keyKey))
   "quotas-nats" (dict "name" $quotas.nats.name "keys" (list $quotas.nats.passwordKey $quotas.nats.tokenKey $quotas.nats.credentialsKey $quotas.nats.nkeySeedKey))
   "quotas-nats-tls" (dict "name" $quotas.natsTls.name "keys" (list $quotas.natsTls.caKey $quotas.natsTls.certKey $quotas.natsTls.keyKey))
+  "gateway-nats" (dict "name" $gateway.nats.name "keys" (list $gateway.nats.passwordKey $gateway.nats.tokenKey $gateway.nats.credentialsKey $gateway.nats.nkeySeedKey))
+  "gateway-nats-tls" (dict "name" $gateway.natsTls.name "keys" (list $gateway.natsTls.caKey $gateway.natsTls.certKey $gateway.natsTls.keyKey))
+  "gateway-tokens" (dict "name" $gateway.tokens.name "keys" (list $gateway.tokens.key))
   "upstream-ca" (dict "name" $secrets.upstreamCa.name "keys" (list $secrets.upstreamCa.key))
   "keys" (dict "name" (ternary $secrets.keys.name "" $secrets.keys.asFiles) "keys" (include "openapi-tool.keys" . | fromJsonArray)) -}}
 {{- $found := dict -}}
@@ -434,9 +588,10 @@ limits:
   memory: 256Mi
 {{- end -}}
 
-{{/* Checks that the schema cannot express, or not with a readable message. The Deployment includes them, so that every
+{{/* Checks that the schema cannot express, or not with a readable message. deployment.yaml includes them, so that every
 render runs them. */}}
 {{- define "openapi-tool.check" -}}
+{{- include "openapi-tool.checkGateway" . -}}
 {{- include "openapi-tool.checkNames" . -}}
 {{- include "openapi-tool.checkServers" . -}}
 {{- include "openapi-tool.checkQuotas" . -}}
@@ -449,8 +604,8 @@ render runs them. */}}
 {{- end -}}
 {{- end -}}
 {{- range concat (.Values.initContainers | default list) (.Values.extraContainers | default list) -}}
-{{- if eq .name "executor" -}}
-{{- fail "initContainers, extraContainers: the name executor is taken. Choose another." -}}
+{{- if has .name (list "executor" "gateway") -}}
+{{- fail (printf "initContainers, extraContainers: the name %s is taken. Choose another." .name) -}}
 {{- end -}}
 {{- end -}}
 {{- range .Values.allowedEnv -}}
@@ -472,8 +627,8 @@ render runs them. */}}
     "OPENAPI_TOOL__NATS__SERVERS" "OPENAPI_TOOL__NATS__USER" "OPENAPI_TOOL__NATS__CA_FILE" "OPENAPI_TOOL__NATS__CERT_FILE"
     "OPENAPI_TOOL__NATS__KEY_FILE" "OPENAPI_TOOL__NATS__CREDENTIALS_FILE" "OPENAPI_TOOL__NATS__NKEY_SEED_FILE"
     "OPENAPI_TOOL__EGRESS__CA_FILE" "JINA_API_KEY_FILE"
-    "OPENAPI_TOOL__SESSION__KEY" "OPENAPI_TOOL__EGRESS__PROXY" "OPENAPI_TOOL__SECRETS__ALLOWED_ENV") -}}
-{{- range $place, $given := dict "config" .Values.config "toolsJob.definitions" .Values.toolsJob.definitions -}}
+    "OPENAPI_TOOL__SESSION__KEY" "OPENAPI_TOOL__EGRESS__PROXY" "OPENAPI_TOOL__SECRETS__ALLOWED_ENV" "XDG_STATE_HOME") -}}
+{{- range $place, $given := dict "config" .Values.config "toolsJob.definitions" .Values.toolsJob.definitions "gateway.tools" .Values.gateway.tools -}}
 {{- if regexMatch "jina_[A-Za-z0-9]{20}" (toJson $given) -}}
 {{- fail (printf "%s: contains what looks like a key, which everybody who may read the ConfigMap would see. Put it into a Secret and name its variable." $place) -}}
 {{- end -}}
@@ -534,7 +689,8 @@ render runs them. */}}
     "quotas.nats.ca_file" "quotas.natsTls" "quotas.nats.cert_file" "quotas.natsTls"
     "quotas.nats.key_file" "quotas.natsTls" "quotas.nats.credentials_file" "quotas.nats.credentialsKey"
     "quotas.nats.password_file" "quotas.nats.passwordKey" "quotas.nats.token_file" "quotas.nats.tokenKey"
-    "quotas.nats.nkey_seed_file" "quotas.nats.nkeySeedKey" "egress.ca_file" "secrets.upstreamCa" -}}
+    "quotas.nats.nkey_seed_file" "quotas.nats.nkeySeedKey" "egress.ca_file" "secrets.upstreamCa"
+    "gateway.tokens_file" "gateway.tokens" "gateway.port" "gateway.service.port" -}}
 {{- $path := splitList "." $setting -}}
 {{- $section := $.Values.config | default dict -}}
 {{- range initial $path -}}{{- $section = get $section . | default dict -}}{{- end -}}
@@ -588,6 +744,7 @@ render runs them. */}}
 {{- end -}}
 {{- $values := .Values -}}
 {{- range $where, $labels := dict
+    "gateway.service.labels" $values.gateway.service.labels "gateway.serviceAccount.labels" $values.gateway.serviceAccount.labels
     "commonLabels" $values.commonLabels "podLabels" $values.podLabels "monitoring.labels" $values.monitoring.labels
     "monitoring.dashboardLabels" $values.monitoring.dashboardLabels -}}
 {{- range $key, $_ := $labels -}}
@@ -597,6 +754,9 @@ render runs them. */}}
 {{- end -}}
 {{- end -}}
 {{- range $where, $annotations := dict
+    "gateway.annotations" $values.gateway.annotations "gateway.service.annotations" $values.gateway.service.annotations
+    "gateway.ingress.annotations" $values.gateway.ingress.annotations
+    "gateway.serviceAccount.annotations" $values.gateway.serviceAccount.annotations
     "commonAnnotations" $values.commonAnnotations "annotations" $values.annotations "podAnnotations" $values.podAnnotations
     "serviceAccount.annotations" $values.serviceAccount.annotations -}}
 {{- range $key, $_ := $annotations -}}
@@ -608,11 +768,12 @@ render runs them. */}}
 {{- end -}}
 
 {{- define "openapi-tool.checkServers" -}}
-{{- range $where, $servers := dict "nats.servers" .Values.nats.servers "quotas.nats.servers" .Values.quotas.nats.servers -}}
+{{- range $where, $servers := dict "nats.servers" .Values.nats.servers "quotas.nats.servers" .Values.quotas.nats.servers
+    "gateway.nats.servers" .Values.gateway.nats.servers -}}
 {{- $sockets := list -}}
 {{- range $at, $url := $servers -}}
 {{- if contains "@" $url -}}
-{{- fail (printf "%s: a URL contains user information, which everybody who may read the Deployment would see. Put user and password into a Secret, and name it in %s." $where (ternary "quotas.nats" "secrets.nats" (hasPrefix "quotas" $where))) -}}
+{{- fail (printf "%s: a URL contains user information, which everybody who may read the Deployment would see. Put user and password into a Secret, and name it in %s." $where (ternary "secrets.nats" (trimSuffix ".servers" $where) (eq $where "nats.servers"))) -}}
 {{- end -}}
 {{- if not (regexMatch `^[a-z]+://(\[[0-9A-Fa-f:.]+\]|[^\s,/?#:%\[\]\\]+)(:[1-9][0-9]{0,4})?$` $url) -}}
 {{- fail (printf "%s: entry %d is not one URL such as nats://host:4222. Give each server its own entry, its port without leading zeros, and nothing after it." $where (add1 $at)) -}}
@@ -641,8 +802,39 @@ render runs them. */}}
 {{- end -}}
 {{- end -}}
 
+{{- define "openapi-tool.checkGateway" -}}
+{{- if not (or .Values.serve.enabled .Values.gateway.enabled) -}}
+{{- fail "serve.enabled and gateway.enabled are both false, so nothing would run. Set one to true." -}}
+{{- end -}}
+{{- with .Values.gateway -}}
+{{- if and (not .nats.servers) (or .nats.name .natsTls.name) -}}
+{{- fail "gateway.nats.servers is empty: without servers there is nothing to log in to. Set them, or remove the login." -}}
+{{- end -}}
+{{- if and .nats.servers .state.claim -}}
+{{- fail "gateway.state.claim: with gateway.nats.servers there is no state file. Remove one." -}}
+{{- end -}}
+{{- if and .enabled (not .nats.servers) (or .autoscaling.enabled (gt (int .replicaCount) 1)) -}}
+{{- fail "gateway: each pod has a state file of its own, so that several would not share tokens, limits, budgets and texts. Set gateway.nats.servers, or replicaCount to 1 without autoscaling." -}}
+{{- end -}}
+{{- if and .enabled (not .nats.servers) (not .tokens.name) -}}
+{{- fail "gateway.tokens.name: a gateway without tokens refuses to serve other machines. Create a Secret from the file of `openapi-tool tokens create --file tokens.json` and name it, or set gateway.nats.servers, which then holds the tokens." -}}
+{{- end -}}
+{{- if gt (int .autoscaling.minReplicas) (int .autoscaling.maxReplicas) -}}
+{{- fail "gateway.autoscaling: minReplicas is more than maxReplicas." -}}
+{{- end -}}
+{{- if and .autoscaling.enabled (not .autoscaling.metrics) (not (toString (.resources.requests.cpu | default ""))) -}}
+{{- fail "gateway.autoscaling: a target of CPU utilization needs gateway.resources.requests.cpu." -}}
+{{- end -}}
+{{- if and .ingress.enabled (not .ingress.hosts) -}}
+{{- fail "gateway.ingress.hosts is empty: a gateway answers only to names that it knows. Set them." -}}
+{{- end -}}
+{{- include "openapi-tool.checkDefinitions" (dict "where" "gateway.tools" "definitions" .tools) -}}
+{{- end -}}
+{{- end -}}
+
 {{- define "openapi-tool.checkVolumes" -}}
-{{- $own := list "config" "postgres" "nats" "nats-tls" "quotas-nats" "quotas-nats-tls" "upstream-ca" "keys" "tools" -}}
+{{- $own := list "config" "postgres" "nats" "nats-tls" "quotas-nats" "quotas-nats-tls" "upstream-ca" "keys" "tools"
+    "gateway-nats" "gateway-nats-tls" "gateway-tokens" "gateway-tools" "state" -}}
 {{- $names := list -}}
 {{- range .Values.extraVolumes -}}
 {{- if or (has .name $own) (has .name $names) -}}
@@ -659,7 +851,7 @@ render runs them. */}}
 {{- fail (printf "extraVolumeMounts: %s is not in extraVolumes." .name) -}}
 {{- end -}}
 {{- $path := clean .mountPath -}}
-{{- if or (eq $path "/") (regexMatch "^/(etc|opt)(/openapi-tool(/.*)?)?$" $path) -}}
+{{- if or (eq $path "/") (regexMatch "^/(etc|opt|var|var/lib)(/openapi-tool(/.*)?)?$" $path) -}}
 {{- fail (printf "extraVolumeMounts: %s would hide the executor or its settings. Choose another path." .mountPath) -}}
 {{- end -}}
 {{- if has $path $paths -}}
@@ -684,21 +876,25 @@ render runs them. */}}
 {{- if and .api .postgresSecret -}}
 {{- fail "toolsJob: api and postgresSecret are two ways to register tools. Remove one of them." -}}
 {{- end -}}
+{{- include "openapi-tool.checkDefinitions" (dict "where" "toolsJob.definitions" "definitions" .definitions) -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "openapi-tool.checkDefinitions" -}}
 {{- $names := list -}}
 {{- range $file, $text := .definitions -}}
 {{- $definition := fromYaml $text -}}
 {{- if hasKey $definition "Error" -}}
-{{- fail (printf "toolsJob.definitions: %s is not the YAML of one definition. `openapi-tool tools lint %s` says why." $file $file) -}}
+{{- fail (printf "%s: %s is not the YAML of one definition. `openapi-tool tools lint %s` says why." $.where $file $file) -}}
 {{- end -}}
 {{- $name := get $definition "tool_name" -}}
 {{- if not (and $name (kindIs "string" $name)) -}}
-{{- fail (printf "toolsJob.definitions: %s names no tool (tool_name). `openapi-tool tools lint %s` names every mistake." $file $file) -}}
+{{- fail (printf "%s: %s names no tool (tool_name). `openapi-tool tools lint %s` names every mistake." $.where $file $file) -}}
 {{- end -}}
 {{- if has $name $names -}}
-{{- fail (printf "toolsJob.definitions: more than one file defines %s." $name) -}}
+{{- fail (printf "%s: more than one file defines %s." $.where $name) -}}
 {{- end -}}
 {{- $names = append $names $name -}}
-{{- end -}}
 {{- end -}}
 {{- end -}}
 
@@ -707,6 +903,9 @@ render runs them. */}}
 {{- define "openapi-tool.checkConfig" -}}
 {{- $config := .Values.config | default dict -}}
 {{- $health := get $config "health" | default dict -}}
+{{- if hasKey (get $config "gateway" | default dict) "host" -}}
+{{- fail "config.gateway.host: the chart sets it, as clients must reach the pods. Remove it." -}}
+{{- end -}}
 {{- if or (hasKey $health "host") (hasKey $health "port") -}}
 {{- fail "config.health: the chart sets host and port, which the probes need. Remove them." -}}
 {{- end -}}
@@ -750,12 +949,12 @@ render runs them. */}}
 
 {{- define "openapi-tool.checkLogin" -}}
 {{- $secrets := .Values.secrets -}}
-{{- range $where, $tls := dict "secrets.natsTls" $secrets.natsTls "quotas.natsTls" .Values.quotas.natsTls -}}
+{{- range $where, $tls := dict "secrets.natsTls" $secrets.natsTls "quotas.natsTls" .Values.quotas.natsTls "gateway.natsTls" .Values.gateway.natsTls -}}
 {{- if and (not $tls.name) (or $tls.certKey $tls.keyKey) -}}
 {{- fail (printf "%s: certKey and keyKey are keys of a Secret. Give its name." $where) -}}
 {{- end -}}
 {{- end -}}
-{{- range $where, $login := dict "secrets.nats" $secrets.nats "quotas.nats" .Values.quotas.nats -}}
+{{- range $where, $login := dict "secrets.nats" $secrets.nats "quotas.nats" .Values.quotas.nats "gateway.nats" .Values.gateway.nats -}}
 {{- $ways := compact (list $login.userKey $login.tokenKey $login.credentialsKey $login.nkeySeedKey) -}}
 {{- if gt (len $ways) 1 -}}
 {{- fail (printf "%s: only one of userKey, tokenKey, credentialsKey and nkeySeedKey may be set." $where) -}}
@@ -767,7 +966,7 @@ render runs them. */}}
 {{- fail (printf "%s: name and one way to log in (userKey and passwordKey, tokenKey, credentialsKey or nkeySeedKey) must be set together." $where) -}}
 {{- end -}}
 {{- end -}}
-{{- range $where, $secret := dict "secrets.natsTls" $secrets.natsTls "secrets.postgres" $secrets.postgres "quotas.natsTls" .Values.quotas.natsTls -}}
+{{- range $where, $secret := dict "secrets.natsTls" $secrets.natsTls "secrets.postgres" $secrets.postgres "quotas.natsTls" .Values.quotas.natsTls "gateway.natsTls" .Values.gateway.natsTls -}}
 {{- if ne (empty $secret.certKey) (empty $secret.keyKey) -}}
 {{- fail (printf "%s: set both certKey and keyKey, or neither." $where) -}}
 {{- end -}}
