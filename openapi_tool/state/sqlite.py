@@ -17,7 +17,7 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from openapi_tool.concurrency.background import in_background
+from openapi_tool.concurrency.background import in_background, repeat
 from openapi_tool.protocol.errors import ExecutorError, Unavailable
 from openapi_tool.state.port import ALL_RECORDS, OnChange, Stored
 
@@ -147,17 +147,15 @@ class StateFile:
         self._watching.append(watcher)
         if self._polling is None:
             self._seen = (await self.read("SELECT revision FROM counter", ()))[0][0]
-            self._polling = in_background(self._poll(), "changes of the state file")
+            self._polling = in_background(repeat(self._poll, _POLL_S, "the watch of the state file"), "state file")
         try:
             yield
         finally:
             self._watching.remove(watcher)
 
     async def _poll(self) -> None:
-        while True:
-            await asyncio.sleep(_POLL_S)
-            with suppress(Unavailable):  # the next read or write reports it
-                await self._notify()
+        with suppress(Unavailable):  # the next read or write reports it
+            await self._notify()
 
     async def _notify(self) -> None:
         query = "SELECT bucket, key, CAST(value AS BLOB), revision FROM records WHERE revision > ? ORDER BY revision"

@@ -188,6 +188,26 @@ async def test_a_process_writes_nothing_that_it_knew_before_a_purge(tmp_path: Pa
             assert await records.write("a", b"anew", 0)
 
 
+@requirement("state.file")
+async def test_a_defect_in_what_hears_of_a_change_does_not_end_the_watch(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    heard: list[str] = []
+
+    def hear(name: str, _: object) -> None:
+        if name == "a":
+            raise KeyError(name)
+        heard.append(name)
+
+    async with aclosing(StateFile.open(tmp_path / "s")) as state:
+        records = state.records("budgets")
+        async with records.watch(hear):
+            await records.write("a", b"used", 0)
+            await until(lambda: "internal error in the watch of the state file" in caplog.text)
+            await records.write("b", b"used", 0)
+            await until(lambda: heard == ["b"])
+
+
 @requirement("state.file", "gateway.quotas")
 async def test_no_acknowledged_write_is_lost_by_kills_at_any_moment(tmp_path: Path) -> None:
     path = tmp_path / "gateway.sqlite3"
