@@ -46,7 +46,7 @@ class DurableState:
     """Configuration and progress of a durable.
 
     `paused_until` (RFC 3339) is empty unless it is paused. `leader` is empty on a single server. Without a `quorum` the
-    leader still answers, but delivers nothing. `hindrances` are the names of set HINDRANCES, `unusable` are wrong settings
+    leader still answers, but delivers nothing. `hindrances` are the names of set HINDRANCES, `unusable` wrong settings
     that cannot be changed. `replicas` is 0 for as many as the stream has.
     """
 

@@ -110,18 +110,22 @@ class DurableMonitor:
             return f"the durable is paused until {state.paused_until}; `nats consumer resume` ends that"
         if not state.quorum:
             return "the durable has no quorum: most of its servers are unavailable"
+        if wrong := self._wrong_settings(state):
+            return wrong
+        if self._consumer.silence_s > _MAX_SILENCE_S:
+            return "the server does not answer the pull request"
+        return ""
+
+    def _wrong_settings(self, state: DurableState) -> str:
         if state.unusable:
-            durable = self._options.name
             return (
                 f"the durable was created with {', '.join(state.unusable)}, which cannot be changed: remove it with "
-                f"`nats consumer rm STREAM {durable}`; replicas create it again"
+                f"`nats consumer rm STREAM {self._options.name}`; replicas create it again"
             )
         if state.filters != self._filters:
             return f"the durable has the wrong filter: {', '.join(state.filters)}"
         if hindrances := self._hindrances(state):
             return f"the durable has settings that stop, delay or repeat deliveries: {', '.join(hindrances)}"
-        if self._consumer.silence_s > _MAX_SILENCE_S:
-            return "the server does not answer the pull request"
         return ""
 
     def _hindrances(self, state: DurableState) -> tuple[str, ...]:

@@ -46,9 +46,10 @@ def writes(inbox: str, accepted: str, edge_turn: str, busy: str, first: int) -> 
     raises a unique violation, which rolls the card back. `on conflict` names the columns of the unique indexes, so that
     PostgreSQL refuses the statement if one is missing: without it a call could get two results.
 
-    If a row is discarded, as by a trigger that returns null, the statement fails (by a division by zero), so that the
-    others are not written without it; TEST returns the tables of such rows instead. Only there a card that was not
-    written is a discarded one: elsewhere the call may have another result.
+    If a row is discarded, as by a trigger that returns null, the statement fails, so that the others are not written
+    without it; TEST returns the tables of such rows instead. Only there a card that was not written is a discarded one:
+    elsewhere the call may have another result. It fails by a division by zero, as SQL has no expression that raises an
+    error, and a function would be DDL in the kernel's database. A column that says so could not undo the other rows.
 
     `busy` is the condition that another result of the turn is unread, or that its step has other commands
     (SENT_LATELY). The lock ($16) is only tried: if statements waited for it, one blocked commit would take a connection
