@@ -17,6 +17,7 @@ from contextvars import ContextVar
 from functools import partial
 from http import HTTPStatus
 from typing import Any, cast
+from weakref import WeakSet
 
 import aiohttp
 from aiohttp import ClientConnectionError
@@ -47,6 +48,8 @@ _TURN_S = 2.5e-6
 bytes of framing or more, so that small chunks use about a fifth of the event loop; those of 64 bytes pass at 4 MB/s."""
 
 _MAX_HEADER_BYTES, _MAX_HEADERS = 8_190, 100
+
+_CLOSE_S = 1.0  # of a connection that was aborted, which takes some iterations of the event loop
 
 HANDSHAKES = 16
 """Maximum concurrent connection attempts: handshakes then take at most 10 ms of an iteration of the event loop."""
@@ -86,9 +89,13 @@ class UpstreamConnection(ResponseHandler):
 
     project = ""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, turns: FairSemaphore) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, turns: FairSemaphore, opened: WeakSet[UpstreamConnection]
+    ) -> None:
         super().__init__(loop)
         self._turns = turns
+        self._opened = opened
+        self._made: asyncio.Transport | None = None  # aiohttp forgets its own when it begins to close
         self._turn: asyncio.Task[None] | None = None
         self._aborted = False
         self._requests = 0
@@ -99,6 +106,12 @@ class UpstreamConnection(ResponseHandler):
         self._is_paused = self._is_lost = False
         self._lost_by: BaseException | None = None
         self._poll: select.poll | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin."""
+        super().connection_made(transport)
+        self._made = cast("asyncio.Transport", transport)
+        self._opened.add(self)
 
     def set_response_params(self, **params: Any) -> None:
         """Expect a response; called before each request is sent."""
@@ -203,6 +216,7 @@ class UpstreamConnection(ResponseHandler):
             self._end()
 
     def _end(self) -> None:
+        self._opened.discard(self)
         super().connection_lost(self._reason() if self._aborted else self._lost_by)
 
     def _body_bytes(self) -> int:
@@ -242,6 +256,12 @@ class UpstreamConnection(ResponseHandler):
         if self.transport is not None:
             self.transport.abort()
 
+    def end_now(self) -> asyncio.Future[None] | None:
+        """Abort the connection, which may be closing; return what is set once it has ended."""
+        if self._made is not None:
+            self._made.abort()
+        return self.closed
+
     def _reason(self) -> ResponseAborted:
         return FirstResponseAborted() if self._requests == 1 else ResponseAborted()
 
@@ -263,6 +283,18 @@ class _Connector(aiohttp.TCPConnector):
         super().__init__(**options)
         self._handshakes = _measured(FairSemaphore(HANDSHAKES), "tls_handshakes")
         self._in_use = _measured(FairSemaphore(self.limit), "upstream_connections")
+        self._opened = WeakSet[UpstreamConnection]()  # weak: of a tunnel's outer connection aiohttp hears no end
+        connection = partial(
+            UpstreamConnection, loop=asyncio.get_running_loop(), turns=FairSemaphore(1), opened=self._opened
+        )
+        self._factory = cast("partial[ResponseHandler]", connection)  # aiohttp has no public option for it
+
+    async def close(self, *, abort_ssl: bool = False) -> None:
+        """Close all connections, and wait for those of cancelled requests, too, which aiohttp does not wait for."""
+        await super().close(abort_ssl=abort_ssl)
+        ends = [end for connection in list(self._opened) if (end := connection.end_now()) is not None]
+        if ends:
+            await asyncio.wait(ends, timeout=_CLOSE_S)
 
     async def _create_connection(
         self,
@@ -303,9 +335,6 @@ def open_session(
     connector = _Connector(
         ssl=tls, limit=options.max_connections, limit_per_host=0, resolver=resolver, ttl_dns_cache=60
     )
-    turns = FairSemaphore(1)
-    connection = partial(UpstreamConnection, loop=asyncio.get_running_loop(), turns=turns)
-    connector._factory = cast("partial[ResponseHandler]", connection)  # noqa: SLF001 - aiohttp has no public option for its protocol class
     session = aiohttp.ClientSession(
         connector=connector,
         cookie_jar=aiohttp.DummyCookieJar(),

@@ -15,6 +15,7 @@ from typing import Any, Self
 
 import aiohttp
 import httpx
+import psutil
 import pytest
 import respx
 import trustme
@@ -543,7 +544,7 @@ class Upstream:
 
     async def __aenter__(self) -> Self:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=self._tls)
-        port = self._server.sockets[0].getsockname()[1]
+        self._port = port = self._server.sockets[0].getsockname()[1]
         transport = AiohttpTransport(
             tls_context(str(self._ca)), EgressOptions(self._connections), LoopbackResolver(port)
         )
@@ -565,6 +566,11 @@ class Upstream:
             await reader.read()
         peer.gone.set()
         writer.transport.abort()
+
+    def client_sockets(self) -> list[int]:
+        """Return the client's open sockets."""
+        opened = psutil.Process().net_connections("tcp4")
+        return [found.fd for found in opened if found.fd >= 0 and found.raddr and found.raddr.port == self._port]
 
     async def request(self) -> Any:
         """Send one more request; return the content of its response."""
@@ -786,6 +792,31 @@ def test_requests_of_one_project_leave_connections_for_another(run: Run, tmp_pat
             assert upstream.client._transport._inner._session.connector._in_use.used == 0  # type: ignore[attr-defined]  # noqa: SLF001
 
     upstream = Upstream(tmp_path, only_the_last, connections)
+    run(check())
+
+
+@requirement("egress.response")
+def test_a_connection_of_a_cancelled_request_is_closed_when_the_client_is(run: Run, tmp_path: Path) -> None:
+    """A TLS connection ends in later iterations of the loop; one whose loop ends before is reported as unclosed."""
+
+    async def check() -> None:
+        ended = asyncio.Event()
+
+        async def silent(_: Peer) -> None:
+            await ended.wait()
+
+        async with Upstream(tmp_path, silent) as upstream:
+            request = asyncio.create_task(upstream.request())
+            async with asyncio.timeout(TIMEOUT_S):
+                while not upstream.peers:  # noqa: ASYNC110 - the server tells nobody
+                    await asyncio.sleep(0.01)
+            request.cancel()
+            await asyncio.wait([request])
+            assert upstream.client_sockets()
+            await upstream.client.aclose()
+            assert upstream.client_sockets() == []
+            ended.set()
+
     run(check())
 
 

@@ -249,6 +249,7 @@ async def test_what_a_user_may_do_is_what_its_commands_do_or_documented(
     streams = [*await scene.snapshot(), "KV_another", "OBJ_files"]
     subjects = attempts(streams, list(await scene.values()))
     assert len(subjects) > 400
+    assert scene.server.process is not None
     binary = await asyncio.to_thread(Path(f"/proc/{scene.server.process.pid}/exe").read_bytes)
     known = {found.decode() for found in re.findall(rb"\$JS\.API\.[A-Z_.]+[A-Z](?:\.\*)+(?:\.>)?", binary)}
     assert len(known) > 25, "of the requests that this nats-server knows"
