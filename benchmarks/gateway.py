@@ -84,7 +84,7 @@ class _Client:
 
 def _door(double: UpstreamDouble, environment: Mapping[str, str], state: Path, calls: int) -> None:
     began = time.monotonic()
-    module = ["-m", "openapi_tool.local.mcp_server", "--upstream-port", str(double.port), "--state", str(state)]
+    module = ["-m", "openapi_tool.local.door_server", "mcp", "--upstream-port", str(double.port), "--state", str(state)]
     with subprocess.Popen(  # noqa: S603 - the interpreter
         [sys.executable, *module],
         env={"PATH": os.environ["PATH"], **environment},

@@ -123,7 +123,8 @@ def main() -> None:
         _say(f"CPU of a call through a bare Starlette server: {reference * 1000:.2f} ms")
         port, state = _free_port(), str(Path(folder) / "state.sqlite3")
         options = ["--upstream-port", str(double.port), "--state", state, "--port", str(port)]
-        with _running([sys.executable, "-m", "openapi_tool.local.gateway_server", *options], environment) as gateway:
+        command = [sys.executable, "-m", "openapi_tool.local.door_server", "gateway", *options]
+        with _running(command, environment) as gateway:
             _connected(port).close()
             _say(f"memory at the start: {gateway.memory_info().rss / _MB:.0f} MB")
             for name, call, first in (("plain HTTP", _plain, 0), ("MCP over HTTP", _mcp, 100_000)):

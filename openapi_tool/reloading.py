@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from openapi_tool.bootstrap import Bootstrap, build_bootstrap
+from openapi_tool.concurrency.background import repeat
 from openapi_tool.executor.runner import ToolRunner
 from openapi_tool.quotas.options import LimitOptions
 from openapi_tool.settings import CONFIG_VARIABLE, Settings, SettingsError
@@ -53,8 +54,14 @@ class Reloader:
 
     async def run(self, requested: asyncio.Event) -> None:
         """Reload whenever `requested` is set or a file changed."""
+        watcher = FileWatcher(self.files)
+
+        async def look() -> None:
+            if await asyncio.to_thread(watcher.changed):
+                requested.set()
+
         async with asyncio.TaskGroup() as group:
-            group.create_task(_watch(self.files, requested), name="files")
+            group.create_task(repeat(look, POLL_S, "the watch of the settings"), name="files")
             while True:
                 await requested.wait()
                 requested.clear()
@@ -68,19 +75,25 @@ class Reloader:
         return [Path(name) for name in named if name]
 
     async def reload(self) -> None:
-        """Reload once."""
-        has_content = self._config_bytes() > 0
+        """Reload once; no error ends the process, or the task that reloads."""
         try:
-            if self._had_content and not has_content:
-                raise _emptied()
-            fresh = await asyncio.to_thread(lambda: build_bootstrap(self.read(), self.environment))
+            await self._reload()
         except SettingsError as error:
             log.error(  # noqa: TRY400 - an operator's mistake, not a defect
                 "cannot reload the settings; the old ones stay in use: %s",
                 "; ".join(error.problems),
                 extra={"action": "reload.failed"},
             )
-            return
+        except Exception:  # a defect
+            log.exception(
+                "internal error in the reload; some of the settings may be in use", extra={"action": "reload.failed"}
+            )
+
+    async def _reload(self) -> None:
+        has_content = self._config_bytes() > 0
+        if self._had_content and not has_content:
+            raise _emptied()
+        fresh = await asyncio.to_thread(lambda: build_bootstrap(self.read(), self.environment))
         self._had_content = has_content
         self.bootstrap.redactor.add(fresh.redactor.known)  # before the first use of a new key
         self._latest = fresh
@@ -106,14 +119,6 @@ class Reloader:
 
 def _emptied() -> SettingsError:
     return SettingsError([f"{CONFIG_VARIABLE}: the file has become empty; to have no settings, restart"])
-
-
-async def _watch(files: Sequence[Path], changed: asyncio.Event) -> None:
-    watcher = FileWatcher(files)
-    while files:
-        if await asyncio.to_thread(watcher.changed):
-            changed.set()
-        await asyncio.sleep(POLL_S)
 
 
 class FileWatcher:

@@ -653,7 +653,7 @@ GATEWAY = (
         "mcp/stdio.py",
         "                await self._unanswered.acquire()\n",
         "",
-        "tests/gateway/test_stdio.py::test_a_client_that_reads_nothing_takes_bounded_memory_and_loses_no_result",
+        "tests/gateway/test_stdio.py::test_no_further_request_is_read_while_too_many_are_unanswered",
     ),
     Mutation(
         "mcp/stdio.py",

@@ -283,7 +283,7 @@ class BusClient(Client):
         self._login_sent = False
         try:
             await super()._process_connect_init()
-        except BaseException as error:
+        except BaseException as error:  # also if the connection attempt is cancelled
             transport = self._transport
             if transport is not None:
                 transport.close()  # type: ignore[no-untyped-call]

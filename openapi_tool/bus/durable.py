@@ -37,13 +37,17 @@ HINDRANCES = (
 """Settings of a durable with which the server refuses our pull requests, sends commands without their body, does not
 redeliver them after AckWait, or deletes the durable while no replica runs."""
 
+_UNCHANGEABLE = {"ack_policy": "explicit", "replay_policy": "instant"}
+"""What the server does not let anyone change once the durable exists, and without which calls are lost or late."""
+
 
 @dataclass(frozen=True, slots=True)
 class DurableState:
     """Configuration and progress of a durable.
 
     `paused_until` (RFC 3339) is empty unless it is paused. `leader` is empty on a single server. Without a `quorum` the
-    leader still answers, but delivers nothing. `hindrances` are the names of set HINDRANCES.
+    leader still answers, but delivers nothing. `hindrances` are the names of set HINDRANCES, `unusable` wrong settings
+    that cannot be changed. `replicas` is 0 for as many as the stream has.
     """
 
     filters: tuple[str, ...]
@@ -57,6 +61,9 @@ class DurableState:
     ack_floor: int
     quorum: bool
     hindrances: tuple[str, ...] = ()
+    unusable: tuple[str, ...] = ()
+    in_memory: bool = False
+    replicas: int = 0
 
 
 async def observe(client: BusClient, durable: Durable, clock: ServerClock) -> DurableState:
@@ -103,6 +110,11 @@ def _state(info: Mapping[str, Any]) -> DurableState:
         ack_floor=(info.get("ack_floor") or {}).get("stream_seq", 0),
         quorum=_has_quorum(cluster.get("replicas") or []),
         hindrances=tuple(name for name in HINDRANCES if config.get(name)),
+        unusable=tuple(
+            f"{name} {config[name]!r}" for name, ours in _UNCHANGEABLE.items() if config.get(name, ours) != ours
+        ),
+        in_memory=bool(config.get("mem_storage")),
+        replicas=config.get("num_replicas", 0),
     )
 
 

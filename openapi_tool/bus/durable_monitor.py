@@ -40,10 +40,17 @@ class DurableMonitor:
     """Records in `health` whether commands can arrive, and restores the durable's settings."""
 
     def __init__(
-        self, client: BusClient, options: DurableOptions, consumer: CommandConsumer, clock: ServerClock, health: Health
+        self,
+        client: BusClient,
+        options: DurableOptions,
+        consumer: CommandConsumer,
+        clock: ServerClock,
+        health: Health,
+        replicas: int = 1,
     ) -> None:
         self._client = client
         self._options = options
+        self._replicas = replicas
         self._filters = (options.filter_subject,)
         self._consumer = consumer
         self._clock = clock
@@ -103,18 +110,32 @@ class DurableMonitor:
             return f"the durable is paused until {state.paused_until}; `nats consumer resume` ends that"
         if not state.quorum:
             return "the durable has no quorum: most of its servers are unavailable"
-        if state.filters != self._filters:
-            return f"the durable has the wrong filter: {', '.join(state.filters)}"
-        if hindrances := self._hindrances(state):
-            return f"the durable has settings that stop, delay or repeat deliveries: {', '.join(hindrances)}"
+        if wrong := self._wrong_settings(state):
+            return wrong
         if self._consumer.silence_s > _MAX_SILENCE_S:
             return "the server does not answer the pull request"
         return ""
 
+    def _wrong_settings(self, state: DurableState) -> str:
+        if state.unusable:
+            return (
+                f"the durable was created with {', '.join(state.unusable)}, which cannot be changed: remove it with "
+                f"`nats consumer rm STREAM {self._options.name}`; replicas create it again"
+            )
+        if state.filters != self._filters:
+            return f"the durable has the wrong filter: {', '.join(state.filters)}"
+        if hindrances := self._hindrances(state):
+            return f"the durable has settings that stop, delay or repeat deliveries: {', '.join(hindrances)}"
+        return ""
+
     def _hindrances(self, state: DurableState) -> tuple[str, ...]:
-        own = self._options.nats.ack_wait_s
+        own, found = self._options.nats.ack_wait_s, list(state.hindrances)
         is_usable = min(_MIN_ACK_WAIT_S, own) <= state.ack_wait_s <= max(_MAX_ACK_WAIT_S, own)
-        return state.hindrances if is_usable or not state.ack_wait_s else (*state.hindrances, "ack_wait")
+        if state.ack_wait_s and not is_usable:
+            found.append("ack_wait")
+        if 0 < state.replicas < self._replicas:  # the failure of one server would stop it
+            found.append("num_replicas")
+        return tuple(found)
 
     def _record(self, connection: str, consumer: str) -> None:
         """Record the problems of connection and consumer, empty if there is none."""
@@ -182,6 +203,12 @@ class DurableMonitor:
                     "max_ack_pending": state.max_ack_pending,
                 },
             )
+        if state.in_memory:
+            log.warning(
+                "the durable is stored in memory, which cannot be changed: a restart of its servers delivers commands "
+                "again; remove it while nothing is unacknowledged, and replicas create it on disk",
+                extra={"action": "durable.in_memory"},
+            )
 
     async def _restore(self, durable: Durable, state: DurableState) -> None:
         """Restore the settings without which calls are lost: filter, unlimited deliveries, no HINDRANCES.
@@ -208,6 +235,7 @@ class DurableMonitor:
                 ack_wait=self._options.nats.ack_wait_s if {"ack_wait", "backoff"} & {*hindrances} else state.ack_wait_s,
                 backoff=None,
                 inactive_threshold=None,
+                num_replicas=None if "num_replicas" in hindrances else state.replicas or None,
                 headers_only=None,  # nats-py leaves out the other hindrances, which resets them
             )
             if state.filters != self._filters:
@@ -235,4 +263,5 @@ def _export(state: DurableState) -> None:
 
 
 def _settings(state: DurableState) -> tuple[object, ...]:
-    return state.filters, state.max_deliver, state.ack_wait_s, state.max_ack_pending, state.hindrances
+    hindrances = state.hindrances, state.replicas, state.in_memory
+    return state.filters, state.max_deliver, state.ack_wait_s, state.max_ack_pending, hindrances

@@ -27,6 +27,7 @@ from openapi_tool.cli.options import (
     ExportFormat,
     Files,
     Format,
+    GatewayOption,
     JsonOption,
     NameArgument,
     OneObjectOption,
@@ -34,13 +35,16 @@ from openapi_tool.cli.options import (
     ProtocolOption,
     ReasonOption,
     RoleUser,
+    SettingsFileOption,
+    StateOption,
     SwitchProjectOption,
+    ToolFolderOption,
     UpstreamChoice,
     UpstreamOption,
     YesOption,
 )
 from openapi_tool.cli.output import USAGE, print_status
-from openapi_tool.environment import CONFIG_VARIABLE, DEV_VARIABLE, PREFIX, variable_set
+from openapi_tool.environment import DEV_VARIABLE, PREFIX, variable_set
 from openapi_tool.kernel.usage_keys import By
 from openapi_tool.settings_error import SettingsError
 from openapi_tool.telemetry.logs import printable_lines
@@ -55,7 +59,7 @@ class _Commands(TyperGroup):
             for problem in error.problems:
                 print_status(f"openapi-tool: {problem}")
             raise typer.Exit(USAGE) from None
-        except Exception as error:
+        except Exception as error:  # typer exports no class of all its errors; others are raised as they are
             _reword(error)
             raise
 
@@ -136,15 +140,6 @@ def _flag(text: str, section: str, key: str) -> Any:
 
 
 PROJECT_HELP = "Project of the {}; on a gateway's state file `local` by default."
-GATEWAY = typer.Option(
-    "--state",
-    help="State file of a gateway instead of a kernel; its default file is used if no kernel is configured.",
-    show_default=False,
-)
-STATE = typer.Option(
-    help="State file of a gateway; :memory: keeps nothing; default: gateway.sqlite3 in the user's state folder.",
-    show_default=False,
-)
 
 
 @app.command()
@@ -181,27 +176,14 @@ def serve(
 @app.command(short_help="Run tool calls of an MCP client (stdio).")
 def mcp(
     *,
-    tools: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder with definitions (YAML) instead of the built-in tools; watched.",
-            show_default=False,
-            file_okay=False,
-            exists=True,
-        ),
-    ] = None,
-    state: Annotated[Path | None, STATE] = None,
+    tools: ToolFolderOption = None,
+    state: StateOption = None,
     project: Annotated[str, typer.Option(help="Project whose budgets and policy apply.")] = "local",
     agent: Annotated[str, typer.Option(help="Agent in the project, with budgets and cursors of its own.")] = "local",
     structured: Annotated[
         bool, typer.Option("--structured", help="Add output schemas and structured content to tools and results.")
     ] = False,
-    config: Annotated[
-        Path | None,
-        typer.Option(
-            envvar=CONFIG_VARIABLE, help="TOML file with settings.", show_default=False, exists=True, dir_okay=False
-        ),
-    ] = None,
+    config: SettingsFileOption = None,
 ) -> None:
     """Run the tool calls of one MCP client over standard input and output, until the client closes its end.
 
@@ -226,25 +208,12 @@ def gateway(
             min=0, max=65535, help=f"Port; 0 chooses a free one. [env: {PREFIX}GATEWAY__PORT]", show_default=False
         ),
     ] = None,
-    tools: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder with definitions (YAML) instead of the built-in tools; watched.",
-            show_default=False,
-            file_okay=False,
-            exists=True,
-        ),
-    ] = None,
-    state: Annotated[Path | None, STATE] = None,
+    tools: ToolFolderOption = None,
+    state: StateOption = None,
     structured: Annotated[
         bool, typer.Option("--structured", help="Add output schemas and structured content to MCP tools and results.")
     ] = False,
-    config: Annotated[
-        Path | None,
-        typer.Option(
-            envvar=CONFIG_VARIABLE, help="TOML file with settings.", show_default=False, exists=True, dir_okay=False
-        ),
-    ] = None,
+    config: SettingsFileOption = None,
 ) -> None:
     """Run tool calls of many clients over HTTP until SIGTERM: plain HTTP, MCP at /mcp, and open-webui.
 
@@ -262,7 +231,7 @@ def inspect(
     *,
     project: Annotated[str | None, typer.Option(help=PROJECT_HELP.format("call"), show_default=False)] = None,
     as_json: JsonOption = False,
-    state: Annotated[Path | None, GATEWAY] = None,
+    state: GatewayOption = None,
 ) -> None:
     """Show the timeline of one call, and why it has no result if it has none. Changes nothing.
 
@@ -279,7 +248,7 @@ def top(
     once: Annotated[bool, typer.Option("--once", help="Print once and exit.")] = False,
     every_s: Annotated[float, typer.Option("--every", help="Seconds between updates.", min=1.0, max=3600.0)] = 2.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, once.")] = False,
-    state: Annotated[Path | None, GATEWAY] = None,
+    state: GatewayOption = None,
 ) -> None:
     """Show rate, latency, running, held, lag and errors of all replicas; with --once or --json once, else until Ctrl-C.
 
@@ -295,7 +264,7 @@ def limits(
     *,
     watch: Annotated[bool, typer.Option("--watch", help="Update every 2 s until Ctrl-C or SIGTERM.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, once.")] = False,
-    state: Annotated[Path | None, GATEWAY] = None,
+    state: GatewayOption = None,
 ) -> None:
     """Show limits by key and endpoint: used, paused, the share of each replica, waiting calls by project; refused keys.
 
@@ -311,7 +280,7 @@ def budgets(
     *,
     project: Annotated[str | None, typer.Option(help="Project of the accounts; by default all.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-    state: Annotated[Path | None, GATEWAY] = None,
+    state: GatewayOption = None,
 ) -> None:
     """Show the accounts that the replicas have used since their start: used, left, when they renew.
 
@@ -333,7 +302,7 @@ def usage(
     as_json: OneObjectOption = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV only.")] = False,
     plot: Annotated[Path | None, typer.Option(help="Draw tokens and calls as PNG; needs the extra [plot].")] = None,
-    state: Annotated[Path | None, GATEWAY] = None,
+    state: GatewayOption = None,
 ) -> None:
     """Sum up calls, tokens, requests, cache hits, errors, truncations, retries and latency from the result cards.
 
@@ -827,7 +796,7 @@ def disable(
     reason: ReasonOption,
     by: ByOption = None,
     as_json: JsonOption = False,
-    state: Annotated[Path | None, GATEWAY] = None,
+    state: GatewayOption = None,
 ) -> None:
     """Disable a tool within two seconds on all replicas: its calls fail with tool_not_available and the reason.
 
@@ -856,7 +825,7 @@ def enable(
     reason: ReasonOption,
     by: ByOption = None,
     as_json: JsonOption = False,
-    state: Annotated[Path | None, GATEWAY] = None,
+    state: GatewayOption = None,
 ) -> None:
     """Enable again exactly what was disabled, within two seconds on all replicas.
 
@@ -879,7 +848,7 @@ def enable(
 def disabled(
     *,
     as_json: JsonOption = False,
-    state: Annotated[Path | None, GATEWAY] = None,
+    state: GatewayOption = None,
 ) -> None:
     """List what is disabled, since when, by whom and why. Exit codes: 0, 2 invalid settings, NATS cannot be reached."""
     from openapi_tool.cli import tools as work
@@ -899,7 +868,7 @@ def _state() -> None:
 @state_file.command(short_help="Delete everything from a gateway's state file.")
 def purge(
     *,
-    state: Annotated[Path | None, STATE] = None,
+    state: StateOption = None,
     yes: Annotated[bool, typer.Option("--yes", help="Delete; without it nothing is changed.")] = False,
 ) -> None:
     """Delete everything from a gateway's state file, also its tokens, and from its free pages.
@@ -932,7 +901,7 @@ def create_token(
     expires: Annotated[
         str | None, typer.Option(help="30d, 12h, or a date or time in ISO 8601 (UTC).", show_default="never")
     ] = None,
-    state: Annotated[Path | None, STATE] = None,
+    state: StateOption = None,
     file: Annotated[Path | None, TOKENS_FILE] = None,
     as_json: OneObjectOption = False,
 ) -> None:
@@ -957,7 +926,7 @@ def create_token(
 @tokens.command("list", short_help="List tokens, without their secrets.")
 def list_tokens(
     *,
-    state: Annotated[Path | None, STATE] = None,
+    state: StateOption = None,
     file: Annotated[Path | None, TOKENS_FILE] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -971,7 +940,7 @@ def list_tokens(
 def revoke_token(
     token: Annotated[str, typer.Argument(help="Id from `list`, or the token itself.", show_default=False)],
     *,
-    state: Annotated[Path | None, STATE] = None,
+    state: StateOption = None,
     file: Annotated[Path | None, TOKENS_FILE] = None,
 ) -> None:
     """Revoke a token; all running processes refuse it within two seconds.

@@ -49,6 +49,41 @@ ExportFormat = Literal["openai", "openai-responses", "anthropic", "mcp", "lobehu
 ConfigOption = Annotated[
     Path | None, typer.Option("--config", envvar=CONFIG_VARIABLE, help="TOML file with settings.", show_default=False)
 ]
+SettingsFileOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        envvar=CONFIG_VARIABLE,
+        help="TOML file with settings.",
+        show_default=False,
+        exists=True,
+        dir_okay=False,
+    ),
+]
+ToolFolderOption = Annotated[
+    Path | None,
+    typer.Option(
+        help="Folder with definitions (YAML) instead of the built-in tools; watched.",
+        show_default=False,
+        file_okay=False,
+        exists=True,
+    ),
+]
+StateOption = Annotated[
+    Path | None,
+    typer.Option(
+        help="State file of a gateway; :memory: keeps nothing; default: gateway.sqlite3 in the user's state folder.",
+        show_default=False,
+    ),
+]
+GatewayOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--state",
+        help="State file of a gateway instead of a kernel; its default file is used if no kernel is configured.",
+        show_default=False,
+    ),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON only.")]
 OneObjectOption = Annotated[bool, typer.Option("--json", help="Print one JSON object only.")]
 ProtocolOption = Annotated[

@@ -40,7 +40,7 @@ def _measured(name: str) -> Iterator[None]:
     outcome, began = "done", time.monotonic()
     try:
         yield
-    except BaseException as error:
+    except BaseException as error:  # a cancelled task counts, too
         outcome = _OUTCOMES.get(type(error), "broken")
         raise
     finally:

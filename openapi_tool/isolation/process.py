@@ -160,7 +160,7 @@ class WorkerProcess:
                 self._task_ended = asyncio.get_running_loop().create_future()
                 socket.send_fds(self._control, [b"t"], [theirs.fileno()])
                 await asyncio.get_running_loop().create_unix_connection(lambda: exchange, sock=ours)
-            except BaseException:
+            except BaseException:  # also if the caller is cancelled: no transport owns the socket yet
                 ours.close()
                 raise
 
@@ -199,7 +199,7 @@ class WorkerProcess:
                     return
             try:
                 self._process, control = await _in_thread(_spawn, self._memory_bytes)
-            except Exception as error:  # noqa: BLE001 - such as RuntimeError, as no thread can be started
+            except Exception as error:  # noqa: BLE001 - if this task ended, no worker would start any more
                 self._failures += 1
                 log.error(  # noqa: TRY400 - the system's refusal, not a defect
                     "cannot start a worker process: %s; calls that need one wait",
@@ -285,7 +285,7 @@ def _spawn(memory_bytes: int) -> tuple[subprocess.Popen[bytes], socket.socket]:
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
             )
-        except BaseException:
+        except BaseException:  # whatever it is, nobody else knows the socket
             ours.close()
             raise
     return process, ours

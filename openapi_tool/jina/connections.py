@@ -17,7 +17,7 @@ from contextvars import ContextVar
 from functools import partial
 from http import HTTPStatus
 from typing import Any, cast
-from weakref import WeakMethod
+from weakref import WeakMethod, WeakSet
 
 import aiohttp
 from aiohttp import ClientConnectionError
@@ -28,6 +28,7 @@ from aiohttp.http import RawResponseMessage
 from aiohttp.streams import StreamReader
 from aiohttp.tracing import Trace
 
+from openapi_tool.concurrency.background import in_background
 from openapi_tool.concurrency.fair_semaphore import FairSemaphore
 from openapi_tool.jina.options import EgressOptions
 from openapi_tool.open_files import with_free_file
@@ -36,13 +37,19 @@ from openapi_tool.telemetry import metrics
 _PIECE_BYTES, _MAX_INFORMATIONAL = 8 * 1024, 8
 _MAX_NON_BODY_BYTES = 32 * 1024
 _FRAMING_SHARE = 1 / 100
-"""Limit of chunk framing as a fraction of the body: a chunk of any size, which has at least 5 bytes of it, needs 500
-bytes of body. Parsing a chunk costs as much as parsing a kilobyte of body."""
+"""Chunk framing that costs no turn, as a fraction of the body: one chunk per 500 bytes of body, as a chunk has at least
+5 bytes of it. Parsing a chunk costs as much as parsing a kilobyte of body."""
 
 _MAX_FRAMING_BYTES = 20 * 1024
-"""Framing beyond that share: two pieces with the ends of head and body, and some small chunks, 4,000 at most."""
+"""Framing beyond that share that costs no turn: two pieces with the ends of head and body, and up to 4,000 chunks."""
+
+_TURN_S = 2.5e-6
+"""Seconds until the next turn for each byte of framing in this one. Parsing a chunk takes 2 to 3 µs of CPU and it has 5
+bytes of framing or more, so that small chunks use about a fifth of the event loop; those of 64 bytes pass at 4 MB/s."""
 
 _MAX_HEADER_BYTES, _MAX_HEADERS = 8_190, 100
+
+_CLOSE_S = 1.0  # of a connection that was aborted, which takes some iterations of the event loop
 
 HANDSHAKES = 16
 """Maximum concurrent connection attempts: handshakes then take at most 10 ms of an iteration of the event loop."""
@@ -73,14 +80,24 @@ class UpstreamConnection(ResponseHandler):
     - the first byte that no request asked for;
     - the ninth informational response. Data is parsed in pieces of 8 kB, since a single TLS read can contain 14,000
       of them, which take a second to parse;
-    - 32 kB without a body byte: a head or trailers, which the parser buffers;
-    - some 4,000 chunks, and one more per 500 bytes of body: 400,000 chunks take a second, whatever their size.
+    - 32 kB without a body byte: a head or trailers, which the parser buffers.
 
     A pending request then fails with (First)ResponseAborted; a response that is already complete stays readable.
+
+    After some 4,000 chunks, and one more per 500 bytes of body, each piece waits for a turn: 400,000 chunks take a
+    second, whatever their size. All connections share the `turns`, and the projects of their requests take turns.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    project = ""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, turns: FairSemaphore, opened: WeakSet[UpstreamConnection]
+    ) -> None:
         super().__init__(loop)
+        self._turns = turns
+        self._opened = opened
+        self._made: asyncio.Transport | None = None  # aiohttp forgets its own when it begins to close
+        self._turn: asyncio.Task[None] | None = None
         self._aborted = False
         self._requests = 0
         self._has_head = False  # of the final response
@@ -88,7 +105,14 @@ class UpstreamConnection(ResponseHandler):
         self._informational = self._non_body_bytes = self._framing_bytes = 0
         self._unparsed = bytearray()
         self._is_paused = self._is_lost = False
+        self._lost_by: BaseException | None = None
         self._poll: select.poll | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin."""
+        super().connection_made(transport)
+        self._made = cast("asyncio.Transport", transport)
+        self._opened.add(self)
 
     def set_response_params(self, **params: Any) -> None:
         """Expect a response; called before each request is sent."""
@@ -108,6 +132,8 @@ class UpstreamConnection(ResponseHandler):
         """Continue to parse."""
         self._is_paused = False
         super().resume_reading(resume_parser)
+        if self._waits_for_turn() and self.transport is not None:
+            self.transport.pause_reading()  # it would be read into memory
 
     def is_connected(self) -> bool:
         """Return whether the connection can be reused."""
@@ -119,9 +145,39 @@ class UpstreamConnection(ResponseHandler):
         self._unparsed += data
         if not data and not self._aborted:
             self._parse(b"")
+        self._parse_received()
+
+    def _parse_received(self) -> None:
+        """Parse until the reader pauses, or a piece must wait for a turn."""
         # A paused parser would buffer a piece, and `_parse` would take that for framing.
-        while self._unparsed and not self._is_paused:
-            self._parse_next()
+        while self._unparsed and not self._is_paused and self._turn is None:
+            if self._framing_bytes > _MAX_FRAMING_BYTES and not self._aborted:
+                self._turn = in_background(self._take_turn(), "turn for small chunks")
+                if self.transport is not None:
+                    self.transport.pause_reading()
+            else:
+                self._parse_next()
+
+    async def _take_turn(self) -> None:
+        project, before = self.project, self._framing_bytes
+        await self._turns.take(project)
+        try:
+            if self._unparsed and not self._is_paused:
+                self._parse_next()
+        finally:
+            wait_s = _TURN_S * max(0, self._framing_bytes - before)
+            asyncio.get_running_loop().call_later(wait_s, self._turns.give, project)
+        self._turn = None
+        self._parse_received()
+        if self._waits_for_turn():
+            return
+        if self._is_lost:
+            self._end()
+        elif not self._is_paused and self.transport is not None:
+            self.transport.resume_reading()
+
+    def _waits_for_turn(self) -> bool:
+        return self._turn is not None
 
     def _parse_next(self) -> None:
         # The last byte is a piece of its own: if it is surplus, the response is complete by then. Within a piece the
@@ -143,17 +199,26 @@ class UpstreamConnection(ResponseHandler):
         self._non_body_bytes = self._non_body_bytes + len(piece) if body_bytes == before else 0
         if body := body_bytes - before:  # at least 0, as a large chunk must not allow many small ones later
             self._framing_bytes = max(0, self._framing_bytes + len(piece) - body - int(body * _FRAMING_SHARE))
-        if self._non_body_bytes > _MAX_NON_BODY_BYTES or self._framing_bytes > _MAX_FRAMING_BYTES:
+        if self._non_body_bytes > _MAX_NON_BODY_BYTES:
             self._abort_now()
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        """Parse the data that waited for a paused reader, then fail the request if it is still pending."""
-        self._is_lost = True
-        if self._body is not None and not self._body.is_eof():
+        """Parse the data that waited for a paused reader or a turn, then fail the request if it is still pending."""
+        self._is_lost, self._is_paused, self._lost_by = True, False, exc
+        if self.transport is None:  # closed by this side: nobody reads what waits
+            self._unparsed.clear()
+            if self._turn is not None:
+                self._turn.cancel()
+                self._turn = None
+        elif self._body is not None and not self._body.is_eof():
             self._parse(b"")
-        while self._unparsed:
-            self._parse_next()
-        super().connection_lost(self._reason() if self._aborted else exc)
+        self._parse_received()
+        if not self._waits_for_turn():
+            self._end()
+
+    def _end(self) -> None:
+        self._opened.discard(self)
+        super().connection_lost(self._reason() if self._aborted else self._lost_by)
 
     def _body_bytes(self) -> int:
         return self._body.total_bytes if self._body is not None else 0
@@ -192,6 +257,12 @@ class UpstreamConnection(ResponseHandler):
         if self.transport is not None:
             self.transport.abort()
 
+    def end_now(self) -> asyncio.Future[None] | None:
+        """Abort the connection, which may be closing; return what is set once it has ended."""
+        if self._made is not None:
+            self._made.abort()
+        return self.closed
+
     def _reason(self) -> ResponseAborted:
         return FirstResponseAborted() if self._requests == 1 else ResponseAborted()
 
@@ -213,6 +284,18 @@ class _Connector(aiohttp.TCPConnector):
         super().__init__(**options)
         self._handshakes = _measured(FairSemaphore(HANDSHAKES), "tls_handshakes")
         self._in_use = _measured(FairSemaphore(self.limit), "upstream_connections")
+        self._opened = WeakSet[UpstreamConnection]()  # weak: of a tunnel's outer connection aiohttp hears no end
+        connection = partial(
+            UpstreamConnection, loop=asyncio.get_running_loop(), turns=FairSemaphore(1), opened=self._opened
+        )
+        self._factory = cast("partial[ResponseHandler]", connection)  # aiohttp has no public option for it
+
+    async def close(self, *, abort_ssl: bool = False) -> None:
+        """Close all connections, and wait for those of cancelled requests, too, which aiohttp does not wait for."""
+        await super().close(abort_ssl=abort_ssl)
+        ends = [end for connection in list(self._opened) if (end := connection.end_now()) is not None]
+        if ends:
+            await asyncio.wait(ends, timeout=_CLOSE_S)
 
     async def _create_connection(
         self,
@@ -239,6 +322,8 @@ class _Connector(aiohttp.TCPConnector):
             self._in_use.give(project)
             raise
         connection.add_callback(partial(self._in_use.give, project))
+        if isinstance(connection.protocol, UpstreamConnection):
+            connection.protocol.project = project
         if (reference := on_connected.get()) is not None and (callback := reference()) is not None:
             callback()
         return connection
@@ -251,8 +336,6 @@ def open_session(
     connector = _Connector(
         ssl=tls, limit=options.max_connections, limit_per_host=0, resolver=resolver, ttl_dns_cache=60
     )
-    connection = cast("partial[ResponseHandler]", partial(UpstreamConnection, loop=asyncio.get_running_loop()))
-    connector._factory = connection  # noqa: SLF001 - aiohttp has no public option for its protocol class
     session = aiohttp.ClientSession(
         connector=connector,
         cookie_jar=aiohttp.DummyCookieJar(),

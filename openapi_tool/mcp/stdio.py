@@ -79,6 +79,7 @@ class StdioTransport:
         finally:
             for task in (reading, closing, *ending):
                 task.cancel()
+            send.close()
             for answer in self._answers.values():
                 self._untaken(answer)
 

@@ -48,13 +48,21 @@ class ToolError(ExecutorError):
         http_status: int | None = None,
     ) -> None:
         super().__init__(message)
-        self.message = message
         self.detail = detail
         if retryable is not None:
             self.retryable = retryable
         self.retry_after = retry_after
         self.max_retries = max_retries
         self.http_status = http_status
+
+    @property
+    def message(self) -> str:
+        """What the model sees; the same as `str(error)`, also after it was replaced."""
+        return str(self.args[0])
+
+    @message.setter
+    def message(self, message: str) -> None:
+        self.args = (message,)
 
     def as_error(self) -> ErrorObject:
         """Return the `error` object of a tool.result card."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import count, islice
 from typing import Any, NamedTuple
 
-from openapi_tool.concurrency.background import in_background
+from openapi_tool.concurrency.background import in_background, repeat
 from openapi_tool.options.budgets import BudgetLimits, BudgetOptions, time_zone
 from openapi_tool.protocol.projects import bare_project
 from openapi_tool.quotas.account import SCOPES, Account, AccountId, Sharing
@@ -222,7 +222,7 @@ class Budgets:
             )
             self._accounts[key] = self._by_key[account.key] = account
             self._rank(account)
-            self._task = self._task or in_background(self._run(), "budgets")
+            self._task = self._task or in_background(repeat(self._tick, _TICK_S, "the budgets"), "budgets")
         account.limit = limit  # the definition may have changed
         return account
 
@@ -231,13 +231,11 @@ class Budgets:
             return ALWAYS
         return self._periods.month(now) if scope == "project_month" else self._periods.day(now)
 
-    async def _run(self) -> None:
-        while True:
-            await asyncio.sleep(_TICK_S)
-            for account in list(self.active.values()):
-                if account.is_quiet:
-                    del self.active[account.key]
-            self._drop_unused(self.clock())
+    async def _tick(self) -> None:
+        for account in list(self.active.values()):
+            if account.is_quiet:
+                del self.active[account.key]
+        self._drop_unused(self.clock())
 
     def _drop_unused(self, now: float) -> None:
         """Drop quiet accounts whose period is over, or the oldest if there are too many."""

@@ -118,7 +118,7 @@ async def assemble(stack: AsyncExitStack, bootstrap: Bootstrap, process_parts: P
 
     doorbells.changed = doorbells_changed
     doorbells.stream = lambda: consumer.durable.stream if consumer.durable is not None else ""
-    monitor = DurableMonitor(client, bootstrap.durable, consumer, clock, health)
+    monitor = DurableMonitor(client, bootstrap.durable, consumer, clock, health, replicas)
     await stack.enter_async_context(answering_stats(client, process_parts.statistics.now))
     switches = SwitchMonitor(client, runner.set_switches)
     await _until_available(switches.load, nats_unavailable)

@@ -17,7 +17,7 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from openapi_tool.concurrency.background import in_background
+from openapi_tool.concurrency.background import in_background, repeat
 from openapi_tool.protocol.errors import ExecutorError, Unavailable
 from openapi_tool.state.port import ALL_RECORDS, OnChange, Stored
 
@@ -147,17 +147,15 @@ class StateFile:
         self._watching.append(watcher)
         if self._polling is None:
             self._seen = (await self.read("SELECT revision FROM counter", ()))[0][0]
-            self._polling = in_background(self._poll(), "changes of the state file")
+            self._polling = in_background(repeat(self._poll, _POLL_S, "the watch of the state file"), "state file")
         try:
             yield
         finally:
             self._watching.remove(watcher)
 
     async def _poll(self) -> None:
-        while True:
-            await asyncio.sleep(_POLL_S)
-            with suppress(Unavailable):  # the next read or write reports it
-                await self._notify()
+        with suppress(Unavailable):  # the next read or write reports it
+            await self._notify()
 
     async def _notify(self) -> None:
         query = "SELECT bucket, key, CAST(value AS BLOB), revision FROM records WHERE revision > ? ORDER BY revision"
@@ -381,12 +379,21 @@ def _check(path: Path, *, create: bool) -> None:
 
 
 def _check_folder(folder: Path) -> None:
-    status = folder.stat()
-    if status.st_uid not in (0, os.geteuid()) or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise StateUnusable(
-            f"{folder.resolve()} is a folder that other users can write to, so they could read or block a state file "
-            "in it: run chmod go-w on it if it is yours, or name a file in a folder of your own with --state"
-        )
+    """Refuse a folder in which others can make files, or that they can replace by way of a folder above it.
+
+    As OpenSSH, but a folder above it may be sticky, as /tmp: only its owner can rename what is in it. Who owns / is
+    trusted as root: in a user namespace root may have another number.
+    """
+    folder = folder.resolve()
+    trusted = {0, os.geteuid(), Path("/").stat().st_uid}
+    for each in (folder, *folder.parents):
+        status = each.stat()
+        is_open = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+        if status.st_uid not in trusted or (is_open and (each == folder or not status.st_mode & stat.S_ISVTX)):
+            raise StateUnusable(
+                f"{each} is a folder that other users can write to, so they could read or block a state file in it: "
+                "run chmod go-w on it if it is yours, or name a file in a folder of your own with --state"
+            )
 
 
 def _check_header(path: Path, header: bytes, *, create: bool) -> None:

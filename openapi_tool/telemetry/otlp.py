@@ -5,6 +5,7 @@ Spans are made once their call has ended, by names of OpenTelemetry's convention
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -46,6 +47,8 @@ from openapi_tool.telemetry.calls import CallFacts
 from openapi_tool.telemetry.metrics import ALL, Described, Sample, samples
 from openapi_tool.telemetry.redact import Redactor
 from openapi_tool.telemetry.spans import CallSpan, child_of
+
+log = logging.getLogger(__name__)
 
 MAX_QUEUED = 4_096
 """Spans that wait for export; further ones are dropped and counted."""
@@ -323,10 +326,16 @@ class PeriodicExport:
         self._thread.start()
 
     def _run(self) -> None:
-        stopping = False
+        stopping = failed = False
         while not stopping:
             stopping = self._stop.wait(self._every_s)
-            self._exporter.export(self.collected())
+            try:
+                self._exporter.export(self.collected())
+                failed = False
+            except Exception:  # a defect; without this thread no metric would be exported any more
+                if not failed:
+                    log.exception("internal error in the export of metrics", extra={"action": "metrics.not_exported"})
+                failed = True
 
     def collected(self) -> MetricsData:
         """Return the current values."""

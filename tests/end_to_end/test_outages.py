@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
+from unittest.mock import Mock
 
 import nats
 import pytest
@@ -520,6 +521,41 @@ async def test_a_file_that_cannot_be_parsed_changes_nothing(
     await reloader.reload()
     assert [record.__dict__["action"] for record in caplog.records] == ["reload.failed"]
     assert "has too long a number, or is nested too deep; correct it there" in caplog.text
+
+
+@requirement("reload")
+async def test_a_defect_in_a_reload_is_logged_and_the_next_reload_takes_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr("openapi_tool.reloading.POLL_S", 0.01)
+    file = tmp_path / "settings.toml"
+    file.write_text("")
+    monkeypatch.setenv("OPENAPI_TOOL_CONFIG", str(file))
+    monkeypatch.setenv("PG_DSN", "postgresql://127.0.0.1/x")
+    reloader = Reloader(build_bootstrap(load_settings(), {}), load_settings, {"OPENAPI_TOOL_CONFIG": str(file)})
+    changed, failures = FileWatcher.changed, iter([RuntimeError("no thread can be started")] * 3)
+
+    def fail_at_first(watcher: FileWatcher) -> bool:
+        for failure in failures:
+            raise failure
+        return changed(watcher)
+
+    monkeypatch.setattr(FileWatcher, "changed", fail_at_first)
+    reloader.use_limits = Mock(side_effect=[KeyError("a defect"), None])
+    running = asyncio.create_task(reloader.run(asyncio.Event()))
+    await asyncio.sleep(0)  # until it has seen the file
+    for text, action in (("# 1", "reload.failed"), ("# 12", "reload.done")):
+        file.write_text(text)
+        async with asyncio.timeout(_TIMEOUT_S):
+            while action not in actions(caplog):  # noqa: ASYNC110 - there is no event to wait for
+                await asyncio.sleep(0.01)
+    running.cancel()
+    assert actions(caplog) == ["background.failed", "reload.failed", "reload.done"]
+
+
+def actions(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.__dict__["action"] for record in caplog.records]
 
 
 @requirement("reload", "policy.tools")

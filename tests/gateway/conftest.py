@@ -103,9 +103,6 @@ def opened(double: UpstreamDouble, environment: dict[str, str]) -> OpenGateway:
             ) as gateway,
         ):
             yield gateway
-        # A TLS connection that was closed ends in later iterations of the loop; if the loop ends before, its socket
-        # warns in some later test.
-        await asyncio.sleep(0.1)
 
     return open_one
 

@@ -34,7 +34,8 @@ def free_port() -> int:
 
 
 def command(double: UpstreamDouble, state: Path, *options: str) -> list[str]:
-    module = ["-m", "openapi_tool.local.gateway_server", "--upstream-port", str(double.port), "--state", str(state)]
+    module = ["-m", "openapi_tool.local.door_server", "gateway"]
+    options = ("--upstream-port", str(double.port), "--state", str(state), *options)
     return [sys.executable, *module, *options]
 
 

@@ -24,7 +24,7 @@ def refused(*_): raise AssertionError("a call of Linux")
 ctypes.CDLL = refused
 for name in ("sched_setaffinity", "sched_getaffinity", "eventfd", "memfd_create", "pidfd_open", "posix_fadvise"):
     setattr(os, name, refused)
-runpy.run_module("openapi_tool.local.mcp_server", run_name="__main__", alter_sys=True)
+runpy.run_module("openapi_tool.local.door_server", run_name="__main__", alter_sys=True)
 """
 
 
@@ -32,7 +32,7 @@ runpy.run_module("openapi_tool.local.mcp_server", run_name="__main__", alter_sys
 def test_no_call_of_linux_is_on_the_path_of_the_door(
     double: UpstreamDouble, environment: dict[str, str], tmp_path: Path
 ) -> None:
-    options = ["--upstream-port", str(double.port), "--state", str(tmp_path / "state")]
+    options = ["mcp", "--upstream-port", str(double.port), "--state", str(tmp_path / "state")]
     with subprocess.Popen(  # noqa: S603 - the interpreter
         [sys.executable, "-c", _AS_MACOS, *options],
         env={"PATH": os.environ["PATH"], **environment},

@@ -125,6 +125,29 @@ def test_a_folder_that_others_can_write_to_is_refused(tmp_path: Path, mode: int,
 
 
 @requirement("state.file")
+@pytest.mark.parametrize("mode", [0o775, 0o757, 0o777])
+def test_a_folder_that_others_can_replace_is_refused(tmp_path: Path, mode: int) -> None:
+    path = tmp_path / "shared" / "of" / "its" / "user" / "gateway.sqlite3"
+    StateFile.open(path)
+    shared = tmp_path / "shared"
+    shared.chmod(mode)
+    with pytest.raises(StateUnusable, match=rf"{shared} is a folder that other users can write to"):
+        StateFile.open(path)
+    shared.chmod(mode | stat.S_ISVTX)
+    StateFile.open(path)
+
+
+@requirement("state.file")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
+def test_a_folder_below_another_users_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "theirs" / "own" / "gateway.sqlite3"
+    StateFile.open(path)
+    os.chown(tmp_path / "theirs", 12_345, -1)
+    with pytest.raises(StateUnusable, match="theirs is a folder that other users can write to"):
+        StateFile.open(path)
+
+
+@requirement("state.file")
 @pytest.mark.parametrize("end", ["-wal", "-shm", "-journal"])
 def test_a_file_beside_it_that_is_not_the_users_is_refused(tmp_path: Path, end: str) -> None:
     (tmp_path / "target").touch()
@@ -186,6 +209,26 @@ async def test_a_process_writes_nothing_that_it_knew_before_a_purge(tmp_path: Pa
             assert await records.write("a", b"used more", 0) is None
             await until(lambda: ALL_RECORDS in heard)
             assert await records.write("a", b"anew", 0)
+
+
+@requirement("state.file")
+async def test_a_defect_in_what_hears_of_a_change_does_not_end_the_watch(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    heard: list[str] = []
+
+    def hear(name: str, _: object) -> None:
+        if name == "a":
+            raise KeyError(name)
+        heard.append(name)
+
+    async with aclosing(StateFile.open(tmp_path / "s")) as state:
+        records = state.records("budgets")
+        async with records.watch(hear):
+            await records.write("a", b"used", 0)
+            await until(lambda: "internal error in the watch of the state file" in caplog.text)
+            await records.write("b", b"used", 0)
+            await until(lambda: heard == ["b"])
 
 
 @requirement("state.file", "gateway.quotas")

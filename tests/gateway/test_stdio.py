@@ -19,9 +19,12 @@ from typing import IO, Any
 import psutil
 import pytest
 from mcp import Client, StdioServerParameters
-from mcp_types import ToolListChangedNotification
+from mcp.shared.message import SessionMessage
+from mcp_types import JSONRPCResponse, ToolListChangedNotification
 
 from openapi_tool.local.stack import UpstreamDouble
+from openapi_tool.mcp import stdio
+from openapi_tool.mcp.stdio import StdioTransport
 from tests.gateway.conftest import PAGE
 from tests.gateway.test_mcp import CUSTOM, ERAS, text_of
 from tests.requirements import requirement
@@ -31,7 +34,7 @@ _ONE = "; send one JSON object per line"
 
 
 def command(double: UpstreamDouble, state: Path | str, *options: str) -> list[str]:
-    module = ["-m", "openapi_tool.local.mcp_server", "--upstream-port", str(double.port), "--state", str(state)]
+    module = ["-m", "openapi_tool.local.door_server", "mcp", "--upstream-port", str(double.port), "--state", str(state)]
     return [sys.executable, *module, *options]
 
 
@@ -162,8 +165,28 @@ def noisy(answer):
     os.write(1, b"stray\\n")
     return text_of(answer)
 results.text_of = noisy
-runpy.run_module("openapi_tool.local.mcp_server", run_name="__main__", alter_sys=True)
+runpy.run_module("openapi_tool.local.door_server", run_name="__main__", alter_sys=True)
 """
+
+
+@requirement("mcp.eras")
+async def test_no_further_request_is_read_while_too_many_are_unanswered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that sends requests without reading the answers would fill the memory."""
+    monkeypatch.setattr(stdio, "MAX_UNANSWERED", 2)
+    (read_requests, requests), (answers, write_answers) = os.pipe(), os.pipe()
+    os.write(requests, b"".join(b'{"jsonrpc": "2.0", "id": %d, "method": "ping"}\n' % number for number in range(3)))
+    os.close(requests)
+    with os.fdopen(read_requests, "rb") as source, os.fdopen(answers, "rb"):
+        transport = StdioTransport(source, write_answers, lambda _: None)
+        async with transport.streams(asyncio.Event()) as (incoming, outgoing), incoming:
+            first, _ = [(await incoming.receive()).message for _ in range(2)]
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.2):
+                    await incoming.receive()
+            await outgoing.send(SessionMessage(JSONRPCResponse(jsonrpc="2.0", id=first.id, result={})))
+            async with asyncio.timeout(_WAIT_S):
+                assert (await incoming.receive()).message.id == 2
+    os.close(write_answers)
 
 
 @requirement("mcp.eras")

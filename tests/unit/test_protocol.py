@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import pickle
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -224,6 +226,16 @@ def test_the_card_of_another_call_gives_no_identity() -> None:
     headers = {"CG-Tool-Call-Id": "mine"}
     with pytest.raises(Unanswerable):
         identify(V1R4.decode(delivery(headers)).identity, call_card(tool_call_id="other"))
+
+
+@requirement("answer.errors")
+def test_the_text_of_an_error_is_its_message_also_after_that_was_replaced() -> None:
+    error = BadRequest("url: is a private address", detail={"a": 1})
+    error.message = "page: is a private address"
+    for one in (error, copy.copy(error), pickle.loads(pickle.dumps(error))):  # noqa: S301 - our own
+        assert str(one) == one.message == one.as_error()["message"] == "page: is a private address"
+        assert repr(one) == "BadRequest('page: is a private address')"
+        assert one.detail == {"a": 1}
 
 
 @pytest.mark.parametrize(

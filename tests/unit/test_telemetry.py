@@ -452,6 +452,20 @@ def test_metrics_of_both_exporters_are_the_same() -> None:
 
 
 @requirement("metrics")
+def test_a_defect_in_an_export_of_metrics_does_not_end_the_next_ones(caplog: pytest.LogCaptureFixture) -> None:
+    exporter = create_autospec(MetricExporter, instance=True)
+    exporter.export.side_effect = [KeyError("a defect"), KeyError("a defect"), None, None]
+    exporting = PeriodicExport(exporter, 0.01, "replica-1")
+    deadline = time.monotonic() + 10
+    while exporter.export.call_count < 3 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    exporter.export.side_effect = None
+    exporting.shutdown()
+    assert exporter.export.call_count >= 3
+    assert [record.__dict__["action"] for record in caplog.records] == ["metrics.not_exported"]
+
+
+@requirement("metrics")
 def test_a_histogram_bucket_includes_its_upper_bound() -> None:
     exporter = PeriodicExport(create_autospec(MetricExporter, instance=True), 3_600, "replica-1")
 

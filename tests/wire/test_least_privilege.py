@@ -49,10 +49,11 @@ VICTIMS = 20
 
 STREAM_VERBS = (
     *("INFO", "CREATE", "UPDATE", "DELETE", "PURGE", "MSG.GET", "MSG.DELETE", "SNAPSHOT", "RESTORE"),
-    *("LEADER.STEPDOWN", "PEER.REMOVE"),
+    *("LEADER.STEPDOWN", "PEER.REMOVE", "PEER.EVACUATE", "CANCEL_MOVE"),
 )
 CONSUMER_VERBS = (
     *("CREATE", "DURABLE.CREATE", "INFO", "DELETE", "MSG.NEXT", "PAUSE", "RESET", "UNPIN", "LEADER.STEPDOWN"),
+    *("PEER.REMOVE", "PEER.EVACUATE"),
 )
 FILTERS = (FILTER, "cg.v1r4.p.c.cmd.tool.jina.search", "cg.v1r4.*.*.cmd.agent.*.wakeup", "cg.v1r4.>", ">")
 OTHER_SUBJECTS = (
@@ -60,8 +61,18 @@ OTHER_SUBJECTS = (
     "$JS.API.STREAM.LIST",
     "$JS.API.STREAM.NAMES",
     "$JS.API.ACCOUNT.PURGE.x",
+    "$JS.API.ACCOUNT.STREAM.MOVE.x.x",
+    "$JS.API.ACCOUNT.STREAM.CANCEL_MOVE.x.x",
     "$JS.API.META.LEADER.STEPDOWN",
+    "$JS.API.META.RESCUE",
     "$JS.API.SERVER.REMOVE",
+    "$JS.API.SERVER.EVACUATE",
+    "$JS.domain.API.STREAM.NAMES",
+    "$JS.EVENT.ADVISORY.x",
+    "$JSC.SI.x.x",
+    "$O.files.C.x",
+    "$O.files.M.x",
+    "$SYS.REQ.SERVER.x.KICK",
     "$SYS.REQ.USER.INFO",
     "cg.v1r4.p.c.cmd.tool.jina.search",
     "cg.v1r4.p.c.cmd.tool.other.x",
@@ -165,11 +176,15 @@ def attempts(streams: list[str], keys: list[str]) -> list[str]:
     api = "$JS.API"
     subjects = [f"{api}.STREAM.{verb}.{stream}" for verb, stream in product(STREAM_VERBS, streams)]
     for stream in streams:
-        subjects += [f"{api}.{verb}.{stream}" for verb in ("DIRECT.GET", "CONSUMER.CREATE", "CONSUMER.LIST")]
+        subjects += [
+            f"{api}.{verb}.{stream}" for verb in ("DIRECT.GET", "CONSUMER.CREATE", "CONSUMER.LIST", "CONSUMER.NAMES")
+        ]
+        subjects += [f"$JS.SNAPSHOT.ACK.{stream}.x", f"$JS.SNAPSHOT.RESTORE.{stream}.x"]
         for consumer in (DURABLE, "another"):
             subjects += [f"{api}.CONSUMER.{verb}.{stream}.{consumer}" for verb in CONSUMER_VERBS]
             subjects += [f"{api}.CONSUMER.CREATE.{stream}.{consumer}.{each}" for each in FILTERS]
             subjects += [f"$JS.ACK.{stream}.{consumer}.1.1.1.1.0", f"$JS.FC.{stream}.{consumer}.x"]
+            subjects += [f"$JS.ACK.domain.account.{stream}.{consumer}.1.1.1.1.0.x"]
         if stream.startswith("KV_"):
             bucket = stream.removeprefix("KV_")
             for key in (*keys, "another", "command.x.1", "result.x", "budget.x", "a.b.c"):
@@ -231,8 +246,14 @@ async def run(scene: Scene, user: NatsUser, words: list[str], domain: str | None
 async def test_what_a_user_may_do_is_what_its_commands_do_or_documented(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    subjects = attempts(list(await scene.snapshot()), list(await scene.values()))
+    streams = [*await scene.snapshot(), "KV_another", "OBJ_files"]
+    subjects = attempts(streams, list(await scene.values()))
     assert len(subjects) > 400
+    assert scene.server.process is not None
+    binary = await asyncio.to_thread(Path(f"/proc/{scene.server.process.pid}/exe").read_bytes)
+    known = {found.decode() for found in re.findall(rb"\$JS\.API\.[A-Z_.]+[A-Z](?:\.\*)+(?:\.>)?", binary)}
+    assert len(known) > 25, "of the requests that this nats-server knows"
+    assert [pattern for pattern in known if not any(covers(pattern, subject) for subject in subjects)] == []
     publish, published = Client.publish, list[str]()
 
     async def record_and_publish(self: Client, subject: str, *message: Any, **options: Any) -> None:

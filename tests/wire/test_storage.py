@@ -574,8 +574,10 @@ class FakeConsumer:
         self.ack_wait_s = seconds
 
 
-def _monitor(client: BusClient, options: DurableOptions, consumer: FakeConsumer, health: Health) -> DurableMonitor:
-    return DurableMonitor(client, options, cast("CommandConsumer", consumer), ServerClock(), health)
+def _monitor(
+    client: BusClient, options: DurableOptions, consumer: FakeConsumer, health: Health, replicas: int = 1
+) -> DurableMonitor:
+    return DurableMonitor(client, options, cast("CommandConsumer", consumer), ServerClock(), health, replicas)
 
 
 @dataclass
@@ -828,6 +830,41 @@ async def test_settings_that_stop_deliveries_are_named_and_restored(
     assert setting == "ack_wait" or not restored.get(setting)
     assert (restored["max_deliver"], restored["ack_wait"]) == (-1, watched.options.nats.ack_wait_s * 10**9)
     assert watched.consumer.ack_wait_s == watched.options.nats.ack_wait_s
+
+
+@requirement("nats.watched")
+async def test_fewer_replicas_of_the_durable_than_of_its_stream_are_restored(watched: Watched) -> None:
+    monitor = _monitor(watched.client, watched.options, watched.consumer, watched.health, replicas=3)
+    await watched.change(num_replicas=1)
+    await watched.monitor.check()
+    assert watched.reason() == "", "the stream has one"
+    await monitor.check()
+    assert "num_replicas" in watched.reason()
+    await monitor.check()
+    assert watched.reason() == ""
+    assert not (await watched.info()).config.num_replicas
+
+
+@pytest.mark.parametrize(
+    ("changed", "unready", "warning"),
+    [
+        ({"ack_policy": "none", "ack_wait": None, "max_ack_pending": None}, "ack_policy 'none'", False),
+        ({"replay_policy": "original"}, "replay_policy 'original'", False),
+        ({"mem_storage": True}, "", True),
+    ],
+    ids=["ack policy", "replay policy", "storage"],
+)
+@requirement("nats.watched")
+async def test_settings_that_only_the_creator_of_a_durable_chooses_are_named(
+    watched: Watched, changed: dict[str, Any], unready: str, caplog: pytest.LogCaptureFixture, *, warning: bool
+) -> None:
+    config = (await watched.info()).config
+    await watched.admin.delete_consumer(watched.durable.stream, watched.durable.name)
+    await watched.admin.add_consumer(watched.durable.stream, config.evolve(**changed, name=watched.durable.name))
+    await watched.monitor.check()
+    assert unready in watched.reason()
+    assert bool(watched.reason()) == bool(unready)
+    assert ("durable.in_memory" in [getattr(record, "action", "") for record in caplog.records]) == warning
 
 
 @requirement("nats.watched")
