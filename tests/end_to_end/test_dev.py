@@ -27,7 +27,7 @@ import pytest
 from typer.testing import CliRunner
 
 from openapi_tool.bus.replica_statistics import gather_stats
-from openapi_tool.cli import app
+from openapi_tool.cli import app, dev_executor
 from openapi_tool.cli.dev import Feed
 from openapi_tool.cli.dev_executor import DevStatistics, dev_settings
 from openapi_tool.cli.options import UpstreamChoice
@@ -46,6 +46,7 @@ from openapi_tool.local.dev_state import (
 from openapi_tool.local.guard import Guard
 from openapi_tool.local.placed_call import PlacedCall
 from openapi_tool.local.servers import free_port
+from openapi_tool.telemetry.status_page import with_problems
 from tests.conftest import reader_tool
 from tests.end_to_end import test_local
 from tests.requirements import requirement
@@ -721,3 +722,22 @@ def test_results_on_the_page_of_dev_are_few_and_short() -> None:
     assert last[0]["read"] == f"{'x' * 4_000} … (5,000 characters)"
     assert last[1]["read"] is None
     assert DevStatistics().now() == {}
+
+
+@requirement("cli.dev", "page")
+async def test_the_page_of_dev_keeps_the_last_answer_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers: list[list[dict[str, Any]]] = [[{"instance": "one", "health": {"ready": True}}], []]
+
+    async def ask() -> list[dict[str, Any]]:
+        return answers.pop(0) if answers else await asyncio.Future()
+
+    monkeypatch.setattr(dev_executor, "_UPDATE_S", 0)
+    monkeypatch.setattr(dev_executor, "_SILENT_S", 0.05)
+    statistics = DevStatistics()
+    following = asyncio.create_task(statistics.follow(ask))
+    async with asyncio.timeout(5):
+        while not statistics.now().get("silent"):  # noqa: ASYNC110 - a clock is polled
+            await asyncio.sleep(0.01)
+    shown = with_problems(statistics.now())
+    assert (shown["instance"], shown["state"].partition(".")[0]) == ("one", "The replica does not answer over NATS")
+    following.cancel()
