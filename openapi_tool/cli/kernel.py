@@ -72,12 +72,22 @@ def _servers(*, database: bool) -> Mapping[str, Any]:
         if _is_given(configured, "nats", "servers"):
             return {} if database else NO_DATABASE
     if stack := find_dev()[0]:
-        return {
-            "postgres": {"dsn": stack.pg_dsn},
-            "nats": {"servers": stack.nats_servers},
-            "protocol": {"version": stack.protocol},
-        }
+        return _servers_of(stack)
     return {} if database else NO_DATABASE
+
+
+def servers_of_named_dev() -> Mapping[str, Any]:
+    """Return the settings of the running `dev` that the option --dev names; none without the option."""
+    stack = find_dev()[0] if os.environ.get(DEV_VARIABLE) else None
+    return _servers_of(stack) if stack else {}
+
+
+def _servers_of(stack: StackAddress) -> Mapping[str, Any]:
+    return {
+        "postgres": {"dsn": stack.pg_dsn},
+        "nats": {"servers": stack.nats_servers},
+        "protocol": {"version": stack.protocol},
+    }
 
 
 def _is_given(configured: Mapping[str, Any], section: str, key: str) -> bool:

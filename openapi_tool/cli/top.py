@@ -29,7 +29,7 @@ from openapi_tool.kernel.usage_keys import By
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.protocol.subjects import is_token
 from openapi_tool.telemetry.logs import printable_line
-from openapi_tool.telemetry.replica_problems import found_problems
+from openapi_tool.telemetry.replica_problems import but_failures, found_problems
 from openapi_tool.tools.wording import counted, short
 
 _MAX_ROWS = 20
@@ -61,7 +61,10 @@ def shown(replicas: Sequence[Mapping[str, Any]], expect: int = 0) -> Group:
     The present problems come first, because a terminal that is too low shows the beginning.
     """
     found = found_problems(replicas, expect)
-    now = [_line(f"! {text}", "bold red") for text in found.now] or [_line("no problem is known now", "green")]
+    now = [_line(f"! {text}", "bold red") for text in found.now]
+    if not now:
+        failures = but_failures(replicas)
+        now = [_line(f"no problem is known now{failures}", "yellow" if failures else "green")]
     table = Rows("replica", *_COLUMNS, title=f"{counted(len(replicas), 'replica')}, the last minute")
     for replica in replicas:
         table.add(*(_figure(replica.get(name)) for name in ("instance", *_COLUMNS)))

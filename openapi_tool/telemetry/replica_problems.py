@@ -54,6 +54,12 @@ def found_problems(replicas: Sequence[Replica], expect: int = 0) -> FoundProblem
     )
 
 
+def but_failures(replicas: Sequence[Replica]) -> str:
+    """Return how many calls of the last minute failed, as the end of a sentence; empty if none did."""
+    calls, failed = (sum(replica.get(name) or 0 for replica in replicas) for name in ("calls", "failed"))
+    return f", but {failed} of {counted(calls, 'call')} of the last minute failed" if failed else ""
+
+
 def _missing(replicas: int, expect: int) -> Iterator[str]:
     if replicas < expect:
         yield f"{replicas} of {expect} replicas answer: the others are gone, hang or cannot reach NATS"

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from openapi_tool.telemetry.replica_problems import FoundProblems, found_problems
+from openapi_tool.telemetry.replica_problems import FoundProblems, but_failures, found_problems
 
 _STYLE = """
 :root { color-scheme: light dark; --line: #c8ccd2; --quiet: #5a6472; --bad: #a80f1b; --bad-back: #fdecec;
@@ -69,7 +69,8 @@ async function load() {
   setTimeout(load, 2000);
 }
 function show(found) {
-  const {problems, earlier, state, silent, ...rest} = found;
+  const {problems, earlier, state, silent, answers, ...rest} = found;
+  at("tables").hidden = false;
   table("now", pairs(Object.fromEntries(Object.entries(rest).filter(([, value]) => typeof value != "object"))));
   table("errors", found.errors, () => true);
   table("last", found.last, call => call.error_code);
@@ -127,7 +128,9 @@ def _state(stats: Mapping[str, Any], found: FoundProblems) -> str:
         return "Stopping: the replica finishes its calls and fetches no commands."
     if not health.get("ready"):
         return "Not ready: the replica fetches no commands until what follows is solved."
-    return "Ready, with problems." if found.now else "Ready. No problem is known."
+    if found.now:
+        return "Ready, with problems."
+    return f"Ready. No problem is known{but_failures([stats])}."
 
 
 def page(stats: Mapping[str, Any]) -> str:
@@ -144,10 +147,11 @@ def page(stats: Mapping[str, Any]) -> str:
         "numbers, and /readyz and /metrics of the health server have the state and the metrics.</noscript>"
         f'<h2 id="earlier-head"{"" if shown["earlier"] else " hidden"}>Earlier, within ten minutes</h2>'
         f'<ul id="earlier">{_items(shown["earlier"])}</ul>'
+        + '<div id="tables" hidden>'
         + "".join(
             f'<h2>{title}</h2><div class="wide"><table id="{name}"></table></div>' for name, title in _TABLES.items()
         )
-        + f"<script>{_SCRIPT}</script></body></html>"
+        + f"</div><script>{_SCRIPT}</script></body></html>"
     )
 
 

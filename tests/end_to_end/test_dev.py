@@ -223,11 +223,17 @@ async def test_several_executors_share_the_calls(
 
 
 @requirement("dialects.commands")
-async def test_a_kernel_of_the_older_protocol_is_simulated_and_found(
-    start_dev: StartDev, environment: dict[str, str], tmp_path: Path
+async def test_a_kernel_of_the_older_protocol_is_simulated_and_found_beside_another_dev(
+    start_dev: StartDev, environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    dev = await start_dev("--protocol", "v1r3")
-    variables = await dev.addresses()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", environment["XDG_RUNTIME_DIR"])
+    with claimed_state() as other:
+        assert other is not None
+        announce(other.descriptor, "postgresql://127.0.0.1:1/one", "nats://127.0.0.1:1", "v1r4")
+        dev = await start_dev("--protocol", "v1r3")
+        variables = await dev.addresses()
+    assert dev.output.count(" --dev dev2 call ") == 3, "a command to paste names one of two stacks"
+    environment["OPENAPI_TOOL_DEV"] = "dev2"
     assert variables["OPENAPI_TOOL__PROTOCOL__VERSION"] == "v1r3"
     called = await asyncio.to_thread(call, environment, "jina_search", "--args", json.dumps(SEARCH))
     assert called.returncode == 0, called.stderr
@@ -653,6 +659,8 @@ def test_of_several_running_dev_stacks_one_must_be_named(state: Path, monkeypatc
         chosen = CliRunner().invoke(app, ["--dev", "two", "top", "--once"], env={"NATS_SERVERS": "nats://127.0.0.1:9"})
         assert "NATS at 127.0.0.1:2: connection refused" in chosen.stderr, "the option precedes the environment"
         assert "NATS at 127.0.0.1:2" in CliRunner().invoke(app, ["--dev", "two", "call", "a_tool"]).stderr
+        checked = CliRunner().invoke(app, ["--dev", "two", "check"], env={"PG_DSN": "postgresql://127.0.0.1:3/own"})
+        assert "PostgreSQL at 127.0.0.1:2" in checked.output
         exported = CliRunner().invoke(app, ["top", "--once"], env={"OPENAPI_TOOL_DEV": "two"})
         assert "NATS at 127.0.0.1:2: connection refused" in exported.stderr
         unknown = CliRunner().invoke(app, ["--dev", "three", "top", "--once"])

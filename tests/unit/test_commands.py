@@ -811,6 +811,9 @@ def test_top_begins_with_the_problems_and_names_the_errors_of_each_tool() -> Non
     quiet = io.StringIO()
     Console(file=quiet, width=120).print(top.shown([REPLICA]))
     assert quiet.getvalue().splitlines()[0] == "no problem is known now"
+    failing = io.StringIO()
+    Console(file=failing, width=120).print(top.shown([{**REPLICA, "calls": 3, "failed": 2}, REPLICA]))
+    assert failing.getvalue().startswith("no problem is known now, but 2 of 3 calls of the last minute failed\n")
 
 
 @requirement("cli.limits")

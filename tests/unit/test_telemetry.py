@@ -1004,8 +1004,14 @@ async def test_the_last_calls_stay_on_the_page_beyond_the_minute(page_port: int)
 
 @pytest.mark.skipif(CHROMIUM is None, reason="chromium (Debian's package) is not installed")
 @requirement("page")
-async def test_a_browser_shows_the_numbers_and_runs_no_script_from_a_call(page_port: int, tmp_path: Path) -> None:
+async def test_a_browser_shows_the_numbers_and_runs_no_script_from_a_call(
+    page_port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert CHROMIUM is not None
+    warnings = RecentWarnings()
+    warnings.handle(record("of a project", action="intake.full", project_id="p_warned"))
+    warnings.handle(record("of none", action="nats.silent"))
+    monkeypatch.setattr("openapi_tool.telemetry.health.RECENT_WARNINGS", warnings)
     url = f"http://127.0.0.1:{page_port}/"
     browser = await asyncio.create_subprocess_exec(
         CHROMIUM, *_BROWSER, f"--user-data-dir={tmp_path}", url, stdout=PIPE, stderr=DEVNULL
@@ -1016,5 +1022,7 @@ async def test_a_browser_shows_the_numbers_and_runs_no_script_from_a_call(page_p
     assert "replica-1" in text
     assert "a.limit" in text
     assert "tc_1" in text
+    assert '<div class="">p_warned</div>' in text, "a column that the first row lacks"
+    assert '<div id="tables">' in text, "hidden without script"
     assert "<title>openapi-tool</title>" in text
     assert "&lt;script&gt;document.title" in text
