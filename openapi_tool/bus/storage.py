@@ -19,6 +19,7 @@ from prometheus_client import Counter
 
 from openapi_tool.bus import dead_letters, leases, parked_results, shared_bucket
 from openapi_tool.bus.client import BusClient, Denied
+from openapi_tool.bus.connection_errors import describe_refusal
 from openapi_tool.bus.doorbells import WakeupPublisher
 from openapi_tool.bus.server_clock import ServerClock
 from openapi_tool.bus.session_key import restore_session_key
@@ -186,6 +187,12 @@ async def _not_stored(client: BusClient) -> list[str]:
     return []
 
 
+def _failure(error: Exception) -> str:
+    if isinstance(error, APIError):
+        return f"cannot be used: {describe_refusal(error)}"
+    return f"does not answer: {type(error).__name__}"
+
+
 def _problem(info: StreamInfo, written_bytes: int) -> str:
     """Return why a stream does not store what is written to it, and what to do; empty if it does."""
     config, state = info.config, info.state
@@ -285,7 +292,7 @@ class Storage:
         except Unavailable as unusable:
             return str(unusable)
         except (nats.errors.Error, OSError) as error:
-            return f"{stream} does not answer: {type(error).__name__}"
+            return f"{stream} {_failure(error)}"
         if create is not None:
             self._warn_of_replicas(stream, info)
         if stream == _BUCKET:
@@ -357,7 +364,7 @@ class QuotaMonitor:
         except Unavailable as unavailable:
             return str(unavailable)
         except (nats.errors.Error, OSError, ValueError) as error:
-            return f"{bucket.stream} does not answer: {type(error).__name__}"
+            return f"{bucket.stream} {_failure(error)}"
         return _problem(info, _QUOTA_BYTES[bucket.stream]) if info else f"{bucket.stream} is missing"
 
     async def _info(self, stream: str) -> StreamInfo | None:

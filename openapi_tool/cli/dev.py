@@ -177,7 +177,7 @@ def _started(options: _DevOptions, settings: DevSettings) -> Iterator[tuple[_Run
 
 
 def _prefix(running_stack: _RunningStack, state: ClaimedState | None, *, alone: bool) -> str:
-    """Return the beginning of a command that uses this stack; without its name if it is `dev`, and no other one runs."""
+    """Return the beginning of a command that uses this stack; without its name if it is the only `dev`."""
     program = shlex.join(this_program())
     if state is None:
         return f"{' '.join(running_stack.variables)} {program} "

@@ -195,6 +195,7 @@ _LASTING: Mapping[str, Callable[[Replica, Warned], bool]] = {
     "limits.paused": _has_limit("paused_s"),
     "nats.disconnected": _is_down("nats"),
     "nats.silent": _is_down("nats"),
+    "tool.enabled": lambda _, __: False,
 }
 """Warnings about a state that `_states` shows, too, while it lasts; and whether it lasts."""
 

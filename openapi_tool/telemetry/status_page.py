@@ -127,7 +127,7 @@ def _state(stats: Mapping[str, Any], found: FoundProblems) -> str:
     if health.get("draining"):
         return "Stopping: the replica finishes its calls and fetches no commands."
     if not health.get("ready"):
-        return "Not ready: the replica fetches no commands until what follows is solved."
+        return "Not ready: calls may wait until what follows is solved."
     if found.now:
         return "Ready, with problems."
     return f"Ready. No problem is known{but_failures([stats])}."
@@ -147,7 +147,7 @@ def page(stats: Mapping[str, Any]) -> str:
         "numbers, and /readyz and /metrics of the health server have the state and the metrics.</noscript>"
         f'<h2 id="earlier-head"{"" if shown["earlier"] else " hidden"}>Earlier, within ten minutes</h2>'
         f'<ul id="earlier">{_items(shown["earlier"])}</ul>'
-        + '<div id="tables" hidden>'
+        '<div id="tables" hidden>'
         + "".join(
             f'<h2>{title}</h2><div class="wide"><table id="{name}"></table></div>' for name, title in _TABLES.items()
         )

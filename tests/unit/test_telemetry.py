@@ -955,7 +955,7 @@ async def test_the_page_says_what_is_wrong_before_all_numbers_and_without_script
     body = page.partition("</head>")[2]
     assert "postgres is unavailable: &lt;b&gt;no&lt;/b&gt; answer" in body
     assert body.index("postgres is unavailable") < body.index("<table")
-    assert "fetches no commands" in body
+    assert "calls may wait" in body
     assert "<noscript>" in body
     assert "/stats.json" in body
     stats = json.loads(answer.partition(b"\r\n\r\n")[2])
