@@ -117,12 +117,12 @@ def with_nats(
     *,
     user: NatsUser,
     database: bool = False,
-    advice: str = "",
+    advice: str = _ASK_REPLICAS,
 ) -> T:
     """Return the result of `work` with a connection to the kernel's NATS, or print why there is none and exit with 2.
 
     Replies arrive on the inbox of `user`, and messages name the command that prints its permissions. `database` is True
-    if `work` connects to PostgreSQL, too. `advice` says where else to look during an outage of NATS.
+    if `work` connects to PostgreSQL, too. `advice` says where else to look during an outage.
     """
     bootstrap = kernel_bootstrap(database=database)
     try:

@@ -20,6 +20,7 @@ from openapi_tool.telemetry import metrics
 from openapi_tool.telemetry.calls import RECENT, CallFacts
 from openapi_tool.telemetry.metrics import Instrument, samples
 from openapi_tool.telemetry.redact import Redactor
+from openapi_tool.tools.wording import short
 
 log = logging.getLogger(__name__)
 
@@ -327,16 +328,21 @@ def _quantile_ms(seconds: Sequence[float], share: float) -> int | None:
     return round(1000 * seconds[min(len(seconds) - 1, int(share * len(seconds)))]) if seconds else None
 
 
+def _tool(call: CallFacts) -> str:
+    """Return the built-in tool, or the project's name of a tool whose definition is not usable."""
+    return call.tool or short(call.function_name)
+
+
 def _rows(calls: Sequence[CallFacts]) -> list[dict[str, Any]]:
     groups: dict[tuple[str, str], list[CallFacts]] = defaultdict(list)
     for call in calls:
-        groups[call.ids["project_id"], call.tool].append(call)
+        groups[call.ids["project_id"], _tool(call)].append(call)
     most = sorted(groups.items(), key=lambda group: -len(group[1]))[:_MAX_ROWS]
     return [{"project": project, "tool": tool, **_rates(group, WINDOW_S)} for (project, tool), group in most]
 
 
 def _errors(calls: Sequence[CallFacts]) -> list[dict[str, Any]]:
-    failed = Counter((call.ids["project_id"], call.tool, call.error_code) for call in calls if call.error_code)
+    failed = Counter((call.ids["project_id"], _tool(call), call.error_code) for call in calls if call.error_code)
     return [
         {"project": project, "tool": tool, "error_code": code, "calls": count}
         for (project, tool, code), count in failed.most_common(_MAX_ROWS)
@@ -347,7 +353,7 @@ def _call(call: CallFacts, now: float) -> dict[str, Any]:
     return {
         "ago_s": round(now - call.ended, 1),
         "project": call.ids["project_id"],
-        "tool": call.tool,
+        "tool": _tool(call),
         "status": call.status,
         "error_code": call.error_code,
         "ms": round(call.seconds * 1000),

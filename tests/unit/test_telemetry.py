@@ -994,6 +994,14 @@ async def test_metrics_are_served_under_a_public_name_that_the_settings_allow() 
             assert status in await response_to(port, b"GET /metrics HTTP/1.1\r\nHost: %s\r\n\r\n" % host)
 
 
+@requirement("page", "cli.top")
+async def test_a_tool_whose_definition_is_not_usable_has_its_name_in_the_project(page_port: int) -> None:
+    RECENT[-1].tool, RECENT[-1].function_name, RECENT[-1].error_code = "", "my_tool", "tool_misconfigured"
+    answer = await response_to(page_port, b"GET /stats.json HTTP/1.1\r\nHost: x\r\n\r\n")
+    stats = json.loads(answer.partition(b"\r\n\r\n")[2])
+    assert [stats[part][0]["tool"] for part in ("tools", "errors", "last")] == ["my_tool"] * 3
+
+
 @requirement("page")
 async def test_the_last_calls_stay_on_the_page_beyond_the_minute(page_port: int) -> None:
     RECENT[-1].ended = time.monotonic() - 600
