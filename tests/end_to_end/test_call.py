@@ -338,8 +338,8 @@ def test_an_unreachable_database_is_reported_if_nats_answers(stack: EmbeddedStac
     for command in (["inspect", "tc_1", "--project", "p"], ["deadletters", "list", "--abandoned"], ["call", "a_tool"]):
         result = CliRunner().invoke(app, command, env=servers)
         assert (result.exit_code, result.stdout) == (2, "")
-        where = "PostgreSQL at 127.0.0.1:1 (database kernel)"
-        assert result.stderr.splitlines()[0] == f"openapi-tool: {where}: connection refused; check postgres.dsn (PG_DSN)"
+        problem = "PostgreSQL at 127.0.0.1:1 (database kernel): connection refused; check postgres.dsn (PG_DSN)"
+        assert result.stderr.splitlines()[0] == f"openapi-tool: {problem}"
 
 
 # The recorded example calls: the same rows in, the same rows, card and doorbell out (protocol section 9).
